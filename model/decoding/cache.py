@@ -1,0 +1,108 @@
+"""Preallocated KV cache that commits an accepted path in place.
+
+Stock transformers caches cannot do this: DynamicCache reallocates by concatenation at every step, StaticCache keeps its
+own counter and attends over its whole capacity. Here a forward writes its n draft nodes behind the committed tokens and
+attends over the used part alone; `commit` moves the accepted nodes together; the rest is overwritten by the next step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    """What one layer caches a token: heads, width of key and value, where and in what type."""
+
+    heads: int
+    key_dim: int
+    value_dim: int
+    dtype: torch.dtype
+    device: torch.device
+
+
+class TreeCacheLayer(CacheLayerMixin):
+    """A view of one layer in the cache's buffers; keys and values are (1, heads, capacity, dim)."""
+
+    is_sliding = False
+    is_compileable = False
+
+    def __init__(self, cache: TreeCache, keys: torch.Tensor, values: torch.Tensor) -> None:
+        super().__init__()
+        self.cache, self.keys, self.values = cache, keys, values
+        self.is_initialized = True
+
+    def lazy_initialization(self, *args: torch.Tensor) -> None:
+        """Nothing is lazy here."""
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write the new states (1, heads, n, dim) behind the committed tokens; return all that is in use."""
+        start, end = self.cache.length, self.cache.length + key_states.shape[2]
+        self.keys[:, :, start:end] = key_states
+        self.values[:, :, start:end] = value_states
+        return self.keys[:, :, :end], self.values[:, :, :end]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.cache.length + query_length, 0
+
+    def get_seq_length(self) -> int:
+        return self.cache.length
+
+    def get_max_length(self) -> int:
+        return self.cache.capacity
+
+    get_max_cache_shape = get_max_length  # its name in transformers before 5.19
+
+
+class TreeCache(Cache):
+    """All layers, one allocation for each kind of layer (device, shape), made once and reused from prompt to prompt.
+
+    Args:
+        shapes: one entry a layer.
+        capacity: tokens; must hold a prompt, its answer and one draft.
+    """
+
+    def __init__(self, shapes: Sequence[LayerShape], capacity: int) -> None:
+        self.capacity, self.length = capacity, 0
+        self._buffers: list[torch.Tensor] = []  # keys and values of each group: (layers, heads, capacity, dim)
+        layers: list[CacheLayerMixin | None] = [None] * len(shapes)
+        for shape in dict.fromkeys(shapes):
+            members = [i for i, s in enumerate(shapes) if s == shape]
+            keys, values = (
+                torch.zeros((len(members), shape.heads, capacity, dim), dtype=shape.dtype, device=shape.device)
+                for dim in (shape.key_dim, shape.value_dim)
+            )
+            self._buffers += [keys, values]
+            for row, i in enumerate(members):
+                layers[i] = TreeCacheLayer(self, keys[row : row + 1], values[row : row + 1])
+        super().__init__(layers=layers)
+
+    def reset(self) -> None:
+        """Forget all tokens; nothing is freed or zeroed, as nothing behind `length` is ever attended to."""
+        self.length = 0
+
+    def commit(self, count: int, nodes: torch.Tensor | None = None) -> None:
+        """Keep `count` of the tokens that the last forward wrote.
+
+        Args:
+            count: how many, the root included.
+            nodes: int64 (count - 1,), the accepted nodes below the root in order; None where they are simply the first
+                `count` (a prompt, a chain), which moves nothing.
+        """
+        if nodes is not None and count > 1:
+            first = self.length + 1
+            for buffer in self._buffers:
+                source = (nodes + self.length).to(buffer.device, non_blocking=True)
+                buffer[:, :, first : first + count - 1] = buffer.index_select(2, source)
+        self.length += count
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes allocated."""
+        return sum(b.numel() * b.element_size() for b in self._buffers)

@@ -1,0 +1,66 @@
+"""What every method is: a drafter says what to try next. Verification, cache and loop are the engine's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+
+from .tree import Tree
+
+if TYPE_CHECKING:
+    from .verification import Verification
+
+
+@dataclass(slots=True)
+class Draft:
+    """What to try: a tree and its tokens, int64 (n,) on the target's device; tokens[0] is the root."""
+
+    tree: Tree
+    tokens: torch.Tensor
+
+
+class Drafter:
+    """The contract of a method. The base class drafts nothing: it is plain decoding.
+
+    The engine calls `begin` once a prompt, then `draft` and `observe` in turn. State carried from prompt to prompt
+    lives on the object; `reset` forgets it, `state_dict` holds all of it, so that a resumed run continues exactly.
+    """
+
+    stateful: ClassVar[bool] = False  # does anything outlive a prompt? Then cold and hot start differ.
+    needs_logits: ClassVar[bool] = False  # `Verification.logits` is given to `observe` only if asked for.
+    needs_prompt_logits: bool = False  # then `observe_prompt` is called, at the price of (P, V) logits.
+    max_nodes: int = 1  # the largest draft it will ever make, root included; the cache keeps room for it.
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._alone = Tree.chain(0).on(device)
+
+    def begin(self, prompt: list[int]) -> Draft:
+        """Start a prompt. The draft returned continues the prompt's last token and is verified in the prefill."""
+        return self.root_alone(prompt[-1])
+
+    def draft(self, root: int) -> Draft:
+        """What to try after `root`, the last known token."""
+        return self.root_alone(root)
+
+    def observe(self, verification: Verification) -> None:
+        """Learn from a step: what was drafted, what the target chose, what stood."""
+
+    def observe_prompt(self, prompt: list[int], logits: torch.Tensor) -> None:
+        """Learn from the prompt's own logits (P, V), where `needs_prompt_logits`."""
+
+    def reset(self) -> None:
+        """Forget everything that `state_dict` holds: a cold start."""
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """All that is carried from prompt to prompt."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        """Go on from a saved state. Raises UserError if it does not fit."""
+
+    def root_alone(self, root: int) -> Draft:
+        """The draft with nothing in it."""
+        return Draft(self._alone, torch.tensor([root], device=self.device))

@@ -1,0 +1,174 @@
+"""The target: any transformers causal LM with full attention, one forward over a draft at a time."""
+
+from __future__ import annotations
+
+import inspect
+from collections import OrderedDict
+from typing import Any
+
+import torch
+from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+
+from ..errors import UserError
+from .cache import LayerShape, TreeCache
+from .drafter import Draft
+from .tree import Tree
+from .verification import Verification
+
+DEFAULT_CONTEXT = 4096
+
+
+class Target:
+    """A stock transformers model behind three verbs: `prefill`, `forward` over a draft, `commit` an accepted path.
+
+    Args:
+        model: a causal LM; its weights, dtype and device stay as they are.
+        context: tokens of prompt and answer together. Default: the model's own limit, at most 4096.
+
+    Raises:
+        UserError: the model cannot work this way (encoder-decoder, recurrent state, a sliding window smaller than the
+            context, an attention kernel that takes no tree mask); says which and why.
+    """
+
+    def __init__(self, model: Any, *, context: int | None = None) -> None:
+        self.model = model
+        self.name = model.config.name_or_path or type(model).__name__
+        limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        if context is not None and limit is not None and context > limit:
+            raise UserError(f"{self.name}: context={context} is more than the {limit} positions the model has")
+        self.context: int = context or min(limit or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
+        self.device: torch.device = model.get_input_embeddings().weight.device
+        self.dtype: torch.dtype = model.get_input_embeddings().weight.dtype
+        self.vocab_size: int = model.get_output_embeddings().weight.shape[0]
+        self._keeps_logits = _check_forward(model, self.name)
+        self._shapes = _probe_layers(model, self.name, self.context, self.device)
+        self._cache: TreeCache | None = None
+        self._masks: OrderedDict[int, tuple[Tree, torch.Tensor]] = OrderedDict()
+
+    @property
+    def cache(self) -> TreeCache:
+        """The cache; allocated by the first `reserve`."""
+        assert self._cache is not None, "call reserve() first"
+        return self._cache
+
+    def reserve(self, nodes: int) -> None:
+        """Make room for a full context and a draft of `nodes` nodes. Free of cost when there is room already."""
+        if self._cache is None or self._cache.capacity < self.context + nodes:
+            self._cache = None  # free the old one first
+            self._cache = TreeCache(self._shapes, self.context + nodes)
+            self._masks.clear()
+
+    @torch.inference_mode()
+    def prefill(self, prompt: list[int], draft: Draft, *, all_logits: bool = False) -> torch.Tensor:
+        """Start a sequence: forward over the prompt (P tokens) and the draft that continues its last token.
+
+        Leaves P - 1 tokens committed: the last one is the draft's root.
+
+        Returns:
+            Logits (n, V) after the draft's nodes; with `all_logits` (P - 1 + n, V).
+        """
+        n, past = len(draft.tree), len(prompt) - 1
+        self.cache.reset()
+        tokens = torch.cat((torch.tensor(prompt[:-1], dtype=torch.long, device=self.device), draft.tokens))
+        if draft.tree.is_chain:
+            mask, positions = None, torch.arange(past + n, device=self.device)
+        else:
+            mask = torch.full((past + n, past + n), torch.finfo(self.dtype).min, dtype=self.dtype, device=self.device)
+            mask = mask.triu_(diagonal=1)
+            mask[past:] = self._mask(draft.tree, past)
+            mask = mask[None, None]
+            positions = torch.cat((torch.arange(past, device=self.device), draft.tree.depths + past))
+        kwargs = {"logits_to_keep": 0 if all_logits else n} if self._keeps_logits else {}
+        logits = self._forward(tokens, mask, positions, past + draft.tree.max_depth, **kwargs)
+        self.cache.commit(past)
+        return logits if all_logits else logits[-n:]
+
+    @torch.inference_mode()
+    def forward(self, draft: Draft) -> torch.Tensor:
+        """One forward over a draft of n nodes behind the committed tokens. Returns logits (n, V)."""
+        past, tree = self.cache.length, draft.tree
+        mask = self._mask(tree, past)[None, None]  # (1, 1, n, past + n)
+        return self._forward(draft.tokens, mask, tree.depths + past, past + tree.max_depth)
+
+    def commit(self, verification: Verification) -> None:
+        """Keep the accepted path, root included, of the draft that was forwarded last."""
+        tree, node = verification.draft.tree, verification.node
+        count = tree.depth_of[node] + 1
+        self.cache.commit(count, None if tree.is_chain else tree.paths[node, 1:count])
+
+    def synchronize(self) -> None:
+        """Wait for the device, so that a clock read next is right."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+        elif self.device.type == "mps":
+            torch.mps.synchronize()
+
+    def _forward(
+        self, tokens: torch.Tensor, mask: torch.Tensor | None, positions: torch.Tensor, last: int, **kwargs: int
+    ) -> torch.Tensor:
+        if last >= self.context:  # nodes beyond the context are never accepted, but must not index past a table
+            positions = positions.clamp(max=self.context - 1)
+        return self.model(
+            input_ids=tokens[None],
+            attention_mask=mask,
+            position_ids=positions[None],
+            past_key_values=self.cache,
+            use_cache=True,
+            **kwargs,
+        ).logits[0]
+
+    def _mask(self, tree: Tree, past: int) -> torch.Tensor:
+        """Additive mask (n, past + n): a window on one constant buffer, so that no step builds a mask.
+
+        The buffer is (n, capacity + n): zeros, then the tree's own (n, n). Sliding the window's left edge is all that
+        a longer past takes. Additive and not bool: `eager` attention reads a bool mask wrongly and in silence.
+        """
+        entry = self._masks.get(id(tree))
+        if entry is None:
+            blocked = torch.full((), torch.finfo(self.dtype).min, dtype=self.dtype, device=self.device)
+            buffer = torch.zeros(len(tree), self.cache.capacity + len(tree), dtype=self.dtype, device=self.device)
+            buffer[:, self.cache.capacity :].masked_fill_(~tree.ancestors, blocked)
+            entry = self._masks[id(tree)] = (tree, buffer)  # holds the tree, so that its id stays its own
+            if len(self._masks) > 64:
+                self._masks.popitem(last=False)
+        window = entry[1][:, self.cache.capacity - past :]
+        # CUDA's kernels want aligned rows; there the copy of a few kilobytes is cheaper than their fallback.
+        return window.contiguous() if window.is_cuda else window
+
+
+def _check_forward(model: Any, name: str) -> bool:
+    """Refuse what the engine cannot drive; say whether `forward` takes `logits_to_keep`."""
+    if getattr(model.config, "is_encoder_decoder", False):
+        raise UserError(f"{name}: an encoder-decoder model; the engine decodes causal language models only")
+    if getattr(model, "_is_stateful", False):
+        raise UserError(f"{name}: keeps a recurrent state, which cannot take back rejected tokens")
+    kernel = getattr(model.config, "_attn_implementation", "sdpa")
+    if kernel not in ("sdpa", "eager"):
+        raise UserError(f"{name}: attention {kernel!r} takes no tree mask; load with attn_implementation='sdpa'")
+    takes = inspect.signature(model.forward).parameters
+    for needed in ("position_ids", "past_key_values"):
+        if needed not in takes:
+            raise UserError(f"{name}: {type(model).__name__}.forward takes no {needed}, which a draft tree needs")
+    return "logits_to_keep" in takes
+
+
+@torch.inference_mode()
+def _probe_layers(model: Any, name: str, context: int, device: torch.device) -> list[LayerShape]:
+    """Forward one token through transformers' own cache and read what each layer stores: right for any model."""
+    probe = DynamicCache(config=model.config)
+    for i, layer in enumerate(probe.layers):
+        if type(layer) is DynamicSlidingWindowLayer:
+            if layer.sliding_window < context:
+                raise UserError(
+                    f"{name}: layer {i} attends over a sliding window of {layer.sliding_window} tokens, less than "
+                    f"the context of {context}; set the context to {layer.sliding_window} or less"
+                )
+        elif type(layer) is not DynamicLayer:
+            raise UserError(f"{name}: layer {i} is a {type(layer).__name__}, whose state cannot take back tokens")
+    model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=device), past_key_values=probe, use_cache=True)
+    shapes = []
+    for layer in probe.layers:
+        keys, values = layer.keys, layer.values
+        assert keys is not None and values is not None
+        shapes.append(LayerShape(keys.shape[1], keys.shape[3], values.shape[3], keys.dtype, keys.device))
+    return shapes

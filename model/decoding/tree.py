@@ -1,0 +1,121 @@
+"""Draft tree: topology only, derived once.
+
+Node 0 is the root, the last known token, which is not yet in the cache. Nodes are in breadth-first order. A chain is a
+tree; the tree of a root alone is plain decoding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+
+import torch
+
+from ..errors import UserError
+
+RankPath = tuple[int, ...]
+
+
+class Tree:
+    """Topology of a draft of n nodes, root included.
+
+    `parents[i]` is the node that node i continues, `ranks[i]` which of its parent's candidates it is (0 = best); the
+    root is its own parent. Tensors live on `device`; `on(device)` gives the same tree elsewhere, made once.
+
+    Attributes:
+        parents, depths, ranks: int64 (n,).
+        ancestors: bool (n, n); [i, j] says that j is i or one of its ancestors, that is, what node i attends to.
+        missing: bool (n, n); ~ancestors, root column True: what `verify` may leave unmatched.
+        paths: int64 (n, max_depth + 1); the nodes from the root to node i, then node i repeated.
+        levels: (first, last + 1) node of each depth; level 0 is the root.
+        rank_paths: per node, the ranks from the root down; () is the root.
+
+    Raises:
+        UserError: parents are not breadth-first, or the ranks do not match them in number.
+    """
+
+    def __init__(self, parents: Sequence[int], ranks: Sequence[int] | None = None, device: str | torch.device = "cpu"):
+        parents = list(parents)
+        if not parents or parents[0] != 0 or any(not 0 <= p < i for i, p in enumerate(parents) if i):
+            raise UserError(f"tree: parents must start with 0 (the root) and point backwards, got {parents[:8]}")
+        if any(a > b for a, b in zip(parents[1:], parents[2:], strict=False)):
+            raise UserError("tree: nodes must be in breadth-first order (parents never decrease)")
+        if ranks is None:
+            ranks = [0] + [parents[1:i].count(parents[i]) for i in range(1, len(parents))]
+        if len(ranks) != len(parents):
+            raise UserError(f"tree: {len(parents)} parents but {len(ranks)} ranks")
+
+        n = len(parents)
+        depths = [0] * n
+        chains: list[list[int]] = [[0]]  # per node: the nodes from the root to it
+        self.rank_paths: list[RankPath] = [()]
+        ancestors = torch.eye(n, dtype=torch.bool)
+        for i in range(1, n):
+            p = parents[i]
+            depths[i] = depths[p] + 1
+            chains.append([*chains[p], i])
+            self.rank_paths.append((*self.rank_paths[p], ranks[i]))
+            ancestors[i] |= ancestors[p]
+        self.max_depth = depths[-1]
+        self.depth_of, self.chain_of = depths, chains
+        starts = [depths.index(d) for d in range(self.max_depth + 1)] + [n]
+        self.levels = list(zip(starts, starts[1:], strict=False))
+        self.max_rank = max(ranks)
+        # True where the accepted path is always a prefix of the nodes, so that a commit moves nothing.
+        self.is_chain = depths == list(range(n))
+
+        self.parents = torch.tensor(parents, device=device)
+        self.depths = torch.tensor(depths, device=device)
+        self.ranks = torch.tensor(ranks, device=device)
+        self.ancestors = ancestors.to(device)
+        self.missing = ~ancestors
+        self.missing[:, 0] = True
+        self.missing = self.missing.to(device)
+        self.paths = torch.tensor([c + [c[-1]] * (self.max_depth + 1 - len(c)) for c in chains], device=device)
+        self.device = torch.device(device)
+        self._elsewhere: dict[torch.device, Tree] = {}
+
+    def __len__(self) -> int:
+        return len(self.rank_paths)
+
+    def __repr__(self) -> str:
+        by_depth = "/".join(str(b - a) for a, b in self.levels[1:]) or "root alone"
+        return f"Tree({len(self) - 1} nodes: {by_depth})"
+
+    @classmethod
+    def from_rank_paths(cls, rank_paths: Iterable[Sequence[int]]) -> Tree:
+        """The tree whose nodes are these rank paths; the root is added. Order does not matter.
+
+        Raises:
+            UserError: a path is empty, negative, given twice, or its parent is missing.
+        """
+        given = [tuple(p) for p in rank_paths]
+        for path in given:
+            if not path or any(isinstance(r, bool) or not isinstance(r, int) or r < 0 for r in path):
+                raise UserError(f"tree: {list(path)} is not a rank path (a list of one or more ranks, 0 = best)")
+        paths: list[RankPath] = [(), *sorted(given, key=lambda p: (len(p), p))]
+        node = {path: i for i, path in enumerate(paths)}
+        if len(node) != len(paths):
+            raise UserError(f"tree: node {list(next(p for p in paths if paths.count(p) > 1))} is given twice")
+        for path in paths[1:]:
+            if path[:-1] not in node:
+                raise UserError(f"tree: node {list(path)} has no parent; add {list(path[:-1])}")
+        return cls([0] + [node[p[:-1]] for p in paths[1:]], [0] + [p[-1] for p in paths[1:]])
+
+    @classmethod
+    def chain(cls, depth: int) -> Tree:
+        """Root and `depth` nodes below one another; depth 0 is the root alone. Cached."""
+        return _chain(depth)
+
+    def on(self, device: torch.device) -> Tree:
+        """This tree with its tensors on `device`."""
+        if device == self.device:
+            return self
+        if device not in self._elsewhere:
+            self._elsewhere[device] = Tree(self.parents.tolist(), self.ranks.tolist(), device)
+        return self._elsewhere[device]
+
+
+@lru_cache(maxsize=256)
+def _chain(depth: int) -> Tree:
+    return Tree([0] + list(range(depth)))

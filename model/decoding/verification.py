@@ -1,0 +1,55 @@
+"""Verification: which drafted nodes are what the target itself picks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from .drafter import Draft
+
+
+@dataclass(slots=True)
+class Verification:
+    """The outcome of one target forward over a draft of n nodes.
+
+    Attributes:
+        draft: what was tried.
+        choices: int64 (n,); the token that the target picks after each node.
+        node: the deepest standing node, 0 if only the root stands.
+        tokens: the accepted drafts, then the target's own next token (the bonus). Never empty.
+        logits: (n, V), for a drafter that asked for them.
+        prefill: the forward was the prompt's own, and the root is the prompt's last token.
+    """
+
+    draft: Draft
+    choices: torch.Tensor
+    node: int
+    tokens: list[int]
+    logits: torch.Tensor | None = None
+    prefill: bool = False
+
+    @property
+    def path(self) -> list[int]:
+        """The accepted nodes, root first."""
+        return self.draft.tree.chain_of[self.node]
+
+
+def verify(draft: Draft, logits: torch.Tensor) -> Verification:
+    """Greedy verification: a node stands if its token is its parent's choice and its parent stands.
+
+    The deepest standing node wins (the first of them in breadth-first order) and its choice is the bonus token. Runs on
+    the device; one small copy to the host, of the winner and the choices along its path.
+
+    Args:
+        draft: tree and tokens, n nodes.
+        logits: (n, V), the target's logits after each node.
+    """
+    tree, tokens = draft.tree, draft.tokens
+    choices = logits.argmax(dim=-1)  # (n,)
+    matches = tokens == choices[tree.parents]  # (n,)
+    stands = (matches | tree.missing).all(dim=-1)  # (n,): every ancestor and the node itself match
+    winner = (tree.depths * stands).argmax()  # (): argmax gives the first of equals
+    # (1 + max_depth + 1,): the only transfer of a step
+    node, *chosen = torch.cat((winner[None], choices[tree.paths[winner]])).tolist()
+    return Verification(draft, choices, node, chosen[: tree.depth_of[node] + 1])

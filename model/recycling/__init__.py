@@ -1,0 +1,7 @@
+"""Token Recycling (arXiv 2408.08696): adjacency matrix, tree templates, drafter."""
+
+from .drafter import TokenRecycling
+from .matrix import AdjacencyMatrix
+from .templates import build_template, load_template
+
+__all__ = ["AdjacencyMatrix", "TokenRecycling", "build_template", "load_template"]

@@ -1,0 +1,85 @@
+"""Token Recycling: the candidates that decoding throws away draft the next steps (arXiv 2408.08696).
+
+The official loop (github.com/Luowaterbi/TokenRecycling, evaluation/inference_recycling.py and model/recycling/) is
+followed step by step; where this project departs on purpose is listed in NOTES.md.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ..decoding import Draft, Drafter, Tree, Verification
+from ..errors import UserError
+from .matrix import AdjacencyMatrix
+
+
+class TokenRecycling(Drafter):
+    """Drafts by breadth-first look-up in the adjacency matrix, learns from every node of every step.
+
+    Args:
+        vocab_size: V, the width of the target's logits.
+        tree: the template; needs ranks below k.
+        k: candidates kept per token.
+        recycle_prompt: also write the prompt's own top-k (the paper does not).
+        dtype: of the matrix, int64 or int32.
+
+    Raises:
+        UserError: the template needs a rank that k candidates do not have.
+    """
+
+    stateful = True
+    needs_logits = True
+
+    def __init__(
+        self,
+        vocab_size: int,
+        tree: Tree,
+        *,
+        k: int = 8,
+        recycle_prompt: bool = False,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.int64,
+    ) -> None:
+        device = torch.device(device)
+        super().__init__(device)
+        self.matrix = AdjacencyMatrix(vocab_size, k, device=device, dtype=dtype)
+        if tree.max_rank >= k:
+            raise UserError(f"tree: needs candidates up to rank {tree.max_rank}, but k={k} keeps ranks 0 to {k - 1}")
+        self.tree = tree.on(device)
+        self.max_nodes = len(tree)
+        self.needs_prompt_logits = recycle_prompt
+        self._levels = [  # what a level's look-up needs, sliced once: where, parents, ranks
+            (slice(a, b), self.tree.parents[a:b], self.tree.ranks[a:b]) for a, b in self.tree.levels[1:]
+        ]
+        self._tokens = torch.zeros(len(tree), dtype=torch.long, device=device)  # (n,), filled anew every step
+
+    def draft(self, root: int) -> Draft:
+        """Grow the tree level by level: token(node) = M[token(parent), rank(node)] (paper, 3.2)."""
+        tokens = self._tokens
+        tokens[0] = root
+        for nodes, parents, ranks in self._levels:
+            tokens[nodes] = self.matrix.look_up(tokens[parents], ranks)
+        return Draft(self.tree, tokens)
+
+    def observe(self, verification: Verification) -> None:
+        """Recycle: the top-k after every node, rejected ones too, replaces that token's candidates (paper, 3.3)."""
+        if verification.logits is not None and not verification.prefill:
+            self._recycle(verification.draft.tokens, verification.logits)
+
+    def observe_prompt(self, prompt: list[int], logits: torch.Tensor) -> None:
+        """With `recycle_prompt`: the same for the prompt's tokens."""
+        self._recycle(torch.tensor(prompt, device=self.device), logits[: len(prompt)])
+
+    def _recycle(self, tokens: torch.Tensor, logits: torch.Tensor) -> None:
+        self.matrix.update(tokens, logits.topk(self.matrix.k, dim=-1).indices)  # (n, k)
+
+    def reset(self) -> None:
+        self.matrix.reset()
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return {"candidates": self.matrix.candidates}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        if set(state) != {"candidates"}:
+            raise UserError(f"matrix: a saved matrix holds 'candidates', this file {sorted(state)}")
+        self.matrix.load(state["candidates"])

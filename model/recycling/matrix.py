@@ -1,0 +1,81 @@
+"""The adjacency matrix: for every token of the vocabulary, the k tokens that last were likely to follow it (paper, 3.1)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from ..errors import UserError
+
+
+class AdjacencyMatrix:
+    """`V x k` candidates, best first; zero until a token was seen.
+
+    Args:
+        vocab_size: V.
+        k: candidates a token, at least 1.
+        dtype: int64 as published (V = 32,000, k = 8: 1.95 MiB), or int32 for half of it.
+
+    Raises:
+        UserError: k < 1 or k > V.
+    """
+
+    def __init__(
+        self, vocab_size: int, k: int, *, device: torch.device | str = "cpu", dtype: torch.dtype = torch.int64
+    ) -> None:
+        if not 1 <= k <= vocab_size:
+            raise UserError(f"k={k}: must be from 1 to the vocabulary's size ({vocab_size})")
+        self.k = k
+        self.candidates = torch.zeros((vocab_size, k), dtype=dtype, device=device)  # (V, k)
+
+    def look_up(self, tokens: torch.Tensor, ranks: torch.Tensor) -> torch.Tensor:
+        """The candidate of each token at each rank; all int64 (m,)."""
+        return self.candidates[tokens, ranks].long()
+
+    def update(self, tokens: torch.Tensor, top_k: torch.Tensor) -> None:
+        """Write `top_k` (n, k) into the rows of `tokens` (n,), in order: of equal tokens the last one wins.
+
+        An indexed write with repeated rows leaves the winner to chance on CUDA. Here every repeat writes the winner's
+        row, so that order does not matter and a run repeats bit for bit.
+        """
+        n = tokens.shape[0]
+        order = torch.arange(n, device=tokens.device)
+        last = (tokens[:, None].eq(tokens) * order).amax(dim=1)  # (n,): the last node with the same token
+        self.candidates[tokens] = top_k[last].to(self.candidates.dtype)
+
+    def reset(self) -> None:
+        """Cold start: all zero, as at first."""
+        self.candidates.zero_()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes, measured: V * k * itemsize."""
+        return self.candidates.numel() * self.candidates.element_size()
+
+    def load(self, candidates: torch.Tensor) -> None:
+        """Take over saved candidates (V, k). Raises UserError if they are of another vocabulary or k."""
+        if candidates.shape != self.candidates.shape:
+            raise UserError(f"matrix: saved one is {list(candidates.shape)}, this run's {list(self.candidates.shape)}")
+        if candidates.numel() and not 0 <= int(candidates.min()) <= int(candidates.max()) < candidates.shape[0]:
+            raise UserError(f"matrix: saved one holds ids outside its vocabulary of {candidates.shape[0]}")
+        self.candidates.copy_(candidates)
+
+
+def save_state(state: dict[str, torch.Tensor], path: Path) -> None:
+    """Write a drafter's state (safetensors) to `path`, whole or not at all."""
+    partial = path.with_name(path.name + ".part")
+    save_file({name: tensor.contiguous().cpu() for name, tensor in state.items()}, partial)
+    partial.replace(path)
+
+
+def load_state(path: Path) -> dict[str, torch.Tensor]:
+    """Read what `save_state` wrote. Raises UserError if it is missing or broken."""
+    try:
+        return load_file(path)
+    except FileNotFoundError:
+        raise UserError(f"start: no saved state at {path}") from None
+    except (SafetensorError, IsADirectoryError) as error:
+        raise UserError(f"start: {path} is not a saved state ({error})") from None

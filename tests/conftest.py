@@ -1,0 +1,60 @@
+"""Toy models and small helpers. One thread: toy sizes gain nothing from more, and a busy machine stalls on them."""
+
+import pytest
+import torch
+from transformers import (
+    GemmaConfig,
+    GPT2Config,
+    GPTNeoXConfig,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen3Config,
+)
+from transformers import AutoModelForCausalLM as Auto
+
+torch.set_num_threads(1)
+
+SIZES = dict(vocab_size=61, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=256)
+NARROW = dict(intermediate_size=48, bos_token_id=1, eos_token_id=2, pad_token_id=0)
+CONFIGS = {
+    "llama": LlamaConfig(**SIZES, **NARROW),
+    "llama-grouped": LlamaConfig(**SIZES, **NARROW, num_key_value_heads=2),
+    "qwen2": Qwen2Config(**SIZES, **NARROW, num_key_value_heads=2),
+    "qwen3": Qwen3Config(**SIZES, **NARROW, num_key_value_heads=2, head_dim=16),
+    "mistral": MistralConfig(**SIZES, **NARROW, num_key_value_heads=2, sliding_window=256),
+    "gemma": GemmaConfig(**SIZES, **NARROW, num_key_value_heads=1, head_dim=16),
+    "gpt-neox": GPTNeoXConfig(**SIZES, **NARROW),
+    "gpt2": GPT2Config(vocab_size=61, n_embd=32, n_layer=2, n_head=4, n_positions=256, bos_token_id=1, eos_token_id=2),
+}
+
+
+def toy_model(name: str, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    """A random model of that architecture, sharpened so that its greedy text is neither constant nor noise."""
+    torch.manual_seed(seed)
+    model = Auto.from_config(CONFIGS[name], attn_implementation="sdpa").eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(6.0)
+    return model.to(dtype)
+
+
+def greedy(model: PreTrainedModel, prompt: list[int], max_new_tokens: int, eos: list[int] | None = None) -> list[int]:
+    """transformers' own greedy generation: the new tokens."""
+    ids = torch.tensor([prompt])
+    out = model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=max_new_tokens,
+        do_sample=False,
+        eos_token_id=eos,
+        pad_token_id=0,
+    )
+    return out[0, len(prompt) :].tolist()
+
+
+@pytest.fixture(scope="session")
+def llama() -> PreTrainedModel:
+    return toy_model("llama-grouped")

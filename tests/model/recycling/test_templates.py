@@ -1,0 +1,87 @@
+"""Templates: the published tree node by node, the families, refusals."""
+
+import pytest
+
+from model.errors import UserError
+from model.recycling import build_template, load_template
+
+PUBLISHED_LEVELS = {  # per depth: the published nodes, written in another way than the YAML: prefix -> children
+    1: {"": 8},
+    2: {"0": 8, "1": 4, "2": 3, "3": 2, "4": 1, "5": 1, "6": 1, "7": 1},
+    3: {"00": 8, "01": 3, "02": 2, "03": 1, "04": 1, "05": 1, "06": 1, "07": 1, "10": 2, "11": 1, "20": 1, "30": 1, "40": 1, "50": 1},
+    4: {"000": 5, "001": 2, "002": 1, "003": 1, "004": 1, "010": 1, "020": 1, "100": 1, "200": 1, "300": 1},
+    5: {"0000": 3, "0001": 1, "0002": 1, "0010": 1, "0100": 1, "1000": 1},
+    6: {"00000": 2, "00010": 1},
+}
+
+
+def test_the_published_tree_node_by_node():
+    tree = build_template("2.2.2")
+    expected = [
+        (*map(int, prefix), rank)
+        for level in PUBLISHED_LEVELS.values()
+        for prefix, children in level.items()
+        for rank in range(children)
+    ]
+    assert tree.rank_paths[1:] == expected
+    assert len(tree) == 81
+    assert [b - a for a, b in tree.levels[1:]] == [8, 21, 25, 15, 8, 3]
+    parents = set(tree.parents[1:].tolist())
+    assert sum(i not in parents for i in range(81)) == 40
+
+
+@pytest.mark.parametrize("n", [0, 1, 7, 16, 24, 79, 80, 81, 160])
+def test_best_has_n_nodes_and_each_holds_the_smaller(n):
+    tree, smaller = build_template("best", nodes=n), build_template("best", nodes=max(n - 1, 0))
+    assert len(tree) == n + 1
+    assert set(smaller.rank_paths) <= set(tree.rank_paths)
+
+
+def test_best_80_is_the_published_tree():
+    assert build_template("best", nodes=80).rank_paths == build_template("2.2.2").rank_paths
+
+
+@pytest.mark.parametrize("k", [1, 2, 4, 16, 32])
+def test_best_uses_the_ranks_that_k_has(k):
+    tree = build_template("best", nodes=80, k=k)
+    assert len(tree) == 81 and tree.max_rank < k
+    assert k == 1 or tree.max_rank >= min(k, 8) - 1
+
+
+def test_families_by_hand():
+    assert build_template("chain", depth=3, k=1).rank_paths == [(), (0,), (0, 0), (0, 0, 0)]
+    balanced = build_template("balanced", branching=2, depth=2, k=2)
+    assert balanced.rank_paths == [(), (0,), (1,), (0, 0), (0, 1), (1, 0), (1, 1)]
+    assert len(build_template("balanced", branching=3, depth=3)) == 1 + 3 + 9 + 27
+
+
+def test_from_yaml(tmp_path):
+    (tmp_path / "list.yaml").write_text("- [0]\n- [1]\n- [0, 3]\n")
+    (tmp_path / "mapping.yaml").write_text("nodes: [[0], [1], [0, 3]]\n")
+    for name in ("list", "mapping"):
+        assert build_template("file", path=str(tmp_path / f"{name}.yaml")).rank_paths == [(), (0,), (1,), (0, 3)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        (dict(name="3.3.3"), "no template '3.3.3'; there are 2.2.2, best, chain"),
+        (dict(name="2.2.2", k=4), "'2.2.2' needs candidates up to rank 7, but k=4"),
+        (dict(name="2.2.2", nodes=4), "'2.2.2' has no parameter nodes"),
+        (dict(name="best"), "'best' needs nodes"),
+        (dict(name="chain", depth=-1), "depth=-1"),
+        (dict(name="balanced", branching=8, depth=9), "more than 4096"),
+        (dict(name="file", path="nowhere.yaml"), "no file nowhere.yaml"),
+    ],
+)
+def test_wrong_settings_are_refused_by_name(settings, says):
+    with pytest.raises(UserError, match=says):
+        build_template(**settings)
+
+
+@pytest.mark.parametrize("text", ["nodes: 3", "[0, 1]", "- [0, 0]", "- ['a']", "{", "- [0]\n- [0]", "", "- [1.5]"])
+def test_malformed_yaml_is_refused_with_the_file(tmp_path, text):
+    path = tmp_path / "wrong.yaml"
+    path.write_text(text)
+    with pytest.raises(UserError, match="wrong.yaml"):
+        load_template(path)

@@ -1,0 +1,159 @@
+"""The loop: greedy identity with transformers' own generate, counts, stops, refusals."""
+
+import random
+
+import pytest
+import torch
+from transformers import LlamaConfig, MambaConfig, MistralConfig, T5Config
+from transformers import AutoModelForCausalLM as Auto
+from transformers import AutoModelForSeq2SeqLM as AutoSeq2Seq
+
+from model.decoding import Draft, Drafter, Target, decode
+from model.errors import UserError
+from model.pld import PromptLookup
+from model.recycling import TokenRecycling, build_template
+from model.vanilla import Vanilla
+from tests.conftest import CONFIGS, greedy, toy_model
+from tests.model.test_tree import random_tree
+
+
+class Oracle(Drafter):
+    """Knows the answer and drafts it on a random path of a random tree, from the prefill on."""
+
+    max_nodes = 31
+
+    def __init__(self, answer: list[int], seed: int) -> None:
+        super().__init__(torch.device("cpu"))
+        self.answer, self.at, self.rng = answer, 0, random.Random(seed)
+
+    def begin(self, prompt):
+        return self._grow(prompt[-1])
+
+    def draft(self, root):
+        return self._grow(root)
+
+    def observe(self, verification):
+        self.at += len(verification.tokens)
+
+    def _grow(self, root):
+        tree = random_tree(30, self.rng)
+        tokens = torch.tensor([root] + [self.rng.randrange(61) for _ in range(30)])
+        path = tree.chain_of[self.rng.randrange(31)][1:]
+        for node, token in zip(path, self.answer[self.at :], strict=False):
+            tokens[node] = token
+        return Draft(tree, tokens)
+
+
+def drafters(eos=()):
+    tree = build_template("2.2.2")
+    return {
+        "vanilla": Vanilla(torch.device("cpu")),
+        "pld": PromptLookup(eos=eos),
+        "recycling": TokenRecycling(61, tree),
+        "recycling-prompt": TokenRecycling(61, tree, recycle_prompt=True, dtype=torch.int32),
+        "recycling-best": TokenRecycling(61, build_template("best", nodes=120, k=16), k=16),
+        "recycling-chain": TokenRecycling(61, build_template("chain", depth=5, k=1), k=1),
+    }
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_identity_for_every_architecture_and_drafter(name):
+    model, rng = toy_model(name), random.Random(1)
+    target = Target(model)
+    for turn in range(2):
+        prompt = [rng.randrange(3, 61) for _ in range(9 + turn)] * 2
+        expected = greedy(model, prompt, 60)
+        everyone = drafters() | {"oracle": Oracle(greedy(model, prompt, 90), seed=turn)}
+        for label, drafter in everyone.items():
+            out = decode(target, drafter, prompt, max_new_tokens=60)
+            assert out.tokens == expected, (name, label)
+            assert sum(out.accept_lengths) == len(out.tokens) == 60, label
+            assert out.stop == "length"
+            assert all(len(s.rank_path) == s.accepted - 1 for s in out.steps if s.nodes) or label in ("pld", "oracle")
+            if label == "vanilla":
+                assert out.accept_lengths == [1] * 60 and out.forwards == 60
+            else:
+                assert out.forwards <= 60
+        assert len(out.steps) < 40, "the oracle must get paths accepted"
+
+
+@pytest.mark.parametrize("kernel", ["sdpa", "eager"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_both_attention_kernels_read_the_tree_mask(kernel, dtype):
+    """A draft that is accepted whole must give the logits that plain decoding gives at each node."""
+    model = toy_model("llama-grouped", dtype=dtype)
+    model.set_attn_implementation(kernel)
+    target, rng = Target(model), random.Random(2)
+    target.reserve(40)
+    prompt = [rng.randrange(3, 61) for _ in range(7)]
+    tree = random_tree(30, rng)
+    tokens = torch.tensor([prompt[-1]] + [rng.randrange(61) for _ in range(30)])
+    for node_logits in (target.prefill(prompt, Draft(tree, tokens)), target.forward(Draft(tree, tokens))):
+        for node in range(31):
+            text = prompt[:-1] + tokens[tree.chain_of[node]].tolist()
+            with torch.inference_mode():
+                plain = model(torch.tensor([text])).logits[0, -1]
+            tolerance = 2e-4 if dtype is torch.float32 else 0.25
+            torch.testing.assert_close(node_logits[node], plain, rtol=tolerance, atol=tolerance * plain.abs().max().item())
+
+
+def test_any_of_several_eos_ids_ends_the_answer(llama):
+    target, prompt = Target(llama), [5, 6, 7, 8, 5, 6]
+    free = greedy(llama, prompt, 50)
+    for eos in ({free[20], 60}, {free[0]}, {free[-1], free[33]}):
+        end = next(i for i, t in enumerate(free) if t in eos)
+        for label, drafter in (drafters(eos) | {"oracle": Oracle(free, 3)}).items():
+            out = decode(target, drafter, prompt, max_new_tokens=50, eos=eos)
+            assert out.tokens == free[: end + 1], label
+            assert out.stop == "eos" and sum(out.accept_lengths) == end + 1
+            if label == "vanilla":
+                assert out.forwards == end + 1 and out.accept_lengths == [1] * (end + 1)
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 7])
+def test_the_limit_is_never_passed(llama, limit):
+    prompt = [5, 6, 7, 8]
+    free = greedy(llama, prompt, 40)
+    for label, drafter in (drafters() | {"oracle": Oracle(free, 4)}).items():
+        out = decode(Target(llama), drafter, prompt, max_new_tokens=limit)
+        assert out.tokens == free[:limit], label
+        assert sum(out.accept_lengths) == limit and out.stop == "length"
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])  # gpt2: learned positions, a table that ends at the context
+def test_the_context_ends_an_answer_with_a_reason(name):
+    model = toy_model(name)
+    prompt = [5, 6, 7, 8] * 60
+    expected = greedy(model, prompt, 256 - 240)
+    for label, drafter in drafters().items():
+        out = decode(Target(model), drafter, prompt, max_new_tokens=100)
+        assert out.tokens == expected, label
+        assert out.stop == "context"
+
+
+def test_a_prompt_or_limit_that_leaves_no_room_is_refused(llama):
+    target, drafter = Target(llama), Vanilla(torch.device("cpu"))
+    with pytest.raises(UserError, match="prompt of 256 tokens.*context 256"):
+        decode(target, drafter, [5] * 256, max_new_tokens=4)
+    with pytest.raises(UserError, match="prompt of 0 tokens"):
+        decode(target, drafter, [], max_new_tokens=4)
+    with pytest.raises(UserError, match="max_new_tokens=0"):
+        decode(target, drafter, [5], max_new_tokens=0)
+
+
+def test_models_that_cannot_take_back_tokens_are_refused_with_the_reason():
+    small = dict(vocab_size=61, hidden_size=32, num_hidden_layers=2, intermediate_size=48)
+    windowed = Auto.from_config(MistralConfig(**small, num_attention_heads=4, num_key_value_heads=2, sliding_window=64))
+    with pytest.raises(UserError, match="sliding window of 64.*set the context to 64 or less"):
+        Target(windowed)
+    assert Target(windowed, context=64).context == 64
+    with pytest.raises(UserError, match="recurrent state"):
+        Target(Auto.from_config(MambaConfig(vocab_size=61, hidden_size=32, num_hidden_layers=2)))
+    t5 = T5Config(vocab_size=61, d_model=32, d_kv=8, d_ff=48, num_layers=1, num_heads=4)
+    with pytest.raises(UserError, match="encoder-decoder"):
+        Target(AutoSeq2Seq.from_config(t5))
+    flex = Auto.from_config(LlamaConfig(**small, num_attention_heads=4), attn_implementation="flex_attention")
+    with pytest.raises(UserError, match="flex_attention.*sdpa"):
+        Target(flex)
+    with pytest.raises(UserError, match="context=9999 is more than the 256 positions"):
+        Target(toy_model("llama"), context=9999)
