@@ -65,10 +65,14 @@ class AdjacencyMatrix:
 
 
 def save_state(state: dict[str, torch.Tensor], path: Path) -> None:
-    """Write a drafter's state (safetensors) to `path`, whole or not at all."""
+    """Write a drafter's state (safetensors) to `path`, whole or not at all. Raises UserError if the disk refuses it."""
     partial = path.with_name(path.name + ".part")
-    save_file({name: tensor.contiguous().cpu() for name, tensor in state.items()}, partial)
-    partial.replace(path)
+    try:
+        save_file({name: tensor.contiguous().cpu() for name, tensor in state.items()}, partial)
+        partial.replace(path)
+    except (SafetensorError, OSError) as error:
+        partial.unlink(missing_ok=True)
+        raise UserError(f"{path}: cannot be written ({error})") from None
 
 
 def load_state(path: Path) -> dict[str, torch.Tensor]:

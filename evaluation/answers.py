@@ -1,0 +1,200 @@
+"""The store of a run: one JSON line a question, in Spec-Bench's answer format; survives a kill at any point.
+
+Order of writing, after each question: first the drafter's state as it is after it, then the question's line, each
+flushed to the disk. So whatever line is there, its state is there too, and a run goes on from exactly that state.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from model.errors import UserError
+from model.recycling.matrix import load_state, save_state
+
+Row = dict[str, Any]
+
+
+@dataclass
+class Damage:
+    """What was wrong with an answer file; nothing of it is fatal, all of it is told."""
+
+    broken_lines: list[int]
+    repeated: list[Any]
+
+    def __str__(self) -> str:
+        parts = []
+        if self.broken_lines:
+            parts.append(f"{len(self.broken_lines)} broken line(s): {_some(self.broken_lines)}")
+        if self.repeated:
+            parts.append(f"{len(self.repeated)} question id(s) repeated, the later one counts: {_some(self.repeated)}")
+        return "; ".join(parts)
+
+
+def _some(items: list[Any], most: int = 8) -> str:
+    more = f" and {len(items) - most} more" if len(items) > most else ""
+    return ", ".join(map(str, items[:most])) + more
+
+
+def read_answers(path: Path) -> tuple[dict[Any, Row], Damage]:
+    """Read an answer file of any origin: rows by question id, and what was wrong with the file.
+
+    A line is broken if it is no JSON object with a question id and one choice of turns with matching counts.
+
+    Raises:
+        UserError: the file cannot be opened.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError as error:
+        raise UserError(f"answer file {path}: {error.strerror}") from None
+    rows: dict[Any, Row] = {}
+    damage = Damage([], [])
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError:
+            row = None
+        if not _is_answer(row):
+            damage.broken_lines.append(number)
+            continue
+        key = row["question_id"]
+        if key in rows and key not in damage.repeated:
+            damage.repeated.append(key)
+        rows[key] = row
+    return rows, damage
+
+
+def _is_answer(row: Any) -> bool:
+    if not isinstance(row, dict) or not isinstance(row.get("question_id"), int | str):
+        return False
+    choices = row.get("choices")
+    if not isinstance(choices, list) or not choices:
+        return False
+    for choice in choices:
+        if not isinstance(choice, dict):
+            return False
+        turns, tokens, times = (choice.get(key) for key in ("turns", "new_tokens", "wall_time"))
+        if not (isinstance(turns, list) and isinstance(tokens, list) and isinstance(times, list)):
+            return False
+        if not len(turns) == len(tokens) == len(times) > 0:
+            return False
+        if not all(isinstance(t, str) for t in turns) or not all(isinstance(x, int | float) for x in tokens + times):
+            return False
+        if not all(isinstance(x, int) for x in choice.get("accept_lengths", [])):
+            return False
+    return True
+
+
+class AnswerStore:
+    """The files of one run in its directory.
+
+    Args:
+        folder: holds answers.jsonl (or the file named), metadata.json, summary.json and the state.
+        answers: another place for the answers file, as `--answer-file` asks for.
+    """
+
+    def __init__(self, folder: Path, answers: Path | None = None) -> None:
+        self.folder = folder
+        self.answers = answers or folder / "answers.jsonl"
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the directory for one process. Raises UserError if another one is at work in it."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with open(self.folder / "run.lock", "a") as handle:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UserError(f"{self.folder}: another run is at work in this directory; wait for it or stop it") from None
+            yield
+
+    def begin(self, metadata: dict[str, Any]) -> dict[Any, Row]:
+        """Start or go on: write the metadata, mend a torn last line, return the answers that are there already.
+
+        Raises:
+            UserError: the directory holds a run of another configuration; nothing is changed then.
+        """
+        path = self.folder / "metadata.json"
+        if path.exists():
+            try:
+                held = json.loads(path.read_text(encoding="utf-8"))["settings"]
+            except (json.JSONDecodeError, KeyError, TypeError):
+                raise UserError(f"{path} is broken; delete the directory to start the run anew") from None
+            different = _difference(held, metadata["settings"])
+            if different:
+                raise UserError(f"{self.folder} holds a run of another configuration: {different}; use another run_dir or delete it")
+        elif self.answers.exists() and self.answers.stat().st_size:
+            raise UserError(f"{self.answers} holds answers of an unknown configuration (no metadata.json beside it); move it away")
+        else:
+            write_json(path, metadata)
+        if not self.answers.exists():
+            return {}
+        data = self.answers.read_bytes()
+        whole = data.rfind(b"\n") + 1
+        if whole < len(data):  # killed in the middle of a line: that question was not finished
+            with open(self.answers, "r+b") as handle:
+                handle.truncate(whole)
+        rows, damage = read_answers(self.answers)
+        if str(damage):
+            raise UserError(f"{self.answers}: {damage}; this file was changed from outside, delete the directory to start anew")
+        return rows
+
+    def state_at(self, answered: int) -> dict[str, torch.Tensor]:
+        """The drafter's state after so many questions. Raises UserError if it is gone."""
+        return load_state(self._state_path(answered))
+
+    def append(self, row: Row, state: dict[str, torch.Tensor], answered: int) -> None:
+        """Keep question number `answered` (from 1) with the state after it: both or neither."""
+        if state:
+            save_state(state, self._state_path(answered))
+        line = json.dumps(row, ensure_ascii=False).encode() + b"\n"
+        self.answers.parent.mkdir(parents=True, exist_ok=True)
+        with open(self.answers, "ab") as handle:
+            size = handle.tell()
+            try:
+                handle.write(line)
+                handle.flush()
+                os.fsync(handle.fileno())
+            except OSError:
+                handle.truncate(size)
+                raise
+        if state:
+            self._state_path(answered - 1).unlink(missing_ok=True)
+
+    def finish(self, summary: dict[str, Any], state: dict[str, torch.Tensor], answered: int) -> None:
+        """Write the summary; the last state stays as `state.safetensors`, to start another run from."""
+        if state and self._state_path(answered).exists():
+            self._state_path(answered).replace(self.folder / "state.safetensors")
+        write_json(self.folder / "summary.json", summary)
+
+    def _state_path(self, answered: int) -> Path:
+        return self.folder / f"state-{answered}.safetensors"
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Write a JSON file, whole or not at all."""
+    partial = path.with_name(path.name + ".part")
+    partial.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    partial.replace(path)
+
+
+def _difference(held: Any, now: Any, where: str = "") -> str:
+    """The first setting in which two runs differ, in words; empty if none."""
+    if isinstance(held, dict) and isinstance(now, dict):
+        for key in sorted(held.keys() | now.keys()):
+            found = _difference(held.get(key), now.get(key), f"{where}.{key}" if where else key)
+            if found:
+                return found
+        return ""
+    return "" if held == now else f"{where} is {held} there and {now} now"

@@ -1,0 +1,44 @@
+"""What every command line shares: a user's mistake ends in one line on stderr and exit code 2, never in a traceback."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from model.errors import UserError
+
+INTERRUPTED = 130  # what a shell reports for Ctrl-C
+
+
+def one_line(error: BaseException) -> str:
+    """The message of an exception, on one line."""
+    return " ".join(str(error).split())
+
+
+@contextmanager
+def user_errors() -> Iterator[None]:
+    """Turn what a user can mend into one line; a defect of this project keeps its traceback."""
+    try:
+        yield
+    except UserError as error:
+        fail(one_line(error))
+    except KeyboardInterrupt:
+        fail("stopped; what was finished is kept, and the same command goes on from there", code=INTERRUPTED)
+    except BrokenPipeError:  # `... | head`: nobody reads on
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        fail(f"{where}{error.strerror or one_line(error)}")
+    except Exception as error:
+        if type(error).__name__ == "OutOfMemoryError":  # torch's, wherever this torch keeps it
+            fail(f"out of device memory; use a smaller model.context, dtype or model ({one_line(error)[:120]})")
+        raise
+
+
+def fail(message: str, code: int = 2) -> None:
+    """Print the line and leave."""
+    print(f"error: {message}", file=sys.stderr)
+    sys.exit(code)

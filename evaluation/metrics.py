@@ -1,0 +1,114 @@
+"""What the numbers mean. Every one is derived from answer rows in Spec-Bench's format; see docs/metrics.md.
+
+Definitions:
+    step: one target forward after the prefill; the known token that ends an answer counts as one, too.
+    accepted length: tokens a step adds to the output, the model's own included. Plain decoding: 1.
+    mat: micro mean of accepted lengths over all steps. mat_macro: mean over questions of the question's own mean.
+    tokens_per_second: mean over questions of (new tokens / wall time, prefill included); Spec-Bench's figure.
+    tokens_per_second_total: all new tokens / all wall time.
+    tokens_per_second_decode: all new tokens after the first of each turn / all decoding time (prefill excluded).
+    speedup_B: tokens_per_second / that of baseline B, both over the questions that both have answered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .questions import SUBTASKS, subtask
+
+Row = dict[str, Any]
+OVERALL = "overall"
+
+
+@dataclass(frozen=True)
+class Measures:
+    """The figures of one group of answers; NaN where the records do not hold what a figure needs."""
+
+    questions: int
+    turns: int
+    steps: int
+    new_tokens: int
+    mat: float
+    mat_macro: float
+    tokens_per_second: float
+    tokens_per_second_total: float
+    tokens_per_second_decode: float
+
+
+def accept_lengths(row: Row) -> list[int]:
+    """Accepted lengths of all steps of a question, over choices and turns."""
+    return [n for choice in row["choices"] for n in choice.get("accept_lengths") or []]
+
+
+def new_tokens(row: Row) -> int:
+    """New tokens of a question, over choices and turns."""
+    return sum(sum(choice["new_tokens"]) for choice in row["choices"])
+
+
+def wall_time(row: Row) -> float:
+    """Seconds a question took, prefill included, over choices and turns."""
+    return float(sum(sum(choice["wall_time"]) for choice in row["choices"]))
+
+
+def question_speed(row: Row) -> float:
+    """Tokens per second of one question; NaN where no time was spent."""
+    seconds = wall_time(row)
+    return new_tokens(row) / seconds if seconds > 0 else float("nan")
+
+
+def mean(values: Iterable[float]) -> float:
+    """Arithmetic mean; NaN of nothing."""
+    items = list(values)
+    return sum(items) / len(items) if items else float("nan")
+
+
+def measure(rows: Sequence[Row]) -> Measures:
+    """The figures of these answers, one row a question."""
+    lengths = [accept_lengths(row) for row in rows]
+    seconds = sum(wall_time(row) for row in rows)
+    tokens = sum(new_tokens(row) for row in rows)
+    return Measures(
+        questions=len(rows),
+        turns=sum(len(choice["turns"]) for row in rows for choice in row["choices"]),
+        steps=sum(len(steps) for steps in lengths),
+        new_tokens=tokens,
+        mat=mean(n for steps in lengths for n in steps),
+        mat_macro=mean(mean(steps) for steps in lengths if steps),
+        tokens_per_second=mean(question_speed(row) for row in rows if wall_time(row) > 0),
+        tokens_per_second_total=tokens / seconds if seconds > 0 else float("nan"),
+        tokens_per_second_decode=_decode_speed(rows),
+    )
+
+
+def _decode_speed(rows: Sequence[Row]) -> float:
+    """NaN unless every row knows its decoding time apart from the prefill."""
+    tokens, seconds = 0, 0.0
+    for row in rows:
+        for choice in row["choices"]:
+            times = choice.get("decode_time")
+            if not times or None in times:
+                return float("nan")
+            tokens += sum(max(n - 1, 0) for n in choice["new_tokens"])
+            seconds += sum(times)
+    return tokens / seconds if seconds > 0 else float("nan")
+
+
+def by_subtask(rows: Iterable[Row]) -> dict[str, list[Row]]:
+    """Rows grouped as the tables print them: Spec-Bench's subtasks, then others by name, then all."""
+    items = list(rows)
+    groups: dict[str, list[Row]] = {}
+    for row in items:
+        groups.setdefault(subtask(str(row.get("category", "unknown"))), []).append(row)
+    names = [name for name in SUBTASKS if name in groups] + sorted(groups.keys() - set(SUBTASKS))
+    return {name: groups[name] for name in names} | {OVERALL: items}
+
+
+def speedup(rows: Sequence[Row], baseline: Sequence[Row]) -> float:
+    """tokens_per_second over the baseline's, on the questions both have; NaN if there are none."""
+    theirs = {row["question_id"]: row for row in baseline}
+    common = [row for row in rows if row["question_id"] in theirs]
+    ours = measure(common).tokens_per_second
+    base = measure([theirs[row["question_id"]] for row in common]).tokens_per_second
+    return ours / base if base > 0 else float("nan")

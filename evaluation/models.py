@@ -1,0 +1,162 @@
+"""Loading a model: the embedded one, a local folder, or a hub name; wrong input told in one line."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging as transformers_logging
+
+from model.decoding import Target
+from model.errors import UserError
+
+from .cli import one_line
+from .conversation import choose_template
+from .questions import ROOT
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """What decides which model is loaded and how; equal settings share one loaded model."""
+
+    name: str
+    path: str
+    revision: str | None = None
+    dtype: str = "auto"
+    device: str = "auto"
+    template: str | None = None
+    context: int | None = None
+    attention: str = "sdpa"
+    allow_pickle: bool = False
+    trust_remote_code: bool = False
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model ready to decode."""
+
+    settings: ModelSettings
+    target: Target
+    tokenizer: Any
+    template: str
+    eos: frozenset[int]
+
+
+_loaded: LoadedModel | None = None
+
+
+def load_model(settings: ModelSettings) -> LoadedModel:
+    """Load a model, or hand out the one of the job before if the settings are the same.
+
+    Raises:
+        UserError: unknown dtype or device, no such folder, config, weights or tokenizer, a model the engine refuses.
+    """
+    global _loaded
+    if _loaded is None or _loaded.settings != settings:
+        _loaded = None  # free the old weights before the new ones come
+        _loaded = _load(settings)
+    return _loaded
+
+
+def choose_device(name: str) -> torch.device:
+    """`auto` is CUDA where there is one, else the CPU."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UserError(f"model.device={name}: unknown device; use auto, cpu, cuda, cuda:N or mps") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UserError(f"model.device={name}: this machine has no CUDA device (or a torch build without CUDA)")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UserError(f"model.device={name}: this machine has {torch.cuda.device_count()} CUDA device(s)")
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise UserError(f"model.device={name}: this machine has no MPS device")
+    if device.type not in ("cpu", "cuda", "mps"):
+        raise UserError(f"model.device={name}: unknown device; use auto, cpu, cuda, cuda:N or mps")
+    return device
+
+
+def choose_dtype(name: str, device: torch.device) -> torch.dtype:
+    """`auto` is float16 on an accelerator, as in the paper, and float32 on the CPU."""
+    if name == "auto":
+        return torch.float32 if device.type == "cpu" else torch.float16
+    if name not in DTYPES:
+        raise UserError(f"model.dtype={name}: unknown dtype; use auto, {', '.join(DTYPES)}")
+    return DTYPES[name]
+
+
+def _load(settings: ModelSettings) -> LoadedModel:
+    device = choose_device(settings.device)
+    dtype = choose_dtype(settings.dtype, device)
+    path = _locate(settings.path, settings.allow_pickle)
+    common = dict(revision=settings.revision, trust_remote_code=settings.trust_remote_code)
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path, **common)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise UserError(f"model {settings.path}: no tokenizer could be loaded ({one_line(error)[:300]})") from None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model = AutoModelForCausalLM.from_pretrained(
+                path,
+                dtype=dtype,
+                attn_implementation=settings.attention,
+                use_safetensors=None if settings.allow_pickle else True,
+                **common,
+            )
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise UserError(f"model {settings.path}: cannot be loaded ({one_line(error)[:300]})") from None
+    model = model.to(device).eval()
+    eos = _eos_ids(model.generation_config.eos_token_id, model.config.eos_token_id, tokenizer.eos_token_id)
+    return LoadedModel(
+        settings,
+        Target(model, context=settings.context),
+        tokenizer,
+        choose_template(settings.template, tokenizer),
+        eos,
+    )
+
+
+def _locate(path: str, allow_pickle: bool) -> str:
+    """A folder (as given, or relative to the repository), or a hub name; local folders are looked through first."""
+    folder = next((p for p in (Path(path).expanduser(), ROOT / path) if p.exists()), None)
+    if folder is None:
+        if path.startswith((".", "/", "~")) or not _HUB_NAME.fullmatch(path):
+            raise UserError(f"model {path}: no such folder, and not a hub name (owner/name) either")
+        return path
+    if not folder.is_dir():
+        raise UserError(f"model {path}: a file; name the folder that holds config.json, weights and tokenizer")
+    if not (folder / "config.json").is_file():
+        raise UserError(f"model {path}: the folder has no config.json")
+    if not any(folder.glob("*.safetensors")):
+        if not any(folder.glob("*.bin")):
+            raise UserError(f"model {path}: the folder has no weights (*.safetensors)")
+        if not allow_pickle:
+            raise UserError(
+                f"model {path}: the folder has pickled weights only (*.bin); convert them to safetensors, or say "
+                "model.allow_pickle=true (torch reads them as weights only, no code is run)"
+            )
+    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
+        raise UserError(f"model {path}: the folder has no tokenizer (tokenizer.json or tokenizer.model)")
+    return str(folder)
+
+
+def _eos_ids(*sources: int | Iterable[int] | None) -> frozenset[int]:
+    """Every id that the generation config, the config or the tokenizer calls an end of sequence."""
+    ids: set[int] = set()
+    for source in sources:
+        ids |= {source} if isinstance(source, int) else set(source or ())
+    return frozenset(ids)

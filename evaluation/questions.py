@@ -1,0 +1,145 @@
+"""Benches: questions in Spec-Bench's JSONL format, read from disk or fetched once by URL and hash."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from model.errors import UserError
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# Spec-Bench rolls its eight MT-bench labels up into one subtask (evaluation/speed.py there); others keep their own name.
+MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
+SUBTASKS = ("mt_bench", "translation", "summarization", "qa", "math_reasoning", "rag", "code")
+
+
+def subtask(category: str) -> str:
+    """The row a question counts in; an unknown category is its own row."""
+    return "mt_bench" if category in MT_BENCH else category
+
+
+@dataclass(frozen=True)
+class Question:
+    """One question: one or more turns of a user."""
+
+    question_id: int | str
+    category: str
+    turns: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A bench's name, its questions in file order, and the file's sha256."""
+
+    name: str
+    questions: tuple[Question, ...]
+    sha256: str
+
+
+def read_questions(path: Path) -> tuple[Question, ...]:
+    """Read and check a question file. Raises UserError naming file and line."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        raise UserError(f"question file {path} does not exist") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"question file {path} cannot be read ({error})") from None
+    questions: list[Question] = []
+    seen: dict[int | str, int] = {}
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            question = _parse(line, f"{path}:{number}")
+            if question.question_id in seen:
+                first = seen[question.question_id]
+                raise UserError(f"{path}:{number}: question_id {question.question_id} stands on line {first} already")
+            seen[question.question_id] = number
+            questions.append(question)
+    if not questions:
+        raise UserError(f"question file {path} is empty")
+    return tuple(questions)
+
+
+def _parse(line: str, where: str) -> Question:
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{where}: not JSON ({error})") from None
+    if not isinstance(row, dict):
+        raise UserError(f"{where}: not a JSON object")
+    for key, kind in (("question_id", (int, str)), ("category", str), ("turns", list)):
+        if not isinstance(row.get(key), kind):
+            raise UserError(f"{where}: {key!r} is missing or of the wrong type")
+    if not row["turns"] or not all(isinstance(turn, str) and turn.strip() for turn in row["turns"]):
+        raise UserError(f"{where}: 'turns' must hold one or more non-empty strings")
+    return Question(row["question_id"], row["category"], tuple(row["turns"]))
+
+
+def load_bench(
+    name: str,
+    path: str,
+    *,
+    url: str | None = None,
+    sha256: str | None = None,
+    begin: int | None = None,
+    end: int | None = None,
+    per_category: int | None = None,
+    categories: Sequence[str] | None = None,
+) -> Bench:
+    """Load a bench, fetching it first if it is not there.
+
+    Args:
+        path: the question file, or a folder that holds `question.jsonl`; relative to the repository.
+        url, sha256: where to fetch it and what it must hash to. A file that the user put there is checked, too.
+        begin, end: slice of the file, as Spec-Bench's --question-begin and --question-end.
+        per_category: only the first so many questions of each subtask.
+        categories: only these subtasks.
+
+    Raises:
+        UserError: missing, empty, malformed, wrong hash, no network, nothing selected.
+    """
+    file = ROOT / path
+    if file.is_dir() or (url is None and not file.suffix):
+        file = file / "question.jsonl"
+    if not file.exists() and url is not None:
+        fetch(url, sha256 or "", file)
+    questions = read_questions(file)
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    if sha256 is not None and digest != sha256:
+        raise UserError(
+            f"{file} has sha256 {digest[:12]}..., the published one {sha256[:12]}...; delete it to fetch it again"
+        )
+    chosen: list[Question] = []
+    count: dict[str, int] = {}
+    for question in questions[begin:end]:
+        row = subtask(question.category)
+        count[row] = count.get(row, 0) + 1
+        if (categories is None or row in categories) and (per_category is None or count[row] <= per_category):
+            chosen.append(question)
+    if not chosen:
+        raise UserError(f"bench {name}: no question is left of {len(questions)} after the selection")
+    return Bench(name, tuple(chosen), digest)
+
+
+def fetch(url: str, sha256: str, file: Path) -> None:
+    """Download to `file`, whole and of the right hash, or not at all."""
+    try:
+        with urllib.request.urlopen(url, timeout=30) as response:
+            data = response.read()
+    except (urllib.error.URLError, TimeoutError, OSError) as error:
+        reason = getattr(error, "reason", error)
+        raise UserError(
+            f"cannot fetch {url} ({reason}); download it elsewhere and put it at {file}, or name a folder with bench.path="
+        ) from None
+    digest = hashlib.sha256(data).hexdigest()
+    if digest != sha256:
+        raise UserError(f"{url} has sha256 {digest[:12]}..., expected {sha256[:12]}...; nothing was kept")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    partial = file.with_name(file.name + ".part")
+    partial.write_bytes(data)
+    partial.replace(file)
