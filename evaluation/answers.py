@@ -112,11 +112,13 @@ class AnswerStore:
     def locked(self) -> Iterator[None]:
         """Hold the directory for one process. Raises UserError if another one is at work in it."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        with open(self.folder / "run.lock", "a") as handle:
+        with (self.folder / "run.lock").open("a") as handle:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise UserError(f"{self.folder}: another run is at work in this directory; wait for it or stop it") from None
+                raise UserError(
+                    f"{self.folder}: another run is at work in this directory; wait for it or stop it"
+                ) from None
             yield
 
     def begin(self, metadata: dict[str, Any]) -> dict[Any, Row]:
@@ -133,9 +135,13 @@ class AnswerStore:
                 raise UserError(f"{path} is broken; delete the directory to start the run anew") from None
             different = _difference(held, metadata["settings"])
             if different:
-                raise UserError(f"{self.folder} holds a run of another configuration: {different}; use another run_dir or delete it")
+                raise UserError(
+                    f"{self.folder} holds a run of another configuration: {different}; use another run_dir or delete it"
+                )
         elif self.answers.exists() and self.answers.stat().st_size:
-            raise UserError(f"{self.answers} holds answers of an unknown configuration (no metadata.json beside it); move it away")
+            raise UserError(
+                f"{self.answers} holds answers of an unknown configuration (no metadata.json beside it); move it away"
+            )
         else:
             write_json(path, metadata)
         if not self.answers.exists():
@@ -143,11 +149,13 @@ class AnswerStore:
         data = self.answers.read_bytes()
         whole = data.rfind(b"\n") + 1
         if whole < len(data):  # killed in the middle of a line: that question was not finished
-            with open(self.answers, "r+b") as handle:
+            with self.answers.open("r+b") as handle:
                 handle.truncate(whole)
         rows, damage = read_answers(self.answers)
         if str(damage):
-            raise UserError(f"{self.answers}: {damage}; this file was changed from outside, delete the directory to start anew")
+            raise UserError(
+                f"{self.answers}: {damage}; this file was changed from outside, delete the directory to start anew"
+            )
         return rows
 
     def state_at(self, answered: int) -> dict[str, torch.Tensor]:
@@ -160,15 +168,18 @@ class AnswerStore:
             save_state(state, self._state_path(answered))
         line = json.dumps(row, ensure_ascii=False).encode() + b"\n"
         self.answers.parent.mkdir(parents=True, exist_ok=True)
-        with open(self.answers, "ab") as handle:
+        with self.answers.open("ab") as handle:
             size = handle.tell()
             try:
                 handle.write(line)
                 handle.flush()
                 os.fsync(handle.fileno())
-            except OSError:
+            except OSError as error:
                 handle.truncate(size)
-                raise
+                raise UserError(
+                    f"{self.answers}: cannot be written ({error.strerror}); {answered - 1} answers are kept, "
+                    "make room and give the same command again"
+                ) from None
         if state:
             self._state_path(answered - 1).unlink(missing_ok=True)
 

@@ -17,25 +17,33 @@ def one_line(error: BaseException) -> str:
     return " ".join(str(error).split())
 
 
+def told(error: Exception) -> str | None:
+    """What to tell a user of an error that he can mend, on one line; None for a defect of this project."""
+    if isinstance(error, UserError):
+        return one_line(error)
+    if isinstance(error, OSError):
+        where = f"{error.filename}: " if error.filename else ""
+        return f"{where}{error.strerror or one_line(error)}"
+    if type(error).__name__ == "OutOfMemoryError":  # torch's, wherever this torch keeps it
+        return f"out of device memory; use a smaller model.context, dtype or model ({one_line(error)[:120]})"
+    return None
+
+
 @contextmanager
 def user_errors() -> Iterator[None]:
     """Turn what a user can mend into one line; a defect of this project keeps its traceback."""
     try:
         yield
-    except UserError as error:
-        fail(one_line(error))
     except KeyboardInterrupt:
         fail("stopped; what was finished is kept, and the same command goes on from there", code=INTERRUPTED)
     except BrokenPipeError:  # `... | head`: nobody reads on
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
-    except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        fail(f"{where}{error.strerror or one_line(error)}")
     except Exception as error:
-        if type(error).__name__ == "OutOfMemoryError":  # torch's, wherever this torch keeps it
-            fail(f"out of device memory; use a smaller model.context, dtype or model ({one_line(error)[:120]})")
-        raise
+        message = told(error)
+        if message is None:
+            raise
+        fail(message)
 
 
 def fail(message: str, code: int = 2) -> None:

@@ -14,12 +14,14 @@ DEFAULT = "vicuna_v1.1"
 
 
 def choose_template(name: str | None, tokenizer: Any) -> str:
-    """The template to use: the one asked for, else the model's own, else Vicuna's. Raises UserError if there is none."""
+    """The template to use: the one asked for, else the model's own, else Vicuna's. Raises UserError if unknown."""
     has_own = bool(getattr(tokenizer, "chat_template", None))
     if name is None:
         return OWN if has_own else DEFAULT
     if name == OWN and not has_own:
-        raise UserError("model.template=chat: this tokenizer has no chat template; name one of fschat's, e.g. vicuna_v1.1")
+        raise UserError(
+            "model.template=chat: this tokenizer has no chat template; name one of fschat's, e.g. vicuna_v1.1"
+        )
     if name != OWN and name not in conv_templates:
         raise UserError(f"model.template={name}: fschat has no such conversation template")
     return name

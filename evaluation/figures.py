@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 
@@ -17,7 +18,7 @@ from .metrics import OVERALL, accept_lengths
 from .tables import BASELINES, Run, heading
 
 PALETTE = ("#999999", "#000000", "#E69F00", "#56B4E9", "#0072B2", "#009E73", "#D55E00", "#CC79A7")
-STYLE = {
+STYLE: dict[Any, Any] = {
     "font.size": 8,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -52,7 +53,9 @@ def draw_all(runs: list[Run], table: pd.DataFrame, folder: Path) -> list[Path]:
                 if block[f"speedup_{baseline}"].notna().any():
                     figure = by_category(block, f"speedup_{baseline}", f"speedup over {baseline}", note, one=True)
                     made.append(_save(figure, folder / f"speedup_over_{baseline}{suffix}"))
-            made.append(_save(by_category(block, "mat", "MAT (tokens a step)", note, one=True), folder / f"mat{suffix}"))
+            made.append(
+                _save(by_category(block, "mat", "MAT (tokens a step)", note, one=True), folder / f"mat{suffix}")
+            )
             made.append(_save(accepted_lengths(own, note), folder / f"accepted_lengths{suffix}"))
             if any(r.settings["method"].get("start") for r in own):
                 made.append(_save(mat_over_questions(own, note), folder / f"mat_over_questions{suffix}"))
@@ -106,7 +109,9 @@ def mat_over_questions(runs: list[Run], note: str) -> Figure:
         tokens = pd.Series([sum(accept_lengths(row)) for row in run.answers])
         window = max(1, len(run.answers) // 8)
         smooth = tokens.rolling(window, min_periods=1).sum() / steps.rolling(window, min_periods=1).sum()
-        axes.plot(range(1, len(smooth) + 1), smooth, label=_label(run, runs), color=_colour(runs.index(run)), linewidth=1.4)
+        axes.plot(
+            range(1, len(smooth) + 1), smooth, label=_label(run, runs), color=_colour(runs.index(run)), linewidth=1.4
+        )
     axes.set_xlabel(f"question, in the bench's order (each point: the last {window})")
     axes.set_ylabel("MAT (tokens a step)")
     axes.set_xlim(left=1)

@@ -119,7 +119,9 @@ def _transformers_generate(loaded: LoadedModel, prompt: list[int], max_new_token
     """transformers' own greedy decoding, the baseline the paper compares with. One step a token."""
     target = loaded.target
     if max_new_tokens < 1 or not 1 <= len(prompt) < target.context:
-        raise UserError(f"prompt of {len(prompt)} tokens: must have 1 to {target.context - 1} (context {target.context})")
+        raise UserError(
+            f"prompt of {len(prompt)} tokens: must have 1 to {target.context - 1} (context {target.context})"
+        )
     limit = min(max_new_tokens, target.context - len(prompt))
     eos = sorted(loaded.eos)
     config = GenerationConfig(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
@@ -21,6 +22,7 @@ from .conversation import choose_template
 from .questions import ROOT
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+ATTENTION = ("sdpa", "eager")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
@@ -99,6 +101,8 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
 def _load(settings: ModelSettings) -> LoadedModel:
     device = choose_device(settings.device)
     dtype = choose_dtype(settings.dtype, device)
+    if settings.attention not in ATTENTION:
+        raise UserError(f"model.attention={settings.attention}: takes no tree mask; use {' or '.join(ATTENTION)}")
     path = _locate(settings.path, settings.allow_pickle)
     common = dict(revision=settings.revision, trust_remote_code=settings.trust_remote_code)
     transformers_logging.set_verbosity_error()
@@ -117,7 +121,7 @@ def _load(settings: ModelSettings) -> LoadedModel:
                 use_safetensors=None if settings.allow_pickle else True,
                 **common,
             )
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    except (OSError, ValueError, KeyError, ImportError, SafetensorError) as error:
         raise UserError(f"model {settings.path}: cannot be loaded ({one_line(error)[:300]})") from None
     model = model.to(device).eval()
     eos = _eos_ids(model.generation_config.eos_token_id, model.config.eos_token_id, tokenizer.eos_token_id)

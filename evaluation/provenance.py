@@ -7,13 +7,24 @@ import subprocess
 import sys
 import time
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from .questions import ROOT
 
-PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "fschat", "accelerate", "hydra-core", "pandas", "matplotlib")
+PACKAGES = (
+    "torch",
+    "transformers",
+    "tokenizers",
+    "safetensors",
+    "fschat",
+    "accelerate",
+    "hydra-core",
+    "pandas",
+    "matplotlib",
+)
 
 
 def describe_device(device: torch.device) -> str:
@@ -23,12 +34,12 @@ def describe_device(device: torch.device) -> str:
         return f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"
     if device.type == "mps":
         return f"Apple {platform.machine()} GPU (MPS)"
-    return f"{_cpu_name()}, {torch.get_num_threads()} threads"
+    return f"{_cpu_name()}, {torch.get_num_threads()} thread{'s' if torch.get_num_threads() > 1 else ''}"
 
 
 def _cpu_name() -> str:
     try:
-        with open("/proc/cpuinfo", encoding="utf-8") as handle:
+        with Path("/proc/cpuinfo").open(encoding="utf-8") as handle:
             names = [line.split(":", 1)[1].strip() for line in handle if line.startswith("model name")]
         return names[0] if names else platform.machine()
     except OSError:

@@ -14,7 +14,7 @@ from model.errors import UserError
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# Spec-Bench rolls its eight MT-bench labels up into one subtask (evaluation/speed.py there); others keep their own name.
+# Spec-Bench rolls its eight MT-bench labels up into one subtask (evaluation/speed.py there); others keep their name.
 MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
 SUBTASKS = ("mt_bench", "translation", "summarization", "qa", "math_reasoning", "rag", "code")
 
@@ -134,7 +134,8 @@ def fetch(url: str, sha256: str, file: Path) -> None:
     except (urllib.error.URLError, TimeoutError, OSError) as error:
         reason = getattr(error, "reason", error)
         raise UserError(
-            f"cannot fetch {url} ({reason}); download it elsewhere and put it at {file}, or name a folder with bench.path="
+            f"cannot fetch {url} ({reason}); download it elsewhere and put it at {file}, "
+            "or name a folder with bench.path="
         ) from None
     digest = hashlib.sha256(data).hexdigest()
     if digest != sha256:

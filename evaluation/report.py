@@ -16,7 +16,10 @@ def report(folder: Path) -> None:
     table = write_tables(runs, folder / "tables")
     figures = draw_all(runs, table, folder / "figures")
     print(f"\n{to_text(runs, table)}\n")
-    print(f"by category: {folder / 'tables' / 'main.csv'} (and .md)   figures: {folder / 'figures'} ({len(figures)} as png and svg)")
+    print(
+        f"by category: {folder / 'tables' / 'main.csv'} (and .md)   "
+        f"figures: {folder / 'figures'} ({len(figures)} as png and svg)"
+    )
 
 
 def main() -> None:

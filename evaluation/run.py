@@ -23,7 +23,7 @@ from model.decoding import Generation
 from model.errors import UserError
 
 from .answers import AnswerStore, Row
-from .cli import fail, one_line, user_errors
+from .cli import fail, one_line, told, user_errors
 from .conversation import answer_text, prompt_ids, template_hash
 from .methods import COLD, Method, build_method
 from .metrics import measure
@@ -49,7 +49,8 @@ def run(cfg: DictConfig, answer_file: Path | None = None) -> Path:
     loaded = load_model(ModelSettings(**config["model"]))
     method = build_method(loaded, config["method"], config["tree"], str(config["start"]))
     settings = run_settings(config, bench, method)
-    folder = Path(config["run_dir"] or default_folder(config, settings, method))
+    given: str | None = config["run_dir"]
+    folder = Path(given) if given else default_folder(config, settings, method)
     check_prompts(bench, loaded)
     store = AnswerStore(folder, answer_file)
     with store.locked():
@@ -95,7 +96,7 @@ def default_folder(config: dict[str, Any], settings: dict[str, Any], method: Met
     """A directory of its own for each configuration: readable, and told apart by the fingerprint."""
     parts = [settings["model"]["name"], settings["bench"]["name"], method.label, method.settings.get("tree", "")]
     words = "-".join(re.sub(r"[^\w.]+", "_", str(part)).strip("_") for part in parts if part)
-    return Path(config["results_dir"]) / config["name"] / "runs" / f"{words}-{_sha256(settings)[:8]}"
+    return Path(config["results_dir"]) / str(config["name"]) / "runs" / f"{words}-{_sha256(settings)[:8]}"
 
 
 def _sha256(data: Any) -> str:
@@ -117,11 +118,14 @@ def warm_up(method: Method) -> None:
     """Answer a held-out question, then forget it: allocation and first-call costs stay out of the timings."""
     loaded = method.loaded
     for question in read_questions(WARM_UP)[:1]:
-        method.answer(prompt_ids(loaded.template, loaded.tokenizer, [question.turns[0]], []), 48)
+        prompt = prompt_ids(loaded.template, loaded.tokenizer, [question.turns[0]], [])
+        method.answer(prompt[: max(loaded.target.context // 2, 1)], 48)
     method.prepare()
 
 
-def answer_all(pending: list[Question], method: Method, store: AnswerStore, config: dict[str, Any], done: dict[Any, Row]) -> None:
+def answer_all(
+    pending: list[Question], method: Method, store: AnswerStore, config: dict[str, Any], done: dict[Any, Row]
+) -> None:
     """Answer question after question, keeping each as soon as it is done; adds to `done`."""
     total = len(pending) + len(done)
     with tqdm(total=total, initial=len(done), desc=method.label, unit="question", dynamic_ncols=True) as progress:
@@ -131,7 +135,9 @@ def answer_all(pending: list[Question], method: Method, store: AnswerStore, conf
             state = method.drafter.state_dict() if method.drafter and method.start not in (None, COLD) else {}
             store.append(row, state, len(done))
             figures = measure([row])
-            progress.set_postfix(mat=f"{figures.mat:.2f}", tokens_per_s=f"{figures.tokens_per_second:.0f}", refresh=False)
+            progress.set_postfix(
+                mat=f"{figures.mat:.2f}", tokens_per_s=f"{figures.tokens_per_second:.0f}", refresh=False
+            )
             progress.update()
 
 
@@ -187,18 +193,21 @@ def summarise(store: AnswerStore, done: dict[Any, Row], method: Method) -> None:
     store.finish(summary, state, len(done))
 
 
-@hydra.main(version_base=None, config_path="../configs", config_name="config")
+@hydra.main(version_base=None, config_path=str(ROOT / "configs"), config_name="config")
 def _job(cfg: DictConfig) -> None:
     try:
         run(cfg)
-    except UserError as error:  # noted and not raised: the other jobs of a sweep go on
-        message = one_line(error)
-        if message not in _failures:
+    except Exception as error:
+        message = told(error)
+        if message is None:
+            raise
+        if message not in _failures:  # noted and not raised: the other jobs of a sweep go on
             _failures.append(message)
 
 
 def main() -> None:
     """The command line."""
+    _failures.clear()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # let Hydra's own errors come through to us, to be told in one line
     with user_errors():
         try:

@@ -37,7 +37,7 @@ class Run:
 
     @property
     def complete(self) -> bool:
-        return len(self.answers) == self.metadata["questions"]
+        return len(self.answers) == int(self.metadata["questions"])
 
     @property
     def bench_key(self) -> tuple[str, ...]:
@@ -135,7 +135,9 @@ def to_text(runs: list[Run], table: pd.DataFrame, category: str = "overall") -> 
         widths = [max(len(line[i]) for line in cells) for i in range(len(columns))]
         out += ["", f"{model}, {bench}, {category}:"]
         for line in cells:
-            first, *rest = (cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(line, widths, strict=True)))
+            first, *rest = (
+                cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(line, widths, strict=True))
+            )
             out.append("  ".join([first, *rest]))
         unfinished = [run for run in runs if not run.complete]
         out += [f"incomplete: {run.label}, {len(run.answers)} of {run.metadata['questions']}" for run in unfinished]

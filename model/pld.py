@@ -24,7 +24,12 @@ class PromptLookup(Drafter):
     """
 
     def __init__(
-        self, *, max_ngram: int = 2, draft_tokens: int = 10, eos: Collection[int] = (), device: torch.device | str = "cpu"
+        self,
+        *,
+        max_ngram: int = 2,
+        draft_tokens: int = 10,
+        eos: Collection[int] = (),
+        device: torch.device | str = "cpu",
     ) -> None:
         if max_ngram < 1 or draft_tokens < 1:
             raise UserError(f"pld: max_ngram={max_ngram} and draft_tokens={draft_tokens} must be at least 1")

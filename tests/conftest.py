@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM as Auto
 from transformers import (
     GemmaConfig,
     GPT2Config,
@@ -12,7 +13,6 @@ from transformers import (
     Qwen2Config,
     Qwen3Config,
 )
-from transformers import AutoModelForCausalLM as Auto
 
 torch.set_num_threads(1)
 

@@ -55,7 +55,7 @@ class Generation:
         return [s.accepted for s in self.steps]
 
     def add(self, pending: list[int], verification: Verification, limit: int, eos: Collection[int]) -> int | None:
-        """Add a step: `pending` (the root, unless the prompt holds it) and the accepted drafts, cut at the answer's end.
+        """Add a step: `pending` (the root, unless the prompt holds it) and accepted drafts, cut at the answer's end.
 
         Returns:
             The next root, or None where the answer has ended.
@@ -109,7 +109,9 @@ def decode(
     if max_new_tokens < 1:
         raise UserError(f"max_new_tokens={max_new_tokens}: must be at least 1")
     if not 1 <= len(prompt) < target.context:
-        raise UserError(f"prompt of {len(prompt)} tokens: must have 1 to {target.context - 1} (context {target.context})")
+        raise UserError(
+            f"prompt of {len(prompt)} tokens: must have 1 to {target.context - 1} (context {target.context})"
+        )
     limit = min(max_new_tokens, target.context - len(prompt))
     out = Generation()
     target.reserve(drafter.max_nodes)

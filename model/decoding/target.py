@@ -108,7 +108,7 @@ class Target:
     ) -> torch.Tensor:
         if last >= self.context:  # nodes beyond the context are never accepted, but must not index past a table
             positions = positions.clamp(max=self.context - 1)
-        return self.model(
+        logits: torch.Tensor = self.model(
             input_ids=tokens[None],
             attention_mask=mask,
             position_ids=positions[None],
@@ -116,6 +116,7 @@ class Target:
             use_cache=True,
             **kwargs,
         ).logits[0]
+        return logits
 
     def _mask(self, tree: Tree, past: int) -> torch.Tensor:
         """Additive mask (n, past + n): a window on one constant buffer, so that no step builds a mask.

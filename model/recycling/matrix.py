@@ -1,4 +1,4 @@
-"""The adjacency matrix: for every token of the vocabulary, the k tokens that last were likely to follow it (paper, 3.1)."""
+"""The adjacency matrix: for every token, the k tokens that were likely to follow it when last seen (paper, 3.1)."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def build_template(
         raise UserError(f"tree: no template {name!r}; there are {', '.join(shipped + list(wanted))}")
     for key, value in given.items():
         if (value is not None) != (key in wanted.get(name, [])):
-            problem = f"needs {key}" if value is None else f"has no parameter {key}"
+            problem = f"needs {key} (tree.{key}=...)" if value is None else f"has no parameter {key}"
             raise UserError(f"tree: template {name!r} {problem}")
         if isinstance(value, int) and not 0 <= value <= _MAX_NODES:
             raise UserError(f"tree: {key}={value} must be from 0 to {_MAX_NODES}")
@@ -112,7 +112,7 @@ def _best_order(n: int, k: int) -> tuple[RankPath, ...]:
     published = [p for p in load_template(_SHIPPED / "2.2.2.yaml").rank_paths[1:] if max(p) < k]
     order = sorted(published, key=lambda p: (-_likelihood(p), p))
     taken = set(order)
-    frontier = [(-_likelihood((rank,)), (rank,)) for rank in range(k)]
+    frontier: list[tuple[float, RankPath]] = [(-_likelihood((rank,)), (rank,)) for rank in range(k)]
     heapq.heapify(frontier)
     while len(order) < n:
         _, path = heapq.heappop(frontier)

@@ -42,7 +42,9 @@ def test_keys_and_values_equal_those_of_plain_decoding(name):
         tokens = torch.tensor([text[-1]] + [rng.randrange(61) for _ in range(20)])
         # Plant the right continuation on a random path, so that something deep is accepted.
         path = tree.chain_of[rng.randrange(1, 21)][1:]
-        right = model.generate(torch.tensor([text]), max_new_tokens=len(path), do_sample=False, pad_token_id=0, eos_token_id=None)
+        right = model.generate(
+            torch.tensor([text]), max_new_tokens=len(path), do_sample=False, pad_token_id=0, eos_token_id=None
+        )
         tokens[path] = right[0, len(text) :]
         draft = Draft(tree, tokens)
         verification = verify(draft, target.forward(draft))

@@ -4,9 +4,9 @@ import random
 
 import pytest
 import torch
-from transformers import LlamaConfig, MambaConfig, MistralConfig, T5Config
 from transformers import AutoModelForCausalLM as Auto
 from transformers import AutoModelForSeq2SeqLM as AutoSeq2Seq
+from transformers import LlamaConfig, MambaConfig, MistralConfig, T5Config
 
 from model.decoding import Draft, Drafter, Target, decode
 from model.errors import UserError
@@ -94,7 +94,9 @@ def test_both_attention_kernels_read_the_tree_mask(kernel, dtype):
             with torch.inference_mode():
                 plain = model(torch.tensor([text])).logits[0, -1]
             tolerance = 2e-4 if dtype is torch.float32 else 0.25
-            torch.testing.assert_close(node_logits[node], plain, rtol=tolerance, atol=tolerance * plain.abs().max().item())
+            torch.testing.assert_close(
+                node_logits[node], plain, rtol=tolerance, atol=tolerance * plain.abs().max().item()
+            )
 
 
 def test_any_of_several_eos_ids_ends_the_answer(llama):

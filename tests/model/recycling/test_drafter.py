@@ -113,7 +113,9 @@ def test_two_runs_repeat_to_the_bit():
     for _ in range(2):
         drafter = TokenRecycling(V, build_template("2.2.2"))
         out = decode(Target(model), drafter, [4, 5, 6], max_new_tokens=60)
-        outs.append((out.tokens, out.accept_lengths, [s.rank_path for s in out.steps], drafter.matrix.candidates.tolist()))
+        outs.append(
+            (out.tokens, out.accept_lengths, [s.rank_path for s in out.steps], drafter.matrix.candidates.tolist())
+        )
     assert outs[0] == outs[1]
 
 

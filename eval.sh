@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# bash eval.sh                              the quickstart: every method on the sample bench with the embedded model
+# bash eval.sh experiment=NAME [k=v ...]    an experiment of configs/experiment/, with changes
+# bash eval.sh -m method.k=4,8 tree=...     any Hydra multirun
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")"
+source tools/environment.sh
+environment requirements.txt
+case " $* " in
+    *" experiment="* | *" -m "* | *" --multirun "* | *" --help "* | *" -h "* | *" --cfg "*) ;;
+    *) set -- experiment=quickstart "$@" ;;
+esac
+exec "$PYTHON" -m evaluation.run "$@"

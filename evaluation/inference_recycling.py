@@ -1,0 +1,95 @@
+"""python -m evaluation.inference_recycling: the command line that Token Recycling's and Spec-Bench's users know.
+
+A thin shell over `evaluation.run`: the same engine, the same records, written to --answer-file. The same command on the
+same file goes on where it stopped; with other settings it is refused.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+from model.errors import UserError
+
+from .cli import user_errors
+from .questions import ROOT
+from .run import run
+
+BENCHES = ("sample", "spec_bench", "mbpp")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The flags, by their names there."""
+    flags = argparse.ArgumentParser(prog="python -m evaluation.inference_recycling", description=__doc__)
+    flags.add_argument("--model-path", default="data/embedded", help="folder or hub name (default: the embedded model)")
+    flags.add_argument("--model-id", default=None, help="name in the records (default: the path's last part)")
+    flags.add_argument(
+        "--bench-name", default="sample", help=f"one of {', '.join(BENCHES)}, or any with --question-file"
+    )
+    flags.add_argument("--question-file", help="another file in Spec-Bench's format")
+    flags.add_argument("--question-begin", type=int, help="first question, counted from 0")
+    flags.add_argument("--question-end", type=int, help="behind the last question")
+    flags.add_argument("--answer-file", help="default: data/BENCH/model_answer/MODEL_ID.jsonl")
+    flags.add_argument("--max-new-tokens", type=int, default=1024)
+    flags.add_argument("--num-choices", type=int, default=1)
+    flags.add_argument("--dtype", default="auto", help="auto, float32, float16, bfloat16")
+    flags.add_argument("--output-id-topk", type=int, default=8, help="candidates kept per token (k)")
+    flags.add_argument(
+        "--tree-version", "--tree_version", default="2.2.2", help="template, or a YAML file of rank paths"
+    )
+    flags.add_argument("--temperature", type=float, default=0.0, help="0: greedy, the only one there is yet")
+    flags.add_argument("--start", default="hot", help="hot (as published), cold, or the file of a saved state")
+    return flags
+
+
+def main() -> None:
+    arguments = parser().parse_args()
+    with user_errors():
+        infer(arguments)
+
+
+def infer(arguments: argparse.Namespace) -> None:
+    """Translate the flags into a config and run it. Raises UserError for a value that cannot be met."""
+    if arguments.temperature != 0:
+        raise UserError(f"--temperature {arguments.temperature}: sampling is not there yet; only 0 (greedy) is")
+    if arguments.bench_name not in BENCHES and arguments.question_file is None:
+        raise UserError(
+            f"--bench-name {arguments.bench_name}: unknown; use {', '.join(BENCHES)} or give --question-file"
+        )
+    known = arguments.bench_name in BENCHES and arguments.question_file is None
+    model_id = arguments.model_id or Path(arguments.model_path).name
+    bench_folder = ROOT / "data" / arguments.bench_name
+    answer_file = Path(arguments.answer_file or bench_folder / "model_answer" / f"{model_id}.jsonl")
+    is_file = arguments.tree_version.endswith((".yaml", ".yml"))
+    settings = {
+        "model.path": arguments.model_path,
+        "model.name": model_id,
+        "model.dtype": arguments.dtype,
+        "bench.name": arguments.bench_name,
+        "bench.begin": arguments.question_begin,
+        "bench.end": arguments.question_end,
+        "method.k": arguments.output_id_topk,
+        "tree.name": "file" if is_file else arguments.tree_version,
+        "tree.path": arguments.tree_version if is_file else None,
+        "start": arguments.start,
+        "max_new_tokens": arguments.max_new_tokens,
+        "num_choices": arguments.num_choices,
+        "run_dir": str(answer_file) + ".run",
+    }
+    if arguments.question_file is not None:
+        settings["bench.path"] = str(Path(arguments.question_file).resolve())
+    model = "embedded" if arguments.model_path == "data/embedded" else "path"
+    groups = [f"bench={arguments.bench_name}" if known else "bench=file", "method=recycling", f"model={model}"]
+    with initialize_config_dir(str(ROOT / "configs"), version_base=None):
+        cfg = compose("config", overrides=groups)
+    for key, value in settings.items():
+        OmegaConf.update(cfg, key, value)
+    run(cfg, answer_file)
+    print(f"answers: {answer_file}")
+
+
+if __name__ == "__main__":
+    main()

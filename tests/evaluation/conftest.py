@@ -1,0 +1,86 @@
+"""A toy checkpoint and bench, and the command lines called in this process."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from evaluation import run as run_module
+from tests.checkpoint import write_checkpoint
+
+CATEGORIES = ["writing", "math", "translation", "qa", "rag", "code", "poetry"]
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("models") / "vicuna-toy")
+
+
+@pytest.fixture(scope="session")
+def bench_file(tmp_path_factory) -> Path:
+    """Seven questions, one of them in two turns, one of an unknown category."""
+    path = tmp_path_factory.mktemp("bench") / "question.jsonl"
+    rows = [
+        {
+            "question_id": 10 + i,
+            "category": c,
+            "turns": [f"what is the answer to question {i}?", "and why?"][: 1 + (i == 0)],
+        }
+        for i, c in enumerate(CATEGORIES)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+class Outcome(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def call(monkeypatch, capsys) -> Callable[..., Outcome]:
+    """Call a module's main() with arguments; its exit code and output. Any other exception is a traceback: it fails."""
+
+    def calling(main: Callable[[], None], *arguments: object) -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["prog", *map(str, arguments)])
+        code = 0
+        try:
+            main()
+        except SystemExit as leaving:
+            code = leaving.code if isinstance(leaving.code, int) else 1
+        captured = capsys.readouterr()
+        return Outcome(code, captured.out, captured.err)
+
+    return calling
+
+
+@pytest.fixture
+def evaluate(call, checkpoint, bench_file, tmp_path):
+    """`evaluation.run` on the toy model and bench, results below tmp_path; later arguments overrule."""
+
+    def evaluating(*overrides: str) -> Outcome:
+        base = [
+            "model=path",
+            f"model.path={checkpoint}",
+            "model.name=toy",
+            "bench=file",
+            f"bench.path={bench_file}",
+            "max_new_tokens=24",
+            f"results_dir={tmp_path / 'results'}",
+        ]
+        keys = {o.split("=")[0] for o in overrides}
+        flags = [o for o in overrides if o.startswith("-")]
+        kept = [b for b in base if b.split("=")[0] not in keys]
+        return call(run_module.main, *flags, *kept, *[o for o in overrides if o not in flags])
+
+    return evaluating
+
+
+def answers_in(folder: Path) -> list[dict]:
+    """The answer rows of the only run below `folder`."""
+    (path,) = folder.rglob("answers.jsonl")
+    return [json.loads(line) for line in path.read_text().splitlines()]

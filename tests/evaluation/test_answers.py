@@ -1,0 +1,70 @@
+"""The answer store: files met in the wild, torn lines, states, locks."""
+
+import json
+
+import pytest
+import torch
+
+from evaluation.answers import AnswerStore, read_answers
+from model.errors import UserError
+from tests.evaluation.test_metrics import ROWS
+
+
+def test_files_met_in_the_wild(tmp_path):
+    path = tmp_path / "a.jsonl"
+    later = json.dumps(ROWS[0] | {"category": "later"})
+    lines = [json.dumps(ROWS[0]), "{torn", json.dumps(ROWS[1]), later, "[]", '{"question_id": 3}', ""]
+    wrong_counts = json.loads(json.dumps(ROWS[1]))
+    wrong_counts["choices"][0]["wall_time"] = []
+    path.write_bytes("\n".join([*lines, json.dumps(wrong_counts)]).encode() + b"\n\xff\xfe")
+    rows, damage = read_answers(path)
+    assert list(rows) == [1, 2] and rows[1]["category"] == "later"
+    assert damage.broken_lines == [2, 5, 6, 8, 9] and damage.repeated == [1]
+    assert "5 broken line(s): 2, 5, 6, 8, 9" in str(damage) and "1 question id(s) repeated" in str(damage)
+
+
+def test_a_torn_last_line_is_cut_off_and_the_rest_kept(tmp_path):
+    store = AnswerStore(tmp_path)
+    assert store.begin({"settings": {"a": 1}}) == {}
+    for n, row in enumerate(ROWS, start=1):
+        store.append(row, {}, n)
+    whole = store.answers.read_bytes()
+    store.answers.write_bytes(whole + b'{"question_id": 3, "cho')
+    assert list(store.begin({"settings": {"a": 1}})) == [1, 2]
+    assert store.answers.read_bytes() == whole
+
+
+def test_the_state_after_each_answer_is_there_and_only_that(tmp_path):
+    store = AnswerStore(tmp_path)
+    store.begin({"settings": {}})
+    for n, row in enumerate(ROWS, start=1):
+        store.append(row, {"candidates": torch.full((2, 2), n)}, n)
+        assert store.state_at(n)["candidates"].tolist() == [[n, n], [n, n]]
+    assert [p.name for p in tmp_path.glob("state*")] == ["state-2.safetensors"]
+    store.finish({}, {"candidates": torch.zeros(1)}, 2)
+    assert [p.name for p in tmp_path.glob("state*")] == ["state.safetensors"]
+
+
+def test_another_configuration_is_refused_by_the_setting_that_differs(tmp_path):
+    store = AnswerStore(tmp_path)
+    store.begin({"settings": {"method": {"k": 8}, "seed": 0}})
+    store.append(ROWS[0], {}, 1)
+    before = store.answers.read_bytes()
+    with pytest.raises(UserError, match=r"another configuration: method.k is 8 there and 4 now"):
+        store.begin({"settings": {"method": {"k": 4}, "seed": 0}})
+    assert store.answers.read_bytes() == before
+
+
+def test_answers_without_metadata_are_not_touched(tmp_path):
+    (tmp_path / "answers.jsonl").write_text("someone's\n")
+    with pytest.raises(UserError, match="unknown configuration"):
+        AnswerStore(tmp_path).begin({"settings": {}})
+    assert (tmp_path / "answers.jsonl").read_text() == "someone's\n"
+
+
+def test_one_process_a_directory(tmp_path):
+    with AnswerStore(tmp_path).locked():
+        with pytest.raises(UserError, match="another run is at work"), AnswerStore(tmp_path).locked():
+            pass
+    with AnswerStore(tmp_path).locked():
+        pass

@@ -1,0 +1,223 @@
+"""A user's mistakes: one line that names the culprit, exit code not 0, nothing overwritten, no traceback."""
+
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from evaluation import inference_recycling, report, run, speed
+from evaluation.answers import AnswerStore
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def check(outcome, *names):
+    """One line on stderr that starts with `error:` and names everything it should."""
+    lines = [line for line in outcome.err.splitlines() if "question/s" not in line and line.strip()]
+    assert outcome.code != 0
+    assert len(lines) == 1, outcome.err
+    assert lines[0].startswith("error: ") and len(lines[0]) < 600
+    for name in names:
+        assert str(name) in lines[0], lines[0]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "names"),
+    [
+        (["method=nonesuch"], ["method/nonesuch", "vanilla"]),
+        (["bench=nonesuch"], ["bench/nonesuch", "spec_bench"]),
+        (["tree=nonesuch"], ["tree/nonesuch", "2.2.2"]),
+        (["model=nonesuch"], ["model/nonesuch", "embedded"]),
+        (["experiment=nonesuch"], ["experiment/nonesuch", "quickstart"]),
+        (["method.kk=4"], ["kk"]),
+        (["method=pld", "method.k=4"], ["k"]),
+        (["nonsense"], ["nonsense"]),
+        (["model.path=nowhere/at/all"], ["nowhere/at/all", "no such folder"]),
+        (["model.path=./nowhere"], ["./nowhere", "no such folder"]),
+        (["model.dtype=float12"], ["float12", "float32"]),
+        (["model.device=quantum"], ["quantum", "cuda"]),
+        (["model.template=nonesuch"], ["nonesuch"]),
+        (["model.attention=flash_attention_2"], ["flash_attention_2"]),
+        (["model.context=99999"], ["99999", "512"]),
+        (["method.k=0"], ["method.k=0", "at least 1"]),
+        (["method.k=-3"], ["method.k=-3"]),
+        (["method.k=2.5"], ["method.k=2.5"]),
+        (["method.k=4"], ["rank 7", "k=4"]),
+        (["method.dtype=int7"], ["int7", "int32"]),
+        (["method=pld", "method.max_ngram=0"], ["max_ngram=0"]),
+        (["tree=best", "tree.nodes=-1"], ["nodes=-1"]),
+        (["tree=file", "tree.path=no.yaml"], ["no.yaml"]),
+        (["tree=file"], ["tree.path"]),
+        (["start=lukewarm"], ["start=lukewarm", "cold, hot"]),
+        (["max_new_tokens=0"], ["max_new_tokens=0", "at least 1"]),
+        (["max_new_tokens=many"], ["max_new_tokens=many"]),
+        (["num_choices=0"], ["num_choices=0"]),
+        (["bench.path=nowhere.jsonl"], ["nowhere.jsonl", "does not exist"]),
+        (["bench.begin=7"], ["no question is left"]),
+        (["model.context=20"], ["question 10", "context of 20"]),
+    ],
+)
+def test_wrong_settings(evaluate, tmp_path, overrides, names):
+    check(evaluate(*overrides), *names)
+    assert not list(tmp_path.rglob("answers.jsonl")) and not list(tmp_path.rglob("metadata.json"))
+
+
+def test_in_a_sweep_the_other_jobs_go_on_and_the_mistake_is_told_once(evaluate, tmp_path):
+    outcome = evaluate("-m", "method.k=4,8", "name=sweep")
+    assert outcome.code != 0 and outcome.err.count("error:") == 1 and "k=4" in outcome.err
+    assert len(list(tmp_path.rglob("summary.json"))) == 1
+
+
+@pytest.mark.skipif("__import__('torch').cuda.is_available()")
+def test_cuda_where_there_is_none(evaluate):
+    check(evaluate("model.device=cuda"), "model.device=cuda", "no CUDA device")
+    check(evaluate("model.device=mps"), "model.device=mps", "no MPS device")
+
+
+@pytest.mark.parametrize(
+    ("remove", "says"),
+    [
+        ("config.json", "no config.json"),
+        ("*.safetensors", "no weights"),
+        ("tokenizer*", "no tokenizer"),
+        ("model-00002-of-*", "cannot be loaded"),
+    ],
+)
+def test_a_model_folder_that_lacks_something(evaluate, checkpoint, tmp_path, remove, says):
+    folder = tmp_path / "model"
+    shutil.copytree(checkpoint, folder)
+    for path in folder.glob(remove):
+        path.unlink()
+    check(evaluate(f"model.path={folder}"), folder, says)
+
+
+def test_broken_weights_or_config_or_pickles(evaluate, checkpoint, tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(checkpoint, folder)
+    shard = next(folder.glob("model-00002-of-*"))
+    good = shard.read_bytes()
+    shard.write_bytes(good[:100])
+    check(evaluate(f"model.path={folder}"), folder)
+    shard.write_bytes(good)
+    (folder / "config.json").write_text("{")
+    check(evaluate(f"model.path={folder}"), folder)
+    for path in folder.glob("*.safetensors"):
+        path.rename(path.with_suffix(".bin"))
+    check(evaluate(f"model.path={folder}"), "pickled weights only", "model.allow_pickle=true")
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("", "is empty"),
+        ("{broken\n", "jsonl:1: not JSON"),
+        ('{"question_id": 1, "category": "qa"}\n', "jsonl:1: 'turns'"),
+    ],
+)
+def test_a_broken_question_file(evaluate, tmp_path, content, says):
+    (tmp_path / "q.jsonl").write_text(content)
+    check(evaluate(f"bench.path={tmp_path / 'q.jsonl'}"), "q.jsonl", says)
+
+
+@pytest.mark.parametrize("content", ["nodes: 3", "{", "- [0, 0]"])
+def test_a_malformed_tree(evaluate, tmp_path, content):
+    (tmp_path / "tree.yaml").write_text(content)
+    check(evaluate("tree=file", f"tree.path={tmp_path / 'tree.yaml'}"), "tree.yaml")
+
+
+def test_a_bench_that_cannot_be_fetched(evaluate, tmp_path):
+    arguments = ["bench=mbpp", f"bench.path={tmp_path / 'mbpp.jsonl'}"]
+    check(
+        evaluate(*arguments, "bench.url=http://127.0.0.1:9/q.jsonl"),
+        "cannot fetch http://127.0.0.1:9/q.jsonl",
+        "bench.path=",
+    )
+    source = tmp_path / "other.jsonl"
+    source.write_text('{"question_id": 1, "category": "qa", "turns": ["a"]}\n')
+    check(evaluate(*arguments, f"bench.url={source.as_uri()}"), "sha256", "nothing was kept")
+    assert not (tmp_path / "mbpp.jsonl").exists()
+
+
+def test_a_directory_of_another_configuration_is_left_alone(evaluate, tmp_path):
+    folder = tmp_path / "run"
+    assert evaluate(f"run_dir={folder}").code == 0
+    before = {p.name: p.read_bytes() for p in folder.iterdir()}
+    check(evaluate(f"run_dir={folder}", "start=hot"), folder, "method.start is cold there and hot now")
+    check(evaluate(f"run_dir={folder}", "max_new_tokens=9"), folder, "max_new_tokens is 24 there and 9 now")
+    assert {p.name: p.read_bytes() for p in folder.iterdir()} == before
+
+
+def test_a_saved_state_that_does_not_fit(evaluate, tmp_path):
+    (tmp_path / "junk.safetensors").write_bytes(b"junk")
+    check(evaluate(f"start={tmp_path / 'junk.safetensors'}"), "junk.safetensors", "not a saved state")
+    assert evaluate("start=hot", f"run_dir={tmp_path / 'hot'}").code == 0
+    saved = tmp_path / "hot/state.safetensors"
+    check(evaluate(f"start={saved}", "method.k=9"), "8]", "9]")
+
+
+def test_two_runs_in_one_directory(evaluate, tmp_path):
+    with AnswerStore(tmp_path / "run").locked():
+        check(evaluate(f"run_dir={tmp_path / 'run'}"), tmp_path / "run", "another run is at work")
+
+
+def test_results_that_cannot_be_written(evaluate, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    check(evaluate(f"results_dir={tmp_path / 'file'}"), tmp_path / "file")
+    check(evaluate(f"run_dir={tmp_path / 'file' / 'run'}"), tmp_path / "file")
+
+
+def test_a_full_disk_stops_in_one_line_and_loses_nothing(evaluate, tmp_path):
+    """A limit on file size makes the kernel refuse a write in the middle of a line, as a full disk does."""
+    folder = tmp_path / "run"
+    assert evaluate(f"run_dir={tmp_path / 'calm'}").code == 0
+    size = (tmp_path / "calm/answers.jsonl").stat().st_size
+    old = resource.getrlimit(resource.RLIMIT_FSIZE)
+    previous = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (int(size * 0.6), old[1]))
+        outcome = evaluate(f"run_dir={folder}")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, old)
+        signal.signal(signal.SIGXFSZ, previous)
+    check(outcome, "answers.jsonl", "File too large")
+    lines = (folder / "answers.jsonl").read_bytes().split(b"\n")
+    assert lines[-1] == b"" and 1 <= len(lines) - 1 < 7
+    assert evaluate(f"run_dir={folder}").code == 0
+    assert len((folder / "answers.jsonl").read_bytes().splitlines()) == 7
+
+
+def test_other_command_lines(call, tmp_path, bench_file):
+    check(call(report.main, tmp_path), tmp_path, "no runs here")
+    (tmp_path / "empty.jsonl").write_text("")
+    arguments = ["--file-path", tmp_path / "none.jsonl", "--base-path", tmp_path / "empty.jsonl"]
+    check(call(speed.main, *arguments), "none.jsonl")
+    check(call(speed.main, *arguments[:1], tmp_path / "empty.jsonl", *arguments[2:]), "no question in common")
+    check(call(inference_recycling.main, "--temperature", "0.7"), "--temperature 0.7", "sampling")
+    check(call(inference_recycling.main, "--bench-name", "gsm8k"), "gsm8k", "spec_bench")
+    check(call(inference_recycling.main, "--tree-version", "9.9.9", "--question-file", bench_file), "9.9.9")
+
+
+def test_ctrl_c_says_that_nothing_is_lost(checkpoint, bench_file, tmp_path):
+    command = [sys.executable, "-m", "evaluation.run", "model=path", f"model.path={checkpoint}", "bench=file"]
+    command += [f"bench.path={bench_file}", f"run_dir={tmp_path / 'run'}", "max_new_tokens=400", "num_choices=9"]
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE, text=True
+    )
+    answers = tmp_path / "run/answers.jsonl"
+    while process.poll() is None and not answers.exists():
+        pass
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in err and "goes on from there" in err.splitlines()[-1]
+    assert all(json.loads(line) for line in answers.read_text().splitlines())
+
+
+def test_run_module_reports_config_errors_as_a_user_sees_them(call):
+    check(call(run.main, "method=nonesuch"), "method/nonesuch")

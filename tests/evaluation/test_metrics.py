@@ -1,0 +1,85 @@
+"""Every figure against a value computed by hand, and against Spec-Bench's own arithmetic."""
+
+import math
+
+import pytest
+
+from evaluation.metrics import by_subtask, measure, speedup
+from evaluation.questions import MT_BENCH, subtask
+from evaluation.speed import speeds
+
+
+def row(question_id, category, turns, decode=None):
+    """`turns`: one (accepted lengths, seconds) a turn."""
+    choice = {
+        "index": 0,
+        "turns": ["text"] * len(turns),
+        "new_tokens": [sum(lengths) for lengths, _ in turns],
+        "wall_time": [seconds for _, seconds in turns],
+        "accept_lengths": [n for lengths, _ in turns for n in lengths],
+    }
+    if decode:
+        choice["decode_time"] = decode
+    return {"question_id": question_id, "category": category, "choices": [choice]}
+
+
+ROWS = [
+    row(1, "writing", [([3, 1], 2.0), ([2, 2, 2], 3.0)], decode=[1.5, 2.0]),  # 10 tokens in 5 s, 5 steps
+    row(2, "qa", [([1, 1, 1, 3], 0.5)], decode=[0.25]),  # 6 tokens in 0.5 s, 4 steps
+]
+
+
+def test_by_hand():
+    figures = measure(ROWS)
+    assert (figures.questions, figures.turns, figures.steps, figures.new_tokens) == (2, 3, 9, 16)
+    assert figures.mat == 16 / 9
+    assert figures.mat_macro == (10 / 5 + 6 / 4) / 2
+    assert figures.tokens_per_second == (10 / 5 + 6 / 0.5) / 2
+    assert figures.tokens_per_second_total == 16 / 5.5
+    assert figures.tokens_per_second_decode == (3 + 5 + 5) / 3.75
+
+
+def test_what_the_records_do_not_hold_is_nan_and_not_a_guess():
+    bare = row(1, "qa", [([1, 1], 1.0)])
+    del bare["choices"][0]["accept_lengths"]
+    figures = measure([bare])
+    assert math.isnan(figures.mat) and math.isnan(figures.tokens_per_second_decode)
+    assert figures.tokens_per_second == 2.0
+
+
+def test_the_eight_labels_are_one_row_and_others_keep_their_name():
+    assert {subtask(label) for label in MT_BENCH} == {"mt_bench"} and len(MT_BENCH) == 8
+    groups = by_subtask([row(i, c, [([1], 1.0)]) for i, c in enumerate(["zoo", "math", "qa", "coding", "code"])])
+    assert {name: len(rows) for name, rows in groups.items()} == {
+        "mt_bench": 2,
+        "qa": 1,
+        "code": 1,
+        "zoo": 1,
+        "overall": 5,
+    }
+    assert list(groups) == ["mt_bench", "qa", "code", "zoo", "overall"]
+
+
+def test_speedup_is_over_common_questions_only():
+    base = [row(1, "writing", [([1] * 10, 10.0)]), row(3, "qa", [([1], 0.001)])]
+    assert speedup(ROWS, base) == pytest.approx(2.0)  # question 1: 2 tokens/s against 1; 2 and 3 have no partner
+    assert math.isnan(speedup(ROWS, [row(9, "qa", [([1], 1.0)])]))
+    assert speedup(ROWS, ROWS) == 1.0
+
+
+def spec_bench_speed(rows):
+    """Spec-Bench's evaluation/speed.py in its own steps: speeds and accepted lengths of the first choice."""
+    values, lengths = [], []
+    for data in rows:
+        tokens, times = sum(data["choices"][0]["new_tokens"]), sum(data["choices"][0]["wall_time"])
+        lengths.extend(data["choices"][0]["accept_lengths"])
+        values.append(tokens / times)
+    return sum(values) / len(values), sum(lengths) / len(lengths)
+
+
+def test_equal_to_spec_benchs_arithmetic():
+    speed, mat = spec_bench_speed(ROWS)
+    figures = measure(ROWS)
+    assert figures.tokens_per_second == pytest.approx(speed, abs=1e-9)
+    assert figures.mat == pytest.approx(mat, abs=1e-9)
+    assert speeds(ROWS) == pytest.approx(speed, abs=1e-9)

@@ -1,0 +1,42 @@
+# Sourced by eval.sh and test.sh: puts in $PYTHON an interpreter in which the given requirement files are met.
+#
+# An active environment that meets them is used as it is; otherwise .venv is made, or brought up to date, once.
+# PYTHON=/path/to/python in the environment overrules both, at your own risk.
+
+environment() {
+    if [ -n "${PYTHON:-}" ]; then return; fi
+    local active="${VIRTUAL_ENV:-${CONDA_PREFIX:-}}"
+    if [ -n "$active" ] && [ -x "$active/bin/python" ] && "$active/bin/python" tools/requirements_met.py "$@"; then
+        PYTHON="$active/bin/python"
+        return
+    fi
+    PYTHON=.venv/bin/python
+    if [ -x "$PYTHON" ] && "$PYTHON" tools/requirements_met.py "$@"; then return; fi
+    local base=""
+    for candidate in python3 python3.14 python3.13 python3.12 python3.11; do
+        if command -v "$candidate" >/dev/null && "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
+            base="$candidate"
+            break
+        fi
+    done
+    if [ -z "$base" ]; then
+        echo "error: Python 3.11 or later is needed, and none is on the PATH" >&2
+        exit 2
+    fi
+    if [ ! -x "$PYTHON" ]; then
+        echo "setting up .venv with $($base --version) (once; torch is a large download)" >&2
+        if ! "$base" -m venv .venv; then
+            rm -rf .venv
+            echo "error: could not make .venv; on Debian and Ubuntu: apt install python3-venv" >&2
+            exit 2
+        fi
+    else
+        echo "bringing .venv up to date" >&2
+    fi
+    local files=()
+    for file in "$@"; do files+=(-r "$file"); done
+    if ! "$PYTHON" -m pip install --quiet --disable-pip-version-check "${files[@]}"; then
+        echo "error: installing $* failed (see above); with a network, run the same command again" >&2
+        exit 2
+    fi
+}
