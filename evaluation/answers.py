@@ -168,11 +168,11 @@ class AnswerStore:
             save_state(state, self._state_path(answered))
         line = json.dumps(row, ensure_ascii=False).encode() + b"\n"
         self.answers.parent.mkdir(parents=True, exist_ok=True)
-        with self.answers.open("ab") as handle:
-            size = handle.tell()
+        with self.answers.open("ab", buffering=0) as handle:  # no buffer that would try again when closed
+            size, written = handle.tell(), 0
             try:
-                handle.write(line)
-                handle.flush()
+                while written < len(line):
+                    written += handle.write(line[written:])
                 os.fsync(handle.fileno())
             except OSError as error:
                 handle.truncate(size)

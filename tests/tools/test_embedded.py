@@ -1,0 +1,253 @@
+"""The embedded model, its corpus, its judge and the sample bench."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from tools.embedded import check, sample
+from tools.embedded.corpus import held_out, held_out_questions, training
+from tools.embedded.dialogue import Dialogue
+from tools.embedded.encoding import encode, prompt
+from tools.embedded.judge import right
+from tools.embedded.sandbox import same_behaviour
+from tools.embedded.tasks import MAKERS, MT_BENCH, SINGLE
+from tools.embedded.train import Recipe, train
+
+ROOT = Path(__file__).parents[2]
+MODEL = ROOT / "data" / "embedded"
+SAMPLE = ROOT / "data" / "sample"
+HELD_OUT = [d for bench in held_out().values() for d in bench]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.from_file(str(MODEL / "tokenizer.json"))
+
+
+@pytest.fixture(scope="module")
+def model() -> check.Model:
+    return check.Model(MODEL)
+
+
+@pytest.fixture()
+def torch_state() -> Iterator[None]:
+    """Training fixes the threads and the algorithms of the process; give them back to the other tests."""
+    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    yield
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(deterministic)
+
+
+# --- the judge
+
+
+def test_every_reference_is_right() -> None:
+    for dialogue in HELD_OUT[:60:2] + HELD_OUT[60::4]:
+        for answer in dialogue.answers:
+            assert right(dialogue.category, answer, answer), (dialogue.category, answer)
+
+
+def corrupt(dialogue: Dialogue) -> str:
+    """The first answer with one fact wrong, as a plausible model would get it wrong."""
+    answer = dialogue.answers[0]
+    if dialogue.category in ("code", "coding"):
+        return answer.replace("    return ", "    return [0] or ", 1)
+    if dialogue.category in ("math", "math_reasoning"):
+        head, _, tail = answer.rpartition("= ")
+        return f"{head}= 1{tail}"
+    words = answer.split(" ")
+    names = [i for i, word in enumerate(words) if i and word[:1].isupper()]
+    words[names[-1] if names else -1] = "Zebra"
+    return " ".join(words)
+
+
+@pytest.mark.parametrize("category", MAKERS)
+def test_one_wrong_fact_is_found(category: str) -> None:
+    dialogue = next(d for d in HELD_OUT if d.category == category)
+    assert not right(category, dialogue.answers[0], corrupt(dialogue))
+    assert not right(category, dialogue.answers[0], "")
+    assert not right(category, dialogue.answers[0], dialogue.answers[0][: len(dialogue.answers[0]) // 2])
+
+
+def test_an_answer_of_another_question_is_wrong() -> None:
+    for one, two in zip(HELD_OUT, HELD_OUT[1:], strict=False):
+        if one.answers[0] != two.answers[0] and one.category not in ("code", "coding"):
+            assert not right(one.category, one.answers[0], two.answers[0])
+
+
+def test_code_may_be_written_differently() -> None:
+    reference = "```python\ndef f(numbers):\n    t = 0\n    for n in numbers:\n        t += n\n    return t\n```"
+    assert same_behaviour(reference, "```python\ndef f(numbers):\n    return sum(numbers)\n```\nA sum.")
+    assert not same_behaviour(reference, "```python\ndef f(numbers):\n    return len(numbers)\n```")
+    assert not same_behaviour(reference, "```python\ndef f(numbers):\n    return sum(numbers)\nprint(f([1]))\n```")
+    assert not same_behaviour(reference, "```python\ndef g(numbers):\n    return sum(numbers)\n```")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "import os\n    return 0",
+        "return numbers.__class__",
+        "return open('x')",
+        "return __import__('os')",
+        "return eval('0')",
+        "while True:\n        pass",
+        "return 9 ** 9 ** 9",
+    ],
+)
+def test_code_that_could_do_harm_does_not_pass(body: str) -> None:
+    reference = "```python\ndef f(numbers):\n    return 0\n```"
+    assert not same_behaviour(reference, f"```python\ndef f(numbers):\n    {body}\n```")
+
+
+# --- the corpus and the sample
+
+
+def test_corpus_is_the_same_every_time() -> None:
+    assert list(islice(training(), 300)) == list(islice(training(), 300))
+
+
+def test_no_held_out_question_is_trained_on() -> None:
+    questions = held_out_questions()
+    assert len(questions) == len(HELD_OUT) == 268
+    assert not any(d.turns[0] in questions for d in islice(training(), 60_000))
+
+
+def test_shipped_sample_is_what_the_generator_writes() -> None:
+    for file, text in sample.contents().items():
+        assert (SAMPLE / file).read_text(encoding="utf-8") == text
+
+
+def test_sample_has_the_form_of_spec_bench() -> None:
+    rows = check.read_lines(SAMPLE / "question.jsonl")
+    warmup = check.read_lines(SAMPLE / "warmup.jsonl")
+    categories = [row["category"] for row in rows]
+    assert categories == [*MT_BENCH, *(c for c in SINGLE for _ in range(8))]
+    assert len(warmup) == 2
+    ids = [row["question_id"] for row in rows + warmup]
+    assert len(set(ids)) == len(ids)
+    for row in rows + warmup:
+        assert set(row) == {"question_id", "category", "turns", "reference"}
+        assert len(row["turns"]) == len(row["reference"]) == (2 if row["category"] in MT_BENCH else 1)
+
+
+# --- encoding
+
+
+def test_training_sees_the_tokens_of_inference(tokenizer: Tokenizer) -> None:
+    """fschat's prompt, tokenized by AutoTokenizer, is a prefix of the training ids; the answer follows, then EOS."""
+    fast = AutoTokenizer.from_pretrained(MODEL, local_files_only=True)
+    rng = random.Random(0)
+    for maker in MAKERS.values():
+        dialogue = maker(rng)
+        (encoded,) = encode(tokenizer, [(dialogue.turns, dialogue.answers)])
+        assert encoded.ids[0] == fast.bos_token_id
+        for i, answer in enumerate(dialogue.answers):
+            ids = fast(prompt(dialogue.turns[: i + 1], dialogue.answers[:i])).input_ids
+            reply = [*fast(f" {answer}", add_special_tokens=False).input_ids, fast.eos_token_id]
+            end = len(ids) + len(reply)
+            assert encoded.ids[: len(ids)] == ids
+            assert encoded.ids[len(ids) : end] == reply
+            assert all(encoded.answer[len(ids) : end])
+            assert not encoded.answer[len(ids) - 1]
+        assert end == len(encoded.ids)
+        assert sum(encoded.answer) < len(encoded.ids)
+
+
+def test_tokenizer_is_lossless() -> None:
+    fast = AutoTokenizer.from_pretrained(MODEL, local_files_only=True)
+    rng = random.Random(0)
+    texts = ["", " ", "  two  spaces ", "Grüße, 世界! 🦙\n\n\tdone\r\n", "▁ and <0x41>", "\x00\x7f", "a , b .", "1234"]
+    points = [*range(0x20, 0xD800, 97), *range(0xE000, 0x10FFFF, 4099)]
+    texts += ["".join(chr(rng.choice(points)) for _ in range(40)) for _ in range(50)]
+    for text in texts:
+        ids = fast(text).input_ids
+        assert ids[0] == fast.bos_token_id
+        assert fast.decode(ids[1:]) == text
+        assert fast.decode(ids, skip_special_tokens=True) == text
+
+
+def test_digits_are_tokens_of_their_own(tokenizer: Tokenizer) -> None:
+    pieces = tokenizer.encode("12 + 345", add_special_tokens=False).tokens
+    assert [p for p in pieces if any(c.isdigit() for c in p)] == list("12345")
+
+
+# --- training
+
+
+def test_training_repeats_exactly(tokenizer: Tokenizer, torch_state: None) -> None:
+    recipe = replace(Recipe(), steps=3, batch_tokens=1024, hidden=48, heads=2, layers=2, intermediate=64)
+    one, two = (train(recipe, tokenizer).state_dict() for _ in range(2))
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_recipe_checks_itself() -> None:
+    with pytest.raises(ValueError, match="steps"):
+        Recipe(steps=0)
+
+
+# --- the shipped model
+
+
+def test_model_is_small_and_complete() -> None:
+    assert sum(path.stat().st_size for path in MODEL.iterdir()) <= 10_000_000
+    files = ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
+    assert all((MODEL / file).is_file() for file in files)
+
+
+def test_model_loads_in_float32_by_default(model: check.Model) -> None:
+    loaded = AutoModelForCausalLM.from_pretrained(MODEL, local_files_only=True)
+    assert loaded.dtype == torch.float32
+    assert loaded.config.max_position_embeddings == 4096
+    assert loaded.generation_config.eos_token_id == model.tokenizer.eos_token_id
+    assert loaded.generation_config.do_sample is False
+    assert len(model.tokenizer) == loaded.config.vocab_size
+
+
+def test_model_answers(model: check.Model) -> None:
+    """One question a subtask; the measured shares are in the model's README."""
+    rows = check.read_lines(SAMPLE / "question.jsonl")
+    chosen = {row["category"]: row for row in reversed(rows)}
+    turns = check.measure(model, [chosen[c] for c in ("stem", "translation", "summarization", "qa", "rag", "code")])
+    assert sum(t.right for t in turns) >= len(turns) - 2
+    assert sum(bool(t.ended) for t in turns) >= len(turns) - 1
+
+
+# --- the command lines
+
+
+def test_answers_file_is_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = check.read_lines(SAMPLE / "question.jsonl")
+    answers = [{"question_id": r["question_id"], "choices": [{"turns": r["reference"]}]} for r in rows]
+    answers[0]["choices"][0]["turns"] = ["no", "no"]
+    path = tmp_path / "answers.jsonl"
+    path.write_text("".join(json.dumps(a) + "\n" for a in answers))
+    arguments = ["--answers", str(path), "--questions", str(SAMPLE / "question.jsonl"), "--model", str(MODEL)]
+    assert check.main(arguments) == 0
+    figures = json.loads(capsys.readouterr().out.splitlines()[-1])["answers"]
+    assert figures["writing"]["right"] == 0.0
+    assert figures["code"]["right"] == 1.0
+    assert figures["overall"]["right"] == pytest.approx(62 / 64)
+
+
+def test_unknown_question_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "answers.jsonl"
+    path.write_text(json.dumps({"question_id": 5000, "choices": [{"turns": ["x"]}]}) + "\n")
+    arguments = ["--answers", str(path), "--questions", str(SAMPLE / "question.jsonl"), "--model", str(MODEL)]
+    assert check.main(arguments) == 1
+    assert capsys.readouterr().err.strip().count("\n") == 0
+
+
+def test_sample_command_writes(tmp_path: Path) -> None:
+    assert sample.main(["--output", str(tmp_path)]) == 0
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["question.jsonl", "warmup.jsonl"]
