@@ -1,6 +1,8 @@
 """The loop: greedy identity with transformers' own generate, counts, stops, refusals."""
 
+import os
 import random
+from pathlib import Path
 
 import pytest
 import torch
@@ -159,3 +161,25 @@ def test_models_that_cannot_take_back_tokens_are_refused_with_the_reason():
         Target(flex)
     with pytest.raises(UserError, match="context=9999 is more than the 256 positions"):
         Target(toy_model("llama"), context=9999)
+
+
+def resident() -> int:
+    """Bytes of memory this process holds now."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads Linux's /proc")
+def test_memory_does_not_grow_over_200_prompts(llama):
+    target, rng = Target(llama), random.Random(0)
+    everyone = list(drafters().values())
+
+    def answer(count):
+        for i in range(count):
+            prompt = [rng.randrange(3, 61) for _ in range(5 + i % 40)]
+            decode(target, everyone[i % len(everyone)], prompt, max_new_tokens=12)
+
+    answer(60)  # allocators, masks and tables settle
+    before = resident()
+    answer(200)
+    assert resident() - before < 2 * 2**20

@@ -1,0 +1,125 @@
+"""The house: arrows between folders, sizes a reader can hold, configs that compose, README commands that run."""
+
+import ast
+import dataclasses
+import inspect
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from hydra import compose, initialize_config_dir
+
+from evaluation.models import ModelSettings
+from evaluation.questions import load_bench
+from model.decoding import loop
+from model.recycling import build_template
+
+ROOT = Path(__file__).resolve().parents[1]
+PYTHON_FILES = [p for folder in ("model", "evaluation", "tools", "tests") for p in (ROOT / folder).rglob("*.py")]
+README = (ROOT / "README.md").read_text()
+
+
+def imported(path: Path) -> list[tuple[int, str]]:
+    """(level, module) of every import in a file; level 0 is absolute."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found += [(0, alias.name) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            found.append((node.level, node.module or ""))
+    return found
+
+
+@pytest.mark.parametrize("path", [p for p in PYTHON_FILES if p.is_relative_to(ROOT / "model")], ids=str)
+def test_the_library_imports_itself_relatively_and_no_harness(path):
+    forbidden = {"evaluation", "model", "hydra", "omegaconf", "fastchat", "tools", "pandas", "matplotlib"}
+    assert not {module.split(".")[0] for level, module in imported(path) if level == 0} & forbidden
+
+
+def test_the_engine_knows_no_method_by_name():
+    text = "".join(p.read_text().lower() for p in (ROOT / "model/decoding").glob("*.py"))
+    assert not re.search(r"recycl(?!ed)|\bpld\b|medusa|eagle|lookahead", text)
+
+
+def test_a_reader_finds_the_algorithm():
+    recycling = sum(len(p.read_text().splitlines()) for p in (ROOT / "model/recycling").glob("*.py"))
+    assert recycling < 400
+    assert len(inspect.getsource(loop.decode).splitlines()) < 80
+    too_long = [str(p) for p in PYTHON_FILES if len(p.read_text().splitlines()) > 350]
+    assert not too_long
+
+
+def test_every_third_party_import_is_pinned():
+    """Each imported top-level module belongs to the standard library, to us, or to a pinned requirement."""
+    provided_by = {"fastchat": "fschat", "hydra": "hydra-core", "yaml": "PyYAML", "PIL": "pillow"}
+    pins = (ROOT / "requirements.txt").read_text() + (ROOT / "tests/requirements.txt").read_text()
+    pinned = {line.split("==")[0].lower() for line in pins.splitlines() if "==" in line}
+    modules = {m.split(".")[0] for p in PYTHON_FILES for level, m in imported(p) if level == 0 and m}
+    own = {"model", "evaluation", "tools", "tests"}
+    third = {m for m in modules if m not in sys.stdlib_module_names and m not in own}
+    assert {m for m in third if provided_by.get(m, m).lower() not in pinned} == set()
+    for line in pins.splitlines():
+        assert not line.split("#")[0].strip() or re.fullmatch(r"[\w.-]+==[\w.]+", line.split("#")[0].strip()), line
+
+
+CHOICES = [
+    f"{group.name}={path.stem}"
+    for group in sorted((ROOT / "configs").iterdir())
+    if group.is_dir()
+    for path in group.iterdir()
+]
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_every_config_composes_and_says_what_it_is(choice):
+    group, name = choice.split("=")
+    first = (ROOT / "configs" / group / f"{name}.yaml").read_text().splitlines()
+    assert first[0].startswith("#") and (group != "experiment" or "bash eval.sh" in first[1])
+    with initialize_config_dir(str(ROOT / "configs"), version_base=None):
+        cfg = compose("config", overrides=[choice])
+    wanted = {
+        "model": {field.name for field in dataclasses.fields(ModelSettings)},
+        "bench": set(inspect.signature(load_bench).parameters),
+        "tree": set(inspect.signature(build_template).parameters) - {"k"},
+    }
+    assert group == "experiment" or set(cfg[group]) == wanted.get(group, set(cfg[group]))
+
+
+def test_python_modules_named_in_the_readme_take_the_arguments_shown():
+    commands = re.findall(r"^python -m (evaluation\.\w+)(.*?)(?:  #.*)?$", README, flags=re.M)
+    assert len(commands) >= 5
+    for module, arguments in commands:
+        flags = [word.split("=")[0] for word in shlex.split(arguments) if word.startswith("--")]
+        text = (ROOT / (module.replace(".", "/") + ".py")).read_text()
+        assert all(f'"{flag}"' in text for flag in flags), (module, flags)
+
+
+def test_eval_commands_in_the_readme_compose():
+    lines = re.findall(r"^bash eval\.sh (.+?)(?:  +#.*)?$", README, flags=re.M)
+    assert len(lines) >= 4
+    for line in lines:
+        overrides = [word.split(",")[0] for word in shlex.split(line) if "=" in word]
+        with initialize_config_dir(str(ROOT / "configs"), version_base=None):
+            compose("config", overrides=overrides)
+
+
+def test_the_quickstart_runs_from_the_shell(tmp_path):
+    """bash eval.sh, cut to one question a subtask, in the environment that runs the tests."""
+    environment = os.environ | {"PYTHON": sys.executable}
+    command = ["bash", str(ROOT / "eval.sh"), "bench.per_category=1", f"results_dir={tmp_path}", "max_new_tokens=64"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr[-2000:]
+    for method in ("hf", "vanilla", "pld", "recycling (cold)", "recycling (hot)"):
+        assert re.search(rf"^{re.escape(method)} +7 ", done.stdout, flags=re.M), done.stdout
+    assert (tmp_path / "quickstart/tables/main.csv").exists()
+
+
+def test_shipped_trees_are_lists_of_rank_paths():
+    for path in (ROOT / "model/recycling/trees").glob("*.yaml"):
+        nodes = yaml.safe_load(path.read_text())["nodes"]
+        assert all(isinstance(rank, int) for node in nodes for rank in node)
