@@ -48,17 +48,17 @@ class TokenRecycling(Drafter):
         self.tree = tree.on(device)
         self.max_nodes = len(tree)
         self.needs_prompt_logits = recycle_prompt
-        self._levels = [  # what a level's look-up needs, sliced once: where, parents, ranks
-            (slice(a, b), self.tree.parents[a:b], self.tree.ranks[a:b]) for a, b in self.tree.levels[1:]
-        ]
         self._tokens = torch.zeros(len(tree), dtype=torch.long, device=device)  # (n,), filled anew every step
+        self._levels = [  # what a level's look-up needs, sliced once: its part of the tokens, parents, ranks
+            (self._tokens[a:b], self.tree.parents[a:b], self.tree.ranks[a:b]) for a, b in self.tree.levels[1:]
+        ]
 
     def draft(self, root: int) -> Draft:
         """Grow the tree level by level: token(node) = M[token(parent), rank(node)] (paper, 3.2)."""
         tokens = self._tokens
         tokens[0] = root
-        for nodes, parents, ranks in self._levels:
-            tokens[nodes] = self.matrix.look_up(tokens[parents], ranks)
+        for level, parents, ranks in self._levels:
+            level.copy_(self.matrix.look_up(tokens.index_select(0, parents), ranks))
         return Draft(self.tree, tokens)
 
     def observe(self, verification: Verification) -> None:

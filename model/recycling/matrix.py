@@ -32,8 +32,8 @@ class AdjacencyMatrix:
         self.candidates = torch.zeros((vocab_size, k), dtype=dtype, device=device)  # (V, k)
 
     def look_up(self, tokens: torch.Tensor, ranks: torch.Tensor) -> torch.Tensor:
-        """The candidate of each token at each rank; all int64 (m,)."""
-        return self.candidates[tokens, ranks].long()
+        """M[token, rank] for each pair: tokens and ranks int64 (m,), the result (m,) of the matrix's type."""
+        return self.candidates.view(-1).index_select(0, torch.add(ranks, tokens, alpha=self.k))
 
     def update(self, tokens: torch.Tensor, top_k: torch.Tensor) -> None:
         """Write `top_k` (n, k) into the rows of `tokens` (n,), in order: of equal tokens the last one wins.
@@ -41,10 +41,9 @@ class AdjacencyMatrix:
         An indexed write with repeated rows leaves the winner to chance on CUDA. Here every repeat writes the winner's
         row, so that order does not matter and a run repeats bit for bit.
         """
-        n = tokens.shape[0]
-        order = torch.arange(n, device=tokens.device)
+        order = torch.arange(tokens.shape[0], device=tokens.device)
         last = (tokens[:, None].eq(tokens) * order).amax(dim=1)  # (n,): the last node with the same token
-        self.candidates[tokens] = top_k[last].to(self.candidates.dtype)
+        self.candidates.index_copy_(0, tokens, top_k.index_select(0, last).to(self.candidates.dtype))
 
     def reset(self) -> None:
         """Cold start: all zero, as at first."""
