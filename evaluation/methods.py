@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from transformers import GenerationConfig
 
+from model.auto import AutoRecycling
 from model.decoding import Drafter, Generation, StepRecord, Tree, decode
 from model.errors import UserError
 from model.pld import PromptLookup
@@ -19,8 +20,10 @@ from model.recycling.matrix import load_state
 from model.vanilla import Vanilla
 
 from .models import LoadedModel
+from .step_times import step_seconds
 
 COLD, HOT = "cold", "hot"
+AUTO = "auto"  # the tree that is chosen for the machine
 
 
 @dataclass
@@ -44,8 +47,13 @@ class Method:
 
     @property
     def label(self) -> str:
-        """How tables name it: a method that carries state names its start."""
-        return self.name if self.start is None else f"{self.name} ({Path(self.start).stem})"
+        """How tables name it: a method that carries state names its start; tree=auto is hot unless it says cold."""
+        if self.start is None:
+            return self.name
+        start = Path(self.start).stem
+        if self.settings.get("tree") == AUTO:
+            start = AUTO if self.start == HOT else f"{AUTO}, {start}"
+        return f"{self.name} ({start})"
 
     def prepare(self) -> None:
         """The state at the start of a run."""
@@ -90,9 +98,13 @@ def build_method(loaded: LoadedModel, method: dict[str, Any], tree: dict[str, An
             raise UserError(f"method.dtype={own['dtype']}: the matrix is int64 or int32")
         if not isinstance(own["k"], int) or own["k"] < 1:
             raise UserError(f"method.k={own['k']}: must be a whole number, at least 1")
-        template = build_template(**tree, k=own["k"])
-        own_dtype = own | {"dtype": dtypes[own["dtype"]]}
-        drafter = TokenRecycling(target.vocab_size, template, **own_dtype, device=target.device)
+        own_dtype = own | {"dtype": dtypes[own["dtype"]], "device": target.device}
+        if tree["name"] == AUTO:
+            drafter = _auto(loaded, tree, own_dtype)
+            template = drafter.largest
+        else:
+            template = build_template(**tree, k=own["k"])
+            drafter = TokenRecycling(target.vocab_size, template, **own_dtype)
     else:
         raise UserError(f"method.name={name}: no such method; there are hf, vanilla, pld, recycling")
     stateful = drafter is not None and drafter.stateful
@@ -109,6 +121,17 @@ def build_method(loaded: LoadedModel, method: dict[str, Any], tree: dict[str, An
     made = Method(name, loaded, drafter, start if stateful else None, template, settings)
     made.prepare()  # a saved state that does not fit is told now
     return made
+
+
+def _auto(loaded: LoadedModel, tree: dict[str, Any], own: dict[str, Any]) -> AutoRecycling:
+    """Recycling whose tree follows the machine; its step times are measured once a machine, model and setting."""
+    unused = [key for key in ("depth", "branching", "path") if tree[key] is not None]
+    if unused or not isinstance(tree["nodes"], int) or tree["nodes"] < 0:
+        raise UserError(
+            f"tree=auto takes tree.nodes, a budget of at least 0, and nothing else ({unused or tree['nodes']})"
+        )
+    seconds = step_seconds(loaded, budget=tree["nodes"], k=own["k"])
+    return AutoRecycling(loaded.target.vocab_size, step_seconds=seconds, budget=tree["nodes"], **own)
 
 
 def _sha256(data: bytes) -> str:

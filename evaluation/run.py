@@ -29,9 +29,9 @@ from .methods import COLD, Method, build_method
 from .metrics import measure
 from .models import LoadedModel, ModelSettings, load_model
 from .provenance import collect
-from .questions import ROOT, Bench, Question, load_bench, read_questions
+from .questions import ROOT, Bench, Question, load_bench
+from .step_times import warm_up_prompt
 
-WARM_UP = ROOT / "data/sample/warmup.jsonl"  # held out from every bench
 _failures: list[str] = []
 
 
@@ -116,10 +116,7 @@ def check_prompts(bench: Bench, loaded: LoadedModel) -> None:
 
 def warm_up(method: Method) -> None:
     """Answer a held-out question, then forget it: allocation and first-call costs stay out of the timings."""
-    loaded = method.loaded
-    for question in read_questions(WARM_UP)[:1]:
-        prompt = prompt_ids(loaded.template, loaded.tokenizer, [question.turns[0]], [])
-        method.answer(prompt[: max(loaded.target.context // 2, 1)], 48)
+    method.answer(warm_up_prompt(method.loaded), 48)
     method.prepare()
 
 

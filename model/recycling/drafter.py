@@ -45,12 +45,16 @@ class TokenRecycling(Drafter):
         self.matrix = AdjacencyMatrix(vocab_size, k, device=device, dtype=dtype)
         if tree.max_rank >= k:
             raise UserError(f"tree: needs candidates up to rank {tree.max_rank}, but k={k} keeps ranks 0 to {k - 1}")
-        self.tree = tree.on(device)
         self.max_nodes = len(tree)
         self.needs_prompt_logits = recycle_prompt
-        self._tokens = torch.zeros(len(tree), dtype=torch.long, device=device)  # (n,), filled anew every step
+        self.use_tree(tree.on(device))
+
+    def use_tree(self, tree: Tree) -> None:
+        """Draft from this tree from now on; at most as large as the one given first."""
+        self.tree = tree
+        self._tokens = torch.zeros(len(tree), dtype=torch.long, device=self.device)  # (n,), filled anew every step
         self._levels = [  # what a level's look-up needs, sliced once: its part of the tokens, parents, ranks
-            (self._tokens[a:b], self.tree.parents[a:b], self.tree.ranks[a:b]) for a, b in self.tree.levels[1:]
+            (self._tokens[a:b], tree.parents[a:b], tree.ranks[a:b]) for a, b in tree.levels[1:]
         ]
 
     def draft(self, root: int) -> Draft:

@@ -78,7 +78,7 @@ def build_template(
     if name == "file":
         tree = load_template(str(path))
     elif name == "best":
-        tree = Tree.from_rank_paths(_best_order(nodes or 0, k))
+        tree = Tree.from_rank_paths(best_order(nodes or 0, k))
     elif name == "chain":
         tree = Tree.chain(depth or 0)
     elif name == "balanced":
@@ -94,7 +94,7 @@ def build_template(
     return tree
 
 
-def _likelihood(path: RankPath) -> float:
+def likelihood(path: RankPath) -> float:
     """How likely a node is to stand, up to scale: the product of 0.45 / (rank + 1)^1.9 along its path.
 
     The published tree comes without its statistics. This is the power law whose own best 80 nodes come nearest to it
@@ -107,17 +107,17 @@ def _likelihood(path: RankPath) -> float:
 
 
 @lru_cache(maxsize=64)
-def _best_order(n: int, k: int) -> tuple[RankPath, ...]:
+def best_order(n: int, k: int) -> tuple[RankPath, ...]:
     """The n best nodes with ranks below k: published nodes first, likelier ones first; each after its parent."""
     published = [p for p in load_template(_SHIPPED / "2.2.2.yaml").rank_paths[1:] if max(p) < k]
-    order = sorted(published, key=lambda p: (-_likelihood(p), p))
+    order = sorted(published, key=lambda p: (-likelihood(p), p))
     taken = set(order)
-    frontier: list[tuple[float, RankPath]] = [(-_likelihood((rank,)), (rank,)) for rank in range(k)]
+    frontier: list[tuple[float, RankPath]] = [(-likelihood((rank,)), (rank,)) for rank in range(k)]
     heapq.heapify(frontier)
     while len(order) < n:
         _, path = heapq.heappop(frontier)
         if path not in taken:
             order.append(path)
         for rank in range(k):
-            heapq.heappush(frontier, (-_likelihood((*path, rank)), (*path, rank)))
+            heapq.heappush(frontier, (-likelihood((*path, rank)), (*path, rank)))
     return tuple(order[:n])

@@ -1,0 +1,58 @@
+"""How long a step of n nodes takes on this machine: measured in a few seconds, kept by fingerprint."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from pathlib import Path
+
+from model.auto import measure_step_seconds
+
+from .answers import write_json
+from .conversation import prompt_ids
+from .models import LoadedModel
+from .provenance import describe_device, versions
+from .questions import ROOT, read_questions
+
+CACHE = ROOT / "results/.step_times"
+WARM_UP = ROOT / "data/sample/warmup.jsonl"  # held out from every bench
+
+
+def warm_up_prompt(loaded: LoadedModel) -> list[int]:
+    """A held-out prompt, cut to half the context."""
+    question = read_questions(WARM_UP)[0]
+    prompt = prompt_ids(loaded.template, loaded.tokenizer, [question.turns[0]], [])
+    return prompt[: max(loaded.target.context // 2, 1)]
+
+
+def fingerprint(loaded: LoadedModel, budget: int, k: int) -> str:
+    """Changes with whatever changes step times: device, threads, model shape, dtype, kernels, library versions."""
+    target = loaded.target
+    shape = {key: value for key, value in target.model.config.to_dict().items() if isinstance(value, int | float | str)}
+    shape.pop("_name_or_path", None)
+    parts = [describe_device(target.device), str(target.dtype), loaded.settings.attention, shape, versions(), budget, k]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def step_seconds(loaded: LoadedModel, *, budget: int, k: int) -> dict[int, float]:
+    """T(n) in seconds by nodes below the root; measured now, or read from an earlier measurement of the same kind."""
+    path = CACHE / f"{fingerprint(loaded, budget, k)}.json"
+    kept = _read(path)
+    if kept is not None:
+        return kept
+    print("tree=auto: measuring step times (once for this machine and model)", file=sys.stderr)
+    seconds = measure_step_seconds(loaded.target, warm_up_prompt(loaded), budget=budget, k=k)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(
+        path, {"device": describe_device(loaded.target.device), "model": loaded.settings.name, "seconds": seconds}
+    )
+    return seconds
+
+
+def _read(path: Path) -> dict[int, float] | None:
+    """A kept measurement; None if there is none or it is broken, so that it is measured anew."""
+    try:
+        return {int(n): float(s) for n, s in json.loads(path.read_text(encoding="utf-8"))["seconds"].items()}
+    except (OSError, ValueError, KeyError, AttributeError):
+        return None
