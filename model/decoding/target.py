@@ -16,6 +16,7 @@ from .tree import Tree
 from .verification import Verification
 
 DEFAULT_CONTEXT = 4096
+EXECUTIONS = ("eager", "static", "compiled", "graph")
 
 
 class Target:
@@ -24,14 +25,21 @@ class Target:
     Args:
         model: a causal LM; its weights, dtype and device stay as they are.
         context: tokens of prompt and answer together. Default: the model's own limit, at most 4096.
+        execution: of a step whose topology is fixed: eager, static, compiled (torch.compile) or graph (CUDA graph).
 
     Raises:
         UserError: the model cannot work this way (encoder-decoder, recurrent state, a sliding window smaller than the
             context, an attention kernel that takes no tree mask); says which and why.
     """
 
-    def __init__(self, model: Any, *, context: int | None = None) -> None:
+    def __init__(self, model: Any, *, context: int | None = None, execution: str = "eager") -> None:
         self.model = model
+        if execution not in EXECUTIONS:
+            raise UserError(f"execution={execution}: there are {', '.join(EXECUTIONS)}")
+        if execution == "graph" and model.device.type != "cuda":
+            raise UserError(f"execution=graph: needs a CUDA device, this model is on {model.device}")
+        self.execution = execution
+        self._static_call = torch.compile(self._run_model) if execution == "compiled" else self._run_model
         self.name = model.config.name_or_path or type(model).__name__
         limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         if context is not None and limit is not None and context > limit:
@@ -90,6 +98,24 @@ class Target:
         mask = self._mask(tree, past)[None, None]  # (1, 1, n, past + n)
         return self._forward(draft.tokens, mask, tree.depths + past, past + tree.max_depth)
 
+    def forward_static(
+        self, tokens: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor, write_at: torch.Tensor
+    ) -> torch.Tensor:
+        """A forward whose place in the cache is known to the device only.
+
+        Args:
+            tokens, positions, write_at: int64 (n,); token ids, their positions, and where their states are written.
+            mask: additive (n, window) over the first `window` positions of the cache.
+
+        Returns:
+            Logits (n, V).
+        """
+        self.cache.write_at, self.cache.window = write_at, mask.shape[1]
+        try:
+            return self._static_call(tokens, mask[None, None], positions.clamp(max=self.context - 1))
+        finally:
+            self.cache.write_at = None
+
     def commit(self, verification: Verification) -> None:
         """Keep the accepted path, root included, of the draft that was forwarded last."""
         tree, node = verification.draft.tree, verification.node
@@ -108,6 +134,11 @@ class Target:
     ) -> torch.Tensor:
         if last >= self.context:  # nodes beyond the context are never accepted, but must not index past a table
             positions = positions.clamp(max=self.context - 1)
+        return self._run_model(tokens, mask, positions, **kwargs)
+
+    def _run_model(
+        self, tokens: torch.Tensor, mask: torch.Tensor | None, positions: torch.Tensor, **kwargs: int
+    ) -> torch.Tensor:
         logits: torch.Tensor = self.model(
             input_ids=tokens[None],
             attention_mask=mask,

@@ -145,6 +145,6 @@ def test_the_step_bench_ends_in_one_json_object(call, checkpoint):
     result = json.loads(outcome.out.splitlines()[-1])
     for name in ("vanilla", "recycling"):
         phases = result[name]["phases_us"]
-        assert set(phases) == {"draft", "forward", "verify", "commit", "observe"}
+        assert set(phases) == {"draft", "forward", "verify", "commit", "observe", "loop"}
         assert result[name]["step_us"] == pytest.approx(sum(phases.values()))
         assert result[name]["outside_forward"] == pytest.approx(1 - phases["forward"] / sum(phases.values()))
