@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections import OrderedDict
+from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -34,12 +36,7 @@ class Target:
 
     def __init__(self, model: Any, *, context: int | None = None, execution: str = "eager") -> None:
         self.model = model
-        if execution not in EXECUTIONS:
-            raise UserError(f"execution={execution}: there are {', '.join(EXECUTIONS)}")
-        if execution == "graph" and model.device.type != "cuda":
-            raise UserError(f"execution=graph: needs a CUDA device, this model is on {model.device}")
-        self.execution = execution
-        self._static_call = torch.compile(self._run_model) if execution == "compiled" else self._run_model
+        self.execution = self.check_execution(execution)
         self.name = model.config.name_or_path or type(model).__name__
         limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         if context is not None and limit is not None and context > limit:
@@ -52,6 +49,14 @@ class Target:
         self._shapes = _probe_layers(model, self.name, self.context, self.device)
         self._cache: TreeCache | None = None
         self._masks: OrderedDict[int, tuple[Tree, torch.Tensor]] = OrderedDict()
+
+    def check_execution(self, name: str) -> str:
+        """The name, if this target can execute steps so. Raises UserError if not."""
+        if name not in EXECUTIONS:
+            raise UserError(f"execution={name}: there is auto, {', '.join(EXECUTIONS)}")
+        if name == "graph" and self.model.device.type != "cuda":
+            raise UserError(f"execution=graph: needs a CUDA device, this model is on {self.model.device}")
+        return name
 
     @property
     def cache(self) -> TreeCache:
@@ -112,7 +117,8 @@ class Target:
         """
         self.cache.write_at, self.cache.window = write_at, mask.shape[1]
         try:
-            return self._static_call(tokens, mask[None, None], positions.clamp(max=self.context - 1))
+            call = self._compiled_model if self.execution == "compiled" else self._run_model
+            return call(tokens, mask[None, None], positions.clamp(max=self.context - 1))
         finally:
             self.cache.write_at = None
 
@@ -148,6 +154,10 @@ class Target:
             **kwargs,
         ).logits[0]
         return logits
+
+    @cached_property
+    def _compiled_model(self) -> Callable[..., torch.Tensor]:
+        return torch.compile(self._run_model, dynamic=False)  # made when first asked for: its import takes seconds
 
     def _mask(self, tree: Tree, past: int) -> torch.Tensor:
         """Additive mask (n, past + n): a window on one constant buffer, so that no step builds a mask.

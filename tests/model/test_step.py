@@ -74,7 +74,7 @@ def test_steps_are_made_once_and_anew_for_another_cache():
 
 
 def test_unknown_or_impossible_execution_is_refused():
-    with pytest.raises(UserError, match="execution=magic: there are eager, static"):
+    with pytest.raises(UserError, match="execution=magic: there is auto, eager, static"):
         Target(toy_model("llama"), execution="magic")
     with pytest.raises(UserError, match="execution=graph: needs a CUDA device"):
         Target(toy_model("llama"), execution="graph")
