@@ -1,0 +1,286 @@
+"""Attention of a draft tree over a preallocated KV cache, at a cost that follows the tokens in use.
+
+Node i attends to all `length` committed tokens and to itself and its ancestors in the tree; its own key and value lie at
+row length + i. `length` is a tensor on the device and all shapes are static, so a step can be captured in a CUDA graph.
+`tree_attention_reference` says in plain torch what is computed; on CUDA a Triton kernel (attention_kernel.py) computes
+it reading every used row of the cache once. Triton is imported when it is first needed, never by importing this module.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import AttentionInterface
+
+from ..errors import UserError
+
+HEAD_DIMS = (16, 32, 64, 80, 96, 128, 256)
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+SMS_UNKNOWN = 132  # an H100's and an H200's; only where there is no GPU to ask
+
+
+def tree_attention_reference(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    length: torch.Tensor,
+    ancestors: torch.Tensor,
+    scale: float | None = None,
+) -> torch.Tensor:
+    """The kernel's twin in plain torch: what it must equal, and what runs where Triton does not.
+
+    No host sync and static shapes, so it costs the whole capacity. Rows from length + n on are never looked at: they may
+    hold anything, NaN included.
+
+    Args:
+        q: (1, H, n, D), floating point.
+        k, v: (1, Hkv, B, D), q's dtype; H a multiple of Hkv, query head h reads KV head h // (H // Hkv).
+        length: int32 or int64 (), the committed tokens; length + n <= B.
+        ancestors: bool (n, n); [i, j] says that node i attends to node j.
+        scale: of the scores. Default: D ** -0.5.
+
+    Returns:
+        (1, H, n, D), q's dtype; scores, softmax and sum are in float32 (float64 for float64).
+    """
+    _, heads, n, dim = q.shape
+    kv_heads, rows = k.shape[1:3]
+    wide = torch.promote_types(q.dtype, torch.float32)
+    node = torch.arange(rows, device=q.device) - length  # (B,): the draft node in each row; negative if committed
+    attend = ancestors[:, node.clamp(0, n - 1)] & (node < n) | (node < 0)  # (n, B)
+    grouped = q.reshape(kv_heads, -1, dim).to(wide)  # (Hkv, G * n, D): a group shares its K and V, nothing is repeated
+    scores = grouped @ k[0].to(wide).transpose(1, 2) * (dim**-0.5 if scale is None else scale)  # (Hkv, G * n, B)
+    scores = scores.view(kv_heads, -1, n, rows).masked_fill(~attend, -math.inf)
+    weights = scores.softmax(dim=-1).view(kv_heads, -1, rows)
+    values = v[0].to(wide).masked_fill((node >= n)[:, None], 0)  # a weight of 0 does not silence a NaN
+    return (weights @ values).view(1, heads, n, -1).to(q.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How the kernel cuts its work; fixed by shapes, so that a captured graph stays valid.
+
+    Attributes:
+        block_m: query rows (heads of a group x nodes) a program; 16 to 128.
+        block_n: cache rows a loop step; 16 or more.
+        splits: parts the used rows are divided into, at run time and evenly; the grid is splits x Hkv x row blocks.
+        warps, stages: a program's warps, and loads in flight.
+    """
+
+    block_m: int
+    block_n: int
+    splits: int
+    warps: int = 4
+    stages: int = 3
+
+    @classmethod
+    def choose(cls, rows: int, kv_heads: int, head_dim: int, capacity: int, itemsize: int, sms: int) -> Plan:
+        """A plan for `rows` = G * n query rows a KV head. Arithmetic, not yet tuned on a GPU.
+
+        Two programs a multiprocessor: short contexts then spread as far as blocks go, and a long one keeps enough loads
+        in flight. Long contexts take wider tiles, as they pay for reading the cache again and short ones for reducing.
+        """
+        long, width = capacity >= 4096, _power_of_two(head_dim)
+        widest = 32 if itemsize == 4 else 64 if width > 128 or not long else 128
+        block_m = min(_power_of_two(rows), widest)
+        block_n = 64 if long and itemsize < 4 and width <= 128 else 32
+        programs = kv_heads * -(-rows // block_m)
+        splits = max(1, min(2 * sms // programs, -(-capacity // block_n), 64))
+        return cls(block_m, block_n, splits, 8 if block_m == 128 else 4, 2 if width > 128 or itemsize == 4 else 3)
+
+
+class TreeAttention:
+    """Attention of drafts of n nodes, with every buffer held: nothing is allocated or synchronised in a call.
+
+    One object serves all layers of a model that have these shapes, one after the other on one stream. Call it once
+    before capturing it in a CUDA graph: the first call compiles. The same input gives the same bits.
+
+    Args:
+        heads, kv_heads, head_dim: H, Hkv, D of q (1, H, n, D) and of k, v (1, Hkv, B, D).
+        nodes: n; nodes of a smaller draft are padded by `set_tree`.
+        capacity: B that is planned for; another B is right too, and slower perhaps.
+        length: int32 or int64 (), the committed tokens; read by the device in each call. Everything lives where it does.
+        dtype: of q, k, v: float16, bfloat16 or float32.
+        backend: triton | torch. Default: triton on CUDA where it is installed, else torch.
+        plan: the cut of the work. Default: `Plan.choose`.
+
+    Raises:
+        UserError: shapes or types that the kernel does not take, or triton asked for and not installed.
+    """
+
+    def __init__(
+        self,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        nodes: int,
+        capacity: int,
+        length: torch.Tensor,
+        dtype: torch.dtype,
+        *,
+        backend: str | None = None,
+        plan: Plan | None = None,
+    ) -> None:
+        device = length.device
+        if backend is None:
+            fits = head_dim in HEAD_DIMS and dtype in DTYPES
+            backend = "triton" if device.type == "cuda" and fits and triton_installed() else "torch"
+        if backend not in ("triton", "torch"):
+            raise UserError(f"tree attention: backend {backend!r} is none of triton, torch")
+        if heads % kv_heads or nodes < 1 or capacity < nodes:
+            raise UserError(
+                f"tree attention: {heads} heads over {kv_heads}, {nodes} nodes, capacity {capacity}: heads must be a "
+                "multiple of the KV heads, and the capacity must hold the nodes"
+            )
+        if length.shape != () or length.dtype not in (torch.int32, torch.int64):
+            raise UserError(
+                f"tree attention: length must be one int32 or int64, got {length.dtype} {tuple(length.shape)}"
+            )
+        self.heads, self.kv_heads, self.head_dim, self.nodes = heads, kv_heads, head_dim, nodes
+        self.length, self.dtype, self.device, self.backend = length, dtype, device, backend
+        # The root alone until `set_tree`: every node sees node 0 and itself, so that no row is ever empty.
+        self.ancestors = torch.eye(nodes, dtype=torch.bool, device=device)
+        if backend == "torch":
+            return
+        if head_dim not in HEAD_DIMS or dtype not in DTYPES:
+            raise UserError(
+                f"tree attention: the kernel takes head dims {HEAD_DIMS} in float16, bfloat16 and float32, "
+                f"not {head_dim} in {dtype}; use backend='torch'"
+            )
+        if not triton_installed():
+            raise UserError("tree attention: backend='triton' needs the package triton; use backend='torch'")
+        from . import attention_kernel
+
+        self._kernel = attention_kernel
+        sms = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else SMS_UNKNOWN
+        rows, size = heads // kv_heads * nodes, dtype.itemsize
+        self.plan = plan or Plan.choose(rows, kv_heads, head_dim, capacity, size, sms)
+        shape, f32 = (self.plan.splits, heads * nodes), torch.float32
+        self.partial = torch.empty(*shape, head_dim, dtype=f32, device=device)  # (splits, H * n, D): weighted sums
+        self.maxima = torch.empty(shape, dtype=f32, device=device)  # (splits, H * n), base 2
+        self.sums = torch.empty(shape, dtype=f32, device=device)  # (splits, H * n)
+        # Node by node, as transformers wants it next: (1, n, H, D)
+        self.output = torch.empty(1, nodes, heads, head_dim, dtype=dtype, device=device)
+
+    def set_tree(self, ancestors: torch.Tensor) -> None:
+        """Attend by this tree from now on; written in place, so that a captured graph follows.
+
+        Args:
+            ancestors: bool (m, m), m <= n. Nodes from m on attend to the committed tokens and themselves.
+
+        Raises:
+            UserError: more nodes than there is room for.
+        """
+        m = ancestors.shape[0]
+        if ancestors.shape != (m, m) or ancestors.dtype != torch.bool or m > self.nodes:
+            raise UserError(
+                f"tree attention: ancestors must be bool (m, m) with m <= {self.nodes}, "
+                f"got {ancestors.dtype} {tuple(ancestors.shape)}"
+            )
+        if m < self.nodes:
+            self.ancestors.zero_().fill_diagonal_(True)
+        self.ancestors[:m, :m].copy_(ancestors)
+
+    def __call__(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: float | None = None
+    ) -> torch.Tensor:
+        """q (1, H, n, D), k and v (1, Hkv, B, D) -> (1, H, n, D), q's dtype, as `tree_attention_reference`.
+
+        With triton the result is a view of this object's own buffer, good until the next call.
+
+        Raises:
+            UserError: q, k or v are not what this object was made for.
+        """
+        rows = k.shape[2]
+        self._check("q", q, (1, self.heads, self.nodes, self.head_dim))
+        self._check("k", k, (1, self.kv_heads, max(rows, self.nodes), self.head_dim))
+        self._check("v", v, tuple(k.shape))
+        scale = self.head_dim**-0.5 if scale is None else scale
+        if self.backend == "torch":
+            return tree_attention_reference(q, k, v, self.length, self.ancestors, scale)
+        if self.device.type != "cuda":
+            self._kernel.launch(self, q, k, v, scale)
+        else:
+            with torch.cuda.device(self.device):  # Triton launches on the current device, whatever its arguments say
+                self._kernel.launch(self, q, k, v, scale)
+        return self.output.transpose(1, 2)
+
+    def _check(self, name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> None:
+        if tensor.shape != shape or tensor.dtype != self.dtype or tensor.stride(-1) != 1:
+            raise UserError(
+                f"tree attention: {name} must be {self.dtype} {shape} with unit stride in the last dimension, "
+                f"got {tensor.dtype} {tuple(tensor.shape)} with strides {tensor.stride()}"
+            )
+
+
+class AttentionSwitch:
+    """A transformers attention implementation: a TreeAttention while one is in `use`, transformers' sdpa otherwise.
+
+    Models build no mask for an implementation that has no entry in transformers' mask registry, and this has none. So
+    outside `use`, as in a prefill, a mask that is needed must be given in 4D, or none and the text is causal.
+    """
+
+    # Arguments that models give to change what attention computes, none of which the kernel knows.
+    UNSUPPORTED = ("softcap", "s_aux", "position_bias", "head_mask")
+
+    def __init__(self) -> None:
+        self.active: TreeAttention | None = None
+        self._sdpa = AttentionInterface()["sdpa"]
+
+    @contextmanager
+    def use(self, attention: TreeAttention) -> Iterator[None]:
+        """Attend by this until the block ends."""
+        before, self.active = self.active, attention
+        try:
+            yield
+        finally:
+            self.active = before
+
+    def __call__(
+        self,
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        scaling: float | None = None,
+        dropout: float = 0.0,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, None]:
+        """transformers' contract: query (1, H, n, D), key and value (1, Hkv, B, D) -> (1, n, H, D).
+
+        Raises:
+            UserError: a mask, a dropout or a score modification comes with a tree; it would have no effect.
+        """
+        if self.active is None:
+            output: tuple[torch.Tensor, None] = self._sdpa(
+                module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs
+            )
+            return output
+        given = [name for name in self.UNSUPPORTED if kwargs.get(name) is not None]
+        given += ["attention_mask"] * (attention_mask is not None) + ["dropout"] * bool(dropout)
+        if given:
+            raise UserError(f"tree attention: {type(module).__name__} asks for {', '.join(given)}; use sdpa")
+        return self.active(query, key, value, scale=scaling).transpose(1, 2).contiguous(), None
+
+
+def register_tree_attention(name: str = "tree_attention") -> AttentionSwitch:
+    """Make `model.set_attn_implementation(name)` possible; what is returned says when a tree is attended by."""
+    switch = AttentionSwitch()
+    AttentionInterface.register(name, switch)
+    return switch
+
+
+def triton_installed() -> bool:
+    """Whether triton could be imported, without importing it."""
+    return importlib.util.find_spec("triton") is not None
+
+
+def _power_of_two(number: int) -> int:
+    """The next power of two, at least 16: what a tensor core's tile takes."""
+    return max(16, 1 << (number - 1).bit_length())
