@@ -1,26 +1,26 @@
 """Attention of a draft tree over a preallocated KV cache, at a cost that follows the tokens in use.
 
-Node i attends to all `length` committed tokens and to itself and its ancestors in the tree; its own key and value lie at
+Node i attends to all `length` committed tokens, to its ancestors in the tree and to itself; its own key and value are
 row length + i. `length` is a tensor on the device and all shapes are static, so a step can be captured in a CUDA graph.
 `tree_attention_reference` says in plain torch what is computed; on CUDA a Triton kernel (attention_kernel.py) computes
-it reading every used row of the cache once. Triton is imported when it is first needed, never by importing this module.
+it from the rows in use alone. Triton is imported when it is first needed, never by importing this module.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import math
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import AttentionInterface
 
 from ..errors import UserError
 
-HEAD_DIMS = (16, 32, 64, 80, 96, 128, 256)
+MAX_HEAD_DIM = 256  # and a multiple of 8, so that a row of float16 is loaded in whole words
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 SMS_UNKNOWN = 132  # an H100's and an H200's; only where there is no GPU to ask
 
@@ -35,8 +35,8 @@ def tree_attention_reference(
 ) -> torch.Tensor:
     """The kernel's twin in plain torch: what it must equal, and what runs where Triton does not.
 
-    No host sync and static shapes, so it costs the whole capacity. Rows from length + n on are never looked at: they may
-    hold anything, NaN included.
+    No host sync and static shapes, so it costs the whole capacity. Rows from length + n on may hold anything, NaN
+    included.
 
     Args:
         q: (1, H, n, D), floating point.
@@ -67,7 +67,7 @@ class Plan:
 
     Attributes:
         block_m: query rows (heads of a group x nodes) a program; 16 to 128.
-        block_n: cache rows a loop step; 16 or more.
+        block_n: cache rows a loop step; 16, 32 or 64.
         splits: parts the used rows are divided into, at run time and evenly; the grid is splits x Hkv x row blocks.
         warps, stages: a program's warps, and loads in flight.
     """
@@ -82,16 +82,18 @@ class Plan:
     def choose(cls, rows: int, kv_heads: int, head_dim: int, capacity: int, itemsize: int, sms: int) -> Plan:
         """A plan for `rows` = G * n query rows a KV head. Arithmetic, not yet tuned on a GPU.
 
-        Two programs a multiprocessor: short contexts then spread as far as blocks go, and a long one keeps enough loads
-        in flight. Long contexts take wider tiles, as they pay for reading the cache again and short ones for reducing.
+        Two programs a multiprocessor, one where a program fills it: short contexts then spread as far as blocks go, and
+        a long one keeps enough loads in flight. Long contexts take wider tiles, as they pay for reading the cache again
+        and short ones for reducing. float32 takes small ones: exact products use no tensor core and many registers.
         """
-        long, width = capacity >= 4096, _power_of_two(head_dim)
-        widest = 32 if itemsize == 4 else 64 if width > 128 or not long else 128
-        block_m = min(_power_of_two(rows), widest)
-        block_n = 64 if long and itemsize < 4 and width <= 128 else 32
+        exact, long, width = itemsize == 4, capacity >= 4096, _power_of_two(head_dim)
+        block_m = min(_power_of_two(rows), 32 if exact else 64 if width > 128 or not long else 128)
+        block_n = 16 if exact else 64 if long and width <= 128 else 32
         programs = kv_heads * -(-rows // block_m)
-        splits = max(1, min(2 * sms // programs, -(-capacity // block_n), 64))
-        return cls(block_m, block_n, splits, 8 if block_m == 128 else 4, 2 if width > 128 or itemsize == 4 else 3)
+        slots = sms if block_m == 128 else 2 * sms
+        splits = max(1, min(slots // programs, -(-capacity // block_n), 64))
+        warps = 8 if block_m == 128 or (exact and block_m == 32) else 4
+        return cls(block_m, block_n, splits, warps, 2 if exact or width > 128 else 3)
 
 
 class TreeAttention:
@@ -104,7 +106,7 @@ class TreeAttention:
         heads, kv_heads, head_dim: H, Hkv, D of q (1, H, n, D) and of k, v (1, Hkv, B, D).
         nodes: n; nodes of a smaller draft are padded by `set_tree`.
         capacity: B that is planned for; another B is right too, and slower perhaps.
-        length: int32 or int64 (), the committed tokens; read by the device in each call. Everything lives where it does.
+        length: int32 or int64 (), the committed tokens, read in each call; everything lives on its device.
         dtype: of q, k, v: float16, bfloat16 or float32.
         backend: triton | torch. Default: triton on CUDA where it is installed, else torch.
         plan: the cut of the work. Default: `Plan.choose`.
@@ -128,7 +130,7 @@ class TreeAttention:
     ) -> None:
         device = length.device
         if backend is None:
-            fits = head_dim in HEAD_DIMS and dtype in DTYPES
+            fits = head_dim <= MAX_HEAD_DIM and head_dim % 8 == 0 and dtype in DTYPES
             backend = "triton" if device.type == "cuda" and fits and triton_installed() else "torch"
         if backend not in ("triton", "torch"):
             raise UserError(f"tree attention: backend {backend!r} is none of triton, torch")
@@ -143,17 +145,19 @@ class TreeAttention:
             )
         self.heads, self.kv_heads, self.head_dim, self.nodes = heads, kv_heads, head_dim, nodes
         self.length, self.dtype, self.device, self.backend = length, dtype, device, backend
-        # The root alone until `set_tree`: every node sees node 0 and itself, so that no row is ever empty.
+        # Until `set_tree` every node sees itself alone, so that no row is ever empty.
         self.ancestors = torch.eye(nodes, dtype=torch.bool, device=device)
         if backend == "torch":
             return
-        if head_dim not in HEAD_DIMS or dtype not in DTYPES:
+        if head_dim > MAX_HEAD_DIM or head_dim % 8 or dtype not in DTYPES:
             raise UserError(
-                f"tree attention: the kernel takes head dims {HEAD_DIMS} in float16, bfloat16 and float32, "
-                f"not {head_dim} in {dtype}; use backend='torch'"
+                f"tree attention: the kernel takes multiples of 8 up to {MAX_HEAD_DIM} as head dim, in float16, bfloat16 "
+                f"or float32, not {head_dim} in {dtype}; use backend='torch'"
             )
         if not triton_installed():
             raise UserError("tree attention: backend='triton' needs the package triton; use backend='torch'")
+        if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+            raise UserError(f"tree attention: backend='triton' needs a GPU, not {device}; use backend='torch'")
         from . import attention_kernel
 
         self._kernel = attention_kernel
@@ -164,6 +168,7 @@ class TreeAttention:
         self.partial = torch.empty(*shape, head_dim, dtype=f32, device=device)  # (splits, H * n, D): weighted sums
         self.maxima = torch.empty(shape, dtype=f32, device=device)  # (splits, H * n), base 2
         self.sums = torch.empty(shape, dtype=f32, device=device)  # (splits, H * n)
+        self.words = _packed(self.ancestors)  # int64 (n, ceil(n / 64))
         # Node by node, as transformers wants it next: (1, n, H, D)
         self.output = torch.empty(1, nodes, heads, head_dim, dtype=dtype, device=device)
 
@@ -185,6 +190,8 @@ class TreeAttention:
         if m < self.nodes:
             self.ancestors.zero_().fill_diagonal_(True)
         self.ancestors[:m, :m].copy_(ancestors)
+        if self.backend == "triton":
+            self.words.copy_(_packed(self.ancestors))
 
     def __call__(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: float | None = None
@@ -230,6 +237,8 @@ class AttentionSwitch:
 
     def __init__(self) -> None:
         self.active: TreeAttention | None = None
+        from transformers import AttentionInterface  # not above: it loads the whole of torch's compiler, Triton too
+
         self._sdpa = AttentionInterface()["sdpa"]
 
     @contextmanager
@@ -271,6 +280,8 @@ class AttentionSwitch:
 
 def register_tree_attention(name: str = "tree_attention") -> AttentionSwitch:
     """Make `model.set_attn_implementation(name)` possible; what is returned says when a tree is attended by."""
+    from transformers import AttentionInterface
+
     switch = AttentionSwitch()
     AttentionInterface.register(name, switch)
     return switch
@@ -279,6 +290,13 @@ def register_tree_attention(name: str = "tree_attention") -> AttentionSwitch:
 def triton_installed() -> bool:
     """Whether triton could be imported, without importing it."""
     return importlib.util.find_spec("triton") is not None
+
+
+def _packed(ancestors: torch.Tensor) -> torch.Tensor:
+    """bool (n, n) -> int64 (n, ceil(n / 64)): column j is bit j % 64 of word j // 64."""
+    n = ancestors.shape[0]
+    bits = torch.nn.functional.pad(ancestors, (0, -n % 64)).view(n, -1, 64).long()
+    return (bits << torch.arange(64, device=ancestors.device)).sum(dim=-1)
 
 
 def _power_of_two(number: int) -> int:

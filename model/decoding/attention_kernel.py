@@ -29,7 +29,7 @@ def _share(length, nodes, capacity, SPLITS: tl.constexpr, BLOCK_N: tl.constexpr)
 
 @triton.jit
 def _fold(
-    q, acc, top, norm, k_base, v_base, k_row, v_row, tree, node, start, length, total, nodes, scale,
+    q, acc, top, norm, k_base, v_base, k_row, v_row, tree, words, node, start, length, total, scale,
     D: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, TREE: tl.constexpr,
 ):  # fmt: skip
     """Fold cache rows start..start + BLOCK_N into the running softmax. TREE: some row is a draft node or unused."""
@@ -49,9 +49,13 @@ def _fold(
         v = tl.load(v_at, mask=(dims < D)[None, :], other=0.0)
     scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale  # (BLOCK_M, BLOCK_N), base 2
     if TREE:
-        other = rows - length  # (BLOCK_N,): the draft node in each row
-        drafted = (other >= 0) & (rows < total)
-        seen = tl.load(tree + node[:, None] * nodes + other[None, :], mask=drafted[None, :], other=0)
+        # The tree as bits: two words of a node hold all that a block of up to 64 rows can ask.
+        ahead = start - length  # negative where the block begins among the committed tokens
+        word = ahead >> 6  # rounds down, as a division would not
+        low = tl.load(tree + node * words + word, mask=(node >= 0) & (word >= 0) & (word < words), other=0)
+        high = tl.load(tree + node * words + word + 1, mask=(node >= 0) & (word >= -1) & (word + 1 < words), other=0)
+        bit = ahead - (word << 6) + tl.arange(0, BLOCK_N)[None, :]  # (1, BLOCK_N): 0 to 126
+        seen = tl.where(bit < 64, low[:, None] >> (bit & 63), high[:, None] >> (bit & 63)) & 1  # (BLOCK_M, BLOCK_N)
         scores = tl.where((rows < length)[None, :] | (seen != 0), scores, float("-inf"))
     new_top = tl.maximum(top, tl.max(scores, 1))  # (BLOCK_M,)
     base = tl.where(new_top == float("-inf"), 0.0, new_top)  # a row may see nothing here: -inf - -inf is NaN
@@ -65,7 +69,7 @@ def _fold(
 @triton.jit
 def split_kernel(
     q_ptr, k_ptr, v_ptr, length_ptr, tree_ptr, acc_ptr, top_ptr, norm_ptr,
-    q_head, q_node, k_head, k_row, v_head, v_row, nodes, group, capacity, scale,
+    q_head, q_node, k_head, k_row, v_head, v_row, words, nodes, group, capacity, scale,
     D: tl.constexpr, SPLITS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Grid (SPLITS, Hkv, cdiv(G * n, BLOCK_M)): one part's maximum, sum and weighted values, float32."""
@@ -92,12 +96,12 @@ def split_kernel(
     plain = tl.maximum(first, tl.minimum(last, length // BLOCK_N * BLOCK_N))  # below: whole blocks of committed tokens
     for start in range(first, plain, BLOCK_N):
         acc, top, norm = _fold(
-            q, acc, top, norm, k_base, v_base, k_row, v_row, tree_ptr, node, start, length, total, nodes, scale,
+            q, acc, top, norm, k_base, v_base, k_row, v_row, tree_ptr, words, node, start, length, total, scale,
             D, BLOCK_N, BLOCK_D, False,
         )  # fmt: skip
     for start in range(plain, last, BLOCK_N):
         acc, top, norm = _fold(
-            q, acc, top, norm, k_base, v_base, k_row, v_row, tree_ptr, node, start, length, total, nodes, scale,
+            q, acc, top, norm, k_base, v_base, k_row, v_row, tree_ptr, words, node, start, length, total, scale,
             D, BLOCK_N, BLOCK_D, True,
         )  # fmt: skip
 
@@ -134,9 +138,9 @@ def launch(own: TreeAttention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
     plan, dim, capacity = own.plan, own.head_dim, k.shape[2]
     group, width = own.heads // own.kv_heads, max(16, triton.next_power_of_2(own.head_dim))
     split_kernel[(plan.splits, own.kv_heads, triton.cdiv(group * own.nodes, plan.block_m))](
-        q, k, v, own.length, own.ancestors.view(torch.uint8), own.partial, own.maxima, own.sums,
+        q, k, v, own.length, own.words, own.partial, own.maxima, own.sums,
         q.stride(1), q.stride(2), k.stride(1), k.stride(2), v.stride(1), v.stride(2),
-        own.nodes, group, capacity, scale * math.log2(math.e),
+        own.words.shape[1], own.nodes, group, capacity, scale * math.log2(math.e),
         D=dim, SPLITS=plan.splits, BLOCK_M=plan.block_m, BLOCK_N=plan.block_n, BLOCK_D=width,
         num_warps=plan.warps, num_stages=plan.stages,
     )  # fmt: skip
