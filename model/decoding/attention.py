@@ -151,8 +151,8 @@ class TreeAttention:
             return
         if head_dim > MAX_HEAD_DIM or head_dim % 8 or dtype not in DTYPES:
             raise UserError(
-                f"tree attention: the kernel takes multiples of 8 up to {MAX_HEAD_DIM} as head dim, in float16, bfloat16 "
-                f"or float32, not {head_dim} in {dtype}; use backend='torch'"
+                f"tree attention: the kernel takes multiples of 8 up to {MAX_HEAD_DIM} as head dim, in float16, "
+                f"bfloat16 or float32, not {head_dim} in {dtype}; use backend='torch'"
             )
         if not triton_installed():
             raise UserError("tree attention: backend='triton' needs the package triton; use backend='torch'")

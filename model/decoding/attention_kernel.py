@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 @triton.jit
-def _share(length, nodes, capacity, SPLITS: tl.constexpr, BLOCK_N: tl.constexpr):
+def _share(length, nodes, capacity, splits, BLOCK_N: tl.constexpr):
     """Rows in use, and rows a split takes: whole blocks, evenly, so that the first splits take all of them."""
     total = tl.minimum(length + nodes, capacity)
-    share = tl.cdiv(tl.cdiv(total, BLOCK_N), SPLITS) * BLOCK_N
+    share = tl.cdiv(tl.cdiv(total, BLOCK_N), splits) * BLOCK_N
     return total, share
 
 
@@ -70,12 +70,12 @@ def _fold(
 def split_kernel(
     q_ptr, k_ptr, v_ptr, length_ptr, tree_ptr, acc_ptr, top_ptr, norm_ptr,
     q_head, q_node, k_head, k_row, v_head, v_row, words, nodes, group, capacity, scale,
-    D: tl.constexpr, SPLITS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Grid (SPLITS, Hkv, cdiv(G * n, BLOCK_M)): one part's maximum, sum and weighted values, float32."""
+    """Grid (splits, Hkv, cdiv(G * n, BLOCK_M)): one part's maximum, sum and weighted values, float32."""
     split, kv_head, block = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     length = tl.load(length_ptr).to(tl.int32)
-    total, share = _share(length, nodes, capacity, SPLITS, BLOCK_N)
+    total, share = _share(length, nodes, capacity, tl.num_programs(0), BLOCK_N)
     first = split * share
     if first >= total:  # nothing is left for this split; the reduction knows, by the same arithmetic
         return
@@ -114,14 +114,14 @@ def split_kernel(
 
 @triton.jit
 def reduce_kernel(
-    acc_ptr, top_ptr, norm_ptr, length_ptr, out_ptr, nodes, heads, capacity,
-    D: tl.constexpr, SPLITS: tl.constexpr, SPLITS_2: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    acc_ptr, top_ptr, norm_ptr, length_ptr, out_ptr, nodes, heads, capacity, splits,
+    D: tl.constexpr, SPLITS_2: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Grid (H * n,): one row's parts, in the order of the splits, become its output in out (n, H, D)."""
     row = tl.program_id(0)  # head * n + node
-    total, share = _share(tl.load(length_ptr).to(tl.int32), nodes, capacity, SPLITS, BLOCK_N)
+    total, share = _share(tl.load(length_ptr).to(tl.int32), nodes, capacity, splits, BLOCK_N)
     parts, dims = tl.arange(0, SPLITS_2), tl.arange(0, BLOCK_D)
-    there = (parts < SPLITS) & (parts * share < total)  # what no split wrote is not read: it may be NaN
+    there = (parts < splits) & (parts * share < total)  # what no split wrote is not read: it may be NaN
     at = parts * (heads * nodes) + row
     top = tl.load(top_ptr + at, mask=there, other=float("-inf"))
     norm = tl.load(norm_ptr + at, mask=there, other=0.0)
@@ -141,11 +141,11 @@ def launch(own: TreeAttention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
         q, k, v, own.length, own.words, own.partial, own.maxima, own.sums,
         q.stride(1), q.stride(2), k.stride(1), k.stride(2), v.stride(1), v.stride(2),
         own.words.shape[1], own.nodes, group, capacity, scale * math.log2(math.e),
-        D=dim, SPLITS=plan.splits, BLOCK_M=plan.block_m, BLOCK_N=plan.block_n, BLOCK_D=width,
+        D=dim, BLOCK_M=plan.block_m, BLOCK_N=plan.block_n, BLOCK_D=width,
         num_warps=plan.warps, num_stages=plan.stages,
     )  # fmt: skip
     reduce_kernel[(own.heads * own.nodes,)](
-        own.partial, own.maxima, own.sums, own.length, own.output, own.nodes, own.heads, capacity,
-        D=dim, SPLITS=plan.splits, SPLITS_2=triton.next_power_of_2(plan.splits), BLOCK_N=plan.block_n, BLOCK_D=width,
+        own.partial, own.maxima, own.sums, own.length, own.output, own.nodes, own.heads, capacity, plan.splits,
+        D=dim, SPLITS_2=triton.next_power_of_2(plan.splits), BLOCK_N=plan.block_n, BLOCK_D=width,
         num_warps=4 if plan.splits > 4 else 1,
     )  # fmt: skip

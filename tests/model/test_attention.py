@@ -182,7 +182,7 @@ pointers = dict(q_ptr="T", k_ptr="T", v_ptr="T", length_ptr="*i64", tree_ptr="*i
     norm_ptr="*fp32", out_ptr="T", scale="fp32")
 for capability, dtype, dim, plan, ones in json.loads(sys.argv[2]):
     width, splits = max(16, triton.next_power_of_2(dim)), plan["splits"]
-    fixed = dict(D=dim, SPLITS=splits, SPLITS_2=triton.next_power_of_2(splits), BLOCK_M=plan["block_m"],
+    fixed = dict(D=dim, SPLITS_2=triton.next_power_of_2(splits), BLOCK_M=plan["block_m"],
         BLOCK_N=plan["block_n"], BLOCK_D=width) | dict.fromkeys(ones, 1)
     for function in (kernel.split_kernel, kernel.reduce_kernel):
         names = function.arg_names
