@@ -11,10 +11,7 @@ from __future__ import annotations
 import importlib.util
 import math
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -22,7 +19,7 @@ from ..errors import UserError
 
 MAX_HEAD_DIM = 256  # and a multiple of 8, so that a row of float16 is loaded in whole words
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-SMS_UNKNOWN = 132  # an H100's and an H200's; only where there is no GPU to ask
+H200 = (132, 227 << 10)  # multiprocessors, shared memory of a program; only where there is no GPU to ask
 
 
 def tree_attention_reference(
@@ -79,14 +76,19 @@ class Plan:
     stages: int = 3
 
     @classmethod
-    def choose(cls, rows: int, kv_heads: int, head_dim: int, capacity: int, itemsize: int, sms: int) -> Plan:
-        """A plan for `rows` = G * n query rows a KV head. Arithmetic, not yet tuned on a GPU.
+    def choose(
+        cls, rows: int, kv_heads: int, head_dim: int, capacity: int, itemsize: int, gpu: tuple[int, int]
+    ) -> Plan:
+        """A plan for `rows` = G * n query rows a KV head on a GPU: (multiprocessors, shared bytes a program).
+
+        Arithmetic, not yet tuned on a GPU. All of it fits the registers, as compiled for compute capability 9.0.
 
         Two programs a multiprocessor, one where a program fills it: short contexts then spread as far as blocks go, and
         a long one keeps enough loads in flight. Long contexts take wider tiles, as they pay for reading the cache again
         and short ones for reducing. float32 takes small ones: exact products use no tensor core and many registers.
         """
-        exact, long, width = itemsize == 4, capacity >= 4096, _power_of_two(head_dim)
+        (sms, shared), exact, width = gpu, itemsize == 4, _power_of_two(head_dim)
+        long = capacity >= 4096 and shared >= 160 << 10  # wide tiles take 132 KiB, which an RTX card does not have
         block_m = min(_power_of_two(rows), 32 if exact else 64 if width > 128 or not long else 128)
         block_n = 16 if exact else 64 if long and width <= 128 else 32
         programs = kv_heads * -(-rows // block_m)
@@ -108,7 +110,7 @@ class TreeAttention:
         capacity: B that is planned for; another B is right too, and slower perhaps.
         length: int32 or int64 (), the committed tokens, read in each call; everything lives on its device.
         dtype: of q, k, v: float16, bfloat16 or float32.
-        backend: triton | torch. Default: triton on CUDA where it is installed, else torch.
+        backend: triton | torch. Default: triton on CUDA from compute capability 8.0 where it is installed, else torch.
         plan: the cut of the work. Default: `Plan.choose`.
 
     Raises:
@@ -131,7 +133,8 @@ class TreeAttention:
         device = length.device
         if backend is None:
             fits = head_dim <= MAX_HEAD_DIM and head_dim % 8 == 0 and dtype in DTYPES
-            backend = "triton" if device.type == "cuda" and fits and triton_installed() else "torch"
+            gpu = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+            backend = "triton" if gpu and fits and triton_installed() else "torch"
         if backend not in ("triton", "torch"):
             raise UserError(f"tree attention: backend {backend!r} is none of triton, torch")
         if heads % kv_heads or nodes < 1 or capacity < nodes:
@@ -161,9 +164,8 @@ class TreeAttention:
         from . import attention_kernel
 
         self._kernel = attention_kernel
-        sms = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else SMS_UNKNOWN
-        rows, size = heads // kv_heads * nodes, dtype.itemsize
-        self.plan = plan or Plan.choose(rows, kv_heads, head_dim, capacity, size, sms)
+        rows, size = heads // kv_heads * nodes, _size(device) if device.type == "cuda" else H200
+        self.plan = plan or Plan.choose(rows, kv_heads, head_dim, capacity, dtype.itemsize, size)
         shape, f32 = (self.plan.splits, heads * nodes), torch.float32
         self.partial = torch.empty(*shape, head_dim, dtype=f32, device=device)  # (splits, H * n, D): weighted sums
         self.maxima = torch.empty(shape, dtype=f32, device=device)  # (splits, H * n), base 2
@@ -225,71 +227,15 @@ class TreeAttention:
             )
 
 
-class AttentionSwitch:
-    """A transformers attention implementation: a TreeAttention while one is in `use`, transformers' sdpa otherwise.
-
-    Models build no mask for an implementation that has no entry in transformers' mask registry, and this has none. So
-    outside `use`, as in a prefill, a mask that is needed must be given in 4D, or none and the text is causal.
-    """
-
-    # Arguments that models give to change what attention computes, none of which the kernel knows.
-    UNSUPPORTED = ("softcap", "s_aux", "position_bias", "head_mask")
-
-    def __init__(self) -> None:
-        self.active: TreeAttention | None = None
-        from transformers import AttentionInterface  # not above: it loads the whole of torch's compiler, Triton too
-
-        self._sdpa = AttentionInterface()["sdpa"]
-
-    @contextmanager
-    def use(self, attention: TreeAttention) -> Iterator[None]:
-        """Attend by this until the block ends."""
-        before, self.active = self.active, attention
-        try:
-            yield
-        finally:
-            self.active = before
-
-    def __call__(
-        self,
-        module: torch.nn.Module,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        attention_mask: torch.Tensor | None,
-        scaling: float | None = None,
-        dropout: float = 0.0,
-        **kwargs: Any,
-    ) -> tuple[torch.Tensor, None]:
-        """transformers' contract: query (1, H, n, D), key and value (1, Hkv, B, D) -> (1, n, H, D).
-
-        Raises:
-            UserError: a mask, a dropout or a score modification comes with a tree; it would have no effect.
-        """
-        if self.active is None:
-            output: tuple[torch.Tensor, None] = self._sdpa(
-                module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs
-            )
-            return output
-        given = [name for name in self.UNSUPPORTED if kwargs.get(name) is not None]
-        given += ["attention_mask"] * (attention_mask is not None) + ["dropout"] * bool(dropout)
-        if given:
-            raise UserError(f"tree attention: {type(module).__name__} asks for {', '.join(given)}; use sdpa")
-        return self.active(query, key, value, scale=scaling).transpose(1, 2).contiguous(), None
-
-
-def register_tree_attention(name: str = "tree_attention") -> AttentionSwitch:
-    """Make `model.set_attn_implementation(name)` possible; what is returned says when a tree is attended by."""
-    from transformers import AttentionInterface
-
-    switch = AttentionSwitch()
-    AttentionInterface.register(name, switch)
-    return switch
-
-
 def triton_installed() -> bool:
     """Whether triton could be imported, without importing it."""
     return importlib.util.find_spec("triton") is not None
+
+
+def _size(device: torch.device) -> tuple[int, int]:
+    """Multiprocessors of a GPU, and the shared memory that a program may have."""
+    found = torch.cuda.get_device_properties(device)
+    return found.multi_processor_count, getattr(found, "shared_memory_per_block_optin", 0)  # unknown: small tiles
 
 
 def _packed(ancestors: torch.Tensor) -> torch.Tensor:

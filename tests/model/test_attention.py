@@ -16,7 +16,8 @@ import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from model.decoding import Draft, Target, Tree
-from model.decoding.attention import Plan, TreeAttention, register_tree_attention, tree_attention_reference
+from model.decoding.attention import H200, Plan, TreeAttention, tree_attention_reference
+from model.decoding.attention_switch import register_tree_attention
 from model.errors import UserError
 from tests.conftest import toy_model
 from tests.model.test_tree import random_tree
@@ -163,7 +164,7 @@ def test_a_smaller_tree_is_padded(backend):
 @pytest.mark.parametrize("nodes", [16, 24, 81])
 def test_the_plan_fills_a_large_gpu_at_a_short_context(kv_heads, nodes):
     for capacity in (1024, 2048, 4096 + 160):
-        plan = Plan.choose(32 // kv_heads * nodes, kv_heads, 128, capacity, 2, 132)
+        plan = Plan.choose(32 // kv_heads * nodes, kv_heads, 128, capacity, 2, H200)
         blocks = -(-(500 + nodes) // plan.block_n)
         share = -(-blocks // plan.splits)
         busy = kv_heads * -(-32 // kv_heads * nodes // plan.block_m) * -(-blocks // share)
@@ -202,8 +203,8 @@ for capability, dtype, dim, plan, ones in json.loads(sys.argv[2]):
 def test_kernels_compile_for_gpus_without_one(tmp_path):
     """The interpreter accepts what the compiler refuses. Chained and single nodes are compiled as constants."""
     cases = [
-        (90, "bf16", 128, Plan.choose(324, 8, 128, 2048, 2, 132), []),
-        (80, "fp16", 80, Plan.choose(1, 32, 80, 2048, 2, 108), ["words", "group", "nodes"]),
+        (90, "bf16", 128, Plan.choose(324, 8, 128, 2048, 2, H200), []),
+        (86, "fp16", 80, Plan.choose(1, 32, 80, 8192, 2, (84, 99 << 10)), ["words", "group", "nodes"]),
     ]
     cases = [(*case[:3], {n: getattr(case[3], n) for n in Plan.__slots__}, case[4]) for case in cases]
     environment = {n: value for n, value in os.environ.items() if n != "TRITON_INTERPRET"}
@@ -214,7 +215,7 @@ def test_kernels_compile_for_gpus_without_one(tmp_path):
 
 
 def test_importing_the_module_loads_no_triton():
-    code = "import sys, model.decoding.attention; sys.exit('triton' in sys.modules)"
+    code = "import sys, model.decoding.attention_switch; sys.exit('triton' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=120).returncode == 0
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from model.decoding.attention import Plan
+from model.decoding.attention import H200, Plan
 from tools.bench_attention import Case, main, plans
 
 
@@ -23,5 +23,5 @@ def test_it_prints_a_table_and_ends_in_json(capsys):
 def test_bytes_and_plans_by_hand():
     assert Case(8, 2, 16, 4, 60).nbytes(2) == 2 * (2 * 64 + 8 * 4) * 16 * 2
     assert Case(8, 2, 16, 4, 60).capacity == 64 and Case(8, 2, 16, 4, 61).capacity == 128
-    for plan in plans(Plan.choose(96, 8, 128, 2048, 2, 132)):
+    for plan in plans(Plan.choose(96, 8, 128, 2048, 2, H200)):
         assert 16 <= plan.block_m <= 128 and plan.block_n in (16, 32, 64) and 1 <= plan.splits <= 64
