@@ -81,14 +81,13 @@ class Plan:
     ) -> Plan:
         """A plan for `rows` = G * n query rows a KV head on a GPU: (multiprocessors, shared bytes a program).
 
-        Arithmetic, not yet tuned on a GPU. All of it fits the registers, as compiled for compute capability 9.0.
-
-        Two programs a multiprocessor, one where a program fills it: short contexts then spread as far as blocks go, and
-        a long one keeps enough loads in flight. Long contexts take wider tiles, as they pay for reading the cache again
-        and short ones for reducing. float32 takes small ones: exact products use no tensor core and many registers.
+        Arithmetic, not yet tuned on a GPU; it fits the registers, as compiled for compute capability 9.0. Two programs
+        a multiprocessor, one where a program fills it: a short context then spreads as far as its blocks go, and a
+        long one keeps enough loads in flight. Long contexts take wider tiles, as they pay for reading the cache again and
+        short ones for reducing. float32 takes small ones: exact products use no tensor core and many registers.
         """
         (sms, shared), exact, width = gpu, itemsize == 4, _power_of_two(head_dim)
-        long = capacity >= 4096 and shared >= 160 << 10  # wide tiles take 132 KiB, which an RTX card does not have
+        long = capacity > 8192 and shared >= 160 << 10  # wide tiles take 132 KiB, which an RTX card does not have
         block_m = min(_power_of_two(rows), 32 if exact else 64 if width > 128 or not long else 128)
         block_n = 16 if exact else 64 if long and width <= 128 else 32
         programs = kv_heads * -(-rows // block_m)
@@ -108,7 +107,8 @@ class TreeAttention:
         heads, kv_heads, head_dim: H, Hkv, D of q (1, H, n, D) and of k, v (1, Hkv, B, D).
         nodes: n; nodes of a smaller draft are padded by `set_tree`.
         capacity: B that is planned for; another B is right too, and slower perhaps.
-        length: int32 or int64 (), the committed tokens, read in each call; everything lives on its device.
+        length: int32 or int64 (), the committed tokens, read in each call; everything lives on its device. It is for
+            the caller to see that length + n never passes B: the device cannot raise.
         dtype: of q, k, v: float16, bfloat16 or float32.
         backend: triton | torch. Default: triton on CUDA from compute capability 8.0 where it is installed, else torch.
         plan: the cut of the work. Default: `Plan.choose`.

@@ -52,8 +52,8 @@ def _fold(
         # The tree as bits: two words of a node hold all that a block of up to 64 rows can ask.
         ahead = start - length  # negative where the block begins among the committed tokens
         word = ahead >> 6  # rounds down, as a division would not
-        low = tl.load(tree + node * words + word, mask=(node >= 0) & (word >= 0) & (word < words), other=0)
-        high = tl.load(tree + node * words + word + 1, mask=(node >= 0) & (word >= -1) & (word + 1 < words), other=0)
+        low = tl.load(tree + node * words + word, mask=(word >= 0) & (word < words), other=0)
+        high = tl.load(tree + node * words + word + 1, mask=(word >= -1) & (word + 1 < words), other=0)
         bit = ahead - (word << 6) + tl.arange(0, BLOCK_N)[None, :]  # (1, BLOCK_N): 0 to 126
         seen = tl.where(bit < 64, low[:, None] >> (bit & 63), high[:, None] >> (bit & 63)) & 1  # (BLOCK_M, BLOCK_N)
         scores = tl.where((rows < length)[None, :] | (seen != 0), scores, float("-inf"))

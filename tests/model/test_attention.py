@@ -163,13 +163,12 @@ def test_a_smaller_tree_is_padded(backend):
 @pytest.mark.parametrize("kv_heads", [8, 32])
 @pytest.mark.parametrize("nodes", [16, 24, 81])
 def test_the_plan_fills_a_large_gpu_at_a_short_context(kv_heads, nodes):
-    for capacity in (1024, 2048, 4096 + 160):
+    for capacity in (1024, 2048, 4096 + 160):  # the last: one bucket for a whole context of 4096
         plan = Plan.choose(32 // kv_heads * nodes, kv_heads, 128, capacity, 2, H200)
         blocks = -(-(500 + nodes) // plan.block_n)
         share = -(-blocks // plan.splits)
         busy = kv_heads * -(-32 // kv_heads * nodes // plan.block_m) * -(-blocks // share)
-        # Wide tiles of a large capacity take fewer and larger programs.
-        assert busy >= (0.9 * 132 if capacity < 4096 else 0.4 * 132), plan
+        assert busy >= 0.9 * 132, plan
 
 
 COMPILE = """
@@ -204,7 +203,7 @@ def test_kernels_compile_for_gpus_without_one(tmp_path):
     """The interpreter accepts what the compiler refuses. Chained and single nodes are compiled as constants."""
     cases = [
         (90, "bf16", 128, Plan.choose(324, 8, 128, 2048, 2, H200), []),
-        (86, "fp16", 80, Plan.choose(1, 32, 80, 8192, 2, (84, 99 << 10)), ["words", "group", "nodes"]),
+        (86, "fp16", 80, Plan.choose(1, 32, 80, 9000, 2, (84, 99 << 10)), ["words", "group", "nodes"]),
     ]
     cases = [(*case[:3], {n: getattr(case[3], n) for n in Plan.__slots__}, case[4]) for case in cases]
     environment = {n: value for n, value in os.environ.items() if n != "TRITON_INTERPRET"}
@@ -215,7 +214,13 @@ def test_kernels_compile_for_gpus_without_one(tmp_path):
 
 
 def test_importing_the_module_loads_no_triton():
-    code = "import sys, model.decoding.attention_switch; sys.exit('triton' in sys.modules)"
+    code = """
+import sys, torch, transformers.cache_utils
+before = set(sys.modules)
+import model.decoding.attention_switch
+loaded = {name.split(".")[0] for name in set(sys.modules) - before}
+sys.exit("triton" in loaded or "model.decoding.attention_kernel" in sys.modules)
+"""
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=120).returncode == 0
 
 
