@@ -83,8 +83,8 @@ class Plan:
 
         Arithmetic, not yet tuned on a GPU; it fits the registers, as compiled for compute capability 9.0. Two programs
         a multiprocessor, one where a program fills it: a short context then spreads as far as its blocks go, and a
-        long one keeps enough loads in flight. Long contexts take wider tiles, as they pay for reading the cache again and
-        short ones for reducing. float32 takes small ones: exact products use no tensor core and many registers.
+        long one keeps enough loads in flight. Long contexts take wider tiles, as they pay for reading the cache again
+        and short ones for reducing. float32 takes small ones: exact products use no tensor core and many registers.
         """
         (sms, shared), exact, width = gpu, itemsize == 4, _power_of_two(head_dim)
         long = capacity > 8192 and shared >= 160 << 10  # wide tiles take 132 KiB, which an RTX card does not have
