@@ -13,11 +13,13 @@ from pathlib import Path
 import pytest
 import yaml
 from hydra import compose, initialize_config_dir
+from packaging.markers import Marker
 
 from evaluation.models import ModelSettings
 from evaluation.questions import load_bench
 from model.decoding import loop
 from model.recycling import build_template
+from tools.requirements_met import unmet
 
 ROOT = Path(__file__).resolve().parents[1]
 PYTHON_FILES = [p for folder in ("model", "evaluation", "tools", "tests") for p in (ROOT / folder).rglob("*.py")]
@@ -64,7 +66,17 @@ def test_every_third_party_import_is_pinned():
     third = {m for m in modules if m not in sys.stdlib_module_names and m not in own}
     assert {m for m in third if provided_by.get(m, m).lower() not in pinned} == set()
     for line in pins.splitlines():
-        assert not line.split("#")[0].strip() or re.fullmatch(r"[\w.-]+==[\w.]+", line.split("#")[0].strip()), line
+        pin, _, marker = (part.strip() for part in line.split("#")[0].partition(";"))
+        assert not pin or re.fullmatch(r"[\w.-]+==[\w.]+", pin), line
+        assert not marker or isinstance(Marker(marker).evaluate(), bool), line
+
+
+def test_a_pin_counts_where_its_marker_says(tmp_path):
+    file = tmp_path / "requirements.txt"
+    file.write_text(
+        '# comment\nabsent==1; sys_platform == "nowhere"\nmissing==2; python_version > "3"  # why\npytest==0\n'
+    )
+    assert unmet([str(file)]) == ["missing==2", "pytest==0"]
 
 
 CHOICES = [

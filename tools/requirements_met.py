@@ -5,13 +5,27 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 
+def applies(marker: str) -> bool:
+    """Whether a pin with this environment marker ("" for none) is meant for this machine.
+
+    Where `packaging` is not installed, as in a fresh environment, a marked pin counts: pip then decides.
+    """
+    if not marker:
+        return True
+    try:
+        from packaging.markers import Marker
+    except ImportError:
+        return True
+    return Marker(marker).evaluate()
+
+
 def unmet(files: list[str]) -> list[str]:
-    """The pins (name==version) that are not met; a local build such as 2.13.0+cpu meets 2.13.0."""
+    """The pins (name==version; marker) that are not met; a local build such as 2.13.0+cpu meets 2.13.0."""
     wrong = []
     for file in files:
         for line in Path(file).read_text(encoding="utf-8").splitlines():
-            pin = line.split("#")[0].strip()
-            if not pin:
+            pin, _, marker = (part.strip() for part in line.split("#")[0].partition(";"))
+            if not pin or not applies(marker):
                 continue
             name, _, wanted = pin.partition("==")
             try:

@@ -1,0 +1,74 @@
+"""Tree attention as an attention implementation of transformers, for any model that asks its interface for one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from ..errors import UserError
+from .attention import TreeAttention
+
+
+class AttentionSwitch:
+    """A transformers attention implementation: a TreeAttention while one is in `use`, transformers' sdpa otherwise.
+
+    Models build no mask for an implementation that has no entry in transformers' mask registry, and this has none. So
+    outside `use`, as in a prefill, a mask that is needed must be given in 4D, or none and the text is causal.
+    """
+
+    # Arguments that models give to change what attention computes, none of which the kernel knows.
+    UNSUPPORTED = ("softcap", "s_aux", "position_bias", "head_mask")
+
+    def __init__(self) -> None:
+        self.active: TreeAttention | None = None
+        from transformers import AttentionInterface  # not above: it loads the whole of torch's compiler, Triton too
+
+        self._sdpa = AttentionInterface()["sdpa"]
+
+    @contextmanager
+    def use(self, attention: TreeAttention) -> Iterator[None]:
+        """Attend by this until the block ends."""
+        before, self.active = self.active, attention
+        try:
+            yield
+        finally:
+            self.active = before
+
+    def __call__(
+        self,
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        scaling: float | None = None,
+        dropout: float = 0.0,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, None]:
+        """transformers' contract: query (1, H, n, D), key and value (1, Hkv, B, D) -> (1, n, H, D).
+
+        Raises:
+            UserError: a mask, a dropout or a score modification comes with a tree; it would have no effect.
+        """
+        if self.active is None:
+            output: tuple[torch.Tensor, None] = self._sdpa(
+                module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs
+            )
+            return output
+        given = [name for name in self.UNSUPPORTED if kwargs.get(name) is not None]
+        given += ["attention_mask"] * (attention_mask is not None) + ["dropout"] * bool(dropout)
+        if given:
+            raise UserError(f"tree attention: {type(module).__name__} asks for {', '.join(given)}; use sdpa")
+        return self.active(query, key, value, scale=scaling).transpose(1, 2).contiguous(), None
+
+
+def register_tree_attention(name: str = "tree_attention") -> AttentionSwitch:
+    """Make `model.set_attn_implementation(name)` possible; what is returned says when a tree is attended by."""
+    from transformers import AttentionInterface
+
+    switch = AttentionSwitch()
+    AttentionInterface.register(name, switch)
+    return switch
