@@ -17,6 +17,7 @@ from model.errors import UserError
 
 from .cli import user_errors
 from .conversation import prompt_ids
+from .devices import exclusive
 from .methods import Method, build_method
 from .models import LoadedModel, ModelSettings, load_model
 from .provenance import describe_device
@@ -113,6 +114,11 @@ def bench(arguments: argparse.Namespace) -> None:
     if min(arguments.prompts, arguments.repeats, arguments.max_new_tokens) < 1:
         raise UserError("--prompts, --repeats and --max-new-tokens must be at least 1")
     settings = ModelSettings("bench", arguments.model_path, dtype=arguments.dtype, device=arguments.device)
+    with exclusive(settings):
+        _bench(arguments, settings)
+
+
+def _bench(arguments: argparse.Namespace, settings: ModelSettings) -> None:
     loaded = load_model(settings)
     name, _, nodes = arguments.tree.partition(":")
     if nodes and not nodes.isdigit():
