@@ -83,7 +83,7 @@ def check_placement(settings: ModelSettings) -> None:
 def placement(settings: ModelSettings) -> dict[str, Any]:
     """What `from_pretrained` is told: nothing for one device, as the model is moved there afterwards."""
     if settings.tensor_parallel:
-        from transformers.distributed import DistributedConfig  # not in every build of transformers
+        from transformers.distributed import DistributedConfig  # slow to import, and for this alone
 
         return {"distributed_config": DistributedConfig(tp_size=world_size(), tp_plan="auto")}
     return {} if settings.device_map is None else {"device_map": settings.device_map}

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import shutil
 import subprocess
 import sys
@@ -13,10 +14,11 @@ import pytest
 import torch
 from accelerate import dispatch_model
 
-from evaluation import devices, models
+from evaluation import devices, distributed, models
 from evaluation.answers import AnswerStore
 from evaluation.cli import Failure
 from model.decoding import Target, decode
+from model.errors import UserError
 from model.recycling import TokenRecycling, build_template
 from model.vanilla import Vanilla
 from tests.checkpoint import write_checkpoint
@@ -24,7 +26,7 @@ from tests.evaluation.test_errors import check
 from tests.evaluation.test_run import core
 
 ROOT = Path(__file__).resolve().parents[2]
-METHODS = ("hf", "vanilla", "recycling")
+METHODS = ("vanilla", "recycling")
 
 
 @pytest.fixture(scope="session")
@@ -95,39 +97,55 @@ def test_placements_that_contradict(evaluate, tmp_path, overrides, names):
 def test_a_model_that_would_be_offloaded_is_refused(checkpoint):
     model = models._load(models.ModelSettings("toy", str(checkpoint), device="cpu")).target.model
     model.hf_device_map = {"model": 0, "lm_head": "cpu"}
-    with pytest.raises(ValueError, match="does not fit on the devices of model.device_map=auto"):
+    with pytest.raises(UserError, match="does not fit on the devices of model.device_map=auto"):
         devices.place(model, models.ModelSettings("toy", str(checkpoint), device_map="auto"), torch.device("cpu"))
 
 
 # several processes
 
 
+def test_heads_that_the_processes_cannot_share(checkpoint, monkeypatch):
+    model = models._load(models.ModelSettings("toy", str(checkpoint), device="cpu")).target.model
+    for name, value in {"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "3"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match="2 key-value heads cannot be shared by 3 processes"):
+        devices.place(model, models.ModelSettings("toy", "", tensor_parallel=True), torch.device("cpu"))
+
+
+def test_torchrun_without_tensor_parallelism_and_with_a_launcher(monkeypatch):
+    for name, value in {"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match="torchrun started 2 processes"):
+        devices.check_placement(models.ModelSettings("toy", ""))
+    with pytest.raises(UserError, match="launcher=slurm: not under torchrun"):
+        distributed.check_launcher(["-m", "launcher=slurm"])
+    distributed.check_launcher(["-m", "launcher=basic"])
+
+
 def test_two_ranks_decode_what_one_process_decodes(evaluate, checkpoint, bench_file, tmp_path):
     """Tensor parallelism on two gloo ranks: same records; goes on where it stopped; the first error ends all."""
     one, two = tmp_path / "one", tmp_path / "two"
+    base = (f"model.path={checkpoint}", "start=hot")
     for method in METHODS:
-        assert (
-            evaluate(f"model.path={checkpoint}", f"method={method}", "start=hot", f"run_dir={one / method}").code == 0
-        )
-    half = (f"model.path={checkpoint}", "method=recycling", "start=hot", "bench.end=4", f"run_dir={tmp_path / 'half'}")
-    assert evaluate(*half).code == 0
+        assert evaluate(*base, f"method={method}", "bench.end=4", f"run_dir={one / method}").code == 0
+    assert evaluate(*base, "method=recycling", "bench.end=2", f"run_dir={tmp_path / 'half'}").code == 0
     torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "evaluation.run", "-m", "model=path"]
     torchrun += [f"model.path={checkpoint}", "model.name=toy", "model.tensor_parallel=true", "bench=file"]
-    torchrun += [f"bench.path={bench_file}", "max_new_tokens=24", "start=hot", "method=recycling"]
+    torchrun += [f"bench.path={bench_file}", "bench.end=4", "max_new_tokens=24", "start=hot"]
 
     done = started(*torchrun, f"method={','.join(METHODS)}", f"run_dir={two}/${{method.name}}")
     assert done.returncode == 0, done.stderr
-    assert done.stderr.count(" 0/7 ") == len(METHODS), "one rank shows its progress"
+    assert done.stderr.count(" 0/4 ") == len(METHODS), "one rank shows its progress"
     for method in METHODS:
         assert core(rows(two / method)) == core(rows(one / method))
     assert json.loads((two / "recycling/metadata.json").read_text())["device"].startswith("2 x ")
 
-    # The state that a kill after four questions leaves; behind it a job that only the first rank can fail in.
+    # The state that a kill after two questions leaves; behind it a job that only the first rank can fail in.
     cut, busy = two / "recycling", tmp_path / "busy"
-    (cut / "answers.jsonl").write_text("".join((cut / "answers.jsonl").read_text().splitlines(keepends=True)[:4]))
-    shutil.move(tmp_path / "half/state.safetensors", cut / "state-4.safetensors")
+    (cut / "answers.jsonl").write_text("".join((cut / "answers.jsonl").read_text().splitlines(keepends=True)[:2]))
+    shutil.move(tmp_path / "half/state.safetensors", cut / "state-2.safetensors")
     with AnswerStore(busy).locked():
-        done = started(*torchrun, f"run_dir={cut},{busy}")
+        done = started(*torchrun, "method=recycling", f"run_dir={cut},{busy}")
     assert core(rows(cut)) == core(rows(one / "recycling"))
     assert done.returncode != 0
     assert len(told(done)) == 1 and f"{busy}: another run is at work" in told(done)[0], done.stderr
@@ -141,23 +159,21 @@ def test_jobs_in_processes_of_their_own(checkpoint, bench_file, tmp_path):
     pytest.importorskip("submitit", reason="optional: requirements-cluster.txt")
     pytest.importorskip("hydra_plugins.hydra_submitit_launcher", reason="optional: requirements-cluster.txt")
     sweep = ["-m", "evaluation.run", "-m", "launcher=submitit_local", "model=path", f"model.path={checkpoint}"]
-    sweep += ["model.name=toy", "bench=file", f"bench.path={bench_file}", "max_new_tokens=24"]
+    sweep += ["model.name=toy", "bench=file", f"bench.path={bench_file}", "bench.end=3", "max_new_tokens=24"]
     done = started(*sweep, "method.k=4,8,9", f"results_dir={tmp_path}")
     assert done.returncode == 2 and len(told(done)) == 1 and "k=4" in told(done)[0], done.stderr
     assert "Traceback" not in done.stderr
     runs = [json.loads(path.read_text()) for path in tmp_path.glob("default/runs/*/summary.json")]
-    assert len(runs) == 2 and all(run["questions"] == 7 for run in runs)
+    assert len(runs) == 2 and all(run["questions"] == 3 for run in runs)
     assert (tmp_path / "default/tables/main.csv").exists()
     assert "recycling (cold)" in done.stdout
 
 
-def test_a_launcher_that_is_not_installed(evaluate, monkeypatch):
+def test_a_launcher_that_is_not_installed(evaluate):
     check(evaluate("-m", "hydra/launcher=nonesuch"), "not installed", "requirements-cluster.txt")
 
 
 def test_a_failure_arrives_from_another_process():
-    import pickle
-
     data = pickle.dumps(Failure("told once"))
     Failure.noted.clear()
     assert pickle.loads(data).message == "told once" and Failure.noted == ["told once"]
