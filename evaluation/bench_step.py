@@ -1,6 +1,6 @@
-"""python -m evaluation.bench_step: where a step's time goes, paired against plain decoding and transformers' generate.
+"""python -m evaluation.bench_step: where a step's time goes, on any model shape, beside plain decoding and the floor.
 
-The last line of the output is one JSON object with every figure.
+The last line of the output is one JSON object with every figure; `--against FILE` compares with a saved one.
 """
 
 from __future__ import annotations
@@ -10,7 +10,10 @@ import json
 import statistics
 import time
 from collections import defaultdict
+from pathlib import Path
 from typing import Any
+
+import torch
 
 from model.decoding import Target, decode
 from model.errors import UserError
@@ -19,9 +22,10 @@ from .cli import user_errors
 from .conversation import prompt_ids
 from .devices import exclusive
 from .methods import Method, build_method
-from .models import LoadedModel, ModelSettings, load_model
-from .provenance import describe_device
+from .models import LoadedModel, ModelSettings, load_model, random_model
+from .provenance import describe_device, versions
 from .questions import load_bench
+from .roofline import Rates, launches, measure_rates, step_cost
 
 TREE = {"name": "2.2.2", "nodes": None, "depth": None, "branching": None, "path": None}
 RECYCLING = {"name": "recycling", "k": 8, "recycle_prompt": False, "dtype": "int64"}
@@ -34,6 +38,9 @@ class PhaseClock:
         self.target = target
         self.seconds: dict[str, float] = defaultdict(float)
         self.counts: dict[str, int] = defaultdict(int)
+        self.restart()
+
+    def restart(self) -> None:
         self._last = time.perf_counter()
 
     def mark(self, phase: str) -> None:
@@ -42,16 +49,6 @@ class PhaseClock:
         self.seconds[phase] += now - self._last
         self.counts[phase] += 1
         self._last = now
-
-
-def build(loaded: LoadedModel, tree: dict[str, str | int | None], k: int) -> dict[str, Method]:
-    """The methods that are paired."""
-    own: dict[str, dict[str, Any]] = {
-        "hf": {"name": "hf"},
-        "vanilla": {"name": "vanilla"},
-        "recycling": RECYCLING | {"k": k},
-    }
-    return {name: build_method(loaded, settings, tree, "hot") for name, settings in own.items()}
 
 
 def paired_speeds(
@@ -79,12 +76,12 @@ def phases(method: Method, prompts: list[list[int]], limit: int) -> dict[str, fl
     target = method.loaded.target
     clock = PhaseClock(target)
     for prompt in prompts:
-        clock._last = time.perf_counter()
+        clock.restart()
         decode(target, method.drafter, prompt, max_new_tokens=limit, eos=method.loaded.eos, mark=clock.mark)
     return {phase: 1e6 * clock.seconds[phase] / clock.counts[phase] for phase in clock.seconds if phase != "prefill"}
 
 
-def drift(method: Method, prompt: list[int], limit: int, rounds: int) -> tuple[float, float]:
+def drift(method: Method, prompt: list[int], limit: int, rounds: int = 100) -> tuple[float, float]:
     """Median step time, in microseconds, of the first and the last tenth of `rounds` answers to one prompt."""
     times = []
     for _ in range(rounds):
@@ -94,19 +91,41 @@ def drift(method: Method, prompt: list[int], limit: int, rounds: int) -> tuple[f
     return statistics.median(times[:tenth]), statistics.median(times[-tenth:])
 
 
+def flags() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m evaluation.bench_step", description=__doc__)
+    parser.add_argument(
+        "--model-path", default="data/embedded", help="folder or hub name (default: the embedded model)"
+    )
+    parser.add_argument("--shape", help="random weights of a known shape instead: vicuna-7b, llama-3-8b, ...")
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--execution", default="eager", help="eager, static, compiled, graph")
+    parser.add_argument("--prompts", type=int, default=14, help="of the sample bench (default 14: two a subtask)")
+    parser.add_argument("--context", type=int, help="one random prompt of so many tokens instead")
+    parser.add_argument("--max-new-tokens", type=int, default=128)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--tree", default="2.2.2", help="2.2.2, auto, or best:N for its best N nodes")
+    parser.add_argument("--k", type=int, default=8)
+    parser.add_argument("--mat", type=float, help="also say the tokens/s at this MAT, e.g. 2.70")
+    parser.add_argument("--save", type=Path, help="also write the JSON object here")
+    parser.add_argument("--against", type=Path, help="compare with an earlier run's saved object")
+    return parser
+
+
 def main() -> None:
-    flags = argparse.ArgumentParser(prog="python -m evaluation.bench_step", description=__doc__)
-    flags.add_argument("--model-path", default="data/embedded", help="folder or hub name (default: the embedded model)")
-    flags.add_argument("--dtype", default="auto")
-    flags.add_argument("--device", default="auto")
-    flags.add_argument("--prompts", type=int, default=14, help="of the sample bench (default 14: two a subtask)")
-    flags.add_argument("--max-new-tokens", type=int, default=128)
-    flags.add_argument("--repeats", type=int, default=5)
-    flags.add_argument("--tree", default="2.2.2", help="2.2.2, or best:N for its best N nodes")
-    flags.add_argument("--k", type=int, default=8)
-    arguments = flags.parse_args()
+    arguments = flags().parse_args()
     with user_errors():
         bench(arguments)
+
+
+def prompts_for(arguments: argparse.Namespace, loaded: LoadedModel) -> list[list[int]]:
+    """The sample bench's first turns, evenly over subtasks; or one random prompt of the context asked for."""
+    if arguments.context or loaded.tokenizer is None:
+        generator = torch.Generator().manual_seed(0)
+        ids = torch.randint(3, loaded.target.vocab_size, (arguments.context or 500,), generator=generator)
+        return [ids.tolist()]
+    questions = load_bench("sample", "data/sample/question.jsonl", per_category=-(-arguments.prompts // 7)).questions
+    return [prompt_ids(loaded.template, loaded.tokenizer, [q.turns[0]], []) for q in questions[: arguments.prompts]]
 
 
 def bench(arguments: argparse.Namespace) -> None:
@@ -119,19 +138,25 @@ def bench(arguments: argparse.Namespace) -> None:
 
 
 def _bench(arguments: argparse.Namespace, settings: ModelSettings) -> None:
-    loaded = load_model(settings)
+    before = _saved(arguments.against) if arguments.against else None
+    loaded = random_model(arguments.shape, settings) if arguments.shape else load_model(settings)
+    target = loaded.target
+    target.execution = target.check_execution(arguments.execution)
     name, _, nodes = arguments.tree.partition(":")
     if nodes and not nodes.isdigit():
         raise UserError(f"--tree {arguments.tree}: what follows the colon must be a number of nodes")
-    methods = build(loaded, TREE | {"name": name, "nodes": int(nodes) if nodes else None}, arguments.k)
-    questions = load_bench("sample", "data/sample/question.jsonl", per_category=-(-arguments.prompts // 7)).questions
-    prompts = [prompt_ids(loaded.template, loaded.tokenizer, [q.turns[0]], []) for q in questions[: arguments.prompts]]
-    device = describe_device(loaded.target.device)
-    dtype = str(loaded.target.dtype).removeprefix("torch.")
-    print(f"{arguments.model_path} ({dtype}) on {device}; {len(prompts)} prompts, tree {arguments.tree}")
-    limit = arguments.max_new_tokens
+    tree = TREE | {"name": name, "nodes": int(nodes) if nodes else 80 if name == "auto" else None}
+    own: dict[str, dict[str, Any]] = {"hf": {"name": "hf"}, "vanilla": {"name": "vanilla"}}
+    own["recycling"] = RECYCLING | {"k": arguments.k}
+    methods = {key: build_method(loaded, value, tree, "hot") for key, value in own.items()}
+    prompts, limit = prompts_for(arguments, loaded), arguments.max_new_tokens
+    device, what = describe_device(target.device), arguments.shape or arguments.model_path
+    dtype = str(target.dtype).removeprefix("torch.")
+    print(f"{what} ({dtype}) on {device}; {len(prompts)} prompts, tree {arguments.tree}")
     for method in methods.values():  # warm up
         method.answer(prompts[0], limit)
+    if target.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
 
     speeds = paired_speeds(methods, prompts, limit, arguments.repeats)
     medians = {key: statistics.median(values) for key, values in speeds.items()}
@@ -142,17 +167,78 @@ def _bench(arguments: argparse.Namespace, settings: ModelSettings) -> None:
     over_vanilla = statistics.median(r / v for r, v in zip(speeds["recycling"], speeds["vanilla"], strict=True))
     print(f"  vanilla / hf {over_hf:.2f}   recycling / vanilla {over_vanilla:.2f}")
 
-    result: dict[str, object] = {"device": device, "tokens_per_second": medians, "vanilla_over_hf": over_hf}
+    rates = measure_rates(target.device, target.dtype)
+    copied, multiplied = rates.bytes_per_second / 1e9, rates.flop_per_second / 1e9
+    print(f"\nthis device: {copied:.1f} GB/s copied, {multiplied:.0f} GFLOP/s multiplied")
+    result: dict[str, Any] = {"what": what, "device": device, "versions": versions(), "execution": target.execution}
+    result |= {"tokens_per_second": medians, "vanilla_over_hf": over_hf, "recycling_over_vanilla": over_vanilla}
+    context = sum(map(len, prompts)) // len(prompts) + limit // 2
     for key in ("vanilla", "recycling"):
-        parts = phases(methods[key], prompts, limit)
-        total = sum(parts.values())
-        outside = 1 - parts["forward"] / total
-        print(f"\n{key}: {total:.0f} us a step, {100 * outside:.1f} % outside the forward")
-        print("  " + "   ".join(f"{phase} {us:.0f}" for phase, us in parts.items()))
-        result[key] = {"step_us": total, "outside_forward": outside, "phases_us": parts}
-    first, last = drift(methods["recycling"], prompts[0], 64, 100)
+        result[key] = describe_step(key, methods[key], prompts, limit, rates, context)
+    first, last = drift(methods["recycling"], prompts[0], 64)
     print(f"\nrecycling over 100 prompts: {first:.0f} us a step in the first ten, {last:.0f} in the last ten")
-    print(json.dumps(result | {"first_ten_us": first, "last_ten_us": last, "recycling_over_vanilla": over_vanilla}))
+    result |= {"first_ten_us": first, "last_ten_us": last}
+    if arguments.mat:
+        result["tokens_per_second_at_mat"] = arguments.mat * 1e6 / result["recycling"]["step_us"]
+        print(f"at MAT {arguments.mat}: {result['tokens_per_second_at_mat']:.0f} tokens/s decoding")
+    if target.device.type == "cuda":
+        result["peak_memory_bytes"] = torch.cuda.max_memory_allocated()
+    if before is not None:
+        _compare(before, result)
+    if arguments.save:
+        arguments.save.write_text(json.dumps(result, indent=1), encoding="utf-8")
+    print(json.dumps(result))
+
+
+def describe_step(
+    name: str, method: Method, prompts: list[list[int]], limit: int, rates: Rates, context: int
+) -> dict[str, Any]:
+    """Print and return one method's step: its parts, its nodes, and how near the device's floor it comes."""
+    assert method.drafter is not None
+    target = method.loaded.target
+    parts = phases(method, prompts, limit)
+    total = sum(parts.values())
+    nodes = len(method.drafter.tree) if method.drafter.tree is not None else 1
+    cost = step_cost(target, nodes, context)
+    floor = 1e6 * cost.floor_seconds(rates)
+    outside = 1 - parts["forward"] / total if "forward" in parts else float("nan")
+    print(f"\n{name}: {total:.0f} us a step of {nodes} nodes, {100 * outside:.1f} % outside the forward")
+    print("  " + "   ".join(f"{phase} {us:.0f}" for phase, us in parts.items()))
+    print(
+        f"  floor {floor:.0f} us ({100 * floor / total:.0f} % of the step): "
+        f"{cost.bytes / total / 1e3:.1f} GB/s, {cost.flop / total / 1e3:.1f} GFLOP/s achieved"
+    )
+    return {
+        "step_us": total,
+        "nodes": nodes,
+        "outside_forward": outside,
+        "phases_us": parts,
+        "floor_us": floor,
+        "bytes": cost.bytes,
+        "flop": cost.flop,
+        "launches": launches(method, prompts[0]),
+    }
+
+
+def _saved(path: Path) -> dict[str, Any]:
+    """An earlier run's object."""
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        found["recycling"]["step_us"], found["vanilla"]["step_us"]
+    except (OSError, json.JSONDecodeError, KeyError, TypeError) as error:
+        raise UserError(f"--against {path}: not a saved run of this bench ({error})") from None
+    return found
+
+
+def _compare(before: dict[str, Any], now: dict[str, Any]) -> None:
+    """Step times and speeds beside those of the earlier run."""
+    print("\nagainst the earlier run (now / before):")
+    for key in ("vanilla", "recycling"):
+        ratio = now[key]["step_us"] / before[key]["step_us"]
+        print(f"  {key:10} step {before[key]['step_us']:.0f} -> {now[key]['step_us']:.0f} us ({ratio:.2f})")
+    for key in now["tokens_per_second"]:
+        ratio = now["tokens_per_second"][key] / before["tokens_per_second"][key]
+        print(f"  {key:10} {ratio:.2f} x tokens/s")
 
 
 if __name__ == "__main__":

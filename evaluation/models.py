@@ -11,14 +11,14 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 from transformers.utils import logging as transformers_logging
 
 from model.decoding import Target
 from model.errors import UserError
 
 from .cli import one_line
-from .conversation import choose_template
+from .conversation import DEFAULT, choose_template
 from .devices import check_placement, choose_device, place, placement
 from .questions import ROOT
 
@@ -71,6 +71,34 @@ def load_model(settings: ModelSettings) -> LoadedModel:
         _loaded = None  # free the old weights before the new ones come
         _loaded = _load(settings)
     return _loaded
+
+
+SHAPES: dict[str, dict[str, int]] = {  # LLaMA shapes whose step can be timed without their weights
+    "vicuna-7b": dict(hidden_size=4096, num_hidden_layers=32, num_attention_heads=32, intermediate_size=11008),
+    "vicuna-13b": dict(hidden_size=5120, num_hidden_layers=40, num_attention_heads=40, intermediate_size=13824),
+    "vicuna-33b": dict(hidden_size=6656, num_hidden_layers=60, num_attention_heads=52, intermediate_size=17920),
+    "llama-3-8b": dict(hidden_size=4096, num_hidden_layers=32, num_attention_heads=32, intermediate_size=14336)
+    | dict(num_key_value_heads=8, vocab_size=128256),
+    "tiny": dict(hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=128, vocab_size=256),
+}
+
+
+def random_model(shape: str, settings: ModelSettings) -> LoadedModel:
+    """A model of a known shape with random weights and no tokenizer: for step times, not for text.
+
+    Raises:
+        UserError: unknown shape, dtype or device.
+    """
+    if shape not in SHAPES:
+        raise UserError(f"--shape {shape}: unknown; use {', '.join(SHAPES)}")
+    device = choose_device(settings.device)
+    dtype = choose_dtype(settings.dtype, device)
+    torch.manual_seed(0)
+    config = LlamaConfig(**{"vocab_size": 32000, "max_position_embeddings": 4096} | SHAPES[shape])
+    with torch.device(device):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=settings.attention).eval()
+    target = Target(model, context=settings.context)
+    return LoadedModel(settings, target, None, DEFAULT, frozenset())
 
 
 def choose_dtype(name: str, device: torch.device) -> torch.dtype:

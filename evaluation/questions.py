@@ -106,7 +106,7 @@ def load_bench(
     file = ROOT / path
     if file.is_dir() or (url is None and not file.suffix):
         file = file / "question.jsonl"
-    if not file.exists() and url is not None:
+    if not file.exists() and url is not None and file.resolve().is_relative_to(ROOT):  # never to a place of the user's
         fetch(url, sha256 or "", file)
     questions = read_questions(file)
     digest = hashlib.sha256(file.read_bytes()).hexdigest()

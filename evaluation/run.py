@@ -55,6 +55,7 @@ def _measure(config: dict[str, Any], model: ModelSettings, answer_file: Path | N
     """The run, on devices that no other run uses meanwhile."""
     bench = load_bench(**config["bench"])
     loaded = load_model(model)
+    loaded.target.execution = choose_execution(str(config["execution"]), loaded)
     method = build_method(loaded, config["method"], config["tree"], str(config["start"]))
     settings = run_settings(config, bench, method)
     given: str | None = config["run_dir"]
@@ -65,6 +66,7 @@ def _measure(config: dict[str, Any], model: ModelSettings, answer_file: Path | N
         extra = {
             "label": method.label,
             "device": devices_in_words(loaded),
+            "execution_used": execution_used(method),
             "questions": len(bench.questions),
             "template_sha256": template_hash(loaded.template, loaded.tokenizer),
             "config": config,
@@ -96,10 +98,26 @@ def run_settings(config: dict[str, Any], bench: Bench, method: Method) -> dict[s
         "model": model,
         "bench": {"name": bench.name, "sha256": bench.sha256, "ids_sha256": _sha256(ids), "questions": len(ids)},
         "method": method.settings,
+        "execution": loaded.target.execution,
         "max_new_tokens": config["max_new_tokens"],
         "num_choices": config["num_choices"],
         "seed": config["seed"],
     }
+
+
+def choose_execution(name: str, loaded: LoadedModel) -> str:
+    """`auto` is eager: the one that needs no compiler and has been measured on every device this project ran on."""
+    if name not in ("auto", "eager") and (distributed.world_size() > 1 or len(loaded.target.devices) > 1):
+        raise UserError(f"execution={name}: a model on several devices takes eager only")
+    return loaded.target.check_execution("eager" if name == "auto" else name)
+
+
+def execution_used(method: Method) -> str:
+    """What a run's steps really are: a drafter whose topology changes runs eagerly whatever is asked for."""
+    asked = method.loaded.target.execution
+    if method.drafter is None:
+        return "transformers generate"
+    return asked if asked == "eager" or method.drafter.tree is not None else f"eager ({asked} needs a fixed topology)"
 
 
 def default_folder(config: dict[str, Any], settings: dict[str, Any], method: Method) -> Path:

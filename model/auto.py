@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from .decoding import Draft, Drafter, Target, Tree, Verification, decode
+from .decoding import Drafter, Target, Tree, Verification, decode
 from .decoding.tree import RankPath
 from .errors import UserError
 from .recycling import TokenRecycling
@@ -107,23 +107,19 @@ class AutoRecycling(TokenRecycling):
         """Decoding speed by size, over plain decoding on the same engine."""
         return [(1 + e) / (t / self.seconds[0]) for e, t in zip(self.expected(), self.seconds, strict=True)]
 
-    def draft(self, root: int) -> Draft:
+    def choose(self) -> None:
         steps, index = self._clock.tolist()
         if steps < LEARN:
             index = sum(n <= LEARN_NODES for n in self.sizes) - 1
         elif steps % (PROBE if index else PROBE_IDLE) == 0:
             index = min(index + PROBE_UP, len(self.sizes) - 1)
         elif steps % RECONSIDER == 1 or steps == LEARN:
-            index = self._choose()
+            index = self._reconsider()
         if self.tree is not self._trees[index]:
             self.use_tree(self._trees[index])
-        return super().draft(root)
 
-    def observe(self, verification: Verification) -> None:
-        super().observe(verification)
+    def account(self, verification: Verification) -> None:
         tree = verification.draft.tree
-        if verification.prefill:
-            return
         self._clock[0] += 1
         tried = sum(n < len(tree) for n in self.sizes)  # the nested trees that this step shows, its own included
         if tried > 1:
@@ -131,7 +127,7 @@ class AutoRecycling(TokenRecycling):
             self._sums[:tried] = self._sums[:tried] * keep + self._reach[tree.rank_paths[verification.node]]
             self._counts[:tried] = self._counts[:tried] * keep + 1
 
-    def _choose(self) -> int:
+    def _reconsider(self) -> int:
         speeds = self.predicted_speedup()
         best, now = max(range(len(speeds)), key=speeds.__getitem__), int(self._clock[1])
         if speeds[best] > SWITCH_GAIN * speeds[now]:

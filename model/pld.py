@@ -36,6 +36,7 @@ class PromptLookup(Drafter):
         super().__init__(torch.device(device))
         self.max_ngram, self.draft_tokens, self.eos = max_ngram, draft_tokens, frozenset(eos)
         self.max_nodes = 1 + draft_tokens
+        self.tree = None  # a chain of another length every time
         self._text: list[int] = []  # prompt and output
         self._after: dict[tuple[int, ...], int] = {}  # n-gram -> where its first occurrence ends
 

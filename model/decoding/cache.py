@@ -43,6 +43,11 @@ class TreeCacheLayer(CacheLayerMixin):
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write the new states (1, heads, n, dim) behind the committed tokens; return all that is in use."""
+        at = self.cache.write_at
+        if at is not None:  # static: the host does not know the length
+            self.keys.index_copy_(2, at, key_states)
+            self.values.index_copy_(2, at, value_states)
+            return self.keys[:, :, : self.cache.window], self.values[:, :, : self.cache.window]
         start, end = self.cache.length, self.cache.length + key_states.shape[2]
         self.keys[:, :, start:end] = key_states
         self.values[:, :, start:end] = value_states
@@ -70,6 +75,8 @@ class TreeCache(Cache):
 
     def __init__(self, shapes: Sequence[LayerShape], capacity: int) -> None:
         self.capacity, self.length = capacity, 0
+        self.write_at: torch.Tensor | None = None  # static steps: int64 (n,), where the next forward writes,
+        self.window = 0  # and how much of the cache it attends over; its mask hides what is not in use
         self._buffers: list[torch.Tensor] = []  # keys and values of each group: (layers, heads, capacity, dim)
         layers: list[CacheLayerMixin | None] = [None] * len(shapes)
         for shape in dict.fromkeys(shapes):
@@ -101,6 +108,12 @@ class TreeCache(Cache):
                 source = (nodes + self.length).to(buffer.device, non_blocking=True)
                 buffer[:, :, first : first + count - 1] = buffer.index_select(2, source)
         self.length += count
+
+    def move(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        """Copy tokens from positions `source` (m,) to `target` (m,), all layers; the static form of `commit`."""
+        for buffer in self._buffers:
+            rows = buffer.index_select(2, source.to(buffer.device, non_blocking=True))
+            buffer.index_copy_(2, target.to(buffer.device, non_blocking=True), rows)
 
     @property
     def nbytes(self) -> int:

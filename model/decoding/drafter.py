@@ -33,9 +33,14 @@ class Drafter:
     needs_prompt_logits: bool = False  # then `observe_prompt` is called, at the price of (P, V) logits.
     max_nodes: int = 1  # the largest draft it will ever make, root included; the cache keeps room for it.
 
+    # The topology, where it stays from step to step: then `grow` and `learn` are all there is to a step, and it can
+    # run without the host. None where every draft has a topology of its own: then `draft` and `observe` are overridden.
+    tree: Tree | None
+    static_steps: object = None  # kept here by the engine, so that it lives as long as the drafter
+
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._alone = Tree.chain(0).on(device)
+        self._alone = self.tree = Tree.chain(0).on(device)
 
     def begin(self, prompt: list[int]) -> Draft:
         """Start a prompt. The draft returned continues the prompt's last token and is verified in the prefill."""
@@ -43,10 +48,29 @@ class Drafter:
 
     def draft(self, root: int) -> Draft:
         """What to try after `root`, the last known token."""
-        return self.root_alone(root)
+        self.choose()
+        assert self.tree is not None, "a drafter without a fixed topology overrides draft()"
+        return Draft(self.tree, self.grow(torch.tensor([root], device=self.device)))
 
     def observe(self, verification: Verification) -> None:
         """Learn from a step: what was drafted, what the target chose, what stood."""
+        if verification.logits is not None:
+            self.learn(verification.draft.tokens, verification.logits)
+        if not verification.prefill:
+            self.account(verification)
+
+    def choose(self) -> None:
+        """On the host, before a step: `tree` may be exchanged here."""
+
+    def grow(self, root: torch.Tensor) -> torch.Tensor:
+        """The tokens of `tree` below `root` (1,): int64 (n,). On the device: no host value is read."""
+        return root
+
+    def learn(self, tokens: torch.Tensor, logits: torch.Tensor) -> None:
+        """Learn from a step's tokens (n,) and logits (n, V), where `needs_logits`. On the device, as `grow`."""
+
+    def account(self, verification: Verification) -> None:
+        """On the host, after a step: what stood."""
 
     def observe_prompt(self, prompt: list[int], logits: torch.Tensor) -> None:
         """Learn from the prompt's own logits (P, V), where `needs_prompt_logits`."""

@@ -10,6 +10,7 @@ import torch
 
 from ..errors import UserError
 from .drafter import Drafter
+from .step import make_step
 from .target import Target
 from .tree import RankPath
 from .verification import Verification, verify
@@ -101,7 +102,7 @@ def decode(
         prompt: token ids, at least one.
         max_new_tokens: at most so many new tokens.
         eos: ids that end an answer (it is part of the output).
-        mark: called with a phase's name when the phase ends (draft, forward, verify, commit, observe).
+        mark: called with a phase's name when it ends: draft, forward, verify, commit, observe, loop, or step and loop.
 
     Raises:
         UserError: max_new_tokens < 1, or the prompt leaves no room for an answer.
@@ -128,21 +129,12 @@ def decode(
     drafter.observe(verification)
     root = out.add([], verification, limit, eos)
     mark("prefill")
+    step = make_step(target, drafter, mark)
     while root is not None:
-        draft = drafter.draft(root)
-        mark("draft")
-        logits = target.forward(draft)
-        mark("forward")
-        verification = verify(draft, logits)
-        mark("verify")
-        target.commit(verification)
-        mark("commit")
-        if drafter.needs_logits:
-            verification.logits = logits
-        drafter.observe(verification)
+        verification = step(root)
         out.forwards += 1
         root = out.add([root], verification, limit, eos)
-        mark("observe")
+        mark("loop")
     target.synchronize()
     out.decode_s = time.perf_counter() - start - out.prefill_s
     if out.tokens[-1] in eos:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections import OrderedDict
+from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -16,6 +18,7 @@ from .tree import Tree
 from .verification import Verification
 
 DEFAULT_CONTEXT = 4096
+EXECUTIONS = ("eager", "static", "compiled", "graph")
 
 
 class Target:
@@ -24,14 +27,16 @@ class Target:
     Args:
         model: a causal LM; its weights, dtype and device stay as they are.
         context: tokens of prompt and answer together. Default: the model's own limit, at most 4096.
+        execution: of a step whose topology is fixed: eager, static, compiled (torch.compile) or graph (CUDA graph).
 
     Raises:
         UserError: the model cannot work this way (encoder-decoder, recurrent state, a sliding window smaller than the
             context, an attention kernel that takes no tree mask); says which and why.
     """
 
-    def __init__(self, model: Any, *, context: int | None = None) -> None:
+    def __init__(self, model: Any, *, context: int | None = None, execution: str = "eager") -> None:
         self.model = model
+        self.execution = self.check_execution(execution)
         self.name = model.config.name_or_path or type(model).__name__
         limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         if context is not None and limit is not None and context > limit:
@@ -45,6 +50,14 @@ class Target:
         self.devices = sorted({self.device, *(shape.device for shape in self._shapes)}, key=str)  # layers may be spread
         self._cache: TreeCache | None = None
         self._masks: OrderedDict[int, tuple[Tree, torch.Tensor]] = OrderedDict()
+
+    def check_execution(self, name: str) -> str:
+        """The name, if this target can execute steps so. Raises UserError if not."""
+        if name not in EXECUTIONS:
+            raise UserError(f"execution={name}: there is auto, {', '.join(EXECUTIONS)}")
+        if name == "graph" and self.model.device.type != "cuda":
+            raise UserError(f"execution=graph: needs a CUDA device, this model is on {self.model.device}")
+        return name
 
     @property
     def cache(self) -> TreeCache:
@@ -91,6 +104,25 @@ class Target:
         mask = self._mask(tree, past)[None, None]  # (1, 1, n, past + n)
         return self._forward(draft.tokens, mask, tree.depths + past, past + tree.max_depth)
 
+    def forward_static(
+        self, tokens: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor, write_at: torch.Tensor
+    ) -> torch.Tensor:
+        """A forward whose place in the cache is known to the device only.
+
+        Args:
+            tokens, positions, write_at: int64 (n,); token ids, their positions, and where their states are written.
+            mask: additive (n, window) over the first `window` positions of the cache.
+
+        Returns:
+            Logits (n, V).
+        """
+        self.cache.write_at, self.cache.window = write_at, mask.shape[1]
+        try:
+            call = self._compiled_model if self.execution == "compiled" else self._run_model
+            return call(tokens, mask[None, None], positions.clamp(max=self.context - 1))
+        finally:
+            self.cache.write_at = None
+
     def commit(self, verification: Verification) -> None:
         """Keep the accepted path, root included, of the draft that was forwarded last."""
         tree, node = verification.draft.tree, verification.node
@@ -110,6 +142,11 @@ class Target:
     ) -> torch.Tensor:
         if last >= self.context:  # nodes beyond the context are never accepted, but must not index past a table
             positions = positions.clamp(max=self.context - 1)
+        return self._run_model(tokens, mask, positions, **kwargs)
+
+    def _run_model(
+        self, tokens: torch.Tensor, mask: torch.Tensor | None, positions: torch.Tensor, **kwargs: int
+    ) -> torch.Tensor:
         logits: torch.Tensor = self.model(
             input_ids=tokens[None],
             attention_mask=mask,
@@ -119,6 +156,10 @@ class Target:
             **kwargs,
         ).logits[0]
         return logits
+
+    @cached_property
+    def _compiled_model(self) -> Callable[..., torch.Tensor]:
+        return torch.compile(self._run_model, dynamic=False)  # made when first asked for: its import takes seconds
 
     def _mask(self, tree: Tree, past: int) -> torch.Tensor:
         """Additive mask (n, past + n): a window on one constant buffer, so that no step builds a mask.

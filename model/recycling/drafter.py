@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from ..decoding import Draft, Drafter, Tree, Verification
+from ..decoding import Drafter, Tree
 from ..errors import UserError
 from .matrix import AdjacencyMatrix
 
@@ -57,25 +57,21 @@ class TokenRecycling(Drafter):
             (self._tokens[a:b], tree.parents[a:b], tree.ranks[a:b]) for a, b in tree.levels[1:]
         ]
 
-    def draft(self, root: int) -> Draft:
+    def grow(self, root: torch.Tensor) -> torch.Tensor:
         """Grow the tree level by level: token(node) = M[token(parent), rank(node)] (paper, 3.2)."""
         tokens = self._tokens
-        tokens[0] = root
+        tokens[:1] = root
         for level, parents, ranks in self._levels:
             level.copy_(self.matrix.look_up(tokens.index_select(0, parents), ranks))
-        return Draft(self.tree, tokens)
+        return tokens
 
-    def observe(self, verification: Verification) -> None:
+    def learn(self, tokens: torch.Tensor, logits: torch.Tensor) -> None:
         """Recycle: the top-k after every node, rejected ones too, replaces that token's candidates (paper, 3.3)."""
-        if verification.logits is not None and not verification.prefill:
-            self._recycle(verification.draft.tokens, verification.logits)
+        self.matrix.update(tokens, logits.topk(self.matrix.k, dim=-1).indices)  # (n, k)
 
     def observe_prompt(self, prompt: list[int], logits: torch.Tensor) -> None:
         """With `recycle_prompt`: the same for the prompt's tokens."""
-        self._recycle(torch.tensor(prompt, device=self.device), logits[: len(prompt)])
-
-    def _recycle(self, tokens: torch.Tensor, logits: torch.Tensor) -> None:
-        self.matrix.update(tokens, logits.topk(self.matrix.k, dim=-1).indices)  # (n, k)
+        self.learn(torch.tensor(prompt, device=self.device), logits[: len(prompt)])
 
     def reset(self) -> None:
         self.matrix.reset()

@@ -17,6 +17,7 @@ from accelerate import dispatch_model
 from evaluation import devices, distributed, models
 from evaluation.answers import AnswerStore
 from evaluation.cli import Failure
+from evaluation.run import choose_execution
 from model.decoding import Target, decode
 from model.errors import UserError
 from model.recycling import TokenRecycling, build_template
@@ -110,6 +111,14 @@ def test_heads_that_the_processes_cannot_share(checkpoint, monkeypatch):
         monkeypatch.setenv(name, value)
     with pytest.raises(UserError, match="2 key-value heads cannot be shared by 3 processes"):
         devices.place(model, models.ModelSettings("toy", "", tensor_parallel=True), torch.device("cpu"))
+
+
+def test_several_devices_take_eager_steps_only(checkpoint):
+    loaded = models._load(models.ModelSettings("toy", str(checkpoint), device="cpu"))
+    loaded.target.devices = [torch.device("cuda", 0), torch.device("cuda", 1)]
+    assert choose_execution("auto", loaded) == "eager"
+    with pytest.raises(UserError, match="execution=static: a model on several devices takes eager only"):
+        choose_execution("static", loaded)
 
 
 def test_torchrun_without_tensor_parallelism_and_with_a_launcher(monkeypatch):

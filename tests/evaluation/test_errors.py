@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from evaluation import inference_recycling, report, run, speed
+from evaluation import inference_recycling, questions, report, run, speed
 from evaluation.answers import AnswerStore
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -58,6 +58,9 @@ def check(outcome, *names):
         (["max_new_tokens=0"], ["max_new_tokens=0", "at least 1"]),
         (["max_new_tokens=many"], ["max_new_tokens=many"]),
         (["num_choices=0"], ["num_choices=0"]),
+        (["execution=magic"], ["execution=magic", "static"]),
+        (["tree=auto", "tree.nodes=-4"], ["tree=auto", "-4"]),
+        (["tree=auto", "tree.depth=3"], ["tree=auto", "depth"]),
         (["bench.path=nowhere.jsonl"], ["nowhere.jsonl", "does not exist"]),
         (["bench.begin=7"], ["no question is left"]),
         (["model.context=20"], ["question 10", "context of 20"]),
@@ -131,7 +134,9 @@ def test_a_malformed_tree(evaluate, tmp_path, content):
     check(evaluate("tree=file", f"tree.path={tmp_path / 'tree.yaml'}"), "tree.yaml")
 
 
-def test_a_bench_that_cannot_be_fetched(evaluate, tmp_path):
+def test_a_bench_that_cannot_be_fetched(evaluate, tmp_path, monkeypatch):
+    check(evaluate("bench=mbpp", f"bench.path={tmp_path / 'typo'}"), "typo", "does not exist")
+    monkeypatch.setattr(questions, "ROOT", tmp_path)
     arguments = ["bench=mbpp", f"bench.path={tmp_path / 'mbpp.jsonl'}"]
     check(
         evaluate(*arguments, "bench.url=http://127.0.0.1:9/q.jsonl"),

@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from evaluation import questions
 from evaluation.questions import load_bench, read_questions
 from model.errors import UserError
 
@@ -60,7 +61,8 @@ def test_missing_or_empty_file(tmp_path):
         read_questions(write(tmp_path / "q.jsonl"))
 
 
-def test_fetched_once_and_only_with_the_right_hash(tmp_path):
+def test_fetched_once_and_only_with_the_right_hash(tmp_path, monkeypatch):
+    monkeypatch.setattr(questions, "ROOT", tmp_path)
     source = write(tmp_path / "source.jsonl", GOOD)
     digest = hashlib.sha256(source.read_bytes()).hexdigest()
     here = tmp_path / "data" / "question.jsonl"
@@ -75,6 +77,7 @@ def test_fetched_once_and_only_with_the_right_hash(tmp_path):
         load_bench("x", str(here), url=source.as_uri(), sha256=digest)
 
 
-def test_no_network_says_what_to_do(tmp_path):
+def test_no_network_says_what_to_do(tmp_path, monkeypatch):
+    monkeypatch.setattr(questions, "ROOT", tmp_path)
     with pytest.raises(UserError, match=r"cannot fetch http://127.0.0.1:9/x .*bench.path="):
         load_bench("x", str(tmp_path / "q.jsonl"), url="http://127.0.0.1:9/x", sha256="0" * 64)

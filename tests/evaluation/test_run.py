@@ -168,3 +168,30 @@ def test_a_later_turn_without_room_is_a_result_and_no_crash(evaluate, tmp_path):
     (row,) = answers_in(tmp_path)
     assert row["choices"][0]["stop"] == ["context", "context"]
     assert row["choices"][0]["new_tokens"][1] == 0
+
+
+def test_every_execution_gives_the_same_records(evaluate, tmp_path):
+    assert evaluate("-m", "method=recycling,pld", "execution=eager,static", "start=hot", "name=ways").code == 0
+    records = {}
+    for folder in (tmp_path / "results/ways/runs").iterdir():
+        metadata = json.loads((folder / "metadata.json").read_text())
+        rows = [json.loads(line) for line in (folder / "answers.jsonl").open()]
+        records[metadata["label"], metadata["execution_used"]] = core(rows)
+    assert records["recycling (hot)", "eager"] == records["recycling (hot)", "static"]
+    assert ("pld", "eager (static needs a fixed topology)") in records
+
+
+def test_tree_auto_measures_once_and_gives_the_same_text(evaluate, tmp_path, monkeypatch):
+    from evaluation import step_times
+
+    monkeypatch.setattr(step_times, "CACHE", tmp_path / "step_times")
+    outcome = evaluate("-m", "method=recycling,vanilla", "tree=auto", "start=hot,cold", "name=auto", "tree.nodes=16")
+    assert outcome.code == 0, outcome.err
+    assert outcome.err.count("measuring step times") == 1 and len(list((tmp_path / "step_times").iterdir())) == 1
+    table = pd.read_csv(tmp_path / "results/auto/tables/main.csv")
+    assert set(table["method"]) == {"vanilla", "recycling (auto)", "recycling (auto, cold)"}
+    texts = {
+        json.dumps([c["output_ids"] for line in p.open() for c in json.loads(line)["choices"]])
+        for p in tmp_path.rglob("answers.jsonl")
+    }
+    assert len(texts) == 1

@@ -1,0 +1,160 @@
+"""One decoding step, in two forms with the same outcome: eager, and static for drafters whose topology stays.
+
+The static form keeps root, length and draft on the device, has the same shapes every time, and reads back one small
+tensor a step; so it can be compiled, or captured as one CUDA graph and replayed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from .drafter import Draft, Drafter
+from .target import Target
+from .tree import Tree
+from .verification import Verification, argmax, verify
+
+BUCKET = 256  # a static step attends over the context rounded up to a multiple of this
+Mark = Callable[[str], None]
+
+
+class EagerStep:
+    """Draft, forward, verify, commit, observe: whatever the drafter drafts."""
+
+    def __init__(self, target: Target, drafter: Drafter, mark: Mark) -> None:
+        self.target, self.drafter, self.mark = target, drafter, mark
+
+    def __call__(self, root: int) -> Verification:
+        draft = self.drafter.draft(root)
+        self.mark("draft")
+        logits = self.target.forward(draft)
+        self.mark("forward")
+        verification = verify(draft, logits)
+        self.mark("verify")
+        self.target.commit(verification)
+        self.mark("commit")
+        if self.drafter.needs_logits:
+            verification.logits = logits
+        self.drafter.observe(verification)
+        self.mark("observe")
+        return verification
+
+
+class StaticStep:
+    """The step of one tree over one bucket of the cache, all on the device.
+
+    `run` reads and writes buffers that stay where they are: `root` (1,), `length` (), `report` (1 + max_depth + 1,).
+    """
+
+    def __init__(self, target: Target, drafter: Drafter, tree: Tree, bucket: int) -> None:
+        self.target, self.drafter, self.tree, self.bucket = target, drafter, tree, bucket
+        device, n = target.device, len(tree)
+        self.root = torch.zeros(1, dtype=torch.long, device=device)
+        self.length = torch.zeros((), dtype=torch.long, device=device)
+        self.report = torch.zeros(2 + tree.max_depth, dtype=torch.long, device=device)
+        self.tokens = self.choices = torch.zeros(n, dtype=torch.long, device=device)
+        self._nodes = torch.arange(n, device=device)
+        self._columns = torch.arange(bucket, device=device)
+        self._depths = torch.arange(tree.max_depth + 1, device=device)
+        blocked = torch.finfo(target.dtype).min
+        zero = torch.zeros(n, n, dtype=target.dtype, device=device)
+        # (n, n + 2): the tree's own mask between a column that all attend to and one that none does
+        self._mask = torch.cat((zero[:, :1], zero.masked_fill(~tree.ancestors, blocked), zero[:, :1] + blocked), dim=1)
+
+    def run(self) -> None:
+        """One step. No host value is read and nothing of another shape is made."""
+        tree, cache = self.tree, self.target.cache
+        tokens = self.drafter.grow(self.root)  # (n,)
+        # Committed columns show node -1, the tree's columns nodes 0 to n - 1, those behind them node n.
+        seen = (self._columns - self.length + 1).clamp(0, len(tree) + 1)  # (bucket,)
+        mask = self._mask.index_select(1, seen)  # (n, bucket)
+        logits = self.target.forward_static(tokens, tree.depths + self.length, mask, self._nodes + self.length)
+        choices = argmax(logits)  # (n,)
+        matches = tokens == choices.index_select(0, tree.parents)
+        winner = (tree.depths * (matches | tree.missing).all(dim=-1)).argmax(keepdim=True)  # (1,)
+        path = tree.paths.index_select(0, winner)[0]  # (max_depth + 1,), the winner repeated at the end
+        cache.move(path + self.length, self._depths + self.length)
+        self.drafter.learn(tokens, logits)
+        self.tokens, self.choices = tokens, choices  # for whoever looks before the next step overwrites them
+        self.report.copy_(torch.cat((winner, choices.index_select(0, path))))
+        self.root.copy_(choices.index_select(0, winner))
+        self.length.add_(tree.depths.index_select(0, winner)[0] + 1)
+
+
+class StaticSteps:
+    """Runs static steps for a drafter: one for each tree and bucket, made when first needed.
+
+    The target's execution says how: static (as it is), compiled (the model's forward by torch.compile), graph (one
+    captured CUDA graph).
+    """
+
+    def __init__(self, target: Target, drafter: Drafter) -> None:
+        self.target, self.drafter, self.execution, self.cache = target, drafter, target.execution, target.cache
+        self._made: dict[tuple[int, int], tuple[StaticStep, Callable[[], None]]] = {}
+        self._now: StaticStep | None = None
+        self.mark: Mark = lambda phase: None
+
+    def fits(self, target: Target) -> bool:
+        """Whether these steps can go on: made for this target, its present cache and its execution."""
+        return (self.target, self.cache, self.execution) == (target, target.cache, target.execution)
+
+    def begin(self) -> None:
+        """A new prompt: root and length come from the host again."""
+        self._now = None
+
+    def __call__(self, root: int) -> Verification:
+        self.drafter.choose()
+        tree, cache = self.drafter.tree, self.target.cache
+        assert tree is not None
+        bucket = min(-(-(cache.length + len(tree)) // BUCKET) * BUCKET, cache.capacity)
+        step, launch = self._step(tree, bucket)
+        if step is not self._now:
+            step.root.fill_(root)
+            step.length.fill_(cache.length)
+            self._now = step
+        launch()
+        node, *chosen = step.report.tolist()  # the one transfer of a step
+        self.mark("step")
+        cache.length += tree.depth_of[node] + 1
+        draft = Draft(tree, step.tokens)
+        verification = Verification(draft, step.choices, node, chosen[: tree.depth_of[node] + 1])
+        self.drafter.account(verification)
+        return verification
+
+    def _step(self, tree: Tree, bucket: int) -> tuple[StaticStep, Callable[[], None]]:
+        key = (id(tree), bucket)
+        if key not in self._made:
+            step = StaticStep(self.target, self.drafter, tree, bucket)
+            self._made[key] = (step, self._capture(step) if self.execution == "graph" else step.run)
+        return self._made[key]
+
+    def _capture(self, step: StaticStep) -> Callable[[], None]:
+        """Capture the step as a CUDA graph. Warming up writes into the drafter's state, which is put back."""
+        before = {name: tensor.clone() for name, tensor in self.drafter.state_dict().items()}
+        step.length.fill_(self.target.cache.length)
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(2):
+                step.run()
+                step.length.fill_(self.target.cache.length)  # what it wrote lies behind the committed tokens
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            step.run()
+        for name, tensor in self.drafter.state_dict().items():
+            tensor.copy_(before[name])
+        return graph.replay
+
+
+def make_step(target: Target, drafter: Drafter, mark: Mark) -> EagerStep | StaticSteps:
+    """The form of step that the target's execution asks for; eager where the drafter's topology changes."""
+    if target.execution == "eager" or drafter.tree is None:
+        return EagerStep(target, drafter, mark)
+    steps = drafter.static_steps
+    if not isinstance(steps, StaticSteps) or not steps.fits(target):
+        steps = drafter.static_steps = StaticSteps(target, drafter)
+    steps.mark = mark
+    steps.begin()
+    return steps

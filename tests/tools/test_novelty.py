@@ -1,0 +1,12 @@
+"""The bench of low repetition is what its program writes."""
+
+import json
+
+from evaluation.questions import load_bench
+from tools.novelty import FILE, questions
+
+
+def test_the_committed_file_is_what_the_program_writes():
+    assert [json.loads(line) for line in FILE.read_text().splitlines()] == questions()
+    bench = load_bench("novelty", "data/novelty/question.jsonl")
+    assert len(bench.questions) == 20 and len({q.category for q in bench.questions}) == 4
