@@ -82,7 +82,7 @@ def test_every_config_composes_and_says_what_it_is(choice):
         {"submitit_local": "submitit", "slurm": "submitit", "ray": "ray"}.get(name) if group == "launcher" else None
     )
     if plugin is not None:
-        pytest.importorskip(plugin, reason="optional: requirements-cluster.txt")
+        pytest.importorskip(f"hydra_plugins.hydra_{plugin}_launcher", reason="optional: requirements-cluster.txt")
     first = (ROOT / "configs" / group / f"{name}.yaml").read_text().splitlines()
     assert first[0].startswith("#") and (group != "experiment" or "bash eval.sh" in first[1])
     with initialize_config_dir(str(ROOT / "configs"), version_base=None):
