@@ -20,6 +20,7 @@ from model.errors import UserError
 
 from .cli import user_errors
 from .conversation import prompt_ids
+from .devices import exclusive
 from .methods import Method, build_method
 from .models import LoadedModel, ModelSettings, load_model, random_model
 from .provenance import describe_device, versions
@@ -131,8 +132,13 @@ def bench(arguments: argparse.Namespace) -> None:
     """Run all parts and print them."""
     if min(arguments.prompts, arguments.repeats, arguments.max_new_tokens) < 1:
         raise UserError("--prompts, --repeats and --max-new-tokens must be at least 1")
-    before = _saved(arguments.against) if arguments.against else None
     settings = ModelSettings("bench", arguments.model_path, dtype=arguments.dtype, device=arguments.device)
+    with exclusive(settings):
+        _bench(arguments, settings)
+
+
+def _bench(arguments: argparse.Namespace, settings: ModelSettings) -> None:
+    before = _saved(arguments.against) if arguments.against else None
     loaded = random_model(arguments.shape, settings) if arguments.shape else load_model(settings)
     target = loaded.target
     target.execution = target.check_execution(arguments.execution)

@@ -8,6 +8,8 @@ from typing import Any
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
+from .distributed import rank
+
 
 class ReportAtEnd(Callback):
     """Draws the experiment's tables and figures when its last job is done."""
@@ -21,6 +23,8 @@ class ReportAtEnd(Callback):
     @staticmethod
     def _report(config: DictConfig) -> None:
         folder = Path(config.results_dir) / config.name
+        if rank() > 0:  # the first of several processes does it for all
+            return
         if config.run_dir is None and any(folder.glob("runs/*/answers.jsonl")):
             from .report import report  # matplotlib and pandas are needed only now
 

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import ClassVar
 
 from model.errors import UserError
 
@@ -26,7 +27,27 @@ def told(error: Exception) -> str | None:
         return f"{where}{error.strerror or one_line(error)}"
     if type(error).__name__ == "OutOfMemoryError":  # torch's, wherever this torch keeps it
         return f"out of device memory; use a smaller model.context, dtype or model ({one_line(error)[:120]})"
+    if type(error).__name__ in ("UncompletedJobError", "FailedJobError"):  # submitit's: the job's process died
+        return f"a job of the launcher ended before it was done, give the same command again ({one_line(error)[:300]})"
     return None
+
+
+class Failure:
+    """A job's error that its user can mend; the other jobs of a sweep go on, and all failures are told at the end.
+
+    It notes itself wherever it is made: in the job's process and, where a launcher runs jobs in other processes and
+    hands back what they return, once more on arrival in the process that tells the user.
+    """
+
+    noted: ClassVar[list[str]] = []
+
+    def __init__(self, message: str) -> None:
+        self.message = message
+        if message not in self.noted:
+            self.noted.append(message)
+
+    def __reduce__(self) -> tuple[type[Failure], tuple[str]]:
+        return Failure, (self.message,)  # unpickling goes through __init__
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from model.errors import UserError
 
 from .cli import one_line
 from .conversation import DEFAULT, choose_template
+from .devices import check_placement, choose_device, place, placement
 from .questions import ROOT
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -36,6 +37,8 @@ class ModelSettings:
     revision: str | None = None
     dtype: str = "auto"
     device: str = "auto"
+    device_map: str | dict[str, Any] | None = None
+    tensor_parallel: bool = False
     template: str | None = None
     context: int | None = None
     attention: str = "sdpa"
@@ -98,25 +101,6 @@ def random_model(shape: str, settings: ModelSettings) -> LoadedModel:
     return LoadedModel(settings, target, None, DEFAULT, frozenset())
 
 
-def choose_device(name: str) -> torch.device:
-    """`auto` is CUDA where there is one, else the CPU."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise UserError(f"model.device={name}: unknown device; use auto, cpu, cuda, cuda:N or mps") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise UserError(f"model.device={name}: this machine has no CUDA device (or a torch build without CUDA)")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise UserError(f"model.device={name}: this machine has {torch.cuda.device_count()} CUDA device(s)")
-    if device.type == "mps" and not torch.backends.mps.is_available():
-        raise UserError(f"model.device={name}: this machine has no MPS device")
-    if device.type not in ("cpu", "cuda", "mps"):
-        raise UserError(f"model.device={name}: unknown device; use auto, cpu, cuda, cuda:N or mps")
-    return device
-
-
 def choose_dtype(name: str, device: torch.device) -> torch.dtype:
     """`auto` is float16 on an accelerator, as in the paper, and float32 on the CPU."""
     if name == "auto":
@@ -127,6 +111,7 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
 
 
 def _load(settings: ModelSettings) -> LoadedModel:
+    check_placement(settings)
     device = choose_device(settings.device)
     dtype = choose_dtype(settings.dtype, device)
     if settings.attention not in ATTENTION:
@@ -147,11 +132,12 @@ def _load(settings: ModelSettings) -> LoadedModel:
                 dtype=dtype,
                 attn_implementation=settings.attention,
                 use_safetensors=None if settings.allow_pickle else True,
+                **placement(settings),
                 **common,
             )
     except (OSError, ValueError, KeyError, ImportError, SafetensorError) as error:
         raise UserError(f"model {settings.path}: cannot be loaded ({one_line(error)[:300]})") from None
-    model = model.to(device).eval()
+    model = place(model, settings, device).eval()
     eos = _eos_ids(model.generation_config.eos_token_id, model.config.eos_token_id, tokenizer.eos_token_id)
     return LoadedModel(
         settings,

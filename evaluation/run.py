@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+import sys
 import time
 import uuid
 from dataclasses import asdict
@@ -22,17 +23,17 @@ from tqdm import tqdm
 from model.decoding import Generation
 from model.errors import UserError
 
+from . import distributed
 from .answers import AnswerStore, Row
-from .cli import fail, one_line, told, user_errors
+from .cli import Failure, fail, one_line, told, user_errors
 from .conversation import answer_text, prompt_ids, template_hash
+from .devices import devices_in_words, exclusive
 from .methods import COLD, Method, build_method
 from .metrics import measure
 from .models import LoadedModel, ModelSettings, load_model
 from .provenance import collect
 from .questions import ROOT, Bench, Question, load_bench
 from .step_times import warm_up_prompt
-
-_failures: list[str] = []
 
 
 def run(cfg: DictConfig, answer_file: Path | None = None) -> Path:
@@ -45,18 +46,26 @@ def run(cfg: DictConfig, answer_file: Path | None = None) -> Path:
     for key, least in (("max_new_tokens", 1), ("num_choices", 1)):
         if not isinstance(config[key], int) or config[key] < least:
             raise UserError(f"{key}={config[key]}: must be a whole number, at least {least}")
+    model = ModelSettings(**config["model"])
+    with exclusive(model):
+        return _measure(config, model, answer_file)
+
+
+def _measure(config: dict[str, Any], model: ModelSettings, answer_file: Path | None) -> Path:
+    """The run, on devices that no other run uses meanwhile."""
     bench = load_bench(**config["bench"])
-    loaded = load_model(ModelSettings(**config["model"]))
+    loaded = load_model(model)
     loaded.target.execution = choose_execution(str(config["execution"]), loaded)
     method = build_method(loaded, config["method"], config["tree"], str(config["start"]))
     settings = run_settings(config, bench, method)
     given: str | None = config["run_dir"]
     folder = Path(given) if given else default_folder(config, settings, method)
     check_prompts(bench, loaded)
-    store = AnswerStore(folder, answer_file)
+    store = distributed.open_store(folder, answer_file)
     with store.locked():
         extra = {
             "label": method.label,
+            "device": devices_in_words(loaded),
             "execution_used": execution_used(method),
             "questions": len(bench.questions),
             "template_sha256": template_hash(loaded.template, loaded.tokenizer),
@@ -82,6 +91,7 @@ def run_settings(config: dict[str, Any], bench: Bench, method: Method) -> dict[s
         "device": loaded.target.device.type,
         "template": loaded.template,
         "context": loaded.target.context,
+        "processes": distributed.world_size(),
     }
     ids = [q.question_id for q in bench.questions]
     return {
@@ -97,6 +107,8 @@ def run_settings(config: dict[str, Any], bench: Bench, method: Method) -> dict[s
 
 def choose_execution(name: str, loaded: LoadedModel) -> str:
     """`auto` is eager: the one that needs no compiler and has been measured on every device this project ran on."""
+    if name not in ("auto", "eager") and (distributed.world_size() > 1 or len(loaded.target.devices) > 1):
+        raise UserError(f"execution={name}: a model on several devices takes eager only")
     return loaded.target.check_execution("eager" if name == "auto" else name)
 
 
@@ -141,7 +153,8 @@ def answer_all(
 ) -> None:
     """Answer question after question, keeping each as soon as it is done; adds to `done`."""
     total = len(pending) + len(done)
-    with tqdm(total=total, initial=len(done), desc=method.label, unit="question", dynamic_ncols=True) as progress:
+    bar = {"desc": method.label, "unit": "question", "dynamic_ncols": True, "disable": distributed.rank() > 0}
+    with tqdm(total=total, initial=len(done), **bar) as progress:
         for question in pending:
             row = answer_question(question, method, config)
             done[question.question_id] = row
@@ -207,33 +220,38 @@ def summarise(store: AnswerStore, done: dict[Any, Row], method: Method) -> None:
 
 
 @hydra.main(version_base=None, config_path=str(ROOT / "configs"), config_name="config")
-def _job(cfg: DictConfig) -> None:
+def _job(cfg: DictConfig) -> Failure | None:
     try:
-        run(cfg)
+        with distributed.one_voice():
+            run(cfg)
     except Exception as error:
         message = told(error)
         if message is None:
             raise
-        if message not in _failures:  # noted and not raised: the other jobs of a sweep go on
-            _failures.append(message)
+        return Failure(message)  # noted and not raised: the other jobs of a sweep go on
+    return None
 
 
 def main() -> None:
     """The command line."""
-    _failures.clear()
+    Failure.noted.clear()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # let Hydra's own errors come through to us, to be told in one line
-    with user_errors():
+    with user_errors(), distributed.one_voice():
+        distributed.check_launcher(sys.argv[1:])
         try:
             _job()
         except (HydraException, OmegaConfBaseException) as error:
             raise UserError(_config_error(error)) from None
-    if _failures:
-        fail("; ".join(_failures))
+        distributed.leave()
+    if Failure.noted:
+        fail("; ".join(Failure.noted))
 
 
 def _config_error(error: Exception) -> str:
     """Hydra's message on one line, without its hints about stack traces."""
     text = one_line(error)
+    if "hydra/launcher" in text:
+        return "this launcher is not installed; its pip line stands in requirements-cluster.txt"
     return re.sub(r"\s*(full_key: \S+|object_type=\S+|Config search path:.*|Set the environment variable.*)", "", text)
 
 

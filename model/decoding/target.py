@@ -47,6 +47,7 @@ class Target:
         self.vocab_size: int = model.get_output_embeddings().weight.shape[0]
         self._keeps_logits = _check_forward(model, self.name)
         self._shapes = _probe_layers(model, self.name, self.context, self.device)
+        self.devices = sorted({self.device, *(shape.device for shape in self._shapes)}, key=str)  # layers may be spread
         self._cache: TreeCache | None = None
         self._masks: OrderedDict[int, tuple[Tree, torch.Tensor]] = OrderedDict()
 
@@ -129,9 +130,10 @@ class Target:
         self.cache.commit(count, None if tree.is_chain else tree.paths[node, 1:count])
 
     def synchronize(self) -> None:
-        """Wait for the device, so that a clock read next is right."""
+        """Wait for the devices, so that a clock read next is right."""
         if self.device.type == "cuda":
-            torch.cuda.synchronize()
+            for device in self.devices:
+                torch.cuda.synchronize(device)
         elif self.device.type == "mps":
             torch.mps.synchronize()
 

@@ -1,0 +1,177 @@
+"""Where a model goes: one device, several of them, or several processes; and that no two timed runs share a device."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import platform
+import re
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from model.errors import UserError
+
+from .distributed import local_rank, local_world_size, meet, world_size
+from .provenance import describe_device
+
+if TYPE_CHECKING:
+    from .models import LoadedModel, ModelSettings
+
+DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
+
+
+def choose_device(name: str) -> torch.device:
+    """`auto` is CUDA where there is one, else the CPU."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UserError(f"model.device={name}: unknown device; use auto, cpu, cuda, cuda:N or mps") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UserError(f"model.device={name}: this machine has no CUDA device (or a torch build without CUDA)")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UserError(f"model.device={name}: this machine has {torch.cuda.device_count()} CUDA device(s)")
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise UserError(f"model.device={name}: this machine has no MPS device")
+    if device.type not in ("cpu", "cuda", "mps"):
+        raise UserError(f"model.device={name}: unknown device; use auto, cpu, cuda, cuda:N or mps")
+    return device
+
+
+def check_placement(settings: ModelSettings) -> None:
+    """Refuse settings that contradict each other or the way this process was started.
+
+    Raises:
+        UserError: says which.
+    """
+    given, parallel, processes = settings.device_map, settings.tensor_parallel, world_size()
+    if given is not None and settings.device != "auto":
+        raise UserError(f"model.device={settings.device} and model.device_map={given}: give one of the two")
+    if isinstance(given, str) and given not in DEVICE_MAPS:
+        raise UserError(
+            f"model.device_map={given}: unknown; use null, {', '.join(DEVICE_MAPS)} or a map MODULE: DEVICE"
+        )
+    if not isinstance(parallel, bool):
+        raise UserError(f"model.tensor_parallel={parallel}: must be true or false")
+    if parallel and (given is not None or settings.device != "auto"):
+        raise UserError(
+            "model.tensor_parallel=true places the model itself; leave out model.device and model.device_map"
+        )
+    if parallel and processes == 1:
+        raise UserError(
+            "model.tensor_parallel=true: needs several processes; start it with "
+            "torchrun --nproc-per-node NUMBER_OF_GPUS -m evaluation.run ..."
+        )
+    if not parallel and processes > 1:
+        raise UserError(
+            f"torchrun started {processes} processes, which work together with model.tensor_parallel=true only"
+        )
+    if parallel and torch.cuda.is_available() and local_world_size() > torch.cuda.device_count():
+        raise UserError(
+            f"torchrun started {local_world_size()} processes, but this machine has {torch.cuda.device_count()} CUDA "
+            "device(s); give as many to --nproc-per-node"
+        )
+
+
+def placement(settings: ModelSettings) -> dict[str, Any]:
+    """What `from_pretrained` is told: nothing for one device, as the model is moved there afterwards."""
+    if settings.tensor_parallel:
+        from transformers.distributed import DistributedConfig  # slow to import, and for this alone
+
+        return {"distributed_config": DistributedConfig(tp_size=world_size(), tp_plan="auto")}
+    return {} if settings.device_map is None else {"device_map": settings.device_map}
+
+
+def place(model: Any, settings: ModelSettings, device: torch.device) -> Any:
+    """The model where it belongs; refuses one that is not wholly on its devices.
+
+    Raises:
+        UserError: a device map that leaves weights in main memory or on the disk, heads that do not divide.
+    """
+    if settings.tensor_parallel:
+        config = model.config.get_text_config()
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        if heads % world_size():
+            raise UserError(
+                f"{settings.name}: its {heads} key-value heads cannot be shared by {world_size()} processes"
+            )
+        return model
+    if settings.device_map is None:
+        return model.to(device)
+    places = {str(place) for place in getattr(model, "hf_device_map", {}).values()}
+    if "disk" in places or ("cpu" in places and len(places) > 1):
+        raise UserError(
+            f"{settings.name}: does not fit on the devices of model.device_map={settings.device_map}, and a step would "
+            "wait for weights from main memory or disk; use more devices or a smaller model.dtype"
+        )
+    return model
+
+
+def devices_in_words(loaded: LoadedModel) -> str:
+    """The devices as they stand above every table: how many, of what."""
+    one = describe_device(loaded.target.device)
+    count = world_size() if loaded.settings.tensor_parallel else len(loaded.target.devices)
+    return one if count == 1 else f"{count} x {one}"
+
+
+_met = 0
+
+
+@contextmanager
+def exclusive(settings: ModelSettings) -> Iterator[None]:
+    """Hold the devices that these settings use on this host: a second run waits, as timings never share a device.
+
+    From before the model is loaded, which would disturb another run's timings and take its memory. The locks are
+    flock()s on files in the temporary folder: the system lets go of them when the process ends, however it ends.
+
+    Raises:
+        UserError: the settings contradict each other.
+    """
+    global _met
+    check_placement(settings)
+    with ExitStack() as held:
+        if local_rank() == 0:  # for all ranks of this host, in one order: two runs never wait for each other
+            for name in sorted({_identity(device) for device in _used(settings)}):
+                held.enter_context(_lock(name))
+        _met += 1
+        meet(f"devices/{_met}")
+        yield
+
+
+def _used(settings: ModelSettings) -> list[torch.device]:
+    if settings.tensor_parallel and torch.cuda.is_available():
+        return [torch.device("cuda", index) for index in range(local_world_size())]
+    if settings.device_map is not None and torch.cuda.is_available():
+        return [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
+    return [choose_device(settings.device)]
+
+
+def _identity(device: torch.device) -> str:
+    """A name that is the same for all processes, whatever CUDA_VISIBLE_DEVICES calls the device in each."""
+    if device.type != "cuda":
+        return device.type
+    index = device.index or 0
+    return f"cuda-{getattr(torch.cuda.get_device_properties(index), 'uuid', index)}"
+
+
+@contextmanager
+def _lock(name: str) -> Iterator[None]:
+    path = Path(tempfile.gettempdir()) / re.sub(r"[^\w.-]", "_", f"token-recycling-{platform.node()}-{name}.lock")
+    with suppress(FileExistsError):  # made once, by whoever comes first; others may be other users: read-only is enough
+        made = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDONLY, 0o644)
+        os.fchmod(made, 0o644)
+        os.close(made)
+    with path.open("rb") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(f"waiting: another run is being timed on {name}; this one starts when it is done", file=sys.stderr)
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
