@@ -23,7 +23,7 @@ from .devices import check_placement, choose_device, place, placement
 from .questions import ROOT
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-ATTENTION = ("sdpa", "eager")
+ATTENTION = ("sdpa", "eager", "tree")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
@@ -44,6 +44,16 @@ class ModelSettings:
     attention: str = "sdpa"
     allow_pickle: bool = False
     trust_remote_code: bool = False
+
+    @property
+    def kernel(self) -> str:
+        """What transformers loads the model with; attention=tree stands on sdpa."""
+        return "sdpa" if self.attention == "tree" else self.attention
+
+    @property
+    def first_execution(self) -> str:
+        """Until a run says which: what goes with the attention."""
+        return "static" if self.attention == "tree" else "eager"
 
 
 @dataclass(frozen=True)
@@ -96,8 +106,10 @@ def random_model(shape: str, settings: ModelSettings) -> LoadedModel:
     torch.manual_seed(0)
     config = LlamaConfig(**{"vocab_size": 32000, "max_position_embeddings": 4096} | SHAPES[shape])
     with torch.device(device):
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=settings.attention).eval()
-    target = Target(model, context=settings.context)
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=settings.kernel).eval()
+    target = Target(
+        model, context=settings.context, execution=settings.first_execution, tree_attention=settings.attention == "tree"
+    )
     return LoadedModel(settings, target, None, DEFAULT, frozenset())
 
 
@@ -115,7 +127,7 @@ def _load(settings: ModelSettings) -> LoadedModel:
     device = choose_device(settings.device)
     dtype = choose_dtype(settings.dtype, device)
     if settings.attention not in ATTENTION:
-        raise UserError(f"model.attention={settings.attention}: takes no tree mask; use {' or '.join(ATTENTION)}")
+        raise UserError(f"model.attention={settings.attention}: takes no tree mask; use one of {', '.join(ATTENTION)}")
     path = _locate(settings.path, settings.allow_pickle)
     common = dict(revision=settings.revision, trust_remote_code=settings.trust_remote_code)
     transformers_logging.set_verbosity_error()
@@ -130,7 +142,7 @@ def _load(settings: ModelSettings) -> LoadedModel:
             model = AutoModelForCausalLM.from_pretrained(
                 path,
                 dtype=dtype,
-                attn_implementation=settings.attention,
+                attn_implementation=settings.kernel,
                 use_safetensors=None if settings.allow_pickle else True,
                 **placement(settings),
                 **common,
@@ -141,7 +153,12 @@ def _load(settings: ModelSettings) -> LoadedModel:
     eos = _eos_ids(model.generation_config.eos_token_id, model.config.eos_token_id, tokenizer.eos_token_id)
     return LoadedModel(
         settings,
-        Target(model, context=settings.context),
+        Target(
+            model,
+            context=settings.context,
+            execution=settings.first_execution,
+            tree_attention=settings.attention == "tree",
+        ),
         tokenizer,
         choose_template(settings.template, tokenizer),
         eos,

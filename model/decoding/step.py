@@ -57,19 +57,24 @@ class StaticStep:
         self._nodes = torch.arange(n, device=device)
         self._columns = torch.arange(bucket, device=device)
         self._depths = torch.arange(tree.max_depth + 1, device=device)
+        self._attention = target.tree_attention(tree, bucket, self.length)
         blocked = torch.finfo(target.dtype).min
         zero = torch.zeros(n, n, dtype=target.dtype, device=device)
         # (n, n + 2): the tree's own mask between a column that all attend to and one that none does
         self._mask = torch.cat((zero[:, :1], zero.masked_fill(~tree.ancestors, blocked), zero[:, :1] + blocked), dim=1)
 
+    def _mask_now(self) -> torch.Tensor:
+        """(n, bucket): committed columns show node -1, the tree's columns nodes 0 to n - 1, those behind them node n."""
+        node = (self._columns - self.length + 1).clamp(0, len(self.tree) + 1)  # (bucket,)
+        return self._mask.index_select(1, node)
+
     def run(self) -> None:
         """One step. No host value is read and nothing of another shape is made."""
         tree, cache = self.tree, self.target.cache
         tokens = self.drafter.grow(self.root)  # (n,)
-        # Committed columns show node -1, the tree's columns nodes 0 to n - 1, those behind them node n.
-        seen = (self._columns - self.length + 1).clamp(0, len(tree) + 1)  # (bucket,)
-        mask = self._mask.index_select(1, seen)  # (n, bucket)
-        logits = self.target.forward_static(tokens, tree.depths + self.length, mask, self._nodes + self.length)
+        at = self._nodes + self.length  # where the tree's states are written
+        seen = self._attention or self._mask_now()
+        logits = self.target.forward_static(tokens, tree.depths + self.length, at, self.bucket, seen)
         choices = argmax(logits)  # (n,)
         matches = tokens == choices.index_select(0, tree.parents)
         winner = (tree.depths * (matches | tree.missing).all(dim=-1)).argmax(keepdim=True)  # (1,)

@@ -12,6 +12,8 @@ import torch
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
 from ..errors import UserError
+from .attention import TreeAttention
+from .attention_switch import AttentionSwitch, register_tree_attention
 from .cache import LayerShape, TreeCache
 from .drafter import Draft
 from .tree import Tree
@@ -27,6 +29,7 @@ class Target:
     Args:
         model: a causal LM; its weights, dtype and device stay as they are.
         context: tokens of prompt and answer together. Default: the model's own limit, at most 4096.
+        tree_attention: static steps attend by `attention.TreeAttention` instead of sdpa with a mask: for CUDA.
         execution: of a step whose topology is fixed: eager, static, compiled (torch.compile) or graph (CUDA graph).
 
     Raises:
@@ -34,9 +37,10 @@ class Target:
             context, an attention kernel that takes no tree mask); says which and why.
     """
 
-    def __init__(self, model: Any, *, context: int | None = None, execution: str = "eager") -> None:
+    def __init__(
+        self, model: Any, *, context: int | None = None, execution: str = "eager", tree_attention: bool = False
+    ) -> None:
         self.model = model
-        self.execution = self.check_execution(execution)
         self.name = model.config.name_or_path or type(model).__name__
         limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         if context is not None and limit is not None and context > limit:
@@ -48,8 +52,33 @@ class Target:
         self._keeps_logits = _check_forward(model, self.name)
         self._shapes = _probe_layers(model, self.name, self.context, self.device)
         self.devices = sorted({self.device, *(shape.device for shape in self._shapes)}, key=str)  # layers may be spread
+        self.switch: AttentionSwitch | None = self._switch() if tree_attention else None
         self._cache: TreeCache | None = None
         self._masks: OrderedDict[int, tuple[Tree, torch.Tensor]] = OrderedDict()
+        self.execution = self.check_execution(execution)
+
+    def _switch(self) -> AttentionSwitch:
+        if len(set(self._shapes)) > 1:
+            raise UserError(f"{self.name}: tree attention needs layers of one shape on one device, this has several")
+        switch = register_tree_attention("draft_tree")
+        self.model.set_attn_implementation("draft_tree")
+        return switch
+
+    def tree_attention(self, tree: Tree, window: int, length: torch.Tensor) -> TreeAttention | None:
+        """What static steps of this tree attend by; None where it is sdpa with a mask.
+
+        Args:
+            window: positions of the cache that a step may see.
+            length: int64 (), the committed tokens, read on the device in each step.
+        """
+        if self.switch is None:
+            return None
+        shape = self._shapes[0]
+        heads = self.model.config.get_text_config().num_attention_heads
+        sizes = (heads, shape.heads, shape.key_dim, len(tree), window)
+        attention = TreeAttention(*sizes, length=length, dtype=shape.dtype)
+        attention.set_tree(tree.ancestors)
+        return attention
 
     def check_execution(self, name: str) -> str:
         """The name, if this target can execute steps so. Raises UserError if not."""
@@ -57,6 +86,10 @@ class Target:
             raise UserError(f"execution={name}: there is auto, {', '.join(EXECUTIONS)}")
         if name == "graph" and self.model.device.type != "cuda":
             raise UserError(f"execution=graph: needs a CUDA device, this model is on {self.model.device}")
+        if self.switch is not None and name == "eager":
+            raise UserError(
+                "model.attention=tree: is for steps of fixed shape; say execution=static, compiled or graph"
+            )
         return name
 
     @property
@@ -105,21 +138,32 @@ class Target:
         return self._forward(draft.tokens, mask, tree.depths + past, past + tree.max_depth)
 
     def forward_static(
-        self, tokens: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor, write_at: torch.Tensor
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        write_at: torch.Tensor,
+        window: int,
+        seen: torch.Tensor | TreeAttention,
     ) -> torch.Tensor:
         """A forward whose place in the cache is known to the device only.
 
         Args:
             tokens, positions, write_at: int64 (n,); token ids, their positions, and where their states are written.
-            mask: additive (n, window) over the first `window` positions of the cache.
+            window: positions of the cache that can be seen.
+            seen: what each node attends to: an additive mask (n, window), or a TreeAttention that knows it.
 
         Returns:
             Logits (n, V).
         """
-        self.cache.write_at, self.cache.window = write_at, mask.shape[1]
+        self.cache.write_at, self.cache.window = write_at, window
         try:
             call = self._compiled_model if self.execution == "compiled" else self._run_model
-            return call(tokens, mask[None, None], positions.clamp(max=self.context - 1))
+            positions = positions.clamp(max=self.context - 1)
+            if isinstance(seen, torch.Tensor):
+                return call(tokens, seen[None, None], positions)
+            assert self.switch is not None
+            with self.switch.use(seen):
+                return call(tokens, None, positions)
         finally:
             self.cache.write_at = None
 

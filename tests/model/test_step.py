@@ -43,6 +43,19 @@ def test_static_equals_eager_step_by_step(name, method):
     assert static == eager
 
 
+@pytest.mark.parametrize("name", ["llama", "llama-grouped", "qwen3", "gpt-neox"])
+@pytest.mark.parametrize("method", ["vanilla", "recycling", "auto"])
+def test_tree_attention_equals_sdpa_step_by_step(name, method):
+    eager = outcomes(Target(toy_model(name)), MAKE[method](), seed=1)
+    target = Target(toy_model(name), execution="static", tree_attention=True)
+    assert outcomes(target, MAKE[method](), seed=1) == eager
+
+
+def test_tree_attention_is_for_static_steps():
+    with pytest.raises(UserError, match=r"model.attention=tree.*execution=static"):
+        Target(toy_model("llama"), tree_attention=True)
+
+
 def test_static_crosses_buckets_and_ends_at_the_context():
     model = toy_model("llama")
     outs = []
