@@ -81,14 +81,21 @@ def phases(method: Method, prompts: list[list[int]], limit: int) -> dict[str, fl
     return {phase: 1e6 * clock.seconds[phase] / clock.counts[phase] for phase in clock.seconds if phase != "prefill"}
 
 
-def drift(method: Method, prompt: list[int], limit: int, rounds: int = 100) -> tuple[float, float]:
-    """Median step time, in microseconds, of the first and the last tenth of `rounds` answers to one prompt."""
-    times = []
+def drift(used: Method, fresh: Method, prompt: list[int], limit: int, rounds: int = 100) -> tuple[float, float]:
+    """Does a step cost more after many prompts? Median microseconds of a step: fresh, and after `rounds` prompts.
+
+    Both answer the same prompt in turns, so that a drifting machine does not look like a growing cost.
+    """
     for _ in range(rounds):
-        out = method.answer(prompt, limit)
-        times.append(1e6 * out.decode_s / max(out.forwards - 1, 1))
-    tenth = max(rounds // 10, 1)
-    return statistics.median(times[:tenth]), statistics.median(times[-tenth:])
+        used.answer(prompt, limit)
+    times: dict[str, list[float]] = {"fresh": [], "used": []}
+    for _ in range(15):
+        fresh.prepare()
+        for name, method in (("fresh", fresh), ("used", used)):
+            method.answer(prompt, limit)  # the matrix knows the prompt now, in both alike
+            out = method.answer(prompt, limit)
+            times[name].append(1e6 * out.decode_s / max(out.forwards - 1, 1))
+    return statistics.median(times["fresh"]), statistics.median(times["used"])
 
 
 def flags() -> argparse.ArgumentParser:
@@ -175,9 +182,10 @@ def _bench(arguments: argparse.Namespace, settings: ModelSettings) -> None:
     context = sum(map(len, prompts)) // len(prompts) + limit // 2
     for key in ("vanilla", "recycling"):
         result[key] = describe_step(key, methods[key], prompts, limit, rates, context)
-    first, last = drift(methods["recycling"], prompts[0], 64)
-    print(f"\nrecycling over 100 prompts: {first:.0f} us a step in the first ten, {last:.0f} in the last ten")
-    result |= {"first_ten_us": first, "last_ten_us": last}
+    again = build_method(loaded, own["recycling"], tree, "hot")
+    fresh, used = drift(methods["recycling"], again, prompts[0], 64)
+    print(f"\nrecycling: {fresh:.0f} us a step when fresh, {used:.0f} after 100 prompts ({used / fresh:.2f})")
+    result |= {"fresh_us": fresh, "after_100_prompts_us": used}
     if arguments.mat:
         result["tokens_per_second_at_mat"] = arguments.mat * 1e6 / result["recycling"]["step_us"]
         print(f"at MAT {arguments.mat}: {result['tokens_per_second_at_mat']:.0f} tokens/s decoding")

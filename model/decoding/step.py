@@ -64,7 +64,7 @@ class StaticStep:
         self._mask = torch.cat((zero[:, :1], zero.masked_fill(~tree.ancestors, blocked), zero[:, :1] + blocked), dim=1)
 
     def _mask_now(self) -> torch.Tensor:
-        """(n, bucket): committed columns show node -1, the tree's columns nodes 0 to n - 1, those behind them node n."""
+        """(n, bucket): committed columns show node -1, the tree's columns its nodes, those behind them node n."""
         node = (self._columns - self.length + 1).clamp(0, len(self.tree) + 1)  # (bucket,)
         return self._mask.index_select(1, node)
 
