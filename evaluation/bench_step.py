@@ -107,6 +107,7 @@ def flags() -> argparse.ArgumentParser:
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--execution", default="eager", help="eager, static, compiled, graph")
+    parser.add_argument("--attention", default="sdpa", help="sdpa, eager; tree with a static execution")
     parser.add_argument("--prompts", type=int, default=14, help="of the sample bench (default 14: two a subtask)")
     parser.add_argument("--context", type=int, help="one random prompt of so many tokens instead")
     parser.add_argument("--max-new-tokens", type=int, default=128)
@@ -139,7 +140,13 @@ def bench(arguments: argparse.Namespace) -> None:
     """Run all parts and print them."""
     if min(arguments.prompts, arguments.repeats, arguments.max_new_tokens) < 1:
         raise UserError("--prompts, --repeats and --max-new-tokens must be at least 1")
-    settings = ModelSettings("bench", arguments.model_path, dtype=arguments.dtype, device=arguments.device)
+    settings = ModelSettings(
+        "bench",
+        arguments.model_path,
+        dtype=arguments.dtype,
+        device=arguments.device,
+        attention=arguments.attention,
+    )
     with exclusive(settings):
         _bench(arguments, settings)
 
