@@ -12,24 +12,24 @@ from tools.embedded.tasks import MAKERS, MT_BENCH, SINGLE
 
 TRAINING_SEED = 20240816
 # Easy dialogues come first and grow rarer: copying and word alignment form much sooner in a short context.
-EASY_UNTIL = 9000
+EASY_UNTIL = 10000
 EASY_AFTER = 0.1
 
 # How often a category is drawn for training, by how hard it is and how often a bench asks it.
 WEIGHTS = {
     "writing": 2.5,
     "roleplay": 1.5,
-    "reasoning": 4.0,
+    "reasoning": 2.5,
     "math": 2.5,
     "coding": 1.5,
-    "extraction": 4.0,
+    "extraction": 5.0,
     "stem": 1.0,
     "humanities": 1.0,
-    "translation": 3.5,
-    "summarization": 5.0,
-    "qa": 5.0,
-    "math_reasoning": 8.0,
-    "rag": 9.0,
+    "translation": 5.0,
+    "summarization": 7.0,
+    "qa": 2.5,
+    "math_reasoning": 6.0,
+    "rag": 6.0,
     "code": 3.0,
 }
 

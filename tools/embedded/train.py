@@ -34,10 +34,10 @@ IGNORED = -100
 class Recipe:
     """Everything that decides the weights."""
 
-    steps: int = 2900
+    steps: int = 2600
     batch_tokens: int = 3072
     warmup: int = 60
-    cooldown: float = 0.6
+    cooldown: float = 0.5
     muon_lr: float = 0.02
     adam_lr: float = 4e-3
     embedding_lr: float = 1e-2

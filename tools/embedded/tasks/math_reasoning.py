@@ -18,7 +18,7 @@ class _Story:
         self.rng = rng
         self.who, self.friend = pick(rng, FIRST_NAMES, 2)
         self.item = rng.choice(ITEMS)
-        self.count = rng.randint(3, 20)
+        self.count = rng.randint(5, 30)
         self.story = [f"{self.who} has {self.count} {self.item}."]
         self.steps = [f"{self.who} has {self.count} {self.item}."]
 
@@ -29,7 +29,7 @@ class _Story:
 
     def boxes(self) -> None:
         """Some boxes with the same number in each."""
-        n, each, box = self.rng.randint(2, 4), self.rng.randint(2, 4), self.rng.choice(BOXES)
+        n, each, box = self.rng.randint(2, 6), self.rng.randint(2, 6), self.rng.choice(BOXES)
         total = self.count + n * each
         self._event(
             f"{self.who} buys {n} {box} with {each} {self.item} each.",
@@ -40,7 +40,7 @@ class _Story:
 
     def gift(self) -> None:
         """The friend adds some."""
-        n = self.rng.randint(2, 9)
+        n = self.rng.randint(2, 15)
         self._event(
             f"{self.friend} gives {self.who} {n} more {self.item}.", f"This makes {self.count} + {n} = {self.count + n}"
         )
@@ -48,7 +48,7 @@ class _Story:
 
     def loss(self) -> None:
         """Some are given away or lost."""
-        n = self.rng.randint(2, min(9, self.count - 2))
+        n = self.rng.randint(2, min(15, self.count - 2))
         lost = self.rng.random() < 0.5
         sentence = f"{self.who} loses {n} {self.item}." if lost else f"{self.who} gives {self.friend} {n} {self.item}."
         self._event(sentence, f"This leaves {self.count} - {n} = {self.count - n}")
@@ -64,9 +64,9 @@ def make(rng: random.Random, easy: bool = False) -> Dialogue:
     """A story of two or three events."""
     story = _Story(rng)
     for _ in range(rng.randint(1, 2) if easy else rng.choice([2, 3, 3])):
-        events = [story.boxes, story.gift] if story.count < 40 else []
+        events = [story.boxes, story.gift] if story.count < 60 else []
         events += [story.loss] if story.count > 8 else []
-        events += [story.double] if story.count < 13 else []
+        events += [story.double] if story.count < 25 else []
         rng.choice(events)()
     question = " ".join(story.story) + f" How many {story.item} does {story.who} have now?"
     answer = " ".join(story.steps) + f" The answer is {story.count}."
