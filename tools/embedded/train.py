@@ -34,7 +34,7 @@ IGNORED = -100
 class Recipe:
     """Everything that decides the weights."""
 
-    steps: int = 2600
+    steps: int = 6000
     batch_tokens: int = 3072
     warmup: int = 60
     cooldown: float = 0.5
@@ -44,7 +44,7 @@ class Recipe:
     seed: int = 7
     corpus_seed: int = TRAINING_SEED
     easy_until: int = EASY_UNTIL
-    threads: int = 2
+    threads: int = 1
     hidden: int = 192
     layers: int = 4
     heads: int = 6
@@ -194,7 +194,9 @@ def train(
             for group, lr in zip(optimizer.param_groups, peak, strict=True):
                 group["lr"] = lr * recipe.rate(step)
         inputs, labels = tensors(batch)
-        loss = loss_of(model, inputs, labels)
+        # Weights, moments and norms stay in float32; products in bfloat16 take 0.7 of the time.
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = loss_of(model, inputs, labels)
         torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer in opts:
