@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 
 from model.decoding import Target, decode
 from model.errors import UserError
@@ -24,11 +25,10 @@ from .devices import exclusive
 from .methods import Method, build_method
 from .models import LoadedModel, ModelSettings, load_model, random_model
 from .provenance import describe_device, versions
-from .questions import load_bench
+from .questions import ROOT, load_bench
 from .roofline import Rates, launches, measure_rates, step_cost
 
 TREE = {"name": "2.2.2", "nodes": None, "depth": None, "branching": None, "path": None}
-RECYCLING = {"name": "recycling", "k": 8, "recycle_prompt": False, "dtype": "int64"}
 
 
 class PhaseClock:
@@ -98,6 +98,15 @@ def drift(used: Method, fresh: Method, prompt: list[int], limit: int, rounds: in
     return statistics.median(times["fresh"]), statistics.median(times["used"])
 
 
+def method_settings(name: str) -> dict[str, Any]:
+    """A method as its YAML has it."""
+    path = ROOT / f"configs/method/{name}.yaml"
+    if not path.is_file():
+        known = ", ".join(sorted(p.stem for p in path.parent.glob("*.yaml")))
+        raise UserError(f"method {name}: no such method; there are {known}")
+    return dict(yaml.safe_load(path.read_text(encoding="utf-8")))
+
+
 def flags() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m evaluation.bench_step", description=__doc__)
     parser.add_argument(
@@ -160,8 +169,8 @@ def _bench(arguments: argparse.Namespace, settings: ModelSettings) -> None:
     if nodes and not nodes.isdigit():
         raise UserError(f"--tree {arguments.tree}: what follows the colon must be a number of nodes")
     tree = TREE | {"name": name, "nodes": int(nodes) if nodes else 80 if name == "auto" else None}
-    own: dict[str, dict[str, Any]] = {"hf": {"name": "hf"}, "vanilla": {"name": "vanilla"}}
-    own["recycling"] = RECYCLING | {"k": arguments.k}
+    own = {key: method_settings(key) for key in ("hf", "vanilla", "recycling")}
+    own["recycling"]["k"] = arguments.k
     methods = {key: build_method(loaded, value, tree, "hot") for key, value in own.items()}
     prompts, limit = prompts_for(arguments, loaded), arguments.max_new_tokens
     device, what = describe_device(target.device), arguments.shape or arguments.model_path

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
+import inspect
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,16 +17,16 @@ from transformers import GenerationConfig
 from model.auto import AutoRecycling
 from model.decoding import Drafter, Generation, StepRecord, Tree, decode
 from model.errors import UserError
-from model.pld import PromptLookup
 from model.recycling import TokenRecycling, build_template
 from model.recycling.matrix import load_state
-from model.vanilla import Vanilla
 
 from .models import LoadedModel
 from .step_times import step_seconds
 
 COLD, HOT = "cold", "hot"
 AUTO = "auto"  # the tree that is chosen for the machine
+RANKS = 32  # candidates a node that a template may ask for, where the method has no k of its own
+DTYPES = {"int64": torch.int64, "int32": torch.int32}
 
 
 @dataclass
@@ -75,40 +78,43 @@ def build_method(loaded: LoadedModel, method: dict[str, Any], tree: dict[str, An
     """Build the method that the settings describe.
 
     Args:
-        method: `name` and the method's own settings.
-        tree: `name` and parameters of a template; used by methods that draft from one.
+        method: `name`, `drafter` (import path of a class or function; None: transformers' own generate), and the
+            method's own settings, which become keyword arguments. A drafter is given besides whichever of these its
+            signature names: vocab_size, device, eos, tree, target.
+        tree: `name` and parameters of a template; used by methods that take a `tree`.
         start: cold | hot | path of a saved state; methods without state have neither.
 
     Raises:
-        UserError: unknown name, start or value, a tree that does not fit k.
+        UserError: unknown drafter, start, setting or value, a tree that does not fit k.
     """
-    name, own = method["name"], {key: value for key, value in method.items() if key != "name"}
+    own = {key: value for key, value in method.items() if key not in ("name", "drafter")}
+    name, source = method["name"], method["drafter"]
     target = loaded.target
     template: Tree | None = None
-    drafter: Drafter | None
-    if name == "hf":
-        drafter = None
-    elif name == "vanilla":
-        drafter = Vanilla(target.device)
-    elif name == "pld":
-        drafter = PromptLookup(**own, eos=loaded.eos, device=target.device)
-    elif name == "recycling":
-        dtypes = {"int64": torch.int64, "int32": torch.int32}
-        if own["dtype"] not in dtypes:
-            raise UserError(f"method.dtype={own['dtype']}: the matrix is int64 or int32")
-        if not isinstance(own["k"], int) or own["k"] < 1:
-            raise UserError(f"method.k={own['k']}: must be a whole number, at least 1")
-        own_dtype = own | {"dtype": dtypes[own["dtype"]], "device": target.device}
-        if tree["name"] == AUTO:
-            drafter = _auto(loaded, tree, own_dtype)
+    drafter: Drafter | None = None
+    if "k" in own and (not isinstance(own["k"], int) or own["k"] < 1):
+        raise UserError(f"method.k={own['k']}: must be a whole number, at least 1")
+    if source is not None:
+        factory = _locate(source)
+        given: dict[str, Any] = {
+            "vocab_size": target.vocab_size,
+            "device": target.device,
+            "eos": loaded.eos,
+            "target": target,
+        }
+        if "tree" in inspect.signature(factory).parameters:
+            if tree["name"] == AUTO:
+                factory = _auto(factory, loaded, tree, own)
+            else:
+                given["tree"] = template = build_template(**tree, k=own.get("k", RANKS))
+        drafter = _make(factory, own, given)
+        if isinstance(drafter, AutoRecycling):
             template = drafter.largest
-        else:
-            template = build_template(**tree, k=own["k"])
-            drafter = TokenRecycling(target.vocab_size, template, **own_dtype)
-    else:
-        raise UserError(f"method.name={name}: no such method; there are hf, vanilla, pld, recycling")
     stateful = drafter is not None and drafter.stateful
-    settings: dict[str, Any] = {"name": name, **own}
+    settings: dict[str, Any] = dict(method)
+    for key, value in own.items():
+        if key.endswith("path") and isinstance(value, str) and Path(value).exists():
+            settings[f"{key}_sha256"] = _sha256_of(Path(value))
     if template is not None:
         nodes = [list(path) for path in template.rank_paths[1:]]
         settings |= {"tree": tree["name"], "tree_nodes": len(nodes), "tree_sha256": _sha256(repr(nodes).encode())}
@@ -117,21 +123,82 @@ def build_method(loaded: LoadedModel, method: dict[str, Any], tree: dict[str, An
         if start not in (COLD, HOT):
             if not Path(start).is_file():
                 raise UserError(f"start={start}: must be cold, hot or the file of a saved state; there is no such file")
-            settings["start_sha256"] = _sha256(Path(start).read_bytes())
+            settings["start_sha256"] = _sha256_of(Path(start))
     made = Method(name, loaded, drafter, start if stateful else None, template, settings)
     made.prepare()  # a saved state that does not fit is told now
     return made
 
 
-def _auto(loaded: LoadedModel, tree: dict[str, Any], own: dict[str, Any]) -> AutoRecycling:
+def _locate(source: Any) -> Callable[..., Any]:
+    """The class or function that an import path names."""
+    module, _, attribute = str(source).rpartition(".")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UserError(f"method.drafter={source}: must be the import path of a drafter ({error})") from None
+    if not callable(found):
+        raise UserError(f"method.drafter={source}: must be a class or a function")
+    return found  # type: ignore[no-any-return]
+
+
+def _make(factory: Callable[..., Any], own: dict[str, Any], given: dict[str, Any]) -> Drafter:
+    """Call it with its own settings and what it asks for by name."""
+    takes = inspect.signature(factory).parameters
+    for key in own:
+        if key not in takes:
+            raise UserError(f"method.{key}: {factory.__name__} has no such setting; it has {', '.join(takes)}")
+    arguments = {key: value for key, value in given.items() if key in takes} | own
+    if "dtype" in own:
+        if own["dtype"] not in DTYPES:
+            raise UserError(f"method.dtype={own['dtype']}: the matrix is int64 or int32")
+        arguments["dtype"] = DTYPES[own["dtype"]]
+    for key, parameter in takes.items():
+        if parameter.default is parameter.empty and key not in arguments:
+            raise UserError(f"method.{key}: {factory.__name__} needs this setting")
+    drafter = factory(**arguments)
+    if not isinstance(drafter, Drafter):
+        raise UserError(f"method.drafter: {factory.__name__} does not make a drafter (model.decoding.Drafter)")
+    return drafter
+
+
+def _auto(
+    factory: Callable[..., Any], loaded: LoadedModel, tree: dict[str, Any], own: dict[str, Any]
+) -> Callable[..., AutoRecycling]:
     """Recycling whose tree follows the machine; its step times are measured once a machine, model and setting."""
+    if factory is not TokenRecycling:
+        raise UserError("tree=auto: chooses among recycling's trees; with another method name a template")
     unused = [key for key in ("depth", "branching", "path") if tree[key] is not None]
     if unused or not isinstance(tree["nodes"], int) or tree["nodes"] < 0:
         raise UserError(
             f"tree=auto takes tree.nodes, a budget of at least 0, and nothing else ({unused or tree['nodes']})"
         )
     seconds = step_seconds(loaded, budget=tree["nodes"], k=own["k"])
-    return AutoRecycling(loaded.target.vocab_size, step_seconds=seconds, budget=tree["nodes"], **own)
+
+    def auto_recycling(
+        vocab_size: int, device: torch.device, k: int, recycle_prompt: bool, dtype: torch.dtype
+    ) -> AutoRecycling:
+        return AutoRecycling(
+            vocab_size,
+            step_seconds=seconds,
+            budget=tree["nodes"],
+            k=k,
+            recycle_prompt=recycle_prompt,
+            device=device,
+            dtype=dtype,
+        )
+
+    return auto_recycling
+
+
+def _sha256_of(path: Path) -> str:
+    """Of a file, or of all files of a folder with their names."""
+    digest = hashlib.sha256()
+    for file in [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file()):
+        digest.update(file.name.encode())
+        with file.open("rb") as stream:
+            while block := stream.read(1 << 20):
+                digest.update(block)
+    return digest.hexdigest()
 
 
 def _sha256(data: bytes) -> str:
