@@ -172,7 +172,7 @@ def _auto(
         raise UserError(
             f"tree=auto takes tree.nodes, a budget of at least 0, and nothing else ({unused or tree['nodes']})"
         )
-    seconds = step_seconds(loaded, budget=tree["nodes"], k=own["k"])
+    plain, seconds = step_seconds(loaded, budget=tree["nodes"], k=own["k"])
 
     def auto_recycling(
         vocab_size: int, device: torch.device, k: int, recycle_prompt: bool, dtype: torch.dtype
@@ -180,6 +180,7 @@ def _auto(
         return AutoRecycling(
             vocab_size,
             step_seconds=seconds,
+            plain_seconds=plain,
             budget=tree["nodes"],
             k=k,
             recycle_prompt=recycle_prompt,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -84,6 +84,10 @@ class Drafter:
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         """Go on from a saved state. Raises UserError if it does not fit."""
+
+    def describe(self) -> dict[str, Any]:
+        """Figures of its own for the run's summary."""
+        return {}
 
     def root_alone(self, root: int) -> Draft:
         """The draft with nothing in it."""
