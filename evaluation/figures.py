@@ -14,6 +14,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from . import machine_tree
 from .metrics import OVERALL, accept_lengths
 from .tables import BASELINES, Run, heading
 
@@ -57,6 +58,9 @@ def draw_all(runs: list[Run], table: pd.DataFrame, folder: Path) -> list[Path]:
                 _save(by_category(block, "mat", "MAT (tokens a step)", note, one=True), folder / f"mat{suffix}")
             )
             made.append(_save(accepted_lengths(own, note), folder / f"accepted_lengths{suffix}"))
+            for i, run in enumerate(r for r in own if machine_tree.chosen(r)):
+                figure = machine_tree.draw(run, own, note)
+                made.append(_save(figure, folder / f"machine_tree{suffix}{f'-{i}' if i else ''}"))
             if any(r.settings["method"].get("start") for r in own):
                 made.append(_save(mat_over_questions(own, note), folder / f"mat_over_questions{suffix}"))
     return made

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from . import machine_tree
 from .cli import user_errors
 from .figures import draw_all
 from .tables import read_runs, to_text, write_tables
@@ -15,7 +16,8 @@ def report(folder: Path) -> None:
     runs = read_runs(folder)
     table = write_tables(runs, folder / "tables")
     figures = draw_all(runs, table, folder / "figures")
-    print(f"\n{to_text(runs, table)}\n")
+    machine_tree.write_json(runs, folder / "tables" / "machine_tree.json")
+    print("\n".join(["", to_text(runs, table), *machine_tree.to_lines(runs), ""]))
     print(
         f"by category: {folder / 'tables' / 'main.csv'} (and .md)   "
         f"figures: {folder / 'figures'} ({len(figures)} as png and svg)"

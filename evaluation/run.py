@@ -205,7 +205,7 @@ def _converse(question: Question, method: Method, config: dict[str, Any], index:
         "output_ids": [g.tokens for g in generations],
         # the step records: nodes forwarded and rank path accepted
         "step_nodes": [[s.nodes for s in g.steps] for g in generations],
-        "step_paths": [[list(s.rank_path) for s in g.steps] for g in generations] if method.tree else None,
+        "step_paths": [[list(s.rank_path) for s in g.steps] for g in generations] if method.drafter else None,
     }
 
 
@@ -213,6 +213,8 @@ def summarise(store: AnswerStore, done: dict[Any, Row], method: Method) -> None:
     """Write the run's overall figures and keep the last state for other runs to start from."""
     summary: dict[str, Any] = asdict(measure(list(done.values())))
     state = {}
+    if method.drafter is not None and (told := method.drafter.describe()):
+        summary["drafter"] = told
     if method.drafter is not None and method.start not in (None, COLD):
         state = method.drafter.state_dict()
         summary["state_bytes"] = sum(t.numel() * t.element_size() for t in state.values())
