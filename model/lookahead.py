@@ -69,7 +69,9 @@ class Lookahead(Drafter):
         device: torch.device | str = "cpu",
     ) -> None:
         if level < 3 or window < 1 or guess < 1:
-            raise UserError(f"lookahead: level={level} must be at least 3, window={window} and guess={guess} at least 1")
+            raise UserError(
+                f"lookahead: level={level} must be at least 3, window={window} and guess={guess} at least 1"
+            )
         super().__init__(torch.device(device))
         self.level, self.window, self.pool_from_prompt = level, window, pool_from_prompt
         # As long as levels are missing the window is wider, by one column for each: a step costs every level one.

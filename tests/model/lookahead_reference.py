@@ -45,7 +45,7 @@ class SlowLookahead:
                     self.remember(pool, text[end - self.N : end])
 
     def decode(self, prompt, limit, eos=()):
-        """Returns (tokens, accepted lengths, per forward: all that is seen below the root, per forward: the guesses)."""
+        """Returns (tokens, accepted lengths, and of each forward: all that stands below the root, the guesses)."""
         N, W = self.N, self.W
         draw, pool = random.Random(0), {}
         seen, tried = [], []
