@@ -72,6 +72,9 @@ REFINE = Recipe(
     easy_until=8000,
 )
 
+# The small model that drafts for the embedded one (`method=sps`), at most 1 MB in float16.
+DRAFT = Recipe(steps=3000, hidden=96, layers=1, heads=4, intermediate=192)
+
 
 def build_tokenizer() -> Tokenizer:
     """The tokenizer of the first dialogues of the corpus."""
@@ -221,10 +224,16 @@ def train(
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(prog="python -m tools.embedded.train", description=__doc__)
-    parser.add_argument("--output", type=Path, default=FOLDER, help="folder of the checkpoint (default %(default)s)")
+    parser.add_argument(
+        "--output", type=Path, help=f"folder of the checkpoint (default {FOLDER}; --draft: {FOLDER}/draft)"
+    )
     parser.add_argument("--steps", type=int, default=None, help="optimizer steps")
     parser.add_argument("--every", type=int, default=200, help="write a checkpoint every N steps (default %(default)s)")
-    parser.add_argument("--init", type=Path, help="go on from the weights and tokenizer in this folder")
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("--init", type=Path, help="go on from the weights and tokenizer in this folder")
+    kind.add_argument(
+        "--draft", action="store_true", help=f"train the small draft model instead, with the tokenizer in {FOLDER}"
+    )
     return parser.parse_args(arguments)
 
 
@@ -232,11 +241,15 @@ def main(arguments: list[str] | None = None) -> int:
     """Build the tokenizer, train, save."""
     options = parse(arguments)
     try:
-        recipe = Recipe() if options.init is None else REFINE
+        recipe = DRAFT if options.draft else Recipe() if options.init is None else REFINE
         recipe = recipe if options.steps is None else replace(recipe, steps=options.steps)
-        tokenizer = build_tokenizer() if options.init is None else tokenizers_.load(options.init)
-        tokenizers_.save(tokenizer, options.output, 4096)
-        train(recipe, tokenizer, options.output, every=options.every, init=options.init)
+        output = options.output or (FOLDER / "draft" if options.draft else FOLDER)
+        if options.draft:  # the target's tokenizer serves both
+            tokenizer = tokenizers_.load(FOLDER)
+        else:
+            tokenizer = build_tokenizer() if options.init is None else tokenizers_.load(options.init)
+            tokenizers_.save(tokenizer, output, 4096)
+        train(recipe, tokenizer, output, every=options.every, init=options.init)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
