@@ -66,7 +66,7 @@ def new_heads(recipe: Recipe, target: Target) -> MedusaHeads | EagleHead:
         if not recipe.shared_lm_head:
             with torch.no_grad():
                 for head in heads:
-                    head.get_submodule(str(recipe.layers)).weight.copy_(lm_head.weight)
+                    head.load_state_dict({f"{recipe.layers}.weight": lm_head.weight}, strict=False)
         return heads.float().to(target.device)
     return EagleHead(
         head_config(_eagle_config(recipe, target)), target.model.get_input_embeddings().weight.detach()
