@@ -31,11 +31,21 @@ class Tree:
         levels: (first, last + 1) node of each depth; level 0 is the root.
         rank_paths: per node, the ranks from the root down; () is the root.
 
+    Args:
+        once: for one step only, so nothing is kept for its next time.
+
     Raises:
         UserError: parents are not breadth-first, or the ranks do not match them in number.
     """
 
-    def __init__(self, parents: Sequence[int], ranks: Sequence[int] | None = None, device: str | torch.device = "cpu"):
+    def __init__(
+        self,
+        parents: Sequence[int],
+        ranks: Sequence[int] | None = None,
+        device: str | torch.device = "cpu",
+        *,
+        once: bool = False,
+    ) -> None:
         parents = list(parents)
         if not parents or parents[0] != 0 or any(not 0 <= p < i for i, p in enumerate(parents) if i):
             raise UserError(f"tree: parents must start with 0 (the root) and point backwards, got {parents[:8]}")
@@ -62,6 +72,7 @@ class Tree:
         starts = [depths.index(d) for d in range(self.max_depth + 1)] + [n]
         self.levels = list(zip(starts, starts[1:], strict=False))
         self.max_rank = max(ranks)
+        self.once = once
         # True where the accepted path is always a prefix of the nodes, so that a commit moves nothing.
         self.is_chain = depths == list(range(n))
 

@@ -19,6 +19,7 @@ class Verification:
         node: the deepest standing node, 0 if only the root stands.
         tokens: the accepted drafts, then the target's own next token (the bonus). Never empty.
         logits: (n, V), for a drafter that asked for them.
+        hidden: (n, H), the same.
         prefill: the forward was the prompt's own, and the root is the prompt's last token.
     """
 
@@ -27,6 +28,7 @@ class Verification:
     node: int
     tokens: list[int]
     logits: torch.Tensor | None = None
+    hidden: torch.Tensor | None = None
     prefill: bool = False
 
     @property
