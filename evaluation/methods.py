@@ -17,6 +17,7 @@ from transformers import GenerationConfig
 from model.auto import AutoRecycling
 from model.decoding import Drafter, Generation, StepRecord, Tree, decode
 from model.errors import UserError
+from model.paths import located
 from model.recycling import TokenRecycling, build_template
 from model.recycling.matrix import load_state
 
@@ -113,8 +114,8 @@ def build_method(loaded: LoadedModel, method: dict[str, Any], tree: dict[str, An
     stateful = drafter is not None and drafter.stateful
     settings: dict[str, Any] = dict(method)
     for key, value in own.items():
-        if key.endswith("path") and isinstance(value, str) and Path(value).exists():
-            settings[f"{key}_sha256"] = _sha256_of(Path(value))
+        if key.endswith("path") and isinstance(value, str):
+            settings[f"{key}_sha256"] = _sha256_of(located(value))  # the method has found it
     if template is not None:
         nodes = [list(path) for path in template.rank_paths[1:]]
         settings |= {"tree": tree["name"], "tree_nodes": len(nodes), "tree_sha256": _sha256(repr(nodes).encode())}
