@@ -11,9 +11,10 @@ from collections.abc import Callable
 import torch
 
 from .drafter import Draft, Drafter
+from .selection import argmax
 from .target import Target
 from .tree import Tree
-from .verification import Verification, argmax, verify
+from .verification import Verification, verify
 
 BUCKET = 256  # a static step attends over the context rounded up to a multiple of this
 Mark = Callable[[str], None]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 
 from ..decoding import Drafter, Tree
+from ..decoding.selection import top_k
 from ..errors import UserError
 from .matrix import AdjacencyMatrix
 
@@ -67,7 +68,7 @@ class TokenRecycling(Drafter):
 
     def learn(self, tokens: torch.Tensor, logits: torch.Tensor) -> None:
         """Recycle: the top-k after every node, rejected ones too, replaces that token's candidates (paper, 3.3)."""
-        self.matrix.update(tokens, logits.topk(self.matrix.k, dim=-1).indices)  # (n, k)
+        self.matrix.update(tokens, top_k(logits, self.matrix.k))  # (n, k)
 
     def observe_prompt(self, prompt: list[int], logits: torch.Tensor) -> None:
         """With `recycle_prompt`: the same for the prompt's tokens."""
