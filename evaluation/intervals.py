@@ -8,7 +8,7 @@ is paired by question). Of the resampled figures the 2.5th and 97.5th percentile
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -29,13 +29,13 @@ def draws(n: int) -> Floats:
     return np.bincount(offsets.ravel(), minlength=RESAMPLES * n).reshape(RESAMPLES, n).astype(np.float64)
 
 
-def ratio_interval(numerators: Sequence[float] | Floats, denominators: Sequence[float] | Floats) -> tuple[float, float]:
+def ratio_interval(numerators: Iterable[float], denominators: Iterable[float]) -> tuple[float, float]:
     """The interval of sum(numerators) / sum(denominators), one pair a question.
 
     MAT: tokens over steps. A mean: values over ones. A speedup: speeds over the baseline's speeds.
     Questions with a NaN in either are left out; (NaN, NaN) of fewer than two.
     """
-    pairs = np.stack([np.asarray(numerators, dtype=np.float64), np.asarray(denominators, dtype=np.float64)], axis=1)
+    pairs = np.array([list(numerators), list(denominators)], dtype=np.float64).T
     pairs = pairs[np.isfinite(pairs).all(axis=1)]  # (n, 2)
     if len(pairs) < 2:
         return math.nan, math.nan

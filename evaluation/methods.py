@@ -65,9 +65,7 @@ class Method:
             if self.start not in (None, COLD, HOT, CATEGORY):
                 self.drafter.load_state_dict(load_state(Path(str(self.start))))
 
-    def answer(
-        self, prompt: list[int], max_new_tokens: int, mark: Callable[[str], None] | None = None
-    ) -> Generation:
+    def answer(self, prompt: list[int], max_new_tokens: int, mark: Callable[[str], None] | None = None) -> Generation:
         """Answer one prompt; a cold start forgets what was before. `mark`: as `decode` takes it."""
         if self.drafter is None:
             return _transformers_generate(self.loaded, prompt, max_new_tokens)
@@ -127,7 +125,9 @@ def build_method(loaded: LoadedModel, method: dict[str, Any], tree: dict[str, An
         settings["start"] = start
         if start not in (COLD, HOT, CATEGORY):
             if not Path(start).is_file():
-                raise UserError(f"start={start}: must be cold, hot, category or the file of a saved state; there is no such file")
+                raise UserError(
+                    f"start={start}: must be cold, hot, category or the file of a saved state; there is no such file"
+                )
             settings["start_sha256"] = _sha256_of(Path(start))
     made = Method(name, loaded, drafter, start if stateful else None, template, settings)
     made.prepare()  # a saved state that does not fit is told now
@@ -180,7 +180,7 @@ def _auto(
     seconds = step_seconds(loaded, budget=tree["nodes"], k=own["k"])
 
     def auto_recycling(
-        vocab_size: int, device: torch.device, k: int, recycle_prompt: bool, dtype: torch.dtype
+        vocab_size: int, device: torch.device, k: int, recycle_prompt: bool, dtype: torch.dtype, update: str
     ) -> AutoRecycling:
         return AutoRecycling(
             vocab_size,
@@ -190,6 +190,7 @@ def _auto(
             recycle_prompt=recycle_prompt,
             device=device,
             dtype=dtype,
+            update=update,
         )
 
     return auto_recycling

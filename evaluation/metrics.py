@@ -67,6 +67,12 @@ def question_speed(row: Row) -> float:
     return new_tokens(row) / seconds if seconds > 0 else float("nan")
 
 
+def repeated_ngrams(tokens: Sequence[int], n: int = 3) -> float:
+    """Share of a text's n-grams of tokens that stand in it earlier, too; NaN where it has no n-gram."""
+    grams = list(zip(*(tokens[i:] for i in range(n)), strict=False))
+    return 1 - len(set(grams)) / len(grams) if grams else math.nan
+
+
 def mean(values: Iterable[float]) -> float:
     """Arithmetic mean; NaN of nothing."""
     items = list(values)
@@ -89,8 +95,13 @@ def measure(rows: Sequence[Row]) -> Measures:
         tokens_per_second_total=tokens / seconds if seconds > 0 else float("nan"),
         tokens_per_second_decode=_decode_speed(rows),
         **_times(rows),
-        peak_memory_mib=max((row.get("peak_memory") or math.nan for row in rows), default=math.nan) / 2**20,
+        peak_memory_mib=_peak(rows),
     )
+
+
+def _peak(rows: Sequence[Row]) -> float:
+    peaks: list[Any] = [row.get("peak_memory") for row in rows]
+    return float(max(peaks)) / 2**20 if peaks and None not in peaks else math.nan
 
 
 def _times(rows: Sequence[Row]) -> dict[str, float]:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from .cli import user_errors
 from .figures import draw_all
-from .tables import read_runs, to_text, write_tables
+from .tables import read_runs
+from .write_tables import to_text, write_tables
 
 
 def report(folder: Path) -> None:
@@ -18,7 +19,7 @@ def report(folder: Path) -> None:
     print(f"\n{to_text(runs, table)}\n")
     print(
         f"by category: {folder / 'tables' / 'main.csv'} (and .md)   "
-        f"figures: {folder / 'figures'} ({len(figures)} as png and svg)"
+        f"figures: {folder / 'figures'} ({len(figures)} as pdf, svg, png)"
     )
 
 

@@ -102,20 +102,28 @@ def _measure(config: dict[str, Any], model: ModelSettings, answer_file: Path | N
 def saved_start(config: dict[str, Any], model: str) -> str:
     """start=saved: the state that the hot run of the same configuration left in this experiment's folder.
 
+    Of a method with several rules of update it is the one that writes everything, as a frozen state was made by it.
+
     Raises:
         UserError: there is none yet.
     """
     if config["method"]["drafter"] is None:
         return HOT
+    wanted = _source(config | {"start": HOT}, "all")
     for path in sorted((Path(config["results_dir"]) / str(config["name"]) / "runs").glob("*/state.safetensors")):
         held = json.loads((path.parent / "metadata.json").read_text(encoding="utf-8"))["config"]
-        same = all(held.get(key) == config[key] for key in config if key not in ("start", "run_dir", "repeats"))
-        if same and held["start"] == HOT:
+        if _source(held, held["method"].get("update", "all")) == wanted:
             return str(path)
     raise UserError(
         f"start=saved: there is no finished run of {config['method']['name']} with start=hot on {model} in "
         f"{config['results_dir']}/{config['name']}; run it first (in a sweep: start=hot,saved), or name a file"
     )
+
+
+def _source(config: dict[str, Any], update: str) -> dict[str, Any]:
+    """What decides the state that a run leaves."""
+    kept = {key: value for key, value in config.items() if key not in ("run_dir", "repeat", "repeats", "preset")}
+    return kept | {"method": config["method"] | {"update": update}}
 
 
 def run_settings(config: dict[str, Any], bench: Bench, method: Method) -> dict[str, Any]:

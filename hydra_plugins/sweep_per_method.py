@@ -2,8 +2,9 @@
 
 Hydra finds plugins in a package of this name and nowhere else. Three things differ from its basic sweeper:
 
-- `method.K=...` counts for those of the swept methods that have a setting K, and `tree.K=...` for those templates that
-  have a parameter K; the other jobs are made without it, once. So a baseline stands in the same sweep as the method.
+- `method.K=...` counts for those of the swept methods that have a setting K, `tree.K=...` for those templates that have
+  a parameter K, and trees for the methods that draft from one; the other jobs are made without it, once. So a baseline
+  stands in the same sweep as the method.
 - The same job is not made twice.
 - The jobs are written down (`sweep.json` in the experiment's folder) before the first one starts, so that a report can
   name what is missing and the command that completes it.
@@ -11,9 +12,12 @@ Hydra finds plugins in a package of this name and nowhere else. Three things dif
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import shlex
 import sys
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +47,7 @@ class PerMethodSweeper(BasicSweeper):
             used |= {key_of(override) for override in kept}
             jobs[tuple(kept)] = None
         for override in product[0] if product else []:
-            if key_of(override) not in used:
+            if "." in key_of(override) and key_of(override) not in used:
                 raise UserError(f"{override}: none of the methods or trees of this sweep has this setting")
         made = [list(job) for job in jobs]
         self._write_down(made)
@@ -82,10 +86,28 @@ def applicable(job: Sequence[str], defaults: dict[str, str]) -> list[str]:
     kept = []
     for override in job:
         group, _, setting = key_of(override).partition(".")
+        if group == "tree" and not _drafts_from_a_tree(choices["method"]):
+            continue
         if group in GROUPS and setting and not override.startswith("+") and not _has(group, choices[group], setting):
             continue
         kept.append(override)
     return kept
+
+
+@lru_cache(maxsize=64)
+def _drafts_from_a_tree(method: str) -> bool:
+    """Whether a method's drafter takes a template; one that cannot be found is told when its job runs."""
+    path = ROOT / f"configs/method/{method}.yaml"
+    if not path.is_file():
+        return True
+    source = yaml.safe_load(path.read_text(encoding="utf-8")).get("drafter")
+    if source is None:
+        return False
+    module, _, name = str(source).rpartition(".")
+    try:
+        return "tree" in inspect.signature(getattr(importlib.import_module(module), name)).parameters
+    except (ImportError, AttributeError, ValueError, TypeError):
+        return True
 
 
 def _has(group: str, choice: str, setting: str) -> bool:

@@ -60,6 +60,7 @@ class AutoRecycling(TokenRecycling):
         recycle_prompt: bool = False,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.int64,
+        update: str = "all",
     ) -> None:
         if budget < 0 or 0 not in step_seconds:
             raise UserError(f"tree=auto: needs a budget of at least 0 (is {budget}) and the step time of 0 nodes")
@@ -68,7 +69,7 @@ class AutoRecycling(TokenRecycling):
         self._order = nested_order(profile, self.sizes[-1], k)
         self._trees = [Tree.from_rank_paths(self._order[:n]).on(torch.device(device)) for n in self.sizes]
         self.largest = self._trees[-1]
-        settings = dict(k=k, recycle_prompt=recycle_prompt, device=device, dtype=dtype)
+        settings = dict(k=k, recycle_prompt=recycle_prompt, device=device, dtype=dtype, update=update)
         super().__init__(vocab_size, self._trees[-1], **settings)  # type: ignore[arg-type]
         place = {path: i for i, path in enumerate(self._order)}
         # For each node: how deep its path reaches inside each of the nested trees.

@@ -63,4 +63,3 @@ def test_a_wrong_drafter_is_told_in_one_line(evaluate, outside, override, says):
     outcome = evaluate(outside, "method=echo", override)
     assert outcome.code != 0 and says in outcome.err
     assert len(outcome.err.strip().splitlines()) == 1
-
