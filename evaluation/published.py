@@ -52,14 +52,15 @@ def table1(runs: Sequence[Run]) -> pd.DataFrame:
         row | {"name": ROWS[row["method"]], "source": PUBLISHED} for row in read_published("paper_table1")
     ]
     rows += _measured(runs)
-    models = list(dict.fromkeys(str(row["model"]) for row in sorted(rows, key=lambda row: row["source"] == PUBLISHED)))
+    models = list(dict.fromkeys(str(row["model"]) for row in rows))  # measured ones first
     order = list(ROWS)
 
     def place(row: dict[str, Any]) -> tuple[Any, ...]:
         at = order.index(row["method"]) if row["method"] in order else len(order)
         return models.index(str(row["model"])), at, row["source"] == MEASURED
 
-    frame = pd.DataFrame(sorted(rows, key=place))
+    rows.sort(key=place)
+    frame = pd.DataFrame(rows)
     return frame[["model", "method", "name", "source", *COLUMNS, *(["device"] if "device" in frame else [])]]
 
 

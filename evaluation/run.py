@@ -67,8 +67,10 @@ def _measure(config: dict[str, Any], model: ModelSettings, answer_file: Path | N
     bench = load_bench(**config["bench"])
     loaded = load_model(model)
     loaded.target.execution = choose_execution(str(config["execution"]), loaded)
-    start = saved_start(config, model.name) if config["start"] == SAVED else str(config["start"])
-    method = build_method(loaded, config["method"], config["tree"], start)
+    saved = config["start"] == SAVED
+    method = build_method(loaded, config["method"], config["tree"], HOT if saved else str(config["start"]))
+    if saved and method.start is not None:
+        method = build_method(loaded, config["method"], config["tree"], saved_start(config, model.name))
     if method.start in (None, COLD):  # nothing is carried on, so the order decides nothing: one run for all orders
         bench = load_bench(**config["bench"] | {"order": FILE_ORDER})
     settings = run_settings(config, bench, method)
@@ -78,7 +80,7 @@ def _measure(config: dict[str, Any], model: ModelSettings, answer_file: Path | N
     store = distributed.open_store(folder, answer_file)
     with store.locked():
         extra = {
-            "label": method.label,
+            "label": method.label.replace("state)", f"{SAVED})") if saved else method.label,
             "device": devices_in_words(loaded),
             "execution_used": execution_used(method),
             "questions": len(bench.questions),
@@ -107,8 +109,6 @@ def saved_start(config: dict[str, Any], model: str) -> str:
     Raises:
         UserError: there is none yet.
     """
-    if config["method"]["drafter"] is None:
-        return HOT
     wanted = _source(config | {"start": HOT}, "all")
     for path in sorted((Path(config["results_dir"]) / str(config["name"]) / "runs").glob("*/state.safetensors")):
         held = json.loads((path.parent / "metadata.json").read_text(encoding="utf-8"))["config"]

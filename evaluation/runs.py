@@ -82,6 +82,9 @@ class Run:
         settings = self.settings
         method: dict[str, Any] = settings["method"]
         found = {key: method.get(key) for key in ("start", "tree", "tree_nodes")}
+        if "start_sha256" in method:  # a file: by its name, or how it was asked for
+            asked = self.metadata.get("config", {}).get("start")
+            found["start"] = asked if asked == "saved" else Path(str(method["start"])).stem
         if tree := self.draft_tree:
             found["tree_depth"] = max(len(path) for path in tree)
             found["tree_breadth"] = 1 + max(path[0] for path in tree)

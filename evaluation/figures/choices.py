@@ -76,7 +76,7 @@ def _bars(
 def _label(row: dict[str, Any], rows: list[dict[str, Any]], setting: str) -> str:
     """The choice, and what else tells the bar from others of the same choice."""
     twins = [other for other in rows if str(other[setting]) == str(row[setting])]
-    words = [str(row[setting]).rsplit("/", 1)[-1].removesuffix(".safetensors")]
+    words = [str(row[setting])]
     if len({other["pool"].method for other in rows}) > 1:
         words.insert(0, row["pool"].method)
     mine = row["pool"].first.facets

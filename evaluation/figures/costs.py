@@ -24,7 +24,7 @@ def memory(block: Block) -> Figure | None:
         return None
     baseline = next((b for b in ("vanilla", "hf") if any(r[f"speedup_{b}"] == r[f"speedup_{b}"] for r in rows)), None)
     column = f"speedup_{baseline}" if baseline else "tokens_per_second"
-    figure, (axes,) = panels(height=2.5)
+    figure, (axes,) = panels(height=2.1)
     for i, label in enumerate(dict.fromkeys(row["method"] for row in rows)):
         own = [row for row in rows if row["method"] == label]
         x = [row["state_bytes"] / 2**20 for row in own]
@@ -54,7 +54,7 @@ def overhead(blocks: Sequence[Block]) -> Figure | None:
     if not bars:
         return None
     present = [phase for phase in PHASES if any(phase in parts for _, parts in bars)]
-    figure, (axes,) = panels(height=1.2 + 0.3 * len(bars))
+    figure, (axes,) = panels(height=0.8 + 0.3 * len(bars))
     left = [0.0] * len(bars)
     at = list(range(len(bars)))[::-1]
     for i, phase in enumerate(present):
@@ -99,7 +99,7 @@ def novelty(blocks: Sequence[Block]) -> Figure | None:
     names, benches = (list(dict.fromkeys(p[i] for p in points)) for i in (0, 1))
     if len(points) < 8:
         return None
-    figure, (axes,) = panels(height=2.6)
+    figure, (axes,) = panels(height=2.2)
     for i, name in enumerate(names):
         for j, bench in enumerate(benches):
             own = [p for p in points if p[0] == name and p[1] == bench]

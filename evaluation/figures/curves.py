@@ -32,7 +32,7 @@ def _curves(
     baseline = next((b for b in ("vanilla", "hf") if any(r[f"speedup_{b}"] == r[f"speedup_{b}"] for r in rows)), None)
     speed = f"speedup_{baseline}" if baseline else "tokens_per_second"
     columns = ["mat", *([] if memory else ["step_ms"]), speed, *(["state_mib"] if memory else [])]
-    figure, axes = panels(len(columns), height=0.75 + 1.25 * len(columns), sharex=True)
+    figure, axes = panels(len(columns), height=0.6 + 1.2 * len(columns), sharex=True)
     for i, (name, line) in enumerate(lines.items()):
         for panel, column in zip(axes, columns, strict=True):
             _line(panel, line, setting, column, i + 2, name)
@@ -116,7 +116,7 @@ def tree_family(block: Block) -> Figure | None:
     families = list(dict.fromkeys(row["tree"] for row in rows))
     if len(families) < 2:
         return None
-    figure, (axes,) = panels(height=2.4)
+    figure, (axes,) = panels(height=2.1)
     for i, family in enumerate(families):
         own = [row for row in rows if row["tree"] == family]
         axes.plot(

@@ -33,7 +33,7 @@ def _by_category(block: Block, column: str, label: str) -> Figure | None:
     if not rows:
         return None
     categories = list(dict.fromkeys(block.table["category"]))
-    figure, (axes,) = panels(height=1.0 + 0.27 * len(categories) + 0.06 * len(rows))
+    figure, (axes,) = panels(height=0.8 + 0.27 * len(categories))
     names = (block.table["method"] + "|" + block.table["variant"]).to_numpy()
     for i, row in enumerate(rows):
         own = block.table[names == f"{row['method']}|{row['variant']}"].set_index("category")
@@ -47,9 +47,9 @@ def _by_category(block: Block, column: str, label: str) -> Figure | None:
     axes.grid(axis="y", visible=False)
     if OVERALL in categories:
         axes.axhline(0.5, color="#bbbbbb", linewidth=0.7, linestyle=":")
-    axes.set_xlabel(f"{label}; bars: {INTERVAL}")
+    axes.set_xlabel(label)
     legend(figure, axes)
-    note(figure, block.note)
+    note(figure, f"lines: {INTERVAL}; {block.note}")
     return figure
 
 
@@ -58,7 +58,7 @@ def accepted_lengths(block: Block) -> Figure | None:
     rows = [row for row in block.shown() if row["method"] not in BASELINES]
     if not rows:
         return None
-    figure, (axes,) = panels(height=2.2)
+    figure, (axes,) = panels(height=1.9)
     longest = 1
     for i, row in enumerate(rows):
         lengths = pd.Series([n for answer in row["pool"].rows for n in accept_lengths(answer)], dtype=int)
@@ -68,7 +68,7 @@ def accepted_lengths(block: Block) -> Figure | None:
         axes.plot(full.index, full.to_numpy(), marker=marker(i + 2), color=colour(i + 2), label=row["name"])
     axes.set_xticks(range(1, longest + 1))
     axes.set_ylim(bottom=0)
-    axes.set_xlabel("accepted length (tokens a step, the model's own included)")
+    axes.set_xlabel("accepted length (tokens a step)")
     axes.set_ylabel("% of steps")
     legend(figure, axes)
     note(figure, block.note)
@@ -81,13 +81,13 @@ def acceptance_by_depth(block: Block) -> Figure | None:
     rows = [(row, depths) for row, depths in rows if depths]
     if not rows:
         return None
-    figure, (joint, conditional) = panels(2, height=3.4, sharex=True)
+    figure, (joint, conditional) = panels(2, height=3.1, sharex=True)
     for i, (row, depths) in enumerate(rows):
         options = {"marker": marker(i + 2), "color": colour(i + 2), "label": row["name"]}
         joint.plot([d.depth for d in depths], [100 * d.joint for d in depths], **options)
         conditional.plot([d.depth for d in depths], [100 * d.conditional for d in depths], **options)
     joint.set_ylabel("% of steps\nreach it (joint)")
-    conditional.set_ylabel("% of those that reached\nthe depth above")
+    conditional.set_ylabel("% of those at\nthe depth above")
     conditional.set_xlabel("depth in the draft tree")
     conditional.set_xticks(range(1, max(len(depths) for _, depths in rows) + 1))
     for axes in (joint, conditional):
@@ -102,7 +102,7 @@ def mat_over_questions(block: Block) -> Figure | None:
     rows = [row for row in block.shown() if row.get("start") is not None and row["start"] == row["start"]]
     if not rows:
         return None
-    figure, (axes,) = panels(height=2.2)
+    figure, (axes,) = panels(height=1.9)
     window = 1
     for i, row in enumerate(rows):
         answers = row["pool"].first.answers

@@ -68,14 +68,15 @@ def marker(i: int) -> str:
     return MARKERS[i % len(MARKERS)]
 
 
-def legend(figure: Figure, axes: Axes, columns: int | None = None) -> None:
-    """The legend above the panels, one entry a name."""
+def legend(figure: Figure, axes: Axes) -> None:
+    """The legend above the panels, one entry a name; the figure grows by its lines, so that the panels keep theirs."""
     handles, labels = axes.get_legend_handles_labels()
     unique = dict(zip(labels, handles, strict=True))
     if unique:
         longest = max(len(label) for label in unique)
-        fit = columns or max(1, min(len(unique), 46 // (longest + 5)))
+        fit = max(1, min(len(unique), 62 // (longest + 7)))
         figure.legend(unique.values(), unique.keys(), loc="outside upper center", ncols=fit)
+        figure.set_figheight(figure.get_figheight() + 0.135 * -(-len(unique) // fit))
 
 
 def note(figure: Figure, text: str) -> None:
