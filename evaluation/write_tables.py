@@ -21,12 +21,12 @@ VOCABULARIES = (32_000, 128_256, 151_936)
 NOT_SURE = "~: the 95 % interval of this speedup spans 1, so it does not say which of the two is faster"
 
 
-def write_tables(runs: Sequence[Run], folder: Path) -> pd.DataFrame:
+def write_tables(runs: Sequence[Run], folder: Path, notes: Sequence[str] = ()) -> pd.DataFrame:
     """Write main.csv (every digit), main.md (rounded) and what else the runs hold below `folder`; return the table."""
     table = main_table(runs)
     folder.mkdir(parents=True, exist_ok=True)
     table.to_csv(folder / "main.csv", index=False)
-    (folder / "main.md").write_text(to_markdown(runs, table), encoding="utf-8")
+    (folder / "main.md").write_text(to_markdown(runs, table, notes), encoding="utf-8")
     depths = acceptance_table(runs)
     if not depths.empty:
         depths.to_csv(folder / "acceptance_by_depth.csv", index=False)
@@ -107,7 +107,7 @@ def _facet(column: str, value: Any) -> str:
     )
 
 
-def to_markdown(runs: Sequence[Run], table: pd.DataFrame) -> str:
+def to_markdown(runs: Sequence[Run], table: pd.DataFrame, notes: Sequence[str] = ()) -> str:
     """The table for people: one block a model and bench."""
     out = ["# Main table", "", *heading(runs), ""]
     names = group_names(table)
@@ -117,7 +117,8 @@ def to_markdown(runs: Sequence[Run], table: pd.DataFrame) -> str:
         out += ["| " + " | ".join(_cell(row, c, interval=True) for c in columns) + " |" for _, row in block.iterrows()]
         out.append("")
     brackets = "[low, high]: 95 % bootstrap interval over questions"
-    return "\n".join([*out, *([brackets] if "[" in "".join(out) else []), *_notes(table), ""])
+    told = [*([brackets] if "[" in "".join(out) else []), *_notes(table), *incomplete(runs), *notes]
+    return "\n".join([*out, "\n\n".join(told), ""])
 
 
 def to_text(runs: Sequence[Run], table: pd.DataFrame, category: str = OVERALL) -> str:
@@ -135,12 +136,16 @@ def to_text(runs: Sequence[Run], table: pd.DataFrame, category: str = OVERALL) -
             )
             out.append("  ".join([first, *rest]))
     out += _notes(table[table["category"] == category])
-    out += [
+    return "\n".join([*out, *incomplete(runs)])
+
+
+def incomplete(runs: Sequence[Run]) -> list[str]:
+    """The runs that are not done, one line each."""
+    return [
         f"incomplete: {run.label}, repeat {run.repeat}: {len(run.answers)} of {run.metadata['questions']} questions"
         for run in runs
         if not run.complete
     ]
-    return "\n".join(out)
 
 
 def _notes(table: pd.DataFrame) -> list[str]:
