@@ -11,7 +11,7 @@ import pandas as pd
 
 from .questions import ROOT
 from .runs import Pool, Run, pools
-from .tables import baseline
+from .tables import baseline, ratio
 
 REFERENCE = ROOT / "data/reference"
 SUBTASKS = {"mt": "mt_bench"} | {name: name for name in ("translation", "summarization", "qa", "math_reasoning", "rag")}
@@ -103,14 +103,11 @@ def _part(pool: Pool, base: Pool | None, subtasks: list[str]) -> tuple[float, fl
     speed = float(own["speed"].mean())
     if base is None:
         return mat, speed, math.nan
-    both = own.join(_questions(base, subtasks), rsuffix="_base", how="inner").dropna()
-    return mat, speed, float(both["speed"].mean() / both["speed_base"].mean()) if len(both) else math.nan
+    return mat, speed, ratio(own, _questions(base, subtasks))[0]
 
 
 def _questions(pool: Pool, subtasks: list[str]) -> pd.DataFrame:
-    together = pd.concat([run.by_question for run in pool.runs])
-    own = together[together["subtask"].isin(subtasks)]
-    return own.groupby(level=0, sort=False).agg({"tokens": "sum", "steps": "sum", "speed": "mean"})
+    return pool.by_question[pool.by_question["subtask"].isin(subtasks)]
 
 
 def write_table1(runs: Sequence[Run], folder: Path) -> None:

@@ -138,6 +138,14 @@ class Pool:
         return all(run.complete for run in self.runs)
 
     @cached_property
+    def by_question(self) -> pd.DataFrame:
+        """By question id: subtask, tokens and steps (sums over repeats), speed (tokens/s, mean over repeats)."""
+        if len(self.runs) == 1:
+            return self.first.by_question
+        together = pd.concat([run.by_question for run in self.runs]).groupby(level=0, sort=False)
+        return together.agg({"subtask": "first", "tokens": "sum", "steps": "sum", "speed": "mean"})
+
+    @cached_property
     def rows(self) -> list[Row]:
         """All rows of all repeats."""
         return [row for run in self.runs for row in run.answers]

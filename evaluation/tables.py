@@ -73,7 +73,7 @@ def figures(pool: Pool, category: str, answers: Sequence[Row]) -> dict[str, Any]
     own = questions_of(pool, category)
     found["questions"] = len(own)
     found["tokens_per_second"] = _mean(own["speed"])  # of the questions' own means over their repeats
-    repeats = [questions_of(Pool((run,)), category) for run in pool.runs]
+    repeats = [questions_of(run, category) for run in pool.runs]
     ones = np.ones(len(own))
     spread = {
         "mat": (
@@ -92,33 +92,30 @@ def speedups(name: str, pool: Pool, base: Pool | None, category: str) -> dict[st
     keys = [f"speedup_{name}{end}" for end in ("", "_std", "_low", "_high")]
     if base is None:
         return dict.fromkeys(keys, math.nan)
-    value, interval = _ratio(questions_of(pool, category), questions_of(base, category))
+    value, interval = ratio(questions_of(pool, category), questions_of(base, category))
     others = {run.repeat: run for run in base.runs}
     ratios = [
-        _ratio(questions_of(Pool((run,)), category), questions_of(Pool((others[run.repeat],)), category))[0]
+        ratio(questions_of(run, category), questions_of(others[run.repeat], category))[0]
         for run in (pool.runs if len(pool.runs) > 1 else ())
         if run.repeat in others
     ]
     return dict(zip(keys, (value, deviation(ratios), *interval), strict=True))
 
 
-def questions_of(pool: Pool, category: str) -> pd.DataFrame:
-    """By question id: tokens and steps (sums over repeats), speed (tokens/s, mean over repeats)."""
-    frames = [run.by_question for run in pool.runs]
-    together = pd.concat(frames) if len(frames) > 1 else frames[0]
-    if category != OVERALL:
-        together = together[together["subtask"] == category]
-    if len(frames) == 1:
-        return together[["tokens", "steps", "speed"]]
-    return together.groupby(level=0, sort=False).agg({"tokens": "sum", "steps": "sum", "speed": "mean"})
+def questions_of(runs: Run | Pool, category: str) -> pd.DataFrame:
+    """The questions of a category, by id: tokens, steps, speed."""
+    own = runs.by_question
+    return own if category == OVERALL else own[own["subtask"].to_numpy() == category]
 
 
-def _ratio(own: pd.DataFrame, theirs: pd.DataFrame) -> tuple[float, tuple[float, float]]:
+def ratio(own: pd.DataFrame, theirs: pd.DataFrame) -> tuple[float, tuple[float, float]]:
     """Mean speed over the other's mean speed on the questions that both have, and its interval."""
-    both = own.join(theirs, rsuffix="_base", how="inner")[["speed", "speed_base"]].dropna()
-    if both.empty:
+    mine = own["speed"].to_numpy()
+    base = theirs["speed"].reindex(own.index).to_numpy()
+    both = np.isfinite(mine) & np.isfinite(base)
+    if not both.any():
         return math.nan, (math.nan, math.nan)
-    return float(both["speed"].mean() / both["speed_base"].mean()), ratio_interval(both["speed"], both["speed_base"])
+    return float(mine[both].mean() / base[both].mean()), ratio_interval(mine[both], base[both])
 
 
 def _mean(values: pd.Series[float]) -> float:

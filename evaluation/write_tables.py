@@ -50,7 +50,7 @@ def memory_table(runs: Sequence[Run]) -> pd.DataFrame:
         if size:
             about = {"method": pool.name, "k": method.get("k"), "dtype": method.get("dtype")}
             rows.append(about | {"vocabulary": pool.first.metadata.get("vocab_size"), "bytes": size, "source": "run"})
-            if method["name"] == "recycling":
+            if method["name"] == "recycling" and "dtype" in method:
                 kinds[int(method["k"]), str(method["dtype"])] = None
     for vocabulary in VOCABULARIES:
         for k, dtype in kinds:
