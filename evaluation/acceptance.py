@@ -77,10 +77,9 @@ def by_rank_path(rows: Iterable[Row], tree: Sequence[Sequence[int]]) -> dict[Ran
     return {node: Node(stood[node[:-1]], stood[node]) for node in nodes}
 
 
-def depth_rows(rows: Sequence[Row], about: dict[str, Any]) -> list[dict[str, Any]]:
-    """Rows of tables/acceptance_by_depth.csv; `about` stands in front of each."""
+def depth_rows(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Rows of tables/acceptance_by_depth.csv."""
     return [
-        about
-        | {"depth": d.depth, "steps": d.steps, "joint_acceptance": d.joint, "conditional_acceptance": d.conditional}
+        {"depth": d.depth, "steps": d.steps, "joint_acceptance": d.joint, "conditional_acceptance": d.conditional}
         for d in by_depth(rows)
     ]

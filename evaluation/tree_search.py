@@ -8,7 +8,6 @@ so the n best are a tree. Write it as a template and use it: tree=file tree.path
 from __future__ import annotations
 
 import argparse
-import heapq
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,30 +27,16 @@ HALVES = {"all": None, "even": 0, "odd": 1}
 
 
 def search(acceptance: dict[RankPath, Node], n: int) -> list[RankPath]:
-    """The n nodes most often on an accepted path, best first; a node beyond the tried ones is never chosen.
+    """The n nodes most often on an accepted path, best first; of equals the shallower, then the better rank.
 
-    A node's expected share of the accepted drafts is the product of its path's conditional shares, so the estimate is
-    right for trees larger than the one tried at some steps, too. Ties: the shallower, then the better rank.
+    A node stands at most as often as its parent, so each comes after its parent.
 
     Raises:
         UserError: fewer than n nodes were tried.
     """
     if n > len(acceptance):
         raise UserError(f"--nodes {n}: the run's tree has {len(acceptance)} nodes; search from a larger one")
-    children: dict[RankPath, list[RankPath]] = {}
-    for path in acceptance:
-        children.setdefault(path[:-1], []).append(path)
-    chosen: list[RankPath] = []
-    frontier = [(-acceptance[path].share, len(path), path) for path in children.get((), [])]
-    frontier = [(0.0 if value != value else value, depth, path) for value, depth, path in frontier]
-    heapq.heapify(frontier)
-    while len(chosen) < n:
-        value, _, path = heapq.heappop(frontier)
-        chosen.append(path)
-        for child in children.get(path, []):
-            share = acceptance[child].share
-            heapq.heappush(frontier, (value * (share if share == share else 0.0), len(child), child))
-    return chosen
+    return sorted(acceptance, key=lambda path: (-acceptance[path].stood, len(path), path))[:n]
 
 
 def pick(runs: Sequence[Run], label: str | None) -> list[Run]:

@@ -11,11 +11,11 @@ import torch
 
 from model.recycling.matrix import AdjacencyMatrix
 
-from .acceptance import depth_rows
+from .acceptance import by_rank_path, depth_rows
 from .intervals import spans_one
 from .metrics import OVERALL
 from .published import write_table1
-from .tables import BASELINES, GROUP, SHOWN, Run, main_table, pools
+from .tables import BASELINES, GROUP, SHOWN, Pool, Run, main_table, pools
 
 VOCABULARIES = (32_000, 128_256, 151_936)
 NOT_SURE = "~: the 95 % interval of this speedup spans 1, so it does not say which of the two is faster"
@@ -30,6 +30,7 @@ def write_tables(runs: Sequence[Run], folder: Path, notes: Sequence[str] = ()) -
     depths = acceptance_table(runs)
     if not depths.empty:
         depths.to_csv(folder / "acceptance_by_depth.csv", index=False)
+        nodes_table(runs).to_csv(folder / "acceptance_by_node.csv", index=False)
     memory = memory_table(runs)
     if not memory.empty:
         memory.to_csv(folder / "memory.csv", index=False)
@@ -65,11 +66,30 @@ def acceptance_table(runs: Sequence[Run]) -> pd.DataFrame:
     """Acceptance by depth of every method that drafts from a template, all questions together."""
     rows: list[dict[str, Any]] = []
     for pool in pools(runs):
-        settings = pool.first.settings
-        about = {"model": settings["model"]["name"], "dtype": settings["model"]["dtype"]}
-        about |= {"bench": settings["bench"]["name"], "method": pool.label, "variant": pool.variant}
-        rows += depth_rows(pool.rows, about)
+        rows += [_about(pool) | row for row in depth_rows(pool.rows)]
     return pd.DataFrame(rows)
+
+
+def nodes_table(runs: Sequence[Run]) -> pd.DataFrame:
+    """Acceptance by node of a fixed template: of the steps in which its parent stood, those in which it stood."""
+    rows: list[dict[str, Any]] = []
+    for pool in pools(runs):
+        if pool.first.draft_tree and pool.first.settings["method"].get("tree") != "auto":
+            for path, node in by_rank_path(pool.rows, pool.first.draft_tree).items():
+                words = {"rank_path": ",".join(map(str, path)), "parent_stood_steps": node.tried}
+                rows.append(_about(pool) | words | {"stood_steps": node.stood, "conditional_acceptance": node.share})
+    return pd.DataFrame(rows)
+
+
+def _about(pool: Pool) -> dict[str, Any]:
+    settings = pool.first.settings
+    return {
+        "model": settings["model"]["name"],
+        "dtype": settings["model"]["dtype"],
+        "bench": settings["bench"]["name"],
+        "method": pool.label,
+        "variant": pool.variant,
+    }
 
 
 def heading(runs: Sequence[Run]) -> list[str]:
