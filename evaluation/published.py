@@ -48,10 +48,8 @@ def table1(runs: Sequence[Run]) -> pd.DataFrame:
 
     Speedups are over `hf` (the paper's AR) and empty where the folder has no such run.
     """
-    rows: list[dict[str, Any]] = [
-        row | {"name": ROWS[row["method"]], "source": PUBLISHED} for row in read_published("paper_table1")
-    ]
-    rows += _measured(runs)
+    rows = _measured(runs)
+    rows += [row | {"name": ROWS[row["method"]], "source": PUBLISHED} for row in read_published("paper_table1")]
     models = list(dict.fromkeys(str(row["model"]) for row in rows))  # measured ones first
     order = list(ROWS)
 

@@ -216,7 +216,7 @@ def _words(key: str, found: dict[str, Any], varied: list[str]) -> str:
         return f"{value or 'file'} order"
     if isinstance(value, bool):
         return key if value else f"no {key}"
-    return f"{key}={value}"
+    return f"{key.removeprefix('method_')}={value}"
 
 
 def _hash_of(run: Run) -> str:

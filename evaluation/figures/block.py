@@ -83,6 +83,7 @@ def named(groups: Sequence[list[dict[str, Any]]], moving: set[str]) -> dict[str,
         twins = [other for other in groups if other[0]["method"] == label]
         facets = [other[0]["pool"].first.facets for other in twins]
         mine = rows[0]["pool"].first.facets
-        words = [f"{k}={v}" for k, v in mine.items() if k not in moving and len({str(f.get(k)) for f in facets}) > 1]
+        varied = [k for k in mine if k not in moving and len({str(f.get(k)) for f in facets}) > 1]
+        words = [f"{k.removeprefix('method_')}={mine[k]}" for k in varied]
         out[", ".join([label, *words])] = rows
     return out

@@ -66,7 +66,7 @@ def overhead(blocks: Sequence[Block]) -> Figure | None:
     axes.grid(axis="y", visible=False)
     axes.set_xlabel("a step (ms)")
     legend(figure, axes)
-    note(figure, blocks[0].note)
+    note(figure, blocks[0].note.split(";")[0])
     return figure
 
 
@@ -110,7 +110,7 @@ def novelty(blocks: Sequence[Block]) -> Figure | None:
     axes.set_xlabel("% of the answer's 3-grams that stand in it earlier")
     axes.set_ylabel("MAT of the question")
     legend(figure, axes)
-    note(figure, blocks[0].note)
+    note(figure, blocks[0].note.split(";")[0])
     return figure
 
 

@@ -14,7 +14,7 @@ from .style import INTERVAL, colour, legend, marker, note, panels
 
 def tree_size(block: Block) -> Figure | None:
     """MAT, time of a step and speed over the number of drafted nodes; the star marks the fastest tree."""
-    return _curves(block, "tree_nodes", "nodes in the draft tree, root not counted", TREE, mark=True)
+    return _curves(block, "tree_nodes", "nodes in the draft tree, root not counted", TREE[2:], mark=True)
 
 
 def topk(block: Block) -> Figure | None:
@@ -25,7 +25,9 @@ def topk(block: Block) -> Figure | None:
 def _curves(
     block: Block, setting: str, label: str, follow: tuple[str, ...], *, mark: bool = False, memory: bool = False
 ) -> Figure | None:
-    lines = block.lines(setting, [key for key in follow if key != setting])
+    lines = block.lines(setting, follow)
+    if setting == "tree_nodes":  # shapes differ in more than their size: they have a map of their own
+        lines = {name: line for name, line in lines.items() if line[0]["tree"] != "shape"}
     if not lines:
         return None
     rows = [row for line in lines.values() for row in line]
