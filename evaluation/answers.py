@@ -210,10 +210,13 @@ class AnswerStore:
 
 
 def write_json(path: Path, data: Any) -> None:
-    """Write a JSON file, whole or not at all."""
+    """Write a JSON file, whole or not at all. Raises UserError if the disk refuses it."""
     partial = path.with_name(path.name + ".part")
-    partial.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    partial.replace(path)
+    try:
+        partial.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        partial.replace(path)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written ({error.strerror})") from None
 
 
 def _difference(held: Any, now: Any, where: str = "") -> str:

@@ -86,7 +86,7 @@ def _measure(config: dict[str, Any], model: ModelSettings, answer_file: Path | N
             "questions": len(bench.questions),
             "template_sha256": template_hash(loaded.template, loaded.tokenizer),
             "vocab_size": loaded.target.vocab_size,
-            "draft_tree": [list(path) for path in method.tree.rank_paths[1:]] if method.tree else None,
+            "draft_tree": " ".join(",".join(map(str, p)) for p in method.tree.rank_paths[1:]) if method.tree else None,
             "config": config,
         }
         done = store.begin(collect(settings, loaded.target.device, extra))

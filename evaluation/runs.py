@@ -64,8 +64,8 @@ class Run:
     @property
     def draft_tree(self) -> list[list[int]] | None:
         """The template's nodes as rank paths, the root left out; None for methods without a template."""
-        found: list[list[int]] | None = self.metadata.get("draft_tree")
-        return found
+        text: str | None = self.metadata.get("draft_tree")
+        return None if text is None else [[int(rank) for rank in node.split(",")] for node in text.split()]
 
     @cached_property
     def summary(self) -> dict[str, Any]:

@@ -105,8 +105,8 @@ def tree_shape(block: Block) -> Figure | None:
     axes.set_xticks(range(len(deep)), [str(d) for d in deep])
     axes.set_yticks(range(len(wide)), [str(w) for w in wide])
     axes.grid(visible=False)
-    axes.set_xlabel("depth (levels below the root)")
-    axes.set_ylabel("breadth (children of the root)")
+    axes.set_xlabel("depth of the draft tree")
+    axes.set_ylabel("breadth (root)")
     figure.colorbar(image, ax=axes, label="MAT", fraction=0.05)
     note(figure, f"{most} nodes, or as many as fit (small numbers); {block.note}")
     return figure

@@ -18,7 +18,19 @@ def answer(question_id, category, turns, **more):
     return {"question_id": question_id, "category": category, "choices": [choice | more]}
 
 
-def made(label, answers, *, repeat=0, method=None, questions=None, folder="run", model=None, bench=None, **more):
+def made(
+    label,
+    answers,
+    *,
+    repeat=0,
+    method=None,
+    questions=None,
+    folder="run",
+    model=None,
+    bench=None,
+    draft_tree=None,
+    **more,
+):
     """A run with these answers; `method`: further settings of it."""
     name, _, start = label.partition(" (")
     own = {"name": name, "drafter": None} | ({"start": start.rstrip(")")} if start else {}) | (method or {})
@@ -39,6 +51,8 @@ def made(label, answers, *, repeat=0, method=None, questions=None, folder="run",
             "repeat": repeat,
         },
     }
+    if draft_tree is not None:
+        metadata["draft_tree"] = " ".join(",".join(map(str, path)) for path in draft_tree)
     return Run(Path(folder), metadata | more, list(answers))
 
 
