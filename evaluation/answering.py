@@ -107,7 +107,7 @@ def _converse(question: Question, method: Method, config: dict[str, Any], index:
         "output_ids": [g.tokens for g in generations],
         # the step records: nodes forwarded and rank path accepted
         "step_nodes": [[s.nodes for s in g.steps] for g in generations],
-        "step_paths": [[list(s.rank_path) for s in g.steps] for g in generations] if method.tree else None,
+        "step_paths": [[list(s.rank_path) for s in g.steps] for g in generations] if method.drafter else None,
         # seconds of a turn by phase of its steps, where `phases` asks for them
         "phase_time": phases if config["phases"] and own else None,
     }

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 
 from model.decoding import Target, decode
 from model.errors import UserError
@@ -22,10 +21,11 @@ from model.errors import UserError
 from .cli import user_errors
 from .conversation import prompt_ids
 from .devices import exclusive
+from .drafting import bench_drafting, method_names, method_settings
 from .methods import Method, build_method
 from .models import LoadedModel, ModelSettings, load_model, random_model
 from .provenance import describe_device, versions
-from .questions import ROOT, load_bench
+from .questions import load_bench
 from .roofline import Rates, launches, measure_rates, step_cost
 
 TREE = {"name": "2.2.2", "nodes": None, "depth": None, "branching": None, "path": None}
@@ -98,15 +98,6 @@ def drift(used: Method, fresh: Method, prompt: list[int], limit: int, rounds: in
     return statistics.median(times["fresh"]), statistics.median(times["used"])
 
 
-def method_settings(name: str) -> dict[str, Any]:
-    """A method as its YAML has it."""
-    path = ROOT / f"configs/method/{name}.yaml"
-    if not path.is_file():
-        known = ", ".join(sorted(p.stem for p in path.parent.glob("*.yaml")))
-        raise UserError(f"method {name}: no such method; there are {known}")
-    return dict(yaml.safe_load(path.read_text(encoding="utf-8")))
-
-
 def flags() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m evaluation.bench_step", description=__doc__)
     parser.add_argument(
@@ -123,6 +114,8 @@ def flags() -> argparse.ArgumentParser:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--tree", default="2.2.2", help="2.2.2, auto, or best:N for its best N nodes")
     parser.add_argument("--k", type=int, default=8)
+    parser.add_argument("--drafting", default="all", help="methods whose drafting is timed: a,b,...; none; default all")
+    parser.add_argument("--datastore", help="for rest, instead of the shipped one")
     parser.add_argument("--mat", type=float, help="also say the tokens/s at this MAT, e.g. 2.70")
     parser.add_argument("--save", type=Path, help="also write the JSON object here")
     parser.add_argument("--against", type=Path, help="compare with an earlier run's saved object")
@@ -202,6 +195,9 @@ def _bench(arguments: argparse.Namespace, settings: ModelSettings) -> None:
     fresh, used = drift(methods["recycling"], again, prompts[0], 64)
     print(f"\nrecycling: {fresh:.0f} us a step when fresh, {used:.0f} after 100 prompts ({used / fresh:.2f})")
     result |= {"fresh_us": fresh, "after_100_prompts_us": used}
+    wanted = {"all": method_names(), "none": []}.get(arguments.drafting, arguments.drafting.split(","))
+    if wanted and loaded.tokenizer is not None:
+        result["drafting_us"] = bench_drafting(loaded, wanted, tree, arguments.datastore)
     if arguments.mat:
         result["tokens_per_second_at_mat"] = arguments.mat * 1e6 / result["recycling"]["step_us"]
         print(f"at MAT {arguments.mat}: {result['tokens_per_second_at_mat']:.0f} tokens/s decoding")

@@ -17,6 +17,7 @@ from transformers import GenerationConfig
 from model.auto import AutoRecycling
 from model.decoding import Drafter, Generation, StepRecord, Tree, decode
 from model.errors import UserError
+from model.paths import located
 from model.recycling import TokenRecycling, build_template
 from model.recycling.matrix import load_state
 
@@ -116,8 +117,8 @@ def build_method(loaded: LoadedModel, method: dict[str, Any], tree: dict[str, An
     stateful = drafter is not None and drafter.stateful
     settings: dict[str, Any] = dict(method)
     for key, value in own.items():
-        if key.endswith("path") and isinstance(value, str) and Path(value).exists():
-            settings[f"{key}_sha256"] = _sha256_of(Path(value))
+        if key.endswith("path") and isinstance(value, str):
+            settings[f"{key}_sha256"] = _sha256_of(located(value))  # the method has found it
     if template is not None:
         nodes = [list(path) for path in template.rank_paths[1:]]
         settings |= {"tree": tree["name"], "tree_nodes": len(nodes), "tree_sha256": _sha256(repr(nodes).encode())}
@@ -177,7 +178,7 @@ def _auto(
         raise UserError(
             f"tree=auto takes tree.nodes, a budget of at least 0, and nothing else ({unused or tree['nodes']})"
         )
-    seconds = step_seconds(loaded, budget=tree["nodes"], k=own["k"])
+    plain, seconds = step_seconds(loaded, budget=tree["nodes"], k=own["k"])
 
     def auto_recycling(
         vocab_size: int, device: torch.device, k: int, recycle_prompt: bool, dtype: torch.dtype, update: str
@@ -185,6 +186,7 @@ def _auto(
         return AutoRecycling(
             vocab_size,
             step_seconds=seconds,
+            plain_seconds=plain,
             budget=tree["nodes"],
             k=k,
             recycle_prompt=recycle_prompt,

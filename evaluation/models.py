@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import constants
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 from transformers.utils import logging as transformers_logging
@@ -17,6 +18,7 @@ from transformers.utils import logging as transformers_logging
 from model.decoding import Target
 from model.errors import UserError
 
+from . import hub
 from .cli import one_line
 from .conversation import DEFAULT, choose_template
 from .devices import check_placement, choose_device, place, placement
@@ -129,13 +131,17 @@ def _load(settings: ModelSettings) -> LoadedModel:
     if settings.attention not in ATTENTION:
         raise UserError(f"model.attention={settings.attention}: takes no tree mask; use one of {', '.join(ATTENTION)}")
     path = _locate(settings.path, settings.allow_pickle)
-    common = dict(revision=settings.revision, trust_remote_code=settings.trust_remote_code)
+    common: dict[str, Any] = dict(revision=settings.revision, trust_remote_code=settings.trust_remote_code)
+    why = ""
+    if not Path(path).is_dir() and not hub.in_reach():  # then only what an earlier run has fetched
+        common["local_files_only"] = True
+        why = f"{constants.ENDPOINT} is not in reach, and this machine holds no copy of the model; "
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, **common)
     except (OSError, ValueError, KeyError, ImportError) as error:
-        raise UserError(f"model {settings.path}: no tokenizer could be loaded ({one_line(error)[:300]})") from None
+        raise UserError(f"model {settings.path}: no tokenizer could be loaded ({why}{one_line(error)[:300]})") from None
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -148,7 +154,7 @@ def _load(settings: ModelSettings) -> LoadedModel:
                 **common,
             )
     except (OSError, ValueError, KeyError, ImportError, SafetensorError) as error:
-        raise UserError(f"model {settings.path}: cannot be loaded ({one_line(error)[:300]})") from None
+        raise UserError(f"model {settings.path}: cannot be loaded ({why}{one_line(error)[:300]})") from None
     model = place(model, settings, device).eval()
     eos = _eos_ids(model.generation_config.eos_token_id, model.config.eos_token_id, tokenizer.eos_token_id)
     return LoadedModel(

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from model.errors import UserError
 
+from . import machine_tree
 from .audit import write_audit
 from .cli import user_errors
 from .figures import draw_all
@@ -29,8 +30,9 @@ def report(folder: Path) -> None:
     table = write_tables(runs, folder / "tables", notes)
     audit = write_audit(runs, folder)
     figures = draw_all(runs, table, folder / "figures")
+    machine_tree.write_json(runs, folder / "tables" / "machine_tree.json")
     print(f"\n{to_text(runs, table)}\n")
-    for line in [*audit, *notes]:
+    for line in [*machine_tree.to_lines(runs), *audit, *notes]:
         print(line)
     print(
         f"by category: {folder / 'tables' / 'main.csv'} (and .md)   "

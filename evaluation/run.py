@@ -193,6 +193,8 @@ def summarise(store: AnswerStore, done: dict[Any, Row], method: Method) -> None:
     summary: dict[str, Any] = asdict(measure(list(done.values())))
     state = method.drafter.state_dict() if method.drafter is not None else {}
     summary["state_bytes"] = sum(t.numel() * t.element_size() for t in state.values())
+    if method.drafter is not None and (told := method.drafter.describe()):
+        summary["drafter"] = told
     store.finish(summary, {} if method.start in (None, COLD) else state, len(done))
 
 

@@ -18,7 +18,10 @@ from .metrics import Row, accept_lengths, question_speed
 from .questions import subtask
 
 # In the order tables and figures show them; a method that is not here stands between the others and recycling.
-METHODS = ("hf", "vanilla", "lookahead", "pld", "rest", "suffix", "sam", "medusa", "hydra", "eagle", "eagle2", "eagle3")
+METHODS = (
+    *("hf", "vanilla", "lookahead", "pld", "ngram_cache", "rest", "suffix", "sps"),
+    *("medusa", "eagle", "eagle2"),
+)
 _TAKEN = ("dtype", "device", "model", "bench", "method", "variant", "seed")  # names of other columns of a table
 _HIDDEN = ("name", "drafter", "start", "tree", "tree_nodes")  # told by the label or by words of their own
 

@@ -7,7 +7,7 @@ import json
 import sys
 from pathlib import Path
 
-from model.auto import measure_step_seconds
+from model.auto import SIZES, measure_step_seconds
 
 from .answers import write_json
 from .conversation import prompt_ids
@@ -33,12 +33,21 @@ def fingerprint(loaded: LoadedModel, budget: int, k: int) -> str:
     target = loaded.target
     shape = {key: value for key, value in target.model.config.to_dict().items() if isinstance(value, int | float | str)}
     shape.pop("_name_or_path", None)
-    parts = [devices_in_words(loaded), str(target.dtype), loaded.settings.attention, shape, versions(), budget, k]
+    parts = [
+        devices_in_words(loaded),
+        str(target.dtype),
+        loaded.settings.attention,
+        shape,
+        versions(),
+        budget,
+        k,
+        SIZES,
+    ]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def step_seconds(loaded: LoadedModel, *, budget: int, k: int) -> dict[int, float]:
-    """T(n) in seconds by nodes below the root; measured now, or read from an earlier measurement of the same kind."""
+def step_seconds(loaded: LoadedModel, *, budget: int, k: int) -> tuple[float, dict[int, float]]:
+    """Seconds of a plain step, and T(n) by nodes below the root; measured now, or read from an earlier measurement."""
     path = CACHE / f"{fingerprint(loaded, budget, k)}.json"
     kept = from_first(lambda: _read(path))
     if kept is not None:
@@ -46,16 +55,18 @@ def step_seconds(loaded: LoadedModel, *, budget: int, k: int) -> dict[int, float
     if rank() == 0:
         print("tree=auto: measuring step times (once for this machine and model)", file=sys.stderr)
     measured = measure_step_seconds(loaded.target, warm_up_prompt(loaded), budget=budget, k=k)
-    seconds = from_first(lambda: measured)  # clocks differ, but all ranks must choose the same trees
+    plain, seconds = from_first(lambda: measured)  # clocks differ, but all ranks must choose the same trees
     if rank() == 0:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, {"device": devices_in_words(loaded), "model": loaded.settings.name, "seconds": seconds})
-    return seconds
+        found = {"device": devices_in_words(loaded), "model": loaded.settings.name, "plain": plain, "seconds": seconds}
+        write_json(path, found)
+    return plain, seconds
 
 
-def _read(path: Path) -> dict[int, float] | None:
+def _read(path: Path) -> tuple[float, dict[int, float]] | None:
     """A kept measurement; None if there is none or it is broken, so that it is measured anew."""
     try:
-        return {int(n): float(s) for n, s in json.loads(path.read_text(encoding="utf-8"))["seconds"].items()}
-    except (OSError, ValueError, KeyError, AttributeError):
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return float(found["plain"]), {int(n): float(s) for n, s in found["seconds"].items()}
+    except (OSError, ValueError, KeyError, AttributeError, TypeError):
         return None

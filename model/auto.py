@@ -1,61 +1,65 @@
-"""A tree for the machine: the size of the draft tree follows from measured step times and observed acceptance.
+"""A tree for the machine: the draft tree follows from measured step times and observed acceptance.
 
 Verifying n nodes takes T(n), and a tree of n nodes is expected to have E(n) drafts accepted. Tokens a second are
 (1 + E(n)) / T(n): few nodes where nodes are dear (a CPU), many where they are almost free (a large GPU), none where
-drafting does not pay. T is measured once a machine; E starts from a profile and follows what is observed.
+drafting does not pay. T is measured once a machine; which nodes and how many is learnt while decoding.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 
+from .acceptance import MEMORY, Acceptance
 from .decoding import Drafter, Target, Tree, Verification, decode
 from .decoding.tree import RankPath
 from .errors import UserError
 from .recycling import TokenRecycling
-from .recycling.templates import best_order, likelihood
+from .recycling.templates import best_order
+from .vanilla import Vanilla
 
-SIZES = (0, 2, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64, 80)  # nodes below the root that are ever considered
-PRIOR_STEPS = 16.0  # the profile counts as so many observed steps
-MEMORY_STEPS = 256.0  # and the observations of about so many steps are remembered
-RECONSIDER = 16  # steps between two choices
-PROBE = 12  # every so many steps a larger tree than the one in use is tried, to see what it would give;
-PROBE_IDLE = 48  # more rarely where drafting does not pay, as a probe then costs most
-PROBE_UP = 4  # larger by so many sizes
-LEARN, LEARN_NODES = 8, 24  # the first steps use this many nodes, whatever the profile promises
+SIZES = (0, 1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64, 80)  # nodes below the root that are ever considered
+RECONSIDER = 16  # steps between two choices of a size
+REORDER = 32  # the nodes are put in order anew at this step, and at four times as many, and again
+PROBE = 16  # every so many steps a larger tree than the one in use is tried, to see what it would give;
+PROBE_IDLE = 64  # more rarely where drafting does not pay, as a probe then costs most
+PROBE_UP = 3  # larger by so many sizes
+LEARN, LEARN_NODES = 24, 24  # the first steps use this many nodes, whatever the power law promises
 SWITCH_GAIN = 1.02  # a change of size must promise this much
+# A tree of n nodes also fills the matrix n rows a step: acceptance learnt with m nodes a step is about
+# ((n + 1) / (m + 1)) ** FILLING of what it is once n are used. Measured on the embedded model, n from 4 to 80.
+FILLING = 0.2
+DEEP = 12  # chains of first candidates are considered down to this depth
 
 
 class AutoRecycling(TokenRecycling):
-    """Token Recycling whose tree is the best n nodes of one order, n chosen while running.
+    """Token Recycling whose tree is the best n nodes, both the order of the nodes and n learnt while decoding.
 
-    The trees are nested, so a step with n nodes also shows what every smaller tree would have accepted; larger ones are
-    extrapolated by the profile.
+    It starts from the published tree's nodes, likelier ones first. The order changes rarely, so that few topologies
+    are ever compiled or captured; within an order the trees are nested, and n follows acceptance closely.
 
     Args:
         step_seconds: measured T(n) by nodes below the root; must hold 0.
+        plain_seconds: of a step that neither drafts nor learns, for the prediction; default T(0).
         budget: at most so many nodes.
-        profile: probability that a rank path's node stands; default: the power law of `templates.likelihood`.
         others: as TokenRecycling.
 
     Raises:
         UserError: no step time for 0 nodes, or a negative budget.
     """
 
-    _sums: torch.Tensor
-    _counts: torch.Tensor
-    _clock: torch.Tensor
-
     def __init__(
         self,
         vocab_size: int,
         *,
         step_seconds: Mapping[int, float],
+        plain_seconds: float | None = None,
         budget: int = 80,
-        profile: Mapping[RankPath, float] | None = None,
         k: int = 8,
         recycle_prompt: bool = False,
         device: torch.device | str = "cpu",
@@ -66,123 +70,163 @@ class AutoRecycling(TokenRecycling):
             raise UserError(f"tree=auto: needs a budget of at least 0 (is {budget}) and the step time of 0 nodes")
         self.sizes = [n for n in SIZES if n <= budget and n in step_seconds]
         self.seconds = [step_seconds[n] for n in self.sizes]
-        self._order = nested_order(profile, self.sizes[-1], k)
-        self._trees = [Tree.from_rank_paths(self._order[:n]).on(torch.device(device)) for n in self.sizes]
-        self.largest = self._trees[-1]
+        self.plain_seconds = step_seconds[0] if plain_seconds is None else plain_seconds
+        self.acceptance = Acceptance(considered(k))
+        self._first_order = [self.acceptance.paths.index(path) for path in best_order(self.sizes[-1], k)]
+        self._order = list(self._first_order)
+        self._trees: dict[tuple[int, ...], Tree] = {}
+        device = torch.device(device)
+        self.largest = self._tree_of(len(self.sizes) - 1, device)
         settings = dict(k=k, recycle_prompt=recycle_prompt, device=device, dtype=dtype, update=update)
-        super().__init__(vocab_size, self._trees[-1], **settings)  # type: ignore[arg-type]
-        place = {path: i for i, path in enumerate(self._order)}
-        # For each node: how deep its path reaches inside each of the nested trees.
-        self._reach = {
-            path: torch.tensor(
-                [sum(place[path[: d + 1]] < n for d in range(len(path))) for n in self.sizes], dtype=torch.float64
-            )
-            for path in [(), *self._order]
-        }
-        stands = [(profile or {}).get(path, likelihood(path)) for path in self._order]
-        self.prior = torch.tensor([sum(stands[:n]) for n in self.sizes], dtype=torch.float64)
+        super().__init__(vocab_size, self.largest, **settings)  # type: ignore[arg-type]
         self.reset()
 
     def reset(self) -> None:
         super().reset()
-        # (sizes, sizes): row j, over the steps with at least j's nodes: accepted drafts of each nested tree, decayed
-        self._sums = (self.prior * PRIOR_STEPS).expand(len(self.sizes), -1).clone()
-        self._counts = torch.full((len(self.sizes),), PRIOR_STEPS, dtype=torch.float64)
-        self._clock = torch.zeros(2, dtype=torch.int64)  # steps seen; index of the size in use
+        self.acceptance.reset()
+        self._order = list(self._first_order)
+        self._steps, self._index = 0, 0  # steps seen; index of the size in use
+        self._usual = math.log1p(LEARN_NODES)  # mean of log(1 + nodes) over the steps that are remembered
+        self._expected = self._expect()
+        self._predicted = [0.0, 0.0]  # tokens and seconds, of all steps so far, each as foreseen before it
+        self._used = [0] * len(self.sizes)  # steps by size
 
     @property
     def size(self) -> int:
         """Nodes below the root now."""
-        return self.sizes[int(self._clock[1])]
+        return self.sizes[self._index]
 
     def expected(self) -> list[float]:
-        """E(n) by size: expected accepted drafts a step, as known now."""
-        now = max(int(self._clock[1]), min(1, len(self.sizes) - 1))  # the size with the freshest figures
-        sums, level = self._sums, float(self._sums[now, now] / self._counts[now])
-        smaller = (sums[now] / self._counts[now])[: now + 1].tolist()
-        # A larger tree was tried on few and older steps, but on those beside the size in use: their ratio holds longer.
-        larger = [level * float(sums[j, j] / sums[j, now].clamp(min=1e-9)) for j in range(now + 1, len(self.sizes))]
-        return smaller + larger
+        """E(n) by size: expected accepted drafts a step, as known at the last choice."""
+        return self._expected
 
     def predicted_speedup(self) -> list[float]:
         """Decoding speed by size, over plain decoding on the same engine."""
-        return [(1 + e) / (t / self.seconds[0]) for e, t in zip(self.expected(), self.seconds, strict=True)]
+        return [self.plain_seconds * (1 + e) / t for e, t in zip(self._expected, self.seconds, strict=True)]
+
+    def describe(self) -> dict[str, Any]:
+        tokens, seconds = self._predicted
+        return {
+            "sizes": self.sizes,
+            "step_seconds": self.seconds,
+            "plain_seconds": self.plain_seconds,
+            "expected_accepted": self.expected(),
+            "predicted_speedup_by_size": self.predicted_speedup(),
+            "chosen": self.size,
+            "chosen_nodes": [list(self.acceptance.paths[i]) for i in self._order[: self.size]],
+            "steps_by_size": self._used,
+            "predicted_speedup": self.plain_seconds * tokens / seconds if seconds else None,
+        }
 
     def choose(self) -> None:
-        steps, index = self._clock.tolist()
-        if steps < LEARN:
+        index = self._index
+        if self._steps < LEARN:
             index = sum(n <= LEARN_NODES for n in self.sizes) - 1
-        elif steps % (PROBE if index else PROBE_IDLE) == 0:
-            index = min(index + PROBE_UP, len(self.sizes) - 1)
-        elif steps % RECONSIDER == 1 or steps == LEARN:
+        elif self._steps == LEARN or self._steps % RECONSIDER == 1 or is_reorder(self._steps):
             index = self._reconsider()
-        if self.tree is not self._trees[index]:
-            self.use_tree(self._trees[index])
+        elif self._steps % (PROBE if index else PROBE_IDLE) == 0:
+            index = min(index + PROBE_UP, len(self.sizes) - 1)
+        tree = self._tree_of(index, self.device)
+        if self.tree is not tree:
+            self.use_tree(tree)
 
     def account(self, verification: Verification) -> None:
         tree = verification.draft.tree
-        self._clock[0] += 1
-        tried = sum(n < len(tree) for n in self.sizes)  # the nested trees that this step shows, its own included
-        if tried > 1:
-            keep = 1 - 1 / MEMORY_STEPS
-            self._sums[:tried] = self._sums[:tried] * keep + self._reach[tree.rank_paths[verification.node]]
-            self._counts[:tried] = self._counts[:tried] * keep + 1
+        index = self.sizes.index(len(tree) - 1)
+        self._predicted[0] += 1 + self._expected[index]
+        self._predicted[1] += self.seconds[index]
+        self._used[index] += 1
+        self._steps += 1
+        self._usual += (math.log1p(len(tree) - 1) - self._usual) / MEMORY
+        self.acceptance.update(tree, verification.node)
 
     def _reconsider(self) -> int:
+        p = self.acceptance.probabilities()
+        if is_reorder(self._steps):
+            self._order = sorted(range(len(p)), key=lambda i: (-p[i], i))[: self.sizes[-1]]  # a child is never likelier
+        self._expected = self._expect()
         speeds = self.predicted_speedup()
-        best, now = max(range(len(speeds)), key=speeds.__getitem__), int(self._clock[1])
-        if speeds[best] > SWITCH_GAIN * speeds[now]:
-            self._clock[1] = best
-        return int(self._clock[1])
+        best = max(range(len(speeds)), key=speeds.__getitem__)
+        if speeds[best] > SWITCH_GAIN * speeds[self._index]:
+            self._index = best
+        return self._index
+
+    def _expect(self) -> list[float]:
+        p = self.acceptance.probabilities()
+        total = [0.0, *itertools.accumulate(p[i] for i in self._order)]
+        return [total[n] * math.exp(FILLING * (math.log1p(n) - self._usual)) for n in self.sizes]
+
+    def _tree_of(self, index: int, device: torch.device) -> Tree:
+        """The tree of a size in the order now; built when first used."""
+        nodes = tuple(self._order[: self.sizes[index]])
+        if nodes not in self._trees:
+            self._trees[nodes] = Tree.from_rank_paths(self.acceptance.paths[i] for i in nodes).on(device)
+        return self._trees[nodes]
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        return super().state_dict() | {"sums": self._sums, "counts": self._counts, "clock": self._clock}
+        learnt = {
+            "order": torch.tensor(self._order, dtype=torch.int64),
+            "clock": torch.tensor([self._steps, self._index, *self._used]),
+            "expectation": torch.tensor([*self._expected, *self._predicted, self._usual], dtype=torch.float64),
+        }
+        return super().state_dict() | self.acceptance.state_dict() | learnt
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Takes a plain matrix, too: then the choice starts from the profile."""
+        """Takes a plain matrix, too: then the choice starts from the power law."""
         super().load_state_dict({"candidates": state["candidates"]} if "candidates" in state else state)
-        if "clock" in state:
-            if state["sums"].shape != self._sums.shape:
-                raise UserError("tree=auto: the saved state considered other sizes; start from another one or cold")
-            self._sums, self._counts = state["sums"].clone(), state["counts"].clone()
-            self._clock = state["clock"].clone()
+        if "clock" not in state:
+            return
+        self.acceptance.load_state_dict(state)
+        steps, index, *used = state["clock"].tolist()
+        if len(used) != len(self.sizes) or len(state["order"]) != self.sizes[-1]:
+            raise UserError("tree=auto: the saved state considered other sizes; start from another one or cold")
+        self._order, self._steps, self._index, self._used = state["order"].tolist(), steps, index, used
+        *self._expected, tokens, seconds, self._usual = state["expectation"].tolist()
+        self._predicted = [tokens, seconds]
 
 
-def nested_order(profile: Mapping[RankPath, float] | None, n: int, k: int) -> Sequence[RankPath]:
-    """The n nodes likeliest to stand, each behind its parent; without a profile the published order."""
-    if not profile:
-        return best_order(n, k)
-    known = sorted((p for p in profile if max(p) < k), key=lambda p: (-profile[p], len(p), p))
-    order: list[RankPath] = []
-    taken: set[RankPath] = {()}
-    for path in [*known, *best_order(n + len(known), k)]:
-        if path not in taken and path[:-1] in taken and len(order) < n:
-            order.append(path)
-            taken.add(path)
-    return tuple(order)
+def considered(k: int) -> tuple[RankPath, ...]:
+    """The rank paths among which nodes are chosen: the likeliest by the power law, and long chains of rank 0."""
+    chains = [(0,) * depth for depth in range(1, DEEP + 1)]
+    ends = [(*path, rank) for path in chains for rank in range(min(2, k))]
+    paths = {*best_order(2 * SIZES[-1], k), *chains, *ends}
+    return tuple(sorted(paths, key=lambda path: (len(path), path)))
+
+
+def is_reorder(steps: int) -> bool:
+    """Is the order learnt anew at this step? At 32, 128, 512, ..."""
+    while steps > REORDER and steps % 4 == 0:
+        steps //= 4
+    return steps == REORDER
 
 
 def measure_step_seconds(
     target: Target, prompt: list[int], *, budget: int, k: int, tokens: int = 32, rounds: int = 5
-) -> dict[int, float]:
-    """T(n): median seconds of a whole step by nodes below the root, sizes taking turns so that drift favours none.
+) -> tuple[float, dict[int, float]]:
+    """Seconds of a whole step: plain, and T(n) by nodes below the root; medians of rounds in which they take turns.
 
     Args:
         prompt: sets the context; a few hundred tokens are typical.
         budget: sizes above it are not measured.
         tokens: decoded a size and round.
     """
-    sizes = [n for n in SIZES if n <= budget]
     drafters: dict[int, Drafter] = {
         n: TokenRecycling(target.vocab_size, Tree.from_rank_paths(best_order(n, k)), k=k, device=target.device)
-        for n in sizes
+        for n in SIZES
+        if n <= budget
     }
-    target.reserve(1 + max(sizes))
-    seconds: dict[int, list[float]] = {n: [] for n in sizes}
+    target.reserve(1 + max(drafters))
+    drafters[-1] = Vanilla(target.device)
+    seconds: dict[int, list[float]] = {n: [] for n in drafters}
     for turn in range(rounds + 1):
         for n, drafter in drafters.items():
             drafter.reset()
             out = decode(target, drafter, prompt, max_new_tokens=tokens)
             if turn:  # the first round warms up
                 seconds[n].append(out.decode_s / max(out.forwards - 1, 1))
-    return {n: statistics.median(values) for n, values in seconds.items()}
+    plain = seconds.pop(-1)
+    # Over the plain step of the same round, so that a machine that is slower for a while shifts nothing.
+    ratios = [statistics.median(t / p for t, p in zip(times, plain, strict=True)) for times in seconds.values()]
+    middle = statistics.median(plain)
+    rising = itertools.accumulate(ratios, max)  # more nodes never take less: what says so is noise
+    return middle, {n: middle * ratio for n, ratio in zip(seconds, rising, strict=True)}

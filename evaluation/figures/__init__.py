@@ -17,7 +17,7 @@ from ..write_tables import group_names, heading
 from .block import Block
 from .choices import order, start, update
 from .costs import memory, novelty, overhead
-from .curves import topk, tree_family, tree_shape, tree_size
+from .curves import machine_tree, topk, tree_family, tree_shape, tree_size
 from .methods import (
     acceptance_by_depth,
     accepted_lengths,
@@ -43,6 +43,7 @@ FIGURES: tuple[Callable[[Block], Figure | None], ...] = (
     update,
     order,
     memory,
+    machine_tree,
 )
 ACROSS: tuple[Callable[[Sequence[Block]], Figure | None], ...] = (overhead, novelty)
 

@@ -8,6 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from ..machine_tree import achieved, chosen
 from .block import TREE, Block
 from .style import INTERVAL, colour, legend, marker, note, panels
 
@@ -134,4 +135,32 @@ def tree_family(block: Block) -> Figure | None:
     axes.set_ylabel("MAT (tokens a step)")
     legend(figure, axes)
     note(figure, block.note)
+    return figure
+
+
+def machine_tree(block: Block) -> Figure | None:
+    """What tree=auto measured and promised: step time over the size of the tree, speed, and the last choice (dot)."""
+    runs = [run for pool in block.pools for run in pool.runs]
+    told = [(pool, chosen(pool.first)) for pool in block.pools]
+    known = [(pool, found) for pool, found in told if found is not None]
+    if not known:
+        return None
+    figure, (time, speed) = panels(2, height=3.0, sharex=True)
+    for i, (pool, found) in enumerate(known):
+        sizes: list[int] = found["sizes"]
+        options: dict[str, Any] = {"marker": marker(i + 2), "color": colour(i + 2), "label": pool.name}
+        time.plot(sizes, [1e3 * seconds for seconds in found["step_seconds"]], **options)
+        speed.plot(sizes, found["predicted_speedup_by_size"], **options)
+        at = sizes.index(found["chosen"])
+        speed.plot(sizes[at], found["predicted_speedup_by_size"][at], "o", color="#000000", markersize=5)
+        got = achieved(pool.first, runs)
+        if got == got:
+            speed.axhline(got, color=colour(i + 2), linewidth=0.9, linestyle=":")
+    time.set_ylabel("a step (ms)")
+    speed.set_ylabel("decoding speed\nover vanilla")
+    speed.set_xlabel("nodes in the draft tree, root not counted")
+    for axes in (time, speed):
+        axes.set_ylim(bottom=0)
+    legend(figure, time)
+    note(figure, f"dot: last choice; dotted: achieved over the run; {block.note}")
     return figure

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -31,6 +31,8 @@ class Drafter:
     stateful: ClassVar[bool] = False  # does anything outlive a prompt? Then cold and hot start differ.
     needs_logits: bool = False  # `Verification.logits` is given to `observe` only if asked for.
     needs_prompt_logits: bool = False  # then `observe_prompt` is called, at the price of (P, V) logits.
+    # Last hidden states, what enters the target's own head: `Verification.hidden`, `take` and `observe_prompt_hidden`.
+    needs_hidden: ClassVar[bool] = False
     max_nodes: int = 1  # the largest draft it will ever make, root included; the cache keeps room for it.
 
     # The topology, where it stays from step to step: then `grow` and `learn` are all there is to a step, and it can
@@ -56,6 +58,8 @@ class Drafter:
         """Learn from a step: what was drafted, what the target chose, what stood."""
         if verification.logits is not None:
             self.learn(verification.draft.tokens, verification.logits)
+        if verification.hidden is not None:
+            self.take(verification.hidden[verification.node : verification.node + 1])
         if not verification.prefill:
             self.account(verification)
 
@@ -69,11 +73,17 @@ class Drafter:
     def learn(self, tokens: torch.Tensor, logits: torch.Tensor) -> None:
         """Learn from a step's tokens (n,) and logits (n, V), where `needs_logits`. On the device, as `grow`."""
 
+    def take(self, hidden: torch.Tensor) -> None:
+        """The hidden state (1, H) that chose the next root, where `needs_hidden`. On the device, as `grow`."""
+
     def account(self, verification: Verification) -> None:
         """On the host, after a step: what stood."""
 
     def observe_prompt(self, prompt: list[int], logits: torch.Tensor) -> None:
         """Learn from the prompt's own logits (P, V), where `needs_prompt_logits`."""
+
+    def observe_prompt_hidden(self, prompt: list[int], hidden: torch.Tensor) -> None:
+        """Learn from the prompt's hidden states (P, H), where `needs_hidden`. Called before `observe`."""
 
     def reset(self) -> None:
         """Forget everything that `state_dict` holds: a cold start."""
@@ -82,8 +92,16 @@ class Drafter:
         """All that is carried from prompt to prompt."""
         return {}
 
+    def step_state(self) -> dict[str, torch.Tensor]:
+        """What a step on the device writes into; more than `state_dict` where something lives within a prompt."""
+        return self.state_dict()
+
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         """Go on from a saved state. Raises UserError if it does not fit."""
+
+    def describe(self) -> dict[str, Any]:
+        """Figures of its own for the run's summary."""
+        return {}
 
     def root_alone(self, root: int) -> Draft:
         """The draft with nothing in it."""

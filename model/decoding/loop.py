@@ -116,6 +116,7 @@ def decode(
     limit = min(max_new_tokens, target.context - len(prompt))
     out = Generation()
     target.reserve(drafter.max_nodes)
+    target.keep_hidden(drafter.needs_hidden)
     target.synchronize()
     start = time.perf_counter()
     draft = drafter.begin(prompt)
@@ -126,6 +127,9 @@ def decode(
     verification.prefill = True
     out.forwards, out.prefill_s = 1, time.perf_counter() - start
     target.commit(verification)
+    if target.hidden is not None:  # (P - 1 + n, H)
+        drafter.observe_prompt_hidden(prompt, target.hidden[: len(prompt)])
+        verification.hidden = target.hidden[-len(draft.tree) :]
     drafter.observe(verification)
     root = out.add([], verification, limit, eos)
     mark("prefill")

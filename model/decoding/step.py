@@ -11,9 +11,10 @@ from collections.abc import Callable
 import torch
 
 from .drafter import Draft, Drafter
+from .selection import argmax
 from .target import Target
 from .tree import Tree
-from .verification import Verification, argmax, verify
+from .verification import Verification, verify
 
 BUCKET = 256  # a static step attends over the context rounded up to a multiple of this
 Mark = Callable[[str], None]
@@ -36,6 +37,7 @@ class EagerStep:
         self.mark("commit")
         if self.drafter.needs_logits:
             verification.logits = logits
+        verification.hidden = self.target.hidden
         self.drafter.observe(verification)
         self.mark("observe")
         return verification
@@ -81,6 +83,8 @@ class StaticStep:
         path = tree.paths.index_select(0, winner)[0]  # (max_depth + 1,), the winner repeated at the end
         cache.move(path + self.length, self._depths + self.length)
         self.drafter.learn(tokens, logits)
+        if self.target.hidden is not None:
+            self.drafter.take(self.target.hidden.index_select(0, winner))
         self.tokens, self.choices = tokens, choices  # for whoever looks before the next step overwrites them
         self.report.copy_(torch.cat((winner, choices.index_select(0, path))))
         self.root.copy_(choices.index_select(0, winner))
@@ -136,7 +140,7 @@ class StaticSteps:
 
     def _capture(self, step: StaticStep) -> Callable[[], None]:
         """Capture the step as a CUDA graph. Warming up writes into the drafter's state, which is put back."""
-        before = {name: tensor.clone() for name, tensor in self.drafter.state_dict().items()}
+        before = {name: tensor.clone() for name, tensor in self.drafter.step_state().items()}
         step.length.fill_(self.target.cache.length)
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
@@ -148,7 +152,7 @@ class StaticSteps:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             step.run()
-        for name, tensor in self.drafter.state_dict().items():
+        for name, tensor in self.drafter.step_state().items():
             tensor.copy_(before[name])
         return graph.replay
 

@@ -55,6 +55,8 @@ class Target:
         self.switch: AttentionSwitch | None = self._switch() if tree_attention else None
         self._cache: TreeCache | None = None
         self._masks: OrderedDict[int, tuple[Tree, torch.Tensor]] = OrderedDict()
+        self.hidden: torch.Tensor | None = None  # (n, H): last hidden states of the last forward, if kept
+        self._hook: Any = None
         self.execution = self.check_execution(execution)
 
     def _switch(self) -> AttentionSwitch:
@@ -104,6 +106,17 @@ class Target:
             self._cache = None  # free the old one first
             self._cache = TreeCache(self._shapes, self.context + nodes)
             self._masks.clear()
+
+    def keep_hidden(self, wanted: bool) -> None:
+        """Keep what enters the model's own head in `hidden` from now on, or no longer. Free where nothing changes."""
+        if wanted and self._hook is None:
+            self._hook = self.model.get_decoder().register_forward_hook(self._store_hidden)
+        elif not wanted and self._hook is not None:
+            self._hook.remove()
+            self._hook = self.hidden = None
+
+    def _store_hidden(self, module: Any, args: Any, output: Any) -> None:
+        self.hidden = output[0][0].to(self.device)  # the decoder's first output, after its final norm: (1, n, H)
 
     @torch.inference_mode()
     def prefill(self, prompt: list[int], draft: Draft, *, all_logits: bool = False) -> torch.Tensor:
@@ -157,13 +170,12 @@ class Target:
         """
         self.cache.write_at, self.cache.window = write_at, window
         try:
-            call = self._compiled_model if self.execution == "compiled" else self._run_model
             positions = positions.clamp(max=self.context - 1)
             if isinstance(seen, torch.Tensor):
-                return call(tokens, seen[None, None], positions)
+                return self._call(tokens, seen[None, None], positions)
             assert self.switch is not None
             with self.switch.use(seen):
-                return call(tokens, None, positions)
+                return self._call(tokens, None, positions)
         finally:
             self.cache.write_at = None
 
@@ -201,9 +213,25 @@ class Target:
         ).logits[0]
         return logits
 
+    def _call(self, tokens: torch.Tensor, mask: torch.Tensor | None, positions: torch.Tensor) -> torch.Tensor:
+        if self.execution != "compiled":
+            return self._run_model(tokens, mask, positions)
+        if self._hook is None:
+            return self._compiled_model(tokens, mask, positions)
+        logits, self.hidden = self._compiled_both(tokens, mask, positions)
+        return logits
+
+    def _run_both(self, *args: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Logits and hidden states: of its own, as a compiled function does not notice that a hook came or went."""
+        return self._run_model(*args), self.hidden  # type: ignore[arg-type]
+
     @cached_property
     def _compiled_model(self) -> Callable[..., torch.Tensor]:
         return torch.compile(self._run_model, dynamic=False)  # made when first asked for: its import takes seconds
+
+    @cached_property
+    def _compiled_both(self) -> Callable[..., tuple[torch.Tensor, torch.Tensor | None]]:
+        return torch.compile(self._run_both, dynamic=False)
 
     def _mask(self, tree: Tree, past: int) -> torch.Tensor:
         """Additive mask (n, past + n): a window on one constant buffer, so that no step builds a mask.
@@ -211,9 +239,13 @@ class Target:
         The buffer is (n, capacity + n): zeros, then the tree's own (n, n). Sliding the window's left edge is all that
         a longer past takes. Additive and not bool: `eager` attention reads a bool mask wrongly and in silence.
         """
+        blocked = torch.finfo(self.dtype).min
+        if tree.once:
+            mask = torch.zeros(len(tree), past + len(tree), dtype=self.dtype, device=self.device)
+            mask[:, past:].masked_fill_(~tree.ancestors, blocked)
+            return mask
         entry = self._masks.get(id(tree))
         if entry is None:
-            blocked = torch.full((), torch.finfo(self.dtype).min, dtype=self.dtype, device=self.device)
             buffer = torch.zeros(len(tree), self.cache.capacity + len(tree), dtype=self.dtype, device=self.device)
             buffer[:, self.cache.capacity :].masked_fill_(~tree.ancestors, blocked)
             entry = self._masks[id(tree)] = (tree, buffer)  # holds the tree, so that its id stays its own

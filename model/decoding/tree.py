@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
+import numpy as np
 import torch
 
 from ..errors import UserError
@@ -30,18 +31,30 @@ class Tree:
         levels: (first, last + 1) node of each depth; level 0 is the root.
         rank_paths: per node, the ranks from the root down; () is the root.
 
+    Args:
+        once: for one step only, so nothing is kept for its next time.
+
     Raises:
         UserError: parents are not breadth-first, or the ranks do not match them in number.
     """
 
-    def __init__(self, parents: Sequence[int], ranks: Sequence[int] | None = None, device: str | torch.device = "cpu"):
+    def __init__(
+        self,
+        parents: Sequence[int],
+        ranks: Sequence[int] | None = None,
+        device: str | torch.device = "cpu",
+        *,
+        once: bool = False,
+    ) -> None:
         parents = list(parents)
         if not parents or parents[0] != 0 or any(not 0 <= p < i for i, p in enumerate(parents) if i):
             raise UserError(f"tree: parents must start with 0 (the root) and point backwards, got {parents[:8]}")
         if any(a > b for a, b in zip(parents[1:], parents[2:], strict=False)):
             raise UserError("tree: nodes must be in breadth-first order (parents never decrease)")
-        if ranks is None:
-            ranks = [0] + [parents[1:i].count(parents[i]) for i in range(1, len(parents))]
+        if ranks is None:  # siblings are neighbours: the next one of the same parent has the next rank
+            ranks = [0] * len(parents)
+            for i in range(2, len(parents)):
+                ranks[i] = ranks[i - 1] + 1 if parents[i] == parents[i - 1] else 0
         if len(ranks) != len(parents):
             raise UserError(f"tree: {len(parents)} parents but {len(ranks)} ranks")
 
@@ -49,29 +62,27 @@ class Tree:
         depths = [0] * n
         chains: list[list[int]] = [[0]]  # per node: the nodes from the root to it
         self.rank_paths: list[RankPath] = [()]
-        ancestors = torch.eye(n, dtype=torch.bool)
         for i in range(1, n):
             p = parents[i]
             depths[i] = depths[p] + 1
             chains.append([*chains[p], i])
             self.rank_paths.append((*self.rank_paths[p], ranks[i]))
-            ancestors[i] |= ancestors[p]
         self.max_depth = depths[-1]
         self.depth_of, self.chain_of = depths, chains
         starts = [depths.index(d) for d in range(self.max_depth + 1)] + [n]
         self.levels = list(zip(starts, starts[1:], strict=False))
         self.max_rank = max(ranks)
+        self.once = once
         # True where the accepted path is always a prefix of the nodes, so that a commit moves nothing.
         self.is_chain = depths == list(range(n))
 
-        self.parents = torch.tensor(parents, device=device)
-        self.depths = torch.tensor(depths, device=device)
-        self.ranks = torch.tensor(ranks, device=device)
-        self.ancestors = ancestors.to(device)
-        self.missing = ~ancestors
-        self.missing[:, 0] = True
-        self.missing = self.missing.to(device)
-        self.paths = torch.tensor([c + [c[-1]] * (self.max_depth + 1 - len(c)) for c in chains], device=device)
+        padded = [chain + chain[-1:] * (self.max_depth + 1 - len(chain)) for chain in chains]
+        paths = _tensor(padded)  # (n, max_depth + 1)
+        ancestors = torch.zeros(n, n, dtype=torch.bool).scatter_(1, paths, True)  # a node's path is what it attends to
+        missing = ~ancestors
+        missing[:, 0] = True
+        self.paths, self.ancestors, self.missing = paths.to(device), ancestors.to(device), missing.to(device)
+        self.parents, self.depths, self.ranks = (_tensor(column).to(device) for column in (parents, depths, ranks))
         self.device = torch.device(device)
         self._elsewhere: dict[torch.device, Tree] = {}
 
@@ -114,6 +125,11 @@ class Tree:
         if device not in self._elsewhere:
             self._elsewhere[device] = Tree(self.parents.tolist(), self.ranks.tolist(), device)
         return self._elsewhere[device]
+
+
+def _tensor(numbers: Sequence[int] | Sequence[Sequence[int]]) -> torch.Tensor:
+    """int64; by way of numpy, which reads a list several times as fast: some drafts have a tree of their own a step."""
+    return torch.from_numpy(np.array(numbers, dtype=np.int64))
 
 
 @lru_cache(maxsize=256)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from ..decoding import Drafter, Tree
-from ..decoding.verification import argmax
+from ..decoding.selection import argmax, top_k
 from ..errors import UserError
 from .matrix import AdjacencyMatrix
 
@@ -84,7 +84,7 @@ class TokenRecycling(Drafter):
         if self.update == "root":
             tokens, logits = tokens[:1], logits[:1]
         kept = self._standing(tokens, logits) if self.update == "path" else None
-        self.matrix.update(tokens, logits.topk(self.matrix.k, dim=-1).indices, kept)  # (n, k)
+        self.matrix.update(tokens, top_k(logits, self.matrix.k), kept)  # (n, k)
 
     def _standing(self, tokens: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
         """Which nodes are what the target picks, all the way from the root: bool (n,); the accepted path."""
@@ -96,8 +96,8 @@ class TokenRecycling(Drafter):
 
     def observe_prompt(self, prompt: list[int], logits: torch.Tensor) -> None:
         """With `recycle_prompt`: the same for the prompt's tokens."""
-        top_k = logits[: len(prompt)].topk(self.matrix.k, dim=-1).indices  # (P, k)
-        self.matrix.update(torch.tensor(prompt, device=self.device), top_k)
+        best = top_k(logits[: len(prompt)], self.matrix.k)  # (P, k)
+        self.matrix.update(torch.tensor(prompt, device=self.device), best)
 
     def reset(self) -> None:
         self.matrix.reset()

@@ -7,11 +7,12 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from evaluation import inference_recycling, questions, report, run, speed
+from evaluation import hub, inference_recycling, questions, report, run, speed
 from evaluation.answers import AnswerStore
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -226,3 +227,15 @@ def test_ctrl_c_says_that_nothing_is_lost(checkpoint, bench_file, tmp_path):
 
 def test_run_module_reports_config_errors_as_a_user_sees_them(call):
     check(call(run.main, "method=nonesuch"), "method/nonesuch")
+
+
+def test_a_hub_out_of_reach_is_told_at_once(evaluate, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")  # nobody listens there
+    monkeypatch.setattr("evaluation.models._loaded", None)
+    hub.in_reach.cache_clear()
+    started = time.perf_counter()
+    outcome = evaluate("model.path=nobody/nothing")
+    hub.in_reach.cache_clear()
+    assert outcome.code != 0 and "http://127.0.0.1:9 is not in reach" in outcome.err
+    assert len(outcome.err.strip().splitlines()) == 1
+    assert time.perf_counter() - started < 30

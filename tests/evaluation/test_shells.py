@@ -151,6 +151,9 @@ def test_the_step_bench_ends_in_one_json_object(call, checkpoint):
         assert result[name]["step_us"] == pytest.approx(sum(phases.values()))
         assert result[name]["bytes"] > 0 and result[name]["flop"] > 0 and result[name]["floor_us"] > 0
         assert result[name]["outside_forward"] == pytest.approx(1 - phases["forward"] / sum(phases.values()))
+    assert {"vanilla", "pld", "recycling", "lookahead"} <= set(result["drafting_us"])
+    assert all(us > 0 for cost in result["drafting_us"].values() for us in cost.values())
+    assert "rest               not measured: " in outcome.out, "the shipped datastore is of another vocabulary"
 
 
 def test_the_step_bench_takes_a_shape_and_compares(call, tmp_path):

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from model.decoding import Draft, Tree, verify
-from model.decoding.verification import argmax
 from tests.model.test_tree import random_tree
 
 
@@ -50,14 +49,3 @@ def test_against_a_walk_down_the_tree(seed):
     verification = verify(Draft(tree, torch.tensor(tokens)), logits_choosing(choices))
     assert verification.path == best
     assert verification.tokens == [choices[i] for i in best]
-
-
-@pytest.mark.parametrize("vocab", [61, 64, 128, 2048])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_argmax_is_torchs_with_ties_too(vocab, dtype):
-    generator = torch.Generator().manual_seed(vocab)
-    for n in (1, 7, 81):
-        ties = torch.randint(0, 9, (n, vocab), generator=generator).to(dtype)
-        noise = torch.randn(n, vocab, generator=generator).to(dtype)
-        for logits in (ties, noise, ties[:, :1].expand(n, vocab)):
-            assert torch.equal(argmax(logits), logits.argmax(dim=-1))

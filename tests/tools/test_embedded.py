@@ -21,7 +21,7 @@ from tools.embedded.encoding import encode, prompt
 from tools.embedded.judge import right
 from tools.embedded.sandbox import same_behaviour
 from tools.embedded.tasks import MAKERS, MT_BENCH, SINGLE
-from tools.embedded.train import Recipe, train
+from tools.embedded.train import Recipe, main, train
 
 ROOT = Path(__file__).parents[2]
 MODEL = ROOT / "data" / "embedded"
@@ -194,6 +194,13 @@ def test_training_repeats_exactly(tokenizer: Tokenizer, torch_state: None) -> No
 def test_recipe_checks_itself() -> None:
     with pytest.raises(ValueError, match="steps"):
         Recipe(steps=0)
+
+
+def test_draft_model_is_small_and_of_the_same_vocabulary(tmp_path: Path, torch_state: None) -> None:
+    assert main(["--draft", "--steps", "1", "--output", str(tmp_path)]) == 0
+    draft = AutoModelForCausalLM.from_pretrained(tmp_path, local_files_only=True)
+    assert (draft.config.vocab_size, draft.config.num_hidden_layers) == (2048, 1)
+    assert (tmp_path / "model.safetensors").stat().st_size <= 1_000_000
 
 
 # --- the shipped model

@@ -13,13 +13,12 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from tools.embedded import tokenizer as tokenizers_
-from tools.embedded.corpus import EASY_UNTIL, TRAINING_SEED, training
+from tools.embedded.corpus import training
 from tools.embedded.dialogue import Dialogue
 from tools.embedded.encoding import Encoded, encode, text_and_spans
 from tools.embedded.optimizer import Muon
@@ -42,8 +41,6 @@ class Recipe:
     adam_lr: float = 4e-3
     embedding_lr: float = 1e-2
     seed: int = 7
-    corpus_seed: int = TRAINING_SEED
-    easy_until: int = EASY_UNTIL
     threads: int = 1
     hidden: int = 192
     layers: int = 4
@@ -60,17 +57,8 @@ class Recipe:
         return min(1.0, (step + 1) / self.warmup, max(0.0, (self.steps - step) / cooling))
 
 
-# A second run over new dialogues from given weights, at lower rates.
-REFINE = Recipe(
-    steps=1300,
-    warmup=30,
-    cooldown=0.8,
-    muon_lr=0.012,
-    adam_lr=4e-3,
-    embedding_lr=6e-3,
-    corpus_seed=20240818,
-    easy_until=8000,
-)
+# The small model that drafts for the embedded one (`method=sps`), at most 1 MB in float16.
+DRAFT = Recipe(steps=3000, hidden=96, layers=1, heads=4, intermediate=192)
 
 
 def build_tokenizer() -> Tokenizer:
@@ -175,20 +163,16 @@ def train(
     folder: Path | None = None,
     *,
     every: int = 100,
-    init: Path | None = None,
 ) -> LlamaForCausalLM:
-    """Run the recipe, from the weights in `init` if given; write a checkpoint to `folder` every so many steps."""
+    """Run the recipe; write a checkpoint to `folder` every so many steps."""
     torch.set_num_threads(recipe.threads)
     torch.use_deterministic_algorithms(True)
     model = build_model(recipe, tokenizer.get_vocab_size())
-    if init is not None:
-        weights = load_file(init / "model.safetensors")
-        model.load_state_dict({name: tensor.float() for name, tensor in weights.items()})
     model.train()
     opts = optimizers(model, recipe)
     peaks = [[g["lr"] for g in o.param_groups] for o in opts]
     started, seen, running = time.perf_counter(), 0, 0.0
-    stream = batches(tokenizer, training(recipe.corpus_seed, recipe.easy_until), recipe.batch_tokens, recipe.seed)
+    stream = batches(tokenizer, training(), recipe.batch_tokens, recipe.seed)
     for step, batch in enumerate(islice(stream, recipe.steps)):
         for optimizer, peak in zip(opts, peaks, strict=True):
             for group, lr in zip(optimizer.param_groups, peak, strict=True):
@@ -221,10 +205,14 @@ def train(
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(prog="python -m tools.embedded.train", description=__doc__)
-    parser.add_argument("--output", type=Path, default=FOLDER, help="folder of the checkpoint (default %(default)s)")
+    parser.add_argument(
+        "--output", type=Path, help=f"folder of the checkpoint (default {FOLDER}; --draft: {FOLDER}/draft)"
+    )
     parser.add_argument("--steps", type=int, default=None, help="optimizer steps")
     parser.add_argument("--every", type=int, default=200, help="write a checkpoint every N steps (default %(default)s)")
-    parser.add_argument("--init", type=Path, help="go on from the weights and tokenizer in this folder")
+    parser.add_argument(
+        "--draft", action="store_true", help=f"train the small draft model instead, with the tokenizer in {FOLDER}"
+    )
     return parser.parse_args(arguments)
 
 
@@ -232,11 +220,15 @@ def main(arguments: list[str] | None = None) -> int:
     """Build the tokenizer, train, save."""
     options = parse(arguments)
     try:
-        recipe = Recipe() if options.init is None else REFINE
+        recipe = DRAFT if options.draft else Recipe()
         recipe = recipe if options.steps is None else replace(recipe, steps=options.steps)
-        tokenizer = build_tokenizer() if options.init is None else tokenizers_.load(options.init)
-        tokenizers_.save(tokenizer, options.output, 4096)
-        train(recipe, tokenizer, options.output, every=options.every, init=options.init)
+        output = options.output or (FOLDER / "draft" if options.draft else FOLDER)
+        if options.draft:  # the target's tokenizer serves both
+            tokenizer = tokenizers_.load(FOLDER)
+        else:
+            tokenizer = build_tokenizer()
+            tokenizers_.save(tokenizer, output, 4096)
+        train(recipe, tokenizer, output, every=options.every)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -80,7 +80,7 @@ def test_from_yaml(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        (dict(name="3.3.3"), "no template '3.3.3'; there are 2.2.2, best, chain"),
+        (dict(name="3.3.3"), "no template '3.3.3'; there are 2.2.2, eagle-25, medusa-63, best, chain"),
         (dict(name="2.2.2", k=4), "'2.2.2' needs candidates up to rank 7, but k=4"),
         (dict(name="2.2.2", nodes=4), "'2.2.2' has no parameter nodes"),
         (dict(name="best"), "'best' needs nodes"),

@@ -1,0 +1,91 @@
+"""Lookahead decoding in slow plain Python: no cache, no tree, no mask.
+
+Every token of the window and of a guess is asked about by a forward over the very text that it sees. Written from the
+paper's section 3 as a check of model/lookahead.py; it shares no code with it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import OrderedDict
+
+import torch
+
+
+class SlowLookahead:
+    def __init__(self, model, *, level, window, guess, pool_from_prompt=False):
+        self.model, self.N, self.W, self.G, self.pool_from_prompt = model, level, window, guess, pool_from_prompt
+        self.known: dict[tuple[int, ...], int] = {}
+
+    @torch.no_grad()
+    def next_token(self, text):
+        """The target's choice after a text: one whole forward."""
+        key = tuple(text)
+        if key not in self.known:
+            self.known[key] = int(self.model(torch.tensor([list(text)])).logits[0, -1].argmax())
+        return self.known[key]
+
+    def seen_by(self, grid, text, level, column):
+        """The text that (level, column) sees, itself included; positions are the indices of this list."""
+        row = [grid[0, i] for i in range(1, column + 1)]
+        return text + row + [grid[j, column] for j in range(1, level + 1)]
+
+    def remember(self, pool, ngram):
+        kept = pool.setdefault(ngram[0], OrderedDict())
+        kept[tuple(ngram[1:])] = True
+        kept.move_to_end(tuple(ngram[1:]))
+        while len(kept) > self.G:
+            kept.popitem(last=False)
+
+    def remember_text(self, pool, text, new):
+        """The n-grams that end in the last `new` tokens of the text."""
+        if self.pool_from_prompt:
+            for end in range(len(text) - new + 1, len(text) + 1):
+                if end >= self.N:
+                    self.remember(pool, text[end - self.N : end])
+
+    def decode(self, prompt, limit, eos=()):
+        """Returns (tokens, accepted lengths, and of each forward: all that stands below the root, the guesses)."""
+        N, W = self.N, self.W
+        draw, pool = random.Random(0), {}
+        seen, tried = [], []
+        grid = {(0, i): draw.choice(prompt) for i in range(1, W + N - 2)}  # (level, column) -> token; (0, 0): the root
+        depth, width, text = 0, W + N - 2, list(prompt)
+        self.remember_text(pool, text, len(text))
+        out, lengths, pending = [], [], []
+        while True:
+            full = depth == N - 2
+            guesses = [list(g) for g in pool.get(text[-1], {})] if full else []
+            branches = [self.seen_by(grid, text, depth, i)[len(text) :] for i in range(width)]
+            seen.append({tuple(c[:n]) for c in guesses + branches for n in range(1, len(c) + 1)})
+            tried.append(guesses)
+            accepted = []
+            while (*accepted, self.next_token(text + accepted)) in seen[-1]:
+                accepted.append(self.next_token(text + accepted))
+            root = self.next_token(text + accepted)
+
+            new = {i: self.next_token(self.seen_by(grid, text, depth, i)) for i in range(width)}
+            if full:
+                for i in range(W):
+                    key = text[-1] if i == 0 else grid[0, i]
+                    self.remember(pool, [key] + [grid[j, i] for j in range(1, depth + 1)] + [new[i]])
+                moved = {(level - 1, i): grid[level, i] for level in range(1, depth + 1) for i in range(W)}
+                del moved[0, 0]  # the root's place
+                grid = moved | {(depth, i): new[i] for i in range(W)}
+            else:  # the text goes on by one, so what was column i + 1 is column i
+                grid = {(level, i - 1): token for (level, i), token in grid.items() if i - (level == 0) > 0}
+                depth, width = depth + 1, width - 1
+                grid |= {(depth, i): new[i + 1] for i in range(width)}
+            text += accepted + [root]
+            self.remember_text(pool, text, len(accepted) + 1)
+
+            tokens = (pending + accepted)[: limit - len(out)]
+            tokens = next((tokens[: i + 1] for i, t in enumerate(tokens) if t in eos), tokens)
+            if tokens:
+                out += tokens
+                lengths.append(len(tokens))
+                if tokens[-1] in eos or len(out) == limit:
+                    return out, lengths, seen, tried
+            if root in eos or len(out) + 1 == limit:
+                return [*out, root], [*lengths, 1], seen, tried
+            pending = [root]

@@ -1,0 +1,116 @@
+"""Building a datastore: what is read from files, what is refused, and the one that is shipped."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from transformers import AutoTokenizer
+
+from model.datastore import Datastore
+from model.errors import UserError
+from tools import datastore
+from tools.embedded import datastore as embedded
+from tools.embedded.corpus import held_out
+
+ROOT = Path(__file__).parents[2]
+MODEL = ROOT / "data" / "embedded"
+
+
+def write_jsonl(path: Path, *rows: object) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_texts_of_every_format(tmp_path: Path) -> None:
+    plain = tmp_path / "a.txt"
+    plain.write_text("one\ntwo\n")
+    rows = write_jsonl(
+        tmp_path / "b.jsonl",
+        {"text": "three", "more": 1},
+        {"question_id": 1, "category": "qa", "turns": ["four", "five"], "reference": ["six"]},
+        {"question_id": 1, "choices": [{"index": 0, "turns": ["seven"]}, {"index": 1, "turns": ["eight", "nine"]}]},
+    )
+    expected = ["one\ntwo\n", "three", "four", "five", "six", "seven", "eight", "nine"]
+    assert list(datastore.documents([plain, rows])) == [[text] for text in expected]
+
+
+def test_large_texts_are_cut_at_ends_of_lines(tmp_path: Path) -> None:
+    plain = tmp_path / "a.txt"
+    plain.write_text("a line of text\n" * 20_000)
+    (pieces,) = datastore.documents([plain])
+    assert "".join(pieces) == plain.read_text() and len(pieces) == 5
+    assert all(piece.endswith("\n") for piece in pieces)
+
+
+@pytest.mark.parametrize(
+    ("row", "match"),
+    [
+        ('{"text": 1}', "b.jsonl:2: holds no text"),
+        ('{"turns": []}', "b.jsonl:2: holds no text"),
+        ('{"choices": [{}]}', "b.jsonl:2: holds no text"),
+        ('{"words": "x"}', "b.jsonl:2: holds no text"),
+        ('["x"]', "b.jsonl:2: holds no text"),
+        ('{"text": "x"', "b.jsonl:2: not JSON"),
+    ],
+)
+def test_rows_without_text_are_refused_by_line(tmp_path: Path, row: str, match: str) -> None:
+    (tmp_path / "b.jsonl").write_text('{"text": "fine"}\n' + row + "\n")
+    with pytest.raises(UserError, match=match):
+        list(datastore.documents([tmp_path / "b.jsonl"]))
+
+
+def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "c.txt").write_bytes(b"\xff\xfe\x00")
+    for name, match in [("absent.txt", "cannot be read"), ("c.txt", "is not UTF-8"), ("d.csv", "must be a .txt")]:
+        with pytest.raises(UserError, match=match):
+            list(datastore.documents([tmp_path / name]))
+
+
+def test_the_command_builds_what_the_model_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each document is tokenised whole and ends by the end of sequence; a phrase is found as often as it stands."""
+    rows = write_jsonl(tmp_path / "b.jsonl", *({"text": f"The cat sat on the mat {i}."} for i in range(300)))
+    output = tmp_path / "folder" / "made.bin"
+    datastore.main(["--model", str(MODEL), "--text", str(rows), "--output", str(output)])
+    tokenizer = AutoTokenizer.from_pretrained(MODEL)
+    made = Datastore(output, vocab_size=2048)
+    for text, times in [(" sat on the mat", 300), (" mat 7.", 1), (" mat 29", 11), (".</s>The cat", 299)]:
+        first, last = made.find(tokenizer(text, add_special_tokens=False).input_ids)
+        assert last - first == times, text
+    assert f"{len(made)} tokens" in capsys.readouterr().out
+
+
+def test_mistakes_end_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "empty.jsonl").write_text("")
+    for model, text in [(str(tmp_path), "empty.jsonl"), (str(MODEL), "absent.txt"), (str(MODEL), "empty.jsonl")]:
+        command = ["--model", model, "--text", str(tmp_path / text), "--output", str(tmp_path / "x")]
+        with pytest.raises(SystemExit) as left:
+            datastore.main(command)
+        told = capsys.readouterr().err
+        assert left.value.code == 2 and told.startswith("error: ") and told.count("\n") == 1, told
+    assert not (tmp_path / "x").exists()
+
+
+# --- the shipped one
+
+
+def test_shipped_datastore_is_what_its_program_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    embedded.main(["--output", str(tmp_path / "made.bin")])
+    assert (tmp_path / "made.bin").read_bytes() == (MODEL / "datastore.bin").read_bytes()
+
+
+def test_shipped_datastore_fits_the_shipped_tokenizer() -> None:
+    tokenizer = AutoTokenizer.from_pretrained(MODEL)
+    opened = Datastore(MODEL / "datastore.bin", vocab_size=len(tokenizer))
+    first, last = opened.find(tokenizer(" ASSISTANT:", add_special_tokens=False).input_ids)
+    assert last - first >= embedded.DIALOGUES  # one an answer
+    assert (MODEL / "datastore.bin").stat().st_size <= 300_000
+
+
+def test_no_held_out_question_is_in_the_shipped_datastore() -> None:
+    questions = {d.turns[0] for bench in held_out().values() for d in bench}
+    texts = [text for (text,) in embedded.texts()]
+    assert len(texts) == embedded.DIALOGUES
+    assert not any(question in text for question in questions for text in texts)

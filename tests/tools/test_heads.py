@@ -1,0 +1,177 @@
+"""The trainer: losses by hand, trained heads accept more than random ones, its files load, bad input is told."""
+
+import json
+import random
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from torch import nn
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from model.decoding import Target, decode
+from model.eagle import Eagle
+from model.eagle2 import Eagle2
+from model.errors import UserError
+from model.medusa import Medusa, MedusaHeads
+from tests.conftest import greedy, toy_model
+from tools.embedded.corpus import held_out_questions
+from tools.embedded.encoding import Encoded
+from tools.heads import text as text_
+from tools.heads.losses import eagle_loss, medusa_loss
+from tools.heads.text import batches, sequences
+from tools.heads.train import Recipe, main, new_heads, save, train
+
+
+@pytest.fixture(scope="module")
+def words() -> PreTrainedTokenizerFast:
+    """A word a token: w0 to w60."""
+    tokenizer = Tokenizer(WordLevel({f"w{i}": i for i in range(61)}, unk_token="w0"))
+    tokenizer.pre_tokenizer = Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory, words):
+    """A toy model that seldom repeats itself, and a file of its own greedy text, which heads can learn to foresee."""
+    model, rng = toy_model("llama-grouped", seed=7), random.Random(0)
+    file = tmp_path_factory.mktemp("text") / "text.jsonl"
+    rows = [[rng.randrange(3, 61) for _ in range(3)] for _ in range(24)]
+    rows = [row + greedy(model, row, 40) for row in rows]
+    file.write_text("".join(json.dumps({"text": " ".join(f"w{i}" for i in row)}) + "\n" for row in rows))
+    return Target(model), words, str(file), rows
+
+
+def accepted(target, drafter, rows):
+    """MAT over the beginnings of the rows; the output is the target's own."""
+    outs = [decode(target, drafter, row[:3], max_new_tokens=40) for row in rows[:8]]
+    assert [out.tokens for out in outs] == [row[3:] for row in rows[:8]]
+    return sum(len(out.tokens) for out in outs) / sum(len(out.steps) for out in outs)
+
+
+@pytest.mark.parametrize("kind, shared", [("medusa", False), ("medusa", True), ("eagle", False)])
+def test_trained_heads_accept_more_than_untrained_ones(world, tmp_path, kind, shared):
+    target, tokenizer, file, rows = world
+    recipe = Recipe(kind, steps=90, batch_tokens=400, rate=1e-2, heads=3, shared_lm_head=shared, class_weight=1.0)
+    save(new_heads(recipe, target), recipe, target, tmp_path / "new")
+    trained = train(recipe, target, tokenizer, file)
+    size = save(trained, recipe, target, tmp_path / "trained")
+    assert size == next((tmp_path / "trained").glob("*.safetensors")).stat().st_size
+    chain = tmp_path / "chain.yaml"
+    chain.write_text("[[0], [0, 0], [0, 0, 0]]")  # one guess a depth: luck does not help
+    medusa = [lambda path: Medusa(target, heads_path=path, tree_path=str(chain))]
+    eagle = [
+        lambda path: Eagle(target, head_path=path, tree_path=str(chain)),
+        lambda path: Eagle2(target, head_path=path, depth=3, top_k=2, nodes=4),
+    ]
+    for method in medusa if kind == "medusa" else eagle:
+        before, after = (accepted(target, method(str(tmp_path / name)), rows) for name in ("new", "trained"))
+        assert after > before + 0.3, (before, after)
+
+
+def test_medusa_loss_by_hand():
+    """Head i at position t is judged by token t + i + 2, where that one and the next token are wanted."""
+    torch.manual_seed(0)
+    heads, lm_head = MedusaHeads(2, 1, 4, 7, shared=True), nn.Linear(4, 7, bias=False)
+    nn.init.normal_(heads[1][0].linear.weight)
+    features, ids = torch.randn(1, 5, 4), torch.tensor([[1, 2, 3, 4, 5]])
+    wanted = torch.tensor([[False, False, True, True, True]])
+    f = features[0]
+    first = (F.cross_entropy(lm_head(f[1]), torch.tensor(4)) + F.cross_entropy(lm_head(f[2]), torch.tensor(5))) / 2
+    block = heads[1][0]
+    second = F.cross_entropy(lm_head(f[1] + F.silu(block.linear(f[1]))), torch.tensor(5))
+    loss = medusa_loss(heads, lm_head, features, ids, wanted)
+    torch.testing.assert_close(loss, 0.8 * first + 0.64 * second)
+    assert not medusa_loss(heads, lm_head, features, ids, torch.zeros_like(wanted)).requires_grad
+
+
+def test_eagle_loss_is_nothing_for_a_head_that_foresees_the_features():
+    class Oracle:
+        def __init__(self, features):
+            self.features = features
+
+        def angles(self, count):
+            return torch.zeros(count), torch.zeros(count)
+
+        def __call__(self, features, tokens, angles):
+            assert features.shape[1] == tokens.shape[1] == len(angles[0])
+            return self.features[:, 1:]
+
+    torch.manual_seed(0)
+    features, lm_head, generator = torch.randn(2, 5, 4), nn.Linear(4, 7, bias=False), torch.Generator()
+    ids, wanted = torch.zeros(2, 5, dtype=torch.long), torch.ones(2, 5, dtype=torch.bool)
+    wanted[1, 3] = False
+    entropy = torch.distributions.Categorical(logits=lm_head(features[:, 1:-1][wanted[:, 2:]])).entropy().mean()
+    loss = eagle_loss(Oracle(features), lm_head, features, ids, wanted, 0.5, generator)
+    torch.testing.assert_close(loss, 0.5 * entropy)
+    shifted = features.clone()
+    shifted[1, 2] += 100  # predicts token 3 of row 1, which is not wanted
+    assert eagle_loss(Oracle(shifted), lm_head, features, ids, wanted, 0.5, generator) == loss
+    shifted[0, 2] += 100
+    assert eagle_loss(Oracle(shifted), lm_head, features, ids, wanted, 0.5, generator) > loss + 1
+
+
+def test_batches_hold_every_sequence_once_and_nothing_behind_its_end(monkeypatch):
+    monkeypatch.setattr(text_, "POOL", 6)
+    given = [Encoded(list(range(1, n + 1)), [i > 1 for i in range(n)]) for n in (9, 3, 4, 8, 3, 5)]
+    found, stream = [], batches(iter(given), 12, seed=0)
+    while len(found) < 6:
+        ids, wanted = next(stream)
+        assert ids.shape == wanted.shape and (ids.numel() <= 12 or len(ids) == 1)
+        found += [(row[row > 0].tolist(), mark.tolist()) for row, mark in zip(ids, wanted, strict=True)]
+    assert sorted(row for row, _ in found) == sorted(item.ids for item in given)
+    for row, mark in found:
+        assert mark == [1 < i < len(row) for i in range(len(mark))]
+
+
+def test_plain_text_is_cut_and_all_of_it_wanted(tmp_path, words):
+    file = tmp_path / "text.txt"
+    file.write_text(" ".join(f"w{i}" for i in range(1, 31)))
+    stream = sequences(str(file), words, 10, seed=0)
+    items = [next(stream) for _ in range(3)]
+    assert sorted(i for item in items for i in item.ids) == list(range(1, 31))
+    assert all(all(item.answer) for item in items)
+
+
+def test_embedded_text_is_answers_of_dialogues_that_no_bench_holds():
+    tokenizer = AutoTokenizer.from_pretrained("data/embedded")
+    stream, excluded = sequences("embedded", tokenizer, 1024, seed=0), held_out_questions()
+    for _ in range(32):
+        item = next(stream)
+        assert any(item.answer) and not all(item.answer) and len(item) <= 1024
+        text = tokenizer.decode(item.ids)
+        assert " ASSISTANT: " in text
+        assert not any(f"USER: {question} ASSISTANT:" in text for question in excluded)
+
+
+def test_the_command_trains_and_tells_bad_input_in_one_line(tmp_path, capsys):
+    common = ["--model", "data/embedded", "--text", "embedded", "--steps", "1", "--batch-tokens", "256"]
+    assert main(["medusa", *common, "--shared-lm-head", "--output", str(tmp_path / "medusa")]) == 0
+    config = json.loads((tmp_path / "medusa/config.json").read_text())
+    assert config["shared_lm_head"] is True and config["medusa_num_heads"] == 4 and config["hidden_size"] == 192
+    assert main(["eagle", *common, "--output", str(tmp_path / "eagle")]) == 0
+    assert all(file.stat().st_size <= 2e6 for file in tmp_path.rglob("*.safetensors"))
+    capsys.readouterr()
+    (tmp_path / "bad.jsonl").write_text('{"text": "fine"}\n{"words": 1}\n')
+    (tmp_path / "short.txt").write_text("word")
+    for flag, value, says in [
+        ("--text", "nowhere.txt", "no such file"),
+        ("--text", str(tmp_path / "bad.jsonl"), "line 2 must be an object"),
+        ("--text", str(tmp_path / "short.txt"), "fewer than 8 tokens"),
+        ("--model", "./nowhere", "no such folder"),
+        ("--steps", "0", "--steps 0"),
+        ("--rate", "0", "above 0"),
+    ]:
+        assert main(["eagle", *common, "--output", str(tmp_path / "eagle"), flag, value]) == 2
+        error = capsys.readouterr().err
+        assert says in error and error.startswith("error: ") and error.count("\n") == 1
+    with pytest.raises(SystemExit):  # a setting of the other kind is not ignored
+        main(["eagle", *common, "--shared-lm-head", "--output", str(tmp_path / "eagle")])
+
+
+def test_bad_recipes_are_refused():
+    with pytest.raises(UserError, match="--heads 0"):
+        Recipe("medusa", heads=0)

@@ -1,0 +1,138 @@
+"""python -m tools.datastore --model PATH --text FILE [FILE...] --output FILE: a datastore for `method=rest`.
+
+A .txt file is one document. A .jsonl file has a document a line, {"text": ...}, or is a question or answer file in
+Spec-Bench's format, each of whose turns is a document (references and all choices of an answer, too). Texts are split
+by the model's own tokenizer; the end-of-sequence token stands behind each, so that no draft runs on into the next.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from transformers import AutoConfig, AutoTokenizer
+from transformers.utils import logging as transformers_logging
+
+from evaluation.cli import one_line, user_errors
+from model.datastore import Datastore, write_datastore
+from model.errors import UserError
+from model.paths import located
+
+BLOCK = 2**16  # characters of a .txt file that are tokenised at once; it is cut at ends of lines
+BATCH = 256  # texts that are tokenised at once
+
+
+def documents(files: Iterable[Path]) -> Iterator[list[str]]:
+    """Every document of some files, in pieces that may be tokenised on their own.
+
+    Raises:
+        UserError: a file that is missing, not UTF-8, of another kind, or a row without text; names file and line.
+    """
+    for file in files:
+        if file.suffix not in (".txt", ".jsonl"):
+            raise UserError(f"{file}: must be a .txt or .jsonl file")
+        try:
+            with file.open(encoding="utf-8") as lines:
+                if file.suffix == ".txt":
+                    yield list(_blocks(lines))
+                    continue
+                for number, line in enumerate(lines, start=1):
+                    if line.strip():
+                        yield from ([text] for text in _row(line, f"{file}:{number}"))
+        except OSError as error:
+            raise UserError(f"{file}: cannot be read ({error.strerror or error})") from None
+        except UnicodeDecodeError as error:
+            raise UserError(f"{file}: is not UTF-8 ({error.reason})") from None
+
+
+def _blocks(lines: Iterable[str]) -> Iterator[str]:
+    """Lines joined to blocks, so that a large file is not tokenised in one go."""
+    block, size = list[str](), 0
+    for line in lines:
+        block.append(line)
+        size += len(line)
+        if size >= BLOCK:
+            yield "".join(block)
+            block, size = [], 0
+    if block:
+        yield "".join(block)
+
+
+def _row(line: str, where: str) -> list[str]:
+    """The texts of one JSONL row."""
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{where}: not JSON ({error})") from None
+    texts = None
+    if isinstance(row, dict):
+        if "text" in row:
+            texts = [row["text"]]
+        elif "turns" in row:
+            texts = [row["turns"], row.get("reference") or []]
+        elif "choices" in row:
+            texts = row["choices"] and [choice.get("turns") for choice in row["choices"] if isinstance(choice, dict)]
+    flat = [t for text in texts for t in (text if isinstance(text, list) else [text])] if texts else []
+    if not flat or not all(isinstance(text, str) for text in flat):
+        raise UserError(f"{where}: holds no text (a field `text`, `turns`, or `choices` with `turns`)")
+    return flat
+
+
+def encode(tokenizer: Any, texts: Iterable[Sequence[str]]) -> NDArray[np.int64]:
+    """The token ids of all documents in order, each with the end-of-sequence token behind it: (n,)."""
+    ids = array("q")
+    ends = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    pieces = ((piece, i + 1 == len(document)) for document in texts for i, piece in enumerate(document))
+    while batch := list(islice(pieces, BATCH)):
+        encoded = tokenizer([piece for piece, _ in batch], add_special_tokens=False).input_ids
+        for piece, (_, last) in zip(encoded, batch, strict=True):
+            ids.extend(piece)
+            ids.extend(ends if last else [])
+    return np.array(ids, dtype=np.int64)
+
+
+def load_tokenizer(path: str) -> tuple[Any, int]:
+    """A model's tokenizer and the width of its logits. Raises UserError if there is none."""
+    folder = located(path)
+    source = str(folder) if folder.exists() else path
+    transformers_logging.set_verbosity_error()  # texts longer than the model's context are meant
+    try:
+        config = AutoConfig.from_pretrained(source)
+        return AutoTokenizer.from_pretrained(source), int(config.get_text_config().vocab_size)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise UserError(f"model {path}: no configuration or tokenizer ({one_line(error)[:300]})") from None
+
+
+def build(tokenizer: Any, vocab_size: int, texts: Iterable[Sequence[str]], output: Path) -> Datastore:
+    """Tokenise, sort, write; the datastore, opened."""
+    started = time.perf_counter()
+    ids = encode(tokenizer, texts)
+    print(f"{len(ids)} tokens in {time.perf_counter() - started:.1f} s", flush=True)
+    started = time.perf_counter()
+    write_datastore(output, ids, vocab_size)
+    spent, size = time.perf_counter() - started, output.stat().st_size
+    print(f"sorted and written in {spent:.1f} s: {output}, {size / 1e6:.1f} MB", flush=True)
+    return Datastore(output, vocab_size=vocab_size)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m tools.datastore", description=(__doc__ or "").split("\n\n")[1])
+    parser.add_argument("--model", required=True, help="folder or hub name of the model whose tokenizer is used")
+    parser.add_argument("--text", type=Path, nargs="+", required=True, help=".txt and .jsonl files")
+    parser.add_argument("--output", type=Path, required=True, help="the file to write")
+    options = parser.parse_args(arguments)
+    with user_errors():
+        build(*load_tokenizer(options.model), documents(options.text), options.output)
+
+
+if __name__ == "__main__":
+    main()
