@@ -44,10 +44,21 @@ def _some(items: list[Any], most: int = 8) -> str:
     return ", ".join(map(str, items[:most])) + more
 
 
-def read_answers(path: Path) -> tuple[dict[Any, Row], Damage]:
+class SharedNumbers(dict[str, int]):
+    """Each number is one object, however often it stands in the files: a third of the memory of a large experiment."""
+
+    def __missing__(self, text: str) -> int:
+        self[text] = value = int(text)
+        return value
+
+
+def read_answers(path: Path, shared: SharedNumbers | None = None) -> tuple[dict[Any, Row], Damage]:
     """Read an answer file of any origin: rows by question id, and what was wrong with the file.
 
     A line is broken if it is no JSON object with a question id and one choice of turns with matching counts.
+
+    Args:
+        shared: numbers seen so far; give the same one for many files that are kept at once.
 
     Raises:
         UserError: the file cannot be opened.
@@ -58,11 +69,13 @@ def read_answers(path: Path) -> tuple[dict[Any, Row], Damage]:
         raise UserError(f"answer file {path}: {error.strerror}") from None
     rows: dict[Any, Row] = {}
     damage = Damage([], [])
+    decoder = json.JSONDecoder(parse_int=(SharedNumbers() if shared is None else shared).__getitem__)
+    paths: dict[tuple[int, ...], list[int]] = {}
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
+            row = decoder.decode(line)
         except json.JSONDecodeError:
             row = None
         if not _is_answer(row):
@@ -71,6 +84,9 @@ def read_answers(path: Path) -> tuple[dict[Any, Row], Damage]:
         key = row["question_id"]
         if key in rows and key not in damage.repeated:
             damage.repeated.append(key)
+        for choice in row["choices"]:  # the same few paths, over and over
+            if choice.get("step_paths"):
+                choice["step_paths"] = [[paths.setdefault(tuple(p), p) for p in turn] for turn in choice["step_paths"]]
         rows[key] = row
     return rows, damage
 
@@ -194,10 +210,13 @@ class AnswerStore:
 
 
 def write_json(path: Path, data: Any) -> None:
-    """Write a JSON file, whole or not at all."""
+    """Write a JSON file, whole or not at all. Raises UserError if the disk refuses it."""
     partial = path.with_name(path.name + ".part")
-    partial.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    partial.replace(path)
+    try:
+        partial.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        partial.replace(path)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written ({error.strerror})") from None
 
 
 def _difference(held: Any, now: Any, where: str = "") -> str:

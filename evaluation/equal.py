@@ -26,14 +26,14 @@ def first_difference(one: Row, other: Row) -> str | None:
         ids = list(zip(a.get("output_ids") or [], b.get("output_ids") or [], strict=False))
         for turn, (mine, theirs) in enumerate(ids):
             if mine != theirs:
-                return f"choice {index}, turn {turn}: token {_diverge(mine, theirs)}"
+                return f"choice {index}, turn {turn}: token {diverge(mine, theirs)}"
         for turn, (mine, theirs) in enumerate(zip(a["turns"], b["turns"], strict=True)):
             if mine != theirs:
-                return f"choice {index}, turn {turn}: character {_diverge(mine, theirs)}"
+                return f"choice {index}, turn {turn}: character {diverge(mine, theirs)}"
     return None
 
 
-def _diverge(a: Any, b: Any) -> int:
+def diverge(a: Any, b: Any) -> int:
     """The first index at which two sequences differ."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 

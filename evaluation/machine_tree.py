@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-import matplotlib.pyplot as plt
-from matplotlib.figure import Figure
 
 from .metrics import measure
 from .tables import Run
@@ -22,7 +20,7 @@ def chosen(run: Run) -> dict[str, Any] | None:
     return told if told.get("predicted_speedup") else None
 
 
-def achieved(run: Run, runs: list[Run]) -> float:
+def achieved(run: Run, runs: Sequence[Run]) -> float:
     """Decoding speed over vanilla's on the questions both have; NaN without such a run."""
     base = next((r for r in runs if r.bench_key == run.bench_key and r.label == "vanilla"), None)
     if base is None:
@@ -33,7 +31,7 @@ def achieved(run: Run, runs: list[Run]) -> float:
     return ours / measure([theirs[row["question_id"]] for row in common]).tokens_per_second_decode
 
 
-def to_lines(runs: list[Run]) -> list[str]:
+def to_lines(runs: Sequence[Run]) -> list[str]:
     """One line a run with tree=auto: the choice, the promise, and what came of it."""
     lines = []
     for run in runs:
@@ -50,31 +48,7 @@ def to_lines(runs: list[Run]) -> list[str]:
     return lines
 
 
-def draw(run: Run, runs: list[Run], note: str) -> Figure:
-    """Step time over the size of the tree, and the speed that it promises, the last choice marked."""
-    told = chosen(run)
-    assert told is not None, "drawn for runs that chose their tree"
-    figure, (left, right) = plt.subplots(1, 2, figsize=(7.0, 2.6), layout="constrained")
-    sizes = told["sizes"]
-    left.plot(sizes, [1e3 * s for s in told["step_seconds"]], color="#0072B2", marker="o", markersize=3)
-    left.set_ylabel("milliseconds a step")
-    left.set_ylim(bottom=0)
-    right.plot(sizes, told["predicted_speedup_by_size"], color="#009E73", marker="o", markersize=3, label="predicted")
-    at = sizes.index(told["chosen"])
-    right.plot(sizes[at], told["predicted_speedup_by_size"][at], "o", color="#D55E00", label="last choice")
-    got = achieved(run, runs)
-    if got == got:
-        right.axhline(got, color="#444444", linewidth=0.8, linestyle=":", label="achieved over the run")
-    right.set_ylabel("decoding speed over vanilla")
-    right.set_ylim(bottom=0)
-    right.legend(fontsize=7)
-    for axes in (left, right):
-        axes.set_xlabel("nodes below the root")
-    figure.supxlabel(note, fontsize=6, color="#666666", x=0.99, ha="right")
-    return figure
-
-
-def write_json(runs: list[Run], path: Path) -> None:
+def write_json(runs: Sequence[Run], path: Path) -> None:
     """The same figures for programs, by run label; nothing is written where no run chose its tree."""
     found = {run.label: told | {"achieved_speedup": achieved(run, runs)} for run in runs if (told := chosen(run))}
     if found:

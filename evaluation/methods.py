@@ -24,7 +24,7 @@ from model.recycling.matrix import load_state
 from .models import LoadedModel
 from .step_times import step_seconds
 
-COLD, HOT = "cold", "hot"
+COLD, HOT, CATEGORY = "cold", "hot", "category"
 AUTO = "auto"  # the tree that is chosen for the machine
 RANKS = 32  # candidates a node that a template may ask for, where the method has no k of its own
 DTYPES = {"int64": torch.int64, "int32": torch.int32}
@@ -37,7 +37,7 @@ class Method:
     Attributes:
         name: of the method, as in configs/method/.
         drafter: None for `hf`, which does not run on this engine.
-        start: cold, hot, or the file of a saved state; None where nothing is carried from prompt to prompt.
+        start: cold, hot, category, or the file of a saved state; None where nothing is carried from prompt to prompt.
         tree: None where the method has no template.
         settings: everything that decides the output, for the run's fingerprint.
     """
@@ -63,16 +63,19 @@ class Method:
         """The state at the start of a run."""
         if self.drafter is not None:
             self.drafter.reset()
-            if self.start not in (None, COLD, HOT):
+            if self.start not in (None, COLD, HOT, CATEGORY):
                 self.drafter.load_state_dict(load_state(Path(str(self.start))))
 
-    def answer(self, prompt: list[int], max_new_tokens: int) -> Generation:
-        """Answer one prompt; a cold start forgets what was before."""
+    def answer(self, prompt: list[int], max_new_tokens: int, mark: Callable[[str], None] | None = None) -> Generation:
+        """Answer one prompt; a cold start forgets what was before. `mark`: as `decode` takes it."""
         if self.drafter is None:
             return _transformers_generate(self.loaded, prompt, max_new_tokens)
         if self.start == COLD:
             self.drafter.reset()
-        return decode(self.loaded.target, self.drafter, prompt, max_new_tokens=max_new_tokens, eos=self.loaded.eos)
+        marking = {} if mark is None else {"mark": mark}
+        return decode(
+            self.loaded.target, self.drafter, prompt, max_new_tokens=max_new_tokens, eos=self.loaded.eos, **marking
+        )
 
 
 def build_method(loaded: LoadedModel, method: dict[str, Any], tree: dict[str, Any], start: str) -> Method:
@@ -83,7 +86,7 @@ def build_method(loaded: LoadedModel, method: dict[str, Any], tree: dict[str, An
             method's own settings, which become keyword arguments. A drafter is given besides whichever of these its
             signature names: vocab_size, device, eos, tree, target.
         tree: `name` and parameters of a template; used by methods that take a `tree`.
-        start: cold | hot | path of a saved state; methods without state have neither.
+        start: cold | hot | category | path of a saved state; methods without state have none of them.
 
     Raises:
         UserError: unknown drafter, start, setting or value, a tree that does not fit k.
@@ -121,9 +124,11 @@ def build_method(loaded: LoadedModel, method: dict[str, Any], tree: dict[str, An
         settings |= {"tree": tree["name"], "tree_nodes": len(nodes), "tree_sha256": _sha256(repr(nodes).encode())}
     if stateful:
         settings["start"] = start
-        if start not in (COLD, HOT):
+        if start not in (COLD, HOT, CATEGORY):
             if not Path(start).is_file():
-                raise UserError(f"start={start}: must be cold, hot or the file of a saved state; there is no such file")
+                raise UserError(
+                    f"start={start}: must be cold, hot, category or the file of a saved state; there is no such file"
+                )
             settings["start_sha256"] = _sha256_of(Path(start))
     made = Method(name, loaded, drafter, start if stateful else None, template, settings)
     made.prepare()  # a saved state that does not fit is told now
@@ -176,7 +181,7 @@ def _auto(
     plain, seconds = step_seconds(loaded, budget=tree["nodes"], k=own["k"])
 
     def auto_recycling(
-        vocab_size: int, device: torch.device, k: int, recycle_prompt: bool, dtype: torch.dtype
+        vocab_size: int, device: torch.device, k: int, recycle_prompt: bool, dtype: torch.dtype, update: str
     ) -> AutoRecycling:
         return AutoRecycling(
             vocab_size,
@@ -187,6 +192,7 @@ def _auto(
             recycle_prompt=recycle_prompt,
             device=device,
             dtype=dtype,
+            update=update,
         )
 
     return auto_recycling

@@ -8,10 +8,14 @@ Definitions:
     tokens_per_second_total: all new tokens / all wall time.
     tokens_per_second_decode: all new tokens after the first of each turn / all decoding time (prefill excluded).
     speedup_B: tokens_per_second / that of baseline B, both over the questions that both have answered.
+    prefill_ms, decode_ms: mean over turns. step_ms: all decoding time / all forwards after the prefill.
+    time_to_first_token_ms: mean over turns, from the question's text to the first new token: prompt and prefill.
+    peak_memory_mib: the largest over questions of what the devices (on the CPU: the process) held.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -35,6 +39,11 @@ class Measures:
     tokens_per_second: float
     tokens_per_second_total: float
     tokens_per_second_decode: float
+    prefill_ms: float
+    decode_ms: float
+    time_to_first_token_ms: float
+    step_ms: float
+    peak_memory_mib: float
 
 
 def accept_lengths(row: Row) -> list[int]:
@@ -58,6 +67,12 @@ def question_speed(row: Row) -> float:
     return new_tokens(row) / seconds if seconds > 0 else float("nan")
 
 
+def repeated_ngrams(tokens: Sequence[int], n: int = 3) -> float:
+    """Share of a text's n-grams of tokens that stand in it earlier, too; NaN where it has no n-gram."""
+    grams = list(zip(*(tokens[i:] for i in range(n)), strict=False))
+    return 1 - len(set(grams)) / len(grams) if grams else math.nan
+
+
 def mean(values: Iterable[float]) -> float:
     """Arithmetic mean; NaN of nothing."""
     items = list(values)
@@ -79,7 +94,41 @@ def measure(rows: Sequence[Row]) -> Measures:
         tokens_per_second=mean(question_speed(row) for row in rows if wall_time(row) > 0),
         tokens_per_second_total=tokens / seconds if seconds > 0 else float("nan"),
         tokens_per_second_decode=_decode_speed(rows),
+        **_times(rows),
+        peak_memory_mib=_peak(rows),
     )
+
+
+def _peak(rows: Sequence[Row]) -> float:
+    peaks: list[Any] = [row.get("peak_memory") for row in rows]
+    return float(max(peaks)) / 2**20 if peaks and None not in peaks else math.nan
+
+
+def _times(rows: Sequence[Row]) -> dict[str, float]:
+    """Milliseconds of a turn's parts and of a step; NaN where a row does not hold what a figure needs."""
+    prefill = per_turn(rows, "prefill_time")
+    decode, prompt = per_turn(rows, "decode_time"), per_turn(rows, "prompt_time")
+    steps = sum(max(n - 1, 0) for n in per_turn(rows, "forwards"))
+    seconds = sum(decode) if decode else math.nan
+    first = mean(prompt) + mean(prefill)  # both over the same turns
+    return {
+        "prefill_ms": 1e3 * mean(prefill),
+        "decode_ms": 1e3 * mean(decode),
+        "time_to_first_token_ms": 1e3 * first,
+        "step_ms": 1e3 * seconds / steps if steps else math.nan,
+    }
+
+
+def per_turn(rows: Sequence[Row], key: str) -> list[float]:
+    """A key that holds one number a turn, over all turns that decoded; empty if any row lacks it."""
+    found: list[float] = []
+    for row in rows:
+        for choice in row["choices"]:
+            values = choice.get(key)
+            if not values or None in values:
+                return []
+            found += [value for value, tokens in zip(values, choice["new_tokens"], strict=True) if tokens]
+    return found
 
 
 def _decode_speed(rows: Sequence[Row]) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import random
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # Spec-Bench rolls its eight MT-bench labels up into one subtask (evaluation/speed.py there); others keep their name.
 MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
+FILE_ORDER, INTERLEAVED, SHUFFLED = "file", "interleaved", "shuffled"
 SUBTASKS = ("mt_bench", "translation", "summarization", "qa", "math_reasoning", "rag", "code")
 
 
@@ -35,11 +37,12 @@ class Question:
 
 @dataclass(frozen=True)
 class Bench:
-    """A bench's name, its questions in file order, and the file's sha256."""
+    """A bench's name, its questions in the order they are asked, the file's sha256, and which order that is."""
 
     name: str
     questions: tuple[Question, ...]
     sha256: str
+    order: str = FILE_ORDER
 
 
 def read_questions(path: Path) -> tuple[Question, ...]:
@@ -90,6 +93,7 @@ def load_bench(
     end: int | None = None,
     per_category: int | None = None,
     categories: Sequence[str] | None = None,
+    order: str = FILE_ORDER,
 ) -> Bench:
     """Load a bench, fetching it first if it is not there.
 
@@ -99,9 +103,10 @@ def load_bench(
         begin, end: slice of the file, as Spec-Bench's --question-begin and --question-end.
         per_category: only the first so many questions of each subtask.
         categories: only these subtasks.
+        order: file | interleaved (one of each subtask in turn) | shuffled, or shuffled-N with another seed than 0.
 
     Raises:
-        UserError: missing, empty, malformed, wrong hash, no network, nothing selected.
+        UserError: missing, empty, malformed, wrong hash, no network, nothing selected, unknown order.
     """
     file = ROOT / path
     if file.is_dir() or (url is None and not file.suffix):
@@ -123,7 +128,27 @@ def load_bench(
             chosen.append(question)
     if not chosen:
         raise UserError(f"bench {name}: no question is left of {len(questions)} after the selection")
-    return Bench(name, tuple(chosen), digest)
+    return Bench(name, ordered(chosen, order), digest, order)
+
+
+def ordered(questions: Sequence[Question], order: str) -> tuple[Question, ...]:
+    """The questions in that order. Raises UserError if there is no such order."""
+    kind, _, seed = order.partition("-")
+    if order == FILE_ORDER:
+        return tuple(questions)
+    if order == INTERLEAVED:
+        seen: dict[str, int] = {}
+        places = []
+        for question in questions:
+            row = subtask(question.category)
+            seen[row] = seen.get(row, 0) + 1
+            places.append(seen[row])
+        return tuple(question for _, question in sorted(zip(places, questions, strict=True), key=lambda pair: pair[0]))
+    if kind == SHUFFLED and (seed.isdigit() or order == SHUFFLED):
+        shuffled = list(questions)
+        random.Random(int(seed or 0)).shuffle(shuffled)
+        return tuple(shuffled)
+    raise UserError(f"bench.order={order}: unknown; use file, interleaved, shuffled or shuffled-N (seed N)")
 
 
 def fetch(url: str, sha256: str, file: Path) -> None:

@@ -1,35 +1,70 @@
-"""python -m evaluation.report FOLDER: tables and figures of an experiment again, from its records alone."""
+"""python -m evaluation.report FOLDER: tables and figures of an experiment again, from its records alone.
+
+With --answers GLOB instead of a folder: the same table from answer files in Spec-Bench's format, of any method.
+"""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
+from model.errors import UserError
+
 from . import machine_tree
+from .audit import write_audit
 from .cli import user_errors
 from .figures import draw_all
-from .tables import read_runs, to_text, write_tables
+from .foreign import read_foreign
+from .sweeps import missing_jobs
+from .tables import main_table, read_runs
+from .write_tables import to_markdown, to_text, write_tables
+
+FOREIGN = Path("results/report/tables/main.csv")
 
 
 def report(folder: Path) -> None:
     """Write `tables/` and `figures/` below an experiment's folder and print the overall table."""
     runs = read_runs(folder)
-    table = write_tables(runs, folder / "tables")
+    missing = missing_jobs(folder)
+    notes = [str(missing)] if missing else []
+    table = write_tables(runs, folder / "tables", notes)
+    audit = write_audit(runs, folder)
     figures = draw_all(runs, table, folder / "figures")
     machine_tree.write_json(runs, folder / "tables" / "machine_tree.json")
-    print("\n".join(["", to_text(runs, table), *machine_tree.to_lines(runs), ""]))
+    print(f"\n{to_text(runs, table)}\n")
+    for line in [*machine_tree.to_lines(runs), *audit, *notes]:
+        print(line)
     print(
         f"by category: {folder / 'tables' / 'main.csv'} (and .md)   "
-        f"figures: {folder / 'figures'} ({len(figures)} as png and svg)"
+        f"figures: {folder / 'figures'} ({len(figures)} as pdf, svg, png)"
     )
+
+
+def report_answers(pattern: str, out: Path) -> None:
+    """The main table of answer files of any origin, as CSV and Markdown."""
+    runs = read_foreign(pattern)
+    table = main_table(runs)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    table.to_csv(out, index=False)
+    out.with_suffix(".md").write_text(to_markdown(runs, table), encoding="utf-8")
+    print(f"\n{to_text(runs, table)}\n\nby category: {out} (and .md)")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m evaluation.report", description=__doc__)
-    parser.add_argument("folder", type=Path, help="an experiment's results, e.g. results/quickstart")
+    parser.add_argument("folder", type=Path, nargs="?", help="an experiment's results, e.g. results/quickstart")
+    parser.add_argument("--answers", metavar="GLOB", help="answer files instead, e.g. 'model_answer/*.jsonl'")
+    parser.add_argument("--out", type=Path, help=f"with --answers: the table's file (default {FOREIGN})")
     arguments = parser.parse_args()
     with user_errors():
-        report(arguments.folder)
+        if (arguments.folder is None) == (arguments.answers is None):
+            raise UserError("name an experiment's folder, or answer files with --answers GLOB")
+        if arguments.answers is not None:
+            report_answers(arguments.answers, arguments.out or FOREIGN)
+        elif arguments.out is not None:
+            raise UserError("--out: with --answers only; an experiment's report lies in its folder")
+        else:
+            report(arguments.folder)
 
 
 if __name__ == "__main__":

@@ -7,48 +7,59 @@ import json
 import os
 import re
 import sys
-import time
-import uuid
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import hydra
 import torch
+from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from tqdm import tqdm
 
-from model.decoding import Generation
 from model.errors import UserError
 
 from . import distributed
-from .answers import AnswerStore, Row
+from .answering import answer_all, warm_up
+from .answers import AnswerStore, Row, write_json
 from .cli import Failure, fail, one_line, told, user_errors
-from .conversation import answer_text, prompt_ids, template_hash
+from .conversation import prompt_ids, template_hash
 from .devices import devices_in_words, exclusive
-from .methods import COLD, Method, build_method
+from .methods import COLD, HOT, Method, build_method
 from .metrics import measure
 from .models import LoadedModel, ModelSettings, load_model
 from .provenance import collect
-from .questions import ROOT, Bench, Question, load_bench
-from .step_times import warm_up_prompt
+from .questions import FILE_ORDER, ROOT, Bench, load_bench
+from .sweeps import job_key
+
+SAVED = "saved"  # start=saved: from what the hot run of the same configuration left
 
 
-def run(cfg: DictConfig, answer_file: Path | None = None) -> Path:
-    """One run: load, warm up, answer what is not answered yet, summarise. Returns the run's directory.
+def run(cfg: DictConfig, answer_file: Path | None = None) -> list[Path]:
+    """A configuration, as often as it says: load, warm up, answer what is not answered yet, summarise.
+
+    Returns:
+        The directories, one a repeat.
 
     Raises:
         UserError: whatever a user can mend.
     """
     config: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)  # type: ignore[assignment]
-    for key, least in (("max_new_tokens", 1), ("num_choices", 1)):
-        if not isinstance(config[key], int) or config[key] < least:
-            raise UserError(f"{key}={config[key]}: must be a whole number, at least {least}")
+    for key in ("max_new_tokens", "num_choices", "repeats"):
+        if not isinstance(config[key], int) or config[key] < 1:
+            raise UserError(f"{key}={config[key]}: must be a whole number, at least 1")
+    repeats, repeat = config["repeats"], config["repeat"]
+    if repeat is not None and (not isinstance(repeat, int) or repeat < 0):
+        raise UserError(f"repeat={repeat}: must be null or a whole number from 0")
+    if not isinstance(config["phases"], bool):
+        raise UserError(f"phases={config['phases']}: must be true or false")
+    if config["run_dir"] is not None and repeats > 1 and repeat is None:
+        raise UserError(f"run_dir={config['run_dir']}: holds one run, but repeats={repeats}; leave out one of the two")
     model = ModelSettings(**config["model"])
     with exclusive(model):
-        return _measure(config, model, answer_file)
+        wanted = range(repeats) if repeat is None else [repeat]
+        return [_measure(config | {"repeat": index}, model, answer_file) for index in wanted]
 
 
 def _measure(config: dict[str, Any], model: ModelSettings, answer_file: Path | None) -> Path:
@@ -56,7 +67,12 @@ def _measure(config: dict[str, Any], model: ModelSettings, answer_file: Path | N
     bench = load_bench(**config["bench"])
     loaded = load_model(model)
     loaded.target.execution = choose_execution(str(config["execution"]), loaded)
-    method = build_method(loaded, config["method"], config["tree"], str(config["start"]))
+    saved = config["start"] == SAVED
+    method = build_method(loaded, config["method"], config["tree"], HOT if saved else str(config["start"]))
+    if saved and method.start is not None:
+        method = build_method(loaded, config["method"], config["tree"], saved_start(config, model.name))
+    if method.start in (None, COLD):  # nothing is carried on, so the order decides nothing: one run for all orders
+        bench = load_bench(**config["bench"] | {"order": FILE_ORDER})
     settings = run_settings(config, bench, method)
     given: str | None = config["run_dir"]
     folder = Path(given) if given else default_folder(config, settings, method)
@@ -64,11 +80,13 @@ def _measure(config: dict[str, Any], model: ModelSettings, answer_file: Path | N
     store = distributed.open_store(folder, answer_file)
     with store.locked():
         extra = {
-            "label": method.label,
+            "label": method.label.replace("state)", f"{SAVED})") if saved else method.label,
             "device": devices_in_words(loaded),
             "execution_used": execution_used(method),
             "questions": len(bench.questions),
             "template_sha256": template_hash(loaded.template, loaded.tokenizer),
+            "vocab_size": loaded.target.vocab_size,
+            "draft_tree": " ".join(",".join(map(str, p)) for p in method.tree.rank_paths[1:]) if method.tree else None,
             "config": config,
         }
         done = store.begin(collect(settings, loaded.target.device, extra))
@@ -81,6 +99,31 @@ def _measure(config: dict[str, Any], model: ModelSettings, answer_file: Path | N
             answer_all(pending, method, store, config, done)
         summarise(store, done, method)
     return folder
+
+
+def saved_start(config: dict[str, Any], model: str) -> str:
+    """start=saved: the state that the hot run of the same configuration left in this experiment's folder.
+
+    Of a method with several rules of update it is the one that writes everything, as a frozen state was made by it.
+
+    Raises:
+        UserError: there is none yet.
+    """
+    wanted = _source(config | {"start": HOT}, "all")
+    for path in sorted((Path(config["results_dir"]) / str(config["name"]) / "runs").glob("*/state.safetensors")):
+        held = json.loads((path.parent / "metadata.json").read_text(encoding="utf-8"))["config"]
+        if _source(held, held["method"].get("update", "all")) == wanted:
+            return str(path)
+    raise UserError(
+        f"start=saved: there is no finished run of {config['method']['name']} with start=hot on {model} in "
+        f"{config['results_dir']}/{config['name']}; run it first (in a sweep: start=hot,saved), or name a file"
+    )
+
+
+def _source(config: dict[str, Any], update: str) -> dict[str, Any]:
+    """What decides the state that a run leaves."""
+    kept = {key: value for key, value in config.items() if key not in ("run_dir", "repeat", "repeats", "preset")}
+    return kept | {"method": config["method"] | {"update": update}}
 
 
 def run_settings(config: dict[str, Any], bench: Bench, method: Method) -> dict[str, Any]:
@@ -96,12 +139,15 @@ def run_settings(config: dict[str, Any], bench: Bench, method: Method) -> dict[s
     ids = [q.question_id for q in bench.questions]
     return {
         "model": model,
-        "bench": {"name": bench.name, "sha256": bench.sha256, "ids_sha256": _sha256(ids), "questions": len(ids)},
+        "bench": {"name": bench.name, "sha256": bench.sha256, "ids_sha256": _sha256(ids), "questions": len(ids)}
+        | {"order": bench.order},
         "method": method.settings,
         "execution": loaded.target.execution,
         "max_new_tokens": config["max_new_tokens"],
         "num_choices": config["num_choices"],
         "seed": config["seed"],
+        "phases": config["phases"],
+        "repeat": config["repeat"],
     }
 
 
@@ -142,90 +188,30 @@ def check_prompts(bench: Bench, loaded: LoadedModel) -> None:
             )
 
 
-def warm_up(method: Method) -> None:
-    """Answer a held-out question, then forget it: allocation and first-call costs stay out of the timings."""
-    method.answer(warm_up_prompt(method.loaded), 48)
-    method.prepare()
-
-
-def answer_all(
-    pending: list[Question], method: Method, store: AnswerStore, config: dict[str, Any], done: dict[Any, Row]
-) -> None:
-    """Answer question after question, keeping each as soon as it is done; adds to `done`."""
-    total = len(pending) + len(done)
-    bar = {"desc": method.label, "unit": "question", "dynamic_ncols": True, "disable": distributed.rank() > 0}
-    with tqdm(total=total, initial=len(done), **bar) as progress:
-        for question in pending:
-            row = answer_question(question, method, config)
-            done[question.question_id] = row
-            state = method.drafter.state_dict() if method.drafter and method.start not in (None, COLD) else {}
-            store.append(row, state, len(done))
-            figures = measure([row])
-            progress.set_postfix(
-                mat=f"{figures.mat:.2f}", tokens_per_s=f"{figures.tokens_per_second:.0f}", refresh=False
-            )
-            progress.update()
-
-
-def answer_question(question: Question, method: Method, config: dict[str, Any]) -> Row:
-    """All turns of a question, `num_choices` times, as a row in Spec-Bench's answer format."""
-    return {
-        "question_id": question.question_id,
-        "category": question.category,
-        "answer_id": uuid.uuid4().hex,
-        "model_id": f"{method.loaded.settings.name}-{method.label}".replace(" ", "-"),
-        "choices": [_converse(question, method, config, index) for index in range(config["num_choices"])],
-        "tstamp": time.time(),
-    }
-
-
-def _converse(question: Question, method: Method, config: dict[str, Any], index: int) -> Row:
-    loaded, answers = method.loaded, list[str]()
-    generations: list[Generation] = []
-    for turn in range(len(question.turns)):
-        prompt = prompt_ids(loaded.template, loaded.tokenizer, list(question.turns[: turn + 1]), answers)
-        if len(prompt) < loaded.target.context:
-            generation = method.answer(prompt, config["max_new_tokens"])
-        else:  # a later turn, behind long answers: no room is left, which is a result and no reason to stop
-            generation = Generation(stop="context")
-        generations.append(generation)
-        answers.append(answer_text(loaded.template, loaded.tokenizer, generation.tokens))
-    return {
-        "index": index,
-        "turns": answers,
-        "decoding_steps": [len(g.steps) for g in generations],
-        "new_tokens": [len(g.tokens) for g in generations],
-        "wall_time": [g.prefill_s + g.decode_s for g in generations],
-        "accept_lengths": [n for g in generations for n in g.accept_lengths],
-        # beyond Spec-Bench's keys, one entry a turn:
-        "prefill_time": [g.prefill_s if method.drafter else None for g in generations],
-        "decode_time": [g.decode_s if method.drafter else None for g in generations],
-        "forwards": [g.forwards for g in generations],
-        "stop": [g.stop for g in generations],
-        "output_ids": [g.tokens for g in generations],
-        # the step records: nodes forwarded and rank path accepted
-        "step_nodes": [[s.nodes for s in g.steps] for g in generations],
-        "step_paths": [[list(s.rank_path) for s in g.steps] for g in generations] if method.drafter else None,
-    }
-
-
 def summarise(store: AnswerStore, done: dict[Any, Row], method: Method) -> None:
     """Write the run's overall figures and keep the last state for other runs to start from."""
     summary: dict[str, Any] = asdict(measure(list(done.values())))
-    state = {}
+    state = method.drafter.state_dict() if method.drafter is not None else {}
+    summary["state_bytes"] = sum(t.numel() * t.element_size() for t in state.values())
     if method.drafter is not None and (told := method.drafter.describe()):
         summary["drafter"] = told
-    if method.drafter is not None and method.start not in (None, COLD):
-        state = method.drafter.state_dict()
-        summary["state_bytes"] = sum(t.numel() * t.element_size() for t in state.values())
-    store.finish(summary, state, len(done))
+    store.finish(summary, {} if method.start in (None, COLD) else state, len(done))
+
+
+def note_done(cfg: DictConfig, folders: list[Path]) -> None:
+    """Write down that this job of a sweep is done and where: several jobs may share a run."""
+    job = [str(override) for override in HydraConfig.get().overrides.task]
+    folder = Path(cfg.results_dir) / str(cfg.name)
+    if (folder / "sweep.json").exists() and cfg.run_dir is None and distributed.rank() == 0:
+        (folder / "jobs").mkdir(exist_ok=True)
+        write_json(folder / "jobs" / f"{job_key(job)}.json", {"job": job, "runs": [path.name for path in folders]})
 
 
 @hydra.main(version_base=None, config_path=str(ROOT / "configs"), config_name="config")
 def _job(cfg: DictConfig) -> Failure | None:
     try:
         with distributed.one_voice():
-            run(cfg)
+            note_done(cfg, run(cfg))
     except Exception as error:
         message = told(error)
         if message is None:

@@ -1,157 +1,122 @@
-"""Tables: the runs of an experiment as rows, numbers kept as numbers, the device above."""
+"""Tables: the runs of an experiment as rows, repeats pooled, numbers kept as numbers."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
-from pathlib import Path
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
-from model.errors import UserError
+from .intervals import deviation, ratio_interval
+from .metrics import OVERALL, Row, by_subtask, measure
+from .runs import METHODS, Pool, Run, pools, read_runs
 
-from .answers import read_answers
-from .metrics import Row, by_subtask, measure, speedup
+__all__ = ["BASELINES", "METHODS", "SHOWN", "Pool", "Run", "main_table", "pools", "read_runs"]
 
 BASELINES = ("hf", "vanilla")
-METHODS = ("hf", "vanilla", "pld", "recycling")  # in the order tables and figures show them
 SHOWN = ("method", "category", "questions", "new_tokens", "mat", "mat_macro", "tokens_per_second")
+GROUP = ["model", "dtype", "bench", "bench_questions", "max_new_tokens", "device"]  # one block of a table, one figure
 
 
-@dataclass(frozen=True)
-class Run:
-    """A run as it lies on disk: its metadata and its answers in the order of the bench."""
+def main_table(runs: Sequence[Run]) -> pd.DataFrame:
+    """One row for each model, bench, method and category, repeats pooled; speedups are against runs of the same folder.
 
-    folder: Path
-    metadata: dict[str, Any]
-    answers: list[Row]
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        return dict(self.metadata["settings"])
-
-    @property
-    def label(self) -> str:
-        return str(self.metadata["label"])
-
-    @property
-    def complete(self) -> bool:
-        return len(self.answers) == int(self.metadata["questions"])
-
-    @property
-    def bench_key(self) -> tuple[str, ...]:
-        """Runs with the same key may be compared: same model, bench, device, type and limit."""
-        settings = self.settings
-        parts = settings["model"] | {"bench": settings["bench"]["name"], "limit": settings["max_new_tokens"]}
-        return tuple(f"{key}={parts[key]}" for key in sorted(parts)) + (self.metadata["device"],)
-
-
-def read_runs(folder: Path) -> list[Run]:
-    """All runs below an experiment's folder, methods in the tables' order. Raises UserError if there is none."""
-    runs = []
-    for path in sorted(folder.glob("runs/*/metadata.json")):
-        answers = path.parent / "answers.jsonl"
-        if answers.exists():
-            metadata = json.loads(path.read_text(encoding="utf-8"))
-            runs.append(Run(path.parent, metadata, list(read_answers(answers)[0].values())))
-    if not runs:
-        raise UserError(f"{folder}: no runs here (runs/*/metadata.json with answers.jsonl)")
-    order = {name: i for i, name in enumerate(METHODS)}
-
-    def key(run: Run) -> tuple[Any, ...]:
-        method = run.settings["method"]
-        return run.bench_key, order.get(method["name"], 99), run.label, method.get("k", 0), method.get("tree_nodes", 0)
-
-    return sorted(runs, key=key)
-
-
-def main_table(runs: list[Run]) -> pd.DataFrame:
-    """One row for each model, bench, method and category; speedups are against the runs of the same folder."""
-    baselines = {(run.bench_key, run.label): run for run in runs}
+    Columns: counts are sums over repeats but for `questions`; X_std is over repeats, X_low and X_high are the 95 %
+    bootstrap interval over questions (docs/metrics.md); then the settings of the method.
+    """
+    pooled = pools(runs)
     rows: list[dict[str, Any]] = []
-    for run in runs:
-        settings = run.settings
-        groups = by_subtask(run.answers)
-        for category, answers in groups.items():
+    for pool in pooled:
+        settings = pool.first.settings
+        bases = {name: baseline(pool, name, pooled) for name in BASELINES}
+        for category, answers in by_subtask(pool.rows).items():
             row: dict[str, Any] = {
                 "model": settings["model"]["name"],
                 "bench": settings["bench"]["name"],
-                "method": run.label,
+                "method": pool.label,
+                "variant": pool.variant,
                 "category": category,
-                **asdict(measure(answers)),
+                "repeats": len(pool.runs),
+                **figures(pool, category, answers),
             }
-            for name in BASELINES:
-                base = baselines.get((run.bench_key, name))
-                row[f"speedup_{name}"] = speedup(answers, base.answers) if base is not None else float("nan")
-            method = settings["method"]
-            row |= {key: method.get(key) for key in ("start", "tree", "tree_nodes", "k")}
-            row |= {"dtype": settings["model"]["dtype"], "device": run.metadata["device"], "complete": run.complete}
+            for name, base in bases.items():
+                row |= speedups(name, pool, base, category)
+            row["state_bytes"] = pool.first.summary.get("state_bytes", math.nan)
+            row |= pool.first.facets
+            row |= {
+                "dtype": settings["model"]["dtype"],
+                "max_new_tokens": settings["max_new_tokens"],
+                "bench_questions": settings["bench"].get("questions", len(pool.first.answers)),
+                "device": pool.first.metadata["device"],
+                "complete": pool.complete,
+            }
             rows.append(row)
     return pd.DataFrame(rows)
 
 
-def write_tables(runs: list[Run], folder: Path) -> pd.DataFrame:
-    """Write main.csv (every digit) and main.md (rounded) below `folder`; return the table."""
-    table = main_table(runs)
-    folder.mkdir(parents=True, exist_ok=True)
-    table.to_csv(folder / "main.csv", index=False)
-    (folder / "main.md").write_text(to_markdown(runs, table), encoding="utf-8")
-    return table
+def baseline(pool: Pool, name: str, pooled: Sequence[Pool]) -> Pool | None:
+    """The baseline's runs to compare with: same model, bench and device, and the same execution where it has one."""
+    found = [p for p in pooled if p.label == name and p.first.bench_key == pool.first.bench_key]
+    facets = pool.first.facets
+    same = [p for p in found if all(p.first.facets[key] == facets[key] for key in ("execution", "phases"))]
+    if same or name != "hf":
+        return same[0] if same else None
+    return found[0] if found else None
 
 
-def heading(runs: list[Run]) -> list[str]:
-    """What ran on what, for above a table: one line a device and setting."""
-    lines = []
-    for run in runs:
-        settings, versions = run.settings, run.metadata["versions"]
-        line = (
-            f"{settings['model']['name']} ({settings['model']['dtype']}) on {run.metadata['device']}; "
-            f"torch {versions['torch']}, transformers {versions['transformers']}; greedy, batch 1, "
-            f"max_new_tokens {settings['max_new_tokens']}"
-        )
-        if line not in lines:
-            lines.append(line)
-    return lines
+def figures(pool: Pool, category: str, answers: Sequence[Row]) -> dict[str, Any]:
+    """The measures of a category, with deviation and interval of MAT and tokens/s."""
+    found = asdict(measure(answers))
+    own = questions_of(pool, category)
+    found["questions"] = len(own)
+    found["tokens_per_second"] = _mean(own["speed"])  # of the questions' own means over their repeats
+    repeats = [questions_of(run, category) for run in pool.runs]
+    ones = np.ones(len(own))
+    spread = {
+        "mat": (
+            [r["tokens"].sum() / r["steps"].sum() if r["steps"].sum() else math.nan for r in repeats],
+            ratio_interval(own["tokens"].where(own["steps"] > 0), own["steps"]),
+        ),
+        "tokens_per_second": ([_mean(r["speed"]) for r in repeats], ratio_interval(own["speed"], ones)),
+    }
+    for key, (values, (low, high)) in spread.items():
+        found |= {f"{key}_std": deviation(values), f"{key}_low": low, f"{key}_high": high}
+    return found
 
 
-def to_markdown(runs: list[Run], table: pd.DataFrame) -> str:
-    """The table for people: one block a model and bench."""
-    out = ["# Main table", "", *heading(runs), ""]
-    for (model, bench), block in table.groupby(["model", "bench"], sort=False):
-        columns = _columns(block)
-        out += [f"## {model}, {bench}", "", "| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
-        out += ["| " + " | ".join(_format(row[c]) for c in columns) + " |" for _, row in block.iterrows()]
-        out.append("")
-    return "\n".join(out)
+def speedups(name: str, pool: Pool, base: Pool | None, category: str) -> dict[str, float]:
+    """The speedup over a baseline on the questions both have, paired by question; deviation over paired repeats."""
+    keys = [f"speedup_{name}{end}" for end in ("", "_std", "_low", "_high")]
+    if base is None:
+        return dict.fromkeys(keys, math.nan)
+    value, interval = ratio(questions_of(pool, category), questions_of(base, category))
+    others = {run.repeat: run for run in base.runs}
+    ratios = [
+        ratio(questions_of(run, category), questions_of(others[run.repeat], category))[0]
+        for run in (pool.runs if len(pool.runs) > 1 else ())
+        if run.repeat in others
+    ]
+    return dict(zip(keys, (value, deviation(ratios), *interval), strict=True))
 
 
-def to_text(runs: list[Run], table: pd.DataFrame, category: str = "overall") -> str:
-    """The table for the terminal: one category of every run, aligned."""
-    out = list(heading(runs))
-    for (model, bench), block in table[table["category"] == category].groupby(["model", "bench"], sort=False):
-        columns = [c for c in _columns(block) if c != "category"]
-        cells = [columns] + [[_format(row[c]) for c in columns] for _, row in block.iterrows()]
-        widths = [max(len(line[i]) for line in cells) for i in range(len(columns))]
-        out += ["", f"{model}, {bench}, {category}:"]
-        for line in cells:
-            first, *rest = (
-                cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(line, widths, strict=True))
-            )
-            out.append("  ".join([first, *rest]))
-        unfinished = [run for run in runs if not run.complete]
-        out += [f"incomplete: {run.label}, {len(run.answers)} of {run.metadata['questions']}" for run in unfinished]
-    return "\n".join(out)
+def questions_of(runs: Run | Pool, category: str) -> pd.DataFrame:
+    """The questions of a category, by id: tokens, steps, speed."""
+    own = runs.by_question
+    return own if category == OVERALL else own[own["subtask"].to_numpy() == category]
 
 
-def _columns(block: pd.DataFrame) -> list[str]:
-    """The columns worth showing: fixed ones, speedups that exist, and settings in which the runs differ."""
-    varied = [c for c in ("tree", "tree_nodes", "k") if block.groupby("method")[c].nunique(dropna=True).max() > 1]
-    speedups = [f"speedup_{b}" for b in BASELINES if block[f"speedup_{b}"].notna().any()]
-    return [SHOWN[0], *varied, *SHOWN[1:], *speedups]
+def ratio(own: pd.DataFrame, theirs: pd.DataFrame) -> tuple[float, tuple[float, float]]:
+    """Mean speed over the other's mean speed on the questions that both have, and its interval."""
+    mine = own["speed"].to_numpy()
+    base = theirs["speed"].reindex(own.index).to_numpy()
+    both = np.isfinite(mine) & np.isfinite(base)
+    if not both.any():
+        return math.nan, (math.nan, math.nan)
+    return float(mine[both].mean() / base[both].mean()), ratio_interval(mine[both], base[both])
 
 
-def _format(value: Any) -> str:
-    if value is None or value != value:
-        return "-"
-    return f"{value:.2f}" if isinstance(value, float) else str(value)
+def _mean(values: pd.Series[float]) -> float:
+    return float(values.mean())  # pandas leaves NaN out

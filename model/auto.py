@@ -64,6 +64,7 @@ class AutoRecycling(TokenRecycling):
         recycle_prompt: bool = False,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.int64,
+        update: str = "all",
     ) -> None:
         if budget < 0 or 0 not in step_seconds:
             raise UserError(f"tree=auto: needs a budget of at least 0 (is {budget}) and the step time of 0 nodes")
@@ -76,7 +77,7 @@ class AutoRecycling(TokenRecycling):
         self._trees: dict[tuple[int, ...], Tree] = {}
         device = torch.device(device)
         self.largest = self._tree_of(len(self.sizes) - 1, device)
-        settings = dict(k=k, recycle_prompt=recycle_prompt, device=device, dtype=dtype)
+        settings = dict(k=k, recycle_prompt=recycle_prompt, device=device, dtype=dtype, update=update)
         super().__init__(vocab_size, self.largest, **settings)  # type: ignore[arg-type]
         self.reset()
 

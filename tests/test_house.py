@@ -22,7 +22,8 @@ from model.recycling import build_template
 from tools.requirements_met import unmet
 
 ROOT = Path(__file__).resolve().parents[1]
-PYTHON_FILES = [p for folder in ("model", "evaluation", "tools", "tests") for p in (ROOT / folder).rglob("*.py")]
+FOLDERS = ("model", "evaluation", "hydra_plugins", "tools", "tests")
+PYTHON_FILES = [p for folder in FOLDERS for p in (ROOT / folder).rglob("*.py")]
 README = (ROOT / "README.md").read_text()
 
 
@@ -62,7 +63,7 @@ def test_every_third_party_import_is_pinned():
     pins = (ROOT / "requirements.txt").read_text() + (ROOT / "tests/requirements.txt").read_text()
     pinned = {line.split("==")[0].lower() for line in pins.splitlines() if "==" in line}
     modules = {m.split(".")[0] for p in PYTHON_FILES for level, m in imported(p) if level == 0 and m}
-    own = {"model", "evaluation", "tools", "tests"}
+    own = {"model", "evaluation", "tools", "tests", "hydra_plugins"}
     third = {m for m in modules if m not in sys.stdlib_module_names and m not in own}
     assert {m for m in third if provided_by.get(m, m).lower() not in pinned} == set()
     for line in pins.splitlines():
@@ -104,7 +105,7 @@ def test_every_config_composes_and_says_what_it_is(choice):
         "bench": set(inspect.signature(load_bench).parameters),
         "tree": set(inspect.signature(build_template).parameters) - {"k"},
     }
-    assert group in ("experiment", "launcher") or set(cfg[group]) == wanted.get(group, set(cfg[group]))
+    assert group in ("experiment", "launcher", "preset") or set(cfg[group]) == wanted.get(group, set(cfg[group]))
 
 
 def test_python_modules_named_in_the_readme_take_the_arguments_shown():

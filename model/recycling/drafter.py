@@ -9,9 +9,11 @@ from __future__ import annotations
 import torch
 
 from ..decoding import Drafter, Tree
-from ..decoding.selection import top_k
+from ..decoding.selection import argmax, top_k
 from ..errors import UserError
 from .matrix import AdjacencyMatrix
+
+UPDATES = ("all", "path", "root", "frozen")
 
 
 class TokenRecycling(Drafter):
@@ -23,13 +25,15 @@ class TokenRecycling(Drafter):
         k: candidates kept per token.
         recycle_prompt: also write the prompt's own top-k (the paper does not).
         dtype: of the matrix, int64 or int32.
+        update: whose candidates a step writes back: all nodes (as published), the accepted path, the root, or none
+            (frozen: the matrix stays as it was loaded).
 
     Raises:
-        UserError: the template needs a rank that k candidates do not have.
+        UserError: the template needs a rank that k candidates do not have, or an unknown update.
     """
 
     stateful = True
-    needs_logits = True
+    needs_logits: bool = True
 
     def __init__(
         self,
@@ -40,13 +44,20 @@ class TokenRecycling(Drafter):
         recycle_prompt: bool = False,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.int64,
+        update: str = "all",
     ) -> None:
         device = torch.device(device)
+        if update not in UPDATES:
+            raise UserError(f"method.update={update}: unknown; use {', '.join(UPDATES)}")
+        if update == "frozen" and recycle_prompt:
+            raise UserError("method.update=frozen and method.recycle_prompt=true contradict each other")
         super().__init__(device)
         self.matrix = AdjacencyMatrix(vocab_size, k, device=device, dtype=dtype)
         if tree.max_rank >= k:
             raise UserError(f"tree: needs candidates up to rank {tree.max_rank}, but k={k} keeps ranks 0 to {k - 1}")
         self.max_nodes = len(tree)
+        self.update = update
+        self.needs_logits = update != "frozen"
         self.needs_prompt_logits = recycle_prompt
         self.use_tree(tree.on(device))
 
@@ -68,11 +79,25 @@ class TokenRecycling(Drafter):
 
     def learn(self, tokens: torch.Tensor, logits: torch.Tensor) -> None:
         """Recycle: the top-k after every node, rejected ones too, replaces that token's candidates (paper, 3.3)."""
-        self.matrix.update(tokens, top_k(logits, self.matrix.k))  # (n, k)
+        if self.update == "frozen":
+            return
+        if self.update == "root":
+            tokens, logits = tokens[:1], logits[:1]
+        kept = self._standing(tokens, logits) if self.update == "path" else None
+        self.matrix.update(tokens, top_k(logits, self.matrix.k), kept)  # (n, k)
+
+    def _standing(self, tokens: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        """Which nodes are what the target picks, all the way from the root: bool (n,); the accepted path."""
+        if tokens.shape[0] == 1:  # a root alone, as in the prefill
+            return torch.ones_like(tokens, dtype=torch.bool)
+        assert self.tree is not None
+        matches = tokens == argmax(logits).index_select(0, self.tree.parents)
+        return (matches | self.tree.missing).all(dim=-1)
 
     def observe_prompt(self, prompt: list[int], logits: torch.Tensor) -> None:
         """With `recycle_prompt`: the same for the prompt's tokens."""
-        self.learn(torch.tensor(prompt, device=self.device), logits[: len(prompt)])
+        best = top_k(logits[: len(prompt)], self.matrix.k)  # (P, k)
+        self.matrix.update(torch.tensor(prompt, device=self.device), best)
 
     def reset(self) -> None:
         self.matrix.reset()

@@ -35,13 +35,19 @@ class AdjacencyMatrix:
         """M[token, rank] for each pair: tokens and ranks int64 (m,), the result (m,) of the matrix's type."""
         return self.candidates.view(-1).index_select(0, torch.add(ranks, tokens, alpha=self.k))
 
-    def update(self, tokens: torch.Tensor, top_k: torch.Tensor) -> None:
+    def update(self, tokens: torch.Tensor, top_k: torch.Tensor, kept: torch.Tensor | None = None) -> None:
         """Write `top_k` (n, k) into the rows of `tokens` (n,), in order: of equal tokens the last one wins.
 
         An indexed write with repeated rows leaves the winner to chance on CUDA. Here every repeat writes the winner's
         row, so that order does not matter and a run repeats bit for bit.
+
+        Args:
+            kept: bool (n,), true for node 0; the others are not written. None: all are.
         """
         order = torch.arange(tokens.shape[0], device=tokens.device)
+        if kept is not None:  # the shapes stay: a node that is not written stands in for node 0, the first in order
+            order = order * kept
+            tokens = tokens.index_select(0, order)
         last = (tokens[:, None].eq(tokens) * order).amax(dim=1)  # (n,): the last node with the same token
         self.candidates.index_copy_(0, tokens, top_k.index_select(0, last).to(self.candidates.dtype))
 

@@ -5,7 +5,8 @@
 | 2.2.2 | | the published one, 80 nodes |
 | best | nodes | the published order cut to its best n nodes; beyond 80 it goes on by the same law |
 | chain | depth | one candidate below another, `depth` of them |
-| balanced | branching, depth | every node has `branching` children |
+| balanced | branching, depth, nodes | every node has `branching` children; cut level by level to `nodes`, if given |
+| shape | branching, depth, nodes | `depth` deep and `branching` wide, else the likeliest nodes; at most `nodes` |
 | file | path | a YAML list of rank paths, or a mapping with such a list under `nodes` |
 """
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
@@ -56,8 +58,8 @@ def build_template(
 
     Args:
         k: candidates kept a token; `best` uses ranks below k, any other tree that needs more is refused.
-        nodes: for `best`, without the root; 0 is the root alone.
-        depth, branching: for `chain` and `balanced`.
+        nodes: without the root; 0 is the root alone.
+        depth, branching: for `chain`, `balanced` and `shape`.
         path: for `file`.
 
     Raises:
@@ -65,11 +67,13 @@ def build_template(
     """
     given = {"nodes": nodes, "depth": depth, "branching": branching, "path": path}
     wanted = {"best": ["nodes"], "chain": ["depth"], "balanced": ["branching", "depth"], "file": ["path"]}
+    wanted["shape"] = ["branching", "depth", "nodes"]
     shipped = sorted(p.stem for p in _SHIPPED.glob("*.yaml"))
     if name not in wanted and name not in shipped:
         raise UserError(f"tree: no template {name!r}; there are {', '.join(shipped + list(wanted))}")
     for key, value in given.items():
-        if (value is not None) != (key in wanted.get(name, [])):
+        optional = name == "balanced" and key == "nodes"
+        if (value is not None) != (key in wanted.get(name, [])) and not optional:
             problem = f"needs {key} (tree.{key}=...)" if value is None else f"has no parameter {key}"
             raise UserError(f"tree: template {name!r} {problem}")
         if isinstance(value, int) and not 0 <= value <= _MAX_NODES:
@@ -82,16 +86,43 @@ def build_template(
     elif name == "chain":
         tree = Tree.chain(depth or 0)
     elif name == "balanced":
-        size = sum((branching or 0) ** d for d in range(1, (depth or 0) + 1))
-        if size > _MAX_NODES:
-            raise UserError(f"tree: branching={branching} and depth={depth} make {size} nodes, more than {_MAX_NODES}")
-        levels = (itertools.product(range(branching or 0), repeat=d) for d in range(1, (depth or 0) + 1))
-        tree = Tree.from_rank_paths(itertools.chain.from_iterable(levels))
+        paths = itertools.islice(
+            _level_by_level(branching or 0, depth or 0), _MAX_NODES + 1 if nodes is None else nodes
+        )
+        tree = Tree.from_rank_paths(taken := list(paths))
+        if len(taken) > _MAX_NODES:
+            raise UserError(f"tree: branching={branching} and depth={depth} make more than {_MAX_NODES} nodes")
+    elif name == "shape":
+        tree = Tree.from_rank_paths(shaped(nodes or 0, depth or 0, branching or 0))
     else:
         tree = load_template(_SHIPPED / f"{name}.yaml")
     if tree.max_rank >= k:
         raise UserError(f"tree: template {name!r} needs candidates up to rank {tree.max_rank}, but k={k}")
     return tree
+
+
+def _level_by_level(branching: int, depth: int) -> Iterator[RankPath]:
+    """All rank paths of the balanced tree, breadth-first."""
+    for level in range(1, depth + 1):
+        yield from itertools.product(range(branching), repeat=level)
+
+
+def shaped(n: int, depth: int, branching: int) -> list[RankPath]:
+    """At most n nodes, `depth` deep and `branching` wide: the best chain, the root's children, then the likeliest."""
+    if not depth or not branching:
+        return []
+    order: list[RankPath] = [(0,) * level for level in range(1, depth + 1)] + [(rank,) for rank in range(1, branching)]
+    frontier: list[tuple[float, RankPath]] = [(-likelihood((rank,)), (rank,)) for rank in range(branching)]
+    heapq.heapify(frontier)
+    taken = set(order)
+    while len(order) < n and frontier:
+        _, path = heapq.heappop(frontier)
+        if path not in taken:
+            order.append(path)
+        if len(path) < depth:
+            for rank in range(branching):
+                heapq.heappush(frontier, (-likelihood((*path, rank)), (*path, rank)))
+    return order[:n]
 
 
 def likelihood(path: RankPath) -> float:

@@ -181,20 +181,20 @@ def test_results_that_cannot_be_written(evaluate, tmp_path):
 def test_a_full_disk_stops_in_one_line_and_loses_nothing(evaluate, tmp_path):
     """A limit on file size makes the kernel refuse a write in the middle of a line, as a full disk does."""
     folder = tmp_path / "run"
-    assert evaluate(f"run_dir={tmp_path / 'calm'}").code == 0
+    assert evaluate(f"run_dir={tmp_path / 'calm'}", "max_new_tokens=96").code == 0
     size = (tmp_path / "calm/answers.jsonl").stat().st_size
     old = resource.getrlimit(resource.RLIMIT_FSIZE)
     previous = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (int(size * 0.6), old[1]))
-        outcome = evaluate(f"run_dir={folder}")
+        outcome = evaluate(f"run_dir={folder}", "max_new_tokens=96")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, old)
         signal.signal(signal.SIGXFSZ, previous)
     check(outcome, "answers.jsonl", "File too large")
     lines = (folder / "answers.jsonl").read_bytes().split(b"\n")
     assert lines[-1] == b"" and 1 <= len(lines) - 1 < 7
-    assert evaluate(f"run_dir={folder}").code == 0
+    assert evaluate(f"run_dir={folder}", "max_new_tokens=96").code == 0
     assert len((folder / "answers.jsonl").read_bytes().splitlines()) == 7
 
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from evaluation.metrics import by_subtask, measure, speedup
+from evaluation.metrics import by_subtask, measure, repeated_ngrams, speedup
 from evaluation.questions import MT_BENCH, subtask
 from evaluation.speed import speeds
 
@@ -83,3 +83,29 @@ def test_equal_to_spec_benchs_arithmetic():
     assert figures.tokens_per_second == pytest.approx(speed, abs=1e-9)
     assert figures.mat == pytest.approx(mat, abs=1e-9)
     assert speeds(ROWS) == pytest.approx(speed, abs=1e-9)
+
+
+def test_times_and_memory_by_hand():
+    # two turns: prefill 0.2 and 0.4 s, decoding 1 and 2 s in 5 and 11 forwards, the prefill's among them
+    timed = row(1, "qa", [([1] * 6, 1.2), ([1] * 12, 2.4)], decode=[1.0, 2.0])
+    more = {"prefill_time": [0.2, 0.4], "prompt_time": [0.01, 0.03], "forwards": [5, 11]}
+    timed["choices"][0] |= more
+    timed["peak_memory"] = 3 * 2**20
+    other = row(2, "qa", [([1], 0.1)], decode=[0.0])
+    other["choices"][0] |= {"prefill_time": [0.3], "prompt_time": [0.02], "forwards": [1]}
+    other["peak_memory"] = 2**20
+    figures = measure([timed, other])
+    assert figures.prefill_ms == pytest.approx(300) and figures.decode_ms == pytest.approx(1000)
+    assert figures.time_to_first_token_ms == pytest.approx(320)
+    assert figures.step_ms == pytest.approx(1e3 * 3.0 / (4 + 10))
+    assert figures.peak_memory_mib == 3.0
+    del other["choices"][0]["prefill_time"], other["peak_memory"]
+    lacking = measure([timed, other])
+    assert math.isnan(lacking.prefill_ms) and math.isnan(lacking.time_to_first_token_ms)
+    assert math.isnan(lacking.peak_memory_mib) and lacking.step_ms == figures.step_ms
+
+
+def test_repeated_ngrams_by_hand():
+    # 3-grams of a b c a b c a: abc bca cab abc bca; two of five stood before
+    assert repeated_ngrams([1, 2, 3, 1, 2, 3, 1]) == pytest.approx(2 / 5)
+    assert repeated_ngrams([1, 2, 3, 4]) == 0.0 and math.isnan(repeated_ngrams([1, 2]))

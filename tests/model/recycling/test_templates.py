@@ -100,3 +100,19 @@ def test_malformed_yaml_is_refused_with_the_file(tmp_path, text):
     path.write_text(text)
     with pytest.raises(UserError, match="wrong.yaml"):
         load_template(path)
+
+
+def test_a_balanced_tree_is_cut_level_by_level():
+    whole = build_template("balanced", branching=2, depth=3).rank_paths[1:]
+    assert build_template("balanced", branching=2, depth=3, nodes=9).rank_paths[1:] == whole[:9]
+    assert build_template("balanced", branching=8, depth=8, nodes=80).max_depth == 3
+
+
+@pytest.mark.parametrize("depth", range(1, 9))
+@pytest.mark.parametrize("branching", [1, 2, 4, 8])
+def test_a_shape_is_as_deep_and_wide_as_asked(depth, branching):
+    tree = build_template("shape", nodes=80, depth=depth, branching=branching)
+    room = sum(branching**d for d in range(1, depth + 1))
+    assert len(tree) - 1 == min(80, room)
+    assert tree.max_depth == depth and tree.max_rank + 1 == branching
+    assert sum(len(path) == 1 for path in tree.rank_paths) == branching

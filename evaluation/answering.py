@@ -1,0 +1,113 @@
+"""Answering a bench: question after question, turn after turn, each kept as soon as it is done."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from model.decoding import Generation
+
+from . import distributed
+from .answers import AnswerStore, Row
+from .bench_step import PhaseClock
+from .conversation import answer_text, prompt_ids
+from .memory import peak_bytes, restart_peak
+from .methods import CATEGORY, COLD, Method
+from .metrics import measure
+from .questions import Question, subtask
+from .step_times import warm_up_prompt
+
+
+def warm_up(method: Method) -> None:
+    """Answer a held-out question, then forget it: allocation and first-call costs stay out of the timings."""
+    method.answer(warm_up_prompt(method.loaded), 48)
+    method.prepare()
+
+
+def answer_all(
+    pending: list[Question], method: Method, store: AnswerStore, config: dict[str, Any], done: dict[Any, Row]
+) -> None:
+    """Answer question after question, keeping each as soon as it is done; adds to `done`.
+
+    With start=category the state is carried on within a subtask and forgotten where the subtask changes.
+    """
+    total = len(pending) + len(done)
+    before = subtask(str(list(done.values())[-1]["category"])) if done else None
+    bar = {"desc": method.label, "unit": "question", "dynamic_ncols": True, "disable": distributed.rank() > 0}
+    with tqdm(total=total, initial=len(done), **bar) as progress:
+        for question in pending:
+            if method.start == CATEGORY and subtask(question.category) != before:
+                method.prepare()
+            before = subtask(question.category)
+            row = answer_question(question, method, config)
+            done[question.question_id] = row
+            state = method.drafter.state_dict() if method.drafter and method.start not in (None, COLD) else {}
+            store.append(row, state, len(done))
+            figures = measure([row])
+            progress.set_postfix(
+                mat=f"{figures.mat:.2f}", tokens_per_s=f"{figures.tokens_per_second:.0f}", refresh=False
+            )
+            progress.update()
+
+
+def answer_question(question: Question, method: Method, config: dict[str, Any]) -> Row:
+    """All turns of a question, `num_choices` times, as a row in Spec-Bench's answer format."""
+    devices = [torch.device(device) for device in method.loaded.target.devices]
+    restart_peak(devices)
+    return {
+        "question_id": question.question_id,
+        "category": question.category,
+        "answer_id": uuid.uuid4().hex,
+        "model_id": f"{method.loaded.settings.name}-{method.label}".replace(" ", "-"),
+        "choices": [_converse(question, method, config, index) for index in range(config["num_choices"])],
+        "tstamp": time.time(),
+        "peak_memory": peak_bytes(devices),
+    }
+
+
+def _converse(question: Question, method: Method, config: dict[str, Any], index: int) -> Row:
+    loaded, answers = method.loaded, list[str]()
+    generations: list[Generation] = []
+    prompts: list[int] = []  # tokens of each turn's prompt
+    prompt_times: list[float] = []
+    phases: list[dict[str, float]] = []
+    for turn in range(len(question.turns)):
+        start = time.perf_counter()
+        prompt = prompt_ids(loaded.template, loaded.tokenizer, list(question.turns[: turn + 1]), answers)
+        prompt_times.append(time.perf_counter() - start)
+        prompts.append(len(prompt))
+        if len(prompt) < loaded.target.context:
+            clock = PhaseClock(loaded.target) if config["phases"] and method.drafter else None
+            generation = method.answer(prompt, config["max_new_tokens"], clock.mark if clock else None)
+            phases.append(dict(clock.seconds) if clock else {})
+        else:  # a later turn, behind long answers: no room is left, which is a result and no reason to stop
+            generation = Generation(stop="context")
+            phases.append({})
+        generations.append(generation)
+        answers.append(answer_text(loaded.template, loaded.tokenizer, generation.tokens))
+    own = method.drafter is not None
+    return {
+        "index": index,
+        "turns": answers,
+        "decoding_steps": [len(g.steps) for g in generations],
+        "new_tokens": [len(g.tokens) for g in generations],
+        "wall_time": [g.prefill_s + g.decode_s for g in generations],
+        "accept_lengths": [n for g in generations for n in g.accept_lengths],
+        # beyond Spec-Bench's keys, one entry a turn:
+        "prompt_tokens": prompts,
+        "prompt_time": prompt_times,
+        "prefill_time": [g.prefill_s if own else None for g in generations],
+        "decode_time": [g.decode_s if own else None for g in generations],
+        "forwards": [g.forwards for g in generations],
+        "stop": [g.stop for g in generations],
+        "output_ids": [g.tokens for g in generations],
+        # the step records: nodes forwarded and rank path accepted
+        "step_nodes": [[s.nodes for s in g.steps] for g in generations],
+        "step_paths": [[list(s.rank_path) for s in g.steps] for g in generations] if method.drafter else None,
+        # seconds of a turn by phase of its steps, where `phases` asks for them
+        "phase_time": phases if config["phases"] and own else None,
+    }

@@ -1,0 +1,96 @@
+"""Figures, drawn from records alone: each function draws what the runs vary in, or returns None where they do not.
+
+A figure is one function: add it to FIGURES (it is given one `Block`, the runs of a model and bench) or to ACROSS (it is
+given all blocks). Its name is the file's name, its docstring the sentence that the report page prints below it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from ..tables import GROUP, Pool, Run, pools
+from ..write_tables import group_names, heading
+from .block import Block
+from .choices import order, start, update
+from .costs import memory, novelty, overhead
+from .curves import machine_tree, topk, tree_family, tree_shape, tree_size
+from .methods import (
+    acceptance_by_depth,
+    accepted_lengths,
+    mat,
+    mat_over_questions,
+    speedup_over_hf,
+    speedup_over_vanilla,
+)
+from .style import KINDS, save, styled
+
+FIGURES: tuple[Callable[[Block], Figure | None], ...] = (
+    speedup_over_hf,
+    speedup_over_vanilla,
+    mat,
+    accepted_lengths,
+    acceptance_by_depth,
+    mat_over_questions,
+    tree_size,
+    topk,
+    tree_shape,
+    tree_family,
+    start,
+    update,
+    order,
+    memory,
+    machine_tree,
+)
+ACROSS: tuple[Callable[[Sequence[Block]], Figure | None], ...] = (overhead, novelty)
+
+
+def draw_all(runs: Sequence[Run], table: pd.DataFrame, folder: Path) -> list[Path]:
+    """Draw what the runs have to show below `folder`; returns the PNG files.
+
+    Figures of an earlier, other set of runs are removed first, so that the folder shows these runs only.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for kind in KINDS:
+        for old in folder.glob(f"*.{kind}"):
+            old.unlink()
+    made: list[Path] = []
+    blocks = split(runs, table)
+    with styled():
+        for name, block in blocks.items():
+            suffix = "" if len(blocks) == 1 else "-" + "".join(c if c.isalnum() or c in "._" else "-" for c in name)
+            for draw in FIGURES:
+                figure = draw(block)
+                if figure is not None:
+                    made.append(save(figure, folder / f"{draw.__name__}{suffix}"))
+        for across in ACROSS:
+            figure = across(list(blocks.values()))
+            if figure is not None:
+                made.append(save(figure, folder / across.__name__))
+    return made
+
+
+def split(runs: Sequence[Run], table: pd.DataFrame) -> dict[str, Block]:
+    """The runs by what may be compared, each group with its rows of the table and what ran on what."""
+    names = group_names(table)
+    by_name: dict[str, list[Pool]] = {}
+    for pool in pools(runs):
+        settings = pool.first.settings
+        key = {
+            "model": settings["model"]["name"],
+            "dtype": settings["model"]["dtype"],
+            "bench": settings["bench"]["name"],
+            "bench_questions": settings["bench"].get("questions", len(pool.first.answers)),
+            "max_new_tokens": settings["max_new_tokens"],
+            "device": pool.first.metadata["device"],
+        }
+        by_name.setdefault(names[tuple(key[column] for column in GROUP)], []).append(pool)
+    blocks = {}
+    for key_of_group, rows in table.groupby(GROUP, sort=False):
+        own = by_name[names[key_of_group]]
+        what = heading([pool.first for pool in own])[0].split(";")[0]
+        blocks[names[key_of_group]] = Block(own, rows, f"{what}; {rows['bench'].iloc[0]}")
+    return blocks

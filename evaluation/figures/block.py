@@ -1,0 +1,89 @@
+"""What a figure is drawn from: the pooled runs of one model and bench, and their rows of the main table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import pandas as pd
+
+from ..metrics import OVERALL
+from ..tables import BASELINES, Pool
+
+MOST = 8  # names that a figure can tell apart
+TREE = ("tree", "tree_nodes", "tree_depth", "tree_breadth")
+
+
+@dataclass(frozen=True)
+class Block:
+    """Runs that may be compared, repeats pooled.
+
+    Attributes:
+        pools: one a configuration, in the tables' order.
+        table: their rows of the main table, all categories.
+        note: what ran on what.
+    """
+
+    pools: list[Pool]
+    table: pd.DataFrame
+    note: str
+
+    @cached_property
+    def overall(self) -> list[dict[str, Any]]:
+        """The row of all categories together, one a pool and in their order, with its `pool` and `name`."""
+        rows: list[dict[str, Any]] = self.table[self.table["category"] == OVERALL].to_dict("records")  # type: ignore[assignment]
+        return [row | {"pool": pool, "name": pool.name} for row, pool in zip(rows, self.pools, strict=True)]
+
+    @property
+    def drafting(self) -> list[dict[str, Any]]:
+        return [row for row in self.overall if row["method"] not in BASELINES]
+
+    def shown(self) -> list[dict[str, Any]]:
+        """All, or where they are too many to tell apart, of each label the one that accepts most."""
+        if len(self.overall) <= MOST:
+            return self.overall
+        best: dict[str, dict[str, Any]] = {}
+        for row in self.overall:
+            if row["method"] not in best or row["mat"] > best[row["method"]]["mat"]:
+                best[row["method"]] = row
+        return list(best.values())
+
+    def lines(self, setting: str, follow: Sequence[str] = ()) -> dict[str, list[dict[str, Any]]]:
+        """Drafting runs that differ in one setting only, by what they have in common; at least three points each.
+
+        Args:
+            setting: a column with numbers.
+            follow: settings that change along with it.
+        """
+        moving = {setting, *follow}
+        found: dict[str, list[dict[str, Any]]] = {}
+        for row in self.drafting:
+            if row.get(setting) is not None and row[setting] == row[setting]:
+                fixed = {k: str(v) for k, v in row["pool"].first.facets.items() if k not in moving}
+                found.setdefault(f"{row['method']}|{sorted(fixed.items())}", []).append(row)
+        chosen = [sorted(rows, key=lambda row: float(row[setting])) for rows in found.values()]
+        chosen = [rows for rows in chosen if len({row[setting] for row in rows}) > 2]
+        return named(chosen, moving)
+
+    def choices(self, setting: str, follow: Sequence[str] = ()) -> list[dict[str, Any]]:
+        """Drafting runs of the methods for which a setting that is no number takes several values."""
+        rows = [row for row in self.drafting if str(row.get(setting)) not in ("None", "nan")]
+        several = {row["pool"].method for row in rows}
+        several = {m for m in several if len({str(r[setting]) for r in rows if r["pool"].method == m}) > 1}
+        return [row for row in rows if row["pool"].method in several]
+
+
+def named(groups: Sequence[list[dict[str, Any]]], moving: set[str]) -> dict[str, list[dict[str, Any]]]:
+    """Each line with the name of its method, and the settings that tell it from other lines of the same name."""
+    out: dict[str, list[dict[str, Any]]] = {}
+    for rows in groups:
+        label = rows[0]["method"]
+        twins = [other for other in groups if other[0]["method"] == label]
+        facets = [other[0]["pool"].first.facets for other in twins]
+        mine = rows[0]["pool"].first.facets
+        varied = [k for k in mine if k not in moving and len({str(f.get(k)) for f in facets}) > 1]
+        words = [f"{k.removeprefix('method_')}={mine[k]}" for k in varied]
+        out[", ".join([label, *words])] = rows
+    return out

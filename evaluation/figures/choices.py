@@ -1,0 +1,86 @@
+"""Bars over a choice: where the state starts, what is written back, in which order the questions come."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from ..published import read_published
+from .block import Block
+from .style import INTERVAL, colour, note, panels
+
+
+def start(block: Block) -> Figure | None:
+    """What the state at the start of a prompt is worth: MAT and speedup by start, a published pair beside it."""
+    rows = block.choices("start")
+    return _bars(block, rows, "start", published_starts()) if rows else None
+
+
+def update(block: Block) -> Figure | None:
+    """What is written back to the matrix: every node, the accepted path, the root, nothing."""
+    rows = block.choices("update")
+    return _bars(block, rows, "update") if rows else None
+
+
+def order(block: Block) -> Figure | None:
+    """How much a method that carries state owes to the order of its questions."""
+    rows = [row for row in block.drafting if row.get("start") not in (None, "cold") and row["start"] == row["start"]]
+    rows = [row | {"order": row["pool"].first.settings["bench"].get("order", "file")} for row in rows]
+    if len({row["order"] for row in rows}) < 2:
+        return None
+    return _bars(block, rows, "order")
+
+
+def published_starts() -> list[tuple[str, float, float]]:
+    """(name, MAT, speedup) of the published hot and cold pair."""
+    own = [row for row in read_published("unofficial_a100_40gb") if row["method"].startswith("recycling (")]
+    return [(f"{row['method'][11:-1]}, published", row["mat"], row["speedup"]) for row in own]
+
+
+def _bars(
+    block: Block, rows: list[dict[str, Any]], setting: str, published: list[tuple[str, float, float]] | None = None
+) -> Figure:
+    """Two panels of horizontal bars, MAT and speedup (or tokens/s), one bar a run; published figures hatched."""
+    baseline = next((b for b in ("vanilla", "hf") if any(r[f"speedup_{b}"] == r[f"speedup_{b}"] for r in rows)), None)
+    speed = f"speedup_{baseline}" if baseline else "tokens_per_second"
+    labels = [_label(row, rows, setting) for row in rows]
+    extra = published or []
+    count = len(rows) + len(extra)
+    figure, axes = panels(2, height=1.2 + 0.36 * count, sharey=True)
+    at = list(range(count))[::-1]
+    for panel, column, place in zip(axes, ("mat", speed), (1, 2), strict=True):
+        values = [float(row[column]) for row in rows]
+        panel.barh(at[: len(rows)], values, 0.7, color=colour(4))
+        for y, row, value in zip(at, rows, values, strict=False):
+            low, high = row[f"{column}_low"], row[f"{column}_high"]
+            if low == low:
+                panel.hlines(y, low, high, color="#000000", linewidth=0.9)
+            panel.text(0, y, f" {value:.2f}" if column != "tokens_per_second" else f" {value:.0f}",
+                       va="center", color="#ffffff", fontsize=6.5)  # fmt: skip
+        if column == "mat" or baseline:
+            panel.barh(at[len(rows) :], [entry[place] for entry in extra], 0.7, color="#ffffff", edgecolor="#777777",
+                       hatch="////", linewidth=0.6)  # fmt: skip
+        panel.set_yticks(at, labels + [entry[0] for entry in extra])
+        panel.grid(axis="x")
+        panel.grid(axis="y", visible=False)
+        if column.startswith("speedup"):
+            panel.axvline(1.0, color="#444444", linewidth=0.7)
+    axes[0].set_xlabel("MAT (tokens a step)")
+    axes[1].set_xlabel(f"speedup over {baseline}" if baseline else "tokens/s")
+    hatched = "; hatched: Vicuna-7B, A100-40GB, speedup over its own baseline" if extra else ""
+    note(figure, f"lines: {INTERVAL}{hatched}; {block.note}")
+    return figure
+
+
+def _label(row: dict[str, Any], rows: list[dict[str, Any]], setting: str) -> str:
+    """The choice, and what else tells the bar from others of the same choice."""
+    twins = [other for other in rows if str(other[setting]) == str(row[setting])]
+    words = [str(row[setting])]
+    if len({other["pool"].method for other in rows}) > 1:
+        words.insert(0, row["pool"].method)
+    mine = row["pool"].first.facets
+    for key in mine:
+        if key != setting and len({str(other["pool"].first.facets.get(key)) for other in twins}) > 1:
+            words.append(key if mine[key] is True else "" if mine[key] is False else f"{mine[key]}")
+    return ", ".join(word for word in words if word)

@@ -1,0 +1,119 @@
+"""Methods beside one another: by subtask, by accepted length, by depth of the tree, over the questions."""
+
+from __future__ import annotations
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from ..acceptance import by_depth
+from ..metrics import OVERALL, accept_lengths
+from ..tables import BASELINES
+from .block import Block
+from .style import INTERVAL, NAMES, colour, legend, marker, note, panels
+
+
+def mat(block: Block) -> Figure | None:
+    """MAT by subtask and method: how many tokens a step adds."""
+    return _by_category(block, "mat", "MAT (tokens a step)")
+
+
+def speedup_over_hf(block: Block) -> Figure | None:
+    """Speedup by subtask and method over transformers' own generate."""
+    return _by_category(block, "speedup_hf", "speedup over hf")
+
+
+def speedup_over_vanilla(block: Block) -> Figure | None:
+    """Speedup by subtask and method over this engine without drafts."""
+    return _by_category(block, "speedup_vanilla", "speedup over vanilla")
+
+
+def _by_category(block: Block, column: str, label: str) -> Figure | None:
+    """One line a subtask, one mark a method, so that many methods fit a column; bars are 95 % intervals."""
+    rows = [row for row in block.shown() if row[column] == row[column]]
+    if not rows:
+        return None
+    categories = list(dict.fromkeys(block.table["category"]))
+    figure, (axes,) = panels(height=0.8 + 0.27 * len(categories))
+    names = (block.table["method"] + "|" + block.table["variant"]).to_numpy()
+    for i, row in enumerate(rows):
+        own = block.table[names == f"{row['method']}|{row['variant']}"].set_index("category")
+        at = [len(categories) - 1 - y + 0.5 * ((len(rows) - 1) / 2 - i) / len(rows) for y in range(len(categories))]
+        own = own.reindex(categories)
+        axes.hlines(at, own[f"{column}_low"], own[f"{column}_high"], color=colour(i), linewidth=0.8, alpha=0.8)
+        axes.plot(own[column], at, marker(i), color=colour(i), label=row["name"])
+    axes.axvline(1.0, color="#444444", linewidth=0.7)
+    axes.set_yticks(range(len(categories)), [NAMES.get(str(c), str(c)) for c in reversed(categories)])
+    axes.grid(axis="x")
+    axes.grid(axis="y", visible=False)
+    if OVERALL in categories:
+        axes.axhline(0.5, color="#bbbbbb", linewidth=0.7, linestyle=":")
+    axes.set_xlabel(label)
+    legend(figure, axes)
+    note(figure, f"lines: {INTERVAL}; {block.note}")
+    return figure
+
+
+def accepted_lengths(block: Block) -> Figure | None:
+    """How many tokens a step adds: share of steps by accepted length."""
+    rows = [row for row in block.shown() if row["method"] not in BASELINES]
+    if not rows:
+        return None
+    figure, (axes,) = panels(height=1.9)
+    longest = 1
+    for i, row in enumerate(rows):
+        lengths = pd.Series([n for answer in row["pool"].rows for n in accept_lengths(answer)], dtype=int)
+        share = lengths.value_counts(normalize=True).sort_index() * 100
+        longest = max([longest, *share.index])
+        full = share.reindex(range(1, int(share.index.max()) + 1) if len(share) else [], fill_value=0.0)
+        axes.plot(full.index, full.to_numpy(), marker=marker(i + 2), color=colour(i + 2), label=row["name"])
+    axes.set_xticks(range(1, longest + 1))
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("accepted length (tokens a step)")
+    axes.set_ylabel("% of steps")
+    legend(figure, axes)
+    note(figure, block.note)
+    return figure
+
+
+def acceptance_by_depth(block: Block) -> Figure | None:
+    """Acceptance by depth of the draft tree: joint (the path reaches it) and conditional (given the depth above)."""
+    rows = [(row, by_depth(row["pool"].rows)) for row in block.shown()]
+    rows = [(row, depths) for row, depths in rows if depths]
+    if not rows:
+        return None
+    figure, (joint, conditional) = panels(2, height=3.1, sharex=True)
+    for i, (row, depths) in enumerate(rows):
+        options = {"marker": marker(i + 2), "color": colour(i + 2), "label": row["name"]}
+        joint.plot([d.depth for d in depths], [100 * d.joint for d in depths], **options)
+        conditional.plot([d.depth for d in depths], [100 * d.conditional for d in depths], **options)
+    joint.set_ylabel("% of steps\nreach it (joint)")
+    conditional.set_ylabel("% of those at\nthe depth above")
+    conditional.set_xlabel("depth in the draft tree")
+    conditional.set_xticks(range(1, max(len(depths) for _, depths in rows) + 1))
+    for axes in (joint, conditional):
+        axes.set_ylim(bottom=0)
+    legend(figure, joint)
+    note(figure, block.note)
+    return figure
+
+
+def mat_over_questions(block: Block) -> Figure | None:
+    """What a carried state is worth: MAT over the questions answered so far, mean of a sliding window."""
+    rows = [row for row in block.shown() if row.get("start") is not None and row["start"] == row["start"]]
+    if not rows:
+        return None
+    figure, (axes,) = panels(height=1.9)
+    window = 1
+    for i, row in enumerate(rows):
+        answers = row["pool"].first.answers
+        steps = pd.Series([len(accept_lengths(answer)) for answer in answers])
+        tokens = pd.Series([sum(accept_lengths(answer)) for answer in answers])
+        window = max(1, len(answers) // 8)
+        smooth = tokens.rolling(window, min_periods=1).sum() / steps.rolling(window, min_periods=1).sum()
+        axes.plot(range(1, len(smooth) + 1), smooth, label=row["name"], color=colour(i + 2))
+    axes.set_xlabel(f"question, in the order asked (each point: the last {window})")
+    axes.set_ylabel("MAT (tokens a step)")
+    axes.set_xlim(left=1)
+    legend(figure, axes)
+    note(figure, block.note)
+    return figure

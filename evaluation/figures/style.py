@@ -1,0 +1,94 @@
+"""One style for all figures: a column's width (3.3 in), colour-blind safe, as PDF, SVG and PNG."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")  # no window, on any machine
+
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+WIDTH = 3.3  # in, a column of a two-column paper
+KINDS = ("png", "svg", "pdf")
+# Okabe and Ito's colours, grey and black for the baselines first; each with a marker, so that colour is never alone.
+PALETTE = ("#777777", "#000000", "#E69F00", "#56B4E9", "#0072B2", "#009E73", "#D55E00", "#CC79A7")
+MARKERS = "osD^vPX*<>"
+STYLE: dict[Any, Any] = {
+    "font.size": 7.5,
+    "axes.titlesize": 7.5,
+    "axes.labelsize": 7.5,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "legend.fontsize": 6.5,
+    "lines.linewidth": 1.2,
+    "lines.markersize": 3.5,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "grid.color": "#dddddd",
+    "grid.linewidth": 0.5,
+    "legend.frameon": False,
+    "legend.handlelength": 1.4,
+    "legend.columnspacing": 1.0,
+    "savefig.dpi": 300,
+    "pdf.fonttype": 42,  # text stays text
+    "svg.hashsalt": "figures",  # the same records give the same file
+}
+NAMES = {"mt_bench": "MT-bench", "qa": "QA", "rag": "RAG", "math_reasoning": "math"}  # as axes print categories
+INTERVAL = "95 % interval over questions"
+
+
+@contextmanager
+def styled() -> Iterator[None]:
+    """Draw in this style, whatever the caller's is."""
+    with plt.rc_context(STYLE):
+        yield
+
+
+def panels(rows: int = 1, height: float = 2.3, **options: Any) -> tuple[Figure, list[Axes]]:
+    """A figure of a column's width with panels below one another; height in inches, of all."""
+    figure, axes = plt.subplots(rows, 1, figsize=(WIDTH, height), layout="constrained", squeeze=False, **options)
+    return figure, [axes[i, 0] for i in range(rows)]
+
+
+def colour(i: int) -> str:
+    return PALETTE[i % len(PALETTE)]
+
+
+def marker(i: int) -> str:
+    return MARKERS[i % len(MARKERS)]
+
+
+def legend(figure: Figure, axes: Axes) -> None:
+    """The legend above the panels, one entry a name; the figure grows by its lines, so that the panels keep theirs."""
+    handles, labels = axes.get_legend_handles_labels()
+    unique = dict(zip(labels, handles, strict=True))
+    if unique:
+        longest = max(len(label) for label in unique)
+        fit = max(1, min(len(unique), 62 // (longest + 7)))
+        figure.legend(unique.values(), unique.keys(), loc="outside upper center", ncols=fit)
+        figure.set_figheight(figure.get_figheight() + 0.135 * -(-len(unique) // fit))
+
+
+def note(figure: Figure, text: str) -> None:
+    """What was measured on what, below the panels."""
+    figure.supxlabel(text, fontsize=5, color="#555555", x=0.99, ha="right", wrap=True)
+
+
+def save(figure: Figure, path: Path) -> Path:
+    """Write the figure in every kind; returns the PNG."""
+    for kind in KINDS:
+        # no date in the file: the same records give the same bytes
+        metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)
+        figure.savefig(Path(f"{path}.{kind}"), metadata=metadata)
+    plt.close(figure)
+    return Path(f"{path}.png")

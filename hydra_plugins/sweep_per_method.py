@@ -1,0 +1,123 @@
+"""The sweeper of `python -m evaluation.run -m`: Hydra's own, for methods that have settings of their own.
+
+Hydra finds plugins in a package of this name and nowhere else. Three things differ from its basic sweeper:
+
+- `method.K=...` counts for those of the swept methods that have a setting K, `tree.K=...` for those templates that have
+  a parameter K, and trees for the methods that draft from one; the other jobs are made without it, once. So a baseline
+  stands in the same sweep as the method.
+- The same job is not made twice.
+- The jobs are written down (`sweep.json` in the experiment's folder) before the first one starts, so that a report can
+  name what is missing and the command that completes it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import shlex
+import sys
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.override_parser.types import Override
+
+from evaluation.answers import write_json
+from evaluation.distributed import rank
+from evaluation.questions import ROOT
+from model.errors import UserError
+
+GROUPS = ("method", "tree")  # whose choices differ in the settings they have
+
+
+class PerMethodSweeper(BasicSweeper):
+    """A Cartesian product whose jobs name only settings that their method and tree have."""
+
+    def split_arguments(self, overrides: list[Override], max_batch_size: int | None) -> list[list[list[str]]]:
+        batches = BasicSweeper.split_arguments(overrides, None)
+        chosen = {group: self._default(group) for group in GROUPS}
+        product: list[list[str]] = [job for batch in batches for job in batch]
+        jobs: dict[tuple[str, ...], None] = {}  # in order, without repeats
+        used: set[str] = set()
+        for job in product:
+            kept = applicable(job, chosen)
+            used |= {key_of(override) for override in kept}
+            jobs[tuple(kept)] = None
+        for override in product[0] if product else []:
+            if "." in key_of(override) and key_of(override) not in used:
+                raise UserError(f"{override}: none of the methods or trees of this sweep has this setting")
+        made = [list(job) for job in jobs]
+        self._write_down(made)
+        return list(BasicSweeper.split_overrides_to_chunks(made, max_batch_size))
+
+    def _default(self, group: str) -> str:
+        """The choice of a group where the sweep names none."""
+        return str(self.config.hydra.runtime.choices.get(group))
+
+    def _write_down(self, jobs: Sequence[Sequence[str]]) -> None:
+        if self.config.run_dir is not None or rank() > 0:
+            return
+        folder = Path(self.config.results_dir) / str(self.config.name)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(folder / "sweep.json", {"command": command(sys.argv[1:]), "jobs": jobs})
+
+
+def command(arguments: Sequence[str]) -> str:
+    """What to type to give the same sweep again."""
+    shell = any(word in ("-m", "--multirun") or word.startswith("experiment=") for word in arguments)
+    return f"{'bash eval.sh' if shell else 'python -m evaluation.run'} {shlex.join(arguments)}".strip()
+
+
+def key_of(override: str) -> str:
+    """The key of `key=value`, without the signs that add it."""
+    return override.split("=", 1)[0].lstrip("+")
+
+
+def applicable(job: Sequence[str], defaults: dict[str, str]) -> list[str]:
+    """The overrides of a job that its own method and tree have."""
+    choices = dict(defaults)
+    for override in job:
+        key, _, value = override.partition("=")
+        if key in GROUPS:
+            choices[key] = value
+    kept = []
+    for override in job:
+        group, _, setting = key_of(override).partition(".")
+        if group == "tree" and not _drafts_from_a_tree(choices["method"]):
+            continue
+        if group in GROUPS and setting and not override.startswith("+") and not _has(group, choices[group], setting):
+            continue
+        kept.append(override)
+    return kept
+
+
+@lru_cache(maxsize=64)
+def _drafts_from_a_tree(method: str) -> bool:
+    """Whether a method's drafter takes a template; one that cannot be found is told when its job runs."""
+    path = ROOT / f"configs/method/{method}.yaml"
+    if not path.is_file():
+        return True
+    source = yaml.safe_load(path.read_text(encoding="utf-8")).get("drafter")
+    if source is None:
+        return False
+    module, _, name = str(source).rpartition(".")
+    try:
+        return "tree" in inspect.signature(getattr(importlib.import_module(module), name)).parameters
+    except (ImportError, AttributeError, ValueError, TypeError):
+        return True
+
+
+def _has(group: str, choice: str, setting: str) -> bool:
+    """Whether a method has a setting, or a template a parameter (those it has not are null in its file)."""
+    path = ROOT / f"configs/{group}/{choice}.yaml"
+    if not path.is_file():
+        return True  # Hydra tells that there is no such choice
+    own: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
+    name = setting.split(".")[0]
+    if name in own:
+        return group != "tree" or own[name] is not None
+    parents = [entry for entry in own.get("defaults", []) if isinstance(entry, str) and entry != "_self_"]
+    return any(_has(group, parent, setting) for parent in parents)

@@ -1,0 +1,65 @@
+"""Runs made by hand, for tables and figures whose values are known."""
+
+import json
+from pathlib import Path
+
+from evaluation.runs import Run
+
+
+def answer(question_id, category, turns, **more):
+    """`turns`: one (accepted lengths, seconds) a turn; `more`: further keys of the only choice."""
+    choice = {
+        "index": 0,
+        "turns": ["text"] * len(turns),
+        "new_tokens": [sum(lengths) for lengths, _ in turns],
+        "wall_time": [seconds for _, seconds in turns],
+        "accept_lengths": [n for lengths, _ in turns for n in lengths],
+    }
+    return {"question_id": question_id, "category": category, "choices": [choice | more]}
+
+
+def made(
+    label,
+    answers,
+    *,
+    repeat=0,
+    method=None,
+    questions=None,
+    folder="run",
+    model=None,
+    bench=None,
+    draft_tree=None,
+    **more,
+):
+    """A run with these answers; `method`: further settings of it."""
+    name, _, start = label.partition(" (")
+    own = {"name": name, "drafter": None} | ({"start": start.rstrip(")")} if start else {}) | (method or {})
+    metadata = {
+        "label": label,
+        "device": "a machine",
+        "questions": len(answers) if questions is None else questions,
+        "versions": {"torch": "2", "transformers": "5"},
+        "settings": {
+            "model": {"name": "toy", "dtype": "float32"} | (model or {}),
+            "bench": {"name": "file", "questions": questions or len(answers), "order": "file"} | (bench or {}),
+            "method": own,
+            "execution": "eager",
+            "max_new_tokens": 16,
+            "num_choices": 1,
+            "seed": 0,
+            "phases": False,
+            "repeat": repeat,
+        },
+    }
+    if draft_tree is not None:
+        metadata["draft_tree"] = " ".join(",".join(map(str, path)) for path in draft_tree)
+    return Run(Path(folder), metadata | more, list(answers))
+
+
+def write(run, folder):
+    """The run as it would lie on disk below an experiment's folder."""
+    path = folder / "runs" / f"{run.label.replace(' ', '_')}-{abs(hash(run.configuration)) % 10**8}-{run.repeat}"
+    path.mkdir(parents=True)
+    (path / "metadata.json").write_text(json.dumps(run.metadata))
+    (path / "answers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in run.answers))
+    return path

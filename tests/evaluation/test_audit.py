@@ -1,0 +1,77 @@
+"""The audit: made-up records by hand, and the logit gap on a real model against a plain forward."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from evaluation import audit
+from evaluation.audit import GAPS, audit_table, audits, read_gaps, wording, write_audit
+from evaluation.conversation import prompt_ids
+from evaluation.tables import read_runs
+from tests.evaluation.records import answer, made
+
+
+def said(question_id, *turns):
+    """A question whose turns' tokens are these."""
+    return answer(question_id, "qa", [([1] * len(ids), 1.0) for ids in turns], output_ids=[list(ids) for ids in turns])
+
+
+VANILLA = made("vanilla", [said(1, [1, 2, 3], [4, 5]), said(2, [6, 7, 8]), said(3, [9])])
+OTHER = made("pld", [said(1, [1, 2, 9], [4, 4]), said(2, [6, 7, 8]), said(3, [9, 9])], folder="other")
+
+
+def test_turn_by_turn_by_hand(tmp_path):
+    (found,) = audits([VANILLA, OTHER])
+    # question 1 parts in its first turn, so its second says nothing; 3 goes on where vanilla has ended
+    assert (found.turns, found.identical, found.tokens, found.left_out) == (3, 1, 7, 1)
+    assert [(p.question_id, p.turn, p.token) for _, p in found.partings] == [(1, 0, 2), (3, 0, 1)]
+    row = audit_table([VANILLA, OTHER], {("other", "1", "0", "0", "2"): 0.25}).iloc[0]
+    assert row["identical_share"] == 1 / 3 and row["first_difference_question"] == 1
+    assert row["gaps_known"] == 1 and row["largest_logit_gap"] == 0.25
+
+
+def test_the_three_layers(tmp_path):
+    same = made("pld", VANILLA.answers)
+    rule, float32 = wording(audit_table([VANILLA, same], {}), tmp_path)
+    assert rule.startswith("The rule is exact") and "exact in float32 on 9 tokens in 4 turns" in float32
+    half = [made(r.label, r.answers, model={"dtype": "float16"}, folder=str(r.folder)) for r in (VANILLA, OTHER)]
+    lines = wording(audit_table([VANILLA, same, *half], {}), tmp_path)
+    assert (
+        lines[2].startswith("In float16 33.33 % of the turns") and f"python -m evaluation.audit {tmp_path}" in lines[2]
+    )
+    gaps = {("other", "1", "0", "0", "2"): 0.25, ("other", "3", "0", "0", "1"): 0.125}
+    assert "at a top-2 logit gap of at most 0.25" in wording(audit_table([VANILLA, same, *half], gaps), tmp_path)[2]
+    wrong = wording(audit_table([VANILLA, OTHER], gaps), tmp_path)[1]
+    assert "In float32 33.33 %" in wrong and "exact" not in wrong, "a difference in float32 is no exactness"
+
+
+def test_without_vanilla_there_is_no_audit(tmp_path, call):
+    assert write_audit([OTHER], tmp_path) == [] and not (tmp_path / "tables").exists()
+    assert "no runs here" in call(audit.main, tmp_path).err
+
+
+def test_the_gap_is_the_targets_own(evaluate, call, checkpoint, tmp_path):
+    assert evaluate("-m", "method=vanilla,recycling", "name=a", "max_new_tokens=8").code == 0
+    folder = tmp_path / "results/a"
+    assert "exact in float32" in (folder / "tables/audit.md").read_text()
+    run = next(r for r in read_runs(folder) if r.label != "vanilla")
+    rows = [json.loads(line) for line in (run.folder / "answers.jsonl").open()]
+    ids = rows[1]["choices"][0]["output_ids"][0]
+    ids[3] = (ids[3] + 1) % 300  # a defect, in the fourth token of the second question
+    (run.folder / "answers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    outcome = call(audit.main, folder)
+    assert outcome.code == 0, outcome.err
+    (gap,) = read_gaps(folder).values()
+    question = json.loads(Path(run.metadata["config"]["bench"]["path"]).read_text().splitlines()[1])
+    prompt = prompt_ids("vicuna_v1.1", AutoTokenizer.from_pretrained(checkpoint), question["turns"], [])
+    model = AutoModelForCausalLM.from_pretrained(checkpoint).eval()
+    with torch.no_grad():
+        logits = model(torch.tensor([prompt + ids[:3]])).logits[0, -1]
+    best = logits.sort(descending=True).values
+    assert gap == pytest.approx(float(best[0] - best[1]), abs=1e-4)
+    (entry,) = json.loads((folder / GAPS).read_text())
+    assert entry["picked"] == pytest.approx(float(best[0] - logits[ids[3]]), abs=1e-4)
+    assert f"gap of at most {gap:.3g}" in outcome.out

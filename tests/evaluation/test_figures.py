@@ -1,0 +1,115 @@
+"""Figures: each is drawn where the runs vary in its setting, and only there; one can be added by one function."""
+
+import matplotlib
+import pytest
+import yaml
+
+from evaluation import figures, report
+from evaluation.figures import draw_all, split
+from evaluation.figures.block import Block
+from evaluation.figures.style import PALETTE, STYLE, WIDTH, panels
+from evaluation.tables import main_table
+from tests.evaluation.records import answer, made
+
+TREE = [[0], [1], [0, 0]]
+
+
+def questions(fast=1):
+    return [
+        answer(i, "qa" if i % 2 else "rag", [([2, 1 + fast, 1], 1.0)], output_ids=[[1, 2, 3, i]],
+               step_nodes=[[4, 4, 0]], step_paths=[[[0], [0] * fast, []]])
+        for i in range(6)
+    ]  # fmt: skip
+
+
+def recycling(start="hot", fast=1, tree=TREE, bench=None, tree_name="best", **method):
+    own = {"k": 8, "tree": tree_name, "tree_nodes": len(tree), "update": "all"} | method
+    return made(f"recycling ({start})", questions(fast), method=own, draft_tree=tree, bench=bench)
+
+
+def names(runs, folder):
+    return {path.stem for path in draw_all(runs, main_table(runs), folder)}
+
+
+ALWAYS = {"mat", "speedup_over_vanilla", "accepted_lengths", "acceptance_by_depth", "mat_over_questions"}
+VARIED = {
+    "tree_size": [recycling(tree=TREE[:n], tree_nodes=n) for n in (1, 2, 3)],
+    "topk": [recycling(k=k) for k in (2, 4, 8)],
+    "start": [recycling("hot"), recycling("cold")],
+    "update": [recycling(update="all"), recycling(update="root")],
+    "order": [recycling(), recycling(bench={"order": "shuffled-1"})],
+    "tree_family": [recycling(), recycling(tree_name="balanced")],
+    "tree_shape": [
+        recycling(tree=tree, tree_name="shape", tree_nodes=len(tree))
+        for tree in ([[0]], [[0], [1]], [[0], [0, 0]], [[0], [1], [0, 0]])
+    ],
+}
+
+
+@pytest.mark.parametrize("figure", list(VARIED))
+def test_a_figure_is_drawn_where_the_runs_vary_in_its_setting(tmp_path, figure):
+    drawn = names([made("vanilla", questions()), *VARIED[figure]], tmp_path)
+    assert drawn - {"novelty"} == ALWAYS | {figure}
+    for kind in ("png", "svg", "pdf"):
+        assert (tmp_path / f"{figure}.{kind}").stat().st_size > 2000
+
+
+def test_an_experiment_of_one_method_has_no_figure_of_a_sweep(tmp_path):
+    (tmp_path / "old.pdf").write_text("of another set of runs")
+    assert names([made("vanilla", questions()), recycling()], tmp_path) - {"novelty"} == ALWAYS
+    assert not (tmp_path / "old.pdf").exists()
+
+
+def test_the_optimum_is_marked_where_the_table_has_it():
+    base = made("vanilla", questions())
+    runs = [recycling(tree=TREE[:n], tree_nodes=n) for n in (1, 2, 3)]
+    for row in runs[1].answers:
+        row["choices"][0]["wall_time"] = [0.5]
+    (block,) = split([base, *runs], main_table([base, *runs])).values()
+    drawn = figures.tree_size(block)
+    assert drawn is not None
+    star = next(line for axes in drawn.axes for line in axes.lines if line.get_marker() == "*")
+    assert (star.get_xdata()[0], star.get_ydata()[0]) == (2, 2.0)
+
+
+def test_one_style_readable_at_column_width():
+    with matplotlib.rc_context(STYLE):
+        figure, (axes,) = panels()
+        assert figure.get_figwidth() == WIDTH == 3.3
+        assert all(label.get_fontsize() >= 6 for label in axes.get_xticklabels())
+    assert len(set(PALETTE)) == len(PALETTE)
+
+
+def test_the_same_records_give_the_same_files(tmp_path):
+    runs = [made("vanilla", questions()), recycling()]
+    for folder in ("one", "two"):
+        draw_all(runs, main_table(runs), tmp_path / folder)
+    for path in (tmp_path / "one").iterdir():
+        assert path.read_bytes() == (tmp_path / "two" / path.name).read_bytes(), path.name
+
+
+def test_a_newcomer_adds_an_experiment_by_one_yaml_and_a_figure_by_one_function(evaluate, call, tmp_path, monkeypatch):
+    (tmp_path / "configs/experiment").mkdir(parents=True)
+    (tmp_path / "configs/experiment/ngram.yaml").write_text(
+        "# @package _global_\n# bash eval.sh experiment=ngram\n# How long an n-gram should prompt look-up match?\n"
+        "name: ngram\nhydra:\n  mode: MULTIRUN\n  sweeper:\n    params:\n      method: vanilla,pld\n"
+        "      method.max_ngram: 1,2,3\n"
+    )
+
+    def mat_over_ngram(block: Block):
+        """MAT over the longest n-gram."""
+        line = block.lines("max_ngram").get("pld")
+        if line is None:
+            return None
+        figure, (axes,) = panels()
+        axes.plot([row["max_ngram"] for row in line], [row["mat"] for row in line])
+        return figure
+
+    monkeypatch.setattr(figures, "FIGURES", (*figures.FIGURES, mat_over_ngram))
+    outcome = evaluate(f"--config-dir={tmp_path / 'configs'}", "experiment=ngram", "bench.end=3")
+    assert outcome.code == 0, outcome.err
+    folder = tmp_path / "results/ngram"
+    assert (folder / "figures/mat_over_ngram.pdf").exists()
+    (folder / "figures/mat_over_ngram.pdf").unlink()
+    assert call(report.main, folder).code == 0 and (folder / "figures/mat_over_ngram.pdf").exists()
+    assert yaml.safe_load((tmp_path / "configs/experiment/ngram.yaml").read_text())["name"] == "ngram"

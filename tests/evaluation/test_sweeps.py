@@ -1,0 +1,181 @@
+"""Sweeps: repeats apart and in turns, settings only where a method has them, what is missing and what completes it."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+from evaluation import report
+from evaluation.questions import Question, ordered
+from evaluation.sweeps import missing_jobs
+from evaluation.tables import read_runs
+from hydra_plugins.sweep_per_method import applicable, command
+from model.errors import UserError
+from tests.evaluation.conftest import answers_in
+
+ROOT = Path(__file__).resolve().parents[2]
+EXPERIMENTS = sorted(p.stem for p in (ROOT / "configs/experiment").glob("*.yaml"))
+
+
+def test_repeats_are_runs_of_their_own_and_methods_take_turns(evaluate, tmp_path):
+    outcome = evaluate("-m", "method=vanilla,recycling", "method.k=8,9", "repeats=2", "bench.end=2", "name=r")
+    assert outcome.code == 0, outcome.err
+    runs = read_runs(tmp_path / "results/r")
+    assert len(runs) == 6 and sorted(run.repeat for run in runs) == [0, 0, 0, 1, 1, 1]
+    begun = sorted(runs, key=lambda run: run.answers[0]["tstamp"])
+    first = ["vanilla", "recycling (cold)", "recycling (cold)"]
+    assert [run.label for run in begun] == first * 2, "repeat by repeat, not method by method"
+    table = pd.read_csv(tmp_path / "results/r/tables/main.csv")
+    overall = table[table["category"] == "overall"]
+    assert overall["repeats"].tolist() == [2, 2, 2] and overall["speedup_vanilla_std"].notna().all()
+    assert overall["k"].tolist()[1:] == [8, 9]
+
+
+def test_a_single_run_repeats_from_a_fresh_state(evaluate, tmp_path):
+    assert evaluate("method=recycling", "start=hot", "repeats=2", "bench.end=3").code == 0
+    one, two = read_runs(tmp_path / "results/default")
+    assert [c["accept_lengths"] for r in one.answers for c in r["choices"]] == [
+        c["accept_lengths"] for r in two.answers for c in r["choices"]
+    ], "the second repeat knows nothing of the first"
+    assert "holds one run" in evaluate("repeats=2", f"run_dir={tmp_path / 'x'}").err
+    assert "repeats=0" in evaluate("repeats=0").err and "repeat=-1" in evaluate("repeat=-1").err
+
+
+def test_a_job_names_only_what_its_method_and_tree_have():
+    defaults = {"method": "recycling", "tree": "2.2.2"}
+    job = ["method=vanilla", "method.k=4", "tree=best", "tree.nodes=8", "start=hot"]
+    assert applicable(job, defaults) == ["method=vanilla", "start=hot"]
+    assert applicable(["method.k=4", "tree=best", "tree.nodes=8"], defaults) == [
+        "method.k=4",
+        "tree=best",
+        "tree.nodes=8",
+    ]
+    assert applicable(["tree.nodes=8"], defaults) == [] and applicable(["+method.x=1"], defaults) == ["+method.x=1"]
+    assert command(["-m", "start=cold,hot"]) == "bash eval.sh -m start=cold,hot"
+
+
+def test_a_setting_that_nothing_in_the_sweep_has_is_refused(evaluate):
+    outcome = evaluate("-m", "method=vanilla,pld", "method.k=4,8")
+    assert outcome.code != 0 and "method.k=4: none of the methods" in outcome.err and "Traceback" not in outcome.err
+
+
+def test_a_half_finished_sweep_says_what_is_missing_and_what_completes_it(evaluate, call, tmp_path):
+    arguments = ("-m", "method=vanilla,pld", "repeats=2", "bench.end=3", "name=half")
+    assert evaluate(*arguments).code == 0
+    folder = tmp_path / "results/half"
+    assert missing_jobs(folder) is None
+    whole = pd.read_csv(folder / "tables/main.csv")
+    gone = next(run for run in read_runs(folder) if run.label == "pld" and run.repeat == 1)
+    shutil.rmtree(gone.folder)
+    cut = next(run for run in read_runs(folder) if run.label == "vanilla" and run.repeat == 1)
+    lines = (cut.folder / "answers.jsonl").read_text().splitlines(keepends=True)
+    (cut.folder / "answers.jsonl").write_text(lines[0])
+    (cut.folder / "summary.json").unlink()
+    outcome = call(report.main, folder)
+    assert outcome.code == 0 and "missing: 2 of 4 jobs" in outcome.out and "method=pld" in outcome.out
+    assert "incomplete: vanilla, repeat 1: 1 of 3 questions" in outcome.out
+    assert "missing: 2 of 4 jobs" in (folder / "tables/main.md").read_text()
+    line = next(line for line in outcome.out.splitlines() if line.startswith("missing"))
+    assert line.endswith("name=half") and "bash eval.sh -m " in line
+    assert evaluate(*arguments).code == 0 and missing_jobs(folder) is None
+    again = pd.read_csv(folder / "tables/main.csv")
+    assert again[["method", "category", "mat", "repeats"]].equals(whole[["method", "category", "mat", "repeats"]])
+
+
+def test_orders_of_a_bench():
+    asked = [Question(i, c, ("x",)) for i, c in enumerate(["math", "writing", "qa", "qa", "rag", "math"])]
+    assert [q.question_id for q in ordered(asked, "interleaved")] == [0, 2, 4, 1, 3, 5]
+    assert ordered(asked, "file") == tuple(asked)
+    shuffles = [[q.question_id for q in ordered(asked, f"shuffled-{seed}")] for seed in (0, 0, 1)]
+    assert shuffles[0] == shuffles[1] != shuffles[2] and sorted(shuffles[0]) == list(range(6))
+    assert ordered(asked, "shuffled") == ordered(asked, "shuffled-0")
+    for order in ("sorted", "shuffled-x", "file-1"):
+        with pytest.raises(UserError, match=f"bench.order={order}"):
+            ordered(asked, order)
+
+
+def test_the_order_counts_only_where_something_is_carried_on(evaluate, tmp_path):
+    outcome = evaluate("-m", "method=vanilla,recycling", "start=hot", "bench.order=file,shuffled-1", "name=o")
+    assert outcome.code == 0, outcome.err
+    asked = {
+        run.facets.get("order", "file"): run for run in read_runs(tmp_path / "results/o") if run.label != "vanilla"
+    }
+    assert len(read_runs(tmp_path / "results/o")) == 3, "vanilla once"
+    ids = {order: [row["question_id"] for row in run.answers] for order, run in asked.items()}
+    assert ids["file"] == sorted(ids["file"]) != ids["shuffled-1"] and sorted(ids["shuffled-1"]) == ids["file"]
+
+
+def test_category_forgets_where_the_subtask_changes(evaluate, tmp_path):
+    # the first two questions are of one subtask, the others of one each: as cold from the third on, as hot before
+    rows = {}
+    for start in ("cold", "hot", "category"):
+        assert evaluate(f"start={start}", f"run_dir={tmp_path / start}").code == 0
+        rows[start] = [r["choices"][0]["step_paths"] for r in answers_in(tmp_path / start)]
+    assert rows["category"][:2] == rows["hot"][:2]
+    # one turn each from the third on: nothing is carried, so it is as a cold start
+    assert rows["category"][2:] == rows["cold"][2:] != rows["hot"][2:]
+
+
+def test_a_saved_start_is_the_hot_runs_state(evaluate, tmp_path):
+    outcome = evaluate("-m", "start=hot,saved", "name=s")
+    assert outcome.code == 0, outcome.err
+    runs = {run.label: run for run in read_runs(tmp_path / "results/s")}
+    assert set(runs) == {"recycling (hot)", "recycling (saved)"}
+    asked = runs["recycling (saved)"].settings["method"]["start"]
+    assert asked == str(runs["recycling (hot)"].folder / "state.safetensors")
+    assert "start=hot,saved" in evaluate("start=saved", "name=alone").err
+
+
+def test_parts_of_a_step_are_timed_on_request(evaluate, tmp_path):
+    assert evaluate("method=recycling", "phases=true", "bench.end=1", "name=p").code == 0
+    (row,) = answers_in(tmp_path / "results/p")
+    for phases in row["choices"][0]["phase_time"]:
+        assert {"draft", "forward", "verify", "commit", "observe", "loop"} <= phases.keys()
+    assert row["peak_memory"] > 2**20
+    assert (tmp_path / "results/p/figures/overhead.pdf").stat().st_size > 2000
+
+
+@pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name != "quickstart"])
+def test_every_experiment_composes_for_vicuna_and_states_its_command(name):
+    lines = (ROOT / f"configs/experiment/{name}.yaml").read_text().splitlines()
+    assert lines[1] == f"# bash eval.sh experiment={name}"
+    with initialize_config_dir(str(ROOT / "configs"), version_base=None):
+        cfg = compose(
+            "config", overrides=[f"experiment={name}", "model=vicuna-7b", "model.path=here"], return_hydra_config=True
+        )
+        smoke = compose("config", overrides=[f"experiment={name}", "preset=smoke"], return_hydra_config=True)
+    assert (cfg.name, cfg.repeats, cfg.model.name, cfg.model.path) == (name, 3, "vicuna-7b", "here")
+    assert (smoke.repeats, smoke.bench.per_category, smoke.max_new_tokens) == (1, 1, 48)
+    params = OmegaConf.to_container(cfg.hydra.sweeper.params, resolve=False)
+    assert next(iter(params)) == "repeat" and "vanilla" in params["method"]
+
+
+FIGURE = {
+    "tree_size": "tree_size", "tree_shape": "tree_shape", "topk": "topk", "start": "start", "update": "update",
+    "order": "order", "overhead": "overhead", "memory": "memory", "novelty": "novelty", "precision": "mat-",
+    "table1": "speedup_over_hf",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(FIGURE))
+def test_every_experiment_runs_and_draws_its_figure(evaluate, tmp_path, name):
+    few = {
+        "tree_shape": ["tree.depth=1,2,3"],
+        "tree_size": ["tree.nodes=0,4,8"],
+        "order": ["bench.order=file,interleaved"],
+    }
+    outcome = evaluate(
+        f"experiment={name}", "preset=smoke", "max_new_tokens=12", "model.context=256", *few.get(name, [])
+    )
+    assert outcome.code == 0, outcome.err
+    folder = tmp_path / "results" / name
+    made = sorted(p.name for p in (folder / "figures").iterdir() if p.stem.startswith(FIGURE[name]))
+    assert {Path(p).suffix for p in made} == {".pdf", ".png", ".svg"}, made
+    assert (folder / "tables/audit.csv").exists() and (folder / "tables/main.csv").exists()
+    assert (folder / "tables/table1.tex").exists() == (name == "table1")
+    sweep = json.loads((folder / "sweep.json").read_text())
+    assert all(job[0] == "repeat=0" for job in sweep["jobs"]) and missing_jobs(folder) is None
