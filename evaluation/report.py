@@ -7,6 +7,7 @@ from pathlib import Path
 
 from .cli import user_errors
 from .figures import draw_all
+from .page import write_page
 from .tables import read_runs, to_text, write_tables
 
 
@@ -18,7 +19,8 @@ def report(folder: Path) -> None:
     print(f"\n{to_text(runs, table)}\n")
     print(
         f"by category: {folder / 'tables' / 'main.csv'} (and .md)   "
-        f"figures: {folder / 'figures'} ({len(figures)} as png and svg)"
+        f"figures: {folder / 'figures'} ({len(figures)} as png and svg)   "
+        f"page: {write_page(runs, table, folder)}"
     )
 
 
