@@ -16,6 +16,7 @@ from model.recycling.templates import best_order
 
 from ..metrics import Row
 from ..tables import Run
+from .circumstances import Configuration
 
 AUTO = "auto"  # nested trees: a step of n nodes tried the first n of one order
 
@@ -56,9 +57,11 @@ class Node:
         return self.stood / self.parent_stood if self.parent_stood else 0.0
 
 
-def has_tree(run: Run) -> bool:
-    """Does this run draft from a template, and do its records hold the accepted rank paths?"""
-    return "tree" in run.settings["method"] and any(c.get("step_paths") for r in run.answers for c in r["choices"])
+def has_tree(configuration: Configuration) -> bool:
+    """Does it draft from a template, and do its records hold the accepted rank paths?"""
+    if not configuration.first.settings["method"].get("tree"):
+        return False
+    return any(choice.get("step_paths") for row in configuration.rows for choice in row["choices"])
 
 
 def steps_of(choice: dict[str, Any]) -> Iterator[Step]:
@@ -92,6 +95,9 @@ def node_order(run: Run) -> list[RankPath] | None:
     `auto` grows and shrinks: its nodes are in the order in which it takes them. Others are breadth-first.
     """
     method, given = run.settings["method"], run.metadata.get("config", {}).get("tree") or {}
+    recorded = run.metadata.get("draft_tree")
+    if recorded and method["tree"] != AUTO:
+        return [tuple(path) for path in recorded]
     try:
         if method["tree"] == AUTO:
             order = list(best_order(method["tree_nodes"], method["k"]))

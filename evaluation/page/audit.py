@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
-from ..tables import Run
+from ..metrics import Row
+from .circumstances import Configuration
 
 REFERENCES = ("vanilla", "hf")  # the first that a run has at its side is what it is compared with
 
@@ -23,7 +23,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Audit:
-    """One run against its reference.
+    """A configuration, all its repeats, against its reference.
 
     Attributes:
         turns: those whose prompts are the same; `skipped` counts later turns behind an answer that differs.
@@ -67,30 +67,30 @@ class Audit:
         )
 
 
-def audit(runs: list[Run], names: list[str]) -> list[Audit]:
-    """Each run against vanilla, and vanilla against hf, where runs of the same model, bench and device are there."""
+def audit(ran: list[Configuration]) -> list[Audit]:
+    """Each method against vanilla, and vanilla against hf, where they ran on the same model, bench and device."""
     found = []
-    for run, name in zip(runs, names, strict=True):
-        others = [r for r in runs if r.bench_key == run.bench_key and r.label in REFERENCES and r is not run]
-        others.sort(key=lambda r: REFERENCES.index(r.label))
-        if run.label == "hf" or not others:  # hf is the last resort: nothing stands behind it
+    for own in ran:
+        if own.first.label == "hf":  # the last resort: nothing stands behind it
             continue
-        other = others[0]
-        turns, skipped = _compare(run, other)
-        found.append(Audit(name, names[runs.index(other)], turns, skipped))
+        alike = [c for c in ran if c.first.bench_key == own.first.bench_key and c.first.label != own.first.label]
+        others = [c for name in REFERENCES for c in alike if c.first.label == name]
+        if others:
+            found.append(Audit(own.name, others[0].name, *_compare(own.rows, others[0].first.answers)))
     return found
 
 
-def _compare(run: Run, other: Run) -> tuple[list[Turn], int]:
-    theirs = {row["question_id"]: row for row in other.answers}
+def _compare(rows: list[Row], reference: list[Row]) -> tuple[list[Turn], int]:
+    """The turns that can be compared, and how many later ones cannot."""
+    theirs = {row["question_id"]: row for row in reference}
     turns: list[Turn] = []
     skipped = 0
-    for row in run.answers:
+    for row in rows:
         if row["question_id"] not in theirs:
             continue
-        for choice, (mine, reference) in enumerate(_pairs(row, theirs[row["question_id"]])):
+        for choice, (mine, others) in enumerate(_pairs(row, theirs[row["question_id"]])):
             equal = True
-            for i, (a, b) in enumerate(zip(mine, reference, strict=False)):
+            for i, (a, b) in enumerate(zip(mine, others, strict=False)):
                 if not equal:  # its prompt holds another answer: nothing to compare
                     skipped += 1
                     continue
@@ -100,7 +100,7 @@ def _compare(run: Run, other: Run) -> tuple[list[Turn], int]:
     return turns, skipped
 
 
-def _pairs(row: dict[str, Any], other: dict[str, Any]) -> Iterator[tuple[list[list[int]], list[list[int]]]]:
+def _pairs(row: Row, other: Row) -> Iterator[tuple[list[list[int]], list[list[int]]]]:
     for mine, reference in zip(row["choices"], other["choices"], strict=False):
         yield mine.get("output_ids") or [], reference.get("output_ids") or []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..metrics import Row
 from ..tables import Run
 
 _UNNAMED = re.compile(r"sha256|(^|\.)path$|bench\.questions|method\.name")  # settings that would name a run badly
@@ -16,8 +18,30 @@ _PLAIN = ("model.name", "bench.name", "method.tree")  # settings whose value say
 
 
 @dataclass(frozen=True)
+class Configuration:
+    """What ran, its repeats together, under a name that no other configuration of the page has."""
+
+    name: str
+    runs: list[Run]
+
+    @property
+    def first(self) -> Run:
+        return self.runs[0]
+
+    @property
+    def rows(self) -> list[Row]:
+        """The answers of all repeats."""
+        return [row for run in self.runs for row in run.answers]
+
+    @property
+    def asked(self) -> int:
+        """Questions to be answered, over all repeats."""
+        return sum(int(run.metadata["questions"]) for run in self.runs)
+
+
+@dataclass(frozen=True)
 class Fact:
-    """One line of what ran: `values` are the distinct ones, each with the runs it holds for (none named: all)."""
+    """One line of what ran: `values` are the distinct ones, each with those it holds for (none named: all)."""
 
     term: str
     values: list[tuple[str, str]]
@@ -25,23 +49,29 @@ class Fact:
 
 @dataclass(frozen=True)
 class Command:
-    """A recorded command line, the runs it gave, and how many of their questions are still to be answered."""
+    """A recorded command line, what it ran, and how many answers are still to be given."""
 
     line: str
-    runs: list[str]
+    ran: list[str]
     missing: int
 
 
-def run_names(runs: list[Run]) -> list[str]:
-    """A name for each run, unique: its label, and the settings in which runs of one label differ."""
-    flat = [_flatten(run.settings) for run in runs]
+def configurations(runs: list[Run]) -> list[Configuration]:
+    """The runs by configuration; its name is the label, and the settings in which those of one label differ."""
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        settings = {key: value for key, value in run.settings.items() if key != "repeat"}
+        groups.setdefault(json.dumps([run.label, settings, run.metadata.get("device")], sort_keys=True), []).append(run)
+    firsts = [group[0] for group in groups.values()]
+    flat = [_flatten(run.settings | {"device": run.metadata.get("device")}) for run in firsts]
     names: list[str] = []
-    for run, own in zip(runs, flat, strict=True):
-        peers = [other for r, other in zip(runs, flat, strict=True) if r.label == run.label]
+    for run, own in zip(firsts, flat, strict=True):
+        peers = [other for r, other in zip(firsts, flat, strict=True) if r.label == run.label]
         keys = [k for k in own if not _UNNAMED.search(k) and any(peer.get(k) != own[k] for peer in peers)]
         parts = [str(own[k]) if k in _PLAIN else f"{k.rsplit('.', 1)[-1]}={own[k]}" for k in keys]
         names.append(", ".join([run.label, *parts]))
-    return [f"{n}, {r.folder.name[-8:]}" if names.count(n) > 1 else n for n, r in zip(names, runs, strict=True)]
+    unique = [f"{n}, {r.folder.name[-8:]}" if names.count(n) > 1 else n for n, r in zip(names, firsts, strict=True)]
+    return [Configuration(name, group) for name, group in zip(unique, groups.values(), strict=True)]
 
 
 def _flatten(settings: dict[str, Any], above: str = "") -> dict[str, Any]:
@@ -51,8 +81,8 @@ def _flatten(settings: dict[str, Any], above: str = "") -> dict[str, Any]:
     return flat
 
 
-def facts(runs: list[Run], names: list[str]) -> list[Fact]:
-    """What ran on what; a fact in which the runs differ lists each value with its runs."""
+def facts(ran: list[Configuration]) -> list[Fact]:
+    """What ran on what; a fact in which configurations differ lists each value with those it holds for."""
     found = [
         ("device", lambda m: str(m.get("device", ""))),
         ("model", _model),
@@ -63,18 +93,22 @@ def facts(runs: list[Run], names: list[str]) -> list[Fact]:
         ("code", _code),
         ("platform", lambda m: str(m.get("platform", ""))),
     ]
-    lines = [_fact(term, of, runs, names) for term, of in found]
-    started = sorted(str(run.metadata["started"]) for run in runs if run.metadata.get("started"))
+    lines = [_fact(term, of, ran) for term, of in found]
+    started = sorted(str(r.metadata["started"]) for c in ran for r in c.runs if r.metadata.get("started"))
     if started:
         first, last = (_moment(t) for t in (started[0], started[-1]))
         lines.append(Fact("started", [(first if first == last else f"{first} to {last}", "")]))
+    repeats = max(len(configuration.runs) for configuration in ran)
+    if repeats > 1:
+        lines.append(Fact("repeats", [(str(repeats), "")]))
     return [line for line in lines if line.values]
 
 
-def _fact(term: str, of: Callable[[dict[str, Any]], str], runs: list[Run], names: list[str]) -> Fact:
+def _fact(term: str, of: Callable[[dict[str, Any]], str], ran: list[Configuration]) -> Fact:
     held: dict[str, list[str]] = {}
-    for run, name in zip(runs, names, strict=True):
-        held.setdefault(of(run.metadata), []).append(name)
+    for configuration in ran:
+        for value in dict.fromkeys(of(run.metadata) for run in configuration.runs):
+            held.setdefault(value, []).append(configuration.name)
     held.pop("", None)
     return Fact(term, [(value, "" if len(held) == 1 else "; ".join(who)) for value, who in held.items()])
 
@@ -110,16 +144,17 @@ def _moment(stamp: str) -> str:
     return re.sub(r"^(\d{4}-\d\d-\d\d)T(\d\d:\d\d):\d\d", r"\1 \2 ", stamp).strip()
 
 
-def commands(runs: list[Run], names: list[str]) -> list[Command]:
+def commands(ran: list[Configuration]) -> list[Command]:
     """The command lines as recorded, each once. Given again, a command answers what is missing and nothing twice."""
     held: dict[str, tuple[list[str], list[int]]] = {}
-    for run, name in zip(runs, names, strict=True):
-        line = command_line(run.metadata.get("command") or [])
-        if line:
-            of, missing = held.setdefault(line, ([], []))
-            of.append(name)
-            missing.append(int(run.metadata["questions"]) - len(run.answers))
-    return [Command(line, of, sum(missing)) for line, (of, missing) in held.items()]
+    for configuration in ran:
+        for run in configuration.runs:
+            line = command_line(run.metadata.get("command") or [])
+            if line:
+                of, missing = held.setdefault(line, ([], []))
+                of.append(configuration.name)
+                missing.append(int(run.metadata["questions"]) - len(run.answers))
+    return [Command(line, list(dict.fromkeys(of)), sum(missing)) for line, (of, missing) in held.items()]
 
 
 def command_line(argv: list[str]) -> str:

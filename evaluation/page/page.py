@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from markupsafe import Markup
 from ..tables import Run
 from . import audit, captions, circumstances, published, reader, table, tree_svg
 from .acceptance import has_tree
+from .circumstances import Configuration
 from .tokens import Decoder
 
 HERE = Path(__file__).parent
@@ -33,12 +35,12 @@ def write_page(runs: list[Run], measured: pd.DataFrame, folder: Path) -> Path:
 
 def render(runs: list[Run], measured: pd.DataFrame, folder: Path) -> str:
     """The page as HTML. Everything that a model or a user wrote goes through autoescaping or `script_json`."""
-    names, decoder = circumstances.run_names(runs), Decoder()
+    ran, decoder = circumstances.configurations(runs), Decoder()
     style, script = ((HERE / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
-    figures, figures_left_out = _figures(runs, names, measured, folder / "figures")
-    drafting = [(run, name) for run, name in zip(runs, names, strict=True) if has_tree(run)]
-    answers = reader.collect(runs, names, decoder)
-    trees = [drawing for run, name in drafting[:MOST_TREES] if (drawing := tree_svg.draw(run, name, decoder))]
+    figures, figures_left_out = _figures(ran, measured, folder / "figures")
+    drafting = [configuration for configuration in ran if has_tree(configuration)]
+    answers = reader.collect(ran, decoder)
+    trees = [drawing for c in drafting[:MOST_TREES] if (drawing := tree_svg.draw(c, decoder))]
     environment = Environment(
         loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
@@ -50,22 +52,18 @@ def render(runs: list[Run], measured: pd.DataFrame, folder: Path) -> str:
         style=Markup(style),  # our own files: nothing to escape
         script=Markup(script),
         short=captions.short(measured),
-        incomplete=[
-            (name, len(run.answers), int(run.metadata["questions"]))
-            for run, name in zip(runs, names, strict=True)
-            if not run.complete
-        ],
-        facts=circumstances.facts(runs, names),
+        incomplete=[(c.name, len(c.rows), c.asked) for c in ran if len(c.rows) < c.asked],
+        facts=circumstances.facts(ran),
         table=table.view(published.beside(measured)),
         figures=figures,
         figures_left_out=figures_left_out,
         trees=trees,
-        trees_left_out=[name for _, name in drafting[MOST_TREES:]],
+        trees_left_out=[c.name for c in drafting[MOST_TREES:]],
         legend=tree_svg.legend(),
-        audits=audit.audit(runs, names),
+        audits=audit.audit(ran),
         notes=answers.pop("notes"),
         data=script_json(answers),
-        commands=circumstances.commands(runs, names),
+        commands=circumstances.commands(ran),
         again=f"python -m evaluation.report {folder}",
     )
 
@@ -90,9 +88,7 @@ def _policy(style: str, script: str) -> str:
     )
 
 
-def _figures(
-    runs: list[Run], names: list[str], measured: pd.DataFrame, folder: Path
-) -> tuple[list[dict[str, str]], list[str]]:
+def _figures(ran: list[Configuration], measured: pd.DataFrame, folder: Path) -> tuple[list[dict[str, str]], list[str]]:
     """The figures as images inside the page, with their sentences, and the names of those that do not fit."""
     figures, left_out, size = [], [], 0
     for path in sorted(folder.glob("*.svg"), key=lambda p: captions.place(p.stem)):
@@ -101,22 +97,23 @@ def _figures(
             left_out.append(path.name)
             continue
         size += len(source)
-        own, block, own_names = _of_figure(path.stem, runs, names, measured)
-        said = captions.caption(path.stem, block, own, own_names)
+        said = captions.caption(path.stem, *_drawn(path.stem, ran, measured))
         figures.append({"name": path.stem, "source": source, "caption": said})
     return figures, left_out
 
 
-def _of_figure(
-    stem: str, runs: list[Run], names: list[str], measured: pd.DataFrame
-) -> tuple[list[Run], pd.DataFrame, list[str]]:
-    """The runs and rows that a figure draws: of the model and bench that its name ends in, where there are several."""
-    for (model, bench), block in measured.groupby(["model", "bench"], sort=False):
-        if stem.endswith("-" + f"{model}-{bench}".replace("/", "_")):
-            own = [
-                (run, name)
-                for run, name in zip(runs, names, strict=True)
-                if (run.settings["model"]["name"], run.settings["bench"]["name"]) == (model, bench)
-            ]
-            return [run for run, _ in own], block, [name for _, name in own]
-    return runs, measured, names
+def _drawn(stem: str, ran: list[Configuration], measured: pd.DataFrame) -> tuple[pd.DataFrame, list[Configuration]]:
+    """What a figure draws: all, or the model and bench that its name holds behind its first "-"."""
+    if "-" not in stem:
+        return measured, ran
+    pairs = measured[["model", "bench"]].drop_duplicates().itertuples(index=False)
+    named = [pair for pair in pairs if _plain("-".join(pair)) in _plain(stem)]
+    if not named:
+        return measured, ran
+    model, bench = max(named, key=lambda pair: len("-".join(pair)))
+    own = [c for c in ran if (c.first.settings["model"]["name"], c.first.settings["bench"]["name"]) == (model, bench)]
+    return measured[(measured["model"] == model) & (measured["bench"] == bench)], own
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9.]+", "-", name.lower())

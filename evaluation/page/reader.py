@@ -11,18 +11,20 @@ from model.errors import UserError
 from ..metrics import Row
 from ..questions import ROOT, read_questions, subtask
 from ..tables import Run
+from .circumstances import Configuration
 from .tokens import Decoder
 
 MOST_QUESTIONS, MOST_BYTES = 40, 2_000_000
 MOST_PROMPT = 600  # characters of a question's turn that are shown
 
 
-def collect(runs: list[Run], names: list[str], decoder: Decoder) -> dict[str, Any]:
+def collect(ran: list[Configuration], decoder: Decoder) -> dict[str, Any]:
     """What the reader shows: `runs`, `questions`, `texts` (each once) and `answers`; and what was left out, in words.
 
-    Questions are taken from all subtasks in turn, each with the answers of all runs, as long as they fit. Of several
-    answers to a question the first is taken.
+    Questions are taken from all subtasks in turn, each with the answers of all configurations, as long as they fit. Of
+    several answers to a question, and of repeats, the first is taken.
     """
+    runs = [configuration.first for configuration in ran]
     texts = _Texts(decoder)
     rows = [{row["question_id"]: row for row in run.answers} for run in runs]
     order = _in_turn(rows)
@@ -46,11 +48,11 @@ def collect(runs: list[Run], names: list[str], decoder: Decoder) -> dict[str, An
     used = {turn["text"] for answer in answers for turn in answer["turns"]}
     kept = [text if i in used else {} for i, text in enumerate(texts.items)]  # what the last, refused question added
     return {
-        "runs": names,
+        "runs": [configuration.name for configuration in ran],
         "questions": questions,
         "answers": answers,
         "texts": kept,
-        "notes": _notes(runs, len(questions), len(order), decoder, texts.mismatched),
+        "notes": _notes(ran, len(questions), len(order), decoder, texts.mismatched),
     }
 
 
@@ -135,7 +137,7 @@ def _cut(text: str) -> str:
     return text if len(text) <= MOST_PROMPT else text[:MOST_PROMPT] + " …"
 
 
-def _notes(runs: list[Run], shown: int, there: int, decoder: Decoder, mismatched: int) -> list[str]:
+def _notes(ran: list[Configuration], shown: int, there: int, decoder: Decoder, mismatched: int) -> list[str]:
     """What the reader does not show, in words."""
     notes = []
     if shown < there:
@@ -143,8 +145,8 @@ def _notes(runs: list[Run], shown: int, there: int, decoder: Decoder, mismatched
             f"Here are {shown} of {there} questions, some of every subtask, so that the page stays small; "
             "all answers are in runs/*/answers.jsonl."
         )
-    if any(len(row["choices"]) > 1 for run in runs for row in run.answers):
-        notes.append("Of several answers to a question the first is shown.")
+    if any(len(c.runs) > 1 or any(len(row["choices"]) > 1 for row in c.rows) for c in ran):
+        notes.append("Of repeats, and of several answers to a question, the first is shown.")
     for path, reason in decoder.failures.items():
         notes.append(
             f"The tokenizer of {path} could not be loaded from this machine ({reason}); so the text stands as it was "

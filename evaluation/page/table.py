@@ -13,7 +13,8 @@ from ..metrics import OVERALL
 from ..questions import ROOT
 from ..tables import BASELINES, SHOWN
 
-SETTINGS = ("tree_nodes", "k")  # numbers that are settings and no measures
+# Numbers that are settings and no measures.
+SETTINGS = ("tree_nodes", "tree_depth", "tree_breadth", "k", "seed", "bench_questions", "max_new_tokens")
 SAID = ("model", "bench", "dtype", "device", "complete")  # settings that the page says elsewhere
 TITLES = {
     "mat": "MAT",
@@ -38,10 +39,11 @@ class Column:
 
 @dataclass(frozen=True)
 class Cell:
-    """`text` as printed; `value` what to sort by, empty where there is none."""
+    """`text` as printed; `value` what to sort by, empty where there is none; `interval` of the value, where known."""
 
     text: str
     value: str
+    interval: str
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,10 @@ def view(table: pd.DataFrame) -> View:
     """The main table for the page, whatever columns it has: constant settings above it, empty measures left out."""
     columns, same = [], []
     by_method = table.groupby("method", sort=False)
+    held = set(map(str, table.columns))
     for name in map(str, table.columns):
+        if name.removesuffix("_low").removesuffix("_high") in held - {name}:
+            continue  # an end of an interval: printed with its value
         values = table[name]
         number = _is_measure(name, values)
         if name in ("method", "category") or (number and values.notna().any()):
@@ -98,7 +103,7 @@ def _is_measure(name: str, values: Any) -> bool:
 
 
 def _is_main(name: str) -> bool:
-    return name in SHOWN or name.startswith(("speedup_", "published"))
+    return name in SHOWN or (name.startswith(("speedup_", "published")) and not name.endswith("_std"))
 
 
 def _column(name: str, number: bool, *, extra: bool) -> Column:
@@ -110,12 +115,21 @@ def _column(name: str, number: bool, *, extra: bool) -> Column:
 
 def _line(row: dict[Any, Any], columns: list[Column]) -> Line:
     method, category = str(row["method"]), str(row["category"])
-    cells = [Cell(_text(row[c.name], c.name), _value(row[c.name])) for c in columns]
+    cells = [Cell(_text(row[c.name], c.name), _value(row[c.name]), _interval(row, c.name)) for c in columns]
     return Line(method, category, method in BASELINES, category == OVERALL, cells)
 
 
+def _interval(row: dict[Any, Any], name: str) -> str:
+    """The 95 % interval of a measure; of a speedup also whether it leaves open which of the two is faster."""
+    low, high = row.get(f"{name}_low"), row.get(f"{name}_high")
+    if _missing(low) or _missing(high):
+        return ""
+    spans = ", spans 1" if name.startswith("speedup_") and float(str(low)) < 1 < float(str(high)) else ""
+    return f"{_text(low, name)}–{_text(high, name)}{spans}"
+
+
 def _missing(value: Any) -> bool:
-    return value is None or (isinstance(value, float) and value != value)
+    return value is None or value == "" or (isinstance(value, float) and value != value)
 
 
 def _text(value: Any, name: str = "") -> str:

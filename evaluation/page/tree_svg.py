@@ -9,6 +9,7 @@ from model.decoding.tree import RankPath
 from ..metrics import Row
 from ..tables import Run
 from .acceptance import Node, Step, acceptance, all_steps, by_depth, node_order
+from .circumstances import Configuration
 from .tokens import Decoder, visible
 
 BOUNDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.7)  # upper ends of the colour classes 1, 2, ...; class 0 never stood
@@ -56,9 +57,10 @@ def shade(share: float) -> int:
     return 0 if share <= 0 else 1 + sum(share > bound for bound in BOUNDS)
 
 
-def draw(run: Run, name: str, decoder: Decoder) -> Drawing | None:
-    """The run's draft tree; None if no step drafted."""
-    found = list(all_steps(run.answers))
+def draw(configuration: Configuration, decoder: Decoder) -> Drawing | None:
+    """Its draft tree, over all repeats; None if no step drafted."""
+    run = configuration.first
+    found = list(all_steps(configuration.rows))
     steps, order = [step for _, _, step in found], node_order(run)
     nodes = acceptance(steps, order)
     if not steps or not nodes:
@@ -80,7 +82,7 @@ def draw(run: Run, name: str, decoder: Decoder) -> Drawing | None:
     if len(kept) < len(nodes):
         words.append(f"Drawn are the {len(kept)} most accepted of {len(nodes)} nodes.")
     width, height = root[0] + COLUMN * deepest + MARGIN, ROW * leaves + 2 * MARGIN
-    return Drawing(name, width, height, root, tokens[0] if tokens else "", dots, words)
+    return Drawing(configuration.name, width, height, root, tokens[0] if tokens else "", dots, words)
 
 
 def _closed(nodes: list[Node]) -> list[Node]:
