@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from model.decoding import Tree
@@ -80,13 +80,31 @@ def steps_of(choice: dict[str, Any]) -> Iterator[Step]:
             start += accepted
 
 
-def all_steps(rows: list[Row]) -> Iterator[tuple[Row, int, Step]]:
-    """(row, choice, step) of every drafting step: one that forwarded more than its root."""
-    for row in rows:
-        for index, choice in enumerate(row["choices"]):
-            for step in steps_of(choice):
-                if step.nodes > 1:
-                    yield row, index, step
+@dataclass
+class Paths:
+    """The accepted rank paths of all drafting steps: those that forwarded more than their root.
+
+    Attributes:
+        counts: steps by (nodes forwarded, path).
+        longest: (row, choice, turn, step) of the first of the longest paths.
+    """
+
+    counts: Counter[tuple[int, RankPath]] = field(default_factory=Counter)
+    longest: tuple[Row, int, int, int] | None = None
+
+    @classmethod
+    def of(cls, rows: Iterable[Row]) -> Paths:
+        """Count them. Rows may be many, so nothing else is made of a step."""
+        found, most = cls(), 0
+        for row in rows:
+            for index, choice in enumerate(row["choices"]):
+                turns = zip(choice.get("step_nodes") or [], choice.get("step_paths") or [], strict=False)
+                for turn, (nodes, paths) in enumerate(turns):
+                    found.counts.update((n, tuple(path)) for n, path in zip(nodes, paths, strict=False) if n > 1)
+                    for number, path in enumerate(paths):
+                        if len(path) > most:
+                            most, found.longest = len(path), (row, index, turn, number)
+        return found
 
 
 def node_order(run: Run) -> list[RankPath] | None:
@@ -111,15 +129,14 @@ def node_order(run: Run) -> list[RankPath] | None:
     return order if hashlib.sha256(repr(nodes).encode()).hexdigest() == method.get("tree_sha256") else None
 
 
-def acceptance(steps: Iterable[Step], order: list[RankPath] | None) -> list[Node]:
+def acceptance(paths: Paths, order: list[RankPath] | None) -> list[Node]:
     """The nodes of a tree, each behind its parent, and how often they stood.
 
     Args:
-        steps: the drafting steps.
         order: the template's nodes, as `node_order` gives them. None: only nodes that once stood are known, and every
             step counts as a try of each.
     """
-    counted: Counter[tuple[int, RankPath]] = Counter((step.nodes, step.path) for step in steps)
+    counted = paths.counts
     rebuilt = order is not None
     if order is None:
         seen = {path[:d] for _, path in counted for d in range(1, len(path) + 1)}
@@ -132,8 +149,10 @@ def acceptance(steps: Iterable[Step], order: list[RankPath] | None) -> list[Node
     return nodes
 
 
-def by_depth(steps: Iterable[Step]) -> list[float]:
+def by_depth(paths: Paths) -> list[float]:
     """Share of drafting steps that accepted at least so many drafts, from 1 to the most that any accepted."""
-    lengths: Counter[int] = Counter(len(step.path) for step in steps)
+    lengths: Counter[int] = Counter()
+    for (_, path), n in paths.counts.items():
+        lengths[len(path)] += n
     total = sum(lengths.values())
     return [sum(n for d, n in lengths.items() if d >= depth) / total for depth in range(1, max(lengths, default=0) + 1)]

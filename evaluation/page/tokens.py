@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+
+from tokenizers import Tokenizer
 
 from ..questions import ROOT
 from ..tables import Run
 
 WINDOW = 6  # tokens before a piece that decide its leading space and join broken characters
+Decode = Callable[[list[int]], str]
 BROKEN = "\ufffd"  # what a tokenizer decodes an unfinished character to
 
 
@@ -20,7 +23,7 @@ class Decoder:
     """
 
     def __init__(self) -> None:
-        self._tokenizers: dict[tuple[str, str | None], Any] = {}
+        self._decoders: dict[tuple[str, str | None], Decode | None] = {}
         self._pieces: dict[tuple[str, tuple[int, ...]], list[str]] = {}
         self.failures: dict[str, str] = {}
 
@@ -30,43 +33,48 @@ class Decoder:
         path = str(model.get("path"))
         key = (path, tuple(ids))
         if key not in self._pieces:
-            tokenizer = self._tokenizer(path, model.get("revision"))
-            if tokenizer is None:
+            decode = self._decoder(path, model.get("revision"))
+            if decode is None:
                 return None
-            self._pieces[key] = split(tokenizer, ids)
+            self._pieces[key] = split(decode, ids)
         return self._pieces[key]
 
-    def _tokenizer(self, path: str, revision: str | None) -> Any:
+    def _decoder(self, path: str, revision: str | None) -> Decode | None:
         key = (path, revision)
-        if key not in self._tokenizers:
-            self._tokenizers[key] = None
+        if key not in self._decoders:
+            self._decoders[key] = None
             try:
-                from transformers import AutoTokenizer  # takes seconds to import: only where there is something to read
-
-                folder = next((str(p) for p in (Path(path).expanduser(), ROOT / path) if p.is_dir()), path)
-                self._tokenizers[key] = AutoTokenizer.from_pretrained(folder, revision=revision, local_files_only=True)
+                self._decoders[key] = load(path, revision)
             except Exception as error:  # whatever a foreign tokenizer trips over: the page goes without, and says so
                 self.failures[path] = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        return self._tokenizers[key]
+        return self._decoders[key]
 
 
-def split(tokenizer: Any, ids: list[int]) -> list[str]:
+def load(path: str, revision: str | None = None) -> Decode:
+    """The decoding of a model's tokenizer, special tokens included; from local files only, and no code of the model."""
+    folder = next((p for p in (Path(path).expanduser(), ROOT / path) if p.is_dir()), None)
+    if folder is not None and (folder / "tokenizer.json").is_file():
+        fast = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        return lambda ids: str(fast.decode(ids, skip_special_tokens=False))
+    from transformers import AutoTokenizer  # takes seconds to import: only where nothing else will do
+
+    slow = AutoTokenizer.from_pretrained(str(folder or path), revision=revision, local_files_only=True)
+    return lambda ids: str(slow.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+
+def split(decode: Decode, ids: list[int]) -> list[str]:
     """The text that each id adds; an id in the middle of a character adds nothing, the one that ends it all of it."""
     pieces: list[str] = []
     begin = done = 0  # ids[begin:done] is context; what is decoded anew starts at done
     for end in range(1, len(ids) + 1):
-        before = _decode(tokenizer, ids[begin:done])
-        now = _decode(tokenizer, ids[begin:end])
+        before = decode(ids[begin:done]) if begin < done else ""
+        now = decode(ids[begin:end])
         if now.endswith(BROKEN) and end < len(ids) and end - done < WINDOW:
             pieces.append("")
             continue
         pieces.append(now[len(before) :])
         begin, done = max(begin, end - WINDOW), end
     return pieces
-
-
-def _decode(tokenizer: Any, ids: list[int]) -> str:
-    return str(tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)) if ids else ""
 
 
 def visible(piece: str) -> str:

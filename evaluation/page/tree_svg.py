@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 from model.decoding.tree import RankPath
 
-from ..metrics import Row
 from ..tables import Run
-from .acceptance import Node, Step, acceptance, all_steps, by_depth, node_order
+from .acceptance import Node, Paths, Step, acceptance, by_depth, node_order, steps_of
 from .circumstances import Configuration
 from .tokens import Decoder, visible
 
@@ -60,20 +59,19 @@ def shade(share: float) -> int:
 def draw(configuration: Configuration, decoder: Decoder) -> Drawing | None:
     """Its draft tree, over all repeats; None if no step drafted."""
     run = configuration.first
-    found = list(all_steps(configuration.rows))
-    steps, order = [step for _, _, step in found], node_order(run)
-    nodes = acceptance(steps, order)
-    if not steps or not nodes:
+    paths, order = Paths.of(configuration.rows), node_order(run)
+    nodes = acceptance(paths, order)
+    if not paths.counts or not nodes:
         return None
     kept = sorted(nodes, key=lambda n: (-n.stood, len(n.path), n.path))[:MOST_NODES]
     kept = sorted(_closed(kept), key=lambda n: n.path)
     places, leaves = _layout([node.path for node in kept])
-    real, tokens, told = _real_step(run, found, decoder)
+    real, tokens, told = _real_step(run, paths, decoder)
     path = real.path if real else ()
     dots = [_dot(node, places, path, tokens) for node in kept]
     deepest = max(len(node.path) for node in kept)
     root = places[()]
-    words = [_in_words(nodes, by_depth(steps)), *([told] if told else [])]
+    words = [_in_words(nodes, by_depth(paths)), *([told] if told else [])]
     if order is None:
         words.append(
             "The template is no longer where the run had it: only nodes that stood at least once are drawn, and every "
@@ -123,15 +121,17 @@ def _dot(node: Node, places: dict[RankPath, tuple[float, float]], real: RankPath
     return Dot(x, y, from_x, from_y, shade(node.share), shade(node.given_parent), title, token, on_path)
 
 
-def _real_step(run: Run, found: list[tuple[Row, int, Step]], decoder: Decoder) -> tuple[Step | None, list[str], str]:
+def _real_step(run: Run, paths: Paths, decoder: Decoder) -> tuple[Step | None, list[str], str]:
     """The first of the longest accepted paths, with the tokens from the root on, and a sentence that names the step."""
-    best = max(found, key=lambda item: len(item[2].path))
-    if not best[2].path:
+    if paths.longest is None:
         return None, [], ""
-    row, index, step = best
+    row, index, turn, number = paths.longest
+    step = next(s for s in steps_of(row["choices"][index]) if (s.turn, s.number) == (turn, number))
     outputs = row["choices"][index].get("output_ids") or []
     pieces = decoder.pieces(run, outputs[step.turn]) if step.turn < len(outputs) else None
     tokens = [visible(p) for p in (pieces or [])[step.start : step.start + step.accepted]]
+    if tokens and step.accepted == len(step.path):  # in the prefill: the root is the prompt's, and no output
+        tokens = ["", *tokens]
     where = f"question {row['question_id']}, turn {step.turn + 1}, step {step.number + 1}"
     ranks = "·".join(map(str, step.path))
     told = (

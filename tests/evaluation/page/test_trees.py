@@ -3,9 +3,9 @@
 import pytest
 from transformers import AutoTokenizer
 
-from evaluation.page.acceptance import acceptance, all_steps, by_depth, node_order, steps_of
+from evaluation.page.acceptance import Paths, acceptance, by_depth, node_order, steps_of
 from evaluation.page.circumstances import configurations
-from evaluation.page.tokens import Decoder, split, visible
+from evaluation.page.tokens import Decoder, load, split, visible
 from evaluation.page.tree_svg import BOUNDS, draw, legend, shade
 from evaluation.tables import read_runs
 from model.recycling import build_template
@@ -24,26 +24,27 @@ def run_with(tmp_path, rows, **settings):
 def test_steps_know_where_their_tokens_are():
     found = list(steps_of(ROW["choices"][0]))
     assert [(s.start, s.accepted) for s in found] == [(0, 1), (1, 3), (4, 2), (6, 1), (7, 2), (9, 1)]
-    assert [s.number for _, _, s in all_steps([ROW])] == [1, 2, 3, 4]  # not the prefill, not the token that ends it
+    paths = Paths.of([ROW])  # neither the prefill nor the token that ends the answer
+    assert paths.counts == {(4, (0, 0)): 1, (4, (1,)): 1, (4, ()): 1, (4, (0,)): 1} and paths.longest == (ROW, 0, 0, 1)
 
 
 def test_acceptance_by_hand():
-    steps = [s for _, _, s in all_steps([ROW])]
-    nodes = {n.path: n for n in acceptance(steps, [(0,), (1,), (0, 0)])}
+    paths = Paths.of([ROW])
+    nodes = {n.path: n for n in acceptance(paths, [(0,), (1,), (0, 0)])}
     assert [(n.tried, n.stood, n.parent_stood) for n in nodes.values()] == [(4, 2, 4), (4, 1, 4), (4, 1, 2)]
     assert nodes[0, 0].share == 0.25 and nodes[0, 0].given_parent == 0.5
-    assert by_depth(steps) == [0.75, 0.25] and by_depth([]) == []
+    assert by_depth(paths) == [0.75, 0.25] and by_depth(Paths()) == []
 
 
 def test_without_a_template_only_what_stood_is_known():
-    nodes = acceptance([s for _, _, s in all_steps([ROW])], None)
+    nodes = acceptance(Paths.of([ROW]), None)
     assert [(n.path, n.stood) for n in nodes] == [((0,), 2), ((1,), 1), ((0, 0), 1)]
 
 
 def test_a_tree_that_shrinks_tries_its_first_nodes_only():
     row = answer(1, "qa", [{"ids": [1, 2, 3, 4], "steps": [(2, 3, [0]), (2, 2, [0])]}])
     order = [(0,), (1,), (0, 0)]
-    nodes = acceptance([s for _, _, s in all_steps([row])], order)
+    nodes = acceptance(Paths.of([row]), order)
     assert [(n.tried, n.stood) for n in nodes] == [(2, 2), (1, 0), (0, 0)]
     assert nodes[2].share == nodes[2].given_parent == 0.0
 
@@ -90,6 +91,14 @@ def test_the_real_steps_tokens_stand_at_its_nodes(report_folder):
     assert tree.root_token == pieces[1] and [d.token for d in tree.dots if d.on_path] == pieces[2:4]
 
 
+def test_in_the_prefill_the_root_is_the_prompts(checkpoint, tmp_path):
+    row = answer(1, "qa", [{"ids": [300, 301], "steps": [(2, 4, [0, 0])]}])
+    run_with(tmp_path, [row], method={"tree": "file"}, draft_tree=TREE, model={"path": str(checkpoint)})
+    drawing = draw(configurations(read_runs(tmp_path))[0], Decoder())
+    pieces = [visible(p) for p in split(load(str(checkpoint)), [300, 301])]
+    assert drawing.root_token == "" and [d.token for d in drawing.dots if d.on_path] == pieces
+
+
 def test_shades_follow_the_legend():
     assert len(legend()) == len(BOUNDS) + 2
     assert [shade(s) for s in (0, 0.005, 0.01, 0.011, 0.5, 0.71, 1)] == [0, 1, 1, 2, 7, 8, 8]
@@ -99,7 +108,7 @@ def test_shades_follow_the_legend():
 def test_pieces_join_to_the_text(checkpoint, text):
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
     ids = [*tokenizer(text, add_special_tokens=False).input_ids, tokenizer.eos_token_id]
-    pieces = split(tokenizer, ids)
+    pieces = split(load(str(checkpoint)), ids)
     whole = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
     assert len(pieces) == len(ids) and "".join(pieces) == whole
     assert "\ufffd" not in "".join(pieces)
@@ -108,4 +117,4 @@ def test_pieces_join_to_the_text(checkpoint, text):
 def test_pieces_of_the_shipped_model_join_to_the_text():
     tokenizer = AutoTokenizer.from_pretrained("data/embedded")
     ids = tokenizer("Dear Ben, thank you:\n  def f(x):\n    return 2 * x  # naïve", add_special_tokens=False).input_ids
-    assert "".join(split(tokenizer, ids)) == tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+    assert "".join(split(load("data/embedded"), ids)) == tokenizer.decode(ids, clean_up_tokenization_spaces=False)
