@@ -21,6 +21,7 @@ from .tokens import Decoder
 
 HERE = Path(__file__).parent
 MOST_TREES = 8
+COLUMN_WIDTH = 320  # points; figures up to this width stand two in a row
 MOST_FIGURE_BYTES = 1_800_000  # of all SVGs together, as embedded
 
 
@@ -88,17 +89,20 @@ def _policy(style: str, script: str) -> str:
     )
 
 
-def _figures(ran: list[Configuration], measured: pd.DataFrame, folder: Path) -> tuple[list[dict[str, str]], list[str]]:
+def _figures(ran: list[Configuration], measured: pd.DataFrame, folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
     """The figures as images inside the page, with their sentences, and the names of those that do not fit."""
     figures, left_out, size = [], [], 0
     for path in sorted(folder.glob("*.svg"), key=lambda p: captions.place(p.stem)):
-        source = "data:image/svg+xml;base64," + base64.b64encode(path.read_bytes()).decode()
+        drawn = path.read_bytes()
+        source = "data:image/svg+xml;base64," + base64.b64encode(drawn).decode()
         if size + len(source) > MOST_FIGURE_BYTES:
             left_out.append(path.name)
             continue
         size += len(source)
         said = captions.caption(path.stem, *_drawn(path.stem, ran, measured))
-        figures.append({"name": path.stem, "source": source, "caption": said})
+        width = re.search(rb'<svg[^>]* width="([\d.]+)pt"', drawn)
+        wide = width is None or float(width[1]) > COLUMN_WIDTH
+        figures.append({"name": path.stem, "source": source, "caption": said, "wide": wide})
     return figures, left_out
 
 

@@ -15,7 +15,9 @@ from ..tables import BASELINES, SHOWN
 
 # Numbers that are settings and no measures.
 SETTINGS = ("tree_nodes", "tree_depth", "tree_breadth", "k", "seed", "bench_questions", "max_new_tokens")
-SAID = ("model", "bench", "dtype", "device", "complete")  # settings that the page says elsewhere
+# Settings that the page says elsewhere.
+SAID = ("model", "bench", "dtype", "device", "complete", "execution", "seed", "max_new_tokens", "bench_questions")
+OPEN = "~ "  # before the interval of a speedup that spans 1
 TITLES = {
     "mat": "MAT",
     "mat_macro": "MAT macro",
@@ -59,7 +61,7 @@ class Line:
 
 @dataclass(frozen=True)
 class View:
-    """The table: `same` are the settings that all rows share, said once above it."""
+    """The table: `same` are the settings that all rows share, said once above it; `marks` what the small print is."""
 
     columns: list[Column]
     lines: list[Line]
@@ -67,6 +69,7 @@ class View:
     methods: list[str]
     categories: list[str]
     baselines: list[str]
+    marks: list[str]
 
 
 def view(table: pd.DataFrame) -> View:
@@ -82,7 +85,7 @@ def view(table: pd.DataFrame) -> View:
         if name in ("method", "category") or (number and values.notna().any()):
             columns.append(_column(name, number, extra=number and not _is_main(name)))
         elif not number and values.map(_text).nunique() == 1:
-            same.append((name.replace("_", " "), _text(values.iloc[0])))
+            same.append((name, name.replace("_", " "), _text(values.iloc[0])))
         elif not number and values.notna().any():
             tells_apart = bool((by_method[name].nunique(dropna=False) > 1).any())  # else the method's name says it
             columns.append(_column(name, name in SETTINGS, extra=not tells_apart and name not in ("model", "bench")))
@@ -91,11 +94,19 @@ def view(table: pd.DataFrame) -> View:
     return View(
         columns,
         lines,
-        [(term, value) for term, value in same if term not in SAID and value != "–"],
+        [(term, value) for name, term, value in same if name not in SAID and value not in ("–", "False")],
         list(dict.fromkeys(line.method for line in lines)),
         list(dict.fromkeys(line.category for line in lines)),
         [name for name in BASELINES if f"speedup_{name}" in table and table[f"speedup_{name}"].notna().any()],
+        _marks([cell.interval for line in lines for cell in line.cells]),
     )
+
+
+def _marks(intervals: list[str]) -> list[str]:
+    found = ["The small print is the 95 % interval over questions."] if any(intervals) else []
+    if any(interval.startswith(OPEN) for interval in intervals):
+        found.append("~: the interval of this speedup spans 1, so it does not say which of the two is faster.")
+    return found
 
 
 def _is_measure(name: str, values: Any) -> bool:
@@ -124,8 +135,9 @@ def _interval(row: dict[Any, Any], name: str) -> str:
     low, high = row.get(f"{name}_low"), row.get(f"{name}_high")
     if _missing(low) or _missing(high):
         return ""
-    spans = ", spans 1" if name.startswith("speedup_") and float(str(low)) < 1 < float(str(high)) else ""
-    return f"{_text(low, name)}–{_text(high, name)}{spans}"
+    ends = [_text(end, name) for end in (low, high)]
+    spans = OPEN if name.startswith("speedup_") and float(str(low)) < 1 < float(str(high)) else ""
+    return spans + "–".join(ends) if ends[0] != ends[1] else ""
 
 
 def _missing(value: Any) -> bool:

@@ -22,6 +22,7 @@ def write_run(folder: Path, label: str, rows: list[dict], *, questions: int | No
         "model": {"name": "toy", "path": "nowhere/toy", "dtype": "float32"} | more.pop("model", {}),
         "bench": {"name": "sample", "sha256": "0" * 64} | more.pop("bench", {}),
         "method": {"name": name} | more.pop("method", {}),
+        "execution": "eager",
         "max_new_tokens": 64,
         "seed": 0,
     } | more.pop("settings", {})
