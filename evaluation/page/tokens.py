@@ -56,6 +56,8 @@ def load(path: str, revision: str | None = None) -> Decode:
     if folder is not None and (folder / "tokenizer.json").is_file():
         fast = Tokenizer.from_file(str(folder / "tokenizer.json"))
         return lambda ids: str(fast.decode(ids, skip_special_tokens=False))
+    if folder is None and path.startswith(("/", ".", "~")):
+        raise FileNotFoundError(f"no folder {path}")
     from transformers import AutoTokenizer  # takes seconds to import: only where nothing else will do
 
     slow = AutoTokenizer.from_pretrained(str(folder or path), revision=revision, local_files_only=True)
