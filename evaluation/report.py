@@ -15,6 +15,7 @@ from .audit import write_audit
 from .cli import user_errors
 from .figures import draw_all
 from .foreign import read_foreign
+from .page import write_page
 from .sweeps import missing_jobs
 from .tables import main_table, read_runs
 from .write_tables import to_markdown, to_text, write_tables
@@ -36,7 +37,8 @@ def report(folder: Path) -> None:
         print(line)
     print(
         f"by category: {folder / 'tables' / 'main.csv'} (and .md)   "
-        f"figures: {folder / 'figures'} ({len(figures)} as pdf, svg, png)"
+        f"figures: {folder / 'figures'} ({len(figures)} as pdf, svg, png)\n"
+        f"all of it on one page: {write_page(runs, table, folder)}"
     )
 
 

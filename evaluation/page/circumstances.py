@@ -1,0 +1,167 @@
+"""What ran on what, and the commands that did it, from the metadata of the runs."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..metrics import Row
+from ..tables import Run
+
+_UNNAMED = re.compile(r"sha256|(^|\.)path$|bench\.questions|method\.name")  # settings that would name a run badly
+_PLAIN = ("model.name", "bench.name", "method.tree")  # settings whose value says enough without their key
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """What ran, its repeats together, under a name that no other configuration of the page has."""
+
+    name: str
+    runs: list[Run]
+
+    @property
+    def first(self) -> Run:
+        return self.runs[0]
+
+    @property
+    def rows(self) -> list[Row]:
+        """The answers of all repeats."""
+        return [row for run in self.runs for row in run.answers]
+
+    @property
+    def asked(self) -> int:
+        """Questions to be answered, over all repeats."""
+        return sum(int(run.metadata["questions"]) for run in self.runs)
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One line of what ran: `values` are the distinct ones, each with those it holds for (none named: all)."""
+
+    term: str
+    values: list[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class Command:
+    """A recorded command line, what it ran, and how many answers are still to be given."""
+
+    line: str
+    ran: list[str]
+    missing: int
+
+
+def configurations(runs: list[Run]) -> list[Configuration]:
+    """The runs by configuration; its name is the label, and the settings in which those of one label differ."""
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        settings = {key: value for key, value in run.settings.items() if key != "repeat"}
+        groups.setdefault(json.dumps([run.label, settings, run.metadata.get("device")], sort_keys=True), []).append(run)
+    firsts = [group[0] for group in groups.values()]
+    flat = [_flatten(run.settings | {"device": run.metadata.get("device")}) for run in firsts]
+    names: list[str] = []
+    for run, own in zip(firsts, flat, strict=True):
+        peers = [other for r, other in zip(firsts, flat, strict=True) if r.label == run.label]
+        keys = [k for k in own if not _UNNAMED.search(k) and any(peer.get(k) != own[k] for peer in peers)]
+        parts = [str(own[k]) if k in _PLAIN else f"{k.rsplit('.', 1)[-1]}={own[k]}" for k in keys]
+        names.append(", ".join([run.label, *parts]))
+    unique = [f"{n}, {r.folder.name[-8:]}" if names.count(n) > 1 else n for n, r in zip(names, firsts, strict=True)]
+    return [Configuration(name, group) for name, group in zip(unique, groups.values(), strict=True)]
+
+
+def _flatten(settings: dict[str, Any], above: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in settings.items():
+        flat |= _flatten(value, f"{above}{key}.") if isinstance(value, dict) else {above + key: value}
+    return flat
+
+
+def facts(ran: list[Configuration]) -> list[Fact]:
+    """What ran on what; a fact in which configurations differ lists each value with those it holds for."""
+    found = [
+        ("device", lambda m: str(m.get("device", ""))),
+        ("model", _model),
+        ("bench", _bench),
+        ("decoding", _decoding),
+        ("execution", lambda m: str(m.get("execution_used", ""))),
+        ("versions", lambda m: ", ".join(f"{k} {v}" for k, v in m.get("versions", {}).items())),
+        ("code", _code),
+        ("platform", lambda m: str(m.get("platform", ""))),
+    ]
+    lines = [_fact(term, of, ran) for term, of in found]
+    started = sorted(str(r.metadata["started"]) for c in ran for r in c.runs if r.metadata.get("started"))
+    if started:
+        first, last = (_moment(t) for t in (started[0], started[-1]))
+        lines.append(Fact("started", [(first if first == last else f"{first} to {last}", "")]))
+    repeats = max(len(configuration.runs) for configuration in ran)
+    if repeats > 1:
+        lines.append(Fact("repeats", [(str(repeats), "")]))
+    return [line for line in lines if line.values]
+
+
+def _fact(term: str, of: Callable[[dict[str, Any]], str], ran: list[Configuration]) -> Fact:
+    held: dict[str, list[str]] = {}
+    for configuration in ran:
+        for value in dict.fromkeys(of(run.metadata) for run in configuration.runs):
+            held.setdefault(value, []).append(configuration.name)
+    held.pop("", None)
+    return Fact(term, [(value, "" if len(held) == 1 else "; ".join(who)) for value, who in held.items()])
+
+
+def _model(metadata: dict[str, Any]) -> str:
+    model = metadata["settings"]["model"]
+    revision = f" at revision {model['revision']}" if model.get("revision") else ""
+    return (
+        f"{model['name']} ({model.get('path')}{revision}), {model.get('dtype')}, {model.get('attention')} attention, "
+        f"context {model.get('context')}, template {model.get('template')}"
+    )
+
+
+def _bench(metadata: dict[str, Any]) -> str:
+    bench = metadata["settings"]["bench"]
+    return f"{bench['name']}, {metadata['questions']} questions, sha256 {str(bench.get('sha256'))[:12]}"
+
+
+def _decoding(metadata: dict[str, Any]) -> str:
+    settings = metadata["settings"]
+    choices, seed = settings.get("num_choices", 1), settings.get("seed")
+    often = f"{choices} answers a question, " if choices > 1 else ""
+    return f"greedy, batch 1, at most {settings['max_new_tokens']} new tokens a turn, {often}seed {seed}"
+
+
+def _code(metadata: dict[str, Any]) -> str:
+    git = metadata.get("git") or {}
+    changed = ", with uncommitted changes" if git.get("modified") else ""
+    return f"commit {git['commit'][:12]}{changed}" if git.get("commit") else ""
+
+
+def _moment(stamp: str) -> str:
+    return re.sub(r"^(\d{4}-\d\d-\d\d)T(\d\d:\d\d):\d\d", r"\1 \2 ", stamp).strip()
+
+
+def commands(ran: list[Configuration]) -> list[Command]:
+    """The command lines as recorded, each once. Given again, a command answers what is missing and nothing twice."""
+    held: dict[str, tuple[list[str], list[int]]] = {}
+    for configuration in ran:
+        for run in configuration.runs:
+            line = command_line(run.metadata.get("command") or [])
+            if line:
+                of, missing = held.setdefault(line, ([], []))
+                of.append(configuration.name)
+                missing.append(int(run.metadata["questions"]) - len(run.answers))
+    return [Command(line, list(dict.fromkeys(of)), sum(missing)) for line, (of, missing) in held.items()]
+
+
+def command_line(argv: list[str]) -> str:
+    """What to type: `python -m evaluation.NAME ...` for a module of this repository, else as recorded."""
+    parts = [str(part) for part in argv]
+    for i, part in enumerate(parts[:2]):
+        path = Path(part)
+        if path.suffix == ".py" and path.parent.name == "evaluation":
+            return shlex.join(["python", "-m", f"evaluation.{path.stem}", *parts[i + 1 :]])
+    return shlex.join(parts)

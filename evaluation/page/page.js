@@ -1,0 +1,200 @@
+"use strict";
+// The report's own script. Data become text nodes, never markup.
+
+const $ = (id) => document.getElementById(id);
+
+function element(name, className, text) {
+  const made = document.createElement(name);
+  if (className) made.className = className;
+  if (text !== undefined) made.textContent = text;
+  return made;
+}
+
+// Theme: what the system says, until the reader says otherwise.
+function theme() {
+  const root = document.documentElement, button = $("theme"), system = matchMedia("(prefers-color-scheme: dark)");
+  const dark = () => (root.dataset.theme ? root.dataset.theme === "dark" : system.matches);
+  const label = () => { button.textContent = dark() ? "light" : "dark"; button.setAttribute("aria-label", `Switch to ${button.textContent}`); };
+  button.addEventListener("click", () => { root.dataset.theme = dark() ? "light" : "dark"; label(); });
+  system.addEventListener("change", label);
+  button.hidden = false;
+  label();
+}
+
+// The table: a click on a header sorts by it, numbers downwards first; filters hide rows.
+function table() {
+  const body = $("main").tBodies[0], rows = [...body.rows], heads = [...$("main").tHead.rows[0].cells];
+  const find = $("find"), method = $("by-method"), category = $("by-category");
+
+  function compare(column, number, down) {
+    return (a, b) => {
+      const [x, y] = [a, b].map((row) => row.cells[column].dataset.value);
+      if (x === "" || y === "") return (x === "") - (y === ""); // what has no value comes last, either way
+      return (down ? -1 : 1) * (number ? Number(x) - Number(y) : x.localeCompare(y));
+    };
+  }
+
+  function sort(column) {
+    const head = heads[column], number = head.classList.contains("number"), was = head.getAttribute("aria-sort");
+    const down = was ? was === "ascending" : number;
+    heads.forEach((other) => other.removeAttribute("aria-sort"));
+    head.setAttribute("aria-sort", down ? "descending" : "ascending");
+    body.append(...rows.toSorted(compare(column, number, down)));
+  }
+
+  function filter() {
+    const words = find.value.toLowerCase().split(/\s+/).filter(Boolean);
+    for (const row of rows) {
+      const text = [...row.cells].map((cell) => cell.textContent).join(" ").toLowerCase();
+      row.hidden = !words.every((word) => text.includes(word))
+        || (method.value !== "" && row.dataset.method !== method.value)
+        || (category.value !== "" && row.dataset.category !== category.value);
+    }
+    $("count").textContent = `${rows.filter((row) => !row.hidden).length} of ${rows.length} rows`;
+  }
+
+  heads.forEach((head, column) => {
+    const button = element("button", "", head.textContent);
+    button.type = "button";
+    button.addEventListener("click", () => sort(column));
+    head.replaceChildren(button);
+  });
+  for (const control of [find, method, category]) control.addEventListener("input", filter);
+  $("extra").addEventListener("change", () => $("main").classList.toggle("wide", $("extra").checked));
+  $("filters").addEventListener("submit", (event) => event.preventDefault());
+  $("filters").hidden = false;
+  filter();
+}
+
+// Many small things behind one tab stop: arrow keys move between them, and each says what it is in `detail`.
+function rove(container, items, detail, words) {
+  const keys = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 };
+  const told = (item) => { detail.textContent = words(item); };
+  items.forEach((item, i) => {
+    item.setAttribute("tabindex", i ? "-1" : "0");
+    item.addEventListener("pointerenter", () => told(item));
+    item.addEventListener("focus", () => told(item));
+    item.addEventListener("click", () => item.focus());
+    item.addEventListener("keydown", (event) => {
+      const next = event.key === "Home" ? 0 : event.key === "End" ? items.length - 1 : i + keys[event.key];
+      if (!items[next]) return;
+      event.preventDefault();
+      item.setAttribute("tabindex", "-1");
+      items[next].setAttribute("tabindex", "0");
+      items[next].focus();
+    });
+  });
+}
+
+function trees() {
+  for (const tree of document.querySelectorAll("details.tree")) {
+    rove(tree, [...tree.querySelectorAll(".node")], tree.querySelector(".detail"), (node) => node.getAttribute("aria-label"));
+  }
+  const shades = $("shades");
+  if (!shades) return;
+  shades.hidden = false;
+  shades.addEventListener("change", (event) => {
+    for (const svg of document.querySelectorAll("svg.drawn")) {
+      svg.classList.remove("joint", "given");
+      svg.classList.add(event.target.value);
+    }
+  });
+}
+
+// The reader of single answers.
+function reader() {
+  const data = JSON.parse($("data").textContent);
+  const question = $("question"), method = $("method"), place = $("answer");
+  if (!data.questions.length) return;
+
+  const depth = (length) => `l${Math.min(Math.max(length, 1), 8)}`;
+
+  function words(turn, step) {
+    const length = turn.lengths[step], path = turn.paths && turn.paths[step], nodes = turn.nodes && turn.nodes[step];
+    let text = `Step ${step + 1} of ${turn.lengths.length}: ${length} token${length === 1 ? "" : "s"}`;
+    if (nodes === 0) return `${text}, known from the step before; no forward.`;
+    if (nodes === 1) return `${text}; nothing was drafted.`;
+    if (nodes !== undefined) text += `; ${nodes - 1} nodes drafted`;
+    if (path === undefined) return `${text}.`;
+    return path === "" ? `${text}, none accepted.` : `${text}, accepted ranks ${path}.`;
+  }
+
+  // Runs of text, one a step; the ids of the text are as many as the accepted lengths add up to.
+  function runs(turn, pieces) {
+    const made = [];
+    let at = 0;
+    turn.lengths.forEach((length, step) => {
+      const run = element("span", `run ${step % 2 ? "odd" : "even"} ${depth(length)}`);
+      run.append(pieces.slice(at, at + length).join(""));
+      made.push(run);
+      at += length;
+    });
+    return made;
+  }
+
+  function strip(turn) {
+    const box = element("div", "steps");
+    box.append(...turn.lengths.map((n, step) => element("span", `run ${step % 2 ? "odd" : "even"} ${depth(n)}`, String(n))));
+    return box;
+  }
+
+  function show() {
+    const answer = data.answers.find((a) => a.question === question.selectedIndex && a.run === method.selectedIndex);
+    const asked = data.questions[question.selectedIndex];
+    place.replaceChildren();
+    $("step").hidden = !answer;
+    $("previous").disabled = question.selectedIndex === 0;
+    $("next").disabled = question.selectedIndex === data.questions.length - 1;
+    if (!answer) {
+      place.append(element("p", "quiet", "This method has not answered this question."));
+      return;
+    }
+    place.append(element("h3", "", `${question.value}: ${method.value}`)); // on paper nothing else says it
+    answer.turns.forEach((turn, i) => {
+      const box = element("div", "turn"), text = data.texts[turn.text];
+      const tokens = turn.lengths.reduce((a, b) => a + b, 0);
+      const mat = turn.lengths.length ? `: ${tokens} tokens in ${turn.lengths.length} steps, ${(tokens / turn.lengths.length).toFixed(2)} a step` : "";
+      box.append(element("h3", "", `Turn ${i + 1}${mat}`));
+      if (asked.turns[i] !== undefined) box.append(element("p", "prompt", asked.turns[i]));
+      const paragraph = element("div", "text");
+      let items = [];
+      if (text.pieces && text.pieces.length === tokens) {
+        items = runs(turn, text.pieces);
+        paragraph.append(...items);
+        box.append(paragraph);
+      } else {
+        paragraph.textContent = text.pieces ? text.pieces.join("") : text.text;
+        const below = strip(turn);
+        items = [...below.children];
+        box.append(paragraph, below);
+      }
+      items.forEach((item, step) => { item.title = words(turn, step); });
+      rove(box, items, $("step"), (item) => item.title);
+      place.append(box);
+    });
+  }
+
+  function go(by) {
+    question.selectedIndex += by;
+    show();
+  }
+
+  question.append(...data.questions.map((q) => element("option", "", `${q.category}, question ${q.id}`)));
+  method.append(...data.runs.map((name) => element("option", "", name)));
+  method.selectedIndex = data.runs.length - 1; // the tables' order ends in the methods that draft
+  question.addEventListener("input", show);
+  method.addEventListener("input", show);
+  $("previous").addEventListener("click", () => go(-1));
+  $("next").addEventListener("click", () => go(1));
+  $("choose").addEventListener("submit", (event) => event.preventDefault());
+  const swatch = (n) => { const item = element("span"); item.append(element("span", `run even ${depth(n)}`, n === 8 ? " 8+ " : ` ${n} `), element("span", `run odd ${depth(n)}`, n === 8 ? " 8+ " : ` ${n} `)); return item; };
+  $("runs-legend").append("tokens a step added:", ...[1, 2, 4, 6, 8].map(swatch));
+  $("runs-legend").hidden = $("choose").hidden = false;
+  show();
+}
+
+theme();
+table();
+trees();
+reader();
+addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((d) => { d.open = true; }));

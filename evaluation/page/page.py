@@ -1,0 +1,123 @@
+"""Assembles `report.html`: one file that needs no network, and no script but its own."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from ..tables import Run
+from . import audit, captions, circumstances, published, reader, table, tree_svg
+from .acceptance import has_tree
+from .circumstances import Configuration
+from .tokens import Decoder
+
+HERE = Path(__file__).parent
+MOST_TREES = 8
+COLUMN_WIDTH = 320  # points; figures up to this width stand two in a row
+MOST_FIGURE_BYTES = 1_800_000  # of all SVGs together, as embedded
+
+
+def write_page(runs: list[Run], measured: pd.DataFrame, folder: Path) -> Path:
+    """Write `report.html` below an experiment's folder, from its runs, its main table and its `figures/*.svg`."""
+    path = folder / "report.html"
+    partial = path.with_name(path.name + ".part")
+    partial.write_text(render(runs, measured, folder), encoding="utf-8", errors="replace")  # lone surrogates as "?"
+    partial.replace(path)
+    return path
+
+
+def render(runs: list[Run], measured: pd.DataFrame, folder: Path) -> str:
+    """The page as HTML. Everything that a model or a user wrote goes through autoescaping or `script_json`."""
+    ran, decoder = circumstances.configurations(runs), Decoder()
+    style, script = ((HERE / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+    figures, figures_left_out = _figures(ran, measured, folder / "figures")
+    drafting = [configuration for configuration in ran if has_tree(configuration)]
+    answers = reader.collect(ran, decoder)
+    trees = [drawing for c in drafting[:MOST_TREES] if (drawing := tree_svg.draw(c, decoder))]
+    environment = Environment(
+        loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    return environment.get_template(
+        "page.html"
+    ).render(
+        title=folder.resolve().name,
+        policy=_policy(style, script),
+        style=Markup(style),  # our own files: nothing to escape
+        script=Markup(script),
+        short=captions.short(measured),
+        incomplete=[(c.name, len(c.rows), c.asked) for c in ran if len(c.rows) < c.asked],
+        facts=circumstances.facts(ran),
+        table=table.view(published.beside(measured)),
+        figures=figures,
+        figures_left_out=figures_left_out,
+        trees=trees,
+        trees_left_out=[c.name for c in drafting[MOST_TREES:]],
+        legend=tree_svg.legend(),
+        audits=audit.audit(ran),
+        notes=answers.pop("notes"),
+        data=script_json(answers),
+        commands=circumstances.commands(ran),
+        again=f"python -m evaluation.report {folder}",
+    )
+
+
+def script_json(data: Any) -> Markup:
+    """JSON that may stand inside <script>: no <, > or &, so that no text in it can end the element or open a comment.
+
+    U+2028 and U+2029, which end a line in older JavaScript, are escaped, too.
+    """
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return Markup(text)
+
+
+def _policy(style: str, script: str) -> str:
+    """A content security policy: this style and this script by their hashes, images inside the page, nothing else."""
+    hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (style, script)]
+    return (
+        f"default-src 'none'; style-src 'sha256-{hashes[0]}'; script-src 'sha256-{hashes[1]}'; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def _figures(ran: list[Configuration], measured: pd.DataFrame, folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
+    """The figures as images inside the page, with their sentences, and the names of those that do not fit."""
+    figures, left_out, size = [], [], 0
+    for path in sorted(folder.glob("*.svg"), key=lambda p: captions.place(p.stem)):
+        drawn = path.read_bytes()
+        source = "data:image/svg+xml;base64," + base64.b64encode(drawn).decode()
+        if size + len(source) > MOST_FIGURE_BYTES:
+            left_out.append(path.name)
+            continue
+        size += len(source)
+        said = captions.caption(path.stem, *_drawn(path.stem, ran, measured))
+        width = re.search(rb'<svg[^>]* width="([\d.]+)pt"', drawn)
+        wide = width is None or float(width[1]) > COLUMN_WIDTH
+        figures.append({"name": path.stem, "source": source, "caption": said, "wide": wide})
+    return figures, left_out
+
+
+def _drawn(stem: str, ran: list[Configuration], measured: pd.DataFrame) -> tuple[pd.DataFrame, list[Configuration]]:
+    """What a figure draws: all, or the model and bench that its name holds behind its first "-"."""
+    if "-" not in stem:
+        return measured, ran
+    pairs = measured[["model", "bench"]].drop_duplicates().itertuples(index=False)
+    named = [pair for pair in pairs if _plain("-".join(pair)) in _plain(stem)]
+    if not named:
+        return measured, ran
+    model, bench = max(named, key=lambda pair: len("-".join(pair)))
+    own = [c for c in ran if (c.first.settings["model"]["name"], c.first.settings["bench"]["name"]) == (model, bench)]
+    return measured[(measured["model"] == model) & (measured["bench"] == bench)], own
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9.]+", "-", name.lower())

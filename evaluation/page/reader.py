@@ -1,0 +1,160 @@
+"""Single answers for the page's reader: token pieces by step, within a budget of bytes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+from model.errors import UserError
+
+from ..metrics import Row
+from ..questions import ROOT, read_questions, subtask
+from ..tables import Run
+from .circumstances import Configuration
+from .tokens import Decoder
+
+MOST_QUESTIONS, MOST_BYTES = 40, 2_000_000
+MOST_PROMPT = 600  # characters of a question's turn that are shown
+
+
+def collect(ran: list[Configuration], decoder: Decoder) -> dict[str, Any]:
+    """What the reader shows: `runs`, `questions`, `texts` (each once) and `answers`; and what was left out, in words.
+
+    Questions are taken from all subtasks in turn, each with the answers of all configurations, as long as they fit. Of
+    several answers to a question, and of repeats, the first is taken.
+    """
+    runs = [configuration.first for configuration in ran]
+    texts = _Texts(decoder)
+    rows = [{row["question_id"]: row for row in run.answers} for run in runs]
+    order = _in_turn(rows)
+    prompts = _prompts(runs)
+    questions: list[dict[str, Any]] = []
+    answers: list[dict[str, Any]] = []
+    size = 0
+    for key, category in order[:MOST_QUESTIONS]:
+        known = len(texts.items)
+        new = [
+            {"run": i, "question": len(questions), "turns": _turns(run, own[key], texts)}
+            for i, (run, own) in enumerate(zip(runs, rows, strict=True))
+            if key in own
+        ]
+        question = {"id": str(key), "category": category, "turns": prompts.get(key, [])}
+        size += len(json.dumps([new, question, texts.items[known:]], ensure_ascii=False).encode(errors="replace"))
+        if size > MOST_BYTES and questions:
+            break
+        questions.append(question)
+        answers += new
+    used = {turn["text"] for answer in answers for turn in answer["turns"]}
+    kept = [text if i in used else {} for i, text in enumerate(texts.items)]  # what the last, refused question added
+    return {
+        "runs": [configuration.name for configuration in ran],
+        "questions": questions,
+        "answers": answers,
+        "texts": kept,
+        "notes": _notes(ran, len(questions), len(order), decoder, texts.mismatched),
+    }
+
+
+def _in_turn(rows: list[dict[Any, Row]]) -> list[tuple[Any, str]]:
+    """(question, category) of all questions, one of each subtask in turn, so that a part shows every subtask."""
+    held: dict[Any, str] = {}
+    for own in rows:
+        for key, row in own.items():
+            held.setdefault(key, str(row.get("category", "unknown")))
+    seen: dict[str, int] = {}
+    places = []
+    for i, (key, category) in enumerate(held.items()):
+        group = subtask(category)
+        seen[group] = seen.get(group, 0) + 1
+        places.append((seen[group], i, key, category))
+    return [(key, category) for _, _, key, category in sorted(places, key=lambda p: p[:2])]
+
+
+class _Texts:
+    """Texts by number, each once: methods that are lossless share theirs."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self.decoder = decoder
+        self.items: list[dict[str, Any]] = []
+        self.mismatched = 0  # turns whose ids decode to another text than the one recorded
+        self._known: dict[str, int] = {}
+
+    def add(self, run: Run, text: str, ids: list[int] | None) -> int:
+        pieces = self.decoder.pieces(run, ids) if ids else None
+        if pieces is not None and text not in "".join(pieces):
+            pieces, self.mismatched = None, self.mismatched + 1
+        item = {"pieces": pieces} if pieces is not None else {"text": text}
+        key = json.dumps(item)
+        if key not in self._known:
+            self._known[key] = len(self.items)
+            self.items.append(item)
+        return self._known[key]
+
+
+def _turns(run: Run, row: Row, texts: _Texts) -> list[dict[str, Any]]:
+    """Each turn of the first answer: its text, and its steps' accepted lengths, paths and nodes where recorded."""
+    choice = row["choices"][0]
+    ids, counts = choice.get("output_ids") or [], choice.get("decoding_steps") or []
+    paths, nodes = choice.get("step_paths") or [], choice.get("step_nodes") or []
+    lengths = list(choice.get("accept_lengths") or [])
+    if sum(counts) != len(lengths):  # other people's files: which step belongs to which turn is not known
+        lengths, counts = [], []
+    turns = []
+    for i, text in enumerate(choice["turns"]):
+        count = counts[i] if i < len(counts) else 0
+        own, lengths = lengths[:count], lengths[count:]
+        turn: dict[str, Any] = {"text": texts.add(run, text, ids[i] if i < len(ids) else None), "lengths": own}
+        if i < len(paths):
+            turn["paths"] = ["·".join(map(str, path)) for path in paths[i]]
+        if i < len(nodes):
+            turn["nodes"] = nodes[i]
+        turns.append(turn)
+    return turns
+
+
+def _prompts(runs: list[Run]) -> dict[Any, list[str]]:
+    """The questions' own turns, from the bench's file where it is still the one that was run."""
+    found: dict[Any, list[str]] = {}
+    for path, digest in {_bench_file(run) for run in runs}:
+        file = ROOT / path / "question.jsonl" if (ROOT / path).is_dir() else ROOT / path
+        try:
+            if hashlib.sha256(file.read_bytes()).hexdigest() != digest:
+                continue
+            for question in read_questions(file):
+                found.setdefault(question.question_id, [_cut(turn) for turn in question.turns])
+        except (OSError, UserError):
+            continue  # the page shows the question's number and category, as for other people's files
+    return found
+
+
+def _bench_file(run: Run) -> tuple[str, str]:
+    given = run.metadata.get("config", {}).get("bench", {})
+    return str(given.get("path", "")), str(run.settings["bench"].get("sha256"))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MOST_PROMPT else text[:MOST_PROMPT] + " …"
+
+
+def _notes(ran: list[Configuration], shown: int, there: int, decoder: Decoder, mismatched: int) -> list[str]:
+    """What the reader does not show, in words."""
+    notes = []
+    if shown < there:
+        notes.append(
+            f"Here are {shown} of {there} questions, some of every subtask, so that the page stays small; "
+            "all answers are in runs/*/answers.jsonl."
+        )
+    if any(len(c.runs) > 1 or any(len(row["choices"]) > 1 for row in c.rows) for c in ran):
+        notes.append("Of repeats, and of several answers to a question, the first is shown.")
+    for path, reason in decoder.failures.items():
+        notes.append(
+            f"The tokenizer of {path} could not be loaded from this machine ({reason}); so the text stands as it was "
+            "recorded, and its accepted lengths below it."
+        )
+    if mismatched:
+        notes.append(
+            f"{mismatched} turn(s) decode to another text than the one recorded, so the tokenizer is no longer the "
+            "run's: these stand as recorded, with their accepted lengths."
+        )
+    return notes

@@ -1,0 +1,85 @@
+"""Token ids as text pieces, for people: with the model's own tokenizer where it is on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from ..questions import ROOT
+from ..tables import Run
+
+WINDOW = 6  # tokens before a piece that decide its leading space and join broken characters
+Decode = Callable[[list[int]], str]
+BROKEN = "\ufffd"  # what a tokenizer decodes an unfinished character to
+
+
+class Decoder:
+    """Decodes with each run's tokenizer, loaded once and from local files only.
+
+    Attributes:
+        failures: why a model's ids could not be decoded, by the model's path.
+    """
+
+    def __init__(self) -> None:
+        self._decoders: dict[tuple[str, str | None], Decode | None] = {}
+        self._pieces: dict[tuple[str, tuple[int, ...]], list[str]] = {}
+        self.failures: dict[str, str] = {}
+
+    def pieces(self, run: Run, ids: list[int]) -> list[str] | None:
+        """One text for each id, which join to the whole text; None if there is no tokenizer."""
+        model = run.settings["model"]
+        path = str(model.get("path"))
+        key = (path, tuple(ids))
+        if key not in self._pieces:
+            decode = self._decoder(path, model.get("revision"))
+            if decode is None:
+                return None
+            self._pieces[key] = split(decode, ids)
+        return self._pieces[key]
+
+    def _decoder(self, path: str, revision: str | None) -> Decode | None:
+        key = (path, revision)
+        if key not in self._decoders:
+            self._decoders[key] = None
+            try:
+                self._decoders[key] = load(path, revision)
+            except Exception as error:  # whatever a foreign tokenizer trips over: the page goes without, and says so
+                self.failures[path] = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        return self._decoders[key]
+
+
+def load(path: str, revision: str | None = None) -> Decode:
+    """The decoding of a model's tokenizer, special tokens included; from local files only, and no code of the model."""
+    folder = next((p for p in (Path(path).expanduser(), ROOT / path) if p.is_dir()), None)
+    if folder is not None and (folder / "tokenizer.json").is_file():
+        fast = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        return lambda ids: str(fast.decode(ids, skip_special_tokens=False))
+    if folder is None and path.startswith(("/", ".", "~")):
+        raise FileNotFoundError(f"no folder {path}")
+    from transformers import AutoTokenizer  # takes seconds to import: only where nothing else will do
+
+    slow = AutoTokenizer.from_pretrained(str(folder or path), revision=revision, local_files_only=True)
+    return lambda ids: str(slow.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+
+def split(decode: Decode, ids: list[int]) -> list[str]:
+    """The text that each id adds; an id in the middle of a character adds nothing, the one that ends it all of it."""
+    pieces: list[str] = []
+    begin = done = 0  # ids[begin:done] is context; what is decoded anew starts at done
+    for end in range(1, len(ids) + 1):
+        before = decode(ids[begin:done]) if begin < done else ""
+        now = decode(ids[begin:end])
+        if now.endswith(BROKEN) and end < len(ids) and end - done < WINDOW:
+            pieces.append("")
+            continue
+        pieces.append(now[len(before) :])
+        begin, done = max(begin, end - WINDOW), end
+    return pieces
+
+
+def visible(piece: str) -> str:
+    """A token as a label: spaces and line ends can be seen, and long ones are cut."""
+    shown = piece.replace(" ", "␣").replace("\n", "↵").replace("\t", "⇥")
+    return shown if len(shown) <= 12 else shown[:11] + "…"

@@ -1,0 +1,157 @@
+"""A draft tree laid out for drawing: the root on the left, leaves below one another, acceptance as colour."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from model.decoding.tree import RankPath
+
+from ..tables import Run
+from .acceptance import Node, Paths, Step, acceptance, by_depth, node_order, steps_of
+from .circumstances import Configuration
+from .tokens import Decoder, visible
+
+BOUNDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.7)  # upper ends of the colour classes 1, 2, ...; class 0 never stood
+MOST_NODES = 300  # drawn of one tree; the most accepted ones
+COLUMN, ROW, MARGIN, LEFT = 112, 13, 16, 96  # units of the drawing; LEFT is room for the root's token
+
+
+@dataclass(frozen=True)
+class Dot:
+    """A node as drawn: `joint` and `given` are colour classes, `token` is set on the path of the real step."""
+
+    x: float
+    y: float
+    from_x: float
+    from_y: float
+    joint: int
+    given: int
+    title: str
+    token: str
+    on_path: bool
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A tree ready for the template; `words` are the sentences that go with it."""
+
+    name: str
+    width: float
+    height: float
+    root: tuple[float, float]
+    root_token: str
+    dots: list[Dot]
+    words: list[str]
+
+
+def legend() -> list[tuple[int, str]]:
+    """Colour classes and what they mean."""
+    edges = [f"{100 * b:g}" for b in BOUNDS]
+    middle = [(i + 1, f"{a}–{b} %") for i, (a, b) in enumerate(zip(["0", *edges], edges, strict=False))]
+    return [(0, "never"), *middle, (len(BOUNDS) + 1, f"over {edges[-1]} %")]
+
+
+def shade(share: float) -> int:
+    """The colour class of a share: 0 for none, then one more for each bound it has passed."""
+    return 0 if share <= 0 else 1 + sum(share > bound for bound in BOUNDS)
+
+
+def draw(configuration: Configuration, decoder: Decoder) -> Drawing | None:
+    """Its draft tree, over all repeats; None if no step drafted."""
+    run = configuration.first
+    paths, order = Paths.of(configuration.rows), node_order(run)
+    nodes = acceptance(paths, order)
+    if not paths.counts or not nodes:
+        return None
+    kept = sorted(nodes, key=lambda n: (-n.stood, len(n.path), n.path))[:MOST_NODES]
+    kept = sorted(_closed(kept), key=lambda n: n.path)
+    places, leaves = _layout([node.path for node in kept])
+    real, tokens, told = _real_step(run, paths, decoder)
+    path = real.path if real else ()
+    dots = [_dot(node, places, path, tokens) for node in kept]
+    deepest = max(len(node.path) for node in kept)
+    root = places[()]
+    words = [_in_words(nodes, by_depth(paths)), *([told] if told else [])]
+    if order is None:
+        words.append(
+            "The template is no longer where the run had it: only nodes that stood at least once are drawn, and every "
+            "step counts as a try of each."
+        )
+    if len(kept) < len(nodes):
+        words.append(f"Drawn are the {len(kept)} most accepted of {len(nodes)} nodes.")
+    width, height = root[0] + COLUMN * deepest + MARGIN, ROW * leaves + 2 * MARGIN
+    return Drawing(configuration.name, width, height, root, tokens[0] if tokens else "", dots, words)
+
+
+def _closed(nodes: list[Node]) -> list[Node]:
+    """Without nodes whose parent was cut off; a parent stands at least as often, so only ties of nothing lose it."""
+    have = {node.path for node in nodes} | {()}
+    return [node for node in nodes if all(node.path[:d] in have for d in range(len(node.path)))]
+
+
+def _layout(paths: list[RankPath]) -> tuple[dict[RankPath, tuple[float, float]], int]:
+    """Where each node goes: a leaf takes the next row, a parent the middle of its children. Also the number of rows."""
+    children: dict[RankPath, list[RankPath]] = {(): []}
+    for path in sorted(paths):  # parents come before their children, siblings by rank
+        children[path] = []
+        children[path[:-1]].append(path)
+    places: dict[RankPath, tuple[float, float]] = {}
+    rows = 0
+    for path in sorted(children, reverse=True):  # children come before their parents
+        if not children[path]:
+            rows += 1
+            y = -float(rows)
+        else:
+            ys = [places[child][1] for child in children[path]]
+            y = (ys[0] + ys[-1]) / 2
+        places[path] = (LEFT + COLUMN * len(path), y)
+    return {path: (x, MARGIN + ROW * (rows + y + 0.5)) for path, (x, y) in places.items()}, rows
+
+
+def _dot(node: Node, places: dict[RankPath, tuple[float, float]], real: RankPath, tokens: list[str]) -> Dot:
+    (x, y), (from_x, from_y) = places[node.path], places[node.path[:-1]]
+    depth = len(node.path)
+    on_path = real[:depth] == node.path
+    title = (
+        f"ranks {'·'.join(map(str, node.path))}: stood in {100 * node.share:.1f} % of {node.tried:,} steps "
+        f"({node.stood:,}); in {100 * node.given_parent:.1f} % of those in which its parent stood "
+        f"({node.parent_stood:,})"
+    )
+    token = tokens[depth] if on_path and depth < len(tokens) else ""
+    return Dot(x, y, from_x, from_y, shade(node.share), shade(node.given_parent), title, token, on_path)
+
+
+def _real_step(run: Run, paths: Paths, decoder: Decoder) -> tuple[Step | None, list[str], str]:
+    """The first of the longest accepted paths, with the tokens from the root on, and a sentence that names the step."""
+    if paths.longest is None:
+        return None, [], ""
+    row, index, turn, number = paths.longest
+    step = next(s for s in steps_of(row["choices"][index]) if (s.turn, s.number) == (turn, number))
+    outputs = row["choices"][index].get("output_ids") or []
+    pieces = decoder.pieces(run, outputs[step.turn]) if step.turn < len(outputs) else None
+    tokens = [visible(p) for p in (pieces or [])[step.start : step.start + step.accepted]]
+    if tokens and step.accepted == len(step.path):  # in the prefill: the root is the prompt's, and no output
+        tokens = ["", *tokens]
+    where = f"question {row['question_id']}, turn {step.turn + 1}, step {step.number + 1}"
+    ranks = "·".join(map(str, step.path))
+    told = (
+        f"Outlined: one real step ({where}), which accepted the ranks {ranks}: {len(step.path)} drafts in one forward."
+    )
+    if tokens:
+        told += " Its tokens stand at the nodes, the root's first. Drafts that were rejected are not in the records."
+    else:
+        told += " Its tokens cannot be shown: no tokenizer is at hand."
+    return step, tokens, told
+
+
+def _in_words(nodes: list[Node], depths: list[float]) -> str:
+    """What the tree shows, from its figures."""
+    never = sum(node.stood == 0 for node in nodes)
+    best = max(nodes, key=lambda n: n.share)
+    falls = ", ".join(f"{100 * share:.0f} %" for share in depths) or "none did"
+    words = (
+        f"{len(nodes)} nodes, depth {max(len(n.path) for n in nodes)}. Share of drafting steps that accepted at least "
+        f"1, 2, ... drafts: {falls}. The best node ({'·'.join(map(str, best.path))}) stood in "
+        f"{100 * best.share:.0f} % of its steps; "
+    )
+    return words + (f"{never} of {len(nodes)} nodes never stood." if never else "every node stood at least once.")

@@ -1,0 +1,120 @@
+"""Acceptance of nodes against hand-counted steps; the drawing; token pieces."""
+
+import pytest
+from transformers import AutoTokenizer
+
+from evaluation.page.acceptance import Paths, acceptance, by_depth, node_order, steps_of
+from evaluation.page.circumstances import configurations
+from evaluation.page.tokens import Decoder, load, split, visible
+from evaluation.page.tree_svg import BOUNDS, draw, legend, shade
+from evaluation.tables import read_runs
+from model.recycling import build_template
+from model.recycling.templates import best_order
+from tests.evaluation.page.conftest import TREE, answer, write_run
+
+STEPS = [(1, 1, []), (3, 4, [0, 0]), (2, 4, [1]), (1, 4, []), (2, 4, [0]), (1, 0, [])]
+ROW = answer(7, "qa", [{"ids": list(range(10, 20)), "steps": STEPS}])
+
+
+def run_with(tmp_path, rows, **settings):
+    write_run(tmp_path / "runs/r", "recycling (hot)", rows, **settings)
+    return read_runs(tmp_path)[0]
+
+
+def test_steps_know_where_their_tokens_are():
+    found = list(steps_of(ROW["choices"][0]))
+    assert [(s.start, s.accepted) for s in found] == [(0, 1), (1, 3), (4, 2), (6, 1), (7, 2), (9, 1)]
+    paths = Paths.of([ROW])  # neither the prefill nor the token that ends the answer
+    assert paths.counts == {(4, (0, 0)): 1, (4, (1,)): 1, (4, ()): 1, (4, (0,)): 1} and paths.longest == (ROW, 0, 0, 1)
+
+
+def test_acceptance_by_hand():
+    paths = Paths.of([ROW])
+    nodes = {n.path: n for n in acceptance(paths, [(0,), (1,), (0, 0)])}
+    assert [(n.tried, n.stood, n.parent_stood) for n in nodes.values()] == [(4, 2, 4), (4, 1, 4), (4, 1, 2)]
+    assert nodes[0, 0].share == 0.25 and nodes[0, 0].given_parent == 0.5
+    assert by_depth(paths) == [0.75, 0.25] and by_depth(Paths()) == []
+
+
+def test_without_a_template_only_what_stood_is_known():
+    nodes = acceptance(Paths.of([ROW]), None)
+    assert [(n.path, n.stood) for n in nodes] == [((0,), 2), ((1,), 1), ((0, 0), 1)]
+
+
+def test_a_tree_that_shrinks_tries_its_first_nodes_only():
+    row = answer(1, "qa", [{"ids": [1, 2, 3, 4], "steps": [(2, 3, [0]), (2, 2, [0])]}])
+    order = [(0,), (1,), (0, 0)]
+    nodes = acceptance(Paths.of([row]), order)
+    assert [(n.tried, n.stood) for n in nodes] == [(2, 2), (1, 0), (0, 0)]
+    assert nodes[2].share == nodes[2].given_parent == 0.0
+
+
+def test_the_template_is_rebuilt_only_if_it_is_the_runs(tmp_path):
+    from evaluation.methods import _sha256
+
+    published = build_template("2.2.2").rank_paths[1:]
+    digest = _sha256(repr([list(p) for p in published]).encode())
+    config = {"tree": {"name": "2.2.2", "nodes": None, "depth": None, "branching": None, "path": None}}
+    method = {"tree": "2.2.2", "tree_nodes": 80, "tree_sha256": digest, "k": 8}
+    assert node_order(run_with(tmp_path / "a", [ROW], method=method, config=config)) == published
+    assert node_order(run_with(tmp_path / "b", [ROW], method=method | {"tree_sha256": "x"}, config=config)) is None
+    assert node_order(run_with(tmp_path / "c", [ROW], method=method)) is None
+    assert node_order(run_with(tmp_path / "d", [ROW], method=method, draft_tree=TREE)) == [(0,), (1,), (0, 0)]
+    order = best_order(6, 8)
+    nodes = [list(p) for p in sorted(order, key=lambda p: (len(p), p))]
+    auto = {"tree": "auto", "tree_nodes": 6, "k": 8, "tree_sha256": _sha256(repr(nodes).encode())}
+    assert node_order(run_with(tmp_path / "e", [ROW], method=auto)) == list(order)
+
+
+def test_the_drawing_has_every_node_once_and_no_two_on_one_place(tmp_path):
+    tree = [list(p) for p in build_template("2.2.2").rank_paths[1:]]
+    steps = [(accepted, 81 if nodes == 4 else nodes, path) for accepted, nodes, path in STEPS]
+    row = answer(7, "qa", [{"ids": list(range(10, 20)), "steps": steps}])
+    run_with(tmp_path, [row], method={"tree": "2.2.2"}, draft_tree=tree)
+    (configuration,) = configurations(read_runs(tmp_path))
+    drawing = draw(configuration, Decoder())
+    assert len(drawing.dots) == 80 and len({(dot.x, dot.y) for dot in drawing.dots}) == 80
+    assert {(dot.from_x, dot.from_y) for dot in drawing.dots} - {(d.x, d.y) for d in drawing.dots} == {drawing.root}
+    assert all(0 < dot.x < drawing.width and 0 < dot.y < drawing.height for dot in drawing.dots)
+    path = [dot for dot in drawing.dots if dot.on_path]
+    assert [dot.title.split(":")[0] for dot in path] == ["ranks 0", "ranks 0·0"] and path[0].joint == shade(0.5)
+    assert "77 of 80 nodes never stood" in drawing.words[0] and "question 7, turn 1, step 2" in drawing.words[1]
+
+
+def test_the_real_steps_tokens_stand_at_its_nodes(report_folder):
+    (tree,) = [
+        d for c in configurations(read_runs(report_folder)) if c.first.label != "vanilla" for d in [draw(c, Decoder())]
+    ]
+    run = next(r for r in read_runs(report_folder) if r.label != "vanilla")
+    ids = run.answers[0]["choices"][0]["output_ids"][0]
+    pieces = [visible(p) for p in Decoder().pieces(run, ids)]
+    assert tree.root_token == pieces[1] and [d.token for d in tree.dots if d.on_path] == pieces[2:4]
+
+
+def test_in_the_prefill_the_root_is_the_prompts(checkpoint, tmp_path):
+    row = answer(1, "qa", [{"ids": [300, 301], "steps": [(2, 4, [0, 0])]}])
+    run_with(tmp_path, [row], method={"tree": "file"}, draft_tree=TREE, model={"path": str(checkpoint)})
+    drawing = draw(configurations(read_runs(tmp_path))[0], Decoder())
+    pieces = [visible(p) for p in split(load(str(checkpoint)), [300, 301])]
+    assert drawing.root_token == "" and [d.token for d in drawing.dots if d.on_path] == pieces
+
+
+def test_shades_follow_the_legend():
+    assert len(legend()) == len(BOUNDS) + 2
+    assert [shade(s) for s in (0, 0.005, 0.01, 0.011, 0.5, 0.71, 1)] == [0, 1, 1, 2, 7, 8, 8]
+
+
+@pytest.mark.parametrize("text", ["the answer is one.", "é 漢字 🙂 x", "  two  spaces\n\n\tand a line", "🙂"])
+def test_pieces_join_to_the_text(checkpoint, text):
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    ids = [*tokenizer(text, add_special_tokens=False).input_ids, tokenizer.eos_token_id]
+    pieces = split(load(str(checkpoint)), ids)
+    whole = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    assert len(pieces) == len(ids) and "".join(pieces) == whole
+    assert "\ufffd" not in "".join(pieces)
+
+
+def test_pieces_of_the_shipped_model_join_to_the_text():
+    tokenizer = AutoTokenizer.from_pretrained("data/embedded")
+    ids = tokenizer("Dear Ben, thank you:\n  def f(x):\n    return 2 * x  # naïve", add_special_tokens=False).input_ids
+    assert "".join(split(load("data/embedded"), ids)) == tokenizer.decode(ids, clean_up_tokenization_spaces=False)
