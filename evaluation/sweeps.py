@@ -38,7 +38,8 @@ def missing_jobs(folder: Path) -> Missing | None:
     except (OSError, ValueError, KeyError, TypeError):
         return None
     left = [job for job in jobs if not _done(folder, job)]
-    return Missing(left, len(jobs), command) if left else None
+    common = set.intersection(*map(set, jobs)) if len(jobs) > 1 else set()  # the command says it
+    return Missing([[o for o in job if o not in common] for job in left], len(jobs), command) if left else None
 
 
 def _done(folder: Path, job: Sequence[str]) -> bool:

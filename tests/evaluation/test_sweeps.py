@@ -154,6 +154,13 @@ def test_every_experiment_composes_for_vicuna_and_states_its_command(name):
     assert next(iter(params)) == "repeat" and "vanilla" in params["method"]
 
 
+def test_table1_goes_through_every_method_there_is():
+    with initialize_config_dir(str(ROOT / "configs"), version_base=None):
+        cfg = compose("config", overrides=["experiment=table1"], return_hydra_config=True)
+    methods = str(OmegaConf.to_container(cfg.hydra.sweeper.params, resolve=False)["method"]).split(",")
+    assert sorted(methods) == sorted(p.stem for p in (ROOT / "configs/method").glob("*.yaml"))
+
+
 FIGURE = {
     "tree_size": "tree_size", "tree_shape": "tree_shape", "topk": "topk", "start": "start", "update": "update",
     "order": "order", "overhead": "overhead", "memory": "memory", "novelty": "novelty", "precision": "mat-",
@@ -163,11 +170,8 @@ FIGURE = {
 
 @pytest.mark.parametrize("name", sorted(FIGURE))
 def test_every_experiment_runs_and_draws_its_figure(evaluate, tmp_path, name):
-    few = {
-        "tree_shape": ["tree.depth=1,2,3"],
-        "tree_size": ["tree.nodes=0,4,8"],
-        "order": ["bench.order=file,interleaved"],
-    }
+    few = {"tree_shape": ["tree.depth=1,2,3"], "tree_size": ["tree.nodes=0,4,8"]}
+    few |= {"order": ["bench.order=file,interleaved"], "table1": ["method=hf,vanilla,pld,recycling"]}
     outcome = evaluate(
         f"experiment={name}", "preset=smoke", "max_new_tokens=12", "model.context=256", *few.get(name, [])
     )
