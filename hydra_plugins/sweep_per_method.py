@@ -1,11 +1,14 @@
 """The sweeper of `python -m evaluation.run -m`: Hydra's own, for methods that have settings of their own.
 
-Hydra finds plugins in a package of this name and nowhere else. Three things differ from its basic sweeper:
+Hydra finds plugins in a package of this name and nowhere else. Four things differ from its basic sweeper:
 
 - `method.K=...` counts for those of the swept methods that have a setting K, `tree.K=...` for those templates that have
   a parameter K, and trees for the methods that draft from one; the other jobs are made without it, once. So a baseline
   stands in the same sweep as the method.
 - The same job is not made twice.
+- `also`, among the swept parameters, lists further jobs that the product does not hold (a tree for one method, say),
+  each as a command line would. One counts only while the product goes through the values that it names, so that a
+  narrower command line leaves it out.
 - The jobs are written down (`sweep.json` in the experiment's folder) before the first one starts, so that a report can
   name what is missing and the command that completes it.
 """
@@ -36,10 +39,16 @@ GROUPS = ("method", "tree")  # whose choices differ in the settings they have
 class PerMethodSweeper(BasicSweeper):
     """A Cartesian product whose jobs name only settings that their method and tree have."""
 
+    def __init__(self, max_batch_size: int | None, params: Any = None) -> None:
+        swept = dict(params or {})
+        self.also = [shlex.split(job) for job in swept.pop("also", ())]
+        super().__init__(max_batch_size, swept)
+
     def split_arguments(self, overrides: list[Override], max_batch_size: int | None) -> list[list[list[str]]]:
         batches = BasicSweeper.split_arguments(overrides, None)
         chosen = {group: self._default(group) for group in GROUPS}
         product: list[list[str]] = [job for batch in batches for job in batch]
+        product += further(product, self.also)
         jobs: dict[tuple[str, ...], None] = {}  # in order, without repeats
         used: set[str] = set()
         for job in product:
@@ -74,6 +83,19 @@ def command(arguments: Sequence[str]) -> str:
 def key_of(override: str) -> str:
     """The key of `key=value`, without the signs that add it."""
     return override.split("=", 1)[0].lstrip("+")
+
+
+def further(product: Sequence[Sequence[str]], also: Sequence[Sequence[str]]) -> list[list[str]]:
+    """The product's jobs with the settings of each further job in place of their own; repeats are dropped later."""
+    swept: dict[str, set[str]] = {}
+    for override in (override for job in product for override in job):
+        swept.setdefault(key_of(override), set()).add(override)
+    found = []
+    for more in also:
+        keys = {key_of(override) for override in more}
+        if all(override in swept.get(key_of(override), {override}) for override in more):
+            found += [[o for o in job if key_of(o) not in keys] + list(more) for job in product]
+    return found
 
 
 def applicable(job: Sequence[str], defaults: dict[str, str]) -> list[str]:

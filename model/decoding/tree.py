@@ -68,7 +68,7 @@ class Tree:
             chains.append([*chains[p], i])
             self.rank_paths.append((*self.rank_paths[p], ranks[i]))
         self.max_depth = depths[-1]
-        self.depth_of, self.chain_of = depths, chains
+        self.depth_of, self.chain_of, self.parent_of = depths, chains, parents
         starts = [depths.index(d) for d in range(self.max_depth + 1)] + [n]
         self.levels = list(zip(starts, starts[1:], strict=False))
         self.max_rank = max(ranks)

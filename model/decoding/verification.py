@@ -8,6 +8,7 @@ import torch
 
 from .drafter import Draft
 from .selection import argmax
+from .tree import Tree
 
 
 @dataclass(slots=True)
@@ -50,9 +51,28 @@ def verify(draft: Draft, logits: torch.Tensor) -> Verification:
     """
     tree, tokens = draft.tree, draft.tokens
     choices = argmax(logits)  # (n,)
+    if choices.device.type == "cpu":
+        picked = choices.tolist()
+        node = deepest(tree, tokens.tolist(), picked)
+        return Verification(draft, choices, node, [picked[i] for i in tree.chain_of[node]])
+    node, *chosen = deepest_on_device(tree, tokens, choices).tolist()  # the only transfer of a step
+    return Verification(draft, choices, node, chosen[: tree.depth_of[node] + 1])
+
+
+def deepest_on_device(tree: Tree, tokens: torch.Tensor, choices: torch.Tensor) -> torch.Tensor:
+    """The deepest standing node, and the choices along its path: int64 (1 + max_depth + 1,), all on the device."""
     matches = tokens == choices[tree.parents]  # (n,)
     stands = (matches | tree.missing).all(dim=-1)  # (n,): every ancestor and the node itself match
     winner = (tree.depths * stands).argmax()  # (): argmax gives the first of equals
-    # (1 + max_depth + 1,): the only transfer of a step
-    node, *chosen = torch.cat((winner[None], choices[tree.paths[winner]])).tolist()
-    return Verification(draft, choices, node, chosen[: tree.depth_of[node] + 1])
+    return torch.cat((winner[None], choices[tree.paths[winner]]))
+
+
+def deepest(tree: Tree, tokens: list[int], choices: list[int]) -> int:
+    """The same on the host: the deepest standing node, found from parents to children."""
+    best, standing = 0, [True] * len(tree)
+    for node in range(1, len(tree)):
+        parent = tree.parent_of[node]
+        standing[node] = standing[parent] and tokens[node] == choices[parent]
+        if standing[node] and tree.depth_of[node] > tree.depth_of[best]:
+            best = node
+    return best

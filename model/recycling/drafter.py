@@ -6,12 +6,14 @@ followed step by step; where this project departs on purpose is listed in NOTES.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from ..decoding import Drafter, Tree
 from ..decoding.selection import argmax, top_k
 from ..errors import UserError
-from .matrix import AdjacencyMatrix
+from .matrix import AdjacencyMatrix, as_array
 
 UPDATES = ("all", "path", "root", "frozen")
 
@@ -65,17 +67,19 @@ class TokenRecycling(Drafter):
         """Draft from this tree from now on; at most as large as the one given first."""
         self.tree = tree
         self._tokens = torch.zeros(len(tree), dtype=torch.long, device=self.device)  # (n,), filled anew every step
-        self._levels = [  # what a level's look-up needs, sliced once: its part of the tokens, parents, ranks
-            (self._tokens[a:b], tree.parents[a:b], tree.ranks[a:b]) for a, b in tree.levels[1:]
-        ]
+        columns = (self._tokens, tree.parents, tree.ranks)
+        arrays: list[Any] = [as_array(column) for column in columns]
+        parts: Any = columns if arrays[0] is None else arrays
+        self._cells, parents, ranks = parts
+        # What a level's look-up needs, sliced once: its part of the tokens, parents, ranks.
+        self._levels = [(self._cells[a:b], parents[a:b], ranks[a:b]) for a, b in tree.levels[1:]]
 
     def grow(self, root: torch.Tensor) -> torch.Tensor:
         """Grow the tree level by level: token(node) = M[token(parent), rank(node)] (paper, 3.2)."""
-        tokens = self._tokens
-        tokens[:1] = root
+        self._tokens[:1] = root
         for level, parents, ranks in self._levels:
-            level.copy_(self.matrix.look_up(tokens.index_select(0, parents), ranks))
-        return tokens
+            level[:] = self.matrix.look_up(self._cells[parents], ranks)
+        return self._tokens
 
     def learn(self, tokens: torch.Tensor, logits: torch.Tensor) -> None:
         """Recycle: the top-k after every node, rejected ones too, replaces that token's candidates (paper, 3.3)."""

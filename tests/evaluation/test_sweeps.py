@@ -13,7 +13,7 @@ from evaluation import report
 from evaluation.questions import Question, ordered
 from evaluation.sweeps import missing_jobs
 from evaluation.tables import read_runs
-from hydra_plugins.sweep_per_method import applicable, command
+from hydra_plugins.sweep_per_method import applicable, command, further
 from model.errors import UserError
 from tests.evaluation.conftest import answers_in
 
@@ -55,6 +55,11 @@ def test_a_job_names_only_what_its_method_and_tree_have():
         "tree.nodes=8",
     ]
     assert applicable(["tree.nodes=8"], defaults) == [] and applicable(["+method.x=1"], defaults) == ["+method.x=1"]
+    product = [["method=hf", "start=hot"], ["method=pld", "start=hot"], ["method=pld", "start=cold"]]
+    also = [["method=pld", "start=hot", "tree=auto"]]
+    assert {tuple(job) for job in further(product, also)} == {tuple(also[0])}
+    assert further([["method=hf", "start=hot"]], also) == [], "a narrower command line leaves it out"
+    assert further([[*job, "tree=best"] for job in product], also) == []
     assert command(["-m", "start=cold,hot"]) == "bash eval.sh -m start=cold,hot"
 
 

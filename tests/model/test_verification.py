@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from model.decoding import Draft, Tree, verify
+from model.decoding.verification import deepest_on_device
 from tests.model.test_tree import random_tree
 
 
@@ -49,3 +50,5 @@ def test_against_a_walk_down_the_tree(seed):
     verification = verify(Draft(tree, torch.tensor(tokens)), logits_choosing(choices))
     assert verification.path == best
     assert verification.tokens == [choices[i] for i in best]
+    node, *chosen = deepest_on_device(tree, torch.tensor(tokens), torch.tensor(choices)).tolist()
+    assert node == best[-1] and chosen[: len(best)] == verification.tokens, "as on a GPU"

@@ -27,7 +27,7 @@ def check_turn(reference, target, drafter, prompt, limit, eos=()):
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_steps_equal_the_reference_on_random_models_and_trees(seed):
+def test_steps_equal_the_reference_on_random_models_and_trees(seed, form):
     rng = random.Random(seed)
     model = toy_model(rng.choice(["llama", "llama-grouped", "gpt2", "gpt-neox"]), seed=seed)
     k = rng.choice([1, 2, 4, 8])
@@ -47,7 +47,7 @@ def test_the_published_tree_equals_the_reference_cold():
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_hot_start_carries_the_matrix_over_several_prompts(seed):
+def test_hot_start_carries_the_matrix_over_several_prompts(seed, form):
     """Prompts end by the limit in the middle of a step or by its root; after each, both matrices are the same."""
     rng = random.Random(seed)
     model = toy_model("llama", seed=seed)
@@ -108,7 +108,7 @@ def test_prompt_logits_are_recycled_only_on_request():
     assert torch.equal(asked.matrix.candidates, expected)
 
 
-def test_two_runs_repeat_to_the_bit():
+def test_two_runs_repeat_to_the_bit(form):
     model, outs = toy_model("llama"), []
     for _ in range(2):
         drafter = TokenRecycling(V, build_template("2.2.2"))

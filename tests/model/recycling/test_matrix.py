@@ -16,7 +16,7 @@ def test_bytes_are_measured(dtype, itemsize):
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_update_is_a_plain_loop_over_the_nodes(seed):
+def test_update_is_a_plain_loop_over_the_nodes(seed, form):
     rng = random.Random(seed)
     matrix, rows = AdjacencyMatrix(9, 3), [[0] * 3 for _ in range(9)]
     for _ in range(5):

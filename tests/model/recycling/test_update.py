@@ -25,7 +25,7 @@ def plain_loop(before, draft, logits, update):
 
 @pytest.mark.parametrize("update", ["all", "path", "root", "frozen"])
 @pytest.mark.parametrize("seed", range(12))
-def test_each_rule_is_a_plain_loop(update, seed):
+def test_each_rule_is_a_plain_loop(update, seed, form):
     rng = random.Random(seed)
     torch.manual_seed(seed)
     tree = random_tree(rng.randint(2, 14), rng, 4)

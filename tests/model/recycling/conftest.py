@@ -1,0 +1,12 @@
+"""The method's two forms: NumPy views on the CPU, tensors elsewhere."""
+
+import pytest
+
+
+@pytest.fixture(params=["arrays", "tensors"])
+def form(request, monkeypatch) -> str:
+    """Both forms are tested here, the one for a GPU included."""
+    if request.param == "tensors":
+        monkeypatch.setattr("model.recycling.matrix.as_array", lambda tensor: None)
+        monkeypatch.setattr("model.recycling.drafter.as_array", lambda tensor: None)
+    return str(request.param)
