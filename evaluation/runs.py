@@ -92,6 +92,7 @@ class Run:
             found["tree_depth"] = max(len(path) for path in tree)
             found["tree_breadth"] = 1 + max(path[0] for path in tree)
         own = {k: v for k, v in method.items() if k not in _HIDDEN and not k.endswith("sha256")}
+        own = {k: str(v) if isinstance(v, list | dict) else v for k, v in own.items()}  # a cell holds one value
         found |= {f"method_{k}" if k in _TAKEN else k: v for k, v in own.items()}
         if settings["bench"].get("order", "file") != "file":
             found["order"] = settings["bench"]["order"]

@@ -14,7 +14,9 @@ from .style import INTERVAL, colour, note, panels
 def start(block: Block) -> Figure | None:
     """What the state at the start of a prompt is worth: MAT and speedup by start, a published pair beside it."""
     rows = block.choices("start")
-    return _bars(block, rows, "start", published_starts()) if rows else None
+    if not rows or len({row["pool"].method for row in rows}) > 2:  # among many methods the other figures show it
+        return None
+    return _bars(block, rows, "start", published_starts())
 
 
 def update(block: Block) -> Figure | None:

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from ..metrics import accept_lengths, repeated_ngrams
 from ..published import read_published
 from ..tables import BASELINES
-from .block import Block
+from .block import MOST, Block
 from .style import colour, legend, marker, note, panels
 
 PHASES = ("draft", "forward", "verify", "commit", "observe", "loop", "step")
@@ -20,7 +20,8 @@ PHASE_NAMES = {"observe": "update", "step": "whole step"}
 def memory(block: Block) -> Figure | None:
     """Speedup against what a method keeps in memory beside the model; published figures for Vicuna-7B hollow."""
     rows = [row for row in block.drafting if row["state_bytes"] == row["state_bytes"] and row["state_bytes"] > 0]
-    if len({row["state_bytes"] for row in rows}) < 3:
+    sizes = {(row["pool"].method, row["state_bytes"]) for row in rows}
+    if max((sum(m == method for m, _ in sizes) for method, _ in sizes), default=0) < 3:  # of one method
         return None
     baseline = next((b for b in ("vanilla", "hf") if any(r[f"speedup_{b}"] == r[f"speedup_{b}"] for r in rows)), None)
     column = f"speedup_{baseline}" if baseline else "tokens_per_second"
@@ -97,7 +98,7 @@ def novelty(blocks: Sequence[Block]) -> Figure | None:
                 if lengths and repeated == repeated:
                     points.append((row["name"], row["bench"], repeated, sum(lengths) / len(lengths)))
     names, benches = (list(dict.fromkeys(p[i] for p in points)) for i in (0, 1))
-    if len(points) < 8:
+    if len(points) < 8 or len(names) * len(benches) > MOST:
         return None
     figure, (axes,) = panels(height=2.2)
     for i, name in enumerate(names):

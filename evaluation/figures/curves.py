@@ -115,7 +115,7 @@ def tree_shape(block: Block) -> Figure | None:
 
 def tree_family(block: Block) -> Figure | None:
     """MAT over the number of nodes by family of trees: balanced against imbalanced."""
-    rows = block.choices("tree")
+    rows = [row for row in block.choices("tree") if row["tree"] != "auto"]  # whose size changes: see machine_tree
     families = list(dict.fromkeys(row["tree"] for row in rows))
     if len(families) < 2:
         return None

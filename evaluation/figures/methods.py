@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import pandas as pd
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from ..acceptance import by_depth
 from ..metrics import OVERALL, accept_lengths
 from ..tables import BASELINES
-from .block import Block
+from .block import MOST, Block
+from .grid import grid
 from .style import INTERVAL, NAMES, colour, legend, marker, note, panels
+
+LONGEST = 9  # accepted lengths from here on share a column of the grid
+DEEPEST = 12  # and depths beyond this are left out of theirs
 
 
 def mat(block: Block) -> Figure | None:
@@ -33,6 +41,15 @@ def _by_category(block: Block, column: str, label: str) -> Figure | None:
     if not rows:
         return None
     categories = list(dict.fromkeys(block.table["category"]))
+    if len(rows) > MOST:
+        names = (block.table["method"] + "|" + block.table["variant"]).to_numpy()
+        values = [
+            block.table[names == f"{row['method']}|{row['variant']}"].set_index("category")[column].reindex(categories)
+            for row in rows
+        ]
+        shown = [NAMES.get(str(c), str(c)) for c in categories]
+        middle = 1.0 if column.startswith("speedup") else None
+        return grid([row["name"] for row in rows], shown, values, label, block, middle=middle)
     figure, (axes,) = panels(height=0.8 + 0.27 * len(categories))
     names = (block.table["method"] + "|" + block.table["variant"]).to_numpy()
     for i, row in enumerate(rows):
@@ -58,6 +75,8 @@ def accepted_lengths(block: Block) -> Figure | None:
     rows = [row for row in block.shown() if row["method"] not in BASELINES]
     if not rows:
         return None
+    if len(rows) > MOST:
+        return _accepted_lengths_grid(block, rows)
     figure, (axes,) = panels(height=1.9)
     longest = 1
     for i, row in enumerate(rows):
@@ -66,7 +85,8 @@ def accepted_lengths(block: Block) -> Figure | None:
         longest = max([longest, *share.index])
         full = share.reindex(range(1, int(share.index.max()) + 1) if len(share) else [], fill_value=0.0)
         axes.plot(full.index, full.to_numpy(), marker=marker(i + 2), color=colour(i + 2), label=row["name"])
-    axes.set_xticks(range(1, longest + 1))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlim(0.5, longest + 0.5)
     axes.set_ylim(bottom=0)
     axes.set_xlabel("accepted length (tokens a step)")
     axes.set_ylabel("% of steps")
@@ -75,12 +95,32 @@ def accepted_lengths(block: Block) -> Figure | None:
     return figure
 
 
+def _accepted_lengths_grid(block: Block, rows: Sequence[dict[str, Any]]) -> Figure:
+    """The same for many methods; the last column takes all longer ones."""
+    values = []
+    for row in rows:
+        lengths = [n for answer in row["pool"].rows for n in accept_lengths(answer)]
+        counts = [sum(n == length for n in lengths) for length in range(1, LONGEST)]
+        values.append([100 * c / max(len(lengths), 1) for c in [*counts, sum(n >= LONGEST for n in lengths)]])
+    columns = [*map(str, range(1, LONGEST)), f"{LONGEST}+"]
+    label = "% of steps by accepted length (tokens a step)"
+    return grid([row["name"] for row in rows], columns, values, label, block, decimals=0)
+
+
 def acceptance_by_depth(block: Block) -> Figure | None:
     """Acceptance by depth of the draft tree: joint (the path reaches it) and conditional (given the depth above)."""
     rows = [(row, by_depth(row["pool"].rows)) for row in block.shown()]
     rows = [(row, depths) for row, depths in rows if depths]
     if not rows:
         return None
+    if len(rows) > MOST:
+        deepest = min(max(len(depths) for _, depths in rows), DEEPEST)
+        values = [
+            [100 * d.joint for d in depths[:deepest]] + [float("nan")] * (deepest - len(depths)) for _, depths in rows
+        ]
+        columns = [str(depth) for depth in range(1, deepest + 1)]
+        label = "% of steps that reach a depth of the draft"
+        return grid([row["name"] for row, _ in rows], columns, values, label, block, decimals=0)
     figure, (joint, conditional) = panels(2, height=3.1, sharex=True)
     for i, (row, depths) in enumerate(rows):
         options = {"marker": marker(i + 2), "color": colour(i + 2), "label": row["name"]}
