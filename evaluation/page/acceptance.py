@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from model.decoding import Tree
 from model.decoding.tree import RankPath
-from model.errors import UserError
-from model.recycling import build_template
-from model.recycling.templates import best_order
 
 from ..metrics import Row
 from ..tables import Run
 from .circumstances import Configuration
 
-AUTO = "auto"  # nested trees: a step of n nodes tried the first n of one order
+AUTO = "auto"  # its order is learnt, so which nodes a step tried is not known afterwards
 
 
 @dataclass(frozen=True)
@@ -108,25 +103,10 @@ class Paths:
 
 
 def node_order(run: Run) -> list[RankPath] | None:
-    """The template's nodes below the root, rebuilt from the run's settings; None if it is not the run's any more.
-
-    `auto` grows and shrinks: its nodes are in the order in which it takes them. Others are breadth-first.
-    """
-    method, given = run.settings["method"], run.metadata.get("config", {}).get("tree") or {}
-    recorded = run.metadata.get("draft_tree")
-    if recorded and method["tree"] != AUTO:
-        return [tuple(path) for path in recorded]
-    try:
-        if method["tree"] == AUTO:
-            order = list(best_order(method["tree_nodes"], method["k"]))
-            tree = Tree.from_rank_paths(order)
-        else:
-            tree = build_template(**{"k": method.get("k", 8), **given})
-            order = tree.rank_paths[1:]
-    except (UserError, KeyError, TypeError):
+    """The template's nodes below the root, breadth-first; None where there is none, or where it changes (auto)."""
+    if run.settings["method"].get("tree") == AUTO or run.draft_tree is None:
         return None
-    nodes = [list(path) for path in tree.rank_paths[1:]]
-    return order if hashlib.sha256(repr(nodes).encode()).hexdigest() == method.get("tree_sha256") else None
+    return [tuple(path) for path in run.draft_tree]
 
 
 def acceptance(paths: Paths, order: list[RankPath] | None) -> list[Node]:

@@ -139,7 +139,7 @@ def _over_questions(stem: str, table: pd.DataFrame, ran: list[Configuration]) ->
     return text + _list(parts)
 
 
-def _list(parts: list[str], most: int = 6) -> str:
+def _list(parts: list[str], most: int = 3) -> str:
     more = f"; and {len(parts) - most} more" if len(parts) > most else ""
     return "; ".join(parts[:most]) + (more + "." if parts else "")
 

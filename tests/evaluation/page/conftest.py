@@ -12,7 +12,7 @@ from evaluation.tables import main_table, read_runs
 
 HOSTILE = "the </script><script>window.broken = 1</script><!-- <img src=x onerror='window.broken = 2'> \u2028 is one."
 VERSIONS = {"torch": "2.13.0", "transformers": "5.23.0"}
-TREE = [[0], [1], [0, 0]]
+TREE = "0 1 0,0"  # as metadata.json has it
 
 
 def write_run(folder: Path, label: str, rows: list[dict], *, questions: int | None = None, **more) -> None:
