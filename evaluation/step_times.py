@@ -18,6 +18,7 @@ from .provenance import versions
 from .questions import ROOT, read_questions
 
 CACHE = ROOT / "results/.step_times"
+CONTEXT = 400  # tokens, as a question of Spec-Bench and half an answer: attention's part of T(n) grows with it
 WARM_UP = ROOT / "data/sample/warmup.jsonl"  # held out from every bench
 
 
@@ -37,11 +38,13 @@ def fingerprint(loaded: LoadedModel, budget: int, k: int) -> str:
         devices_in_words(loaded),
         str(target.dtype),
         loaded.settings.attention,
+        target.execution,
         shape,
         versions(),
         budget,
         k,
         SIZES,
+        CONTEXT,
     ]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -54,7 +57,9 @@ def step_seconds(loaded: LoadedModel, *, budget: int, k: int) -> tuple[float, di
         return kept
     if rank() == 0:
         print("tree=auto: measuring step times (once for this machine and model)", file=sys.stderr)
-    measured = measure_step_seconds(loaded.target, warm_up_prompt(loaded), budget=budget, k=k)
+    prompt = warm_up_prompt(loaded)
+    prompt = (prompt * (CONTEXT // len(prompt) + 1))[: min(CONTEXT, loaded.target.context // 2)]
+    measured = measure_step_seconds(loaded.target, prompt, budget=budget, k=k)
     plain, seconds = from_first(lambda: measured)  # clocks differ, but all ranks must choose the same trees
     if rank() == 0:
         path.parent.mkdir(parents=True, exist_ok=True)
