@@ -16,6 +16,7 @@ from .cli import user_errors
 from .figures import draw_all
 from .foreign import read_foreign
 from .page import write_page
+from .quiet import doubts
 from .sweeps import missing_jobs
 from .tables import main_table, read_runs
 from .write_tables import to_markdown, to_text, write_tables
@@ -33,7 +34,7 @@ def report(folder: Path) -> None:
     figures = draw_all(runs, table, folder / "figures")
     machine_tree.write_json(runs, folder / "tables" / "machine_tree.json")
     print(f"\n{to_text(runs, table)}\n")
-    for line in [*machine_tree.to_lines(runs), *audit, *notes]:
+    for line in [*machine_tree.to_lines(runs), *audit, *doubts(runs), *notes]:
         print(line)
     print(
         f"by category: {folder / 'tables' / 'main.csv'} (and .md)   "

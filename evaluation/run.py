@@ -31,6 +31,7 @@ from .metrics import measure
 from .models import LoadedModel, ModelSettings, load_model
 from .provenance import collect
 from .questions import FILE_ORDER, ROOT, Bench, load_bench
+from .quiet import cores_busy
 from .sweeps import job_key
 
 SAVED = "saved"  # start=saved: from what the hot run of the same configuration left
@@ -86,6 +87,7 @@ def _measure(config: dict[str, Any], model: ModelSettings, answer_file: Path | N
             "questions": len(bench.questions),
             "template_sha256": template_hash(loaded.template, loaded.tokenizer),
             "vocab_size": loaded.target.vocab_size,
+            "cores_busy_elsewhere": cores_busy() if loaded.target.device.type == "cpu" else None,
             "draft_tree": " ".join(",".join(map(str, p)) for p in method.tree.rank_paths[1:]) if method.tree else None,
             "config": config,
         }
