@@ -7,4 +7,5 @@ environment requirements.txt tests/requirements.txt requirements-cluster.txt
 "$PYTHON" -m ruff check --quiet .
 "$PYTHON" -m ruff format --check --quiet . || { echo "error: not formatted; run: $PYTHON -m ruff format ." >&2; exit 1; }
 "$PYTHON" -m mypy --no-error-summary
-exec env PYTHON="$PYTHON" "$PYTHON" -m pytest "$@"
+# A worker a core, at most four; one thread each, as toy sizes gain nothing from more and would wait for each other.
+exec env PYTHON="$PYTHON" OMP_NUM_THREADS=1 "$PYTHON" -m pytest -n auto --maxprocesses 4 "$@"

@@ -211,7 +211,7 @@ def test_other_command_lines(call, tmp_path, bench_file):
 
 def test_ctrl_c_says_that_nothing_is_lost(checkpoint, bench_file, tmp_path):
     command = [sys.executable, "-m", "evaluation.run", "model=path", f"model.path={checkpoint}", "bench=file"]
-    command += [f"bench.path={bench_file}", f"run_dir={tmp_path / 'run'}", "max_new_tokens=400", "num_choices=9"]
+    command += [f"bench.path={bench_file}", f"run_dir={tmp_path / 'run'}", "max_new_tokens=400", "num_choices=60"]
     process = subprocess.Popen(
         command, cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE, text=True
     )
