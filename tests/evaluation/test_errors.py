@@ -213,7 +213,12 @@ def test_ctrl_c_says_that_nothing_is_lost(checkpoint, bench_file, tmp_path):
     command = [sys.executable, "-m", "evaluation.run", "model=path", f"model.path={checkpoint}", "bench=file"]
     command += [f"bench.path={bench_file}", f"run_dir={tmp_path / 'run'}", "max_new_tokens=400", "num_choices=60"]
     process = subprocess.Popen(
-        command, cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE, text=True
+        command,
+        cwd=ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
     )
     answers = tmp_path / "run/answers.jsonl"
     while process.poll() is None and not answers.exists():
