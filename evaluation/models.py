@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from huggingface_hub import constants
 from safetensors import SafetensorError
@@ -16,6 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 from transformers.utils import logging as transformers_logging
 
 from model.decoding import Target
+from model.decoding.linear import linear_bytes, packable
 from model.errors import UserError
 
 from . import hub
@@ -26,6 +28,7 @@ from .questions import ROOT
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 ATTENTION = ("sdpa", "eager", "tree")
+LINEAR = ("auto", "packed", "stock")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
@@ -44,6 +47,7 @@ class ModelSettings:
     template: str | None = None
     context: int | None = None
     attention: str = "sdpa"
+    linear: str = "auto"
     allow_pickle: bool = False
     trust_remote_code: bool = False
 
@@ -109,10 +113,7 @@ def random_model(shape: str, settings: ModelSettings) -> LoadedModel:
     config = LlamaConfig(**{"vocab_size": 32000, "max_position_embeddings": 4096} | SHAPES[shape])
     with torch.device(device):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=settings.kernel).eval()
-    target = Target(
-        model, context=settings.context, execution=settings.first_execution, tree_attention=settings.attention == "tree"
-    )
-    return LoadedModel(settings, target, None, DEFAULT, frozenset())
+    return LoadedModel(settings, _target(model, settings), None, DEFAULT, frozenset())
 
 
 def choose_dtype(name: str, device: torch.device) -> torch.dtype:
@@ -159,16 +160,37 @@ def _load(settings: ModelSettings) -> LoadedModel:
     eos = _eos_ids(model.generation_config.eos_token_id, model.config.eos_token_id, tokenizer.eos_token_id)
     return LoadedModel(
         settings,
-        Target(
-            model,
-            context=settings.context,
-            execution=settings.first_execution,
-            tree_attention=settings.attention == "tree",
-        ),
+        _target(model, settings),
         tokenizer,
         choose_template(settings.template, tokenizer),
         eos,
     )
+
+
+def _target(model: Any, settings: ModelSettings) -> Target:
+    return Target(
+        model,
+        context=settings.context,
+        execution=settings.first_execution,
+        tree_attention=settings.attention == "tree",
+        packed=_packed(model, settings),
+    )
+
+
+def _packed(model: Any, settings: ModelSettings) -> bool:
+    """model.linear=auto packs wherever that can be and half the free memory holds the copies."""
+    if settings.linear not in LINEAR:
+        raise UserError(f"model.linear={settings.linear}: use one of {', '.join(LINEAR)}")
+    weight = model.get_input_embeddings().weight
+    can = packable(weight.device, weight.dtype) and not settings.tensor_parallel
+    if settings.linear == "packed" and not can:
+        raise UserError(
+            f"model.linear=packed: is for float32 on one x86 processor, this model is {weight.dtype} on {weight.device}"
+        )
+    if settings.linear == "auto" and can:
+        free: int = psutil.virtual_memory().available
+        return linear_bytes(model) < free / 2
+    return settings.linear == "packed"
 
 
 def _locate(path: str, allow_pickle: bool) -> str:

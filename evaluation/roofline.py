@@ -7,8 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
 from model.decoding import Target
+from model.decoding.linear import pack_linears, packable
 
 from .methods import Method
 
@@ -61,8 +63,10 @@ def measure_rates(device: torch.device, dtype: torch.dtype) -> Rates:
     copy = _seconds(lambda: target.copy_(source), device)
     side = 8192 if large else 1024
     a = torch.randn(side, side, device=device).to(dtype)
-    b = torch.randn(side, side, device=device).to(dtype)
-    multiply = _seconds(lambda: a @ b, device)
+    product = nn.Linear(side, side, bias=False, device=device, dtype=dtype).requires_grad_(False)
+    if packable(device, dtype):
+        pack_linears(product)
+    multiply = _seconds(lambda: product(a), device)
     return Rates(2 * 4 * words / copy, 2 * side**3 / multiply)
 
 

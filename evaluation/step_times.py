@@ -38,6 +38,7 @@ def fingerprint(loaded: LoadedModel, budget: int, k: int) -> str:
         devices_in_words(loaded),
         str(target.dtype),
         loaded.settings.attention,
+        target.packed,
         target.execution,
         shape,
         versions(),

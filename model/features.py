@@ -33,6 +33,7 @@ class FeatureDrafter(Drafter):
         self.tree = None  # how many features there are to catch up with differs from step to step: eager steps
         self.max_nodes = max_nodes
         self.head, self.lm_head = load_head(head_path, target), target.model.get_output_embeddings()
+        target.equip(self.head)
         self.capacity = target.context + max(inner, max_depth) + 1
         self.cache = self.head.new_cache(self.capacity)
         self.blocked = torch.finfo(target.dtype).min

@@ -113,6 +113,7 @@ class Medusa(Drafter):
             raise UserError(f"medusa: the tree is {tree.max_depth} deep, {heads_path} has {len(heads)} heads")
         if tree.max_rank >= target.vocab_size:
             raise UserError(f"medusa: the tree's rank {tree.max_rank} is beyond the {target.vocab_size} tokens")
+        target.equip(heads)
         self.heads, self.lm_head = heads, target.model.get_output_embeddings()
         self.tree = tree.on(target.device)
         self.max_nodes = len(tree)

@@ -16,6 +16,7 @@ from .attention import TreeAttention
 from .attention_switch import AttentionSwitch, register_tree_attention
 from .cache import LayerShape, TreeCache
 from .drafter import Draft
+from .linear import pack_linears
 from .tree import Tree
 from .verification import Verification
 
@@ -31,6 +32,8 @@ class Target:
         context: tokens of prompt and answer together. Default: the model's own limit, at most 4096.
         tree_attention: static steps attend by `attention.TreeAttention` instead of sdpa with a mask: for CUDA.
         execution: of a step whose topology is fixed: eager, static, compiled (torch.compile) or graph (CUDA graph).
+        packed: multiply by weights in oneDNN's layout (`linear.packable` says where that can be). The model's linear
+            layers are changed in place.
 
     Raises:
         UserError: the model cannot work this way (encoder-decoder, recurrent state, a sliding window smaller than the
@@ -38,9 +41,16 @@ class Target:
     """
 
     def __init__(
-        self, model: Any, *, context: int | None = None, execution: str = "eager", tree_attention: bool = False
+        self,
+        model: Any,
+        *,
+        context: int | None = None,
+        execution: str = "eager",
+        tree_attention: bool = False,
+        packed: bool = False,
     ) -> None:
-        self.model = model
+        self.model, self.packed = model, packed
+        self.equip(model)
         self.name = model.config.name_or_path or type(model).__name__
         limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         if context is not None and limit is not None and context > limit:
@@ -58,6 +68,11 @@ class Target:
         self.hidden: torch.Tensor | None = None  # (n, H): last hidden states of the last forward, if kept
         self._hook: Any = None
         self.execution = self.check_execution(execution)
+
+    def equip(self, module: torch.nn.Module) -> None:
+        """Give a module the products that the target multiplies with; for a drafter's own network."""
+        if self.packed:
+            pack_linears(module)
 
     def _switch(self) -> AttentionSwitch:
         if len(set(self._shapes)) > 1:

@@ -1,0 +1,92 @@
+"""Packed products: the same numbers as torch's own, only where they can be, and nowhere else."""
+
+import psutil
+import pytest
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from evaluation.models import ModelSettings, random_model
+from model.decoding import Target, decode
+from model.decoding.linear import SMALL, PackedLinear, linear_bytes, pack_linears, packable
+from model.errors import UserError
+from model.pld import PromptLookup
+from model.vanilla import Vanilla
+from tests.conftest import greedy
+
+CPU = torch.device("cpu")
+needs_packing = pytest.mark.skipif(not packable(CPU, torch.float32), reason="no x86 processor with oneDNN")
+
+
+@needs_packing
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("rows", [1, 2, 9, 81, 300])
+def test_products_are_those_of_the_weight(rows, bias):
+    torch.manual_seed(rows)
+    layer = nn.Linear(257, 2050, bias=bias).requires_grad_(False)
+    x = torch.randn(1, rows, 257)
+    expected = x.double() @ layer.weight.double().T + (layer.bias.double() if bias else 0)
+    pack_linears(layer)
+    assert type(layer) is PackedLinear and x.numel() * 2050 >= SMALL
+    torch.testing.assert_close(layer(x), expected.float(), rtol=1e-5, atol=1e-5)
+
+
+@needs_packing
+def test_large_products_use_the_packed_weight_and_small_ones_the_stock_one():
+    layer = nn.Linear(512, 512, bias=False).requires_grad_(False)
+    pack_linears(layer)
+    layer.packed = torch.ops.mkldnn._reorder_linear_weight(torch.zeros(512, 512), 32)  # tells the two apart
+    assert layer(torch.ones(2, 512)).eq(0).all(), "2 x 512 x 512 is not small"
+    assert layer(torch.ones(1, 512)).ne(0).any()
+
+
+@needs_packing
+def test_gradients_and_compiled_code_use_the_stock_weight():
+    layer = nn.Linear(512, 512)
+    pack_linears(layer)
+    x = torch.randn(8, 512, requires_grad=True)
+    layer(x).sum().backward()
+    torch.testing.assert_close(x.grad, layer.weight.detach().sum(0).expand(8, 512))
+
+
+@needs_packing
+def test_only_plain_linear_layers_are_packed():
+    class Own(nn.Linear):
+        pass
+
+    module = nn.Sequential(nn.Linear(4, 4), Own(4, 4), nn.Embedding(4, 4))
+    assert linear_bytes(module) == 4 * 4 * 4
+    pack_linears(module)
+    assert [type(layer) for layer in module] == [PackedLinear, Own, nn.Embedding]
+
+
+@needs_packing
+def test_a_packed_model_gives_the_stock_models_own_text():
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=4096, hidden_size=128, num_hidden_layers=2, num_attention_heads=4, intermediate_size=384
+    )
+    stock = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()
+    packed = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()
+    packed.load_state_dict(stock.state_dict())
+    target = Target(packed, context=256, packed=True)
+    prompt = torch.randint(3, 4096, (12,)).tolist() * 2
+    for drafter in (Vanilla(CPU), PromptLookup(device=CPU)):
+        assert decode(target, drafter, prompt, max_new_tokens=60).tokens == greedy(stock, prompt, 60)
+
+
+def test_packing_is_for_float32_on_a_cpu():
+    assert not packable(CPU, torch.bfloat16) and not packable(torch.device("cuda"), torch.float32)
+    with pytest.raises(UserError, match=r"model.linear=packed: is for float32.*bfloat16"):
+        random_model("tiny", ModelSettings("x", "x", device="cpu", dtype="bfloat16", linear="packed"))
+    with pytest.raises(UserError, match=r"model.linear=quick: use one of auto, packed, stock"):
+        random_model("tiny", ModelSettings("x", "x", device="cpu", linear="quick"))
+
+
+@needs_packing
+def test_auto_packs_where_memory_allows(monkeypatch):
+    settings = ModelSettings("x", "x", device="cpu")
+    assert random_model("tiny", settings).target.packed
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: type("Free", (), {"available": 1000})())
+    assert not random_model("tiny", settings).target.packed
+    assert random_model("tiny", ModelSettings("x", "x", device="cpu", linear="packed")).target.packed
