@@ -34,6 +34,10 @@ SWITCH_GAIN = 1.02  # a change of size must promise this much
 # A tree of n nodes also fills the matrix n rows a step: acceptance learnt with m nodes a step is about
 # ((n + 1) / (m + 1)) ** FILLING of what it is once n are used. Measured on the embedded model, n from 4 to 80.
 FILLING = 0.2
+# And acceptance grows as the matrix fills: by the number of steps, to the same power. The choice is made for the matrix
+# as it will be after so many steps; else an empty one looks as if drafting did not pay, small trees are chosen, and the
+# matrix stays empty.
+HORIZON = 1024
 DEEP = 12  # chains of first candidates are considered down to this depth
 
 
@@ -70,6 +74,7 @@ class AutoRecycling(TokenRecycling):
             raise UserError(f"tree=auto: needs a budget of at least 0 (is {budget}) and the step time of 0 nodes")
         self.sizes = [n for n in SIZES if n <= budget and n in step_seconds]
         self.seconds = [step_seconds[n] for n in self.sizes]
+        self._first = sum(n <= LEARN_NODES for n in self.sizes) - 1  # index of the size to begin with
         self.plain_seconds = step_seconds[0] if plain_seconds is None else plain_seconds
         self.acceptance = Acceptance(considered(k))
         self._first_order = [self.acceptance.paths.index(path) for path in best_order(self.sizes[-1], k)]
@@ -86,7 +91,7 @@ class AutoRecycling(TokenRecycling):
         self.acceptance.reset()
         self._order = list(self._first_order)
         self._steps, self._index = 0, 0  # steps seen; index of the size in use
-        self._usual = math.log1p(LEARN_NODES)  # mean of log(1 + nodes) over the steps that are remembered
+        self._usual = math.log1p(self.sizes[self._first])  # mean of log(1 + nodes) over the steps that are remembered
         self._expected = self._expect()
         self._predicted = [0.0, 0.0]  # tokens and seconds, of all steps so far, each as foreseen before it
         self._used = [0] * len(self.sizes)  # steps by size
@@ -121,7 +126,7 @@ class AutoRecycling(TokenRecycling):
     def choose(self) -> None:
         index = self._index
         if self._steps < LEARN:
-            index = sum(n <= LEARN_NODES for n in self.sizes) - 1
+            index = self._first
         elif self._steps == LEARN or self._steps % RECONSIDER == 1 or is_reorder(self._steps):
             index = self._reconsider()
         elif self._steps % (PROBE if index else PROBE_IDLE) == 0:
@@ -145,7 +150,8 @@ class AutoRecycling(TokenRecycling):
         if is_reorder(self._steps):
             self._order = sorted(range(len(p)), key=lambda i: (-p[i], i))[: self.sizes[-1]]  # a child is never likelier
         self._expected = self._expect()
-        speeds = self.predicted_speedup()
+        ripe = max(HORIZON / self._steps, 1.0) ** FILLING
+        speeds = [(1 + e * ripe) / t for e, t in zip(self._expected, self.seconds, strict=True)]
         best = max(range(len(speeds)), key=speeds.__getitem__)
         if speeds[best] > SWITCH_GAIN * speeds[self._index]:
             self._index = best

@@ -129,6 +129,15 @@ def test_larger_trees_are_credited_with_the_fuller_matrix_they_make():
     assert large / cut == pytest.approx((9 / 3) ** FILLING, rel=0.05)
 
 
+def test_an_empty_matrix_is_not_mistaken_for_text_that_does_not_repeat():
+    drafter = AutoRecycling(V, step_seconds={0: 1.0, 4: 1.5}, budget=4)
+    rng = random.Random(0)
+    used = [step(drafter, (0,) if rng.random() < 0.35 else ()) for _ in range(2000)]
+    # 1.35 / 1.5 does not pay now; with what 1024 steps would add, (1 + 0.35 * 1.8) / 1.5 did at step 60
+    assert set(used[:60]) == {4}, "as the matrix is still filling"
+    assert drafter.size == 0, "it has filled, and it still does not pay"
+
+
 def test_a_resumed_drafter_goes_on_with_the_same_choices():
     seconds = {n: 1 + n / 25 for n in SIZES}
     rng = random.Random(3)
