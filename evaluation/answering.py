@@ -13,11 +13,11 @@ from model.decoding import Generation
 
 from . import distributed
 from .answers import AnswerStore, Row
-from .bench_step import PhaseClock
 from .conversation import answer_text, prompt_ids
 from .memory import peak_bytes, restart_peak
 from .methods import CATEGORY, COLD, Method
 from .metrics import measure
+from .phase_clock import PhaseClock
 from .questions import Question, subtask
 from .step_times import warm_up_prompt
 
@@ -71,6 +71,7 @@ def answer_question(question: Question, method: Method, config: dict[str, Any]) 
 
 def _converse(question: Question, method: Method, config: dict[str, Any], index: int) -> Row:
     loaded, answers = method.loaded, list[str]()
+    own = method.drafter is not None  # decoded by this engine: there are step records, phases and a prefill's time
     generations: list[Generation] = []
     prompts: list[int] = []  # tokens of each turn's prompt
     prompt_times: list[float] = []
@@ -81,7 +82,7 @@ def _converse(question: Question, method: Method, config: dict[str, Any], index:
         prompt_times.append(time.perf_counter() - start)
         prompts.append(len(prompt))
         if len(prompt) < loaded.target.context:
-            clock = PhaseClock(loaded.target) if config["phases"] and method.drafter else None
+            clock = PhaseClock(loaded.target) if config["phases"] and own else None
             generation = method.answer(prompt, config["max_new_tokens"], clock.mark if clock else None)
             phases.append(dict(clock.seconds) if clock else {})
         else:  # a later turn, behind long answers: no room is left, which is a result and no reason to stop
@@ -89,7 +90,6 @@ def _converse(question: Question, method: Method, config: dict[str, Any], index:
             phases.append({})
         generations.append(generation)
         answers.append(answer_text(loaded.template, loaded.tokenizer, generation.tokens))
-    own = method.drafter is not None
     return {
         "index": index,
         "turns": answers,
@@ -107,7 +107,7 @@ def _converse(question: Question, method: Method, config: dict[str, Any], index:
         "output_ids": [g.tokens for g in generations],
         # the step records: nodes forwarded and rank path accepted
         "step_nodes": [[s.nodes for s in g.steps] for g in generations],
-        "step_paths": [[list(s.rank_path) for s in g.steps] for g in generations] if method.drafter else None,
+        "step_paths": [[list(s.rank_path) for s in g.steps] for g in generations] if own else None,
         # seconds of a turn by phase of its steps, where `phases` asks for them
         "phase_time": phases if config["phases"] and own else None,
     }

@@ -6,49 +6,31 @@ The last line of the output is one JSON object with every figure; `--against FIL
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import statistics
-import time
-from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from model.decoding import Target, decode
+from model.decoding import decode
 from model.errors import UserError
 
 from .cli import user_errors
 from .conversation import prompt_ids
 from .devices import exclusive
 from .drafting import bench_drafting, method_names, method_settings
+from .figures.roofline import roofline
+from .figures.style import save, styled
 from .methods import Method, build_method
 from .models import LoadedModel, ModelSettings, load_model, random_model
+from .phase_clock import PhaseClock
 from .provenance import describe_device, versions
 from .questions import load_bench
 from .roofline import Rates, launches, measure_rates, step_cost
 
 TREE = {"name": "2.2.2", "nodes": None, "depth": None, "branching": None, "path": None}
-
-
-class PhaseClock:
-    """Adds up seconds by phase; waits for the device at each mark, so that work counts where it was asked for."""
-
-    def __init__(self, target: Target) -> None:
-        self.target = target
-        self.seconds: dict[str, float] = defaultdict(float)
-        self.counts: dict[str, int] = defaultdict(int)
-        self.restart()
-
-    def restart(self) -> None:
-        self._last = time.perf_counter()
-
-    def mark(self, phase: str) -> None:
-        self.target.synchronize()
-        now = time.perf_counter()
-        self.seconds[phase] += now - self._last
-        self.counts[phase] += 1
-        self._last = now
 
 
 def paired_speeds(
@@ -118,6 +100,7 @@ def flags() -> argparse.ArgumentParser:
     parser.add_argument("--drafting", default="all", help="methods whose drafting is timed: a,b,...; none; default all")
     parser.add_argument("--datastore", help="for rest, instead of the shipped one")
     parser.add_argument("--mat", type=float, help="also say the tokens/s at this MAT, e.g. 2.70")
+    parser.add_argument("--draw", type=Path, help="draw the roofline: PATH.png, .svg and .pdf")
     parser.add_argument("--save", type=Path, help="also write the JSON object here")
     parser.add_argument("--against", type=Path, help="compare with an earlier run's saved object")
     return parser
@@ -189,6 +172,7 @@ def _bench(arguments: argparse.Namespace, settings: ModelSettings) -> None:
     copied, multiplied = rates.bytes_per_second / 1e9, rates.flop_per_second / 1e9
     print(f"\nthis device: {copied:.1f} GB/s copied, {multiplied:.0f} GFLOP/s multiplied")
     result: dict[str, Any] = {"what": what, "device": device, "versions": versions(), "execution": target.execution}
+    result["rates"] = dataclasses.asdict(rates)
     result |= {"tokens_per_second": medians, "vanilla_over_hf": over_hf, "recycling_over_vanilla": over_vanilla}
     context = sum(map(len, prompts)) // len(prompts) + limit // 2
     for key in ("vanilla", "recycling"):
@@ -209,6 +193,9 @@ def _bench(arguments: argparse.Namespace, settings: ModelSettings) -> None:
         _compare(before, result)
     if arguments.save:
         arguments.save.write_text(json.dumps(result, indent=1), encoding="utf-8")
+    if arguments.draw:
+        with styled():
+            print(f"\nroofline: {save(roofline(result), arguments.draw)}")
     print(json.dumps(result))
 
 

@@ -11,6 +11,7 @@ from torch import nn
 
 from model.decoding import Target
 from model.decoding.linear import pack_linears, packable
+from model.decoding.target import synchronize
 
 from .methods import Method
 
@@ -39,19 +40,12 @@ def _seconds(run: Callable[[], object], device: torch.device, repeats: int = 5) 
     """The best of some repeats: a rate is what the device can do."""
     best = float("inf")
     for _ in range(repeats + 1):
-        _wait(device)
+        synchronize(device)
         start = time.perf_counter()
         run()
-        _wait(device)
+        synchronize(device)
         best = min(best, time.perf_counter() - start)
     return best
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    elif device.type == "mps":
-        torch.mps.synchronize()
 
 
 def measure_rates(device: torch.device, dtype: torch.dtype) -> Rates:

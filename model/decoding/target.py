@@ -202,11 +202,8 @@ class Target:
 
     def synchronize(self) -> None:
         """Wait for the devices, so that a clock read next is right."""
-        if self.device.type == "cuda":
-            for device in self.devices:
-                torch.cuda.synchronize(device)
-        elif self.device.type == "mps":
-            torch.mps.synchronize()
+        for device in self.devices:
+            synchronize(device)
 
     def _forward(
         self, tokens: torch.Tensor, mask: torch.Tensor | None, positions: torch.Tensor, last: int, **kwargs: int
@@ -269,6 +266,14 @@ class Target:
         window = entry[1][:, self.cache.capacity - past :]
         # CUDA's kernels want aligned rows; there the copy of a few kilobytes is cheaper than their fallback.
         return window.contiguous() if window.is_cuda else window
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has done what it was asked for."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()
 
 
 def _check_forward(model: Any, name: str) -> bool:

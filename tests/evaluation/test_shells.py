@@ -159,7 +159,8 @@ def test_the_step_bench_ends_in_one_json_object(call, checkpoint):
 def test_the_step_bench_takes_a_shape_and_compares(call, tmp_path):
     base = ["--shape", "tiny", "--context", 40, "--repeats", 1, "--max-new-tokens", 8, "--tree", "best:12"]
     saved = tmp_path / "first.json"
-    assert call(bench_step.main, *base, "--save", saved, "--mat", 2.7).code == 0
+    assert call(bench_step.main, *base, "--save", saved, "--mat", 2.7, "--draw", tmp_path / "roof").code == 0
+    assert {path.suffix for path in tmp_path.glob("roof.*")} == {".png", ".svg", ".pdf"}
     outcome = call(bench_step.main, *base, "--against", saved, "--execution", "static", "--attention", "tree")
     assert outcome.code == 0, outcome.err
     assert "against the earlier run" in outcome.out and outcome.out.count(" -> ") == 2
