@@ -16,7 +16,7 @@ from .decoding.tree import RankPath
 from .errors import UserError
 from .recycling import TokenRecycling
 from .recycling.templates import best_order, likelihood
-from .suffix_automaton import SuffixAutomaton
+from .suffix_automaton import SuffixAutomaton, carried_on, check_carry, text_from, text_state
 
 MAX_NODES = 4096
 
@@ -25,7 +25,7 @@ class Spine(TokenRecycling):
     """Token Recycling whose tree grows off the continuation of the longest suffix match in prompt and output.
 
     There is one topology for each length of match, all built here; a step takes one and fills in its tokens. Without a
-    match it is the published order's best nodes. The matrix is all that is carried from prompt to prompt.
+    match it is the published order's best nodes. Carried from prompt to prompt: the matrix, and the newest text.
 
     Rank paths in step records: a spine token has rank 0, and the other candidates of a node that the spine goes through
     have ranks 1, 2, ..., best first. Elsewhere ranks are the matrix's own.
@@ -34,6 +34,7 @@ class Spine(TokenRecycling):
         nodes: of every draft, the root not counted.
         stands: how likely the token that followed a match of 1, 2, 3, ... tokens follows it again; the last one holds
             for longer matches. 0: such a match is not copied from.
+        carry: earlier prompts and answers are matched against, too, up to so many tokens; 0: the prompt alone.
         others: as TokenRecycling.
 
     Raises:
@@ -46,6 +47,7 @@ class Spine(TokenRecycling):
         *,
         nodes: int = 24,
         stands: Sequence[float] = (0.0, 0.2, 0.45, 0.55, 0.65, 0.75, 0.85),
+        carry: int = 32768,
         k: int = 8,
         recycle_prompt: bool = False,
         device: torch.device | str = "cpu",
@@ -61,11 +63,12 @@ class Spine(TokenRecycling):
         self._topologies = [Topology(tree.on(device), spine) for tree, spine in made]  # by length of match
         self._now = self._topologies[0]
         self.tree, self.max_nodes = self._now.tree, 1 + nodes
+        self.carry = check_carry(carry)
         self.text = SuffixAutomaton()
         self._line = torch.zeros(1 + nodes, dtype=torch.long, device=device)  # the root and the spine, filled each step
 
     def begin(self, prompt: list[int]) -> Draft:
-        self.text = SuffixAutomaton(prompt)
+        self.text = carried_on(self.text, prompt, self.carry)
         return self.root_alone(prompt[-1])
 
     def choose(self) -> None:
@@ -102,6 +105,21 @@ class Spine(TokenRecycling):
 
     def account(self, verification: Verification) -> None:
         self.text.extend(verification.tokens)
+
+    def reset(self) -> None:
+        super().reset()
+        self.text = SuffixAutomaton()
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return super().state_dict() | (text_state(self.text) if self.carry else {})
+
+    def step_state(self) -> dict[str, torch.Tensor]:
+        return super().state_dict()
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        """Takes a plain matrix, too: then no text is known."""
+        super().load_state_dict({name: tensor for name, tensor in state.items() if name != "text"})
+        self.text = text_from(state, len(self.matrix.candidates))
 
 
 class Topology:

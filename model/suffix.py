@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from .decoding import Draft, Drafter, Tree, Verification
 from .errors import UserError
-from .suffix_automaton import SuffixAutomaton
+from .suffix_automaton import SuffixAutomaton, carried_on, check_carry, text_from, text_state
 
 MAX_CORPUS = 1 << 22  # tokens; an automaton takes some 500 bytes for each
 
@@ -18,8 +18,8 @@ MAX_CORPUS = 1 << 22  # tokens; an automaton takes some 500 bytes for each
 class Suffix(Drafter):
     """Drafts a chain copied from where the longest suffix of prompt and output stood before, or from a corpus.
 
-    The automaton over prompt and output is the prompt's own, as in the paper: nothing is carried to the next prompt.
-    The corpus' automaton is built once and never changes.
+    The automaton over prompt and output is the prompt's own, as in the paper, unless `carry` says otherwise. The
+    corpus' automaton is built once and never changes.
 
     Args:
         vocab_size: V; the corpus' ids must be below it.
@@ -29,6 +29,7 @@ class Suffix(Drafter):
         corpus_path: token ids to match against besides: a safetensors file with one tensor `ids`, int64 (n,).
         corpus_bias: the corpus is copied from only where its match is longer by more than this (paper: 0 alone, 5 in a
             hybrid).
+        carry: earlier prompts and answers are matched against, too, up to so many tokens (paper: 0).
 
     Raises:
         UserError: a setting out of range; a corpus that is missing, broken, too large, or of another vocabulary.
@@ -43,6 +44,7 @@ class Suffix(Drafter):
         factor: float = 4.0,
         corpus_path: str | None = None,
         corpus_bias: int = 0,
+        carry: int = 0,
         device: torch.device | str = "cpu",
     ) -> None:
         whole = {"min_match": (min_match, 1), "max_draft": (max_draft, 1), "corpus_bias": (corpus_bias, 0)}
@@ -54,14 +56,16 @@ class Suffix(Drafter):
         super().__init__(torch.device(device))
         self.min_match, self.max_draft, self.factor, self.corpus_bias = min_match, max_draft, factor, corpus_bias
         self.max_nodes = 1 + max_draft
+        self.vocab_size, self.carry = vocab_size, check_carry(carry)
+        self.stateful = carry > 0
         self.text = SuffixAutomaton()
         self.corpus = SuffixAutomaton(load_corpus(corpus_path, vocab_size)) if corpus_path is not None else None
         self._place = (0, 0)  # in the corpus: state and length of the longest match
         self._tokens = torch.zeros(1 + max_draft, dtype=torch.long, device=self.device)  # the draft, filled every step
 
     def begin(self, prompt: list[int]) -> Draft:
-        self.text, self._place = SuffixAutomaton(), (0, 0)
-        self._read(prompt)
+        self.text, self._place = carried_on(self.text, prompt, self.carry), (0, 0)
+        self._follow(prompt)
         return self.root_alone(prompt[-1])
 
     def match(self) -> tuple[int, SuffixAutomaton, int]:
@@ -94,9 +98,25 @@ class Suffix(Drafter):
 
     def _read(self, tokens: list[int]) -> None:
         self.text.extend(tokens)
+        self._follow(tokens)
+
+    def _follow(self, tokens: list[int]) -> None:
+        """Follow the tokens in the corpus."""
         if self.corpus is not None:
             for token in tokens:
                 self._place = self.corpus.transfer(*self._place, token)
+
+    def reset(self) -> None:
+        self.text = SuffixAutomaton()
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return text_state(self.text) if self.carry else {}
+
+    def step_state(self) -> dict[str, torch.Tensor]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        self.text = text_from(state, self.vocab_size)
 
 
 def load_corpus(path: str, vocab_size: int) -> list[int]:

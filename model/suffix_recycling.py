@@ -18,7 +18,7 @@ class SuffixRecycling(Drafter):
     Args:
         tree: the recycled tree.
         min_match: a match of so many tokens is copied from (paper: 5).
-        max_draft, factor, corpus_path, corpus_bias: as Suffix.
+        max_draft, factor, corpus_path, corpus_bias, carry: as Suffix.
         others: as TokenRecycling.
     """
 
@@ -35,6 +35,7 @@ class SuffixRecycling(Drafter):
         factor: float = 4.0,
         corpus_path: str | None = None,
         corpus_bias: int = 5,
+        carry: int = 0,
         k: int = 8,
         recycle_prompt: bool = False,
         dtype: torch.dtype = torch.int64,
@@ -48,6 +49,7 @@ class SuffixRecycling(Drafter):
             factor=factor,
             corpus_path=corpus_path,
             corpus_bias=corpus_bias,
+            carry=carry,
             device=device,
         )
         self.recycling = TokenRecycling(
@@ -86,9 +88,14 @@ class SuffixRecycling(Drafter):
 
     def reset(self) -> None:
         self.recycling.reset()
+        self.suffix.reset()
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        return self.recycling.state_dict()
+        return self.recycling.state_dict() | self.suffix.state_dict()
+
+    def step_state(self) -> dict[str, torch.Tensor]:
+        return self.recycling.step_state()
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        self.recycling.load_state_dict(state)
+        self.recycling.load_state_dict({name: tensor for name, tensor in state.items() if name != "text"})
+        self.suffix.load_state_dict(state)

@@ -28,7 +28,7 @@ class Drafter:
     lives on the object; `reset` forgets it, `state_dict` holds all of it, so that a resumed run continues exactly.
     """
 
-    stateful: ClassVar[bool] = False  # does anything outlive a prompt? Then cold and hot start differ.
+    stateful: bool = False  # does anything outlive a prompt? Then cold and hot start differ.
     needs_logits: bool = False  # `Verification.logits` is given to `observe` only if asked for.
     needs_prompt_logits: bool = False  # then `observe_prompt` is called, at the price of (P, V) logits.
     # Last hidden states, what enters the target's own head: `Verification.hidden`, `take` and `observe_prompt_hidden`.
