@@ -47,6 +47,19 @@ def ratio_interval(numerators: Iterable[float], denominators: Iterable[float]) -
     return float(low), float(high)
 
 
+def quotient_interval(*columns: Floats) -> tuple[float, float]:
+    """The interval of (sum a / sum b) / (sum c / sum d), paired: one value of each column a question.
+
+    One method's MAT over another's: their tokens and steps.
+    """
+    together = np.stack(columns, axis=1)  # (n, 4)
+    if len(together) < 2:
+        return math.nan, math.nan
+    a, b, c, d = (draws(len(together)) @ together).T  # (RESAMPLES,) each
+    low, high = np.quantile((a / b) / (c / d), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return float(low), float(high)
+
+
 def deviation(values: Sequence[float]) -> float:
     """Sample standard deviation (n - 1) of the finite values; NaN of fewer than two."""
     finite = [value for value in values if math.isfinite(value)]

@@ -112,10 +112,13 @@ def saved_start(config: dict[str, Any], model: str) -> str:
         UserError: there is none yet.
     """
     wanted = _source(config | {"start": HOT}, "all")
+    found: dict[int, str] = {}  # by repeat
     for path in sorted((Path(config["results_dir"]) / str(config["name"]) / "runs").glob("*/state.safetensors")):
         held = json.loads((path.parent / "metadata.json").read_text(encoding="utf-8"))["config"]
         if _source(held, held["method"].get("update", "all")) == wanted:
-            return str(path)
+            found.setdefault(int(held["repeat"] or 0), str(path))
+    if found:  # the same repeat's, as another one may not be there yet, and then this run would not be the same again
+        return found.get(int(config["repeat"] or 0), found[min(found)])
     raise UserError(
         f"start=saved: there is no finished run of {config['method']['name']} with start=hot on {model} in "
         f"{config['results_dir']}/{config['name']}; run it first (in a sweep: start=hot,saved), or name a file"

@@ -62,6 +62,10 @@ class Run:
     def configuration(self) -> str:
         """The same for the repeats of one configuration."""
         settings = {key: value for key, value in self.settings.items() if key != "repeat"}
+        if self.metadata.get("config", {}).get("start") == "saved":  # each repeat starts from what its own hot run left
+            left_out = ("start", "start_sha256")
+            settings["method"] = {k: v for k, v in settings["method"].items() if k not in left_out}
+            settings["start"] = "saved"
         return json.dumps([self.bench_key, settings], sort_keys=True)
 
     @property
@@ -173,7 +177,10 @@ def _order(run: Run) -> tuple[Any, ...]:
     method = run.settings["method"]
     place = len(METHODS) + 1 if method["name"] == "recycling" else len(METHODS)
     place = METHODS.index(method["name"]) if method["name"] in METHODS else place
-    numbers = [method.get(key) if isinstance(method.get(key), int | float) else 0 for key in ("k", "tree_nodes")]
+    numbers = [
+        method.get(key) if isinstance(method.get(key), int | float) else 0
+        for key in ("k", "tree_nodes", "nodes", "max_draft")
+    ]
     return run.bench_key, place, run.label, *numbers, str(sorted(run.facets.items(), key=str)), run.repeat
 
 
@@ -203,6 +210,8 @@ def distinguish(runs: Sequence[Run]) -> list[str]:
         if len(set(words)) == len(runs):
             return words
     marks = [_hash_of(run) for run in runs]  # told apart by nothing else: files of the same name, other contents
+    if len(set(zip(words, marks, strict=True))) < len(runs):
+        marks = ["#" + run.folder.name[-6:] for run in runs]
     return [f"{word}, {mark}" if word else mark for word, mark in zip(words, marks, strict=True)]
 
 

@@ -1,6 +1,6 @@
 """The sweeper of `python -m evaluation.run -m`: Hydra's own, for methods that have settings of their own.
 
-Hydra finds plugins in a package of this name and nowhere else. Four things differ from its basic sweeper:
+Hydra finds plugins in a package of this name and nowhere else. Five things differ from its basic sweeper:
 
 - `method.K=...` counts for those of the swept methods that have a setting K, `tree.K=...` for those templates that have
   a parameter K, and trees for the methods that draft from one; the other jobs are made without it, once. So a baseline
@@ -9,6 +9,8 @@ Hydra finds plugins in a package of this name and nowhere else. Four things diff
 - `also`, among the swept parameters, lists further jobs that the product does not hold (a tree for one method, say),
   each as a command line would. One counts only while the product goes through the values that it names, so that a
   narrower command line leaves it out.
+- `equal`, among the swept parameters, lists keys that have one value in each job: a budget of 16 is 16 for whichever of
+  these settings the method has.
 - The jobs are written down (`sweep.json` in the experiment's folder) before the first one starts, so that a report can
   name what is missing and the command that completes it.
 """
@@ -42,6 +44,7 @@ class PerMethodSweeper(BasicSweeper):
     def __init__(self, max_batch_size: int | None, params: Any = None) -> None:
         swept = dict(params or {})
         self.also = [shlex.split(job) for job in swept.pop("also", ())]
+        self.equal = frozenset(swept.pop("equal", ()))
         super().__init__(max_batch_size, swept)
 
     def split_arguments(self, overrides: list[Override], max_batch_size: int | None) -> list[list[list[str]]]:
@@ -53,10 +56,13 @@ class PerMethodSweeper(BasicSweeper):
         used: set[str] = set()
         for job in product:
             kept = applicable(job, chosen)
+            if len({override.partition("=")[2] for override in kept if key_of(override) in self.equal}) > 1:
+                continue
             used |= {key_of(override) for override in kept}
             jobs[tuple(kept)] = None
         for override in product[0] if product else []:
-            if "." in key_of(override) and key_of(override) not in used:
+            named = key_of(override) not in (self.params or {})  # on the command line, not by the experiment's file
+            if named and "." in key_of(override) and key_of(override) not in used:
                 raise UserError(f"{override}: none of the methods or trees of this sweep has this setting")
         made = [list(job) for job in jobs]
         self._write_down(made)

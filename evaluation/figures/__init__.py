@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from ..tables import GROUP, Pool, Run, pools
 from ..write_tables import group_names, heading
 from .block import Block
+from .budget import budget
 from .choices import order, start, update
 from .costs import memory, novelty, overhead
 from .curves import machine_tree, topk, tree_family, tree_shape, tree_size
@@ -39,6 +40,7 @@ FIGURES: tuple[Callable[[Block], Figure | None], ...] = (
     topk,
     tree_shape,
     tree_family,
+    budget,
     start,
     update,
     order,

@@ -7,6 +7,7 @@ import yaml
 from evaluation import figures, report
 from evaluation.figures import draw_all, split
 from evaluation.figures.block import Block
+from evaluation.figures.budget import gain
 from evaluation.figures.roofline import roofline
 from evaluation.figures.style import PALETTE, STYLE, WIDTH, panels
 from evaluation.tables import main_table
@@ -40,6 +41,8 @@ VARIED = {
     "update": [recycling(update="all"), recycling(update="root")],
     "order": [recycling(), recycling(bench={"order": "shuffled-1"})],
     "tree_family": [recycling(), recycling(tree_name="balanced")],
+    "budget": [recycling(tree=TREE[:n], tree_nodes=n) for n in (1, 2, 3)]
+    + [made("spine (hot)", questions(2), method={"nodes": n}) for n in (1, 2, 3)],
     "tree_shape": [
         recycling(tree=tree, tree_name="shape", tree_nodes=len(tree))
         for tree in ([[0]], [[0], [1]], [[0], [0, 0]], [[0], [1], [0, 0]])
@@ -50,9 +53,19 @@ VARIED = {
 @pytest.mark.parametrize("figure", list(VARIED))
 def test_a_figure_is_drawn_where_the_runs_vary_in_its_setting(tmp_path, figure):
     drawn = names([made("vanilla", questions()), *VARIED[figure]], tmp_path)
-    assert drawn - {"novelty"} == ALWAYS | {figure}
+    also = {"tree_size"} if figure == "budget" else set()
+    assert drawn - {"novelty"} - also == ALWAYS | {figure}
     for kind in ("png", "svg", "pdf"):
         assert (tmp_path / f"{figure}.{kind}").stat().st_size > 2000
+
+
+def test_a_gain_at_equal_budget_is_paired_by_question():
+    runs = VARIED["budget"]
+    (block,) = split(runs, main_table(runs)).values()
+    mats = {row["pool"].method: row for row in block.drafting}
+    value, low, high = gain(mats["spine"], mats["recycling"])
+    assert value == pytest.approx((6 / 3) / (5 / 3)), "lengths 2, 3, 1 against 2, 2, 1"
+    assert (low, high) == pytest.approx((value, value)), "every question gains the same"
 
 
 def test_an_experiment_of_one_method_has_no_figure_of_a_sweep(tmp_path):

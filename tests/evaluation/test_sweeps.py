@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from evaluation import report
 from evaluation.questions import Question, ordered
 from evaluation.sweeps import missing_jobs
-from evaluation.tables import read_runs
+from evaluation.tables import pools, read_runs
 from hydra_plugins.sweep_per_method import applicable, command, further
 from model.errors import UserError
 from tests.evaluation.conftest import answers_in
@@ -126,12 +126,15 @@ def test_category_forgets_where_the_subtask_changes(evaluate, tmp_path):
 
 
 def test_a_saved_start_is_the_hot_runs_state(evaluate, tmp_path):
-    outcome = evaluate("-m", "start=hot,saved", "name=s")
+    outcome = evaluate("-m", "start=hot,saved", "name=s", "repeats=2")
     assert outcome.code == 0, outcome.err
-    runs = {run.label: run for run in read_runs(tmp_path / "results/s")}
-    assert set(runs) == {"recycling (hot)", "recycling (saved)"}
-    asked = runs["recycling (saved)"].settings["method"]["start"]
-    assert asked == str(runs["recycling (hot)"].folder / "state.safetensors")
+    runs = {(run.label, run.repeat): run for run in read_runs(tmp_path / "results/s")}
+    assert set(runs) == {(f"recycling ({start})", repeat) for start in ("hot", "saved") for repeat in (0, 1)}
+    for repeat in (0, 1):
+        asked = runs["recycling (saved)", repeat].settings["method"]["start"]
+        assert asked == str(runs["recycling (hot)", repeat].folder / "state.safetensors")
+    pooled = pools(list(runs.values()))
+    assert sorted((pool.label, len(pool.runs)) for pool in pooled) == [("recycling (hot)", 2), ("recycling (saved)", 2)]
     assert "start=hot,saved" in evaluate("start=saved", "name=alone").err
 
 
@@ -169,13 +172,21 @@ def test_table1_goes_through_every_method_there_is():
 FIGURE = {
     "tree_size": "tree_size", "tree_shape": "tree_shape", "topk": "topk", "start": "start", "update": "update",
     "order": "order", "overhead": "overhead", "memory": "memory", "novelty": "novelty", "precision": "mat-",
-    "table1": "speedup_over_hf",
+    "table1": "speedup_over_hf", "budget": "budget",
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", sorted(FIGURE))
 def test_every_experiment_runs_and_draws_its_figure(evaluate, tmp_path, name):
     few = {"tree_shape": ["tree.depth=1,2,3"], "tree_size": ["tree.nodes=0,4,8"]}
+    few |= {
+        "budget": [
+            "method=vanilla,recycling,suffix_recycling",
+            "tree.nodes=4,8,12",
+            "method.nodes=4,8,12",
+            "method.max_draft=4,8,12",
+        ]
+    }
     few |= {"order": ["bench.order=file,interleaved"], "table1": ["method=hf,vanilla,pld,recycling"]}
     outcome = evaluate(
         f"experiment={name}", "preset=smoke", "max_new_tokens=12", "model.context=256", *few.get(name, [])
@@ -188,3 +199,6 @@ def test_every_experiment_runs_and_draws_its_figure(evaluate, tmp_path, name):
     assert (folder / "tables/table1.tex").exists() == (name == "table1")
     sweep = json.loads((folder / "sweep.json").read_text())
     assert all(job[0] == "repeat=0" for job in sweep["jobs"]) and missing_jobs(folder) is None
+    if name == "budget":
+        hybrid = [job[3:5] for job in sweep["jobs"] if "method=suffix_recycling" in job]
+        assert hybrid == [[f"tree.nodes={n}", f"method.max_draft={n}"] for n in (4, 8, 12)], "one budget, not nine"
