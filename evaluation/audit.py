@@ -23,7 +23,7 @@ from .answers import write_json
 from .cli import user_errors
 from .conversation import prompt_ids
 from .devices import exclusive
-from .equal import diverge
+from .equal import common_turns, diverge
 from .metrics import Row
 from .models import ModelSettings, load_model
 from .questions import load_bench
@@ -87,17 +87,15 @@ def audits(runs: Sequence[Run]) -> list[Audit]:
 
 
 def _compare(audit: Audit, run: Run, row: Row, theirs: Row) -> None:
-    for index, (choice, other) in enumerate(zip(row["choices"], theirs["choices"], strict=False)):
-        ids = list(zip(choice.get("output_ids") or [], other.get("output_ids") or [], strict=False))
-        for turn, (mine, base) in enumerate(ids):
-            audit.turns += 1
-            audit.tokens += len(base)
-            if mine == base:
-                audit.identical += 1
-                continue
+    turns, left_out = common_turns(row, theirs)
+    audit.left_out += left_out
+    for index, turn, mine, base in turns:
+        audit.turns += 1
+        audit.tokens += len(base)
+        if mine == base:
+            audit.identical += 1
+        else:
             audit.partings.append((run, Parting(row["question_id"], index, turn, diverge(mine, base))))
-            audit.left_out += len(ids) - turn - 1
-            break
 
 
 def audit_table(runs: Sequence[Run], gaps: Gaps) -> pd.DataFrame:

@@ -33,6 +33,20 @@ def first_difference(one: Row, other: Row) -> str | None:
     return None
 
 
+def common_turns(one: Row, other: Row) -> tuple[list[tuple[int, int, list[int], list[int]]], int]:
+    """The turns that two rows answered from the same prompt: choice, turn, token ids of the one and of the other.
+
+    Also how many turns are left out: those behind an answer that differs, as their prompts differ too.
+    """
+    found, left_out = [], 0
+    for index, (choice, theirs) in enumerate(zip(one["choices"], other["choices"], strict=False)):
+        pairs = list(zip(choice.get("output_ids") or [], theirs.get("output_ids") or [], strict=False))
+        same = next((turn for turn, (a, b) in enumerate(pairs) if a != b), len(pairs))
+        found += [(index, turn, a, b) for turn, (a, b) in enumerate(pairs[: same + 1])]
+        left_out += len(pairs[same + 1 :])
+    return found, left_out
+
+
 def diverge(a: Any, b: Any) -> int:
     """The first index at which two sequences differ."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

@@ -20,33 +20,30 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import chain
 
 import torch
 
-from .decoding import Draft, Drafter, Tree, Verification
+from .decoding import Draft, Verification
+from .decoding.tree import RankPath
 from .errors import UserError
+from .laid_out import LaidOut, Layout
 
 
-@dataclass(slots=True)
-class _Layout:
-    """The draft of one state of the window and one number of guesses.
+class _Window(Layout):
+    """The draft of one state of the window and one number of guesses: root, level 0, level 1, ..., guess 0, ...
 
     Attributes:
-        tree: both branches, n nodes.
-        order: per node, its place in [root, level 0, level 1, ..., guess 0, guess 1, ...].
         last: the nodes of the last level that is there, by column.
-        tokens: int64 (n,), filled anew every step.
     """
 
-    tree: Tree
-    order: list[int]
-    last: list[int]
-    tokens: torch.Tensor
+    def __init__(self, paths: list[RankPath], last: list[RankPath], device: torch.device) -> None:
+        super().__init__(paths, device)
+        node = {path: i for i, path in enumerate(self.tree.rank_paths)}
+        self.last = [node[path] for path in last]
 
 
-class Lookahead(Drafter):
+class Lookahead(LaidOut):
     """Drafts the window's tokens and the pool's n-grams of the root. Window and pool are the prompt's own.
 
     Args:
@@ -92,17 +89,8 @@ class Lookahead(Drafter):
 
     def choose(self) -> None:
         guesses = self.pool.guesses(self._tail[-1]) if self._filled else []
-        self._now = now = self._layouts[len(self._levels) - 1, len(guesses)]
-        tokens = [self._tail[-1], *chain(*self._levels), *chain(*guesses)]
-        now.tokens.copy_(torch.tensor([tokens[i] for i in now.order]))
-        self.tree = now.tree
-
-    def grow(self, root: torch.Tensor) -> torch.Tensor:
-        self._now.tokens[:1] = root
-        return self._now.tokens
-
-    def observe(self, verification: Verification) -> None:
-        self.account(verification)
+        self._now = self._layouts[len(self._levels) - 1, len(guesses)]
+        self.lay_out(self._now, [self._tail[-1], *chain(*self._levels), *chain(*guesses)])
 
     def account(self, verification: Verification) -> None:
         """Collect the n-grams that this step completes, then move the window (paper, 3.2 and algorithm 2)."""
@@ -132,18 +120,15 @@ class Lookahead(Drafter):
             self.pool.add(key, tuple(rest))
         self._tail = text[-self.level :]
 
-    def _layout(self, deepest: int, width: int, guesses: int) -> _Layout:
+    def _layout(self, deepest: int, width: int, guesses: int) -> _Window:
         """Levels 0 to `deepest` in `width` columns, and chains of N - 1 tokens."""
-        paths = [(0,) * i for i in range(width)]  # level 0; the root is its column 0
+        paths: list[RankPath] = [(0,) * i for i in range(width)]  # level 0; the root is its column 0
         for below in range(deepest):
             paths += [(0,) * i + (1,) + (0,) * below for i in range(width)]
         last = paths[-width:]
         for g in range(guesses):
             paths += [(2 + g,) + (0,) * i for i in range(self.level - 1)]
-        tree = Tree.from_rank_paths(paths[1:]).on(self.device)
-        place, node = ({path: i for i, path in enumerate(some)} for some in (paths, tree.rank_paths))
-        order = [place[path] for path in tree.rank_paths]
-        return _Layout(tree, order, [node[path] for path in last], torch.zeros_like(tree.depths))
+        return _Window(paths, last, self.device)
 
 
 class NgramPool:

@@ -16,15 +16,16 @@ from itertools import chain
 
 import torch
 
-from .decoding import Draft, Drafter, Tree, Verification
+from .decoding import Draft, Verification
 from .decoding.tree import RankPath
 from .errors import UserError
+from .laid_out import LaidOut, Layout
 from .ngram_table import Gram, NgramTable
 
 Slot = RankPath  # a follower's place: (2, 0) is the latest follower of where the root's third latest one ends
 
 
-class NgramCache(Drafter):
+class NgramCache(LaidOut):
     """Drafts the followers that are due. The dynamic table is carried from prompt to prompt.
 
     Args:
@@ -65,7 +66,6 @@ class NgramCache(Drafter):
             _Shape(best_slots(nodes // follower, due, followers), follower, self.device) for due in range(followers + 1)
         ]
         self.max_nodes = max(len(shape.tree) for shape in self._shapes)
-        self._now = self._shapes[0]
         self._recent: list[int] = []  # the text's last tokens, as many as the next n-gram begins with, at most
 
     def begin(self, prompt: list[int]) -> Draft:
@@ -77,7 +77,7 @@ class NgramCache(Drafter):
         root = self._recent[-1]
         start = tuple(self._recent[-self.leader :])
         due = self._due(start)
-        self._now = now = self._shapes[len(due)]
+        now = self._shapes[len(due)]
         # Per slot: the leader that its follower leaves behind, and the followers of that, looked up when asked for.
         ends: list[Gram] = []
         tokens = [root]
@@ -90,15 +90,7 @@ class NgramCache(Drafter):
             gram = found[rank] if rank < len(found) else before[-1:] * self.follower
             tokens += gram
             ends.append((before + gram)[-self.leader :])
-        now.tokens.copy_(torch.tensor([tokens[i] for i in now.order]))
-        self.tree = now.tree
-
-    def grow(self, root: torch.Tensor) -> torch.Tensor:
-        self._now.tokens[:1] = root
-        return self._now.tokens
-
-    def observe(self, verification: Verification) -> None:
-        self.account(verification)
+        self.lay_out(now, tokens)
 
     def account(self, verification: Verification) -> None:
         self._extend(verification.tokens)
@@ -127,13 +119,11 @@ class NgramCache(Drafter):
         self._recent = text[-(self.leader + self.follower - 1) :]
 
 
-class _Shape:
-    """A fixed tree: one chain of `follower` nodes for each slot.
+class _Shape(Layout):
+    """One chain of `follower` nodes for each slot: root, first slot's tokens, second slot's tokens, ...
 
     Attributes:
         slots: per slot, its parent slot (-1: the root) and its rank there.
-        order: per node, its place in [root, first slot's tokens, second slot's tokens, ...].
-        tokens: int64 (n,), filled anew every step.
     """
 
     def __init__(self, slots: list[Slot], follower: int, device: torch.device) -> None:
@@ -144,10 +134,7 @@ class _Shape:
         places: list[RankPath] = [()]
         for path in ends:
             places += [path[: len(path) - follower + 1 + i] for i in range(follower)]
-        self.tree = Tree.from_rank_paths(places[1:]).on(device)
-        place = {path: i for i, path in enumerate(places)}
-        self.order = [place[path] for path in self.tree.rank_paths]
-        self.tokens = torch.zeros_like(self.tree.depths)
+        super().__init__(places, device)
 
 
 def best_slots(count: int, due: int, followers: int) -> list[Slot]:

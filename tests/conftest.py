@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+from typing import Any
 
 import pytest
 import torch
@@ -46,16 +47,31 @@ def toy_model(name: str, *, seed: int = 0, dtype: torch.dtype = torch.float32) -
 
 def greedy(model: PreTrainedModel, prompt: list[int], max_new_tokens: int, eos: list[int] | None = None) -> list[int]:
     """transformers' own greedy generation: the new tokens."""
+    return generated(model, prompt, max_new_tokens, eos)[0]
+
+
+def generated(
+    model: PreTrainedModel, prompt: list[int], max_new_tokens: int, eos: list[int] | None = None, **options: Any
+) -> tuple[list[int], int]:
+    """transformers' greedy `generate` with these options: the new tokens, and the model's forwards."""
+    forwards = 0
+
+    def count(*_: Any) -> None:
+        nonlocal forwards
+        forwards += 1
+
     ids = torch.tensor([prompt])
+    handle = model.register_forward_pre_hook(count)
     out = model.generate(
         ids,
         attention_mask=torch.ones_like(ids),
         max_new_tokens=max_new_tokens,
         do_sample=False,
         eos_token_id=eos,
-        pad_token_id=0,
+        **{"pad_token_id": 0} | options,
     )
-    return out[0, len(prompt) :].tolist()
+    handle.remove()
+    return out[0, len(prompt) :].tolist(), forwards
 
 
 @pytest.fixture(scope="session", autouse=True)

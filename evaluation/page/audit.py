@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import median
 
+from ..equal import common_turns, diverge
 from ..metrics import Row
 from .circumstances import Configuration
 
@@ -88,23 +88,9 @@ def _compare(rows: list[Row], reference: list[Row]) -> tuple[list[Turn], int]:
     for row in rows:
         if row["question_id"] not in theirs:
             continue
-        for choice, (mine, others) in enumerate(_pairs(row, theirs[row["question_id"]])):
-            equal = True
-            for i, (a, b) in enumerate(zip(mine, others, strict=False)):
-                if not equal:  # its prompt holds another answer: nothing to compare
-                    skipped += 1
-                    continue
-                equal = a == b
-                where = f"question {row['question_id']}, turn {i + 1}" + (f", answer {choice + 1}" if choice else "")
-                turns.append(Turn(where, len(b), None if equal else _diverge(a, b)))
+        common, left_out = common_turns(row, theirs[row["question_id"]])
+        skipped += left_out
+        for choice, i, mine, base in common:
+            where = f"question {row['question_id']}, turn {i + 1}" + (f", answer {choice + 1}" if choice else "")
+            turns.append(Turn(where, len(base), None if mine == base else diverge(mine, base)))
     return turns, skipped
-
-
-def _pairs(row: Row, other: Row) -> Iterator[tuple[list[list[int]], list[list[int]]]]:
-    for mine, reference in zip(row["choices"], other["choices"], strict=False):
-        yield mine.get("output_ids") or [], reference.get("output_ids") or []
-
-
-def _diverge(a: list[int], b: list[int]) -> int:
-    """The first index at which two answers differ."""
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

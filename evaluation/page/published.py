@@ -8,11 +8,11 @@ from typing import Any
 import pandas as pd
 
 from ..metrics import OVERALL
-from ..questions import ROOT
+from ..published import MEASURED_AS, REFERENCE, SUBTASKS
 
-TABLE = ROOT / "data" / "reference" / "paper_table1.csv"
-METHODS = {"hf": "ar", "recycling (hot)": "recycling"}  # our labels; others are the paper's own
-SUBTASKS = {"mt_bench": "mt"}  # others are called the same
+TABLE = REFERENCE / "paper_table1.csv"
+METHODS = MEASURED_AS | {"recycling (hot)": "recycling"}  # our labels; others are the paper's own
+COLUMN = {subtask: column for column, subtask in SUBTASKS.items()}
 
 
 def beside(table: pd.DataFrame, path: Path = TABLE) -> pd.DataFrame:
@@ -42,5 +42,5 @@ def _published(row: dict[Any, Any], paper: dict[Any, dict[Any, Any]]) -> tuple[f
     whole = row["category"] == OVERALL or (row["bench"], row["category"]) == ("mbpp", "code")
     prefix = "mbpp" if row["bench"] == "mbpp" else "specbench"
     mat = theirs[f"{prefix}_mat"] if whole else None
-    column = f"{prefix}_speedup" if whole else SUBTASKS.get(row["category"], row["category"])
+    column = f"{prefix}_speedup" if whole else COLUMN.get(row["category"], "")
     return mat, theirs.get(column)

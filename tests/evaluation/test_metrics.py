@@ -7,25 +7,11 @@ import pytest
 from evaluation.metrics import by_subtask, measure, repeated_ngrams, speedup
 from evaluation.questions import MT_BENCH, subtask
 from evaluation.speed import speeds
-
-
-def row(question_id, category, turns, decode=None):
-    """`turns`: one (accepted lengths, seconds) a turn."""
-    choice = {
-        "index": 0,
-        "turns": ["text"] * len(turns),
-        "new_tokens": [sum(lengths) for lengths, _ in turns],
-        "wall_time": [seconds for _, seconds in turns],
-        "accept_lengths": [n for lengths, _ in turns for n in lengths],
-    }
-    if decode:
-        choice["decode_time"] = decode
-    return {"question_id": question_id, "category": category, "choices": [choice]}
-
+from tests.evaluation.records import answer
 
 ROWS = [
-    row(1, "writing", [([3, 1], 2.0), ([2, 2, 2], 3.0)], decode=[1.5, 2.0]),  # 10 tokens in 5 s, 5 steps
-    row(2, "qa", [([1, 1, 1, 3], 0.5)], decode=[0.25]),  # 6 tokens in 0.5 s, 4 steps
+    answer(1, "writing", [([3, 1], 2.0), ([2, 2, 2], 3.0)], decode_time=[1.5, 2.0]),  # 10 tokens in 5 s, 5 steps
+    answer(2, "qa", [([1, 1, 1, 3], 0.5)], decode_time=[0.25]),  # 6 tokens in 0.5 s, 4 steps
 ]
 
 
@@ -40,7 +26,7 @@ def test_by_hand():
 
 
 def test_what_the_records_do_not_hold_is_nan_and_not_a_guess():
-    bare = row(1, "qa", [([1, 1], 1.0)])
+    bare = answer(1, "qa", [([1, 1], 1.0)])
     del bare["choices"][0]["accept_lengths"]
     figures = measure([bare])
     assert math.isnan(figures.mat) and math.isnan(figures.tokens_per_second_decode)
@@ -49,7 +35,7 @@ def test_what_the_records_do_not_hold_is_nan_and_not_a_guess():
 
 def test_the_eight_labels_are_one_row_and_others_keep_their_name():
     assert {subtask(label) for label in MT_BENCH} == {"mt_bench"} and len(MT_BENCH) == 8
-    groups = by_subtask([row(i, c, [([1], 1.0)]) for i, c in enumerate(["zoo", "math", "qa", "coding", "code"])])
+    groups = by_subtask([answer(i, c, [([1], 1.0)]) for i, c in enumerate(["zoo", "math", "qa", "coding", "code"])])
     assert {name: len(rows) for name, rows in groups.items()} == {
         "mt_bench": 2,
         "qa": 1,
@@ -61,9 +47,9 @@ def test_the_eight_labels_are_one_row_and_others_keep_their_name():
 
 
 def test_speedup_is_over_common_questions_only():
-    base = [row(1, "writing", [([1] * 10, 10.0)]), row(3, "qa", [([1], 0.001)])]
+    base = [answer(1, "writing", [([1] * 10, 10.0)]), answer(3, "qa", [([1], 0.001)])]
     assert speedup(ROWS, base) == pytest.approx(2.0)  # question 1: 2 tokens/s against 1; 2 and 3 have no partner
-    assert math.isnan(speedup(ROWS, [row(9, "qa", [([1], 1.0)])]))
+    assert math.isnan(speedup(ROWS, [answer(9, "qa", [([1], 1.0)])]))
     assert speedup(ROWS, ROWS) == 1.0
 
 
@@ -87,11 +73,11 @@ def test_equal_to_spec_benchs_arithmetic():
 
 def test_times_and_memory_by_hand():
     # two turns: prefill 0.2 and 0.4 s, decoding 1 and 2 s in 5 and 11 forwards, the prefill's among them
-    timed = row(1, "qa", [([1] * 6, 1.2), ([1] * 12, 2.4)], decode=[1.0, 2.0])
+    timed = answer(1, "qa", [([1] * 6, 1.2), ([1] * 12, 2.4)], decode_time=[1.0, 2.0])
     more = {"prefill_time": [0.2, 0.4], "prompt_time": [0.01, 0.03], "forwards": [5, 11]}
     timed["choices"][0] |= more
     timed["peak_memory"] = 3 * 2**20
-    other = row(2, "qa", [([1], 0.1)], decode=[0.0])
+    other = answer(2, "qa", [([1], 0.1)], decode_time=[0.0])
     other["choices"][0] |= {"prefill_time": [0.3], "prompt_time": [0.02], "forwards": [1]}
     other["peak_memory"] = 2**20
     figures = measure([timed, other])

@@ -3,36 +3,11 @@
 import random
 
 import pytest
-import torch
 
 from model.decoding import Target, decode
 from model.errors import UserError
 from model.pld import PromptLookup
-from tests.conftest import greedy, toy_model
-
-
-def forwards_of_transformers(model, prompt, limit, ngram, tokens, eos):
-    """Tokens and target forwards of generate(prompt_lookup_num_tokens=...)."""
-    count = 0
-
-    def counting(*args, **kwargs):
-        nonlocal count
-        count += 1
-
-    handle = model.register_forward_pre_hook(counting)
-    ids = torch.tensor([prompt])
-    out = model.generate(
-        ids,
-        attention_mask=torch.ones_like(ids),
-        max_new_tokens=limit,
-        do_sample=False,
-        prompt_lookup_num_tokens=tokens,
-        max_matching_ngram_size=ngram,
-        eos_token_id=eos,
-        pad_token_id=0,
-    )
-    handle.remove()
-    return out[0, len(prompt) :].tolist(), count
+from tests.conftest import generated, greedy, toy_model
 
 
 @pytest.mark.parametrize("ngram", [1, 2, 3])
@@ -46,7 +21,7 @@ def test_same_tokens_and_forwards_as_transformers(seed, ngram):
     prompt = prompt if seed % 3 else start + greedy(model, start, 20)[: rng.randrange(1, 20)]
     free = greedy(model, prompt, 50)
     for limit, eos in ((50, None), (17, None), (50, [free[30], free[12]])):
-        expected = forwards_of_transformers(model, prompt, limit, ngram, 10, eos)
+        expected = generated(model, prompt, limit, eos, prompt_lookup_num_tokens=10, max_matching_ngram_size=ngram)
         out = decode(target, PromptLookup(max_ngram=ngram, eos=eos or ()), prompt, max_new_tokens=limit, eos=eos or ())
         assert (out.tokens, out.forwards) == expected
         assert sum(out.accept_lengths) == len(out.tokens)

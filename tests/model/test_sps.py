@@ -11,7 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from model.decoding import Target, decode
 from model.errors import UserError
 from model.sps import Speculative
-from tests.conftest import CONFIGS, greedy, toy_model
+from tests.conftest import CONFIGS, generated, greedy, toy_model
 
 
 @pytest.fixture(scope="module")
@@ -34,25 +34,8 @@ def assisted(model, draft, prompt, limit, gamma, eos):
     draft.generation_config.num_assistant_tokens = gamma
     draft.generation_config.num_assistant_tokens_schedule = "constant"
     draft.generation_config.assistant_confidence_threshold = 0.0
-    count = 0
-
-    def counting(*args, **kwargs):
-        nonlocal count
-        count += 1
-
-    handle = model.register_forward_pre_hook(counting)
-    ids = torch.tensor([prompt])
-    out = model.generate(
-        ids,
-        attention_mask=torch.ones_like(ids),
-        max_new_tokens=limit,
-        do_sample=False,
-        assistant_model=draft,
-        eos_token_id=eos,
-        pad_token_id=1000,  # no token of the text, as generate() would hide it from the draft model
-    )
-    handle.remove()
-    return out[0, len(prompt) :].tolist(), count
+    # no token of the text is padding, as generate() would hide it from the draft model
+    return generated(model, prompt, limit, eos, assistant_model=draft, pad_token_id=1000)
 
 
 @pytest.mark.parametrize("gamma", [1, 2, 5])

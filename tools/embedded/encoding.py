@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import random
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from fastchat.conversation import get_conv_template
@@ -49,3 +50,14 @@ def encode(tokenizer: Tokenizer, dialogues: Sequence[tuple[Sequence[str], Sequen
         answer = [any(s <= a and b <= e and a < b for s, e in answer_spans) for a, b in encoding.offsets]
         encoded.append(Encoded(encoding.ids, answer))
     return encoded
+
+
+def shuffled(pool: Iterable[Encoded], tokens: int, rng: random.Random) -> list[list[Encoded]]:
+    """A pool cut into batches of similar lengths, of at most `tokens` with padding, in random order."""
+    cut: list[list[Encoded]] = [[]]
+    for item in sorted(pool, key=len):
+        if cut[-1] and (len(cut[-1]) + 1) * len(item) > tokens:
+            cut.append([])
+        cut[-1].append(item)
+    rng.shuffle(cut)
+    return cut

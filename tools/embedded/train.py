@@ -20,7 +20,7 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 from tools.embedded import tokenizer as tokenizers_
 from tools.embedded.corpus import training
 from tools.embedded.dialogue import Dialogue
-from tools.embedded.encoding import Encoded, encode, text_and_spans
+from tools.embedded.encoding import Encoded, encode, shuffled, text_and_spans
 from tools.embedded.optimizer import Muon
 
 FOLDER = Path("data/embedded")
@@ -98,18 +98,10 @@ def build_model(recipe: Recipe, vocabulary: int) -> LlamaForCausalLM:
 
 
 def batches(tokenizer: Tokenizer, dialogues: Iterator[Dialogue], tokens: int, seed: int) -> Iterator[list[Encoded]]:
-    """Batches of similar length: a pool is sorted, cut, and its batches are shuffled."""
+    """Batches of similar length, of one pool after another."""
     rng = random.Random(seed)
     while True:
-        pool = encode(tokenizer, [(d.turns, d.answers) for d in islice(dialogues, POOL)])
-        pool.sort(key=len)
-        cut: list[list[Encoded]] = [[]]
-        for item in pool:
-            if cut[-1] and (len(cut[-1]) + 1) * len(item) > tokens:
-                cut.append([])
-            cut[-1].append(item)
-        rng.shuffle(cut)
-        yield from cut
+        yield from shuffled(encode(tokenizer, [(d.turns, d.answers) for d in islice(dialogues, POOL)]), tokens, rng)
 
 
 def tensors(batch: list[Encoded]) -> tuple[Tensor, Tensor]:

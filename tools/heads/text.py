@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 
 from model.errors import UserError
 from tools.embedded.corpus import TRAINING_SEED, training
-from tools.embedded.encoding import Encoded, encode
+from tools.embedded.encoding import Encoded, encode, shuffled
 
 EMBEDDED = "embedded"
 POOL = 256  # sequences that are sorted by length together
@@ -84,14 +84,7 @@ def batches(stream: Iterator[Encoded], tokens: int, seed: int) -> Iterator[tuple
     """
     rng = random.Random(seed)
     while True:
-        pool = sorted(islice(stream, POOL), key=len)
-        cut: list[list[Encoded]] = [[]]
-        for item in pool:
-            if cut[-1] and (len(cut[-1]) + 1) * len(item) > tokens:
-                cut.append([])
-            cut[-1].append(item)
-        rng.shuffle(cut)
-        for batch in cut:
+        for batch in shuffled(islice(stream, POOL), tokens, rng):
             length = max(map(len, batch))
             ids = torch.zeros(len(batch), length, dtype=torch.long)
             wanted = torch.zeros(len(batch), length, dtype=torch.bool)
