@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -15,6 +16,7 @@ from .decoding import Draft, Tree, Verification
 from .decoding.tree import RankPath
 from .errors import UserError
 from .recycling import TokenRecycling
+from .recycling.matrix import as_array
 from .recycling.templates import best_order, likelihood
 from .suffix_automaton import SuffixAutomaton, carried_on, check_carry, text_from, text_state
 
@@ -66,6 +68,7 @@ class Spine(TokenRecycling):
         self.carry = check_carry(carry)
         self.text = SuffixAutomaton()
         self._line = torch.zeros(1 + nodes, dtype=torch.long, device=device)  # the root and the spine, filled each step
+        self._cells = fastest(self._line)
 
     def begin(self, prompt: list[int]) -> Draft:
         self.text = carried_on(self.text, prompt, self.carry)
@@ -83,20 +86,19 @@ class Spine(TokenRecycling):
 
         A child of a spine node is one of its candidates other than the spine's next token, which stands there already.
         """
-        now, tokens, matrix = self._now, self._now.tokens, self.matrix
-        line = self._line[: 1 + now.spine]  # (1 + L,)
-        line[:1] = root
-        tokens.index_copy_(0, now.spine_nodes, line)
+        now, cells, matrix = self._now, self._now.cells, self.matrix
+        self._line[:1] = root
+        line = self._cells[: 1 + now.spine]  # (1 + L,)
+        cells[now.spine_nodes] = line
         for generation, (nodes, parents, ranks) in enumerate(now.generations):
             if generation == 0 and now.spine:
-                rows = matrix.candidates.index_select(0, line[:-1])  # (L, k)
+                rows = matrix.rows(line[:-1])  # (L, k)
                 # (L,): the spine's next token is that candidate; k: none
-                now.taken[:-1] = (rows != line[1:, None]).cumprod(dim=1).sum(dim=1)
+                now.taken[:-1] = (rows != line[1:, None]).cumprod(1).sum(1)
                 # rank r is candidate r - 1 before the one that is taken, and candidate r behind it
-                ranks = ranks - (ranks <= now.taken.index_select(0, now.depths)).long()
-            found = matrix.look_up(tokens.index_select(0, parents), ranks)
-            tokens.index_copy_(0, nodes, found.to(tokens.dtype))
-        return tokens
+                ranks = ranks - 1 * (ranks <= now.taken[now.depths])
+            cells[nodes] = matrix.look_up(cells[parents], ranks)
+        return now.tokens
 
     def observe(self, verification: Verification) -> None:
         if verification.prefill:
@@ -125,13 +127,15 @@ class Spine(TokenRecycling):
 class Topology:
     """A tree whose node (0, 0, ...) of each depth down to `spine` is copied, with what its look-up needs.
 
+    All but `tree` and `tokens` is NumPy's on the CPU, see `as_array`.
+
     Attributes:
         spine: L, the number of copied nodes.
         spine_nodes: int64 (1 + L,), root included.
         generations: nodes, parents and ranks by their distance from the spine, 1 first; int64 (m,) each.
         depths: of the first generation's parents, int64 (m,).
         taken: int64 (1 + L,), filled each step; -1 at the spine's tip, where no candidate is taken.
-        tokens: int64 (n,), filled each step.
+        tokens: int64 (n,), filled each step, by way of `cells`, which is the same memory.
     """
 
     def __init__(self, tree: Tree, spine: int) -> None:
@@ -143,16 +147,24 @@ class Topology:
             if distance:
                 generations.setdefault(distance, []).append(i)
 
-        def numbers(values: list[int]) -> torch.Tensor:
-            return torch.tensor(values, dtype=torch.long, device=tree.device)
+        def numbers(values: list[int]) -> Any:
+            return fastest(torch.tensor(values, dtype=torch.long, device=tree.device))
 
         self.spine_nodes = numbers([node[(0,) * depth] for depth in range(spine + 1)])
         self.generations = [
-            (numbers(nodes), tree.parents[nodes], tree.ranks[nodes]) for _, nodes in sorted(generations.items())
+            (numbers(nodes), fastest(tree.parents[nodes]), fastest(tree.ranks[nodes]))
+            for _, nodes in sorted(generations.items())
         ]
         self.depths = numbers([len(tree.rank_paths[i]) - 1 for i in generations.get(1, [])])
         self.taken = numbers([-1] * (spine + 1))
-        self.tokens = numbers([0] * len(tree))
+        self.tokens = torch.zeros(len(tree), dtype=torch.long, device=tree.device)
+        self.cells = fastest(self.tokens)
+
+
+def fastest(tensor: torch.Tensor) -> Any:
+    """The same memory for NumPy on the CPU, the tensor itself elsewhere."""
+    array = as_array(tensor)
+    return tensor if array is None else array
 
 
 def spine_depth(path: RankPath, spine: int) -> int:

@@ -35,8 +35,13 @@ class AdjacencyMatrix:
 
     def look_up(self, tokens: Any, ranks: Any) -> Any:
         """M[token, rank] for each pair: both int64 (m,), tensors or, on the CPU, NumPy arrays; so is the result."""
-        table: Any = self.candidates if isinstance(tokens, torch.Tensor) else self._array
-        return table[tokens, ranks]
+        if isinstance(tokens, torch.Tensor):
+            return self.candidates[tokens, ranks].long()  # an indexed write into int64 takes nothing else
+        return self._array[tokens, ranks]
+
+    def rows(self, tokens: Any) -> Any:
+        """All candidates of each token (m,): (m, k); tensors or arrays as in `look_up`."""
+        return self.candidates[tokens] if isinstance(tokens, torch.Tensor) else self._array[tokens]
 
     def update(self, tokens: torch.Tensor, top_k: torch.Tensor, kept: torch.Tensor | None = None) -> None:
         """Write `top_k` (n, k) into the rows of `tokens` (n,), in order: of equal tokens the last one wins.

@@ -6,6 +6,9 @@ import random
 import pytest
 import torch
 
+import model.recycling.drafter
+import model.recycling.matrix
+import model.spine
 from model.decoding import Draft, Target, Verification, decode, verify
 from model.errors import UserError
 from model.recycling import TokenRecycling, build_template
@@ -97,9 +100,13 @@ def slow_draft(drafter: Spine, root: int) -> list[int]:
 STANDS = (0.0, 0.4, 0.6, 0.8)
 
 
+@pytest.mark.parametrize("numpy", [True, False])
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
 @pytest.mark.parametrize("seed", range(20))
-def test_drafts_equal_the_slow_reference(seed, dtype):
+def test_drafts_equal_the_slow_reference(seed, dtype, numpy, monkeypatch):
+    if not numpy:  # as off the CPU
+        for module in (model.recycling.drafter, model.recycling.matrix, model.spine):
+            monkeypatch.setattr(module, "as_array", lambda tensor: None)
     rng = random.Random(seed)
     vocab, k = rng.randrange(5, 9), rng.randrange(1, 5)
     drafter = Spine(vocab, nodes=rng.randrange(1, 30), stands=STANDS, k=k, dtype=dtype)
