@@ -1,6 +1,7 @@
-"""python -m tools.novelty: write data/novelty/question.jsonl, 20 prompts whose answers hold little that repeats.
+"""python -m tools.novelty: write data/novelty/question.jsonl, 30 prompts whose answers hold little that repeats.
 
-Invented words, random numbers, keys, and free verse: the text on which a draft copied from the past is worth least.
+Invented words, random numbers, keys, free verse, mixed languages and dense technical prose: the text on which a draft
+copied from the past is worth least.
 Deterministic; the file is committed, and a test checks that this program still writes it.
 """
 
@@ -37,6 +38,36 @@ ONSETS = [
 VOWELS = ["a", "e", "i", "o", "u", "ae", "ou", "ia"]
 CODAS = ["", "l", "m", "n", "nd", "r", "rk", "s", "st", "x"]
 IMAGES = ["rust", "salt", "glass", "smoke", "amber", "frost", "copper", "moss", "thunder", "linen", "ash", "tide"]
+KINDS = ("invented_words", "numbers", "keys", "free_verse", "mixed_languages", "technical_prose")
+SENTENCES = [
+    "Der Fährmann zählte die Krähen über dem Moor.",
+    "La boulangère range ses paniers avant l'aube.",
+    "El faro parpadea cuando sube la marea.",
+    "Il gatto dorme sul davanzale di pietra.",
+    "A chuva lavou o pó das laranjeiras.",
+    "De molenaar verloor zijn sleutel in het riet.",
+    "Kartka spadła z biurka pod zimny piec.",
+    "Kissa katsoo lunta ikkunan takaa.",
+    "Skeppet lämnade hamnen utan lanterna.",
+    "Az órásmester elejtette a legkisebb rugót.",
+    "Yağmur dinince sokak lambaları yandı.",
+    "Norii trec repede peste acoperișul gării.",
+    "Učitel zapomněl deštník v poslední tramvaji.",
+    "Fiskeren solgte sin båt for et gammelt piano.",
+    "O navegante desenhou a costa de memória.",
+]
+PROSE = [
+    "Thixotropic slurries recover yield stress logarithmically after shear, so pump restarts must budget for "
+    "gelation; a Bingham fit hides this, whereas a structural-kinetics closure exposes the hysteresis loop.",
+    "The phase-locked loop's charge pump leaks into its loop filter, folding reference spurs around the carrier; "
+    "dead-zone jitter, by contrast, lifts the noise floor inside the closed-loop bandwidth.",
+    "Perovskite films crystallise through an intermediate solvate whose rupture sets grain orientation; antisolvent "
+    "timing, not spin speed, therefore governs trap density and photoluminescence yield.",
+    "Isostatic rebound tilts relict shorelines toward former ice margins, and varve counts anchor that warp in "
+    "calendar years; reservoir corrections shift shell dates, biasing uplift histories unless marine plateaus are modelled.",
+    "Lock-free queues reclaim nodes by hazard pointers or epochs: the former bound garbage per thread, the latter "
+    "amortise fences, yet a stalled reader pins every retired generation behind its announcement.",
+]
 
 
 def word(rng: random.Random) -> str:
@@ -50,11 +81,11 @@ def key(rng: random.Random, length: int) -> str:
 
 
 def questions(seed: int = 11) -> list[dict[str, object]]:
-    """The 20 prompts in Spec-Bench's format, five of each kind."""
+    """The 30 prompts in Spec-Bench's format, five of each kind."""
     rng = random.Random(seed)
     rows: list[dict[str, object]] = []
-    for i in range(20):
-        kind = ("invented_words", "numbers", "keys", "free_verse")[i // 5]
+    for i in range(5 * len(KINDS)):
+        kind = KINDS[i // 5]
         if kind == "invented_words":
             shown = ", ".join(word(rng) for _ in range(12))
             turn = f"Go on with this list of invented words, each one new and none of them real: {shown}"
@@ -64,16 +95,21 @@ def questions(seed: int = 11) -> list[dict[str, object]]:
         elif kind == "keys":
             shown = "\n".join(f"{word(rng)}: {key(rng, 20)}" for _ in range(6))
             turn = f"Write ten more accounts with a fresh random key each:\n{shown}"
-        else:
+        elif kind == "free_verse":
             first, second, third = rng.sample(IMAGES, 3)
             turn = f"Write free verse about {first}, {second} and a {word(rng)} of {third}; no line and no image twice."
+        elif kind == "mixed_languages":
+            shown = " ".join(rng.sample(SENTENCES, 5))
+            turn = f"Go on for eight sentences, each in another language and about something else: {shown}"
+        else:
+            turn = f"Go on in this manner for a paragraph, naming no term twice: {PROSE[i % 5]}"
         rows.append({"question_id": 9001 + i, "category": kind, "turns": [turn]})
     return rows
 
 
 def main() -> None:
     FILE.parent.mkdir(parents=True, exist_ok=True)
-    FILE.write_text("".join(json.dumps(row) + "\n" for row in questions()), encoding="utf-8")
+    FILE.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in questions()), encoding="utf-8")
     print(FILE)
 
 
