@@ -64,7 +64,8 @@ PROSE = [
     "Perovskite films crystallise through an intermediate solvate whose rupture sets grain orientation; antisolvent "
     "timing, not spin speed, therefore governs trap density and photoluminescence yield.",
     "Isostatic rebound tilts relict shorelines toward former ice margins, and varve counts anchor that warp in "
-    "calendar years; reservoir corrections shift shell dates, biasing uplift histories unless marine plateaus are modelled.",
+    "calendar years; reservoir corrections shift shell dates, biasing uplift histories "
+    "unless marine plateaus are modelled.",
     "Lock-free queues reclaim nodes by hazard pointers or epochs: the former bound garbage per thread, the latter "
     "amortise fences, yet a stalled reader pins every retired generation behind its announcement.",
 ]
