@@ -12,6 +12,7 @@ from model.errors import UserError
 
 from . import machine_tree
 from .audit import write_audit
+from .beside import beside
 from .cli import user_errors
 from .figures import draw_all
 from .foreign import read_foreign
@@ -46,7 +47,7 @@ def report(folder: Path) -> None:
 def report_answers(pattern: str, out: Path) -> None:
     """The main table of answer files of any origin, as CSV and Markdown."""
     runs = read_foreign(pattern)
-    table = main_table(runs)
+    table = beside(main_table(runs))
     out.parent.mkdir(parents=True, exist_ok=True)
     table.to_csv(out, index=False)
     out.with_suffix(".md").write_text(to_markdown(runs, table), encoding="utf-8")

@@ -12,6 +12,7 @@ import torch
 from model.recycling.matrix import AdjacencyMatrix
 
 from .acceptance import by_rank_path, depth_rows
+from .beside import beside
 from .intervals import spans_one
 from .metrics import OVERALL
 from .published import write_table1
@@ -23,7 +24,7 @@ NOT_SURE = "~: the 95 % interval of this speedup spans 1, so it does not say whi
 
 def write_tables(runs: Sequence[Run], folder: Path, notes: Sequence[str] = ()) -> pd.DataFrame:
     """Write main.csv (every digit), main.md (rounded) and what else the runs hold below `folder`; return the table."""
-    table = main_table(runs)
+    table = beside(main_table(runs))
     folder.mkdir(parents=True, exist_ok=True)
     table.to_csv(folder / "main.csv", index=False)
     (folder / "main.md").write_text(to_markdown(runs, table, notes), encoding="utf-8")
@@ -171,7 +172,12 @@ def incomplete(runs: Sequence[Run]) -> list[str]:
 def _notes(table: pd.DataFrame) -> list[str]:
     ends = [(table[f"speedup_{b}_low"], table[f"speedup_{b}_high"]) for b in BASELINES]
     unsure = any(spans_one(low, high) for lows, highs in ends for low, high in zip(lows, highs, strict=True))
-    return [NOT_SURE] if unsure else []
+    notes = [NOT_SURE] if unsure else []
+    if "published_source" in table and (sources := table["published_source"].dropna().unique().tolist()):
+        notes.append(
+            f"published: {'; '.join(sources)} (data/reference); speedups over transformers' own decoding there"
+        )
+    return notes
 
 
 def _columns(block: pd.DataFrame) -> list[str]:
@@ -180,7 +186,8 @@ def _columns(block: pd.DataFrame) -> list[str]:
     repeats = ["repeats"] if (block["repeats"] > 1).any() else []
     spread = [f"{c}_std" for c in ("tokens_per_second",) if repeats and block[f"{c}_std"].notna().any()]
     speedups = [f"speedup_{b}" for b in BASELINES if block[f"speedup_{b}"].notna().any()]
-    return [SHOWN[0], *variant, *SHOWN[1:3], *repeats, *SHOWN[3:], *spread, *speedups]
+    published = [c for c in ("published_mat", "published_speedup_hf") if c in block and block[c].notna().any()]
+    return [SHOWN[0], *variant, *SHOWN[1:3], *repeats, *SHOWN[3:], *spread, *speedups, *published]
 
 
 def _cell(row: pd.Series[Any], column: str, *, interval: bool = False) -> str:

@@ -14,7 +14,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from ..tables import Run
-from . import audit, captions, circumstances, published, reader, table, tree_svg
+from . import audit, captions, circumstances, reader, table, tree_svg
 from .acceptance import has_tree
 from .circumstances import Configuration
 from .tokens import Decoder
@@ -55,7 +55,7 @@ def render(runs: list[Run], measured: pd.DataFrame, folder: Path) -> str:
         short=captions.short(measured),
         incomplete=[(c.name, len(c.rows), c.asked) for c in ran if len(c.rows) < c.asked],
         facts=circumstances.facts(ran),
-        table=table.view(published.beside(measured)),
+        table=table.view(measured),
         figures=figures,
         figures_left_out=figures_left_out,
         trees=trees,

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from evaluation.page import page as page_module
-from evaluation.page import published, reader
+from evaluation.page import reader
 from evaluation.page.audit import audit
 from evaluation.page.captions import caption, short
 from evaluation.page.circumstances import command_line, commands, configurations, facts
@@ -153,28 +153,6 @@ def test_the_table_keeps_numbers_and_hides_what_says_nothing():
     assert hf["mat"].interval == "" and len(shown.marks) == 2
     assert shown.lines[0].baseline and not shown.lines[1].baseline and shown.baselines == ["hf"]
     assert next(c for c in shown.columns if c.name == "mat").meaning.startswith("micro mean")
-
-
-def test_published_figures_stand_beside(tmp_path):
-    paper = tmp_path / "paper.csv"
-    paper.write_text(
-        "model,method,mt,qa,specbench_mat,specbench_speedup,mbpp_mat,mbpp_speedup\n"
-        "vicuna-7b,recycling,2.17,1.95,2.70,2.03,2.93,2.34\n"
-    )
-    cases = [
-        ("spec_bench", "mt_bench"),
-        ("spec_bench", "qa"),
-        ("spec_bench", "overall"),
-        ("mbpp", "code"),
-        ("other", "qa"),
-    ]
-    rows = [{"model": "vicuna-7b", "bench": b, "method": "recycling (hot)", "category": c} for b, c in cases]
-    table = published.beside(pd.DataFrame(rows), paper)
-    assert table["published_speedup_hf"].tolist()[:4] == [2.17, 1.95, 2.03, 2.34]
-    assert table["published_mat"].tolist()[2:4] == [2.70, 2.93] and table["published_mat"][:2].isna().all()
-    assert table.iloc[4][["published_mat", "published_speedup_hf"]].isna().all()
-    ours = pd.DataFrame([row | {"model": "embedded"} for row in rows])
-    assert published.beside(ours, paper) is ours
 
 
 def test_captions_say_what_the_figure_shows(report_folder):
