@@ -8,7 +8,8 @@ from transformers import AutoTokenizer
 from evaluation import bench_step, equal, inference_recycling, speed
 from evaluation.models import ModelSettings, random_model
 from evaluation.roofline import Rates, step_cost
-from tests.evaluation.test_metrics import ROWS, row
+from tests.evaluation.records import answer
+from tests.evaluation.test_metrics import ROWS
 
 
 def write(path, rows, tail=""):
@@ -77,7 +78,7 @@ def test_every_flag_arrives(infer, tmp_path):
 def test_speed_prints_spec_benchs_four_lines_over_what_both_have(call, tmp_path):
     # question 1 at 1 token/s in the baseline, question 2 missing there, question 3 missing here; one torn line
     base = write(
-        tmp_path / "base.jsonl", [row(1, "writing", [([1] * 4, 4.0)]), row(3, "qa", [([1], 1.0)])], tail="{torn"
+        tmp_path / "base.jsonl", [answer(1, "writing", [([1] * 4, 4.0)]), answer(3, "qa", [([1], 1.0)])], tail="{torn"
     )
     method = write(tmp_path / "method.jsonl", [*ROWS, ROWS[0]])
     outcome = call(speed.main, "--file-path", method, "--base-path", base)
@@ -98,7 +99,7 @@ def test_speed_prints_spec_benchs_four_lines_over_what_both_have(call, tmp_path)
 
 
 def test_speed_retokenizes_the_baseline_on_request(call, checkpoint, tmp_path):
-    base_row = row(1, "writing", [([1] * 4, 2.0)])
+    base_row = answer(1, "writing", [([1] * 4, 2.0)])
     base_row["choices"][0]["turns"] = ["the answer is one."]
     base, method = write(tmp_path / "base.jsonl", [base_row]), write(tmp_path / "method.jsonl", ROWS[:1])
     files = ["--file-path", method, "--base-path", base]
