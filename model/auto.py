@@ -234,5 +234,6 @@ def measure_step_seconds(
     # Over the plain step of the same round, so that a machine that is slower for a while shifts nothing.
     ratios = [statistics.median(t / p for t, p in zip(times, plain, strict=True)) for times in seconds.values()]
     middle = statistics.median(plain)
-    rising = itertools.accumulate(ratios, max)  # more nodes never take less: what says so is noise
+    # A step of 0 nodes is a plain one that also learns, and more nodes never take less: what says otherwise is noise.
+    rising = itertools.accumulate((max(ratio, 1.0) for ratio in ratios), max)
     return middle, {n: middle * ratio for n, ratio in zip(seconds, rising, strict=True)}
