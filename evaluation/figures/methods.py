@@ -124,12 +124,14 @@ def acceptance_by_depth(block: Block) -> Figure | None:
     figure, (joint, conditional) = panels(2, height=3.1, sharex=True)
     for i, (row, depths) in enumerate(rows):
         options = {"marker": marker(i + 2), "color": colour(i + 2), "label": row["name"]}
-        joint.plot([d.depth for d in depths], [100 * d.joint for d in depths], **options)
-        conditional.plot([d.depth for d in depths], [100 * d.conditional for d in depths], **options)
+        near = depths[:DEEPEST]
+        joint.plot([d.depth for d in near], [100 * d.joint for d in near], **options)
+        conditional.plot([d.depth for d in near], [100 * d.conditional for d in near], **options)
     joint.set_ylabel("% of steps\nreach it (joint)")
     conditional.set_ylabel("% of those at\nthe depth above")
-    conditional.set_xlabel("depth in the draft tree")
-    conditional.set_xticks(range(1, max(len(depths) for _, depths in rows) + 1))
+    deepest = max(len(depths) for _, depths in rows)
+    conditional.set_xlabel("depth in the draft tree" + (f" (deepest: {deepest})" if deepest > DEEPEST else ""))
+    conditional.set_xticks(range(1, min(deepest, DEEPEST) + 1))
     for axes in (joint, conditional):
         axes.set_ylim(bottom=0)
     legend(figure, joint)
