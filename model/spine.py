@@ -16,7 +16,7 @@ from .decoding import Draft, Tree, Verification
 from .decoding.tree import RankPath
 from .errors import UserError
 from .recycling import TokenRecycling
-from .recycling.matrix import as_array
+from .recycling.matrix import fastest
 from .recycling.templates import best_order, likelihood
 from .suffix_automaton import SuffixAutomaton, carried_on, check_carry, text_from, text_state
 
@@ -127,7 +127,7 @@ class Spine(TokenRecycling):
 class Topology:
     """A tree whose node (0, 0, ...) of each depth down to `spine` is copied, with what its look-up needs.
 
-    All but `tree` and `tokens` is NumPy's on the CPU, see `as_array`.
+    All but `tree` and `tokens` is NumPy's on the CPU, see `fastest`.
 
     Attributes:
         spine: L, the number of copied nodes.
@@ -159,12 +159,6 @@ class Topology:
         self.taken = numbers([-1] * (spine + 1))
         self.tokens = torch.zeros(len(tree), dtype=torch.long, device=tree.device)
         self.cells = fastest(self.tokens)
-
-
-def fastest(tensor: torch.Tensor) -> Any:
-    """The same memory for NumPy on the CPU, the tensor itself elsewhere."""
-    array = as_array(tensor)
-    return tensor if array is None else array
 
 
 def spine_depth(path: RankPath, spine: int) -> int:

@@ -6,14 +6,12 @@ followed step by step; where this project departs on purpose is listed in NOTES.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from ..decoding import Drafter, Tree
 from ..decoding.selection import argmax, top_k
 from ..errors import UserError
-from .matrix import AdjacencyMatrix, as_array
+from .matrix import AdjacencyMatrix, fastest
 
 UPDATES = ("all", "path", "root", "frozen")
 
@@ -67,10 +65,7 @@ class TokenRecycling(Drafter):
         """Draft from this tree from now on; at most as large as the one given first."""
         self.tree = tree
         self._tokens = torch.zeros(len(tree), dtype=torch.long, device=self.device)  # (n,), filled anew every step
-        columns = (self._tokens, tree.parents, tree.ranks)
-        arrays: list[Any] = [as_array(column) for column in columns]
-        parts: Any = columns if arrays[0] is None else arrays
-        self._cells, parents, ranks = parts
+        self._cells, parents, ranks = map(fastest, (self._tokens, tree.parents, tree.ranks))
         # What a level's look-up needs, sliced once: its part of the tokens, parents, ranks.
         self._levels = [(self._cells[a:b], parents[a:b], ranks[a:b]) for a, b in tree.levels[1:]]
 

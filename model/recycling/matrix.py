@@ -86,6 +86,12 @@ def as_array(tensor: torch.Tensor) -> Any:
     return tensor.numpy() if tensor.device.type == "cpu" else None
 
 
+def fastest(tensor: torch.Tensor) -> Any:
+    """The same memory for NumPy on the CPU, the tensor itself elsewhere."""
+    array = as_array(tensor)
+    return tensor if array is None else array
+
+
 def save_state(state: dict[str, torch.Tensor], path: Path) -> None:
     """Write a drafter's state (safetensors) to `path`, whole or not at all. Raises UserError if the disk refuses it."""
     partial = path.with_name(path.name + ".part")

@@ -8,5 +8,4 @@ def form(request, monkeypatch) -> str:
     """Both forms are tested here, the one for a GPU included."""
     if request.param == "tensors":
         monkeypatch.setattr("model.recycling.matrix.as_array", lambda tensor: None)
-        monkeypatch.setattr("model.recycling.drafter.as_array", lambda tensor: None)
     return str(request.param)
