@@ -12,13 +12,14 @@ from typing import Any
 
 import torch
 
+from .carried_text import carried_on, check_carry, text_from, text_state
 from .decoding import Draft, Tree, Verification
 from .decoding.tree import RankPath
 from .errors import UserError
 from .recycling import TokenRecycling
 from .recycling.matrix import fastest
 from .recycling.templates import best_order, likelihood
-from .suffix_automaton import SuffixAutomaton, carried_on, check_carry, text_from, text_state
+from .suffix_automaton import SuffixAutomaton
 
 MAX_NODES = 4096
 

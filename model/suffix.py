@@ -8,9 +8,10 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from .carried_text import carried_on, check_carry, text_from, text_state
 from .decoding import Draft, Drafter, Tree, Verification
 from .errors import UserError
-from .suffix_automaton import SuffixAutomaton, carried_on, check_carry, text_from, text_state
+from .suffix_automaton import SuffixAutomaton
 
 MAX_CORPUS = 1 << 22  # tokens; an automaton takes some 500 bytes for each
 

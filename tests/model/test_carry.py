@@ -5,12 +5,13 @@ import random
 import pytest
 import torch
 
+from model.carried_text import carried_on
 from model.decoding import Target, decode
 from model.errors import UserError
 from model.recycling import build_template
 from model.spine import Spine
 from model.suffix import Suffix
-from model.suffix_automaton import SuffixAutomaton, carried_on
+from model.suffix_automaton import SuffixAutomaton
 from model.suffix_recycling import SuffixRecycling
 from tests.conftest import greedy, toy_model
 
