@@ -107,6 +107,7 @@ def random_model(shape: str, settings: ModelSettings) -> LoadedModel:
     """
     if shape not in SHAPES:
         raise UserError(f"--shape {shape}: unknown; use {', '.join(SHAPES)}")
+    _check_kernels(settings)
     device = choose_device(settings.device)
     dtype = choose_dtype(settings.dtype, device)
     torch.manual_seed(0)
@@ -129,8 +130,7 @@ def _load(settings: ModelSettings) -> LoadedModel:
     check_placement(settings)
     device = choose_device(settings.device)
     dtype = choose_dtype(settings.dtype, device)
-    if settings.attention not in ATTENTION:
-        raise UserError(f"model.attention={settings.attention}: takes no tree mask; use one of {', '.join(ATTENTION)}")
+    _check_kernels(settings)
     path = _locate(settings.path, settings.allow_pickle)
     common: dict[str, Any] = dict(revision=settings.revision, trust_remote_code=settings.trust_remote_code)
     why = ""
@@ -167,6 +167,14 @@ def _load(settings: ModelSettings) -> LoadedModel:
     )
 
 
+def _check_kernels(settings: ModelSettings) -> None:
+    """Tell an unknown name before weights are read, which can take minutes."""
+    if settings.attention not in ATTENTION:
+        raise UserError(f"model.attention={settings.attention}: takes no tree mask; use one of {', '.join(ATTENTION)}")
+    if settings.linear not in LINEAR:
+        raise UserError(f"model.linear={settings.linear}: use one of {', '.join(LINEAR)}")
+
+
 def _target(model: Any, settings: ModelSettings) -> Target:
     return Target(
         model,
@@ -179,8 +187,6 @@ def _target(model: Any, settings: ModelSettings) -> Target:
 
 def _packed(model: Any, settings: ModelSettings) -> bool:
     """model.linear=auto packs wherever that can be and half the free memory holds the copies."""
-    if settings.linear not in LINEAR:
-        raise UserError(f"model.linear={settings.linear}: use one of {', '.join(LINEAR)}")
     weight = model.get_input_embeddings().weight
     can = packable(weight.device, weight.dtype) and not settings.tensor_parallel
     if settings.linear == "packed" and not can:
