@@ -1,12 +1,16 @@
-"""Products of a few rows on a CPU: weights packed once in oneDNN's own layout.
+"""Products of a few rows on a CPU: weights packed once in oneDNN's own layout, layers of one input in one product.
 
 A draft tree adds rows to each product with a weight, and drafting pays as far as these rows are cheap. In float32 torch
 multiplies by MKL, whose small products are slow on a processor that is not Intel's. On an AMD EPYC (two threads),
 microseconds for 1, 9 and 81 rows: 192 x 2048 25, 101, 377 by MKL and 21, 32, 151 packed; 4096 x 4096 2771, 7301 and
-1281, 1570 (1 and 9 rows). Other types, other devices and other architectures keep torch's own products.
+1281, 1570 (1 and 9 rows). A packed call costs some 16 us before it multiplies, so layers that are given the same tensor
+(queries, keys and values; gate and up) are one call. Other types, devices and architectures keep torch's own products.
 """
 
 from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
@@ -14,19 +18,62 @@ from torch import nn
 SMALL = 1 << 19  # multiplications below which the dearer call outweighs the faster product
 
 
-class PackedLinear(nn.Linear):
-    """A linear layer that multiplies by `packed` where the product is large enough, by `weight` elsewhere."""
+class Product:
+    """One product for layers that are given the same tensor one after the other; most often for a single layer.
 
-    packed: torch.Tensor
+    The first layer that is called multiplies for all, the others take their parts. A part is taken once, so that no
+    call gets what was multiplied for an earlier one. Between these calls the tensor must not be changed in place.
 
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
-        small = input.numel() * self.out_features < SMALL
-        if small or torch.compiler.is_compiling() or (torch.is_grad_enabled() and input.requires_grad):
-            return super().forward(input)
+    Args:
+        layers: plain linear layers of one width of input, all with a bias or none. Their weights become views of one.
+    """
+
+    def __init__(self, layers: Sequence[nn.Linear]) -> None:
+        self.widths = [layer.out_features for layer in layers]
+        self.weight: torch.Tensor = layers[0].weight.detach()  # (sum of widths, in)
+        self.bias: torch.Tensor | None = layers[0].bias
+        if len(layers) > 1:
+            self.weight = torch.cat([layer.weight.detach() for layer in layers])
+            for layer, part in zip(layers, torch.split(self.weight, self.widths), strict=True):
+                layer.weight = nn.Parameter(part, requires_grad=layer.weight.requires_grad)
+            if self.bias is not None:
+                self.bias = torch.cat([layer.bias.detach() for layer in layers])
+        rows = 32  # oneDNN chooses the layout for so many; it serves one row and a hundred alike
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(self.weight, rows)
+        self._input: torch.Tensor | None = None
+        self._parts: list[torch.Tensor | None] = [None] * len(layers)
+
+    def take(self, part: int, input: torch.Tensor) -> torch.Tensor:
+        """The part (..., out) of layer number `part`, for an input (..., in)."""
+        if len(self.widths) == 1:
+            return self._multiply(input)
+        if self._input is not input or self._parts[part] is None:
+            self._input, self._parts = input, list(torch.split(self._multiply(input), self.widths, dim=-1))
+        taken, self._parts[part] = self._parts[part], None
+        assert taken is not None
+        if part == len(self.widths) - 1:
+            self._input = None  # the last one: nothing is held on to
+        return taken
+
+    def _multiply(self, input: torch.Tensor) -> torch.Tensor:
+        if input.numel() * self.weight.shape[0] < SMALL:
+            return nn.functional.linear(input, self.weight, self.bias)
         product: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(
             input, self.packed, self.bias, "none", [], ""
         )
         return product
+
+
+class PackedLinear(nn.Linear):
+    """A linear layer whose product is a `Product`'s, or a part of one; gradients and compiled code use its weight."""
+
+    product: Product
+    part: int
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        if torch.compiler.is_compiling() or (torch.is_grad_enabled() and input.requires_grad):
+            return super().forward(input)
+        return self.product.take(self.part, input)
 
 
 def packable(device: torch.device, dtype: torch.dtype) -> bool:
@@ -44,16 +91,58 @@ def linear_bytes(module: nn.Module) -> int:
     return sum(layer.weight.numel() * layer.weight.element_size() for layer in _plain(module))
 
 
-def pack_linears(module: nn.Module) -> None:
+def pack_linears(module: nn.Module, forward: Callable[[], object] | None = None) -> None:
     """Make every plain linear layer inside a packed one, in place.
 
-    The weight stays too: small products, gradients and compiled code use it. It must not change any more.
+    The weights stay too: small products, gradients and compiled code use them. They must not change any more.
+
+    Args:
+        forward: runs the module once, to see which layers are given the same tensor. Default: each is by itself.
     """
-    for layer in _plain(module):
-        layer.__class__ = PackedLinear
-        rows = 32  # oneDNN chooses the layout for so many; it serves one row and a hundred alike
-        layer.packed = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach(), rows)
+    layers = _plain(module)
+    together = _given_the_same(layers, forward) if forward is not None else []
+    shared = {layer for group in together for layer in group}
+    for group in [*together, *([layer] for layer in layers if layer not in shared)]:
+        product = Product(group)
+        for part, layer in enumerate(group):
+            layer.__class__ = PackedLinear
+            vars(layer).update(product=product, part=part)
+
+
+def _given_the_same(layers: Sequence[nn.Linear], forward: Callable[[], object]) -> list[list[nn.Linear]]:
+    """Layers that one forward calls one after the other with the same tensor, each of them once."""
+    calls: list[tuple[nn.Linear, object]] = []  # holds the tensors, so that `is` tells them apart
+
+    def note(layer: nn.Module, args: tuple[object, ...]) -> None:
+        assert isinstance(layer, nn.Linear)
+        calls.append((layer, args[0] if args else object()))
+
+    hooks = [layer.register_forward_pre_hook(note) for layer in layers]
+    try:
+        forward()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    runs: list[list[nn.Linear]] = []
+    for i, (layer, given) in enumerate(calls):
+        if i and given is calls[i - 1][1]:
+            runs[-1].append(layer)
+        else:
+            runs.append([layer])
+    times = Counter(layer for layer, _ in calls)
+    return [
+        run
+        for run in runs
+        if len(run) > 1
+        and all(times[layer] == 1 for layer in run)
+        and len({(layer.bias is None, layer.weight.dtype, layer.weight.device) for layer in run}) == 1
+    ]
 
 
 def _plain(module: nn.Module) -> list[nn.Linear]:
-    return [layer for layer in module.modules() if type(layer) is nn.Linear and type(layer.weight) is nn.Parameter]
+    """Linear layers with nothing of their own: no subclass, no parametrisation, no forward put over theirs."""
+    return [
+        layer
+        for layer in module.modules()
+        if type(layer) is nn.Linear and type(layer.weight) is nn.Parameter and "forward" not in vars(layer)
+    ]

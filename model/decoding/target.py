@@ -50,7 +50,6 @@ class Target:
         packed: bool = False,
     ) -> None:
         self.model, self.packed = model, packed
-        self.equip(model)
         self.name = model.config.name_or_path or type(model).__name__
         limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         if context is not None and limit is not None and context > limit:
@@ -61,6 +60,7 @@ class Target:
         self.vocab_size: int = model.get_output_embeddings().weight.shape[0]
         self._keeps_logits = _check_forward(model, self.name)
         self._shapes = _probe_layers(model, self.name, self.context, self.device)
+        self.equip(model, lambda: _probe_layers(model, self.name, self.context, self.device))
         self.devices = sorted({self.device, *(shape.device for shape in self._shapes)}, key=str)  # layers may be spread
         self.switch: AttentionSwitch | None = self._switch() if tree_attention else None
         self._cache: TreeCache | None = None
@@ -69,10 +69,14 @@ class Target:
         self._hook: Any = None
         self.execution = self.check_execution(execution)
 
-    def equip(self, module: torch.nn.Module) -> None:
-        """Give a module the products that the target multiplies with; for a drafter's own network."""
+    def equip(self, module: torch.nn.Module, forward: Callable[[], object] | None = None) -> None:
+        """Give a module the products that the target multiplies with; for a drafter's own network.
+
+        Args:
+            forward: as of `pack_linears`.
+        """
         if self.packed:
-            pack_linears(module)
+            pack_linears(module, forward)
 
     def _switch(self) -> AttentionSwitch:
         if len(set(self._shapes)) > 1:
