@@ -102,6 +102,7 @@ def _converse(question: Question, method: Method, config: dict[str, Any], index:
         "prompt_time": prompt_times,
         "prefill_time": [g.prefill_s if own else None for g in generations],
         "decode_time": [g.decode_s if own else None for g in generations],
+        "setup_time": [g.setup_s if own else None for g in generations],  # in none of the others
         "forwards": [g.forwards for g in generations],
         "stop": [g.stop for g in generations],
         "output_ids": [g.tokens for g in generations],

@@ -60,7 +60,11 @@ def phases(method: Method, prompts: list[list[int]], limit: int) -> dict[str, fl
     for prompt in prompts:
         clock.restart()
         decode(target, method.drafter, prompt, max_new_tokens=limit, eos=method.loaded.eos, mark=clock.mark)
-    return {phase: 1e6 * clock.seconds[phase] / clock.counts[phase] for phase in clock.seconds if phase != "prefill"}
+    return {
+        phase: 1e6 * clock.seconds[phase] / clock.counts[phase]
+        for phase in clock.seconds
+        if phase not in ("prefill", "setup")
+    }
 
 
 def drift(used: Method, fresh: Method, prompt: list[int], limit: int, rounds: int = 100) -> tuple[float, float]:

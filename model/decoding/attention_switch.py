@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -21,9 +21,9 @@ class AttentionSwitch:
 
     # Arguments that models give to change what attention computes, none of which the kernel knows.
     UNSUPPORTED = ("softcap", "s_aux", "position_bias", "head_mask")
+    active: ClassVar[TreeAttention | None] = None  # of all switches, as one forward runs at a time
 
     def __init__(self) -> None:
-        self.active: TreeAttention | None = None
         from transformers import AttentionInterface  # not above: it loads the whole of torch's compiler, Triton too
 
         self._sdpa = AttentionInterface()["sdpa"]
@@ -31,11 +31,11 @@ class AttentionSwitch:
     @contextmanager
     def use(self, attention: TreeAttention) -> Iterator[None]:
         """Attend by this until the block ends."""
-        before, self.active = self.active, attention
+        before, AttentionSwitch.active = AttentionSwitch.active, attention
         try:
             yield
         finally:
-            self.active = before
+            AttentionSwitch.active = before
 
     def __call__(
         self,
@@ -62,7 +62,24 @@ class AttentionSwitch:
         given += ["attention_mask"] * (attention_mask is not None) + ["dropout"] * bool(dropout)
         if given:
             raise UserError(f"tree attention: {type(module).__name__} asks for {', '.join(given)}; use sdpa")
+        if torch.compiler.is_compiling():
+            return _attend(query, key, value, scaling), None
         return self.active(query, key, value, scale=scaling).transpose(1, 2).contiguous(), None
+
+
+@torch.library.custom_op("draft_tree::attend", mutates_args=())
+def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None) -> torch.Tensor:
+    """The active tree attention as one operator that a compiler does not look into: (1, H, n, D) -> (1, n, H, D).
+
+    So one compiled forward serves all trees and buckets. What it returns is its own: a compiler may write over it.
+    """
+    assert AttentionSwitch.active is not None
+    return AttentionSwitch.active(q, k, v, scale=scale).transpose(1, 2).clone(memory_format=torch.contiguous_format)
+
+
+@_attend.register_fake
+def _(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None) -> torch.Tensor:
+    return q.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[3])
 
 
 def register_tree_attention(name: str = "tree_attention") -> AttentionSwitch:

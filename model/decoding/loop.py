@@ -41,7 +41,8 @@ class Generation:
         steps: one record a step.
         stop: eos | length (max_new_tokens) | context (the model's or the setting's limit).
         forwards: target forwards, the prefill included.
-        prefill_s, decode_s: seconds until the first token is known, and from then on.
+        prefill_s, decode_s: seconds until the first token is known, and from then on, without setup_s.
+        setup_s: seconds spent on steps of a shape not met before, compiling and capturing included; 0 if eager.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -50,6 +51,7 @@ class Generation:
     forwards: int = 0
     prefill_s: float = 0.0
     decode_s: float = 0.0
+    setup_s: float = 0.0
 
     @property
     def accept_lengths(self) -> list[int]:
@@ -102,7 +104,8 @@ def decode(
         prompt: token ids, at least one.
         max_new_tokens: at most so many new tokens.
         eos: ids that end an answer (it is part of the output).
-        mark: called with a phase's name when it ends: draft, forward, verify, commit, observe, loop, or step and loop.
+        mark: called with a phase's name when it ends: prefill, then draft, forward, verify, commit, observe
+            and loop; in static steps setup (when one is made), step and loop.
 
     Raises:
         UserError: max_new_tokens < 1, or the prompt leaves no room for an answer.
@@ -134,13 +137,15 @@ def decode(
     root = out.add([], verification, limit, eos)
     mark("prefill")
     step = make_step(target, drafter, mark)
+    made = step.setup_s
     while root is not None:
         verification = step(root)
         out.forwards += 1
         root = out.add([root], verification, limit, eos)
         mark("loop")
     target.synchronize()
-    out.decode_s = time.perf_counter() - start - out.prefill_s
+    out.setup_s = step.setup_s - made
+    out.decode_s = time.perf_counter() - start - out.prefill_s - out.setup_s
     if out.tokens[-1] in eos:
         out.stop = "eos"
     else:

@@ -6,6 +6,7 @@ tensor a step; so it can be compiled, or captured as one CUDA graph and replayed
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import torch
@@ -22,6 +23,8 @@ Mark = Callable[[str], None]
 
 class EagerStep:
     """Draft, forward, verify, commit, observe: whatever the drafter drafts."""
+
+    setup_s = 0.0  # nothing is made for a tree
 
     def __init__(self, target: Target, drafter: Drafter, mark: Mark) -> None:
         self.target, self.drafter, self.mark = target, drafter, mark
@@ -94,12 +97,17 @@ class StaticStep:
 class StaticSteps:
     """Runs static steps for a drafter: one for each tree and bucket, made when first needed.
 
-    The target's execution says how: static (as it is), compiled (the model's forward by torch.compile), graph (one
-    captured CUDA graph).
+    The target's execution says how: static (as it is), graph (captured as one CUDA graph and replayed), compiled (the
+    model's forward by torch.compile; on CUDA the step is captured, too, as its host work would hide what that gains).
+
+    Attributes:
+        setup_s: seconds spent on making steps so far, compiling and capturing included. They are not decoding: a tree
+            and bucket are paid for once, by whichever prompt comes first.
     """
 
     def __init__(self, target: Target, drafter: Drafter) -> None:
         self.target, self.drafter, self.execution, self.cache = target, drafter, target.execution, target.cache
+        self.setup_s = 0.0
         self._made: dict[tuple[int, int], tuple[StaticStep, Callable[[], None]]] = {}
         self._now: StaticStep | None = None
         self.mark: Mark = lambda phase: None
@@ -134,14 +142,33 @@ class StaticSteps:
     def _step(self, tree: Tree, bucket: int) -> tuple[StaticStep, Callable[[], None]]:
         key = (id(tree), bucket)
         if key not in self._made:
+            self.target.synchronize()
+            start = time.perf_counter()
             step = StaticStep(self.target, self.drafter, tree, bucket)
-            self._made[key] = (step, self._capture(step) if self.execution == "graph" else step.run)
+            self._made[key] = (step, step.run if self.execution == "static" else self._prepared(step))
+            self.target.synchronize()
+            self.setup_s += time.perf_counter() - start
+            self.mark("setup")
         return self._made[key]
 
-    def _capture(self, step: StaticStep) -> Callable[[], None]:
-        """Capture the step as a CUDA graph. Warming up writes into the drafter's state, which is put back."""
+    def _prepared(self, step: StaticStep) -> Callable[[], None]:
+        """Compile and capture the step. Both run it, which writes into the drafter's state: that is put back."""
         before = {name: tensor.clone() for name, tensor in self.drafter.step_state().items()}
         step.length.fill_(self.target.cache.length)
+        launch = self._captured(step) if self._on_cuda else self._run_once(step)
+        for name, tensor in self.drafter.step_state().items():
+            tensor.copy_(before[name])
+        return launch
+
+    @property
+    def _on_cuda(self) -> bool:
+        return self.target.device.type == "cuda"
+
+    def _run_once(self, step: StaticStep) -> Callable[[], None]:
+        step.run()
+        return step.run
+
+    def _captured(self, step: StaticStep) -> Callable[[], None]:
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -152,8 +179,6 @@ class StaticSteps:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             step.run()
-        for name, tensor in self.drafter.step_state().items():
-            tensor.copy_(before[name])
         return graph.replay
 
 

@@ -31,7 +31,7 @@ class Target:
         model: a causal LM; its weights, dtype and device stay as they are.
         context: tokens of prompt and answer together. Default: the model's own limit, at most 4096.
         tree_attention: static steps attend by `attention.TreeAttention` instead of sdpa with a mask: for CUDA.
-        execution: of a step whose topology is fixed: eager, static, compiled (torch.compile) or graph (CUDA graph).
+        execution: of a step whose topology is fixed: eager, static, compiled or graph; see `step.StaticSteps`.
         packed: multiply by weights in oneDNN's layout (`linear.packable` says where that can be). The model's linear
             layers are changed in place.
 
@@ -243,11 +243,11 @@ class Target:
 
     @cached_property
     def _compiled_model(self) -> Callable[..., torch.Tensor]:
-        return torch.compile(self._run_model, dynamic=False)  # made when first asked for: its import takes seconds
+        return compiled(self._run_model)  # made when first asked for: its import takes seconds
 
     @cached_property
     def _compiled_both(self) -> Callable[..., tuple[torch.Tensor, torch.Tensor | None]]:
-        return torch.compile(self._run_both, dynamic=False)
+        return compiled(self._run_both)
 
     def _mask(self, tree: Tree, past: int) -> torch.Tensor:
         """Additive mask (n, past + n): a window on one constant buffer, so that no step builds a mask.
@@ -270,6 +270,18 @@ class Target:
         window = entry[1][:, self.cache.capacity - past :]
         # CUDA's kernels want aligned rows; there the copy of a few kilobytes is cheaper than their fallback.
         return window.contiguous() if window.is_cuda else window
+
+
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function by torch.compile, for steps of any tree and bucket.
+
+    Sizes that change become symbols, so that a few compilations serve all. Where they do not, torch would go on without
+    compiling after some attempts, and only say so in a log; here it raises.
+    """
+    import torch._dynamo.config as limits
+
+    limits.recompile_limit, limits.fail_on_recompile_limit_hit = 32, True
+    return torch.compile(function)
 
 
 def synchronize(device: torch.device) -> None:

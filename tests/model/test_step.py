@@ -1,13 +1,18 @@
 """The static step: the same outcome as the eager one, step by step, with nothing read from the host but its report."""
 
 import random
+import time
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, LlamaConfig
 
 from model.auto import SIZES, AutoRecycling
 from model.decoding import Target, decode
-from model.decoding.step import BUCKET, EagerStep, StaticSteps, make_step
+from model.decoding.step import BUCKET, EagerStep, StaticStep, StaticSteps, make_step
 from model.errors import UserError
 from model.pld import PromptLookup
 from model.recycling import TokenRecycling, build_template
@@ -24,12 +29,12 @@ MAKE = {
 }
 
 
-def outcomes(target, drafter, seed, prompts=3):
+def outcomes(target, drafter, seed, prompts=3, limit=70):
     """Tokens, accepted lengths and paths over some prompts; and what the drafter then carries."""
     rng, outs = random.Random(seed), []
     for i in range(prompts):
         prompt = [rng.randrange(3, V) for _ in range(4 + 30 * i)]
-        out = decode(target, drafter, prompt, max_new_tokens=70, eos={rng.randrange(V)})
+        out = decode(target, drafter, prompt, max_new_tokens=limit, eos={rng.randrange(V)})
         outs.append((out.tokens, [(s.accepted, s.nodes, s.rank_path) for s in out.steps], out.forwards, out.stop))
     return outs, {name: tensor.tolist() for name, tensor in drafter.state_dict().items()}
 
@@ -49,6 +54,102 @@ def test_tree_attention_equals_sdpa_step_by_step(name, method):
     eager = outcomes(Target(toy_model(name)), MAKE[method](), seed=1)
     target = Target(toy_model(name), execution="static", tree_attention=True)
     assert outcomes(target, MAKE[method](), seed=1) == eager
+
+
+@pytest.fixture
+def traced(monkeypatch):
+    """torch.compile traces, guards and compiles anew as always, but generates no code, which takes seconds."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    yield torch._dynamo.utils.counters["stats"]
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("tree_attention", [False, True])
+def test_few_compilations_serve_all_trees_and_buckets(traced, tree_attention):
+    """Compiling for each would reach torch's limit at the eighth, and from there on nothing would be compiled."""
+    torch.manual_seed(0)
+    config = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2)
+    model = AutoModelForCausalLM.from_config(LlamaConfig(vocab_size=V, max_position_embeddings=2600, **config)).eval()
+    drafters = [MAKE["vanilla"], *(partial(TokenRecycling, V, build_template("best", nodes=n)) for n in (4, 12, 40))]
+    eager = [outcomes(Target(model), make(), seed=1, limit=2400, prompts=1) for make in drafters]
+    target = Target(model, execution="compiled", tree_attention=tree_attention)
+    for make, expected in zip(drafters, eager, strict=True):
+        assert outcomes(target, make(), seed=1, limit=2400, prompts=1) == expected
+    assert traced["unique_graphs"] <= 5
+    limits = torch._dynamo.config
+    assert limits.fail_on_recompile_limit_hit and limits.recompile_limit > traced["unique_graphs"]
+
+
+@pytest.mark.parametrize("method", ["recycling", "chain", "auto"])
+def test_compiling_leaves_no_trace(traced, method):
+    """A step is run to compile it, which must not teach the drafter anything."""
+    model = toy_model("llama")
+    eager = outcomes(Target(model), MAKE[method](), seed=2)
+    assert outcomes(Target(model, execution="compiled"), MAKE[method](), seed=2) == eager
+    assert traced["unique_graphs"] >= 1
+
+
+def test_making_steps_is_not_decoding(monkeypatch):
+    """Seconds spent on a new tree and bucket are set apart, and only the first prompt that needs them has any."""
+    target, drafter = Target(toy_model("llama"), execution="compiled"), MAKE["recycling"]()
+    calls = []
+
+    def slow(self, step):
+        time.sleep(0.3)
+        calls.append(step.bucket)
+        return step.run
+
+    monkeypatch.setattr(StaticSteps, "_prepared", slow)
+    monkeypatch.setattr(Target, "_compiled_model", property(lambda self: self._run_model))
+    phases = []
+    first = decode(target, drafter, [5, 6, 7], max_new_tokens=20, mark=phases.append)
+    again = decode(target, drafter, [5, 6, 8], max_new_tokens=20)
+    assert calls == [256] and phases.count("setup") == 1
+    assert 0.3 <= first.setup_s < 5 and first.decode_s < 0.3 and again.setup_s == 0
+    assert decode(Target(toy_model("llama")), MAKE["recycling"](), [5, 6, 7], max_new_tokens=20).setup_s == 0
+
+
+class _FakeGraphs:
+    """Stands in for CUDA graphs: what is captured is not run, as on CUDA, and run by each replay."""
+
+    def __init__(self, monkeypatch):
+        self.captured, self.replays = [], 0
+        graphs = self
+
+        class Graph:
+            def replay(self):
+                graphs.replays += 1
+                self.run()
+
+        @contextmanager
+        def capture(graph):
+            original = StaticStep.run
+            monkeypatch.setattr(StaticStep, "run", lambda step: setattr(graph, "run", partial(original, step)))
+            yield
+            monkeypatch.setattr(StaticStep, "run", original)
+            graphs.captured.append(graph)
+
+        stream = SimpleNamespace(wait_stream=lambda other: None)
+        fakes = {"Stream": lambda: stream, "current_stream": lambda: stream, "CUDAGraph": Graph, "graph": capture}
+        for name, fake in (fakes | {"stream": lambda stream: nullcontext()}).items():
+            monkeypatch.setattr(torch.cuda, name, fake)
+
+
+@pytest.mark.parametrize("method", ["vanilla", "recycling", "auto"])
+def test_captured_steps_equal_eager_ones(monkeypatch, method):
+    """The host's part of a captured step, on the CPU: warmed up without a trace, captured once, replayed from then."""
+    model = toy_model("llama")
+    eager = outcomes(Target(model), MAKE[method](), seed=3)
+    graphs, drafter = _FakeGraphs(monkeypatch), MAKE[method]()
+    target = Target(model, execution="static")
+    target.execution = "graph"
+    monkeypatch.setattr(StaticSteps, "_on_cuda", property(lambda self: True))
+    found = outcomes(target, drafter, seed=3)
+    assert found == eager
+    assert len(graphs.captured) == len(drafter.static_steps._made) <= len(SIZES)
+    assert graphs.replays == sum(forwards - 1 for _, _, forwards, _ in found[0])  # all but the prefills
 
 
 def test_tree_attention_is_for_static_steps():
