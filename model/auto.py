@@ -10,7 +10,9 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -207,9 +209,12 @@ def is_reorder(steps: int) -> bool:
 
 
 def measure_step_seconds(
-    target: Target, prompt: list[int], *, budget: int, k: int, tokens: int = 32, rounds: int = 5
+    target: Target, prompt: list[int], *, budget: int, k: int, tokens: int = 48, rounds: int = 5
 ) -> tuple[float, dict[int, float]]:
     """Seconds of a whole step: plain, and T(n) by nodes below the root; medians of rounds in which they take turns.
+
+    A run's first third is left out: after steps of another size caches hold other things, and on a CPU a plain step
+    takes up to 1.3 times as long for some ten steps.
 
     Args:
         prompt: sets the context; a few hundred tokens are typical.
@@ -227,13 +232,30 @@ def measure_step_seconds(
     for turn in range(rounds + 1):
         for n, drafter in drafters.items():
             drafter.reset()
-            out = decode(target, drafter, prompt, max_new_tokens=tokens)
+            ends: list[float] = []
+            decode(target, drafter, prompt, max_new_tokens=tokens, mark=partial(_note_end, ends))
+            times = [after - before for before, after in itertools.pairwise(ends)]
             if turn:  # the first round warms up
-                seconds[n].append(out.decode_s / max(out.forwards - 1, 1))
+                seconds[n].append(statistics.median(times[len(times) // 3 :]))
     plain = seconds.pop(-1)
     # Over the plain step of the same round, so that a machine that is slower for a while shifts nothing.
     ratios = [statistics.median(t / p for t, p in zip(times, plain, strict=True)) for times in seconds.values()]
     middle = statistics.median(plain)
-    # A step of 0 nodes is a plain one that also learns, and more nodes never take less: what says otherwise is noise.
-    rising = itertools.accumulate((max(ratio, 1.0) for ratio in ratios), max)
-    return middle, {n: middle * ratio for n, ratio in zip(seconds, rising, strict=True)}
+    return middle, {n: middle * ratio for n, ratio in zip(seconds, rising(ratios), strict=True)}
+
+
+def rising(ratios: Sequence[float]) -> list[float]:
+    """A curve from 1 up that never falls, through noisy ratios: between their running greatest and least to come.
+
+    A step of 0 nodes is a plain one that also learns, and more nodes never take less: what says otherwise is noise.
+    """
+    at_least = [max(ratio, 1.0) for ratio in ratios]
+    above = itertools.accumulate(at_least, max)
+    below = list(itertools.accumulate(reversed(at_least), min))[::-1]
+    return [(a + b) / 2 for a, b in zip(above, below, strict=True)]
+
+
+def _note_end(ends: list[float], phase: str) -> None:
+    """A `mark` that keeps when the prefill and each step ended; by then the step's outcome is on the host."""
+    if phase in ("prefill", "loop"):
+        ends.append(time.perf_counter())

@@ -1,12 +1,14 @@
 """The tree for the machine: it follows step times and acceptance, and changes no output."""
 
+import itertools
 import random
 
 import pytest
 import torch
 
+from model import auto
 from model.acceptance import MEMORY, PATH_PRIOR, RANK_PRIOR, Acceptance
-from model.auto import FILLING, LEARN, SIZES, AutoRecycling, considered, is_reorder, measure_step_seconds
+from model.auto import FILLING, LEARN, SIZES, AutoRecycling, considered, is_reorder, measure_step_seconds, rising
 from model.decoding import Draft, Target, Tree, Verification, decode
 from model.errors import UserError
 from model.recycling import build_template
@@ -196,3 +198,31 @@ def test_bad_settings_are_refused(wrong):
 def test_learning_comes_first():
     drafter = AutoRecycling(V, step_seconds=DEAR)
     assert [step(drafter, ()) for _ in range(LEARN)] == [24] * LEARN
+
+
+@pytest.mark.parametrize(
+    ("ratios", "curve"),
+    [
+        ([1.0, 1.2, 1.5], [1.0, 1.2, 1.5]),
+        ([0.9, 1.2, 1.1], [1.0, 1.15, 1.15]),
+        ([1.0, 2.0, 1.2, 1.4], [1.0, 1.6, 1.6, 1.7]),  # one that is too slow moves what follows by half as much
+    ],
+)
+def test_step_times_rise_whatever_the_noise(ratios, curve):
+    assert rising(ratios) == pytest.approx(curve)
+
+
+def test_a_runs_first_steps_are_not_timed(monkeypatch):
+    """After steps of another size the first ones are slower; what counts is how long they take from then on."""
+    clock = iter(itertools.count())
+
+    def decode(target, drafter, prompt, *, max_new_tokens, mark):
+        for phase in ["prefill", *["draft", "loop"] * 12]:
+            mark(phase)
+
+    ticks = [100.0, 50.0, 9.0, 9.0, *[2.0] * 8]  # seconds of the steps
+    ends = [0.0, *itertools.accumulate(ticks)]
+    monkeypatch.setattr(auto, "decode", decode)
+    monkeypatch.setattr(auto.time, "perf_counter", lambda: ends[next(clock) % len(ends)])
+    plain, seconds = measure_step_seconds(Target(toy_model("llama")), [5, 6], budget=4, k=8, rounds=2)
+    assert plain == 2.0 and set(seconds.values()) == {2.0}
