@@ -64,7 +64,7 @@ class PerMethodSweeper(BasicSweeper):
             named = key_of(override) not in (self.params or {})  # on the command line, not by the experiment's file
             if named and "." in key_of(override) and key_of(override) not in used:
                 raise UserError(f"{override}: none of the methods or trees of this sweep has this setting")
-        made = [list(job) for job in jobs]
+        made = in_rounds([list(job) for job in jobs])
         self._write_down(made)
         return list(BasicSweeper.split_overrides_to_chunks(made, max_batch_size))
 
@@ -102,6 +102,14 @@ def further(product: Sequence[Sequence[str]], also: Sequence[Sequence[str]]) -> 
         if all(override in swept.get(key_of(override), {override}) for override in more):
             found += [[o for o in job if key_of(o) not in keys] + list(more) for job in product]
     return found
+
+
+def in_rounds(jobs: Sequence[list[str]]) -> list[list[str]]:
+    """The jobs of a repeat together, further ones too: what is measured at another time meets another machine."""
+    repeats: dict[str, list[list[str]]] = {}
+    for job in jobs:
+        repeats.setdefault(next((o for o in job if key_of(o) == "repeat"), ""), []).append(job)
+    return [job for members in repeats.values() for job in members]
 
 
 def applicable(job: Sequence[str], defaults: dict[str, str]) -> list[str]:

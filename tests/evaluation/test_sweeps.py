@@ -13,7 +13,7 @@ from evaluation import report
 from evaluation.questions import Question, ordered
 from evaluation.sweeps import missing_jobs
 from evaluation.tables import pools, read_runs
-from hydra_plugins.sweep_per_method import applicable, command, further
+from hydra_plugins.sweep_per_method import applicable, command, further, in_rounds
 from model.errors import UserError
 from tests.evaluation.conftest import answers_in
 
@@ -61,6 +61,19 @@ def test_a_job_names_only_what_its_method_and_tree_have():
     assert further([["method=hf", "start=hot"]], also) == [], "a narrower command line leaves it out"
     assert further([[*job, "tree=best"] for job in product], also) == []
     assert command(["-m", "start=cold,hot"]) == "bash eval.sh -m start=cold,hot"
+
+
+def test_further_jobs_take_turns_with_the_others():
+    """They had come last, all their repeats in a row: one of three minutes later, on a slower machine."""
+    product = [[f"repeat={i}", f"method={name}", "start=hot"] for i in range(3) for name in ("hf", "pld")]
+    jobs = in_rounds(product + further(product, [["method=pld", "tree=auto"]]))
+    rounds = [job for job in jobs if "method=pld" in job]
+    assert sorted(map(sorted, jobs)) == sorted(map(sorted, product + further(product, [["method=pld", "tree=auto"]])))
+    assert [next(o for o in job if o.startswith("repeat")) for job in jobs] == sorted(
+        o for job in jobs for o in job if o.startswith("repeat")
+    )
+    assert ["tree=auto" in job for job in rounds] == [False, True, True] * 3
+    assert in_rounds([["method=hf"], ["method=pld"]]) == [["method=hf"], ["method=pld"]]
 
 
 def test_a_setting_that_nothing_in_the_sweep_has_is_refused(evaluate):
