@@ -277,11 +277,24 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
     Sizes that change become symbols, so that a few compilations serve all. Where they do not, torch would go on without
     compiling after some attempts, and only say so in a log; here it raises.
+
+    Raises:
+        UserError: when called, what torch cannot compile, or has no compiler for.
     """
     import torch._dynamo.config as limits
+    from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 
     limits.recompile_limit, limits.fail_on_recompile_limit_hit = 32, True
-    return torch.compile(function)
+    run = torch.compile(function)
+
+    def call(*args: Any) -> Any:
+        try:
+            return run(*args)
+        except (TorchDynamoException, FailOnRecompileLimitHit) as error:
+            why = " ".join(str(error).strip().split("\n\n")[0].split())  # what follows is advice on debugging torch
+            raise UserError(f"execution=compiled: torch.compile failed ({why[:300]}); use execution=eager") from None
+
+    return call
 
 
 def synchronize(device: torch.device) -> None:

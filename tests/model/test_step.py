@@ -82,6 +82,21 @@ def test_few_compilations_serve_all_trees_and_buckets(traced, tree_attention):
     assert limits.fail_on_recompile_limit_hit and limits.recompile_limit > traced["unique_graphs"]
 
 
+def test_what_cannot_be_compiled_is_told_in_one_line(monkeypatch):
+    """On a machine without a C++ compiler, for one."""
+
+    def broken(graph, inputs):
+        raise RuntimeError("No working C++ compiler found\nand much more")
+
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=broken))
+    torch._dynamo.reset()
+    target = Target(toy_model("llama"), execution="compiled")
+    with pytest.raises(UserError, match=r"execution=compiled.*No working C\+\+ compiler.*execution=eager") as told:
+        decode(target, MAKE["vanilla"](), [5, 6, 7], max_new_tokens=5)
+    assert "\n" not in str(told.value)
+    torch._dynamo.reset()
+
+
 @pytest.mark.parametrize("method", ["recycling", "chain", "auto"])
 def test_compiling_leaves_no_trace(traced, method):
     """A step is run to compile it, which must not teach the drafter anything."""
