@@ -243,11 +243,11 @@ class Target:
 
     @cached_property
     def _compiled_model(self) -> Callable[..., torch.Tensor]:
-        return compiled(self._run_model)  # made when first asked for: its import takes seconds
+        return compiled(self._run_model, self.packed)  # made when first asked for: its import takes seconds
 
     @cached_property
     def _compiled_both(self) -> Callable[..., tuple[torch.Tensor, torch.Tensor | None]]:
-        return compiled(self._run_both)
+        return compiled(self._run_both, self.packed)
 
     def _mask(self, tree: Tree, past: int) -> torch.Tensor:
         """Additive mask (n, past + n): a window on one constant buffer, so that no step builds a mask.
@@ -272,11 +272,14 @@ class Target:
         return window.contiguous() if window.is_cuda else window
 
 
-def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+def compiled(function: Callable[..., Any], frozen: bool) -> Callable[..., Any]:
     """The function by torch.compile, for steps of any tree and bucket.
 
     Sizes that change become symbols, so that a few compilations serve all. Where they do not, torch would go on without
     compiling after some attempts, and only say so in a log; here it raises.
+
+    Args:
+        frozen: take weights as constants, so that the compiler packs them in the layout that its products like.
 
     Raises:
         UserError: when called, what torch cannot compile, or has no compiler for.
@@ -285,7 +288,7 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 
     limits.recompile_limit, limits.fail_on_recompile_limit_hit = 32, True
-    run = torch.compile(function)
+    run = torch.compile(function, options={"freezing": True} if frozen else None)
 
     def call(*args: Any) -> Any:
         try:
