@@ -285,10 +285,12 @@ def compiled(function: Callable[..., Any], frozen: bool) -> Callable[..., Any]:
         UserError: when called, what torch cannot compile, or has no compiler for.
     """
     import torch._dynamo.config as limits
+    import torch._inductor.config as inductor
     from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 
     limits.recompile_limit, limits.fail_on_recompile_limit_hit = 32, True
-    run = torch.compile(function, options={"freezing": True} if frozen else None)
+    inductor.freezing = frozen  # not as an option of torch.compile: the part that traces would not know of it
+    run = torch.compile(function)
 
     def call(*args: Any) -> Any:
         try:
