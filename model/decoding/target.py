@@ -33,7 +33,7 @@ class Target:
         tree_attention: static steps attend by `attention.TreeAttention` instead of sdpa with a mask: for CUDA.
         execution: of a step whose topology is fixed: eager, static, compiled or graph; see `step.StaticSteps`.
         packed: multiply by weights in oneDNN's layout (`linear.packable` says where that can be). The model's linear
-            layers are changed in place.
+            layers are changed in place; compiled code takes the weights as constants.
 
     Raises:
         UserError: the model cannot work this way (encoder-decoder, recurrent state, a sliding window smaller than the
