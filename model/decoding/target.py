@@ -59,8 +59,11 @@ class Target:
         self.dtype: torch.dtype = model.get_input_embeddings().weight.dtype
         self.vocab_size: int = model.get_output_embeddings().weight.shape[0]
         self._keeps_logits = _check_forward(model, self.name)
-        self._shapes = _probe_layers(model, self.name, self.context, self.device)
-        self.equip(model, lambda: _probe_layers(model, self.name, self.context, self.device))
+        self._shapes: list[LayerShape] = []
+        if packed:
+            pack_linears(model, self._probe)  # one forward tells what layers store and which share their input
+        else:
+            self._probe()
         self.devices = sorted({self.device, *(shape.device for shape in self._shapes)}, key=str)  # layers may be spread
         self.switch: AttentionSwitch | None = self._switch() if tree_attention else None
         self._cache: TreeCache | None = None
@@ -69,14 +72,13 @@ class Target:
         self._hook: Any = None
         self.execution = self.check_execution(execution)
 
-    def equip(self, module: torch.nn.Module, forward: Callable[[], object] | None = None) -> None:
-        """Give a module the products that the target multiplies with; for a drafter's own network.
+    def _probe(self) -> None:
+        self._shapes = _probe_layers(self.model, self.name, self.context, self.device)
 
-        Args:
-            forward: as of `pack_linears`.
-        """
+    def equip(self, module: torch.nn.Module) -> None:
+        """Give a module the products that the target multiplies with; for a drafter's own network."""
         if self.packed:
-            pack_linears(module, forward)
+            pack_linears(module)
 
     def _switch(self) -> AttentionSwitch:
         if len(set(self._shapes)) > 1:
