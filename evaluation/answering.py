@@ -90,6 +90,7 @@ def _converse(question: Question, method: Method, config: dict[str, Any], index:
             phases.append({})
         generations.append(generation)
         answers.append(answer_text(loaded.template, loaded.tokenizer, generation.tokens))
+    sources = any(step.source for generation in generations for step in generation.steps)
     return {
         "index": index,
         "turns": answers,
@@ -106,9 +107,10 @@ def _converse(question: Question, method: Method, config: dict[str, Any], index:
         "forwards": [g.forwards for g in generations],
         "stop": [g.stop for g in generations],
         "output_ids": [g.tokens for g in generations],
-        # the step records: nodes forwarded and rank path accepted
+        # the step records: nodes forwarded, rank path accepted, and where the draft came from, if from several
         "step_nodes": [[s.nodes for s in g.steps] for g in generations],
         "step_paths": [[list(s.rank_path) for s in g.steps] for g in generations] if own else None,
+        "step_sources": [[s.source for s in g.steps] for g in generations] if sources else None,
         # seconds of a turn by phase of its steps, where `phases` asks for them
         "phase_time": phases if config["phases"] and own else None,
     }

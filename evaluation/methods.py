@@ -181,7 +181,13 @@ def _auto(
     plain, seconds = step_seconds(loaded, budget=tree["nodes"], k=own["k"])
 
     def auto_recycling(
-        vocab_size: int, device: torch.device, k: int, recycle_prompt: bool, dtype: torch.dtype, update: str
+        vocab_size: int,
+        device: torch.device,
+        eos: frozenset[int],
+        k: int,
+        recycle_prompt: bool,
+        dtype: torch.dtype,
+        update: str,
     ) -> AutoRecycling:
         return AutoRecycling(
             vocab_size,
@@ -193,6 +199,7 @@ def _auto(
             device=device,
             dtype=dtype,
             update=update,
+            eos=eos,
         )
 
     return auto_recycling

@@ -11,7 +11,7 @@ import itertools
 import math
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -71,6 +71,7 @@ class AutoRecycling(TokenRecycling):
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.int64,
         update: str = "all",
+        eos: Collection[int] = (),
     ) -> None:
         if budget < 0 or 0 not in step_seconds:
             raise UserError(f"tree=auto: needs a budget of at least 0 (is {budget}) and the step time of 0 nodes")
@@ -84,7 +85,7 @@ class AutoRecycling(TokenRecycling):
         self._trees: dict[tuple[int, ...], Tree] = {}
         device = torch.device(device)
         self.largest = self._tree_of(len(self.sizes) - 1, device)
-        settings = dict(k=k, recycle_prompt=recycle_prompt, device=device, dtype=dtype, update=update)
+        settings = dict(k=k, recycle_prompt=recycle_prompt, device=device, dtype=dtype, update=update, eos=eos)
         super().__init__(vocab_size, self.largest, **settings)  # type: ignore[arg-type]
         self.reset()
 

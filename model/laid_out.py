@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from .decoding import Drafter, Tree, Verification
+from .decoding import Drafter, Tree
 from .decoding.tree import RankPath
 
 
@@ -38,6 +38,3 @@ class LaidOut(Drafter):
     def grow(self, root: torch.Tensor) -> torch.Tensor:
         self._laid_out[:1] = root
         return self._laid_out
-
-    def observe(self, verification: Verification) -> None:
-        self.account(verification)

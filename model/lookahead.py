@@ -80,12 +80,12 @@ class Lookahead(LaidOut):
         self._tail: list[int] = []  # the text's last N tokens
         self._now = self._layouts[0, 0]
 
-    def begin(self, prompt: list[int]) -> Draft:
+    def begin(self, prompt: list[int]) -> Draft | None:
         draw = random.Random(0)  # of the prompt alone, so that no answer depends on the ones before
         self._levels = [[draw.choice(prompt) for _ in range(self.window + self.level - 3)]]
         self.pool, self._tail = NgramPool(self.pool.size), []
         self._extend(prompt)
-        return self.draft(prompt[-1])
+        return None  # as in the authors' code, the first step has the window and the root's n-grams already
 
     def choose(self) -> None:
         guesses = self.pool.guesses(self._tail[-1]) if self._filled else []

@@ -7,7 +7,7 @@ between the two is this project's own: whatever is likelier to stand, by a law o
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -55,13 +55,15 @@ class Spine(TokenRecycling):
         recycle_prompt: bool = False,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.int64,
+        eos: Collection[int] = (),
     ) -> None:
         if not isinstance(nodes, int) or not 1 <= nodes <= MAX_NODES:
             raise UserError(f"spine: nodes={nodes} must be from 1 to {MAX_NODES}")
         if not stands or not all(isinstance(p, int | float) and 0 <= p <= 1 for p in stands):
             raise UserError(f"spine: stands={stands} must be a list of probabilities, for matches of 1, 2, ... tokens")
         device = torch.device(device)
-        super().__init__(vocab_size, Tree.chain(0), k=k, recycle_prompt=recycle_prompt, device=device, dtype=dtype)
+        settings = dict(k=k, recycle_prompt=recycle_prompt, device=device, dtype=dtype, eos=eos)
+        super().__init__(vocab_size, Tree.chain(0), **settings)  # type: ignore[arg-type]
         made = [spine_tree(match, nodes, k, stands) for match in range(len(stands) + 1)]
         self._topologies = [Topology(tree.on(device), spine) for tree, spine in made]  # by length of match
         self._now = self._topologies[0]
@@ -71,9 +73,9 @@ class Spine(TokenRecycling):
         self._line = torch.zeros(1 + nodes, dtype=torch.long, device=device)  # the root and the spine, filled each step
         self._cells = fastest(self._line)
 
-    def begin(self, prompt: list[int]) -> Draft:
+    def begin(self, prompt: list[int]) -> Draft | None:
         self.text = carried_on(self.text, prompt, self.carry)
-        return self.root_alone(prompt[-1])
+        return super().begin(prompt)
 
     def choose(self) -> None:
         """Take the topology of the match's length and copy its spine."""
@@ -100,11 +102,6 @@ class Spine(TokenRecycling):
                 ranks = ranks - 1 * (ranks <= now.taken[now.depths])
             cells[nodes] = matrix.look_up(cells[parents], ranks)
         return now.tokens
-
-    def observe(self, verification: Verification) -> None:
-        if verification.prefill:
-            self.text.extend(verification.tokens)
-        super().observe(verification)
 
     def account(self, verification: Verification) -> None:
         self.text.extend(verification.tokens)

@@ -89,17 +89,9 @@ class Suffix(Drafter):
         self._tokens[:1] = root
         return self._tokens[: len(self.tree)]
 
-    def observe(self, verification: Verification) -> None:
-        if verification.prefill:
-            self._read(verification.tokens)
-        super().observe(verification)
-
     def account(self, verification: Verification) -> None:
-        self._read(verification.tokens)
-
-    def _read(self, tokens: list[int]) -> None:
-        self.text.extend(tokens)
-        self._follow(tokens)
+        self.text.extend(verification.tokens)
+        self._follow(verification.tokens)
 
     def _follow(self, tokens: list[int]) -> None:
         """Follow the tokens in the corpus."""

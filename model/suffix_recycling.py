@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 
 from .decoding import Draft, Drafter, Tree, Verification
@@ -13,7 +15,7 @@ class SuffixRecycling(Drafter):
     """Each step drafts from one of two: a long match is copied, otherwise the recycled tree grows.
 
     The matrix learns from every step, whichever drafted it, and is all that is carried from prompt to prompt.
-    In step records a copied chain's rank path is all zeros; its step has as many nodes as the chain.
+    In step records the source is `suffix` or `recycling`; a copied chain's rank path is all zeros.
 
     Args:
         tree: the recycled tree.
@@ -40,6 +42,7 @@ class SuffixRecycling(Drafter):
         recycle_prompt: bool = False,
         dtype: torch.dtype = torch.int64,
         device: torch.device | str = "cpu",
+        eos: Collection[int] = (),
     ) -> None:
         super().__init__(torch.device(device))
         self.suffix = Suffix(
@@ -53,32 +56,28 @@ class SuffixRecycling(Drafter):
             device=device,
         )
         self.recycling = TokenRecycling(
-            vocab_size, tree, k=k, recycle_prompt=recycle_prompt, dtype=dtype, device=device
+            vocab_size, tree, k=k, recycle_prompt=recycle_prompt, dtype=dtype, device=device, eos=eos
         )
         self.max_nodes = max(self.suffix.max_nodes, self.recycling.max_nodes)
         self.needs_prompt_logits = recycle_prompt
         self._chosen: Drafter = self.recycling
         self.tree = self.recycling.tree
 
-    def begin(self, prompt: list[int]) -> Draft:
-        return self.suffix.begin(prompt)
+    def begin(self, prompt: list[int]) -> Draft | None:
+        self.suffix.begin(prompt)
+        return self.recycling.begin(prompt)
 
     def choose(self) -> None:
         self.suffix.choose()
         drafted = self.suffix.tree is not None and self.suffix.tree.max_depth > 0
         self._chosen = self.suffix if drafted else self.recycling
-        self.tree = self._chosen.tree
+        self.tree, self.source = self._chosen.tree, "suffix" if drafted else "recycling"
 
     def grow(self, root: torch.Tensor) -> torch.Tensor:
         return self._chosen.grow(root)
 
-    def learn(self, tokens: torch.Tensor, logits: torch.Tensor) -> None:
-        self.recycling.learn(tokens, logits)
-
-    def observe(self, verification: Verification) -> None:
-        if verification.prefill:
-            self.suffix.observe(verification)
-        super().observe(verification)
+    def learn(self, tokens: torch.Tensor, logits: torch.Tensor, stands: torch.Tensor) -> None:
+        self.recycling.learn(tokens, logits, stands)
 
     def account(self, verification: Verification) -> None:
         self.suffix.account(verification)

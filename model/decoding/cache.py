@@ -25,15 +25,30 @@ class LayerShape:
     device: torch.device
 
 
+@dataclass
+class Place:
+    """Where the next forward writes; shared by a cache and its layers, which would be a cycle if they held the cache.
+
+    Attributes:
+        length: committed tokens.
+        write_at: in static steps, int64 (n,): the positions, as the host does not know the length;
+        window: and how much of the cache a step attends over; its mask hides what is not in use.
+    """
+
+    length: int = 0
+    write_at: torch.Tensor | None = None
+    window: int = 0
+
+
 class TreeCacheLayer(CacheLayerMixin):
     """A view of one layer in the cache's buffers; keys and values are (1, heads, capacity, dim)."""
 
     is_sliding = False
     is_compileable = False
 
-    def __init__(self, cache: TreeCache, keys: torch.Tensor, values: torch.Tensor) -> None:
+    def __init__(self, place: Place, keys: torch.Tensor, values: torch.Tensor) -> None:
         super().__init__()
-        self.cache, self.keys, self.values = cache, keys, values
+        self.place, self.keys, self.values = place, keys, values
         self.is_initialized = True
 
     def lazy_initialization(self, *args: torch.Tensor) -> None:
@@ -42,25 +57,32 @@ class TreeCacheLayer(CacheLayerMixin):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write the new states (1, heads, n, dim) behind the committed tokens; return all that is in use."""
-        at = self.cache.write_at
-        if at is not None:  # static: the host does not know the length
+        """Write the new states (1, heads, n, dim) behind the committed tokens; return all that is in use.
+
+        A drafted node may overflow float16. No mask silences infinite states (0 x inf is NaN), so other nodes and, in
+        static steps, later ones would be lost with it: such states are written as zeros. Those of text that the model
+        itself overflows on are, too; its own output is NaN from there on.
+        """
+        if key_states.dtype == torch.float16:
+            key_states, value_states = _finite(key_states), _finite(value_states)
+        at = self.place.write_at
+        if at is not None:
             self.keys.index_copy_(2, at, key_states)
             self.values.index_copy_(2, at, value_states)
-            return self.keys[:, :, : self.cache.window], self.values[:, :, : self.cache.window]
-        start, end = self.cache.length, self.cache.length + key_states.shape[2]
+            return self.keys[:, :, : self.place.window], self.values[:, :, : self.place.window]
+        start, end = self.place.length, self.place.length + key_states.shape[2]
         self.keys[:, :, start:end] = key_states
         self.values[:, :, start:end] = value_states
         return self.keys[:, :, :end], self.values[:, :, :end]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.cache.length + query_length, 0
+        return self.place.length + query_length, 0
 
     def get_seq_length(self) -> int:
-        return self.cache.length
+        return self.place.length
 
     def get_max_length(self) -> int:
-        return self.cache.capacity
+        return self.keys.shape[2] if self.keys is not None else 0
 
     get_max_cache_shape = get_max_length  # its name in transformers before 5.19
 
@@ -74,9 +96,7 @@ class TreeCache(Cache):
     """
 
     def __init__(self, shapes: Sequence[LayerShape], capacity: int) -> None:
-        self.capacity, self.length = capacity, 0
-        self.write_at: torch.Tensor | None = None  # static steps: int64 (n,), where the next forward writes,
-        self.window = 0  # and how much of the cache it attends over; its mask hides what is not in use
+        self.capacity, self.place = capacity, Place()
         self._buffers: list[torch.Tensor] = []  # keys and values of each group: (layers, heads, capacity, dim)
         layers: list[CacheLayerMixin | None] = [None] * len(shapes)
         for shape in dict.fromkeys(shapes):
@@ -87,8 +107,17 @@ class TreeCache(Cache):
             )
             self._buffers += [keys, values]
             for row, i in enumerate(members):
-                layers[i] = TreeCacheLayer(self, keys[row : row + 1], values[row : row + 1])
+                layers[i] = TreeCacheLayer(self.place, keys[row : row + 1], values[row : row + 1])
         super().__init__(layers=layers)
+
+    @property
+    def length(self) -> int:
+        """Committed tokens."""
+        return self.place.length
+
+    @length.setter
+    def length(self, tokens: int) -> None:
+        self.place.length = tokens
 
     def reset(self) -> None:
         """Forget all tokens; nothing is freed or zeroed, as nothing behind `length` is ever attended to."""
@@ -119,3 +148,7 @@ class TreeCache(Cache):
     def nbytes(self) -> int:
         """Bytes allocated."""
         return sum(b.numel() * b.element_size() for b in self._buffers)
+
+
+def _finite(states: torch.Tensor) -> torch.Tensor:
+    return torch.nan_to_num(states, nan=0.0, posinf=0.0, neginf=0.0)

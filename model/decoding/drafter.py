@@ -15,10 +15,14 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Draft:
-    """What to try: a tree and its tokens, int64 (n,) on the target's device; tokens[0] is the root."""
+    """What to try: a tree and its tokens, int64 (n,) on the target's device; tokens[0] is the root.
+
+    `source` says where the tokens come from, in the words of a drafter that has several sources.
+    """
 
     tree: Tree
     tokens: torch.Tensor
+    source: str | None = None
 
 
 class Drafter:
@@ -26,6 +30,9 @@ class Drafter:
 
     The engine calls `begin` once a prompt, then `draft` and `observe` in turn. State carried from prompt to prompt
     lives on the object; `reset` forgets it, `state_dict` holds all of it, so that a resumed run continues exactly.
+
+    A step may be captured once and replayed: of host values it may depend on nothing but `tree` and `source`, as
+    `choose` leaves them. What else `grow`, `learn` and `take` read or write are tensors that stay where they are.
     """
 
     stateful: bool = False  # does anything outlive a prompt? Then cold and hot start differ.
@@ -38,40 +45,51 @@ class Drafter:
     # The topology, where it stays from step to step: then `grow` and `learn` are all there is to a step, and it can
     # run without the host. None where every draft has a topology of its own: then `draft` and `observe` are overridden.
     tree: Tree | None
+    source: str | None = None  # which of several sources `grow` takes the tokens from; two may fill the same tree
     static_steps: object = None  # kept here by the engine, so that it lives as long as the drafter
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._alone = self.tree = Tree.chain(0).on(device)
 
-    def begin(self, prompt: list[int]) -> Draft:
-        """Start a prompt. The draft returned continues the prompt's last token and is verified in the prefill."""
+    def begin(self, prompt: list[int]) -> Draft | None:
+        """Start a prompt.
+
+        Returns:
+            The first step's draft, if it is a chain: it goes through one forward with the prompt, whose last token is
+            its root. None: the prompt's other tokens go first, then a first step that is like all others.
+        """
         return self.root_alone(prompt[-1])
 
     def draft(self, root: int) -> Draft:
         """What to try after `root`, the last known token."""
         self.choose()
         assert self.tree is not None, "a drafter without a fixed topology overrides draft()"
-        return Draft(self.tree, self.grow(torch.tensor([root], device=self.device)))
+        return Draft(self.tree, self.grow(torch.tensor([root], device=self.device)), self.source)
 
     def observe(self, verification: Verification) -> None:
         """Learn from a step: what was drafted, what the target chose, what stood."""
         if verification.logits is not None:
-            self.learn(verification.draft.tokens, verification.logits)
+            self.learn(verification.draft.tokens, verification.logits, verification.stands)
         if verification.hidden is not None:
             self.take(verification.hidden[verification.node : verification.node + 1])
-        if not verification.prefill:
-            self.account(verification)
+        self.account(verification)
 
     def choose(self) -> None:
-        """On the host, before a step: `tree` may be exchanged here."""
+        """On the host, before a step: `tree` and `source` may be exchanged here."""
 
     def grow(self, root: torch.Tensor) -> torch.Tensor:
         """The tokens of `tree` below `root` (1,): int64 (n,). On the device: no host value is read."""
         return root
 
-    def learn(self, tokens: torch.Tensor, logits: torch.Tensor) -> None:
-        """Learn from a step's tokens (n,) and logits (n, V), where `needs_logits`. On the device, as `grow`."""
+    def learn(self, tokens: torch.Tensor, logits: torch.Tensor, stands: torch.Tensor) -> None:
+        """Learn from a step, where `needs_logits`. On the device, as `grow`.
+
+        Args:
+            tokens: int64 (n,).
+            logits: (n, V), after each node.
+            stands: bool (n,), which nodes are what the target picks, all the way from the root.
+        """
 
     def take(self, hidden: torch.Tensor) -> None:
         """The hidden state (1, H) that chose the next root, where `needs_hidden`. On the device, as `grow`."""
@@ -80,10 +98,13 @@ class Drafter:
         """On the host, after a step: what stood."""
 
     def observe_prompt(self, prompt: list[int], logits: torch.Tensor) -> None:
-        """Learn from the prompt's own logits (P, V), where `needs_prompt_logits`."""
+        """Learn from the logits (m, V) after the prompt's first m tokens, where `needs_prompt_logits`.
+
+        m is P where the first step goes through one forward with the prompt, else P - 1.
+        """
 
     def observe_prompt_hidden(self, prompt: list[int], hidden: torch.Tensor) -> None:
-        """Learn from the prompt's hidden states (P, H), where `needs_hidden`. Called before `observe`."""
+        """Learn from the hidden states (m, H) of the same tokens, where `needs_hidden`. Called before `observe`."""
 
     def reset(self) -> None:
         """Forget everything that `state_dict` holds: a cold start."""

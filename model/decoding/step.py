@@ -7,7 +7,9 @@ tensor a step; so it can be compiled, or captured as one CUDA graph and replayed
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
 
 import torch
 
@@ -15,10 +17,32 @@ from .drafter import Draft, Drafter
 from .selection import argmax
 from .target import Target
 from .tree import Tree
-from .verification import Verification, verify
+from .verification import Verification, deepest_on_device, verify
 
 BUCKET = 256  # a static step attends over the context rounded up to a multiple of this
+MOST_STEPS = 64  # static steps kept for a drafter; the one used longest ago goes first
 Mark = Callable[[str], None]
+
+
+def _unmarked(phase: str) -> None:
+    """The default `mark`: nobody is timing phases."""
+
+
+def conclude(
+    target: Target, drafter: Drafter, draft: Draft, logits: torch.Tensor, mark: Mark = _unmarked
+) -> Verification:
+    """Verify, commit, observe: what follows a forward over a draft of n nodes, whose logits (n, V) these are."""
+    verification = verify(draft, logits)
+    mark("verify")
+    target.commit(verification)
+    mark("commit")
+    if drafter.needs_logits:
+        verification.logits = logits
+    if target.hidden is not None:  # behind a prompt's own, if it was forwarded with the prompt
+        verification.hidden = target.hidden[-len(draft.tree) :]
+    drafter.observe(verification)
+    mark("observe")
+    return verification
 
 
 class EagerStep:
@@ -34,16 +58,7 @@ class EagerStep:
         self.mark("draft")
         logits = self.target.forward(draft)
         self.mark("forward")
-        verification = verify(draft, logits)
-        self.mark("verify")
-        self.target.commit(verification)
-        self.mark("commit")
-        if self.drafter.needs_logits:
-            verification.logits = logits
-        verification.hidden = self.target.hidden
-        self.drafter.observe(verification)
-        self.mark("observe")
-        return verification
+        return conclude(self.target, self.drafter, draft, logits, self.mark)
 
 
 class StaticStep:
@@ -59,6 +74,7 @@ class StaticStep:
         self.length = torch.zeros((), dtype=torch.long, device=device)
         self.report = torch.zeros(2 + tree.max_depth, dtype=torch.long, device=device)
         self.tokens = self.choices = torch.zeros(n, dtype=torch.long, device=device)
+        self.stands = torch.zeros(n, dtype=torch.bool, device=device)
         self._nodes = torch.arange(n, device=device)
         self._columns = torch.arange(bucket, device=device)
         self._depths = torch.arange(tree.max_depth + 1, device=device)
@@ -81,21 +97,20 @@ class StaticStep:
         seen = self._attention or self._mask_now()
         logits = self.target.forward_static(tokens, tree.depths + self.length, at, self.bucket, seen)
         choices = argmax(logits)  # (n,)
-        matches = tokens == choices.index_select(0, tree.parents)
-        winner = (tree.depths * (matches | tree.missing).all(dim=-1)).argmax(keepdim=True)  # (1,)
-        path = tree.paths.index_select(0, winner)[0]  # (max_depth + 1,), the winner repeated at the end
+        stands, winner, path = deepest_on_device(tree, tokens, choices)  # (n,), (1,), (max_depth + 1,)
         cache.move(path + self.length, self._depths + self.length)
-        self.drafter.learn(tokens, logits)
+        self.drafter.learn(tokens, logits, stands)
         if self.target.hidden is not None:
             self.drafter.take(self.target.hidden.index_select(0, winner))
-        self.tokens, self.choices = tokens, choices  # for whoever looks before the next step overwrites them
+        # for whoever looks before the next step overwrites them
+        self.tokens, self.choices, self.stands = tokens, choices, stands
         self.report.copy_(torch.cat((winner, choices.index_select(0, path))))
         self.root.copy_(choices.index_select(0, winner))
         self.length.add_(tree.depths.index_select(0, winner)[0] + 1)
 
 
 class StaticSteps:
-    """Runs static steps for a drafter: one for each tree and bucket, made when first needed.
+    """Runs static steps for a drafter: one for each tree, source and bucket, made when first needed.
 
     The target's execution says how: static (as it is), graph (captured as one CUDA graph and replayed), compiled (the
     model's forward by torch.compile; on CUDA the step is captured, too, as its host work would hide what that gains).
@@ -106,15 +121,17 @@ class StaticSteps:
     """
 
     def __init__(self, target: Target, drafter: Drafter) -> None:
-        self.target, self.drafter, self.execution, self.cache = target, drafter, target.execution, target.cache
+        self.target, self.execution = target, target.execution
+        self.drafter = weakref.proxy(drafter)  # which owns this: a cycle would keep its tensors until it is collected
+        self._cache = weakref.ref(target.cache)  # a larger one may take its place, and this must not keep it
         self.setup_s = 0.0
-        self._made: dict[tuple[int, int], tuple[StaticStep, Callable[[], None]]] = {}
+        self._made: OrderedDict[Hashable, tuple[StaticStep, Callable[[], None]]] = OrderedDict()
         self._now: StaticStep | None = None
         self.mark: Mark = lambda phase: None
 
     def fits(self, target: Target) -> bool:
         """Whether these steps can go on: made for this target, its present cache and its execution."""
-        return (self.target, self.cache, self.execution) == (target, target.cache, target.execution)
+        return self.target is target and self._cache() is target.cache and self.execution == target.execution
 
     def begin(self) -> None:
         """A new prompt: root and length come from the host again."""
@@ -134,14 +151,16 @@ class StaticSteps:
         node, *chosen = step.report.tolist()  # the one transfer of a step
         self.mark("step")
         cache.length += tree.depth_of[node] + 1
-        draft = Draft(tree, step.tokens)
-        verification = Verification(draft, step.choices, node, chosen[: tree.depth_of[node] + 1])
+        draft = Draft(tree, step.tokens, self.drafter.source)
+        verification = Verification(draft, step.choices, step.stands, node, chosen[: tree.depth_of[node] + 1])
         self.drafter.account(verification)
         return verification
 
     def _step(self, tree: Tree, bucket: int) -> tuple[StaticStep, Callable[[], None]]:
-        key = (id(tree), bucket)
+        key = (tree, self.drafter.source, bucket)
         if key not in self._made:
+            while len(self._made) >= MOST_STEPS:
+                self._made.popitem(last=False)
             self.target.synchronize()
             start = time.perf_counter()
             step = StaticStep(self.target, self.drafter, tree, bucket)
@@ -149,6 +168,7 @@ class StaticSteps:
             self.target.synchronize()
             self.setup_s += time.perf_counter() - start
             self.mark("setup")
+        self._made.move_to_end(key)
         return self._made[key]
 
     def _prepared(self, step: StaticStep) -> Callable[[], None]:
@@ -177,7 +197,8 @@ class StaticSteps:
                 step.length.fill_(self.target.cache.length)  # what it wrote lies behind the committed tokens
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        # One pool for all: a step's own numbers are done with when the next one is replayed, so they share the memory.
+        with torch.cuda.graph(graph, pool=self.target.graph_pool):
             step.run()
         return graph.replay
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import inspect
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
 import torch
-from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
 from ..errors import UserError
 from .attention import TreeAttention
 from .attention_switch import AttentionSwitch, register_tree_attention
 from .cache import LayerShape, TreeCache
+from .checks import check_forward, check_positions, probe_layers
 from .drafter import Draft
 from .linear import pack_linears
 from .tree import Tree
@@ -37,7 +36,7 @@ class Target:
 
     Raises:
         UserError: the model cannot work this way (encoder-decoder, recurrent state, a sliding window smaller than the
-            context, an attention kernel that takes no tree mask); says which and why.
+            context, positions that change with the longest, an attention kernel that takes no tree mask); says which.
     """
 
     def __init__(
@@ -58,7 +57,8 @@ class Target:
         self.device: torch.device = model.get_input_embeddings().weight.device
         self.dtype: torch.dtype = model.get_input_embeddings().weight.dtype
         self.vocab_size: int = model.get_output_embeddings().weight.shape[0]
-        self._keeps_logits = _check_forward(model, self.name)
+        self._keeps_logits = check_forward(model, self.name)
+        check_positions(model.config, self.name, self.context)
         self._shapes: list[LayerShape] = []
         if packed:
             pack_linears(model, self._probe)  # one forward tells what layers store and which share their input
@@ -73,7 +73,7 @@ class Target:
         self.execution = self.check_execution(execution)
 
     def _probe(self) -> None:
-        self._shapes = _probe_layers(self.model, self.name, self.context, self.device)
+        self._shapes = probe_layers(self.model, self.name, self.context, self.device)
 
     def equip(self, module: torch.nn.Module) -> None:
         """Give a module the products that the target multiplies with; for a drafter's own network."""
@@ -121,6 +121,11 @@ class Target:
         assert self._cache is not None, "call reserve() first"
         return self._cache
 
+    @cached_property
+    def graph_pool(self) -> Any:
+        """The memory that all captured steps on this target share."""
+        return torch.cuda.graph_pool_handle()  # type: ignore[no-untyped-call]
+
     def reserve(self, nodes: int) -> None:
         """Make room for a full context and a draft of `nodes` nodes. Free of cost when there is room already."""
         if self._cache is None or self._cache.capacity < self.context + nodes:
@@ -133,36 +138,41 @@ class Target:
         if wanted and self._hook is None:
             self._hook = self.model.get_decoder().register_forward_hook(self._store_hidden)
         elif not wanted and self._hook is not None:
-            self._hook.remove()
+            self._hook.remove()  # left there it would be a cycle: model, hook, target, model
             self._hook = self.hidden = None
 
     def _store_hidden(self, module: Any, args: Any, output: Any) -> None:
         self.hidden = output[0][0].to(self.device)  # the decoder's first output, after its final norm: (1, n, H)
 
     @torch.inference_mode()
-    def prefill(self, prompt: list[int], draft: Draft, *, all_logits: bool = False) -> torch.Tensor:
-        """Start a sequence: forward over the prompt (P tokens) and the draft that continues its last token.
+    def prefill(self, prompt: list[int], draft: Draft | None = None, *, all_logits: bool = False) -> torch.Tensor:
+        """Start a sequence: a causal forward, without a mask, over all of the prompt (P tokens) but its last one.
 
-        Leaves P - 1 tokens committed: the last one is the draft's root.
+        Leaves these P - 1 tokens committed: the last one is the first root.
+
+        Args:
+            draft: a chain of n nodes that goes with them, its root the prompt's last token; None: n is 0.
 
         Returns:
-            Logits (n, V) after the draft's nodes; with `all_logits` (P - 1 + n, V).
+            Logits, the last of them after the draft's nodes: at least (n, V); with `all_logits` (P - 1 + n, V).
+
+        Raises:
+            UserError: the draft is no chain.
         """
-        n, past = len(draft.tree), len(prompt) - 1
+        n, past = len(draft.tree) if draft is not None else 0, len(prompt) - 1
         self.cache.reset()
-        tokens = torch.cat((torch.tensor(prompt[:-1], dtype=torch.long, device=self.device), draft.tokens))
-        if draft.tree.is_chain:
-            mask, positions = None, torch.arange(past + n, device=self.device)
-        else:
-            mask = torch.full((past + n, past + n), torch.finfo(self.dtype).min, dtype=self.dtype, device=self.device)
-            mask = mask.triu_(diagonal=1)
-            mask[past:] = self._mask(draft.tree, past)
-            mask = mask[None, None]
-            positions = torch.cat((torch.arange(past, device=self.device), draft.tree.depths + past))
-        kwargs = {"logits_to_keep": 0 if all_logits else n} if self._keeps_logits else {}
-        logits = self._forward(tokens, mask, positions, past + draft.tree.max_depth, **kwargs)
+        tokens = torch.tensor(prompt[:-1], dtype=torch.long, device=self.device)
+        if draft is not None:
+            if not draft.tree.is_chain:
+                raise UserError(f"{draft.tree}: what a drafter begins with is a chain, or None (see Drafter.begin)")
+            tokens = torch.cat((tokens, draft.tokens))
+        if not len(tokens):
+            return torch.zeros(0, self.vocab_size, dtype=self.dtype, device=self.device)
+        positions = torch.arange(past + n, device=self.device)
+        kwargs = {"logits_to_keep": 0 if all_logits else max(n, 1)} if self._keeps_logits else {}
+        logits = self._forward(tokens, None, positions, past + n - 1, **kwargs)
         self.cache.commit(past)
-        return logits if all_logits else logits[-n:]
+        return logits
 
     @torch.inference_mode()
     def forward(self, draft: Draft) -> torch.Tensor:
@@ -189,7 +199,8 @@ class Target:
         Returns:
             Logits (n, V).
         """
-        self.cache.write_at, self.cache.window = write_at, window
+        place = self.cache.place
+        place.write_at, place.window = write_at, window
         try:
             positions = positions.clamp(max=self.context - 1)
             if isinstance(seen, torch.Tensor):
@@ -198,7 +209,7 @@ class Target:
             with self.switch.use(seen):
                 return self._call(tokens, None, positions)
         finally:
-            self.cache.write_at = None
+            place.write_at = None
 
     def commit(self, verification: Verification) -> None:
         """Keep the accepted path, root included, of the draft that was forwarded last."""
@@ -310,41 +321,3 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
     elif device.type == "mps":
         torch.mps.synchronize()
-
-
-def _check_forward(model: Any, name: str) -> bool:
-    """Refuse what the engine cannot drive; say whether `forward` takes `logits_to_keep`."""
-    if getattr(model.config, "is_encoder_decoder", False):
-        raise UserError(f"{name}: an encoder-decoder model; the engine decodes causal language models only")
-    if getattr(model, "_is_stateful", False):
-        raise UserError(f"{name}: keeps a recurrent state, which cannot take back rejected tokens")
-    kernel = getattr(model.config, "_attn_implementation", "sdpa")
-    if kernel not in ("sdpa", "eager"):
-        raise UserError(f"{name}: attention {kernel!r} takes no tree mask; load with attn_implementation='sdpa'")
-    takes = inspect.signature(model.forward).parameters
-    for needed in ("position_ids", "past_key_values"):
-        if needed not in takes:
-            raise UserError(f"{name}: {type(model).__name__}.forward takes no {needed}, which a draft tree needs")
-    return "logits_to_keep" in takes
-
-
-@torch.inference_mode()
-def _probe_layers(model: Any, name: str, context: int, device: torch.device) -> list[LayerShape]:
-    """Forward one token through transformers' own cache and read what each layer stores: right for any model."""
-    probe = DynamicCache(config=model.config)
-    for i, layer in enumerate(probe.layers):
-        if type(layer) is DynamicSlidingWindowLayer:
-            if layer.sliding_window < context:
-                raise UserError(
-                    f"{name}: layer {i} attends over a sliding window of {layer.sliding_window} tokens, less than "
-                    f"the context of {context}; set the context to {layer.sliding_window} or less"
-                )
-        elif type(layer) is not DynamicLayer:
-            raise UserError(f"{name}: layer {i} is a {type(layer).__name__}, whose state cannot take back tokens")
-    model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=device), past_key_values=probe, use_cache=True)
-    shapes = []
-    for layer in probe.layers:
-        keys, values = layer.keys, layer.values
-        assert keys is not None and values is not None
-        shapes.append(LayerShape(keys.shape[1], keys.shape[3], values.shape[3], keys.dtype, keys.device))
-    return shapes

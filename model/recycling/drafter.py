@@ -6,10 +6,12 @@ followed step by step; where this project departs on purpose is listed in NOTES.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 
-from ..decoding import Drafter, Tree
-from ..decoding.selection import argmax, top_k
+from ..decoding import Draft, Drafter, Tree
+from ..decoding.selection import top_k
 from ..errors import UserError
 from .matrix import AdjacencyMatrix, fastest
 
@@ -27,6 +29,7 @@ class TokenRecycling(Drafter):
         dtype: of the matrix, int64 or int32.
         update: whose candidates a step writes back: all nodes (as published), the accepted path, the root, or none
             (frozen: the matrix stays as it was loaded).
+        eos: ids that end an answer. The official loop writes nothing back of a step in which a draft of these stood.
 
     Raises:
         UserError: the template needs a rank that k candidates do not have, or an unknown update.
@@ -45,6 +48,7 @@ class TokenRecycling(Drafter):
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.int64,
         update: str = "all",
+        eos: Collection[int] = (),
     ) -> None:
         device = torch.device(device)
         if update not in UPDATES:
@@ -57,6 +61,7 @@ class TokenRecycling(Drafter):
             raise UserError(f"tree: needs candidates up to rank {tree.max_rank}, but k={k} keeps ranks 0 to {k - 1}")
         self.max_nodes = len(tree)
         self.update = update
+        self._eos = torch.tensor(sorted(eos), device=device) if eos else None
         self.needs_logits = update != "frozen"
         self.needs_prompt_logits = recycle_prompt
         self.use_tree(tree.on(device))
@@ -69,6 +74,10 @@ class TokenRecycling(Drafter):
         # What a level's look-up needs, sliced once: its part of the tokens, parents, ranks.
         self._levels = [(self._cells[a:b], parents[a:b], ranks[a:b]) for a, b in tree.levels[1:]]
 
+    def begin(self, prompt: list[int]) -> Draft | None:
+        """The first step is like all others, as in the official loop: it drafts, and it learns."""
+        return None
+
     def grow(self, root: torch.Tensor) -> torch.Tensor:
         """Grow the tree level by level: token(node) = M[token(parent), rank(node)] (paper, 3.2)."""
         self._tokens[:1] = root
@@ -76,26 +85,25 @@ class TokenRecycling(Drafter):
             level[:] = self.matrix.look_up(self._cells[parents], ranks)
         return self._tokens
 
-    def learn(self, tokens: torch.Tensor, logits: torch.Tensor) -> None:
+    def learn(self, tokens: torch.Tensor, logits: torch.Tensor, stands: torch.Tensor) -> None:
         """Recycle: the top-k after every node, rejected ones too, replaces that token's candidates (paper, 3.3)."""
         if self.update == "frozen":
             return
+        kept = stands if self.update == "path" else None
+        if self._eos is not None:
+            kept = self._going_on(tokens, stands) if kept is None else kept & self._going_on(tokens, stands)
         if self.update == "root":
-            tokens, logits = tokens[:1], logits[:1]
-        kept = self._standing(tokens, logits) if self.update == "path" else None
+            tokens, logits, kept = tokens[:1], logits[:1], None if kept is None else kept[:1]
         self.matrix.update(tokens, top_k(logits, self.matrix.k), kept)  # (n, k)
 
-    def _standing(self, tokens: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-        """Which nodes are what the target picks, all the way from the root: bool (n,); the accepted path."""
-        if tokens.shape[0] == 1:  # a root alone, as in the prefill
-            return torch.ones_like(tokens, dtype=torch.bool)
-        assert self.tree is not None
-        matches = tokens == argmax(logits).index_select(0, self.tree.parents)
-        return (matches | self.tree.missing).all(dim=-1)
+    def _going_on(self, tokens: torch.Tensor, stands: torch.Tensor) -> torch.Tensor:
+        """False, for all nodes, where a draft stands that ends the answer: bool (n,)."""
+        ends = (tokens[1:, None] == self._eos).any(dim=1) & stands[1:]  # (n - 1,): the root is no draft
+        return (~ends.any()).expand(len(tokens))
 
     def observe_prompt(self, prompt: list[int], logits: torch.Tensor) -> None:
         """With `recycle_prompt`: the same for the prompt's tokens."""
-        best = top_k(logits[: len(prompt)], self.matrix.k)  # (P, k)
+        best = top_k(logits, self.matrix.k)  # (m, k)
         self.matrix.update(torch.tensor(prompt, device=self.device), best)
 
     def reset(self) -> None:

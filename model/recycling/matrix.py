@@ -50,18 +50,20 @@ class AdjacencyMatrix:
         row, so that order does not matter and a run repeats bit for bit.
 
         Args:
-            kept: bool (n,), true for node 0; the others are not written. None: all are.
+            kept: bool (n,); nodes that are not are not written. None: all are.
         """
         if self._array is not None:  # NumPy writes in order, so the last one wins by itself
             rows, best = tokens.numpy(), top_k.numpy()
             self._array[rows if kept is None else rows[kept.numpy()]] = best if kept is None else best[kept.numpy()]
             return
         order = torch.arange(tokens.shape[0], device=tokens.device)
-        if kept is not None:  # the shapes stay: a node that is not written stands in for node 0, the first in order
-            order = order * kept
-            tokens = tokens.index_select(0, order)
-        last = (tokens[:, None].eq(tokens) * order).amax(dim=1)  # (n,): the last node with the same token
-        self.candidates.index_copy_(0, tokens, top_k.index_select(0, last).to(self.candidates.dtype))
+        if kept is not None:
+            order = order.masked_fill(~kept, -1)
+        last = order.masked_fill(tokens[:, None].ne(tokens), -1).amax(dim=1)  # (n,): the last node with the same token
+        rows = top_k.index_select(0, last.clamp(min=0)).to(self.candidates.dtype)  # (n, k)
+        if kept is not None:  # the shapes stay: where no node with the token is kept, its row is written as it was
+            rows = torch.where((last < 0)[:, None], self.candidates.index_select(0, tokens), rows)
+        self.candidates.index_copy_(0, tokens, rows)
 
     def reset(self) -> None:
         """Cold start: all zero, as at first."""

@@ -52,7 +52,7 @@ class SlowLookahead:
         grid = {(0, i): draw.choice(prompt) for i in range(1, W + N - 2)}  # (level, column) -> token; (0, 0): the root
         depth, width, text = 0, W + N - 2, list(prompt)
         self.remember_text(pool, text, len(text))
-        out, lengths, pending = [], [], []
+        out, lengths = [], []
         while True:
             full = depth == N - 2
             guesses = [list(g) for g in pool.get(text[-1], {})] if full else []
@@ -79,13 +79,9 @@ class SlowLookahead:
             text += accepted + [root]
             self.remember_text(pool, text, len(accepted) + 1)
 
-            tokens = (pending + accepted)[: limit - len(out)]
+            tokens = [*accepted, root][: limit - len(out)]
             tokens = next((tokens[: i + 1] for i, t in enumerate(tokens) if t in eos), tokens)
-            if tokens:
-                out += tokens
-                lengths.append(len(tokens))
-                if tokens[-1] in eos or len(out) == limit:
-                    return out, lengths, seen, tried
-            if root in eos or len(out) + 1 == limit:
-                return [*out, root], [*lengths, 1], seen, tried
-            pending = [root]
+            out += tokens
+            lengths.append(len(tokens))
+            if tokens[-1] in eos or len(out) == limit:
+                return out, lengths, seen, tried

@@ -100,7 +100,9 @@ def test_nothing_is_carried_from_prompt_to_prompt(llama):
 def test_a_prompt_of_one_token(llama):
     out = decode(Target(llama), Lookahead(), [7], max_new_tokens=20)
     assert out.tokens == greedy(llama, [7], 20)
-    assert torch.equal(Lookahead().begin([7]).tokens, torch.full((10,), 7))
+    drafter = Lookahead()
+    assert drafter.begin([7]) is None
+    assert torch.equal(drafter.draft(7).tokens, torch.full((10,), 7))
 
 
 @pytest.mark.parametrize("wrong", [dict(level=2), dict(window=0), dict(guess=0)])

@@ -158,8 +158,8 @@ def test_output_is_the_models_own(seed, execution):
         out = decode(target, drafter, prompt, max_new_tokens=60, eos=eos)
         assert out.tokens == expected[: expected.index(eos[0]) + 1 if eos else 60], turn
         assert sum(out.accept_lengths) == len(out.tokens)
-        assert all(s.nodes in (0, 1, drafter.max_nodes) for s in out.steps)
-        assert all(len(s.rank_path) == s.accepted - 1 for s in out.steps if s.nodes > 1)
+        assert all(s.nodes == drafter.max_nodes for s in out.steps)
+        assert all(len(s.rank_path) == s.accepted - 1 for s in out.steps[:-1])
     assert out.forwards < 45, "a case in which nothing is accepted proves nothing"
 
 
@@ -189,7 +189,8 @@ def test_every_node_teaches_and_a_saved_state_goes_on_exactly():
     logits = torch.zeros(3, 10)
     for node, (first, second) in enumerate([(1, 2), (3, 6), (7, 8)]):
         logits[node, first], logits[node, second] = 2.0, 1.0
-    drafter.observe(Verification(Draft(draft.tree, draft.tokens), logits.argmax(-1), 0, [1], logits))
+    stands = torch.tensor([True, False, False])
+    drafter.observe(Verification(Draft(draft.tree, draft.tokens), logits.argmax(-1), stands, 0, [1], logits))
     assert drafter.matrix.candidates[[4, 5]].tolist() == [[7, 8], [3, 6]]  # of token 4's two nodes the last counts
     assert drafter.text.tokens == [4, 5, 4, 1]
 

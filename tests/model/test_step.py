@@ -2,6 +2,7 @@
 
 import random
 import time
+import weakref
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ from model.decoding.step import BUCKET, EagerStep, StaticStep, StaticSteps, make
 from model.errors import UserError
 from model.pld import PromptLookup
 from model.recycling import TokenRecycling, build_template
+from model.suffix_recycling import SuffixRecycling
 from model.vanilla import Vanilla
 from tests.conftest import toy_model
 
@@ -130,26 +132,40 @@ class _FakeGraphs:
     """Stands in for CUDA graphs: what is captured is not run, as on CUDA, and run by each replay."""
 
     def __init__(self, monkeypatch):
-        self.captured, self.replays = [], 0
+        self.captured, self.replays, self.pools = [], 0, set()
         graphs = self
 
         class Graph:
             def replay(self):
                 graphs.replays += 1
+                assert self.step.drafter.source == self.source, "a replay fills the tree from where the capture did"
                 self.run()
 
         @contextmanager
-        def capture(graph):
+        def capture(graph, pool):
             original = StaticStep.run
-            monkeypatch.setattr(StaticStep, "run", lambda step: setattr(graph, "run", partial(original, step)))
+
+            def record(step):
+                graph.step, graph.source, graph.run = step, step.drafter.source, partial(original, step)
+
+            StaticStep.run = record  # not by monkeypatch, which would keep what it replaces, and the graph with it
             yield
-            monkeypatch.setattr(StaticStep, "run", original)
-            graphs.captured.append(graph)
+            StaticStep.run = original
+            graphs.captured.append(weakref.ref(graph))
+            graphs.pools.add(pool)
 
         stream = SimpleNamespace(wait_stream=lambda other: None)
-        fakes = {"Stream": lambda: stream, "current_stream": lambda: stream, "CUDAGraph": Graph, "graph": capture}
+        fakes = {"graph_pool_handle": object}
+        fakes |= {"Stream": lambda: stream, "current_stream": lambda: stream, "CUDAGraph": Graph, "graph": capture}
         for name, fake in (fakes | {"stream": lambda stream: nullcontext()}).items():
             monkeypatch.setattr(torch.cuda, name, fake)
+        monkeypatch.setattr(StaticSteps, "_on_cuda", property(lambda self: True))
+
+    def target(self, model):
+        """On the CPU, and yet captured."""
+        target = Target(model, execution="static")
+        target.execution = "graph"
+        return target
 
 
 @pytest.mark.parametrize("method", ["vanilla", "recycling", "auto"])
@@ -158,13 +174,38 @@ def test_captured_steps_equal_eager_ones(monkeypatch, method):
     model = toy_model("llama")
     eager = outcomes(Target(model), MAKE[method](), seed=3)
     graphs, drafter = _FakeGraphs(monkeypatch), MAKE[method]()
-    target = Target(model, execution="static")
-    target.execution = "graph"
-    monkeypatch.setattr(StaticSteps, "_on_cuda", property(lambda self: True))
-    found = outcomes(target, drafter, seed=3)
+    found = outcomes(graphs.target(model), drafter, seed=3)
     assert found == eager
     assert len(graphs.captured) == len(drafter.static_steps._made) <= len(SIZES)
-    assert graphs.replays == sum(forwards - 1 for _, _, forwards, _ in found[0])  # all but the prefills
+    assert graphs.replays == sum(forwards - 1 for _, _, forwards, _ in found[0])  # all but the prompts' own
+
+
+def test_captured_steps_are_bounded_and_share_one_pool(monkeypatch):
+    """Forty trees in turn: no more graphs than the bound live, however many were captured, in one pool of memory."""
+    monkeypatch.setattr("model.decoding.step.MOST_STEPS", 6)
+    graphs, drafter = _FakeGraphs(monkeypatch), TokenRecycling(V, build_template("best", nodes=40))
+    target = graphs.target(toy_model("llama"))
+    trees = [build_template("best", nodes=n) for n in range(1, 41)]
+    for tree in [*trees, *trees[-6:]]:
+        drafter.use_tree(tree)
+        decode(target, drafter, [5, 6, 7], max_new_tokens=4)
+    assert len(graphs.captured) == 40, "the last six are still there"
+    assert sum(graph() is not None for graph in graphs.captured) == 6 and len(graphs.pools) == 1
+
+
+def test_two_sources_of_one_tree_are_two_captured_steps(monkeypatch):
+    """Chains of one length are one tree: a copied chain must not replay the recycled one's step."""
+    model, prompt = toy_model("llama"), [5, 6, 7, 8, 9, 5, 6, 7, 8, 9, 5, 6]
+    settings = dict(min_match=2, max_draft=4, k=2)
+
+    def make():
+        return SuffixRecycling(V, build_template("chain", depth=4, k=2), **settings)
+
+    eager = decode(Target(model), make(), prompt, max_new_tokens=60)
+    assert {step.source for step in eager.steps} == {"suffix", "recycling"}
+    graphs, drafter = _FakeGraphs(monkeypatch), make()
+    assert decode(graphs.target(model), drafter, prompt, max_new_tokens=60).steps == eager.steps
+    assert len(graphs.captured) == 2
 
 
 def test_tree_attention_is_for_static_steps():
@@ -181,7 +222,7 @@ def test_static_crosses_buckets_and_ends_at_the_context():
         outs.append(decode(target, drafter, [5, 6, 7], max_new_tokens=400))
     assert outs[0].tokens == outs[1].tokens and outs[0].accept_lengths == outs[1].accept_lengths
     assert outs[1].stop == "context" and len(outs[1].tokens) == 253
-    assert {bucket for _, bucket in drafter.static_steps._made} == {BUCKET, 256 + 41}
+    assert {bucket for _, _, bucket in drafter.static_steps._made} == {BUCKET, 256 + 41}
 
 
 def test_a_changing_topology_falls_back_to_eager():

@@ -4,6 +4,7 @@ import random
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from model.decoding import Draft, Tree, verify
 from model.decoding.verification import deepest_on_device
@@ -50,5 +51,25 @@ def test_against_a_walk_down_the_tree(seed):
     verification = verify(Draft(tree, torch.tensor(tokens)), logits_choosing(choices))
     assert verification.path == best
     assert verification.tokens == [choices[i] for i in best]
-    node, *chosen = deepest_on_device(tree, torch.tensor(tokens), torch.tensor(choices)).tolist()
-    assert node == best[-1] and chosen[: len(best)] == verification.tokens, "as on a GPU"
+    stands, winner, path = deepest_on_device(tree, torch.tensor(tokens), torch.tensor(choices))
+    assert winner.tolist() == best[-1:] and path.tolist()[: len(best)] == best, "as on a GPU"
+    assert stands.tolist() == verification.stands.tolist()
+
+
+class HostReads(TorchDispatchMode):
+    """Counts the numbers that are read on the host; on CUDA each of them waits for the device."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func is torch.ops.aten._local_scalar_dense.default
+        return func(*args, **(kwargs or {}))
+
+
+def test_on_the_device_no_number_is_read():
+    tree = Tree.from_rank_paths([[0], [1], [0, 0]])
+    with HostReads() as reads:
+        deepest_on_device(tree, torch.tensor([9, 4, 5, 6]), torch.tensor([4, 6, 1, 2]))
+        assert reads.count == 0
+        tree.paths[torch.tensor(1)]
+    assert reads.count == 1, "what an index of no dimension does"

@@ -1,7 +1,7 @@
 """Token Recycling once more, slowly, in plain Python lists; written from the method's description, not from the engine.
 
-One thing is deliberately kept from the official loop: it only looks at the limit and at EOS after a step, so its last
-step may run past either.
+Two things are deliberately kept from the official loop: it only looks at the limit and at EOS after a step, so its last
+step may run past either; and it writes nothing back of a step in which an accepted draft is EOS.
 """
 
 import torch
@@ -27,8 +27,8 @@ class Reference:
 
     def answer(self, prompt: list[int], limit: int, eos: tuple[int, ...] = ()) -> tuple[list[int], list[int]]:
         """New tokens and accepted lengths, the last step whole."""
-        text, lengths = list(prompt), []
-        root = int(self.logits_after([text])[0].argmax())
+        text, lengths = list(prompt[:-1]), []
+        root = prompt[-1]
         while True:
             tokens: dict[tuple[int, ...], int] = {(): root}
             for path in self.paths[1:]:
@@ -41,12 +41,14 @@ class Reference:
                 good = all(tokens[path[: i + 1]] == choice[path[:i]] for i in range(len(path)))
                 if good and len(path) > len(best):
                     best = path
-            for path in self.paths:  # in order, so that the last node with a token has the last word
-                self.matrix[tokens[path]] = logits[path].topk(self.k).indices.tolist()
-            new = [tokens[best[:i]] for i in range(len(best) + 1)]
-            text += new
-            lengths.append(len(new))
+            drafts = [tokens[best[: i + 1]] for i in range(len(best))]
+            if not any(token in eos for token in drafts):
+                for path in self.paths:  # in order, so that the last node with a token has the last word
+                    self.matrix[tokens[path]] = logits[path].topk(self.k).indices.tolist()
+            text += [root, *drafts]
             root = choice[best]
-            produced = text[len(prompt) :]
+            new = [*drafts, root]
+            lengths.append(len(new))
+            produced = [*text, root][len(prompt) :]
             if any(token in eos for token in new) or len(produced) >= limit:
                 return produced, lengths

@@ -48,17 +48,16 @@ def test_the_published_tree_equals_the_reference_cold():
 
 @pytest.mark.parametrize("seed", range(4))
 def test_hot_start_carries_the_matrix_over_several_prompts(seed, form):
-    """Prompts end by the limit in the middle of a step or by its root; after each, both matrices are the same."""
+    """Prompts end by the limit in the middle of a step, or by EOS; after each, both matrices are the same."""
     rng = random.Random(seed)
     model = toy_model("llama", seed=seed)
     tree = random_tree(14, rng, 3)
-    target, drafter = Target(model), TokenRecycling(V, tree, k=3)
+    eos = (rng.randrange(V),)
+    target, drafter = Target(model), TokenRecycling(V, tree, k=3, eos=eos)
     reference = Reference(model, V, 3, tree.rank_paths[1:])
     for turn in range(4):
         prompt = [rng.randrange(3, V) for _ in range(5)]
-        out = check_turn(reference, target, drafter, prompt, 12 + turn)
-        if out.steps[-1].nodes == 0:  # the official loop forwards the closing token too; ours need not
-            reference.matrix = drafter.matrix.candidates.tolist()
+        check_turn(reference, target, drafter, prompt, 12 + turn, eos)
         assert drafter.matrix.candidates.tolist() == reference.matrix
     drafter.reset()
     assert not drafter.matrix.candidates.any()
@@ -69,10 +68,14 @@ def test_eos_inside_a_draft_and_as_bonus_cut_where_the_reference_stops():
     tree = build_template("best", nodes=30, k=4)
     target = Target(model)
     free = decode(target, TokenRecycling(V, tree, k=4), [9, 8, 7], max_new_tokens=40)
+    inside = 0
     for eos in sorted(set(free.tokens)):
-        reference = Reference(model, V, 4, tree.rank_paths[1:])
-        out = check_turn(reference, target, TokenRecycling(V, tree, k=4), [9, 8, 7], 40, (eos,))
+        reference, drafter = Reference(model, V, 4, tree.rank_paths[1:]), TokenRecycling(V, tree, k=4, eos={eos})
+        out = check_turn(reference, target, drafter, [9, 8, 7], 40, (eos,))
         assert out.stop == "eos" and out.tokens.index(eos) == len(out.tokens) - 1
+        assert drafter.matrix.candidates.tolist() == reference.matrix
+        inside += len(out.steps[-1].rank_path) == out.steps[-1].accepted
+    assert inside, "a case in which EOS is a draft that stands"
 
 
 def test_the_draft_is_the_breadth_first_look_up_by_hand():
@@ -88,7 +91,8 @@ def test_update_writes_every_node_rejected_ones_too_and_the_last_of_equals_wins(
     for node, (first, second) in enumerate([(1, 2), (3, 4), (5, 6), (7, 8)]):
         logits[node, first], logits[node, second] = 2.0, 1.0
     draft = Draft(tree, torch.tensor([9, 4, 5, 4]))  # token 4 at nodes 1 and 3
-    drafter.observe(Verification(draft, logits.argmax(-1), 0, [1], logits))
+    stands = torch.tensor([True, False, False, False])
+    drafter.observe(Verification(draft, logits.argmax(-1), stands, 0, [1], logits))
     expected = torch.zeros(10, 2, dtype=torch.long)
     expected[9], expected[5], expected[4] = torch.tensor([1, 2]), torch.tensor([5, 6]), torch.tensor([7, 8])
     assert torch.equal(drafter.matrix.candidates, expected)
@@ -100,12 +104,12 @@ def test_prompt_logits_are_recycled_only_on_request():
     plain, asked = TokenRecycling(V, Tree.chain(1), k=2), TokenRecycling(V, Tree.chain(1), k=2, recycle_prompt=True)
     for drafter in (plain, asked):
         decode(Target(model), drafter, prompt, max_new_tokens=1)
-    assert not plain.matrix.candidates.any()
     with torch.inference_mode():
         top = model(torch.tensor([prompt])).logits[0].topk(2).indices
-    expected = torch.zeros(V, 2, dtype=torch.long)
-    expected[6], expected[7], expected[5] = top[1], top[2], top[3]  # 5 stands twice: its last place counts
-    assert torch.equal(asked.matrix.candidates, expected)
+    assert torch.equal(asked.matrix.candidates[[6, 7]], top[[1, 2]])
+    assert torch.equal(asked.matrix.candidates[5], plain.matrix.candidates[5]), "5 stands twice: as the root it is last"
+    assert torch.equal(asked.matrix.candidates[5], top[3])
+    assert not plain.matrix.candidates[[6, 7]].any()
 
 
 def test_two_runs_repeat_to_the_bit(form):

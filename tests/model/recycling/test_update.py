@@ -47,7 +47,7 @@ def test_each_rule_is_a_plain_loop(update, seed, form):
                 if same:
                     logits[node] = logits[other]
         expected = plain_loop(drafter.matrix.candidates, draft, logits, update)
-        drafter.learn(draft.tokens, logits)
+        drafter.learn(draft.tokens, logits, verify(draft, logits).stands)
         assert torch.equal(drafter.matrix.candidates, expected)
 
 

@@ -1,0 +1,67 @@
+"""What the engine can drive: everything else is refused by name, before a prompt is decoded."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+
+from ..errors import UserError
+from .cache import LayerShape
+
+
+def check_forward(model: Any, name: str) -> bool:
+    """Refuse what the engine cannot drive; say whether `forward` takes `logits_to_keep`."""
+    if getattr(model.config, "is_encoder_decoder", False):
+        raise UserError(f"{name}: an encoder-decoder model; the engine decodes causal language models only")
+    if getattr(model, "_is_stateful", False):
+        raise UserError(f"{name}: keeps a recurrent state, which cannot take back rejected tokens")
+    kernel = getattr(model.config, "_attn_implementation", "sdpa")
+    if kernel not in ("sdpa", "eager"):
+        raise UserError(f"{name}: attention {kernel!r} takes no tree mask; load with attn_implementation='sdpa'")
+    takes = inspect.signature(model.forward).parameters
+    for needed in ("position_ids", "past_key_values"):
+        if needed not in takes:
+            raise UserError(f"{name}: {type(model).__name__}.forward takes no {needed}, which a draft tree needs")
+    return "logits_to_keep" in takes
+
+
+def check_positions(config: Any, name: str, context: int) -> None:
+    """Refuse positions that depend on the longest one in a forward: a draft beyond the threshold would change the root.
+
+    transformers' RoPE of type `longrope` takes other frequencies for the whole forward as soon as one position is
+    beyond the length it was first trained with (modeling_rope_utils, longrope_frequency_update). `dynamic` does so
+    beyond max_position_embeddings, where no context goes.
+    """
+    given = getattr(config.get_text_config(), "rope_parameters", None) or {}
+    for parameters in (given, *(value for value in given.values() if isinstance(value, dict))):
+        limit = parameters.get("original_max_position_embeddings")
+        if parameters.get("rope_type") == "longrope" and limit is not None and context > limit:
+            raise UserError(
+                f"{name}: its positions (longrope) are others once a text passes {limit} tokens, so that drafts would "
+                f"change what the model says; set the context to {limit} or less"
+            )
+
+
+@torch.inference_mode()
+def probe_layers(model: Any, name: str, context: int, device: torch.device) -> list[LayerShape]:
+    """Forward one token through transformers' own cache and read what each layer stores: right for any model."""
+    probe = DynamicCache(config=model.config)
+    for i, layer in enumerate(probe.layers):
+        if type(layer) is DynamicSlidingWindowLayer:
+            if layer.sliding_window < context:
+                raise UserError(
+                    f"{name}: layer {i} attends over a sliding window of {layer.sliding_window} tokens, less than "
+                    f"the context of {context}; set the context to {layer.sliding_window} or less"
+                )
+        elif type(layer) is not DynamicLayer:
+            raise UserError(f"{name}: layer {i} is a {type(layer).__name__}, whose state cannot take back tokens")
+    model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=device), past_key_values=probe, use_cache=True)
+    shapes = []
+    for layer in probe.layers:
+        keys, values = layer.keys, layer.values
+        assert keys is not None and values is not None
+        shapes.append(LayerShape(keys.shape[1], keys.shape[3], values.shape[3], keys.dtype, keys.device))
+    return shapes

@@ -1,0 +1,49 @@
+"""Against what the authors' own loop accepted, step by step, with the shipped model on the sample bench.
+
+official_trace.jsonl: one line a turn, first all 56 questions cold, then hot; recorded from github.com/Luowaterbi/
+TokenRecycling (commit 1b4c05c, transformers 4.37.1, float32, one thread) with k = 8, tree 2.2.2, at most 200 tokens. The
+last accepted length of a turn is the official step's whole one, which may run past the answer's end.
+"""
+
+import hashlib
+import json
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from model.decoding import Target, decode
+from model.recycling import TokenRecycling, build_template
+
+ROOT = Path(__file__).parents[3]
+WEIGHTS = "e507af9767c6c0cd3ba2b370bf3d0d8c435b95e46cbd120955b9797c81a9f012"
+EOS = 2
+TRACE = [json.loads(line) for line in Path(__file__).with_name("official_trace.jsonl").read_text().split("\n") if line]
+
+
+@pytest.fixture(scope="module")
+def embedded():
+    folder = ROOT / "data/embedded"
+    assert hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest() == WEIGHTS, "recorded with others"
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+@pytest.mark.parametrize(
+    ("start", "execution"), [("cold", "eager"), ("hot", "eager"), ("cold", "static"), ("hot", "compiled")]
+)
+def test_every_accepted_length_is_the_official_one(embedded, start, execution, monkeypatch):
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))  # traced, without code of its own
+    turns = [turn for turn in TRACE if turn["start"] == start]
+    assert len(turns) == 56
+    target = Target(embedded, execution=execution)
+    drafter = TokenRecycling(target.vocab_size, build_template("2.2.2"), eos={EOS})
+    for turn in turns:
+        if start == "cold":
+            drafter.reset()
+        out = decode(target, drafter, turn["prompt_ids"], max_new_tokens=200, eos={EOS})
+        official = turn["accept_lengths"]
+        assert out.accept_lengths[:-1] == official[:-1], turn["question_id"]
+        assert len(out.steps) == len(official) and out.accept_lengths[-1] <= official[-1]
+        assert out.tokens[: len(turn["output_ids"])] == turn["output_ids"][: len(out.tokens)]
