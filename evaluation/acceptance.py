@@ -11,18 +11,22 @@ from typing import Any
 from .metrics import Row
 
 RankPath = tuple[int, ...]
+TEMPLATE = "recycling"  # the source whose steps draft from the template, where a method has others, too
 
 
-def accepted_paths(rows: Iterable[Row]) -> Iterator[RankPath]:
-    """The accepted rank path of every step that forwarded a draft; () where only the root stood.
+def accepted_paths(rows: Iterable[Row], source: str | None = None) -> Iterator[RankPath]:
+    """The accepted rank path of every step that drafted; () where only the root stood.
 
-    Steps without a forward (the known token that ends an answer) and steps that drafted nothing are left out.
+    Args:
+        source: of a method with several sources, only the steps that drafted from this one.
     """
     for row in rows:
         for choice in row["choices"]:
-            for nodes, paths in zip(choice.get("step_nodes") or [], choice.get("step_paths") or [], strict=False):
-                for count, path in zip(nodes, paths, strict=True):
-                    if count > 1:
+            turns = zip(choice.get("step_nodes") or [], choice.get("step_paths") or [], strict=False)
+            for turn, (nodes, paths) in enumerate(turns):
+                sources = (choice.get("step_sources") or {turn: [None] * len(nodes)})[turn]
+                for count, path, drafted_by in zip(nodes, paths, sources, strict=True):
+                    if count > 1 and (source is None or drafted_by in (None, source)):
                         yield tuple(path)
 
 
@@ -68,9 +72,9 @@ class Node:
 
 
 def by_rank_path(rows: Iterable[Row], tree: Sequence[Sequence[int]]) -> dict[RankPath, Node]:
-    """For each node of a fixed template: visits of its parent and of itself."""
+    """For each node of a fixed template: visits of its parent and of itself, in the steps that drafted from it."""
     stood: Counter[RankPath] = Counter()
-    for path in accepted_paths(rows):
+    for path in accepted_paths(rows, TEMPLATE):
         for depth in range(len(path) + 1):
             stood[path[:depth]] += 1
     nodes = [tuple(path) for path in tree]

@@ -16,7 +16,7 @@ from .answers import AnswerStore, Row
 from .conversation import answer_text, prompt_ids
 from .memory import peak_bytes, restart_peak
 from .methods import CATEGORY, COLD, Method
-from .metrics import measure
+from .metrics import RECORDS, measure
 from .phase_clock import PhaseClock
 from .questions import Question, subtask
 from .step_times import warm_up_prompt
@@ -60,6 +60,7 @@ def answer_question(question: Question, method: Method, config: dict[str, Any]) 
     restart_peak(devices)
     return {
         "question_id": question.question_id,
+        "records": RECORDS,
         "category": question.category,
         "answer_id": uuid.uuid4().hex,
         "model_id": f"{method.loaded.settings.name}-{method.label}".replace(" ", "-"),

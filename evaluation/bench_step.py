@@ -80,7 +80,7 @@ def drift(used: Method, fresh: Method, prompt: list[int], limit: int, rounds: in
         for name, method in (("fresh", fresh), ("used", used)):
             method.answer(prompt, limit)  # the matrix knows the prompt now, in both alike
             out = method.answer(prompt, limit)
-            times[name].append(1e6 * out.decode_s / max(out.forwards - 1, 1))
+            times[name].append(1e6 * out.decode_s / max(len(out.steps) - 1, 1))
     return statistics.median(times["fresh"]), statistics.median(times["used"])
 
 

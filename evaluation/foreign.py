@@ -10,6 +10,7 @@ from typing import Any
 from model.errors import UserError
 
 from .answers import SharedNumbers, read_answers
+from .metrics import check_records
 from .runs import Run
 
 BASELINE_NAMES = ("vanilla", "baseline", "autoregressive", "hf")  # what such files call plain decoding
@@ -35,6 +36,7 @@ def read_foreign(pattern: str) -> list[Run]:
             print(f"note: {path}: {damage}", file=sys.stderr)
         if not rows:
             raise UserError(f"{path}: holds no answer in Spec-Bench's format")
+        check_records(rows.values(), path)
         runs.append(Run(path.parent, _metadata(names[path], len(rows)), list(rows.values())))
     most = max(len(run.answers) for run in runs)
     for run in runs:

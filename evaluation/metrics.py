@@ -1,29 +1,36 @@
 """What the numbers mean. Every one is derived from answer rows in Spec-Bench's format; see docs/metrics.md.
 
 Definitions:
-    step: one target forward after the prefill; the known token that ends an answer counts as one, too.
-    accepted length: tokens a step adds to the output, the model's own included. Plain decoding: 1.
+    step: one target forward over a root, the last token known, with a draft below it; the first root is the prompt's
+        last token.
+    accepted length: tokens a step adds to the output: the drafts that stand and the model's own next token. Plain
+        decoding: 1.
     mat: micro mean of accepted lengths over all steps. mat_macro: mean over questions of the question's own mean.
     tokens_per_second: mean over questions of (new tokens / wall time, prefill included); Spec-Bench's figure.
     tokens_per_second_total: all new tokens / all wall time.
-    tokens_per_second_decode: all new tokens after the first of each turn / all decoding time (prefill excluded).
+    tokens_per_second_decode: all new tokens after each turn's first step / all decoding time (prefill excluded).
     speedup_B: tokens_per_second / that of baseline B, both over the questions that both have answered.
-    prefill_ms, decode_ms: mean over turns. step_ms: all decoding time / all forwards after the prefill.
+    prefill_ms, decode_ms: mean over turns, until a turn's first step is done and from then on. step_ms: all decoding
+        time / all steps but the first of each turn.
     time_to_first_token_ms: mean over turns, from the question's text to the first new token: prompt and prefill.
     peak_memory_mib: the largest over questions of what the devices (on the CPU: the process) held.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from model.errors import UserError
+
 from .questions import SUBTASKS, subtask
 
 Row = dict[str, Any]
 OVERALL = "overall"
+RECORDS = 2  # how step records count, in every row and run of this project; before it had a number it was otherwise
 
 
 @dataclass(frozen=True)
@@ -49,6 +56,20 @@ class Measures:
 def accept_lengths(row: Row) -> list[int]:
     """Accepted lengths of all steps of a question, over choices and turns."""
     return [n for choice in row["choices"] for n in choice.get("accept_lengths") or []]
+
+
+def check_records(rows: Iterable[Row], where: object) -> None:
+    """Refuse step records of another count: once, a step was given its root and not the target's own next token.
+
+    Raises:
+        UserError: names the file.
+    """
+    for row in rows:
+        if any("step_nodes" in choice for choice in row["choices"]) and row.get("records") != RECORDS:
+            raise UserError(
+                f"{where}: recorded by an earlier version, which counted steps otherwise (their accepted lengths do "
+                "not compare); run it again, or move it away"
+            )
 
 
 def new_tokens(row: Row) -> int:
@@ -108,7 +129,7 @@ def _times(rows: Sequence[Row]) -> dict[str, float]:
     """Milliseconds of a turn's parts and of a step; NaN where a row does not hold what a figure needs."""
     prefill = per_turn(rows, "prefill_time")
     decode, prompt = per_turn(rows, "decode_time"), per_turn(rows, "prompt_time")
-    steps = sum(max(n - 1, 0) for n in per_turn(rows, "forwards"))
+    steps = sum(max(n - 1, 0) for n in per_turn(rows, "decoding_steps"))
     seconds = sum(decode) if decode else math.nan
     first = mean(prompt) + mean(prefill)  # both over the same turns
     return {
@@ -139,9 +160,16 @@ def _decode_speed(rows: Sequence[Row]) -> float:
             times = choice.get("decode_time")
             if not times or None in times:
                 return float("nan")
-            tokens += sum(max(n - 1, 0) for n in choice["new_tokens"])
+            tokens += sum(choice["new_tokens"]) - sum(_first_lengths(choice))
             seconds += sum(times)
     return tokens / seconds if seconds > 0 else float("nan")
+
+
+def _first_lengths(choice: Row) -> list[int]:
+    """The accepted length of each turn's first step."""
+    lengths = iter(choice["accept_lengths"])
+    turns = [list(itertools.islice(lengths, count)) for count in choice["decoding_steps"]]
+    return [turn[0] for turn in turns if turn]
 
 
 def by_subtask(rows: Iterable[Row]) -> dict[str, list[Row]]:

@@ -27,7 +27,7 @@ from .cli import Failure, fail, one_line, told, user_errors
 from .conversation import prompt_ids, template_hash
 from .devices import devices_in_words, exclusive
 from .methods import COLD, HOT, Method, build_method
-from .metrics import measure
+from .metrics import RECORDS, measure
 from .models import LoadedModel, ModelSettings, load_model
 from .provenance import collect
 from .questions import FILE_ORDER, ROOT, Bench, load_bench
@@ -150,6 +150,7 @@ def run_settings(config: dict[str, Any], bench: Bench, method: Method) -> dict[s
         "execution": loaded.target.execution,
         "max_new_tokens": config["max_new_tokens"],
         "num_choices": config["num_choices"],
+        "records": RECORDS,
         "seed": config["seed"],
         "phases": config["phases"],
         "repeat": config["repeat"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,7 +15,7 @@ import pandas as pd
 from model.errors import UserError
 
 from .answers import SharedNumbers, read_answers
-from .metrics import Row, accept_lengths, question_speed
+from .metrics import Row, accept_lengths, check_records, question_speed
 from .questions import subtask
 
 # In the order tables and figures show them; a method that is not here stands between the others and recycling.
@@ -167,7 +168,13 @@ def read_runs(folder: Path) -> list[Run]:
         answers = path.parent / "answers.jsonl"
         if answers.exists():
             metadata = json.loads(path.read_text(encoding="utf-8"))
-            runs.append(Run(path.parent, metadata, list(read_answers(answers, shared)[0].values())))
+            rows = list(read_answers(answers, shared)[0].values())
+            try:
+                check_records(rows, path.parent)
+            except UserError as refused:
+                print(f"left out: {refused}", file=sys.stderr)
+                continue
+            runs.append(Run(path.parent, metadata, rows))
     if not runs:
         raise UserError(f"{folder}: no runs here (runs/*/metadata.json with answers.jsonl)")
     return sorted(runs, key=_order)

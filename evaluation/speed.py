@@ -13,7 +13,7 @@ from model.errors import UserError
 
 from .answers import read_answers
 from .cli import one_line, user_errors
-from .metrics import OVERALL, Row, accept_lengths, by_subtask, mean
+from .metrics import OVERALL, Row, accept_lengths, by_subtask, check_records, mean
 from .questions import SUBTASKS
 
 SPEC_BENCH = ("mt_bench", "translation", "summarization", "qa", "math_reasoning", "rag")
@@ -88,6 +88,7 @@ def report(arguments: argparse.Namespace) -> None:
         print("note: --tokenizer-path is read with --retokenize only; counting new_tokens on both sides")
     rows, damage = read_answers(arguments.file_path)
     baseline, base_damage = read_answers(arguments.base_path)
+    check_records(rows.values(), arguments.file_path)
     for path, found in ((arguments.file_path, damage), (arguments.base_path, base_damage)):
         if str(found):
             print(f"note: {path}: {found}")

@@ -9,6 +9,7 @@ from typing import Any
 
 from model.decoding.tree import RankPath
 
+from ..acceptance import TEMPLATE
 from ..metrics import Row
 from ..tables import Run
 from .circumstances import Configuration
@@ -62,8 +63,7 @@ def has_tree(configuration: Configuration) -> bool:
 def steps_of(choice: dict[str, Any]) -> Iterator[Step]:
     """All steps of one answer in order; nothing where the records lack what it takes.
 
-    The root of a step is output by that step, before the drafts that stand. Only the prefill has none (its root is the
-    prompt's), and the token that ends an answer is a step without a forward.
+    A step puts out the drafts that stand and the target's own next token; its root is the token before them.
     """
     lengths = iter(choice.get("accept_lengths") or [])
     nodes, paths = choice.get("step_nodes") or [], choice.get("step_paths") or []
@@ -77,7 +77,7 @@ def steps_of(choice: dict[str, Any]) -> Iterator[Step]:
 
 @dataclass
 class Paths:
-    """The accepted rank paths of all drafting steps: those that forwarded more than their root.
+    """The accepted rank paths of all steps that drafted, from the template where there are other sources.
 
     Attributes:
         counts: steps by (nodes forwarded, path).
@@ -95,10 +95,12 @@ class Paths:
             for index, choice in enumerate(row["choices"]):
                 turns = zip(choice.get("step_nodes") or [], choice.get("step_paths") or [], strict=False)
                 for turn, (nodes, paths) in enumerate(turns):
-                    found.counts.update((n, tuple(path)) for n, path in zip(nodes, paths, strict=False) if n > 1)
-                    for number, path in enumerate(paths):
-                        if len(path) > most:
-                            most, found.longest = len(path), (row, index, turn, number)
+                    sources = (choice.get("step_sources") or {turn: [None] * len(nodes)})[turn]
+                    for number, (n, path, source) in enumerate(zip(nodes, paths, sources, strict=False)):
+                        if n > 1 and source in (None, TEMPLATE):
+                            found.counts[n, tuple(path)] += 1
+                            if len(path) > most:
+                                most, found.longest = len(path), (row, index, turn, number)
         return found
 
 

@@ -112,7 +112,6 @@ function reader() {
   function words(turn, step) {
     const length = turn.lengths[step], path = turn.paths && turn.paths[step], nodes = turn.nodes && turn.nodes[step];
     let text = `Step ${step + 1} of ${turn.lengths.length}: ${length} token${length === 1 ? "" : "s"}`;
-    if (nodes === 0) return `${text}, known from the step before; no forward.`;
     if (nodes === 1) return `${text}; nothing was drafted.`;
     if (nodes !== undefined) text += `; ${nodes - 1} nodes drafted`;
     if (path === undefined) return `${text}.`;

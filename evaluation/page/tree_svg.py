@@ -129,8 +129,8 @@ def _real_step(run: Run, paths: Paths, decoder: Decoder) -> tuple[Step | None, l
     step = next(s for s in steps_of(row["choices"][index]) if (s.turn, s.number) == (turn, number))
     outputs = row["choices"][index].get("output_ids") or []
     pieces = decoder.pieces(run, outputs[step.turn]) if step.turn < len(outputs) else None
-    tokens = [visible(p) for p in (pieces or [])[step.start : step.start + step.accepted]]
-    if tokens and step.accepted == len(step.path):  # in the prefill: the root is the prompt's, and no output
+    tokens = [visible(p) for p in (pieces or [])[max(step.start - 1, 0) : step.start + len(step.path)]]
+    if tokens and step.start == 0:  # the first step: the root is the prompt's, and no output
         tokens = ["", *tokens]
     where = f"question {row['question_id']}, turn {step.turn + 1}, step {step.number + 1}"
     ranks = "·".join(map(str, step.path))

@@ -124,7 +124,7 @@ class Target:
     @cached_property
     def graph_pool(self) -> Any:
         """The memory that all captured steps on this target share."""
-        return torch.cuda.graph_pool_handle()  # type: ignore[no-untyped-call]
+        return torch.cuda.graph_pool_handle()
 
     def reserve(self, nodes: int) -> None:
         """Make room for a full context and a draft of `nodes` nodes. Free of cost when there is room already."""

@@ -98,8 +98,9 @@ class TokenRecycling(Drafter):
 
     def _going_on(self, tokens: torch.Tensor, stands: torch.Tensor) -> torch.Tensor:
         """False, for all nodes, where a draft stands that ends the answer: bool (n,)."""
-        ends = (tokens[1:, None] == self._eos).any(dim=1) & stands[1:]  # (n - 1,): the root is no draft
-        return (~ends.any()).expand(len(tokens))
+        assert self._eos is not None
+        ends = tokens[1:, None].eq(self._eos).any(dim=1) & stands[1:]  # (n - 1,): the root is no draft
+        return ends.any().logical_not().expand(len(tokens))
 
     def observe_prompt(self, prompt: list[int], logits: torch.Tensor) -> None:
         """With `recycle_prompt`: the same for the prompt's tokens."""

@@ -60,10 +60,10 @@ class AdjacencyMatrix:
         if kept is not None:
             order = order.masked_fill(~kept, -1)
         last = order.masked_fill(tokens[:, None].ne(tokens), -1).amax(dim=1)  # (n,): the last node with the same token
-        rows = top_k.index_select(0, last.clamp(min=0)).to(self.candidates.dtype)  # (n, k)
+        new = top_k.index_select(0, last.clamp(min=0)).to(self.candidates.dtype)  # (n, k)
         if kept is not None:  # the shapes stay: where no node with the token is kept, its row is written as it was
-            rows = torch.where((last < 0)[:, None], self.candidates.index_select(0, tokens), rows)
-        self.candidates.index_copy_(0, tokens, rows)
+            new = torch.where((last < 0)[:, None], self.candidates.index_select(0, tokens), new)
+        self.candidates.index_copy_(0, tokens, new)
 
     def reset(self) -> None:
         """Cold start: all zero, as at first."""

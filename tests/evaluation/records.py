@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+from evaluation.metrics import RECORDS
 from evaluation.runs import Run
 
 
@@ -11,11 +12,12 @@ def answer(question_id, category, turns, **more):
     choice = {
         "index": 0,
         "turns": ["text"] * len(turns),
+        "decoding_steps": [len(lengths) for lengths, _ in turns],
         "new_tokens": [sum(lengths) for lengths, _ in turns],
         "wall_time": [seconds for _, seconds in turns],
         "accept_lengths": [n for lengths, _ in turns for n in lengths],
     }
-    return {"question_id": question_id, "category": category, "choices": [choice | more]}
+    return {"question_id": question_id, "records": RECORDS, "category": category, "choices": [choice | more]}
 
 
 def made(

@@ -15,14 +15,14 @@ from tests.evaluation.records import answer, made, write
 
 
 def steps(*paths, nodes=4):
-    """A question whose steps accepted these paths, then the known token that ends it."""
+    """A question whose steps accepted these paths, then one that drafted nothing."""
     lengths = [len(path) + 1 for path in paths] + [1]
-    records = {"step_nodes": [[nodes] * len(paths) + [0]], "step_paths": [[*map(list, paths), []]]}
+    records = {"step_nodes": [[nodes] * len(paths) + [1]], "step_paths": [[*map(list, paths), []]]}
     return answer(1, "qa", [(lengths, 1.0)], **records)
 
 
 def test_by_depth_by_hand():
-    # five drafting steps: two stop at the root, one reaches depth 1, two depth 3; the last token's step has no forward
+    # five drafting steps: two stop at the root, one reaches depth 1, two depth 3; the last step drafted nothing
     found = by_depth([steps((), (), (0,), (0, 0, 0), (1, 0, 0))])
     assert [(d.depth, d.steps) for d in found] == [(1, 3), (2, 2), (3, 2)]
     assert [d.joint for d in found] == [3 / 5, 2 / 5, 2 / 5]

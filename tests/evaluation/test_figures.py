@@ -19,7 +19,7 @@ TREE = [[0], [1], [0, 0]]
 def questions(fast=1):
     return [
         answer(i, "qa" if i % 2 else "rag", [([2, 1 + fast, 1], 1.0)], output_ids=[[1, 2, 3, i]],
-               step_nodes=[[4, 4, 0]], step_paths=[[[0], [0] * fast, []]])
+               step_nodes=[[4, 4, 1]], step_paths=[[[0], [0] * fast, []]])
         for i in range(6)
     ]  # fmt: skip
 

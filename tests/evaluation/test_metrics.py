@@ -4,10 +4,13 @@ import math
 
 import pytest
 
-from evaluation.metrics import by_subtask, measure, repeated_ngrams, speedup
+from evaluation.foreign import read_foreign
+from evaluation.metrics import by_subtask, check_records, measure, repeated_ngrams, speedup
 from evaluation.questions import MT_BENCH, subtask
+from evaluation.runs import read_runs
 from evaluation.speed import speeds
-from tests.evaluation.records import answer
+from model.errors import UserError
+from tests.evaluation.records import answer, made, write
 
 ROWS = [
     answer(1, "writing", [([3, 1], 2.0), ([2, 2, 2], 3.0)], decode_time=[1.5, 2.0]),  # 10 tokens in 5 s, 5 steps
@@ -22,7 +25,26 @@ def test_by_hand():
     assert figures.mat_macro == (10 / 5 + 6 / 4) / 2
     assert figures.tokens_per_second == (10 / 5 + 6 / 0.5) / 2
     assert figures.tokens_per_second_total == 16 / 5.5
-    assert figures.tokens_per_second_decode == (3 + 5 + 5) / 3.75
+    assert figures.tokens_per_second_decode == (1 + 4 + 5) / 3.75  # all but what each turn's first step gave
+
+
+def test_step_records_of_the_earlier_count_are_refused(tmp_path, capsys):
+    """They gave a step its root and not the target's next token, so their accepted lengths mean something else."""
+    old = answer(1, "qa", [([1, 2, 1], 1.0)], step_nodes=[[1, 4, 0]], step_paths=[[[], [0], []]])
+    check_records([old], "here")
+    del old["records"]
+    with pytest.raises(UserError, match="here: recorded by an earlier version"):
+        check_records([old], "here")
+    check_records([{**answer(1, "qa", [([1], 1.0)]), "records": None}], "other people's rows have no step records")
+    earlier, now = made("recycling (hot)", [old]), made("vanilla", [answer(1, "qa", [([1], 1.0)])])
+    where = write(earlier, tmp_path)
+    with pytest.raises(UserError, match="no runs here"):
+        read_runs(tmp_path)
+    write(now, tmp_path)
+    assert [run.label for run in read_runs(tmp_path)] == ["vanilla"]
+    assert f"left out: {where}: recorded by an earlier version" in capsys.readouterr().err
+    with pytest.raises(UserError, match="recorded by an earlier version"):
+        read_foreign(str(where / "answers.jsonl"))
 
 
 def test_what_the_records_do_not_hold_is_nan_and_not_a_guess():
@@ -72,18 +94,19 @@ def test_equal_to_spec_benchs_arithmetic():
 
 
 def test_times_and_memory_by_hand():
-    # two turns: prefill 0.2 and 0.4 s, decoding 1 and 2 s in 5 and 11 forwards, the prefill's among them
-    timed = answer(1, "qa", [([1] * 6, 1.2), ([1] * 12, 2.4)], decode_time=[1.0, 2.0])
-    more = {"prefill_time": [0.2, 0.4], "prompt_time": [0.01, 0.03], "forwards": [5, 11]}
+    # two turns: prefill and first step 0.2 and 0.4 s, the other 4 and 10 steps 1 and 2 s
+    timed = answer(1, "qa", [([3, 1, 1, 1, 1], 1.2), ([1] * 11, 2.4)], decode_time=[1.0, 2.0])
+    more = {"prefill_time": [0.2, 0.4], "prompt_time": [0.01, 0.03]}
     timed["choices"][0] |= more
     timed["peak_memory"] = 3 * 2**20
     other = answer(2, "qa", [([1], 0.1)], decode_time=[0.0])
-    other["choices"][0] |= {"prefill_time": [0.3], "prompt_time": [0.02], "forwards": [1]}
+    other["choices"][0] |= {"prefill_time": [0.3], "prompt_time": [0.02]}
     other["peak_memory"] = 2**20
     figures = measure([timed, other])
     assert figures.prefill_ms == pytest.approx(300) and figures.decode_ms == pytest.approx(1000)
     assert figures.time_to_first_token_ms == pytest.approx(320)
     assert figures.step_ms == pytest.approx(1e3 * 3.0 / (4 + 10))
+    assert figures.tokens_per_second_decode == pytest.approx((4 + 10) / 3.0)
     assert figures.peak_memory_mib == 3.0
     del other["choices"][0]["prefill_time"], other["peak_memory"]
     lacking = measure([timed, other])

@@ -144,7 +144,7 @@ def test_table1_on_paper(tmp_path):
 
 def test_all_tables_are_written_and_read_again(tmp_path):
     tree = [[0], [1], [0, 0]]
-    steps = {"step_nodes": [[4, 4, 0]], "step_paths": [[[0, 0], [], []]], "output_ids": [[1, 2, 3, 4, 5]]}
+    steps = {"step_nodes": [[4, 4, 1]], "step_paths": [[[0, 0], [], []]], "output_ids": [[1, 2, 3, 4, 5]]}
     method = {"k": 8, "dtype": "int64", "tree": "x", "tree_nodes": 3}
     answers = [answer(1, "qa", [([3, 1, 1], 1.0)], **steps)]
     hot = made("recycling (hot)", answers, method=method, draft_tree=tree, vocab_size=100)

@@ -229,8 +229,8 @@ def test_nothing_outlives_its_owner(llama):
         for execution in ("eager", "static"):
             model = toy_model("llama")
             target, drafter = Target(model, execution=execution), TokenRecycling(61, build_template("2.2.2"))
-            for make in (lambda: drafter, lambda: NeedsHidden(torch.device("cpu"))):
-                decode(target, make(), [5, 6, 7], max_new_tokens=5)
+            decode(target, drafter, [5, 6, 7], max_new_tokens=5)
+            decode(target, NeedsHidden(torch.device("cpu")), [5, 6, 7], max_new_tokens=5)
             cache = weakref.ref(target.cache)
             layer = weakref.ref(target.cache.layers[0])
             target.reserve(200)  # a larger one takes its place
@@ -238,7 +238,7 @@ def test_nothing_outlives_its_owner(llama):
             watched = [
                 weakref.ref(thing) for thing in (drafter, drafter.matrix.candidates, target, target.cache, model)
             ]
-            del drafter, target, model, make
+            del drafter, target, model
             assert [thing() for thing in watched] == [None] * 5, execution
     finally:
         gc.enable()

@@ -7,6 +7,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from evaluation.figures import draw_all
+from evaluation.metrics import RECORDS
 from evaluation.page import write_page
 from evaluation.tables import main_table, read_runs
 
@@ -54,7 +55,7 @@ def answer(question_id, category: str, turns: list[dict]) -> dict:
         "step_nodes": [[nodes for _, nodes, _ in turn["steps"]] for turn in turns],
         "step_paths": [[path for _, _, path in turn["steps"]] for turn in turns],
     }
-    return {"question_id": question_id, "category": category, "choices": [choice]}
+    return {"question_id": question_id, "records": RECORDS, "category": category, "choices": [choice]}
 
 
 def plain(ids: list[int]) -> list[tuple]:

@@ -3,6 +3,7 @@
 import pytest
 from transformers import AutoTokenizer
 
+from evaluation.acceptance import Node, by_rank_path
 from evaluation.page.acceptance import Paths, acceptance, by_depth, node_order, steps_of
 from evaluation.page.circumstances import configurations
 from evaluation.page.tokens import Decoder, load, split, visible
@@ -11,8 +12,9 @@ from evaluation.tables import read_runs
 from model.recycling import build_template
 from tests.evaluation.page.conftest import TREE, answer, write_run
 
-STEPS = [(1, 1, []), (3, 4, [0, 0]), (2, 4, [1]), (1, 4, []), (2, 4, [0]), (1, 0, [])]
-ROW = answer(7, "qa", [{"ids": list(range(10, 20)), "steps": STEPS}])
+TREE_PATHS = [[0], [1], [0, 0]]
+STEPS = [(1, 1, []), (3, 4, [0, 0]), (2, 4, [1]), (1, 4, []), (2, 4, [0])]
+ROW = answer(7, "qa", [{"ids": list(range(10, 19)), "steps": STEPS}])
 
 
 def run_with(tmp_path, rows, **settings):
@@ -22,8 +24,8 @@ def run_with(tmp_path, rows, **settings):
 
 def test_steps_know_where_their_tokens_are():
     found = list(steps_of(ROW["choices"][0]))
-    assert [(s.start, s.accepted) for s in found] == [(0, 1), (1, 3), (4, 2), (6, 1), (7, 2), (9, 1)]
-    paths = Paths.of([ROW])  # neither the prefill nor the token that ends the answer
+    assert [(s.start, s.accepted) for s in found] == [(0, 1), (1, 3), (4, 2), (6, 1), (7, 2)]
+    paths = Paths.of([ROW])  # not the step that drafted nothing
     assert paths.counts == {(4, (0, 0)): 1, (4, (1,)): 1, (4, ()): 1, (4, (0,)): 1} and paths.longest == (ROW, 0, 0, 1)
 
 
@@ -58,7 +60,7 @@ def test_the_nodes_are_those_that_the_run_wrote_down(tmp_path):
 def test_the_drawing_has_every_node_once_and_no_two_on_one_place(tmp_path):
     tree = " ".join(",".join(map(str, p)) for p in build_template("2.2.2").rank_paths[1:])
     steps = [(accepted, 81 if nodes == 4 else nodes, path) for accepted, nodes, path in STEPS]
-    row = answer(7, "qa", [{"ids": list(range(10, 20)), "steps": steps}])
+    row = answer(7, "qa", [{"ids": list(range(10, 19)), "steps": steps}])
     run_with(tmp_path, [row], method={"tree": "2.2.2"}, draft_tree=tree)
     (configuration,) = configurations(read_runs(tmp_path))
     drawing = draw(configuration, Decoder())
@@ -77,10 +79,19 @@ def test_the_real_steps_tokens_stand_at_its_nodes(report_folder):
     run = next(r for r in read_runs(report_folder) if r.label != "vanilla")
     ids = run.answers[0]["choices"][0]["output_ids"][0]
     pieces = [visible(p) for p in Decoder().pieces(run, ids)]
-    assert tree.root_token == pieces[1] and [d.token for d in tree.dots if d.on_path] == pieces[2:4]
+    assert tree.root_token == pieces[0] and [d.token for d in tree.dots if d.on_path] == pieces[1:3]
 
 
-def test_in_the_prefill_the_root_is_the_prompts(checkpoint, tmp_path):
+def test_a_copied_chain_is_no_try_of_the_templates_nodes():
+    """Of a method with several sources only the steps that drafted from the template count, whatever their size."""
+    row = answer(1, "qa", [{"ids": [1, 2, 3, 4, 5, 6, 7, 8], "steps": [(2, 4, [0]), (4, 4, [0, 0, 0]), (2, 4, [1])]}])
+    row["choices"][0]["step_sources"] = [["recycling", "suffix", "recycling"]]
+    paths = Paths.of([row])
+    assert paths.counts == {(4, (0,)): 1, (4, (1,)): 1} and paths.longest[3] == 0
+    assert by_rank_path([row], TREE_PATHS)[0,] == Node(2, 1)
+
+
+def test_in_the_first_step_the_root_is_the_prompts(checkpoint, tmp_path):
     row = answer(1, "qa", [{"ids": [300, 301], "steps": [(2, 4, [0, 0])]}])
     run_with(tmp_path, [row], method={"tree": "file"}, draft_tree=TREE, model={"path": str(checkpoint)})
     drawing = draw(configurations(read_runs(tmp_path))[0], Decoder())

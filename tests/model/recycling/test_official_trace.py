@@ -1,8 +1,8 @@
 """Against what the authors' own loop accepted, step by step, with the shipped model on the sample bench.
 
 official_trace.jsonl: one line a turn, first all 56 questions cold, then hot; recorded from github.com/Luowaterbi/
-TokenRecycling (commit 1b4c05c, transformers 4.37.1, float32, one thread) with k = 8, tree 2.2.2, at most 200 tokens. The
-last accepted length of a turn is the official step's whole one, which may run past the answer's end.
+TokenRecycling (commit 1b4c05c, transformers 4.37.1, float32, one thread) with k = 8, tree 2.2.2, at most 200 tokens.
+The last accepted length of a turn is the official step's whole one, which may run past the answer's end.
 """
 
 import hashlib
