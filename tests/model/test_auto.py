@@ -25,7 +25,8 @@ def step(drafter, accepted):
     tree = drafter.draft(5).tree
     node = max(i for i, path in enumerate(tree.rank_paths) if path == accepted[: len(path)])
     tokens = torch.zeros(len(tree), dtype=torch.long)
-    drafter.observe(Verification(Draft(tree, tokens), tokens, node, [1], torch.zeros(len(tree), V)))
+    stands = tree.ancestors[node]
+    drafter.observe(Verification(Draft(tree, tokens), tokens, stands, node, [1], torch.zeros(len(tree), V)))
     return len(tree) - 1
 
 

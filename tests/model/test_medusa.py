@@ -44,7 +44,7 @@ def test_candidates_are_each_heads_best_tokens(tmp_path, shared, layers):
     drafter.draft = watched
     out = decode(target, drafter, prompt, max_new_tokens=12)
     position = len(prompt) - 1  # of the token whose hidden state chose the root
-    for draft, step in zip(drafts, [s for s in out.steps if s.nodes], strict=True):
+    for draft, step in zip(drafts, out.steps[1:], strict=True):  # the first step has no hidden state to draft from
         text = prompt + out.tokens
         assert draft.tokens[0] == text[position + 1]
         with torch.no_grad():
@@ -181,7 +181,12 @@ def test_a_missing_head_names_the_command_that_trains_it(tmp_path):
 
 def test_methods_that_do_not_ask_get_no_hook(tmp_path):
     target = Target(toy_model("llama"))
-    decode(target, Medusa(target, heads_path=write_medusa(tmp_path)), [5, 6], max_new_tokens=4)
-    assert target.model.get_decoder()._forward_hooks
-    decode(target, Vanilla(target.device), [5, 6], max_new_tokens=4)
-    assert not target.model.get_decoder()._forward_hooks and target.hidden is None
+    hooks = target.model.get_decoder()._forward_hooks
+    drafter, seen = Medusa(target, heads_path=write_medusa(tmp_path)), []
+    drafter.account = lambda verification: seen.append((len(hooks), verification.hidden is not None))
+    decode(target, drafter, [5, 6], max_new_tokens=4)
+    assert set(seen) == {(1, True)} and not hooks, "it is gone when the answer is done"
+    plain = Vanilla(target.device)
+    plain.account = lambda verification: seen.append((len(hooks), verification.hidden is not None))
+    decode(target, plain, [5, 6], max_new_tokens=4)
+    assert seen[-1] == (0, False) and target.hidden is None

@@ -2,6 +2,7 @@
 
 import random
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -227,7 +228,8 @@ def test_a_hybrid_that_never_matches_is_token_recycling():
     hybrid, plain = SuffixRecycling(V, tree, min_match=10_000), TokenRecycling(V, tree)
     for prompt in ([4, 5, 6], [7, 8]):
         a, b = (decode(target, d, prompt, max_new_tokens=50) for d in (hybrid, plain))
-        assert (a.tokens, a.steps) == (b.tokens, b.steps)
+        assert {step.source for step in a.steps} == {"recycling"}
+        assert (a.tokens, [replace(step, source=None) for step in a.steps]) == (b.tokens, b.steps)
 
 
 @pytest.mark.parametrize(
