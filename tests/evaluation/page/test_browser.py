@@ -6,7 +6,8 @@ from tests.browser import Browser, find_browser
 from tests.evaluation.page.conftest import HOSTILE, answer, plain, report, write_run
 
 PATH = find_browser()
-pytestmark = pytest.mark.skipif(PATH is None, reason="no Chromium on this machine (or name one with CHROMIUM=PATH)")
+WANTED = "no Chromium; Debian: apt-get install chromium; or name one with CHROMIUM=PATH"
+pytestmark = pytest.mark.skipif(PATH is None, reason=WANTED)
 
 COLUMN = "[...document.querySelectorAll('#main thead th')].findIndex((th) => th.dataset.name === '{}')"
 SHOWN = "[...document.querySelectorAll('#main tbody tr')].filter((row) => row.offsetParent)"
