@@ -86,6 +86,22 @@ def test_the_optimum_is_marked_where_the_table_has_it():
     assert (star.get_xdata()[0], star.get_ydata()[0]) == (2, 2.0)
 
 
+def test_a_run_has_the_same_colour_and_mark_in_every_figure():
+    runs = [made("vanilla", questions()), made("suffix", questions()), recycling(), recycling("cold", 0)]
+    (block,) = split(runs, main_table(runs)).values()
+    looks: dict[str, set] = {}
+    for draw in (figures.mat, figures.speedup_over_vanilla, figures.accepted_lengths, figures.acceptance_by_depth):
+        for line in (line for axes in draw(block).axes for line in axes.lines if not line.get_label().startswith("_")):
+            looks.setdefault(line.get_label(), set()).add((line.get_color(), line.get_marker()))
+    assert set(looks) == {"vanilla", "suffix", "recycling (hot)", "recycling (cold)"}
+    assert all(len(look) == 1 for look in looks.values()) and len(set.union(*looks.values())) == 4
+    over_questions = figures.mat_over_questions(block).axes[0]
+    assert {(line.get_label(), line.get_color()) for line in over_questions.lines} <= {
+        (name, ink) for name, look in looks.items() for ink, _ in look
+    }
+    assert over_questions.get_xlabel() == "question, in the order asked"  # few questions: each is a point of its own
+
+
 def test_one_style_readable_at_column_width():
     with matplotlib.rc_context(STYLE):
         figure, (axes,) = panels()
