@@ -61,6 +61,8 @@ class Block:
     def lines(self, setting: str, follow: Sequence[str] = ()) -> dict[str, list[dict[str, Any]]]:
         """Drafting runs that differ in one setting only, by what they have in common; at least three points each.
 
+        Where two of them share a value they differ in more, as trees of one size and several depths do: no line then.
+
         Args:
             setting: a column with numbers.
             follow: settings that change along with it.
@@ -72,7 +74,7 @@ class Block:
                 fixed = {k: str(v) for k, v in row["pool"].first.facets.items() if k not in moving}
                 found.setdefault(f"{row['method']}|{sorted(fixed.items())}", []).append(row)
         chosen = [sorted(rows, key=lambda row: float(row[setting])) for rows in found.values()]
-        chosen = [rows for rows in chosen if len({row[setting] for row in rows}) > 2]
+        chosen = [rows for rows in chosen if len({row[setting] for row in rows}) == len(rows) > 2]
         return named(chosen, moving)
 
     def choices(self, setting: str, follow: Sequence[str] = ()) -> list[dict[str, Any]]:

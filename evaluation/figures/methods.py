@@ -14,9 +14,10 @@ from ..metrics import OVERALL, accept_lengths
 from ..tables import BASELINES
 from .block import MOST, Block
 from .grid import grid
-from .style import INTERVAL, NAMES, colour, legend, marker, note, panels
+from .style import INTERVAL, colour, legend, marker, note, panels, printed
 
 LONGEST = 9  # accepted lengths from here on share a column of the grid
+FAR = 16  # and from here on the last point of a line
 DEEPEST = 12  # and depths beyond this are left out of theirs
 
 
@@ -47,7 +48,7 @@ def _by_category(block: Block, column: str, label: str) -> Figure | None:
             block.table[names == f"{row['method']}|{row['variant']}"].set_index("category")[column].reindex(categories)
             for row in rows
         ]
-        shown = [NAMES.get(str(c), str(c)) for c in categories]
+        shown = [printed(c) for c in categories]
         middle = 1.0 if column.startswith("speedup") else None
         return grid([row["name"] for row in rows], shown, values, label, block, middle=middle)
     figure, (axes,) = panels(height=0.8 + 0.27 * len(categories))
@@ -60,7 +61,7 @@ def _by_category(block: Block, column: str, label: str) -> Figure | None:
         axes.hlines(at, own[f"{column}_low"], own[f"{column}_high"], color=ink, linewidth=0.8, alpha=0.8)
         axes.plot(own[column], at, marker(row["place"]), color=ink, label=row["name"])
     axes.axvline(1.0, color="#444444", linewidth=0.7)
-    axes.set_yticks(range(len(categories)), [NAMES.get(str(c), str(c)) for c in reversed(categories)])
+    axes.set_yticks(range(len(categories)), [printed(c) for c in reversed(categories)])
     axes.grid(axis="x")
     axes.grid(axis="y", visible=False)
     if OVERALL in categories:
@@ -87,12 +88,14 @@ def accepted_lengths(block: Block) -> Figure | None:
     longest = 1
     for row in rows:
         lengths = pd.Series([n for answer in row["pool"].rows for n in accept_lengths(answer)], dtype=int)
-        share = lengths.value_counts(normalize=True).sort_index() * 100
-        longest = max([longest, *share.index])
+        longest = max(longest, lengths.max() if len(lengths) else 1)
+        share = lengths.clip(upper=FAR).value_counts(normalize=True).sort_index() * 100
         full = share.reindex(range(1, int(share.index.max()) + 1) if len(share) else [], fill_value=0.0)
         axes.plot(full.index, full.to_numpy(), label=row["name"], **_mark(row))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_xlim(0.5, longest + 0.5)
+    if longest > FAR:
+        axes.set_xticks([1, 4, 8, 12, FAR], ["1", "4", "8", "12", f"{FAR}+"])
+    axes.set_xlim(0.5, min(longest, FAR) + 0.5)
     axes.set_ylim(bottom=0)
     axes.set_xlabel("accepted length (tokens a step)")
     axes.set_ylabel("% of steps")

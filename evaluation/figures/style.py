@@ -43,7 +43,7 @@ STYLE: dict[Any, Any] = {
     "pdf.fonttype": 42,  # text stays text
     "svg.hashsalt": "figures",  # the same records give the same file
 }
-NAMES = {"mt_bench": "MT-bench", "qa": "QA", "rag": "RAG", "math_reasoning": "math"}  # as axes print categories
+NAMES = {"mt_bench": "MT-bench", "qa": "QA", "rag": "RAG", "math_reasoning": "math"}
 INTERVAL = "95 % interval over questions"
 
 
@@ -58,6 +58,11 @@ def panels(rows: int = 1, height: float = 2.3, **options: Any) -> tuple[Figure, 
     """A figure of a column's width with panels below one another; height in inches, of all."""
     figure, axes = plt.subplots(rows, 1, figsize=(WIDTH, height), layout="constrained", squeeze=False, **options)
     return figure, [axes[i, 0] for i in range(rows)]
+
+
+def printed(category: object) -> str:
+    """A category as axes print it."""
+    return NAMES.get(str(category), str(category).replace("_", " "))
 
 
 def colour(i: int) -> str:

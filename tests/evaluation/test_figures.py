@@ -86,6 +86,14 @@ def test_the_optimum_is_marked_where_the_table_has_it():
     assert (star.get_xdata()[0], star.get_ydata()[0]) == (2, 2.0)
 
 
+def test_trees_of_one_size_and_several_depths_are_no_line():
+    trees = [[[0]], [[0], [1]], [[0], [1], [2]], [[0], [0, 0], [0, 0, 0]]]
+    runs = [recycling(tree=tree, tree_nodes=len(tree), tree_sha256=str(tree)) for tree in trees]
+    for own, drawn in ((runs[:3], True), (runs, False)):
+        (block,) = split(own, main_table(own)).values()
+        assert (figures.tree_size(block) is not None) is drawn
+
+
 def test_a_run_has_the_same_colour_and_mark_in_every_figure():
     runs = [made("vanilla", questions()), made("suffix", questions()), recycling(), recycling("cold", 0)]
     (block,) = split(runs, main_table(runs)).values()
@@ -100,6 +108,16 @@ def test_a_run_has_the_same_colour_and_mark_in_every_figure():
         (name, ink) for name, look in looks.items() for ink, _ in look
     }
     assert over_questions.get_xlabel() == "question, in the order asked"  # few questions: each is a point of its own
+
+
+def test_very_long_steps_share_the_last_point_of_a_line():
+    row = answer(1, "free_verse", [([1, 1, 40, 20], 1.0)], output_ids=[[0] * 62])
+    runs = [made("vanilla", [row]), made("suffix", [row]), made("pld", [answer(1, "qa", [([1, 16], 1.0)])])]
+    (block,) = split(runs, main_table(runs)).values()
+    (axes,) = figures.accepted_lengths(block).axes
+    assert axes.get_xticklabels()[-1].get_text() == "16+"
+    assert {line.get_label(): line.get_ydata()[-1] for line in axes.lines} == {"suffix": 50.0, "pld": 50.0}
+    assert "free verse" in [label.get_text() for label in figures.mat(block).axes[0].get_yticklabels()]
 
 
 def test_one_style_readable_at_column_width():
