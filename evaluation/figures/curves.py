@@ -161,6 +161,7 @@ def machine_tree(block: Block) -> Figure | None:
     speed.set_ylabel("decoding speed\nover vanilla")
     speed.set_xlabel("nodes in the draft tree, root not counted")
     for axes in (time, speed):
+        axes.margins(y=0.1)  # room for the dot
         axes.set_ylim(bottom=0)
     legend(figure, time)
     note(figure, f"dot: last choice; dotted: achieved over the run; {block.note}")

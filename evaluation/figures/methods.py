@@ -14,7 +14,7 @@ from ..metrics import OVERALL, accept_lengths
 from ..tables import BASELINES
 from .block import MOST, Block
 from .grid import grid
-from .style import INTERVAL, colour, legend, marker, note, panels, printed
+from .style import INTERVAL, colour, dash, legend, marker, note, panels, printed
 
 LONGEST = 9  # accepted lengths from here on share a column of the grid
 FAR = 16  # and from here on the last point of a line
@@ -161,7 +161,13 @@ def mat_over_questions(block: Block) -> Figure | None:
         tokens = pd.Series([sum(accept_lengths(answer)) for answer in answers])
         window = max(1, len(answers) // 8)
         smooth = tokens.rolling(window, min_periods=1).sum() / steps.rolling(window, min_periods=1).sum()
-        axes.plot(range(1, len(smooth) + 1), smooth, label=row["name"], color=colour(row["place"]))
+        axes.plot(
+            range(1, len(smooth) + 1),
+            smooth,
+            label=row["name"],
+            color=colour(row["place"]),
+            linestyle=dash(row["place"]),
+        )
     axes.set_xlabel("question, in the order asked" + (f" (mean of the last {window})" if window > 1 else ""))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_ylabel("MAT (tokens a step)")

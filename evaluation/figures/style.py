@@ -73,6 +73,11 @@ def marker(i: int) -> str:
     return MARKERS[i % len(MARKERS)]
 
 
+def dash(i: int) -> str:
+    """For lines without markers: another stroke where the colours begin anew."""
+    return ("-", "--", ":")[i // len(PALETTE) % 3]
+
+
 def legend(figure: Figure, axes: Axes) -> None:
     """The legend above the panels, one entry a name; the figure grows by its lines, so that the panels keep theirs."""
     handles, labels = axes.get_legend_handles_labels()

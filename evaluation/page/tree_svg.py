@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from model.decoding.tree import RankPath
 
 from ..tables import Run
-from .acceptance import Node, Paths, Step, acceptance, by_depth, node_order, steps_of
+from .acceptance import AUTO, Node, Paths, Step, acceptance, by_depth, node_order, steps_of
 from .circumstances import Configuration
 from .ranks import spelled
 from .tokens import Decoder, visible
@@ -75,10 +75,9 @@ def draw(configuration: Configuration, decoder: Decoder) -> Drawing | None:
     root = places[()]
     words = [_in_words(nodes, by_depth(paths)), *([told] if told else [])]
     if order is None:
-        words.append(
-            "The template is no longer where the run had it: only nodes that stood at least once are drawn, and every "
-            "step counts as a try of each."
-        )
+        changes = run.settings["method"].get("tree") == AUTO
+        why = "Its nodes changed along the run" if changes else "The records do not hold its nodes"
+        words.append(f"{why}: only those that stood at least once are drawn, and every step counts as a try of each.")
     if len(kept) < len(nodes):
         words.append(f"Drawn are the {len(kept)} most accepted of {len(nodes)} nodes.")
     width, height = root[0] + COLUMN * deepest + MARGIN, ROW * leaves + 2 * MARGIN

@@ -110,6 +110,19 @@ def test_a_run_has_the_same_colour_and_mark_in_every_figure():
     assert over_questions.get_xlabel() == "question, in the order asked"  # few questions: each is a point of its own
 
 
+def test_many_lines_without_marks_differ_in_colour_or_stroke():
+    runs = [made("vanilla", questions()), *(made(f"method{i} (hot)", questions()) for i in range(14))]
+    (block,) = split(runs, main_table(runs)).values()
+    lines = figures.mat_over_questions(block).axes[0].lines
+    assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == len(lines) == 14
+
+
+def test_a_figure_across_types_names_them_all():
+    runs = [recycling(), made("suffix", questions(), model={"dtype": "float16"})]
+    drawn = figures.novelty(list(split(runs, main_table(runs)).values()))
+    assert drawn.get_supxlabel() == "toy (float32) on a machine; toy (float16) on a machine"
+
+
 def test_very_long_steps_share_the_last_point_of_a_line():
     row = answer(1, "free_verse", [([1, 1, 40, 20], 1.0)], output_ids=[[0] * 62])
     runs = [made("vanilla", [row]), made("suffix", [row]), made("pld", [answer(1, "qa", [([1, 16], 1.0)])])]

@@ -56,6 +56,13 @@ def test_the_nodes_are_those_that_the_run_wrote_down(tmp_path):
     assert node_order(run_with(tmp_path / "c", [ROW], method=fixed | {"tree": "auto"}, draft_tree=TREE)) is None
 
 
+def test_a_tree_that_is_not_known_says_why(tmp_path):
+    for tree, why in (("auto", "Its nodes changed along the run"), ("best", "The records do not hold its nodes")):
+        run_with(tmp_path / tree, [ROW], method={"tree": tree})
+        drawing = draw(configurations(read_runs(tmp_path / tree))[0], Decoder())
+        assert drawing.words[-1].startswith(f"{why}: only those that stood")
+
+
 def test_the_drawing_has_every_node_once_and_no_two_on_one_place(tmp_path):
     tree = " ".join(",".join(map(str, p)) for p in build_template("2.2.2").rank_paths[1:])
     steps = [(accepted, 81 if nodes == 4 else nodes, path) for accepted, nodes, path in STEPS]
