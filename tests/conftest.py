@@ -18,6 +18,10 @@ from transformers import (
     Qwen3Config,
 )
 
+from tests.skipped import pytest_unconfigure
+
+__all__ = ["pytest_unconfigure"]  # pytest finds it here
+
 torch.set_num_threads(1)
 
 SIZES = dict(vocab_size=61, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=256)

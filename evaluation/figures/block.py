@@ -41,17 +41,27 @@ class Block:
         return [row for row in self.overall if row["method"] not in BASELINES]
 
     def shown(self) -> list[dict[str, Any]]:
-        """All, or where they are too many to tell apart, of each label the one that accepts most."""
-        if len(self.overall) <= MOST:
-            return self.overall
-        best: dict[str, dict[str, Any]] = {}
-        for row in self.overall:
-            if row["method"] not in best or row["mat"] > best[row["method"]]["mat"]:
-                best[row["method"]] = row
-        return list(best.values())
+        """All, or where they are too many to tell apart, of each label the one that accepts most.
+
+        `place` is the row's colour and marker, the same in all figures: baselines first, then who drafts.
+        """
+        rows = self.overall
+        if len(rows) > MOST:
+            best: dict[str, dict[str, Any]] = {}
+            for row in rows:
+                if row["method"] not in best or row["mat"] > best[row["method"]]["mat"]:
+                    best[row["method"]] = row
+            rows = list(best.values())
+        first = {row["method"]: row["name"] for row in reversed(rows)}  # a baseline's second run has no colour kept
+        places = {first[label]: i for i, label in enumerate(BASELINES) if label in first}
+        others = [row["name"] for row in rows if row["name"] not in places]
+        places |= {name: len(BASELINES) + i for i, name in enumerate(others)}
+        return [row | {"place": places[row["name"]]} for row in rows]
 
     def lines(self, setting: str, follow: Sequence[str] = ()) -> dict[str, list[dict[str, Any]]]:
         """Drafting runs that differ in one setting only, by what they have in common; at least three points each.
+
+        Where two of them share a value they differ in more, as trees of one size and several depths do: no line then.
 
         Args:
             setting: a column with numbers.
@@ -64,7 +74,7 @@ class Block:
                 fixed = {k: str(v) for k, v in row["pool"].first.facets.items() if k not in moving}
                 found.setdefault(f"{row['method']}|{sorted(fixed.items())}", []).append(row)
         chosen = [sorted(rows, key=lambda row: float(row[setting])) for rows in found.values()]
-        chosen = [rows for rows in chosen if len({row[setting] for row in rows}) > 2]
+        chosen = [rows for rows in chosen if len({row[setting] for row in rows}) == len(rows) > 2]
         return named(chosen, moving)
 
     def choices(self, setting: str, follow: Sequence[str] = ()) -> list[dict[str, Any]]:

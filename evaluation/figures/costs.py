@@ -67,7 +67,7 @@ def overhead(blocks: Sequence[Block]) -> Figure | None:
     axes.grid(axis="y", visible=False)
     axes.set_xlabel("a step (ms)")
     legend(figure, axes)
-    note(figure, blocks[0].note.split(";")[0])
+    note(figure, _what(blocks))
     return figure
 
 
@@ -83,6 +83,11 @@ def phase_ms(rows: Sequence[dict[str, object]]) -> dict[str, float]:
                     for phase, value in phases.items():
                         seconds[phase] = seconds.get(phase, 0.0) + value
     return {phase: 1e3 * value / steps for phase, value in seconds.items() if phase != "prefill"} if steps else {}
+
+
+def _what(blocks: Sequence[Block]) -> str:
+    """The models and machines of all blocks, each once."""
+    return "; ".join(dict.fromkeys(block.note.split(";")[0] for block in blocks))
 
 
 def novelty(blocks: Sequence[Block]) -> Figure | None:
@@ -111,7 +116,7 @@ def novelty(blocks: Sequence[Block]) -> Figure | None:
     axes.set_xlabel("% of the answer's 3-grams that stand in it earlier")
     axes.set_ylabel("MAT of the question")
     legend(figure, axes)
-    note(figure, blocks[0].note.split(";")[0])
+    note(figure, _what(blocks))
     return figure
 
 

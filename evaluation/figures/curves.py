@@ -131,6 +131,7 @@ def tree_family(block: Block) -> Figure | None:
             markersize=8 if len(own) == 1 else 4,
             markerfacecolor="none" if len(own) > 1 else colour(i + 2),
         )
+    axes.margins(0.08)  # a large mark on the edge is not cut
     axes.set_xlabel("nodes in the draft tree, root not counted")
     axes.set_ylabel("MAT (tokens a step)")
     legend(figure, axes)
@@ -160,6 +161,7 @@ def machine_tree(block: Block) -> Figure | None:
     speed.set_ylabel("decoding speed\nover vanilla")
     speed.set_xlabel("nodes in the draft tree, root not counted")
     for axes in (time, speed):
+        axes.margins(y=0.1)  # room for the dot
         axes.set_ylim(bottom=0)
     legend(figure, time)
     note(figure, f"dot: last choice; dotted: achieved over the run; {block.note}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.colors import TwoSlopeNorm
@@ -42,7 +43,10 @@ def grid(
         if np.isfinite(value):
             dark = shade[y, x] > 0.62
             axes.text(x, y, f"{value:.{decimals}f}", ha="center", va="center", fontsize=5, color="w" if dark else "k")
-    axes.set_xticks(range(len(columns)), columns, rotation=35, ha="right", rotation_mode="anchor", fontsize=6)
+    slanted: dict[str, Any] = (
+        {"rotation": 35, "ha": "right", "rotation_mode": "anchor"} if max(map(len, columns)) > 3 else {}
+    )
+    axes.set_xticks(range(len(columns)), columns, fontsize=6, **slanted)
     axes.set_yticks(range(len(rows)), rows, fontsize=6)
     axes.tick_params(length=0)
     axes.grid(visible=False)

@@ -14,9 +14,10 @@ from ..metrics import OVERALL, accept_lengths
 from ..tables import BASELINES
 from .block import MOST, Block
 from .grid import grid
-from .style import INTERVAL, NAMES, colour, legend, marker, note, panels
+from .style import INTERVAL, colour, dash, legend, marker, note, panels, printed
 
 LONGEST = 9  # accepted lengths from here on share a column of the grid
+FAR = 16  # and from here on the last point of a line
 DEEPEST = 12  # and depths beyond this are left out of theirs
 
 
@@ -47,7 +48,7 @@ def _by_category(block: Block, column: str, label: str) -> Figure | None:
             block.table[names == f"{row['method']}|{row['variant']}"].set_index("category")[column].reindex(categories)
             for row in rows
         ]
-        shown = [NAMES.get(str(c), str(c)) for c in categories]
+        shown = [printed(c) for c in categories]
         middle = 1.0 if column.startswith("speedup") else None
         return grid([row["name"] for row in rows], shown, values, label, block, middle=middle)
     figure, (axes,) = panels(height=0.8 + 0.27 * len(categories))
@@ -56,10 +57,11 @@ def _by_category(block: Block, column: str, label: str) -> Figure | None:
         own = block.table[names == f"{row['method']}|{row['variant']}"].set_index("category")
         at = [len(categories) - 1 - y + 0.5 * ((len(rows) - 1) / 2 - i) / len(rows) for y in range(len(categories))]
         own = own.reindex(categories)
-        axes.hlines(at, own[f"{column}_low"], own[f"{column}_high"], color=colour(i), linewidth=0.8, alpha=0.8)
-        axes.plot(own[column], at, marker(i), color=colour(i), label=row["name"])
+        ink = colour(row["place"])
+        axes.hlines(at, own[f"{column}_low"], own[f"{column}_high"], color=ink, linewidth=0.8, alpha=0.8)
+        axes.plot(own[column], at, marker(row["place"]), color=ink, label=row["name"])
     axes.axvline(1.0, color="#444444", linewidth=0.7)
-    axes.set_yticks(range(len(categories)), [NAMES.get(str(c), str(c)) for c in reversed(categories)])
+    axes.set_yticks(range(len(categories)), [printed(c) for c in reversed(categories)])
     axes.grid(axis="x")
     axes.grid(axis="y", visible=False)
     if OVERALL in categories:
@@ -68,6 +70,11 @@ def _by_category(block: Block, column: str, label: str) -> Figure | None:
     legend(figure, axes)
     note(figure, f"lines: {INTERVAL}; {block.note}")
     return figure
+
+
+def _mark(row: dict[str, Any]) -> dict[str, Any]:
+    """A line's options: the marker and the colour of this run."""
+    return {"marker": marker(row["place"]), "color": colour(row["place"])}
 
 
 def accepted_lengths(block: Block) -> Figure | None:
@@ -79,14 +86,16 @@ def accepted_lengths(block: Block) -> Figure | None:
         return _accepted_lengths_grid(block, rows)
     figure, (axes,) = panels(height=1.9)
     longest = 1
-    for i, row in enumerate(rows):
+    for row in rows:
         lengths = pd.Series([n for answer in row["pool"].rows for n in accept_lengths(answer)], dtype=int)
-        share = lengths.value_counts(normalize=True).sort_index() * 100
-        longest = max([longest, *share.index])
+        longest = max(longest, lengths.max() if len(lengths) else 1)
+        share = lengths.clip(upper=FAR).value_counts(normalize=True).sort_index() * 100
         full = share.reindex(range(1, int(share.index.max()) + 1) if len(share) else [], fill_value=0.0)
-        axes.plot(full.index, full.to_numpy(), marker=marker(i + 2), color=colour(i + 2), label=row["name"])
+        axes.plot(full.index, full.to_numpy(), label=row["name"], **_mark(row))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_xlim(0.5, longest + 0.5)
+    if longest > FAR:
+        axes.set_xticks([1, 4, 8, 12, FAR], ["1", "4", "8", "12", f"{FAR}+"])
+    axes.set_xlim(0.5, min(longest, FAR) + 0.5)
     axes.set_ylim(bottom=0)
     axes.set_xlabel("accepted length (tokens a step)")
     axes.set_ylabel("% of steps")
@@ -122,8 +131,8 @@ def acceptance_by_depth(block: Block) -> Figure | None:
         label = "% of steps that reach a depth of the draft"
         return grid([row["name"] for row, _ in rows], columns, values, label, block, decimals=0)
     figure, (joint, conditional) = panels(2, height=3.1, sharex=True)
-    for i, (row, depths) in enumerate(rows):
-        options = {"marker": marker(i + 2), "color": colour(i + 2), "label": row["name"]}
+    for row, depths in rows:
+        options = _mark(row) | {"label": row["name"]}
         near = depths[:DEEPEST]
         joint.plot([d.depth for d in near], [100 * d.joint for d in near], **options)
         conditional.plot([d.depth for d in near], [100 * d.conditional for d in near], **options)
@@ -146,14 +155,21 @@ def mat_over_questions(block: Block) -> Figure | None:
         return None
     figure, (axes,) = panels(height=1.9)
     window = 1
-    for i, row in enumerate(rows):
+    for row in rows:
         answers = row["pool"].first.answers
         steps = pd.Series([len(accept_lengths(answer)) for answer in answers])
         tokens = pd.Series([sum(accept_lengths(answer)) for answer in answers])
         window = max(1, len(answers) // 8)
         smooth = tokens.rolling(window, min_periods=1).sum() / steps.rolling(window, min_periods=1).sum()
-        axes.plot(range(1, len(smooth) + 1), smooth, label=row["name"], color=colour(i + 2))
-    axes.set_xlabel(f"question, in the order asked (each point: the last {window})")
+        axes.plot(
+            range(1, len(smooth) + 1),
+            smooth,
+            label=row["name"],
+            color=colour(row["place"]),
+            linestyle=dash(row["place"]),
+        )
+    axes.set_xlabel("question, in the order asked" + (f" (mean of the last {window})" if window > 1 else ""))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_ylabel("MAT (tokens a step)")
     axes.set_xlim(left=1)
     legend(figure, axes)

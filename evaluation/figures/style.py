@@ -43,7 +43,7 @@ STYLE: dict[Any, Any] = {
     "pdf.fonttype": 42,  # text stays text
     "svg.hashsalt": "figures",  # the same records give the same file
 }
-NAMES = {"mt_bench": "MT-bench", "qa": "QA", "rag": "RAG", "math_reasoning": "math"}  # as axes print categories
+NAMES = {"mt_bench": "MT-bench", "qa": "QA", "rag": "RAG", "math_reasoning": "math"}
 INTERVAL = "95 % interval over questions"
 
 
@@ -60,12 +60,22 @@ def panels(rows: int = 1, height: float = 2.3, **options: Any) -> tuple[Figure, 
     return figure, [axes[i, 0] for i in range(rows)]
 
 
+def printed(category: object) -> str:
+    """A category as axes print it."""
+    return NAMES.get(str(category), str(category).replace("_", " "))
+
+
 def colour(i: int) -> str:
     return PALETTE[i % len(PALETTE)]
 
 
 def marker(i: int) -> str:
     return MARKERS[i % len(MARKERS)]
+
+
+def dash(i: int) -> str:
+    """For lines without markers: another stroke where the colours begin anew."""
+    return ("-", "--", ":")[i // len(PALETTE) % 3]
 
 
 def legend(figure: Figure, axes: Axes) -> None:

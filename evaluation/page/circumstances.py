@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from collections.abc import Callable
@@ -11,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from ..metrics import Row
-from ..tables import Run
+from ..tables import Run, pools
 
 _UNNAMED = re.compile(r"sha256|(^|\.)path$|bench\.questions|method\.name")  # settings that would name a run badly
-_PLAIN = ("model.name", "bench.name", "method.tree")  # settings whose value says enough without their key
+_PLAIN = ("model.name", "bench.name")  # settings whose value says enough without their key
 
 
 @dataclass(frozen=True)
@@ -57,21 +56,19 @@ class Command:
 
 
 def configurations(runs: list[Run]) -> list[Configuration]:
-    """The runs by configuration; its name is the label, and the settings in which those of one label differ."""
-    groups: dict[str, list[Run]] = {}
-    for run in runs:
-        settings = {key: value for key, value in run.settings.items() if key != "repeat"}
-        groups.setdefault(json.dumps([run.label, settings, run.metadata.get("device")], sort_keys=True), []).append(run)
-    firsts = [group[0] for group in groups.values()]
-    flat = [_flatten(run.settings | {"device": run.metadata.get("device")}) for run in firsts]
+    """The runs by configuration, named as tables and figures name them, and by what else tells those of one name."""
+    pooled = pools(runs)
+    flat = [_flatten(pool.first.settings | {"device": pool.first.metadata.get("device")}) for pool in pooled]
     names: list[str] = []
-    for run, own in zip(firsts, flat, strict=True):
-        peers = [other for r, other in zip(firsts, flat, strict=True) if r.label == run.label]
+    for pool, own in zip(pooled, flat, strict=True):
+        peers = [other for p, other in zip(pooled, flat, strict=True) if p.name == pool.name]
         keys = [k for k in own if not _UNNAMED.search(k) and any(peer.get(k) != own[k] for peer in peers)]
         parts = [str(own[k]) if k in _PLAIN else f"{k.rsplit('.', 1)[-1]}={own[k]}" for k in keys]
-        names.append(", ".join([run.label, *parts]))
-    unique = [f"{n}, {r.folder.name[-8:]}" if names.count(n) > 1 else n for n, r in zip(names, firsts, strict=True)]
-    return [Configuration(name, group) for name, group in zip(unique, groups.values(), strict=True)]
+        names.append(", ".join([pool.name, *parts]))
+    unique = [
+        f"{n}, {p.first.folder.name[-8:]}" if names.count(n) > 1 else n for n, p in zip(names, pooled, strict=True)
+    ]
+    return [Configuration(name, list(pool.runs)) for name, pool in zip(unique, pooled, strict=True)]
 
 
 def _flatten(settings: dict[str, Any], above: str = "") -> dict[str, Any]:

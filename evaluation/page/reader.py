@@ -12,6 +12,7 @@ from ..metrics import Row
 from ..questions import ROOT, read_questions, subtask
 from ..tables import Run
 from .circumstances import Configuration
+from .ranks import spelled
 from .tokens import Decoder
 
 MOST_QUESTIONS, MOST_BYTES = 40, 2_000_000
@@ -106,7 +107,7 @@ def _turns(run: Run, row: Row, texts: _Texts) -> list[dict[str, Any]]:
         own, lengths = lengths[:count], lengths[count:]
         turn: dict[str, Any] = {"text": texts.add(run, text, ids[i] if i < len(ids) else None), "lengths": own}
         if i < len(paths):
-            turn["paths"] = ["·".join(map(str, path)) for path in paths[i]]
+            turn["paths"] = [spelled(tuple(path)) for path in paths[i]]
         if i < len(nodes):
             turn["nodes"] = nodes[i]
         turns.append(turn)

@@ -77,6 +77,7 @@ def view(table: pd.DataFrame) -> View:
     columns, same = [], []
     by_method = table.groupby("method", sort=False)
     held = set(map(str, table.columns))
+    told = "variant" in held and bool((table["variant"] != "").any())  # in which settings methods of one name differ
     for name in map(str, table.columns):
         if name.removesuffix("_low").removesuffix("_high") in held - {name}:
             continue  # an end of an interval: printed with its value
@@ -87,8 +88,9 @@ def view(table: pd.DataFrame) -> View:
         elif not number and values.map(_text).nunique() == 1:
             same.append((name, name.replace("_", " "), _text(values.iloc[0])))
         elif not number and values.notna().any():
-            tells_apart = bool((by_method[name].nunique(dropna=False) > 1).any())  # else the method's name says it
-            columns.append(_column(name, name in SETTINGS, extra=not tells_apart and name not in ("model", "bench")))
+            tells_apart = not told and bool((by_method[name].nunique(dropna=False) > 1).any())
+            main = tells_apart or name in ("model", "bench", "variant")
+            columns.append(_column(name, name in SETTINGS, extra=not main))
     columns.sort(key=lambda c: (c.extra, c.name != "method", c.number))  # stable: names, then numbers, then extras
     lines = [_line(row, columns) for row in table.to_dict("records")]
     return View(

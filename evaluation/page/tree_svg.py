@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from model.decoding.tree import RankPath
 
 from ..tables import Run
-from .acceptance import Node, Paths, Step, acceptance, by_depth, node_order, steps_of
+from .acceptance import AUTO, Node, Paths, Step, acceptance, by_depth, node_order, steps_of
 from .circumstances import Configuration
+from .ranks import spelled
 from .tokens import Decoder, visible
 
 BOUNDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.7)  # upper ends of the colour classes 1, 2, ...; class 0 never stood
 MOST_NODES = 300  # drawn of one tree; the most accepted ones
+MOST_DEPTHS = 8  # whose share is told in words
 COLUMN, ROW, MARGIN, LEFT = 112, 13, 16, 96  # units of the drawing; LEFT is room for the root's token
 
 
@@ -73,10 +75,9 @@ def draw(configuration: Configuration, decoder: Decoder) -> Drawing | None:
     root = places[()]
     words = [_in_words(nodes, by_depth(paths)), *([told] if told else [])]
     if order is None:
-        words.append(
-            "The template is no longer where the run had it: only nodes that stood at least once are drawn, and every "
-            "step counts as a try of each."
-        )
+        changes = run.settings["method"].get("tree") == AUTO
+        why = "Its nodes changed along the run" if changes else "The records do not hold its nodes"
+        words.append(f"{why}: only those that stood at least once are drawn, and every step counts as a try of each.")
     if len(kept) < len(nodes):
         words.append(f"Drawn are the {len(kept)} most accepted of {len(nodes)} nodes.")
     width, height = root[0] + COLUMN * deepest + MARGIN, ROW * leaves + 2 * MARGIN
@@ -113,7 +114,7 @@ def _dot(node: Node, places: dict[RankPath, tuple[float, float]], real: RankPath
     depth = len(node.path)
     on_path = real[:depth] == node.path
     title = (
-        f"ranks {'·'.join(map(str, node.path))}: stood in {100 * node.share:.1f} % of {node.tried:,} steps "
+        f"ranks {spelled(node.path)}: stood in {100 * node.share:.1f} % of {node.tried:,} steps "
         f"({node.stood:,}); in {100 * node.given_parent:.1f} % of those in which its parent stood "
         f"({node.parent_stood:,})"
     )
@@ -133,10 +134,8 @@ def _real_step(run: Run, paths: Paths, decoder: Decoder) -> tuple[Step | None, l
     if tokens and step.start == 0:  # the first step: the root is the prompt's, and no output
         tokens = ["", *tokens]
     where = f"question {row['question_id']}, turn {step.turn + 1}, step {step.number + 1}"
-    ranks = "·".join(map(str, step.path))
-    told = (
-        f"Outlined: one real step ({where}), which accepted the ranks {ranks}: {len(step.path)} drafts in one forward."
-    )
+    drafts = f"{len(step.path)} draft{'s' if len(step.path) > 1 else ''}"
+    told = f"Outlined: one real step ({where}), which accepted the ranks {spelled(step.path)}: {drafts} in one forward."
     if tokens:
         told += " Its tokens stand at the nodes, the root's first. Drafts that were rejected are not in the records."
     else:
@@ -148,10 +147,20 @@ def _in_words(nodes: list[Node], depths: list[float]) -> str:
     """What the tree shows, from its figures."""
     never = sum(node.stood == 0 for node in nodes)
     best = max(nodes, key=lambda n: n.share)
-    falls = ", ".join(f"{100 * share:.0f} %" for share in depths) or "none did"
     words = (
         f"{len(nodes)} nodes, depth {max(len(n.path) for n in nodes)}. Share of drafting steps that accepted at least "
-        f"1, 2, ... drafts: {falls}. The best node ({'·'.join(map(str, best.path))}) stood in "
+        f"1, 2, ... drafts: {_falls(depths)}. The best node ({spelled(best.path)}) stood in "
         f"{100 * best.share:.0f} % of its steps; "
     )
     return words + (f"{never} of {len(nodes)} nodes never stood." if never else "every node stood at least once.")
+
+
+def _falls(depths: list[float]) -> str:
+    """The shares from depth 1 on, as far as they are few and not nothing; then that of the deepest."""
+    percents = [100 * share for share in depths]
+    near = [percent for percent in percents[:MOST_DEPTHS] if percent >= 0.5]
+    told = [", ".join(f"{percent:.0f} %" for percent in near)] if near else []
+    if len(near) < len(percents):
+        last = percents[-1]
+        told.append(f"the most, {len(percents)}, in {f'{last:.0f}' if last >= 1 else f'{last:.1g}'} %")
+    return "; ".join(told) or "none did"

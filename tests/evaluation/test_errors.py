@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from evaluation import hub, inference_recycling, questions, report, run, speed
 from evaluation.answers import AnswerStore
@@ -78,7 +79,7 @@ def test_in_a_sweep_the_other_jobs_go_on_and_the_mistake_is_told_once(evaluate, 
     assert len(list(tmp_path.rglob("summary.json"))) == 1
 
 
-@pytest.mark.skipif("__import__('torch').cuda.is_available()")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_cuda_where_there_is_none(evaluate):
     check(evaluate("model.device=cuda"), "model.device=cuda", "no CUDA device")
     check(evaluate("model.device=mps"), "model.device=mps", "no MPS device")

@@ -86,6 +86,53 @@ def test_the_optimum_is_marked_where_the_table_has_it():
     assert (star.get_xdata()[0], star.get_ydata()[0]) == (2, 2.0)
 
 
+def test_trees_of_one_size_and_several_depths_are_no_line():
+    trees = [[[0]], [[0], [1]], [[0], [1], [2]], [[0], [0, 0], [0, 0, 0]]]
+    runs = [recycling(tree=tree, tree_nodes=len(tree), tree_sha256=str(tree)) for tree in trees]
+    for own, drawn in ((runs[:3], True), (runs, False)):
+        (block,) = split(own, main_table(own)).values()
+        assert (figures.tree_size(block) is not None) is drawn
+
+
+def test_a_run_has_the_same_colour_and_mark_in_every_figure():
+    runs = [made("vanilla", questions()), made("suffix", questions()), recycling(), recycling("cold", 0)]
+    (block,) = split(runs, main_table(runs)).values()
+    looks: dict[str, set] = {}
+    for draw in (figures.mat, figures.speedup_over_vanilla, figures.accepted_lengths, figures.acceptance_by_depth):
+        for line in (line for axes in draw(block).axes for line in axes.lines if not line.get_label().startswith("_")):
+            looks.setdefault(line.get_label(), set()).add((line.get_color(), line.get_marker()))
+    assert set(looks) == {"vanilla", "suffix", "recycling (hot)", "recycling (cold)"}
+    assert all(len(look) == 1 for look in looks.values()) and len(set.union(*looks.values())) == 4
+    over_questions = figures.mat_over_questions(block).axes[0]
+    assert {(line.get_label(), line.get_color()) for line in over_questions.lines} <= {
+        (name, ink) for name, look in looks.items() for ink, _ in look
+    }
+    assert over_questions.get_xlabel() == "question, in the order asked"  # few questions: each is a point of its own
+
+
+def test_many_lines_without_marks_differ_in_colour_or_stroke():
+    runs = [made("vanilla", questions()), *(made(f"method{i} (hot)", questions()) for i in range(14))]
+    (block,) = split(runs, main_table(runs)).values()
+    lines = figures.mat_over_questions(block).axes[0].lines
+    assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == len(lines) == 14
+
+
+def test_a_figure_across_types_names_them_all():
+    runs = [recycling(), made("suffix", questions(), model={"dtype": "float16"})]
+    drawn = figures.novelty(list(split(runs, main_table(runs)).values()))
+    assert drawn.get_supxlabel() == "toy (float32) on a machine; toy (float16) on a machine"
+
+
+def test_very_long_steps_share_the_last_point_of_a_line():
+    row = answer(1, "free_verse", [([1, 1, 40, 20], 1.0)], output_ids=[[0] * 62])
+    runs = [made("vanilla", [row]), made("suffix", [row]), made("pld", [answer(1, "qa", [([1, 16], 1.0)])])]
+    (block,) = split(runs, main_table(runs)).values()
+    (axes,) = figures.accepted_lengths(block).axes
+    assert axes.get_xticklabels()[-1].get_text() == "16+"
+    assert {line.get_label(): line.get_ydata()[-1] for line in axes.lines} == {"suffix": 50.0, "pld": 50.0}
+    assert "free verse" in [label.get_text() for label in figures.mat(block).axes[0].get_yticklabels()]
+
+
 def test_one_style_readable_at_column_width():
     with matplotlib.rc_context(STYLE):
         figure, (axes,) = panels()

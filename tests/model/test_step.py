@@ -4,8 +4,9 @@ import random
 import time
 import weakref
 from contextlib import contextmanager, nullcontext
-from functools import partial
+from functools import cache, partial
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -68,14 +69,20 @@ def traced(monkeypatch):
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize("tree_attention", [False, True])
-def test_few_compilations_serve_all_trees_and_buckets(traced, tree_attention):
-    """Compiling for each would reach torch's limit at the eighth, and from there on nothing would be compiled."""
+@cache
+def long_answers() -> tuple[Any, list[Any], list[Any]]:
+    """A narrow model of long context, drafters of three trees, and what eager decoding with each gives."""
     torch.manual_seed(0)
     config = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2)
     model = AutoModelForCausalLM.from_config(LlamaConfig(vocab_size=V, max_position_embeddings=2600, **config)).eval()
     drafters = [MAKE["vanilla"], *(partial(TokenRecycling, V, build_template("best", nodes=n)) for n in (4, 40))]
-    eager = [outcomes(Target(model), make(), seed=1, limit=2400, prompts=1) for make in drafters]
+    return model, drafters, [outcomes(Target(model), make(), seed=1, limit=2400, prompts=1) for make in drafters]
+
+
+@pytest.mark.parametrize("tree_attention", [False, True])
+def test_few_compilations_serve_all_trees_and_buckets(traced, tree_attention):
+    """Compiling for each would reach torch's limit at the eighth, and from there on nothing would be compiled."""
+    model, drafters, eager = long_answers()
     target = Target(model, execution="compiled", tree_attention=tree_attention)
     for make, expected in zip(drafters, eager, strict=True):
         assert outcomes(target, make(), seed=1, limit=2400, prompts=1) == expected

@@ -6,7 +6,8 @@ from tests.browser import Browser, find_browser
 from tests.evaluation.page.conftest import HOSTILE, answer, plain, report, write_run
 
 PATH = find_browser()
-pytestmark = pytest.mark.skipif(PATH is None, reason="no Chromium on this machine (or name one with CHROMIUM=PATH)")
+WANTED = "no Chromium; Debian: apt-get install chromium; or name one with CHROMIUM=PATH"
+pytestmark = pytest.mark.skipif(PATH is None, reason=WANTED)
 
 COLUMN = "[...document.querySelectorAll('#main thead th')].findIndex((th) => th.dataset.name === '{}')"
 SHOWN = "[...document.querySelectorAll('#main tbody tr')].filter((row) => row.offsetParent)"
@@ -139,6 +140,24 @@ def test_the_reader_colours_steps_and_takes_the_keyboard(page):
     assert page.run("document.querySelectorAll('#answer .run[tabindex=\"0\"]').length") == 1
     click(page, "#next")
     assert page.run("document.querySelector('#answer').textContent").startswith("qa, question 1")
+
+
+def test_the_more_tokens_a_step_added_the_deeper_its_colour(page):
+    depth = "[1, 2, 3, 4, 5, 6, 7, 8].map((n) => { const run = document.querySelector('.run').cloneNode();"
+    depth += "run.className = `run even l${n}`; document.querySelector('#answer').append(run);"
+    depths = page.run(depth + "return parseFloat(getComputedStyle(run).getPropertyValue('--deep')) })")
+    assert depths == sorted(set(depths)) and len(depths) == 8
+
+
+def test_a_deep_tree_is_drawn_in_its_own_width_and_scrolls(browser, tmp_path):
+    row = answer(1, "qa", [{"ids": [4, 5, 6], "steps": [(1, 1, []), (2, 37, [0])]}])
+    chain = " ".join(",".join("0" * n) for n in range(1, 37))
+    write_run(tmp_path / "runs/r", "recycling (hot)", [row], method={"tree": "chain"}, draft_tree=chain)
+    browser.look(width=400)
+    browser.open(report(tmp_path))
+    radius = "document.querySelector('svg.drawn .node circle').getBoundingClientRect().width / 2"
+    assert browser.run(radius) > 3, "nodes are too small to be seen"
+    assert browser.run("document.documentElement.scrollWidth") <= 400
 
 
 def test_without_a_tokenizer_the_text_stands_above_a_strip_of_lengths(browser, tmp_path):

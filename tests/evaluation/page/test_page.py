@@ -17,7 +17,7 @@ from evaluation.page.circumstances import command_line, commands, configurations
 from evaluation.page.page import script_json
 from evaluation.page.table import view
 from evaluation.page.tokens import Decoder
-from evaluation.tables import main_table, read_runs
+from evaluation.tables import main_table, pools, read_runs
 from tests.evaluation.page.conftest import HOSTILE, answer, plain, report, write_run
 
 
@@ -153,6 +153,29 @@ def test_the_table_keeps_numbers_and_hides_what_says_nothing():
     assert hf["mat"].interval == "" and len(shown.marks) == 2
     assert shown.lines[0].baseline and not shown.lines[1].baseline and shown.baselines == ["hf"]
     assert next(c for c in shown.columns if c.name == "mat").meaning.startswith("micro mean")
+
+
+def test_settings_that_the_variant_tells_are_hidden():
+    rows = [
+        {"model": "m", "method": "x", "variant": f"{tree} ({n})", "category": "overall", "tree": tree, "tree_nodes": n}
+        for tree, n in [("chain", 36), ("best", 24)]
+    ]
+    assert [(c.name, c.extra) for c in view(pd.DataFrame(rows)).columns if "tree" in c.name] == [
+        ("tree", True), ("tree_nodes", True),
+    ]  # fmt: skip
+    alone = view(pd.DataFrame(rows).drop(columns="variant")).columns
+    assert [(c.name, c.extra) for c in alone if "tree" in c.name] == [("tree", False), ("tree_nodes", False)]
+
+
+def test_a_configuration_has_the_name_that_table_and_figures_give_it(tmp_path):
+    rows = [answer(1, "qa", [{"ids": [1], "steps": plain([1])}])]
+    for tree, n in [("chain", 36), ("best", 24)]:
+        write_run(tmp_path / f"runs/{tree}", "recycling (hot)", rows, method={"tree": tree, "tree_nodes": n})
+    write_run(tmp_path / "runs/other", "recycling (hot)", rows, model={"name": "another"})
+    runs = read_runs(tmp_path)
+    named = {c.name for c in configurations(runs)}
+    assert named == {pool.name for pool in pools(runs)}
+    assert named == {"recycling (hot)", "recycling (hot), chain (36)", "recycling (hot), best (24)"}
 
 
 def test_captions_say_what_the_figure_shows(report_folder):

@@ -6,6 +6,7 @@ from transformers import AutoTokenizer
 from evaluation.acceptance import Node, by_rank_path
 from evaluation.page.acceptance import Paths, acceptance, by_depth, node_order, steps_of
 from evaluation.page.circumstances import configurations
+from evaluation.page.ranks import spelled
 from evaluation.page.tokens import Decoder, load, split, visible
 from evaluation.page.tree_svg import BOUNDS, draw, legend, shade
 from evaluation.tables import read_runs
@@ -57,6 +58,13 @@ def test_the_nodes_are_those_that_the_run_wrote_down(tmp_path):
     assert node_order(run_with(tmp_path / "c", [ROW], method=fixed | {"tree": "auto"}, draft_tree=TREE)) is None
 
 
+def test_a_tree_that_is_not_known_says_why(tmp_path):
+    for tree, why in (("auto", "Its nodes changed along the run"), ("best", "The records do not hold its nodes")):
+        run_with(tmp_path / tree, [ROW], method={"tree": tree})
+        drawing = draw(configurations(read_runs(tmp_path / tree))[0], Decoder())
+        assert drawing.words[-1].startswith(f"{why}: only those that stood")
+
+
 def test_the_drawing_has_every_node_once_and_no_two_on_one_place(tmp_path):
     tree = " ".join(",".join(map(str, p)) for p in build_template("2.2.2").rank_paths[1:])
     steps = [(accepted, 81 if nodes == 4 else nodes, path) for accepted, nodes, path in STEPS]
@@ -70,6 +78,18 @@ def test_the_drawing_has_every_node_once_and_no_two_on_one_place(tmp_path):
     path = [dot for dot in drawing.dots if dot.on_path]
     assert [dot.title.split(":")[0] for dot in path] == ["ranks 0", "ranks 0·0"] and path[0].joint == shade(0.5)
     assert "77 of 80 nodes never stood" in drawing.words[0] and "question 7, turn 1, step 2" in drawing.words[1]
+
+
+def test_deep_paths_are_told_in_few_words(tmp_path):
+    assert [spelled(p) for p in [(), (0,), (0, 0, 0, 1), (0,) * 36, (2, *[0] * 5, 1, 1)]] == [
+        "", "0", "0·0·0·1", "0×36", "2·0×5·1·1",
+    ]  # fmt: skip
+    steps = [(1, 37, [])] * 470 + [(2, 37, [0])] * 500 + [(11, 37, [0] * 10)] * 27 + [(37, 37, [0] * 36)] * 3
+    row = answer(1, "qa", [{"ids": list(range(sum(n for n, _, _ in steps))), "steps": steps}])
+    run_with(tmp_path, [row], method={"tree": "chain"}, draft_tree=" ".join(",".join("0" * n) for n in range(1, 37)))
+    drawing = draw(configurations(read_runs(tmp_path))[0], Decoder())
+    assert "drafts: 53 %, 3 %, 3 %, 3 %, 3 %, 3 %, 3 %, 3 %; the most, 36, in 0.3 %." in drawing.words[0]
+    assert "accepted the ranks 0×36: 36 drafts" in drawing.words[1] and drawing.dots[-1].title.startswith("ranks 0×36:")
 
 
 def test_the_real_steps_tokens_stand_at_its_nodes(report_folder):
