@@ -44,7 +44,7 @@ STYLE: dict[Any, Any] = {
     "svg.hashsalt": "figures",  # the same records give the same file
 }
 NAMES = {"mt_bench": "MT-bench", "qa": "QA", "rag": "RAG", "math_reasoning": "math"}  # as axes print categories
-INTERVAL = "95 % interval over questions"
+INTERVAL = "95 % interval"
 
 
 @contextmanager
