@@ -64,7 +64,7 @@ def read_answers(path: Path, shared: SharedNumbers | None = None) -> tuple[dict[
         UserError: the file cannot be opened.
     """
     try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")  # U+2028 and others are text
     except OSError as error:
         raise UserError(f"answer file {path}: {error.strerror}") from None
     rows: dict[Any, Row] = {}

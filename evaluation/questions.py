@@ -62,7 +62,7 @@ class Bench:
 def read_questions(path: Path) -> tuple[Question, ...]:
     """Read and check a question file. Raises UserError naming file and line."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")  # not at U+2028 and others, which are text
     except FileNotFoundError:
         raise UserError(f"question file {path} does not exist") from None
     except (OSError, UnicodeDecodeError) as error:
