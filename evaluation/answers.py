@@ -91,6 +91,12 @@ def read_answers(path: Path, shared: SharedNumbers | None = None) -> tuple[dict[
     return rows, damage
 
 
+def common_questions(rows: dict[Any, Row], others: dict[Any, Row]) -> list[Any]:
+    """The ids that both files have, less those whose recorded hashes say that they are different questions."""
+    hashes = {key: [file[key].get("question_sha256") for file in (rows, others)] for key in rows if key in others}
+    return [key for key, (one, other) in hashes.items() if None in (one, other) or one == other]
+
+
 def _is_answer(row: Any) -> bool:
     if not isinstance(row, dict) or not isinstance(row.get("question_id"), int | str):
         return False
