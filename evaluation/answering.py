@@ -62,6 +62,7 @@ def answer_question(question: Question, method: Method, config: dict[str, Any]) 
         "question_id": question.question_id,
         "records": RECORDS,
         "category": question.category,
+        "question_sha256": question.sha256,
         "answer_id": uuid.uuid4().hex,
         "model_id": f"{method.loaded.settings.name}-{method.label}".replace(" ", "-"),
         "choices": [_converse(question, method, config, index) for index in range(config["num_choices"])],

@@ -64,7 +64,7 @@ def read_answers(path: Path, shared: SharedNumbers | None = None) -> tuple[dict[
         UserError: the file cannot be opened.
     """
     try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")  # U+2028 and others are text
     except OSError as error:
         raise UserError(f"answer file {path}: {error.strerror}") from None
     rows: dict[Any, Row] = {}
@@ -89,6 +89,12 @@ def read_answers(path: Path, shared: SharedNumbers | None = None) -> tuple[dict[
                 choice["step_paths"] = [[paths.setdefault(tuple(p), p) for p in turn] for turn in choice["step_paths"]]
         rows[key] = row
     return rows, damage
+
+
+def common_questions(rows: dict[Any, Row], others: dict[Any, Row]) -> list[Any]:
+    """The ids that both files have, less those whose recorded hashes say that they are different questions."""
+    hashes = {key: [file[key].get("question_sha256") for file in (rows, others)] for key in rows if key in others}
+    return [key for key, (one, other) in hashes.items() if None in (one, other) or one == other]
 
 
 def _is_answer(row: Any) -> bool:

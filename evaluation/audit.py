@@ -27,6 +27,7 @@ from .equal import common_turns, diverge
 from .metrics import Row
 from .models import ModelSettings, load_model
 from .questions import load_bench
+from .runs import row_key
 from .tables import Pool, Run, baseline, pools, read_runs
 
 GAPS = "audit_gaps.json"
@@ -76,12 +77,14 @@ def audits(runs: Sequence[Run]) -> list[Audit]:
     for pool in pooled:
         base = baseline(pool, "vanilla", pooled)
         if base is not None and pool.label != "vanilla":
-            theirs = {str(row["question_id"]): row for row in base.rows}
+            any_of_theirs = {key: row for answers in reversed(base.answers.values()) for key, row in answers.items()}
             audit = Audit(pool)
-            for run in pool.runs:
-                for row in run.answers:
-                    if str(row["question_id"]) in theirs:
-                        _compare(audit, run, row, theirs[str(row["question_id"])])
+            for repeat, shards in pool.repeats.items():
+                theirs = any_of_theirs | base.answers.get(repeat, {})  # the same repeat's, where it has the question
+                for run in shards:
+                    for row in run.answers:
+                        if row_key(row) in theirs:
+                            _compare(audit, run, row, theirs[row_key(row)])
             found.append(audit)
     return found
 
@@ -110,6 +113,7 @@ def audit_table(runs: Sequence[Run], gaps: Gaps) -> pd.DataFrame:
                 "model": settings["model"]["name"],
                 "dtype": settings["model"]["dtype"],
                 "bench": settings["bench"]["name"],
+                "bench_questions": audit.pool.questions,
                 "method": audit.pool.label,
                 "variant": audit.pool.variant,
                 "turns": audit.turns,
@@ -203,11 +207,15 @@ def measure_gaps(runs: Sequence[Run]) -> Iterator[dict[str, Any]]:
         settings = ModelSettings(**config["model"])
         with exclusive(settings):
             loaded = load_model(settings)
-            questions = {str(q.question_id): q for q in load_bench(**config["bench"]).questions}
-            rows = {id(run): {str(row["question_id"]): row for row in run.answers} for run, _ in audit.partings}
+            runs_of = {id(run): run for run, _ in audit.partings}  # shards differ in their questions
+            questions = {
+                i: {q.question_id: q for q in load_bench(**run.metadata["config"]["bench"]).questions}
+                for i, run in runs_of.items()
+            }
+            rows = {i: {row["question_id"]: row for row in run.answers} for i, run in runs_of.items()}
             for run, parting in audit.partings:
-                choice = rows[id(run)][str(parting.question_id)]["choices"][parting.choice]
-                turns = list(questions[str(parting.question_id)].turns[: parting.turn + 1])
+                choice = rows[id(run)][parting.question_id]["choices"][parting.choice]
+                turns = list(questions[id(run)][parting.question_id].turns[: parting.turn + 1])
                 prompt = prompt_ids(loaded.template, loaded.tokenizer, turns, choice["turns"][: parting.turn])
                 ids = choice["output_ids"][parting.turn]
                 logits = next_logits(loaded.target.model, prompt + ids[: parting.token])

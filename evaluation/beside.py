@@ -1,14 +1,21 @@
-"""Published figures beside the measured ones: for each model, method and subtask the first source that has it."""
+"""Published figures beside the measured ones: for each model, method and subtask the first source that has it.
+
+They stand beside what they were published of and nothing else: the whole bench, the paper's limit, a method as its
+configuration has it, Token Recycling with the tree 2.2.2.
+"""
 
 from __future__ import annotations
 
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import yaml
 
 from .metrics import OVERALL
 from .published import CODE, MEASURED_AS, REFERENCE, SUBTASKS
+from .questions import FILE_ORDER, ROOT
 
 # File of data/reference, its rows' device, our name for a source; and what a method of ours is called in it.
 SOURCES: tuple[tuple[str, str | None, str, dict[str, str]], ...] = (
@@ -22,17 +29,22 @@ SOURCES: tuple[tuple[str, str | None, str, dict[str, str]], ...] = (
         {"suffix": "sam", "suffix_recycling (hot)": "sam+recycling"},
     ),
 )
+WHOLE = {"spec_bench": 480, "mbpp": 399}  # questions of the benches that figures were published of
+LIMIT = 1024  # new tokens a turn
+TREES = {"recycling": "2.2.2", "suffix_recycling": "2.2.2"}
+ANY = ("name", "drafter", "dtype")  # of a method's settings: what alters none of its figures
 COLUMN = {subtask: column for column, subtask in SUBTASKS.items()}
 
 
 def beside(table: pd.DataFrame, folder: Path = REFERENCE) -> pd.DataFrame:
     """The main table with `published_mat`, `published_speedup_hf`, `published_source` where somebody published them.
 
-    Their speedups are over transformers' own decoding on their device. A table of which nothing was published stays
-    as it is.
+    A row of a part of a bench, of another variant of a method, or of runs that are not done has none. The speedups are
+    over transformers' own decoding on their device. A table of which nothing was published stays as it is.
     """
     sources = [(read(folder / f"{name}.csv", device), words, names) for name, device, words, names in SOURCES]
-    found = [_published(row, sources) for row in table.to_dict("records")]
+    none = (None, None, None)
+    found = [_published(row, sources) if as_published(row) else none for row in table.to_dict("records")]
     if all(entry[2] is None for entry in found):
         return table
     mats, speedups, words = zip(*found, strict=True)
@@ -50,6 +62,37 @@ def read(path: Path, device: str | None) -> dict[tuple[str, str], dict[Any, Any]
         return {}
     rows = pd.read_csv(path).to_dict("records")
     return {(row["model"], row["method"]): row for row in rows if device in (None, row.get("device"))}
+
+
+def as_published(row: dict[Any, Any]) -> bool:
+    """Whether a row of the main table measures what figures were published of."""
+    method = str(row["method"]).partition(" (")[0]
+    return (
+        row.get("bench_questions") == WHOLE.get(row["bench"])
+        and row.get("complete") is True
+        and row.get("max_new_tokens") == LIMIT
+        and _held(row, "order") in (None, FILE_ORDER)
+        and _held(row, "tree") == TREES.get(method)
+        and all(_held(row, key) == value for key, value in default_settings(method).items())
+    )
+
+
+def _held(row: dict[Any, Any], column: str) -> Any:
+    """A cell; None where it is empty."""
+    value = row.get(column)
+    return None if value != value else value
+
+
+@lru_cache(maxsize=64)
+def default_settings(method: str) -> dict[str, Any]:
+    """What configs/method says of it, but for the weights, which belong to a model; nothing of an unknown method."""
+    try:
+        told = yaml.safe_load((ROOT / f"configs/method/{method}.yaml").read_text(encoding="utf-8"))
+    except OSError:
+        return {}
+    weights = [key for key, value in told.items() if key.endswith("path") and value is not None]
+    kept = {key: value for key, value in told.items() if key not in (*ANY, *weights)}
+    return {key: str(value) if isinstance(value, list | dict) else value for key, value in kept.items()}
 
 
 def _published(row: dict[Any, Any], sources: list[Any]) -> tuple[float | None, float | None, str | None]:

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from .answers import Row, read_answers
+from .answers import Row, common_questions, read_answers
 from .cli import user_errors
 from .speed import describe_files
 
@@ -57,7 +57,7 @@ def compare(first: Path, second: Path) -> bool:
     (rows, damage), (others, other_damage) = read_answers(first), read_answers(second)
     notes = [f"{path}: {found}" for path, found in ((first, damage), (second, other_damage)) if str(found)]
     notes += describe_files(first, rows, second, others)
-    common = [key for key in rows if key in others]
+    common = common_questions(rows, others)
     different = {key: where for key in common if (where := first_difference(rows[key], others[key]))}
     for note in notes:
         print(f"note: {note}")
@@ -67,7 +67,7 @@ def compare(first: Path, second: Path) -> bool:
         print(f"... and {len(different) - 20} more")
     print(f"{len(common) - len(different)} of {len(common)} common questions are identical")
     broken = bool(damage.broken_lines or other_damage.broken_lines)
-    equal = bool(common) and not different and rows.keys() == others.keys() and not broken
+    equal = bool(common) and not different and len(rows) == len(others) == len(common) and not broken
     print("equal" if equal else "NOT equal")
     return equal
 

@@ -19,7 +19,8 @@ BASELINE_NAMES = ("vanilla", "baseline", "autoregressive", "hf")  # what such fi
 def read_foreign(pattern: str) -> list[Run]:
     """The files that match, one run each, named after the file. Plain decoding, so named, is the baseline.
 
-    Answers are as they were recorded: which model, device and settings they are of is not known and not guessed.
+    Answers are as they were recorded: which model, device and settings they are of is not known and not guessed. They
+    are paired by their questions' hashes where all files have them, else by the questions' ids.
 
     Raises:
         UserError: no file matches, or one holds no answer.
@@ -38,6 +39,9 @@ def read_foreign(pattern: str) -> list[Run]:
             raise UserError(f"{path}: holds no answer in Spec-Bench's format")
         check_records(rows.values(), path)
         runs.append(Run(path.parent, _metadata(names[path], len(rows)), list(rows.values())))
+    if not all(row.get("question_sha256") for run in runs for row in run.answers):
+        for row in (row for run in runs for row in run.answers):
+            row.pop("question_sha256", None)  # only some know their questions: ids stand in for all
     most = max(len(run.answers) for run in runs)
     for run in runs:
         run.metadata["questions"] = run.metadata["settings"]["bench"]["questions"] = most

@@ -1,8 +1,9 @@
-"""How sure a figure is: the standard deviation over repeats, the 95 % bootstrap interval over questions.
+"""How sure a figure is: the standard deviation over repeats, and the 95 % bootstrap interval.
 
-The interval says how much a figure hangs on which questions the bench happens to have. Questions are drawn with
-replacement, each with everything that belongs to it: all its repeats, and for a speedup its time in the baseline (so it
-is paired by question). Of the resampled figures the 2.5th and 97.5th percentiles are the interval.
+A MAT hangs on which questions the bench happens to have: questions are drawn with replacement, each with all its
+repeats. A speed hangs on the machine, too, which drifts from run to run: repeats are drawn with replacement as well,
+a repeat of a method with the same repeat of its baseline. Of the resampled figures the 2.5th and 97.5th percentiles are
+the interval. With one repeat nothing is known of the drift, and the interval is over questions only.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def draws(n: int) -> Floats:
 def ratio_interval(numerators: Iterable[float], denominators: Iterable[float]) -> tuple[float, float]:
     """The interval of sum(numerators) / sum(denominators), one pair a question.
 
-    MAT: tokens over steps. A mean: values over ones. A speedup: speeds over the baseline's speeds.
+    MAT: tokens over steps. A mean: values over ones.
     Questions with a NaN in either are left out; (NaN, NaN) of fewer than two.
     """
     pairs = np.array([list(numerators), list(denominators)], dtype=np.float64).T
@@ -44,6 +45,49 @@ def ratio_interval(numerators: Iterable[float], denominators: Iterable[float]) -
     if np.isnan(ratios).all():
         return math.nan, math.nan
     low, high = np.nanquantile(ratios, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return float(low), float(high)
+
+
+@lru_cache(maxsize=32)
+def repeat_draws(n: int) -> tuple[Floats, Floats]:
+    """How often each of n repeats is drawn (RESAMPLES, n), and how much wider each draw's drift is (RESAMPLES,).
+
+    A few repeats tell the drift's size but roughly, and draws from them spread less than it does. As in Student's t,
+    the drift of a draw is therefore scaled by sqrt(n / a draw of chi squared with n - 1 degrees of freedom).
+    """
+    rng = np.random.default_rng(SEED + 1)
+    drawn = rng.multinomial(n, [1 / n] * n, RESAMPLES).astype(np.float64)
+    return drawn, np.sqrt(n / rng.chisquare(n - 1, RESAMPLES))
+
+
+def speed_interval(own: Floats, base: Floats) -> tuple[float, float]:
+    """The interval of a mean speed over another's, over questions and, from two repeats on, over repeats.
+
+    Args:
+        own, base: (n, R), a question's speed in each repeat; NaN where it has none. Ones for `base`: of `own` itself.
+
+    Returns:
+        (NaN, NaN) of fewer than two questions.
+    """
+    known = np.isfinite(own) & np.isfinite(base)
+    some = np.ix_(known.any(axis=1), known.any(axis=0))
+    own, base, known = own[some], base[some], known[some]
+    questions, repeats = known.shape
+    if repeats < 2 or questions < 2:
+        return ratio_interval(own.ravel(), base.ravel())
+    share = known * (repeats / known.sum(axis=1, keepdims=True))  # a question counts as one, whatever it lacks
+    cells = np.where(known, np.stack([own, base]), 0.0) * share  # (2, n, R)
+    drawn, wider = repeat_draws(repeats)
+    both = np.einsum("cbr,br->cb", draws(questions) @ cells, drawn)  # questions and repeats drawn: (2, RESAMPLES)
+    drift = cells.sum(axis=1) @ drawn.T  # repeats drawn alone: (2, RESAMPLES)
+    middle = cells.sum(axis=(1, 2))
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        moved = drift[0] / drift[1] / (middle[0] / middle[1])
+        figures = both[0] / both[1] * moved ** (wider - 1)
+    finite = figures[np.isfinite(figures)]
+    if not len(finite):
+        return math.nan, math.nan
+    low, high = np.quantile(finite, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return float(low), float(high)
 
 

@@ -3,53 +3,65 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from .metrics import measure
-from .tables import Run
+from .runs import row_key
+from .tables import Pool, Run, baseline, pools
 
 
 def chosen(run: Run) -> dict[str, Any] | None:
     """The drafter's own figures in a run's summary; None unless it chose its tree by itself."""
-    try:
-        told = json.loads((run.folder / "summary.json").read_text(encoding="utf-8")).get("drafter", {})
-    except (OSError, ValueError):
-        return None
+    told: dict[str, Any] = run.summary.get("drafter") or {}
     return told if told.get("predicted_speedup") else None
 
 
-def achieved(run: Run, runs: Sequence[Run]) -> float:
-    """Decoding speed over vanilla's on the questions both have; NaN without such a run."""
-    base = next((r for r in runs if r.bench_key == run.bench_key and r.label == "vanilla"), None)
+def choices(pooled: Sequence[Pool]) -> Iterator[tuple[Pool, int, Run, dict[str, Any]]]:
+    """Every run with tree=auto: its configuration, its repeat, itself, and the drafter's own figures."""
+    for pool in pooled:
+        for repeat, shards in pool.repeats.items():
+            for run in shards:
+                if (told := chosen(run)) is not None:
+                    yield pool, repeat, run, told
+
+
+def achieved(run: Run, repeat: int, base: Pool | None) -> float:
+    """Decoding speed over vanilla's on the questions both have, of the same repeat where both have it; NaN without."""
     if base is None:
-        return float("nan")
-    theirs = {row["question_id"]: row for row in base.answers}
-    common = [row for row in run.answers if row["question_id"] in theirs]
+        return math.nan
+    theirs = base.answers.get(repeat) or next(iter(base.answers.values()))
+    common = [row for row in run.answers if row_key(row) in theirs]
     ours = measure(common).tokens_per_second_decode
-    return ours / measure([theirs[row["question_id"]] for row in common]).tokens_per_second_decode
+    return ours / measure([theirs[row_key(row)] for row in common]).tokens_per_second_decode
 
 
 def to_lines(runs: Sequence[Run]) -> list[str]:
     """One line a run with tree=auto: the choice, the promise, and what came of it."""
+    pooled = pools(runs)
     lines = []
-    for run in runs:
-        told = chosen(run)
-        if told is None:
-            continue
-        got = achieved(run, runs)
+    for pool, repeat, run, told in choices(pooled):
+        got = achieved(run, repeat, baseline(pool, "vanilla", pooled))
         beside = f"achieved {got:.2f} x" if got == got else "no vanilla run here to compare with"
         aside = "; drafting does not pay here, so it stepped aside" if told["chosen"] == 0 else ""
+        name = pool.name + (f", repeat {repeat}" if len(pool.repeats) > 1 else "")
         lines.append(
-            f"{run.label}, {run.settings['bench']['name']}: last choice {told['chosen']} nodes; decoding speed over "
+            f"{name}, {run.settings['bench']['name']}: last choice {told['chosen']} nodes; decoding speed over "
             f"vanilla predicted {told['predicted_speedup']:.2f} x, {beside}{aside}"
         )
     return lines
 
 
 def write_json(runs: Sequence[Run], path: Path) -> None:
-    """The same figures for programs, by run label; nothing is written where no run chose its tree."""
-    found = {run.label: told | {"achieved_speedup": achieved(run, runs)} for run in runs if (told := chosen(run))}
+    """The same figures for programs, one object a run; nothing is written where no run chose its tree."""
+    pooled = pools(runs)
+    found = [
+        {"method": pool.name, "bench": pool.block["bench"], "repeat": repeat, "run": run.folder.name}
+        | told
+        | {"achieved_speedup": achieved(run, repeat, baseline(pool, "vanilla", pooled))}
+        for pool, repeat, run, told in choices(pooled)
+    ]
     if found:
         path.write_text(json.dumps(found, indent=1), encoding="utf-8")

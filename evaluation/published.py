@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
+from .pools import Cells, Pool, paired, pools
 from .questions import ROOT
-from .runs import Pool, Run, pools
-from .tables import baseline, ratio
+from .runs import Run
+from .tables import baseline, speedup
 
 REFERENCE = ROOT / "data/reference"
 SUBTASKS = {"mt": "mt_bench"} | {name: name for name in ("translation", "summarization", "qa", "math_reasoning", "rag")}
@@ -62,50 +64,68 @@ def table1(runs: Sequence[Run]) -> pd.DataFrame:
     return frame[["model", "method", "name", "source", *COLUMNS, *(["device"] if "device" in frame else [])]]
 
 
+PARTS: dict[str, tuple[str, ...]] = {"specbench": tuple(SUBTASKS.values()), "mbpp": (CODE,)}
+
+
 def _measured(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """One row a model, type, device and method: its Spec-Bench part and its code part, wherever they were measured."""
+    """One row a model, type, device, limit and method: of each part the run with most questions, wherever it was
+    measured. What runs with fewer have measured stands in rows of their own, which say how many they are.
+    """
     pooled = pools(runs)
-    rows: dict[tuple[str, ...], dict[str, Any]] = {}
+    alike: dict[tuple[str, ...], list[Pool]] = {}
     for pool in pooled:
-        model = pool.first.settings["model"]
-        method = MEASURED_AS.get(pool.method, pool.method)
-        name = ROWS.get(method, pool.method)
-        if pool.first.settings["method"].get("start") not in (None, "hot"):
-            name += pool.label.removeprefix(pool.method)
-        name += f", {pool.variant}" if pool.variant else ""
-        limit = pool.first.settings["max_new_tokens"]
-        key = (model["name"], model["dtype"], pool.first.metadata["device"], str(limit), name)
-        row = rows.setdefault(key, {"model": model["name"], "method": method, "name": name, "source": MEASURED})
-        row["device"] = pool.first.metadata["device"]
+        block = pool.block
+        key = (block["model"], block["dtype"], block["device"], str(block["max_new_tokens"]), _name(pool))
+        alike.setdefault(key, []).append(pool)
+    rows = []
+    for (model, _, device, _, name), own in alike.items():
+        method = MEASURED_AS.get(own[0].method, own[0].method)
+        about = {"model": model, "method": method, "name": name, "source": MEASURED, "device": device}
+        counts = {part: [len(pool.cells.of(*subtasks).questions) for pool in own] for part, subtasks in PARTS.items()}
+        most = {part: count.index(max(count)) for part, count in counts.items()}  # of equals the first
+        rows.append(about | _cells_of({part: own[i] for part, i in most.items()}, pooled))
+        for i, pool in enumerate(own):
+            rest = {part: pool for part in PARTS if most[part] != i and counts[part][i]}
+            if rest:
+                asked = sum(counts[part][i] for part in rest)
+                rows.append(about | {"name": f"{name}, {asked} questions"} | _cells_of(rest, pooled))
+    return rows
+
+
+def _name(pool: Pool) -> str:
+    """The method as the paper calls it, its start where that is not the paper's, and its variant."""
+    name = ROWS.get(MEASURED_AS.get(pool.method, pool.method), pool.method)
+    if pool.first.settings["method"].get("start") not in (None, "hot"):
+        name += pool.label.removeprefix(pool.method)
+    return f"{name}, {pool.variant}" if pool.variant else name
+
+
+def _cells_of(parts: dict[str, Pool], pooled: Sequence[Pool]) -> dict[str, float]:
+    """The row's figures, each part's from its own runs; NaN where there are none."""
+    row = dict.fromkeys(COLUMNS, math.nan)
+    for part, pool in parts.items():
         base = baseline(pool, "hf", pooled)
-        for column, subtask in SUBTASKS.items():
-            _set(row, column, _part(pool, base, [subtask])[2])
-        for prefix, subtasks in (("specbench", list(SUBTASKS.values())), ("mbpp", [CODE])):
-            for column, value in zip(("mat", "tokens_per_second", "speedup"), _part(pool, base, subtasks), strict=True):
-                _set(row, f"{prefix}_{column}", value)
-    return list(rows.values())
+        for column, value in zip(("mat", "tokens_per_second", "speedup"), _part(pool, base, PARTS[part]), strict=True):
+            row[f"{part}_{column}"] = value
+        if part == "specbench":
+            row |= {column: _part(pool, base, (subtask,))[2] for column, subtask in SUBTASKS.items()}
+    return row
 
 
-def _set(row: dict[str, Any], column: str, value: float) -> None:
-    if not math.isnan(value) or column not in row:
-        row[column] = value
-
-
-def _part(pool: Pool, base: Pool | None, subtasks: list[str]) -> tuple[float, float, float]:
+def _part(pool: Pool, base: Pool | None, subtasks: Sequence[str]) -> tuple[float, float, float]:
     """MAT, tokens/s and speedup over the baseline on these subtasks."""
-    own = _questions(pool, subtasks)
-    if own.empty:
+    own = pool.cells.of(*subtasks)
+    if own.questions.empty:
         return math.nan, math.nan, math.nan
-    steps = own["steps"].sum()
-    mat = float(own["tokens"].sum() / steps) if steps else math.nan
-    speed = float(own["speed"].mean())
-    if base is None:
-        return mat, speed, math.nan
-    return mat, speed, ratio(own, _questions(base, subtasks))[0]
+    steps = np.nansum(own.steps)
+    mat = float(np.nansum(own.tokens) / steps) if steps else math.nan
+    speed = float(np.nanmean(own.mean_speed()))
+    return mat, speed, math.nan if base is None else _speedup(own, base.cells)
 
 
-def _questions(pool: Pool, subtasks: list[str]) -> pd.DataFrame:
-    return pool.by_question[pool.by_question["subtask"].isin(subtasks)]
+def _speedup(own: Cells, base: Cells) -> float:
+    mine, theirs = paired(own, base)
+    return speedup(mine.mean_speed(), theirs.mean_speed())
 
 
 def write_table1(runs: Sequence[Run], folder: Path) -> None:

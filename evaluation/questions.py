@@ -34,6 +34,20 @@ class Question:
     category: str
     turns: tuple[str, ...]
 
+    @property
+    def sha256(self) -> str:
+        """Of its category and turns, the first 16 digits: tells it from another question of the same id."""
+        return hashlib.sha256(json.dumps([self.category, *self.turns]).encode()).hexdigest()[:16]
+
+    @property
+    def key(self) -> str:
+        return question_key(self.question_id, self.sha256)
+
+
+def question_key(question_id: int | str, sha256: str | None) -> str:
+    """What questions are paired by: id and hash; the id alone where no hash was recorded (other people's files)."""
+    return f"{question_id}:{sha256}" if sha256 else str(question_id)
+
 
 @dataclass(frozen=True)
 class Bench:
@@ -48,7 +62,7 @@ class Bench:
 def read_questions(path: Path) -> tuple[Question, ...]:
     """Read and check a question file. Raises UserError naming file and line."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")  # not at U+2028 and others, which are text
     except FileNotFoundError:
         raise UserError(f"question file {path} does not exist") from None
     except (OSError, UnicodeDecodeError) as error:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from .pools import pools
 from .runs import Run
 
 STAT = Path("/proc/stat")
@@ -34,11 +35,15 @@ def _busy_ticks() -> int | None:
 
 def doubts(runs: Sequence[Run]) -> list[str]:
     """One line for the report where runs on a CPU began while other processes were at work."""
-    taken = {run.label: run.metadata.get("cores_busy_elsewhere") or 0.0 for run in runs}
-    noisy = [f"{label} ({cores:.1f})" for label, cores in taken.items() if cores > BUSY]
+    noisy = [
+        f"{pool.name}{f', repeat {repeat}' if len(pool.repeats) > 1 else ''} ({cores:.1f})"
+        for pool in pools(runs)
+        for repeat, shards in pool.repeats.items()
+        if (cores := max(run.metadata.get("cores_busy_elsewhere") or 0.0 for run in shards)) > BUSY
+    ]
     if not noisy:
         return []
     return [
-        f"cores taken by other processes when a run began: {', '.join(noisy)}; timings are doubtful. On a shared "
+        f"cores taken by other processes when a run began: {'; '.join(noisy)}; timings are doubtful. On a shared "
         "machine OMP_NUM_THREADS=1 suffers least"
     ]

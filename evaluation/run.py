@@ -85,6 +85,7 @@ def _measure(config: dict[str, Any], model: ModelSettings, answer_file: Path | N
             "device": devices_in_words(loaded),
             "execution_used": execution_used(method),
             "questions": len(bench.questions),
+            "question_hashes": [question.key for question in bench.questions],
             "template_sha256": template_hash(loaded.template, loaded.tokenizer),
             "vocab_size": loaded.target.vocab_size,
             "cores_busy_elsewhere": cores_busy() if loaded.target.device.type == "cpu" else None,

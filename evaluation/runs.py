@@ -1,10 +1,10 @@
-"""The runs of an experiment as they lie on disk, and the repeats of one configuration pooled."""
+"""The runs of an experiment as they lie on disk."""
 
 from __future__ import annotations
 
 import json
+import re
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +16,7 @@ from model.errors import UserError
 
 from .answers import SharedNumbers, read_answers
 from .metrics import Row, accept_lengths, check_records, question_speed
-from .questions import subtask
+from .questions import question_key, subtask
 
 # In the order tables and figures show them; a method that is not here stands between the others and recycling.
 METHODS = (
@@ -25,6 +25,7 @@ METHODS = (
 )
 _TAKEN = ("dtype", "device", "model", "bench", "method", "variant", "seed")  # names of other columns of a table
 _HIDDEN = ("name", "drafter", "start", "tree", "tree_nodes")  # told by the label or by words of their own
+_NUMBER = re.compile(r"(\d+(?:\.\d+)?)")
 
 
 @dataclass(frozen=True)
@@ -53,16 +54,28 @@ class Run:
 
     @property
     def bench_key(self) -> tuple[str, ...]:
-        """Runs with the same key may be compared: same model, bench, device, type and limit."""
+        """Runs with the same key may be compared on the questions both have: same model, bench file, device, limit."""
         settings = self.settings
-        parts = settings["model"] | {"bench": settings["bench"]["name"], "limit": settings["max_new_tokens"]}
-        parts |= {"questions": settings["bench"].get("questions"), "choices": settings.get("num_choices")}
+        parts = settings["model"] | {"bench": settings["bench"]["name"], "file": settings["bench"].get("sha256")}
+        parts |= {"limit": settings["max_new_tokens"], "choices": settings.get("num_choices")}
         return tuple(f"{key}={parts[key]}" for key in sorted(parts)) + (self.metadata["device"],)
 
     @property
+    def asked(self) -> tuple[str, ...]:
+        """Keys of the questions it is to answer, in their order; empty where they were not recorded."""
+        return tuple(self.metadata.get("question_hashes", ()))
+
+    @cached_property
+    def selection(self) -> frozenset[str]:
+        """The same for runs that are to answer the same questions: their keys, or what else was recorded of them."""
+        bench = self.settings["bench"]
+        return frozenset(self.asked or [f"{bench.get('questions')} questions, {bench.get('ids_sha256')}"])
+
+    @cached_property
     def configuration(self) -> str:
-        """The same for the repeats of one configuration."""
+        """The same for the repeats of one configuration and for its shards, whatever questions they answer."""
         settings = {key: value for key, value in self.settings.items() if key != "repeat"}
+        settings["bench"] = {k: v for k, v in settings["bench"].items() if k not in ("questions", "ids_sha256")}
         if self.metadata.get("config", {}).get("start") == "saved":  # each repeat starts from what its own hot run left
             left_out = ("start", "start_sha256")
             settings["method"] = {k: v for k, v in settings["method"].items() if k not in left_out}
@@ -104,9 +117,15 @@ class Run:
         found |= {key: settings[key] for key in ("execution", "seed") if key in settings}
         return found | {"phases": bool(settings.get("phases"))}
 
+    @property
+    def circumstances(self) -> dict[str, Any]:
+        """What may tell it from runs of the same method and facets: how the model was loaded, how many answers."""
+        model = {k: v for k, v in self.settings["model"].items() if k not in ("name", "dtype", "device")}
+        return model | {"num_choices": self.settings.get("num_choices")}
+
     @cached_property
     def by_question(self) -> pd.DataFrame:
-        """By question id, as text: subtask, tokens, steps, speed (tokens/s)."""
+        """By question, its id and hash: subtask, tokens, steps, speed (tokens/s)."""
         lengths = [accept_lengths(row) for row in self.answers]
         data = {
             "subtask": [subtask(str(row.get("category", "unknown"))) for row in self.answers],
@@ -114,50 +133,12 @@ class Run:
             "steps": [float(len(steps)) for steps in lengths],
             "speed": [question_speed(row) for row in self.answers],
         }
-        return pd.DataFrame(data, index=[str(row["question_id"]) for row in self.answers])
+        return pd.DataFrame(data, index=[row_key(row) for row in self.answers])
 
 
-@dataclass(frozen=True)
-class Pool:
-    """The repeats of one configuration, and the words that tell it from others of the same label."""
-
-    runs: tuple[Run, ...]
-    variant: str = ""
-
-    @property
-    def first(self) -> Run:
-        return self.runs[0]
-
-    @property
-    def label(self) -> str:
-        return self.first.label
-
-    @property
-    def method(self) -> str:
-        """The method's own name, without its start."""
-        return str(self.first.settings["method"]["name"])
-
-    @property
-    def name(self) -> str:
-        """As figures name it: unique within its model and bench."""
-        return f"{self.label}, {self.variant}" if self.variant else self.label
-
-    @property
-    def complete(self) -> bool:
-        return all(run.complete for run in self.runs)
-
-    @cached_property
-    def by_question(self) -> pd.DataFrame:
-        """By question id: subtask, tokens and steps (sums over repeats), speed (tokens/s, mean over repeats)."""
-        if len(self.runs) == 1:
-            return self.first.by_question
-        together = pd.concat([run.by_question for run in self.runs]).groupby(level=0, sort=False)
-        return together.agg({"subtask": "first", "tokens": "sum", "steps": "sum", "speed": "mean"})
-
-    @cached_property
-    def rows(self) -> list[Row]:
-        """All rows of all repeats."""
-        return [row for run in self.runs for row in run.answers]
+def row_key(row: Row) -> str:
+    """What an answer is paired by: its question's id and hash."""
+    return question_key(row["question_id"], row.get("question_sha256"))
 
 
 def read_runs(folder: Path) -> list[Run]:
@@ -181,6 +162,7 @@ def read_runs(folder: Path) -> list[Run]:
 
 
 def _order(run: Run) -> tuple[Any, ...]:
+    """What may be compared together; methods as in METHODS, numbers as numbers, repeats last, within one its shards."""
     method = run.settings["method"]
     place = len(METHODS) + 1 if method["name"] == "recycling" else len(METHODS)
     place = METHODS.index(method["name"]) if method["name"] in METHODS else place
@@ -188,57 +170,11 @@ def _order(run: Run) -> tuple[Any, ...]:
         method.get(key) if isinstance(method.get(key), int | float) else 0
         for key in ("k", "tree_nodes", "nodes", "max_draft")
     ]
-    return run.bench_key, place, run.label, *numbers, str(sorted(run.facets.items(), key=str)), run.repeat
+    facets = natural(str(sorted(run.facets.items(), key=str)))
+    bench, first = natural("|".join(run.bench_key)), natural("".join(run.asked[:1]))
+    return bench, place, natural(run.label), *numbers, facets, run.repeat, first
 
 
-def pools(runs: Sequence[Run]) -> list[Pool]:
-    """The runs with the repeats of a configuration together, in their order; each with a name of its own."""
-    repeats: dict[str, list[Run]] = {}
-    for run in runs:
-        repeats.setdefault(run.configuration, []).append(run)
-    alike: dict[tuple[Any, ...], list[list[Run]]] = {}
-    for group in repeats.values():
-        alike.setdefault((group[0].bench_key, group[0].label), []).append(group)
-    return [
-        Pool(tuple(group), words)
-        for groups in alike.values()
-        for group, words in zip(groups, distinguish([group[0] for group in groups]), strict=True)
-    ]
-
-
-def distinguish(runs: Sequence[Run]) -> list[str]:
-    """For runs of one label: the settings in which they differ, in words; empty where there is one run only."""
-    facets = [run.facets for run in runs]
-    keys = list(dict.fromkeys(key for found in facets for key in found))
-    varied = [key for key in keys if len({str(found.get(key)) for found in facets}) > 1]
-    plain = [key for key in varied if key not in ("tree_depth", "tree_breadth")]
-    for chosen in (plain, varied):  # a tree's depth and breadth are told where its name and size do not suffice
-        words = [", ".join(w for w in (_words(key, found, chosen) for key in chosen) if w) for found in facets]
-        if len(set(words)) == len(runs):
-            return words
-    marks = [_hash_of(run) for run in runs]  # told apart by nothing else: files of the same name, other contents
-    if len(set(zip(words, marks, strict=True))) < len(runs):
-        marks = ["#" + run.folder.name[-6:] for run in runs]
-    return [f"{word}, {mark}" if word else mark for word, mark in zip(words, marks, strict=True)]
-
-
-def _words(key: str, found: dict[str, Any], varied: list[str]) -> str:
-    value = found.get(key)
-    if key == "tree_nodes" and "tree" in varied:
-        return ""  # told with the tree
-    if key == "tree":
-        return f"{value} ({found.get('tree_nodes')})"
-    if key == "tree_nodes":
-        return f"{value} nodes"
-    if key in ("tree_depth", "tree_breadth"):
-        return f"{value} {'deep' if key == 'tree_depth' else 'wide'}"
-    if key == "order":
-        return f"{value or 'file'} order"
-    if isinstance(value, bool):
-        return key if value else f"no {key}"
-    return f"{key.removeprefix('method_')}={value}"
-
-
-def _hash_of(run: Run) -> str:
-    method = run.settings["method"]
-    return "#" + str(method.get("start_sha256") or method.get("tree_sha256") or run.folder.name)[-6:]
+def natural(text: str) -> tuple[str | float, ...]:
+    """A text to sort by, its numbers as numbers: 60 before 480. Texts and numbers stand in turn."""
+    return tuple(float(part) if i % 2 else part for i, part in enumerate(_NUMBER.split(text)))

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 
 from model.errors import UserError
 
-from .answers import read_answers
+from .answers import common_questions, read_answers
 from .cli import one_line, user_errors
 from .metrics import OVERALL, Row, accept_lengths, by_subtask, check_records, mean
 from .questions import SUBTASKS
@@ -39,7 +39,7 @@ def speeds(rows: Sequence[Row], tokenizer: Any = None) -> float:
 
 def compare(rows: dict[Any, Row], baseline: dict[Any, Row], tokenizer: Any = None) -> list[dict[str, Any]]:
     """One entry a subtask, over the questions that both files have; `mat` is over those, too."""
-    common = {key: row for key, row in rows.items() if key in baseline}
+    common = {key: rows[key] for key in common_questions(rows, baseline)}
     out = []
     for name, group in by_subtask(common.values()).items():
         base = speeds([baseline[row["question_id"]] for row in group], tokenizer)
@@ -53,6 +53,10 @@ def compare(rows: dict[Any, Row], baseline: dict[Any, Row], tokenizer: Any = Non
 def describe_files(first: Path, rows: dict[Any, Row], second: Path, others: dict[Any, Row]) -> list[str]:
     """Which questions only one of two files has, in words; nothing if both have the same."""
     lines = []
+    common = set(common_questions(rows, others))
+    if changed := [str(key) for key in rows if key in others and key not in common]:
+        more = f" and {len(changed) - 8} more" if len(changed) > 8 else ""
+        lines.append(f"{second}: {len(changed)} question(s) of the same id are others: {', '.join(changed[:8])}{more}")
     for name, have, lack in ((second, rows, others), (first, others, rows)):
         missing = [str(key) for key in have if key not in lack]
         if missing:
@@ -94,7 +98,7 @@ def report(arguments: argparse.Namespace) -> None:
             print(f"note: {path}: {found}")
     for line in describe_files(arguments.file_path, rows, arguments.base_path, baseline):
         print(f"note: {line}; compared is what both have")
-    if not rows.keys() & baseline.keys():
+    if not common_questions(rows, baseline):
         raise UserError(f"{arguments.file_path} and {arguments.base_path} have no question in common")
     for entry in compare(rows, baseline, tokenizer):
         print("=" * 30, "Task: ", entry["subtask"], "=" * 30)

@@ -10,113 +10,107 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from .intervals import deviation, ratio_interval
+from .intervals import deviation, ratio_interval, speed_interval
 from .metrics import OVERALL, Row, by_subtask, measure
-from .runs import METHODS, Pool, Run, pools, read_runs
+from .pools import Cells, Floats, Pool, closest, paired, pools
+from .runs import METHODS, Run, read_runs
 
 __all__ = ["BASELINES", "METHODS", "SHOWN", "Pool", "Run", "main_table", "pools", "read_runs"]
 
 BASELINES = ("hf", "vanilla")
 SHOWN = ("method", "category", "questions", "new_tokens", "mat", "mat_macro", "tokens_per_second")
-GROUP = ["model", "dtype", "bench", "bench_questions", "max_new_tokens", "device"]  # one block of a table, one figure
+# One block of a table, one figure.
+GROUP = ["model", "dtype", "bench", "bench_questions", "questions_sha256", "max_new_tokens", "device"]
 
 
 def main_table(runs: Sequence[Run]) -> pd.DataFrame:
     """One row for each model, bench, method and category, repeats pooled; speedups are against runs of the same folder.
 
     Columns: counts are sums over repeats but for `questions`; X_std is over repeats, X_low and X_high are the 95 %
-    bootstrap interval over questions (docs/metrics.md); then the settings of the method.
+    bootstrap interval (docs/metrics.md); then the settings of the method.
     """
     pooled = pools(runs)
     rows: list[dict[str, Any]] = []
     for pool in pooled:
-        settings = pool.first.settings
         bases = {name: baseline(pool, name, pooled) for name in BASELINES}
+        pairs = {name: None if base is None else paired(pool.cells, base.cells) for name, base in bases.items()}
         for category, answers in by_subtask(pool.rows).items():
             row: dict[str, Any] = {
-                "model": settings["model"]["name"],
-                "bench": settings["bench"]["name"],
+                **{key: pool.block[key] for key in ("model", "bench")},
                 "method": pool.label,
                 "variant": pool.variant,
                 "category": category,
-                "repeats": len(pool.runs),
+                "repeats": len(pool.repeats),
                 **figures(pool, category, answers),
             }
-            for name, base in bases.items():
-                row |= speedups(name, pool, base, category)
+            for name, pair in pairs.items():
+                row |= speedups(name, pair, category)
             row["state_bytes"] = pool.first.summary.get("state_bytes", math.nan)
             row |= pool.first.facets
-            row |= {
-                "dtype": settings["model"]["dtype"],
-                "max_new_tokens": settings["max_new_tokens"],
-                "bench_questions": settings["bench"].get("questions", len(pool.first.answers)),
-                "device": pool.first.metadata["device"],
-                "complete": pool.complete,
-            }
+            row |= pool.block | {"complete": pool.complete}
             rows.append(row)
     return pd.DataFrame(rows)
 
 
 def baseline(pool: Pool, name: str, pooled: Sequence[Pool]) -> Pool | None:
-    """The baseline's runs to compare with: same model, bench and device, and the same execution where it has one."""
-    found = [p for p in pooled if p.label == name and p.first.bench_key == pool.first.bench_key]
+    """The baseline's runs to compare with: of those of the same model, bench file and device, and of the same execution
+    where it has one, those that have most questions in common; None where none has any.
+    """
     facets = pool.first.facets
+    found = [p for p in pooled if p.label == name]
     same = [p for p in found if all(p.first.facets[key] == facets[key] for key in ("execution", "phases"))]
-    if same or name != "hf":
-        return same[0] if same else None
-    return found[0] if found else None
+    best = closest(pool, same)
+    return closest(pool, found) if best is None and name == "hf" else best
 
 
 def figures(pool: Pool, category: str, answers: Sequence[Row]) -> dict[str, Any]:
     """The measures of a category, with deviation and interval of MAT and tokens/s."""
     found = asdict(measure(answers))
-    own = questions_of(pool, category)
-    found["questions"] = len(own)
-    found["tokens_per_second"] = _mean(own["speed"])  # of the questions' own means over their repeats
-    repeats = [questions_of(run, category) for run in pool.runs]
-    ones = np.ones(len(own))
+    own = pool.cells.of(category)
+    found["questions"] = len(own.questions)
+    found["tokens_per_second"] = _mean(own.mean_speed())  # of the questions' own means over their repeats
+    tokens, steps = np.nansum(own.tokens, axis=1), np.nansum(own.steps, axis=1)
+    mats = [t / s if s else math.nan for t, s in zip(_sums(own.tokens), _sums(own.steps), strict=True)]
     spread = {
-        "mat": (
-            [r["tokens"].sum() / r["steps"].sum() if r["steps"].sum() else math.nan for r in repeats],
-            ratio_interval(own["tokens"].where(own["steps"] > 0), own["steps"]),
-        ),
-        "tokens_per_second": ([_mean(r["speed"]) for r in repeats], ratio_interval(own["speed"], ones)),
+        "mat": (mats, ratio_interval(np.where(steps > 0, tokens, np.nan), steps)),
+        "tokens_per_second": ([_mean(v) for v in own.speed.T], speed_interval(own.speed, np.ones_like(own.speed))),
     }
     for key, (values, (low, high)) in spread.items():
         found |= {f"{key}_std": deviation(values), f"{key}_low": low, f"{key}_high": high}
     return found
 
 
-def speedups(name: str, pool: Pool, base: Pool | None, category: str) -> dict[str, float]:
-    """The speedup over a baseline on the questions both have, paired by question; deviation over paired repeats."""
+def speedups(name: str, pair: tuple[Cells, Cells] | None, category: str) -> dict[str, float]:
+    """The speedup over a baseline on the questions both have; deviation and interval from the repeats both have."""
     keys = [f"speedup_{name}{end}" for end in ("", "_std", "_low", "_high")]
-    if base is None:
+    if pair is None:
         return dict.fromkeys(keys, math.nan)
-    value, interval = ratio(questions_of(pool, category), questions_of(base, category))
-    others = {run.repeat: run for run in base.runs}
-    ratios = [
-        ratio(questions_of(run, category), questions_of(others[run.repeat], category))[0]
-        for run in (pool.runs if len(pool.runs) > 1 else ())
-        if run.repeat in others
-    ]
-    return dict(zip(keys, (value, deviation(ratios), *interval), strict=True))
+    own, theirs = pair if category == OVERALL else (cells.take(pair[0].subtasks == category) for cells in pair)
+    both = [repeat for repeat in own.repeats if repeat in theirs.repeats]
+    mine, base = own.columns(both), theirs.columns(both)
+    ratios = [speedup(a, b) for a, b in zip(mine.T, base.T, strict=True)]
+    if len(both) < 2:
+        mine, base = own.mean_speed()[:, None], theirs.mean_speed()[:, None]
+    value = speedup(own.mean_speed(), theirs.mean_speed())
+    return dict(zip(keys, (value, deviation(ratios), *speed_interval(mine, base)), strict=True))
 
 
-def questions_of(runs: Run | Pool, category: str) -> pd.DataFrame:
-    """The questions of a category, by id: tokens, steps, speed."""
-    own = runs.by_question
-    return own if category == OVERALL else own[own["subtask"].to_numpy() == category]
+def speedup(own: Floats, base: Floats) -> float:
+    """Mean speed over the other's, on the questions that have both: (n,) and (n,)."""
+    both = np.isfinite(own) & np.isfinite(base)
+    return float(own[both].mean() / base[both].mean()) if both.any() else math.nan
 
 
-def ratio(own: pd.DataFrame, theirs: pd.DataFrame) -> tuple[float, tuple[float, float]]:
-    """Mean speed over the other's mean speed on the questions that both have, and its interval."""
-    mine = own["speed"].to_numpy()
-    base = theirs["speed"].reindex(own.index).to_numpy()
-    both = np.isfinite(mine) & np.isfinite(base)
-    if not both.any():
-        return math.nan, (math.nan, math.nan)
-    return float(mine[both].mean() / base[both].mean()), ratio_interval(mine[both], base[both])
+def drift_unknown(table: pd.DataFrame) -> bool:
+    """Whether an interval of a speed comes from one repeat, so that it is over questions only."""
+    speeds = [c for c in ("tokens_per_second", *(f"speedup_{b}" for b in BASELINES)) if f"{c}_std" in table]
+    return any(bool((table[f"{c}_std"].isna() & (table[f"{c}_low"] < table[f"{c}_high"])).any()) for c in speeds)
 
 
-def _mean(values: pd.Series[float]) -> float:
-    return float(values.mean())  # pandas leaves NaN out
+def _sums(cells: Floats) -> list[float]:
+    return list(np.nansum(cells, axis=0))
+
+
+def _mean(values: Floats) -> float:
+    known = values[np.isfinite(values)]
+    return float(known.mean()) if len(known) else math.nan

@@ -21,7 +21,7 @@ from model.errors import UserError
 from .acceptance import Node, by_rank_path
 from .cli import user_errors
 from .metrics import Row
-from .tables import Run, read_runs
+from .tables import Run, pools, read_runs
 
 HALVES = {"all": None, "even": 0, "odd": 1}
 
@@ -40,25 +40,23 @@ def search(acceptance: dict[RankPath, Node], n: int) -> list[RankPath]:
 
 
 def pick(runs: Sequence[Run], label: str | None) -> list[Run]:
-    """The repeats of the one run to search in: it must have drafted from a fixed template.
+    """The repeats and shards of the one run to search in: it must have drafted from a fixed template.
 
     Raises:
         UserError: none or several have, and no label tells which.
     """
     own = [r for r in runs if r.draft_tree and r.settings["method"].get("tree") != "auto"]
     own = [r for r in own if label is None or r.label == label]
-    kinds = {run.configuration: run for run in own}
+    kinds = pools(own)
     if not kinds:
         known = ", ".join(sorted({run.label for run in runs}))
         raise UserError(f"no run with a fixed draft tree{f' of {label}' if label else ''}; there are {known}")
     if len(kinds) > 1:
-        # of one label the largest tree has tried most
         names = sorted({run.label for run in own})
         if len(names) > 1:
             raise UserError(f"several runs with a tree; name one with --method: {', '.join(names)}")
-        largest = max(kinds.values(), key=lambda run: len(run.draft_tree or []))
-        return [run for run in own if run.configuration == largest.configuration]
-    return own
+    # of one label the largest tree has tried most, and of its runs the one with most questions
+    return list(max(kinds, key=lambda pool: (len(pool.first.draft_tree or []), pool.questions)).runs)
 
 
 def half_of(rows: Sequence[Row], half: str) -> list[Row]:

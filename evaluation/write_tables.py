@@ -16,10 +16,15 @@ from .beside import beside
 from .intervals import spans_one
 from .metrics import OVERALL
 from .published import write_table1
-from .tables import BASELINES, GROUP, SHOWN, Pool, Run, main_table, pools
+from .tables import BASELINES, GROUP, SHOWN, Pool, Run, drift_unknown, main_table, pools
 
 VOCABULARIES = (32_000, 128_256, 151_936)
 NOT_SURE = "~: the 95 % interval of this speedup spans 1, so it does not say which of the two is faster"
+
+QUESTIONS_ONLY = (
+    "one repeat: the intervals of its speeds are over questions only and leave out how the machine drifts from run to "
+    "run; repeats=3 measures it"
+)
 
 
 def write_tables(runs: Sequence[Run], folder: Path, notes: Sequence[str] = ()) -> pd.DataFrame:
@@ -88,6 +93,7 @@ def _about(pool: Pool) -> dict[str, Any]:
         "model": settings["model"]["name"],
         "dtype": settings["model"]["dtype"],
         "bench": settings["bench"]["name"],
+        "bench_questions": pool.questions,
         "method": pool.label,
         "variant": pool.variant,
     }
@@ -116,6 +122,8 @@ def group_names(table: pd.DataFrame) -> dict[tuple[Any, ...], str]:
         words = [str(key[GROUP.index("model")]), str(key[GROUP.index("bench")])]
         twins = [k for k in keys if k != key and (k[0], k[2]) == (key[0], key[2])]
         for i, column in enumerate(GROUP):
+            if column == "questions_sha256":  # told where their number does not tell them apart
+                twins = [k for k in twins if k[i - 1] == key[i - 1]]
             if column not in ("model", "bench") and any(k[i] != key[i] for k in twins):
                 words.append(_facet(column, key[i]))
         names[key] = ", ".join(words)
@@ -123,9 +131,8 @@ def group_names(table: pd.DataFrame) -> dict[tuple[Any, ...], str]:
 
 
 def _facet(column: str, value: Any) -> str:
-    return {"bench_questions": f"{value} questions", "max_new_tokens": f"max_new_tokens {value}"}.get(
-        column, str(value)
-    )
+    words = {"bench_questions": f"{value} questions", "max_new_tokens": f"max_new_tokens {value}"}
+    return (words | {"questions_sha256": f"questions #{value}"}).get(column, str(value))
 
 
 def to_markdown(runs: Sequence[Run], table: pd.DataFrame, notes: Sequence[str] = ()) -> str:
@@ -137,7 +144,7 @@ def to_markdown(runs: Sequence[Run], table: pd.DataFrame, notes: Sequence[str] =
         out += [f"## {names[key]}", "", "| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
         out += ["| " + " | ".join(_cell(row, c, interval=True) for c in columns) + " |" for _, row in block.iterrows()]
         out.append("")
-    brackets = "[low, high]: 95 % bootstrap interval over questions"
+    brackets = "[low, high]: 95 % bootstrap interval, of MAT over questions, of a speedup over questions and repeats"
     told = [*([brackets] if "[" in "".join(out) else []), *_notes(table), *incomplete(runs), *notes]
     return "\n".join([*out, "\n\n".join(told), ""])
 
@@ -173,6 +180,8 @@ def _notes(table: pd.DataFrame) -> list[str]:
     ends = [(table[f"speedup_{b}_low"], table[f"speedup_{b}_high"]) for b in BASELINES]
     unsure = any(spans_one(low, high) for lows, highs in ends for low, high in zip(lows, highs, strict=True))
     notes = [NOT_SURE] if unsure else []
+    if drift_unknown(table):
+        notes.append(QUESTIONS_ONLY)
     if "published_source" in table and (sources := table["published_source"].dropna().unique().tolist()):
         notes.append(
             f"published: {'; '.join(sources)} (data/reference); speedups over transformers' own decoding there"

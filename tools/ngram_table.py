@@ -19,10 +19,12 @@ from model.ngram_table import NgramTable
 def read_ids(path: Path, vocab_size: int) -> Iterator[list[int]]:
     """The sequences of token ids in a file. Raises UserError naming file and line if there is anything else in it."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")  # not at U+2028 and others, which are text
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read ({error})") from None
     for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
         where = f"{path}, line {number}"
         try:
             row = json.loads(line)

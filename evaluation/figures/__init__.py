@@ -80,16 +80,7 @@ def split(runs: Sequence[Run], table: pd.DataFrame) -> dict[str, Block]:
     names = group_names(table)
     by_name: dict[str, list[Pool]] = {}
     for pool in pools(runs):
-        settings = pool.first.settings
-        key = {
-            "model": settings["model"]["name"],
-            "dtype": settings["model"]["dtype"],
-            "bench": settings["bench"]["name"],
-            "bench_questions": settings["bench"].get("questions", len(pool.first.answers)),
-            "max_new_tokens": settings["max_new_tokens"],
-            "device": pool.first.metadata["device"],
-        }
-        by_name.setdefault(names[tuple(key[column] for column in GROUP)], []).append(pool)
+        by_name.setdefault(names[tuple(pool.block[column] for column in GROUP)], []).append(pool)
     blocks = {}
     for key_of_group, rows in table.groupby(GROUP, sort=False):
         own = by_name[names[key_of_group]]

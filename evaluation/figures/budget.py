@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from matplotlib.figure import Figure
 
 from ..intervals import quotient_interval
+from ..pools import paired
 from .block import Block
 from .style import INTERVAL, colour, legend, marker, note, panels
 
@@ -52,8 +54,7 @@ def allowed(row: dict[str, Any]) -> int | None:
 
 def gain(row: dict[str, Any], reference: dict[str, Any]) -> tuple[float, float, float]:
     """MAT over the reference's on the questions both have, and its paired interval."""
-    mine, theirs = (r["pool"].by_question for r in (row, reference))
-    both = mine.index.intersection(theirs.index)
-    columns = [frame.loc[both, key].to_numpy() for frame in (mine, theirs) for key in ("tokens", "steps")]
+    both = paired(row["pool"].cells, reference["pool"].cells)
+    columns = [np.nansum(values, axis=1) for cells in both for values in (cells.tokens, cells.steps)]
     value = (columns[0].sum() / columns[1].sum()) / (columns[2].sum() / columns[3].sum())
     return (float(value), *quotient_interval(*columns))

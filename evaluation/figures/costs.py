@@ -97,7 +97,7 @@ def novelty(blocks: Sequence[Block]) -> Figure | None:
         for row in block.shown():
             if row["method"] in BASELINES:
                 continue
-            for answer in row["pool"].first.answers:
+            for answer in row["pool"].first_answers:
                 lengths = accept_lengths(answer)
                 repeated = repetition(answer)
                 if lengths and repeated == repeated:

@@ -8,7 +8,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ..machine_tree import achieved, chosen
+from ..machine_tree import achieved, choices, chosen
+from ..tables import baseline
 from .block import TREE, Block
 from .style import INTERVAL, colour, legend, marker, note, panels
 
@@ -140,8 +141,7 @@ def tree_family(block: Block) -> Figure | None:
 
 
 def machine_tree(block: Block) -> Figure | None:
-    """What tree=auto measured and promised: step time over the size of the tree, speed, and the last choice (dot)."""
-    runs = [run for pool in block.pools for run in pool.runs]
+    """What tree=auto measured and promised: step time over the size of the tree, speed, and the last choices (dots)."""
     told = [(pool, chosen(pool.first)) for pool in block.pools]
     known = [(pool, found) for pool, found in told if found is not None]
     if not known:
@@ -152,11 +152,12 @@ def machine_tree(block: Block) -> Figure | None:
         options: dict[str, Any] = {"marker": marker(i + 2), "color": colour(i + 2), "label": pool.name}
         time.plot(sizes, [1e3 * seconds for seconds in found["step_seconds"]], **options)
         speed.plot(sizes, found["predicted_speedup_by_size"], **options)
-        at = sizes.index(found["chosen"])
-        speed.plot(sizes[at], found["predicted_speedup_by_size"][at], "o", color="#000000", markersize=5)
-        got = achieved(pool.first, runs)
-        if got == got:
-            speed.axhline(got, color=colour(i + 2), linewidth=0.9, linestyle=":")
+        base = baseline(pool, "vanilla", block.pools)
+        for _, repeat, run, own in choices([pool]):
+            at = own["sizes"].index(own["chosen"])
+            speed.plot(own["sizes"][at], own["predicted_speedup_by_size"][at], "o", color="#000000", markersize=5)
+            if (got := achieved(run, repeat, base)) == got:
+                speed.axhline(got, color=colour(i + 2), linewidth=0.9, linestyle=":")
     time.set_ylabel("a step (ms)")
     speed.set_ylabel("decoding speed\nover vanilla")
     speed.set_xlabel("nodes in the draft tree, root not counted")
@@ -164,5 +165,5 @@ def machine_tree(block: Block) -> Figure | None:
         axes.margins(y=0.1)  # room for the dot
         axes.set_ylim(bottom=0)
     legend(figure, time)
-    note(figure, f"dot: last choice; dotted: achieved over the run; {block.note}")
+    note(figure, f"dot: a run's last choice; dotted: what it achieved; {block.note}")
     return figure

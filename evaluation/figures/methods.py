@@ -156,7 +156,7 @@ def mat_over_questions(block: Block) -> Figure | None:
     figure, (axes,) = panels(height=1.9)
     window = 1
     for row in rows:
-        answers = row["pool"].first.answers
+        answers = row["pool"].first_answers
         steps = pd.Series([len(accept_lengths(answer)) for answer in answers])
         tokens = pd.Series([sum(accept_lengths(answer)) for answer in answers])
         window = max(1, len(answers) // 8)

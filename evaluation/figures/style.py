@@ -43,8 +43,8 @@ STYLE: dict[Any, Any] = {
     "pdf.fonttype": 42,  # text stays text
     "svg.hashsalt": "figures",  # the same records give the same file
 }
-NAMES = {"mt_bench": "MT-bench", "qa": "QA", "rag": "RAG", "math_reasoning": "math"}
-INTERVAL = "95 % interval over questions"
+NAMES = {"mt_bench": "MT-bench", "qa": "QA", "rag": "RAG", "math_reasoning": "math"}  # as axes print categories
+INTERVAL = "95 % interval"
 
 
 @contextmanager

@@ -7,6 +7,8 @@ from statistics import median
 
 from ..equal import common_turns, diverge
 from ..metrics import Row
+from ..pools import closest
+from ..runs import row_key
 from .circumstances import Configuration
 
 REFERENCES = ("vanilla", "hf")  # the first that a run has at its side is what it is compared with
@@ -70,25 +72,26 @@ class Audit:
 def audit(ran: list[Configuration]) -> list[Audit]:
     """Each method against vanilla, and vanilla against hf, where they ran on the same model, bench and device."""
     found = []
+    names = {id(c.pool): c.name for c in ran}
     for own in ran:
         if own.first.label == "hf":  # the last resort: nothing stands behind it
             continue
-        alike = [c for c in ran if c.first.bench_key == own.first.bench_key and c.first.label != own.first.label]
-        others = [c for name in REFERENCES for c in alike if c.first.label == name]
-        if others:
-            found.append(Audit(own.name, others[0].name, *_compare(own.rows, others[0].first.answers)))
+        others = [[c.pool for c in ran if c.first.label == name != own.first.label] for name in REFERENCES]
+        reference = next((pool for pools in others if (pool := closest(own.pool, pools))), None)
+        if reference is not None:
+            found.append(Audit(own.name, names[id(reference)], *_compare(own.rows, reference.first_answers)))
     return found
 
 
 def _compare(rows: list[Row], reference: list[Row]) -> tuple[list[Turn], int]:
     """The turns that can be compared, and how many later ones cannot."""
-    theirs = {row["question_id"]: row for row in reference}
+    theirs = {row_key(row): row for row in reference}
     turns: list[Turn] = []
     skipped = 0
     for row in rows:
-        if row["question_id"] not in theirs:
+        if row_key(row) not in theirs:
             continue
-        common, left_out = common_turns(row, theirs[row["question_id"]])
+        common, left_out = common_turns(row, theirs[row_key(row)])
         skipped += left_out
         for choice, i, mine, base in common:
             where = f"question {row['question_id']}, turn {i + 1}" + (f", answer {choice + 1}" if choice else "")

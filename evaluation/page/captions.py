@@ -128,7 +128,7 @@ def _over_questions(stem: str, table: pd.DataFrame, ran: list[Configuration]) ->
     text = "MAT along the run: a state that is carried on should rise from left to right, a cold one should not. "
     parts = []
     for configuration in ran:
-        steps = [accept_lengths(row) for row in configuration.first.answers]
+        steps = [accept_lengths(row) for row in configuration.pool.first_answers]
         quarter = len(steps) // 4
         if configuration.first.settings["method"].get("start") and quarter:
             first, last = (

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..metrics import Row
-from ..tables import Run, pools
+from ..tables import Pool, Run, pools
 
 _UNNAMED = re.compile(r"sha256|(^|\.)path$|bench\.questions|method\.name")  # settings that would name a run badly
 _PLAIN = ("model.name", "bench.name")  # settings whose value says enough without their key
@@ -18,19 +18,23 @@ _PLAIN = ("model.name", "bench.name")  # settings whose value says enough withou
 
 @dataclass(frozen=True)
 class Configuration:
-    """What ran, its repeats together, under a name that no other configuration of the page has."""
+    """What ran, its repeats and shards together, under a name that no other configuration of the page has."""
 
     name: str
-    runs: list[Run]
+    pool: Pool
+
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        return self.pool.runs
 
     @property
     def first(self) -> Run:
-        return self.runs[0]
+        return self.pool.first
 
     @property
     def rows(self) -> list[Row]:
         """The answers of all repeats."""
-        return [row for run in self.runs for row in run.answers]
+        return self.pool.rows
 
     @property
     def asked(self) -> int:
@@ -65,10 +69,9 @@ def configurations(runs: list[Run]) -> list[Configuration]:
         keys = [k for k in own if not _UNNAMED.search(k) and any(peer.get(k) != own[k] for peer in peers)]
         parts = [str(own[k]) if k in _PLAIN else f"{k.rsplit('.', 1)[-1]}={own[k]}" for k in keys]
         names.append(", ".join([pool.name, *parts]))
-    unique = [
-        f"{n}, {p.first.folder.name[-8:]}" if names.count(n) > 1 else n for n, p in zip(names, pooled, strict=True)
-    ]
-    return [Configuration(name, list(pool.runs)) for name, pool in zip(unique, pooled, strict=True)]
+    told = [f"{n}, {p.questions} questions" if names.count(n) > 1 else n for n, p in zip(names, pooled, strict=True)]
+    unique = [f"{n}, {p.first.folder.name[-8:]}" if told.count(n) > 1 else n for n, p in zip(told, pooled, strict=True)]
+    return [Configuration(name, pool) for name, pool in zip(unique, pooled, strict=True)]
 
 
 def _flatten(settings: dict[str, Any], above: str = "") -> dict[str, Any]:
@@ -81,30 +84,36 @@ def _flatten(settings: dict[str, Any], above: str = "") -> dict[str, Any]:
 def facts(ran: list[Configuration]) -> list[Fact]:
     """What ran on what; a fact in which configurations differ lists each value with those it holds for."""
     found = [
-        ("device", lambda m: str(m.get("device", ""))),
-        ("model", _model),
+        ("device", _of_runs(lambda m: str(m.get("device", "")))),
+        ("model", _of_runs(_model)),
         ("bench", _bench),
-        ("decoding", _decoding),
-        ("execution", lambda m: str(m.get("execution_used", ""))),
-        ("versions", lambda m: ", ".join(f"{k} {v}" for k, v in m.get("versions", {}).items())),
-        ("code", _code),
-        ("platform", lambda m: str(m.get("platform", ""))),
+        ("decoding", _of_runs(_decoding)),
+        ("execution", _of_runs(lambda m: str(m.get("execution_used", "")))),
+        ("versions", _of_runs(lambda m: ", ".join(f"{k} {v}" for k, v in m.get("versions", {}).items()))),
+        ("code", _of_runs(_code)),
+        ("platform", _of_runs(lambda m: str(m.get("platform", "")))),
     ]
     lines = [_fact(term, of, ran) for term, of in found]
     started = sorted(str(r.metadata["started"]) for c in ran for r in c.runs if r.metadata.get("started"))
     if started:
         first, last = (_moment(t) for t in (started[0], started[-1]))
         lines.append(Fact("started", [(first if first == last else f"{first} to {last}", "")]))
-    repeats = max(len(configuration.runs) for configuration in ran)
+    repeats = max(len(configuration.pool.repeats) for configuration in ran)
     if repeats > 1:
         lines.append(Fact("repeats", [(str(repeats), "")]))
     return [line for line in lines if line.values]
 
 
-def _fact(term: str, of: Callable[[dict[str, Any]], str], ran: list[Configuration]) -> Fact:
+def _of_runs(of: Callable[[dict[str, Any]], str]) -> Callable[[Configuration], list[str]]:
+    """What the metadata of each run say."""
+    return lambda configuration: [of(run.metadata) for run in configuration.runs]
+
+
+def _fact(term: str, of: Callable[[Configuration], Sequence[str]], ran: list[Configuration]) -> Fact:
+    """The values of a term, each with the names of those that have it."""
     held: dict[str, list[str]] = {}
     for configuration in ran:
-        for value in dict.fromkeys(of(run.metadata) for run in configuration.runs):
+        for value in dict.fromkeys(of(configuration)):
             held.setdefault(value, []).append(configuration.name)
     held.pop("", None)
     return Fact(term, [(value, "" if len(held) == 1 else "; ".join(who)) for value, who in held.items()])
@@ -119,9 +128,10 @@ def _model(metadata: dict[str, Any]) -> str:
     )
 
 
-def _bench(metadata: dict[str, Any]) -> str:
-    bench = metadata["settings"]["bench"]
-    return f"{bench['name']}, {metadata['questions']} questions, sha256 {str(bench.get('sha256'))[:12]}"
+def _bench(configuration: Configuration) -> list[str]:
+    bench, pool = configuration.first.settings["bench"], configuration.pool
+    count = pool.questions if pool.first.asked else pool.first.metadata["questions"]
+    return [f"{bench['name']}, {count} questions, sha256 {str(bench.get('sha256'))[:12]}"]
 
 
 def _decoding(metadata: dict[str, Any]) -> str:

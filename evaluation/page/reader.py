@@ -10,6 +10,7 @@ from model.errors import UserError
 
 from ..metrics import Row
 from ..questions import ROOT, read_questions, subtask
+from ..runs import row_key
 from ..tables import Run
 from .circumstances import Configuration
 from .ranks import spelled
@@ -27,7 +28,7 @@ def collect(ran: list[Configuration], decoder: Decoder) -> dict[str, Any]:
     """
     runs = [configuration.first for configuration in ran]
     texts = _Texts(decoder)
-    rows = [{row["question_id"]: row for row in run.answers} for run in runs]
+    rows = [{row_key(row): row for row in configuration.pool.first_answers} for configuration in ran]
     order = _in_turn(rows)
     prompts = _prompts(runs)
     questions: list[dict[str, Any]] = []
@@ -40,7 +41,8 @@ def collect(ran: list[Configuration], decoder: Decoder) -> dict[str, Any]:
             for i, (run, own) in enumerate(zip(runs, rows, strict=True))
             if key in own
         ]
-        question = {"id": str(key), "category": category, "turns": prompts.get(key, [])}
+        shown_id = str(next(own[key] for own in rows if key in own)["question_id"])
+        question = {"id": shown_id, "category": category, "turns": prompts.get(key, [])}
         size += len(json.dumps([new, question, texts.items[known:]], ensure_ascii=False).encode(errors="replace"))
         if size > MOST_BYTES and questions:
             break
@@ -115,15 +117,16 @@ def _turns(run: Run, row: Row, texts: _Texts) -> list[dict[str, Any]]:
 
 
 def _prompts(runs: list[Run]) -> dict[Any, list[str]]:
-    """The questions' own turns, from the bench's file where it is still the one that was run."""
+    """The questions' own turns, by key, from the bench's file where it is still the one that was run."""
     found: dict[Any, list[str]] = {}
-    for path, digest in {_bench_file(run) for run in runs}:
+    for path, digest in dict.fromkeys(map(_bench_file, runs)):
         file = ROOT / path / "question.jsonl" if (ROOT / path).is_dir() else ROOT / path
         try:
             if hashlib.sha256(file.read_bytes()).hexdigest() != digest:
                 continue
             for question in read_questions(file):
-                found.setdefault(question.question_id, [_cut(turn) for turn in question.turns])
+                for key in (question.key, str(question.question_id)):
+                    found.setdefault(key, [_cut(turn) for turn in question.turns])
         except (OSError, UserError):
             continue  # the page shows the question's number and category, as for other people's files
     return found
@@ -146,7 +149,7 @@ def _notes(ran: list[Configuration], shown: int, there: int, decoder: Decoder, m
             f"Here are {shown} of {there} questions, some of every subtask, so that the page stays small; "
             "all answers are in runs/*/answers.jsonl."
         )
-    if any(len(c.runs) > 1 or any(len(row["choices"]) > 1 for row in c.rows) for c in ran):
+    if any(len(c.pool.repeats) > 1 or any(len(row["choices"]) > 1 for row in c.rows) for c in ran):
         notes.append("Of repeats, and of several answers to a question, the first is shown.")
     for path, reason in decoder.failures.items():
         notes.append(

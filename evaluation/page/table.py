@@ -9,14 +9,19 @@ from typing import Any
 
 import pandas as pd
 
+from ..intervals import spans_one
 from ..metrics import OVERALL
 from ..questions import ROOT
-from ..tables import BASELINES, SHOWN
+from ..tables import BASELINES, SHOWN, drift_unknown
+from ..write_tables import QUESTIONS_ONLY
 
 # Numbers that are settings and no measures.
 SETTINGS = ("tree_nodes", "tree_depth", "tree_breadth", "k", "seed", "bench_questions", "max_new_tokens")
 # Settings that the page says elsewhere.
-SAID = ("model", "bench", "dtype", "device", "complete", "execution", "seed", "max_new_tokens", "bench_questions")
+SAID = (
+    *("model", "bench", "dtype", "device", "complete", "execution", "seed", "max_new_tokens"),
+    *("bench_questions", "questions_sha256"),
+)
 OPEN = "~ "  # before the interval of a speedup that spans 1
 TITLES = {
     "mat": "MAT",
@@ -88,7 +93,8 @@ def view(table: pd.DataFrame) -> View:
         elif not number and values.map(_text).nunique() == 1:
             same.append((name, name.replace("_", " "), _text(values.iloc[0])))
         elif not number and values.notna().any():
-            tells_apart = not told and bool((by_method[name].nunique(dropna=False) > 1).any())
+            among = table.groupby(["method", "bench", "bench_questions"]) if name == "questions_sha256" else by_method
+            tells_apart = not told and bool((among[name].nunique(dropna=False) > 1).any())
             main = tells_apart or name in ("model", "bench", "variant")
             columns.append(_column(name, name in SETTINGS, extra=not main))
     columns.sort(key=lambda c: (c.extra, c.name != "method", c.number))  # stable: names, then numbers, then extras
@@ -100,12 +106,16 @@ def view(table: pd.DataFrame) -> View:
         list(dict.fromkeys(line.method for line in lines)),
         list(dict.fromkeys(line.category for line in lines)),
         [name for name in BASELINES if f"speedup_{name}" in table and table[f"speedup_{name}"].notna().any()],
-        _marks([cell.interval for line in lines for cell in line.cells]),
+        _marks([cell.interval for line in lines for cell in line.cells], once=drift_unknown(table)),
     )
 
 
-def _marks(intervals: list[str]) -> list[str]:
-    found = ["The small print is the 95 % interval over questions."] if any(intervals) else []
+def _marks(intervals: list[str], *, once: bool) -> list[str]:
+    found = []
+    if any(intervals):
+        found.append("The small print is the 95 % interval: of MAT over questions, of speeds over repeats, too.")
+    if any(intervals) and once:
+        found.append(QUESTIONS_ONLY[0].upper() + QUESTIONS_ONLY[1:] + ".")
     if any(interval.startswith(OPEN) for interval in intervals):
         found.append("~: the interval of this speedup spans 1, so it does not say which of the two is faster.")
     return found
@@ -138,7 +148,7 @@ def _interval(row: dict[Any, Any], name: str) -> str:
     if _missing(low) or _missing(high):
         return ""
     ends = [_text(end, name) for end in (low, high)]
-    spans = OPEN if name.startswith("speedup_") and float(str(low)) < 1 < float(str(high)) else ""
+    spans = OPEN if name.startswith("speedup_") and spans_one(float(str(low)), float(str(high))) else ""
     return spans + "–".join(ends) if ends[0] != ends[1] else ""
 
 

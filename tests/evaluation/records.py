@@ -4,7 +4,8 @@ import json
 from pathlib import Path
 
 from evaluation.metrics import RECORDS
-from evaluation.runs import Run
+from evaluation.questions import Question
+from evaluation.runs import Run, row_key
 
 
 def answer(question_id, category, turns, **more):
@@ -18,6 +19,12 @@ def answer(question_id, category, turns, **more):
         "accept_lengths": [n for lengths, _ in turns for n in lengths],
     }
     return {"question_id": question_id, "records": RECORDS, "category": category, "choices": [choice | more]}
+
+
+def asked(question_id, category, turns, prompt="why?", **more):
+    """An answer with the hash of its question, as runs write it."""
+    own = Question(question_id, category, (prompt,))
+    return answer(question_id, category, turns, **more) | {"question_sha256": own.sha256}
 
 
 def made(
@@ -60,8 +67,15 @@ def made(
 
 def write(run, folder):
     """The run as it would lie on disk below an experiment's folder."""
-    path = folder / "runs" / f"{run.label.replace(' ', '_')}-{abs(hash(run.configuration)) % 10**8}-{run.repeat}"
+    what = abs(hash((run.configuration, run.selection))) % 10**8
+    path = folder / "runs" / f"{run.label.replace(' ', '_')}-{what}-{run.repeat}"
     path.mkdir(parents=True)
     (path / "metadata.json").write_text(json.dumps(run.metadata))
     (path / "answers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in run.answers))
     return path
+
+
+def shard(label, answers, **more):
+    """A run that asked just these questions, each with its hash, of the bench file "f"."""
+    own = {"sha256": "f"} | more.pop("bench", {})
+    return made(label, answers, bench=own, question_hashes=[row_key(row) for row in answers], **more)

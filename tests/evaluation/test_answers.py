@@ -5,8 +5,12 @@ import json
 import pytest
 import torch
 
+from evaluation import report
 from evaluation.answers import AnswerStore, read_answers
+from evaluation.questions import Question
+from evaluation.runs import read_runs
 from model.errors import UserError
+from tests.evaluation.records import asked, shard
 from tests.evaluation.test_metrics import ROWS
 
 
@@ -21,6 +25,25 @@ def test_files_met_in_the_wild(tmp_path):
     assert list(rows) == [1, 2] and rows[1]["category"] == "later"
     assert damage.broken_lines == [2, 5, 6, 8, 9] and damage.repeated == [1]
     assert "5 broken line(s): 2, 5, 6, 8, 9" in str(damage) and "1 question id(s) repeated" in str(damage)
+
+
+def test_an_answer_with_unusual_line_ends_is_one_record(tmp_path, call):
+    """U+2028, U+2029 and U+0085 end a line for splitlines(), so such answers had been lost as broken lines."""
+    said = "one\u2028two\u2029three\x85four\x0bfive\x0csix\x1cseven\r\neight"
+    own = Question("a\u2028b", "qa", (said,))
+    row = asked("a\u2028b", "qa", [([2, 2], 1.0)], said)
+    row["choices"][0]["turns"] = [said]
+    store = AnswerStore(tmp_path / "runs/one")
+    with store.locked():
+        store.begin(shard("vanilla", [row]).metadata)
+        store.append(row, {}, 1)
+    rows, damage = read_answers(store.answers)
+    assert rows == {own.question_id: row} and str(damage) == ""
+    (run,) = read_runs(tmp_path)
+    assert run.complete and run.asked == (own.key,) == tuple(run.by_question.index)
+    assert store.begin(run.metadata) == rows, "and goes on from there"
+    outcome = call(report.main, tmp_path)
+    assert outcome.code == 0 and "incomplete" not in outcome.out, outcome.err
 
 
 def test_a_torn_last_line_is_cut_off_and_the_rest_kept(tmp_path):

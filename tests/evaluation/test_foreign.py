@@ -7,8 +7,10 @@ import pandas as pd
 import pytest
 
 from evaluation import report
+from evaluation.foreign import read_foreign
 from evaluation.questions import MT_BENCH
-from tests.evaluation.records import answer
+from evaluation.tables import main_table
+from tests.evaluation.records import answer, asked
 
 CATEGORIES = [*MT_BENCH, "translation", "summarization", "qa", "math_reasoning", "rag"]
 
@@ -57,6 +59,21 @@ def test_equal_to_spec_benchs_own_arithmetic(call, tmp_path):
         assert row["mat"] == pytest.approx(mat, abs=1e-9)
         assert row["speedup_vanilla"] == pytest.approx(ratio, abs=1e-9)
     assert "speedup_vanilla" in outcome.out and "not recorded" in outcome.out
+
+
+def test_questions_are_told_apart_where_all_files_know_them(tmp_path):
+    """Answers to other prompts had been compared, as their questions' ids are the same."""
+
+    def speedup(*files):
+        for name, rows in zip(("vanilla", "mine"), files, strict=True):
+            (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        table = main_table(read_foreign(str(tmp_path / "*.jsonl"))).set_index(["method", "category"])
+        return table.loc[("mine", "overall"), "speedup_vanilla"]
+
+    theirs = [asked(i, "qa", [([1], 1.0)]) for i in range(4)]
+    mine = [asked(i, "qa", [([1], 0.5 if i < 3 else 0.1)], "why?" if i < 3 else "how?") for i in range(4)]
+    assert speedup(theirs, mine) == pytest.approx(2.0)
+    assert speedup([answer(i, "qa", [([1], 1.0)]) for i in range(4)], mine) == pytest.approx((3 * 2 + 10) / 4)
 
 
 def test_what_is_odd_is_told_and_nothing_is_guessed(call, tmp_path, monkeypatch):

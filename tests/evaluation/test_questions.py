@@ -54,6 +54,15 @@ def test_a_broken_line_is_named(tmp_path, second, says):
         read_questions(write(tmp_path / "q.jsonl", GOOD, second))
 
 
+def test_a_question_with_unusual_line_ends_is_one_record(tmp_path):
+    """U+2028, U+2029 and U+0085 end a line for splitlines(), so such files had been refused as broken."""
+    said = "one\u2028two\u2029three\x85four"
+    path = tmp_path / "q.jsonl"
+    row = GOOD | {"turns": [said]}
+    path.write_text(json.dumps(row, ensure_ascii=False) + "\n\n" + json.dumps(GOOD | {"question_id": 2}) + "\r\n")
+    assert [q.turns for q in read_questions(path)] == [(said,), ("why?",)]
+
+
 def test_missing_or_empty_file(tmp_path):
     with pytest.raises(UserError, match="does not exist"):
         read_questions(tmp_path / "q.jsonl")

@@ -7,7 +7,7 @@ import pytest
 
 from evaluation import quiet
 from evaluation.quiet import cores_busy, doubts
-from evaluation.runs import Run
+from tests.evaluation.records import answer, made
 
 
 def test_a_busy_neighbour_is_seen():
@@ -31,10 +31,19 @@ def test_ticks_by_hand(tmp_path, monkeypatch):
     assert cores_busy(0.0) is None
 
 
-def test_only_runs_that_began_among_others_are_named(tmp_path):
-    def run(label, cores):
-        return Run(tmp_path, {"label": label, "cores_busy_elsewhere": cores}, [])
+def test_only_runs_that_began_among_others_are_named():
+    def run(label, cores, **more):
+        return made(label, [answer(1, "qa", [([1], 1.0)])], cores_busy_elsewhere=cores, **more)
 
     (line,) = doubts([run("calm", 0.1), run("unknown", None), run("noisy", 1.53)])
     assert "noisy (1.5)" in line and "calm" not in line and "unknown" not in line
     assert doubts([run("calm", 0.4)]) == []
+
+
+def test_each_repeat_and_variant_that_began_among_others_is_named():
+    """The last run of a label had spoken for all of them: its calm hid their noise."""
+    rows = [answer(1, "qa", [([1], 1.0)])]
+    runs = [made("pld", rows, repeat=i, cores_busy_elsewhere=cores) for i, cores in enumerate([1.5, 0.0, 2.0])]
+    runs += [made("recycling (hot)", rows, method={"k": k}, cores_busy_elsewhere=c) for k, c in ((4, 1.0), (8, 0.1))]
+    (line,) = doubts(runs)
+    assert "pld, repeat 0 (1.5); pld, repeat 2 (2.0); recycling (hot), k=4 (1.0);" in line

@@ -142,6 +142,19 @@ def test_what_differs_or_is_cut_short_is_never_equal(call, tmp_path, rows, tail,
     assert outcome.code == 1 and says in outcome.out and outcome.out.splitlines()[-1] == "NOT equal"
 
 
+def test_questions_of_one_id_and_other_text_are_not_compared(call, tmp_path):
+    """Two files of the same ids had been taken for the same questions."""
+    asked = [[row | {"question_sha256": digest} for row, digest in zip(ROWS, own, strict=True)] for own in ("aa", "ab")]
+    a, b = (write(tmp_path / f"{name}.jsonl", rows) for name, rows in zip("ab", asked, strict=True))
+    outcome = call(equal.main, "--jsonfile1", a, "--jsonfile2", b)
+    assert outcome.code == 1 and "1 question(s) of the same id are others: 2" in outcome.out
+    assert "1 of 1 common questions are identical" in outcome.out
+    outcome = call(speed.main, "--file-path", a, "--base-path", b)
+    assert outcome.code == 0 and outcome.out.count("Task: ") == 2, "question 1's subtask and overall"
+    other = write(tmp_path / "c.jsonl", [row | {"question_sha256": "c"} for row in ROWS])
+    assert "no question in common" in call(speed.main, "--file-path", a, "--base-path", other).err
+
+
 def test_the_step_bench_ends_in_one_json_object(call, checkpoint):
     outcome = call(bench_step.main, "--model-path", checkpoint, "--prompts", 2, "--repeats", 1, "--max-new-tokens", 8)
     assert outcome.code == 0, outcome.err

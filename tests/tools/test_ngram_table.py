@@ -14,7 +14,8 @@ def files(tmp_path):
     """The same ids in both forms."""
     (tmp_path / "ids.jsonl").write_text(json.dumps(IDS) + "\n[9]\n")
     row = {"question_id": 1, "choices": [{"output_ids": [IDS, []]}]}
-    (tmp_path / "answers.jsonl").write_text(json.dumps(row) + "\n")
+    row["choices"][0]["turns"] = ["one\u2028line"]  # where splitlines() had cut
+    (tmp_path / "answers.jsonl").write_text(json.dumps(row, ensure_ascii=False) + "\n", encoding="utf-8")
     return [tmp_path / name for name in ("ids.jsonl", "answers.jsonl")]
 
 

@@ -87,7 +87,8 @@ def judge_file(path: Path, questions: dict[int, dict[str, Any]], tokenizer: Any)
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """The rows of a JSON Lines file."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    lines = path.read_text(encoding="utf-8").split("\n")  # not at U+2028 and others, which are text
+    return [json.loads(line) for line in lines if line.strip()]
 
 
 def summary(turns: Sequence[Turn]) -> dict[str, float | int | None]:

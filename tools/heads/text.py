@@ -59,7 +59,9 @@ def _chunks(file: Path, tokenizer: Any, length: int) -> list[list[int]]:
     texts = [content]
     if file.suffix == ".jsonl":
         texts = []
-        for number, line in enumerate(content.splitlines(), 1):
+        for number, line in enumerate(content.split("\n"), 1):  # not at U+2028 and others, which are text
+            if not line.strip():
+                continue
             try:
                 row = json.loads(line)
             except ValueError as error:

@@ -249,3 +249,29 @@ def test_other_peoples_answers_are_shown_without_steps(tmp_path):
     assert report(tmp_path).exists()
     (found,) = reader.collect(configurations(read_runs(tmp_path)), Decoder())["answers"]
     assert found["turns"] == [{"text": 0, "lengths": []}]
+
+
+def test_the_reader_keeps_questions_of_one_id_and_shards_apart(tmp_path):
+    """By id alone one question's answer had stood below another's text; of shards only the first was shown."""
+
+    def said(i, digest):
+        return answer(i, "qa", [{"ids": [1], "steps": plain([1]), "text": f"{i}{digest}"}]) | {
+            "question_sha256": digest
+        }
+
+    for name, rows, file in (("v", [said(1, "a"), said(2, "b")], "f"), ("p", [said(1, "c")], "g")):
+        label = "vanilla" if name == "v" else "pld"
+        for i, row in enumerate(rows):  # a shard each
+            more = {"question_hashes": [f"{row['question_id']}:{row['question_sha256']}"], "bench": {"sha256": file}}
+            write_run(tmp_path / f"runs/{name}{i}", label, [row], **more)
+    found = reader.collect(configurations(read_runs(tmp_path)), Decoder())
+    told = {
+        (
+            found["runs"][a["run"]],
+            found["questions"][a["question"]]["id"],
+            found["texts"][a["turns"][0]["text"]]["text"],
+        )
+        for a in found["answers"]
+    }
+    assert told == {("vanilla", "1", "1a"), ("vanilla", "2", "2b"), ("pld", "1", "1c")}
+    assert len(found["questions"]) == 3
