@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from model.errors import UserError
+from model.files import PARTIAL, write_text
 from model.recycling.matrix import load_state, save_state
 
 Row = dict[str, Any]
@@ -160,6 +161,8 @@ class AnswerStore:
             )
         else:
             write_json(path, metadata)
+        for stale in self.folder.glob(PARTIAL):  # a killed run's; this one has the directory for itself
+            stale.unlink()
         if not self.answers.exists():
             return {}
         data = self.answers.read_bytes()
@@ -211,12 +214,7 @@ class AnswerStore:
 
 def write_json(path: Path, data: Any) -> None:
     """Write a JSON file, whole or not at all. Raises UserError if the disk refuses it."""
-    partial = path.with_name(path.name + ".part")
-    try:
-        partial.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-        partial.replace(path)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be written ({error.strerror})") from None
+    write_text(path, json.dumps(data, indent=2, ensure_ascii=False) + "\n")
 
 
 def _difference(held: Any, now: Any, where: str = "") -> str:

@@ -18,6 +18,7 @@ import pandas as pd
 import torch
 
 from model.errors import UserError
+from model.files import write_text
 
 from .answers import write_json
 from .cli import user_errors
@@ -166,11 +167,10 @@ def write_audit(runs: Sequence[Run], folder: Path) -> list[str]:
         return []
     lines = wording(table, folder)
     target = folder / "tables"
-    target.mkdir(parents=True, exist_ok=True)
-    table.to_csv(target / "audit.csv", index=False)
+    write_text(target / "audit.csv", table.to_csv(index=False))
     head = "| " + " | ".join(table.columns) + " |\n|" + "---|" * len(table.columns)
     body = "\n".join("| " + " | ".join(map(_cell, row)) + " |" for row in table.itertuples(index=False))
-    (target / "audit.md").write_text("\n\n".join(["# Audit", *lines, f"{head}\n{body}"]) + "\n", encoding="utf-8")
+    write_text(target / "audit.md", "\n\n".join(["# Audit", *lines, f"{head}\n{body}"]) + "\n")
     return lines
 
 

@@ -17,6 +17,7 @@ import torch
 from model.decoding import decode
 from model.errors import UserError
 
+from .answers import write_json
 from .cli import user_errors
 from .conversation import prompt_ids
 from .devices import exclusive
@@ -196,7 +197,7 @@ def _bench(arguments: argparse.Namespace, settings: ModelSettings) -> None:
     if before is not None:
         _compare(before, result)
     if arguments.save:
-        arguments.save.write_text(json.dumps(result, indent=1), encoding="utf-8")
+        write_json(arguments.save, result)
     if arguments.draw:
         with styled():
             print(f"\nroofline: {save(roofline(result), arguments.draw)}")

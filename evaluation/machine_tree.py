@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from . import answers
 from .metrics import measure
 from .tables import Run
 
@@ -52,4 +53,4 @@ def write_json(runs: Sequence[Run], path: Path) -> None:
     """The same figures for programs, by run label; nothing is written where no run chose its tree."""
     found = {run.label: told | {"achieved_speedup": achieved(run, runs)} for run in runs if (told := chosen(run))}
     if found:
-        path.write_text(json.dumps(found, indent=1), encoding="utf-8")
+        answers.write_json(path, found)

@@ -9,6 +9,8 @@ from typing import Any
 
 import pandas as pd
 
+from model.files import write_text
+
 from .questions import ROOT
 from .runs import Pool, Run, pools
 from .tables import baseline, ratio
@@ -111,9 +113,9 @@ def _questions(pool: Pool, subtasks: list[str]) -> pd.DataFrame:
 def write_table1(runs: Sequence[Run], folder: Path) -> None:
     """table1.csv (every digit), table1.md and table1.tex (booktabs), in the paper's layout."""
     table = table1(runs)
-    table.to_csv(folder / "table1.csv", index=False)
-    (folder / "table1.md").write_text(_markdown(table), encoding="utf-8")
-    (folder / "table1.tex").write_text(_latex(table), encoding="utf-8")
+    write_text(folder / "table1.csv", table.to_csv(index=False))
+    write_text(folder / "table1.md", _markdown(table))
+    write_text(folder / "table1.tex", _latex(table))
 
 
 def _cells(row: dict[Any, Any]) -> list[str]:

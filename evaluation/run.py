@@ -208,7 +208,6 @@ def note_done(cfg: DictConfig, folders: list[Path]) -> None:
     job = [str(override) for override in HydraConfig.get().overrides.task]
     folder = Path(cfg.results_dir) / str(cfg.name)
     if (folder / "sweep.json").exists() and cfg.run_dir is None and distributed.rank() == 0:
-        (folder / "jobs").mkdir(exist_ok=True)
         write_json(folder / "jobs" / f"{job_key(job)}.json", {"job": job, "runs": [path.name for path in folders]})
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 import torch
 
+from model.files import write_text
 from model.recycling.matrix import AdjacencyMatrix
 
 from .acceptance import by_rank_path, depth_rows
@@ -25,16 +26,15 @@ NOT_SURE = "~: the 95 % interval of this speedup spans 1, so it does not say whi
 def write_tables(runs: Sequence[Run], folder: Path, notes: Sequence[str] = ()) -> pd.DataFrame:
     """Write main.csv (every digit), main.md (rounded) and what else the runs hold below `folder`; return the table."""
     table = beside(main_table(runs))
-    folder.mkdir(parents=True, exist_ok=True)
-    table.to_csv(folder / "main.csv", index=False)
-    (folder / "main.md").write_text(to_markdown(runs, table, notes), encoding="utf-8")
+    write_text(folder / "main.csv", table.to_csv(index=False))
+    write_text(folder / "main.md", to_markdown(runs, table, notes))
     depths = acceptance_table(runs)
     if not depths.empty:
-        depths.to_csv(folder / "acceptance_by_depth.csv", index=False)
-        nodes_table(runs).to_csv(folder / "acceptance_by_node.csv", index=False)
+        write_text(folder / "acceptance_by_depth.csv", depths.to_csv(index=False))
+        write_text(folder / "acceptance_by_node.csv", nodes_table(runs).to_csv(index=False))
     memory = memory_table(runs)
     if not memory.empty:
-        memory.to_csv(folder / "memory.csv", index=False)
+        write_text(folder / "memory.csv", memory.to_csv(index=False))
     if any(run.label == "hf" for run in runs):  # without it there is nothing that the paper's speedups are over
         write_table1(runs, folder)
     return table

@@ -76,7 +76,6 @@ class PerMethodSweeper(BasicSweeper):
         if self.config.run_dir is not None or rank() > 0:
             return
         folder = Path(self.config.results_dir) / str(self.config.name)
-        folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / "sweep.json", {"command": command(sys.argv[1:]), "jobs": jobs})
 
 
