@@ -23,8 +23,8 @@ from model.files import write_text
 from .answers import write_json
 from .cli import user_errors
 from .conversation import prompt_ids
-from .devices import exclusive
 from .equal import common_turns, diverge
+from .locks import exclusive
 from .metrics import Row
 from .models import ModelSettings, load_model
 from .questions import load_bench
@@ -201,7 +201,7 @@ def measure_gaps(runs: Sequence[Run]) -> Iterator[dict[str, Any]]:
             continue
         config = audit.pool.first.metadata["config"]
         settings = ModelSettings(**config["model"])
-        with exclusive(settings):
+        with exclusive(settings) as settings:
             loaded = load_model(settings)
             questions = {str(q.question_id): q for q in load_bench(**config["bench"]).questions}
             rows = {id(run): {str(row["question_id"]): row for row in run.answers} for run, _ in audit.partings}

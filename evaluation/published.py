@@ -12,7 +12,7 @@ import pandas as pd
 from model.files import write_text
 
 from .questions import ROOT
-from .runs import Pool, Run, pools
+from .runs import Pool, Run, mixed, pools
 from .tables import baseline, ratio
 
 REFERENCE = ROOT / "data/reference"
@@ -114,7 +114,7 @@ def write_table1(runs: Sequence[Run], folder: Path) -> None:
     """table1.csv (every digit), table1.md and table1.tex (booktabs), in the paper's layout."""
     table = table1(runs)
     write_text(folder / "table1.csv", table.to_csv(index=False))
-    write_text(folder / "table1.md", _markdown(table))
+    write_text(folder / "table1.md", "\n\n".join([_markdown(table).rstrip(), *mixed(runs)]) + "\n")
     write_text(folder / "table1.tex", _latex(table))
 
 

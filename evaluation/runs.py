@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ import pandas as pd
 
 from model.errors import UserError
 
-from .answers import SharedNumbers, read_answers
+from .answers import SharedNumbers, difference, read_answers
 from .metrics import Row, accept_lengths, question_speed
 from .questions import subtask
 
@@ -182,6 +183,21 @@ def _order(run: Run) -> tuple[Any, ...]:
         for key in ("k", "tree_nodes", "nodes", "max_draft")
     ]
     return run.bench_key, place, run.label, *numbers, str(sorted(run.facets.items(), key=str)), run.repeat
+
+
+def mixed(runs: Sequence[Run]) -> list[str]:
+    """The runs whose parts were answered under different circumstances, one line each."""
+    lines = []
+    for run in runs:
+        parts = run.metadata.get("parts", [])
+        changes = [
+            f"from question {part['first_question']} on under other circumstances "
+            f"({difference(before['circumstances'], part['circumstances']).replace(' there and ', ' before, ')})"
+            for before, part in itertools.pairwise(parts)
+        ]
+        if changes:
+            lines.append(f"mixed: {run.label}, repeat {run.repeat}: {'; '.join(changes)}")
+    return lines
 
 
 def pools(runs: Sequence[Run]) -> list[Pool]:

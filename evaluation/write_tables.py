@@ -17,7 +17,7 @@ from .beside import beside
 from .intervals import spans_one
 from .metrics import OVERALL
 from .published import write_table1
-from .tables import BASELINES, GROUP, SHOWN, Pool, Run, main_table, pools
+from .tables import BASELINES, GROUP, SHOWN, Pool, Run, main_table, mixed, pools
 
 VOCABULARIES = (32_000, 128_256, 151_936)
 NOT_SURE = "~: the 95 % interval of this speedup spans 1, so it does not say which of the two is faster"
@@ -138,7 +138,7 @@ def to_markdown(runs: Sequence[Run], table: pd.DataFrame, notes: Sequence[str] =
         out += ["| " + " | ".join(_cell(row, c, interval=True) for c in columns) + " |" for _, row in block.iterrows()]
         out.append("")
     brackets = "[low, high]: 95 % bootstrap interval over questions"
-    told = [*([brackets] if "[" in "".join(out) else []), *_notes(table), *incomplete(runs), *notes]
+    told = [*([brackets] if "[" in "".join(out) else []), *_notes(table), *incomplete(runs), *mixed(runs), *notes]
     return "\n".join([*out, "\n\n".join(told), ""])
 
 
@@ -157,7 +157,7 @@ def to_text(runs: Sequence[Run], table: pd.DataFrame, category: str = OVERALL) -
             )
             out.append("  ".join([first, *rest]))
     out += _notes(table[table["category"] == category])
-    return "\n".join([*out, *incomplete(runs)])
+    return "\n".join([*out, *incomplete(runs), *mixed(runs)])
 
 
 def incomplete(runs: Sequence[Run]) -> list[str]:

@@ -15,7 +15,7 @@ from markupsafe import Markup
 
 from model.files import write_text
 
-from ..tables import Run
+from ..tables import Run, mixed
 from . import audit, captions, circumstances, reader, table, tree_svg
 from .acceptance import has_tree
 from .circumstances import Configuration
@@ -54,6 +54,7 @@ def render(runs: list[Run], measured: pd.DataFrame, folder: Path) -> str:
         script=Markup(script),
         short=captions.short(measured),
         incomplete=[(c.name, len(c.rows), c.asked) for c in ran if len(c.rows) < c.asked],
+        mixed=mixed(runs),
         facts=circumstances.facts(ran),
         table=table.view(measured),
         figures=figures,

@@ -13,7 +13,7 @@ from evaluation import report
 from evaluation.questions import Question, ordered
 from evaluation.sweeps import missing_jobs
 from evaluation.tables import pools, read_runs
-from hydra_plugins.sweep_per_method import applicable, command, further, in_rounds
+from hydra_plugins.sweep_per_method import applicable, command, find_in, further, in_rounds
 from model.errors import UserError
 from tests.evaluation.conftest import answers_in
 
@@ -48,13 +48,15 @@ def test_a_single_run_repeats_from_a_fresh_state(evaluate, tmp_path):
 def test_a_job_names_only_what_its_method_and_tree_have():
     defaults = {"method": "recycling", "tree": "2.2.2"}
     job = ["method=vanilla", "method.k=4", "tree=best", "tree.nodes=8", "start=hot"]
-    assert applicable(job, defaults) == ["method=vanilla", "start=hot"]
-    assert applicable(["method.k=4", "tree=best", "tree.nodes=8"], defaults) == [
+    find = find_in([f"file://{ROOT / 'configs'}"])
+    assert applicable(job, defaults, find) == ["method=vanilla", "start=hot"]
+    assert applicable(["method.k=4", "tree=best", "tree.nodes=8"], defaults, find) == [
         "method.k=4",
         "tree=best",
         "tree.nodes=8",
     ]
-    assert applicable(["tree.nodes=8"], defaults) == [] and applicable(["+method.x=1"], defaults) == ["+method.x=1"]
+    assert applicable(["tree.nodes=8"], defaults, find) == []
+    assert applicable(["+method.x=1"], defaults, find) == ["+method.x=1"]
     product = [["method=hf", "start=hot"], ["method=pld", "start=hot"], ["method=pld", "start=cold"]]
     also = [["method=pld", "start=hot", "tree=auto"]]
     assert {tuple(job) for job in further(product, also)} == {tuple(also[0])}
