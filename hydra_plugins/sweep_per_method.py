@@ -28,7 +28,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from hydra._internal.core_plugins.basic_launcher import BasicLauncher
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra._internal.sources_registry import SourcesRegistry
 from hydra.core.override_parser.types import Override
@@ -39,6 +38,7 @@ from evaluation.fingerprint import SAVED
 from evaluation.together import collected
 from model.errors import UserError
 
+BASIC = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"  # by name: Hydra imports its plugins anew
 GROUPS = ("method", "tree")  # whose choices differ in the settings they have
 Find = Callable[[str], Any]  # a config of Hydra's search path by its name, e.g. method/pld; None where there is none
 
@@ -56,7 +56,7 @@ class PerMethodSweeper(BasicSweeper):
 
     def setup(self, **context: Any) -> None:
         super().setup(**context)
-        if isinstance(self.launcher, BasicLauncher):
+        if self.config.hydra.launcher._target_ == BASIC:
             self.launcher = Together(self.launcher)
         self.find = find_in([f"{s.schema}://{s.path}" for s in self.config.hydra.runtime.config_sources])
 
@@ -98,7 +98,7 @@ class PerMethodSweeper(BasicSweeper):
 class Together:
     """Hydra's launcher for one process; jobs that wait for each other are run when it has seen all of them."""
 
-    def __init__(self, launcher: BasicLauncher) -> None:
+    def __init__(self, launcher: Any) -> None:
         self.launcher = launcher
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Any:

@@ -1,7 +1,5 @@
 """Runs that take turns question by question: the same answers as one after the other, wherever they were cut."""
 
-import json
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -186,7 +184,5 @@ def test_a_peak_counts_neither_the_other_methods_nor_for_hf_the_cache(monkeypatc
     assert peak(SimpleNamespace(label="recycling", drafter=object()), medusa.bytes) == 1000 + 20 + 50 + 7
     assert peak(SimpleNamespace(label="hf", drafter=None), medusa.bytes + recycling.bytes) == 1000 + 7
     target.devices = [torch.device("cpu")]
-    assert memory.cache_bytes(target) == 0 and (
-        sys.platform != "linux" or memory.peak_bytes(target.devices, 10) > 2**20
-    )
-    assert json.dumps(memory.peak_bytes([torch.device("mps")])) == "null"
+    assert memory.cache_bytes(target) == 0 and memory.peak_bytes([torch.device("mps")]) is None
+    assert memory.peak_bytes(target.devices, 2**60) > 2**20, "a process's resident set is all of it"
