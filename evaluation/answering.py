@@ -1,4 +1,4 @@
-"""Answering a bench: question after question, turn after turn, each kept as soon as it is done."""
+"""Answering a question, turn after turn, as often as the configuration says."""
 
 from __future__ import annotations
 
@@ -7,18 +7,16 @@ import uuid
 from typing import Any
 
 import torch
-from tqdm import tqdm
 
 from model.decoding import Generation
 
-from . import distributed
-from .answers import AnswerStore, Row
+from .answers import Row
 from .conversation import answer_text, prompt_ids
-from .memory import peak_bytes, restart_peak
-from .methods import CATEGORY, COLD, Method
-from .metrics import RECORDS, measure
+from .memory import cache_bytes, peak_bytes, restart_peak
+from .methods import Method
+from .metrics import RECORDS
 from .phase_clock import PhaseClock
-from .questions import Question, subtask
+from .questions import Question
 from .step_times import warm_up_prompt
 
 
@@ -28,36 +26,15 @@ def warm_up(method: Method) -> None:
     method.prepare()
 
 
-def answer_all(
-    pending: list[Question], method: Method, store: AnswerStore, config: dict[str, Any], done: dict[Any, Row]
-) -> None:
-    """Answer question after question, keeping each as soon as it is done; adds to `done`.
+def answer_question(question: Question, method: Method, config: dict[str, Any], others: int = 0) -> Row:
+    """All turns of a question, `num_choices` times, as a row in Spec-Bench's answer format.
 
-    With start=category the state is carried on within a subtask and forgotten where the subtask changes.
+    Args:
+        others: bytes that other methods hold on the CUDA devices meanwhile.
     """
-    total = len(pending) + len(done)
-    before = subtask(str(list(done.values())[-1]["category"])) if done else None
-    bar = {"desc": method.label, "unit": "question", "dynamic_ncols": True, "disable": distributed.rank() > 0}
-    with tqdm(total=total, initial=len(done), **bar) as progress:
-        for question in pending:
-            if method.start == CATEGORY and subtask(question.category) != before:
-                method.prepare()
-            before = subtask(question.category)
-            row = answer_question(question, method, config)
-            done[question.question_id] = row
-            state = method.drafter.state_dict() if method.drafter and method.start not in (None, COLD) else {}
-            store.append(row, state, len(done))
-            figures = measure([row])
-            progress.set_postfix(
-                mat=f"{figures.mat:.2f}", tokens_per_s=f"{figures.tokens_per_second:.0f}", refresh=False
-            )
-            progress.update()
-
-
-def answer_question(question: Question, method: Method, config: dict[str, Any]) -> Row:
-    """All turns of a question, `num_choices` times, as a row in Spec-Bench's answer format."""
     devices = [torch.device(device) for device in method.loaded.target.devices]
     restart_peak(devices)
+    not_its_own = others + (0 if method.drafter is not None else cache_bytes(method.loaded.target))
     return {
         "question_id": question.question_id,
         "records": RECORDS,
@@ -67,7 +44,7 @@ def answer_question(question: Question, method: Method, config: dict[str, Any]) 
         "model_id": f"{method.loaded.settings.name}-{method.label}".replace(" ", "-"),
         "choices": [_converse(question, method, config, index) for index in range(config["num_choices"])],
         "tstamp": time.time(),
-        "peak_memory": peak_bytes(devices),
+        "peak_memory": peak_bytes(devices, not_its_own),
     }
 
 

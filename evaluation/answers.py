@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from model.errors import UserError
+from model.files import PARTIAL, write_text
 from model.recycling.matrix import load_state, save_state
 
 Row = dict[str, Any]
@@ -143,29 +144,38 @@ class AnswerStore:
                 ) from None
             yield
 
-    def begin(self, metadata: dict[str, Any]) -> dict[Any, Row]:
+    def begin(self, metadata: dict[str, Any], mixed: bool = False) -> dict[Any, Row]:
         """Start or go on: write the metadata, mend a torn last line, return the answers that are there already.
 
+        Args:
+            metadata: `settings` decide what is answered, `circumstances` how fast; `questions`: how many there are.
+            mixed: an unfinished run may go on under other circumstances, which the metadata then holds as `parts`.
+
         Raises:
-            UserError: the directory holds a run of another configuration; nothing is changed then.
+            UserError: the directory holds a run of another configuration, or one begun under other circumstances;
+                nothing is changed then.
         """
-        path = self.folder / "metadata.json"
+        path, answered = self.folder / "metadata.json", self._whole_lines()
         if path.exists():
             try:
-                held = json.loads(path.read_text(encoding="utf-8"))["settings"]
+                held = json.loads(path.read_text(encoding="utf-8"))
+                different = difference(held["settings"], metadata["settings"])
             except (json.JSONDecodeError, KeyError, TypeError):
                 raise UserError(f"{path} is broken; delete the directory to start the run anew") from None
-            different = _difference(held, metadata["settings"])
             if different:
                 raise UserError(
                     f"{self.folder} holds a run of another configuration: {different}; use another run_dir or delete it"
                 )
+            if answered < metadata["questions"] or not self._summarised():
+                self._go_on(held, metadata, answered, mixed)
         elif self.answers.exists() and self.answers.stat().st_size:
             raise UserError(
                 f"{self.answers} holds answers of an unknown configuration (no metadata.json beside it); move it away"
             )
         else:
             write_json(path, metadata)
+        for stale in self.folder.glob(PARTIAL):  # a killed run's; this one has the directory for itself
+            stale.unlink()
         if not self.answers.exists():
             return {}
         data = self.answers.read_bytes()
@@ -180,9 +190,45 @@ class AnswerStore:
             )
         return rows
 
+    def _whole_lines(self) -> int:
+        return self.answers.read_bytes().count(b"\n") if self.answers.exists() else 0
+
+    def _go_on(self, held: dict[str, Any], metadata: dict[str, Any], answered: int, mixed: bool) -> None:
+        """Note under which circumstances an unfinished run goes on; refuse other ones unless they may be mixed."""
+        first = {"first_question": 1, "circumstances": held.get("circumstances")}
+        parts: list[dict[str, Any]] = held.get("parts", [first])
+        now = metadata["circumstances"]
+        different = difference(parts[-1]["circumstances"], now)
+        if not different:
+            return
+        path = self.folder / "metadata.json"
+        if answered == 0:  # nothing was measured under the others
+            write_json(path, metadata)
+        elif not mixed:
+            raise UserError(
+                f"{self.folder} holds {answered} answers given under other circumstances: {different}; finish it under "
+                "those, delete it to start anew, or say mixed=true, and every table will name it as mixed"
+            )
+        elif answered < metadata["questions"]:
+            kept = [part for part in parts if part["first_question"] <= answered]
+            parts = [*kept, {"first_question": answered + 1, "circumstances": now}]
+            write_json(path, held | {"parts": parts})
+
+    def is_finished(self) -> bool:
+        """Whether the run's summary is there; of a run whose questions are all answered, that is its last file."""
+        return self._summarised()
+
+    def _summarised(self) -> bool:
+        return (self.folder / "summary.json").exists()
+
     def state_at(self, answered: int) -> dict[str, torch.Tensor]:
         """The drafter's state after so many questions. Raises UserError if it is gone."""
         return load_state(self._state_path(answered))
+
+    def last_state(self, answered: int) -> dict[str, torch.Tensor]:
+        """The same after the last question, be it that a kill came before or after the state got its last name."""
+        path = self._state_path(answered)
+        return load_state(path if path.exists() else self.folder / "state.safetensors")
 
     def append(self, row: Row, state: dict[str, torch.Tensor], answered: int) -> None:
         """Keep question number `answered` (from 1) with the state after it: both or neither."""
@@ -217,20 +263,20 @@ class AnswerStore:
 
 def write_json(path: Path, data: Any) -> None:
     """Write a JSON file, whole or not at all. Raises UserError if the disk refuses it."""
-    partial = path.with_name(path.name + ".part")
-    try:
-        partial.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-        partial.replace(path)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be written ({error.strerror})") from None
+    write_text(path, json.dumps(data, indent=2, ensure_ascii=False) + "\n")
 
 
-def _difference(held: Any, now: Any, where: str = "") -> str:
-    """The first setting in which two runs differ, in words; empty if none."""
+def difference(held: Any, now: Any, where: str = "") -> str:
+    """The first setting in which two runs differ, in words, values shortened; empty if none."""
     if isinstance(held, dict) and isinstance(now, dict):
         for key in sorted(held.keys() | now.keys()):
-            found = _difference(held.get(key), now.get(key), f"{where}.{key}" if where else key)
+            found = difference(held.get(key), now.get(key), f"{where}.{key}" if where else key)
             if found:
                 return found
         return ""
-    return "" if held == now else f"{where} is {held} there and {now} now"
+    return "" if held == now else f"{where} is {_short(held)} there and {_short(now)} now"
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 70 else f"{text[:35]}...{text[-30:]}"

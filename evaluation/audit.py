@@ -18,12 +18,13 @@ import pandas as pd
 import torch
 
 from model.errors import UserError
+from model.files import write_text
 
 from .answers import write_json
 from .cli import user_errors
 from .conversation import prompt_ids
-from .devices import exclusive
 from .equal import common_turns, diverge
+from .locks import exclusive
 from .metrics import Row
 from .models import ModelSettings, load_model
 from .questions import load_bench
@@ -170,11 +171,10 @@ def write_audit(runs: Sequence[Run], folder: Path) -> list[str]:
         return []
     lines = wording(table, folder)
     target = folder / "tables"
-    target.mkdir(parents=True, exist_ok=True)
-    table.to_csv(target / "audit.csv", index=False)
+    write_text(target / "audit.csv", table.to_csv(index=False))
     head = "| " + " | ".join(table.columns) + " |\n|" + "---|" * len(table.columns)
     body = "\n".join("| " + " | ".join(map(_cell, row)) + " |" for row in table.itertuples(index=False))
-    (target / "audit.md").write_text("\n\n".join(["# Audit", *lines, f"{head}\n{body}"]) + "\n", encoding="utf-8")
+    write_text(target / "audit.md", "\n\n".join(["# Audit", *lines, f"{head}\n{body}"]) + "\n")
     return lines
 
 
@@ -205,7 +205,7 @@ def measure_gaps(runs: Sequence[Run]) -> Iterator[dict[str, Any]]:
             continue
         config = audit.pool.first.metadata["config"]
         settings = ModelSettings(**config["model"])
-        with exclusive(settings):
+        with exclusive(settings) as settings:
             loaded = load_model(settings)
             runs_of = {id(run): run for run, _ in audit.partings}  # shards differ in their questions
             questions = {

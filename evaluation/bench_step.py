@@ -17,12 +17,13 @@ import torch
 from model.decoding import decode
 from model.errors import UserError
 
+from .answers import write_json
 from .cli import user_errors
 from .conversation import prompt_ids
-from .devices import exclusive
 from .drafting import bench_drafting, method_names, method_settings
 from .figures.roofline import roofline
 from .figures.style import save, styled
+from .locks import exclusive
 from .methods import Method, build_method
 from .models import LoadedModel, ModelSettings, load_model, random_model
 from .phase_clock import PhaseClock
@@ -138,7 +139,7 @@ def bench(arguments: argparse.Namespace) -> None:
         attention=arguments.attention,
         linear=arguments.linear,
     )
-    with exclusive(settings):
+    with exclusive(settings) as settings:
         _bench(arguments, settings)
 
 
@@ -196,7 +197,7 @@ def _bench(arguments: argparse.Namespace, settings: ModelSettings) -> None:
     if before is not None:
         _compare(before, result)
     if arguments.save:
-        arguments.save.write_text(json.dumps(result, indent=1), encoding="utf-8")
+        write_json(arguments.save, result)
     if arguments.draw:
         with styled():
             print(f"\nroofline: {save(roofline(result), arguments.draw)}")

@@ -1,23 +1,14 @@
-"""Where a model goes: one device, several of them, or several processes; and that no two timed runs share a device."""
+"""Where a model goes: one device, several of them, or several processes."""
 
 from __future__ import annotations
 
-import fcntl
-import os
-import platform
-import re
-import sys
-import tempfile
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from model.errors import UserError
 
-from .distributed import local_rank, local_world_size, meet, world_size
+from .distributed import local_world_size, world_size
 from .provenance import describe_device
 
 if TYPE_CHECKING:
@@ -27,7 +18,7 @@ DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 
 
 def choose_device(name: str) -> torch.device:
-    """`auto` is CUDA where there is one, else the CPU."""
+    """`auto` is CUDA where there is one, else the CPU. Which of several GPUs, `locks.exclusive` says."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -42,7 +33,7 @@ def choose_device(name: str) -> torch.device:
         raise UserError(f"model.device={name}: this machine has no MPS device")
     if device.type not in ("cpu", "cuda", "mps"):
         raise UserError(f"model.device={name}: unknown device; use auto, cpu, cuda, cuda:N or mps")
-    return device
+    return torch.device("cuda", device.index or 0) if device.type == "cuda" else device
 
 
 def check_placement(settings: ModelSettings) -> None:
@@ -119,59 +110,3 @@ def devices_in_words(loaded: LoadedModel) -> str:
     one = describe_device(loaded.target.device)
     count = world_size() if loaded.settings.tensor_parallel else len(loaded.target.devices)
     return one if count == 1 else f"{count} x {one}"
-
-
-_met = 0
-
-
-@contextmanager
-def exclusive(settings: ModelSettings) -> Iterator[None]:
-    """Hold the devices that these settings use on this host: a second run waits, as timings never share a device.
-
-    From before the model is loaded, which would disturb another run's timings and take its memory. The locks are
-    flock()s on files in the temporary folder: the system lets go of them when the process ends, however it ends.
-
-    Raises:
-        UserError: the settings contradict each other.
-    """
-    global _met
-    check_placement(settings)
-    with ExitStack() as held:
-        if local_rank() == 0:  # for all ranks of this host, in one order: two runs never wait for each other
-            for name in sorted({_identity(device) for device in _used(settings)}):
-                held.enter_context(_lock(name))
-        _met += 1
-        meet(f"devices/{_met}")
-        yield
-
-
-def _used(settings: ModelSettings) -> list[torch.device]:
-    if settings.tensor_parallel and torch.cuda.is_available():
-        return [torch.device("cuda", index) for index in range(local_world_size())]
-    if settings.device_map is not None and torch.cuda.is_available():
-        return [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
-    return [choose_device(settings.device)]
-
-
-def _identity(device: torch.device) -> str:
-    """A name that is the same for all processes, whatever CUDA_VISIBLE_DEVICES calls the device in each."""
-    if device.type != "cuda":
-        return device.type
-    index = device.index or 0
-    return f"cuda-{getattr(torch.cuda.get_device_properties(index), 'uuid', index)}"
-
-
-@contextmanager
-def _lock(name: str) -> Iterator[None]:
-    path = Path(tempfile.gettempdir()) / re.sub(r"[^\w.-]", "_", f"token-recycling-{platform.node()}-{name}.lock")
-    with suppress(FileExistsError):  # made once, by whoever comes first; others may be other users: read-only is enough
-        made = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDONLY, 0o644)
-        os.fchmod(made, 0o644)
-        os.close(made)
-    with path.open("rb") as handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            print(f"waiting: another run is being timed on {name}; this one starts when it is done", file=sys.stderr)
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield

@@ -115,12 +115,19 @@ class GroupStore(AnswerStore):
         with super().locked() if rank() == 0 else nullcontext():
             yield
 
-    def begin(self, metadata: dict[str, Any]) -> dict[Any, Row]:
+    def begin(self, metadata: dict[str, Any], mixed: bool = False) -> dict[Any, Row]:
         read = super().begin
-        return from_first(lambda: read(metadata))
+        return from_first(lambda: read(metadata, mixed))
+
+    def is_finished(self) -> bool:
+        return from_first(super().is_finished)
 
     def state_at(self, answered: int) -> dict[str, torch.Tensor]:
         read = super().state_at
+        return from_first(lambda: read(answered))
+
+    def last_state(self, answered: int) -> dict[str, torch.Tensor]:
+        read = super().last_state
         return from_first(lambda: read(answered))
 
     def append(self, row: Row, state: dict[str, torch.Tensor], answered: int) -> None:

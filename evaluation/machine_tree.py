@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from . import answers
 from .metrics import measure
 from .runs import row_key
 from .tables import Pool, Run, baseline, pools
@@ -64,4 +64,4 @@ def write_json(runs: Sequence[Run], path: Path) -> None:
         for pool, repeat, run, told in choices(pooled)
     ]
     if found:
-        path.write_text(json.dumps(found, indent=1), encoding="utf-8")
+        answers.write_json(path, found)

@@ -4,35 +4,69 @@ from __future__ import annotations
 
 import resource
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from model.decoding import Target
+
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+
+
+@dataclass
+class Holding:
+    """What one of several methods on the same target holds on its CUDA devices: bytes, the shared cache left out."""
+
+    target: Target
+    bytes: int = 0
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """What is allocated inside and stays is this method's: nobody else is at work meanwhile."""
+        before = self._allocated()
+        try:
+            yield
+        finally:
+            self.bytes += self._allocated() - before
+
+    def _allocated(self) -> int:
+        devices = _cuda(self.target.devices)
+        return sum(int(torch.cuda.memory_allocated(device)) for device in devices) - cache_bytes(self.target)
+
+
+def cache_bytes(target: Target) -> int:
+    """Bytes of the engine's cache on CUDA devices, which transformers' own generate has no use for."""
+    cache = target._cache  # there may be none yet
+    return cache.nbytes if cache is not None and _cuda(target.devices) else 0
 
 
 def restart_peak(devices: Sequence[torch.device]) -> None:
     """Forget the peak so far. Where Linux does not let a process do so for its resident set, it stays."""
-    for device in devices:
-        if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(device)
+    for device in _cuda(devices):
+        torch.cuda.reset_peak_memory_stats(device)
     if all(device.type == "cpu" for device in devices):
         with suppress(OSError):
             _CLEAR.write_text("5", encoding="ascii")  # 5: reset the peak resident set (proc(5))
 
 
-def peak_bytes(devices: Sequence[torch.device]) -> int | None:
+def peak_bytes(devices: Sequence[torch.device], not_its_own: int = 0) -> int | None:
     """Bytes at the peak since `restart_peak`, weights and cache included.
 
-    CUDA: allocated by tensors, the sum over devices. CPU: the resident set of the whole process. Others: not known.
+    CUDA: allocated by tensors, the sum over devices, less `not_its_own`. CPU: the resident set of the whole process.
+    Others: not known.
     """
     if all(device.type == "cuda" for device in devices):
-        return sum(int(torch.cuda.max_memory_allocated(device)) for device in devices)
+        return sum(int(torch.cuda.max_memory_allocated(device)) for device in devices) - not_its_own
     if all(device.type == "cpu" for device in devices):
         return _resident_peak()
     return None
+
+
+def _cuda(devices: Sequence[torch.device]) -> list[torch.device]:
+    return [device for device in devices if device.type == "cuda"]
 
 
 def _resident_peak() -> int:

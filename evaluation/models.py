@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import warnings
 from collections.abc import Iterable
@@ -84,9 +85,21 @@ def load_model(settings: ModelSettings) -> LoadedModel:
     """
     global _loaded
     if _loaded is None or _loaded.settings != settings:
-        _loaded = None  # free the old weights before the new ones come
+        forget_model()  # free the old weights before the new ones come
         _loaded = _load(settings)
     return _loaded
+
+
+def forget_model() -> None:
+    """Free the weights that `load_model` keeps, and give their memory back to the device."""
+    global _loaded
+    if _loaded is None:
+        return
+    on_gpu = any(device.type == "cuda" for device in _loaded.target.devices)
+    _loaded = None
+    gc.collect()  # a target and its hooks, a drafter and its steps name one another
+    if on_gpu:
+        torch.cuda.empty_cache()
 
 
 SHAPES: dict[str, dict[str, int]] = {  # LLaMA shapes whose step can be timed without their weights
@@ -131,6 +144,8 @@ def _load(settings: ModelSettings) -> LoadedModel:
     device = choose_device(settings.device)
     dtype = choose_dtype(settings.dtype, device)
     _check_kernels(settings)
+    if settings.device != "auto" and device.type == "cuda":
+        torch.cuda.set_device(device)  # where streams, captured graphs and kernels of our own go
     path = _locate(settings.path, settings.allow_pickle)
     common: dict[str, Any] = dict(revision=settings.revision, trust_remote_code=settings.trust_remote_code)
     why = ""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import platform
 import subprocess
 import sys
 import time
+from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -71,16 +73,40 @@ def git_state() -> dict[str, Any]:
     return {"commit": commit, "modified": bool(changed.strip())}
 
 
-def collect(settings: dict[str, Any], device: torch.device, extra: dict[str, Any]) -> dict[str, Any]:
+@lru_cache(maxsize=1)
+def sources_sha256() -> str:
+    """Of the code that decodes and measures: every Python file of model/ and evaluation/, with its name."""
+    digest = hashlib.sha256()
+    for path in sorted(path for folder in ("model", "evaluation") for path in (ROOT / folder).rglob("*.py")):
+        digest.update(f"{path.relative_to(ROOT)}\0{path.stat().st_size}\0".encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def circumstances(device: str, linear: str) -> dict[str, Any]:
+    """What decides a run's speed or its rounding and is no setting of it.
+
+    Args:
+        device: in words, the number of threads of a CPU included.
+        linear: packed or stock; where nobody says which, the free memory decides.
+    """
+    return {
+        "device": device,
+        "platform": platform.platform(),
+        "threads": torch.get_num_threads(),
+        "versions": versions(),
+        "linear": linear,
+        "sources_sha256": sources_sha256(),
+    }
+
+
+def collect(settings: dict[str, Any], now: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any]:
     """The metadata of a run: its settings (what decides the output) and the circumstances (what decides the speed)."""
     return {
         "settings": settings,
         "command": [sys.executable, *sys.argv],
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "device": describe_device(device),
-        "platform": platform.platform(),
-        "threads": torch.get_num_threads(),
-        "versions": versions(),
+        **{key: now[key] for key in ("device", "platform", "threads", "versions")},
         "git": git_state(),
+        "circumstances": now,
         **extra,
     }

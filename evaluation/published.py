@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from model.files import write_text
+
 from .pools import Cells, Pool, paired, pools
 from .questions import ROOT
-from .runs import Run
+from .runs import Run, mixed
 from .tables import baseline, speedup
 
 REFERENCE = ROOT / "data/reference"
@@ -131,9 +133,9 @@ def _speedup(own: Cells, base: Cells) -> float:
 def write_table1(runs: Sequence[Run], folder: Path) -> None:
     """table1.csv (every digit), table1.md and table1.tex (booktabs), in the paper's layout."""
     table = table1(runs)
-    table.to_csv(folder / "table1.csv", index=False)
-    (folder / "table1.md").write_text(_markdown(table), encoding="utf-8")
-    (folder / "table1.tex").write_text(_latex(table), encoding="utf-8")
+    write_text(folder / "table1.csv", table.to_csv(index=False))
+    write_text(folder / "table1.md", "\n\n".join([_markdown(table).rstrip(), *mixed(runs)]) + "\n")
+    write_text(folder / "table1.tex", _latex(table))
 
 
 def _cells(row: dict[Any, Any]) -> list[str]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from model.errors import UserError
+from model.files import write_bytes
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -179,7 +180,4 @@ def fetch(url: str, sha256: str, file: Path) -> None:
     digest = hashlib.sha256(data).hexdigest()
     if digest != sha256:
         raise UserError(f"{url} has sha256 {digest[:12]}..., expected {sha256[:12]}...; nothing was kept")
-    file.parent.mkdir(parents=True, exist_ok=True)
-    partial = file.with_name(file.name + ".part")
-    partial.write_bytes(data)
-    partial.replace(file)
+    write_bytes(file, data)

@@ -9,6 +9,7 @@ import argparse
 from pathlib import Path
 
 from model.errors import UserError
+from model.files import write_text
 
 from . import machine_tree
 from .audit import write_audit
@@ -48,9 +49,8 @@ def report_answers(pattern: str, out: Path) -> None:
     """The main table of answer files of any origin, as CSV and Markdown."""
     runs = read_foreign(pattern)
     table = beside(main_table(runs))
-    out.parent.mkdir(parents=True, exist_ok=True)
-    table.to_csv(out, index=False)
-    out.with_suffix(".md").write_text(to_markdown(runs, table), encoding="utf-8")
+    write_text(out, table.to_csv(index=False))
+    write_text(out.with_suffix(".md"), to_markdown(runs, table))
     print(f"\n{to_text(runs, table)}\n\nby category: {out} (and .md)")
 
 

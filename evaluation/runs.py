@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +16,7 @@ import pandas as pd
 
 from model.errors import UserError
 
-from .answers import SharedNumbers, read_answers
+from .answers import SharedNumbers, difference, read_answers
 from .metrics import Row, accept_lengths, check_records, question_speed
 from .questions import question_key, subtask
 
@@ -178,3 +180,18 @@ def _order(run: Run) -> tuple[Any, ...]:
 def natural(text: str) -> tuple[str | float, ...]:
     """A text to sort by, its numbers as numbers: 60 before 480. Texts and numbers stand in turn."""
     return tuple(float(part) if i % 2 else part for i, part in enumerate(_NUMBER.split(text)))
+
+
+def mixed(runs: Sequence[Run]) -> list[str]:
+    """The runs whose parts were answered under different circumstances, one line each."""
+    lines = []
+    for run in runs:
+        parts = run.metadata.get("parts", [])
+        changes = [
+            f"from question {part['first_question']} on under other circumstances "
+            f"({difference(before['circumstances'], part['circumstances']).replace(' there and ', ' before, ')})"
+            for before, part in itertools.pairwise(parts)
+        ]
+        if changes:
+            lines.append(f"mixed: {run.label}, repeat {run.repeat}: {'; '.join(changes)}")
+    return lines

@@ -63,7 +63,6 @@ def step_seconds(loaded: LoadedModel, *, budget: int, k: int) -> tuple[float, di
     measured = measure_step_seconds(loaded.target, prompt, budget=budget, k=k)
     plain, seconds = from_first(lambda: measured)  # clocks differ, but all ranks must choose the same trees
     if rank() == 0:
-        path.parent.mkdir(parents=True, exist_ok=True)
         found = {"device": devices_in_words(loaded), "model": loaded.settings.name, "plain": plain, "seconds": seconds}
         write_json(path, found)
     return plain, seconds

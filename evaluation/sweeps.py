@@ -7,6 +7,10 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from .answers import write_json
+from .distributed import rank
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,13 @@ class Missing:
 def job_key(job: Sequence[str]) -> str:
     """A file name for a job, from its overrides; their order does not matter."""
     return hashlib.sha256(json.dumps(sorted(job)).encode()).hexdigest()[:16]
+
+
+def note_done(config: dict[str, Any], job: list[str], folders: Sequence[Path]) -> None:
+    """Write down that this job of a sweep is done and where: several jobs may share a run."""
+    folder = Path(config["results_dir"]) / str(config["name"])
+    if (folder / "sweep.json").exists() and config["run_dir"] is None and rank() == 0:
+        write_json(folder / "jobs" / f"{job_key(job)}.json", {"job": job, "runs": [path.name for path in folders]})
 
 
 def missing_jobs(folder: Path) -> Missing | None:

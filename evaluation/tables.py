@@ -13,9 +13,9 @@ import pandas as pd
 from .intervals import deviation, ratio_interval, speed_interval
 from .metrics import OVERALL, Row, by_subtask, measure
 from .pools import Cells, Floats, Pool, closest, paired, pools
-from .runs import METHODS, Run, read_runs
+from .runs import METHODS, Run, mixed, read_runs
 
-__all__ = ["BASELINES", "METHODS", "SHOWN", "Pool", "Run", "main_table", "pools", "read_runs"]
+__all__ = ["BASELINES", "METHODS", "SHOWN", "Pool", "Run", "main_table", "mixed", "pools", "read_runs"]
 
 BASELINES = ("hf", "vanilla")
 SHOWN = ("method", "category", "questions", "new_tokens", "mat", "mat_macro", "tokens_per_second")

@@ -17,6 +17,7 @@ import yaml
 
 from model.decoding.tree import RankPath
 from model.errors import UserError
+from model.files import write_text
 
 from .acceptance import Node, by_rank_path
 from .cli import user_errors
@@ -100,10 +101,9 @@ def main() -> None:
     arguments = parser.parse_args()
     with user_errors():
         found = find(arguments.folder, arguments.nodes, method=arguments.method, half=arguments.half)
-        arguments.output.parent.mkdir(parents=True, exist_ok=True)
         text = yaml.safe_dump({k: v for k, v in found.items() if k != "nodes"}, sort_keys=False)
         text += "nodes:\n" + "".join(f"- {node}\n" for node in found["nodes"])
-        arguments.output.write_text(text, encoding="utf-8")
+        write_text(arguments.output, text)
         print(
             f"{arguments.output}: {len(found['nodes'])} nodes, {found['expected_accepted']:.2f} drafts accepted a step"
         )

@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 import torch
 
+from model.files import write_text
 from model.recycling.matrix import AdjacencyMatrix
 
 from .acceptance import by_rank_path, depth_rows
@@ -16,7 +17,7 @@ from .beside import beside
 from .intervals import spans_one
 from .metrics import OVERALL
 from .published import write_table1
-from .tables import BASELINES, GROUP, SHOWN, Pool, Run, drift_unknown, main_table, pools
+from .tables import BASELINES, GROUP, SHOWN, Pool, Run, drift_unknown, main_table, mixed, pools
 
 VOCABULARIES = (32_000, 128_256, 151_936)
 NOT_SURE = "~: the 95 % interval of this speedup spans 1, so it does not say which of the two is faster"
@@ -30,16 +31,15 @@ QUESTIONS_ONLY = (
 def write_tables(runs: Sequence[Run], folder: Path, notes: Sequence[str] = ()) -> pd.DataFrame:
     """Write main.csv (every digit), main.md (rounded) and what else the runs hold below `folder`; return the table."""
     table = beside(main_table(runs))
-    folder.mkdir(parents=True, exist_ok=True)
-    table.to_csv(folder / "main.csv", index=False)
-    (folder / "main.md").write_text(to_markdown(runs, table, notes), encoding="utf-8")
+    write_text(folder / "main.csv", table.to_csv(index=False))
+    write_text(folder / "main.md", to_markdown(runs, table, notes))
     depths = acceptance_table(runs)
     if not depths.empty:
-        depths.to_csv(folder / "acceptance_by_depth.csv", index=False)
-        nodes_table(runs).to_csv(folder / "acceptance_by_node.csv", index=False)
+        write_text(folder / "acceptance_by_depth.csv", depths.to_csv(index=False))
+        write_text(folder / "acceptance_by_node.csv", nodes_table(runs).to_csv(index=False))
     memory = memory_table(runs)
     if not memory.empty:
-        memory.to_csv(folder / "memory.csv", index=False)
+        write_text(folder / "memory.csv", memory.to_csv(index=False))
     if any(run.label == "hf" for run in runs):  # without it there is nothing that the paper's speedups are over
         write_table1(runs, folder)
     return table
@@ -145,7 +145,7 @@ def to_markdown(runs: Sequence[Run], table: pd.DataFrame, notes: Sequence[str] =
         out += ["| " + " | ".join(_cell(row, c, interval=True) for c in columns) + " |" for _, row in block.iterrows()]
         out.append("")
     brackets = "[low, high]: 95 % bootstrap interval, of MAT over questions, of a speedup over questions and repeats"
-    told = [*([brackets] if "[" in "".join(out) else []), *_notes(table), *incomplete(runs), *notes]
+    told = [*([brackets] if "[" in "".join(out) else []), *_notes(table), *incomplete(runs), *mixed(runs), *notes]
     return "\n".join([*out, "\n\n".join(told), ""])
 
 
@@ -164,7 +164,7 @@ def to_text(runs: Sequence[Run], table: pd.DataFrame, category: str = OVERALL) -
             )
             out.append("  ".join([first, *rest]))
     out += _notes(table[table["category"] == category])
-    return "\n".join([*out, *incomplete(runs)])
+    return "\n".join([*out, *incomplete(runs), *mixed(runs)])
 
 
 def incomplete(runs: Sequence[Run]) -> list[str]:

@@ -1,6 +1,6 @@
 """The sweeper of `python -m evaluation.run -m`: Hydra's own, for methods that have settings of their own.
 
-Hydra finds plugins in a package of this name and nowhere else. Five things differ from its basic sweeper:
+Hydra finds plugins in a package of this name and nowhere else. Seven things differ from its basic sweeper:
 
 - `method.K=...` counts for those of the swept methods that have a setting K, `tree.K=...` for those templates that have
   a parameter K, and trees for the methods that draft from one; the other jobs are made without it, once. So a baseline
@@ -13,6 +13,8 @@ Hydra finds plugins in a package of this name and nowhere else. Five things diff
   these settings the method has.
 - The jobs are written down (`sweep.json` in the experiment's folder) before the first one starts, so that a report can
   name what is missing and the command that completes it.
+- Jobs with start=saved come in a batch of their own, when all others are done: they start from what a hot run left.
+- Where Hydra's basic launcher runs the jobs in this process, those with `interleave` are run together.
 """
 
 from __future__ import annotations
@@ -21,31 +23,42 @@ import importlib
 import inspect
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import yaml
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra._internal.sources_registry import SourcesRegistry
 from hydra.core.override_parser.types import Override
 
 from evaluation.answers import write_json
 from evaluation.distributed import rank
-from evaluation.questions import ROOT
+from evaluation.fingerprint import SAVED
+from evaluation.together import collected
 from model.errors import UserError
 
+BASIC = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"  # by name: Hydra imports its plugins anew
 GROUPS = ("method", "tree")  # whose choices differ in the settings they have
+Find = Callable[[str], Any]  # a config of Hydra's search path by its name, e.g. method/pld; None where there is none
 
 
 class PerMethodSweeper(BasicSweeper):
     """A Cartesian product whose jobs name only settings that their method and tree have."""
+
+    launcher: Any
 
     def __init__(self, max_batch_size: int | None, params: Any = None) -> None:
         swept = dict(params or {})
         self.also = [shlex.split(job) for job in swept.pop("also", ())]
         self.equal = frozenset(swept.pop("equal", ()))
         super().__init__(max_batch_size, swept)
+
+    def setup(self, **context: Any) -> None:
+        super().setup(**context)
+        if self.config.hydra.launcher._target_ == BASIC:
+            self.launcher = Together(self.launcher)
+        self.find = find_in([f"{s.schema}://{s.path}" for s in self.config.hydra.runtime.config_sources])
 
     def split_arguments(self, overrides: list[Override], max_batch_size: int | None) -> list[list[list[str]]]:
         batches = BasicSweeper.split_arguments(overrides, None)
@@ -55,7 +68,7 @@ class PerMethodSweeper(BasicSweeper):
         jobs: dict[tuple[str, ...], None] = {}  # in order, without repeats
         used: set[str] = set()
         for job in product:
-            kept = applicable(job, chosen)
+            kept = applicable(job, chosen, self.find)
             if len({override.partition("=")[2] for override in kept if key_of(override) in self.equal}) > 1:
                 continue
             used |= {key_of(override) for override in kept}
@@ -66,7 +79,10 @@ class PerMethodSweeper(BasicSweeper):
                 raise UserError(f"{override}: none of the methods or trees of this sweep has this setting")
         made = in_rounds([list(job) for job in jobs])
         self._write_down(made)
-        return list(BasicSweeper.split_overrides_to_chunks(made, max_batch_size))
+        parts = [[job for job in made if (f"start={SAVED}" in job) == last] for last in (False, True)]
+        return [
+            batch for part in parts if part for batch in BasicSweeper.split_overrides_to_chunks(part, max_batch_size)
+        ]
 
     def _default(self, group: str) -> str:
         """The choice of a group where the sweep names none."""
@@ -76,8 +92,30 @@ class PerMethodSweeper(BasicSweeper):
         if self.config.run_dir is not None or rank() > 0:
             return
         folder = Path(self.config.results_dir) / str(self.config.name)
-        folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / "sweep.json", {"command": command(sys.argv[1:]), "jobs": jobs})
+
+
+class Together:
+    """Hydra's launcher for one process; jobs that wait for each other are run when it has seen all of them."""
+
+    def __init__(self, launcher: Any) -> None:
+        self.launcher = launcher
+
+    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Any:
+        with collected():
+            return self.launcher.launch(job_overrides, initial_job_idx=initial_job_idx)
+
+
+def find_in(path: Sequence[str]) -> Find:
+    """Looks a config up as Hydra does: in each place of the search path, the shipped configs and the user's own."""
+    sources = [SourcesRegistry.instance().resolve(place.split("://")[0])("sweeper", place) for place in path]
+
+    @lru_cache(maxsize=256)
+    def find(name: str) -> Any:
+        source = next((source for source in sources if source.is_config(name)), None)
+        return None if source is None else source.load_config(name).config
+
+    return find
 
 
 def command(arguments: Sequence[str]) -> str:
@@ -112,7 +150,7 @@ def in_rounds(jobs: Sequence[list[str]]) -> list[list[str]]:
     return [job for members in repeats.values() for job in members]
 
 
-def applicable(job: Sequence[str], defaults: dict[str, str]) -> list[str]:
+def applicable(job: Sequence[str], defaults: dict[str, str], find: Find) -> list[str]:
     """The overrides of a job that its own method and tree have."""
     choices = dict(defaults)
     for override in job:
@@ -122,21 +160,23 @@ def applicable(job: Sequence[str], defaults: dict[str, str]) -> list[str]:
     kept = []
     for override in job:
         group, _, setting = key_of(override).partition(".")
-        if group == "tree" and not _drafts_from_a_tree(choices["method"]):
+        if group == "tree" and not _drafts_from_a_tree(choices["method"], find):
             continue
-        if group in GROUPS and setting and not override.startswith("+") and not _has(group, choices[group], setting):
+        own = group in GROUPS and setting and not override.startswith("+")
+        if own and not _has(group, choices[group], setting, find):
             continue
         kept.append(override)
     return kept
 
 
-@lru_cache(maxsize=64)
-def _drafts_from_a_tree(method: str) -> bool:
+def _drafts_from_a_tree(method: str, find: Find) -> bool:
     """Whether a method's drafter takes a template; one that cannot be found is told when its job runs."""
-    path = ROOT / f"configs/method/{method}.yaml"
-    if not path.is_file():
-        return True
-    source = yaml.safe_load(path.read_text(encoding="utf-8")).get("drafter")
+    config = find(f"method/{method}")
+    return config is None or _takes_a_tree(config.get("drafter"))
+
+
+@lru_cache(maxsize=64)
+def _takes_a_tree(source: str | None) -> bool:
     if source is None:
         return False
     module, _, name = str(source).rpartition(".")
@@ -146,14 +186,13 @@ def _drafts_from_a_tree(method: str) -> bool:
         return True
 
 
-def _has(group: str, choice: str, setting: str) -> bool:
+def _has(group: str, choice: str, setting: str, find: Find) -> bool:
     """Whether a method has a setting, or a template a parameter (those it has not are null in its file)."""
-    path = ROOT / f"configs/{group}/{choice}.yaml"
-    if not path.is_file():
+    own = find(f"{group}/{choice}")
+    if own is None:
         return True  # Hydra tells that there is no such choice
-    own: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
     name = setting.split(".")[0]
     if name in own:
         return group != "tree" or own[name] is not None
     parents = [entry for entry in own.get("defaults", []) if isinstance(entry, str) and entry != "_self_"]
-    return any(_has(group, parent, setting) for parent in parents)
+    return any(_has(group, parent, setting, find) for parent in parents)

@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import UserError
+from .files import replaced
 from .paths import located
 from .suffix_array import suffix_array
 
@@ -147,18 +148,13 @@ def write_datastore(path: Path, tokens: NDArray[np.int64], vocab_size: int) -> N
             f"datastore {path}: tokens {tokens.min()} to {tokens.max()}, but the vocabulary is {vocab_size}"
         )
     width = 2 if vocab_size <= 2**16 else 4
-    partial = path.with_name(path.name + ".part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    with replaced(path) as partial:
         with partial.open("wb") as stream:
             stream.write(bytes(HEADER.size))
             stream.write(tokens.astype(f">u{width}").data)
             stream.write(bytes(_suffixes_at(width, len(tokens)) - stream.tell()))
             stream.write(suffix_array(tokens, vocab_size).astype("<u4").data)
         seal(partial, vocab_size, width, len(tokens))
-        partial.replace(path)
-    except OSError as error:
-        raise UserError(f"datastore {path}: cannot be written ({error.strerror or error})") from None
 
 
 def seal(path: Path, vocab_size: int, width: int, count: int) -> None:

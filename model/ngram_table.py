@@ -12,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from .errors import UserError
+from .files import replaced
 
 Gram = tuple[int, ...]
 _NAMES = ("leaders", "counts", "followers")
@@ -143,8 +144,9 @@ class NgramTable:
         """Write the table (safetensors) for `load`. Raises UserError if the disk refuses it."""
         size = {"vocab_size": vocab_size, "leader": self.leader, "follower": self.follower}
         try:
-            save_file(self.to_tensors(), path, metadata={"ngram_table": json.dumps(size)})
-        except (SafetensorError, OSError) as error:
+            with replaced(Path(path)) as partial:
+                save_file(self.to_tensors(), partial, metadata={"ngram_table": json.dumps(size)})
+        except SafetensorError as error:
             raise UserError(f"{path}: cannot be written ({error})") from None
 
     @classmethod

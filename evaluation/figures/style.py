@@ -15,6 +15,8 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from model.files import replaced
+
 WIDTH = 3.3  # in, a column of a two-column paper
 KINDS = ("png", "svg", "pdf")
 # Okabe and Ito's colours, grey and black for the baselines first; each with a marker, so that colour is never alone.
@@ -99,6 +101,7 @@ def save(figure: Figure, path: Path) -> Path:
     for kind in KINDS:
         # no date in the file: the same records give the same bytes
         metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)
-        figure.savefig(Path(f"{path}.{kind}"), metadata=metadata)
+        with replaced(Path(f"{path}.{kind}")) as partial:
+            figure.savefig(partial, format=kind, metadata=metadata)
     plt.close(figure)
     return Path(f"{path}.png")

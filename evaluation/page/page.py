@@ -13,7 +13,9 @@ import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from ..tables import Run
+from model.files import write_text
+
+from ..tables import Run, mixed
 from . import audit, captions, circumstances, reader, table, tree_svg
 from .acceptance import has_tree
 from .circumstances import Configuration
@@ -28,9 +30,7 @@ MOST_FIGURE_BYTES = 1_800_000  # of all SVGs together, as embedded
 def write_page(runs: list[Run], measured: pd.DataFrame, folder: Path) -> Path:
     """Write `report.html` below an experiment's folder, from its runs, its main table and its `figures/*.svg`."""
     path = folder / "report.html"
-    partial = path.with_name(path.name + ".part")
-    partial.write_text(render(runs, measured, folder), encoding="utf-8", errors="replace")  # lone surrogates as "?"
-    partial.replace(path)
+    write_text(path, render(runs, measured, folder))
     return path
 
 
@@ -54,6 +54,7 @@ def render(runs: list[Run], measured: pd.DataFrame, folder: Path) -> str:
         script=Markup(script),
         short=captions.short(measured),
         incomplete=[(c.name, len(c.rows), c.asked) for c in ran if len(c.rows) < c.asked],
+        mixed=mixed(runs),
         facts=circumstances.facts(ran),
         table=table.view(measured),
         figures=figures,

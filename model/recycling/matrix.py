@@ -10,6 +10,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from ..errors import UserError
+from ..files import replaced
 
 
 class AdjacencyMatrix:
@@ -96,12 +97,10 @@ def fastest(tensor: torch.Tensor) -> Any:
 
 def save_state(state: dict[str, torch.Tensor], path: Path) -> None:
     """Write a drafter's state (safetensors) to `path`, whole or not at all. Raises UserError if the disk refuses it."""
-    partial = path.with_name(path.name + ".part")
     try:
-        save_file({name: tensor.contiguous().cpu() for name, tensor in state.items()}, partial)
-        partial.replace(path)
-    except (SafetensorError, OSError) as error:
-        partial.unlink(missing_ok=True)
+        with replaced(path) as partial:
+            save_file({name: tensor.contiguous().cpu() for name, tensor in state.items()}, partial)
+    except SafetensorError as error:
         raise UserError(f"{path}: cannot be written ({error})") from None
 
 

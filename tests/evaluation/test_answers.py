@@ -14,6 +14,11 @@ from tests.evaluation.records import asked, shard
 from tests.evaluation.test_metrics import ROWS
 
 
+def about(settings, **circumstances):
+    """The metadata of a run of three questions."""
+    return {"settings": settings, "circumstances": {"device": "a machine"} | circumstances, "questions": 3}
+
+
 def test_files_met_in_the_wild(tmp_path):
     path = tmp_path / "a.jsonl"
     later = json.dumps(ROWS[0] | {"category": "later"})
@@ -48,18 +53,18 @@ def test_an_answer_with_unusual_line_ends_is_one_record(tmp_path, call):
 
 def test_a_torn_last_line_is_cut_off_and_the_rest_kept(tmp_path):
     store = AnswerStore(tmp_path)
-    assert store.begin({"settings": {"a": 1}}) == {}
+    assert store.begin(about({"a": 1})) == {}
     for n, row in enumerate(ROWS, start=1):
         store.append(row, {}, n)
     whole = store.answers.read_bytes()
     store.answers.write_bytes(whole + b'{"question_id": 3, "cho')
-    assert list(store.begin({"settings": {"a": 1}})) == [1, 2]
+    assert list(store.begin(about({"a": 1}))) == [1, 2]
     assert store.answers.read_bytes() == whole
 
 
 def test_the_state_after_each_answer_is_there_and_only_that(tmp_path):
     store = AnswerStore(tmp_path)
-    store.begin({"settings": {}})
+    store.begin(about({}))
     for n, row in enumerate(ROWS, start=1):
         store.append(row, {"candidates": torch.full((2, 2), n)}, n)
         assert store.state_at(n)["candidates"].tolist() == [[n, n], [n, n]]
@@ -70,18 +75,18 @@ def test_the_state_after_each_answer_is_there_and_only_that(tmp_path):
 
 def test_another_configuration_is_refused_by_the_setting_that_differs(tmp_path):
     store = AnswerStore(tmp_path)
-    store.begin({"settings": {"method": {"k": 8}, "seed": 0}})
+    store.begin(about({"method": {"k": 8}, "seed": 0}))
     store.append(ROWS[0], {}, 1)
     before = store.answers.read_bytes()
     with pytest.raises(UserError, match=r"another configuration: method.k is 8 there and 4 now"):
-        store.begin({"settings": {"method": {"k": 4}, "seed": 0}})
+        store.begin(about({"method": {"k": 4}, "seed": 0}))
     assert store.answers.read_bytes() == before
 
 
 def test_answers_without_metadata_are_not_touched(tmp_path):
     (tmp_path / "answers.jsonl").write_text("someone's\n")
     with pytest.raises(UserError, match="unknown configuration"):
-        AnswerStore(tmp_path).begin({"settings": {}})
+        AnswerStore(tmp_path).begin(about({}))
     assert (tmp_path / "answers.jsonl").read_text() == "someone's\n"
 
 
@@ -91,3 +96,31 @@ def test_one_process_a_directory(tmp_path):
         pass
     with AnswerStore(tmp_path).locked():
         pass
+
+
+def test_other_circumstances_are_refused_or_noted_as_parts(tmp_path):
+    """A run resumed on another machine was one file, labelled as the first."""
+    store = AnswerStore(tmp_path)
+    store.begin(about({}, linear="stock"))
+    assert store.begin(about({}, linear="packed")) == {}, "nothing was answered yet"
+    store.append(ROWS[0], {}, 1)
+    before = (tmp_path / "metadata.json").read_bytes()
+    with pytest.raises(UserError, match=r"1 answers given under other circumstances: linear is packed there and stock"):
+        store.begin(about({}, linear="stock"))
+    with pytest.raises(UserError, match=r"device is a machine there and a{35}\.\.\.a{29}c now"):
+        store.begin(about({}, linear="packed", device="a" * 200 + "c"))
+    assert (tmp_path / "metadata.json").read_bytes() == before
+    assert list(store.begin(about({}, linear="stock"), mixed=True)) == [1]
+    assert list(store.begin(about({}, linear="stock"))) == [1], "as its last part"
+    store.append(ROWS[1], {}, 2)
+    store.begin(about({}, linear="packed"), mixed=True)
+    store.begin(about({}, linear="stock"), mixed=True)
+    store.begin(about({}, linear="both"), mixed=True)
+    held = json.loads((tmp_path / "metadata.json").read_text())
+    parts = [(part["first_question"], part["circumstances"]["linear"]) for part in held["parts"]]
+    assert parts == [(1, "packed"), (2, "stock"), (3, "both")], "a part without a question is none"
+    store.append(ROWS[1] | {"question_id": 3}, {}, 3)
+    store.finish({}, {}, 3)
+    files = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    store.begin(about({}, linear="anything"))
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == files, "a finished run is never touched"

@@ -7,17 +7,16 @@ import shutil
 import subprocess
 import sys
 import threading
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 import torch
 from accelerate import dispatch_model
 
-from evaluation import devices, distributed, models
+from evaluation import devices, distributed, locks, models
 from evaluation.answers import AnswerStore
 from evaluation.cli import Failure
-from evaluation.run import choose_execution
+from evaluation.fingerprint import choose_execution
 from model.decoding import Target, decode
 from model.errors import UserError
 from model.recycling import TokenRecycling, build_template
@@ -144,7 +143,7 @@ def test_two_ranks_decode_what_one_process_decodes(evaluate, checkpoint, bench_f
 
     done = started(*torchrun, f"method={','.join(METHODS)}", f"run_dir={two}/${{method.name}}")
     assert done.returncode == 0, done.stderr
-    assert done.stderr.count(" 0/4 ") == len(METHODS), "one rank shows its progress"
+    assert "question" not in done.stderr, "no bar in a log"
     for method in METHODS:
         assert core(rows(two / method)) == core(rows(one / method))
     assert json.loads((two / "recycling/metadata.json").read_text())["device"].startswith("2 x ")
@@ -193,12 +192,10 @@ def test_a_failure_arrives_from_another_process():
 
 
 def test_a_second_run_waits_for_the_device(evaluate, checkpoint, tmp_path, capsys):
-    with ExitStack() as other:
-        other.enter_context(devices._lock("cpu"))
-        release = threading.Timer(0.5, other.close)
-        release.start()
-        outcome = evaluate("bench.end=1", "method=vanilla", "model.device=cpu", f"run_dir={tmp_path / 'run'}")
-        release.join()
+    release = threading.Timer(0.5, locks._lock("cpu").close)
+    release.start()
+    outcome = evaluate("bench.end=1", "method=vanilla", "model.device=cpu", f"run_dir={tmp_path / 'run'}")
+    release.join()
     assert outcome.code == 0 and outcome.err.count("waiting: another run is being timed on cpu") == 1
     calm = evaluate("bench.end=1", "method=vanilla", "model.device=cpu", f"run_dir={tmp_path / 'calm'}")
     assert calm.code == 0 and "waiting" not in calm.err

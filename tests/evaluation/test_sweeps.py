@@ -7,13 +7,14 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from hydra import compose, initialize_config_dir
+from hydra.core.plugins import Plugins
 from omegaconf import OmegaConf
 
 from evaluation import report
 from evaluation.questions import Question, ordered
 from evaluation.sweeps import missing_jobs
 from evaluation.tables import pools, read_runs
-from hydra_plugins.sweep_per_method import applicable, command, further, in_rounds
+from hydra_plugins.sweep_per_method import BASIC, applicable, command, find_in, further, in_rounds
 from model.errors import UserError
 from tests.evaluation.conftest import answers_in
 
@@ -48,13 +49,15 @@ def test_a_single_run_repeats_from_a_fresh_state(evaluate, tmp_path):
 def test_a_job_names_only_what_its_method_and_tree_have():
     defaults = {"method": "recycling", "tree": "2.2.2"}
     job = ["method=vanilla", "method.k=4", "tree=best", "tree.nodes=8", "start=hot"]
-    assert applicable(job, defaults) == ["method=vanilla", "start=hot"]
-    assert applicable(["method.k=4", "tree=best", "tree.nodes=8"], defaults) == [
+    find = find_in([f"file://{ROOT / 'configs'}"])
+    assert applicable(job, defaults, find) == ["method=vanilla", "start=hot"]
+    assert applicable(["method.k=4", "tree=best", "tree.nodes=8"], defaults, find) == [
         "method.k=4",
         "tree=best",
         "tree.nodes=8",
     ]
-    assert applicable(["tree.nodes=8"], defaults) == [] and applicable(["+method.x=1"], defaults) == ["+method.x=1"]
+    assert applicable(["tree.nodes=8"], defaults, find) == []
+    assert applicable(["+method.x=1"], defaults, find) == ["+method.x=1"]
     product = [["method=hf", "start=hot"], ["method=pld", "start=hot"], ["method=pld", "start=cold"]]
     also = [["method=pld", "start=hot", "tree=auto"]]
     assert {tuple(job) for job in further(product, also)} == {tuple(also[0])}
@@ -102,6 +105,35 @@ def test_a_half_finished_sweep_says_what_is_missing_and_what_completes_it(evalua
     assert evaluate(*arguments).code == 0 and missing_jobs(folder) is None
     again = pd.read_csv(folder / "tables/main.csv")
     assert again[["method", "category", "mat", "repeats"]].equals(whole[["method", "category", "mat", "repeats"]])
+
+
+def test_a_drafter_from_outside_sweeps_beside_shipped_ones(evaluate, tmp_path):
+    """Its settings were looked for in configs/ alone: one that a method lacks ended the sweep."""
+    (tmp_path / "own/method").mkdir(parents=True)
+    shipped = OmegaConf.load(ROOT / "configs/method/pld.yaml")
+    text = OmegaConf.to_yaml(OmegaConf.merge(shipped, {"name": "echo"}))
+    (tmp_path / "own/method/echo.yaml").write_text(text)
+    few = ("bench.end=1", "max_new_tokens=4", "name=o")
+    outcome = evaluate(
+        f"--config-dir={tmp_path / 'own'}", "-m", "method=echo,recycling", "method.k=8,9", "tree=2.2.2,best", *few
+    )
+    assert outcome.code == 0, outcome.err
+    jobs = json.loads((tmp_path / "results/o/sweep.json").read_text())["jobs"]
+    assert sum("method=echo" in job for job in jobs) == 1, "it has no k and no tree"
+    assert len(read_runs(tmp_path / "results/o")) == 5
+
+
+def test_runs_that_start_from_a_saved_state_come_when_all_others_are_done(evaluate, monkeypatch):
+    """Beside their hot runs on a launcher that starts all jobs at once, they found no state."""
+    batches = []
+    Plugins.instance()  # imports its plugins anew, once
+    monkeypatch.setattr(f"{BASIC}.launch", lambda self, jobs, initial_job_idx: batches.append(jobs) or [])
+    assert evaluate("-m", "start=saved,hot", "method=vanilla,recycling", "repeats=2").code == 0
+    starts = [[next(o for o in job if o.startswith("start=")) for job in jobs] for jobs in batches]
+    assert starts == [["start=hot"] * 4, ["start=saved"] * 4]
+    batches.clear()
+    assert evaluate("-m", "start=saved", "method=recycling").code == 0
+    assert len(batches) == 1
 
 
 def test_orders_of_a_bench():

@@ -1,0 +1,45 @@
+"""Files that are there whole or not at all, however many processes write them and wherever one is killed."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from .errors import UserError
+
+PARTIAL = ".*.part"  # what a killed writer leaves; the pattern finds it in the folder of its file
+
+
+@contextmanager
+def replaced(path: Path) -> Iterator[Path]:
+    """A new name beside `path` to write to, which becomes `path` at the end; the folder is made where it is missing.
+
+    No other writer has the same name, so that of several the last one wins and none breaks another. What fails leaves
+    the old file as it was and no new one.
+
+    Raises:
+        UserError: the disk refuses it.
+    """
+    partial = path.with_name(f".{path.name[:80]}.{uuid.uuid4().hex}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield partial
+        partial.replace(path)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written ({error.strerror or error})") from None
+    finally:
+        if partial.exists():  # not after a success; and where its folder cannot be, neither can it
+            partial.unlink()
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write a file, whole or not at all. Raises UserError if the disk refuses it."""
+    with replaced(path) as partial:
+        partial.write_bytes(data)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file (UTF-8; a lone surrogate as "?"), whole or not at all. Raises UserError as `write_bytes`."""
+    write_bytes(path, text.encode("utf-8", errors="replace"))

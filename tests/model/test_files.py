@@ -1,0 +1,73 @@
+"""Files that are there whole or not at all, with several writers at once."""
+
+import json
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+
+from evaluation import questions
+from evaluation.answers import write_json
+from model.errors import UserError
+from model.files import replaced, write_text
+from model.recycling.matrix import load_state, save_state
+
+ROOT = Path(__file__).resolve().parents[2]
+RACE = """
+import sys
+from pathlib import Path
+import torch
+from evaluation.answers import write_json
+from model.recycling.matrix import save_state
+folder, mine = Path(sys.argv[1]), int(sys.argv[2])
+for _ in range(150):
+    write_json(folder / "kept.json", [mine] * 5000)
+    save_state({"candidates": torch.full((200, 8), mine)}, folder / "state.safetensors")
+"""
+
+
+def test_two_processes_writing_the_same_files_do_not_break_one_another(tmp_path):
+    """Both had written to NAME.part: one renamed it away under the other, or renamed the other's half."""
+    started = [
+        subprocess.Popen([sys.executable, "-c", RACE, tmp_path, str(n)], cwd=ROOT, stderr=subprocess.PIPE, text=True)
+        for n in (1, 2)
+    ]
+    for process in started:
+        _, err = process.communicate(timeout=120)
+        assert process.returncode == 0, err
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["kept.json", "state.safetensors"]
+    assert len(set(json.loads((tmp_path / "kept.json").read_text()))) == 1
+    assert load_state(tmp_path / "state.safetensors")["candidates"].unique().numel() == 1
+
+
+def test_a_bench_fetched_twice_at_once_is_there_for_both(tmp_path):
+    source = tmp_path / "source.jsonl"
+    source.write_text('{"question_id": 1, "category": "qa", "turns": ["a"]}\n' * 50_000)
+    digest = questions.hashlib.sha256(source.read_bytes()).hexdigest()
+    with ThreadPoolExecutor(8) as pool:
+        wanted = [
+            pool.submit(questions.fetch, source.as_uri(), digest, tmp_path / "new/question.jsonl") for _ in range(16)
+        ]
+        for one in wanted:
+            one.result()
+    assert (tmp_path / "new/question.jsonl").read_bytes() == source.read_bytes()
+    assert len(list((tmp_path / "new").iterdir())) == 1
+
+
+def test_what_fails_leaves_the_old_file_and_nothing_else(tmp_path):
+    path = tmp_path / "kept.txt"
+    write_text(path, "old")
+    with pytest.raises(KeyboardInterrupt), replaced(path) as partial:
+        partial.write_text("half")
+        raise KeyboardInterrupt
+    with pytest.raises(UserError, match=r"kept.txt: cannot be written \(No space left on device\)"), replaced(path):
+        raise OSError(28, "No space left on device")
+    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
+    for below in (path / "x.json", path / "deeper/x.json"):
+        with pytest.raises(UserError, match=r"x.json: cannot be written \(Not a directory|File exists"):
+            write_json(below, {})
+    with pytest.raises(UserError, match="x.safetensors: cannot be written"):
+        save_state({"candidates": torch.zeros(1)}, path / "x.safetensors")
