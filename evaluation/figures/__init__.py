@@ -63,7 +63,7 @@ def draw_all(runs: Sequence[Run], table: pd.DataFrame, folder: Path) -> list[Pat
     blocks = split(runs, table)
     with styled():
         for name, block in blocks.items():
-            suffix = "" if len(blocks) == 1 else "-" + "".join(c if c.isalnum() or c in "._" else "-" for c in name)
+            suffix = "" if len(blocks) == 1 else "-" + plain(name)
             for draw in FIGURES:
                 figure = draw(block)
                 if figure is not None:
@@ -73,6 +73,11 @@ def draw_all(runs: Sequence[Run], table: pd.DataFrame, folder: Path) -> list[Pat
             if figure is not None:
                 made.append(save(figure, folder / across.__name__))
     return made
+
+
+def plain(name: str) -> str:
+    """A block's name as its figures' files have it."""
+    return "".join(c if c.isalnum() or c in "._" else "-" for c in name)
 
 
 def split(runs: Sequence[Run], table: pd.DataFrame) -> dict[str, Block]:

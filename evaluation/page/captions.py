@@ -11,7 +11,8 @@ import pandas as pd
 
 from .. import figures
 from ..metrics import OVERALL, accept_lengths
-from ..tables import BASELINES
+from ..tables import BASELINES, GROUP
+from ..write_tables import group_names
 from .circumstances import Configuration
 
 PLAIN = 1.005  # a MAT up to this is plain decoding's, which reads 1.00
@@ -42,13 +43,14 @@ def place(stem: str) -> tuple[int, str]:
 
 
 def short(table: pd.DataFrame) -> list[str]:
-    """The table's overall rows in a few sentences, one line a model and bench."""
-    groups: dict[tuple[str, str], list[dict[Any, Any]]] = {}
+    """The table's overall rows in a few sentences, one line a block of the table."""
+    names = group_names(table)
+    groups: dict[str, list[dict[Any, Any]]] = {}
     for row, _ in _overall(table):
-        groups.setdefault((row["model"], row["bench"]), []).append(row)
+        groups.setdefault(names[tuple(row[column] for column in GROUP)], []).append(row)
     lines = []
-    for (model, bench), rows in groups.items():
-        text = f"{model} on {bench}: "
+    for name, rows in groups.items():
+        text = f"{name.replace(', ', ' on ', 1)}: "
         most = max((r for r in rows if _has(r, "mat")), key=lambda row: row["mat"], default=None)
         if most and most["mat"] > PLAIN:
             text += f"{_name(most)} accepts most, {most['mat']:.2f} tokens a step (MAT). "

@@ -15,7 +15,9 @@ from markupsafe import Markup
 
 from model.files import write_text
 
-from ..tables import Run, mixed
+from ..figures import plain
+from ..tables import GROUP, Run, mixed
+from ..write_tables import group_names
 from . import audit, captions, circumstances, reader, table, tree_svg
 from .acceptance import has_tree
 from .circumstances import Configuration
@@ -108,17 +110,11 @@ def _figures(ran: list[Configuration], measured: pd.DataFrame, folder: Path) -> 
 
 
 def _drawn(stem: str, ran: list[Configuration], measured: pd.DataFrame) -> tuple[pd.DataFrame, list[Configuration]]:
-    """What a figure draws: all, or the model and bench that its name holds behind its first "-"."""
-    if "-" not in stem:
-        return measured, ran
-    pairs = measured[["model", "bench"]].drop_duplicates().itertuples(index=False)
-    named = [pair for pair in pairs if _plain("-".join(pair)) in _plain(stem)]
+    """What a figure draws: all, or the block of the table whose name its file has behind the first "-"."""
+    names = group_names(measured)
+    named = [key for key, name in names.items() if stem.endswith("-" + plain(name))]
     if not named:
         return measured, ran
-    model, bench = max(named, key=lambda pair: len("-".join(pair)))
-    own = [c for c in ran if (c.first.settings["model"]["name"], c.first.settings["bench"]["name"]) == (model, bench)]
-    return measured[(measured["model"] == model) & (measured["bench"] == bench)], own
-
-
-def _plain(name: str) -> str:
-    return re.sub(r"[^a-z0-9.]+", "-", name.lower())
+    drawn = max(named, key=lambda key: len(names[key]))
+    own = [c for c in ran if tuple(c.pool.block[column] for column in GROUP) == drawn]
+    return measured[(measured[GROUP] == list(drawn)).all(axis=1)], own

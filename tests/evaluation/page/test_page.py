@@ -192,6 +192,26 @@ def test_captions_say_what_the_figure_shows(report_folder):
     assert caption("unheard_of", table, ran) == ""
 
 
+def test_a_caption_tells_of_the_block_that_its_figure_draws(tmp_path):
+    """Parts of a bench had been told together, below the figure of each."""
+    for count, seconds in ((1, 2.0), (2, 0.5)):
+        for label, factor in (("vanilla", 1.0), ("pld", seconds)):
+            rows = [answer(i, "qa", [{"ids": [1], "steps": plain([1]), "seconds": factor}]) for i in range(count)]
+            write_run(tmp_path / f"runs/{label}{count}", label, rows, bench={"questions": count})
+    runs = read_runs(tmp_path)
+    table, ran = main_table(runs), configurations(runs)
+    assert [line.partition(": ")[::2] for line in short(table)] == [
+        ("toy on sample, 2 questions", "Fastest is pld with 2 tokens/s (2.00 × vanilla)."),
+        ("toy on sample, 1 questions", "Fastest is vanilla with 1 tokens/s."),
+    ]
+    (tmp_path / "figures").mkdir()
+    for block in ("2-questions", "1-questions"):
+        (tmp_path / f"figures/speedup_over_vanilla-toy--sample--{block}.svg").write_text("<svg/>")
+    one, two = page_module._figures(ran, table, tmp_path / "figures")[0]
+    assert "pld 0.50 × overall" in one["caption"] and "2.00" not in one["caption"]
+    assert "pld 2.00 × overall" in two["caption"] and "0.50" not in two["caption"]
+
+
 def test_figures_that_do_not_fit_are_named(report_folder, monkeypatch):
     monkeypatch.setattr(page_module, "MOST_FIGURE_BYTES", 0)
     monkeypatch.setattr(page_module, "MOST_TREES", 0)
