@@ -1,5 +1,6 @@
 """Sweeps: repeats apart and in turns, settings only where a method has them, what is missing and what completes it."""
 
+import importlib
 import json
 import shutil
 from pathlib import Path
@@ -127,7 +128,8 @@ def test_runs_that_start_from_a_saved_state_come_when_all_others_are_done(evalua
     """Beside their hot runs on a launcher that starts all jobs at once, they found no state."""
     batches = []
     Plugins.instance()  # imports its plugins anew, once
-    monkeypatch.setattr(f"{BASIC}.launch", lambda self, jobs, initial_job_idx: batches.append(jobs) or [])
+    launcher = importlib.import_module(BASIC.rpartition(".")[0]).BasicLauncher
+    monkeypatch.setattr(launcher, "launch", lambda self, jobs, initial_job_idx: batches.append(jobs) or [])
     assert evaluate("-m", "start=saved,hot", "method=vanilla,recycling", "repeats=2").code == 0
     starts = [[next(o for o in job if o.startswith("start=")) for job in jobs] for jobs in batches]
     assert starts == [["start=hot"] * 4, ["start=saved"] * 4]
