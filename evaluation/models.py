@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 import warnings
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import psutil
 import torch
 from huggingface_hub import constants
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LlamaConfig
 from transformers.utils import logging as transformers_logging
 
 from model.decoding import Target
@@ -29,6 +30,7 @@ from .questions import ROOT
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 ATTENTION = ("sdpa", "eager", "tree")
 LINEAR = ("auto", "packed", "stock")
+SPECIAL_IDS = ("eos_token_id", "pad_token_id", "bos_token_id")  # what a generation config says of the tokenizer
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
@@ -64,13 +66,14 @@ class ModelSettings:
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model ready to decode."""
+    """A model ready to decode; `left_out` are the checkpoint's own generation settings, which plain greedy has not."""
 
     settings: ModelSettings
     target: Target
     tokenizer: Any
     template: str
     eos: frozenset[int]
+    left_out: dict[str, Any] = field(default_factory=dict)
 
 
 _loaded: LoadedModel | None = None
@@ -158,13 +161,28 @@ def _load(settings: ModelSettings) -> LoadedModel:
         raise UserError(f"model {settings.path}: cannot be loaded ({why}{one_line(error)[:300]})") from None
     model = place(model, settings, device).eval()
     eos = _eos_ids(model.generation_config.eos_token_id, model.config.eos_token_id, tokenizer.eos_token_id)
+    left_out = plain_greedy(model)
     return LoadedModel(
         settings,
         _target(model, settings),
         tokenizer,
         choose_template(settings.template, tokenizer),
         eos,
+        left_out,
     )
+
+
+def plain_greedy(model: Any) -> dict[str, Any]:
+    """Take a checkpoint's own generation settings from it, all but the special tokens' ids, and return them.
+
+    `generate` fills in from them whatever its caller leaves open: a repetition penalty, a least length, forced tokens.
+    Then `hf` would not be the model's plain greedy decoding, which every method here reproduces.
+    """
+    own: dict[str, Any] = json.loads(model.generation_config.to_json_string())  # those that are not the class's own
+    defaults = GenerationConfig._get_default_generation_params()
+    model.generation_config = GenerationConfig(**{key: own[key] for key in SPECIAL_IDS if key in own})
+    told = (key for key in own if key not in (*SPECIAL_IDS, "transformers_version") and not key.startswith("_"))
+    return {key: own[key] for key in told if own[key] != defaults.get(key, False)}
 
 
 def _check_kernels(settings: ModelSettings) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from ..metrics import Row
 from ..tables import Run
+from ..write_tables import left_out
 
 _UNNAMED = re.compile(r"sha256|(^|\.)path$|bench\.questions|method\.name")  # settings that would name a run badly
 _PLAIN = ("model.name", "bench.name", "method.tree")  # settings whose value says enough without their key
@@ -88,6 +89,7 @@ def facts(ran: list[Configuration]) -> list[Fact]:
         ("model", _model),
         ("bench", _bench),
         ("decoding", _decoding),
+        ("left out", left_out),
         ("execution", lambda m: str(m.get("execution_used", ""))),
         ("versions", lambda m: ", ".join(f"{k} {v}" for k, v in m.get("versions", {}).items())),
         ("code", _code),
