@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -32,7 +31,6 @@ ATTENTION = ("sdpa", "eager", "tree")
 LINEAR = ("auto", "packed", "stock")
 SPECIAL_IDS = ("eos_token_id", "pad_token_id", "bos_token_id")  # what a generation config says of the tokenizer
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
-_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 @dataclass(frozen=True)
@@ -221,7 +219,7 @@ def _locate(path: str, allow_pickle: bool) -> str:
     """A folder (as given, or relative to the repository), or a hub name; local folders are looked through first."""
     folder = next((p for p in (Path(path).expanduser(), ROOT / path) if p.exists()), None)
     if folder is None:
-        if path.startswith((".", "/", "~")) or not _HUB_NAME.fullmatch(path):
+        if not hub.is_name(path):
             raise UserError(f"model {path}: no such folder, and not a hub name (owner/name) either")
         return path
     if not folder.is_dir():

@@ -24,6 +24,7 @@ from . import distributed
 from .answering import answer_all, warm_up
 from .answers import AnswerStore, Row, write_json
 from .cli import Failure, fail, one_line, told, user_errors
+from .companions import make_ready
 from .conversation import prompt_ids, template_hash
 from .devices import devices_in_words, exclusive
 from .methods import COLD, HOT, Method, build_method
@@ -58,6 +59,7 @@ def run(cfg: DictConfig, answer_file: Path | None = None) -> list[Path]:
     if config["run_dir"] is not None and repeats > 1 and repeat is None:
         raise UserError(f"run_dir={config['run_dir']}: holds one run, but repeats={repeats}; leave out one of the two")
     model = ModelSettings(**config["model"])
+    make_ready(config["method"], model.name)  # before the model is loaded, and devices are waited for
     with exclusive(model):
         wanted = range(repeats) if repeat is None else [repeat]
         return [_measure(config | {"repeat": index}, model, answer_file) for index in wanted]

@@ -16,18 +16,25 @@ from .beside import beside
 from .intervals import spans_one
 from .metrics import OVERALL
 from .published import write_table1
+from .sweeps import not_available
 from .tables import BASELINES, GROUP, SHOWN, Pool, Run, main_table, pools
+from .unavailable import NOTE, with_unavailable
 
 VOCABULARIES = (32_000, 128_256, 151_936)
 NOT_SURE = "~: the 95 % interval of this speedup spans 1, so it does not say which of the two is faster"
 
 
 def write_tables(runs: Sequence[Run], folder: Path, notes: Sequence[str] = ()) -> pd.DataFrame:
-    """Write main.csv (every digit), main.md (rounded) and what else the runs hold below `folder`; return the table."""
+    """Write main.csv (every digit), main.md (rounded) and what else the runs hold below `folder`.
+
+    Returns:
+        The table of what was measured; the files also list what was not available.
+    """
     table = beside(main_table(runs))
     folder.mkdir(parents=True, exist_ok=True)
-    table.to_csv(folder / "main.csv", index=False)
-    (folder / "main.md").write_text(to_markdown(runs, table, notes), encoding="utf-8")
+    shown = with_unavailable(table, folder.parent)
+    shown.to_csv(folder / "main.csv", index=False)
+    (folder / "main.md").write_text(to_markdown(runs, shown, notes), encoding="utf-8")
     depths = acceptance_table(runs)
     if not depths.empty:
         depths.to_csv(folder / "acceptance_by_depth.csv", index=False)
@@ -36,7 +43,7 @@ def write_tables(runs: Sequence[Run], folder: Path, notes: Sequence[str] = ()) -
     if not memory.empty:
         memory.to_csv(folder / "memory.csv", index=False)
     if any(run.label == "hf" for run in runs):  # without it there is nothing that the paper's speedups are over
-        write_table1(runs, folder)
+        write_table1(runs, folder, not_available(folder.parent))
     return table
 
 
@@ -199,7 +206,8 @@ def _columns(block: pd.DataFrame) -> list[str]:
     spread = [f"{c}_std" for c in ("tokens_per_second",) if repeats and block[f"{c}_std"].notna().any()]
     speedups = [f"speedup_{b}" for b in BASELINES if block[f"speedup_{b}"].notna().any()]
     published = [c for c in ("published_mat", "published_speedup_hf") if c in block and block[c].notna().any()]
-    return [SHOWN[0], *variant, *SHOWN[1:3], *repeats, *SHOWN[3:], *spread, *speedups, *published]
+    note = [NOTE] if NOTE in block and block[NOTE].notna().any() else []
+    return [SHOWN[0], *variant, *SHOWN[1:3], *repeats, *SHOWN[3:], *spread, *speedups, *published, *note]
 
 
 def _cell(row: pd.Series[Any], column: str, *, interval: bool = False) -> str:

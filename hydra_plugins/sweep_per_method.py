@@ -11,8 +11,9 @@ Hydra finds plugins in a package of this name and nowhere else. Five things diff
   narrower command line leaves it out.
 - `equal`, among the swept parameters, lists keys that have one value in each job: a budget of 16 is 16 for whichever of
   these settings the method has.
-- The jobs are written down (`sweep.json` in the experiment's folder) before the first one starts, so that a report can
-  name what is missing and the command that completes it.
+- The jobs are written down (`sweep.json` in the experiment's folder, of which there are several if the jobs differ in
+  `name`) before the first one starts, so that a report can name what is missing and the command that completes it.
+  Those whose method lacks a companion for its model are told then, all together, and left out.
 """
 
 from __future__ import annotations
@@ -23,16 +24,17 @@ import shlex
 import sys
 from collections.abc import Sequence
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import yaml
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.types import Override
+from omegaconf import DictConfig
 
-from evaluation.answers import write_json
+from evaluation.callback import report_at_end
 from evaluation.distributed import rank
 from evaluation.questions import ROOT
+from evaluation.sweeps import Job, available, write_down
 from model.errors import UserError
 
 GROUPS = ("method", "tree")  # whose choices differ in the settings they have
@@ -45,7 +47,15 @@ class PerMethodSweeper(BasicSweeper):
         swept = dict(params or {})
         self.also = [shlex.split(job) for job in swept.pop("also", ())]
         self.equal = frozenset(swept.pop("equal", ()))
+        self.jobs: list[Job] = []
+        self._cache: dict[tuple[str, ...], DictConfig] = {}
         super().__init__(max_batch_size, swept)
+
+    def sweep(self, arguments: list[str]) -> Any:
+        done = super().sweep(arguments)
+        for folder in dict.fromkeys(job.folder for job in self.jobs):
+            report_at_end(self.config, folder)
+        return done
 
     def split_arguments(self, overrides: list[Override], max_batch_size: int | None) -> list[list[list[str]]]:
         batches = BasicSweeper.split_arguments(overrides, None)
@@ -64,20 +74,24 @@ class PerMethodSweeper(BasicSweeper):
             named = key_of(override) not in (self.params or {})  # on the command line, not by the experiment's file
             if named and "." in key_of(override) and key_of(override) not in used:
                 raise UserError(f"{override}: none of the methods or trees of this sweep has this setting")
-        made = in_rounds([list(job) for job in jobs])
-        self._write_down(made)
-        return list(BasicSweeper.split_overrides_to_chunks(made, max_batch_size))
+        self.jobs = [Job.of(job, self._composed(job)) for job in in_rounds([list(job) for job in jobs])]
+        if self.config.run_dir is None and rank() == 0:
+            write_down(self.jobs, command(sys.argv[1:]))
+        left, told = available(self.jobs)
+        if told and rank() == 0:
+            print("\n  ".join(told), file=sys.stderr)
+        return list(BasicSweeper.split_overrides_to_chunks([job.overrides for job in left], max_batch_size))
+
+    def _composed(self, job: list[str]) -> DictConfig:
+        """A job's configuration; repeats share one, as composing takes a tenth of a second."""
+        key = tuple(override for override in job if key_of(override) != "repeat")
+        if key not in self._cache:
+            self._cache[key] = self.hydra_context.config_loader.load_sweep_config(self.config, job)
+        return self._cache[key]
 
     def _default(self, group: str) -> str:
         """The choice of a group where the sweep names none."""
         return str(self.config.hydra.runtime.choices.get(group))
-
-    def _write_down(self, jobs: Sequence[Sequence[str]]) -> None:
-        if self.config.run_dir is not None or rank() > 0:
-            return
-        folder = Path(self.config.results_dir) / str(self.config.name)
-        folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder / "sweep.json", {"command": command(sys.argv[1:]), "jobs": jobs})
 
 
 def command(arguments: Sequence[str]) -> str:

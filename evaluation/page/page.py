@@ -14,6 +14,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from ..tables import Run
+from ..unavailable import with_unavailable
 from . import audit, captions, circumstances, reader, table, tree_svg
 from .acceptance import has_tree
 from .circumstances import Configuration
@@ -55,7 +56,7 @@ def render(runs: list[Run], measured: pd.DataFrame, folder: Path) -> str:
         short=captions.short(measured),
         incomplete=[(c.name, len(c.rows), c.asked) for c in ran if len(c.rows) < c.asked],
         facts=circumstances.facts(ran),
-        table=table.view(measured),
+        table=table.view(with_unavailable(measured, folder)),
         figures=figures,
         figures_left_out=figures_left_out,
         trees=trees,

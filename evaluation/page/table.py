@@ -12,6 +12,7 @@ import pandas as pd
 from ..metrics import OVERALL
 from ..questions import ROOT
 from ..tables import BASELINES, SHOWN
+from ..unavailable import NOTE
 
 # Numbers that are settings and no measures.
 SETTINGS = ("tree_nodes", "tree_depth", "tree_breadth", "k", "seed", "bench_questions", "max_new_tokens")
@@ -88,7 +89,8 @@ def view(table: pd.DataFrame) -> View:
             same.append((name, name.replace("_", " "), _text(values.iloc[0])))
         elif not number and values.notna().any():
             tells_apart = bool((by_method[name].nunique(dropna=False) > 1).any())  # else the method's name says it
-            columns.append(_column(name, name in SETTINGS, extra=not tells_apart and name not in ("model", "bench")))
+            said = name in ("model", "bench", NOTE)
+            columns.append(_column(name, name in SETTINGS, extra=not tells_apart and not said))
     columns.sort(key=lambda c: (c.extra, c.name != "method", c.number))  # stable: names, then numbers, then extras
     lines = [_line(row, columns) for row in table.to_dict("records")]
     return View(
