@@ -132,7 +132,7 @@ def _load(settings: ModelSettings) -> LoadedModel:
     device = choose_device(settings.device)
     dtype = choose_dtype(settings.dtype, device)
     _check_kernels(settings)
-    path = _locate(settings.path, settings.allow_pickle)
+    path = locate(settings.path, settings.allow_pickle)
     common: dict[str, Any] = dict(revision=settings.revision, trust_remote_code=settings.trust_remote_code)
     why = ""
     if not Path(path).is_dir() and not hub.in_reach():  # then only what an earlier run has fetched
@@ -215,7 +215,12 @@ def _packed(model: Any, settings: ModelSettings) -> bool:
     return settings.linear == "packed"
 
 
-def _locate(path: str, allow_pickle: bool) -> str:
+def weights(allow_pickle: bool) -> tuple[str, ...]:
+    """Patterns of the files that weights are read from, the best kind first."""
+    return ("*.safetensors", "*.bin") if allow_pickle else ("*.safetensors",)
+
+
+def locate(path: str, allow_pickle: bool) -> str:
     """A folder (as given, or relative to the repository), or a hub name; local folders are looked through first."""
     folder = next((p for p in (Path(path).expanduser(), ROOT / path) if p.exists()), None)
     if folder is None:

@@ -237,13 +237,13 @@ def main() -> None:
         try:
             _job()
         except (HydraException, OmegaConfBaseException) as error:
-            raise UserError(_config_error(error)) from None
+            raise UserError(config_error(error)) from None
         distributed.leave()
     if Failure.noted:
         fail("; ".join(Failure.noted))
 
 
-def _config_error(error: Exception) -> str:
+def config_error(error: Exception) -> str:
     """Hydra's message on one line, without its hints about stack traces."""
     text = one_line(error)
     if "hydra/launcher" in text:

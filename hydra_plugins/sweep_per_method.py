@@ -28,6 +28,7 @@ from typing import Any
 
 import yaml
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig
 
@@ -57,7 +58,24 @@ class PerMethodSweeper(BasicSweeper):
             report_at_end(self.config, folder)
         return done
 
+    def configurations(self, arguments: list[str]) -> list[DictConfig]:
+        """What the jobs of a command line compose to, one for the repeats together. Nothing is written."""
+        parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
+        for job in self._jobs(parser.parse_overrides([*self._parse_config(), *arguments])):
+            self._composed(job)
+        return list(self._cache.values())
+
     def split_arguments(self, overrides: list[Override], max_batch_size: int | None) -> list[list[list[str]]]:
+        self.jobs = [Job.of(job, self._composed(job)) for job in self._jobs(overrides)]
+        if self.config.run_dir is None and rank() == 0:
+            write_down(self.jobs, command(sys.argv[1:]))
+        left, told = available(self.jobs)
+        if told and rank() == 0:
+            print("\n  ".join(told), file=sys.stderr)
+        return list(BasicSweeper.split_overrides_to_chunks([job.overrides for job in left], max_batch_size))
+
+    def _jobs(self, overrides: list[Override]) -> list[list[str]]:
+        """The overrides of each job, in the order in which they run."""
         batches = BasicSweeper.split_arguments(overrides, None)
         chosen = {group: self._default(group) for group in GROUPS}
         product: list[list[str]] = [job for batch in batches for job in batch]
@@ -74,13 +92,7 @@ class PerMethodSweeper(BasicSweeper):
             named = key_of(override) not in (self.params or {})  # on the command line, not by the experiment's file
             if named and "." in key_of(override) and key_of(override) not in used:
                 raise UserError(f"{override}: none of the methods or trees of this sweep has this setting")
-        self.jobs = [Job.of(job, self._composed(job)) for job in in_rounds([list(job) for job in jobs])]
-        if self.config.run_dir is None and rank() == 0:
-            write_down(self.jobs, command(sys.argv[1:]))
-        left, told = available(self.jobs)
-        if told and rank() == 0:
-            print("\n  ".join(told), file=sys.stderr)
-        return list(BasicSweeper.split_overrides_to_chunks([job.overrides for job in left], max_batch_size))
+        return in_rounds([list(job) for job in jobs])
 
     def _composed(self, job: list[str]) -> DictConfig:
         """A job's configuration; repeats share one, as composing takes a tenth of a second."""
