@@ -122,11 +122,7 @@ def test_a_bench_is_fetched_once_and_its_hash_checked(call, bench_file, monkeypa
 
 
 def test_a_wrong_argument_is_told_in_one_line(call):
-    for arguments, says in (
-        (["experiment=nonesuch"], "nonesuch"),
-        (["model=nonesuch"], "model/nonesuch"),
-        (["x"], "x"),
-    ):
-        outcome = call(prefetch.main, *arguments)
+    for argument, says in (("experiment=nonesuch", "nonesuch"), ("model=nonesuch", "model/nonesuch"), ("x", "x")):
+        outcome = call(prefetch.main, argument)
         assert outcome.code == 2 and outcome.err.startswith("error: ") and says in outcome.err
         assert len(outcome.err.strip().splitlines()) == 1
