@@ -193,25 +193,42 @@ def read_gaps(folder: Path) -> Gaps:
         return {}
 
 
-def measure_gaps(runs: Sequence[Run]) -> Iterator[dict[str, Any]]:
+def measure_gaps(
+    runs: Sequence[Run], *, trust_remote_code: bool = False, allow_pickle: bool = False
+) -> Iterator[dict[str, Any]]:
     """The target's two greatest logits where an answer parts from vanilla's; the model is loaded once a model and type.
+
+    What a folder's metadata say was written by whoever ran it: they name a model and a bench, and permit nothing.
+
+    Args:
+        trust_remote_code, allow_pickle: what the user of this command permits, as model.X of a run.
 
     Yields:
         `at` (run, question, choice, turn, token), `gap` (first minus second logit, in the run's own type), `picked`
         (how far below the greatest the logit of the method's token is).
+
+    Raises:
+        UserError: a run's model needs what is not permitted; nothing is loaded then.
     """
-    for audit in audits(runs):
-        if not audit.partings:
-            continue
+    parted = [audit for audit in audits(runs) if audit.partings]
+    permitted = {"trust_remote_code": trust_remote_code, "allow_pickle": allow_pickle}
+    for audit in parted:
+        model = audit.pool.first.metadata["config"]["model"]
+        for key, granted in permitted.items():
+            if model.get(key) and not granted:
+                raise UserError(
+                    f"{audit.pool.first.folder}: was run with model.{key}=true; if you trust {model['path']}, "
+                    f"say so: --{key.replace('_', '-')}"
+                )
+    for audit in parted:
         config = audit.pool.first.metadata["config"]
-        settings = ModelSettings(**config["model"])
+        settings = ModelSettings(**config["model"] | permitted)
         with exclusive(settings) as settings:
             loaded = load_model(settings)
             runs_of = {id(run): run for run, _ in audit.partings}  # shards differ in their questions
-            questions = {
-                i: {q.question_id: q for q in load_bench(**run.metadata["config"]["bench"]).questions}
-                for i, run in runs_of.items()
-            }
+            benches = {i: run.metadata["config"]["bench"] | {"url": None} for i, run in runs_of.items()}
+            # nothing is fetched to where a folder says
+            questions = {i: {q.question_id: q for q in load_bench(**bench).questions} for i, bench in benches.items()}
             rows = {i: {row["question_id"]: row for row in run.answers} for i, run in runs_of.items()}
             for run, parting in audit.partings:
                 choice = rows[id(run)][parting.question_id]["choices"][parting.choice]
@@ -235,12 +252,15 @@ def next_logits(model: Any, ids: list[int]) -> torch.Tensor:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m evaluation.audit", description=__doc__)
     parser.add_argument("folder", type=Path, help="an experiment's results, e.g. results/precision")
+    parser.add_argument("--trust-remote-code", action="store_true", help="run code that comes with the model")
+    parser.add_argument("--allow-pickle", action="store_true", help="also read *.bin weights (as weights only)")
     arguments = parser.parse_args()
+    permitted = {"trust_remote_code": arguments.trust_remote_code, "allow_pickle": arguments.allow_pickle}
     with user_errors():
         runs = read_runs(arguments.folder)
         if not audits(runs):
             raise UserError(f"{arguments.folder}: no vanilla run to compare with; add method=vanilla to the sweep")
-        write_json(arguments.folder / GAPS, list(measure_gaps(runs)))
+        write_json(arguments.folder / GAPS, list(measure_gaps(runs, **permitted)))
         print("\n".join(write_audit(runs, arguments.folder)))
 
 

@@ -12,20 +12,17 @@ from .distributed import rank
 
 
 class ReportAtEnd(Callback):
-    """Draws the experiment's tables and figures when its last job is done."""
+    """Draws a single run's tables and figures when it is done; a sweep's are drawn by its sweeper."""
 
     def on_run_end(self, config: DictConfig, **kwargs: Any) -> None:
-        self._report(config)
+        report_at_end(config, Path(config.results_dir) / config.name)
 
-    def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
-        self._report(config)
 
-    @staticmethod
-    def _report(config: DictConfig) -> None:
-        folder = Path(config.results_dir) / config.name
-        if rank() > 0:  # the first of several processes does it for all
-            return
-        if config.run_dir is None and any(folder.glob("runs/*/answers.jsonl")):
-            from .report import report  # matplotlib and pandas are needed only now
+def report_at_end(config: DictConfig, folder: Path) -> None:
+    """Draw an experiment's tables and figures, if anything in it is measured."""
+    if rank() > 0:  # the first of several processes does it for all
+        return
+    if config.run_dir is None and any(folder.glob("runs/*/answers.jsonl")):
+        from .report import report  # matplotlib and pandas are needed only now
 
-            report(folder)
+        report(folder)

@@ -7,7 +7,8 @@ import sys
 import time
 from typing import Any
 
-import yaml
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
 
 from model.decoding import decode
 from model.errors import UserError
@@ -17,16 +18,18 @@ from .methods import Method, build_method
 from .models import LoadedModel
 from .questions import ROOT, load_bench
 
+EMBEDDED = "data/embedded"  # the model whose heads, draft model and datastore are shipped
 CONTEXT = 2000  # tokens of the prompt
 STEPS = 200  # timed at most, a method
 
 
-def method_settings(name: str) -> dict[str, Any]:
-    """A method as its YAML has it."""
-    path = ROOT / f"configs/method/{name}.yaml"
-    if not path.is_file():
+def method_settings(name: str, model: str = "embedded") -> dict[str, Any]:
+    """A method as its YAML has it, with the companions of that choice of model."""
+    if name not in method_names():
         raise UserError(f"method {name}: no such method; there are {', '.join(method_names())}")
-    return dict(yaml.safe_load(path.read_text(encoding="utf-8")))
+    with initialize_config_dir(str(ROOT / "configs"), version_base=None):
+        settings = compose("config", overrides=[f"method={name}", f"model={model}"]).method
+        return dict(OmegaConf.to_container(settings, resolve=True))  # type: ignore[arg-type]
 
 
 def method_names() -> list[str]:
@@ -73,7 +76,7 @@ def bench_drafting(
     found: dict[str, dict[str, float]] = {}
     print(f"\ndrafting alone at {len(prompt)} tokens of context, median us a step:")
     for name in names:
-        settings = method_settings(name)
+        settings = method_settings(name, "embedded" if loaded.settings.path == EMBEDDED else "path")
         if name == "rest" and datastore is not None:
             settings["datastore_path"] = datastore
         if settings["drafter"] is None:

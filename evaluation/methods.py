@@ -17,10 +17,10 @@ from transformers import GenerationConfig
 from model.auto import AutoRecycling
 from model.decoding import Drafter, Generation, StepRecord, Tree, decode
 from model.errors import UserError
-from model.paths import located
 from model.recycling import TokenRecycling, build_template
 from model.recycling.matrix import load_state
 
+from .companions import make_ready, where
 from .models import LoadedModel
 from .step_times import step_seconds
 
@@ -89,9 +89,11 @@ def build_method(loaded: LoadedModel, method: dict[str, Any], tree: dict[str, An
         start: cold | hot | category | path of a saved state; methods without state have none of them.
 
     Raises:
-        UserError: unknown drafter, start, setting or value, a tree that does not fit k.
+        UserError: unknown drafter, start, setting or value, a tree that does not fit k, a companion that is not there.
     """
+    make_ready(method, loaded.settings.name)
     own = {key: value for key, value in method.items() if key not in ("name", "drafter")}
+    found = {key: where(key, value) for key, value in own.items() if key.endswith("path") and isinstance(value, str)}
     name, source = method["name"], method["drafter"]
     target = loaded.target
     template: Tree | None = None
@@ -111,14 +113,12 @@ def build_method(loaded: LoadedModel, method: dict[str, Any], tree: dict[str, An
                 factory = _auto(factory, loaded, tree, own)
             else:
                 given["tree"] = template = build_template(**tree, k=own.get("k", RANKS))
-        drafter = _make(factory, own, given)
+        drafter = _make(factory, own | {key: str(path) for key, path in found.items()}, given)
         if isinstance(drafter, AutoRecycling):
             template = drafter.largest
     stateful = drafter is not None and drafter.stateful
     settings: dict[str, Any] = dict(method)
-    for key, value in own.items():
-        if key.endswith("path") and isinstance(value, str):
-            settings[f"{key}_sha256"] = _sha256_of(located(value))  # the method has found it
+    settings |= {f"{key}_sha256": _sha256_of(path) for key, path in found.items()}  # the method has opened it
     if template is not None:
         nodes = [list(path) for path in template.rank_paths[1:]]
         settings |= {"tree": tree["name"], "tree_nodes": len(nodes), "tree_sha256": _sha256(repr(nodes).encode())}

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import gc
-import re
+import json
 import warnings
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import psutil
 import torch
 from huggingface_hub import constants
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LlamaConfig
 from transformers.utils import logging as transformers_logging
 
 from model.decoding import Target
@@ -30,8 +30,8 @@ from .questions import ROOT
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 ATTENTION = ("sdpa", "eager", "tree")
 LINEAR = ("auto", "packed", "stock")
+SPECIAL_IDS = ("eos_token_id", "pad_token_id", "bos_token_id")  # what a generation config says of the tokenizer
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
-_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 @dataclass(frozen=True)
@@ -65,13 +65,14 @@ class ModelSettings:
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model ready to decode."""
+    """A model ready to decode; `left_out` are the checkpoint's own generation settings, which plain greedy has not."""
 
     settings: ModelSettings
     target: Target
     tokenizer: Any
     template: str
     eos: frozenset[int]
+    left_out: dict[str, Any] = field(default_factory=dict)
 
 
 _loaded: LoadedModel | None = None
@@ -146,7 +147,7 @@ def _load(settings: ModelSettings) -> LoadedModel:
     _check_kernels(settings)
     if settings.device != "auto" and device.type == "cuda":
         torch.cuda.set_device(device)  # where streams, captured graphs and kernels of our own go
-    path = _locate(settings.path, settings.allow_pickle)
+    path = locate(settings.path, settings.allow_pickle)
     common: dict[str, Any] = dict(revision=settings.revision, trust_remote_code=settings.trust_remote_code)
     why = ""
     if not Path(path).is_dir() and not hub.in_reach():  # then only what an earlier run has fetched
@@ -173,13 +174,28 @@ def _load(settings: ModelSettings) -> LoadedModel:
         raise UserError(f"model {settings.path}: cannot be loaded ({why}{one_line(error)[:300]})") from None
     model = place(model, settings, device).eval()
     eos = _eos_ids(model.generation_config.eos_token_id, model.config.eos_token_id, tokenizer.eos_token_id)
+    left_out = plain_greedy(model)
     return LoadedModel(
         settings,
         _target(model, settings),
         tokenizer,
         choose_template(settings.template, tokenizer),
         eos,
+        left_out,
     )
+
+
+def plain_greedy(model: Any) -> dict[str, Any]:
+    """Take a checkpoint's own generation settings from it, all but the special tokens' ids, and return them.
+
+    `generate` fills in from them whatever its caller leaves open: a repetition penalty, a least length, forced tokens.
+    Then `hf` would not be the model's plain greedy decoding, which every method here reproduces.
+    """
+    own: dict[str, Any] = json.loads(model.generation_config.to_json_string())  # those that are not the class's own
+    defaults = GenerationConfig._get_default_generation_params()
+    model.generation_config = GenerationConfig(**{key: own[key] for key in SPECIAL_IDS if key in own})
+    told = (key for key in own if key not in (*SPECIAL_IDS, "transformers_version") and not key.startswith("_"))
+    return {key: own[key] for key in told if own[key] != defaults.get(key, False)}
 
 
 def _check_kernels(settings: ModelSettings) -> None:
@@ -214,11 +230,16 @@ def _packed(model: Any, settings: ModelSettings) -> bool:
     return settings.linear == "packed"
 
 
-def _locate(path: str, allow_pickle: bool) -> str:
+def weights(allow_pickle: bool) -> tuple[str, ...]:
+    """Patterns of the files that weights are read from, the best kind first."""
+    return ("*.safetensors", "*.bin") if allow_pickle else ("*.safetensors",)
+
+
+def locate(path: str, allow_pickle: bool) -> str:
     """A folder (as given, or relative to the repository), or a hub name; local folders are looked through first."""
     folder = next((p for p in (Path(path).expanduser(), ROOT / path) if p.exists()), None)
     if folder is None:
-        if path.startswith((".", "/", "~")) or not _HUB_NAME.fullmatch(path):
+        if not hub.is_name(path):
             raise UserError(f"model {path}: no such folder, and not a hub name (owner/name) either")
         return path
     if not folder.is_dir():

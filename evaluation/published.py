@@ -47,19 +47,26 @@ def read_published(name: str) -> list[dict[str, Any]]:
     return rows
 
 
-def table1(runs: Sequence[Run]) -> pd.DataFrame:
+def table1(runs: Sequence[Run], left_out: Sequence[dict[str, str]] = ()) -> pd.DataFrame:
     """The paper's Table 1: published rows and measured rows of all models, in the paper's order.
 
-    Speedups are over `hf` (the paper's AR) and empty where the folder has no such run.
+    Speedups are over `hf` (the paper's AR) and empty where the folder has no such run. What was left out (by model and
+    method, with `why`) has a row whose source says so.
     """
     rows = _measured(runs)
+    measured = {(row["model"], row["method"]) for row in rows}
+    for entry in {(e["model"], e["method"]): e for e in left_out}.values():
+        model, method = entry["model"], MEASURED_AS.get(entry["method"], entry["method"])
+        if (model, method) not in measured:
+            about = {"model": model, "method": method, "name": ROWS.get(method, method)}
+            rows.append(about | dict.fromkeys(COLUMNS, math.nan) | {"source": f"not available: {entry['why']}"})
     rows += [row | {"name": ROWS[row["method"]], "source": PUBLISHED} for row in read_published("paper_table1")]
     models = list(dict.fromkeys(str(row["model"]) for row in rows))  # measured ones first
     order = list(ROWS)
 
     def place(row: dict[str, Any]) -> tuple[Any, ...]:
         at = order.index(row["method"]) if row["method"] in order else len(order)
-        return models.index(str(row["model"])), at, row["source"] == MEASURED
+        return models.index(str(row["model"])), at, row["source"] != PUBLISHED
 
     rows.sort(key=place)
     frame = pd.DataFrame(rows)
@@ -130,9 +137,9 @@ def _speedup(own: Cells, base: Cells) -> float:
     return speedup(mine.mean_speed(), theirs.mean_speed())
 
 
-def write_table1(runs: Sequence[Run], folder: Path) -> None:
+def write_table1(runs: Sequence[Run], folder: Path, left_out: Sequence[dict[str, str]] = ()) -> None:
     """table1.csv (every digit), table1.md and table1.tex (booktabs), in the paper's layout."""
-    table = table1(runs)
+    table = table1(runs, left_out)
     write_text(folder / "table1.csv", table.to_csv(index=False))
     write_text(folder / "table1.md", "\n\n".join([_markdown(table).rstrip(), *mixed(runs)]) + "\n")
     write_text(folder / "table1.tex", _latex(table))
@@ -180,6 +187,8 @@ def _latex(table: pd.DataFrame) -> str:
             figures = [cell.replace("x", "$\\times$") for cell in _cells(row)]
             if row["source"] == PUBLISHED:
                 cells[1], figures = f"\\textit{{{cells[1]}}}", [f"\\textit{{{cell}}}" for cell in figures]
+            elif row["source"] != MEASURED:
+                figures = [f"\\multicolumn{{{len(COLUMNS)}}}{{l}}{{{_escape(row['source'])}}}"]
             lines.append(" & ".join([*cells, *figures]) + " \\\\")
     return "\n".join([*lines, "\\bottomrule", "\\end{tabular}", ""])
 

@@ -123,9 +123,7 @@ def load_bench(
     Raises:
         UserError: missing, empty, malformed, wrong hash, no network, nothing selected, unknown order.
     """
-    file = ROOT / path
-    if file.is_dir() or (url is None and not file.suffix):
-        file = file / "question.jsonl"
+    file = bench_file(path, url)
     if not file.exists() and url is not None and file.resolve().is_relative_to(ROOT):  # never to a place of the user's
         fetch(url, sha256 or "", file)
     questions = read_questions(file)
@@ -144,6 +142,12 @@ def load_bench(
     if not chosen:
         raise UserError(f"bench {name}: no question is left of {len(questions)} after the selection")
     return Bench(name, ordered(chosen, order), digest, order)
+
+
+def bench_file(path: str, url: str | None) -> Path:
+    """Where a bench's questions lie, or will when they are fetched: the file named, or the one in the folder named."""
+    file = ROOT / path
+    return file / "question.jsonl" if file.is_dir() or (url is None and not file.suffix) else file
 
 
 def ordered(questions: Sequence[Question], order: str) -> tuple[Question, ...]:

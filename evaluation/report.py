@@ -21,6 +21,7 @@ from .page import write_page
 from .quiet import doubts
 from .sweeps import missing_jobs
 from .tables import main_table, read_runs
+from .unavailable import with_unavailable
 from .write_tables import to_markdown, to_text, write_tables
 
 FOREIGN = Path("results/report/tables/main.csv")
@@ -35,7 +36,7 @@ def report(folder: Path) -> None:
     audit = write_audit(runs, folder)
     figures = draw_all(runs, table, folder / "figures")
     machine_tree.write_json(runs, folder / "tables" / "machine_tree.json")
-    print(f"\n{to_text(runs, table)}\n")
+    print(f"\n{to_text(runs, with_unavailable(table, folder))}\n")
     for line in [*machine_tree.to_lines(runs), *audit, *doubts(runs), *notes]:
         print(line)
     print(

@@ -18,6 +18,7 @@ from model.errors import UserError
 
 from . import distributed
 from .cli import Failure, fail, one_line, told, user_errors
+from .companions import make_ready
 from .locks import keeping
 from .questions import ROOT
 from .together import Job, run_alone, waits
@@ -48,6 +49,7 @@ def _checked(cfg: DictConfig) -> dict[str, Any]:
             raise UserError(f"{key}={config[key]}: must be true or false")
     if config["run_dir"] is not None and repeats > 1 and repeat is None:
         raise UserError(f"run_dir={config['run_dir']}: holds one run, but repeats={repeats}; leave out one of the two")
+    make_ready(config["method"], config["model"]["name"])  # before the model is loaded, and devices are waited for
     return config
 
 
@@ -75,13 +77,13 @@ def main() -> None:
         try:
             _job()
         except (HydraException, OmegaConfBaseException) as error:
-            raise UserError(_config_error(error)) from None
+            raise UserError(config_error(error)) from None
         distributed.leave()
     if Failure.noted:
         fail("; ".join(Failure.noted))
 
 
-def _config_error(error: Exception) -> str:
+def config_error(error: Exception) -> str:
     """Hydra's message on one line, without its hints about stack traces."""
     text = one_line(error)
     if "hydra/launcher" in text:

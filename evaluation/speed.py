@@ -85,7 +85,7 @@ def report(arguments: argparse.Namespace) -> None:
         if arguments.tokenizer_path is None:
             raise UserError("--retokenize needs --tokenizer-path")
         try:
-            tokenizer = AutoTokenizer.from_pretrained(arguments.tokenizer_path)
+            tokenizer = AutoTokenizer.from_pretrained(arguments.tokenizer_path, trust_remote_code=False)
         except (OSError, ValueError) as error:
             raise UserError(f"--tokenizer-path {arguments.tokenizer_path}: {one_line(error)[:200]}") from None
     elif arguments.tokenizer_path is not None:

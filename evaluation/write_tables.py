@@ -17,7 +17,9 @@ from .beside import beside
 from .intervals import spans_one
 from .metrics import OVERALL
 from .published import write_table1
+from .sweeps import not_available
 from .tables import BASELINES, GROUP, SHOWN, Pool, Run, drift_unknown, main_table, mixed, pools
+from .unavailable import NOTE, with_unavailable
 
 VOCABULARIES = (32_000, 128_256, 151_936)
 NOT_SURE = "~: the 95 % interval of this speedup spans 1, so it does not say which of the two is faster"
@@ -29,10 +31,15 @@ QUESTIONS_ONLY = (
 
 
 def write_tables(runs: Sequence[Run], folder: Path, notes: Sequence[str] = ()) -> pd.DataFrame:
-    """Write main.csv (every digit), main.md (rounded) and what else the runs hold below `folder`; return the table."""
+    """Write main.csv (every digit), main.md (rounded) and what else the runs hold below `folder`.
+
+    Returns:
+        The table of what was measured; the files also list what was not available.
+    """
     table = beside(main_table(runs))
-    write_text(folder / "main.csv", table.to_csv(index=False))
-    write_text(folder / "main.md", to_markdown(runs, table, notes))
+    shown = with_unavailable(table, folder.parent)
+    write_text(folder / "main.csv", shown.to_csv(index=False))
+    write_text(folder / "main.md", to_markdown(runs, shown, notes))
     depths = acceptance_table(runs)
     if not depths.empty:
         write_text(folder / "acceptance_by_depth.csv", depths.to_csv(index=False))
@@ -41,7 +48,7 @@ def write_tables(runs: Sequence[Run], folder: Path, notes: Sequence[str] = ()) -
     if not memory.empty:
         write_text(folder / "memory.csv", memory.to_csv(index=False))
     if any(run.label == "hf" for run in runs):  # without it there is nothing that the paper's speedups are over
-        write_table1(runs, folder)
+        write_table1(runs, folder, not_available(folder.parent))
     return table
 
 
@@ -111,7 +118,19 @@ def heading(runs: Sequence[Run]) -> list[str]:
         )
         if line not in lines:
             lines.append(line)
+    for run in runs:
+        if (line := left_out(run.metadata)) and line not in lines:
+            lines.append(line)
     return lines
+
+
+def left_out(metadata: dict[str, Any]) -> str:
+    """Which generation settings of the checkpoint no method uses, `hf` included; empty if it has none."""
+    own: dict[str, Any] = metadata.get("generation_config_left_out") or {}
+    words = ", ".join(f"{key}={value}" for key, value in own.items())
+    return (
+        f"{metadata['settings']['model']['name']}: the checkpoint's own {words} left out (plain greedy)" if own else ""
+    )
 
 
 def group_names(table: pd.DataFrame) -> dict[tuple[Any, ...], str]:
@@ -196,7 +215,8 @@ def _columns(block: pd.DataFrame) -> list[str]:
     spread = [f"{c}_std" for c in ("tokens_per_second",) if repeats and block[f"{c}_std"].notna().any()]
     speedups = [f"speedup_{b}" for b in BASELINES if block[f"speedup_{b}"].notna().any()]
     published = [c for c in ("published_mat", "published_speedup_hf") if c in block and block[c].notna().any()]
-    return [SHOWN[0], *variant, *SHOWN[1:3], *repeats, *SHOWN[3:], *spread, *speedups, *published]
+    note = [NOTE] if NOTE in block and block[NOTE].notna().any() else []
+    return [SHOWN[0], *variant, *SHOWN[1:3], *repeats, *SHOWN[3:], *spread, *speedups, *published, *note]
 
 
 def _cell(row: pd.Series[Any], column: str, *, interval: bool = False) -> str:

@@ -11,8 +11,9 @@ Hydra finds plugins in a package of this name and nowhere else. Seven things dif
   narrower command line leaves it out.
 - `equal`, among the swept parameters, lists keys that have one value in each job: a budget of 16 is 16 for whichever of
   these settings the method has.
-- The jobs are written down (`sweep.json` in the experiment's folder) before the first one starts, so that a report can
-  name what is missing and the command that completes it.
+- The jobs are written down (`sweep.json` in the experiment's folder, of which there are several if the jobs differ in
+  `name`) before the first one starts, so that a report can name what is missing and the command that completes it.
+  Those whose method lacks a companion for its model are told then, all together, and left out.
 - Jobs with start=saved come in a batch of their own, when all others are done: they start from what a hot run left.
 - Where Hydra's basic launcher runs the jobs in this process, those with `interleave` are run together.
 """
@@ -25,16 +26,18 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra._internal.sources_registry import SourcesRegistry
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
+from omegaconf import DictConfig
 
-from evaluation.answers import write_json
+from evaluation.callback import report_at_end
 from evaluation.distributed import rank
 from evaluation.fingerprint import SAVED
+from evaluation.sweeps import Planned, available, write_down
 from evaluation.together import collected
 from model.errors import UserError
 
@@ -52,6 +55,8 @@ class PerMethodSweeper(BasicSweeper):
         swept = dict(params or {})
         self.also = [shlex.split(job) for job in swept.pop("also", ())]
         self.equal = frozenset(swept.pop("equal", ()))
+        self.jobs: list[Planned] = []
+        self._cache: dict[tuple[str, ...], DictConfig] = {}
         super().__init__(max_batch_size, swept)
 
     def setup(self, **context: Any) -> None:
@@ -60,7 +65,35 @@ class PerMethodSweeper(BasicSweeper):
             self.launcher = Together(self.launcher)
         self.find = find_in([f"{s.schema}://{s.path}" for s in self.config.hydra.runtime.config_sources])
 
+    def sweep(self, arguments: list[str]) -> Any:
+        done = super().sweep(arguments)
+        for folder in dict.fromkeys(job.folder for job in self.jobs):
+            report_at_end(self.config, folder)
+        return done
+
+    def configurations(self, arguments: list[str]) -> list[DictConfig]:
+        """What the jobs of a command line compose to, one for the repeats together. Nothing is written."""
+        parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
+        for job in self._jobs(parser.parse_overrides([*self._parse_config(), *arguments])):
+            self._composed(job)
+        return list(self._cache.values())
+
     def split_arguments(self, overrides: list[Override], max_batch_size: int | None) -> list[list[list[str]]]:
+        self.jobs = [Planned.of(job, self._composed(job)) for job in self._jobs(overrides)]
+        if self.config.run_dir is None and rank() == 0:
+            write_down(self.jobs, command(sys.argv[1:]))
+        left, told = available(self.jobs)
+        if told and rank() == 0:
+            print("\n  ".join(told), file=sys.stderr)
+        parts = [
+            [job.overrides for job in left if (f"start={SAVED}" in job.overrides) == last] for last in (False, True)
+        ]
+        return [
+            batch for part in parts if part for batch in BasicSweeper.split_overrides_to_chunks(part, max_batch_size)
+        ]
+
+    def _jobs(self, overrides: list[Override]) -> list[list[str]]:
+        """The overrides of each job, in the order in which they run."""
         batches = BasicSweeper.split_arguments(overrides, None)
         chosen = {group: self._default(group) for group in GROUPS}
         product: list[list[str]] = [job for batch in batches for job in batch]
@@ -77,22 +110,18 @@ class PerMethodSweeper(BasicSweeper):
             named = key_of(override) not in (self.params or {})  # on the command line, not by the experiment's file
             if named and "." in key_of(override) and key_of(override) not in used:
                 raise UserError(f"{override}: none of the methods or trees of this sweep has this setting")
-        made = in_rounds([list(job) for job in jobs])
-        self._write_down(made)
-        parts = [[job for job in made if (f"start={SAVED}" in job) == last] for last in (False, True)]
-        return [
-            batch for part in parts if part for batch in BasicSweeper.split_overrides_to_chunks(part, max_batch_size)
-        ]
+        return in_rounds([list(job) for job in jobs])
+
+    def _composed(self, job: list[str]) -> DictConfig:
+        """A job's configuration; repeats share one, as composing takes a tenth of a second."""
+        key = tuple(override for override in job if key_of(override) != "repeat")
+        if key not in self._cache:
+            self._cache[key] = self.hydra_context.config_loader.load_sweep_config(self.config, job)
+        return self._cache[key]
 
     def _default(self, group: str) -> str:
         """The choice of a group where the sweep names none."""
         return str(self.config.hydra.runtime.choices.get(group))
-
-    def _write_down(self, jobs: Sequence[Sequence[str]]) -> None:
-        if self.config.run_dir is not None or rank() > 0:
-            return
-        folder = Path(self.config.results_dir) / str(self.config.name)
-        write_json(folder / "sweep.json", {"command": command(sys.argv[1:]), "jobs": jobs})
 
 
 class Together:

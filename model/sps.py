@@ -106,6 +106,7 @@ def load_draft_model(path: str, target: Target) -> Any:
             attn_implementation="sdpa",
             use_safetensors=True,
             local_files_only=True,
+            trust_remote_code=False,
             output_loading_info=True,
         )
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:

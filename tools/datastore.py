@@ -105,8 +105,8 @@ def load_tokenizer(path: str) -> tuple[Any, int]:
     source = str(folder) if folder.exists() else path
     transformers_logging.set_verbosity_error()  # texts longer than the model's context are meant
     try:
-        config = AutoConfig.from_pretrained(source)
-        return AutoTokenizer.from_pretrained(source), int(config.get_text_config().vocab_size)
+        config = AutoConfig.from_pretrained(source, trust_remote_code=False)
+        return AutoTokenizer.from_pretrained(source, trust_remote_code=False), int(config.get_text_config().vocab_size)
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise UserError(f"model {path}: no configuration or tokenizer ({one_line(error)[:300]})") from None
 

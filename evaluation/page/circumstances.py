@@ -11,6 +11,7 @@ from typing import Any
 
 from ..metrics import Row
 from ..tables import Pool, Run, pools
+from ..write_tables import left_out
 
 _UNNAMED = re.compile(r"sha256|(^|\.)path$|bench\.questions|method\.name")  # settings that would name a run badly
 _PLAIN = ("model.name", "bench.name")  # settings whose value says enough without their key
@@ -88,6 +89,7 @@ def facts(ran: list[Configuration]) -> list[Fact]:
         ("model", _of_runs(_model)),
         ("bench", _bench),
         ("decoding", _of_runs(_decoding)),
+        ("left out", _of_runs(left_out)),
         ("execution", _of_runs(lambda m: str(m.get("execution_used", "")))),
         ("versions", _of_runs(lambda m: ", ".join(f"{k} {v}" for k, v in m.get("versions", {}).items()))),
         ("code", _of_runs(_code)),

@@ -17,6 +17,7 @@ from model.files import write_text
 
 from ..figures import plain
 from ..tables import GROUP, Run, mixed
+from ..unavailable import with_unavailable
 from ..write_tables import group_names
 from . import audit, captions, circumstances, reader, table, tree_svg
 from .acceptance import has_tree
@@ -58,7 +59,7 @@ def render(runs: list[Run], measured: pd.DataFrame, folder: Path) -> str:
         incomplete=[(c.name, len(c.rows), c.asked) for c in ran if len(c.rows) < c.asked],
         mixed=mixed(runs),
         facts=circumstances.facts(ran),
-        table=table.view(measured),
+        table=table.view(with_unavailable(measured, folder)),
         figures=figures,
         figures_left_out=figures_left_out,
         trees=trees,

@@ -13,6 +13,7 @@ from ..intervals import spans_one
 from ..metrics import OVERALL
 from ..questions import ROOT
 from ..tables import BASELINES, SHOWN, drift_unknown
+from ..unavailable import NOTE
 from ..write_tables import QUESTIONS_ONLY
 
 # Numbers that are settings and no measures.
@@ -95,7 +96,7 @@ def view(table: pd.DataFrame) -> View:
         elif not number and values.notna().any():
             among = table.groupby(["method", "bench", "bench_questions"]) if name == "questions_sha256" else by_method
             tells_apart = not told and bool((among[name].nunique(dropna=False) > 1).any())
-            main = tells_apart or name in ("model", "bench", "variant")
+            main = tells_apart or name in ("model", "bench", "variant", NOTE)
             columns.append(_column(name, name in SETTINGS, extra=not main))
     columns.sort(key=lambda c: (c.extra, c.name != "method", c.number))  # stable: names, then numbers, then extras
     lines = [_line(row, columns) for row in table.to_dict("records")]

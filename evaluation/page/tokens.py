@@ -60,7 +60,9 @@ def load(path: str, revision: str | None = None) -> Decode:
         raise FileNotFoundError(f"no folder {path}")
     from transformers import AutoTokenizer  # takes seconds to import: only where nothing else will do
 
-    slow = AutoTokenizer.from_pretrained(str(folder or path), revision=revision, local_files_only=True)
+    slow = AutoTokenizer.from_pretrained(
+        str(folder or path), revision=revision, local_files_only=True, trust_remote_code=False
+    )
     return lambda ids: str(slow.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
 

@@ -75,3 +75,48 @@ def test_the_gap_is_the_targets_own(evaluate, call, checkpoint, tmp_path):
     (entry,) = json.loads((folder / GAPS).read_text())
     assert entry["picked"] == pytest.approx(float(best[0] - logits[ids[3]]), abs=1e-4)
     assert f"gap of at most {gap:.3g}" in outcome.out
+
+
+@pytest.fixture
+def foreign(evaluate, tmp_path):
+    """A folder of somebody else's with a parting in it, whose metadata can be changed."""
+    assert evaluate("-m", "method=vanilla,pld", "name=f", "max_new_tokens=6", "bench.end=1").code == 0
+    folder = tmp_path / "results/f"
+    run = next(r for r in read_runs(folder) if r.label != "vanilla")
+    (row,) = [json.loads(line) for line in (run.folder / "answers.jsonl").open()]
+    row["choices"][0]["output_ids"][0][2] = 3
+    (run.folder / "answers.jsonl").write_text(json.dumps(row) + "\n")
+
+    def changed(part, **settings):
+        for path in folder.glob("runs/*/metadata.json"):
+            metadata = json.loads(path.read_text())
+            metadata["config"][part] |= settings
+            path.write_text(json.dumps(metadata))
+        return folder
+
+    return changed
+
+
+@pytest.mark.parametrize("key", ["trust_remote_code", "allow_pickle"])
+def test_a_folders_metadata_permit_nothing(foreign, call, monkeypatch, key):
+    """The folder of somebody else's had said that its model's code is trusted, and it was run."""
+    loaded = []
+    load = audit.load_model
+    monkeypatch.setattr(audit, "load_model", lambda settings: loaded.append(settings) or load(settings))
+    folder, flag = foreign("model", **{key: True}), f"--{key.replace('_', '-')}"
+    outcome = call(audit.main, folder)
+    assert outcome.code == 2 and not loaded and not (folder / GAPS).exists()
+    (line,) = outcome.err.strip().splitlines()
+    assert f"model.{key}=true" in line and line.endswith(flag)
+    outcome = call(audit.main, folder, flag)
+    assert outcome.code == 0, outcome.err
+    assert [getattr(settings, key) for settings in loaded] == [True]
+
+
+def test_a_folders_metadata_fetch_nothing(foreign, call, monkeypatch):
+    """A bench of its own URL had been fetched to a place in this repository that it named."""
+    asked = []
+    monkeypatch.setattr("urllib.request.urlopen", lambda *a, **k: asked.append(a))
+    folder = foreign("bench", path="data/nowhere/question.jsonl", url="https://example.org/x", sha256="0" * 64)
+    outcome = call(audit.main, folder)
+    assert outcome.code == 2 and "does not exist" in outcome.err and not asked

@@ -1,5 +1,8 @@
 """A method is one file and one YAML, wherever they lie; what its signature asks for it gets."""
 
+import html
+import json
+import shutil
 import sys
 from textwrap import dedent
 
@@ -63,3 +66,34 @@ def test_a_wrong_drafter_is_told_in_one_line(evaluate, outside, override, says):
     outcome = evaluate(outside, "method=echo", override)
     assert outcome.code != 0 and says in outcome.err
     assert len(outcome.err.strip().splitlines()) == 1
+
+
+OWN = dict(repetition_penalty=1.7, min_new_tokens=30, do_sample=True, temperature=0.3, forced_eos_token_id=7)
+
+
+def test_hf_is_plain_greedy_whatever_the_checkpoint_says(evaluate, checkpoint, tmp_path):
+    """It had taken repetition penalty, least length and forced tokens from generation_config.json: another text."""
+    folder = tmp_path / "model"
+    shutil.copytree(checkpoint, folder)
+    own = OWN | {"suppress_tokens": [5], "eos_token_id": [2, 9], "bos_token_id": 1, "pad_token_id": 0}
+    (folder / "generation_config.json").write_text(json.dumps(own))
+    outcome = evaluate(f"model.path={folder}", "-m", "method=hf,vanilla", "name=greedy", "max_new_tokens=40")
+    assert outcome.code == 0, outcome.err
+    hf, vanilla = sorted((tmp_path / "results/greedy/runs").iterdir())
+    assert (texts := [[row["choices"][0]["output_ids"] for row in answers_in(run)] for run in (hf, vanilla)])
+    assert texts[0] == texts[1]
+    left_out = json.loads((hf / "metadata.json").read_text())["generation_config_left_out"]
+    assert left_out == OWN | {"suppress_tokens": [5]}
+    said = "toy: the checkpoint's own"
+    for text in (
+        outcome.out,
+        *((tmp_path / "results/greedy" / f).read_text() for f in ("tables/main.md", "report.html")),
+    ):
+        assert said in html.unescape(text) and "repetition_penalty=1.7" in text
+
+
+def test_a_checkpoint_that_says_nothing_of_its_own_is_not_spoken_of(evaluate, tmp_path):
+    outcome = evaluate("method=hf", "bench.end=1")
+    assert outcome.code == 0 and "left out" not in outcome.out
+    (metadata,) = tmp_path.rglob("metadata.json")
+    assert json.loads(metadata.read_text())["generation_config_left_out"] == {}
