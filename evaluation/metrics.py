@@ -9,7 +9,6 @@ Definitions:
     tokens_per_second: mean over questions of (new tokens / wall time, prefill included); Spec-Bench's figure.
     tokens_per_second_total: all new tokens / all wall time.
     tokens_per_second_decode: all new tokens after each turn's first step / all decoding time (prefill excluded).
-    speedup_B: tokens_per_second / that of baseline B, both over the questions that both have answered.
     prefill_ms, decode_ms: mean over turns, until a turn's first step is done and from then on. step_ms: all decoding
         time / all steps but the first of each turn.
     time_to_first_token_ms: mean over turns, from the question's text to the first new token: prompt and prefill.
@@ -180,12 +179,3 @@ def by_subtask(rows: Iterable[Row]) -> dict[str, list[Row]]:
         groups.setdefault(subtask(str(row.get("category", "unknown"))), []).append(row)
     names = [name for name in SUBTASKS if name in groups] + sorted(groups.keys() - set(SUBTASKS))
     return {name: groups[name] for name in names} | {OVERALL: items}
-
-
-def speedup(rows: Sequence[Row], baseline: Sequence[Row]) -> float:
-    """tokens_per_second over the baseline's, on the questions both have; NaN if there are none."""
-    theirs = {row["question_id"]: row for row in baseline}
-    common = [row for row in rows if row["question_id"] in theirs]
-    ours = measure(common).tokens_per_second
-    base = measure([theirs[row["question_id"]] for row in common]).tokens_per_second
-    return ours / base if base > 0 else float("nan")

@@ -25,7 +25,7 @@ import inspect
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
@@ -63,7 +63,11 @@ class PerMethodSweeper(BasicSweeper):
         super().setup(**context)
         if self.config.hydra.launcher._target_ == BASIC:
             self.launcher = Together(self.launcher)
-        self.find = find_in([f"{s.schema}://{s.path}" for s in self.config.hydra.runtime.config_sources])
+
+    @cached_property
+    def find(self) -> Find:
+        """Looks a config up in the search path of this command."""
+        return find_in([f"{s.schema}://{s.path}" for s in self.config.hydra.runtime.config_sources])
 
     def sweep(self, arguments: list[str]) -> Any:
         done = super().sweep(arguments)

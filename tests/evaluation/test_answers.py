@@ -40,7 +40,8 @@ def test_an_answer_with_unusual_line_ends_is_one_record(tmp_path, call):
     row["choices"][0]["turns"] = [said]
     store = AnswerStore(tmp_path / "runs/one")
     with store.locked():
-        store.begin(shard("vanilla", [row]).metadata)
+        metadata = shard("vanilla", [row]).metadata | {"circumstances": {"device": "a machine"}}
+        store.begin(metadata)
         store.append(row, {}, 1)
     rows, damage = read_answers(store.answers)
     assert rows == {own.question_id: row} and str(damage) == ""

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from hydra import compose, initialize_config_dir
 
-from evaluation import companions, hub, models, report, run
+from evaluation import companions, hub, models, report, run, together
 from evaluation.companions import lacking
 from evaluation.published import table1
 from evaluation.sweeps import missing_jobs
@@ -74,8 +74,7 @@ def test_what_is_lacking_in_words(out_of_reach, method, says):
 
 def test_a_job_without_its_companion_fails_before_the_model_is_loaded(evaluate, monkeypatch, out_of_reach):
     """The target had been loaded first, minutes for nothing."""
-    monkeypatch.setattr(models, "load_model", None)
-    monkeypatch.setattr(run, "load_model", None)
+    monkeypatch.setattr(together, "load_model", None)
     check(evaluate("method=medusa"), "medusa: not available: no Medusa heads for toy")
     check(evaluate("method=sps", "method.draft_path=owner/name"), "owner/name", "not in reach")
     check(evaluate("-m", "method=rest,medusa"), "none of the 2 jobs can run", "no datastore", "no Medusa heads")
@@ -97,15 +96,16 @@ METHODS = "method=hf,vanilla,rest,sps,medusa,eagle,eagle2"
 def test_a_sweep_tells_all_that_is_lacking_and_goes_on(call, two_models, monkeypatch, tmp_path):
     """A job that could never run had made the sweep a failure, after its target was loaded."""
     loads, begun = [], []
-    load, measure = models._load, run._measure
+    load = models._load
     monkeypatch.setattr(models, "_load", lambda settings: loads.append(settings.name) or load(settings))
     monkeypatch.setattr(models, "_loaded", None)
 
-    def measured(config, model, answer_file):
-        begun.append((model.name, config["method"]["name"]))
-        return measure(config, model, answer_file)
+    class Noted(together.Session):
+        def __init__(self, config, loaded, answer_file=None):
+            begun.append((loaded.settings.name, config["method"]["name"]))
+            super().__init__(config, loaded, answer_file)
 
-    monkeypatch.setattr(run, "_measure", measured)
+    monkeypatch.setattr(together, "Session", Noted)
     sweep = [f"--config-dir={two_models}", "experiment=table1", "preset=smoke", "model=toy,embedded", METHODS]
     sweep += ["max_new_tokens=8", f"results_dir={tmp_path / 'results'}", "bench.categories=[qa]"]
     outcome = call(run.main, *sweep)
@@ -126,8 +126,8 @@ def test_a_sweep_tells_all_that_is_lacking_and_goes_on(call, two_models, monkeyp
     assert row["note"].startswith(why) and row["questions"] == 0 and row["mat"] != row["mat"]
     assert table["note"].notna().sum() == 5 and table["device"].notna().all()
     markdown = (folder / "tables/main.md").read_text()
-    embedded, toy = markdown.split("## embedded, sample")[1].split("## toy, sample")
-    assert toy.count("not available: ") == 5 and "not available" not in embedded
+    blocks = dict(block.split("\n", 1) for block in markdown.split("\n## ")[1:])
+    assert blocks["toy, sample"].count("not available: ") == 5 and "not available" not in blocks["embedded, sample"]
     assert outcome.out.count("not available: ") == 5
     page = html.unescape((folder / "report.html").read_text())
     assert f">{why}" in page and page.count(">not available: no EAGLE head for toy") == 2

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from evaluation.foreign import read_foreign
-from evaluation.metrics import by_subtask, check_records, measure, repeated_ngrams, speedup
+from evaluation.metrics import by_subtask, check_records, measure, repeated_ngrams
 from evaluation.questions import MT_BENCH, subtask
 from evaluation.runs import read_runs
 from evaluation.speed import speeds
@@ -66,13 +66,6 @@ def test_the_eight_labels_are_one_row_and_others_keep_their_name():
         "overall": 5,
     }
     assert list(groups) == ["mt_bench", "qa", "code", "zoo", "overall"]
-
-
-def test_speedup_is_over_common_questions_only():
-    base = [answer(1, "writing", [([1] * 10, 10.0)]), answer(3, "qa", [([1], 0.001)])]
-    assert speedup(ROWS, base) == pytest.approx(2.0)  # question 1: 2 tokens/s against 1; 2 and 3 have no partner
-    assert math.isnan(speedup(ROWS, [answer(9, "qa", [([1], 1.0)])]))
-    assert speedup(ROWS, ROWS) == 1.0
 
 
 def spec_bench_speed(rows):

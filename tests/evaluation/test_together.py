@@ -9,6 +9,7 @@ from hydra import compose, initialize_config_dir
 
 from evaluation import answering, memory, session, together
 from evaluation.memory import Holding
+from evaluation.questions import Question
 from evaluation.runs import read_runs
 from evaluation.sweeps import missing_jobs
 from evaluation.together import Job, groups
@@ -178,7 +179,7 @@ def test_a_peak_counts_neither_the_other_methods_nor_for_hf_the_cache(monkeypatc
     def peak(method, others):
         monkeypatch.setattr(answering, "_converse", lambda *_: device.take(7, stays=False))
         method.loaded = SimpleNamespace(target=target, settings=SimpleNamespace(name="toy"))
-        question = SimpleNamespace(question_id=1, category="qa")
+        question = Question(1, "qa", ("why?",))
         return answering.answer_question(question, method, {"num_choices": 1}, others)["peak_memory"]
 
     assert peak(SimpleNamespace(label="recycling", drafter=object()), medusa.bytes) == 1000 + 20 + 50 + 7
