@@ -7,6 +7,9 @@ followed step by step; where this project departs on purpose is listed in NOTES.
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import reduce
+from operator import or_
+from typing import Any
 
 import torch
 
@@ -61,7 +64,7 @@ class TokenRecycling(Drafter):
             raise UserError(f"tree: needs candidates up to rank {tree.max_rank}, but k={k} keeps ranks 0 to {k - 1}")
         self.max_nodes = len(tree)
         self.update = update
-        self._eos = torch.tensor(sorted(eos), device=device) if eos else None
+        self.eos = frozenset(eos)
         self.needs_logits = update != "frozen"
         self.needs_prompt_logits = recycle_prompt
         self.use_tree(tree.on(device))
@@ -90,17 +93,21 @@ class TokenRecycling(Drafter):
         if self.update == "frozen":
             return
         kept = stands if self.update == "path" else None
-        if self._eos is not None:
-            kept = self._going_on(tokens, stands) if kept is None else kept & self._going_on(tokens, stands)
+        if self.eos:
+            ended = self._ended(fastest(tokens), fastest(stands))
+            if self.matrix.on_host:
+                if ended:
+                    return
+            else:  # no host value is read: all of it is looked up again, and written as it was
+                kept = ~ended & (stands if kept is not None else torch.ones_like(stands))
         if self.update == "root":
             tokens, logits, kept = tokens[:1], logits[:1], None if kept is None else kept[:1]
         self.matrix.update(tokens, top_k(logits, self.matrix.k), kept)  # (n, k)
 
-    def _going_on(self, tokens: torch.Tensor, stands: torch.Tensor) -> torch.Tensor:
-        """False, for all nodes, where a draft stands that ends the answer: bool (n,)."""
-        assert self._eos is not None
-        ends = tokens[1:, None].eq(self._eos).any(dim=1) & stands[1:]  # (n - 1,): the root is no draft
-        return ends.any().logical_not().expand(len(tokens))
+    def _ended(self, tokens: Any, stands: Any) -> Any:
+        """Whether a draft stands that ends the answer: bool (), NumPy's or the device's."""
+        drafts, stands = tokens[1:], stands[1:]  # the root is no draft
+        return reduce(or_, (((drafts == end) & stands).any() for end in self.eos))
 
     def observe_prompt(self, prompt: list[int], logits: torch.Tensor) -> None:
         """With `recycle_prompt`: the same for the prompt's tokens."""

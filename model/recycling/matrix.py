@@ -34,6 +34,11 @@ class AdjacencyMatrix:
         self.candidates = torch.zeros((vocab_size, k), dtype=dtype, device=device)  # (V, k)
         self._array = as_array(self.candidates)
 
+    @property
+    def on_host(self) -> bool:
+        """Whether NumPy looks up and writes; on a device no host value is read."""
+        return self._array is not None
+
     def look_up(self, tokens: Any, ranks: Any) -> Any:
         """M[token, rank] for each pair: both int64 (m,), tensors or, on the CPU, NumPy arrays; so is the result."""
         if isinstance(tokens, torch.Tensor):
