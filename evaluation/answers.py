@@ -18,8 +18,7 @@ from typing import Any
 import torch
 
 from model.errors import UserError
-from model.files import PARTIAL, write_text
-from model.recycling.matrix import load_state, save_state
+from model.files import PARTIAL, load_state, save_state, write_text
 
 Row = dict[str, Any]
 

@@ -17,8 +17,8 @@ from transformers import GenerationConfig
 from model.auto import AutoRecycling
 from model.decoding import Drafter, Generation, StepRecord, Tree, decode
 from model.errors import UserError
+from model.files import load_state
 from model.recycling import TokenRecycling, build_template
-from model.recycling.matrix import load_state
 
 from .companions import make_ready, where
 from .models import LoadedModel

@@ -1,4 +1,7 @@
-"""Files that are there whole or not at all, however many processes write them and wherever one is killed."""
+"""Files that are there whole or not at all, however many processes write them and wherever one is killed.
+
+Among them the states of drafters, which runs are resumed from.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,10 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 
 from .errors import UserError
 
@@ -43,3 +50,22 @@ def write_bytes(path: Path, data: bytes) -> None:
 def write_text(path: Path, text: str) -> None:
     """Write a text file (UTF-8; a lone surrogate as "?"), whole or not at all. Raises UserError as `write_bytes`."""
     write_bytes(path, text.encode("utf-8", errors="replace"))
+
+
+def save_state(state: dict[str, torch.Tensor], path: Path) -> None:
+    """Write a drafter's state (safetensors) to `path`, whole or not at all. Raises UserError if the disk refuses it."""
+    try:
+        with replaced(path) as partial:
+            save_file({name: tensor.contiguous().cpu() for name, tensor in state.items()}, partial)
+    except SafetensorError as error:
+        raise UserError(f"{path}: cannot be written ({error})") from None
+
+
+def load_state(path: Path) -> dict[str, torch.Tensor]:
+    """Read what `save_state` wrote. Raises UserError if it is missing or broken."""
+    try:
+        return load_file(path)
+    except FileNotFoundError:
+        raise UserError(f"start: no saved state at {path}") from None
+    except (SafetensorError, IsADirectoryError) as error:
+        raise UserError(f"start: {path} is not a saved state ({error})") from None

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 
 from ..errors import UserError
-from ..files import replaced
 
 
 class AdjacencyMatrix:
@@ -98,22 +94,3 @@ def fastest(tensor: torch.Tensor) -> Any:
     """The same memory for NumPy on the CPU, the tensor itself elsewhere."""
     array = as_array(tensor)
     return tensor if array is None else array
-
-
-def save_state(state: dict[str, torch.Tensor], path: Path) -> None:
-    """Write a drafter's state (safetensors) to `path`, whole or not at all. Raises UserError if the disk refuses it."""
-    try:
-        with replaced(path) as partial:
-            save_file({name: tensor.contiguous().cpu() for name, tensor in state.items()}, partial)
-    except SafetensorError as error:
-        raise UserError(f"{path}: cannot be written ({error})") from None
-
-
-def load_state(path: Path) -> dict[str, torch.Tensor]:
-    """Read what `save_state` wrote. Raises UserError if it is missing or broken."""
-    try:
-        return load_file(path)
-    except FileNotFoundError:
-        raise UserError(f"start: no saved state at {path}") from None
-    except (SafetensorError, IsADirectoryError) as error:
-        raise UserError(f"start: {path} is not a saved state ({error})") from None

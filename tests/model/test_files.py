@@ -12,8 +12,7 @@ import torch
 from evaluation import questions
 from evaluation.answers import write_json
 from model.errors import UserError
-from model.files import replaced, write_text
-from model.recycling.matrix import load_state, save_state
+from model.files import load_state, replaced, save_state, write_text
 
 ROOT = Path(__file__).resolve().parents[2]
 RACE = """
@@ -21,7 +20,7 @@ import sys
 from pathlib import Path
 import torch
 from evaluation.answers import write_json
-from model.recycling.matrix import save_state
+from model.files import save_state
 folder, mine = Path(sys.argv[1]), int(sys.argv[2])
 for _ in range(150):
     write_json(folder / "kept.json", [mine] * 5000)

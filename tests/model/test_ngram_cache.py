@@ -8,9 +8,9 @@ from safetensors.torch import save_file
 
 from model.decoding import Target, decode
 from model.errors import UserError
+from model.files import load_state, save_state
 from model.ngram_cache import NgramCache, best_slots
 from model.ngram_table import NgramTable
-from model.recycling.matrix import load_state, save_state
 from tests.conftest import greedy, toy_model
 
 VOCAB = 61

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from model.errors import UserError
-from model.recycling.matrix import AdjacencyMatrix, load_state, save_state
+from model.files import load_state, save_state
+from model.recycling.matrix import AdjacencyMatrix
 
 
 @pytest.mark.parametrize(("dtype", "itemsize"), [(torch.int64, 8), (torch.int32, 4)])
