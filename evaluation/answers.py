@@ -173,7 +173,8 @@ class AnswerStore:
             )
         else:
             write_json(path, metadata)
-        for stale in self.folder.glob(PARTIAL):  # a killed run's; this one has the directory for itself
+        states = set(self.folder.glob("state-*.safetensors")) - {self._state_path(answered)}
+        for stale in [*self.folder.glob(PARTIAL), *states]:  # a killed run's; this one has the directory for itself
             stale.unlink()
         if not self.answers.exists():
             return {}
@@ -196,12 +197,14 @@ class AnswerStore:
         """Note under which circumstances an unfinished run goes on; refuse other ones unless they may be mixed."""
         first = {"first_question": 1, "circumstances": held.get("circumstances")}
         parts: list[dict[str, Any]] = held.get("parts", [first])
+        kept = [part for part in parts if part["first_question"] <= answered]  # others have no answers
         now = metadata["circumstances"]
-        different = difference(parts[-1]["circumstances"], now)
-        if not different:
-            return
+        different = difference((kept or parts)[-1]["circumstances"], now)
         path = self.folder / "metadata.json"
-        if answered == 0:  # nothing was measured under the others
+        if not different:
+            if kept and kept != parts:
+                write_json(path, held | {"parts": kept})
+        elif answered == 0:  # nothing was measured under the others
             write_json(path, metadata)
         elif not mixed:
             raise UserError(
@@ -209,7 +212,6 @@ class AnswerStore:
                 "those, delete it to start anew, or say mixed=true, and every table will name it as mixed"
             )
         elif answered < metadata["questions"]:
-            kept = [part for part in parts if part["first_question"] <= answered]
             parts = [*kept, {"first_question": answered + 1, "circumstances": now}]
             write_json(path, held | {"parts": parts})
 

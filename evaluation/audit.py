@@ -24,7 +24,7 @@ from .answers import write_json
 from .cli import user_errors
 from .conversation import prompt_ids
 from .equal import common_turns, diverge
-from .locks import exclusive
+from .locks import exclusive, keeping
 from .metrics import Row
 from .models import ModelSettings, load_model
 from .questions import load_bench
@@ -221,14 +221,19 @@ def measure_gaps(
                     f"say so: --{key.replace('_', '-')}"
                 )
     for audit in parted:
-        config = audit.pool.first.metadata["config"]
-        settings = ModelSettings(**config["model"] | permitted)
+        first = audit.pool.first
+        own = {"dtype": first.settings["model"]["dtype"]}  # what `auto` was there
+        settings = ModelSettings(**first.metadata["config"]["model"] | permitted | own)
         with exclusive(settings) as settings:
             loaded = load_model(settings)
             runs_of = {id(run): run for run, _ in audit.partings}  # shards differ in their questions
             benches = {i: run.metadata["config"]["bench"] | {"url": None} for i, run in runs_of.items()}
             # nothing is fetched to where a folder says
-            questions = {i: {q.question_id: q for q in load_bench(**bench).questions} for i, bench in benches.items()}
+            loaded_benches = {i: load_bench(**bench) for i, bench in benches.items()}
+            for i, bench in loaded_benches.items():
+                if bench.sha256 != runs_of[i].settings["bench"]["sha256"]:
+                    raise UserError(f"{runs_of[i].folder}: its questions are no longer those of {benches[i]['path']}")
+            questions = {i: {q.question_id: q for q in bench.questions} for i, bench in loaded_benches.items()}
             rows = {i: {row["question_id"]: row for row in run.answers} for i, run in runs_of.items()}
             for run, parting in audit.partings:
                 choice = rows[id(run)][parting.question_id]["choices"][parting.choice]
@@ -240,6 +245,7 @@ def measure_gaps(
                 at = ids[parting.token] if parting.token < len(ids) else None
                 picked = float(best[0] - logits[at]) if at is not None else math.nan
                 yield {"at": list(parting.key(run)), "gap": float(best[0] - best[1]), "picked": picked}
+            del loaded  # before another model comes
 
 
 @torch.inference_mode()
@@ -260,7 +266,8 @@ def main() -> None:
         runs = read_runs(arguments.folder)
         if not audits(runs):
             raise UserError(f"{arguments.folder}: no vanilla run to compare with; add method=vanilla to the sweep")
-        write_json(arguments.folder / GAPS, list(measure_gaps(runs, **permitted)))
+        with keeping():  # one model after the other stays, where several audits are of one
+            write_json(arguments.folder / GAPS, list(measure_gaps(runs, **permitted)))
         print("\n".join(write_audit(runs, arguments.folder)))
 
 

@@ -18,7 +18,7 @@ from .models import LoadedModel
 from .questions import Bench
 
 SAVED = "saved"  # start=saved: from what the hot run of the same configuration left
-_NOT_THE_STATE = ("run_dir", "repeat", "repeats", "preset", "mixed", "interleave")  # keys that leave a state as it is
+_NOT_THE_STATE = ("run_dir", "repeat", "repeats", "mixed", "interleave")  # keys that leave a state as it is
 
 
 def run_settings(config: dict[str, Any], bench: Bench, method: Method) -> dict[str, Any]:

@@ -122,13 +122,21 @@ def random_model(shape: str, settings: ModelSettings) -> LoadedModel:
     if shape not in SHAPES:
         raise UserError(f"--shape {shape}: unknown; use {', '.join(SHAPES)}")
     _check_kernels(settings)
-    device = choose_device(settings.device)
+    device = _placed(settings)
     dtype = choose_dtype(settings.dtype, device)
     torch.manual_seed(0)
     config = LlamaConfig(**{"vocab_size": 32000, "max_position_embeddings": 4096} | SHAPES[shape])
     with torch.device(device):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=settings.kernel).eval()
     return LoadedModel(settings, _target(model, settings), None, DEFAULT, frozenset())
+
+
+def _placed(settings: ModelSettings) -> torch.device:
+    """The device; a GPU becomes the current one, where streams, captured graphs and kernels of our own go."""
+    device = choose_device(settings.device)
+    if settings.device != "auto" and device.type == "cuda":
+        torch.cuda.set_device(device)
+    return device
 
 
 def choose_dtype(name: str, device: torch.device) -> torch.dtype:
@@ -142,11 +150,9 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
 
 def _load(settings: ModelSettings) -> LoadedModel:
     check_placement(settings)
-    device = choose_device(settings.device)
+    device = _placed(settings)
     dtype = choose_dtype(settings.dtype, device)
     _check_kernels(settings)
-    if settings.device != "auto" and device.type == "cuda":
-        torch.cuda.set_device(device)  # where streams, captured graphs and kernels of our own go
     path = locate(settings.path, settings.allow_pickle)
     common: dict[str, Any] = dict(revision=settings.revision, trust_remote_code=settings.trust_remote_code)
     why = ""

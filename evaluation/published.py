@@ -142,7 +142,7 @@ def write_table1(runs: Sequence[Run], folder: Path, left_out: Sequence[dict[str,
     table = table1(runs, left_out)
     write_text(folder / "table1.csv", table.to_csv(index=False))
     write_text(folder / "table1.md", "\n\n".join([_markdown(table).rstrip(), *mixed(runs)]) + "\n")
-    write_text(folder / "table1.tex", _latex(table))
+    write_text(folder / "table1.tex", "".join(f"% {line}\n" for line in mixed(runs)) + _latex(table))
 
 
 def _cells(row: dict[Any, Any]) -> list[str]:

@@ -6,6 +6,7 @@ import os
 import re
 import sys
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import hydra
@@ -22,6 +23,18 @@ from .companions import make_ready
 from .locks import keeping
 from .questions import ROOT
 from .together import Job, run_alone, waits
+
+_NUMBER, _TEXT = ((int, NoneType), "a whole number or null"), ((str,), "a text")
+KINDS: dict[str, tuple[tuple[type, ...], str]] = {  # what would otherwise fail far from here
+    "seed": ((int,), "a whole number"),
+    "bench.path": _TEXT,
+    "bench.order": _TEXT,
+    "bench.begin": _NUMBER,
+    "bench.end": _NUMBER,
+    "bench.per_category": _NUMBER,
+    "bench.categories": ((list, NoneType), "a list of subtasks or null, as [qa,rag]"),
+    "model.context": _NUMBER,
+}
 
 
 def run(cfg: DictConfig, answer_file: Path | None = None) -> list[Path]:
@@ -44,6 +57,12 @@ def _checked(cfg: DictConfig) -> dict[str, Any]:
     repeats, repeat = config["repeats"], config["repeat"]
     if repeat is not None and (not isinstance(repeat, int) or repeat < 0):
         raise UserError(f"repeat={repeat}: must be null or a whole number from 0")
+    for key, (kinds, words) in KINDS.items():
+        value: Any = config
+        for part in key.split("."):
+            value = value[part]
+        if isinstance(value, bool) or not isinstance(value, kinds):
+            raise UserError(f"{key}={value}: must be {words}")
     for key in ("phases", "mixed", "interleave"):
         if not isinstance(config[key], bool):
             raise UserError(f"{key}={config[key]}: must be true or false")

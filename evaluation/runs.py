@@ -183,7 +183,10 @@ def natural(text: str) -> tuple[str | float, ...]:
 
 
 def mixed(runs: Sequence[Run]) -> list[str]:
-    """The runs whose parts were answered under different circumstances, one line each."""
+    """What was not measured under one set of circumstances, one line each: a run in parts, runs beside each other.
+
+    Runs on other devices than the first are blocks of their own in every table, and no matter here.
+    """
     lines = []
     for run in runs:
         parts = run.metadata.get("parts", [])
@@ -194,4 +197,16 @@ def mixed(runs: Sequence[Run]) -> list[str]:
         ]
         if changes:
             lines.append(f"mixed: {run.label}, repeat {run.repeat}: {'; '.join(changes)}")
+    first = next((run for run in runs if "circumstances" in run.metadata), None)
+    others: dict[str, list[str]] = {}
+    for run in runs:
+        own = run.metadata.get("circumstances")
+        if first is not None and own is not None and run.metadata["device"] == first.metadata["device"]:
+            words = difference(first.metadata["circumstances"], own)
+            if words:
+                others.setdefault(words, []).append(f"{run.label}, repeat {run.repeat}")
+    for words, names in others.items():
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        words = words.replace(" there and ", f" for {first.label if first else ''}, ").removesuffix(" now")
+        lines.append(f"measured under other circumstances ({words} for {'; '.join(names[:3])}{more})")
     return lines

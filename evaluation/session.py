@@ -74,6 +74,7 @@ class Session:
             UserError: another process is at work there, or it holds another run.
         """
         with self.store.locked():
+            self._take_turn()  # what its metadata say of the target is this run's
             self.done = self.store.begin(self._metadata(), self.config["mixed"])
             self.pending = [q for q in self.bench.questions if q.question_id not in self.done]
             yield self

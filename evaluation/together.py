@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from model.errors import UserError
+
 from . import distributed
 from .cli import Failure, told
 from .locks import exclusive
@@ -133,6 +135,8 @@ class _Runs:
         with self._caught():
             load_bench(**config["bench"])  # what is wrong with it is told before weights are read
             session = Session(config, load_model(model), answer_file)
+            if config["run_dir"] is not None and self.whose and _key(session) not in self.whose:
+                raise UserError(f"run_dir={config['run_dir']}: holds one run, and this sweep has several; leave it out")
             if _key(session) not in self.whose:
                 self.sessions.append(session)
                 self.built.append(session)
@@ -148,8 +152,13 @@ class _Runs:
                     self._done(session)
         drafters = [session.method.drafter for session in self.sessions if session.method.drafter is not None]
         if drafters:
-            with torch.inference_mode():  # one cache for all, as steps that were captured stay with theirs
-                self.sessions[0].loaded.target.reserve(max(drafter.max_nodes for drafter in drafters))
+            try:
+                with torch.inference_mode():  # one cache for all, as steps that were captured stay with theirs
+                    self.sessions[0].loaded.target.reserve(max(drafter.max_nodes for drafter in drafters))
+            except Exception as error:  # no room for it: for none of them, and the next group may have it
+                for session in list(self.sessions):
+                    self._leave(session)
+                self.failed(error)
         for session in list(self.sessions):
             with self._caught(session):
                 session.prepare()
@@ -172,8 +181,14 @@ class _Runs:
                             session.finish()
                             self._done(session)
 
-    def _done(self, session: Session) -> None:
+    def _leave(self, session: Session) -> None:
+        """It is at work no more: what its method holds on the device is the others' to use."""
         self.sessions.remove(session)
+        self.built.remove(session)
+        session.method.drafter = None
+
+    def _done(self, session: Session) -> None:
+        self._leave(session)
         for job, repeat in self.whose[_key(session)]:
             job.note(repeat, session.folder)
 
@@ -183,7 +198,7 @@ class _Runs:
             yield
         except Exception as error:
             if session in self.sessions:
-                self.sessions.remove(session)
+                self._leave(session)
             self.failed(error)
 
 

@@ -79,7 +79,7 @@ class Rest(Drafter):
         if len(self._eos):
             found[np.logical_or.accumulate(np.isin(found, self._eos), axis=1)] = -1
         parents, tokens = most_frequent(found, self.nodes)
-        return Draft(Tree(parents, device=self.device), torch.tensor([root, *tokens], device=self.device))
+        return Draft(Tree(parents, device=self.device, once=True), torch.tensor([root, *tokens], device=self.device))
 
     def observe(self, verification: Verification) -> None:
         self._context = (self._context + verification.tokens)[-self.max_ngram :]

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import torch
 
 from ..errors import UserError
 from .drafter import Drafter
-from .step import EagerStep, StaticSteps, conclude, make_step
+from .step import EagerStep, Mark, StaticSteps, conclude, make_step, unmarked
 from .target import Target
 from .tree import RankPath
 from .verification import Verification
@@ -70,10 +70,6 @@ class Generation:
         return None if tokens[-1] in eos or len(self.tokens) == limit else tokens[-1]
 
 
-def _unmarked(phase: str) -> None:
-    """The default `mark`: nobody is timing phases."""
-
-
 @torch.inference_mode()
 def decode(
     target: Target,
@@ -82,7 +78,7 @@ def decode(
     *,
     max_new_tokens: int,
     eos: Collection[int] = (),
-    mark: Callable[[str], None] = _unmarked,
+    mark: Mark = unmarked,
 ) -> Generation:
     """Decode greedily: the output is the target's own, whatever the drafter tries.
 
@@ -126,7 +122,7 @@ def _decode(
     prompt: list[int],
     limit: int,
     eos: Collection[int],
-    mark: Callable[[str], None],
+    mark: Mark,
     out: Generation,
 ) -> None:
     """Step after step until the answer ends, each added to `out`."""
@@ -154,7 +150,7 @@ def _first_step(
     drafter: Drafter,
     prompt: list[int],
     step: EagerStep | StaticSteps,
-    mark: Callable[[str], None],
+    mark: Mark,
     out: Generation,
 ) -> Verification:
     """The prompt and the first step, in one forward where the drafter begins with a chain, else in two."""

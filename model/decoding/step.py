@@ -24,12 +24,12 @@ MOST_STEPS = 64  # static steps kept for a drafter; the one used longest ago goe
 Mark = Callable[[str], None]
 
 
-def _unmarked(phase: str) -> None:
+def unmarked(phase: str) -> None:
     """The default `mark`: nobody is timing phases."""
 
 
 def conclude(
-    target: Target, drafter: Drafter, draft: Draft, logits: torch.Tensor, mark: Mark = _unmarked
+    target: Target, drafter: Drafter, draft: Draft, logits: torch.Tensor, mark: Mark = unmarked
 ) -> Verification:
     """Verify, commit, observe: what follows a forward over a draft of n nodes, whose logits (n, V) these are."""
     verification = verify(draft, logits)
@@ -117,7 +117,7 @@ class StaticSteps:
 
     Attributes:
         setup_s: seconds spent on making steps so far, compiling and capturing included. They are not decoding: a tree
-            and bucket are paid for once, by whichever prompt comes first.
+            and bucket are paid for by whichever prompt comes first, and again only behind MOST_STEPS others.
     """
 
     def __init__(self, target: Target, drafter: Drafter) -> None:
@@ -127,7 +127,7 @@ class StaticSteps:
         self.setup_s = 0.0
         self._made: OrderedDict[Hashable, tuple[StaticStep, Callable[[], None]]] = OrderedDict()
         self._now: StaticStep | None = None
-        self.mark: Mark = lambda phase: None
+        self.mark: Mark = unmarked
 
     def fits(self, target: Target) -> bool:
         """Whether these steps can go on: made for this target, its present cache and its execution."""

@@ -112,10 +112,15 @@ def test_other_circumstances_are_refused_or_noted_as_parts(tmp_path):
         store.begin(about({}, linear="packed", device="a" * 200 + "c"))
     assert (tmp_path / "metadata.json").read_bytes() == before
     assert list(store.begin(about({}, linear="stock"), mixed=True)) == [1]
-    assert list(store.begin(about({}, linear="stock"))) == [1], "as its last part"
+    with pytest.raises(UserError, match="linear is packed there and stock now"):
+        store.begin(about({}, linear="stock"))  # the part that was begun so has no answer yet
+    store.begin(about({}, linear="stock"), mixed=True)
     store.append(ROWS[1], {}, 2)
     store.begin(about({}, linear="packed"), mixed=True)
     store.begin(about({}, linear="stock"), mixed=True)
+    store.begin(about({}, linear="both"), mixed=True)
+    store.begin(about({}, linear="stock"))  # nothing was answered under the others, so it goes on where it was
+    assert [part["first_question"] for part in json.loads((tmp_path / "metadata.json").read_text())["parts"]] == [1, 2]
     store.begin(about({}, linear="both"), mixed=True)
     held = json.loads((tmp_path / "metadata.json").read_text())
     parts = [(part["first_question"], part["circumstances"]["linear"]) for part in held["parts"]]

@@ -11,7 +11,7 @@ from evaluation.page.table import view
 from evaluation.pools import pools
 from evaluation.published import read_published, table1, write_table1
 from evaluation.runs import read_runs
-from evaluation.tables import main_table
+from evaluation.tables import main_table, mixed
 from evaluation.write_tables import QUESTIONS_ONLY, acceptance_table, memory_table, to_markdown, to_text, write_tables
 from tests.evaluation.records import answer, asked, made, shard, write
 
@@ -118,6 +118,16 @@ def test_table1_has_the_published_rows_and_ours_beside():
     assert (ours["qa"], ours["mt"], ours["specbench_speedup"]) == (2.0, 2.0, 2.0)
     assert ours["specbench_mat"] == 8 / 3 and ours["specbench_tokens_per_second"] == 3.0
     assert ours["mbpp_mat"] == 2.0 and ours["mbpp_speedup"] == 1.0 and math.isnan(ours["rag"])
+
+
+def test_runs_beside_each_other_under_other_circumstances_are_told():
+    """A sweep stopped and taken up with other versions pools its repeats, and says so below every table."""
+    rows = [answer(1, "qa", [([1, 1], 1.0)])]
+    one, two = ({"device": "a machine", "versions": {"torch": v}, "linear": "packed"} for v in ("2.13.0", "2.14.0"))
+    runs = [made("vanilla", rows, repeat=i, circumstances=c) for i, c in enumerate((one, one, two))]
+    (line,) = mixed(runs)
+    assert "versions.torch is 2.13.0" in line and "2.14.0 for vanilla, repeat 2" in line
+    assert line in to_markdown(runs, main_table(runs)) and mixed(runs[:2]) == []
 
 
 def test_table1_keeps_the_run_of_most_questions():

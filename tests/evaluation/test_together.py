@@ -1,5 +1,6 @@
 """Runs that take turns question by question: the same answers as one after the other, wherever they were cut."""
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,6 +14,7 @@ from evaluation.questions import Question
 from evaluation.runs import read_runs
 from evaluation.sweeps import missing_jobs
 from evaluation.together import Job, groups
+from model.decoding import Target
 from model.errors import UserError
 from tests.evaluation.test_run import core
 
@@ -109,6 +111,37 @@ def test_each_answers_with_its_own_execution(evaluate, tmp_path, monkeypatch):
     assert seen == {("eager", "eager"), ("static", "static")}
     (_, one), (_, two) = records(tmp_path / "results/e").values()
     assert one == two
+    told = [json.loads(path.read_text()) for path in (tmp_path / "results/e").glob("runs/*/metadata.json")]
+    assert {(m["config"]["execution"], m["execution_used"]) for m in told} == {("eager",) * 2, ("static",) * 2}
+
+
+def test_no_room_for_the_cache_is_told_and_the_next_group_goes_on(evaluate, tmp_path, monkeypatch):
+    reserve, asked = Target.reserve, []
+
+    def full(self, nodes):
+        asked.append(nodes)
+        if len(asked) == 1:
+            raise torch.OutOfMemoryError("no room")
+        reserve(self, nodes)
+
+    monkeypatch.setattr(Target, "reserve", full)
+    sweep = ("-m", "method=vanilla,recycling", "bench.end=1", "max_new_tokens=8", "repeats=2", "interleave=true")
+    outcome = evaluate(*sweep, "name=r")
+    assert outcome.code == 2 and outcome.err.count("out of device memory") == 1
+    finished = [path.parent / "metadata.json" for path in (tmp_path / "results/r").glob("runs/*/summary.json")]
+    assert [json.loads(path.read_text())["config"]["repeat"] for path in finished] == [1, 1]
+
+
+def test_several_runs_want_several_folders(evaluate, tmp_path):
+    sweep = (
+        "-m",
+        "method=vanilla,pld",
+        "bench.end=1",
+        "max_new_tokens=8",
+        "interleave=true",
+        f"run_dir={tmp_path}/one",
+    )
+    assert "run_dir=" in evaluate(*sweep).err
 
 
 def test_what_takes_turns_is_of_one_model_bench_and_repeat():
