@@ -16,20 +16,21 @@ import torch
 
 from model.decoding import decode
 from model.errors import UserError
+from model.files import write_json
 
-from .answers import write_json
-from .cli import user_errors
-from .conversation import prompt_ids
-from .drafting import bench_drafting, method_names, method_settings
 from .figures.roofline import roofline
 from .figures.style import save, styled
-from .locks import exclusive
-from .methods import Method, build_method
-from .models import LoadedModel, ModelSettings, load_model, random_model
-from .phase_clock import PhaseClock
-from .provenance import describe_device, versions
-from .questions import load_bench
-from .roofline import Rates, launches, measure_rates, step_cost
+from .records.provenance import describe_device, versions
+from .running.bench import load_bench
+from .running.conversation import prompt_ids
+from .running.errors import user_errors
+from .running.locks import exclusive
+from .running.methods import Method, build_method
+from .running.model_settings import ModelSettings
+from .running.models import LoadedModel, load_model, random_model
+from .running.phases import PhaseClock
+from .stepping.drafting_cost import bench_drafting, method_names, method_settings
+from .stepping.floor import Rates, launches, measure_rates, step_cost
 
 TREE = {"name": "2.2.2", "nodes": None, "depth": None, "branching": None, "path": None}
 

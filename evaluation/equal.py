@@ -5,51 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import Any
 
-from .answers import Row, common_questions, read_answers
-from .cli import user_errors
-from .speed import describe_files
-
-
-def first_difference(one: Row, other: Row) -> str | None:
-    """Where two answers to a question differ first, in words; None if they are the same.
-
-    Token ids are compared where both rows hold them, the text of every turn in any case.
-    """
-    pairs = list(zip(one["choices"], other["choices"], strict=False))
-    if len(one["choices"]) != len(other["choices"]):
-        return f"{len(one['choices'])} choices against {len(other['choices'])}"
-    for index, (a, b) in enumerate(pairs):
-        if len(a["turns"]) != len(b["turns"]):
-            return f"choice {index}: {len(a['turns'])} turns against {len(b['turns'])}"
-        ids = list(zip(a.get("output_ids") or [], b.get("output_ids") or [], strict=False))
-        for turn, (mine, theirs) in enumerate(ids):
-            if mine != theirs:
-                return f"choice {index}, turn {turn}: token {diverge(mine, theirs)}"
-        for turn, (mine, theirs) in enumerate(zip(a["turns"], b["turns"], strict=True)):
-            if mine != theirs:
-                return f"choice {index}, turn {turn}: character {diverge(mine, theirs)}"
-    return None
-
-
-def common_turns(one: Row, other: Row) -> tuple[list[tuple[int, int, list[int], list[int]]], int]:
-    """The turns that two rows answered from the same prompt: choice, turn, token ids of the one and of the other.
-
-    Also how many turns are left out: those behind an answer that differs, as their prompts differ too.
-    """
-    found, left_out = [], 0
-    for index, (choice, theirs) in enumerate(zip(one["choices"], other["choices"], strict=False)):
-        pairs = list(zip(choice.get("output_ids") or [], theirs.get("output_ids") or [], strict=False))
-        same = next((turn for turn, (a, b) in enumerate(pairs) if a != b), len(pairs))
-        found += [(index, turn, a, b) for turn, (a, b) in enumerate(pairs[: same + 1])]
-        left_out += len(pairs[same + 1 :])
-    return found, left_out
-
-
-def diverge(a: Any, b: Any) -> int:
-    """The first index at which two sequences differ."""
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+from .records.answer_file import common_questions, read_answers
+from .records.comparison import describe_files, first_difference
+from .running.errors import user_errors
 
 
 def compare(first: Path, second: Path) -> bool:

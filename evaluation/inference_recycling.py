@@ -13,10 +13,10 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from model.errors import UserError
+from model.files import ROOT
 
-from .cli import user_errors
-from .questions import ROOT
 from .run import run
+from .running.errors import user_errors
 
 BENCHES = ("sample", "spec_bench", "mbpp")
 

@@ -11,18 +11,19 @@ from pathlib import Path
 from model.errors import UserError
 from model.files import write_text
 
-from . import machine_tree
-from .audit import write_audit
-from .beside import beside
-from .cli import user_errors
 from .figures import draw_all
-from .foreign import read_foreign
 from .page import write_page
-from .quiet import doubts
-from .sweeps import missing_jobs
-from .tables import main_table, read_runs
-from .unavailable import with_unavailable
-from .write_tables import to_markdown, to_text, write_tables
+from .records.foreign import read_foreign
+from .records.runs import read_runs
+from .records.sweeps import missing_jobs
+from .running.errors import user_errors
+from .statistics import auto_tree
+from .statistics.audits import write_audit
+from .statistics.caveats import doubts
+from .statistics.printing import to_markdown, to_text, write_tables
+from .statistics.published import beside
+from .statistics.tables import main_table
+from .statistics.unavailable import with_unavailable
 
 FOREIGN = Path("results/report/tables/main.csv")
 
@@ -35,9 +36,9 @@ def report(folder: Path) -> None:
     table = write_tables(runs, folder / "tables", notes)
     audit = write_audit(runs, folder)
     figures = draw_all(runs, table, folder / "figures")
-    machine_tree.write_json(runs, folder / "tables" / "machine_tree.json")
+    auto_tree.write_choices(runs, folder / "tables" / "machine_tree.json")
     print(f"\n{to_text(runs, with_unavailable(table, folder))}\n")
-    for line in [*machine_tree.to_lines(runs), *audit, *doubts(runs), *notes]:
+    for line in [*auto_tree.to_lines(runs), *audit, *doubts(runs), *notes]:
         print(line)
     print(
         f"by category: {folder / 'tables' / 'main.csv'} (and .md)   "

@@ -16,13 +16,13 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from model.errors import UserError
+from model.files import ROOT
 
-from . import distributed
-from .cli import Failure, fail, one_line, told, user_errors
-from .companions import make_ready
-from .locks import keeping
-from .questions import ROOT
-from .together import Job, run_alone, waits
+from .running import processes
+from .running.companions import make_ready
+from .running.errors import Failure, fail, one_line, told, user_errors
+from .running.locks import keeping
+from .running.together import Job, run_alone, waits
 
 _NUMBER, _TEXT = ((int, NoneType), "a whole number or null"), ((str,), "a text")
 KINDS: dict[str, tuple[tuple[type, ...], str]] = {  # what would otherwise fail far from here
@@ -75,7 +75,7 @@ def _checked(cfg: DictConfig) -> dict[str, Any]:
 @hydra.main(version_base=None, config_path=str(ROOT / "configs"), config_name="config")
 def _job(cfg: DictConfig) -> Failure | None:
     try:
-        with distributed.one_voice():
+        with processes.one_voice():
             job = Job(_checked(cfg), [str(override) for override in HydraConfig.get().overrides.task])
             if not waits(job):
                 run_alone(job)
@@ -91,13 +91,13 @@ def main() -> None:
     """The command line."""
     Failure.noted.clear()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # let Hydra's own errors come through to us, to be told in one line
-    with user_errors(), distributed.one_voice(), keeping():
-        distributed.check_launcher(sys.argv[1:])
+    with user_errors(), processes.one_voice(), keeping():
+        processes.check_launcher(sys.argv[1:])
         try:
             _job()
         except (HydraException, OmegaConfBaseException) as error:
             raise UserError(config_error(error)) from None
-        distributed.leave()
+        processes.leave()
     if Failure.noted:
         fail("; ".join(Failure.noted))
 

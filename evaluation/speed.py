@@ -11,10 +11,12 @@ from transformers import AutoTokenizer
 
 from model.errors import UserError
 
-from .answers import common_questions, read_answers
-from .cli import one_line, user_errors
-from .metrics import OVERALL, Row, accept_lengths, by_subtask, check_records, mean
-from .questions import SUBTASKS
+from .records.answer_file import common_questions, read_answers
+from .records.comparison import describe_files
+from .records.questions import SUBTASKS
+from .records.rows import Row, accept_lengths, check_records
+from .running.errors import one_line, user_errors
+from .statistics.metrics import OVERALL, by_subtask, mean
 
 SPEC_BENCH = ("mt_bench", "translation", "summarization", "qa", "math_reasoning", "rag")
 
@@ -48,21 +50,6 @@ def compare(rows: dict[Any, Row], baseline: dict[Any, Row], tokenizer: Any = Non
         out.append({"subtask": name, "mat": mat, "tokens_per_second": own, "baseline": base, "speedup": own / base})
     order = {name: i for i, name in enumerate((*SPEC_BENCH, *SUBTASKS, OVERALL))}
     return sorted(out, key=lambda entry: order.get(entry["subtask"], len(order) - 2))
-
-
-def describe_files(first: Path, rows: dict[Any, Row], second: Path, others: dict[Any, Row]) -> list[str]:
-    """Which questions only one of two files has, in words; nothing if both have the same."""
-    lines = []
-    common = set(common_questions(rows, others))
-    if changed := [str(key) for key in rows if key in others and key not in common]:
-        more = f" and {len(changed) - 8} more" if len(changed) > 8 else ""
-        lines.append(f"{second}: {len(changed)} question(s) of the same id are others: {', '.join(changed[:8])}{more}")
-    for name, have, lack in ((second, rows, others), (first, others, rows)):
-        missing = [str(key) for key in have if key not in lack]
-        if missing:
-            more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
-            lines.append(f"{name}: {len(missing)} question(s) missing: {', '.join(missing[:8])}{more}")
-    return lines
 
 
 def main() -> None:

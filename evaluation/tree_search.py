@@ -19,10 +19,11 @@ from model.decoding.tree import RankPath
 from model.errors import UserError
 from model.files import write_text
 
-from .acceptance import Node, by_rank_path
-from .cli import user_errors
-from .metrics import Row
-from .tables import Run, pools, read_runs
+from .records.rows import Row
+from .records.runs import Run, read_runs
+from .running.errors import user_errors
+from .statistics.acceptance import Node, by_rank_path
+from .statistics.pools import pools
 
 HALVES = {"all": None, "even": 0, "odd": 1}
 

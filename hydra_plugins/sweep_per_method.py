@@ -34,11 +34,11 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig
 
-from evaluation.callback import report_at_end
-from evaluation.distributed import rank
-from evaluation.fingerprint import SAVED
-from evaluation.sweeps import Planned, available, write_down
-from evaluation.together import collected
+from evaluation.records.sweeps import Planned, available, write_down
+from evaluation.running.callback import report_at_end
+from evaluation.running.fingerprint import SAVED
+from evaluation.running.processes import rank
+from evaluation.running.together import collected
 from model.errors import UserError
 
 BASIC = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"  # by name: Hydra imports its plugins anew

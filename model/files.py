@@ -5,10 +5,12 @@ Among them the states of drafters, which runs are resumed from.
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -69,3 +71,17 @@ def load_state(path: Path) -> dict[str, torch.Tensor]:
         raise UserError(f"start: no saved state at {path}") from None
     except (SafetensorError, IsADirectoryError) as error:
         raise UserError(f"start: {path} is not a saved state ({error})") from None
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Write a JSON file, whole or not at all. Raises UserError if the disk refuses it."""
+    write_text(path, json.dumps(data, indent=2, ensure_ascii=False) + "\n")
+
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def located(path: str | Path) -> Path:
+    """The path as given, if something is there; else relative to the repository, so that shipped files are found."""
+    given = Path(path).expanduser()
+    return given if given.exists() or given.is_absolute() else ROOT / given

@@ -15,8 +15,8 @@ import yaml
 from hydra import compose, initialize_config_dir
 from packaging.markers import Marker
 
-from evaluation.models import ModelSettings
-from evaluation.questions import load_bench
+from evaluation.running.bench import load_bench
+from evaluation.running.model_settings import ModelSettings
 from model.decoding import loop
 from model.recycling import build_template
 from tools.requirements_met import unmet

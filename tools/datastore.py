@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 from transformers import AutoConfig, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
-from evaluation.cli import one_line, user_errors
-from model.datastore import Datastore, write_datastore
+from evaluation.running.errors import one_line, user_errors
 from model.errors import UserError
-from model.paths import located
+from model.files import located
+from model.retrieval.datastore import Datastore, write_datastore
 
 BLOCK = 2**16  # characters of a .txt file that are tokenised at once; it is cut at ends of lines
 BATCH = 256  # texts that are tokenised at once

@@ -11,9 +11,9 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from evaluation.cli import user_errors
+from evaluation.running.errors import user_errors
 from model.errors import UserError
-from model.ngram_table import NgramTable
+from model.ngrams.ngram_table import NgramTable
 
 
 def read_ids(path: Path, vocab_size: int) -> Iterator[list[int]]:

@@ -12,8 +12,10 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.figure import Figure
 
-from ..tables import GROUP, Pool, Run, pools
-from ..write_tables import group_names, heading
+from ..records.runs import Run
+from ..statistics.pools import Pool, pools
+from ..statistics.printing import group_names, heading
+from ..statistics.tables import GROUP
 from .block import Block
 from .budget import budget
 from .choices import order, start, update

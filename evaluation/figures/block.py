@@ -9,8 +9,9 @@ from typing import Any
 
 import pandas as pd
 
-from ..metrics import OVERALL
-from ..tables import BASELINES, Pool
+from ..statistics.metrics import OVERALL
+from ..statistics.pools import Pool
+from ..statistics.tables import BASELINES
 
 MOST = 8  # names that a figure can tell apart
 TREE = ("tree", "tree_nodes", "tree_depth", "tree_breadth")

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from ..intervals import quotient_interval
-from ..pools import paired
+from ..statistics.intervals import quotient_interval
+from ..statistics.pools import paired
 from .block import Block
 from .style import INTERVAL, colour, legend, marker, note, panels
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from ..published import read_published
+from ..statistics.published import read_published
 from .block import Block
 from .style import INTERVAL, colour, note, panels
 

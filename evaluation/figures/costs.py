@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
-from ..metrics import accept_lengths, repeated_ngrams
-from ..published import read_published
-from ..tables import BASELINES
+from ..records.rows import accept_lengths
+from ..statistics.metrics import repeated_ngrams
+from ..statistics.published import read_published
+from ..statistics.tables import BASELINES
 from .block import MOST, Block
 from .style import colour, legend, marker, note, panels
 

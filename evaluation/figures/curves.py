@@ -8,8 +8,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ..machine_tree import achieved, choices, chosen
-from ..tables import baseline
+from ..statistics.auto_tree import achieved, choices, chosen
+from ..statistics.tables import baseline
 from .block import TREE, Block
 from .style import INTERVAL, colour, legend, marker, note, panels
 

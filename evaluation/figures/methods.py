@@ -9,9 +9,10 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from ..acceptance import by_depth
-from ..metrics import OVERALL, accept_lengths
-from ..tables import BASELINES
+from ..records.rows import accept_lengths
+from ..statistics.acceptance import by_depth
+from ..statistics.metrics import OVERALL
+from ..statistics.tables import BASELINES
 from .block import MOST, Block
 from .grid import grid
 from .style import INTERVAL, colour, dash, legend, marker, note, panels, printed

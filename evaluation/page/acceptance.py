@@ -9,9 +9,9 @@ from typing import Any
 
 from model.decoding.tree import RankPath
 
-from ..acceptance import TEMPLATE
-from ..metrics import Row
-from ..tables import Run
+from ..records.rows import Row
+from ..records.runs import Run
+from ..statistics.acceptance import TEMPLATE
 from .circumstances import Configuration
 
 AUTO = "auto"  # its order is learnt, so which nodes a step tried is not known afterwards

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from statistics import median
 
-from ..equal import common_turns, diverge
-from ..metrics import Row
-from ..pools import closest
-from ..runs import row_key
+from ..records.comparison import common_turns, diverge
+from ..records.rows import Row
+from ..records.runs import row_key
+from ..statistics.pools import closest
 from .circumstances import Configuration
 
 REFERENCES = ("vanilla", "hf")  # the first that a run has at its side is what it is compared with

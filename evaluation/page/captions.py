@@ -10,9 +10,10 @@ from typing import Any
 import pandas as pd
 
 from .. import figures
-from ..metrics import OVERALL, accept_lengths
-from ..tables import BASELINES, GROUP
-from ..write_tables import group_names
+from ..records.rows import accept_lengths
+from ..statistics.metrics import OVERALL
+from ..statistics.printing import group_names
+from ..statistics.tables import BASELINES, GROUP
 from .circumstances import Configuration
 
 PLAIN = 1.005  # a MAT up to this is plain decoding's, which reads 1.00

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..metrics import Row
-from ..tables import Pool, Run, pools
-from ..write_tables import left_out
+from ..records.rows import Row
+from ..records.runs import Run
+from ..statistics.pools import Pool, pools
+from ..statistics.printing import left_out
 
 _UNNAMED = re.compile(r"sha256|(^|\.)path$|bench\.questions|method\.name")  # settings that would name a run badly
 _PLAIN = ("model.name", "bench.name")  # settings whose value says enough without their key

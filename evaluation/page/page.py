@@ -16,9 +16,11 @@ from markupsafe import Markup
 from model.files import write_text
 
 from ..figures import plain
-from ..tables import GROUP, Run, mixed
-from ..unavailable import with_unavailable
-from ..write_tables import group_names
+from ..records.runs import Run
+from ..statistics.caveats import mixed
+from ..statistics.printing import group_names
+from ..statistics.tables import GROUP
+from ..statistics.unavailable import with_unavailable
 from . import audit, captions, circumstances, reader, table, tree_svg
 from .acceptance import has_tree
 from .circumstances import Configuration

@@ -7,11 +7,11 @@ import json
 from typing import Any
 
 from model.errors import UserError
+from model.files import ROOT
 
-from ..metrics import Row
-from ..questions import ROOT, read_questions, subtask
-from ..runs import row_key
-from ..tables import Run
+from ..records.questions import read_questions, subtask
+from ..records.rows import Row
+from ..records.runs import Run, row_key
 from .circumstances import Configuration
 from .ranks import spelled
 from .tokens import Decoder

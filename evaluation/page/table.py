@@ -9,12 +9,13 @@ from typing import Any
 
 import pandas as pd
 
-from ..intervals import spans_one
-from ..metrics import OVERALL
-from ..questions import ROOT
-from ..tables import BASELINES, SHOWN, drift_unknown
-from ..unavailable import NOTE
-from ..write_tables import QUESTIONS_ONLY
+from model.files import ROOT
+
+from ..statistics.intervals import spans_one
+from ..statistics.metrics import OVERALL
+from ..statistics.printing import QUESTIONS_ONLY
+from ..statistics.tables import BASELINES, SHOWN, drift_unknown
+from ..statistics.unavailable import NOTE
 
 # Numbers that are settings and no measures.
 SETTINGS = ("tree_nodes", "tree_depth", "tree_breadth", "k", "seed", "bench_questions", "max_new_tokens")

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from ..questions import ROOT
-from ..tables import Run
+from model.files import ROOT
+
+from ..records.runs import Run
 
 WINDOW = 6  # tokens before a piece that decide its leading space and join broken characters
 Decode = Callable[[list[int]], str]

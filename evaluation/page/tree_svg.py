@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from model.decoding.tree import RankPath
 
-from ..tables import Run
+from ..records.runs import Run
 from .acceptance import AUTO, Node, Paths, Step, acceptance, by_depth, node_order, steps_of
 from .circumstances import Configuration
 from .ranks import spelled

@@ -9,14 +9,11 @@ once a KV head and never repeated. The loops end at length + n, which the device
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
-
-if TYPE_CHECKING:
-    from .attention import TreeAttention
 
 
 @triton.jit
@@ -133,7 +130,7 @@ def reduce_kernel(
     tl.store(out_ptr + to * D + dims, value.to(out_ptr.dtype.element_ty), mask=dims < D)
 
 
-def launch(own: TreeAttention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> None:
+def launch(own: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> None:
     """Both kernels, into own.output. q (1, H, n, D), k and v (1, Hkv, B, D), unit stride in the last dimension."""
     plan, dim, capacity = own.plan, own.head_dim, k.shape[2]
     group, width = own.heads // own.kv_heads, max(16, triton.next_power_of_2(own.head_dim))

@@ -14,6 +14,8 @@ from .attention import TreeAttention
 from .attention_switch import AttentionSwitch, register_tree_attention
 from .cache import LayerShape, TreeCache
 from .checks import check_forward, check_positions, probe_layers
+from .compiling import compiled
+from .devices import synchronize
 from .drafter import Draft
 from .linear import pack_linears
 from .tree import Tree
@@ -283,41 +285,3 @@ class Target:
         window = entry[1][:, self.cache.capacity - past :]
         # CUDA's kernels want aligned rows; there the copy of a few kilobytes is cheaper than their fallback.
         return window.contiguous() if window.is_cuda else window
-
-
-def compiled(function: Callable[..., Any], frozen: bool) -> Callable[..., Any]:
-    """The function by torch.compile, for steps of any tree and bucket.
-
-    Sizes that change become symbols, so that a few compilations serve all. Where they do not, torch would go on without
-    compiling after some attempts, and only say so in a log; here it raises.
-
-    Args:
-        frozen: take weights as constants, so that the compiler packs them in the layout that its products like.
-
-    Raises:
-        UserError: when called, what torch cannot compile, or has no compiler for.
-    """
-    import torch._dynamo.config as limits
-    import torch._inductor.config as inductor
-    from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
-
-    limits.recompile_limit, limits.fail_on_recompile_limit_hit = 32, True
-    inductor.freezing = frozen  # not as an option of torch.compile: the part that traces would not know of it
-    run = torch.compile(function)
-
-    def call(*args: Any) -> Any:
-        try:
-            return run(*args)
-        except (TorchDynamoException, FailOnRecompileLimitHit) as error:
-            why = " ".join(str(error).strip().split("\n\n")[0].split())  # what follows is advice on debugging torch
-            raise UserError(f"execution=compiled: torch.compile failed ({why[:300]}); use execution=eager") from None
-
-    return call
-
-
-def synchronize(device: torch.device) -> None:
-    """Wait until the device has done what it was asked for."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    elif device.type == "mps":
-        torch.mps.synchronize()

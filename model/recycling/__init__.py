@@ -2,6 +2,6 @@
 
 from .drafter import TokenRecycling
 from .matrix import AdjacencyMatrix
-from .templates import build_template, load_template
+from .templates import build_template
 
-__all__ = ["AdjacencyMatrix", "TokenRecycling", "build_template", "load_template"]
+__all__ = ["AdjacencyMatrix", "TokenRecycling", "build_template"]

@@ -14,9 +14,10 @@ from typing import Any
 import torch
 
 from ..decoding import Draft, Drafter, Tree
+from ..decoding.devices import fastest
 from ..decoding.selection import top_k
 from ..errors import UserError
-from .matrix import AdjacencyMatrix, fastest
+from .matrix import AdjacencyMatrix
 
 UPDATES = ("all", "path", "root", "frozen")
 

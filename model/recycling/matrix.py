@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from ..decoding.devices import as_array
 from ..errors import UserError
 
 
@@ -83,14 +84,3 @@ class AdjacencyMatrix:
         if candidates.numel() and not 0 <= int(candidates.min()) <= int(candidates.max()) < candidates.shape[0]:
             raise UserError(f"matrix: saved one holds ids outside its vocabulary of {candidates.shape[0]}")
         self.candidates.copy_(candidates)
-
-
-def as_array(tensor: torch.Tensor) -> Any:
-    """The same memory for NumPy, whose small look-ups take a tenth of torch's time; None off the CPU."""
-    return tensor.numpy() if tensor.device.type == "cpu" else None
-
-
-def fastest(tensor: torch.Tensor) -> Any:
-    """The same memory for NumPy on the CPU, the tensor itself elsewhere."""
-    array = as_array(tensor)
-    return tensor if array is None else array

@@ -18,31 +18,13 @@ from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
-import yaml
-
 from ..decoding import Tree
 from ..decoding.tree import RankPath
 from ..errors import UserError
+from ..tree_files import read_tree
 
 _SHIPPED = Path(__file__).parent / "trees"
 _MAX_NODES = 4096
-
-
-def load_template(path: str | Path) -> Tree:
-    """Read a tree from YAML. Raises UserError naming the file if it is missing or malformed."""
-    try:
-        data = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"tree: no file {path}") from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UserError(f"tree: {path} is not readable YAML ({' '.join(str(error).split())})") from None
-    nodes = data.get("nodes") if isinstance(data, dict) else data
-    if not isinstance(nodes, list) or not all(isinstance(node, list) for node in nodes):
-        raise UserError(f"tree: {path} must hold a list of rank paths, such as [[0], [1], [0, 0]]")
-    try:
-        return Tree.from_rank_paths(nodes)
-    except UserError as error:
-        raise UserError(f"{error} (in {path})") from None
 
 
 def build_template(
@@ -80,7 +62,7 @@ def build_template(
             raise UserError(f"tree: {key}={value} must be from 0 to {_MAX_NODES}")
 
     if name == "file":
-        tree = load_template(str(path))
+        tree = read_tree(str(path))
     elif name == "best":
         tree = Tree.from_rank_paths(best_order(nodes or 0, k))
     elif name == "chain":
@@ -95,7 +77,7 @@ def build_template(
     elif name == "shape":
         tree = Tree.from_rank_paths(shaped(nodes or 0, depth or 0, branching or 0))
     else:
-        tree = load_template(_SHIPPED / f"{name}.yaml")
+        tree = read_tree(_SHIPPED / f"{name}.yaml")
     if tree.max_rank >= k:
         raise UserError(f"tree: template {name!r} needs candidates up to rank {tree.max_rank}, but k={k}")
     return tree
@@ -140,7 +122,7 @@ def likelihood(path: RankPath) -> float:
 @lru_cache(maxsize=64)
 def best_order(n: int, k: int) -> tuple[RankPath, ...]:
     """The n best nodes with ranks below k: published nodes first, likelier ones first; each after its parent."""
-    published = [p for p in load_template(_SHIPPED / "2.2.2.yaml").rank_paths[1:] if max(p) < k]
+    published = [p for p in read_tree(_SHIPPED / "2.2.2.yaml").rank_paths[1:] if max(p) < k]
     order = sorted(published, key=lambda p: (-likelihood(p), p))
     taken = set(order)
     frontier: list[tuple[float, RankPath]] = [(-likelihood((rank,)), (rank,)) for rank in range(k)]

@@ -8,10 +8,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from evaluation import audit
-from evaluation.audit import GAPS, audit_table, audits, read_gaps, wording, write_audit
-from evaluation.conversation import prompt_ids
-from evaluation.tables import read_runs
-from tests.evaluation.records import answer, made
+from evaluation.records.runs import read_runs
+from evaluation.running.conversation import prompt_ids
+from evaluation.statistics.audits import GAPS, audit_table, audits, read_gaps, wording, write_audit
+from tests.evaluation.made_runs import answer, made
 
 
 def said(question_id, *turns):

@@ -13,8 +13,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from evaluation import hub, inference_recycling, questions, report, run, speed
-from evaluation.answers import AnswerStore
+from evaluation import inference_recycling, report, run, speed
+from evaluation.records import questions
+from evaluation.records.run_folder import AnswerStore
+from evaluation.running import hub
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -243,7 +245,7 @@ def test_run_module_reports_config_errors_as_a_user_sees_them(call):
 
 def test_a_hub_out_of_reach_is_told_at_once(evaluate, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")  # nobody listens there
-    monkeypatch.setattr("evaluation.models._loaded", None)
+    monkeypatch.setattr("evaluation.running.models._loaded", None)
     hub.in_reach.cache_clear()
     started = time.perf_counter()
     outcome = evaluate("model.path=nobody/nothing")

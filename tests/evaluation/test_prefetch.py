@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from evaluation import hub, prefetch, questions
-from evaluation.prefetch import composed, needs
-from tests.evaluation.test_companions import a_hub, files, out_of_reach  # noqa: F401  (fixtures)
+from evaluation import prefetch
+from evaluation.records import questions
+from evaluation.running import hub
+from evaluation.running.needs import composed, needs
+from tests.evaluation.running.test_companions import a_hub, files, out_of_reach  # noqa: F401  (fixtures)
 
 ROOT = Path(__file__).resolve().parents[2]
 

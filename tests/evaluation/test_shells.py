@@ -6,10 +6,11 @@ import pytest
 from transformers import AutoTokenizer
 
 from evaluation import bench_step, equal, inference_recycling, speed
-from evaluation.models import ModelSettings, random_model
-from evaluation.roofline import Rates, step_cost
-from tests.evaluation.records import answer
-from tests.evaluation.test_metrics import ROWS
+from evaluation.running.model_settings import ModelSettings
+from evaluation.running.models import random_model
+from evaluation.stepping.floor import Rates, step_cost
+from tests.evaluation.made_runs import answer
+from tests.evaluation.statistics.test_metrics import ROWS
 
 
 def write(path, rows, tail=""):

@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from evaluation import questions
-from evaluation.answers import write_json
+from evaluation.records import questions
 from model.errors import UserError
-from model.files import load_state, replaced, save_state, write_text
+from model.files import load_state, replaced, save_state, write_json, write_text
 
 ROOT = Path(__file__).resolve().parents[2]
 RACE = """

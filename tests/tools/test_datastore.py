@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from model.datastore import Datastore
 from model.errors import UserError
+from model.retrieval.datastore import Datastore
 from tools import datastore
 from tools.embedded import datastore as embedded
 from tools.embedded.corpus import held_out

@@ -13,10 +13,10 @@ from torch import nn
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from model.decoding import Target, decode
-from model.eagle import Eagle
-from model.eagle2 import Eagle2
 from model.errors import UserError
-from model.medusa import Medusa, MedusaHeads
+from model.learned.eagle import Eagle
+from model.learned.eagle2 import Eagle2
+from model.learned.medusa import Medusa, MedusaHeads
 from tests.conftest import greedy, toy_model
 from tools.embedded.corpus import held_out_questions
 from tools.embedded.encoding import Encoded

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from model.ngram_cache import NgramCache
+from model.ngrams.ngram_cache import NgramCache
 from tools.ngram_table import main
 
 IDS = [1, 5, 6, 7, 1, 5, 6, 8, 1, 2, 3, 4]

@@ -2,7 +2,7 @@
 
 import json
 
-from evaluation.questions import load_bench
+from evaluation.running.bench import load_bench
 from tools.novelty import FILE, questions
 
 

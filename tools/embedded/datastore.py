@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-from evaluation.cli import user_errors
+from evaluation.running.errors import user_errors
 from tools.datastore import build, load_tokenizer
 from tools.embedded.corpus import training
 from tools.embedded.encoding import text_and_spans

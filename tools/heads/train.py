@@ -16,14 +16,15 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from evaluation.cli import one_line
-from evaluation.models import ModelSettings, load_model
-from model import eagle_head, medusa
+from evaluation.running.errors import one_line
+from evaluation.running.model_settings import ModelSettings
+from evaluation.running.models import load_model
 from model.decoding import Target
-from model.eagle_head import EagleHead, head_config
 from model.errors import UserError
-from model.heads import hidden_size
-from model.medusa import MedusaHeads
+from model.learned import eagle_head, medusa
+from model.learned.eagle_head import EagleHead, head_config
+from model.learned.head_files import hidden_size
+from model.learned.medusa import MedusaHeads
 from tools.heads.losses import eagle_loss, medusa_loss
 from tools.heads.text import batches, sequences
 

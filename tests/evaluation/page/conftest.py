@@ -7,9 +7,10 @@ import pytest
 from transformers import AutoTokenizer
 
 from evaluation.figures import draw_all
-from evaluation.metrics import RECORDS
 from evaluation.page import write_page
-from evaluation.tables import main_table, read_runs
+from evaluation.records.rows import RECORDS
+from evaluation.records.runs import read_runs
+from evaluation.statistics.tables import main_table
 
 HOSTILE = "the </script><script>window.broken = 1</script><!-- <img src=x onerror='window.broken = 2'> \u2028 is one."
 VERSIONS = {"torch": "2.13.0", "transformers": "5.23.0"}

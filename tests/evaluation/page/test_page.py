@@ -17,7 +17,9 @@ from evaluation.page.circumstances import command_line, commands, configurations
 from evaluation.page.page import script_json
 from evaluation.page.table import view
 from evaluation.page.tokens import Decoder
-from evaluation.tables import main_table, pools, read_runs
+from evaluation.records.runs import read_runs
+from evaluation.statistics.pools import pools
+from evaluation.statistics.tables import main_table
 from tests.evaluation.page.conftest import HOSTILE, answer, plain, report, write_run
 
 

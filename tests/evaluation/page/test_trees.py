@@ -3,13 +3,13 @@
 import pytest
 from transformers import AutoTokenizer
 
-from evaluation.acceptance import Node, by_rank_path
 from evaluation.page.acceptance import Paths, acceptance, by_depth, node_order, steps_of
 from evaluation.page.circumstances import configurations
 from evaluation.page.ranks import spelled
 from evaluation.page.tokens import Decoder, load, split, visible
 from evaluation.page.tree_svg import BOUNDS, draw, legend, shade
-from evaluation.tables import read_runs
+from evaluation.records.runs import read_runs
+from evaluation.statistics.acceptance import Node, by_rank_path
 from model.recycling import build_template
 from tests.evaluation.page.conftest import TREE, answer, write_run
 

@@ -7,5 +7,6 @@ import pytest
 def form(request, monkeypatch) -> str:
     """Both forms are tested here, the one for a GPU included."""
     if request.param == "tensors":
-        monkeypatch.setattr("model.recycling.matrix.as_array", lambda tensor: None)
+        for module in ("model.recycling.matrix", "model.decoding.devices"):
+            monkeypatch.setattr(f"{module}.as_array", lambda tensor: None)
     return str(request.param)

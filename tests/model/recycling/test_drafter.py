@@ -9,8 +9,8 @@ from model.decoding import Draft, Target, Tree, Verification, decode
 from model.errors import UserError
 from model.recycling import TokenRecycling, build_template
 from tests.conftest import toy_model
+from tests.model.decoding.test_tree import random_tree
 from tests.model.recycling.reference import Reference
-from tests.model.test_tree import random_tree
 
 V = 61
 

@@ -10,7 +10,7 @@ from model.decoding.verification import verify
 from model.errors import UserError
 from model.recycling import TokenRecycling, build_template
 from tests.conftest import toy_model
-from tests.model.test_tree import random_tree
+from tests.model.decoding.test_tree import random_tree
 
 
 def plain_loop(before, draft, logits, update):

@@ -1,0 +1,112 @@
+"""What ran on what: written before the first question, so that every figure can be traced."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import subprocess
+import sys
+import time
+from functools import lru_cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from model.files import ROOT
+
+PACKAGES = (
+    "torch",
+    "transformers",
+    "tokenizers",
+    "safetensors",
+    "fschat",
+    "accelerate",
+    "hydra-core",
+    "pandas",
+    "matplotlib",
+)
+
+
+def describe_device(device: torch.device) -> str:
+    """The device in words, as it stands above every table."""
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        return f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"
+    if device.type == "mps":
+        return f"Apple {platform.machine()} GPU (MPS)"
+    return f"{_cpu_name()}, {torch.get_num_threads()} thread{'s' if torch.get_num_threads() > 1 else ''}"
+
+
+def _cpu_name() -> str:
+    try:
+        with Path("/proc/cpuinfo").open(encoding="utf-8") as handle:
+            names = [line.split(":", 1)[1].strip() for line in handle if line.startswith("model name")]
+        return names[0] if names else platform.machine()
+    except OSError:
+        return platform.processor() or platform.machine()
+
+
+def versions() -> dict[str, str]:
+    """Python's and the main packages' versions."""
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            found[package] = "not installed"
+    return found
+
+
+def git_state() -> dict[str, Any]:
+    """Commit and whether files differ from it; empty outside a checkout."""
+    try:
+        commit = subprocess.run(
+            ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, timeout=10, check=True
+        ).stdout.strip()
+        changed = subprocess.run(
+            ["git", "status", "--porcelain"], cwd=ROOT, capture_output=True, text=True, timeout=10, check=True
+        ).stdout
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    return {"commit": commit, "modified": bool(changed.strip())}
+
+
+@lru_cache(maxsize=1)
+def sources_sha256() -> str:
+    """Of the code that decodes and measures: every Python file of model/ and evaluation/, with its name."""
+    digest = hashlib.sha256()
+    for path in sorted(path for folder in ("model", "evaluation") for path in (ROOT / folder).rglob("*.py")):
+        digest.update(f"{path.relative_to(ROOT)}\0{path.stat().st_size}\0".encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def circumstances(device: str, linear: str) -> dict[str, Any]:
+    """What decides a run's speed or its rounding and is no setting of it.
+
+    Args:
+        device: in words, the number of threads of a CPU included.
+        linear: packed or stock; where nobody says which, the free memory decides.
+    """
+    return {
+        "device": device,
+        "platform": platform.platform(),
+        "threads": torch.get_num_threads(),
+        "versions": versions(),
+        "linear": linear,
+        "sources_sha256": sources_sha256(),
+    }
+
+
+def collect(settings: dict[str, Any], now: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any]:
+    """The metadata of a run: its settings (what decides the output) and the circumstances (what decides the speed)."""
+    return {
+        "settings": settings,
+        "command": [sys.executable, *sys.argv],
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        **{key: now[key] for key in ("device", "platform", "threads", "versions")},
+        "git": git_state(),
+        "circumstances": now,
+        **extra,
+    }

@@ -1,0 +1,81 @@
+"""Benches: questions in Spec-Bench's JSONL format, read from disk or fetched once by URL and hash."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from model.errors import UserError
+
+# Spec-Bench rolls its eight MT-bench labels up into one subtask (evaluation/speed.py there); others keep their name.
+MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
+FILE_ORDER, INTERLEAVED, SHUFFLED = "file", "interleaved", "shuffled"
+SUBTASKS = ("mt_bench", "translation", "summarization", "qa", "math_reasoning", "rag", "code")
+
+
+def subtask(category: str) -> str:
+    """The row a question counts in; an unknown category is its own row."""
+    return "mt_bench" if category in MT_BENCH else category
+
+
+@dataclass(frozen=True)
+class Question:
+    """One question: one or more turns of a user."""
+
+    question_id: int | str
+    category: str
+    turns: tuple[str, ...]
+
+    @property
+    def sha256(self) -> str:
+        """Of its category and turns, the first 16 digits: tells it from another question of the same id."""
+        return hashlib.sha256(json.dumps([self.category, *self.turns]).encode()).hexdigest()[:16]
+
+    @property
+    def key(self) -> str:
+        return question_key(self.question_id, self.sha256)
+
+
+def question_key(question_id: int | str, sha256: str | None) -> str:
+    """What questions are paired by: id and hash; the id alone where no hash was recorded (other people's files)."""
+    return f"{question_id}:{sha256}" if sha256 else str(question_id)
+
+
+def read_questions(path: Path) -> tuple[Question, ...]:
+    """Read and check a question file. Raises UserError naming file and line."""
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")  # not at U+2028 and others, which are text
+    except FileNotFoundError:
+        raise UserError(f"question file {path} does not exist") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"question file {path} cannot be read ({error})") from None
+    questions: list[Question] = []
+    seen: dict[int | str, int] = {}
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            question = _parse(line, f"{path}:{number}")
+            if question.question_id in seen:
+                first = seen[question.question_id]
+                raise UserError(f"{path}:{number}: question_id {question.question_id} stands on line {first} already")
+            seen[question.question_id] = number
+            questions.append(question)
+    if not questions:
+        raise UserError(f"question file {path} is empty")
+    return tuple(questions)
+
+
+def _parse(line: str, where: str) -> Question:
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{where}: not JSON ({error})") from None
+    if not isinstance(row, dict):
+        raise UserError(f"{where}: not a JSON object")
+    for key, kind in (("question_id", (int, str)), ("category", str), ("turns", list)):
+        if not isinstance(row.get(key), kind):
+            raise UserError(f"{where}: {key!r} is missing or of the wrong type")
+    if not row["turns"] or not all(isinstance(turn, str) and turn.strip() for turn in row["turns"]):
+        raise UserError(f"{where}: 'turns' must hold one or more non-empty strings")
+    return Question(row["question_id"], row["category"], tuple(row["turns"]))

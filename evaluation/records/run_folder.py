@@ -1,0 +1,168 @@
+"""The store of a run: one JSON line a question, in Spec-Bench's answer format; survives a kill at any point.
+
+Order of writing, after each question: first the drafter's state as it is after it, then the question's line, each
+flushed to the disk. So whatever line is there, its state is there too, and a run goes on from exactly that state.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from model.errors import UserError
+from model.files import PARTIAL, load_state, save_state, write_json
+
+from .answer_file import read_answers
+from .comparison import difference
+from .rows import Row
+
+
+class AnswerStore:
+    """The files of one run in its directory.
+
+    Args:
+        folder: holds answers.jsonl (or the file named), metadata.json, summary.json and the state.
+        answers: another place for the answers file, as `--answer-file` asks for.
+    """
+
+    def __init__(self, folder: Path, answers: Path | None = None) -> None:
+        self.folder = folder
+        self.answers = answers or folder / "answers.jsonl"
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the directory for one process. Raises UserError if another one is at work in it."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / "run.lock").open("a") as handle:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UserError(
+                    f"{self.folder}: another run is at work in this directory; wait for it or stop it"
+                ) from None
+            yield
+
+    def begin(self, metadata: dict[str, Any], mixed: bool = False) -> dict[Any, Row]:
+        """Start or go on: write the metadata, mend a torn last line, return the answers that are there already.
+
+        Args:
+            metadata: `settings` decide what is answered, `circumstances` how fast; `questions`: how many there are.
+            mixed: an unfinished run may go on under other circumstances, which the metadata then holds as `parts`.
+
+        Raises:
+            UserError: the directory holds a run of another configuration, or one begun under other circumstances;
+                nothing is changed then.
+        """
+        path, answered = self.folder / "metadata.json", self._whole_lines()
+        if path.exists():
+            try:
+                held = json.loads(path.read_text(encoding="utf-8"))
+                different = difference(held["settings"], metadata["settings"])
+            except (json.JSONDecodeError, KeyError, TypeError):
+                raise UserError(f"{path} is broken; delete the directory to start the run anew") from None
+            if different:
+                raise UserError(
+                    f"{self.folder} holds a run of another configuration: {different}; use another run_dir or delete it"
+                )
+            if answered < metadata["questions"] or not self._summarised():
+                self._go_on(held, metadata, answered, mixed)
+        elif self.answers.exists() and self.answers.stat().st_size:
+            raise UserError(
+                f"{self.answers} holds answers of an unknown configuration (no metadata.json beside it); move it away"
+            )
+        else:
+            write_json(path, metadata)
+        states = set(self.folder.glob("state-*.safetensors")) - {self._state_path(answered)}
+        for stale in [*self.folder.glob(PARTIAL), *states]:  # a killed run's; this one has the directory for itself
+            stale.unlink()
+        if not self.answers.exists():
+            return {}
+        data = self.answers.read_bytes()
+        whole = data.rfind(b"\n") + 1
+        if whole < len(data):  # killed in the middle of a line: that question was not finished
+            with self.answers.open("r+b") as handle:
+                handle.truncate(whole)
+        rows, damage = read_answers(self.answers)
+        if str(damage):
+            raise UserError(
+                f"{self.answers}: {damage}; this file was changed from outside, delete the directory to start anew"
+            )
+        return rows
+
+    def _whole_lines(self) -> int:
+        return self.answers.read_bytes().count(b"\n") if self.answers.exists() else 0
+
+    def _go_on(self, held: dict[str, Any], metadata: dict[str, Any], answered: int, mixed: bool) -> None:
+        """Note under which circumstances an unfinished run goes on; refuse other ones unless they may be mixed."""
+        first = {"first_question": 1, "circumstances": held.get("circumstances")}
+        parts: list[dict[str, Any]] = held.get("parts", [first])
+        kept = [part for part in parts if part["first_question"] <= answered]  # others have no answers
+        now = metadata["circumstances"]
+        different = difference((kept or parts)[-1]["circumstances"], now)
+        path = self.folder / "metadata.json"
+        if not different:
+            if kept and kept != parts:
+                write_json(path, held | {"parts": kept})
+        elif answered == 0:  # nothing was measured under the others
+            write_json(path, metadata)
+        elif not mixed:
+            raise UserError(
+                f"{self.folder} holds {answered} answers given under other circumstances: {different}; finish it under "
+                "those, delete it to start anew, or say mixed=true, and every table will name it as mixed"
+            )
+        elif answered < metadata["questions"]:
+            parts = [*kept, {"first_question": answered + 1, "circumstances": now}]
+            write_json(path, held | {"parts": parts})
+
+    def is_finished(self) -> bool:
+        """Whether the run's summary is there; of a run whose questions are all answered, that is its last file."""
+        return self._summarised()
+
+    def _summarised(self) -> bool:
+        return (self.folder / "summary.json").exists()
+
+    def state_at(self, answered: int) -> dict[str, torch.Tensor]:
+        """The drafter's state after so many questions. Raises UserError if it is gone."""
+        return load_state(self._state_path(answered))
+
+    def last_state(self, answered: int) -> dict[str, torch.Tensor]:
+        """The same after the last question, be it that a kill came before or after the state got its last name."""
+        path = self._state_path(answered)
+        return load_state(path if path.exists() else self.folder / "state.safetensors")
+
+    def append(self, row: Row, state: dict[str, torch.Tensor], answered: int) -> None:
+        """Keep question number `answered` (from 1) with the state after it: both or neither."""
+        if state:
+            save_state(state, self._state_path(answered))
+        line = json.dumps(row, ensure_ascii=False).encode() + b"\n"
+        self.answers.parent.mkdir(parents=True, exist_ok=True)
+        with self.answers.open("ab", buffering=0) as handle:  # no buffer that would try again when closed
+            size, written = handle.tell(), 0
+            try:
+                while written < len(line):
+                    written += handle.write(line[written:])
+                os.fsync(handle.fileno())
+            except OSError as error:
+                handle.truncate(size)
+                raise UserError(
+                    f"{self.answers}: cannot be written ({error.strerror}); {answered - 1} answers are kept, "
+                    "make room and give the same command again"
+                ) from None
+        if state:
+            self._state_path(answered - 1).unlink(missing_ok=True)
+
+    def finish(self, summary: dict[str, Any], state: dict[str, torch.Tensor], answered: int) -> None:
+        """Write the summary; the last state stays as `state.safetensors`, to start another run from."""
+        if state and self._state_path(answered).exists():
+            self._state_path(answered).replace(self.folder / "state.safetensors")
+        write_json(self.folder / "summary.json", summary)
+
+    def _state_path(self, answered: int) -> Path:
+        return self.folder / f"state-{answered}.safetensors"

@@ -1,0 +1,180 @@
+"""The runs of an experiment as they lie on disk."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from model.errors import UserError
+
+from .answer_file import SharedNumbers, read_answers
+from .questions import question_key, subtask
+from .rows import Row, accept_lengths, check_records, question_speed
+
+# In the order tables and figures show them; a method that is not here stands between the others and recycling.
+METHODS = (
+    *("hf", "vanilla", "lookahead", "pld", "ngram_cache", "rest", "suffix", "sps"),
+    *("medusa", "eagle", "eagle2"),
+)
+_TAKEN = ("dtype", "device", "model", "bench", "method", "variant", "seed")  # names of other columns of a table
+_HIDDEN = ("name", "drafter", "start", "tree", "tree_nodes")  # told by the label or by words of their own
+_NUMBER = re.compile(r"(\d+(?:\.\d+)?)")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run as it lies on disk: its metadata and its answers in the order of the bench."""
+
+    folder: Path
+    metadata: dict[str, Any]
+    answers: list[Row]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return dict(self.metadata["settings"])
+
+    @property
+    def label(self) -> str:
+        return str(self.metadata["label"])
+
+    @property
+    def complete(self) -> bool:
+        return len(self.answers) == int(self.metadata["questions"])
+
+    @property
+    def repeat(self) -> int:
+        return int(self.settings.get("repeat") or 0)
+
+    @property
+    def bench_key(self) -> tuple[str, ...]:
+        """Runs with the same key may be compared on the questions both have: same model, bench file, device, limit."""
+        settings = self.settings
+        parts = settings["model"] | {"bench": settings["bench"]["name"], "file": settings["bench"].get("sha256")}
+        parts |= {"limit": settings["max_new_tokens"], "choices": settings.get("num_choices")}
+        return tuple(f"{key}={parts[key]}" for key in sorted(parts)) + (self.metadata["device"],)
+
+    @property
+    def asked(self) -> tuple[str, ...]:
+        """Keys of the questions it is to answer, in their order; empty where they were not recorded."""
+        return tuple(self.metadata.get("question_hashes", ()))
+
+    @cached_property
+    def selection(self) -> frozenset[str]:
+        """The same for runs that are to answer the same questions: their keys, or what else was recorded of them."""
+        bench = self.settings["bench"]
+        return frozenset(self.asked or [f"{bench.get('questions')} questions, {bench.get('ids_sha256')}"])
+
+    @cached_property
+    def configuration(self) -> str:
+        """The same for the repeats of one configuration and for its shards, whatever questions they answer."""
+        settings = {key: value for key, value in self.settings.items() if key != "repeat"}
+        settings["bench"] = {k: v for k, v in settings["bench"].items() if k not in ("questions", "ids_sha256")}
+        if self.metadata.get("config", {}).get("start") == "saved":  # each repeat starts from what its own hot run left
+            left_out = ("start", "start_sha256")
+            settings["method"] = {k: v for k, v in settings["method"].items() if k not in left_out}
+            settings["start"] = "saved"
+        return json.dumps([self.bench_key, settings], sort_keys=True)
+
+    @property
+    def draft_tree(self) -> list[list[int]] | None:
+        """The template's nodes as rank paths, the root left out; None for methods without a template."""
+        text: str | None = self.metadata.get("draft_tree")
+        return None if text is None else [[int(rank) for rank in node.split(",")] for node in text.split()]
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """What the run wrote at its end; empty if it is not there yet."""
+        try:
+            found: dict[str, Any] = json.loads((self.folder / "summary.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return found
+
+    @property
+    def facets(self) -> dict[str, Any]:
+        """What may tell this run from others of the same label: its method's settings, its tree's shape, its order."""
+        settings = self.settings
+        method: dict[str, Any] = settings["method"]
+        found = {key: method.get(key) for key in ("start", "tree", "tree_nodes")}
+        if "start_sha256" in method:  # a file: by its name, or how it was asked for
+            asked = self.metadata.get("config", {}).get("start")
+            found["start"] = asked if asked == "saved" else Path(str(method["start"])).stem
+        if tree := self.draft_tree:
+            found["tree_depth"] = max(len(path) for path in tree)
+            found["tree_breadth"] = 1 + max(path[0] for path in tree)
+        own = {k: v for k, v in method.items() if k not in _HIDDEN and not k.endswith("sha256")}
+        own = {k: str(v) if isinstance(v, list | dict) else v for k, v in own.items()}  # a cell holds one value
+        found |= {f"method_{k}" if k in _TAKEN else k: v for k, v in own.items()}
+        if settings["bench"].get("order", "file") != "file":
+            found["order"] = settings["bench"]["order"]
+        found |= {key: settings[key] for key in ("execution", "seed") if key in settings}
+        return found | {"phases": bool(settings.get("phases"))}
+
+    @property
+    def circumstances(self) -> dict[str, Any]:
+        """What may tell it from runs of the same method and facets: how the model was loaded, how many answers."""
+        model = {k: v for k, v in self.settings["model"].items() if k not in ("name", "dtype", "device")}
+        return model | {"num_choices": self.settings.get("num_choices")}
+
+    @cached_property
+    def by_question(self) -> pd.DataFrame:
+        """By question, its id and hash: subtask, tokens, steps, speed (tokens/s)."""
+        lengths = [accept_lengths(row) for row in self.answers]
+        data = {
+            "subtask": [subtask(str(row.get("category", "unknown"))) for row in self.answers],
+            "tokens": [float(sum(steps)) for steps in lengths],
+            "steps": [float(len(steps)) for steps in lengths],
+            "speed": [question_speed(row) for row in self.answers],
+        }
+        return pd.DataFrame(data, index=[row_key(row) for row in self.answers])
+
+
+def row_key(row: Row) -> str:
+    """What an answer is paired by: its question's id and hash."""
+    return question_key(row["question_id"], row.get("question_sha256"))
+
+
+def read_runs(folder: Path) -> list[Run]:
+    """All runs below an experiment's folder, methods in the tables' order. Raises UserError if there is none."""
+    runs = []
+    shared = SharedNumbers()
+    for path in sorted(folder.glob("runs/*/metadata.json")):
+        answers = path.parent / "answers.jsonl"
+        if answers.exists():
+            metadata = json.loads(path.read_text(encoding="utf-8"))
+            rows = list(read_answers(answers, shared)[0].values())
+            try:
+                check_records(rows, path.parent)
+            except UserError as refused:
+                print(f"left out: {refused}", file=sys.stderr)
+                continue
+            runs.append(Run(path.parent, metadata, rows))
+    if not runs:
+        raise UserError(f"{folder}: no runs here (runs/*/metadata.json with answers.jsonl)")
+    return sorted(runs, key=_order)
+
+
+def _order(run: Run) -> tuple[Any, ...]:
+    """What may be compared together; methods as in METHODS, numbers as numbers, repeats last, within one its shards."""
+    method = run.settings["method"]
+    place = len(METHODS) + 1 if method["name"] == "recycling" else len(METHODS)
+    place = METHODS.index(method["name"]) if method["name"] in METHODS else place
+    numbers = [
+        method.get(key) if isinstance(method.get(key), int | float) else 0
+        for key in ("k", "tree_nodes", "nodes", "max_draft")
+    ]
+    facets = natural(str(sorted(run.facets.items(), key=str)))
+    bench, first = natural("|".join(run.bench_key)), natural("".join(run.asked[:1]))
+    return bench, place, natural(run.label), *numbers, facets, run.repeat, first
+
+
+def natural(text: str) -> tuple[str | float, ...]:
+    """A text to sort by, its numbers as numbers: 60 before 480. Texts and numbers stand in turn."""
+    return tuple(float(part) if i % 2 else part for i, part in enumerate(_NUMBER.split(text)))

@@ -1,0 +1,142 @@
+"""What a sweep was to do and what of it is done: jobs written down before the first starts, marked when finished.
+
+A job whose method lacks a companion is marked then, with the reason, and never starts: nothing is missing that could be
+completed, and the tables have a row that says so.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from model.errors import UserError
+from model.files import write_json
+
+from ..running.companions import lacking
+from ..running.processes import rank
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A job of a sweep: its overrides, its experiment's folder, what it measures, and why it cannot, if it cannot."""
+
+    overrides: list[str]
+    folder: Path
+    model: str
+    bench: str
+    method: str
+    not_available: str
+
+    @classmethod
+    def of(cls, overrides: Sequence[str], cfg: DictConfig) -> Planned:
+        """The job of these overrides, which compose to this configuration."""
+        method: dict[str, Any] = OmegaConf.to_container(cfg.method, resolve=True)  # type: ignore[assignment]
+        model, folder = str(cfg.model.name), Path(cfg.results_dir) / str(cfg.name)
+        lacks = lacking(method, model)
+        return cls(list(overrides), folder, model, str(cfg.bench.name), str(method["name"]), lacks)
+
+    @property
+    def mark(self) -> Path:
+        """Written when the job is done, or known not to be available."""
+        return self.folder / "jobs" / f"{job_key(self.overrides)}.json"
+
+
+@dataclass(frozen=True)
+class Missing:
+    """Jobs of an experiment's last sweep that are not finished, and the command that completes them."""
+
+    jobs: list[list[str]]
+    total: int
+    command: str
+
+    def __str__(self) -> str:
+        shown = "; ".join(" ".join(job) for job in self.jobs[:4])
+        more = f"; and {len(self.jobs) - 4} more" if len(self.jobs) > 4 else ""
+        return (
+            f"missing: {len(self.jobs)} of {self.total} jobs ({shown}{more}); this completes the sweep: {self.command}"
+        )
+
+
+def job_key(job: Sequence[str]) -> str:
+    """A file name for a job, from its overrides; their order does not matter."""
+    return hashlib.sha256(json.dumps(sorted(job)).encode()).hexdigest()[:16]
+
+
+def note_done(config: dict[str, Any], job: list[str], folders: Sequence[Path]) -> None:
+    """Write down that this job of a sweep is done and where: several jobs may share a run."""
+    folder = Path(config["results_dir"]) / str(config["name"])
+    if (folder / "sweep.json").exists() and config["run_dir"] is None and rank() == 0:
+        write_json(folder / "jobs" / f"{job_key(job)}.json", {"job": job, "runs": [path.name for path in folders]})
+
+
+def write_down(jobs: Sequence[Planned], command: str) -> None:
+    """Each experiment's jobs in its folder; those not available are marked, and marks that no longer hold go."""
+    for folder in dict.fromkeys(job.folder for job in jobs):
+        own = [job for job in jobs if job.folder == folder]
+        (folder / "jobs").mkdir(parents=True, exist_ok=True)
+        write_json(folder / "sweep.json", {"command": command, "jobs": [job.overrides for job in own]})
+        for job in own:
+            if job.not_available:
+                about = {"model": job.model, "bench": job.bench, "method": job.method}
+                write_json(job.mark, {"job": job.overrides, "not_available": job.not_available} | about)
+            elif "not_available" in _read(job.mark):
+                job.mark.unlink()
+
+
+def available(jobs: Sequence[Planned]) -> tuple[list[Planned], list[str]]:
+    """The jobs that can run, and lines that tell of the others, each reason once.
+
+    Raises:
+        UserError: none can run.
+    """
+    left = [job for job in jobs if not job.not_available]
+    reasons = dict.fromkeys(f"{job.method}: {job.not_available}" for job in jobs if job.not_available)
+    if jobs and not left:
+        raise UserError(f"none of the {len(jobs)} jobs can run: {'; '.join(list(reasons)[:3])}")
+    if not reasons:
+        return left, []
+    return left, [f"not available, {len(jobs) - len(left)} of {len(jobs)} jobs are left out:", *reasons]
+
+
+def not_available(folder: Path) -> list[dict[str, str]]:
+    """What sweeps into this folder left out, by model, bench and method, each with `why`."""
+    found: dict[tuple[str, ...], str] = {}
+    for path in sorted(folder.glob("jobs/*.json")):
+        if why := (mark := _read(path)).get("not_available"):
+            found[str(mark["model"]), str(mark["bench"]), str(mark["method"])] = str(why)
+    return [{"model": m, "bench": b, "method": method, "why": why} for (m, b, method), why in sorted(found.items())]
+
+
+def missing_jobs(folder: Path) -> Missing | None:
+    """What the last sweep into this folder has not finished; None if all is done or it was no sweep."""
+    try:
+        sweep = json.loads((folder / "sweep.json").read_text(encoding="utf-8"))
+        jobs, command = list(sweep["jobs"]), str(sweep["command"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    left = [job for job in jobs if not _done(folder, job)]
+    common = set.intersection(*map(set, jobs)) if len(jobs) > 1 else set()  # the command says it
+    return Missing([[o for o in job if o not in common] for job in left], len(jobs), command) if left else None
+
+
+def _done(folder: Path, job: Sequence[str]) -> bool:
+    """Whether the job is not available, or left its mark and all its runs are still there, finished."""
+    mark = _read(folder / "jobs" / f"{job_key(job)}.json")
+    if "not_available" in mark:
+        return True
+    return "runs" in mark and all((folder / "runs" / str(run) / "summary.json").exists() for run in mark["runs"])
+
+
+def _read(mark: Path) -> dict[str, Any]:
+    """A job's mark; empty if there is none, or a broken one."""
+    try:
+        found = json.loads(mark.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,115 @@
+"""Benches: a file of questions, read from disk or fetched once by URL and hash; a part of it, in some order."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from model.errors import UserError
+from model.files import ROOT, write_bytes
+
+from ..records.questions import FILE_ORDER, INTERLEAVED, SHUFFLED, Question, read_questions, subtask
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A bench's name, its questions in the order they are asked, the file's sha256, and which order that is."""
+
+    name: str
+    questions: tuple[Question, ...]
+    sha256: str
+    order: str = FILE_ORDER
+
+
+def load_bench(
+    name: str,
+    path: str,
+    *,
+    url: str | None = None,
+    sha256: str | None = None,
+    begin: int | None = None,
+    end: int | None = None,
+    per_category: int | None = None,
+    categories: Sequence[str] | None = None,
+    order: str = FILE_ORDER,
+) -> Bench:
+    """Load a bench, fetching it first if it is not there.
+
+    Args:
+        path: the question file, or a folder that holds `question.jsonl`; relative to the repository.
+        url, sha256: where to fetch it and what it must hash to. A file that the user put there is checked, too.
+        begin, end: slice of the file, as Spec-Bench's --question-begin and --question-end.
+        per_category: only the first so many questions of each subtask.
+        categories: only these subtasks.
+        order: file | interleaved (one of each subtask in turn) | shuffled, or shuffled-N with another seed than 0.
+
+    Raises:
+        UserError: missing, empty, malformed, wrong hash, no network, nothing selected, unknown order.
+    """
+    file = bench_file(path, url)
+    if not file.exists() and url is not None and file.resolve().is_relative_to(ROOT):  # never to a place of the user's
+        fetch(url, sha256 or "", file)
+    questions = read_questions(file)
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    if sha256 is not None and digest != sha256:
+        raise UserError(
+            f"{file} has sha256 {digest[:12]}..., the published one {sha256[:12]}...; delete it to fetch it again"
+        )
+    chosen: list[Question] = []
+    count: dict[str, int] = {}
+    for question in questions[begin:end]:
+        row = subtask(question.category)
+        count[row] = count.get(row, 0) + 1
+        if (categories is None or row in categories) and (per_category is None or count[row] <= per_category):
+            chosen.append(question)
+    if not chosen:
+        raise UserError(f"bench {name}: no question is left of {len(questions)} after the selection")
+    return Bench(name, ordered(chosen, order), digest, order)
+
+
+def bench_file(path: str, url: str | None) -> Path:
+    """Where a bench's questions lie, or will when they are fetched: the file named, or the one in the folder named."""
+    file = ROOT / path
+    return file / "question.jsonl" if file.is_dir() or (url is None and not file.suffix) else file
+
+
+def ordered(questions: Sequence[Question], order: str) -> tuple[Question, ...]:
+    """The questions in that order. Raises UserError if there is no such order."""
+    kind, _, seed = order.partition("-")
+    if order == FILE_ORDER:
+        return tuple(questions)
+    if order == INTERLEAVED:
+        seen: dict[str, int] = {}
+        places = []
+        for question in questions:
+            row = subtask(question.category)
+            seen[row] = seen.get(row, 0) + 1
+            places.append(seen[row])
+        return tuple(question for _, question in sorted(zip(places, questions, strict=True), key=lambda pair: pair[0]))
+    if kind == SHUFFLED and (seed.isdigit() or order == SHUFFLED):
+        shuffled = list(questions)
+        random.Random(int(seed or 0)).shuffle(shuffled)
+        return tuple(shuffled)
+    raise UserError(f"bench.order={order}: unknown; use file, interleaved, shuffled or shuffled-N (seed N)")
+
+
+def fetch(url: str, sha256: str, file: Path) -> None:
+    """Download to `file`, whole and of the right hash, or not at all."""
+    try:
+        with urllib.request.urlopen(url, timeout=30) as response:
+            data = response.read()
+    except (urllib.error.URLError, TimeoutError, OSError) as error:
+        reason = getattr(error, "reason", error)
+        raise UserError(
+            f"cannot fetch {url} ({reason}); download it elsewhere and put it at {file}, "
+            "or name a folder with bench.path="
+        ) from None
+    digest = hashlib.sha256(data).hexdigest()
+    if digest != sha256:
+        raise UserError(f"{url} has sha256 {digest[:12]}..., expected {sha256[:12]}...; nothing was kept")
+    write_bytes(file, data)

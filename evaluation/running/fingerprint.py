@@ -1,0 +1,109 @@
+"""What tells runs apart: the settings that decide their answers and what is measured, and a folder named by them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from model.errors import UserError
+
+from ..records.rows import RECORDS
+from . import processes
+from .bench import Bench
+from .methods import HOT, Method
+from .models import LoadedModel
+
+SAVED = "saved"  # start=saved: from what the hot run of the same configuration left
+_NOT_THE_STATE = ("run_dir", "repeat", "repeats", "mixed", "interleave")  # keys that leave a state as it is
+
+
+def run_settings(config: dict[str, Any], bench: Bench, method: Method) -> dict[str, Any]:
+    """Everything that decides a run's answers and what it measures: its fingerprint."""
+    loaded = method.loaded
+    model = asdict(loaded.settings) | {
+        "dtype": str(loaded.target.dtype).removeprefix("torch."),
+        "device": loaded.target.device.type,
+        "template": loaded.template,
+        "context": loaded.target.context,
+        "processes": processes.world_size(),
+    }
+    ids = [q.question_id for q in bench.questions]
+    return {
+        "model": model,
+        "bench": {"name": bench.name, "sha256": bench.sha256, "ids_sha256": _sha256(ids), "questions": len(ids)}
+        | {"order": bench.order},
+        "method": recorded(method.settings),
+        "execution": loaded.target.execution,
+        "max_new_tokens": config["max_new_tokens"],
+        "num_choices": config["num_choices"],
+        "records": RECORDS,
+        "seed": config["seed"],
+        "phases": config["phases"],
+        "repeat": config["repeat"],
+    }
+
+
+def choose_execution(name: str, loaded: LoadedModel) -> str:
+    """`auto` is eager: the one that needs no compiler and has been measured on every device this project ran on."""
+    if name not in ("auto", "eager") and (processes.world_size() > 1 or len(loaded.target.devices) > 1):
+        raise UserError(f"execution={name}: a model on several devices takes eager only")
+    return loaded.target.check_execution("eager" if name == "auto" else name)
+
+
+def execution_used(method: Method) -> str:
+    """What a run's steps really are: a drafter whose topology changes runs eagerly whatever is asked for."""
+    asked = method.loaded.target.execution
+    if method.drafter is None:
+        return "transformers generate"
+    return asked if asked == "eager" or method.drafter.tree is not None else f"eager ({asked} needs a fixed topology)"
+
+
+def default_folder(config: dict[str, Any], settings: dict[str, Any], method: Method) -> Path:
+    """A directory of its own for each configuration: readable, and told apart by the fingerprint."""
+    parts = [settings["model"]["name"], settings["bench"]["name"], method.label, method.settings.get("tree", "")]
+    words = "-".join(re.sub(r"[^\w.]+", "_", str(part)).strip("_") for part in parts if part)
+    return Path(config["results_dir"]) / str(config["name"]) / "runs" / f"{words}-{_sha256(settings)[:8]}"
+
+
+def saved_start(config: dict[str, Any], model: str) -> str:
+    """start=saved: the state that the hot run of the same configuration left in this experiment's folder.
+
+    Of a method with several rules of update it is the one that writes everything, as a frozen state was made by it.
+
+    Raises:
+        UserError: there is none yet.
+    """
+    wanted = _source(config | {"start": HOT}, "all")
+    found: dict[int, str] = {}  # by repeat
+    for path in sorted((Path(config["results_dir"]) / str(config["name"]) / "runs").glob("*/state.safetensors")):
+        held = json.loads((path.parent / "metadata.json").read_text(encoding="utf-8"))["config"]
+        if _source(held, held["method"].get("update", "all")) == wanted:
+            found.setdefault(int(held["repeat"] or 0), str(path))
+    if found:  # the same repeat's, as another one may not be there yet, and then this run would not be the same again
+        return found.get(int(config["repeat"] or 0), found[min(found)])
+    raise UserError(
+        f"start=saved: there is no finished run of {config['method']['name']} with start=hot on {model} in "
+        f"{config['results_dir']}/{config['name']}; run it first (in a sweep: start=hot,saved), or name a file"
+    )
+
+
+def _source(config: dict[str, Any], update: str) -> dict[str, Any]:
+    """What decides the state that a run leaves."""
+    kept = {key: value for key, value in config.items() if key not in _NOT_THE_STATE}
+    return kept | {"method": recorded(config["method"]) | {"update": update}}
+
+
+def recorded(method: dict[str, Any]) -> dict[str, Any]:
+    """A method's settings as records hold them: a shipped drafter by its file and class, whatever room it stands in.
+
+    So model.copying.spine.Spine is model.spine.Spine, as it was before there were rooms: its runs go on.
+    """
+    return method | {"drafter": re.sub(r"^model\.\w+\.(\w+\.\w+)$", r"model.\1", str(method["drafter"] or "")) or None}
+
+
+def _sha256(data: Any) -> str:
+    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()

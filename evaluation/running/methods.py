@@ -1,0 +1,242 @@
+"""A method ready to answer prompts: a drafter on the engine, or transformers' own generate."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import inspect
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import GenerationConfig
+
+from model.decoding import Drafter, Generation, StepRecord, Tree, decode
+from model.errors import UserError
+from model.files import load_state
+from model.recycling import TokenRecycling, build_template
+from model.recycling.auto import AutoRecycling
+
+from .companions import make_ready, where
+from .models import LoadedModel
+from .step_times import step_seconds
+
+COLD, HOT, CATEGORY = "cold", "hot", "category"
+AUTO = "auto"  # the tree that is chosen for the machine
+RANKS = 32  # candidates a node that a template may ask for, where the method has no k of its own
+DTYPES = {"int64": torch.int64, "int32": torch.int32}
+
+
+@dataclass
+class Method:
+    """One way to answer prompts.
+
+    Attributes:
+        name: of the method, as in configs/method/.
+        drafter: None for `hf`, which does not run on this engine.
+        start: cold, hot, category, or the file of a saved state; None where nothing is carried from prompt to prompt.
+        tree: None where the method has no template.
+        settings: everything that decides the output, for the run's fingerprint.
+    """
+
+    name: str
+    loaded: LoadedModel
+    drafter: Drafter | None
+    start: str | None
+    tree: Tree | None
+    settings: dict[str, Any]
+
+    @property
+    def label(self) -> str:
+        """How tables name it: a method that carries state names its start; tree=auto is hot unless it says cold."""
+        if self.start is None:
+            return self.name
+        start = Path(self.start).stem
+        if self.settings.get("tree") == AUTO:
+            start = AUTO if self.start == HOT else f"{AUTO}, {start}"
+        return f"{self.name} ({start})"
+
+    def prepare(self) -> None:
+        """The state at the start of a run."""
+        if self.drafter is not None:
+            self.drafter.reset()
+            if self.start not in (None, COLD, HOT, CATEGORY):
+                self.drafter.load_state_dict(load_state(Path(str(self.start))))
+
+    def answer(self, prompt: list[int], max_new_tokens: int, mark: Callable[[str], None] | None = None) -> Generation:
+        """Answer one prompt; a cold start forgets what was before. `mark`: as `decode` takes it."""
+        if self.drafter is None:
+            return _transformers_generate(self.loaded, prompt, max_new_tokens)
+        if self.start == COLD:
+            self.drafter.reset()
+        marking = {} if mark is None else {"mark": mark}
+        return decode(
+            self.loaded.target, self.drafter, prompt, max_new_tokens=max_new_tokens, eos=self.loaded.eos, **marking
+        )
+
+
+def build_method(loaded: LoadedModel, method: dict[str, Any], tree: dict[str, Any], start: str) -> Method:
+    """Build the method that the settings describe.
+
+    Args:
+        method: `name`, `drafter` (import path of a class or function; None: transformers' own generate), and the
+            method's own settings, which become keyword arguments. A drafter is given besides whichever of these its
+            signature names: vocab_size, device, eos, tree, target.
+        tree: `name` and parameters of a template; used by methods that take a `tree`.
+        start: cold | hot | category | path of a saved state; methods without state have none of them.
+
+    Raises:
+        UserError: unknown drafter, start, setting or value, a tree that does not fit k, a companion that is not there.
+    """
+    make_ready(method, loaded.settings.name)
+    own = {key: value for key, value in method.items() if key not in ("name", "drafter")}
+    found = {key: where(key, value) for key, value in own.items() if key.endswith("path") and isinstance(value, str)}
+    name, source = method["name"], method["drafter"]
+    target = loaded.target
+    template: Tree | None = None
+    drafter: Drafter | None = None
+    if "k" in own and (not isinstance(own["k"], int) or own["k"] < 1):
+        raise UserError(f"method.k={own['k']}: must be a whole number, at least 1")
+    if source is not None:
+        factory = _locate(source)
+        given: dict[str, Any] = {
+            "vocab_size": target.vocab_size,
+            "device": target.device,
+            "eos": loaded.eos,
+            "target": target,
+        }
+        if "tree" in inspect.signature(factory).parameters:
+            if tree["name"] == AUTO:
+                factory = _auto(factory, loaded, tree, own)
+            else:
+                given["tree"] = template = build_template(**tree, k=own.get("k", RANKS))
+        drafter = _make(factory, own | {key: str(path) for key, path in found.items()}, given)
+        if isinstance(drafter, AutoRecycling):
+            template = drafter.largest
+    stateful = drafter is not None and drafter.stateful
+    settings: dict[str, Any] = dict(method)
+    settings |= {f"{key}_sha256": _sha256_of(path) for key, path in found.items()}  # the method has opened it
+    if template is not None:
+        nodes = [list(path) for path in template.rank_paths[1:]]
+        settings |= {"tree": tree["name"], "tree_nodes": len(nodes), "tree_sha256": _sha256(repr(nodes).encode())}
+    if stateful:
+        settings["start"] = start
+        if start not in (COLD, HOT, CATEGORY):
+            if not Path(start).is_file():
+                raise UserError(
+                    f"start={start}: must be cold, hot, category or the file of a saved state; there is no such file"
+                )
+            settings["start_sha256"] = _sha256_of(Path(start))
+    made = Method(name, loaded, drafter, start if stateful else None, template, settings)
+    made.prepare()  # a saved state that does not fit is told now
+    return made
+
+
+def _locate(source: Any) -> Callable[..., Any]:
+    """The class or function that an import path names."""
+    module, _, attribute = str(source).rpartition(".")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UserError(f"method.drafter={source}: must be the import path of a drafter ({error})") from None
+    if not callable(found):
+        raise UserError(f"method.drafter={source}: must be a class or a function")
+    return found  # type: ignore[no-any-return]
+
+
+def _make(factory: Callable[..., Any], own: dict[str, Any], given: dict[str, Any]) -> Drafter:
+    """Call it with its own settings and what it asks for by name."""
+    takes = inspect.signature(factory).parameters
+    for key in own:
+        if key not in takes:
+            raise UserError(f"method.{key}: {factory.__name__} has no such setting; it has {', '.join(takes)}")
+    arguments = {key: value for key, value in given.items() if key in takes} | own
+    if "dtype" in own:
+        if own["dtype"] not in DTYPES:
+            raise UserError(f"method.dtype={own['dtype']}: the matrix is int64 or int32")
+        arguments["dtype"] = DTYPES[own["dtype"]]
+    for key, parameter in takes.items():
+        if parameter.default is parameter.empty and key not in arguments:
+            raise UserError(f"method.{key}: {factory.__name__} needs this setting")
+    drafter = factory(**arguments)
+    if not isinstance(drafter, Drafter):
+        raise UserError(f"method.drafter: {factory.__name__} does not make a drafter (model.decoding.Drafter)")
+    return drafter
+
+
+def _auto(
+    factory: Callable[..., Any], loaded: LoadedModel, tree: dict[str, Any], own: dict[str, Any]
+) -> Callable[..., AutoRecycling]:
+    """Recycling whose tree follows the machine; its step times are measured once a machine, model and setting."""
+    if factory is not TokenRecycling:
+        raise UserError("tree=auto: chooses among recycling's trees; with another method name a template")
+    unused = [key for key in ("depth", "branching", "path") if tree[key] is not None]
+    if unused or not isinstance(tree["nodes"], int) or tree["nodes"] < 0:
+        raise UserError(
+            f"tree=auto takes tree.nodes, a budget of at least 0, and nothing else ({unused or tree['nodes']})"
+        )
+    plain, seconds = step_seconds(loaded, budget=tree["nodes"], k=own["k"])
+
+    def auto_recycling(
+        vocab_size: int,
+        device: torch.device,
+        eos: frozenset[int],
+        k: int,
+        recycle_prompt: bool,
+        dtype: torch.dtype,
+        update: str,
+    ) -> AutoRecycling:
+        return AutoRecycling(
+            vocab_size,
+            step_seconds=seconds,
+            plain_seconds=plain,
+            budget=tree["nodes"],
+            k=k,
+            recycle_prompt=recycle_prompt,
+            device=device,
+            dtype=dtype,
+            update=update,
+            eos=eos,
+        )
+
+    return auto_recycling
+
+
+def _sha256_of(path: Path) -> str:
+    """Of a file, or of all files of a folder with their names."""
+    digest = hashlib.sha256()
+    for file in [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file()):
+        digest.update(file.name.encode())
+        with file.open("rb") as stream:
+            while block := stream.read(1 << 20):
+                digest.update(block)
+    return digest.hexdigest()
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _transformers_generate(loaded: LoadedModel, prompt: list[int], max_new_tokens: int) -> Generation:
+    """transformers' own greedy decoding, the baseline the paper compares with. One step a token."""
+    target = loaded.target
+    if max_new_tokens < 1 or not 1 <= len(prompt) < target.context:
+        raise UserError(
+            f"prompt of {len(prompt)} tokens: must have 1 to {target.context - 1} (context {target.context})"
+        )
+    limit = min(max_new_tokens, target.context - len(prompt))
+    eos = sorted(loaded.eos)
+    config = GenerationConfig(
+        max_new_tokens=limit, do_sample=False, eos_token_id=eos or None, pad_token_id=eos[0] if eos else 0
+    )
+    target.synchronize()
+    start = time.perf_counter()
+    ids = torch.tensor([prompt], device=target.device)
+    output = target.model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)
+    tokens = output[0, len(prompt) :].tolist()
+    elapsed = time.perf_counter() - start
+    stop = "eos" if tokens[-1] in loaded.eos else "length" if limit == max_new_tokens else "context"
+    return Generation(tokens, [StepRecord(1, 1, ()) for _ in tokens], stop, len(tokens), 0.0, elapsed)

@@ -1,0 +1,254 @@
+"""Loading a model: the embedded one, a local folder, or a hub name; wrong input told in one line."""
+
+from __future__ import annotations
+
+import gc
+import json
+import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from huggingface_hub import constants
+from safetensors import SafetensorError
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LlamaConfig
+from transformers.utils import logging as transformers_logging
+
+from model.decoding import Target
+from model.decoding.linear import linear_bytes, packable
+from model.errors import UserError
+from model.files import located
+
+from ..records.provenance import describe_device
+from . import hub
+from .conversation import DEFAULT, choose_template
+from .devices import check_placement, choose_device, place, placement
+from .errors import one_line
+from .model_settings import ModelSettings
+from .processes import world_size
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+ATTENTION = ("sdpa", "eager", "tree")
+LINEAR = ("auto", "packed", "stock")
+SPECIAL_IDS = ("eos_token_id", "pad_token_id", "bos_token_id")  # what a generation config says of the tokenizer
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model ready to decode; `left_out` are the checkpoint's own generation settings, which plain greedy has not."""
+
+    settings: ModelSettings
+    target: Target
+    tokenizer: Any
+    template: str
+    eos: frozenset[int]
+    left_out: dict[str, Any] = field(default_factory=dict)
+
+
+_loaded: LoadedModel | None = None
+
+
+def load_model(settings: ModelSettings) -> LoadedModel:
+    """Load a model, or hand out the one of the job before if the settings are the same.
+
+    Raises:
+        UserError: unknown dtype or device, no such folder, config, weights or tokenizer, a model the engine refuses.
+    """
+    global _loaded
+    if _loaded is None or _loaded.settings != settings:
+        forget_model()  # free the old weights before the new ones come
+        _loaded = _load(settings)
+    return _loaded
+
+
+def forget_model() -> None:
+    """Free the weights that `load_model` keeps, and give their memory back to the device."""
+    global _loaded
+    if _loaded is None:
+        return
+    on_gpu = any(device.type == "cuda" for device in _loaded.target.devices)
+    _loaded = None
+    gc.collect()  # a target and its hooks, a drafter and its steps name one another
+    if on_gpu:
+        torch.cuda.empty_cache()
+
+
+SHAPES: dict[str, dict[str, int]] = {  # LLaMA shapes whose step can be timed without their weights
+    "vicuna-7b": dict(hidden_size=4096, num_hidden_layers=32, num_attention_heads=32, intermediate_size=11008),
+    "vicuna-13b": dict(hidden_size=5120, num_hidden_layers=40, num_attention_heads=40, intermediate_size=13824),
+    "vicuna-33b": dict(hidden_size=6656, num_hidden_layers=60, num_attention_heads=52, intermediate_size=17920),
+    "llama-3-8b": dict(hidden_size=4096, num_hidden_layers=32, num_attention_heads=32, intermediate_size=14336)
+    | dict(num_key_value_heads=8, vocab_size=128256),
+    "tiny": dict(hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=128, vocab_size=256),
+}
+
+
+def random_model(shape: str, settings: ModelSettings) -> LoadedModel:
+    """A model of a known shape with random weights and no tokenizer: for step times, not for text.
+
+    Raises:
+        UserError: unknown shape, dtype or device.
+    """
+    if shape not in SHAPES:
+        raise UserError(f"--shape {shape}: unknown; use {', '.join(SHAPES)}")
+    _check_kernels(settings)
+    device = _placed(settings)
+    dtype = choose_dtype(settings.dtype, device)
+    torch.manual_seed(0)
+    config = LlamaConfig(**{"vocab_size": 32000, "max_position_embeddings": 4096} | SHAPES[shape])
+    with torch.device(device):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=settings.kernel).eval()
+    return LoadedModel(settings, _target(model, settings), None, DEFAULT, frozenset())
+
+
+def _placed(settings: ModelSettings) -> torch.device:
+    """The device; a GPU becomes the current one, where streams, captured graphs and kernels of our own go."""
+    device = choose_device(settings.device)
+    if settings.device != "auto" and device.type == "cuda":
+        torch.cuda.set_device(device)
+    return device
+
+
+def choose_dtype(name: str, device: torch.device) -> torch.dtype:
+    """`auto` is float16 on an accelerator, as in the paper, and float32 on the CPU."""
+    if name == "auto":
+        return torch.float32 if device.type == "cpu" else torch.float16
+    if name not in DTYPES:
+        raise UserError(f"model.dtype={name}: unknown dtype; use auto, {', '.join(DTYPES)}")
+    return DTYPES[name]
+
+
+def _load(settings: ModelSettings) -> LoadedModel:
+    check_placement(settings)
+    device = _placed(settings)
+    dtype = choose_dtype(settings.dtype, device)
+    _check_kernels(settings)
+    path = locate(settings.path, settings.allow_pickle)
+    common: dict[str, Any] = dict(revision=settings.revision, trust_remote_code=settings.trust_remote_code)
+    why = ""
+    if not Path(path).is_dir() and not hub.in_reach():  # then only what an earlier run has fetched
+        common["local_files_only"] = True
+        why = f"{constants.ENDPOINT} is not in reach, and this machine holds no copy of the model; "
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path, **common)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise UserError(f"model {settings.path}: no tokenizer could be loaded ({why}{one_line(error)[:300]})") from None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model = AutoModelForCausalLM.from_pretrained(
+                path,
+                dtype=dtype,
+                attn_implementation=settings.kernel,
+                use_safetensors=None if settings.allow_pickle else True,
+                **placement(settings),
+                **common,
+            )
+    except (OSError, ValueError, KeyError, ImportError, SafetensorError) as error:
+        raise UserError(f"model {settings.path}: cannot be loaded ({why}{one_line(error)[:300]})") from None
+    model = place(model, settings, device).eval()
+    eos = _eos_ids(model.generation_config.eos_token_id, model.config.eos_token_id, tokenizer.eos_token_id)
+    left_out = plain_greedy(model)
+    return LoadedModel(
+        settings,
+        _target(model, settings),
+        tokenizer,
+        choose_template(settings.template, tokenizer),
+        eos,
+        left_out,
+    )
+
+
+def plain_greedy(model: Any) -> dict[str, Any]:
+    """Take a checkpoint's own generation settings from it, all but the special tokens' ids, and return them.
+
+    `generate` fills in from them whatever its caller leaves open: a repetition penalty, a least length, forced tokens.
+    Then `hf` would not be the model's plain greedy decoding, which every method here reproduces.
+    """
+    own: dict[str, Any] = json.loads(model.generation_config.to_json_string())  # those that are not the class's own
+    defaults = GenerationConfig._get_default_generation_params()
+    model.generation_config = GenerationConfig(**{key: own[key] for key in SPECIAL_IDS if key in own})
+    told = (key for key in own if key not in (*SPECIAL_IDS, "transformers_version") and not key.startswith("_"))
+    return {key: own[key] for key in told if own[key] != defaults.get(key, False)}
+
+
+def _check_kernels(settings: ModelSettings) -> None:
+    """Tell an unknown name before weights are read, which can take minutes."""
+    if settings.attention not in ATTENTION:
+        raise UserError(f"model.attention={settings.attention}: takes no tree mask; use one of {', '.join(ATTENTION)}")
+    if settings.linear not in LINEAR:
+        raise UserError(f"model.linear={settings.linear}: use one of {', '.join(LINEAR)}")
+
+
+def _target(model: Any, settings: ModelSettings) -> Target:
+    return Target(
+        model,
+        context=settings.context,
+        execution=settings.first_execution,
+        tree_attention=settings.attention == "tree",
+        packed=_packed(model, settings),
+    )
+
+
+def _packed(model: Any, settings: ModelSettings) -> bool:
+    """model.linear=auto packs wherever that can be and half the free memory holds the copies."""
+    weight = model.get_input_embeddings().weight
+    can = packable(weight.device, weight.dtype) and not settings.tensor_parallel
+    if settings.linear == "packed" and not can:
+        raise UserError(
+            f"model.linear=packed: is for float32 on one x86 processor, this model is {weight.dtype} on {weight.device}"
+        )
+    if settings.linear == "auto" and can:
+        free: int = psutil.virtual_memory().available
+        return linear_bytes(model) < free / 2
+    return settings.linear == "packed"
+
+
+def weights(allow_pickle: bool) -> tuple[str, ...]:
+    """Patterns of the files that weights are read from, the best kind first."""
+    return ("*.safetensors", "*.bin") if allow_pickle else ("*.safetensors",)
+
+
+def locate(path: str, allow_pickle: bool) -> str:
+    """A folder (as given, or relative to the repository), or a hub name; local folders are looked through first."""
+    folder = located(path)
+    if not folder.exists():
+        if not hub.is_name(path):
+            raise UserError(f"model {path}: no such folder, and not a hub name (owner/name) either")
+        return path
+    if not folder.is_dir():
+        raise UserError(f"model {path}: a file; name the folder that holds config.json, weights and tokenizer")
+    if not (folder / "config.json").is_file():
+        raise UserError(f"model {path}: the folder has no config.json")
+    if not any(folder.glob("*.safetensors")):
+        if not any(folder.glob("*.bin")):
+            raise UserError(f"model {path}: the folder has no weights (*.safetensors)")
+        if not allow_pickle:
+            raise UserError(
+                f"model {path}: the folder has pickled weights only (*.bin); convert them to safetensors, or say "
+                "model.allow_pickle=true (torch reads them as weights only, no code is run)"
+            )
+    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
+        raise UserError(f"model {path}: the folder has no tokenizer (tokenizer.json or tokenizer.model)")
+    return str(folder)
+
+
+def _eos_ids(*sources: int | Iterable[int] | None) -> frozenset[int]:
+    """Every id that the generation config, the config or the tokenizer calls an end of sequence."""
+    ids: set[int] = set()
+    for source in sources:
+        ids |= {source} if isinstance(source, int) else set(source or ())
+    return frozenset(ids)
+
+
+def devices_in_words(loaded: LoadedModel) -> str:
+    """The devices as they stand above every table: how many, of what."""
+    one = describe_device(loaded.target.device)
+    count = world_size() if loaded.settings.tensor_parallel else len(loaded.target.devices)
+    return one if count == 1 else f"{count} x {one}"

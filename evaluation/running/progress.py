@@ -1,0 +1,64 @@
+"""How far a run is: a bar in a terminal; elsewhere one plain line a minute, as a bar fills a log."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+from tqdm import tqdm
+
+from ..statistics.metrics import measure
+from .processes import rank
+
+EVERY = 60.0  # seconds between two lines of a log
+
+
+class Progress:
+    """Counts answered questions; the first of several processes shows it.
+
+    Args:
+        label: what runs.
+        total, done: questions, and those of them that were answered before.
+    """
+
+    def __init__(self, label: str, total: int, done: int) -> None:
+        self.label, self.total, self.done, self._before = label, total, done, done
+        self._start = self._told = time.monotonic()
+        self._bar: Any = None
+        if rank() == 0 and sys.stderr.isatty():
+            self._bar = tqdm(total=total, initial=done, desc=label, unit="question", dynamic_ncols=True)
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def answered(self, rows: list[dict[str, Any]], label: str) -> None:
+        """One question more. `rows`: the answers so far of the run that gave it, `label`: the run's."""
+        self.done += 1
+        if self._bar is not None:
+            figures = measure(rows[-1:])
+            own = {} if label == self.label else {"method": label}
+            shown = {"mat": f"{figures.mat:.2f}", "tokens_per_s": f"{figures.tokens_per_second:.0f}"}
+            self._bar.set_postfix(own | shown, refresh=False)
+            self._bar.update()
+        elif rank() == 0 and time.monotonic() - self._told >= EVERY:
+            self._told = time.monotonic()
+            print(self._line(rows, label), file=sys.stderr, flush=True)
+
+    def _line(self, rows: list[dict[str, Any]], label: str) -> str:
+        figures = measure(rows)
+        left = (time.monotonic() - self._start) / (self.done - self._before) * (self.total - self.done)
+        whose = "" if label == self.label else f"{label}: "
+        return (
+            f"{self.label}: {self.done} of {self.total} questions; {whose}MAT {figures.mat:.2f}, "
+            f"{figures.tokens_per_second:.0f} tokens/s; {_time(left)} left"
+        )
+
+
+def _time(seconds: float) -> str:
+    minutes = round(seconds / 60)
+    return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min"

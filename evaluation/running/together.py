@@ -1,0 +1,207 @@
+"""The runs of a command: each alone, or taking turns question by question, so that a drifting machine favours none."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from model.errors import UserError
+
+from ..records.sweeps import note_done
+from . import processes
+from .bench import load_bench
+from .errors import Failure, told
+from .locks import exclusive
+from .model_settings import ModelSettings
+from .models import load_model
+from .progress import Progress
+from .runner import Session
+
+
+@dataclass
+class Job:
+    """A configuration, as often as it says; `overrides` where it is a job of Hydra's."""
+
+    config: dict[str, Any]
+    overrides: list[str] | None = None
+    folders: dict[int, Path] = field(default_factory=dict)  # of the repeats that are done
+
+    @property
+    def repeats(self) -> list[int]:
+        repeat: int | None = self.config["repeat"]
+        return list(range(self.config["repeats"])) if repeat is None else [repeat]
+
+    @property
+    def model(self) -> ModelSettings:
+        return ModelSettings(**self.config["model"])
+
+    def note(self, repeat: int, folder: Path) -> None:
+        """A repeat is done; after the last one the job is marked as done."""
+        self.folders[repeat] = folder
+        if self.overrides is not None and len(self.folders) == len(self.repeats):
+            note_done(self.config, self.overrides, [self.folders[index] for index in self.repeats])
+
+
+Turn = tuple[Job, int]  # a job and one of its repeats
+Failed = Callable[[Exception], None]
+
+_waiting: list[Job] | None = None
+
+
+def waits(job: Job) -> bool:
+    """Whether this job will be run together with others; else it is for its caller to run."""
+    if _waiting is None or not job.config["interleave"]:
+        return False
+    _waiting.append(job)
+    return True
+
+
+@contextmanager
+def collected() -> Iterator[None]:
+    """Jobs that are to take turns wait inside this block and run at its end. What fails is noted, the others go on."""
+    global _waiting
+    _waiting = []
+    try:
+        yield
+        jobs = _waiting
+    finally:
+        _waiting = None
+    with processes.one_voice():
+        for group in groups(jobs):
+            _run(group, _note)
+
+
+def run_alone(job: Job, answer_file: Path | None = None) -> list[Path]:
+    """One repeat after the other. Returns their directories. Raises UserError for whatever a user can mend."""
+    with exclusive(job.model):  # from the first to the last
+        for repeat in job.repeats:
+            _run([(job, repeat)], _raise, answer_file)
+    return [job.folders[repeat] for repeat in job.repeats]
+
+
+def groups(jobs: Sequence[Job]) -> list[list[Turn]]:
+    """What takes turns: runs of one model on one bench, repeat by repeat."""
+    found: dict[str, list[Turn]] = {}
+    turns = [(job, repeat) for job in jobs for repeat in job.repeats]
+    for job, repeat in sorted(turns, key=lambda turn: turn[1]):
+        bench = {key: value for key, value in job.config["bench"].items() if key != "order"}
+        found.setdefault(json.dumps([repeat, job.config["model"], bench], sort_keys=True), []).append((job, repeat))
+    return list(found.values())
+
+
+def _note(error: Exception) -> None:
+    message = told(error)
+    if message is None or processes.world_size() > 1:
+        raise error
+    Failure(message)
+
+
+def _raise(error: Exception) -> None:
+    raise error
+
+
+def _run(group: Sequence[Turn], failed: Failed, answer_file: Path | None = None) -> None:
+    """Answer what is not answered yet, all runs of the group together."""
+    with ExitStack() as held:
+        try:
+            placed = held.enter_context(exclusive(group[0][0].model))
+        except Exception as error:
+            failed(error)
+            return
+        runs = _Runs(failed)
+        for job, repeat in group:
+            runs.add(job, repeat, placed, answer_file)
+        runs.begin(held)
+        runs.answer()
+
+
+class _Runs:
+    """Sessions at work on one model; one that fails is told to `failed` and leaves the others alone."""
+
+    def __init__(self, failed: Failed) -> None:
+        self.failed = failed
+        self.sessions: list[Session] = []  # those at work
+        self.built: list[Session] = []  # those in memory
+        self.whose: dict[str, list[Turn]] = {}  # several jobs may share a run
+
+    def add(self, job: Job, repeat: int, model: ModelSettings, answer_file: Path | None) -> None:
+        """Build a job's session, unless its run is there already."""
+        config = job.config | {"repeat": repeat}
+        with self._caught():
+            load_bench(**config["bench"])  # what is wrong with it is told before weights are read
+            session = Session(config, load_model(model), answer_file)
+            if config["run_dir"] is not None and self.whose and _key(session) not in self.whose:
+                raise UserError(f"run_dir={config['run_dir']}: holds one run, and this sweep has several; leave it out")
+            if _key(session) not in self.whose:
+                self.sessions.append(session)
+                self.built.append(session)
+            self.whose.setdefault(_key(session), []).append((job, repeat))
+
+    def begin(self, held: ExitStack) -> None:
+        """Take the runs' directories, leave those that are finished alone, and warm up the others."""
+        for session in list(self.sessions):
+            with self._caught(session):
+                held.enter_context(session.begun())
+                if not session.pending:
+                    session.finish_late()
+                    self._done(session)
+        drafters = [session.method.drafter for session in self.sessions if session.method.drafter is not None]
+        if drafters:
+            try:
+                with torch.inference_mode():  # one cache for all, as steps that were captured stay with theirs
+                    self.sessions[0].loaded.target.reserve(max(drafter.max_nodes for drafter in drafters))
+            except Exception as error:  # no room for it: for none of them, and the next group may have it
+                for session in list(self.sessions):
+                    self._leave(session)
+                self.failed(error)
+        for session in list(self.sessions):
+            with self._caught(session):
+                session.prepare()
+
+    def answer(self) -> None:
+        """Question after question; what was interrupted catches up with the others first."""
+        if not self.sessions:
+            return
+        label = self.sessions[0].method.label if len(self.sessions) == 1 else f"{len(self.sessions)} runs in turn"
+        done = sum(len(session.done) for session in self.sessions)
+        total = done + sum(len(session.pending) for session in self.sessions)
+        with Progress(label, total, done) as progress:
+            while self.sessions:
+                place = min(len(session.done) for session in self.sessions)
+                for session in [session for session in self.sessions if len(session.done) == place]:
+                    with self._caught(session):
+                        session.answer(sum(other.holding.bytes for other in self.built if other is not session))
+                        progress.answered(session.rows, session.method.label)
+                        if not session.pending:
+                            session.finish()
+                            self._done(session)
+
+    def _leave(self, session: Session) -> None:
+        """It is at work no more: what its method holds on the device is the others' to use."""
+        self.sessions.remove(session)
+        self.built.remove(session)
+        session.method.drafter = None
+
+    def _done(self, session: Session) -> None:
+        self._leave(session)
+        for job, repeat in self.whose[_key(session)]:
+            job.note(repeat, session.folder)
+
+    @contextmanager
+    def _caught(self, session: Session | None = None) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            if session in self.sessions:
+                self._leave(session)
+            self.failed(error)
+
+
+def _key(session: Session) -> str:
+    return json.dumps([str(session.folder), session.settings], sort_keys=True)

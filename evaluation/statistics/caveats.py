@@ -1,0 +1,68 @@
+"""What a reader must know before believing a table: mixed circumstances, noise, runs that are not done."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from ..records.comparison import difference
+from ..records.runs import Run
+from .pools import pools
+
+
+def mixed(runs: Sequence[Run]) -> list[str]:
+    """What was not measured under one set of circumstances, one line each: a run in parts, runs beside each other.
+
+    Runs on other devices than the first are blocks of their own in every table, and no matter here.
+    """
+    lines = []
+    for run in runs:
+        parts = run.metadata.get("parts", [])
+        changes = [
+            f"from question {part['first_question']} on under other circumstances "
+            f"({difference(before['circumstances'], part['circumstances']).replace(' there and ', ' before, ')})"
+            for before, part in itertools.pairwise(parts)
+        ]
+        if changes:
+            lines.append(f"mixed: {run.label}, repeat {run.repeat}: {'; '.join(changes)}")
+    first = next((run for run in runs if "circumstances" in run.metadata), None)
+    others: dict[str, list[str]] = {}
+    for run in runs:
+        own = run.metadata.get("circumstances")
+        if first is not None and own is not None and run.metadata["device"] == first.metadata["device"]:
+            words = difference(first.metadata["circumstances"], own)
+            if words:
+                others.setdefault(words, []).append(f"{run.label}, repeat {run.repeat}")
+    for words, names in others.items():
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        words = words.replace(" there and ", f" for {first.label if first else ''}, ").removesuffix(" now")
+        lines.append(f"measured under other circumstances ({words} for {'; '.join(names[:3])}{more})")
+    return lines
+
+
+BUSY = 0.5  # cores taken by others from which timings are doubtful
+
+
+def doubts(runs: Sequence[Run]) -> list[str]:
+    """One line for the report where runs on a CPU began while other processes were at work."""
+    noisy = [
+        f"{pool.name}{f', repeat {repeat}' if len(pool.repeats) > 1 else ''} ({cores:.1f})"
+        for pool in pools(runs)
+        for repeat, shards in pool.repeats.items()
+        if (cores := max(run.metadata.get("cores_busy_elsewhere") or 0.0 for run in shards)) > BUSY
+    ]
+    if not noisy:
+        return []
+    return [
+        f"cores taken by other processes when a run began: {'; '.join(noisy)}; timings are doubtful. On a shared "
+        "machine OMP_NUM_THREADS=1 suffers least"
+    ]
+
+
+def incomplete(runs: Sequence[Run]) -> list[str]:
+    """The runs that are not done, one line each."""
+    return [
+        f"incomplete: {run.label}, repeat {run.repeat}: {len(run.answers)} of {run.metadata['questions']} questions"
+        for run in runs
+        if not run.complete
+    ]

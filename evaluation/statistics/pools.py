@@ -1,0 +1,257 @@
+"""The runs of one configuration together: its repeats, and the shards of a bench that one repeat was split into."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from ..records.rows import Row
+from ..records.runs import Run, row_key
+from .metrics import OVERALL
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Cells:
+    """What was measured, by question and repeat.
+
+    Attributes:
+        questions: their keys (n,); subtasks: theirs (n,); repeats: their numbers, R of them.
+        tokens, steps, speed: (n, R), NaN where the repeat has no answer; speed in tokens/s.
+    """
+
+    questions: pd.Index[str]
+    subtasks: NDArray[np.object_]
+    repeats: tuple[int, ...]
+    tokens: Floats
+    steps: Floats
+    speed: Floats
+
+    def take(self, rows: NDArray[Any]) -> Cells:
+        """Some of the questions: a mask (n,) or places (m,)."""
+        columns = (self.tokens[rows], self.steps[rows], self.speed[rows])
+        return Cells(self.questions[rows], self.subtasks[rows], self.repeats, *columns)
+
+    def of(self, *categories: str) -> Cells:
+        """The questions of these subtasks."""
+        return self if OVERALL in categories else self.take(np.isin(self.subtasks, categories))
+
+    def mean_speed(self) -> Floats:
+        """A question's speed, the mean over its repeats: (n,)."""
+        known = np.isfinite(self.speed)
+        total: Floats = np.where(known, self.speed, 0.0).sum(axis=1)
+        total[~known.any(axis=1)] = np.nan
+        counts: Floats = np.maximum(known.sum(axis=1), 1).astype(np.float64)
+        return total / counts
+
+    def columns(self, repeats: Sequence[int]) -> Floats:
+        """The speeds of these repeats only: (n, len(repeats))."""
+        return self.speed[:, [self.repeats.index(repeat) for repeat in repeats]]
+
+
+def paired(own: Cells, theirs: Cells) -> tuple[Cells, Cells]:
+    """Of both, the questions that both have, in the order of the first."""
+    at = theirs.questions.get_indexer(own.questions)
+    return own.take(at >= 0), theirs.take(at[at >= 0])
+
+
+@dataclass(frozen=True)
+class Pool:
+    """The repeats and shards of one configuration, and the words that tell it from others of the same label."""
+
+    runs: tuple[Run, ...]
+    variant: str = ""
+
+    @property
+    def first(self) -> Run:
+        return self.runs[0]
+
+    @property
+    def label(self) -> str:
+        return self.first.label
+
+    @property
+    def method(self) -> str:
+        """The method's own name, without its start."""
+        return str(self.first.settings["method"]["name"])
+
+    @property
+    def name(self) -> str:
+        """As figures name it: unique within its block."""
+        return f"{self.label}, {self.variant}" if self.variant else self.label
+
+    @property
+    def complete(self) -> bool:
+        return all(run.complete for run in self.runs)
+
+    @cached_property
+    def selection(self) -> frozenset[str]:
+        """The questions that it is to answer, over all shards."""
+        return frozenset().union(*(run.selection for run in self.runs))
+
+    @property
+    def questions(self) -> int:
+        """How many they are."""
+        unknown = self.first.settings["bench"].get("questions", len(self.first.answers))
+        return len(self.selection) if self.first.asked else int(unknown)
+
+    @cached_property
+    def block(self) -> dict[str, Any]:
+        """What rows of a table share that stand in one block, and figures that are drawn together."""
+        settings = self.first.settings
+        questions = json.dumps([settings["bench"].get("sha256"), sorted(self.selection)]).encode()
+        return {
+            "model": settings["model"]["name"],
+            "dtype": settings["model"]["dtype"],
+            "bench": settings["bench"]["name"],
+            "bench_questions": self.questions,
+            "questions_sha256": hashlib.sha256(questions).hexdigest()[:8],
+            "max_new_tokens": settings["max_new_tokens"],
+            "device": self.first.metadata["device"],
+        }
+
+    @cached_property
+    def repeats(self) -> dict[int, tuple[Run, ...]]:
+        """By repeat: the runs that are its shards, in the order of the bench."""
+        found: dict[int, tuple[Run, ...]] = {}
+        for run in self.runs:
+            place = run.repeat
+            while any(other.selection == run.selection for other in found.get(place, ())):
+                place += 1  # the same run in two directories: a repeat all the same
+            found[place] = (*found.get(place, ()), run)
+        return found
+
+    @cached_property
+    def answers(self) -> dict[int, dict[str, Row]]:
+        """By repeat, its rows by question, in the order asked."""
+        return {
+            repeat: {row_key(row): row for run in shards for row in run.answers}
+            for repeat, shards in self.repeats.items()
+        }
+
+    @property
+    def first_answers(self) -> list[Row]:
+        """The rows of the first repeat."""
+        return list(next(iter(self.answers.values())).values())
+
+    @cached_property
+    def rows(self) -> list[Row]:
+        """All rows of all repeats."""
+        return [row for run in self.runs for row in run.answers]
+
+    @cached_property
+    def cells(self) -> Cells:
+        """Its questions by its repeats."""
+        frames = [pd.concat([run.by_question for run in shards]) for shards in self.repeats.values()]
+        known = pd.concat([frame["subtask"] for frame in frames])
+        known = known[~known.index.duplicated()]
+        frames = [frame.reindex(known.index) for frame in frames]
+        tokens, steps, speed = (
+            np.stack([f[column].to_numpy(dtype=np.float64) for f in frames], axis=1)
+            for column in ("tokens", "steps", "speed")
+        )
+        return Cells(known.index, known.to_numpy(dtype=object), tuple(self.repeats), tokens, steps, speed)
+
+
+def pools(runs: Sequence[Run]) -> list[Pool]:
+    """The runs with the repeats and shards of a configuration together; each has a name of its own in its block.
+
+    In the runs' order, but of what may be compared the pools of most questions come first.
+    """
+    place = {id(run): i for i, run in enumerate(runs)}
+    begins: dict[tuple[str, ...], int] = {}
+    configurations: dict[str, list[Run]] = {}
+    for i, run in enumerate(runs):
+        configurations.setdefault(run.configuration, []).append(run)
+        begins.setdefault(run.bench_key, i)
+    groups = [sorted(g, key=lambda run: place[id(run)]) for own in configurations.values() for g in joined(own)]
+    found = [Pool(tuple(group)) for group in groups]
+    found.sort(key=lambda pool: (begins[pool.first.bench_key], -pool.questions, place[id(pool.first)]))
+    alike: dict[tuple[Any, ...], list[Pool]] = {}
+    for pool in found:
+        alike.setdefault((*pool.block.values(), pool.label), []).append(pool)
+    words = {id(p): w for own in alike.values() for p, w in zip(own, distinguish([p.first for p in own]), strict=True)}
+    return [Pool(pool.runs, words[id(pool)]) if words[id(pool)] else pool for pool in found]
+
+
+def joined(runs: Sequence[Run]) -> list[list[Run]]:
+    """The runs of one configuration: repeats of the same questions together, and shards, which share no question.
+
+    Selections that overlap (a part beside the whole) stay apart, and so do those whose questions are not known.
+    """
+    selections: dict[frozenset[str], list[Run]] = {}
+    for run in runs:
+        selections.setdefault(run.selection, []).append(run)
+    found: list[tuple[set[str], list[Run]]] = []
+    for selection, own in sorted(selections.items(), key=lambda pair: -len(pair[0])):
+        known = [(asked, group) for asked, group in found if own[0].asked and group[0].asked]
+        home = next((pair for pair in known if pair[0].isdisjoint(selection)), None)
+        if home is None:
+            found.append((set(selection), own))
+        else:
+            home[0].update(selection)
+            home[1].extend(own)
+    return [group for _, group in found]
+
+
+def closest(pool: Pool, candidates: Sequence[Pool]) -> Pool | None:
+    """Of those that may be compared with it, the one with most questions in common, of equals the one with fewest.
+
+    None where nobody has any in common.
+    """
+    own = pool.cells.questions
+    found: list[tuple[int, int, Pool]] = []
+    for other in candidates:
+        if other.first.bench_key == pool.first.bench_key:
+            theirs = other.cells.questions
+            common = len(own) if own.equals(theirs) else int((theirs.get_indexer(own) >= 0).sum())
+            found.append((common, -len(theirs), other))
+    best = max(found, key=lambda entry: entry[:2], default=None)  # of equals the first
+    return best[2] if best is not None and best[0] else None
+
+
+def distinguish(runs: Sequence[Run]) -> list[str]:
+    """For runs of one label: the settings in which they differ, in words; empty where there is one run only."""
+    facets = [run.facets | run.circumstances for run in runs]
+    keys = list(dict.fromkeys(key for found in facets for key in found))
+    varied = [key for key in keys if len({str(found.get(key)) for found in facets}) > 1]
+    plain = [key for key in varied if key not in ("tree_depth", "tree_breadth")]
+    for chosen in (plain, varied):  # a tree's depth and breadth are told where its name and size do not suffice
+        words = [", ".join(w for w in (_words(key, found, chosen) for key in chosen) if w) for found in facets]
+        if len(set(words)) == len(runs):
+            return words
+    marks = [_hash_of(run) for run in runs]  # told apart by nothing else: files of the same name, other contents
+    if len(set(zip(words, marks, strict=True))) < len(runs):
+        marks = ["#" + run.folder.name[-6:] for run in runs]
+    return [f"{word}, {mark}" if word else mark for word, mark in zip(words, marks, strict=True)]
+
+
+def _words(key: str, found: dict[str, Any], varied: list[str]) -> str:
+    value = found.get(key)
+    if key == "tree_nodes" and "tree" in varied:
+        return ""  # told with the tree
+    if key == "tree":
+        return f"{value} ({found.get('tree_nodes')})"
+    if key == "tree_nodes":
+        return f"{value} nodes"
+    if key in ("tree_depth", "tree_breadth"):
+        return f"{value} {'deep' if key == 'tree_depth' else 'wide'}"
+    if key == "order":
+        return f"{value or 'file'} order"
+    if isinstance(value, bool):
+        return key if value else f"no {key}"
+    return f"{key.removeprefix('method_')}={value}"
+
+
+def _hash_of(run: Run) -> str:
+    method = run.settings["method"]
+    return "#" + str(method.get("start_sha256") or method.get("tree_sha256") or run.folder.name)[-6:]

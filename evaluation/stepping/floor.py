@@ -1,0 +1,100 @@
+"""What a step must cost at least: bytes and operations against the device's own measured rates."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from model.decoding import Target
+from model.decoding.devices import synchronize
+from model.decoding.linear import pack_linears, packable
+
+from ..running.methods import Method
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What the device does, measured: bytes/s of a copy (read and written), FLOP/s of a matrix product."""
+
+    bytes_per_second: float
+    flop_per_second: float
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a step of n nodes needs: bytes read once (weights and used cache), floating-point operations."""
+
+    bytes: int
+    flop: int
+
+    def floor_seconds(self, rates: Rates) -> float:
+        """No step is faster than the larger of the two times."""
+        return max(self.bytes / rates.bytes_per_second, self.flop / rates.flop_per_second)
+
+
+def _seconds(run: Callable[[], object], device: torch.device, repeats: int = 5) -> float:
+    """The best of some repeats: a rate is what the device can do."""
+    best = float("inf")
+    for _ in range(repeats + 1):
+        synchronize(device)
+        start = time.perf_counter()
+        run()
+        synchronize(device)
+        best = min(best, time.perf_counter() - start)
+    return best
+
+
+def measure_rates(device: torch.device, dtype: torch.dtype) -> Rates:
+    """Copy and multiply once, well beyond the caches; about a second on a CPU."""
+    large = device.type == "cuda"
+    words = (2**31 if large else 2**27) // 4
+    source = torch.ones(words, dtype=torch.float32, device=device)
+    target = torch.empty_like(source)
+    copy = _seconds(lambda: target.copy_(source), device)
+    side = 8192 if large else 1024
+    a = torch.randn(side, side, device=device).to(dtype)
+    product = nn.Linear(side, side, bias=False, device=device, dtype=dtype).requires_grad_(False)
+    if packable(device, dtype):
+        pack_linears(product)
+    multiply = _seconds(lambda: product(a), device)
+    return Rates(2 * 4 * words / copy, 2 * side**3 / multiply)
+
+
+def step_cost(target: Target, nodes: int, context: int) -> Cost:
+    """A step's least cost: every weight but the embedding table read once, the used cache read once.
+
+    Args:
+        nodes: forwarded, root included.
+        context: tokens in the cache.
+    """
+    model = target.model
+    embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+    weights = sum(p.numel() * p.element_size() for p in model.parameters())
+    matrices = sum(p.numel() for p in model.parameters() if p.dim() > 1)
+    if embedding is not head:  # a table of which n rows are read; tied, it is the head's matrix and read whole
+        weights -= embedding.numel() * embedding.element_size()
+        matrices -= embedding.numel()
+    per_token = target.cache.nbytes // target.cache.capacity
+    config = model.config.get_text_config()
+    width = config.num_attention_heads * (
+        getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    )
+    attention = 4 * nodes * (context + nodes) * width * config.num_hidden_layers  # q k and weights v
+    return Cost(weights + per_token * (context + nodes), 2 * nodes * matrices + attention)
+
+
+def launches(method: Method, prompt: list[int]) -> float | None:
+    """Kernels (or graphs) launched a forward while answering a prompt, by the profiler; None where there are none."""
+    if method.loaded.target.device.type != "cuda":
+        return None
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as found:
+        forwards = method.answer(prompt, 32).forwards
+        method.loaded.target.synchronize()
+    kinds = ("cudaLaunchKernel", "cuLaunchKernel", "cudaGraphLaunch")
+    return sum(int(event.count) for event in found.key_averages() if event.key in kinds) / forwards

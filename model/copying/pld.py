@@ -1,0 +1,67 @@
+"""Prompt look-up decoding: what followed the last n-gram before, follows it again.
+
+Source: github.com/apoorvumang/prompt-lookup-decoding; the rule is that of transformers' PromptLookupCandidateGenerator:
+the longest n-gram first, and of its earlier places the first one in the text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import torch
+
+from ..decoding import Draft, Drafter, Tree, Verification
+from ..errors import UserError
+
+
+class PromptLookup(Drafter):
+    """Drafts a chain copied from the prompt and the output so far. Nothing is carried to the next prompt.
+
+    Args:
+        max_ngram: longest n-gram to match (transformers: 2, Spec-Bench: 3).
+        draft_tokens: at most so many are copied (10 in both).
+        eos: a copy stops before these, as in transformers.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_ngram: int = 2,
+        draft_tokens: int = 10,
+        eos: Collection[int] = (),
+        device: torch.device | str = "cpu",
+    ) -> None:
+        if max_ngram < 1 or draft_tokens < 1:
+            raise UserError(f"pld: max_ngram={max_ngram} and draft_tokens={draft_tokens} must be at least 1")
+        super().__init__(torch.device(device))
+        self.max_ngram, self.draft_tokens, self.eos = max_ngram, draft_tokens, frozenset(eos)
+        self.max_nodes = 1 + draft_tokens
+        self.tree = None  # a chain of another length every time
+        self._text: list[int] = []  # prompt and output
+        self._after: dict[tuple[int, ...], int] = {}  # n-gram -> where its first occurrence ends
+
+    def begin(self, prompt: list[int]) -> Draft:
+        self._text, self._after = [], {}
+        self._extend(prompt)
+        return self.draft(prompt[-1])
+
+    def draft(self, root: int) -> Draft:
+        for n in range(min(self.max_ngram, len(self._text) - 1), 0, -1):
+            start = self._after.get(tuple(self._text[-n:]))
+            if start is not None:
+                copied = self._text[start : start + self.draft_tokens]
+                copied = next((copied[:i] for i, token in enumerate(copied) if token in self.eos), copied)
+                tree = Tree.chain(len(copied)).on(self.device)
+                return Draft(tree, torch.tensor([root, *copied], device=self.device))
+        return self.root_alone(root)
+
+    def observe(self, verification: Verification) -> None:
+        self._extend(verification.tokens)
+
+    def _extend(self, tokens: list[int]) -> None:
+        """Index every n-gram that now has a token behind it; the text's last one has none yet."""
+        first = len(self._text)
+        self._text += tokens
+        for end in range(max(first, 1), len(self._text)):
+            for n in range(1, min(self.max_ngram, end) + 1):
+                self._after.setdefault(tuple(self._text[end - n : end]), end)

@@ -1,0 +1,200 @@
+"""Spine: a copied continuation with recycled candidates as its branches, in one tree of a fixed number of nodes.
+
+RACER (2604.14885) and Goose (2604.02047) join retrieved and recycled drafts in one tree, too. How the nodes are shared
+between the two is this project's own: whatever is likelier to stand, by a law of two parts (see `spine_tree`).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import torch
+
+from ..decoding import Draft, Tree, Verification
+from ..decoding.devices import fastest
+from ..decoding.tree import RankPath
+from ..errors import UserError
+from ..recycling import TokenRecycling
+from ..recycling.templates import best_order, likelihood
+from .carried_text import carried_on, check_carry, text_from, text_state
+from .suffix_automaton import SuffixAutomaton
+
+MAX_NODES = 4096
+
+
+class Spine(TokenRecycling):
+    """Token Recycling whose tree grows off the continuation of the longest suffix match in prompt and output.
+
+    There is one topology for each length of match, all built here; a step takes one and fills in its tokens. Without a
+    match it is the published order's best nodes. Carried from prompt to prompt: the matrix, and the newest text.
+
+    Rank paths in step records: a spine token has rank 0, and the other candidates of a node that the spine goes through
+    have ranks 1, 2, ..., best first. Elsewhere ranks are the matrix's own.
+
+    Args:
+        nodes: of every draft, the root not counted.
+        stands: how likely the token that followed a match of 1, 2, 3, ... tokens follows it again; the last one holds
+            for longer matches. 0: such a match is not copied from.
+        carry: earlier prompts and answers are matched against, too, up to so many tokens; 0: the prompt alone.
+        others: as TokenRecycling.
+
+    Raises:
+        UserError: nodes or stands out of range.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        *,
+        nodes: int = 24,
+        stands: Sequence[float] = (0.0, 0.2, 0.45, 0.55, 0.65, 0.75, 0.85),
+        carry: int = 32768,
+        k: int = 8,
+        recycle_prompt: bool = False,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.int64,
+        eos: Collection[int] = (),
+    ) -> None:
+        if not isinstance(nodes, int) or not 1 <= nodes <= MAX_NODES:
+            raise UserError(f"spine: nodes={nodes} must be from 1 to {MAX_NODES}")
+        if not stands or not all(isinstance(p, int | float) and 0 <= p <= 1 for p in stands):
+            raise UserError(f"spine: stands={stands} must be a list of probabilities, for matches of 1, 2, ... tokens")
+        device = torch.device(device)
+        settings = dict(k=k, recycle_prompt=recycle_prompt, device=device, dtype=dtype, eos=eos)
+        super().__init__(vocab_size, Tree.chain(0), **settings)  # type: ignore[arg-type]
+        made = [spine_tree(match, nodes, k, stands) for match in range(len(stands) + 1)]
+        self._topologies = [Topology(tree.on(device), spine) for tree, spine in made]  # by length of match
+        self._now = self._topologies[0]
+        self.tree, self.max_nodes = self._now.tree, 1 + nodes
+        self.carry = check_carry(carry)
+        self.text = SuffixAutomaton()
+        self._line = torch.zeros(1 + nodes, dtype=torch.long, device=device)  # the root and the spine, filled each step
+        self._cells = fastest(self._line)
+
+    def begin(self, prompt: list[int]) -> Draft | None:
+        self.text = carried_on(self.text, prompt, self.carry)
+        return super().begin(prompt)
+
+    def choose(self) -> None:
+        """Take the topology of the match's length and copy its spine."""
+        now = self._now = self._topologies[min(self.text.length, len(self._topologies) - 1)]
+        self.tree = now.tree
+        if now.spine:
+            self._line[1 : 1 + now.spine] = torch.tensor(self.text.copy(self.text.end, now.spine))
+
+    def grow(self, root: torch.Tensor) -> torch.Tensor:
+        """Spine first, then all children of its nodes at once, then theirs: off the spine the look-up is recycling's.
+
+        A child of a spine node is one of its candidates other than the spine's next token, which stands there already.
+        """
+        now, cells, matrix = self._now, self._now.cells, self.matrix
+        self._line[:1] = root
+        line = self._cells[: 1 + now.spine]  # (1 + L,)
+        cells[now.spine_nodes] = line
+        for generation, (nodes, parents, ranks) in enumerate(now.generations):
+            if generation == 0 and now.spine:
+                rows = matrix.rows(line[:-1])  # (L, k)
+                # (L,): the spine's next token is that candidate; k: none
+                now.taken[:-1] = (rows != line[1:, None]).cumprod(1).sum(1)
+                # rank r is candidate r - 1 before the one that is taken, and candidate r behind it
+                ranks = ranks - 1 * (ranks <= now.taken[now.depths])
+            cells[nodes] = matrix.look_up(cells[parents], ranks)
+        return now.tokens
+
+    def account(self, verification: Verification) -> None:
+        self.text.extend(verification.tokens)
+
+    def reset(self) -> None:
+        super().reset()
+        self.text = SuffixAutomaton()
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return super().state_dict() | (text_state(self.text) if self.carry else {})
+
+    def step_state(self) -> dict[str, torch.Tensor]:
+        return super().state_dict()
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        """Takes a plain matrix, too: then no text is known."""
+        super().load_state_dict({name: tensor for name, tensor in state.items() if name != "text"})
+        self.text = text_from(state, len(self.matrix.candidates))
+
+
+class Topology:
+    """A tree whose node (0, 0, ...) of each depth down to `spine` is copied, with what its look-up needs.
+
+    All but `tree` and `tokens` is NumPy's on the CPU, see `fastest`.
+
+    Attributes:
+        spine: L, the number of copied nodes.
+        spine_nodes: int64 (1 + L,), root included.
+        generations: nodes, parents and ranks by their distance from the spine, 1 first; int64 (m,) each.
+        depths: of the first generation's parents, int64 (m,).
+        taken: int64 (1 + L,), filled each step; -1 at the spine's tip, where no candidate is taken.
+        tokens: int64 (n,), filled each step, by way of `cells`, which is the same memory.
+    """
+
+    def __init__(self, tree: Tree, spine: int) -> None:
+        self.tree, self.spine = tree, spine
+        node = {path: i for i, path in enumerate(tree.rank_paths)}
+        generations: dict[int, list[int]] = {}
+        for path, i in node.items():
+            distance = len(path) - spine_depth(path, spine)
+            if distance:
+                generations.setdefault(distance, []).append(i)
+
+        def numbers(values: list[int]) -> Any:
+            return fastest(torch.tensor(values, dtype=torch.long, device=tree.device))
+
+        self.spine_nodes = numbers([node[(0,) * depth] for depth in range(spine + 1)])
+        self.generations = [
+            (numbers(nodes), fastest(tree.parents[nodes]), fastest(tree.ranks[nodes]))
+            for _, nodes in sorted(generations.items())
+        ]
+        self.depths = numbers([len(tree.rank_paths[i]) - 1 for i in generations.get(1, [])])
+        self.taken = numbers([-1] * (spine + 1))
+        self.tokens = torch.zeros(len(tree), dtype=torch.long, device=tree.device)
+        self.cells = fastest(self.tokens)
+
+
+def spine_depth(path: RankPath, spine: int) -> int:
+    """How far a rank path follows a spine of that length."""
+    return next((i for i, rank in enumerate(path[:spine]) if rank), min(len(path), spine))
+
+
+def spine_tree(match: int, nodes: int, k: int, stands: Sequence[float]) -> tuple[Tree, int]:
+    """The `nodes` likeliest nodes for a match of `match` tokens, and how many of them are the spine.
+
+    The law: behind a match of m tokens the copied token is right with stands(m), and then the match is one longer.
+    Where it is wrong, the other candidates are right by the recycled ones' power law, `likelihood`; so is all below.
+    """
+    if match == 0 or stands[min(match, len(stands)) - 1] == 0:
+        return Tree.from_rank_paths(best_order(nodes, k)), 0
+    frontier: list[tuple[float, RankPath, bool]] = []  # (-likelihood, rank path, on the spine)
+
+    def open_spine(path: RankPath, stood: float) -> None:
+        right = stands[min(match + len(path), len(stands)) - 1]
+        heapq.heappush(frontier, (-stood * right, (*path, 0), True))
+        for rank in range(k - 1):
+            heapq.heappush(frontier, (-stood * (1 - right) * likelihood((rank,)), (*path, rank + 1), False))
+
+    open_spine((), 1.0)
+    taken: list[RankPath] = []
+    spine = 0
+    while len(taken) < nodes:
+        likely, path, copied = heapq.heappop(frontier)
+        taken.append(path)
+        if copied:
+            spine = len(path)
+            open_spine(path, -likely)
+        else:
+            for rank in range(k):
+                heapq.heappush(frontier, (likely * likelihood((rank,)), (*path, rank), False))
+    # At the tip no candidate is taken by the spine: its children begin with the best one.
+    at_tip = [path[:spine] == (0,) * spine and len(path) > spine for path in taken]
+    return Tree.from_rank_paths(
+        (*path[:spine], path[spine] - 1, *path[spine + 1 :]) if below else path
+        for path, below in zip(taken, at_tip, strict=True)
+    ), spine

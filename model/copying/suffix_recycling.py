@@ -1,0 +1,100 @@
+"""Suffix drafts where the match is long, Token Recycling's tree elsewhere (SAM-Decoding's hybrid, 2411.10666, 3.4)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import torch
+
+from ..decoding import Draft, Drafter, Tree, Verification
+from ..recycling import TokenRecycling
+from .suffix import Suffix
+
+
+class SuffixRecycling(Drafter):
+    """Each step drafts from one of two: a long match is copied, otherwise the recycled tree grows.
+
+    The matrix learns from every step, whichever drafted it, and is all that is carried from prompt to prompt.
+    In step records the source is `suffix` or `recycling`; a copied chain's rank path is all zeros.
+
+    Args:
+        tree: the recycled tree.
+        min_match: a match of so many tokens is copied from (paper: 5).
+        max_draft, factor, corpus_path, corpus_bias, carry: as Suffix.
+        others: as TokenRecycling.
+    """
+
+    stateful = True
+    needs_logits = True
+
+    def __init__(
+        self,
+        vocab_size: int,
+        tree: Tree,
+        *,
+        min_match: int = 5,
+        max_draft: int = 40,
+        factor: float = 4.0,
+        corpus_path: str | None = None,
+        corpus_bias: int = 5,
+        carry: int = 0,
+        k: int = 8,
+        recycle_prompt: bool = False,
+        dtype: torch.dtype = torch.int64,
+        device: torch.device | str = "cpu",
+        eos: Collection[int] = (),
+    ) -> None:
+        super().__init__(torch.device(device))
+        self.suffix = Suffix(
+            vocab_size,
+            min_match=min_match,
+            max_draft=max_draft,
+            factor=factor,
+            corpus_path=corpus_path,
+            corpus_bias=corpus_bias,
+            carry=carry,
+            device=device,
+        )
+        self.recycling = TokenRecycling(
+            vocab_size, tree, k=k, recycle_prompt=recycle_prompt, dtype=dtype, device=device, eos=eos
+        )
+        self.max_nodes = max(self.suffix.max_nodes, self.recycling.max_nodes)
+        self.needs_prompt_logits = recycle_prompt
+        self._chosen: Drafter = self.recycling
+        self.tree = self.recycling.tree
+
+    def begin(self, prompt: list[int]) -> Draft | None:
+        self.suffix.begin(prompt)
+        return self.recycling.begin(prompt)
+
+    def choose(self) -> None:
+        self.suffix.choose()
+        drafted = self.suffix.tree is not None and self.suffix.tree.max_depth > 0
+        self._chosen = self.suffix if drafted else self.recycling
+        self.tree, self.source = self._chosen.tree, "suffix" if drafted else "recycling"
+
+    def grow(self, root: torch.Tensor) -> torch.Tensor:
+        return self._chosen.grow(root)
+
+    def learn(self, tokens: torch.Tensor, logits: torch.Tensor, stands: torch.Tensor) -> None:
+        self.recycling.learn(tokens, logits, stands)
+
+    def account(self, verification: Verification) -> None:
+        self.suffix.account(verification)
+
+    def observe_prompt(self, prompt: list[int], logits: torch.Tensor) -> None:
+        self.recycling.observe_prompt(prompt, logits)
+
+    def reset(self) -> None:
+        self.recycling.reset()
+        self.suffix.reset()
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return self.recycling.state_dict() | self.suffix.state_dict()
+
+    def step_state(self) -> dict[str, torch.Tensor]:
+        return self.recycling.step_state()
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        self.recycling.load_state_dict({name: tensor for name, tensor in state.items() if name != "text"})
+        self.suffix.load_state_dict(state)

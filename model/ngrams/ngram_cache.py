@@ -1,0 +1,153 @@
+"""Cacheback: what followed these tokens lately may follow them again; nothing but tables of n-grams.
+
+Source: arXiv 2511.21699. A leader (the last few tokens) has followers (the few tokens behind it), both kept in order of
+last use and bounded; a draft is the tree of the followers of the root's leader, of the followers of where each of them
+ends, and so on. A dynamic table learns from prompt and output; a frozen one, made from a corpus, fills what it lacks.
+
+The tree is taken from a few fixed ones, so that no step builds one: a chain of nodes for each follower, by how many
+followers the root has. Followers that begin alike are drafted as they are, side by side. A place that no follower fills
+repeats its parent's last token: it costs a node, and stands only where that is what the target says.
+"""
+
+from __future__ import annotations
+
+import heapq
+from itertools import chain
+
+import torch
+
+from ..decoding import Draft, Verification
+from ..decoding.tree import RankPath
+from ..errors import UserError
+from .layouts import LaidOut, Layout
+from .ngram_table import Gram, NgramTable
+
+Slot = RankPath  # a follower's place: (2, 0) is the latest follower of where the root's third latest one ends
+
+
+class NgramCache(LaidOut):
+    """Drafts the followers that are due. The dynamic table is carried from prompt to prompt.
+
+    Args:
+        vocab_size: V, of the target.
+        leader, follower: tokens in each (the paper's LL and FL).
+        capacity: leaders kept.
+        followers: kept for each leader.
+        nodes: drafted a step, the root not counted; `nodes // follower` followers fit.
+        table_path: a frozen table (python -m tools.ngram_table makes one), or None.
+
+    Raises:
+        UserError: a setting out of range, a frozen table that is broken or of another vocabulary or n-gram.
+    """
+
+    stateful = True
+
+    def __init__(
+        self,
+        vocab_size: int,
+        *,
+        leader: int = 1,
+        follower: int = 3,
+        capacity: int = 32768,
+        followers: int = 8,
+        nodes: int = 24,
+        table_path: str | None = None,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        if nodes < follower:
+            raise UserError(f"ngram_cache: nodes={nodes} must be at least follower={follower}")
+        super().__init__(torch.device(device))
+        self.vocab_size, self.leader, self.follower, self.followers = vocab_size, leader, follower, followers
+        self.table = NgramTable(leader, follower, capacity=capacity, followers=followers)
+        self.frozen: NgramTable | None = None
+        if table_path is not None:
+            self.frozen = NgramTable.load(table_path, leader, follower, vocab_size)
+        self._shapes = [
+            _Shape(best_slots(nodes // follower, due, followers), follower, self.device) for due in range(followers + 1)
+        ]
+        self.max_nodes = max(len(shape.tree) for shape in self._shapes)
+        self._recent: list[int] = []  # the text's last tokens, as many as the next n-gram begins with, at most
+
+    def begin(self, prompt: list[int]) -> Draft:
+        self._recent = []
+        self._extend(prompt)
+        return self.root_alone(prompt[-1])
+
+    def choose(self) -> None:
+        root = self._recent[-1]
+        start = tuple(self._recent[-self.leader :])
+        due = self._due(start)
+        now = self._shapes[len(due)]
+        # Per slot: the leader that its follower leaves behind, and the followers of that, looked up when asked for.
+        ends: list[Gram] = []
+        tokens = [root]
+        known: dict[int, list[Gram]] = {-1: due}
+        for parent, rank in now.slots:
+            if parent not in known:
+                known[parent] = self._due(ends[parent])
+            before = start if parent < 0 else ends[parent]
+            found = known[parent]
+            gram = found[rank] if rank < len(found) else before[-1:] * self.follower
+            tokens += gram
+            ends.append((before + gram)[-self.leader :])
+        self.lay_out(now, tokens)
+
+    def account(self, verification: Verification) -> None:
+        self._extend(verification.tokens)
+
+    def reset(self) -> None:
+        self.table.clear()
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return self.table.to_tensors()
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        self.table.take(state, self.vocab_size, "start")
+
+    def _due(self, leader: Gram) -> list[Gram]:
+        """The followers of a leader, the likeliest first: the dynamic table's, then the frozen one's that are new."""
+        found = self.table.followers_of(leader)
+        if self.frozen is not None and len(found) < self.followers:
+            more = [gram for gram in self.frozen.followers_of(leader) if gram not in found]
+            found = found + more[: self.followers - len(found)]
+        return found
+
+    def _extend(self, tokens: list[int]) -> None:
+        """The text goes on: keep every n-gram that ends in the new tokens."""
+        text = self._recent + tokens
+        self.table.add_text(text)
+        self._recent = text[-(self.leader + self.follower - 1) :]
+
+
+class _Shape(Layout):
+    """One chain of `follower` nodes for each slot: root, first slot's tokens, second slot's tokens, ...
+
+    Attributes:
+        slots: per slot, its parent slot (-1: the root) and its rank there.
+    """
+
+    def __init__(self, slots: list[Slot], follower: int, device: torch.device) -> None:
+        index = {slot: i for i, slot in enumerate(slots)}
+        self.slots = [(index.get(slot[:-1], -1), slot[-1]) for slot in slots]
+        # A slot's first node has its rank among the nodes below its parent's last; those after it are rank 0.
+        ends = [tuple(chain.from_iterable((rank, *[0] * (follower - 1)) for rank in slot)) for slot in slots]
+        places: list[RankPath] = [()]
+        for path in ends:
+            places += [path[: len(path) - follower + 1 + i] for i in range(follower)]
+        super().__init__(places, device)
+
+
+def best_slots(count: int, due: int, followers: int) -> list[Slot]:
+    """The `count` best slots where the root has `due` followers; each after its parent.
+
+    By the product of 0.25 / (rank + 1) along the way: a root's followers first, then those of where they end. With few
+    followers at the root the draft goes deeper, so that the budget is used.
+    """
+    frontier: list[tuple[float, Slot]] = [(-0.25 / (rank + 1), (rank,)) for rank in range(due)]
+    best: list[Slot] = []
+    while frontier and len(best) < count:
+        worth, slot = heapq.heappop(frontier)
+        best.append(slot)
+        for rank in range(followers):
+            heapq.heappush(frontier, (worth * 0.25 / (rank + 1), (*slot, rank)))
+    return best

@@ -1,0 +1,174 @@
+"""A table of n-grams in order of last use: leader -> followers, both bounded (arXiv 2511.21699)."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, OrderedDict
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from ..errors import UserError
+from ..files import replaced
+
+Gram = tuple[int, ...]
+_NAMES = ("leaders", "counts", "followers")
+
+
+class NgramTable:
+    """Leaders of `leader` tokens, each with followers of `follower` tokens; the least recently seen goes first.
+
+    Args:
+        leader, follower: tokens in each.
+        capacity: leaders kept, at most.
+        followers: kept for each leader, at most.
+
+    Raises:
+        UserError: one of them is less than 1.
+    """
+
+    def __init__(self, leader: int, follower: int, *, capacity: int, followers: int) -> None:
+        sizes = {"leader": leader, "follower": follower, "capacity": capacity, "followers": followers}
+        for name, size in sizes.items():
+            if size < 1:
+                raise UserError(f"ngram_cache: {name}={size} must be at least 1")
+        self.leader, self.follower, self.capacity, self.followers = leader, follower, capacity, followers
+        self._rows: OrderedDict[Gram, list[Gram]] = OrderedDict()  # oldest first; followers latest first
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def followers_of(self, leader: Gram) -> list[Gram]:
+        """The followers seen, latest first; looking does not count as use."""
+        return self._rows.get(leader) or []
+
+    def add(self, leader: Gram, follower: Gram) -> None:
+        """This follower is seen behind this leader now."""
+        row = self._rows.get(leader)
+        if row is None:
+            if len(self._rows) == self.capacity:
+                self._rows.popitem(last=False)
+            self._rows[leader] = [follower]
+            return
+        self._rows.move_to_end(leader)
+        if follower in row:
+            row.remove(follower)
+        elif len(row) == self.followers:
+            row.pop()
+        row.insert(0, follower)
+
+    def add_text(self, text: list[int]) -> None:
+        """Every n-gram of a text, from its beginning on."""
+        lead, both = self.leader, self.leader + self.follower
+        for start in range(len(text) - both + 1):
+            self.add(tuple(text[start : start + lead]), tuple(text[start + lead : start + both]))
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._rows.clear()
+
+    def to_tensors(self) -> dict[str, torch.Tensor]:
+        """The table, its order included: int32 leaders (R, leader), counts (R,), followers (sum of counts, follower).
+
+        Leaders stand oldest first, the followers of each latest first.
+        """
+        rows = self._rows
+        grams = [gram for row in rows.values() for gram in row]
+        return {
+            "leaders": torch.tensor(list(rows), dtype=torch.int32).view(-1, self.leader),
+            "counts": torch.tensor([len(row) for row in rows.values()], dtype=torch.int32),
+            "followers": torch.tensor(grams, dtype=torch.int32).view(-1, self.follower),
+        }
+
+    def take(self, tensors: dict[str, torch.Tensor], vocab_size: int, what: str) -> None:
+        """Become the table that `to_tensors` gave. `what` names its origin in errors.
+
+        Raises:
+            UserError: it is no such table, of other n-grams, of another vocabulary, or larger than this one may be.
+        """
+        if set(tensors) != set(_NAMES) or any(t.dtype != torch.int32 for t in tensors.values()):
+            raise UserError(f"{what}: an n-gram table holds {', '.join(_NAMES)} (int32), this one {sorted(tensors)}")
+        leaders, counts, followers = (tensors[name].cpu() for name in _NAMES)
+        if (*leaders.shape[1:], *followers.shape[1:]) != (self.leader, self.follower) or counts.dim() != 1:
+            shapes = f"{list(leaders.shape)} and {list(followers.shape)}"
+            wanted = f"leader={self.leader} and follower={self.follower}"
+            raise UserError(f"{what}: leaders and followers are {shapes}, which is not {wanted}")
+        ids = torch.cat((leaders.flatten(), followers.flatten()))
+        if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < vocab_size:
+            raise UserError(f"{what}: holds token ids outside the vocabulary of {vocab_size}: made for another model")
+        sizes = counts.tolist()
+        if len(sizes) != len(leaders) or sum(sizes) != len(followers) or min(sizes, default=1) < 1:
+            raise UserError(f"{what}: its counts do not fit its {len(leaders)} leaders and {len(followers)} followers")
+        if len(sizes) > self.capacity or max(sizes, default=0) > self.followers:
+            raise UserError(
+                f"{what}: {len(sizes)} leaders with up to {max(sizes)} followers, more than capacity={self.capacity} "
+                f"and followers={self.followers} allow"
+            )
+        grams = iter(map(tuple, followers.tolist()))
+        rows = OrderedDict(
+            (tuple(row), [next(grams) for _ in range(n)]) for row, n in zip(leaders.tolist(), sizes, strict=True)
+        )
+        if len(rows) != len(sizes):
+            raise UserError(f"{what}: the same leader stands in it twice")
+        self._rows = rows
+
+    @classmethod
+    def of_corpus(
+        cls, texts: Iterable[list[int]], leader: int, follower: int, *, capacity: int, followers: int
+    ) -> NgramTable:
+        """The most frequent n-grams of some texts: leaders rarest first, the followers of each most frequent first.
+
+        Equal counts go by first sight. All n-grams of the texts are counted in memory.
+        """
+        counted: Counter[tuple[Gram, Gram]] = Counter()
+        for text in texts:
+            for start in range(len(text) - leader - follower + 1):
+                middle = start + leader
+                counted[tuple(text[start:middle]), tuple(text[middle : middle + follower])] += 1
+        table = cls(leader, follower, capacity=capacity, followers=followers)
+        rows: dict[Gram, list[Gram]] = {}
+        weight: Counter[Gram] = Counter()
+        for (lead, gram), count in counted.most_common():
+            weight[lead] += count
+            row = rows.setdefault(lead, [])
+            if len(row) < followers:
+                row.append(gram)
+        for lead, _ in reversed(weight.most_common(capacity)):
+            table._rows[lead] = rows[lead]
+        return table
+
+    def save(self, path: str | Path, vocab_size: int) -> None:
+        """Write the table (safetensors) for `load`. Raises UserError if the disk refuses it."""
+        size = {"vocab_size": vocab_size, "leader": self.leader, "follower": self.follower}
+        try:
+            with replaced(Path(path)) as partial:
+                save_file(self.to_tensors(), partial, metadata={"ngram_table": json.dumps(size)})
+        except SafetensorError as error:
+            raise UserError(f"{path}: cannot be written ({error})") from None
+
+    @classmethod
+    def load(cls, path: str | Path, leader: int, follower: int, vocab_size: int) -> NgramTable:
+        """A table that `save` wrote, whatever its capacity.
+
+        Raises:
+            UserError: missing, broken, no table, or one of other n-grams or another vocabulary.
+        """
+        if not Path(path).is_file():
+            raise UserError(f"table_path: no file {path}")
+        try:
+            with safe_open(str(path), framework="pt") as file:
+                said = json.loads((file.metadata() or {}).get("ngram_table", "{}"))
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except (SafetensorError, OSError, ValueError) as error:
+            raise UserError(f"table_path: {path} is not a table of n-grams ({error})") from None
+        for name, wanted in (("vocab_size", vocab_size), ("leader", leader), ("follower", follower)):
+            if said.get(name) != wanted:
+                raise UserError(f"table_path: {path} was made with {name}={said.get(name)}, this run has {wanted}")
+        counts = tensors.get("counts", torch.zeros(0))
+        most = int(counts.max()) if counts.numel() else 1
+        table = cls(leader, follower, capacity=max(len(counts), 1), followers=max(most, 1))
+        table.take(tensors, vocab_size, f"table_path: {path}")
+        return table

@@ -1,0 +1,90 @@
+"""How likely each node of a draft tree is to stand, learnt while decoding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ..decoding import Tree
+from ..decoding.tree import RankPath
+from ..errors import UserError
+from .templates import likelihood
+
+MEMORY = 256.0  # about so many visits of a node are remembered
+PATH_PRIOR = 8.0  # a path's own share is worth as much as its rank's after so many visits,
+RANK_PRIOR = 16.0  # and a rank's as much as the power law's
+
+
+class Acceptance:
+    """P(path), the probability that the node at a rank path stands, for a fixed set of paths.
+
+    P(path) = P(parent) * c(path), where c is the share of path's visits in which it stood; a visit is a step in which
+    the path was drafted and its parent stood. Conditioned so, c can be learnt from trees of any shape. A path seen
+    rarely borrows from all paths that end in the same rank, and those from the power law of `templates.likelihood`.
+
+    Args:
+        paths: parents before children.
+    """
+
+    def __init__(self, paths: Sequence[RankPath]) -> None:
+        self.paths = tuple(paths)
+        self._index = {path: i for i, path in enumerate(self.paths)}
+        self._parent = [self._index.get(path[:-1], -1) for path in self.paths]
+        self._rank = [path[-1] for path in self.paths]
+        self._law = [likelihood((rank,)) for rank in range(max(self._rank, default=0) + 1)]
+        self._children: dict[int, tuple[Tree, list[list[tuple[int, int]]]]] = {}
+        self.reset()
+
+    def reset(self) -> None:
+        """Back to the power law."""
+        self._visits, self._stood = [0.0] * len(self.paths), [0.0] * len(self.paths)
+        self._rank_visits = [RANK_PRIOR] * len(self._law)
+        self._rank_stood = [RANK_PRIOR * law for law in self._law]
+
+    def update(self, tree: Tree, node: int) -> None:
+        """Count a step: `node` of `tree` was the deepest that stood."""
+        keep = 1 - 1 / MEMORY
+        children = self._children_of(tree)
+        chain = tree.chain_of[node]
+        for parent, stood in zip(chain, [*chain[1:], -1], strict=True):
+            for child, path in children[parent]:
+                hit, rank = float(child == stood), self._rank[path]
+                self._visits[path] = self._visits[path] * keep + 1
+                self._stood[path] = self._stood[path] * keep + hit
+                self._rank_visits[rank] = self._rank_visits[rank] * keep + 1
+                self._rank_stood[rank] = self._rank_stood[rank] * keep + hit
+
+    def probabilities(self) -> list[float]:
+        """P(path) for every path."""
+        by_rank = [stood / visits for stood, visits in zip(self._rank_stood, self._rank_visits, strict=True)]
+        p = list[float]()
+        for stood, visits, rank, parent in zip(self._stood, self._visits, self._rank, self._parent, strict=True):
+            share = (stood + PATH_PRIOR * by_rank[rank]) / (visits + PATH_PRIOR)
+            p.append(share * (p[parent] if parent >= 0 else 1.0))
+        return p
+
+    def _children_of(self, tree: Tree) -> list[list[tuple[int, int]]]:
+        """For each node, its children as (node, path); listed once a tree."""
+        if id(tree) not in self._children:
+            listed: list[list[tuple[int, int]]] = [[] for _ in range(len(tree))]
+            for node, path in enumerate(tree.rank_paths):
+                if node and path in self._index:
+                    listed[tree.chain_of[node][-2]].append((node, self._index[path]))
+            self._children[id(tree)] = (tree, listed)  # holds the tree, so that its id stays its own
+        return self._children[id(tree)][1]
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Everything learnt, float64."""
+        return {
+            "path_counts": torch.tensor([self._visits, self._stood], dtype=torch.float64),  # (2, paths)
+            "rank_counts": torch.tensor([self._rank_visits, self._rank_stood], dtype=torch.float64),  # (2, ranks)
+        }
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        """Raises UserError if it was learnt for other paths."""
+        paths, ranks = state["path_counts"], state["rank_counts"]
+        if paths.shape != (2, len(self.paths)) or ranks.shape != (2, len(self._law)):
+            raise UserError("tree=auto: the saved state was learnt with another k; start from another one or cold")
+        self._visits, self._stood = paths.tolist()
+        self._rank_visits, self._rank_stood = ranks.tolist()

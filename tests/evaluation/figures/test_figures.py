@@ -1,0 +1,189 @@
+"""Figures: each is drawn where the runs vary in its setting, and only there; one can be added by one function."""
+
+import matplotlib
+import pytest
+import yaml
+
+from evaluation import figures, report
+from evaluation.figures import draw_all, split
+from evaluation.figures.block import Block
+from evaluation.figures.budget import gain
+from evaluation.figures.roofline import roofline
+from evaluation.figures.style import PALETTE, STYLE, WIDTH, panels
+from evaluation.statistics.tables import main_table
+from tests.evaluation.made_runs import answer, made
+
+TREE = [[0], [1], [0, 0]]
+
+
+def questions(fast=1):
+    return [
+        answer(i, "qa" if i % 2 else "rag", [([2, 1 + fast, 1], 1.0)], output_ids=[[1, 2, 3, i]],
+               step_nodes=[[4, 4, 1]], step_paths=[[[0], [0] * fast, []]])
+        for i in range(6)
+    ]  # fmt: skip
+
+
+def recycling(start="hot", fast=1, tree=TREE, bench=None, tree_name="best", **method):
+    own = {"k": 8, "tree": tree_name, "tree_nodes": len(tree), "update": "all"} | method
+    return made(f"recycling ({start})", questions(fast), method=own, draft_tree=tree, bench=bench)
+
+
+def names(runs, folder):
+    return {path.stem for path in draw_all(runs, main_table(runs), folder)}
+
+
+ALWAYS = {"mat", "speedup_over_vanilla", "accepted_lengths", "acceptance_by_depth", "mat_over_questions"}
+VARIED = {
+    "tree_size": [recycling(tree=TREE[:n], tree_nodes=n) for n in (1, 2, 3)],
+    "topk": [recycling(k=k) for k in (2, 4, 8)],
+    "start": [recycling("hot"), recycling("cold")],
+    "update": [recycling(update="all"), recycling(update="root")],
+    "order": [recycling(), recycling(bench={"order": "shuffled-1"})],
+    "tree_family": [recycling(), recycling(tree_name="balanced")],
+    "budget": [recycling(tree=TREE[:n], tree_nodes=n) for n in (1, 2, 3)]
+    + [made("spine (hot)", questions(2), method={"nodes": n}) for n in (1, 2, 3)],
+    "tree_shape": [
+        recycling(tree=tree, tree_name="shape", tree_nodes=len(tree))
+        for tree in ([[0]], [[0], [1]], [[0], [0, 0]], [[0], [1], [0, 0]])
+    ],
+}
+
+
+@pytest.mark.parametrize("figure", list(VARIED))
+def test_a_figure_is_drawn_where_the_runs_vary_in_its_setting(tmp_path, figure):
+    drawn = names([made("vanilla", questions()), *VARIED[figure]], tmp_path)
+    also = {"tree_size"} if figure == "budget" else set()
+    assert drawn - {"novelty"} - also == ALWAYS | {figure}
+    for kind in ("png", "svg", "pdf"):
+        assert (tmp_path / f"{figure}.{kind}").stat().st_size > 2000
+
+
+def test_a_gain_at_equal_budget_is_paired_by_question():
+    runs = VARIED["budget"]
+    (block,) = split(runs, main_table(runs)).values()
+    mats = {row["pool"].method: row for row in block.drafting}
+    value, low, high = gain(mats["spine"], mats["recycling"])
+    assert value == pytest.approx((6 / 3) / (5 / 3)), "lengths 2, 3, 1 against 2, 2, 1"
+    assert (low, high) == pytest.approx((value, value)), "every question gains the same"
+
+
+def test_an_experiment_of_one_method_has_no_figure_of_a_sweep(tmp_path):
+    (tmp_path / "old.pdf").write_text("of another set of runs")
+    assert names([made("vanilla", questions()), recycling()], tmp_path) - {"novelty"} == ALWAYS
+    assert not (tmp_path / "old.pdf").exists()
+
+
+def test_the_optimum_is_marked_where_the_table_has_it():
+    base = made("vanilla", questions())
+    runs = [recycling(tree=TREE[:n], tree_nodes=n) for n in (1, 2, 3)]
+    for row in runs[1].answers:
+        row["choices"][0]["wall_time"] = [0.5]
+    (block,) = split([base, *runs], main_table([base, *runs])).values()
+    drawn = figures.tree_size(block)
+    assert drawn is not None
+    star = next(line for axes in drawn.axes for line in axes.lines if line.get_marker() == "*")
+    assert (star.get_xdata()[0], star.get_ydata()[0]) == (2, 2.0)
+
+
+def test_trees_of_one_size_and_several_depths_are_no_line():
+    trees = [[[0]], [[0], [1]], [[0], [1], [2]], [[0], [0, 0], [0, 0, 0]]]
+    runs = [recycling(tree=tree, tree_nodes=len(tree), tree_sha256=str(tree)) for tree in trees]
+    for own, drawn in ((runs[:3], True), (runs, False)):
+        (block,) = split(own, main_table(own)).values()
+        assert (figures.tree_size(block) is not None) is drawn
+
+
+def test_a_run_has_the_same_colour_and_mark_in_every_figure():
+    runs = [made("vanilla", questions()), made("suffix", questions()), recycling(), recycling("cold", 0)]
+    (block,) = split(runs, main_table(runs)).values()
+    looks: dict[str, set] = {}
+    for draw in (figures.mat, figures.speedup_over_vanilla, figures.accepted_lengths, figures.acceptance_by_depth):
+        for line in (line for axes in draw(block).axes for line in axes.lines if not line.get_label().startswith("_")):
+            looks.setdefault(line.get_label(), set()).add((line.get_color(), line.get_marker()))
+    assert set(looks) == {"vanilla", "suffix", "recycling (hot)", "recycling (cold)"}
+    assert all(len(look) == 1 for look in looks.values()) and len(set.union(*looks.values())) == 4
+    over_questions = figures.mat_over_questions(block).axes[0]
+    assert {(line.get_label(), line.get_color()) for line in over_questions.lines} <= {
+        (name, ink) for name, look in looks.items() for ink, _ in look
+    }
+    assert over_questions.get_xlabel() == "question, in the order asked"  # few questions: each is a point of its own
+
+
+def test_many_lines_without_marks_differ_in_colour_or_stroke():
+    runs = [made("vanilla", questions()), *(made(f"method{i} (hot)", questions()) for i in range(14))]
+    (block,) = split(runs, main_table(runs)).values()
+    lines = figures.mat_over_questions(block).axes[0].lines
+    assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == len(lines) == 14
+
+
+def test_a_figure_across_types_names_them_all():
+    runs = [recycling(), made("suffix", questions(), model={"dtype": "float16"})]
+    drawn = figures.novelty(list(split(runs, main_table(runs)).values()))
+    assert drawn.get_supxlabel() == "toy (float32) on a machine; toy (float16) on a machine"
+
+
+def test_very_long_steps_share_the_last_point_of_a_line():
+    row = answer(1, "free_verse", [([1, 1, 40, 20], 1.0)], output_ids=[[0] * 62])
+    runs = [made("vanilla", [row]), made("suffix", [row]), made("pld", [answer(1, "qa", [([1, 16], 1.0)])])]
+    (block,) = split(runs, main_table(runs)).values()
+    (axes,) = figures.accepted_lengths(block).axes
+    assert axes.get_xticklabels()[-1].get_text() == "16+"
+    assert {line.get_label(): line.get_ydata()[-1] for line in axes.lines} == {"suffix": 50.0, "pld": 50.0}
+    assert "free verse" in [label.get_text() for label in figures.mat(block).axes[0].get_yticklabels()]
+
+
+def test_one_style_readable_at_column_width():
+    with matplotlib.rc_context(STYLE):
+        figure, (axes,) = panels()
+        assert figure.get_figwidth() == WIDTH == 3.3
+        assert all(label.get_fontsize() >= 6 for label in axes.get_xticklabels())
+    assert len(set(PALETTE)) == len(PALETTE)
+
+
+def test_the_roofline_bends_where_both_limits_meet_and_a_step_lies_where_it_was_measured():
+    step = {"flop": 4e6, "bytes": 2e6, "step_us": 1000.0, "floor_us": 200.0, "nodes": 1}
+    figure = roofline({
+        "rates": {"bytes_per_second": 10e9, "flop_per_second": 100e9},
+        "vanilla": step, "recycling": step | {"flop": 80e6, "nodes": 20},
+        "what": "a model", "device": "a device", "execution": "eager",
+    })  # fmt: skip
+    roof, vanilla, recycling = figure.axes[0].lines
+    assert roof.get_xydata()[1].tolist() == [10.0, 100.0]  # FLOP a byte, GFLOP/s
+    assert vanilla.get_xydata().tolist() == [[2.0, 4.0]] and recycling.get_xydata().tolist() == [[40.0, 80.0]]
+    assert vanilla.get_label() == "vanilla, 1 node: 1.00 ms a step, 20 % of the limit"
+
+
+def test_the_same_records_give_the_same_files(tmp_path):
+    runs = [made("vanilla", questions()), recycling()]
+    for folder in ("one", "two"):
+        draw_all(runs, main_table(runs), tmp_path / folder)
+    for path in (tmp_path / "one").iterdir():
+        assert path.read_bytes() == (tmp_path / "two" / path.name).read_bytes(), path.name
+
+
+def test_a_newcomer_adds_an_experiment_by_one_yaml_and_a_figure_by_one_function(evaluate, call, tmp_path, monkeypatch):
+    (tmp_path / "configs/experiment").mkdir(parents=True)
+    (tmp_path / "configs/experiment/ngram.yaml").write_text(
+        "# @package _global_\n# bash eval.sh experiment=ngram\n# How long an n-gram should prompt look-up match?\n"
+        "name: ngram\nhydra:\n  mode: MULTIRUN\n  sweeper:\n    params:\n      method: vanilla,pld\n"
+        "      method.max_ngram: 1,2,3\n"
+    )
+
+    def mat_over_ngram(block: Block):
+        """MAT over the longest n-gram."""
+        line = block.lines("max_ngram").get("pld")
+        if line is None:
+            return None
+        figure, (axes,) = panels()
+        axes.plot([row["max_ngram"] for row in line], [row["mat"] for row in line])
+        return figure
+
+    monkeypatch.setattr(figures, "FIGURES", (*figures.FIGURES, mat_over_ngram))
+    outcome = evaluate(f"--config-dir={tmp_path / 'configs'}", "experiment=ngram", "bench.end=3")
+    assert outcome.code == 0, outcome.err
+    folder = tmp_path / "results/ngram"
+    assert (folder / "figures/mat_over_ngram.pdf").exists()
+    (folder / "figures/mat_over_ngram.pdf").unlink()
+    assert call(report.main, folder).code == 0 and (folder / "figures/mat_over_ngram.pdf").exists()
+    assert yaml.safe_load((tmp_path / "configs/experiment/ngram.yaml").read_text())["name"] == "ngram"

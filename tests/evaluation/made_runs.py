@@ -1,0 +1,81 @@
+"""Runs made by hand, for tables and figures whose values are known."""
+
+import json
+from pathlib import Path
+
+from evaluation.records.questions import Question
+from evaluation.records.rows import RECORDS
+from evaluation.records.runs import Run, row_key
+
+
+def answer(question_id, category, turns, **more):
+    """`turns`: one (accepted lengths, seconds) a turn; `more`: further keys of the only choice."""
+    choice = {
+        "index": 0,
+        "turns": ["text"] * len(turns),
+        "decoding_steps": [len(lengths) for lengths, _ in turns],
+        "new_tokens": [sum(lengths) for lengths, _ in turns],
+        "wall_time": [seconds for _, seconds in turns],
+        "accept_lengths": [n for lengths, _ in turns for n in lengths],
+    }
+    return {"question_id": question_id, "records": RECORDS, "category": category, "choices": [choice | more]}
+
+
+def asked(question_id, category, turns, prompt="why?", **more):
+    """An answer with the hash of its question, as runs write it."""
+    own = Question(question_id, category, (prompt,))
+    return answer(question_id, category, turns, **more) | {"question_sha256": own.sha256}
+
+
+def made(
+    label,
+    answers,
+    *,
+    repeat=0,
+    method=None,
+    questions=None,
+    folder="run",
+    model=None,
+    bench=None,
+    draft_tree=None,
+    **more,
+):
+    """A run with these answers; `method`: further settings of it."""
+    name, _, start = label.partition(" (")
+    own = {"name": name, "drafter": None} | ({"start": start.rstrip(")")} if start else {}) | (method or {})
+    metadata = {
+        "label": label,
+        "device": "a machine",
+        "questions": len(answers) if questions is None else questions,
+        "versions": {"torch": "2", "transformers": "5"},
+        "settings": {
+            "model": {"name": "toy", "dtype": "float32"} | (model or {}),
+            "bench": {"name": "file", "questions": questions or len(answers), "order": "file"} | (bench or {}),
+            "method": own,
+            "execution": "eager",
+            "max_new_tokens": 16,
+            "num_choices": 1,
+            "seed": 0,
+            "phases": False,
+            "repeat": repeat,
+        },
+    }
+    if draft_tree is not None:
+        metadata["draft_tree"] = " ".join(",".join(map(str, path)) for path in draft_tree)
+    return Run(Path(folder), metadata | more, list(answers))
+
+
+def write(run, folder):
+    """The run as it would lie on disk below an experiment's folder."""
+    what = abs(hash((run.configuration, run.selection))) % 10**8
+    path = folder / "runs" / f"{run.label.replace(' ', '_')}-{what}-{run.repeat}"
+    path.mkdir(parents=True)
+    (path / "metadata.json").write_text(json.dumps(run.metadata))
+    (path / "answers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in run.answers))
+    return path
+
+
+def shard(label, answers, **more):
+    """A run that asked just these questions, each with its hash, of the bench file "f"."""
+    own = {"sha256": "f"} | more.pop("bench", {})
+    return made(label, answers, bench=own, question_hashes=[row_key(row) for row in answers], **more)

@@ -1,0 +1,93 @@
+"""Benches: reading, selecting, fetching by hash, and every broken file told by name and line."""
+
+import hashlib
+import json
+
+import pytest
+
+from evaluation.records import questions
+from evaluation.records.questions import read_questions
+from evaluation.running.bench import load_bench
+from model.errors import UserError
+
+GOOD = {"question_id": 1, "category": "qa", "turns": ["why?"]}
+
+
+def write(path, *rows):
+    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    return path
+
+
+def test_selection(tmp_path):
+    rows = [GOOD | {"question_id": i, "category": c} for i, c in enumerate(["math", "stem", "qa", "math", "qa", "zoo"])]
+    path = str(write(tmp_path / "q.jsonl", *rows))
+
+    def ids(**settings):
+        return [q.question_id for q in load_bench("x", path, **settings).questions]
+
+    assert ids() == [0, 1, 2, 3, 4, 5]
+    assert ids(begin=1, end=4) == [1, 2, 3]
+    assert ids(per_category=1) == [0, 2, 5]
+    assert ids(categories=["mt_bench", "zoo"]) == [0, 1, 3, 5]
+    with pytest.raises(UserError, match="no question is left of 6"):
+        ids(categories=["rag"])
+
+
+def test_a_folder_holds_its_question_file(tmp_path):
+    write(tmp_path / "question.jsonl", GOOD)
+    assert len(load_bench("x", str(tmp_path)).questions) == 1
+
+
+@pytest.mark.parametrize(
+    ("second", "says"),
+    [
+        ("{broken", "q.jsonl:2: not JSON"),
+        ("[1]", "q.jsonl:2: not a JSON object"),
+        ({"question_id": 2, "category": "qa"}, "q.jsonl:2: 'turns' is missing"),
+        ({"question_id": 2, "category": "qa", "turns": []}, "q.jsonl:2: 'turns' must hold"),
+        ({"question_id": 2, "category": "qa", "turns": ["  "]}, "q.jsonl:2: 'turns' must hold"),
+        ({"question_id": 2, "turns": ["a"]}, "q.jsonl:2: 'category' is missing"),
+        (GOOD, "q.jsonl:2: question_id 1 stands on line 1"),
+    ],
+)
+def test_a_broken_line_is_named(tmp_path, second, says):
+    with pytest.raises(UserError, match=says):
+        read_questions(write(tmp_path / "q.jsonl", GOOD, second))
+
+
+def test_a_question_with_unusual_line_ends_is_one_record(tmp_path):
+    """U+2028, U+2029 and U+0085 end a line for splitlines(), so such files had been refused as broken."""
+    said = "one\u2028two\u2029three\x85four"
+    path = tmp_path / "q.jsonl"
+    row = GOOD | {"turns": [said]}
+    path.write_text(json.dumps(row, ensure_ascii=False) + "\n\n" + json.dumps(GOOD | {"question_id": 2}) + "\r\n")
+    assert [q.turns for q in read_questions(path)] == [(said,), ("why?",)]
+
+
+def test_missing_or_empty_file(tmp_path):
+    with pytest.raises(UserError, match="does not exist"):
+        read_questions(tmp_path / "q.jsonl")
+    with pytest.raises(UserError, match="is empty"):
+        read_questions(write(tmp_path / "q.jsonl"))
+
+
+def test_fetched_once_and_only_with_the_right_hash(tmp_path, monkeypatch):
+    monkeypatch.setattr(questions, "ROOT", tmp_path)
+    source = write(tmp_path / "source.jsonl", GOOD)
+    digest = hashlib.sha256(source.read_bytes()).hexdigest()
+    here = tmp_path / "data" / "question.jsonl"
+    with pytest.raises(UserError, match="sha256.*expected 000000.*nothing was kept"):
+        load_bench("x", str(here), url=source.as_uri(), sha256="0" * 64)
+    assert not here.exists() and not list(tmp_path.glob("data/*"))
+    assert load_bench("x", str(here), url=source.as_uri(), sha256=digest).sha256 == digest
+    source.unlink()  # a second use does not fetch
+    assert load_bench("x", str(here), url=source.as_uri(), sha256=digest).sha256 == digest
+    here.write_text(json.dumps(GOOD | {"turns": ["changed"]}))
+    with pytest.raises(UserError, match="delete it to fetch it again"):
+        load_bench("x", str(here), url=source.as_uri(), sha256=digest)
+
+
+def test_no_network_says_what_to_do(tmp_path, monkeypatch):
+    monkeypatch.setattr(questions, "ROOT", tmp_path)
+    with pytest.raises(UserError, match=r"cannot fetch http://127.0.0.1:9/x .*bench.path="):
+        load_bench("x", str(tmp_path / "q.jsonl"), url="http://127.0.0.1:9/x", sha256="0" * 64)

@@ -1,0 +1,50 @@
+"""Others at work on the cores: measured where the system says, told where it casts doubt."""
+
+import subprocess
+import sys
+
+import pytest
+
+from evaluation.running import cores as quiet
+from evaluation.running.cores import cores_busy
+from evaluation.statistics.caveats import doubts
+from tests.evaluation.made_runs import answer, made
+
+
+def test_a_busy_neighbour_is_seen():
+    if not quiet.STAT.exists():
+        pytest.skip("no /proc/stat on this system")
+    neighbour = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        cores_busy(0.3)  # until it has started
+        assert cores_busy(0.3) > 0.5
+    finally:
+        neighbour.kill()
+        neighbour.wait()
+
+
+def test_ticks_by_hand(tmp_path, monkeypatch):
+    stat = tmp_path / "stat"
+    stat.write_text("cpu  100 20 30 4000 50 6 7 0 0 0\ncpu0 1 2 3\n")
+    monkeypatch.setattr(quiet, "STAT", stat)
+    assert quiet._busy_ticks() == 100 + 20 + 30 + 6 + 7, "neither idle nor waiting for a disk is work"
+    monkeypatch.setattr(quiet, "STAT", tmp_path / "missing")
+    assert cores_busy(0.0) is None
+
+
+def test_only_runs_that_began_among_others_are_named():
+    def run(label, cores, **more):
+        return made(label, [answer(1, "qa", [([1], 1.0)])], cores_busy_elsewhere=cores, **more)
+
+    (line,) = doubts([run("calm", 0.1), run("unknown", None), run("noisy", 1.53)])
+    assert "noisy (1.5)" in line and "calm" not in line and "unknown" not in line
+    assert doubts([run("calm", 0.4)]) == []
+
+
+def test_each_repeat_and_variant_that_began_among_others_is_named():
+    """The last run of a label had spoken for all of them: its calm hid their noise."""
+    rows = [answer(1, "qa", [([1], 1.0)])]
+    runs = [made("pld", rows, repeat=i, cores_busy_elsewhere=cores) for i, cores in enumerate([1.5, 0.0, 2.0])]
+    runs += [made("recycling (hot)", rows, method={"k": k}, cores_busy_elsewhere=c) for k, c in ((4, 1.0), (8, 0.1))]
+    (line,) = doubts(runs)
+    assert "pld, repeat 0 (1.5); pld, repeat 2 (2.0); recycling (hot), k=4 (1.0);" in line

@@ -1,0 +1,134 @@
+"""Who holds which device, and for how long: GPUs are made up, locks are real."""
+
+import fcntl
+import os
+import pickle
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from evaluation import run
+from evaluation.running import locks, models
+from evaluation.running.model_settings import ModelSettings
+
+ROOT = Path(__file__).resolve().parents[2]
+AUTO = ModelSettings("toy", "nowhere")
+
+
+@pytest.fixture
+def gpus(monkeypatch):
+    """Three GPUs that exist by name alone."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid=f"{os.getpid()}-{index}")
+    )
+    monkeypatch.setattr(locks, "AGAIN", 0.01)
+    assert not locks._held
+
+
+def name(index: int) -> str:
+    return locks._identity(torch.device("cuda", index))
+
+
+def is_free(index: int) -> bool:
+    """Whether another process could take it now."""
+    with locks._opened(name(index)) as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True
+
+
+def test_auto_takes_the_first_free_gpu_and_keeps_to_it(gpus):
+    other = locks._lock(name(0))
+    with locks.keeping():
+        with locks.exclusive(AUTO) as placed:
+            assert placed.device == "cuda:1" and not is_free(1)
+        other.close()
+        with locks.exclusive(AUTO) as placed:
+            assert placed.device == "cuda:1", "this process has it, and its weights may lie there"
+    assert is_free(0) and is_free(1)
+
+
+def test_where_all_are_taken_auto_waits_for_whichever_comes_free_first(gpus, capsys):
+    others = [locks._lock(name(index)) for index in range(3)]
+    threading.Timer(0.3, others[2].close).start()
+    with locks.exclusive(AUTO) as placed:
+        assert placed.device == "cuda:2"
+    assert capsys.readouterr().err.count("waiting: another run is being timed on any of 3 GPUs") == 1
+    for other in others:
+        other.close()
+
+
+def test_a_command_holds_its_gpu_between_jobs_and_a_single_run_drops_its_model_first(gpus, monkeypatch):
+    """The lock was released while the weights stayed: two sweeps on one GPU took turns and ran out of memory."""
+    monkeypatch.setattr(models, "_loaded", SimpleNamespace(target=SimpleNamespace(devices=[torch.device("cuda", 0)])))
+    freed = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: freed.append(is_free(0)))
+    with locks.keeping():
+        with locks.exclusive(AUTO), locks.exclusive(AUTO):
+            pass
+        assert not is_free(0) and models._loaded is not None, "the next job of the sweep finds both"
+        with locks.exclusive(ModelSettings("toy", "nowhere", device="cuda:1")):
+            assert is_free(0) and not is_free(1) and freed == [False], "it went on elsewhere: gone before another may"
+    assert is_free(1)
+    monkeypatch.setattr(models, "_loaded", SimpleNamespace(target=SimpleNamespace(devices=[torch.device("cuda", 0)])))
+    with locks.exclusive(AUTO):
+        pass
+    assert models._loaded is None and freed == [False, False] and is_free(0)
+
+
+def test_two_that_change_places_do_not_wait_for_each_other(gpus):
+    one, two = (ModelSettings("toy", "nowhere", device=f"cuda:{index}") for index in (0, 1))
+    other = locks._lock(name(1))
+    with locks.keeping():
+        with locks.exclusive(one):
+            pass
+
+        def moves() -> None:  # the other one waits for ours while it holds what we want
+            locks._lock(name(0)).close()
+            other.close()
+
+        moving = threading.Thread(target=moves)
+        moving.start()
+        with locks.exclusive(two):
+            moving.join(10)
+            assert not moving.is_alive()
+
+
+def test_a_whole_sweep_holds_its_device(evaluate, monkeypatch):
+    seen = []
+    monkeypatch.setattr(run, "waits", lambda job: seen.append(set(locks._held)) and False)
+    assert evaluate("-m", "method=vanilla,pld", "bench.end=1", "max_new_tokens=4", "model.device=cpu").code == 0
+    assert seen == [set(), {"cpu"}] and not locks._held
+
+
+@pytest.mark.parametrize("visible", ["2,3", None])
+def test_jobs_of_submitit_see_the_gpus_that_the_command_sees(monkeypatch, visible):
+    """It gave them CUDA_VISIBLE_DEVICES="": Vicuna was measured on the processor without a word."""
+    pytest.importorskip("submitit", reason="optional: requirements-cluster.txt")
+    pytest.importorskip("hydra_plugins.hydra_submitit_launcher", reason="optional: requirements-cluster.txt")
+    from hydra_plugins.local_jobs import LocalJobs
+
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    launcher = LocalJobs(timeout_min=1)
+    launcher.task_function = SimpleNamespace  # comes behind what restores the variable
+    job = (
+        "import os, pickle, sys; held = pickle.load(sys.stdin.buffer); "
+        "print(os.environ.get('CUDA_VISIBLE_DEVICES'), held.params, 'torch' in sys.modules)"
+    )
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}  # as submitit sets it without gpus_per_node
+    done = subprocess.run(
+        [sys.executable, "-c", job], input=pickle.dumps(launcher), env=environment, cwd=ROOT, capture_output=True
+    )
+    assert done.stdout.decode().split("\n")[0] == f"{visible} {{'timeout_min': 1}} False", done.stderr.decode()

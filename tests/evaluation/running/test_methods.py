@@ -1,0 +1,99 @@
+"""A method is one file and one YAML, wherever they lie; what its signature asks for it gets."""
+
+import html
+import json
+import shutil
+import sys
+from textwrap import dedent
+
+import pytest
+
+from ..conftest import answers_in
+
+DRAFTER = """
+import torch
+from model.decoding import Draft, Drafter, Tree
+
+class Echo(Drafter):
+    '''Drafts what it has just seen: the root again, `times` times.'''
+    def __init__(self, *, times, device):
+        super().__init__(device)
+        self.tree, self.max_nodes = Tree.chain(times).on(device), 1 + times
+
+    def grow(self, root):
+        return root.expand(len(self.tree))
+
+def not_a_drafter():
+    return 3
+"""
+
+
+@pytest.fixture
+def outside(tmp_path, monkeypatch):
+    """A method of somebody else's: a module on the path and a folder of configs."""
+    (tmp_path / "somebody.py").write_text(dedent(DRAFTER))
+    (tmp_path / "method").mkdir()
+    (tmp_path / "method/echo.yaml").write_text("name: echo\ndrafter: somebody.Echo\ntimes: 3\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield f"--config-dir={tmp_path}"
+    sys.modules.pop("somebody", None)
+
+
+def test_a_method_from_outside_the_package(evaluate, outside, tmp_path):
+    outcome = evaluate(outside, "method=echo", f"run_dir={tmp_path}/echo")
+    assert outcome.code == 0, outcome.err
+    plain = evaluate("method=vanilla", f"run_dir={tmp_path}/plain")
+    assert plain.code == 0
+    ours, theirs = answers_in(tmp_path / "echo"), answers_in(tmp_path / "plain")
+    for a, b in zip(ours, theirs, strict=True):
+        assert a["choices"][0]["output_ids"] == b["choices"][0]["output_ids"]
+    nodes = {n for row in ours for turn in row["choices"][0]["step_nodes"] for n in turn}
+    assert nodes == {1, 4}, "the first step begins with the root alone"
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("method.drafter=somebody.Missing", "somebody.Missing: must be the import path"),
+        ("method.drafter=nowhere.Echo", "No module named 'nowhere'"),
+        ("method.drafter=somebody.not_a_drafter", "has no such setting"),
+        ("+method.colour=red", "method.colour: Echo has no such setting; it has times, device"),
+        ("~method.times", "method.times: Echo needs this setting"),
+        ("method.drafter=model.decoding.Tree.chain", "must be the import path"),
+    ],
+)
+def test_a_wrong_drafter_is_told_in_one_line(evaluate, outside, override, says):
+    outcome = evaluate(outside, "method=echo", override)
+    assert outcome.code != 0 and says in outcome.err
+    assert len(outcome.err.strip().splitlines()) == 1
+
+
+OWN = dict(repetition_penalty=1.7, min_new_tokens=30, do_sample=True, temperature=0.3, forced_eos_token_id=7)
+
+
+def test_hf_is_plain_greedy_whatever_the_checkpoint_says(evaluate, checkpoint, tmp_path):
+    """It had taken repetition penalty, least length and forced tokens from generation_config.json: another text."""
+    folder = tmp_path / "model"
+    shutil.copytree(checkpoint, folder)
+    own = OWN | {"suppress_tokens": [5], "eos_token_id": [2, 9], "bos_token_id": 1, "pad_token_id": 0}
+    (folder / "generation_config.json").write_text(json.dumps(own))
+    outcome = evaluate(f"model.path={folder}", "-m", "method=hf,vanilla", "name=greedy", "max_new_tokens=40")
+    assert outcome.code == 0, outcome.err
+    hf, vanilla = sorted((tmp_path / "results/greedy/runs").iterdir())
+    assert (texts := [[row["choices"][0]["output_ids"] for row in answers_in(run)] for run in (hf, vanilla)])
+    assert texts[0] == texts[1]
+    left_out = json.loads((hf / "metadata.json").read_text())["generation_config_left_out"]
+    assert left_out == OWN | {"suppress_tokens": [5]}
+    said = "toy: the checkpoint's own"
+    for text in (
+        outcome.out,
+        *((tmp_path / "results/greedy" / f).read_text() for f in ("tables/main.md", "report.html")),
+    ):
+        assert said in html.unescape(text) and "repetition_penalty=1.7" in text
+
+
+def test_a_checkpoint_that_says_nothing_of_its_own_is_not_spoken_of(evaluate, tmp_path):
+    outcome = evaluate("method=hf", "bench.end=1")
+    assert outcome.code == 0 and "left out" not in outcome.out
+    (metadata,) = tmp_path.rglob("metadata.json")
+    assert json.loads(metadata.read_text())["generation_config_left_out"] == {}

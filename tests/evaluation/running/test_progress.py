@@ -1,0 +1,54 @@
+"""A bar in a terminal, a line a minute in a log."""
+
+import sys
+
+import pytest
+
+from evaluation.running import progress
+from evaluation.running.progress import Progress
+from tests.evaluation.made_runs import answer
+
+ROW = answer(1, "qa", [([1, 3], 2.0)])  # MAT 2, 2 tokens/s
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_a_log_gets_one_plain_line_a_minute(capsys, clock):
+    """A bar had written thousands of characters into it."""
+    with Progress("recycling (hot)", total=400, done=10) as shown:
+        for second in range(1, 151):
+            clock[0] = float(second)
+            shown.answered([ROW], "recycling (hot)")
+        shown.label = "9 runs in turn"
+        clock[0] = 190.0
+        shown.answered([ROW] * 2, "pld")
+    assert capsys.readouterr().err.splitlines() == [
+        "recycling (hot): 70 of 400 questions; MAT 2.00, 2 tokens/s; 6 min left",
+        "recycling (hot): 130 of 400 questions; MAT 2.00, 2 tokens/s; 4 min left",
+        "9 runs in turn: 161 of 400 questions; pld: MAT 2.00, 2 tokens/s; 5 min left",
+    ]
+
+
+def test_of_several_processes_the_first_one_shows_it(capsys, clock, monkeypatch):
+    monkeypatch.setattr(progress, "rank", lambda: 1)
+    with Progress("pld", total=2, done=0) as shown:
+        clock[0] = 100.0
+        shown.answered([ROW], "pld")
+    assert capsys.readouterr().err == ""
+
+
+def test_a_terminal_gets_a_bar(capsys, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    with Progress("2 runs in turn", total=2, done=0) as shown:
+        shown.answered([ROW], "pld")
+    err = capsys.readouterr().err
+    assert "2 runs in turn" in err and "question" in err and "mat=2.00" in err and "method=pld" in err
+
+
+def test_long_times_are_told_in_hours():
+    assert (progress._time(29), progress._time(3599), progress._time(7380)) == ("0 min", "1 h 0 min", "2 h 3 min")

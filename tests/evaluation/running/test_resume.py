@@ -1,0 +1,92 @@
+"""A command given again: a finished run is only read, one cut at any point gets what it would have had."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from evaluation.records import provenance
+from evaluation.running import runner as session
+from evaluation.running import step_times
+from tests.evaluation.conftest import answers_in
+from tests.evaluation.running.test_run import core
+from tests.evaluation.test_errors import check
+
+FEW = ("bench.end=3", "max_new_tokens=16")
+KINDS = {
+    "auto": ("method=recycling", "tree=auto", "tree.nodes=8"),
+    "ngram_cache": ("method=ngram_cache",),
+    "spine": ("method=spine", "method.carry=1000"),
+    "pld": ("method=pld",),
+    "hf": ("method=hf",),
+}
+
+
+@pytest.fixture
+def times(tmp_path_factory, monkeypatch):
+    monkeypatch.setattr(step_times, "CACHE", tmp_path_factory.mktemp("step_times"))
+
+
+def files(folder: Path) -> dict[str, tuple[bytes, int]]:
+    return {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("start", ["hot", "cold"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_finished_run_is_left_alone_and_a_lost_summary_is_made_again(
+    evaluate, tmp_path, monkeypatch, times, kind, start
+):
+    """It was summarised anew with a reset drafter: tree=auto lost its choice, ngram_cache its size, spine its text."""
+    folder = tmp_path / "run"
+    command = (*KINDS[kind], f"start={start}", *FEW, f"run_dir={folder}")
+    assert evaluate(*command).code == 0
+    before = files(folder)
+    summary = json.loads(before["summary.json"][0])
+    assert summary["state_bytes"] > 0 or kind in ("pld", "hf")
+    monkeypatch.setattr(session, "warm_up", None)  # nothing is warmed up for
+    assert evaluate(*command).code == 0
+    assert files(folder) == before
+    (folder / "summary.json").unlink()  # killed when the state had its last name already
+    assert evaluate(*command).code == 0
+    assert files(folder).keys() == before.keys() and json.loads((folder / "summary.json").read_text()) == summary
+    if (folder / "state.safetensors").exists():  # or before that
+        (folder / "summary.json").unlink()
+        (folder / "state.safetensors").rename(folder / "state-3.safetensors")
+        assert evaluate(*command).code == 0
+        assert files(folder).keys() == before.keys() and json.loads((folder / "summary.json").read_text()) == summary
+    assert files(folder)["answers.jsonl"] == before["answers.jsonl"]
+
+
+def test_a_run_goes_on_under_other_circumstances_only_if_told_so(evaluate, tmp_path, monkeypatch):
+    folder = tmp_path / "results/default/runs"
+    assert evaluate("method=vanilla", *FEW).code == 0
+    (run,) = folder.iterdir()
+    metadata = json.loads((run / "metadata.json").read_text())
+    now = metadata["circumstances"]
+    assert now.keys() == {"device", "platform", "threads", "versions", "linear", "sources_sha256"}
+    assert now["linear"] in ("packed", "stock") and len(now["sources_sha256"]) == 64
+    assert metadata["device"] == now["device"] and metadata["versions"] == now["versions"]
+    whole = answers_in(folder)
+    lines = (run / "answers.jsonl").read_text().splitlines(keepends=True)
+    monkeypatch.setattr(provenance, "versions", lambda: now["versions"] | {"torch": "0.4"})
+    assert evaluate("method=vanilla", *FEW).code == 0, "it is finished, so nothing more is measured"
+    (run / "answers.jsonl").write_text(lines[0])
+    (run / "summary.json").unlink()
+    before = files(run)
+    check(evaluate("method=vanilla", *FEW), run, "versions.torch", "there and 0.4 now", "mixed=true")
+    assert files(run).items() >= before.items()
+    outcome = evaluate("method=vanilla", *FEW, "mixed=true")
+    assert outcome.code == 0 and core(answers_in(folder)) == core(whole)
+    parts = json.loads((run / "metadata.json").read_text())["parts"]
+    assert [part["first_question"] for part in parts] == [1, 2]
+    said = "mixed: vanilla, repeat 0: from question 2 on under other circumstances (versions.torch is "
+    table = (tmp_path / "results/default/tables/main.md").read_text()
+    page = (tmp_path / "results/default/report.html").read_text()
+    assert all(said in text for text in (outcome.out, table, page))
+    shutil.rmtree(run)
+
+
+def test_a_setting_that_is_neither_true_nor_false(evaluate):
+    check(evaluate("mixed=maybe"), "mixed=maybe", "true or false")
+    check(evaluate("interleave=1"), "interleave=1", "true or false")

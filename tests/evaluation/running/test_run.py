@@ -1,0 +1,197 @@
+"""Runs end to end on a toy checkpoint of Vicuna's layout: every method, resume, sweeps, the quickstart."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from tests.evaluation.conftest import CATEGORIES, answers_in
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def core(rows):
+    """What must repeat: everything but times and random ids."""
+    keys = ("turns", "new_tokens", "accept_lengths", "output_ids", "step_paths", "stop")
+    return [(r["question_id"], [{k: c[k] for k in keys} for c in r["choices"]]) for r in rows]
+
+
+@pytest.mark.parametrize("method", ["hf", "vanilla", "pld", "recycling"])
+def test_a_run_leaves_records_that_add_up(evaluate, tmp_path, method):
+    outcome = evaluate(f"method={method}", "start=hot")
+    assert outcome.code == 0, outcome.err
+    rows = answers_in(tmp_path)
+    assert [r["category"] for r in rows] == CATEGORIES
+    for row in rows:
+        (choice,) = row["choices"]
+        assert len(choice["turns"]) == (2 if row["question_id"] == 10 else 1)
+        assert sum(choice["accept_lengths"]) == sum(choice["new_tokens"])
+        assert len(choice["accept_lengths"]) == sum(choice["decoding_steps"])
+        assert [len(ids) for ids in choice["output_ids"]] == choice["new_tokens"]
+        assert all(seconds > 0 for seconds in choice["wall_time"])
+        if method in ("hf", "vanilla"):
+            assert set(choice["accept_lengths"]) == {1}
+    (folder,) = (tmp_path / "results/default/runs").iterdir()
+    metadata = json.loads((folder / "metadata.json").read_text())
+    assert metadata["settings"]["method"]["name"] == method
+    assert {"command", "device", "versions", "git", "config", "template_sha256"} <= metadata.keys()
+    assert (folder / "state.safetensors").exists() == (method == "recycling")
+
+
+def test_every_method_gives_the_same_text_and_the_tables_add_up(evaluate, tmp_path):
+    outcome = evaluate("-m", "method=hf,vanilla,pld,recycling", "start=cold,hot", "tree=2.2.2,best", "name=all")
+    assert outcome.code == 0, outcome.err
+    runs = sorted((tmp_path / "results/all/runs").iterdir())
+    assert len(runs) == 7  # stateless methods ran once each, not once a start and tree
+    texts = {
+        run.name: [c["output_ids"] for r in map(json.loads, (run / "answers.jsonl").open()) for c in r["choices"]]
+        for run in runs
+    }
+    assert len({json.dumps(t) for t in texts.values()}) == 1
+    table = pd.read_csv(tmp_path / "results/all/tables/main.csv")
+    wanted = "model bench method category questions steps new_tokens mat mat_macro tokens_per_second"
+    assert {*wanted.split(), "speedup_hf", "speedup_vanilla"} <= set(table.columns)
+    assert set(table["category"]) == {"mt_bench", "translation", "qa", "rag", "code", "poetry", "overall"}
+    overall = table[table["category"] == "overall"].set_index(["method", "tree"])
+    assert overall.loc["vanilla", "mat"].item() == 1.0 and overall.loc["hf", "speedup_hf"].item() == 1.0
+    assert overall.loc[("recycling (hot)", "2.2.2"), "mat"] > 1.0
+    for name in ("speedup_over_hf", "speedup_over_vanilla", "mat", "accepted_lengths", "mat_over_questions"):
+        for kind in ("png", "svg"):
+            assert (tmp_path / f"results/all/figures/{name}.{kind}").stat().st_size > 2000
+    assert "speedup_vanilla" in outcome.out and " on " in outcome.out.splitlines()[1], (
+        "the device stands above the table"
+    )
+
+
+def test_the_same_command_again_does_no_work_twice(evaluate, tmp_path):
+    evaluate("method=recycling")
+    before = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("answers.jsonl")}
+    assert evaluate("method=recycling").code == 0
+    assert {p: p.stat().st_mtime_ns for p in tmp_path.rglob("answers.jsonl")} == before
+
+
+@pytest.mark.parametrize("start", ["cold", "hot"])
+@pytest.mark.parametrize("method", ["recycling", "pld"])
+def test_cut_anywhere_and_resumed_equals_uninterrupted(evaluate, tmp_path, method, start):
+    arguments = (f"method={method}", f"start={start}")
+    assert evaluate(*arguments, f"run_dir={tmp_path / 'whole'}").code == 0
+    whole = core(answers_in(tmp_path / "whole"))
+    folder = tmp_path / "cut"
+    assert evaluate(*arguments, f"run_dir={folder}", "bench.end=4").code == 0
+    # The state that a kill after four questions leaves: their lines, their state, half of a fifth line.
+    metadata = json.loads((tmp_path / "whole/metadata.json").read_text())
+    (folder / "metadata.json").write_text(json.dumps(metadata))
+    if (folder / "state.safetensors").exists():
+        (folder / "state.safetensors").rename(folder / "state-4.safetensors")
+    (folder / "summary.json").unlink()
+    with (folder / "answers.jsonl").open("a") as handle:
+        handle.write('{"question_id": 14, "categ')
+    assert evaluate(*arguments, f"run_dir={folder}").code == 0
+    assert core(answers_in(folder)) == whole
+
+
+def test_killed_at_random_moments_and_resumed_equals_uninterrupted(checkpoint, tmp_path):
+    """kill -9 from outside, hot start, real processes on the sample bench; the answers must equal a calm run's."""
+    command = [sys.executable, "-m", "evaluation.run", "model=path", f"model.path={checkpoint}", "start=hot"]
+    command += ["bench.per_category=2", "model.context=512", "max_new_tokens=40", "bench.categories=[mt_bench,qa,code]"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+
+    def start(folder):
+        return subprocess.Popen(
+            [*command, f"run_dir={folder}"],
+            cwd=ROOT,
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )
+
+    calm = start(tmp_path / "calm")
+    assert calm.wait(120) == 0, calm.stderr.read()
+    answers, rng, kills = tmp_path / "killed" / "answers.jsonl", random.Random(0), 0
+    for target in (1, 3, 4):  # kill it some moment after so many answers are there
+        process = start(tmp_path / "killed")
+        while process.poll() is None:
+            if answers.exists() and answers.read_bytes().count(b"\n") >= target:
+                time.sleep(rng.random() * 0.05)
+                process.send_signal(signal.SIGKILL)
+                kills += 1
+                break
+            time.sleep(0.002)
+        process.wait(60)
+    last = start(tmp_path / "killed")
+    assert last.wait(120) == 0, last.stderr.read()
+    assert kills >= 1
+    assert core(answers_in(tmp_path / "killed")) == core(answers_in(tmp_path / "calm"))
+
+
+def test_hot_starts_from_a_saved_matrix(evaluate, tmp_path):
+    assert evaluate("start=hot", f"run_dir={tmp_path / 'first'}").code == 0
+    saved = tmp_path / "first/state.safetensors"
+    assert evaluate(f"start={saved}", f"run_dir={tmp_path / 'second'}").code == 0
+    first, second = answers_in(tmp_path / "first"), answers_in(tmp_path / "second")
+    assert [c["output_ids"] for r in first for c in r["choices"]] == [
+        c["output_ids"] for r in second for c in r["choices"]
+    ]
+    steps = [sum(len(c["accept_lengths"]) for r in rows for c in r["choices"]) for rows in (second, first)]
+    assert steps[0] < steps[1], "what was learnt must help on the same questions"
+
+
+def test_a_loaded_model_is_kept_for_the_next_job(evaluate, monkeypatch):
+    from evaluation.running import models
+
+    loads = []
+    original = models._load
+    monkeypatch.setattr(models, "_load", lambda settings: (loads.append(settings), original(settings))[1])
+    monkeypatch.setattr(models, "_loaded", None)
+    assert evaluate("-m", "method=vanilla,pld", "name=kept").code == 0
+    assert len(loads) == 1
+
+
+def test_num_choices_answers_each_question_so_often(evaluate, tmp_path):
+    assert evaluate("method=vanilla", "num_choices=2", "bench.end=2").code == 0
+    for row in answers_in(tmp_path):
+        assert [c["index"] for c in row["choices"]] == [0, 1]
+        assert row["choices"][0]["output_ids"] == row["choices"][1]["output_ids"]
+
+
+def test_a_later_turn_without_room_is_a_result_and_no_crash(evaluate, tmp_path):
+    # the first prompt fits the context; the second, behind the first answer, does not
+    outcome = evaluate("method=recycling", "bench.end=1", "model.context=110", "max_new_tokens=60")
+    assert outcome.code == 0, outcome.err
+    (row,) = answers_in(tmp_path)
+    assert row["choices"][0]["stop"] == ["context", "context"]
+    assert row["choices"][0]["new_tokens"][1] == 0
+
+
+def test_every_execution_gives_the_same_records(evaluate, tmp_path):
+    assert evaluate("-m", "method=recycling,pld", "execution=eager,static", "start=hot", "name=ways").code == 0
+    records = {}
+    for folder in (tmp_path / "results/ways/runs").iterdir():
+        metadata = json.loads((folder / "metadata.json").read_text())
+        rows = [json.loads(line) for line in (folder / "answers.jsonl").open()]
+        records[metadata["label"], metadata["execution_used"]] = core(rows)
+    assert records["recycling (hot)", "eager"] == records["recycling (hot)", "static"]
+    assert ("pld", "eager (static needs a fixed topology)") in records
+
+
+def test_tree_auto_measures_once_and_gives_the_same_text(evaluate, tmp_path, monkeypatch):
+    from evaluation.running import step_times
+
+    monkeypatch.setattr(step_times, "CACHE", tmp_path / "step_times")
+    outcome = evaluate("-m", "method=recycling,vanilla", "tree=auto", "start=hot,cold", "name=auto", "tree.nodes=16")
+    assert outcome.code == 0, outcome.err
+    assert outcome.err.count("measuring step times") == 1 and len(list((tmp_path / "step_times").iterdir())) == 1
+    table = pd.read_csv(tmp_path / "results/auto/tables/main.csv")
+    assert set(table["method"]) == {"vanilla", "recycling (auto)", "recycling (auto, cold)"}
+    texts = {
+        json.dumps([c["output_ids"] for line in p.open() for c in json.loads(line)["choices"]])
+        for p in tmp_path.rglob("answers.jsonl")
+    }
+    assert len(texts) == 1

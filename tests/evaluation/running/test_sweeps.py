@@ -1,0 +1,312 @@
+"""Sweeps: repeats apart and in turns, settings only where a method has them, what is missing and what completes it."""
+
+import importlib
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.core.plugins import Plugins
+from omegaconf import OmegaConf
+
+from evaluation import report, run
+from evaluation.records.questions import Question
+from evaluation.records.runs import read_runs
+from evaluation.records.sweeps import missing_jobs
+from evaluation.running.bench import ordered
+from evaluation.running.needs import composed
+from evaluation.statistics.pools import pools
+from hydra_plugins.sweep_per_method import BASIC, applicable, command, find_in, further, in_rounds
+from model.errors import UserError
+from tests.evaluation.conftest import answers_in
+
+ROOT = Path(__file__).resolve().parents[2]
+EXPERIMENTS = sorted(p.stem for p in (ROOT / "configs/experiment").glob("*.yaml"))
+
+
+def test_repeats_are_runs_of_their_own_and_methods_take_turns(evaluate, tmp_path):
+    outcome = evaluate("-m", "method=vanilla,recycling", "method.k=8,9", "repeats=2", "bench.end=2", "name=r")
+    assert outcome.code == 0, outcome.err
+    runs = read_runs(tmp_path / "results/r")
+    assert len(runs) == 6 and sorted(run.repeat for run in runs) == [0, 0, 0, 1, 1, 1]
+    begun = sorted(runs, key=lambda run: run.answers[0]["tstamp"])
+    first = ["vanilla", "recycling (cold)", "recycling (cold)"]
+    assert [run.label for run in begun] == first * 2, "repeat by repeat, not method by method"
+    table = pd.read_csv(tmp_path / "results/r/tables/main.csv")
+    overall = table[table["category"] == "overall"]
+    assert overall["repeats"].tolist() == [2, 2, 2] and overall["speedup_vanilla_std"].notna().all()
+    assert overall["k"].tolist()[1:] == [8, 9]
+
+
+def test_a_single_run_repeats_from_a_fresh_state(evaluate, tmp_path):
+    assert evaluate("method=recycling", "start=hot", "repeats=2", "bench.end=3").code == 0
+    one, two = read_runs(tmp_path / "results/default")
+    assert [c["accept_lengths"] for r in one.answers for c in r["choices"]] == [
+        c["accept_lengths"] for r in two.answers for c in r["choices"]
+    ], "the second repeat knows nothing of the first"
+    assert "holds one run" in evaluate("repeats=2", f"run_dir={tmp_path / 'x'}").err
+    assert "repeats=0" in evaluate("repeats=0").err and "repeat=-1" in evaluate("repeat=-1").err
+
+
+def test_a_job_names_only_what_its_method_and_tree_have():
+    defaults = {"method": "recycling", "tree": "2.2.2"}
+    job = ["method=vanilla", "method.k=4", "tree=best", "tree.nodes=8", "start=hot"]
+    find = find_in([f"file://{ROOT / 'configs'}"])
+    assert applicable(job, defaults, find) == ["method=vanilla", "start=hot"]
+    assert applicable(["method.k=4", "tree=best", "tree.nodes=8"], defaults, find) == [
+        "method.k=4",
+        "tree=best",
+        "tree.nodes=8",
+    ]
+    assert applicable(["tree.nodes=8"], defaults, find) == []
+    assert applicable(["+method.x=1"], defaults, find) == ["+method.x=1"]
+    product = [["method=hf", "start=hot"], ["method=pld", "start=hot"], ["method=pld", "start=cold"]]
+    also = [["method=pld", "start=hot", "tree=auto"]]
+    assert {tuple(job) for job in further(product, also)} == {tuple(also[0])}
+    assert further([["method=hf", "start=hot"]], also) == [], "a narrower command line leaves it out"
+    assert further([[*job, "tree=best"] for job in product], also) == []
+    assert command(["-m", "start=cold,hot"]) == "bash eval.sh -m start=cold,hot"
+
+
+def test_further_jobs_take_turns_with_the_others():
+    """They had come last, all their repeats in a row: one of three minutes later, on a slower machine."""
+    product = [[f"repeat={i}", f"method={name}", "start=hot"] for i in range(3) for name in ("hf", "pld")]
+    jobs = in_rounds(product + further(product, [["method=pld", "tree=auto"]]))
+    rounds = [job for job in jobs if "method=pld" in job]
+    assert sorted(map(sorted, jobs)) == sorted(map(sorted, product + further(product, [["method=pld", "tree=auto"]])))
+    assert [next(o for o in job if o.startswith("repeat")) for job in jobs] == sorted(
+        o for job in jobs for o in job if o.startswith("repeat")
+    )
+    assert ["tree=auto" in job for job in rounds] == [False, True, True] * 3
+    assert in_rounds([["method=hf"], ["method=pld"]]) == [["method=hf"], ["method=pld"]]
+
+
+def test_a_setting_that_nothing_in_the_sweep_has_is_refused(evaluate):
+    outcome = evaluate("-m", "method=vanilla,pld", "method.k=4,8")
+    assert outcome.code != 0 and "method.k=4: none of the methods" in outcome.err and "Traceback" not in outcome.err
+
+
+def test_a_half_finished_sweep_says_what_is_missing_and_what_completes_it(evaluate, call, tmp_path):
+    arguments = ("-m", "method=vanilla,pld", "repeats=2", "bench.end=3", "name=half")
+    assert evaluate(*arguments).code == 0
+    folder = tmp_path / "results/half"
+    assert missing_jobs(folder) is None
+    whole = pd.read_csv(folder / "tables/main.csv")
+    gone = next(run for run in read_runs(folder) if run.label == "pld" and run.repeat == 1)
+    shutil.rmtree(gone.folder)
+    cut = next(run for run in read_runs(folder) if run.label == "vanilla" and run.repeat == 1)
+    lines = (cut.folder / "answers.jsonl").read_text().splitlines(keepends=True)
+    (cut.folder / "answers.jsonl").write_text(lines[0])
+    (cut.folder / "summary.json").unlink()
+    outcome = call(report.main, folder)
+    assert outcome.code == 0 and "missing: 2 of 4 jobs" in outcome.out and "method=pld" in outcome.out
+    assert "incomplete: vanilla, repeat 1: 1 of 3 questions" in outcome.out
+    assert "missing: 2 of 4 jobs" in (folder / "tables/main.md").read_text()
+    line = next(line for line in outcome.out.splitlines() if line.startswith("missing"))
+    assert line.endswith("name=half") and "bash eval.sh -m " in line
+    assert evaluate(*arguments).code == 0 and missing_jobs(folder) is None
+    again = pd.read_csv(folder / "tables/main.csv")
+    assert again[["method", "category", "mat", "repeats"]].equals(whole[["method", "category", "mat", "repeats"]])
+
+
+def test_a_drafter_from_outside_sweeps_beside_shipped_ones(evaluate, tmp_path):
+    """Its settings were looked for in configs/ alone: one that a method lacks ended the sweep."""
+    (tmp_path / "own/method").mkdir(parents=True)
+    shipped = OmegaConf.load(ROOT / "configs/method/pld.yaml")
+    text = OmegaConf.to_yaml(OmegaConf.merge(shipped, {"name": "echo"}))
+    (tmp_path / "own/method/echo.yaml").write_text(text)
+    few = ("bench.end=1", "max_new_tokens=4", "name=o")
+    outcome = evaluate(
+        f"--config-dir={tmp_path / 'own'}", "-m", "method=echo,recycling", "method.k=8,9", "tree=2.2.2,best", *few
+    )
+    assert outcome.code == 0, outcome.err
+    jobs = json.loads((tmp_path / "results/o/sweep.json").read_text())["jobs"]
+    assert sum("method=echo" in job for job in jobs) == 1, "it has no k and no tree"
+    assert len(read_runs(tmp_path / "results/o")) == 5
+
+
+def test_runs_that_start_from_a_saved_state_come_when_all_others_are_done(evaluate, monkeypatch):
+    """Beside their hot runs on a launcher that starts all jobs at once, they found no state."""
+    batches = []
+    Plugins.instance()  # imports its plugins anew, once
+    launcher = importlib.import_module(BASIC.rpartition(".")[0]).BasicLauncher
+    monkeypatch.setattr(launcher, "launch", lambda self, jobs, initial_job_idx: batches.append(jobs) or [])
+    assert evaluate("-m", "start=saved,hot", "method=vanilla,recycling", "repeats=2").code == 0
+    starts = [[next(o for o in job if o.startswith("start=")) for job in jobs] for jobs in batches]
+    assert starts == [["start=hot"] * 4, ["start=saved"] * 4]
+    batches.clear()
+    assert evaluate("-m", "start=saved", "method=recycling").code == 0
+    assert len(batches) == 1
+
+
+def test_orders_of_a_bench():
+    asked = [Question(i, c, ("x",)) for i, c in enumerate(["math", "writing", "qa", "qa", "rag", "math"])]
+    assert [q.question_id for q in ordered(asked, "interleaved")] == [0, 2, 4, 1, 3, 5]
+    assert ordered(asked, "file") == tuple(asked)
+    shuffles = [[q.question_id for q in ordered(asked, f"shuffled-{seed}")] for seed in (0, 0, 1)]
+    assert shuffles[0] == shuffles[1] != shuffles[2] and sorted(shuffles[0]) == list(range(6))
+    assert ordered(asked, "shuffled") == ordered(asked, "shuffled-0")
+    for order in ("sorted", "shuffled-x", "file-1"):
+        with pytest.raises(UserError, match=f"bench.order={order}"):
+            ordered(asked, order)
+
+
+def test_the_order_counts_only_where_something_is_carried_on(evaluate, tmp_path):
+    outcome = evaluate("-m", "method=vanilla,recycling", "start=hot", "bench.order=file,shuffled-1", "name=o")
+    assert outcome.code == 0, outcome.err
+    asked = {
+        run.facets.get("order", "file"): run for run in read_runs(tmp_path / "results/o") if run.label != "vanilla"
+    }
+    assert len(read_runs(tmp_path / "results/o")) == 3, "vanilla once"
+    ids = {order: [row["question_id"] for row in run.answers] for order, run in asked.items()}
+    assert ids["file"] == sorted(ids["file"]) != ids["shuffled-1"] and sorted(ids["shuffled-1"]) == ids["file"]
+
+
+def test_category_forgets_where_the_subtask_changes(evaluate, tmp_path):
+    # the first two questions are of one subtask, the others of one each: as cold from the third on, as hot before
+    rows = {}
+    for start in ("cold", "hot", "category"):
+        assert evaluate(f"start={start}", f"run_dir={tmp_path / start}").code == 0
+        rows[start] = [r["choices"][0]["step_paths"] for r in answers_in(tmp_path / start)]
+    assert rows["category"][:2] == rows["hot"][:2]
+    # one turn each from the third on: nothing is carried, so it is as a cold start
+    assert rows["category"][2:] == rows["cold"][2:] != rows["hot"][2:]
+
+
+def test_a_saved_start_is_the_hot_runs_state(evaluate, tmp_path):
+    outcome = evaluate("-m", "start=hot,saved", "name=s", "repeats=2")
+    assert outcome.code == 0, outcome.err
+    runs = {(run.label, run.repeat): run for run in read_runs(tmp_path / "results/s")}
+    assert set(runs) == {(f"recycling ({start})", repeat) for start in ("hot", "saved") for repeat in (0, 1)}
+    for repeat in (0, 1):
+        asked = runs["recycling (saved)", repeat].settings["method"]["start"]
+        assert asked == str(runs["recycling (hot)", repeat].folder / "state.safetensors")
+    pooled = pools(list(runs.values()))
+    assert sorted((pool.label, len(pool.runs)) for pool in pooled) == [("recycling (hot)", 2), ("recycling (saved)", 2)]
+    assert "start=hot,saved" in evaluate("start=saved", "name=alone").err
+
+
+def test_parts_of_a_step_are_timed_on_request(evaluate, tmp_path):
+    assert evaluate("method=recycling", "phases=true", "bench.end=1", "name=p").code == 0
+    (row,) = answers_in(tmp_path / "results/p")
+    for phases in row["choices"][0]["phase_time"]:
+        assert {"draft", "forward", "verify", "commit", "observe", "loop"} <= phases.keys()
+    assert row["peak_memory"] > 2**20
+    assert (tmp_path / "results/p/figures/overhead.pdf").stat().st_size > 2000
+
+
+@pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name != "quickstart"])
+def test_every_experiment_composes_for_vicuna_and_states_its_command(name):
+    lines = (ROOT / f"configs/experiment/{name}.yaml").read_text().splitlines()
+    assert lines[1] == f"# bash eval.sh experiment={name}"
+    with initialize_config_dir(str(ROOT / "configs"), version_base=None):
+        cfg = compose(
+            "config", overrides=[f"experiment={name}", "model=vicuna-7b", "model.path=here"], return_hydra_config=True
+        )
+        smoke = compose("config", overrides=[f"experiment={name}", "preset=smoke"], return_hydra_config=True)
+    folder = "paper-vicuna-7b-sample" if name == "paper" else name
+    assert (cfg.name, cfg.repeats, cfg.model.name, cfg.model.path) == (folder, 3, "vicuna-7b", "here")
+    assert (smoke.repeats, smoke.bench.per_category, smoke.max_new_tokens) == (1, 1, 48)
+    params = OmegaConf.to_container(cfg.hydra.sweeper.params, resolve=False)
+    assert next(iter(params)) == "repeat" and "vanilla" in params["method"]
+
+
+def test_table1_goes_through_every_method_there_is():
+    with initialize_config_dir(str(ROOT / "configs"), version_base=None):
+        cfg = compose("config", overrides=["experiment=table1"], return_hydra_config=True)
+    methods = str(OmegaConf.to_container(cfg.hydra.sweeper.params, resolve=False)["method"]).split(",")
+    assert sorted(methods) == sorted(p.stem for p in (ROOT / "configs/method").glob("*.yaml"))
+
+
+FIGURE = {
+    "tree_size": "tree_size", "tree_shape": "tree_shape", "topk": "topk", "start": "start", "update": "update",
+    "order": "order", "overhead": "overhead", "memory": "memory", "novelty": "novelty", "precision": "mat-",
+    "table1": "speedup_over_hf", "budget": "budget", "paper": "speedup_over_hf",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(FIGURE))
+def test_every_experiment_runs_and_draws_its_figure(evaluate, tmp_path, name):
+    few = {"tree_shape": ["tree.depth=1,2,3"], "tree_size": ["tree.nodes=0,4,8"]}
+    few |= {
+        "budget": [
+            "method=vanilla,recycling,suffix_recycling",
+            "tree.nodes=4,8,12",
+            "method.nodes=4,8,12",
+            "method.max_draft=4,8,12",
+        ]
+    }
+    few |= {"order": ["bench.order=file,interleaved"], "table1": ["method=hf,vanilla,pld,recycling"]}
+    outcome = evaluate(
+        f"experiment={name}", "preset=smoke", "max_new_tokens=12", "model.context=256", *few.get(name, [])
+    )
+    assert outcome.code == 0, outcome.err
+    folder = tmp_path / "results" / ("paper-toy-file" if name == "paper" else name)
+    made = sorted(p.name for p in (folder / "figures").iterdir() if p.stem.startswith(FIGURE[name]))
+    assert {Path(p).suffix for p in made} == {".pdf", ".png", ".svg"}, made
+    assert (folder / "tables/audit.csv").exists() and (folder / "tables/main.csv").exists()
+    assert (folder / "tables/table1.tex").exists() == (name in ("table1", "paper"))
+    sweep = json.loads((folder / "sweep.json").read_text())
+    assert all(job[0] == "repeat=0" for job in sweep["jobs"]) and missing_jobs(folder) is None
+    if name == "budget":
+        hybrid = [job[3:5] for job in sweep["jobs"] if "method=suffix_recycling" in job]
+        assert hybrid == [[f"tree.nodes={n}", f"method.max_draft={n}"] for n in (4, 8, 12)], "one budget, not nine"
+
+
+def landed(folder):
+    """What lies where: each experiment's folder with its jobs, its report and the models and benches in it."""
+    found = {}
+    for path in sorted(folder.glob("*/sweep.json")):
+        table = pd.read_csv(path.parent / "tables/main.csv")
+        pairs = set(table[["model", "bench"]].itertuples(index=False, name=None))
+        found[path.parent.name] = (len(json.loads(path.read_text())["jobs"]), pairs)
+        assert (path.parent / "report.html").exists() and missing_jobs(path.parent) is None
+    return found
+
+
+def test_the_papers_setting_has_a_folder_for_each_model_and_bench(call, evaluate, checkpoint, tmp_path):
+    """A sweep over models had one folder, named after the default model; its jobs wrote to others without a report."""
+    few = ("experiment=paper", "preset=smoke", "method=hf,vanilla", "max_new_tokens=6", "model.context=256")
+    assert evaluate(*few).code == 0
+    assert landed(tmp_path / "results") == {"paper-toy-file": (2, {("toy", "file")})}
+    (tmp_path / "configs/model").mkdir(parents=True)
+    text = f"defaults: [embedded, _self_]\nname: other/toy\npath: {checkpoint}\n"
+    (tmp_path / "configs/model/other.yaml").write_text(text)
+    swept = ("model=other,embedded", "bench=sample,novelty", "bench.end=1", "bench.per_category=null")
+    arguments = (*few[:-1], *swept, f"results_dir={tmp_path / 'swept'}")
+    outcome = call(run.main, f"--config-dir={tmp_path / 'configs'}", *arguments)
+    assert outcome.code == 0, outcome.err
+    names = {"other_toy": "other/toy", "embedded": "embedded"}
+    assert landed(tmp_path / "swept") == {
+        f"paper-{name}-{bench}": (2, {(model, bench)})
+        for name, model in names.items()
+        for bench in ("sample", "novelty")
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        ((), "quickstart"),
+        (("bench.per_category=1",), "quickstart"),
+        (("model=vicuna-7b", "bench=spec_bench", "method=hf,vanilla"), "quickstart-vicuna-7b-spec_bench"),
+        (("bench=novelty",), "quickstart-embedded-novelty"),
+        (("model=path", "model.path=../a/b-1.3"), "quickstart-a_b-1.3-sample"),
+        (("model=vicuna-7b", "name=mine"), "mine"),
+        (("experiment=paper", "model=vicuna-7b", "bench=mbpp"), "paper-vicuna-7b-mbpp"),
+        (("-m", "model=vicuna-7b"), "default"),
+    ],
+)
+def test_where_eval_sh_writes(tmp_path, arguments, name):
+    """Another model's figures had been mixed into results/quickstart, with more jobs than were asked for."""
+    told = tmp_path / "python"
+    told.write_text('#!/bin/sh\nfor word in "$@"; do echo "$word"; done\n')
+    told.chmod(0o755)
+    shell = ["bash", str(ROOT / "eval.sh"), *arguments]
+    done = subprocess.run(shell, env=os.environ | {"PYTHON": str(told)}, capture_output=True, text=True, check=True)
+    given = [word for word in done.stdout.splitlines() if "=" in word]
+    assert {cfg.name for cfg in composed(given, multirun="-m" in arguments)} == {name}

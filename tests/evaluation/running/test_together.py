@@ -1,0 +1,223 @@
+"""Runs that take turns question by question: the same answers as one after the other, wherever they were cut."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+
+from evaluation.records.questions import Question
+from evaluation.records.runs import read_runs
+from evaluation.records.sweeps import missing_jobs
+from evaluation.running import answering, memory, together
+from evaluation.running import runner as session
+from evaluation.running.memory import Holding
+from evaluation.running.together import Job, groups
+from model.decoding import Target
+from model.errors import UserError
+from tests.evaluation.running.test_run import core
+
+ROOT = Path(__file__).resolve().parents[2]
+SWEEP = ("-m", "method=hf,vanilla,pld,recycling", "start=cold,hot,category", "bench.end=4", "max_new_tokens=16")
+
+
+def asked(folder: Path) -> list[tuple[int, str, int]]:
+    """(question, label, repeat) in the order of their answers."""
+    rows = [(r["tstamp"], r["question_id"], run.label, run.repeat) for run in read_runs(folder) for r in run.answers]
+    return [row[1:] for row in sorted(rows)]
+
+
+def records(folder: Path) -> dict:
+    return {(run.folder.name, run.repeat): (run.label, core(run.answers)) for run in read_runs(folder)}
+
+
+def states(folder: Path) -> dict:
+    return {path.parent.name: path.read_bytes() for path in folder.glob("runs/*/state.safetensors")}
+
+
+def test_methods_take_turns_and_an_interrupted_sweep_goes_on_to_the_same_answers(evaluate, tmp_path, monkeypatch):
+    """Method after method, a machine that got slower meanwhile had favoured the first ones."""
+    results = tmp_path / "results"
+    assert evaluate(*SWEEP, "name=plain").code == 0
+    name = f"results_dir={tmp_path / 'turns'}"
+    real, left = session.answer_question, [8]
+
+    def interrupted(*arguments):
+        if not left[0]:
+            raise KeyboardInterrupt
+        left[0] -= 1
+        return real(*arguments)
+
+    monkeypatch.setattr(session, "answer_question", interrupted)
+    outcome = evaluate(*SWEEP, "name=plain", name, "interleave=true")
+    assert outcome.code == 130 and "goes on from there" in outcome.err
+    folder = tmp_path / "turns/plain"
+    assert sorted(len(run.answers) for run in read_runs(folder)) == [1, 1, 1, 1, 2, 2], "what was done is kept"
+    monkeypatch.setattr(session, "answer_question", real)
+    outcome = evaluate(*SWEEP, "name=plain", name, "interleave=true")
+    assert outcome.code == 0, outcome.err
+    turns = asked(folder)
+    assert [turn[0] for turn in turns] == [10] * 6 + [11] * 6 + [12] * 6 + [13] * 6, "question by question"
+    assert len({turn[1] for turn in turns[:6]}) == 6
+    assert records(folder) == records(results / "plain") and states(folder) == states(results / "plain")
+    assert len(states(folder)) == 2 and missing_jobs(folder) is None
+    held = {path.name: [p.stat().st_mtime_ns for p in path.iterdir()] for path in (folder / "runs").iterdir()}
+    assert evaluate(*SWEEP, "name=plain", name, "interleave=true").code == 0
+    assert held == {path.name: [p.stat().st_mtime_ns for p in path.iterdir()] for path in (folder / "runs").iterdir()}
+
+
+def test_repeats_come_one_after_the_other_and_saved_starts_last(evaluate, tmp_path):
+    sweep = ("-m", "method=vanilla,recycling", "start=saved,hot", "repeats=2", "bench.end=2", "max_new_tokens=12")
+    outcome = evaluate(*sweep, "interleave=true", "name=order")
+    assert outcome.code == 0, outcome.err
+    first = [(q, label, repeat) for repeat in (0, 1) for q in (10, 11) for label in ("vanilla", "recycling (hot)")]
+    turns = asked(tmp_path / "results/order")
+    assert sorted(turns[:8], key=lambda turn: turn[2::-2]) == sorted(first, key=lambda turn: turn[2::-2])
+    assert [turn[2] for turn in turns[:8]] == [0] * 4 + [1] * 4
+    assert turns[8:] == [(q, "recycling (saved)", repeat) for repeat in (0, 1) for q in (10, 11)]
+
+
+def test_one_that_fails_leaves_the_others_alone_and_is_told_at_the_end(evaluate, tmp_path, monkeypatch):
+    real = session.answer_question
+
+    def failing(question, method, *rest):
+        if method.name == "pld" and question.question_id == 11:
+            raise UserError("pld has had enough")
+        return real(question, method, *rest)
+
+    monkeypatch.setattr(session, "answer_question", failing)
+    sweep = ("-m", "method=vanilla,pld,recycling", "method.k=4,8", "bench.end=3", "max_new_tokens=8")
+    outcome = evaluate(*sweep, "interleave=true", "name=f")
+    assert outcome.code == 2 and outcome.err.count("error:") == 1
+    assert "pld has had enough" in outcome.err and "k=4" in outcome.err, "one that cannot be built, too"
+    done = {run.label: len(run.answers) for run in read_runs(tmp_path / "results/f")}
+    assert done == {"vanilla": 3, "pld": 1, "recycling (cold)": 3}
+    missing = missing_jobs(tmp_path / "results/f")
+    assert missing is not None and len(missing.jobs) == 2
+
+
+def test_each_answers_with_its_own_execution(evaluate, tmp_path, monkeypatch):
+    seen = set()
+    real = session.answer_question
+
+    def noting(question, method, config, others):
+        seen.add((config["execution"], method.loaded.target.execution))
+        return real(question, method, config, others)
+
+    monkeypatch.setattr(session, "answer_question", noting)
+    sweep = ("-m", "method=recycling", "execution=eager,static", "start=hot", "bench.end=3", "max_new_tokens=12")
+    assert evaluate(*sweep, "interleave=true", "name=e").code == 0
+    assert seen == {("eager", "eager"), ("static", "static")}
+    (_, one), (_, two) = records(tmp_path / "results/e").values()
+    assert one == two
+    told = [json.loads(path.read_text()) for path in (tmp_path / "results/e").glob("runs/*/metadata.json")]
+    assert {(m["config"]["execution"], m["execution_used"]) for m in told} == {("eager",) * 2, ("static",) * 2}
+
+
+def test_no_room_for_the_cache_is_told_and_the_next_group_goes_on(evaluate, tmp_path, monkeypatch):
+    reserve, asked = Target.reserve, []
+
+    def full(self, nodes):
+        asked.append(nodes)
+        if len(asked) == 1:
+            raise torch.OutOfMemoryError("no room")
+        reserve(self, nodes)
+
+    monkeypatch.setattr(Target, "reserve", full)
+    sweep = ("-m", "method=vanilla,recycling", "bench.end=1", "max_new_tokens=8", "repeats=2", "interleave=true")
+    outcome = evaluate(*sweep, "name=r")
+    assert outcome.code == 2 and outcome.err.count("out of device memory") == 1
+    finished = [path.parent / "metadata.json" for path in (tmp_path / "results/r").glob("runs/*/summary.json")]
+    assert [json.loads(path.read_text())["config"]["repeat"] for path in finished] == [1, 1]
+
+
+def test_several_runs_want_several_folders(evaluate, tmp_path):
+    sweep = (
+        "-m",
+        "method=vanilla,pld",
+        "bench.end=1",
+        "max_new_tokens=8",
+        "interleave=true",
+        f"run_dir={tmp_path}/one",
+    )
+    assert "run_dir=" in evaluate(*sweep).err
+
+
+def test_what_takes_turns_is_of_one_model_bench_and_repeat():
+    def job(method, **more):
+        config = {"repeat": None, "repeats": 2, "model": {"name": "a", "path": "a"}, "method": method}
+        return Job(config | {"bench": {"name": "b", "order": "file"}} | more)
+
+    jobs = [
+        job("one"),
+        job("two", bench={"name": "b", "order": "shuffled"}),
+        job("three", repeat=1),
+        job("four", model={"name": "c", "path": "c"}),
+    ]
+    found = [[(job.config["method"], repeat) for job, repeat in group] for group in groups(jobs)]
+    assert found == [
+        [("one", 0), ("two", 0)],
+        [("four", 0)],
+        [("one", 1), ("two", 1), ("three", 1)],
+        [("four", 1)],
+    ]
+
+
+def test_outside_a_sweep_of_this_process_nobody_waits():
+    job = Job({"interleave": True})
+    assert not together.waits(job)
+    together._waiting = []
+    try:
+        assert together.waits(job) and not together.waits(Job({"interleave": False}))
+    finally:
+        together._waiting = None
+
+
+@pytest.mark.parametrize("name", sorted(p.stem for p in (ROOT / "configs/experiment").glob("*.yaml")))
+def test_every_experiment_interleaves_its_methods(name):
+    with initialize_config_dir(str(ROOT / "configs"), version_base=None):
+        assert compose("config", overrides=[f"experiment={name}"]).interleave
+
+
+class Counters:
+    """A CUDA device's allocator, by hand."""
+
+    def __init__(self, monkeypatch):
+        self.now = self.peak = 0
+        monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: self.now)
+        monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: self.peak)
+        monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: setattr(self, "peak", self.now))
+
+    def take(self, size, stays=True):
+        self.peak = max(self.peak, self.now + size)
+        self.now += size if stays else 0
+
+
+def test_a_peak_counts_neither_the_other_methods_nor_for_hf_the_cache(monkeypatch):
+    device = Counters(monkeypatch)
+    target = SimpleNamespace(devices=[torch.device("cuda", 0)], _cache=None)
+    device.take(1000)  # weights
+    medusa, recycling = Holding(target), Holding(target)
+    with medusa.counted():
+        device.take(300)
+    with recycling.counted():
+        device.take(20)
+    with medusa.counted():  # its warm-up: the cache all share, and steps of its own
+        target._cache = SimpleNamespace(nbytes=50)
+        device.take(50)
+        device.take(5)
+    assert (medusa.bytes, recycling.bytes, memory.cache_bytes(target)) == (305, 20, 50)
+
+    def peak(method, others):
+        monkeypatch.setattr(answering, "_converse", lambda *_: device.take(7, stays=False))
+        method.loaded = SimpleNamespace(target=target, settings=SimpleNamespace(name="toy"))
+        question = Question(1, "qa", ("why?",))
+        return answering.answer_question(question, method, {"num_choices": 1}, others)["peak_memory"]
+
+    assert peak(SimpleNamespace(label="recycling", drafter=object()), medusa.bytes) == 1000 + 20 + 50 + 7
+    assert peak(SimpleNamespace(label="hf", drafter=None), medusa.bytes + recycling.bytes) == 1000 + 7
+    target.devices = [torch.device("cpu")]
+    assert memory.cache_bytes(target) == 0 and memory.peak_bytes([torch.device("mps")]) is None
+    assert memory.peak_bytes(target.devices, 2**60) > 2**20, "a process's resident set is all of it"

@@ -1,0 +1,50 @@
+"""What tree=auto promised beside what came of it: of every run, against the same repeat of the baseline."""
+
+import json
+
+import matplotlib.pyplot as plt
+
+from evaluation import figures
+from evaluation.figures import split
+from evaluation.records.runs import read_runs
+from evaluation.statistics.auto_tree import to_lines, write_choices
+from evaluation.statistics.tables import main_table
+from tests.evaluation.made_runs import answer, made, write
+
+
+def test_every_repeat_and_variant_is_told(tmp_path):
+    """By label alone the last run had replaced the others, and all were measured by vanilla's first repeat."""
+
+    def decoded(seconds):
+        return [answer(i, "qa", [([2, 1], seconds)], decode_time=[seconds]) for i in (1, 2)]
+
+    for repeat, drift in enumerate((1.0, 2.0)):
+        write(made("vanilla", decoded(4.0 * drift), repeat=repeat), tmp_path)
+        for k, seconds in ((4, 2.0), (8, 1.0)):
+            method = {"k": k, "tree": "auto"}
+            folder = write(made("recycling (auto)", decoded(seconds * drift), repeat=repeat, method=method), tmp_path)
+            told = {"sizes": [0, 8, 16], "step_seconds": [1, 1, 2], "predicted_speedup_by_size": [1.0, 1.5, 1.2]}
+            told |= {"chosen": 8 * (1 + repeat), "predicted_speedup": 1.5}
+            (folder / "summary.json").write_text(json.dumps({"drafter": told}))
+    runs = read_runs(tmp_path)
+    write_choices(runs, tmp_path / "machine_tree.json")
+    found = json.loads((tmp_path / "machine_tree.json").read_text())
+    assert [(f["method"], f["repeat"], f["chosen"], f["achieved_speedup"]) for f in found] == [
+        ("recycling (auto), k=4", 0, 8, 2.0),
+        ("recycling (auto), k=4", 1, 16, 2.0),
+        ("recycling (auto), k=8", 0, 8, 4.0),
+        ("recycling (auto), k=8", 1, 16, 4.0),
+    ]
+    lines = to_lines(runs)
+    assert len(lines) == 4 and lines[1].startswith("recycling (auto), k=4, repeat 1, file: last choice 16 nodes")
+    (block,) = split(runs, main_table(runs)).values()
+    drawn = figures.machine_tree(block)
+    dots = [line for line in drawn.axes[1].lines if line.get_color() == "#000000"]
+    assert [int(dot.get_xdata()[0]) for dot in dots] == [8, 16, 8, 16]
+    plt.close(drawn)
+
+
+def test_nothing_is_written_without_a_choice(tmp_path):
+    runs = [made("vanilla", [answer(1, "qa", [([1], 1.0)])], folder=str(tmp_path))]
+    write_choices(runs, tmp_path / "machine_tree.json")
+    assert to_lines(runs) == [] and not (tmp_path / "machine_tree.json").exists()

@@ -1,0 +1,114 @@
+"""Every figure against a value computed by hand, and against Spec-Bench's own arithmetic."""
+
+import math
+
+import pytest
+
+from evaluation.records.foreign import read_foreign
+from evaluation.records.questions import MT_BENCH, subtask
+from evaluation.records.rows import check_records
+from evaluation.records.runs import read_runs
+from evaluation.speed import speeds
+from evaluation.statistics.metrics import by_subtask, measure, repeated_ngrams
+from model.errors import UserError
+from tests.evaluation.made_runs import answer, made, write
+
+ROWS = [
+    answer(1, "writing", [([3, 1], 2.0), ([2, 2, 2], 3.0)], decode_time=[1.5, 2.0]),  # 10 tokens in 5 s, 5 steps
+    answer(2, "qa", [([1, 1, 1, 3], 0.5)], decode_time=[0.25]),  # 6 tokens in 0.5 s, 4 steps
+]
+
+
+def test_by_hand():
+    figures = measure(ROWS)
+    assert (figures.questions, figures.turns, figures.steps, figures.new_tokens) == (2, 3, 9, 16)
+    assert figures.mat == 16 / 9
+    assert figures.mat_macro == (10 / 5 + 6 / 4) / 2
+    assert figures.tokens_per_second == (10 / 5 + 6 / 0.5) / 2
+    assert figures.tokens_per_second_total == 16 / 5.5
+    assert figures.tokens_per_second_decode == (1 + 4 + 5) / 3.75  # all but what each turn's first step gave
+
+
+def test_step_records_of_the_earlier_count_are_refused(tmp_path, capsys):
+    """They gave a step its root and not the target's next token, so their accepted lengths mean something else."""
+    old = answer(1, "qa", [([1, 2, 1], 1.0)], step_nodes=[[1, 4, 0]], step_paths=[[[], [0], []]])
+    check_records([old], "here")
+    del old["records"]
+    with pytest.raises(UserError, match="here: recorded by an earlier version"):
+        check_records([old], "here")
+    check_records([{**answer(1, "qa", [([1], 1.0)]), "records": None}], "other people's rows have no step records")
+    earlier, now = made("recycling (hot)", [old]), made("vanilla", [answer(1, "qa", [([1], 1.0)])])
+    where = write(earlier, tmp_path)
+    with pytest.raises(UserError, match="no runs here"):
+        read_runs(tmp_path)
+    write(now, tmp_path)
+    assert [run.label for run in read_runs(tmp_path)] == ["vanilla"]
+    assert f"left out: {where}: recorded by an earlier version" in capsys.readouterr().err
+    with pytest.raises(UserError, match="recorded by an earlier version"):
+        read_foreign(str(where / "answers.jsonl"))
+
+
+def test_what_the_records_do_not_hold_is_nan_and_not_a_guess():
+    bare = answer(1, "qa", [([1, 1], 1.0)])
+    del bare["choices"][0]["accept_lengths"]
+    figures = measure([bare])
+    assert math.isnan(figures.mat) and math.isnan(figures.tokens_per_second_decode)
+    assert figures.tokens_per_second == 2.0
+
+
+def test_the_eight_labels_are_one_row_and_others_keep_their_name():
+    assert {subtask(label) for label in MT_BENCH} == {"mt_bench"} and len(MT_BENCH) == 8
+    groups = by_subtask([answer(i, c, [([1], 1.0)]) for i, c in enumerate(["zoo", "math", "qa", "coding", "code"])])
+    assert {name: len(rows) for name, rows in groups.items()} == {
+        "mt_bench": 2,
+        "qa": 1,
+        "code": 1,
+        "zoo": 1,
+        "overall": 5,
+    }
+    assert list(groups) == ["mt_bench", "qa", "code", "zoo", "overall"]
+
+
+def spec_bench_speed(rows):
+    """Spec-Bench's evaluation/speed.py in its own steps: speeds and accepted lengths of the first choice."""
+    values, lengths = [], []
+    for data in rows:
+        tokens, times = sum(data["choices"][0]["new_tokens"]), sum(data["choices"][0]["wall_time"])
+        lengths.extend(data["choices"][0]["accept_lengths"])
+        values.append(tokens / times)
+    return sum(values) / len(values), sum(lengths) / len(lengths)
+
+
+def test_equal_to_spec_benchs_arithmetic():
+    speed, mat = spec_bench_speed(ROWS)
+    figures = measure(ROWS)
+    assert figures.tokens_per_second == pytest.approx(speed, abs=1e-9)
+    assert figures.mat == pytest.approx(mat, abs=1e-9)
+    assert speeds(ROWS) == pytest.approx(speed, abs=1e-9)
+
+
+def test_times_and_memory_by_hand():
+    # two turns: prefill and first step 0.2 and 0.4 s, the other 4 and 10 steps 1 and 2 s
+    timed = answer(1, "qa", [([3, 1, 1, 1, 1], 1.2), ([1] * 11, 2.4)], decode_time=[1.0, 2.0])
+    more = {"prefill_time": [0.2, 0.4], "prompt_time": [0.01, 0.03]}
+    timed["choices"][0] |= more
+    timed["peak_memory"] = 3 * 2**20
+    other = answer(2, "qa", [([1], 0.1)], decode_time=[0.0])
+    other["choices"][0] |= {"prefill_time": [0.3], "prompt_time": [0.02]}
+    other["peak_memory"] = 2**20
+    figures = measure([timed, other])
+    assert figures.prefill_ms == pytest.approx(300) and figures.decode_ms == pytest.approx(1000)
+    assert figures.time_to_first_token_ms == pytest.approx(320)
+    assert figures.step_ms == pytest.approx(1e3 * 3.0 / (4 + 10))
+    assert figures.tokens_per_second_decode == pytest.approx((4 + 10) / 3.0)
+    assert figures.peak_memory_mib == 3.0
+    del other["choices"][0]["prefill_time"], other["peak_memory"]
+    lacking = measure([timed, other])
+    assert math.isnan(lacking.prefill_ms) and math.isnan(lacking.time_to_first_token_ms)
+    assert math.isnan(lacking.peak_memory_mib) and lacking.step_ms == figures.step_ms
+
+
+def test_repeated_ngrams_by_hand():
+    # 3-grams of a b c a b c a: abc bca cab abc bca; two of five stood before
+    assert repeated_ngrams([1, 2, 3, 1, 2, 3, 1]) == pytest.approx(2 / 5)
+    assert repeated_ngrams([1, 2, 3, 4]) == 0.0 and math.isnan(repeated_ngrams([1, 2]))

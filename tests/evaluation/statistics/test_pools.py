@@ -1,0 +1,167 @@
+"""What is compared with what: only identical questions, shards together, overlapping selections apart."""
+
+import math
+
+import pytest
+
+from evaluation.figures import draw_all
+from evaluation.page.circumstances import configurations, facts
+from evaluation.records.questions import Question
+from evaluation.records.runs import natural, read_runs
+from evaluation.statistics.audits import audits
+from evaluation.statistics.pools import pools
+from evaluation.statistics.printing import to_text
+from evaluation.statistics.tables import baseline, main_table
+from evaluation.tree_search import pick
+from tests.evaluation.conftest import answers_in
+from tests.evaluation.made_runs import answer, asked, made, shard, write
+
+
+def rows(ids, seconds=1.0, prompt="why?"):
+    """One answer of four tokens to each of the questions, odd ones half as fast."""
+    return [asked(i, "qa", [([2, 2], seconds * (1 + i % 2))], prompt) for i in ids]
+
+
+def overall(runs, label):
+    table = main_table(runs)
+    return table[(table["method"] == label) & (table["category"] == "overall")]
+
+
+def test_a_question_is_told_from_others_of_its_id():
+    one = Question(1, "qa", ("why?",))
+    others = [Question(1, "qa", ("how?",)), Question(1, "rag", ("why?",)), Question(1, "qa", ("why?", "how?"))]
+    assert len({one.sha256, *(o.sha256 for o in others)}) == 4 and len(one.sha256) == 16
+    assert one.key == f"1:{one.sha256}" != Question(2, "qa", ("why?",)).key
+
+
+def test_a_run_records_its_questions_hashes(evaluate, tmp_path):
+    assert evaluate("method=vanilla", "bench.end=2", f"run_dir={tmp_path / 'experiment/runs/one'}").code == 0
+    (run,) = read_runs(tmp_path / "experiment")
+    first, second = answers_in(tmp_path / "experiment")
+    turns = ("what is the answer to question 0?", "and why?")
+    assert first["question_sha256"] == Question(10, "writing", turns).sha256 != second["question_sha256"]
+    assert run.asked == tuple(run.by_question.index) and run.asked[0] == f"10:{first['question_sha256']}"
+
+
+def test_two_files_of_one_name_and_count_are_never_paired(tmp_path):
+    """They had been: a speedup over other prompts, in one block of the table."""
+    runs = [
+        shard("vanilla", rows(range(4), prompt="a")),
+        shard("pld", rows(range(4), 0.5, prompt="b"), bench={"sha256": "g"}),
+    ]
+    table = main_table(runs)
+    assert table["questions_sha256"].nunique() == 2 and table["bench_questions"].eq(4).all()
+    assert math.isnan(overall(runs, "pld")["speedup_vanilla"].item()) and audits(runs) == []
+    text = to_text(runs, table)
+    assert text.count("toy, file, questions #") == 2, "a block each"
+    assert {p.stem.rsplit("-", 1)[-1] for p in draw_all(runs, table, tmp_path)} >= set(table["questions_sha256"])
+
+
+def test_edited_questions_of_one_file_are_not_paired():
+    """By the hash alone: the file's own was not recorded."""
+    mine = rows([0, 1], 0.5) + rows([2], 0.1, prompt="edited")
+    runs = [made("vanilla", rows([0, 1, 2])), made("pld", mine)]
+    assert overall(runs, "pld")["speedup_vanilla"].item() == pytest.approx(2.0)
+
+
+def test_without_hashes_the_id_stands_in():
+    runs = [made("vanilla", [answer(1, "qa", [([1], 1.0)])]), made("pld", [answer(1, "qa", [([1], 0.5)])])]
+    assert overall(runs, "pld")["speedup_vanilla"].item() == pytest.approx(2.0)
+
+
+def test_shards_join_and_are_paired_with_the_whole(tmp_path):
+    """Two halves of a bench had been compared with one another, as both have so many questions."""
+    whole = [shard("vanilla", rows(range(6)), repeat=r) for r in (0, 1)]
+    halves = [
+        shard("pld", rows(part, 0.5 * (1 + r)), repeat=r) for r in (0, 1) for part in (range(3), range(3, 6))
+    ]  # fmt: skip
+    runs = [*whole, *halves]
+    _, pool = pools(runs)
+    assert len(pool.runs) == 4 and len(pool.repeats) == 2 and pool.questions == 6 and pool.variant == ""
+    row = overall(runs, "pld").iloc[0]
+    assert (row["questions"], row["repeats"], row["bench_questions"], row["new_tokens"]) == (6, 2, 6, 48)
+    # repeat 0 twice as fast as vanilla, repeat 1 just as fast; 8 and 4, 4 and 2 tokens/s by turns
+    assert row["speedup_vanilla"] == pytest.approx(1.5)
+    assert row["speedup_vanilla_std"] == pytest.approx(math.sqrt(0.5))
+    assert row["tokens_per_second"] == pytest.approx(4.5)
+    assert row["tokens_per_second_std"] == pytest.approx(math.sqrt(4.5))
+    for run in runs:
+        write(run, tmp_path)
+    read = read_runs(tmp_path)
+    assert main_table(read)["questions_sha256"].nunique() == 1
+    page = configurations(read)
+    assert [c.name for c in page] == ["vanilla", "pld"]
+    lines = {fact.term: fact.values for fact in facts(page)}
+    assert lines["repeats"] == [("2", "")] and lines["bench"][0][0].startswith("file, 6 questions")
+
+
+def test_halves_are_not_each_others_baseline():
+    runs = [shard("vanilla", rows([0, 1])), shard("pld", rows([2, 3]))]
+    assert math.isnan(overall(runs, "pld")["speedup_vanilla"].item())
+
+
+def test_a_part_beside_the_whole_stays_apart_and_finds_its_own_baseline():
+    runs = [
+        shard("vanilla", rows(range(2), 2.0)),
+        shard("vanilla", rows(range(6))),
+        shard("pld", rows(range(2), 1.0)),
+        shard("pld", rows(range(6), 0.25)),
+        shard("rest", rows(range(3), 0.5)),
+    ]
+    pooled = pools(runs)
+    assert [(p.label, p.questions) for p in pooled] == [
+        ("vanilla", 6), ("pld", 6), ("rest", 3), ("vanilla", 2), ("pld", 2),
+    ]  # fmt: skip
+    assert overall(runs, "pld")["speedup_vanilla"].tolist() == pytest.approx([4.0, 2.0])
+    rest = next(p for p in pooled if p.label == "rest")
+    assert baseline(rest, "vanilla", pooled).questions == 6, "the one with most questions in common"
+    assert overall(runs, "rest")["speedup_vanilla"].item() == pytest.approx(2.0)
+    text = to_text(runs, main_table(runs))
+    assert "toy, file, 6 questions, overall" in text and "toy, file, 2 questions, overall" in text
+
+
+def test_a_shard_of_a_repeat_that_is_missing_is_no_guess():
+    runs = [shard("vanilla", rows(range(4)), repeat=r) for r in (0, 1)]
+    runs += [
+        shard("pld", rows([0, 1], 0.5)),
+        shard("pld", rows([2, 3], 0.5)),
+        shard("pld", rows([0, 1], 0.5), repeat=1),
+    ]
+    row = overall(runs, "pld").iloc[0]
+    assert (row["questions"], row["repeats"]) == (4, 2)
+    assert row["speedup_vanilla"] == pytest.approx(2.0) and row["speedup_vanilla_low"] == pytest.approx(2.0)
+
+
+def test_the_audit_compares_a_repeat_with_the_same_and_only_the_same_questions():
+    def said(ids, prompt="why?"):
+        return [asked(i, "qa", [([1] * 2, 1.0)], prompt, output_ids=[[i, 7]]) for i in ids]
+
+    other = said([3], "edited")
+    other[0]["choices"][0]["output_ids"] = [[3, 8]]
+    runs = [made("vanilla", said([1, 2, 3])), made("pld", said([1, 2]) + other)]
+    (found,) = audits(runs)
+    assert (found.turns, found.identical) == (2, 2), "the edited question is another one"
+    later = made("vanilla", said([1, 2, 3]), repeat=1)
+    later.answers[0]["choices"][0]["output_ids"] = [[1, 9]]
+    again = made("pld", [dict(row) for row in later.answers], repeat=1)
+    (found,) = audits([runs[0], later, made("pld", said([1, 2, 3])), again])
+    assert (found.turns, found.identical) == (6, 6)
+
+
+def test_numbers_sort_as_numbers(tmp_path):
+    """Runs had sorted as strings: 480 before 60, 16 before 8."""
+    assert natural("k=8 of 16") < natural("k=16 of 8") and natural("60") < natural("480") and natural("") < natural("a")
+    for capacity in (16, 8, 128):
+        write(made("ngram_cache", rows([1]), method={"capacity": capacity}), tmp_path)
+    assert [run.facets["capacity"] for run in read_runs(tmp_path)] == [8, 16, 128]
+
+
+def test_runs_that_differ_in_the_model_alone_have_names_of_their_own():
+    runs = [made("pld", rows([1]), model={"attention": kind}) for kind in ("sdpa", "eager")]
+    assert [pool.name for pool in pools(runs)] == ["pld, attention=sdpa", "pld, attention=eager"]
+
+
+def test_a_search_takes_the_run_of_most_questions_and_not_both():
+    tree = {"method": {"tree": "x"}, "draft_tree": [[0]]}
+    part, whole = (shard("recycling (hot)", rows(range(n)), **tree) for n in (2, 4))
+    assert pick([part, whole], None) == [whole]

@@ -1,0 +1,95 @@
+"""Published figures stand in the row that they are about, with their source, and in no other."""
+
+import pandas as pd
+import pytest
+
+from evaluation.statistics import published as module
+from evaluation.statistics.printing import to_text
+from evaluation.statistics.published import as_published, beside, default_settings
+from evaluation.statistics.tables import main_table
+from tests.evaluation.made_runs import answer, made
+
+SPEC = [("spec_bench", "mt_bench"), ("spec_bench", "qa"), ("spec_bench", "overall")]
+PAPER, LEADERBOARD = "paper, A100-80GB", "Spec-Bench leaderboard, A100"
+COUNT = {"spec_bench": 480, "mbpp": 399, "other": 480}
+
+
+def rows(model, method, cases=(*SPEC, ("mbpp", "code"), ("other", "qa")), **more):
+    """Rows of the main table for runs as published, whatever else is given."""
+    name = method.partition(" (")[0]
+    tree = {"tree": "2.2.2"} if "recycling" in name else {}
+    about = {"complete": True, "max_new_tokens": 1024} | tree | default_settings(name) | more
+    return pd.DataFrame([
+        {"model": model, "bench": b, "method": method, "category": c, "bench_questions": COUNT[b]} | about
+        for b, c in cases
+    ])  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"tree": "best"},
+        {"k": 4},
+        {"update": "path"},
+        {"recycle_prompt": True},
+        {"order": "shuffled-1"},
+        {"bench_questions": 60},
+        {"complete": False},
+        {"max_new_tokens": 64},
+    ],
+)
+def test_other_variants_and_parts_of_a_bench_have_none(other):
+    """The published figures of 80 nodes and 480 questions had stood beside every tree, k and subset."""
+    as_it_was = rows("vicuna-7b", "recycling (hot)", SPEC)
+    assert beside(as_it_was)["published_speedup_hf"].notna().all()
+    table = beside(pd.concat([as_it_was, as_it_was.assign(**other)], ignore_index=True))
+    assert table["published_speedup_hf"][3:].isna().all() and table["published_source"][3:].isna().all()
+    assert table["published_mat"].tolist()[2] == 2.70 and table["published_mat"][3:].isna().all()
+
+
+def test_a_methods_weights_and_types_are_its_models_own():
+    (medusa,) = rows("vicuna-7b", "medusa", SPEC[:1], heads_path="data/vicuna/medusa").to_dict("records")
+    assert as_published(medusa) and not as_published(medusa | {"tree_path": "mine.yaml"})
+    (pld,) = rows("vicuna-7b", "pld", SPEC[:1], dtype="float16", k=None).to_dict("records")
+    assert as_published(pld) and not as_published(pld | {"max_ngram": 2})
+    (spine,) = rows("vicuna-7b", "spine", SPEC[:1]).to_dict("records")
+    assert isinstance(spine["stands"], str) and as_published(spine)
+
+
+def test_the_papers_own_figures_come_first():
+    table = beside(rows("vicuna-7b", "recycling (hot)"))
+    assert table["published_speedup_hf"].tolist()[:4] == [2.17, 1.95, 2.03, 2.34]
+    assert table["published_mat"].tolist()[2:4] == [2.70, 2.93] and table["published_mat"][:2].isna().all()
+    assert table["published_source"].tolist()[:4] == [PAPER] * 4
+    assert table.iloc[4][["published_mat", "published_speedup_hf", "published_source"]].isna().all()
+
+
+def test_what_the_paper_lacks_comes_from_the_other_sources():
+    def overall(model, method):
+        table = beside(rows(model, method, SPEC))
+        return table.iloc[2][["published_mat", "published_speedup_hf", "published_source"]].tolist()
+
+    assert overall("vicuna-7b", "hf") == [1.0, 1.0, PAPER]
+    assert overall("vicuna-7b", "eagle2") == [4.34, 2.36, LEADERBOARD]
+    assert overall("vicuna-13b", "sps") == [2.19, 1.54, LEADERBOARD]
+    assert overall("vicuna-7b", "recycling (cold)") == [2.55, 1.93, "smpanaro/token-recycling, A100-40GB"]
+    assert overall("vicuna-7b", "suffix_recycling (hot)") == [3.03, 2.27, "SAM-Decoding, A6000"]
+    # MBPP is in the paper's table only, and there without Medusa
+    assert beside(table := rows("vicuna-7b", "medusa", [("mbpp", "code"), ("mbpp", "overall")])) is table
+
+
+def test_other_models_have_none(tmp_path):
+    ours = rows("embedded", "recycling (hot)")
+    assert beside(ours) is ours
+    theirs = rows("vicuna-7b", "recycling (hot)")
+    assert beside(theirs, tmp_path) is theirs, "a checkout without the published figures"
+
+
+def test_the_terminal_names_the_source(monkeypatch):
+    monkeypatch.setattr(module, "WHOLE", {"spec_bench": 1})
+    own = default_settings("recycling") | {"tree": "2.2.2"}
+    run = made("recycling (hot)", [answer(1, "qa", [([2, 1], 1.0)])], model={"name": "vicuna-7b"},
+               bench={"name": "spec_bench"}, method=own)  # fmt: skip
+    run.metadata["settings"]["max_new_tokens"] = 1024
+    text = to_text([run], beside(main_table([run])))
+    assert "published_mat" in text and f"published: {PAPER} (data/reference)" in text

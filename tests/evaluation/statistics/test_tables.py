@@ -1,0 +1,188 @@
+"""Repeats pooled, with their deviations and intervals, against values computed by hand; Table 1; what is written."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from evaluation.page.table import view
+from evaluation.records.runs import read_runs
+from evaluation.statistics.caveats import mixed
+from evaluation.statistics.intervals import deviation, speed_interval
+from evaluation.statistics.pools import pools
+from evaluation.statistics.printing import (
+    QUESTIONS_ONLY,
+    acceptance_table,
+    memory_table,
+    to_markdown,
+    to_text,
+    write_tables,
+)
+from evaluation.statistics.published import read_published
+from evaluation.statistics.table1 import table1, write_table1
+from evaluation.statistics.tables import main_table
+from tests.evaluation.made_runs import answer, asked, made, shard, write
+
+# Two questions, two repeats. Vanilla: 2 tokens/s on both. The method: question 1 at 4 and 2, question 2 at 8 and 6.
+VANILLA = [
+    made("vanilla", [answer(1, "qa", [([1] * 4, 2.0)]), answer(2, "qa", [([1] * 8, 4.0)])], repeat=r) for r in (0, 1)
+]
+METHOD = [
+    made("pld", [answer(1, "qa", [([3, 1], 1.0)]), answer(2, "qa", [([4, 4], 1.0)])], repeat=0),
+    made("pld", [answer(1, "qa", [([3, 1], 2.0)]), answer(2, "qa", [([4, 4], 8 / 6)])], repeat=1),
+]
+
+
+def test_repeats_are_pooled_by_hand():
+    table = main_table([*VANILLA, *METHOD]).set_index(["method", "category"])
+    row = table.loc[("pld", "overall")]
+    assert (row["repeats"], row["questions"], row["new_tokens"], row["steps"]) == (2, 2, 24, 8)
+    assert row["mat"] == 24 / 8 and row["mat_std"] == 0.0
+    assert row["tokens_per_second"] == pytest.approx((3 + 7) / 2)
+    assert row["tokens_per_second_std"] == pytest.approx(deviation([6, 4]))
+    speeds, base = np.array([[4.0, 2.0], [8.0, 6.0]]), np.full((2, 2), 2.0)  # (questions, repeats)
+    ends = row["tokens_per_second_low"], row["tokens_per_second_high"]
+    assert ends == speed_interval(speeds, np.ones((2, 2))) and ends[0] < 3 and ends[1] > 7
+    assert (row["mat_low"], row["mat_high"]) == pytest.approx((2, 4))
+    assert row["speedup_vanilla"] == pytest.approx(5 / 2)
+    assert row["speedup_vanilla_std"] == pytest.approx(deviation([6 / 2, 4 / 2]))
+    assert (row["speedup_vanilla_low"], row["speedup_vanilla_high"]) == speed_interval(speeds, base)
+    assert math.isnan(row["speedup_hf"]), "no baseline, no speedup"
+    assert table.loc[("vanilla", "overall"), "speedup_vanilla"] == 1.0
+
+
+def test_a_speedup_that_may_be_none_is_marked_and_explained():
+    slow = made("pld", [answer(1, "qa", [([3, 1], 4.0)]), answer(2, "qa", [([4, 4], 1.0)])])  # 1 and 8 tokens/s
+    runs = [VANILLA[0], slow]
+    table = main_table(runs)
+    for text in (to_text(runs, table), to_markdown(runs, table)):
+        assert "2.25~" in text and "spans 1" in text and "1.00~" not in text
+    calm = [*VANILLA, METHOD[0], made("pld", METHOD[0].answers, repeat=1)]  # twice the same
+    sure = main_table(calm)
+    assert "~" not in to_text(calm, sure) and "3.00 [2.00, 4.00]" in to_markdown(calm, sure)
+
+
+def test_one_repeat_says_that_its_intervals_leave_out_the_drift():
+    once, twice = [VANILLA[0], METHOD[0]], [*VANILLA, *METHOD]
+    for write_out in (to_text, to_markdown):
+        assert QUESTIONS_ONLY in write_out(once, main_table(once))
+        assert QUESTIONS_ONLY not in write_out(twice, main_table(twice))
+    one = [*VANILLA[:1], *METHOD]  # the baseline has no second repeat to be paired with
+    assert QUESTIONS_ONLY in to_text(one, main_table(one))
+    assert any("how the machine drifts" in mark for mark in view(main_table(once)).marks)
+    assert not any("how the machine drifts" in mark for mark in view(main_table(twice)).marks)
+
+
+def test_what_a_repeat_lacks_does_not_become_a_guess():
+    half = made("pld", METHOD[1].answers[:1], repeat=1, questions=2)
+    table = main_table([*VANILLA, METHOD[0], half])
+    row = table[(table["method"] == "pld") & (table["category"] == "overall")].iloc[0]
+    assert row["tokens_per_second"] == pytest.approx((3 + 8) / 2) and not row["complete"]
+    assert "incomplete: pld, repeat 1: 1 of 2" in to_text([half], table)
+
+
+def test_runs_of_one_label_are_told_apart_by_what_differs():
+    rows = [answer(1, "qa", [([2], 1.0)])]
+    runs = [
+        made("recycling (hot)", rows, method={"k": 8, "tree": "best", "tree_nodes": 8}),
+        made("recycling (hot)", rows, method={"k": 8, "tree": "best", "tree_nodes": 24}),
+        made("recycling (hot)", rows, method={"k": 8, "tree": "best", "tree_nodes": 24}, bench={"order": "shuffled-1"}),
+        made("vanilla", rows),
+    ]
+    assert [p.name for p in pools(runs)] == [
+        "recycling (hot), 8 nodes, file order",
+        "recycling (hot), 24 nodes, file order",
+        "recycling (hot), 24 nodes, shuffled-1 order",
+        "vanilla",
+    ]
+    assert len({p.name for p in pools([*runs, made("vanilla", rows, repeat=1)])}) == 4
+
+
+def test_other_limits_and_types_are_not_compared_and_not_mixed():
+    rows = [answer(1, "qa", [([2], 1.0)])]
+    other = made("vanilla", rows)
+    other.metadata["settings"]["max_new_tokens"] = 32
+    runs = [made("pld", rows), other]
+    table = main_table(runs)
+    assert table["speedup_vanilla"].isna().sum() == 2  # pld's two rows; vanilla's own stay 1
+    text = to_text(runs, table)
+    assert "max_new_tokens 16, overall" in text and "max_new_tokens 32, overall" in text
+
+
+def test_table1_has_the_published_rows_and_ours_beside():
+    rest = [answer(i, "code", [([2, 2], 1.0)]) for i in (9, 10)]
+    base = [answer(1, "qa", [([1] * 4, 4.0)]), answer(2, "writing", [([1] * 4, 2.0)])]
+    fast = [answer(1, "qa", [([2, 2], 2.0)]), answer(2, "writing", [([4], 1.0)])]
+    runs = [made("hf", [*base, *rest]), made("recycling (hot)", [*fast, *rest])]
+    table = table1(runs)
+    published = table[table["source"] == "published"].reset_index(drop=True)
+    for theirs in read_published("paper_table1"):
+        own = published[(published["model"] == theirs["model"]) & (published["method"] == theirs["method"])].iloc[0]
+        for column in ("mt", "rag", "specbench_mat", "specbench_speedup", "mbpp_speedup"):
+            assert own[column] == theirs[column] or (own[column] != own[column] and theirs[column] != theirs[column])
+    block = published[published["model"] == "vicuna-7b"]["name"].tolist()
+    assert block == ["AR", "Lookahead", "PLD", "REST", "Medusa", "Token Recycling"]
+    ours = table[(table["model"] == "toy") & (table["name"] == "Token Recycling")].iloc[0]
+    assert (ours["qa"], ours["mt"], ours["specbench_speedup"]) == (2.0, 2.0, 2.0)
+    assert ours["specbench_mat"] == 8 / 3 and ours["specbench_tokens_per_second"] == 3.0
+    assert ours["mbpp_mat"] == 2.0 and ours["mbpp_speedup"] == 1.0 and math.isnan(ours["rag"])
+
+
+def test_runs_beside_each_other_under_other_circumstances_are_told():
+    """A sweep stopped and taken up with other versions pools its repeats, and says so below every table."""
+    rows = [answer(1, "qa", [([1, 1], 1.0)])]
+    one, two = ({"device": "a machine", "versions": {"torch": v}, "linear": "packed"} for v in ("2.13.0", "2.14.0"))
+    runs = [made("vanilla", rows, repeat=i, circumstances=c) for i, c in enumerate((one, one, two))]
+    (line,) = mixed(runs)
+    assert "versions.torch is 2.13.0" in line and "2.14.0 for vanilla, repeat 2" in line
+    assert line in to_markdown(runs, main_table(runs)) and mixed(runs[:2]) == []
+
+
+def test_table1_keeps_the_run_of_most_questions():
+    """A part of the bench had replaced the whole, as 60 sorts behind 480."""
+
+    def runs_of(ids, seconds):
+        base = shard("hf", [asked(i, "qa", [([1] * 4, 4.0)]) for i in ids])
+        return [base, shard("recycling (hot)", [asked(i, "qa", [([2, 2], seconds)]) for i in ids])]
+
+    code = [asked(i, "code", [([2, 2], 1.0)]) for i in range(3)]
+    mbpp = shard("recycling (hot)", code, bench={"name": "mbpp", "sha256": "m"})
+    for runs in (
+        runs_of(range(480), 2.0) + runs_of(range(60), 1.0),
+        runs_of(range(60), 1.0) + runs_of(range(480), 2.0),
+    ):
+        table = table1([*runs, mbpp])
+        ours = table[(table["source"] == "measured") & (table["method"] == "recycling")]
+        assert ours["name"].tolist() == ["Token Recycling", "Token Recycling, 60 questions"]
+        assert ours["specbench_speedup"].tolist() == [2.0, 4.0] and ours["qa"].tolist() == [2.0, 4.0]
+        assert ours["mbpp_mat"].iloc[0] == 2.0 and math.isnan(ours["mbpp_mat"].iloc[1])
+
+
+def test_table1_on_paper(tmp_path):
+    runs = [made("hf", VANILLA[0].answers), made("recycling (cold)", METHOD[0].answers, method={"start": "cold"})]
+    write_table1(runs, tmp_path)
+    latex = (tmp_path / "table1.tex").read_text()
+    lines = [line for line in latex.splitlines() if line.endswith("\\\\") and "multicolumn" not in line]
+    assert {line.count("&") for line in lines} == {13} and latex.count("\\midrule") == 4
+    assert "\\textit{2.03$\\times$}" in latex and "Token Recycling (cold)" in latex
+    assert "| Token Recycling | published | 2.17 |" in (tmp_path / "table1.md").read_text()
+
+
+def test_all_tables_are_written_and_read_again(tmp_path):
+    tree = [[0], [1], [0, 0]]
+    steps = {"step_nodes": [[4, 4, 1]], "step_paths": [[[0, 0], [], []]], "output_ids": [[1, 2, 3, 4, 5]]}
+    method = {"k": 8, "dtype": "int64", "tree": "x", "tree_nodes": 3}
+    answers = [answer(1, "qa", [([3, 1, 1], 1.0)], **steps)]
+    hot = made("recycling (hot)", answers, method=method, draft_tree=tree, vocab_size=100)
+    folder = write(hot, tmp_path)
+    (folder / "summary.json").write_text(json.dumps({"state_bytes": 6400}))
+    runs = read_runs(tmp_path)
+    write_tables(runs, tmp_path / "tables", ["a note"])
+    assert "a note" in (tmp_path / "tables/main.md").read_text()
+    depths = acceptance_table(runs)
+    assert depths["joint_acceptance"].tolist() == [0.5, 0.5] and depths["conditional_acceptance"].tolist() == [0.5, 1.0]
+    memory = memory_table(runs).set_index("vocabulary")
+    assert memory.loc[100, "bytes"] == 6400
+    assert memory.loc[32_000, "bytes"] == 2_048_000 and memory.loc[32_000, "mib"] < 2
+    assert memory.loc[128_256, "bytes"] == 128_256 * 8 * 8 and memory.loc[151_936, "mib"] > 9

@@ -1,0 +1,97 @@
+"""Text carried from prompt to prompt: matched against like the prompt's own, bounded, saved, forgotten by a reset."""
+
+import random
+
+import pytest
+import torch
+
+from model.copying.carried_text import carried_on
+from model.copying.spine import Spine
+from model.copying.suffix import Suffix
+from model.copying.suffix_automaton import SuffixAutomaton
+from model.copying.suffix_recycling import SuffixRecycling
+from model.decoding import Target, decode
+from model.errors import UserError
+from model.recycling import build_template
+from tests.conftest import greedy, toy_model
+
+V = 61
+
+
+def made(name, carry):
+    if name == "spine":
+        return Spine(V, nodes=12, carry=carry)
+    if name == "suffix":
+        return Suffix(V, carry=carry, max_draft=8)
+    return SuffixRecycling(V, build_template("best", nodes=8), min_match=2, max_draft=8, carry=carry)
+
+
+def text(drafter):
+    return drafter.suffix.text if isinstance(drafter, SuffixRecycling) else drafter.text
+
+
+def test_by_hand():
+    first = carried_on(SuffixAutomaton(), [1, 2, 3, 4], carry=8)
+    first.extend([5, 6])
+    second = carried_on(first, [9, 3, 4], carry=8)
+    assert second.tokens == [1, 2, 3, 4, 5, 6, 9, 3, 4]
+    assert (second.length, second.copy(second.end, 2)) == (2, [5, 6]), "3 4 was followed by 5 6 in the first prompt"
+    third = carried_on(second, [7, 3], carry=8)  # nine tokens are more than eight: the newest four stay
+    assert third.tokens == [6, 9, 3, 4, 7, 3] and (third.length, third.copy(third.end, 1)) == (1, [4])
+    assert carried_on(third, [1, 2], carry=0).tokens == [1, 2]
+
+
+@pytest.mark.parametrize("name", ["spine", "suffix", "suffix_recycling"])
+def test_the_second_time_a_prompt_is_answered_the_answer_is_copied(name):
+    model = toy_model("llama")
+    target, rng = Target(model), random.Random(1)
+    prompts = [[rng.randrange(3, V) for _ in range(12)] for _ in range(3)]
+    forwards = {}
+    for carry in (0, 4096):
+        drafter = made(name, carry)
+        for prompt in prompts * 2:
+            out = decode(target, drafter, prompt, max_new_tokens=40)
+            assert out.tokens == greedy(model, prompt, 40)
+            forwards[carry] = forwards.get(carry, 0) + out.forwards
+        assert (len(text(drafter).tokens) > 300) == (carry > 0) and drafter.stateful == (carry > 0 or name != "suffix")
+    assert forwards[4096] < 0.9 * forwards[0]
+
+
+@pytest.mark.parametrize("name", ["spine", "suffix", "suffix_recycling"])
+def test_a_saved_state_goes_on_exactly_and_a_reset_forgets(name):
+    target, rng = Target(toy_model("llama")), random.Random(2)
+    prompts = [[rng.randrange(3, V) for _ in range(rng.randrange(5, 40))] for _ in range(8)]
+    whole, stopped = made(name, 100), made(name, 100)  # 100 tokens: cut several times
+    expected = [decode(target, whole, prompt, max_new_tokens=30).accept_lengths for prompt in prompts]
+    got = []
+    for prompt in prompts:
+        state = {key: tensor.clone() for key, tensor in stopped.state_dict().items()}
+        stopped = made(name, 100)
+        stopped.load_state_dict(state)
+        got.append(decode(target, stopped, prompt, max_new_tokens=30).accept_lengths)
+    assert got == expected
+    assert max(len(text(d).tokens) for d in (whole, stopped)) <= 100 + 40 + 30
+    whole.reset()
+    assert text(whole).tokens == [] and not any(tensor.any() for tensor in whole.state_dict().values())
+    again = [decode(target, whole, prompt, max_new_tokens=30).accept_lengths for prompt in prompts]
+    assert again == expected
+
+
+@pytest.mark.parametrize("name", ["spine", "suffix", "suffix_recycling"])
+def test_bad_settings_and_states_are_refused(name):
+    for carry in (-1, 1, True, 0.5):
+        with pytest.raises(UserError, match="carry="):
+            made(name, carry)
+    drafter = made(name, 64)
+    state = drafter.state_dict()
+    for wrong in ([3, V], [-1], [[1, 2]]):
+        with pytest.raises(UserError, match="the saved text is not one of token ids below 61"):
+            drafter.load_state_dict(state | {"text": torch.tensor(wrong)})
+
+
+@pytest.mark.parametrize("name", ["spine", "suffix_recycling"])
+def test_a_plain_matrix_is_taken_as_a_start(name):
+    drafter = made(name, 64)
+    decode(Target(toy_model("llama")), drafter, [5, 6, 7], max_new_tokens=10)
+    drafter.load_state_dict({"candidates": torch.ones(V, 8, dtype=torch.int64)})
+    assert text(drafter).tokens == []

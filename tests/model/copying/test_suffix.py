@@ -1,0 +1,275 @@
+"""Suffix drafts: the automaton against brute force, its cost in lines run, drafts by hand, refusals."""
+
+import random
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from model.copying.suffix import Suffix
+from model.copying.suffix_automaton import SuffixAutomaton
+from model.copying.suffix_recycling import SuffixRecycling
+from model.decoding import Target, decode
+from model.errors import UserError
+from model.recycling import TokenRecycling, build_template
+from tests.conftest import greedy, toy_model
+from tests.model.decoding.test_tree import random_tree
+
+V = 61
+
+
+def longest_repeat(text: list[int]) -> int:
+    """Tokens of the longest suffix that also ends earlier."""
+    n = len(text)
+    return max(m for m in range(n) if m == 0 or any(text[e - m : e] == text[n - m :] for e in range(m, n)))
+
+
+def longest_in(corpus: list[int], text: list[int]) -> int:
+    """Tokens of the longest suffix of the text that stands in the corpus."""
+    n = len(text)
+    places = range(len(corpus) + 1)
+    return max(m for m in range(n + 1) if m == 0 or any(corpus[e - m : e] == text[n - m :] for e in places if e >= m))
+
+
+def random_text(rng: random.Random, n: int) -> list[int]:
+    """Random, periodic, copied from itself, or all of them in turn: what splits states in different ways."""
+    letters, text = rng.randrange(1, 4), [0]
+    while len(text) < n:
+        kind, size = rng.randrange(3), rng.randrange(1, 9)
+        if kind == 0:
+            text += [rng.randrange(letters) for _ in range(size)]
+        elif kind == 1:
+            text += text[-rng.randrange(1, 4) :] * size
+        else:
+            start = rng.randrange(len(text))
+            text += text[start : start + size]
+    return text[:n]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_the_longest_match_after_every_token_is_brute_forces(seed):
+    rng = random.Random(seed)
+    text = random_text(rng, rng.randrange(1, 60))
+    automaton = SuffixAutomaton()
+    for n, token in enumerate(text, 1):
+        automaton.extend([token])
+        m, end = automaton.length, automaton.end
+        assert m == longest_repeat(text[:n])
+        assert m == 0 or (m <= end < n and text[end - m : end] == text[n - m : n])
+    states, transitions = len(automaton._next), sum(map(len, automaton._next))
+    assert states <= max(2 * len(text), 2) and transitions <= 3 * len(text)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_reading_along_a_corpus_finds_the_longest_match_in_it(seed):
+    rng = random.Random(seed)
+    corpus, text = random_text(rng, rng.randrange(1, 30)), random_text(rng, 30)
+    automaton, place = SuffixAutomaton(corpus), (0, 0)
+    for n, token in enumerate(text, 1):
+        place = automaton.transfer(*place, token)
+        state, m = place
+        end = automaton.continued(state)
+        assert m == longest_in(corpus, text[:n])
+        assert m == 0 or corpus[end - m : end] == text[n - m : n]
+
+
+def test_by_hand():
+    automaton = SuffixAutomaton([1, 2, 3, 9, 1, 2])
+    assert (automaton.length, automaton.end) == (2, 2)
+    assert automaton.copy(2, 3) == [3, 9, 1]
+    automaton.extend([4, 1, 2])  # of the places behind (1, 2), 2 and 6, the newer
+    assert (automaton.length, automaton.end) == (2, 6)
+    automaton.extend([3])
+    assert (automaton.length, automaton.end) == (3, 3)
+    assert (SuffixAutomaton([5, 6]).length, SuffixAutomaton().length) == (0, 0)
+
+
+def test_a_copy_that_reaches_the_texts_end_goes_on_with_itself():
+    automaton = SuffixAutomaton([7, 1, 2, 1, 2, 1])  # the match (1, 2, 1) overlaps its earlier place
+    assert (automaton.length, automaton.end) == (3, 4)
+    assert automaton.copy(4, 5) == [2, 1, 2, 1, 2]
+
+
+def lines_run(text: list[int]) -> int:
+    """Lines of Python that appending a text runs: a count, and no clock."""
+    count = 0
+
+    def tracer(frame, event, argument):
+        nonlocal count
+        count += event == "line"
+        return tracer
+
+    before = sys.gettrace()
+    sys.settrace(tracer)
+    try:
+        SuffixAutomaton(text)
+    finally:
+        sys.settrace(before)
+    return count
+
+
+@pytest.mark.parametrize("kind", ["one letter", "two letters", "periodic", "fibonacci", "all different", "a then b"])
+def test_appending_costs_the_same_per_token_however_long_the_text(kind):
+    def make(n):
+        rng = random.Random(0)
+        if kind == "fibonacci":
+            a, b = [0], [0, 1]
+            while len(b) < n:
+                a, b = b, b + a
+            return b[:n]
+        return {
+            "one letter": [0] * n,
+            "two letters": [rng.randrange(2) for _ in range(n)],
+            "periodic": [i % 7 for i in range(n)],
+            "all different": list(range(n)),
+            "a then b": [0] * (n // 2) + [1] * (n - n // 2),
+        }[kind]
+
+    short, long = lines_run(make(500)) / 500, lines_run(make(4000)) / 4000
+    assert long < 60 and long < 1.2 * short
+
+
+def test_drafts_by_hand():
+    drafter = Suffix(V, max_draft=5, factor=2.0, min_match=2)
+    drafter.begin([1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 3])
+    assert drafter.draft(3).tokens.tolist() == [3, 4, 5, 6, 7, 8]  # three match: 6, of which 5 are allowed
+    drafter.begin([1, 2, 3, 4, 5, 6, 7, 8, 9, 2, 3])
+    assert drafter.draft(3).tokens.tolist() == [3, 4, 5, 6, 7]  # two match: 4
+    drafter.begin([1, 2, 3, 4, 9, 3])
+    assert drafter.draft(3).tokens.tolist() == [3]  # one matches: below the minimum
+    assert Suffix(V, factor=0.5, min_match=1).max_nodes == 41
+    drafter = Suffix(V, factor=0.5)
+    drafter.begin([1, 2, 3, 4, 1, 2, 3])
+    assert drafter.draft(3).tokens.tolist() == [3, 4, 1]  # half of three, rounded up
+
+
+def test_a_corpus_is_copied_from_where_its_match_is_longer_by_more_than_the_bias(tmp_path):
+    path = tmp_path / "corpus.safetensors"
+    save_file({"ids": torch.tensor([5, 6, 7, 8, 9, 10])}, path)
+    for bias, expected in ((0, [7, 8, 9]), (1, [7, 40, 41]), (5, [7, 40, 41])):
+        drafter = Suffix(V, max_draft=2, corpus_path=str(path), corpus_bias=bias)
+        drafter.begin([6, 7, 40, 41, 5, 6, 7])  # here 2 tokens match, in the corpus 3
+        assert drafter.draft(7).tokens.tolist() == expected
+    drafter.begin([1, 2, 9, 10])  # the corpus ends behind its match: nothing to copy
+    assert drafter.draft(10).tokens.tolist() == [10]
+
+
+@pytest.mark.parametrize("execution", ["eager", "static"])
+@pytest.mark.parametrize("seed", range(6))
+def test_output_is_the_models_own(seed, execution, tmp_path):
+    """Random budgets and minimal matches; the prompt holds its own answer, so that long drafts are accepted, too."""
+    rng = random.Random(seed)
+    model = toy_model(["llama", "gpt2"][seed % 2], seed=seed)
+    target = Target(model, execution=execution)
+    start = [rng.randrange(3, V) for _ in range(6)]
+    prompt = start + greedy(model, start, 30) + start
+    expected = greedy(model, prompt, 60)
+    path = tmp_path / "corpus.safetensors"
+    save_file({"ids": torch.tensor(expected + [5])}, path)
+    shared = dict(min_match=rng.randrange(1, 4), max_draft=rng.randrange(1, 20), factor=rng.choice([0.5, 1, 4.0]))
+    tree, forwards = random_tree(20, rng, 4), []
+    for corpus in (None, str(path)):
+        for drafter in (
+            Suffix(V, corpus_path=corpus, **shared),
+            SuffixRecycling(V, tree, corpus_path=corpus, k=4, recycle_prompt=seed % 3 == 0, **shared),
+        ):
+            for eos in ((), (expected[40],)):
+                out = decode(target, drafter, prompt, max_new_tokens=60, eos=eos)
+                end = expected.index(eos[0]) + 1 if eos else 60
+                assert out.tokens == expected[:end]
+                assert sum(out.accept_lengths) == len(out.tokens)
+                assert max(s.nodes for s in out.steps) <= drafter.max_nodes
+                forwards += [] if eos else [out.forwards]
+    assert min(forwards) < 30, "a case in which nothing is accepted proves nothing"
+
+
+def test_nothing_is_carried_from_prompt_to_prompt():
+    drafter = Suffix(V)
+    drafter.begin([1, 2, 3, 1, 2])
+    drafter.begin([9, 1, 2])
+    assert drafter.draft(2).tokens.tolist() == [2]
+    assert not drafter.stateful and drafter.state_dict() == {}
+
+
+def test_the_hybrid_copies_long_matches_and_grows_the_recycled_tree_elsewhere():
+    tree = build_template("best", nodes=3, k=2)
+    drafter = SuffixRecycling(10, tree, min_match=2, max_draft=3, k=2)
+    drafter.load_state_dict({"candidates": torch.tensor([[t + 1, t + 2] for t in range(8)] + [[0, 0]] * 2)})
+    drafter.begin([1, 2, 7, 9, 1, 2])
+    assert drafter.draft(2).tokens.tolist() == [2, 7, 9, 1]
+    drafter.begin([1, 2, 7, 9, 5, 2])
+    assert tree.rank_paths == [(), (0,), (1,), (0, 0)]
+    assert drafter.draft(2).tokens.tolist() == [2, 3, 4, 4]
+
+
+def test_the_hybrid_learns_from_copied_steps_and_resumes_from_its_matrix():
+    """A prompt that is answered by copying alone teaches as well; loading the state repeats the next answer exactly."""
+    model = toy_model("llama")
+    target, start = Target(model), [5, 6, 7, 8]
+    prompt = start + greedy(model, start, 40) + start
+    drafter = SuffixRecycling(V, build_template("best", nodes=8), min_match=1)
+    decode(target, drafter, prompt, max_new_tokens=20)
+    assert drafter.recycling.matrix.candidates.any()
+    saved = {name: tensor.clone() for name, tensor in drafter.state_dict().items()}
+    first = decode(target, drafter, [9, 8, 7], max_new_tokens=40)
+    other = SuffixRecycling(V, build_template("best", nodes=8), min_match=1)
+    other.load_state_dict(saved)
+    again = decode(target, other, [9, 8, 7], max_new_tokens=40)
+    assert (again.accept_lengths, again.tokens) == (first.accept_lengths, first.tokens)
+    assert torch.equal(other.state_dict()["candidates"], drafter.state_dict()["candidates"])
+    drafter.reset()
+    assert not drafter.recycling.matrix.candidates.any()
+
+
+def test_a_hybrid_that_never_matches_is_token_recycling():
+    target, tree = Target(toy_model("llama", seed=4)), build_template("2.2.2")
+    hybrid, plain = SuffixRecycling(V, tree, min_match=10_000), TokenRecycling(V, tree)
+    for prompt in ([4, 5, 6], [7, 8]):
+        a, b = (decode(target, d, prompt, max_new_tokens=50) for d in (hybrid, plain))
+        assert {step.source for step in a.steps} == {"recycling"}
+        assert (a.tokens, [replace(step, source=None) for step in a.steps]) == (b.tokens, b.steps)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (dict(min_match=0), "min_match=0"),
+        (dict(max_draft=0), "max_draft=0"),
+        (dict(max_draft=2.5), "max_draft=2.5"),
+        (dict(factor=0), "factor=0"),
+        (dict(factor="four"), "factor=four"),
+        (dict(corpus_bias=-1), "corpus_bias=-1"),
+    ],
+)
+def test_bad_settings_are_refused(wrong, says):
+    with pytest.raises(UserError, match=says):
+        Suffix(V, **wrong)
+    with pytest.raises(UserError, match=says):
+        SuffixRecycling(V, build_template("2.2.2"), **wrong)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "says"),
+    [
+        (None, "is not a safetensors file"),
+        ({"tokens": torch.tensor([1])}, "under the name 'ids'"),
+        ({"ids": torch.zeros(3)}, "whole numbers"),
+        ({"ids": torch.zeros(2, 2, dtype=torch.long)}, "whole numbers"),
+        ({"ids": torch.zeros(0, dtype=torch.long)}, "whole numbers"),
+        ({"ids": torch.tensor([1, V])}, f"vocabulary of {V}"),
+        ({"ids": torch.tensor([-1, 3])}, f"vocabulary of {V}"),
+        ({"ids": torch.zeros((1 << 22) + 1, dtype=torch.uint8)}, "too many"),
+    ],
+)
+def test_a_corpus_that_does_not_fit_is_refused_by_name(tmp_path, tensors, says):
+    path = tmp_path / "corpus.safetensors"
+    if tensors is None:
+        path.write_bytes(b"\x08\x00\x00\x00\x00\x00\x00\x00{}cut")
+    else:
+        save_file(tensors, path)
+    with pytest.raises(UserError, match=rf"corpus.safetensors.*{says}"):
+        Suffix(V, corpus_path=str(path))
+    with pytest.raises(UserError, match="no such file"):
+        Suffix(V, corpus_path=str(tmp_path / "none"))

@@ -1,0 +1,73 @@
+"""The cache: what is committed is what a plain cache would hold, in place, without reallocation."""
+
+import random
+
+import pytest
+import torch
+from transformers import DynamicCache
+
+from model.decoding import Draft, Target, Tree, verify
+from tests.conftest import CONFIGS, toy_model
+from tests.model.decoding.test_tree import random_tree
+
+
+def test_commit_moves_the_accepted_rows_and_nothing_else(llama):
+    target = Target(llama)
+    target.reserve(8)
+    cache = target.cache
+    for buffer in cache._buffers:
+        buffer.copy_(torch.arange(buffer.shape[2])[:, None].expand(buffer.shape[2:]))
+    cache.length = 10
+    cache.commit(3, torch.tensor([2, 5]))
+    for buffer in cache._buffers:
+        assert buffer[0, 0, :15, 0].tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 15, 13, 14]
+    assert cache.length == 13
+    cache.commit(2)
+    assert cache.length == 15
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_keys_and_values_equal_those_of_plain_decoding(name):
+    """After tree steps, every committed row equals what transformers' own cache holds for the same text."""
+    model, rng = toy_model(name), random.Random(5)
+    target = Target(model)
+    target.reserve(32)
+    text = [rng.randrange(3, 61) for _ in range(12)]
+    draft = Draft(Tree.chain(0), torch.tensor([text[-1]]))
+    verification = verify(draft, target.prefill(text, draft))
+    target.commit(verification)
+    for _ in range(6):
+        tree = random_tree(20, rng)
+        text.append(verification.tokens[-1])
+        tokens = torch.tensor([text[-1]] + [rng.randrange(61) for _ in range(20)])
+        # Plant the right continuation on a random path, so that something deep is accepted.
+        path = tree.chain_of[rng.randrange(1, 21)][1:]
+        right = model.generate(
+            torch.tensor([text]), max_new_tokens=len(path), do_sample=False, pad_token_id=0, eos_token_id=None
+        )
+        tokens[path] = right[0, len(text) :]
+        draft = Draft(tree, tokens)
+        verification = verify(draft, target.forward(draft))
+        assert len(verification.tokens) >= len(path) + 1
+        target.commit(verification)
+        text += verification.tokens[:-1]
+    plain = DynamicCache(config=model.config)
+    with torch.inference_mode():
+        model(torch.tensor([text]), past_key_values=plain, use_cache=True)
+    assert target.cache.length == len(text)
+    for mine, theirs in zip(target.cache.layers, plain.layers, strict=True):
+        torch.testing.assert_close(mine.keys[:, :, : len(text)], theirs.keys, rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(mine.values[:, :, : len(text)], theirs.values, rtol=1e-3, atol=1e-3)
+
+
+def test_allocated_once_and_reused(llama):
+    target = Target(llama)
+    target.reserve(8)
+    where = [b.data_ptr() for b in target.cache._buffers]
+    draft = Draft(Tree.chain(0), torch.tensor([5]))
+    for _ in range(3):
+        target.prefill([3, 4, 5], draft)
+        target.reserve(8)
+        assert [b.data_ptr() for b in target.cache._buffers] == where
+    heads, dim, layers = 2, 8, 2
+    assert target.cache.nbytes == 2 * layers * heads * dim * 4 * (256 + 8)

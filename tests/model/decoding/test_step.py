@@ -1,0 +1,257 @@
+"""The static step: the same outcome as the eager one, step by step, with nothing read from the host but its report."""
+
+import random
+import time
+import weakref
+from contextlib import contextmanager, nullcontext
+from functools import cache, partial
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from model.copying.pld import PromptLookup
+from model.copying.suffix_recycling import SuffixRecycling
+from model.decoding import Target, decode
+from model.decoding.step import BUCKET, EagerStep, StaticStep, StaticSteps, make_step
+from model.errors import UserError
+from model.recycling import TokenRecycling, build_template
+from model.recycling.auto import SIZES, AutoRecycling
+from model.vanilla import Vanilla
+from tests.conftest import toy_model
+
+V = 61
+MAKE = {
+    "vanilla": lambda: Vanilla(torch.device("cpu")),
+    "recycling": lambda: TokenRecycling(V, build_template("2.2.2")),
+    "chain": lambda: TokenRecycling(V, build_template("chain", depth=3, k=2), k=2, dtype=torch.int32),
+    "auto": lambda: AutoRecycling(V, step_seconds={n: 1 + n / 30 for n in SIZES}),
+    "pld": PromptLookup,
+}
+
+
+def outcomes(target, drafter, seed, prompts=3, limit=70):
+    """Tokens, accepted lengths and paths over some prompts; and what the drafter then carries."""
+    rng, outs = random.Random(seed), []
+    for i in range(prompts):
+        prompt = [rng.randrange(3, V) for _ in range(4 + 30 * i)]
+        out = decode(target, drafter, prompt, max_new_tokens=limit, eos={rng.randrange(V)})
+        outs.append((out.tokens, [(s.accepted, s.nodes, s.rank_path) for s in out.steps], out.forwards, out.stop))
+    return outs, {name: tensor.tolist() for name, tensor in drafter.state_dict().items()}
+
+
+@pytest.mark.parametrize("name", ["llama", "llama-grouped", "gpt2", "gpt-neox", "gemma"])
+@pytest.mark.parametrize("method", MAKE)
+def test_static_equals_eager_step_by_step(name, method):
+    model = toy_model(name)
+    eager = outcomes(Target(model), MAKE[method](), seed=1)
+    static = outcomes(Target(model, execution="static"), MAKE[method](), seed=1)
+    assert static == eager
+
+
+@pytest.mark.parametrize("name", ["llama", "llama-grouped", "qwen3", "gpt-neox"])
+@pytest.mark.parametrize("method", ["vanilla", "recycling", "auto"])
+def test_tree_attention_equals_sdpa_step_by_step(name, method):
+    eager = outcomes(Target(toy_model(name)), MAKE[method](), seed=1)
+    target = Target(toy_model(name), execution="static", tree_attention=True)
+    assert outcomes(target, MAKE[method](), seed=1) == eager
+
+
+@pytest.fixture
+def traced(monkeypatch):
+    """torch.compile traces, guards and compiles anew as always, but generates no code, which takes seconds."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    yield torch._dynamo.utils.counters["stats"]
+    torch._dynamo.reset()
+
+
+@cache
+def long_answers() -> tuple[Any, list[Any], list[Any]]:
+    """A narrow model of long context, drafters of three trees, and what eager decoding with each gives."""
+    torch.manual_seed(0)
+    config = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2)
+    model = AutoModelForCausalLM.from_config(LlamaConfig(vocab_size=V, max_position_embeddings=2600, **config)).eval()
+    drafters = [MAKE["vanilla"], *(partial(TokenRecycling, V, build_template("best", nodes=n)) for n in (4, 40))]
+    return model, drafters, [outcomes(Target(model), make(), seed=1, limit=2400, prompts=1) for make in drafters]
+
+
+@pytest.mark.parametrize("tree_attention", [False, True])
+def test_few_compilations_serve_all_trees_and_buckets(traced, tree_attention):
+    """Compiling for each would reach torch's limit at the eighth, and from there on nothing would be compiled."""
+    model, drafters, eager = long_answers()
+    target = Target(model, execution="compiled", tree_attention=tree_attention)
+    for make, expected in zip(drafters, eager, strict=True):
+        assert outcomes(target, make(), seed=1, limit=2400, prompts=1) == expected
+    assert traced["unique_graphs"] <= 5
+    limits = torch._dynamo.config
+    assert limits.fail_on_recompile_limit_hit and limits.recompile_limit > traced["unique_graphs"]
+
+
+def test_what_cannot_be_compiled_is_told_in_one_line(monkeypatch):
+    """On a machine without a C++ compiler, for one."""
+
+    def broken(graph, inputs):
+        raise RuntimeError("No working C++ compiler found\nand much more")
+
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=broken))
+    torch._dynamo.reset()
+    target = Target(toy_model("llama"), execution="compiled")
+    with pytest.raises(UserError, match=r"execution=compiled.*No working C\+\+ compiler.*execution=eager") as told:
+        decode(target, MAKE["vanilla"](), [5, 6, 7], max_new_tokens=5)
+    assert "\n" not in str(told.value)
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("method", ["recycling", "chain", "auto"])
+def test_compiling_leaves_no_trace(traced, method):
+    """A step is run to compile it, which must not teach the drafter anything."""
+    model = toy_model("llama")
+    eager = outcomes(Target(model), MAKE[method](), seed=2)
+    assert outcomes(Target(model, execution="compiled"), MAKE[method](), seed=2) == eager
+    assert traced["unique_graphs"] >= 1
+
+
+def test_making_steps_is_not_decoding(monkeypatch):
+    """Seconds spent on a new tree and bucket are set apart, and only the first prompt that needs them has any."""
+    target, drafter = Target(toy_model("llama"), execution="compiled"), MAKE["recycling"]()
+    calls = []
+
+    def slow(self, step):
+        time.sleep(0.3)
+        calls.append(step.bucket)
+        return step.run
+
+    monkeypatch.setattr(StaticSteps, "_prepared", slow)
+    monkeypatch.setattr(Target, "_compiled_model", property(lambda self: self._run_model))
+    phases = []
+    first = decode(target, drafter, [5, 6, 7], max_new_tokens=20, mark=phases.append)
+    again = decode(target, drafter, [5, 6, 8], max_new_tokens=20)
+    assert calls == [256] and phases.count("setup") == 1
+    assert 0.3 <= first.setup_s < 5 and first.decode_s < 0.3 and again.setup_s == 0
+    assert decode(Target(toy_model("llama")), MAKE["recycling"](), [5, 6, 7], max_new_tokens=20).setup_s == 0
+
+
+class _FakeGraphs:
+    """Stands in for CUDA graphs: what is captured is not run, as on CUDA, and run by each replay."""
+
+    def __init__(self, monkeypatch):
+        self.captured, self.replays, self.pools = [], 0, set()
+        graphs = self
+
+        class Graph:
+            def replay(self):
+                graphs.replays += 1
+                assert self.step.drafter.source == self.source, "a replay fills the tree from where the capture did"
+                self.run()
+
+        @contextmanager
+        def capture(graph, pool):
+            original = StaticStep.run
+
+            def record(step):
+                graph.step, graph.source, graph.run = step, step.drafter.source, partial(original, step)
+
+            StaticStep.run = record  # not by monkeypatch, which would keep what it replaces, and the graph with it
+            yield
+            StaticStep.run = original
+            graphs.captured.append(weakref.ref(graph))
+            graphs.pools.add(pool)
+
+        stream = SimpleNamespace(wait_stream=lambda other: None)
+        fakes = {"graph_pool_handle": object}
+        fakes |= {"Stream": lambda: stream, "current_stream": lambda: stream, "CUDAGraph": Graph, "graph": capture}
+        for name, fake in (fakes | {"stream": lambda stream: nullcontext()}).items():
+            monkeypatch.setattr(torch.cuda, name, fake)
+        monkeypatch.setattr(StaticSteps, "_on_cuda", property(lambda self: True))
+
+    def target(self, model):
+        """On the CPU, and yet captured."""
+        target = Target(model, execution="static")
+        target.execution = "graph"
+        return target
+
+
+@pytest.mark.parametrize("method", ["vanilla", "recycling", "auto"])
+def test_captured_steps_equal_eager_ones(monkeypatch, method):
+    """The host's part of a captured step, on the CPU: warmed up without a trace, captured once, replayed from then."""
+    model = toy_model("llama")
+    eager = outcomes(Target(model), MAKE[method](), seed=3)
+    graphs, drafter = _FakeGraphs(monkeypatch), MAKE[method]()
+    found = outcomes(graphs.target(model), drafter, seed=3)
+    assert found == eager
+    assert len(graphs.captured) == len(drafter.static_steps._made) <= len(SIZES)
+    assert graphs.replays == sum(forwards - 1 for _, _, forwards, _ in found[0])  # all but the prompts' own
+
+
+def test_captured_steps_are_bounded_and_share_one_pool(monkeypatch):
+    """Forty trees in turn: no more graphs than the bound live, however many were captured, in one pool of memory."""
+    monkeypatch.setattr("model.decoding.step.MOST_STEPS", 6)
+    graphs, drafter = _FakeGraphs(monkeypatch), TokenRecycling(V, build_template("best", nodes=40))
+    target = graphs.target(toy_model("llama"))
+    trees = [build_template("best", nodes=n) for n in range(1, 41)]
+    for tree in [*trees, *trees[-6:]]:
+        drafter.use_tree(tree)
+        decode(target, drafter, [5, 6, 7], max_new_tokens=4)
+    assert len(graphs.captured) == 40, "the last six are still there"
+    assert sum(graph() is not None for graph in graphs.captured) == 6 and len(graphs.pools) == 1
+
+
+def test_two_sources_of_one_tree_are_two_captured_steps(monkeypatch):
+    """Chains of one length are one tree: a copied chain must not replay the recycled one's step."""
+    model, prompt = toy_model("llama"), [5, 6, 7, 8, 9, 5, 6, 7, 8, 9, 5, 6]
+    settings = dict(min_match=2, max_draft=4, k=2)
+
+    def make():
+        return SuffixRecycling(V, build_template("chain", depth=4, k=2), **settings)
+
+    eager = decode(Target(model), make(), prompt, max_new_tokens=60)
+    assert {step.source for step in eager.steps} == {"suffix", "recycling"}
+    graphs, drafter = _FakeGraphs(monkeypatch), make()
+    assert decode(graphs.target(model), drafter, prompt, max_new_tokens=60).steps == eager.steps
+    assert len(graphs.captured) == 2
+
+
+def test_tree_attention_is_for_static_steps():
+    with pytest.raises(UserError, match=r"model.attention=tree.*execution=static"):
+        Target(toy_model("llama"), tree_attention=True)
+
+
+def test_static_crosses_buckets_and_ends_at_the_context():
+    model = toy_model("llama")
+    outs = []
+    for execution in ("eager", "static"):
+        target = Target(model, execution=execution)
+        drafter = TokenRecycling(V, build_template("best", nodes=40))
+        outs.append(decode(target, drafter, [5, 6, 7], max_new_tokens=400))
+    assert outs[0].tokens == outs[1].tokens and outs[0].accept_lengths == outs[1].accept_lengths
+    assert outs[1].stop == "context" and len(outs[1].tokens) == 253
+    assert {bucket for _, _, bucket in drafter.static_steps._made} == {BUCKET, 256 + 41}
+
+
+def test_a_changing_topology_falls_back_to_eager():
+    target = Target(toy_model("llama"), execution="static")
+    target.reserve(90)
+    mark = print
+    assert isinstance(make_step(target, PromptLookup(), mark), EagerStep)
+    assert isinstance(make_step(target, MAKE["recycling"](), mark), StaticSteps)
+    assert isinstance(make_step(Target(toy_model("llama")), MAKE["recycling"](), mark), EagerStep)
+
+
+def test_steps_are_made_once_and_anew_for_another_cache():
+    target, drafter = Target(toy_model("llama"), execution="static"), MAKE["recycling"]()
+    target.reserve(81)
+    first = make_step(target, drafter, print)
+    assert make_step(target, drafter, print) is first
+    target.reserve(200)
+    assert make_step(target, drafter, print) is not first
+
+
+def test_unknown_or_impossible_execution_is_refused():
+    with pytest.raises(UserError, match="execution=magic: there is auto, eager, static"):
+        Target(toy_model("llama"), execution="magic")
+    with pytest.raises(UserError, match="execution=graph: needs a CUDA device"):
+        Target(toy_model("llama"), execution="graph")

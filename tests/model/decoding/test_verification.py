@@ -1,0 +1,75 @@
+"""Verification: hand-computed cases and the rule's slow twin on random drafts."""
+
+import random
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from model.decoding import Draft, Tree, verify
+from model.decoding.verification import deepest_on_device
+from tests.model.decoding.test_tree import random_tree
+
+
+def logits_choosing(choices: list[int], vocab: int = 10) -> torch.Tensor:
+    return torch.nn.functional.one_hot(torch.tensor(choices), vocab).float()
+
+
+def test_by_hand():
+    tree = Tree.from_rank_paths([[0], [1], [0, 0], [1, 0], [1, 1]])
+    draft = Draft(tree, torch.tensor([9, 4, 5, 6, 7, 8]))
+    # after the root the target picks 5 (node 2), after it 8 (node 5), after that 3
+    verification = verify(draft, logits_choosing([5, 6, 8, 1, 1, 3]))
+    assert verification.node == 5 and verification.path == [0, 2, 5] and verification.tokens == [5, 8, 3]
+    # nothing stands: a node that matches below one that does not is worth nothing
+    verification = verify(draft, logits_choosing([1, 6, 8, 1, 1, 3]))
+    assert verification.node == 0 and verification.tokens == [1]
+
+
+def test_the_root_alone_gives_the_bonus_only():
+    verification = verify(Draft(Tree.chain(0), torch.tensor([7])), logits_choosing([2]))
+    assert verification.node == 0 and verification.tokens == [2]
+
+
+def test_of_equally_deep_nodes_the_first_wins():
+    tree = Tree.from_rank_paths([[0], [1], [0, 0], [1, 0]])
+    draft = Draft(tree, torch.tensor([9, 4, 4, 6, 6]))
+    assert verify(draft, logits_choosing([4, 6, 6, 1, 2])).node == 3
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_against_a_walk_down_the_tree(seed):
+    rng = random.Random(seed)
+    tree = random_tree(rng.randrange(1, 40), rng)
+    n = len(tree)
+    tokens, choices = [rng.randrange(3) for _ in range(n)], [rng.randrange(3) for _ in range(n)]
+    best: list[int] = [0]
+    for i in range(n):
+        chain = tree.chain_of[i]
+        if all(tokens[b] == choices[a] for a, b in zip(chain, chain[1:], strict=False)) and len(chain) > len(best):
+            best = chain
+    verification = verify(Draft(tree, torch.tensor(tokens)), logits_choosing(choices))
+    assert verification.path == best
+    assert verification.tokens == [choices[i] for i in best]
+    stands, winner, path = deepest_on_device(tree, torch.tensor(tokens), torch.tensor(choices))
+    assert winner.tolist() == best[-1:] and path.tolist()[: len(best)] == best, "as on a GPU"
+    assert stands.tolist() == verification.stands.tolist()
+
+
+class HostReads(TorchDispatchMode):
+    """Counts the numbers that are read on the host; on CUDA each of them waits for the device."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func is torch.ops.aten._local_scalar_dense.default
+        return func(*args, **(kwargs or {}))
+
+
+def test_on_the_device_no_number_is_read():
+    tree = Tree.from_rank_paths([[0], [1], [0, 0]])
+    with HostReads() as reads:
+        deepest_on_device(tree, torch.tensor([9, 4, 5, 6]), torch.tensor([4, 6, 1, 2]))
+        assert reads.count == 0
+        tree.paths[torch.tensor(1)]
+    assert reads.count == 1, "what an index of no dimension does"
