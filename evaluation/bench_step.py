@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from model.decoding import decode
+from model.decoding import DeviceDrafter, generate
 from model.errors import UserError
 from model.files import write_json
 
@@ -61,7 +61,7 @@ def phases(method: Method, prompts: list[list[int]], limit: int) -> dict[str, fl
     clock = PhaseClock(target)
     for prompt in prompts:
         clock.restart()
-        decode(target, method.drafter, prompt, max_new_tokens=limit, eos=method.loaded.eos, mark=clock.mark)
+        generate(target, method.drafter, prompt, max_new_tokens=limit, eos=method.loaded.eos, mark=clock.mark)
     return {
         phase: 1e6 * clock.seconds[phase] / clock.counts[phase]
         for phase in clock.seconds
@@ -213,7 +213,7 @@ def describe_step(
     target = method.loaded.target
     parts = phases(method, prompts, limit)
     total = sum(parts.values())
-    nodes = len(method.drafter.tree) if method.drafter.tree is not None else 1
+    nodes = len(method.drafter.tree) if isinstance(method.drafter, DeviceDrafter) else 1
     cost = step_cost(target, nodes, context)
     floor = 1e6 * cost.floor_seconds(rates)
     outside = 1 - parts["forward"] / total if "forward" in parts else float("nan")

@@ -3,8 +3,8 @@
 The baseline that isolates drafting: same loop, cache and verification as every method. MAT is exactly 1.
 """
 
-from .decoding import Drafter
+from .decoding import DeviceDrafter
 
 
-class Vanilla(Drafter):
+class Vanilla(DeviceDrafter):
     """The contract's defaults are plain decoding already."""

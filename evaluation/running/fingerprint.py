@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from model.decoding import DeviceDrafter
 from model.errors import UserError
 
 from ..records.rows import RECORDS
@@ -59,7 +60,9 @@ def execution_used(method: Method) -> str:
     asked = method.loaded.target.execution
     if method.drafter is None:
         return "transformers generate"
-    return asked if asked == "eager" or method.drafter.tree is not None else f"eager ({asked} needs a fixed topology)"
+    if asked == "eager" or isinstance(method.drafter, DeviceDrafter):
+        return asked
+    return f"eager ({asked} needs a fixed topology)"
 
 
 def default_folder(config: dict[str, Any], settings: dict[str, Any], method: Method) -> Path:

@@ -39,8 +39,7 @@ class Holding:
 
 def cache_bytes(target: Target) -> int:
     """Bytes of the engine's cache on CUDA devices, which transformers' own generate has no use for."""
-    cache = target._cache  # there may be none yet
-    return cache.nbytes if cache is not None and _cuda(target.devices) else 0
+    return target.caches.nbytes if _cuda(target.devices) else 0
 
 
 def restart_peak(devices: Sequence[torch.device]) -> None:

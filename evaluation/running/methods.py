@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from transformers import GenerationConfig
 
-from model.decoding import Drafter, Generation, StepRecord, Tree, decode
+from model.decoding import Drafter, Generation, StepRecord, Tree, generate
 from model.errors import UserError
 from model.files import load_state
 from model.recycling import TokenRecycling, build_template
@@ -67,13 +67,13 @@ class Method:
                 self.drafter.load_state_dict(load_state(Path(str(self.start))))
 
     def answer(self, prompt: list[int], max_new_tokens: int, mark: Callable[[str], None] | None = None) -> Generation:
-        """Answer one prompt; a cold start forgets what was before. `mark`: as `decode` takes it."""
+        """Answer one prompt; a cold start forgets what was before. `mark`: as `generate` takes it."""
         if self.drafter is None:
             return _transformers_generate(self.loaded, prompt, max_new_tokens)
         if self.start == COLD:
             self.drafter.reset()
         marking = {} if mark is None else {"mark": mark}
-        return decode(
+        return generate(
             self.loaded.target, self.drafter, prompt, max_new_tokens=max_new_tokens, eos=self.loaded.eos, **marking
         )
 
@@ -239,4 +239,4 @@ def _transformers_generate(loaded: LoadedModel, prompt: list[int], max_new_token
     tokens = output[0, len(prompt) :].tolist()
     elapsed = time.perf_counter() - start
     stop = "eos" if tokens[-1] in loaded.eos else "length" if limit == max_new_tokens else "context"
-    return Generation(tokens, [StepRecord(1, 1, ()) for _ in tokens], stop, len(tokens), 0.0, elapsed)
+    return Generation(tokens, [StepRecord([token], 1, ()) for token in tokens], stop, len(tokens), 0.0, elapsed)

@@ -10,7 +10,7 @@ from typing import Any
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from model.decoding import decode
+from model.decoding import generate
 from model.errors import UserError
 from model.files import ROOT
 
@@ -64,7 +64,7 @@ def drafting_cost(method: Method, prompt: list[int], steps: int = STEPS) -> dict
     """Median microseconds a step: `draft` (look up, grow the tree) and `observe` (learn from what was verified)."""
     assert method.drafter is not None
     clock = _StepClock()
-    decode(method.loaded.target, method.drafter, prompt, max_new_tokens=steps, mark=clock.mark)
+    generate(method.loaded.target, method.drafter, prompt, max_new_tokens=steps, mark=clock.mark)
     return {phase: statistics.median(clock.times[phase]) for phase in ("draft", "observe")}
 
 

@@ -78,7 +78,8 @@ def step_cost(target: Target, nodes: int, context: int) -> Cost:
     if embedding is not head:  # a table of which n rows are read; tied, it is the head's matrix and read whole
         weights -= embedding.numel() * embedding.element_size()
         matrices -= embedding.numel()
-    per_token = target.cache.nbytes // target.cache.capacity
+    with target.cache(nodes) as cache:
+        per_token = cache.nbytes // cache.capacity
     config = model.config.get_text_config()
     width = config.num_attention_heads * (
         getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads

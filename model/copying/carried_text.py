@@ -2,43 +2,83 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import torch
 
 from ..errors import UserError
 from .suffix_automaton import SuffixAutomaton
 
 
-def carried_on(text: SuffixAutomaton, prompt: Iterable[int], carry: int) -> SuffixAutomaton:
-    """The text of the next prompt, behind up to `carry` tokens of earlier prompts and answers.
+class CarriedText:
+    """The newest prompts and answers, in which sequences read on.
 
-    More than that is cut to the newest half, so that a cut is rare: it reads that half again. A token takes some 440
-    bytes, so 32768 of them 14 MB. 0: the prompt alone.
+    A sequence borrows the text until it closes. One that begins meanwhile has a text of its own, behind what was known
+    before; what it says is added when the text is next begun.
+
+    Args:
+        carry: at most so many tokens of earlier prompts and answers; 0: none. More than that is cut to the newest half,
+            so that a cut is rare: it reads that half again. A token takes some 440 bytes, so 32768 of them 14 MB.
+
+    Raises:
+        UserError: `carry` is no such number.
     """
-    if carry == 0:
-        return SuffixAutomaton(prompt)
-    if len(text.tokens) > carry:
-        text = SuffixAutomaton(text.tokens[-(carry // 2) :])
-    text.extend(prompt)
-    return text
+
+    def __init__(self, carry: int) -> None:
+        if not isinstance(carry, int) or isinstance(carry, bool) or carry < 0 or carry == 1:
+            raise UserError(f"carry={carry}: must be 0 (the prompt's own text alone) or a number of tokens from 2")
+        self.carry = carry
+        self.reset()
+
+    def reset(self) -> None:
+        """Nothing is known."""
+        self.text = SuffixAutomaton()
+        self.lent: int | None = None  # tokens that were there when the text was borrowed; None: nobody has it
+        self.late: list[int] = []  # what was said in other texts meanwhile
+
+    def borrow(self) -> SuffixAutomaton:
+        """The text for a sequence."""
+        if self.carry == 0:
+            return SuffixAutomaton()
+        if self.lent is not None:
+            return SuffixAutomaton(self.text.tokens[: self.lent])
+        self.text.extend(self.late)
+        if len(self.text.tokens) > self.carry:
+            self.text = SuffixAutomaton(self.text.tokens[-(self.carry // 2) :])
+        self.late, self.lent = [], len(self.text.tokens)
+        return self.text
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """`text`, int64 (n,); empty where nothing is carried."""
+        tokens = self.text.tokens + self.late
+        return {"text": torch.tensor(tokens, dtype=torch.int64)} if self.carry else {}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor], vocab_size: int) -> None:
+        """Go on from a saved text, from none where there is none. Raises UserError if it is of another vocabulary."""
+        ids = state.get("text", torch.zeros(0, dtype=torch.int64))
+        if ids.dim() != 1 or (ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < vocab_size):
+            raise UserError(f"start: the saved text is not one of token ids below {vocab_size}")
+        self.reset()
+        self.text.extend(ids.tolist())
 
 
-def check_carry(carry: int) -> int:
-    """The number of tokens, if it is one. Raises UserError."""
-    if not isinstance(carry, int) or isinstance(carry, bool) or carry < 0 or carry == 1:
-        raise UserError(f"carry={carry}: must be 0 (the prompt's own text alone) or a number of tokens from 2")
-    return carry
+class Reading:
+    """A sequence's text: what is carried, its prompt, its answer so far.
 
+    Attributes:
+        text: with the longest match of its end.
+    """
 
-def text_state(text: SuffixAutomaton) -> dict[str, torch.Tensor]:
-    """The text as a drafter's state: `text`, int64 (n,)."""
-    return {"text": torch.tensor(text.tokens, dtype=torch.int64)}
+    def __init__(self, carried: CarriedText) -> None:
+        self._carried, self.text, self._from = carried, SuffixAutomaton(), 0
 
+    def begin(self, prompt: list[int]) -> None:
+        """Read the prompt behind what is carried."""
+        self.text = self._carried.borrow()
+        self._from = len(self.text.tokens)
+        self.text.extend(prompt)
 
-def text_from(state: dict[str, torch.Tensor], vocab_size: int) -> SuffixAutomaton:
-    """The text of a saved state; empty where it holds none. Raises UserError if it is of another vocabulary."""
-    ids = state.get("text", torch.zeros(0, dtype=torch.int64))
-    if ids.dim() != 1 or (ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < vocab_size):
-        raise UserError(f"start: the saved text is not one of token ids below {vocab_size}")
-    return SuffixAutomaton(ids.tolist())
+    def close(self) -> None:
+        """Give the text back."""
+        if self.text is self._carried.text:
+            self._carried.lent = None
+        elif self._carried.carry:
+            self._carried.late += self.text.tokens[self._from :]

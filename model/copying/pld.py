@@ -10,7 +10,7 @@ from collections.abc import Collection
 
 import torch
 
-from ..decoding import Draft, Drafter, Tree, Verification
+from ..decoding import Draft, Drafter, Session, Tree, Verification
 from ..errors import UserError
 
 
@@ -36,24 +36,35 @@ class PromptLookup(Drafter):
         super().__init__(torch.device(device))
         self.max_ngram, self.draft_tokens, self.eos = max_ngram, draft_tokens, frozenset(eos)
         self.max_nodes = 1 + draft_tokens
-        self.tree = None  # a chain of another length every time
+
+    def session(self) -> PromptLookupSession:
+        return PromptLookupSession(self)
+
+
+class PromptLookupSession(Session):
+    """A sequence's text and where its n-grams stand."""
+
+    method: PromptLookup
+
+    def __init__(self, method: PromptLookup) -> None:
+        super().__init__(method)
         self._text: list[int] = []  # prompt and output
         self._after: dict[tuple[int, ...], int] = {}  # n-gram -> where its first occurrence ends
 
     def begin(self, prompt: list[int]) -> Draft:
-        self._text, self._after = [], {}
         self._extend(prompt)
         return self.draft(prompt[-1])
 
     def draft(self, root: int) -> Draft:
-        for n in range(min(self.max_ngram, len(self._text) - 1), 0, -1):
+        own = self.method
+        for n in range(min(own.max_ngram, len(self._text) - 1), 0, -1):
             start = self._after.get(tuple(self._text[-n:]))
             if start is not None:
-                copied = self._text[start : start + self.draft_tokens]
-                copied = next((copied[:i] for i, token in enumerate(copied) if token in self.eos), copied)
-                tree = Tree.chain(len(copied)).on(self.device)
-                return Draft(tree, torch.tensor([root, *copied], device=self.device))
-        return self.root_alone(root)
+                copied = self._text[start : start + own.draft_tokens]
+                copied = next((copied[:i] for i, token in enumerate(copied) if token in own.eos), copied)
+                tree = Tree.chain(len(copied)).on(own.device)
+                return Draft(tree, torch.tensor([root, *copied], device=own.device))
+        return own.root_alone(root)
 
     def observe(self, verification: Verification) -> None:
         self._extend(verification.tokens)
@@ -63,5 +74,5 @@ class PromptLookup(Drafter):
         first = len(self._text)
         self._text += tokens
         for end in range(max(first, 1), len(self._text)):
-            for n in range(1, min(self.max_ngram, end) + 1):
+            for n in range(1, min(self.method.max_ngram, end) + 1):
                 self._after.setdefault(tuple(self._text[end - n : end]), end)

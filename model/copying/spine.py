@@ -16,9 +16,9 @@ from ..decoding import Draft, Tree, Verification
 from ..decoding.devices import fastest
 from ..decoding.tree import RankPath
 from ..errors import UserError
-from ..recycling import TokenRecycling
+from ..recycling import RecyclingSession, TokenRecycling
 from ..recycling.templates import best_order, likelihood
-from .carried_text import carried_on, check_carry, text_from, text_state
+from .carried_text import CarriedText, Reading
 from .suffix_automaton import SuffixAutomaton
 
 MAX_NODES = 4096
@@ -66,23 +66,20 @@ class Spine(TokenRecycling):
         super().__init__(vocab_size, Tree.chain(0), **settings)  # type: ignore[arg-type]
         made = [spine_tree(match, nodes, k, stands) for match in range(len(stands) + 1)]
         self._topologies = [Topology(tree.on(device), spine) for tree, spine in made]  # by length of match
-        self._now = self._topologies[0]
-        self.tree, self.max_nodes = self._now.tree, 1 + nodes
-        self.carry = check_carry(carry)
-        self.text = SuffixAutomaton()
+        self.max_nodes, self.carried = 1 + nodes, CarriedText(carry)
         self._line = torch.zeros(1 + nodes, dtype=torch.long, device=device)  # the root and the spine, filled each step
         self._cells = fastest(self._line)
+        self.take_topology(SuffixAutomaton())
 
-    def begin(self, prompt: list[int]) -> Draft | None:
-        self.text = carried_on(self.text, prompt, self.carry)
-        return super().begin(prompt)
+    def session(self) -> SpineSession:
+        return SpineSession(self)
 
-    def choose(self) -> None:
-        """Take the topology of the match's length and copy its spine."""
-        now = self._now = self._topologies[min(self.text.length, len(self._topologies) - 1)]
+    def take_topology(self, text: SuffixAutomaton) -> None:
+        """That of the length of the text's match, whose continuation is the spine."""
+        now = self._now = self._topologies[min(text.length, len(self._topologies) - 1)]
         self.tree = now.tree
         if now.spine:
-            self._line[1 : 1 + now.spine] = torch.tensor(self.text.copy(self.text.end, now.spine))
+            self._line[1 : 1 + now.spine] = torch.tensor(text.copy(text.end, now.spine))
 
     def grow(self, root: torch.Tensor) -> torch.Tensor:
         """Spine first, then all children of its nodes at once, then theirs: off the spine the look-up is recycling's.
@@ -103,15 +100,12 @@ class Spine(TokenRecycling):
             cells[nodes] = matrix.look_up(cells[parents], ranks)
         return now.tokens
 
-    def account(self, verification: Verification) -> None:
-        self.text.extend(verification.tokens)
-
     def reset(self) -> None:
         super().reset()
-        self.text = SuffixAutomaton()
+        self.carried.reset()
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        return super().state_dict() | (text_state(self.text) if self.carry else {})
+        return super().state_dict() | self.carried.state_dict()
 
     def step_state(self) -> dict[str, torch.Tensor]:
         return super().state_dict()
@@ -119,7 +113,30 @@ class Spine(TokenRecycling):
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         """Takes a plain matrix, too: then no text is known."""
         super().load_state_dict({name: tensor for name, tensor in state.items() if name != "text"})
-        self.text = text_from(state, len(self.matrix.candidates))
+        self.carried.load_state_dict(state, len(self.matrix.candidates))
+
+
+class SpineSession(RecyclingSession):
+    """A sequence's text."""
+
+    method: Spine
+
+    def __init__(self, method: Spine) -> None:
+        super().__init__(method)
+        self.reading = Reading(method.carried)
+
+    def begin(self, prompt: list[int]) -> Draft | None:
+        self.reading.begin(prompt)
+        return super().begin(prompt)
+
+    def choose(self) -> None:
+        self.method.take_topology(self.reading.text)
+
+    def account(self, verification: Verification) -> None:
+        self.reading.text.extend(verification.tokens)
+
+    def close(self) -> None:
+        self.reading.close()
 
 
 class Topology:

@@ -8,15 +8,15 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from ..decoding import Draft, Drafter, Tree, Verification
+from ..decoding import DeviceDrafter, DeviceSession, Draft, Tree, Verification
 from ..errors import UserError
-from .carried_text import carried_on, check_carry, text_from, text_state
+from .carried_text import CarriedText, Reading
 from .suffix_automaton import SuffixAutomaton
 
 MAX_CORPUS = 1 << 22  # tokens; an automaton takes some 500 bytes for each
 
 
-class Suffix(Drafter):
+class Suffix(DeviceDrafter):
     """Drafts a chain copied from where the longest suffix of prompt and output stood before, or from a corpus.
 
     The automaton over prompt and output is the prompt's own, as in the paper, unless `carry` says otherwise. The
@@ -57,59 +57,75 @@ class Suffix(Drafter):
         super().__init__(torch.device(device))
         self.min_match, self.max_draft, self.factor, self.corpus_bias = min_match, max_draft, factor, corpus_bias
         self.max_nodes = 1 + max_draft
-        self.vocab_size, self.carry = vocab_size, check_carry(carry)
+        self.vocab_size, self.carried = vocab_size, CarriedText(carry)
         self.stateful = carry > 0
-        self.text = SuffixAutomaton()
         self.corpus = SuffixAutomaton(load_corpus(corpus_path, vocab_size)) if corpus_path is not None else None
-        self._place = (0, 0)  # in the corpus: state and length of the longest match
-        self._tokens = torch.zeros(1 + max_draft, dtype=torch.long, device=self.device)  # the draft, filled every step
+        self.line = torch.zeros(1 + max_draft, dtype=torch.long, device=self.device)  # the draft, filled every step
 
-    def begin(self, prompt: list[int]) -> Draft:
-        self.text, self._place = carried_on(self.text, prompt, self.carry), (0, 0)
-        self._follow(prompt)
-        return self.root_alone(prompt[-1])
-
-    def match(self) -> tuple[int, SuffixAutomaton, int]:
-        """The longest match: its length in tokens, whose text it stands in, and the place where it was continued."""
-        if self.corpus is not None:
-            state, length = self._place
-            if length > self.text.length + self.corpus_bias and self.corpus.continued(state) < len(self.corpus.tokens):
-                return length, self.corpus, self.corpus.continued(state)
-        return self.text.length, self.text, self.text.end
-
-    def choose(self) -> None:
-        length, source, end = self.match()
-        count = min(self.max_draft, math.ceil(self.factor * length)) if length >= self.min_match else 0
-        self.tree = Tree.chain(count).on(self.device)
-        if count:
-            self._tokens[1 : 1 + count] = torch.tensor(source.copy(end, count))
+    def session(self) -> SuffixSession:
+        return SuffixSession(self)
 
     def grow(self, root: torch.Tensor) -> torch.Tensor:
-        assert self.tree is not None
-        self._tokens[:1] = root
-        return self._tokens[: len(self.tree)]
-
-    def account(self, verification: Verification) -> None:
-        self.text.extend(verification.tokens)
-        self._follow(verification.tokens)
-
-    def _follow(self, tokens: list[int]) -> None:
-        """Follow the tokens in the corpus."""
-        if self.corpus is not None:
-            for token in tokens:
-                self._place = self.corpus.transfer(*self._place, token)
+        self.line[:1] = root
+        return self.line[: len(self.tree)]
 
     def reset(self) -> None:
-        self.text = SuffixAutomaton()
+        self.carried.reset()
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        return text_state(self.text) if self.carry else {}
+        return self.carried.state_dict()
 
     def step_state(self) -> dict[str, torch.Tensor]:
         return {}
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        self.text = text_from(state, self.vocab_size)
+        self.carried.load_state_dict(state, self.vocab_size)
+
+
+class SuffixSession(DeviceSession):
+    """A sequence's text, and its place in the corpus."""
+
+    method: Suffix
+
+    def __init__(self, method: Suffix) -> None:
+        super().__init__(method)
+        self.reading = Reading(method.carried)
+        self._place = (0, 0)  # in the corpus: state and length of the longest match
+
+    def begin(self, prompt: list[int]) -> Draft:
+        self.reading.begin(prompt)
+        self._follow(prompt)
+        return self.method.root_alone(prompt[-1])
+
+    def match(self) -> tuple[int, SuffixAutomaton, int]:
+        """The longest match: its length in tokens, whose text it stands in, and the place where it was continued."""
+        text, corpus = self.reading.text, self.method.corpus
+        if corpus is not None:
+            state, length = self._place
+            if length > text.length + self.method.corpus_bias and corpus.continued(state) < len(corpus.tokens):
+                return length, corpus, corpus.continued(state)
+        return text.length, text, text.end
+
+    def choose(self) -> None:
+        own = self.method
+        length, source, end = self.match()
+        count = min(own.max_draft, math.ceil(own.factor * length)) if length >= own.min_match else 0
+        own.tree = Tree.chain(count).on(own.device)
+        if count:
+            own.line[1 : 1 + count] = torch.tensor(source.copy(end, count))
+
+    def account(self, verification: Verification) -> None:
+        self.reading.text.extend(verification.tokens)
+        self._follow(verification.tokens)
+
+    def _follow(self, tokens: list[int]) -> None:
+        """Follow the tokens in the corpus."""
+        if self.method.corpus is not None:
+            for token in tokens:
+                self._place = self.method.corpus.transfer(*self._place, token)
+
+    def close(self) -> None:
+        self.reading.close()
 
 
 def load_corpus(path: str, vocab_size: int) -> list[int]:

@@ -6,12 +6,12 @@ from collections.abc import Collection
 
 import torch
 
-from ..decoding import Draft, Drafter, Tree, Verification
+from ..decoding import DeviceDrafter, DeviceSession, Draft, Tree, Verification
 from ..recycling import TokenRecycling
 from .suffix import Suffix
 
 
-class SuffixRecycling(Drafter):
+class SuffixRecycling(DeviceDrafter):
     """Each step drafts from one of two: a long match is copied, otherwise the recycled tree grows.
 
     The matrix learns from every step, whichever drafted it, and is all that is carried from prompt to prompt.
@@ -60,30 +60,21 @@ class SuffixRecycling(Drafter):
         )
         self.max_nodes = max(self.suffix.max_nodes, self.recycling.max_nodes)
         self.needs_prompt_logits = recycle_prompt
-        self._chosen: Drafter = self.recycling
-        self.tree = self.recycling.tree
+        self.take_from(self.recycling)
 
-    def begin(self, prompt: list[int]) -> Draft | None:
-        self.suffix.begin(prompt)
-        return self.recycling.begin(prompt)
+    def session(self) -> SuffixRecyclingSession:
+        return SuffixRecyclingSession(self)
 
-    def choose(self) -> None:
-        self.suffix.choose()
-        drafted = self.suffix.tree is not None and self.suffix.tree.max_depth > 0
-        self._chosen = self.suffix if drafted else self.recycling
-        self.tree, self.source = self._chosen.tree, "suffix" if drafted else "recycling"
+    def take_from(self, chosen: Suffix | TokenRecycling) -> None:
+        """Whose tree and tokens the next step's are."""
+        self._chosen, self.tree = chosen, chosen.tree
+        self.source = "suffix" if chosen is self.suffix else "recycling"
 
     def grow(self, root: torch.Tensor) -> torch.Tensor:
         return self._chosen.grow(root)
 
     def learn(self, tokens: torch.Tensor, logits: torch.Tensor, stands: torch.Tensor) -> None:
         self.recycling.learn(tokens, logits, stands)
-
-    def account(self, verification: Verification) -> None:
-        self.suffix.account(verification)
-
-    def observe_prompt(self, prompt: list[int], logits: torch.Tensor) -> None:
-        self.recycling.observe_prompt(prompt, logits)
 
     def reset(self) -> None:
         self.recycling.reset()
@@ -98,3 +89,31 @@ class SuffixRecycling(Drafter):
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         self.recycling.load_state_dict({name: tensor for name, tensor in state.items() if name != "text"})
         self.suffix.load_state_dict(state)
+
+
+class SuffixRecyclingSession(DeviceSession):
+    """A sequence's text; what else there is to a sequence is done by a session of each of the two."""
+
+    method: SuffixRecycling
+
+    def __init__(self, method: SuffixRecycling) -> None:
+        super().__init__(method)
+        self.suffix, self.recycling = method.suffix.session(), method.recycling.session()
+
+    def begin(self, prompt: list[int]) -> Draft | None:
+        self.suffix.begin(prompt)
+        return self.recycling.begin(prompt)
+
+    def choose(self) -> None:
+        own = self.method
+        self.suffix.choose()
+        own.take_from(own.suffix if own.suffix.tree.max_depth > 0 else own.recycling)
+
+    def account(self, verification: Verification) -> None:
+        self.suffix.account(verification)
+
+    def observe_prompt(self, prompt: list[int], logits: torch.Tensor) -> None:
+        self.recycling.observe_prompt(prompt, logits)
+
+    def close(self) -> None:
+        self.suffix.close()

@@ -1,19 +1,26 @@
-"""The one engine: tree, cache, target, verification, loop. It knows no method by name."""
+"""The one engine: tree, cache, target, verification, loop. It knows no method by name.
 
-from .drafter import Draft, Drafter
-from .loop import Generation, StepRecord, decode
+From outside: what is named here, and what a method is made with (`selection`, `devices`, `cache`).
+"""
+
+from .drafter import DeviceDrafter, DeviceSession, Drafter, Session
+from .loop import Generation, StepRecord, decode, generate
 from .target import Target
-from .tree import Tree
+from .tree import Draft, Tree
 from .verification import Verification, verify
 
 __all__ = [
+    "DeviceDrafter",
+    "DeviceSession",
     "Draft",
     "Drafter",
     "Generation",
+    "Session",
     "StepRecord",
     "Target",
     "Tree",
     "Verification",
     "decode",
+    "generate",
     "verify",
 ]

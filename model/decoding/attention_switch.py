@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 
 from ..errors import UserError
 from .attention import TreeAttention
+
+_switches: WeakValueDictionary[int, AttentionSwitch] = WeakValueDictionary()  # by number, for compiled code
+_numbers = itertools.count()
 
 
 class AttentionSwitch:
@@ -21,21 +26,27 @@ class AttentionSwitch:
 
     # Arguments that models give to change what attention computes, none of which the kernel knows.
     UNSUPPORTED = ("softcap", "s_aux", "position_bias", "head_mask")
-    active: ClassVar[TreeAttention | None] = None  # of all switches, as one forward runs at a time
 
     def __init__(self) -> None:
         from transformers import AttentionInterface  # not above: it loads the whole of torch's compiler, Triton too
 
         self._sdpa = AttentionInterface()["sdpa"]
+        self.active: TreeAttention | None = None
+        self.number = next(_numbers)
+        _switches[self.number] = self
+
+    @property
+    def name(self) -> str:
+        return f"draft_tree_{self.number}"
 
     @contextmanager
     def use(self, attention: TreeAttention) -> Iterator[None]:
         """Attend by this until the block ends."""
-        before, AttentionSwitch.active = AttentionSwitch.active, attention
+        before, self.active = self.active, attention
         try:
             yield
         finally:
-            AttentionSwitch.active = before
+            self.active = before
 
     def __call__(
         self,
@@ -63,29 +74,33 @@ class AttentionSwitch:
         if given:
             raise UserError(f"tree attention: {type(module).__name__} asks for {', '.join(given)}; use sdpa")
         if torch.compiler.is_compiling():
-            return _attend(query, key, value, scaling), None
+            return _attend(query, key, value, scaling, self.number), None
         return self.active(query, key, value, scale=scaling).transpose(1, 2).contiguous(), None
 
 
 @torch.library.custom_op("draft_tree::attend", mutates_args=())
-def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None) -> torch.Tensor:
-    """The active tree attention as one operator that a compiler does not look into: (1, H, n, D) -> (1, n, H, D).
+def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None, switch: int) -> torch.Tensor:
+    """A switch's active tree attention as an operator that no compiler looks into: (1, H, n, D) -> (1, n, H, D).
 
     So one compiled forward serves all trees and buckets. What it returns is its own: a compiler may write over it.
     """
-    assert AttentionSwitch.active is not None
-    return AttentionSwitch.active(q, k, v, scale=scale).transpose(1, 2).clone(memory_format=torch.contiguous_format)
+    active = _switches[switch].active
+    assert active is not None
+    return active(q, k, v, scale=scale).transpose(1, 2).clone(memory_format=torch.contiguous_format)
 
 
 @_attend.register_fake
-def _(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None) -> torch.Tensor:
+def _(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None, switch: int) -> torch.Tensor:
     return q.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[3])
 
 
-def register_tree_attention(name: str = "tree_attention") -> AttentionSwitch:
-    """Make `model.set_attn_implementation(name)` possible; what is returned says when a tree is attended by."""
+def register_tree_attention(name: str | None = None) -> AttentionSwitch:
+    """Make `model.set_attn_implementation(name)` possible; what is returned says when a tree is attended by.
+
+    transformers knows implementations by name for the whole process, so each switch has a name of its own by default.
+    """
     from transformers import AttentionInterface
 
     switch = AttentionSwitch()
-    AttentionInterface.register(name, switch)
+    AttentionInterface.register(name or switch.name, switch)
     return switch

@@ -7,7 +7,8 @@ attends over the used part alone; `commit` moves the accepted nodes together; th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -32,12 +33,12 @@ class Place:
     Attributes:
         length: committed tokens.
         write_at: in static steps, int64 (n,): the positions, as the host does not know the length;
-        window: and how much of the cache a step attends over; its mask hides what is not in use.
+        bucket: and how much of the cache a step attends over; its mask hides what is not in use.
     """
 
     length: int = 0
     write_at: torch.Tensor | None = None
-    window: int = 0
+    bucket: int = 0
 
 
 class TreeCacheLayer(CacheLayerMixin):
@@ -69,7 +70,7 @@ class TreeCacheLayer(CacheLayerMixin):
         if at is not None:
             self.keys.index_copy_(2, at, key_states)
             self.values.index_copy_(2, at, value_states)
-            return self.keys[:, :, : self.place.window], self.values[:, :, : self.place.window]
+            return self.keys[:, :, : self.place.bucket], self.values[:, :, : self.place.bucket]
         start, end = self.place.length, self.place.length + key_states.shape[2]
         self.keys[:, :, start:end] = key_states
         self.values[:, :, start:end] = value_states
@@ -148,6 +149,40 @@ class TreeCache(Cache):
     def nbytes(self) -> int:
         """Bytes allocated."""
         return sum(b.numel() * b.element_size() for b in self._buffers)
+
+
+class CachePool:
+    """Caches that sequences borrow: those one after the other the same one, those at one time each its own.
+
+    Args:
+        make: a cache with room for so many tokens.
+    """
+
+    def __init__(self, make: Callable[[int], TreeCache]) -> None:
+        self._make = make
+        self._free: list[TreeCache] = []
+
+    def reserve(self, capacity: int) -> None:
+        """See to it that the next sequence finds a cache with that room. Free of cost where it does already."""
+        if not self._free or self._free[-1].capacity < capacity:
+            self._free.clear()  # before a larger one is allocated
+            self._free.append(self._make(capacity))
+
+    @contextmanager
+    def borrowed(self, capacity: int) -> Iterator[TreeCache]:
+        """An empty cache with room for so many tokens."""
+        self.reserve(capacity)
+        cache = self._free.pop()
+        cache.reset()
+        try:
+            yield cache
+        finally:
+            self._free.append(cache)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of those that nobody has now."""
+        return sum(cache.nbytes for cache in self._free)
 
 
 def _finite(states: torch.Tensor) -> torch.Tensor:

@@ -1,17 +1,16 @@
-"""torch.compile for a forward: a few compilations for all trees, and an error where it cannot."""
+"""What torch compiles a forward by: a few compilations for all trees, and an error where it cannot."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
-import torch
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from ..errors import UserError
 
 
-def compiled(function: Callable[..., Any], frozen: bool) -> Callable[..., Any]:
-    """The function by torch.compile, for steps of any tree and bucket.
+@contextmanager
+def compiling(frozen: bool) -> Iterator[None]:
+    """What torch is to compile by, inside: these switches are the process's, and are put back as they were.
 
     Sizes that change become symbols, so that a few compilations serve all. Where they do not, torch would go on without
     compiling after some attempts, and only say so in a log; here it raises.
@@ -20,21 +19,16 @@ def compiled(function: Callable[..., Any], frozen: bool) -> Callable[..., Any]:
         frozen: take weights as constants, so that the compiler packs them in the layout that its products like.
 
     Raises:
-        UserError: when called, what torch cannot compile, or has no compiler for.
+        UserError: what torch cannot compile, or has no compiler for.
     """
-    import torch._dynamo.config as limits
+    import torch._dynamo.config as limits  # not above: they load the whole of the compiler
     import torch._inductor.config as inductor
     from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 
-    limits.recompile_limit, limits.fail_on_recompile_limit_hit = 32, True
-    inductor.freezing = frozen  # not as an option of torch.compile: the part that traces would not know of it
-    run = torch.compile(function)
-
-    def call(*args: Any) -> Any:
-        try:
-            return run(*args)
-        except (TorchDynamoException, FailOnRecompileLimitHit) as error:
-            why = " ".join(str(error).strip().split("\n\n")[0].split())  # what follows is advice on debugging torch
-            raise UserError(f"execution=compiled: torch.compile failed ({why[:300]}); use execution=eager") from None
-
-    return call
+    try:
+        # freezing is no option of torch.compile here: the part that traces would not know of it
+        with limits.patch(recompile_limit=32, fail_on_recompile_limit_hit=True), inductor.patch(freezing=frozen):
+            yield
+    except (TorchDynamoException, FailOnRecompileLimitHit) as error:
+        why = " ".join(str(error).strip().split("\n\n")[0].split())  # what follows is advice on debugging torch
+        raise UserError(f"execution=compiled: torch.compile failed ({why[:300]}); use execution=eager") from None

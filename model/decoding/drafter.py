@@ -1,38 +1,26 @@
-"""What every method is: a drafter says what to try next. Verification, cache and loop are the engine's."""
+"""What every method is: a drafter says what to try next. Verification, cache and loop are the engine's.
+
+A method is two objects. The drafter holds what all its sequences share and what is carried from prompt to prompt; a
+session holds what belongs to one sequence. And there are two kinds: any drafter at all, whose session drafts as it
+likes, and the kind whose step runs on the device, in one of a few trees.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
 
 import torch
 
-from .tree import Tree
-
-if TYPE_CHECKING:
-    from .verification import Verification
-
-
-@dataclass(slots=True)
-class Draft:
-    """What to try: a tree and its tokens, int64 (n,) on the target's device; tokens[0] is the root.
-
-    `source` says where the tokens come from, in the words of a drafter that has several sources.
-    """
-
-    tree: Tree
-    tokens: torch.Tensor
-    source: str | None = None
+from .cache import TreeCache
+from .tree import Draft, Tree
+from .verification import Verification
 
 
 class Drafter:
-    """The contract of a method. The base class drafts nothing: it is plain decoding.
+    """A method: what its sequences share, and the state that is carried from prompt to prompt.
 
-    The engine calls `begin` once a prompt, then `draft` and `observe` in turn. State carried from prompt to prompt
-    lives on the object; `reset` forgets it, `state_dict` holds all of it, so that a resumed run continues exactly.
-
-    A step may be captured once and replayed: of host values it may depend on nothing but `tree` and `source`, as
-    `choose` leaves them. What else `grow`, `learn` and `take` read or write are tensors that stay where they are.
+    `reset` forgets the state, `state_dict` holds all of it, so that a resumed run continues exactly.
     """
 
     stateful: bool = False  # does anything outlive a prompt? Then cold and hot start differ.
@@ -42,41 +30,87 @@ class Drafter:
     needs_hidden: ClassVar[bool] = False
     max_nodes: int = 1  # the largest draft it will ever make, root included; the cache keeps room for it.
 
-    # The topology, where it stays from step to step: then `grow` and `learn` are all there is to a step, and it can
-    # run without the host. None where every draft has a topology of its own: then `draft` and `observe` are overridden.
-    tree: Tree | None
-    source: str | None = None  # which of several sources `grow` takes the tokens from; two may fill the same tree
-    static_steps: object = None  # kept here by the engine, so that it lives as long as the drafter
-
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._alone = self.tree = Tree.chain(0).on(device)
+        self._alone = Tree.chain(0).on(device)
+
+    def session(self) -> Session:
+        """What belongs to one sequence, from `begin` to `close`. Several can be open; none disturbs another."""
+        raise NotImplementedError
+
+    def reset(self) -> None:
+        """Forget everything that `state_dict` holds: a cold start."""
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """All that is carried from prompt to prompt."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        """Go on from a saved state. Raises UserError if it does not fit."""
+
+    def describe(self) -> dict[str, Any]:
+        """Figures of its own for the run's summary."""
+        return {}
+
+    def root_alone(self, root: int) -> Draft:
+        """The draft with nothing in it."""
+        return Draft(self._alone, torch.tensor([root], device=self.device))
+
+
+class Session:
+    """One sequence of a method. The engine calls `begin`, then `draft` and `observe` in turn, at the end `close`."""
+
+    def __init__(self, method: Drafter) -> None:
+        self.method = method
 
     def begin(self, prompt: list[int]) -> Draft | None:
-        """Start a prompt.
+        """Start the sequence.
 
         Returns:
             The first step's draft, if it is a chain: it goes through one forward with the prompt, whose last token is
             its root. None: the prompt's other tokens go first, then a first step that is like all others.
         """
-        return self.root_alone(prompt[-1])
+        return self.method.root_alone(prompt[-1])
 
     def draft(self, root: int) -> Draft:
         """What to try after `root`, the last known token."""
-        self.choose()
-        assert self.tree is not None, "a drafter without a fixed topology overrides draft()"
-        return Draft(self.tree, self.grow(torch.tensor([root], device=self.device)), self.source)
+        raise NotImplementedError
 
     def observe(self, verification: Verification) -> None:
         """Learn from a step: what was drafted, what the target chose, what stood."""
-        if verification.logits is not None:
-            self.learn(verification.draft.tokens, verification.logits, verification.stands)
-        if verification.hidden is not None:
-            self.take(verification.hidden[verification.node : verification.node + 1])
-        self.account(verification)
 
-    def choose(self) -> None:
-        """On the host, before a step: `tree` and `source` may be exchanged here."""
+    def observe_prompt(self, prompt: list[int], logits: torch.Tensor) -> None:
+        """Learn from the logits (m, V) after the prompt's first m tokens, where `needs_prompt_logits`.
+
+        m is P where the first step goes through one forward with the prompt, else P - 1.
+        """
+
+    def observe_prompt_hidden(self, prompt: list[int], hidden: torch.Tensor) -> None:
+        """Learn from the hidden states (m, H) of the same tokens, where `needs_hidden`. Called before `observe`."""
+
+    def close(self) -> None:
+        """The sequence has ended: what it borrowed goes back."""
+
+
+class DeviceDrafter(Drafter):
+    """The kind whose step runs on the device: `grow`, the target's forward, `learn` and `take`, without the host.
+
+    Such a step can be captured once and replayed. So of host values it may depend on nothing but `tree` and `source`,
+    as the session's `choose` left them before the step; whatever else `grow`, `learn` and `take` read or write are
+    tensors that stay where they are. As it is it drafts nothing: it is plain decoding.
+    """
+
+    tree: Tree  # of the next step, one of a few: each is captured by itself
+    source: str | None = None  # which of several sources `grow` takes the tokens from; two may fill the same tree
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        self.tree = self._alone
+        # By cache, kept here by the engine, so that they live as long as the drafter.
+        self.static_steps: WeakKeyDictionary[TreeCache, Any] = WeakKeyDictionary()
+
+    def session(self) -> DeviceSession:
+        return DeviceSession(self)
 
     def grow(self, root: torch.Tensor) -> torch.Tensor:
         """The tokens of `tree` below `root` (1,): int64 (n,). On the device: no host value is read."""
@@ -94,36 +128,30 @@ class Drafter:
     def take(self, hidden: torch.Tensor) -> None:
         """The hidden state (1, H) that chose the next root, where `needs_hidden`. On the device, as `grow`."""
 
-    def account(self, verification: Verification) -> None:
-        """On the host, after a step: what stood."""
-
-    def observe_prompt(self, prompt: list[int], logits: torch.Tensor) -> None:
-        """Learn from the logits (m, V) after the prompt's first m tokens, where `needs_prompt_logits`.
-
-        m is P where the first step goes through one forward with the prompt, else P - 1.
-        """
-
-    def observe_prompt_hidden(self, prompt: list[int], hidden: torch.Tensor) -> None:
-        """Learn from the hidden states (m, H) of the same tokens, where `needs_hidden`. Called before `observe`."""
-
-    def reset(self) -> None:
-        """Forget everything that `state_dict` holds: a cold start."""
-
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        """All that is carried from prompt to prompt."""
-        return {}
-
     def step_state(self) -> dict[str, torch.Tensor]:
-        """What a step on the device writes into; more than `state_dict` where something lives within a prompt."""
+        """What a step on the device writes into; more than `state_dict` where something lives within a sequence."""
         return self.state_dict()
 
-    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Go on from a saved state. Raises UserError if it does not fit."""
 
-    def describe(self) -> dict[str, Any]:
-        """Figures of its own for the run's summary."""
-        return {}
+class DeviceSession(Session):
+    """A sequence of that kind: what is left to the host before and after each step."""
 
-    def root_alone(self, root: int) -> Draft:
-        """The draft with nothing in it."""
-        return Draft(self._alone, torch.tensor([root], device=self.device))
+    method: DeviceDrafter
+
+    def choose(self) -> None:
+        """Before a step: set the method's `tree` and `source`, and fill what its `grow` reads."""
+
+    def account(self, verification: Verification) -> None:
+        """After a step: what stood."""
+
+    def draft(self, root: int) -> Draft:
+        self.choose()
+        method = self.method
+        return Draft(method.tree, method.grow(torch.tensor([root], device=method.device)), method.source)
+
+    def observe(self, verification: Verification) -> None:
+        if verification.logits is not None:
+            self.method.learn(verification.draft.tokens, verification.logits, verification.stands)
+        if verification.hidden is not None:
+            self.method.take(verification.hidden[verification.node : verification.node + 1])
+        self.account(verification)

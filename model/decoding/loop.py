@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Generator
 from dataclasses import dataclass, field
 
 import torch
 
 from ..errors import UserError
-from .drafter import Drafter
-from .step import EagerStep, Mark, StaticSteps, conclude, make_step, unmarked
+from .cache import TreeCache
+from .drafter import Drafter, Session
+from .step import EagerStep, Mark, StaticSequence, conclude, make_step, unmarked
 from .target import Target
 from .tree import RankPath
 from .verification import Verification
@@ -21,17 +22,22 @@ class StepRecord:
     """What one step, a forward over a root, added to the output; every metric derives from these.
 
     Attributes:
-        accepted: tokens added: the drafts that stand and the target's own next token, cut at the answer's end. Plain
-            decoding adds 1.
+        tokens: those added: the drafts that stand and the target's own next token, cut at the answer's end. Plain
+            decoding adds one.
         nodes: nodes forwarded, root included.
         rank_path: ranks of the accepted nodes from the root down.
         source: where the draft came from, for a drafter with several sources.
     """
 
-    accepted: int
+    tokens: list[int]
     nodes: int
     rank_path: RankPath
     source: str | None = None
+
+    @property
+    def accepted(self) -> int:
+        """The accepted length."""
+        return len(self.tokens)
 
 
 @dataclass(slots=True)
@@ -57,21 +63,68 @@ class Generation:
 
     @property
     def accept_lengths(self) -> list[int]:
-        return [s.accepted for s in self.steps]
+        return [step.accepted for step in self.steps]
 
-    def add(self, verification: Verification, limit: int, eos: Collection[int]) -> int | None:
-        """Add a step's tokens, cut at the answer's end. Returns the next root, or None where the answer has ended."""
+    def add(self, verification: Verification, limit: int, eos: Collection[int]) -> bool:
+        """Add a step's tokens, cut at the answer's end; whether it goes on."""
         draft = verification.draft
         tokens = verification.tokens[: limit - len(self.tokens)]
         tokens = next((tokens[: i + 1] for i, token in enumerate(tokens) if token in eos), tokens)
         path = draft.tree.rank_paths[verification.node][: len(tokens)]
         self.tokens += tokens
-        self.steps.append(StepRecord(len(tokens), len(draft.tree), path, draft.source))
-        return None if tokens[-1] in eos or len(self.tokens) == limit else tokens[-1]
+        self.steps.append(StepRecord(tokens, len(draft.tree), path, draft.source))
+        return not (tokens[-1] in eos or len(self.tokens) == limit)
+
+
+def decode(
+    target: Target,
+    session: Session,
+    prompt: list[int],
+    *,
+    max_new_tokens: int,
+    eos: Collection[int] = (),
+    mark: Mark = unmarked,
+) -> Generator[StepRecord, None, Generation]:
+    """Decode greedily, a step at a time: the output is the target's own, whatever the session tries.
+
+    The root is the last token known, at first the prompt's last one. A step forwards it with a draft below it, commits
+    it with the drafts that stand, and puts out these and the target's own next token, which is the next root.
+
+    Other sequences may be decoded between two steps, on the same target and method, too. Its times count what its
+    consumer does between them.
+
+    Args:
+        session: closed at the end, however it comes.
+        prompt: token ids, at least one.
+        max_new_tokens: at most so many new tokens.
+        eos: ids that end an answer (it is part of the output).
+        mark: called with a phase's name when it ends: prefill, then for each step draft, forward, verify, commit,
+            observe and loop; in static steps setup (when one is made), step and loop.
+
+    Yields:
+        Each step's record, as soon as its tokens are known.
+
+    Returns:
+        The whole answer.
+
+    Raises:
+        UserError: max_new_tokens < 1, or the prompt leaves no room for an answer.
+    """
+    steps = _decode(target, session, prompt, max_new_tokens, eos, mark)
+    try:
+        while True:
+            with torch.inference_mode():  # and not while the consumer is at work
+                record = next(steps)
+            yield record
+    except StopIteration as end:
+        out: Generation = end.value
+        return out
+    finally:
+        steps.close()
 
 
 @torch.inference_mode()
-def decode(
+def generate(
     target: Target,
     drafter: Drafter,
     prompt: list[int],
@@ -80,21 +133,20 @@ def decode(
     eos: Collection[int] = (),
     mark: Mark = unmarked,
 ) -> Generation:
-    """Decode greedily: the output is the target's own, whatever the drafter tries.
+    """The whole answer at once: `decode` from the first step to the last, in a session of its own."""
+    steps = _decode(target, drafter.session(), prompt, max_new_tokens, eos, mark)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            out: Generation = end.value
+            return out
 
-    The root is the last token known, at first the prompt's last one. A step forwards it with a draft below it, commits
-    it with the drafts that stand, and puts out these and the target's own next token, which is the next root.
 
-    Args:
-        prompt: token ids, at least one.
-        max_new_tokens: at most so many new tokens.
-        eos: ids that end an answer (it is part of the output).
-        mark: called with a phase's name when it ends: prefill, then for each step draft, forward, verify, commit,
-            observe and loop; in static steps setup (when one is made), step and loop.
-
-    Raises:
-        UserError: max_new_tokens < 1, or the prompt leaves no room for an answer.
-    """
+def _decode(
+    target: Target, session: Session, prompt: list[int], max_new_tokens: int, eos: Collection[int], mark: Mark
+) -> Generator[StepRecord, None, Generation]:
+    """Step after step until the answer ends."""
     if max_new_tokens < 1:
         raise UserError(f"max_new_tokens={max_new_tokens}: must be at least 1")
     if not 1 <= len(prompt) < target.context:
@@ -102,70 +154,58 @@ def decode(
             f"prompt of {len(prompt)} tokens: must have 1 to {target.context - 1} (context {target.context})"
         )
     limit = min(max_new_tokens, target.context - len(prompt))
-    out = Generation()
-    target.reserve(drafter.max_nodes)
-    target.keep_hidden(drafter.needs_hidden)
+    out, keeps = Generation(), session.method.needs_hidden
     try:
-        _decode(target, drafter, prompt, limit, eos, mark, out)
+        with target.cache(session.method.max_nodes) as cache:
+            step = make_step(target, cache, session, mark)
+            made = step.setup_s
+            target.synchronize()
+            start = time.perf_counter()
+            target.keep_hidden(keeps)
+            verification = _first_step(target, cache, session, prompt, step, mark, out)
+            out.prefill_s = time.perf_counter() - start - (step.setup_s - made)
+            goes_on = out.add(verification, limit, eos)
+            mark("loop")
+            yield out.steps[-1]
+            while goes_on:
+                target.keep_hidden(keeps)  # another sequence may have had its own way since
+                verification = step(out.tokens[-1])
+                out.forwards += 1
+                goes_on = out.add(verification, limit, eos)
+                mark("loop")
+                yield out.steps[-1]
+            target.synchronize()
+            out.setup_s = step.setup_s - made
+            out.decode_s = time.perf_counter() - start - out.prefill_s - out.setup_s
     finally:
         target.keep_hidden(False)
-    if out.tokens[-1] in eos:
-        out.stop = "eos"
-    else:
-        out.stop = "length" if limit == max_new_tokens else "context"
+        session.close()
+    out.stop = "eos" if out.tokens[-1] in eos else "length" if limit == max_new_tokens else "context"
     return out
-
-
-def _decode(
-    target: Target,
-    drafter: Drafter,
-    prompt: list[int],
-    limit: int,
-    eos: Collection[int],
-    mark: Mark,
-    out: Generation,
-) -> None:
-    """Step after step until the answer ends, each added to `out`."""
-    step = make_step(target, drafter, mark)
-    made = step.setup_s
-    target.synchronize()
-    start = time.perf_counter()
-    verification = _first_step(target, drafter, prompt, step, mark, out)
-    setup = step.setup_s - made
-    out.prefill_s = time.perf_counter() - start - setup
-    root = out.add(verification, limit, eos)
-    mark("loop")
-    while root is not None:
-        verification = step(root)
-        out.forwards += 1
-        root = out.add(verification, limit, eos)
-        mark("loop")
-    target.synchronize()
-    out.setup_s = step.setup_s - made
-    out.decode_s = time.perf_counter() - start - out.prefill_s - out.setup_s
 
 
 def _first_step(
     target: Target,
-    drafter: Drafter,
+    cache: TreeCache,
+    session: Session,
     prompt: list[int],
-    step: EagerStep | StaticSteps,
+    step: EagerStep | StaticSequence,
     mark: Mark,
     out: Generation,
 ) -> Verification:
-    """The prompt and the first step, in one forward where the drafter begins with a chain, else in two."""
-    draft = drafter.begin(prompt)
+    """The prompt and the first step, in one forward where the session begins with a chain, else in two."""
+    draft, wants = session.begin(prompt), session.method.needs_prompt_logits
     first = prompt if draft is not None else prompt[:-1]  # tokens whose logits are the prompt's own
-    logits = target.prefill(prompt, draft, all_logits=drafter.needs_prompt_logits)
-    if first and drafter.needs_prompt_logits:
-        drafter.observe_prompt(first, logits[: len(first)])
+    logits = target.prefill(cache, prompt, draft, all_logits=wants)
+    if first and wants:
+        session.observe_prompt(first, logits[: len(first)])
     if first and target.hidden is not None:  # (P - 1 + n, H)
-        drafter.observe_prompt_hidden(first, target.hidden[: len(first)])
+        session.observe_prompt_hidden(first, target.hidden[: len(first)])
     if draft is None:
         mark("prefill")
         out.forwards = 1 + bool(first)
         return step(prompt[-1])
     out.forwards = 1
-    verification = conclude(target, drafter, draft, logits[-len(draft.tree) :])
+    verification = conclude(target, cache, session, draft, logits[-len(draft.tree) :])
     mark("prefill")
     return verification

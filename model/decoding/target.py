@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable
-from functools import cached_property
+from contextlib import AbstractContextManager
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -12,21 +12,21 @@ import torch
 from ..errors import UserError
 from .attention import TreeAttention
 from .attention_switch import AttentionSwitch, register_tree_attention
-from .cache import LayerShape, TreeCache
+from .cache import CachePool, LayerShape, TreeCache
 from .checks import check_forward, check_positions, probe_layers
-from .compiling import compiled
 from .devices import synchronize
-from .drafter import Draft
 from .linear import pack_linears
-from .tree import Tree
-from .verification import Verification
+from .masks import TreeMasks
+from .tree import Draft, Tree
 
 DEFAULT_CONTEXT = 4096
 EXECUTIONS = ("eager", "static", "compiled", "graph")
 
 
 class Target:
-    """A stock transformers model behind three verbs: `prefill`, `forward` over a draft, `commit` an accepted path.
+    """A stock transformers model behind two verbs: `prefill`, and `forward` over a draft, both of them on a cache.
+
+    A sequence borrows its cache: those that come one after the other get the same one, those at one time each its own.
 
     Args:
         model: a causal LM; its weights, dtype and device stay as they are.
@@ -68,8 +68,8 @@ class Target:
             self._probe()
         self.devices = sorted({self.device, *(shape.device for shape in self._shapes)}, key=str)  # layers may be spread
         self.switch: AttentionSwitch | None = self._switch() if tree_attention else None
-        self._cache: TreeCache | None = None
-        self._masks: OrderedDict[int, tuple[Tree, torch.Tensor]] = OrderedDict()
+        self.caches = CachePool(partial(TreeCache, self._shapes))
+        self.masks = TreeMasks(self.dtype, self.device)
         self.hidden: torch.Tensor | None = None  # (n, H): last hidden states of the last forward, if kept
         self._hook: Any = None
         self.execution = self.check_execution(execution)
@@ -85,22 +85,22 @@ class Target:
     def _switch(self) -> AttentionSwitch:
         if len(set(self._shapes)) > 1:
             raise UserError(f"{self.name}: tree attention needs layers of one shape on one device, this has several")
-        switch = register_tree_attention("draft_tree")
-        self.model.set_attn_implementation("draft_tree")
+        switch = register_tree_attention()
+        self.model.set_attn_implementation(switch.name)
         return switch
 
-    def tree_attention(self, tree: Tree, window: int, length: torch.Tensor) -> TreeAttention | None:
+    def tree_attention(self, tree: Tree, bucket: int, length: torch.Tensor) -> TreeAttention | None:
         """What static steps of this tree attend by; None where it is sdpa with a mask.
 
         Args:
-            window: positions of the cache that a step may see.
+            bucket: positions of the cache that a step may see.
             length: int64 (), the committed tokens, read on the device in each step.
         """
         if self.switch is None:
             return None
         shape = self._shapes[0]
         heads = self.model.config.get_text_config().num_attention_heads
-        sizes = (heads, shape.heads, shape.key_dim, len(tree), window)
+        sizes = (heads, shape.heads, shape.key_dim, len(tree), bucket)
         attention = TreeAttention(*sizes, length=length, dtype=shape.dtype)
         attention.set_tree(tree.ancestors)
         return attention
@@ -117,23 +117,20 @@ class Target:
             )
         return name
 
-    @property
-    def cache(self) -> TreeCache:
-        """The cache; allocated by the first `reserve`."""
-        assert self._cache is not None, "call reserve() first"
-        return self._cache
-
     @cached_property
     def graph_pool(self) -> Any:
         """The memory that all captured steps on this target share."""
         return torch.cuda.graph_pool_handle()
 
+    def cache(self, nodes: int) -> AbstractContextManager[TreeCache]:
+        """A cache for one sequence, with room for a full context and drafts of `nodes` nodes."""
+        self.masks.make_room(self.context + nodes)
+        return self.caches.borrowed(self.context + nodes)
+
     def reserve(self, nodes: int) -> None:
-        """Make room for a full context and a draft of `nodes` nodes. Free of cost when there is room already."""
-        if self._cache is None or self._cache.capacity < self.context + nodes:
-            self._cache = None  # free the old one first
-            self._cache = TreeCache(self._shapes, self.context + nodes)
-            self._masks.clear()
+        """Allocate such a cache now, if there is none; the next sequence has it."""
+        self.masks.make_room(self.context + nodes)
+        self.caches.reserve(self.context + nodes)
 
     def keep_hidden(self, wanted: bool) -> None:
         """Keep what enters the model's own head in `hidden` from now on, or no longer. Free where nothing changes."""
@@ -147,12 +144,15 @@ class Target:
         self.hidden = output[0][0].to(self.device)  # the decoder's first output, after its final norm: (1, n, H)
 
     @torch.inference_mode()
-    def prefill(self, prompt: list[int], draft: Draft | None = None, *, all_logits: bool = False) -> torch.Tensor:
+    def prefill(
+        self, cache: TreeCache, prompt: list[int], draft: Draft | None = None, *, all_logits: bool = False
+    ) -> torch.Tensor:
         """Start a sequence: a causal forward, without a mask, over all of the prompt (P tokens) but its last one.
 
         Leaves these P - 1 tokens committed: the last one is the first root.
 
         Args:
+            cache: whatever it held is forgotten.
             draft: a chain of n nodes that goes with them, its root the prompt's last token; None: n is 0.
 
         Returns:
@@ -162,7 +162,7 @@ class Target:
             UserError: the draft is no chain.
         """
         n, past = len(draft.tree) if draft is not None else 0, len(prompt) - 1
-        self.cache.reset()
+        cache.reset()
         tokens = torch.tensor(prompt[:-1], dtype=torch.long, device=self.device)
         if draft is not None:
             if not draft.tree.is_chain:
@@ -172,52 +172,50 @@ class Target:
             return torch.zeros(0, self.vocab_size, dtype=self.dtype, device=self.device)
         positions = torch.arange(past + n, device=self.device)
         kwargs = {"logits_to_keep": 0 if all_logits else max(n, 1)} if self._keeps_logits else {}
-        logits = self._forward(tokens, None, positions, past + n - 1, **kwargs)
-        self.cache.commit(past)
+        logits = self._forward(cache, tokens, None, positions, past + n - 1, **kwargs)
+        cache.commit(past)
         return logits
 
     @torch.inference_mode()
-    def forward(self, draft: Draft) -> torch.Tensor:
+    def forward(self, cache: TreeCache, draft: Draft) -> torch.Tensor:
         """One forward over a draft of n nodes behind the committed tokens. Returns logits (n, V)."""
-        past, tree = self.cache.length, draft.tree
-        mask = self._mask(tree, past)[None, None]  # (1, 1, n, past + n)
-        return self._forward(draft.tokens, mask, tree.depths + past, past + tree.max_depth)
+        past, tree = cache.length, draft.tree
+        mask = self.masks.behind(past, tree)[None, None]  # (1, 1, n, past + n)
+        return self._forward(cache, draft.tokens, mask, tree.depths + past, past + tree.max_depth)
 
     def forward_static(
         self,
+        cache: TreeCache,
         tokens: torch.Tensor,
         positions: torch.Tensor,
         write_at: torch.Tensor,
-        window: int,
-        seen: torch.Tensor | TreeAttention,
+        bucket: int,
+        *,
+        mask: torch.Tensor | None = None,
+        attention: TreeAttention | None = None,
     ) -> torch.Tensor:
         """A forward whose place in the cache is known to the device only.
 
         Args:
             tokens, positions, write_at: int64 (n,); token ids, their positions, and where their states are written.
-            window: positions of the cache that can be seen.
-            seen: what each node attends to: an additive mask (n, window), or a TreeAttention that knows it.
+            bucket: positions of the cache that can be seen.
+            mask: what each node attends to, additive (n, bucket); or
+            attention: which knows it.
 
         Returns:
             Logits (n, V).
         """
-        place = self.cache.place
-        place.write_at, place.window = write_at, window
+        place = cache.place
+        place.write_at, place.bucket = write_at, bucket
         try:
             positions = positions.clamp(max=self.context - 1)
-            if isinstance(seen, torch.Tensor):
-                return self._call(tokens, seen[None, None], positions)
-            assert self.switch is not None
-            with self.switch.use(seen):
-                return self._call(tokens, None, positions)
+            if mask is not None:
+                return self._call(cache, tokens, mask[None, None], positions)
+            assert self.switch is not None and attention is not None
+            with self.switch.use(attention):
+                return self._call(cache, tokens, None, positions)
         finally:
             place.write_at = None
-
-    def commit(self, verification: Verification) -> None:
-        """Keep the accepted path, root included, of the draft that was forwarded last."""
-        tree, node = verification.draft.tree, verification.node
-        count = tree.depth_of[node] + 1
-        self.cache.commit(count, None if tree.is_chain else tree.paths[node, 1:count])
 
     def synchronize(self) -> None:
         """Wait for the devices, so that a clock read next is right."""
@@ -225,63 +223,53 @@ class Target:
             synchronize(device)
 
     def _forward(
-        self, tokens: torch.Tensor, mask: torch.Tensor | None, positions: torch.Tensor, last: int, **kwargs: int
+        self,
+        cache: TreeCache,
+        tokens: torch.Tensor,
+        mask: torch.Tensor | None,
+        positions: torch.Tensor,
+        last: int,
+        **kwargs: int,
     ) -> torch.Tensor:
         if last >= self.context:  # nodes beyond the context are never accepted, but must not index past a table
             positions = positions.clamp(max=self.context - 1)
-        return self._run_model(tokens, mask, positions, **kwargs)
+        return self._run_model(cache, tokens, mask, positions, **kwargs)
 
     def _run_model(
-        self, tokens: torch.Tensor, mask: torch.Tensor | None, positions: torch.Tensor, **kwargs: int
+        self,
+        cache: TreeCache,
+        tokens: torch.Tensor,
+        mask: torch.Tensor | None,
+        positions: torch.Tensor,
+        **kwargs: int,
     ) -> torch.Tensor:
         logits: torch.Tensor = self.model(
             input_ids=tokens[None],
             attention_mask=mask,
             position_ids=positions[None],
-            past_key_values=self.cache,
+            past_key_values=cache,
             use_cache=True,
             **kwargs,
         ).logits[0]
         return logits
 
-    def _call(self, tokens: torch.Tensor, mask: torch.Tensor | None, positions: torch.Tensor) -> torch.Tensor:
+    def _call(self, *args: Any) -> torch.Tensor:
+        """The model on a static step's arguments, compiled where it is to be."""
         if self.execution != "compiled":
-            return self._run_model(tokens, mask, positions)
+            return self._run_model(*args)
         if self._hook is None:
-            return self._compiled_model(tokens, mask, positions)
-        logits, self.hidden = self._compiled_both(tokens, mask, positions)
+            return self._compiled_model(*args)
+        logits, self.hidden = self._compiled_both(*args)
         return logits
 
-    def _run_both(self, *args: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def _run_both(self, *args: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Logits and hidden states: of its own, as a compiled function does not notice that a hook came or went."""
-        return self._run_model(*args), self.hidden  # type: ignore[arg-type]
+        return self._run_model(*args), self.hidden
 
     @cached_property
     def _compiled_model(self) -> Callable[..., torch.Tensor]:
-        return compiled(self._run_model, self.packed)  # made when first asked for: its import takes seconds
+        return torch.compile(self._run_model)  # made when first asked for: its import takes seconds
 
     @cached_property
     def _compiled_both(self) -> Callable[..., tuple[torch.Tensor, torch.Tensor | None]]:
-        return compiled(self._run_both, self.packed)
-
-    def _mask(self, tree: Tree, past: int) -> torch.Tensor:
-        """Additive mask (n, past + n): a window on one constant buffer, so that no step builds a mask.
-
-        The buffer is (n, capacity + n): zeros, then the tree's own (n, n). Sliding the window's left edge is all that
-        a longer past takes. Additive and not bool: `eager` attention reads a bool mask wrongly and in silence.
-        """
-        blocked = torch.finfo(self.dtype).min
-        if tree.once:
-            mask = torch.zeros(len(tree), past + len(tree), dtype=self.dtype, device=self.device)
-            mask[:, past:].masked_fill_(~tree.ancestors, blocked)
-            return mask
-        entry = self._masks.get(id(tree))
-        if entry is None:
-            buffer = torch.zeros(len(tree), self.cache.capacity + len(tree), dtype=self.dtype, device=self.device)
-            buffer[:, self.cache.capacity :].masked_fill_(~tree.ancestors, blocked)
-            entry = self._masks[id(tree)] = (tree, buffer)  # holds the tree, so that its id stays its own
-            if len(self._masks) > 64:
-                self._masks.popitem(last=False)
-        window = entry[1][:, self.cache.capacity - past :]
-        # CUDA's kernels want aligned rows; there the copy of a few kilobytes is cheaper than their fallback.
-        return window.contiguous() if window.is_cuda else window
+        return torch.compile(self._run_both)

@@ -7,12 +7,15 @@ tree; the tree of a root alone is plain decoding.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
 
 from ..errors import UserError
+from .devices import fastest
 
 RankPath = tuple[int, ...]
 
@@ -26,7 +29,7 @@ class Tree:
     Attributes:
         parents, depths, ranks: int64 (n,).
         ancestors: bool (n, n); [i, j] says that j is i or one of its ancestors, that is, what node i attends to.
-        missing: bool (n, n); ~ancestors, root column True: what `verify` may leave unmatched.
+        missing: bool (n, n); ~ancestors, root column True: what need not match for a node to stand.
         paths: int64 (n, max_depth + 1); the nodes from the root to node i, then node i repeated.
         levels: (first, last + 1) node of each depth; level 0 is the root.
         rank_paths: per node, the ranks from the root down; () is the root.
@@ -83,6 +86,8 @@ class Tree:
         missing[:, 0] = True
         self.paths, self.ancestors, self.missing = paths.to(device), ancestors.to(device), missing.to(device)
         self.parents, self.depths, self.ranks = (_tensor(column).to(device) for column in (parents, depths, ranks))
+        self._tensors = self.parents, self.missing, self.depths
+        self._arrays = tuple(map(fastest, self._tensors))
         self.device = torch.device(device)
         self._elsewhere: dict[torch.device, Tree] = {}
 
@@ -118,6 +123,10 @@ class Tree:
         """Root and `depth` nodes below one another; depth 0 is the root alone. Cached."""
         return _chain(depth)
 
+    def of_kind(self, like: Any) -> tuple[Any, Any, Any]:
+        """Parents, what may be missing and depths: tensors for a tensor, else NumPy's."""
+        return self._tensors if isinstance(like, torch.Tensor) else self._arrays
+
     def on(self, device: torch.device) -> Tree:
         """This tree with its tensors on `device`."""
         if device == self.device:
@@ -125,6 +134,18 @@ class Tree:
         if device not in self._elsewhere:
             self._elsewhere[device] = Tree(self.parents.tolist(), self.ranks.tolist(), device)
         return self._elsewhere[device]
+
+
+@dataclass(slots=True)
+class Draft:
+    """What to try: a tree and its tokens, int64 (n,) on the target's device; tokens[0] is the root.
+
+    `source` says where the tokens come from, in the words of a drafter that has several sources.
+    """
+
+    tree: Tree
+    tokens: torch.Tensor
+    source: str | None = None
 
 
 def _tensor(numbers: Sequence[int] | Sequence[Sequence[int]]) -> torch.Tensor:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-import numpy as np
 import torch
 
-from .drafter import Draft
-from .selection import argmax
-from .tree import Tree
+from .devices import fastest
+from .tree import Draft, Tree
 
 
 @dataclass(slots=True)
@@ -40,47 +39,47 @@ class Verification:
         return self.draft.tree.chain_of[self.node]
 
 
-def verify(draft: Draft, logits: torch.Tensor) -> Verification:
-    """Greedy verification: a node stands if its token is its parent's choice and its parent stands.
+def standing(tree: Tree, tokens: Any, choices: Any) -> tuple[Any, Any]:
+    """The rule: a node stands if its token is what is picked after its parent, and its parent stands.
 
-    The deepest standing node wins (the first of them in breadth-first order) and its choice is the bonus token. Runs on
-    the device; one small copy to the host, of the winner and the choices along its path.
+    What is picked after a node, `choices`, is the caller's to say. No host value is read of a device's tensors.
+
+    Args:
+        tokens, choices: int64 (n,), both tensors on the tree's device or, on the CPU, both NumPy's.
+
+    Returns:
+        Which nodes stand, bool (n,); the deepest of them, the first in breadth-first order, (1,). Of the same kind.
+    """
+    parents, missing, depths = tree.of_kind(tokens)
+    stands = ((tokens == choices[parents]) | missing).all(-1)  # (n, n) -> (n,): the node and all its ancestors match
+    return stands, (depths * stands).argmax(-1, keepdims=True)
+
+
+def verify(draft: Draft, choices: torch.Tensor) -> Verification:
+    """The draft beside what the target picks: the deepest standing node wins and its choice is the bonus token.
+
+    Runs on the device; one small copy to the host, of the winner and the choices along its path.
 
     Args:
         draft: tree and tokens, n nodes.
-        logits: (n, V), the target's logits after each node.
+        choices: int64 (n,), the token that the target picks after each node: the arg-max of its logits, decoding
+            greedily.
     """
-    tree, tokens = draft.tree, draft.tokens
-    choices = argmax(logits)  # (n,)
-    if choices.device.type == "cpu":
-        picked = choices.tolist()
-        standing, node = deepest(tree, tokens.tolist(), picked)
-        stands = torch.from_numpy(np.array(standing))
-        return Verification(draft, choices, stands, node, [picked[i] for i in tree.chain_of[node]])
-    stands, winner, path = deepest_on_device(tree, tokens, choices)
-    node, *chosen = torch.cat((winner, choices.index_select(0, path))).tolist()  # the only transfer of a step
-    return Verification(draft, choices, stands, node, chosen[: tree.depth_of[node] + 1])
+    tree, picked = draft.tree, fastest(choices)
+    if len(tree) == 1:  # plain decoding: there is nothing to look at
+        return Verification(draft, choices, tree.ancestors[0], 0, choices.tolist())
+    stands, winner = standing(tree, fastest(draft.tokens), picked)
+    if picked is not choices:
+        node = int(winner[0])
+        return Verification(draft, choices, torch.from_numpy(stands), node, picked[tree.chain_of[node]].tolist())
+    return told(draft, choices, stands, torch.cat((winner, choices[tree.paths.index_select(0, winner)[0]])))
 
 
-def deepest_on_device(
-    tree: Tree, tokens: torch.Tensor, choices: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Which nodes stand, bool (n,); the deepest of them, (1,); its path, (max_depth + 1,), itself repeated at the end.
+def told(draft: Draft, choices: torch.Tensor, stands: torch.Tensor, report: torch.Tensor) -> Verification:
+    """A verification on a device, brought to the host: the only transfer of a step.
 
-    No host value is read: an index of no dimension would be, so the winner keeps one.
+    Args:
+        report: int64 (1 + max_depth + 1,); the deepest standing node, and the choices along its path.
     """
-    matches = tokens == choices.index_select(0, tree.parents)  # (n,)
-    stands = (matches | tree.missing).all(dim=-1)  # (n,): every ancestor and the node itself match
-    winner = (tree.depths * stands).argmax(keepdim=True)  # (1,): argmax gives the first of equals
-    return stands, winner, tree.paths.index_select(0, winner)[0]
-
-
-def deepest(tree: Tree, tokens: list[int], choices: list[int]) -> tuple[list[bool], int]:
-    """The same on the host, found from parents to children: which nodes stand, and the deepest of them."""
-    best, standing = 0, [True] * len(tree)
-    for node in range(1, len(tree)):
-        parent = tree.parent_of[node]
-        standing[node] = standing[parent] and tokens[node] == choices[parent]
-        if standing[node] and tree.depth_of[node] > tree.depth_of[best]:
-            best = node
-    return standing, best
+    node, *chosen = report.tolist()
+    return Verification(draft, choices, stands, node, chosen[: draft.tree.depth_of[node] + 1])

@@ -11,7 +11,7 @@ import torch
 
 from ..decoding import Draft, Target, Tree
 from ..errors import UserError
-from .eagle_drafter import FeatureDrafter
+from .eagle_drafter import EagleDrafter, EagleSession
 from .head_files import template
 
 
@@ -57,11 +57,11 @@ def plan(tree: Tree) -> list[Level]:
     return levels
 
 
-class Eagle(FeatureDrafter):
+class Eagle(EagleDrafter):
     """Drafts a tree of fixed shape: a node's children are the best tokens of the feature predicted at it.
 
     Args:
-        target, head_path: see `FeatureDrafter`.
+        target, head_path: see `EagleDrafter`.
         tree_path: YAML of rank paths; default: the published 25 nodes.
 
     Raises:
@@ -76,16 +76,25 @@ class Eagle(FeatureDrafter):
         inner = sum(len(level.nodes) for level in levels[1:])
         super().__init__(target, head_path, inner=inner, max_nodes=len(tree), max_depth=tree.max_depth)
         self.template = tree
-        self._levels = [(level, self.window(level.visible)) for level in levels]
+        self.levels = [(level, self.mask_of(level.visible)) for level in levels]
+
+    def session(self) -> EagleTreeSession:
+        return EagleTreeSession(self)
+
+
+class EagleTreeSession(EagleSession):
+    """Grows the tree level by level."""
+
+    method: Eagle
 
     def expand(self, root: int, feature: torch.Tensor) -> Draft:
-        features, tokens = feature, torch.tensor([root], device=self.device)
+        features, tokens = feature, torch.tensor([root], device=feature.device)
         drafted = [tokens]
-        for depth, (level, window) in enumerate(self._levels):
+        for depth, (level, mask) in enumerate(self.method.levels):
             if depth:
                 continued = tokens.index_select(0, level.nodes)
-                features = self.continue_nodes(features.index_select(0, level.parents), continued, depth, window)
-            candidates = self.lm_head(features).topk(level.candidates, dim=-1).indices  # (w, candidates)
+                features = self.continue_nodes(features.index_select(0, level.parents), continued, depth, mask)
+            candidates = self.method.lm_head(features).topk(level.candidates, dim=-1).indices  # (w, candidates)
             tokens = candidates.view(-1).index_select(0, level.pick)
             drafted.append(tokens)
-        return Draft(self.template, torch.cat(drafted))
+        return Draft(self.method.template, torch.cat(drafted))

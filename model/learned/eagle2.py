@@ -6,16 +6,16 @@ import torch
 
 from ..decoding import Draft, Target, Tree
 from ..errors import UserError
-from .eagle_drafter import FeatureDrafter
+from .eagle_drafter import EagleDrafter, EagleSession
 
 
-class Eagle2(FeatureDrafter):
+class Eagle2(EagleDrafter):
     """Expands the best `top_k` nodes of each depth (4.1), then keeps the best `nodes` of all that were seen (4.2).
 
     A node's value is the product of the head's probabilities along its path, which stand for acceptance rates.
 
     Args:
-        target, head_path: see `FeatureDrafter`.
+        target, head_path: see `EagleDrafter`.
         depth: of the deepest node.
         top_k: nodes expanded a depth, and children of each.
         nodes: drafted nodes kept, root not counted.
@@ -34,21 +34,30 @@ class Eagle2(FeatureDrafter):
         self.nodes = min(nodes, top_k + (depth - 1) * top_k**2)
         inner = (depth - 1) * top_k
         super().__init__(target, head_path, inner=inner, max_nodes=1 + self.nodes, max_depth=min(depth, self.nodes))
-        self._itself = torch.eye(top_k, dtype=torch.bool, device=self.device)
-        self._tree_window = self.window(torch.zeros(top_k, inner, dtype=torch.bool, device=self.device))
-        self._children = torch.arange(top_k, device=self.device)
+        self.itself = torch.eye(top_k, dtype=torch.bool, device=self.device)
+        self.tree_mask = self.mask_of(torch.zeros(top_k, inner, dtype=torch.bool, device=self.device))
+        self.children = torch.arange(top_k, device=self.device)
+
+    def session(self) -> Eagle2Session:
+        return Eagle2Session(self)
+
+
+class Eagle2Session(EagleSession):
+    """Grows the tree by the head's confidence."""
+
+    method: Eagle2
 
     def expand(self, root: int, feature: torch.Tensor) -> Draft:
-        k = self.top_k
+        own, k = self.method, self.method.top_k
         best = self._log_probabilities(feature).topk(k, dim=-1)
         value, token = best.values.view(-1), best.indices.view(-1)  # of the nodes to expand: (k,)
-        whose, node = torch.zeros_like(self._children), self._children  # row of the parent's feature; number
+        whose, node = torch.zeros_like(own.children), own.children  # row of the parent's feature; number
         values, tokens, parents = [value], [token], [whose - 1]  # of all nodes seen; -1 is the root
-        visible = self._itself  # (k, expanded so far)
+        visible = own.itself  # (k, expanded so far)
         features, seen = feature, k
-        for depth in range(1, self.depth):
-            window = self._show(visible)
-            features = self.continue_nodes(features.index_select(0, whose), token, depth, window)  # (k, H)
+        for depth in range(1, own.depth):
+            mask = self._show(visible)
+            features = self.continue_nodes(features.index_select(0, whose), token, depth, mask)  # (k, H)
             best = self._log_probabilities(features).topk(k, dim=-1)
             below = (value[:, None] + best.values).view(-1)  # (k * k,)
             values.append(below)
@@ -56,21 +65,22 @@ class Eagle2(FeatureDrafter):
             parents.append(node.repeat_interleave(k))
             value, flat = below.topk(k)
             token, whose, node = tokens[-1].index_select(0, flat), flat // k, flat + seen
-            visible = torch.cat((visible.index_select(0, whose), self._itself), dim=1)
+            visible = torch.cat((visible.index_select(0, whose), own.itself), dim=1)
             seen += k * k
         # A child is never worth more than its parent and stands behind it, so a stable order keeps parents.
-        kept = torch.cat(values).sort(descending=True, stable=True).indices[: self.nodes]
+        kept = torch.cat(values).sort(descending=True, stable=True).indices[: own.nodes]
         found = torch.stack((kept, torch.cat(parents)[kept], torch.cat(tokens)[kept]))
         return self._breadth_first(root, *found.tolist())  # one transfer
 
     def _log_probabilities(self, features: torch.Tensor) -> torch.Tensor:
-        return torch.log_softmax(self.lm_head(features).float(), dim=-1)  # (w, V)
+        return torch.log_softmax(self.method.lm_head(features).float(), dim=-1)  # (w, V)
 
     def _show(self, visible: torch.Tensor) -> torch.Tensor:
-        """Write the topology into the window."""
-        part = self._tree_window[:, self.capacity : self.capacity + visible.shape[1]]
-        part.zero_().masked_fill_(~visible, self.blocked)
-        return self._tree_window
+        """Write the topology into the mask."""
+        own = self.method
+        part = own.tree_mask[:, own.capacity : own.capacity + visible.shape[1]]
+        part.zero_().masked_fill_(~visible, own.blocked)
+        return own.tree_mask
 
     def _breadth_first(self, root: int, kept: list[int], parents: list[int], tokens: list[int]) -> Draft:
         """The draft of the nodes kept: their numbers, their parents' numbers (-1: the root), their tokens."""
@@ -83,6 +93,8 @@ class Eagle2(FeatureDrafter):
             order += below
             tree_parents += [i] * len(below)
         token = dict(zip(kept, tokens, strict=True)) | {-1: root}
-        ranks = [0] + [number % self.top_k for number in order[1:]]  # numbers of siblings start at a multiple of top_k
-        tree = Tree(tree_parents, ranks, self.device, once=True)
-        return Draft(tree, torch.tensor([token[number] for number in order], device=self.device))
+        ranks = [0] + [
+            number % self.method.top_k for number in order[1:]
+        ]  # numbers of siblings start at a multiple of top_k
+        tree = Tree(tree_parents, ranks, self.method.device, once=True)
+        return Draft(tree, torch.tensor([token[number] for number in order], device=self.method.device))

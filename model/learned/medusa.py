@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ..decoding import Drafter, Target
+from ..decoding import DeviceDrafter, DeviceSession, Target, Verification
 from ..errors import UserError
 from .head_files import check_shapes, check_sizes, hidden_size, locate, read_config, read_weights, template
 
@@ -87,7 +87,7 @@ def _count(file: Path, state: dict[str, torch.Tensor], shared: bool) -> tuple[in
     return 1 + max(int(n[0]) for n in names), max(int(n[1]) for n in names) + shared
 
 
-class Medusa(Drafter):
+class Medusa(DeviceDrafter):
     """Drafts from the hidden state that chose the root: a node of rank r at depth d is head d's candidate r.
 
     All parents at one depth share their children's tokens. Nothing is carried to the next prompt.
@@ -120,19 +120,53 @@ class Medusa(Drafter):
         self._candidates = tree.max_rank + 1
         # where a node below the root finds its token among the candidates (depths, ranks), flattened: (n - 1,)
         self._pick = ((self.tree.depths - 1) * self._candidates + self.tree.ranks)[1:]
-        self._hidden = torch.zeros(1, hidden_size(target), dtype=target.dtype, device=target.device)
+        # (1, H), what chose the root, of the sequence that stepped last
+        self.hidden = torch.zeros(1, hidden_size(target), dtype=target.dtype, device=target.device)
+        self.whose: MedusaSession | None = None
+
+    def session(self) -> MedusaSession:
+        return MedusaSession(self)
 
     def take(self, hidden: torch.Tensor) -> None:
-        self._hidden.copy_(hidden)
+        self.hidden.copy_(hidden)
 
     def grow(self, root: torch.Tensor) -> torch.Tensor:
         if len(self._pick) == 0:
             return root
         logits = torch.cat(  # (depths, V)
-            [self.heads.logits(i, self._hidden, self.lm_head) for i in range(self.tree.max_depth)]  # type: ignore[union-attr]
+            [self.heads.logits(i, self.hidden, self.lm_head) for i in range(self.tree.max_depth)]
         )
         candidates = logits.topk(self._candidates, dim=-1).indices  # (depths, ranks)
         return torch.cat((root, candidates.view(-1).index_select(0, self._pick)))
 
     def step_state(self) -> dict[str, torch.Tensor]:
-        return {"hidden": self._hidden}
+        return {"hidden": self.hidden}
+
+
+class MedusaSession(DeviceSession):
+    """A sequence's hidden state. It lies where the method's steps read and write it; others' are kept meanwhile."""
+
+    method: Medusa
+
+    def __init__(self, method: Medusa) -> None:
+        super().__init__(method)
+        self._kept = torch.zeros_like(method.hidden)
+
+    def choose(self) -> None:
+        self._take_place()
+
+    def observe(self, verification: Verification) -> None:
+        self._take_place()  # the first step's is not preceded by a choice
+        super().observe(verification)
+
+    def close(self) -> None:
+        if self.method.whose is self:
+            self.method.whose = None
+
+    def _take_place(self) -> None:
+        own = self.method
+        if own.whose is not self:
+            if own.whose is not None:
+                own.whose._kept.copy_(own.hidden)
+            own.hidden.copy_(self._kept)
+            own.whose = self

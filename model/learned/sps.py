@@ -7,13 +7,14 @@ assistant_confidence_threshold=0): same tokens, same number of target forwards. 
 from __future__ import annotations
 
 from collections.abc import Collection
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM
 
-from ..decoding import Draft, Drafter, Target, Tree, Verification
+from ..decoding import Draft, Drafter, Session, Target, Tree, Verification
 from ..errors import UserError
 from ..files import located
 
@@ -50,44 +51,63 @@ class Speculative(Drafter):
             )
         self.draft_tokens, self.eos = draft_tokens, frozenset(eos)
         self.max_nodes = 1 + draft_tokens
-        self.tree = None  # a draft is shorter where it meets the end of an answer
-        self._text: list[int] = []  # prompt and output, the root last
         self.model.reserve(self.max_nodes)
 
+    def session(self) -> SpeculativeSession:
+        return SpeculativeSession(self)
+
+
+class SpeculativeSession(Session):
+    """A sequence's text, and the draft model's cache of it."""
+
+    method: Speculative
+
+    def __init__(self, method: Speculative) -> None:
+        super().__init__(method)
+        self._text: list[int] = []  # prompt and output, the root last
+        self._held = ExitStack()
+
     def begin(self, prompt: list[int]) -> Draft:
+        own = self.method
+        self.cache = self._held.enter_context(own.model.cache(own.max_nodes))
         self._text = list(prompt)
-        root = self.root_alone(prompt[-1])
-        if len(prompt) >= self.model.context:  # the draft model does not see so far
+        root = own.root_alone(prompt[-1])
+        if len(prompt) >= own.model.context:  # the draft model does not see so far
             return root
-        logits = self.model.prefill(prompt, root)  # (1, V)
-        self.model.cache.commit(1)
+        logits = own.model.prefill(self.cache, prompt, root)  # (1, V)
+        self.cache.commit(1)
         return self._propose(logits)
 
     def draft(self, root: int) -> Draft:
-        if len(self._text) >= self.model.context:
-            return self.root_alone(root)
+        own = self.method
+        if len(self._text) >= own.model.context:
+            return own.root_alone(root)
         # The root, and where the last draft stood whole its last token, too: it was drafted and never forwarded.
-        unseen = self._text[self.model.cache.length :]
-        chain = Tree.chain(len(unseen) - 1).on(self.device)
-        logits = self.model.forward(Draft(chain, torch.tensor(unseen, device=self.device)))  # (1 or 2, V)
-        self.model.cache.commit(len(unseen))
+        unseen = self._text[self.cache.length :]
+        chain = Tree.chain(len(unseen) - 1).on(own.device)
+        logits = own.model.forward(self.cache, Draft(chain, torch.tensor(unseen, device=own.device)))  # (1 or 2, V)
+        self.cache.commit(len(unseen))
         return self._propose(logits[-1:])
 
     def observe(self, verification: Verification) -> None:
         self._text += verification.tokens
         # Rejected drafts leave the cache; its next forward writes over them.
-        self.model.cache.length = min(self.model.cache.length, len(self._text) - 1)
+        self.cache.length = min(self.cache.length, len(self._text) - 1)
+
+    def close(self) -> None:
+        self._held.close()
 
     def _propose(self, logits: torch.Tensor) -> Draft:
         """The draft after the root, whose logits (1, V) these are. One transfer to the host, at the end."""
+        own, root = self.method, Tree.chain(0).on(self.method.device)
         drafts = [logits.argmax(dim=-1)]  # (1,) each
-        while len(drafts) < self.draft_tokens:
-            drafts.append(self.model.forward(Draft(self._alone, drafts[-1])).argmax(dim=-1))
-            self.model.cache.commit(1)
+        while len(drafts) < own.draft_tokens:
+            drafts.append(own.model.forward(self.cache, Draft(root, drafts[-1])).argmax(dim=-1))
+            self.cache.commit(1)
         tokens = torch.cat(drafts).tolist()
-        tokens = next((tokens[:i] for i, token in enumerate(tokens) if token in self.eos), tokens)
-        tree = Tree.chain(len(tokens)).on(self.device)
-        return Draft(tree, torch.tensor([self._text[-1], *tokens], device=self.device))
+        tokens = next((tokens[:i] for i, token in enumerate(tokens) if token in own.eos), tokens)
+        tree = Tree.chain(len(tokens)).on(own.device)
+        return Draft(tree, torch.tensor([self._text[-1], *tokens], device=own.device))
 
 
 def load_draft_model(path: str, target: Target) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ..decoding import Drafter, Tree
+from ..decoding import DeviceDrafter, Tree
 from ..decoding.tree import RankPath
 
 
@@ -27,14 +27,14 @@ class Layout:
         self.tokens = torch.zeros_like(self.tree.depths)
 
 
-class LaidOut(Drafter):
-    """Says in `choose` which layout comes next and what stands in it, by `lay_out`."""
+class LayoutDrafter(DeviceDrafter):
+    """Its session says in `choose` which layout comes next and what stands in it, by `lay_out`."""
 
     def lay_out(self, layout: Layout, tokens: Sequence[int]) -> None:
         """Draft these tokens, in the layout's own order, the root first."""
         layout.tokens.copy_(torch.tensor([tokens[i] for i in layout.order]))
-        self.tree, self._laid_out = layout.tree, layout.tokens
+        self.tree, self._tokens = layout.tree, layout.tokens
 
     def grow(self, root: torch.Tensor) -> torch.Tensor:
-        self._laid_out[:1] = root
-        return self._laid_out
+        self._tokens[:1] = root
+        return self._tokens

@@ -24,10 +24,10 @@ from itertools import chain
 
 import torch
 
-from ..decoding import Draft, Verification
+from ..decoding import DeviceSession, Draft, Verification
 from ..decoding.tree import RankPath
 from ..errors import UserError
-from .layouts import LaidOut, Layout
+from .layouts import Layout, LayoutDrafter
 
 
 class _Window(Layout):
@@ -43,7 +43,7 @@ class _Window(Layout):
         self.last = [node[path] for path in last]
 
 
-class Lookahead(LaidOut):
+class Lookahead(LayoutDrafter):
     """Drafts the window's tokens and the pool's n-grams of the root. Window and pool are the prompt's own.
 
     Args:
@@ -72,25 +72,47 @@ class Lookahead(LaidOut):
         super().__init__(torch.device(device))
         self.level, self.window, self.pool_from_prompt = level, window, pool_from_prompt
         # As long as levels are missing the window is wider, by one column for each: a step costs every level one.
-        self._layouts = {(f, 0): self._layout(f, window + level - 2 - f, 0) for f in range(level - 2)}
-        self._layouts |= {(level - 2, g): self._layout(level - 2, window, g) for g in range(guess + 1)}
-        self.max_nodes = max(len(layout.tree) for layout in self._layouts.values())
-        self.pool = NgramPool(guess)
+        self.layouts = {(f, 0): self._layout(f, window + level - 2 - f, 0) for f in range(level - 2)}
+        self.layouts |= {(level - 2, g): self._layout(level - 2, window, g) for g in range(guess + 1)}
+        self.max_nodes = max(len(layout.tree) for layout in self.layouts.values())
+        self.guess = guess
+
+    def session(self) -> LookaheadSession:
+        return LookaheadSession(self)
+
+    def _layout(self, deepest: int, width: int, guesses: int) -> _Window:
+        """Levels 0 to `deepest` in `width` columns, and chains of N - 1 tokens."""
+        paths: list[RankPath] = [(0,) * i for i in range(width)]  # level 0; the root is its column 0
+        for below in range(deepest):
+            paths += [(0,) * i + (1,) + (0,) * below for i in range(width)]
+        last = paths[-width:]
+        for g in range(guesses):
+            paths += [(2 + g,) + (0,) * i for i in range(self.level - 1)]
+        return _Window(paths, last, self.device)
+
+
+class LookaheadSession(DeviceSession):
+    """A sequence's window and pool."""
+
+    method: Lookahead
+
+    def __init__(self, method: Lookahead) -> None:
+        super().__init__(method)
+        self.pool = NgramPool(method.guess)
         self._levels: list[list[int]] = []  # level 0 without its column 0, which is the root; the others whole
         self._tail: list[int] = []  # the text's last N tokens
-        self._now = self._layouts[0, 0]
+        self._now = method.layouts[0, 0]
 
     def begin(self, prompt: list[int]) -> Draft | None:
         draw = random.Random(0)  # of the prompt alone, so that no answer depends on the ones before
-        self._levels = [[draw.choice(prompt) for _ in range(self.window + self.level - 3)]]
-        self.pool, self._tail = NgramPool(self.pool.size), []
+        self._levels = [[draw.choice(prompt) for _ in range(self.method.window + self.method.level - 3)]]
         self._extend(prompt)
         return None  # as in the authors' code, the first step has the window and the root's n-grams already
 
     def choose(self) -> None:
         guesses = self.pool.guesses(self._tail[-1]) if self._filled else []
-        self._now = self._layouts[len(self._levels) - 1, len(guesses)]
-        self.lay_out(self._now, [self._tail[-1], *chain(*self._levels), *chain(*guesses)])
+        self._now = self.method.layouts[len(self._levels) - 1, len(guesses)]
+        self.method.lay_out(self._now, [self._tail[-1], *chain(*self._levels), *chain(*guesses)])
 
     def account(self, verification: Verification) -> None:
         """Collect the n-grams that this step completes, then move the window (paper, 3.2 and algorithm 2)."""
@@ -107,28 +129,19 @@ class Lookahead(LaidOut):
 
     @property
     def _filled(self) -> bool:
-        return len(self._levels) == self.level - 1
+        return len(self._levels) == self.method.level - 1
 
     def _extend(self, tokens: Sequence[int]) -> None:
         """The text goes on."""
-        if not self.pool_from_prompt:
+        level = self.method.level
+        if not self.method.pool_from_prompt:
             self._tail = [tokens[-1]]
             return
         text = self._tail + list(tokens)
-        for end in range(max(self.level, len(self._tail) + 1), len(text) + 1):
-            key, *rest = text[end - self.level : end]
+        for end in range(max(level, len(self._tail) + 1), len(text) + 1):
+            key, *rest = text[end - level : end]
             self.pool.add(key, tuple(rest))
-        self._tail = text[-self.level :]
-
-    def _layout(self, deepest: int, width: int, guesses: int) -> _Window:
-        """Levels 0 to `deepest` in `width` columns, and chains of N - 1 tokens."""
-        paths: list[RankPath] = [(0,) * i for i in range(width)]  # level 0; the root is its column 0
-        for below in range(deepest):
-            paths += [(0,) * i + (1,) + (0,) * below for i in range(width)]
-        last = paths[-width:]
-        for g in range(guesses):
-            paths += [(2 + g,) + (0,) * i for i in range(self.level - 1)]
-        return _Window(paths, last, self.device)
+        self._tail = text[-level:]
 
 
 class NgramPool:

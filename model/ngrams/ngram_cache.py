@@ -16,16 +16,16 @@ from itertools import chain
 
 import torch
 
-from ..decoding import Draft, Verification
+from ..decoding import DeviceSession, Draft, Verification
 from ..decoding.tree import RankPath
 from ..errors import UserError
-from .layouts import LaidOut, Layout
+from .layouts import Layout, LayoutDrafter
 from .ngram_table import Gram, NgramTable
 
 Slot = RankPath  # a follower's place: (2, 0) is the latest follower of where the root's third latest one ends
 
 
-class NgramCache(LaidOut):
+class NgramCache(LayoutDrafter):
     """Drafts the followers that are due. The dynamic table is carried from prompt to prompt.
 
     Args:
@@ -62,38 +62,13 @@ class NgramCache(LaidOut):
         self.frozen: NgramTable | None = None
         if table_path is not None:
             self.frozen = NgramTable.load(table_path, leader, follower, vocab_size)
-        self._shapes = [
+        self.shapes = [
             _Shape(best_slots(nodes // follower, due, followers), follower, self.device) for due in range(followers + 1)
         ]
-        self.max_nodes = max(len(shape.tree) for shape in self._shapes)
-        self._recent: list[int] = []  # the text's last tokens, as many as the next n-gram begins with, at most
+        self.max_nodes = max(len(shape.tree) for shape in self.shapes)
 
-    def begin(self, prompt: list[int]) -> Draft:
-        self._recent = []
-        self._extend(prompt)
-        return self.root_alone(prompt[-1])
-
-    def choose(self) -> None:
-        root = self._recent[-1]
-        start = tuple(self._recent[-self.leader :])
-        due = self._due(start)
-        now = self._shapes[len(due)]
-        # Per slot: the leader that its follower leaves behind, and the followers of that, looked up when asked for.
-        ends: list[Gram] = []
-        tokens = [root]
-        known: dict[int, list[Gram]] = {-1: due}
-        for parent, rank in now.slots:
-            if parent not in known:
-                known[parent] = self._due(ends[parent])
-            before = start if parent < 0 else ends[parent]
-            found = known[parent]
-            gram = found[rank] if rank < len(found) else before[-1:] * self.follower
-            tokens += gram
-            ends.append((before + gram)[-self.leader :])
-        self.lay_out(now, tokens)
-
-    def account(self, verification: Verification) -> None:
-        self._extend(verification.tokens)
+    def session(self) -> NgramCacheSession:
+        return NgramCacheSession(self)
 
     def reset(self) -> None:
         self.table.clear()
@@ -104,7 +79,7 @@ class NgramCache(LaidOut):
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         self.table.take(state, self.vocab_size, "start")
 
-    def _due(self, leader: Gram) -> list[Gram]:
+    def due(self, leader: Gram) -> list[Gram]:
         """The followers of a leader, the likeliest first: the dynamic table's, then the frozen one's that are new."""
         found = self.table.followers_of(leader)
         if self.frozen is not None and len(found) < self.followers:
@@ -112,11 +87,47 @@ class NgramCache(LaidOut):
             found = found + more[: self.followers - len(found)]
         return found
 
+
+class NgramCacheSession(DeviceSession):
+    """A sequence's last tokens: as many as the next n-gram begins with, at most."""
+
+    method: NgramCache
+
+    def __init__(self, method: NgramCache) -> None:
+        super().__init__(method)
+        self._recent: list[int] = []
+
+    def begin(self, prompt: list[int]) -> Draft:
+        self._extend(prompt)
+        return self.method.root_alone(prompt[-1])
+
+    def choose(self) -> None:
+        own, root = self.method, self._recent[-1]
+        start = tuple(self._recent[-own.leader :])
+        due = own.due(start)
+        now = own.shapes[len(due)]
+        # Per slot: the leader that its follower leaves behind, and the followers of that, looked up when asked for.
+        ends: list[Gram] = []
+        tokens = [root]
+        known: dict[int, list[Gram]] = {-1: due}
+        for parent, rank in now.slots:
+            if parent not in known:
+                known[parent] = own.due(ends[parent])
+            before = start if parent < 0 else ends[parent]
+            found = known[parent]
+            gram = found[rank] if rank < len(found) else before[-1:] * own.follower
+            tokens += gram
+            ends.append((before + gram)[-own.leader :])
+        own.lay_out(now, tokens)
+
+    def account(self, verification: Verification) -> None:
+        self._extend(verification.tokens)
+
     def _extend(self, tokens: list[int]) -> None:
         """The text goes on: keep every n-gram that ends in the new tokens."""
         text = self._recent + tokens
-        self.table.add_text(text)
-        self._recent = text[-(self.leader + self.follower - 1) :]
+        self.method.table.add_text(text)
+        self._recent = text[-(self.method.leader + self.method.follower - 1) :]
 
 
 class _Shape(Layout):

@@ -1,7 +1,10 @@
-"""Token Recycling (arXiv 2408.08696): adjacency matrix, tree templates, drafter."""
+"""Token Recycling (arXiv 2408.08696): adjacency matrix, tree templates, drafter; and the tree for the machine.
 
-from .drafter import TokenRecycling
+From outside: what is named here, `auto` (which learns by `acceptance`), and the law of `templates`.
+"""
+
+from .drafter import RecyclingSession, TokenRecycling
 from .matrix import AdjacencyMatrix
 from .templates import build_template
 
-__all__ = ["AdjacencyMatrix", "TokenRecycling", "build_template"]
+__all__ = ["AdjacencyMatrix", "RecyclingSession", "TokenRecycling", "build_template"]

@@ -17,12 +17,12 @@ from typing import Any
 
 import torch
 
-from ..decoding import Drafter, Target, Tree, Verification, decode
+from ..decoding import Drafter, Target, Tree, Verification, generate
 from ..decoding.tree import RankPath
 from ..errors import UserError
 from ..vanilla import Vanilla
-from . import TokenRecycling
 from .acceptance import MEMORY, Acceptance
+from .drafter import RecyclingSession, TokenRecycling
 from .templates import best_order
 
 SIZES = (0, 1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64, 80)  # nodes below the root that are ever considered
@@ -126,7 +126,11 @@ class AutoRecycling(TokenRecycling):
             "predicted_speedup": self.plain_seconds * tokens / seconds if seconds else None,
         }
 
+    def session(self) -> AutoSession:
+        return AutoSession(self)
+
     def choose(self) -> None:
+        """Before a step: the tree that is to be used."""
         index = self._index
         if self._steps < LEARN:
             index = self._first
@@ -139,6 +143,7 @@ class AutoRecycling(TokenRecycling):
             self.use_tree(tree)
 
     def account(self, verification: Verification) -> None:
+        """After a step: what it taught."""
         tree = verification.draft.tree
         index = self.sizes.index(len(tree) - 1)
         self._predicted[0] += 1 + self._expected[index]
@@ -194,6 +199,18 @@ class AutoRecycling(TokenRecycling):
         self._predicted = [tokens, seconds]
 
 
+class AutoSession(RecyclingSession):
+    """A sequence of it: what all of them teach is the method's."""
+
+    method: AutoRecycling
+
+    def choose(self) -> None:
+        self.method.choose()
+
+    def account(self, verification: Verification) -> None:
+        self.method.account(verification)
+
+
 def considered(k: int) -> tuple[RankPath, ...]:
     """The rank paths among which nodes are chosen: the likeliest by the power law, and long chains of rank 0."""
     chains = [(0,) * depth for depth in range(1, DEEP + 1)]
@@ -234,7 +251,7 @@ def measure_step_seconds(
         for n, drafter in drafters.items():
             drafter.reset()
             ends: list[float] = []
-            decode(target, drafter, prompt, max_new_tokens=tokens, mark=partial(_note_end, ends))
+            generate(target, drafter, prompt, max_new_tokens=tokens, mark=partial(_note_end, ends))
             times = [after - before for before, after in itertools.pairwise(ends)]
             if turn:  # the first round warms up
                 seconds[n].append(statistics.median(times[len(times) // 3 :]))

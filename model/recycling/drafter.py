@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ..decoding import Draft, Drafter, Tree
+from ..decoding import DeviceDrafter, DeviceSession, Draft, Tree
 from ..decoding.devices import fastest
 from ..decoding.selection import top_k
 from ..errors import UserError
@@ -22,7 +22,7 @@ from .matrix import AdjacencyMatrix
 UPDATES = ("all", "path", "root", "frozen")
 
 
-class TokenRecycling(Drafter):
+class TokenRecycling(DeviceDrafter):
     """Drafts by breadth-first look-up in the adjacency matrix, learns from every node of every step.
 
     Args:
@@ -78,9 +78,8 @@ class TokenRecycling(Drafter):
         # What a level's look-up needs, sliced once: its part of the tokens, parents, ranks.
         self._levels = [(self._cells[a:b], parents[a:b], ranks[a:b]) for a, b in tree.levels[1:]]
 
-    def begin(self, prompt: list[int]) -> Draft | None:
-        """The first step is like all others, as in the official loop: it drafts, and it learns."""
-        return None
+    def session(self) -> RecyclingSession:
+        return RecyclingSession(self)
 
     def grow(self, root: torch.Tensor) -> torch.Tensor:
         """Grow the tree level by level: token(node) = M[token(parent), rank(node)] (paper, 3.2)."""
@@ -110,11 +109,6 @@ class TokenRecycling(Drafter):
         drafts, stands = tokens[1:], stands[1:]  # the root is no draft
         return reduce(or_, (((drafts == end) & stands).any() for end in self.eos))
 
-    def observe_prompt(self, prompt: list[int], logits: torch.Tensor) -> None:
-        """With `recycle_prompt`: the same for the prompt's tokens."""
-        best = top_k(logits, self.matrix.k)  # (m, k)
-        self.matrix.update(torch.tensor(prompt, device=self.device), best)
-
     def reset(self) -> None:
         self.matrix.reset()
 
@@ -125,3 +119,18 @@ class TokenRecycling(Drafter):
         if set(state) != {"candidates"}:
             raise UserError(f"matrix: a saved matrix holds 'candidates', this file {sorted(state)}")
         self.matrix.load(state["candidates"])
+
+
+class RecyclingSession(DeviceSession):
+    """A sequence has nothing of its own: all that is known is in the matrix."""
+
+    method: TokenRecycling
+
+    def begin(self, prompt: list[int]) -> Draft | None:
+        """The first step is like all others, as in the official loop: it drafts, and it learns."""
+        return None
+
+    def observe_prompt(self, prompt: list[int], logits: torch.Tensor) -> None:
+        """With `recycle_prompt`: the same for the prompt's tokens."""
+        matrix = self.method.matrix
+        matrix.update(torch.tensor(prompt, device=logits.device), top_k(logits, matrix.k))  # (m, k)

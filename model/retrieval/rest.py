@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..decoding import Draft, Drafter, Tree, Verification
+from ..decoding import Draft, Drafter, Session, Tree, Verification
 from ..errors import UserError
 from .datastore import Datastore
 
@@ -63,26 +63,34 @@ class Rest(Drafter):
         self.max_ngram, self.min_ngram = max_ngram, min_ngram
         self.nodes, self.depth, self.places = nodes, depth, places
         self.max_nodes = 1 + nodes
-        self.tree = None  # another topology every step
-        self._eos = np.array(sorted(eos), dtype=np.int64)
-        self._context: list[int] = []  # the last max_ngram tokens of prompt and output
+        self.eos = np.array(sorted(eos), dtype=np.int64)
+
+    def session(self) -> RestSession:
+        return RestSession(self)
+
+
+class RestSession(Session):
+    """A sequence's last tokens, as many as the longest n-gram."""
+
+    method: Rest
 
     def begin(self, prompt: list[int]) -> Draft:
-        self._context = prompt[-self.max_ngram :]
-        return self.root_alone(prompt[-1])  # as in the official code, the prefill verifies nothing
+        self._context = prompt[-self.method.max_ngram :]
+        return self.method.root_alone(prompt[-1])  # as in the official code, the prefill verifies nothing
 
     def draft(self, root: int) -> Draft:
-        n, first, last = self.datastore.longest(self._context, least=self.min_ngram, most=self.max_ngram)
+        own = self.method
+        n, first, last = own.datastore.longest(self._context, least=own.min_ngram, most=own.max_ngram)
         if not n:
-            return self.root_alone(root)
-        found = self.datastore.continuations(first, last, skip=n, length=self.depth, limit=self.places)
-        if len(self._eos):
-            found[np.logical_or.accumulate(np.isin(found, self._eos), axis=1)] = -1
-        parents, tokens = most_frequent(found, self.nodes)
-        return Draft(Tree(parents, device=self.device, once=True), torch.tensor([root, *tokens], device=self.device))
+            return own.root_alone(root)
+        found = own.datastore.continuations(first, last, skip=n, length=own.depth, limit=own.places)
+        if len(own.eos):
+            found[np.logical_or.accumulate(np.isin(found, own.eos), axis=1)] = -1
+        parents, tokens = most_frequent(found, own.nodes)
+        return Draft(Tree(parents, device=own.device, once=True), torch.tensor([root, *tokens], device=own.device))
 
     def observe(self, verification: Verification) -> None:
-        self._context = (self._context + verification.tokens)[-self.max_ngram :]
+        self._context = (self._context + verification.tokens)[-self.method.max_ngram :]
 
 
 def most_frequent(continuations: NDArray[np.int64], nodes: int) -> tuple[list[int], list[int]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from evaluation.records import questions
+from evaluation.running import bench
 from model.errors import UserError
 from model.files import load_state, replaced, save_state, write_json, write_text
 
@@ -18,8 +18,7 @@ RACE = """
 import sys
 from pathlib import Path
 import torch
-from evaluation.answers import write_json
-from model.files import save_state
+from model.files import save_state, write_json
 folder, mine = Path(sys.argv[1]), int(sys.argv[2])
 for _ in range(150):
     write_json(folder / "kept.json", [mine] * 5000)
@@ -44,11 +43,9 @@ def test_two_processes_writing_the_same_files_do_not_break_one_another(tmp_path)
 def test_a_bench_fetched_twice_at_once_is_there_for_both(tmp_path):
     source = tmp_path / "source.jsonl"
     source.write_text('{"question_id": 1, "category": "qa", "turns": ["a"]}\n' * 50_000)
-    digest = questions.hashlib.sha256(source.read_bytes()).hexdigest()
+    digest = bench.hashlib.sha256(source.read_bytes()).hexdigest()
     with ThreadPoolExecutor(8) as pool:
-        wanted = [
-            pool.submit(questions.fetch, source.as_uri(), digest, tmp_path / "new/question.jsonl") for _ in range(16)
-        ]
+        wanted = [pool.submit(bench.fetch, source.as_uri(), digest, tmp_path / "new/question.jsonl") for _ in range(16)]
         for one in wanted:
             one.result()
     assert (tmp_path / "new/question.jsonl").read_bytes() == source.read_bytes()

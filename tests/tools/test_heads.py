@@ -12,7 +12,7 @@ from tokenizers.pre_tokenizers import Whitespace
 from torch import nn
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from model.decoding import Target, decode
+from model.decoding import Target, generate
 from model.errors import UserError
 from model.learned.eagle import Eagle
 from model.learned.eagle2 import Eagle2
@@ -47,7 +47,7 @@ def world(tmp_path_factory, words):
 
 def accepted(target, drafter, rows):
     """MAT over the beginnings of the rows; the output is the target's own."""
-    outs = [decode(target, drafter, row[:3], max_new_tokens=40) for row in rows[:8]]
+    outs = [generate(target, drafter, row[:3], max_new_tokens=40) for row in rows[:8]]
     assert [out.tokens for out in outs] == [row[3:] for row in rows[:8]]
     return sum(len(out.tokens) for out in outs) / sum(len(out.steps) for out in outs)
 

@@ -24,7 +24,7 @@ def test_a_table_is_made_from_each_form(tmp_path):
     for path in files(tmp_path):
         main([str(path), "--vocab-size", "61", "--output", str(output), "--follower", "2"])
         drafter = NgramCache(61, follower=2, table_path=str(output))
-        assert drafter._due((1,)) == [(5, 6), (2, 3)] and drafter._due((6,)) == [(7, 1), (8, 1)]
+        assert drafter.due((1,)) == [(5, 6), (2, 3)] and drafter.due((6,)) == [(7, 1), (8, 1)]
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from tests.checkpoint import write_checkpoint
 from tests.evaluation.running.test_run import core
 from tests.evaluation.test_errors import check
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 METHODS = ("vanilla", "recycling")
 
 

@@ -16,7 +16,7 @@ from evaluation import run
 from evaluation.running import locks, models
 from evaluation.running.model_settings import ModelSettings
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 AUTO = ModelSettings("toy", "nowhere")
 
 

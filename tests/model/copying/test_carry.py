@@ -5,12 +5,11 @@ import random
 import pytest
 import torch
 
-from model.copying.carried_text import carried_on
+from model.copying.carried_text import CarriedText, Reading
 from model.copying.spine import Spine
 from model.copying.suffix import Suffix
-from model.copying.suffix_automaton import SuffixAutomaton
 from model.copying.suffix_recycling import SuffixRecycling
-from model.decoding import Target, decode
+from model.decoding import Target, generate
 from model.errors import UserError
 from model.recycling import build_template
 from tests.conftest import greedy, toy_model
@@ -27,18 +26,42 @@ def made(name, carry):
 
 
 def text(drafter):
-    return drafter.suffix.text if isinstance(drafter, SuffixRecycling) else drafter.text
+    return (drafter.suffix if isinstance(drafter, SuffixRecycling) else drafter).carried.text
+
+
+def read(carried, prompt):
+    reading = Reading(carried)
+    reading.begin(prompt)
+    return reading
 
 
 def test_by_hand():
-    first = carried_on(SuffixAutomaton(), [1, 2, 3, 4], carry=8)
-    first.extend([5, 6])
-    second = carried_on(first, [9, 3, 4], carry=8)
-    assert second.tokens == [1, 2, 3, 4, 5, 6, 9, 3, 4]
-    assert (second.length, second.copy(second.end, 2)) == (2, [5, 6]), "3 4 was followed by 5 6 in the first prompt"
-    third = carried_on(second, [7, 3], carry=8)  # nine tokens are more than eight: the newest four stay
+    carried = CarriedText(8)
+    first = read(carried, [1, 2, 3, 4])
+    first.text.extend([5, 6])
+    first.close()
+    second = read(carried, [9, 3, 4])
+    assert second.text.tokens == [1, 2, 3, 4, 5, 6, 9, 3, 4]
+    end = second.text.end
+    assert (second.text.length, second.text.copy(end, 2)) == (2, [5, 6]), "3 4 was followed by 5 6 in the first prompt"
+    second.close()
+    third = read(carried, [7, 3]).text  # nine tokens are more than eight: the newest four stay
     assert third.tokens == [6, 9, 3, 4, 7, 3] and (third.length, third.copy(third.end, 1)) == (1, [4])
-    assert carried_on(third, [1, 2], carry=0).tokens == [1, 2]
+    assert read(CarriedText(0), [1, 2]).text.tokens == [1, 2]
+
+
+def test_two_at_once_do_not_read_each_other_and_both_are_carried():
+    carried = CarriedText(100)
+    before = read(carried, [1, 2])
+    before.close()
+    one, other = read(carried, [3]), read(carried, [4])
+    one.text.extend([5])
+    other.text.extend([6])
+    assert one.text.tokens == [1, 2, 3, 5] and other.text.tokens == [1, 2, 4, 6]
+    other.close()
+    assert carried.state_dict()["text"].tolist() == [1, 2, 3, 5, 4, 6], "what is saved holds both"
+    one.close()
+    assert read(carried, [7]).text.tokens == [1, 2, 3, 5, 4, 6, 7]
 
 
 @pytest.mark.parametrize("name", ["spine", "suffix", "suffix_recycling"])
@@ -50,7 +73,7 @@ def test_the_second_time_a_prompt_is_answered_the_answer_is_copied(name):
     for carry in (0, 4096):
         drafter = made(name, carry)
         for prompt in prompts * 2:
-            out = decode(target, drafter, prompt, max_new_tokens=40)
+            out = generate(target, drafter, prompt, max_new_tokens=40)
             assert out.tokens == greedy(model, prompt, 40)
             forwards[carry] = forwards.get(carry, 0) + out.forwards
         assert (len(text(drafter).tokens) > 300) == (carry > 0) and drafter.stateful == (carry > 0 or name != "suffix")
@@ -62,18 +85,18 @@ def test_a_saved_state_goes_on_exactly_and_a_reset_forgets(name):
     target, rng = Target(toy_model("llama")), random.Random(2)
     prompts = [[rng.randrange(3, V) for _ in range(rng.randrange(5, 40))] for _ in range(8)]
     whole, stopped = made(name, 100), made(name, 100)  # 100 tokens: cut several times
-    expected = [decode(target, whole, prompt, max_new_tokens=30).accept_lengths for prompt in prompts]
+    expected = [generate(target, whole, prompt, max_new_tokens=30).accept_lengths for prompt in prompts]
     got = []
     for prompt in prompts:
         state = {key: tensor.clone() for key, tensor in stopped.state_dict().items()}
         stopped = made(name, 100)
         stopped.load_state_dict(state)
-        got.append(decode(target, stopped, prompt, max_new_tokens=30).accept_lengths)
+        got.append(generate(target, stopped, prompt, max_new_tokens=30).accept_lengths)
     assert got == expected
     assert max(len(text(d).tokens) for d in (whole, stopped)) <= 100 + 40 + 30
     whole.reset()
     assert text(whole).tokens == [] and not any(tensor.any() for tensor in whole.state_dict().values())
-    again = [decode(target, whole, prompt, max_new_tokens=30).accept_lengths for prompt in prompts]
+    again = [generate(target, whole, prompt, max_new_tokens=30).accept_lengths for prompt in prompts]
     assert again == expected
 
 
@@ -92,6 +115,6 @@ def test_bad_settings_and_states_are_refused(name):
 @pytest.mark.parametrize("name", ["spine", "suffix_recycling"])
 def test_a_plain_matrix_is_taken_as_a_start(name):
     drafter = made(name, 64)
-    decode(Target(toy_model("llama")), drafter, [5, 6, 7], max_new_tokens=10)
+    generate(Target(toy_model("llama")), drafter, [5, 6, 7], max_new_tokens=10)
     drafter.load_state_dict({"candidates": torch.ones(V, 8, dtype=torch.int64)})
     assert text(drafter).tokens == []

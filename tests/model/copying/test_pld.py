@@ -5,7 +5,7 @@ import random
 import pytest
 
 from model.copying.pld import PromptLookup
-from model.decoding import Target, decode
+from model.decoding import Target, generate
 from model.errors import UserError
 from tests.conftest import generated, greedy, toy_model
 
@@ -22,7 +22,9 @@ def test_same_tokens_and_forwards_as_transformers(seed, ngram):
     free = greedy(model, prompt, 50)
     for limit, eos in ((50, None), (17, None), (50, [free[30], free[12]])):
         expected = generated(model, prompt, limit, eos, prompt_lookup_num_tokens=10, max_matching_ngram_size=ngram)
-        out = decode(target, PromptLookup(max_ngram=ngram, eos=eos or ()), prompt, max_new_tokens=limit, eos=eos or ())
+        out = generate(
+            target, PromptLookup(max_ngram=ngram, eos=eos or ()), prompt, max_new_tokens=limit, eos=eos or ()
+        )
         assert (out.tokens, out.forwards) == expected
         assert sum(out.accept_lengths) == len(out.tokens)
 
@@ -30,16 +32,18 @@ def test_same_tokens_and_forwards_as_transformers(seed, ngram):
 def test_longest_ngram_first_then_the_first_place():
     drafter = PromptLookup(max_ngram=2, draft_tokens=3)
     # (1, 2) stands at 0 and at 5: the first place wins, although (2,) alone stands elsewhere, too
-    assert drafter.begin([1, 2, 3, 4, 5, 1, 2, 9, 2, 8, 1, 2]).tokens.tolist() == [2, 3, 4, 5]
-    assert drafter.begin([1, 2, 3, 4, 7, 2]).tokens.tolist() == [2, 3, 4, 7]  # no bigram: the single token
-    assert drafter.begin([1, 2, 3]).tokens.tolist() == [3]  # no match: the root alone
-    assert PromptLookup(max_ngram=1, eos=[4]).begin([3, 4, 5, 3]).tokens.tolist() == [3]  # a copy stops before EOS
+    assert drafter.session().begin([1, 2, 3, 4, 5, 1, 2, 9, 2, 8, 1, 2]).tokens.tolist() == [2, 3, 4, 5]
+    assert drafter.session().begin([1, 2, 3, 4, 7, 2]).tokens.tolist() == [2, 3, 4, 7]  # no bigram: the single token
+    assert drafter.session().begin([1, 2, 3]).tokens.tolist() == [3]  # no match: the root alone
+    assert PromptLookup(max_ngram=1, eos=[4]).session().begin([3, 4, 5, 3]).tokens.tolist() == [
+        3
+    ]  # a copy stops before EOS
 
 
 def test_nothing_is_carried_from_prompt_to_prompt():
     drafter = PromptLookup()
-    drafter.begin([1, 2, 3, 1, 2])
-    assert drafter.begin([9, 1, 2]).tokens.tolist() == [2]
+    drafter.session().begin([1, 2, 3, 1, 2])
+    assert drafter.session().begin([9, 1, 2]).tokens.tolist() == [2]
     assert not drafter.stateful and drafter.state_dict() == {}
 
 

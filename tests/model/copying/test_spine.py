@@ -6,8 +6,8 @@ import random
 import pytest
 import torch
 
-from model.copying.spine import Spine, spine_depth, spine_tree
-from model.decoding import Draft, Target, Verification, decode, verify
+from model.copying.spine import Spine, SpineSession, spine_depth, spine_tree
+from model.decoding import Draft, Target, Verification, generate, verify
 from model.errors import UserError
 from model.recycling import TokenRecycling, build_template
 from model.recycling.templates import likelihood
@@ -73,9 +73,10 @@ def test_no_node_outside_is_likelier_than_one_inside(match):
     assert min(stood(path) for path in inside) >= outside - 1e-6
 
 
-def slow_draft(drafter: Spine, root: int) -> list[int]:
+def slow_draft(session: SpineSession, root: int) -> list[int]:
     """The draft's tokens, node by node in plain Python."""
-    text, rows = drafter.text, drafter.matrix.candidates.tolist()
+    drafter = session.method
+    text, rows = session.reading.text, drafter.matrix.candidates.tolist()
     tree, spine = spine_tree(text.length, len(drafter.tree) - 1, drafter.matrix.k, STANDS)
     copied = [text.tokens[text.end]] if text.length else []
     while text.length and len(copied) < spine:
@@ -112,11 +113,12 @@ def test_drafts_equal_the_slow_reference(seed, dtype, numpy, monkeypatch):
         rows = [rng.sample(range(vocab), k) if rng.randrange(5) else [0] * k for _ in range(vocab)]
         drafter.load_state_dict({"candidates": torch.tensor(rows, dtype=dtype)})
         prompt = [rng.randrange(vocab) for _ in range(rng.randrange(1, 30))]
-        drafter.begin(prompt + prompt[-rng.randrange(1, 5) :])
-        root = drafter.text.tokens[-1]
-        draft = drafter.draft(root)
-        assert draft.tokens.tolist() == slow_draft(drafter, root)
-        matches.add(drafter.text.length)
+        session = drafter.session()
+        session.begin(prompt + prompt[-rng.randrange(1, 5) :])
+        root = session.reading.text.tokens[-1]
+        draft = session.draft(root)
+        assert draft.tokens.tolist() == slow_draft(session, root)
+        matches.add(session.reading.text.length)
     assert len(matches) > 2
 
 
@@ -125,8 +127,9 @@ def test_a_spine_token_is_not_drafted_twice():
     drafter = Spine(9, nodes=6, stands=[0.5], k=4)
     for row, others in (([3, 4, 5, 6], [4, 5]), ([4, 3, 5, 6], [4, 5]), ([4, 5, 6, 7], [4, 5]), ([5, 6, 4, 3], [5, 6])):
         drafter.load_state_dict({"candidates": torch.tensor([row] * 9)})
-        drafter.begin([2, 3, 8, 2])
-        draft = drafter.draft(2)
+        session = drafter.session()
+        session.begin([2, 3, 8, 2])
+        draft = session.draft(2)
         children = [i for i in range(1, 7) if int(draft.tree.parents[i]) == 0]
         assert draft.tokens[children].tolist() == [3, *others][: len(children)] and len(children) > 1
 
@@ -134,12 +137,13 @@ def test_a_spine_token_is_not_drafted_twice():
 def test_of_duplicate_siblings_the_deeper_one_wins():
     """A row that was never written drafts one token several times; whichever has more below it stands."""
     drafter = Spine(9, nodes=8, stands=[0.5], k=3)
-    drafter.begin([1, 2])
-    draft = drafter.draft(2)  # no match, matrix zero: all nodes are token 0
+    session = drafter.session()
+    session.begin([1, 2])
+    draft = session.draft(2)  # no match, matrix zero: all nodes are token 0
     assert draft.tokens.tolist() == [2] + [0] * 8
     logits = torch.zeros(9, 9)
     logits[:, 0] = 1.0
-    outcome = verify(draft, logits)
+    outcome = verify(draft, logits.argmax(-1))
     assert outcome.tokens == [0] * (draft.tree.max_depth + 1)
 
 
@@ -156,7 +160,7 @@ def test_output_is_the_models_own(seed, execution):
     k = rng.choice([1, 2, 8])
     drafter = Spine(V, nodes=rng.randrange(1, 40), k=k, recycle_prompt=seed % 3 == 0)
     for turn, eos in enumerate(((), (expected[40],), ())):  # the matrix goes on: hot
-        out = decode(target, drafter, prompt, max_new_tokens=60, eos=eos)
+        out = generate(target, drafter, prompt, max_new_tokens=60, eos=eos)
         assert out.tokens == expected[: expected.index(eos[0]) + 1 if eos else 60], turn
         assert sum(out.accept_lengths) == len(out.tokens)
         assert all(s.nodes == drafter.max_nodes for s in out.steps)
@@ -168,7 +172,7 @@ def test_static_steps_equal_eager_ones():
     model, outs = toy_model("llama", seed=2), []
     for execution in ("eager", "static"):
         drafter = Spine(V, nodes=16)
-        out = decode(Target(model, execution=execution), drafter, [5, 6, 7, 8, 5, 6], max_new_tokens=80)
+        out = generate(Target(model, execution=execution), drafter, [5, 6, 7, 8, 5, 6], max_new_tokens=80)
         outs.append((out.tokens, out.steps, drafter.matrix.candidates.tolist()))
     assert outs[0] == outs[1]
 
@@ -177,29 +181,30 @@ def test_without_matches_it_is_token_recycling():
     target = Target(toy_model("llama", seed=4))
     spine, plain = Spine(V, nodes=24, stands=[0.0]), TokenRecycling(V, build_template("best", nodes=24))
     for prompt in ([4, 5, 6], [7, 8]):
-        a, b = (decode(target, d, prompt, max_new_tokens=50) for d in (spine, plain))
+        a, b = (generate(target, d, prompt, max_new_tokens=50) for d in (spine, plain))
         assert (a.tokens, a.steps) == (b.tokens, b.steps)
     assert torch.equal(spine.matrix.candidates, plain.matrix.candidates)
 
 
 def test_every_node_teaches_and_a_saved_state_goes_on_exactly():
     drafter = Spine(10, nodes=2, stands=[0.9], k=2)
-    drafter.begin([4, 5, 4])
-    draft = drafter.draft(4)
+    session = drafter.session()
+    session.begin([4, 5, 4])
+    draft = session.draft(4)
     assert draft.tree.is_chain and draft.tokens.tolist() == [4, 5, 4]
     logits = torch.zeros(3, 10)
     for node, (first, second) in enumerate([(1, 2), (3, 6), (7, 8)]):
         logits[node, first], logits[node, second] = 2.0, 1.0
     stands = torch.tensor([True, False, False])
-    drafter.observe(Verification(Draft(draft.tree, draft.tokens), logits.argmax(-1), stands, 0, [1], logits))
+    session.observe(Verification(Draft(draft.tree, draft.tokens), logits.argmax(-1), stands, 0, [1], logits))
     assert drafter.matrix.candidates[[4, 5]].tolist() == [[7, 8], [3, 6]]  # of token 4's two nodes the last counts
-    assert drafter.text.tokens == [4, 5, 4, 1]
+    assert session.reading.text.tokens == [4, 5, 4, 1]
 
     target, prompt = Target(toy_model("llama", seed=1)), [5, 6, 7]
     one, other = Spine(V), Spine(V)
-    decode(target, one, prompt, max_new_tokens=30)
+    generate(target, one, prompt, max_new_tokens=30)
     other.load_state_dict({name: tensor.clone() for name, tensor in one.state_dict().items()})
-    a, b = (decode(target, d, [9, 8, 7, 9], max_new_tokens=40) for d in (one, other))
+    a, b = (generate(target, d, [9, 8, 7, 9], max_new_tokens=40) for d in (one, other))
     assert a.steps == b.steps and torch.equal(one.matrix.candidates, other.matrix.candidates)
     one.reset()
     assert not one.matrix.candidates.any()

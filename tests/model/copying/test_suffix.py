@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from model.copying.suffix import Suffix
 from model.copying.suffix_automaton import SuffixAutomaton
 from model.copying.suffix_recycling import SuffixRecycling
-from model.decoding import Target, decode
+from model.decoding import Target, generate
 from model.errors import UserError
 from model.recycling import TokenRecycling, build_template
 from tests.conftest import greedy, toy_model
@@ -133,16 +133,20 @@ def test_appending_costs_the_same_per_token_however_long_the_text(kind):
 
 def test_drafts_by_hand():
     drafter = Suffix(V, max_draft=5, factor=2.0, min_match=2)
-    drafter.begin([1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 3])
-    assert drafter.draft(3).tokens.tolist() == [3, 4, 5, 6, 7, 8]  # three match: 6, of which 5 are allowed
-    drafter.begin([1, 2, 3, 4, 5, 6, 7, 8, 9, 2, 3])
-    assert drafter.draft(3).tokens.tolist() == [3, 4, 5, 6, 7]  # two match: 4
-    drafter.begin([1, 2, 3, 4, 9, 3])
-    assert drafter.draft(3).tokens.tolist() == [3]  # one matches: below the minimum
+    session = drafter.session()
+    session.begin([1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 3])
+    assert session.draft(3).tokens.tolist() == [3, 4, 5, 6, 7, 8]  # three match: 6, of which 5 are allowed
+    session = drafter.session()
+    session.begin([1, 2, 3, 4, 5, 6, 7, 8, 9, 2, 3])
+    assert session.draft(3).tokens.tolist() == [3, 4, 5, 6, 7]  # two match: 4
+    session = drafter.session()
+    session.begin([1, 2, 3, 4, 9, 3])
+    assert session.draft(3).tokens.tolist() == [3]  # one matches: below the minimum
     assert Suffix(V, factor=0.5, min_match=1).max_nodes == 41
     drafter = Suffix(V, factor=0.5)
-    drafter.begin([1, 2, 3, 4, 1, 2, 3])
-    assert drafter.draft(3).tokens.tolist() == [3, 4, 1]  # half of three, rounded up
+    session = drafter.session()
+    session.begin([1, 2, 3, 4, 1, 2, 3])
+    assert session.draft(3).tokens.tolist() == [3, 4, 1]  # half of three, rounded up
 
 
 def test_a_corpus_is_copied_from_where_its_match_is_longer_by_more_than_the_bias(tmp_path):
@@ -150,10 +154,12 @@ def test_a_corpus_is_copied_from_where_its_match_is_longer_by_more_than_the_bias
     save_file({"ids": torch.tensor([5, 6, 7, 8, 9, 10])}, path)
     for bias, expected in ((0, [7, 8, 9]), (1, [7, 40, 41]), (5, [7, 40, 41])):
         drafter = Suffix(V, max_draft=2, corpus_path=str(path), corpus_bias=bias)
-        drafter.begin([6, 7, 40, 41, 5, 6, 7])  # here 2 tokens match, in the corpus 3
-        assert drafter.draft(7).tokens.tolist() == expected
-    drafter.begin([1, 2, 9, 10])  # the corpus ends behind its match: nothing to copy
-    assert drafter.draft(10).tokens.tolist() == [10]
+        session = drafter.session()
+        session.begin([6, 7, 40, 41, 5, 6, 7])  # here 2 tokens match, in the corpus 3
+        assert session.draft(7).tokens.tolist() == expected
+    session = drafter.session()
+    session.begin([1, 2, 9, 10])  # the corpus ends behind its match: nothing to copy
+    assert session.draft(10).tokens.tolist() == [10]
 
 
 @pytest.mark.parametrize("execution", ["eager", "static"])
@@ -176,7 +182,7 @@ def test_output_is_the_models_own(seed, execution, tmp_path):
             SuffixRecycling(V, tree, corpus_path=corpus, k=4, recycle_prompt=seed % 3 == 0, **shared),
         ):
             for eos in ((), (expected[40],)):
-                out = decode(target, drafter, prompt, max_new_tokens=60, eos=eos)
+                out = generate(target, drafter, prompt, max_new_tokens=60, eos=eos)
                 end = expected.index(eos[0]) + 1 if eos else 60
                 assert out.tokens == expected[:end]
                 assert sum(out.accept_lengths) == len(out.tokens)
@@ -187,9 +193,11 @@ def test_output_is_the_models_own(seed, execution, tmp_path):
 
 def test_nothing_is_carried_from_prompt_to_prompt():
     drafter = Suffix(V)
-    drafter.begin([1, 2, 3, 1, 2])
-    drafter.begin([9, 1, 2])
-    assert drafter.draft(2).tokens.tolist() == [2]
+    session = drafter.session()
+    session.begin([1, 2, 3, 1, 2])
+    session = drafter.session()
+    session.begin([9, 1, 2])
+    assert session.draft(2).tokens.tolist() == [2]
     assert not drafter.stateful and drafter.state_dict() == {}
 
 
@@ -197,11 +205,13 @@ def test_the_hybrid_copies_long_matches_and_grows_the_recycled_tree_elsewhere():
     tree = build_template("best", nodes=3, k=2)
     drafter = SuffixRecycling(10, tree, min_match=2, max_draft=3, k=2)
     drafter.load_state_dict({"candidates": torch.tensor([[t + 1, t + 2] for t in range(8)] + [[0, 0]] * 2)})
-    drafter.begin([1, 2, 7, 9, 1, 2])
-    assert drafter.draft(2).tokens.tolist() == [2, 7, 9, 1]
-    drafter.begin([1, 2, 7, 9, 5, 2])
+    session = drafter.session()
+    session.begin([1, 2, 7, 9, 1, 2])
+    assert session.draft(2).tokens.tolist() == [2, 7, 9, 1]
+    session = drafter.session()
+    session.begin([1, 2, 7, 9, 5, 2])
     assert tree.rank_paths == [(), (0,), (1,), (0, 0)]
-    assert drafter.draft(2).tokens.tolist() == [2, 3, 4, 4]
+    assert session.draft(2).tokens.tolist() == [2, 3, 4, 4]
 
 
 def test_the_hybrid_learns_from_copied_steps_and_resumes_from_its_matrix():
@@ -210,13 +220,13 @@ def test_the_hybrid_learns_from_copied_steps_and_resumes_from_its_matrix():
     target, start = Target(model), [5, 6, 7, 8]
     prompt = start + greedy(model, start, 40) + start
     drafter = SuffixRecycling(V, build_template("best", nodes=8), min_match=1)
-    decode(target, drafter, prompt, max_new_tokens=20)
+    generate(target, drafter, prompt, max_new_tokens=20)
     assert drafter.recycling.matrix.candidates.any()
     saved = {name: tensor.clone() for name, tensor in drafter.state_dict().items()}
-    first = decode(target, drafter, [9, 8, 7], max_new_tokens=40)
+    first = generate(target, drafter, [9, 8, 7], max_new_tokens=40)
     other = SuffixRecycling(V, build_template("best", nodes=8), min_match=1)
     other.load_state_dict(saved)
-    again = decode(target, other, [9, 8, 7], max_new_tokens=40)
+    again = generate(target, other, [9, 8, 7], max_new_tokens=40)
     assert (again.accept_lengths, again.tokens) == (first.accept_lengths, first.tokens)
     assert torch.equal(other.state_dict()["candidates"], drafter.state_dict()["candidates"])
     drafter.reset()
@@ -227,7 +237,7 @@ def test_a_hybrid_that_never_matches_is_token_recycling():
     target, tree = Target(toy_model("llama", seed=4)), build_template("2.2.2")
     hybrid, plain = SuffixRecycling(V, tree, min_match=10_000), TokenRecycling(V, tree)
     for prompt in ([4, 5, 6], [7, 8]):
-        a, b = (decode(target, d, prompt, max_new_tokens=50) for d in (hybrid, plain))
+        a, b = (generate(target, d, prompt, max_new_tokens=50) for d in (hybrid, plain))
         assert {step.source for step in a.steps} == {"recycling"}
         assert (a.tokens, [replace(step, source=None) for step in a.steps]) == (b.tokens, b.steps)
 

@@ -25,7 +25,7 @@ from tests.model.decoding.test_tree import random_tree
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 KERNEL = ROOT / "model/decoding/attention_kernel.py"
 NAN, HUGE = float("nan"), 6e4
 BACKENDS = ["torch", pytest.param("triton", marks=needs_triton)]
@@ -262,14 +262,14 @@ def test_a_model_gives_the_same_logits_as_with_sdpa(name, backend):
     tree = random_tree(5, rng).on(torch.device(DEVICE))
     draft = Draft(tree, torch.tensor([prompt[-1]] + [rng.randrange(61) for _ in range(5)], device=DEVICE))
     target = Target(model)
-    target.reserve(len(tree))
-    target.prefill(prompt)
-    expected = target.forward(draft)
-    past = target.cache.length
+    cache = target.cache(len(tree)).__enter__()
+    target.prefill(cache, prompt)
+    expected = target.forward(cache, draft)
+    past = cache.length
 
     length = torch.tensor(past, device=DEVICE)
-    layers = [StaticLayer(layer, 64, length) for layer in target.cache.layers]
-    for mine, theirs in zip(layers, target.cache.layers, strict=True):
+    layers = [StaticLayer(layer, 64, length) for layer in cache.layers]
+    for mine, theirs in zip(layers, cache.layers, strict=True):
         mine.keys[:, :, :past], mine.values[:, :, :past] = theirs.keys[:, :, :past], theirs.values[:, :, :past]
     _, kv_heads, _, dim = layers[0].keys.shape
     attention = TreeAttention(4, kv_heads, dim, len(tree), 64, length, torch.float32, backend=backend)
@@ -280,8 +280,8 @@ def test_a_model_gives_the_same_logits_as_with_sdpa(name, backend):
     with switch.use(attention):
         got = model(**arguments, past_key_values=Cache(layers=layers)).logits[0]
     torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-3)
-    target.prefill(prompt)  # outside `use` it is sdpa
-    torch.testing.assert_close(target.forward(draft), expected, rtol=1e-3, atol=1e-3)
+    target.prefill(cache, prompt)  # outside `use` it is sdpa
+    torch.testing.assert_close(target.forward(cache, draft), expected, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from tests.model.decoding.test_tree import random_tree
 
 def test_commit_moves_the_accepted_rows_and_nothing_else(llama):
     target = Target(llama)
-    target.reserve(8)
-    cache = target.cache
+    with target.cache(8) as cache:
+        pass
     for buffer in cache._buffers:
         buffer.copy_(torch.arange(buffer.shape[2])[:, None].expand(buffer.shape[2:]))
     cache.length = 10
@@ -26,16 +26,22 @@ def test_commit_moves_the_accepted_rows_and_nothing_else(llama):
     assert cache.length == 15
 
 
+def accept(cache, verification):
+    """What the engine commits of a step."""
+    path = verification.path
+    cache.commit(len(path), torch.tensor(path[1:]))
+
+
 @pytest.mark.parametrize("name", CONFIGS)
 def test_keys_and_values_equal_those_of_plain_decoding(name):
     """After tree steps, every committed row equals what transformers' own cache holds for the same text."""
     model, rng = toy_model(name), random.Random(5)
     target = Target(model)
-    target.reserve(32)
+    cache = target.cache(32).__enter__()
     text = [rng.randrange(3, 61) for _ in range(12)]
     draft = Draft(Tree.chain(0), torch.tensor([text[-1]]))
-    verification = verify(draft, target.prefill(text, draft))
-    target.commit(verification)
+    verification = verify(draft, target.prefill(cache, text, draft).argmax(-1))
+    accept(cache, verification)
     for _ in range(6):
         tree = random_tree(20, rng)
         text.append(verification.tokens[-1])
@@ -47,15 +53,15 @@ def test_keys_and_values_equal_those_of_plain_decoding(name):
         )
         tokens[path] = right[0, len(text) :]
         draft = Draft(tree, tokens)
-        verification = verify(draft, target.forward(draft))
+        verification = verify(draft, target.forward(cache, draft).argmax(-1))
         assert len(verification.tokens) >= len(path) + 1
-        target.commit(verification)
+        accept(cache, verification)
         text += verification.tokens[:-1]
     plain = DynamicCache(config=model.config)
     with torch.inference_mode():
         model(torch.tensor([text]), past_key_values=plain, use_cache=True)
-    assert target.cache.length == len(text)
-    for mine, theirs in zip(target.cache.layers, plain.layers, strict=True):
+    assert cache.length == len(text)
+    for mine, theirs in zip(cache.layers, plain.layers, strict=True):
         torch.testing.assert_close(mine.keys[:, :, : len(text)], theirs.keys, rtol=1e-3, atol=1e-3)
         torch.testing.assert_close(mine.values[:, :, : len(text)], theirs.values, rtol=1e-3, atol=1e-3)
 
@@ -63,11 +69,14 @@ def test_keys_and_values_equal_those_of_plain_decoding(name):
 def test_allocated_once_and_reused(llama):
     target = Target(llama)
     target.reserve(8)
-    where = [b.data_ptr() for b in target.cache._buffers]
+    (first,) = target.caches._free
+    where = [b.data_ptr() for b in first._buffers]
     draft = Draft(Tree.chain(0), torch.tensor([5]))
     for _ in range(3):
-        target.prefill([3, 4, 5], draft)
-        target.reserve(8)
-        assert [b.data_ptr() for b in target.cache._buffers] == where
+        with target.cache(8) as cache:
+            target.prefill(cache, [3, 4, 5], draft)
+            assert cache is first and [b.data_ptr() for b in cache._buffers] == where
+            with target.cache(8) as other:
+                assert other is not cache
     heads, dim, layers = 2, 8, 2
-    assert target.cache.nbytes == 2 * layers * heads * dim * 4 * (256 + 8)
+    assert cache.nbytes == 2 * layers * heads * dim * 4 * (256 + 8)

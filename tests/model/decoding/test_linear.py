@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from evaluation.running.model_settings import ModelSettings
 from evaluation.running.models import random_model
 from model.copying.pld import PromptLookup
-from model.decoding import Target, decode
+from model.decoding import Target, generate
 from model.decoding.linear import SMALL, PackedLinear, linear_bytes, pack_linears, packable
 from model.errors import UserError
 from model.vanilla import Vanilla
@@ -140,7 +140,7 @@ def test_a_packed_model_gives_the_stock_models_own_text():
     target = Target(packed, context=256, packed=True)
     prompt = torch.randint(3, 4096, (12,)).tolist() * 2
     for drafter in (Vanilla(CPU), PromptLookup(device=CPU)):
-        assert decode(target, drafter, prompt, max_new_tokens=60).tokens == greedy(stock, prompt, 60)
+        assert generate(target, drafter, prompt, max_new_tokens=60).tokens == greedy(stock, prompt, 60)
 
 
 def test_packing_is_for_float32_on_a_cpu():

@@ -13,12 +13,13 @@ from transformers import AutoModelForSeq2SeqLM as AutoSeq2Seq
 from transformers import LlamaConfig, MambaConfig, MistralConfig, T5Config
 
 from model.copying.pld import PromptLookup
-from model.decoding import Draft, Drafter, Target, decode
+from model.decoding import Draft, Drafter, Session, Target, generate
 from model.errors import UserError
 from model.recycling import TokenRecycling, build_template
 from model.vanilla import Vanilla
 from tests.conftest import CONFIGS, greedy, toy_model
 from tests.model.decoding.test_tree import random_tree
+from tests.model.sessions import each_session
 
 
 class Oracle(Drafter):
@@ -28,7 +29,16 @@ class Oracle(Drafter):
 
     def __init__(self, answer: list[int], seed: int) -> None:
         super().__init__(torch.device("cpu"))
-        self.answer, self.at, self.rng = answer, 0, random.Random(seed)
+        self.answer, self.seed = answer, seed
+
+    def session(self):
+        return OracleSession(self)
+
+
+class OracleSession(Session):
+    def __init__(self, method: Oracle) -> None:
+        super().__init__(method)
+        self.answer, self.at, self.rng = method.answer, 0, random.Random(method.seed)
 
     def begin(self, prompt):
         return None
@@ -70,7 +80,7 @@ def test_identity_for_every_architecture_and_drafter(name):
         expected = greedy(model, prompt, 60)
         everyone = drafters() | {"oracle": Oracle(greedy(model, prompt, 90), seed=turn)}
         for label, drafter in everyone.items():
-            out = decode(target, drafter, prompt, max_new_tokens=60)
+            out = generate(target, drafter, prompt, max_new_tokens=60)
             assert out.tokens == expected, (name, label)
             assert sum(out.accept_lengths) == len(out.tokens) == 60, label
             assert out.stop == "length"
@@ -91,12 +101,12 @@ def test_both_attention_kernels_read_the_tree_mask(kernel, dtype):
     model = toy_model("llama-grouped", dtype=dtype)
     model.set_attn_implementation(kernel)
     target, rng = Target(model), random.Random(2)
-    target.reserve(40)
     prompt = [rng.randrange(3, 61) for _ in range(7)]
     tree = random_tree(30, rng)
     tokens = torch.tensor([prompt[-1]] + [rng.randrange(61) for _ in range(30)])
-    target.prefill(prompt)
-    node_logits = target.forward(Draft(tree, tokens))
+    with target.cache(40) as cache:
+        target.prefill(cache, prompt)
+        node_logits = target.forward(cache, Draft(tree, tokens))
     for node in range(31):
         text = prompt[:-1] + tokens[tree.chain_of[node]].tolist()
         with torch.inference_mode():
@@ -106,12 +116,14 @@ def test_both_attention_kernels_read_the_tree_mask(kernel, dtype):
 
 
 def test_what_a_drafter_begins_with_is_a_chain_or_nothing(llama):
-    class Impatient(Oracle):
-        def begin(self, prompt):
-            return self.draft(prompt[-1])
+    drafter = Oracle([5], seed=0)
 
+    def make_impatient(session):
+        session.begin = lambda prompt: session.draft(prompt[-1])
+
+    each_session(drafter, make_impatient)
     with pytest.raises(UserError, match="begins with is a chain, or None"):
-        decode(Target(llama), Impatient([5], seed=0), [5, 6, 7], max_new_tokens=5)
+        generate(Target(llama), drafter, [5, 6, 7], max_new_tokens=5)
 
 
 def test_any_of_several_eos_ids_ends_the_answer(llama):
@@ -120,7 +132,7 @@ def test_any_of_several_eos_ids_ends_the_answer(llama):
     for eos in ({free[20], 60}, {free[0]}, {free[-1], free[33]}):
         end = next(i for i, t in enumerate(free) if t in eos)
         for label, drafter in (drafters(eos) | {"oracle": Oracle(free, 3)}).items():
-            out = decode(target, drafter, prompt, max_new_tokens=50, eos=eos)
+            out = generate(target, drafter, prompt, max_new_tokens=50, eos=eos)
             assert out.tokens == free[: end + 1], label
             assert out.stop == "eos" and sum(out.accept_lengths) == end + 1
             if label == "vanilla":
@@ -132,7 +144,7 @@ def test_the_limit_is_never_passed(llama, limit):
     prompt = [5, 6, 7, 8]
     free = greedy(llama, prompt, 40)
     for label, drafter in (drafters() | {"oracle": Oracle(free, 4)}).items():
-        out = decode(Target(llama), drafter, prompt, max_new_tokens=limit)
+        out = generate(Target(llama), drafter, prompt, max_new_tokens=limit)
         assert out.tokens == free[:limit], label
         assert sum(out.accept_lengths) == limit and out.stop == "length"
 
@@ -143,7 +155,7 @@ def test_the_context_ends_an_answer_with_a_reason(name):
     prompt = [5, 6, 7, 8] * 60
     expected = greedy(model, prompt, 256 - 240)
     for label, drafter in drafters().items():
-        out = decode(Target(model), drafter, prompt, max_new_tokens=100)
+        out = generate(Target(model), drafter, prompt, max_new_tokens=100)
         assert out.tokens == expected, label
         assert out.stop == "context"
 
@@ -151,11 +163,11 @@ def test_the_context_ends_an_answer_with_a_reason(name):
 def test_a_prompt_or_limit_that_leaves_no_room_is_refused(llama):
     target, drafter = Target(llama), Vanilla(torch.device("cpu"))
     with pytest.raises(UserError, match="prompt of 256 tokens.*context 256"):
-        decode(target, drafter, [5] * 256, max_new_tokens=4)
+        generate(target, drafter, [5] * 256, max_new_tokens=4)
     with pytest.raises(UserError, match="prompt of 0 tokens"):
-        decode(target, drafter, [], max_new_tokens=4)
+        generate(target, drafter, [], max_new_tokens=4)
     with pytest.raises(UserError, match="max_new_tokens=0"):
-        decode(target, drafter, [5], max_new_tokens=0)
+        generate(target, drafter, [5], max_new_tokens=0)
 
 
 def test_models_that_cannot_take_back_tokens_are_refused_with_the_reason():
@@ -188,7 +200,7 @@ def test_positions_that_change_with_the_longest_are_refused():
     target, prompt = Target(model, context=16), [5, 6, 7, 8, 9]
     free = greedy(model, prompt, 11)
     for label, drafter in (drafters() | {"oracle": Oracle(free, 3)}).items():  # drafts pass the end, and change nothing
-        assert decode(target, drafter, prompt, max_new_tokens=40).tokens == free, label
+        assert generate(target, drafter, prompt, max_new_tokens=40).tokens == free, label
 
 
 def overflowing(model, token):
@@ -205,7 +217,7 @@ def test_a_draft_that_overflows_float16_harms_nobody(execution, kernel):
     plain = toy_model("llama", dtype=torch.float16)
     plain.set_attn_implementation(kernel)
     prompt = [5, 6, 7, 8]
-    expected = decode(Target(plain), Vanilla(torch.device("cpu")), prompt, max_new_tokens=24).tokens
+    expected = generate(Target(plain), Vanilla(torch.device("cpu")), prompt, max_new_tokens=24).tokens
     poison = next(token for token in range(3, 61) if token not in expected + prompt)
 
     class Poisoner(TokenRecycling):
@@ -217,8 +229,8 @@ def test_a_draft_that_overflows_float16_harms_nobody(execution, kernel):
     target = Target(overflowing(plain, poison), execution=execution)
     drafter = Poisoner(61, build_template("2.2.2"))
     for _ in range(2):  # the second prompt has another length, and what was rejected in the first lies in its bucket
-        assert decode(target, drafter, prompt, max_new_tokens=24).tokens == expected
-        assert decode(target, Vanilla(torch.device("cpu")), prompt, max_new_tokens=24).tokens == expected
+        assert generate(target, drafter, prompt, max_new_tokens=24).tokens == expected
+        assert generate(target, Vanilla(torch.device("cpu")), prompt, max_new_tokens=24).tokens == expected
 
 
 def test_nothing_outlives_its_owner(llama):
@@ -229,15 +241,16 @@ def test_nothing_outlives_its_owner(llama):
         for execution in ("eager", "static"):
             model = toy_model("llama")
             target, drafter = Target(model, execution=execution), TokenRecycling(61, build_template("2.2.2"))
-            decode(target, drafter, [5, 6, 7], max_new_tokens=5)
-            decode(target, NeedsHidden(torch.device("cpu")), [5, 6, 7], max_new_tokens=5)
-            cache = weakref.ref(target.cache)
-            layer = weakref.ref(target.cache.layers[0])
+            generate(target, drafter, [5, 6, 7], max_new_tokens=5)
+            generate(target, NeedsHidden(torch.device("cpu")), [5, 6, 7], max_new_tokens=5)
+            (held,) = target.caches._free
+            cache, layer = weakref.ref(held), weakref.ref(held.layers[0])
+            del held
             target.reserve(200)  # a larger one takes its place
             assert cache() is None and layer() is None
-            watched = [
-                weakref.ref(thing) for thing in (drafter, drafter.matrix.candidates, target, target.cache, model)
-            ]
+            things = (drafter, drafter.matrix.candidates, target, target.caches._free[0], model)
+            watched = [weakref.ref(thing) for thing in things]
+            del things
             del drafter, target, model
             assert [thing() for thing in watched] == [None] * 5, execution
     finally:
@@ -258,7 +271,7 @@ def test_memory_does_not_grow_over_200_prompts(llama):
     def answer(count):
         for i in range(count):
             prompt = [rng.randrange(3, 61) for _ in range(5 + i % 40)]
-            decode(target, everyone[i % len(everyone)], prompt, max_new_tokens=12)
+            generate(target, everyone[i % len(everyone)], prompt, max_new_tokens=12)
 
     answer(60)  # allocators, masks and tables settle
     before = resident()

@@ -7,34 +7,30 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from model.decoding import Draft, Tree, verify
-from model.decoding.verification import deepest_on_device
+from model.decoding.verification import standing
 from tests.model.decoding.test_tree import random_tree
-
-
-def logits_choosing(choices: list[int], vocab: int = 10) -> torch.Tensor:
-    return torch.nn.functional.one_hot(torch.tensor(choices), vocab).float()
 
 
 def test_by_hand():
     tree = Tree.from_rank_paths([[0], [1], [0, 0], [1, 0], [1, 1]])
     draft = Draft(tree, torch.tensor([9, 4, 5, 6, 7, 8]))
     # after the root the target picks 5 (node 2), after it 8 (node 5), after that 3
-    verification = verify(draft, logits_choosing([5, 6, 8, 1, 1, 3]))
+    verification = verify(draft, torch.tensor([5, 6, 8, 1, 1, 3]))
     assert verification.node == 5 and verification.path == [0, 2, 5] and verification.tokens == [5, 8, 3]
     # nothing stands: a node that matches below one that does not is worth nothing
-    verification = verify(draft, logits_choosing([1, 6, 8, 1, 1, 3]))
+    verification = verify(draft, torch.tensor([1, 6, 8, 1, 1, 3]))
     assert verification.node == 0 and verification.tokens == [1]
 
 
 def test_the_root_alone_gives_the_bonus_only():
-    verification = verify(Draft(Tree.chain(0), torch.tensor([7])), logits_choosing([2]))
+    verification = verify(Draft(Tree.chain(0), torch.tensor([7])), torch.tensor([2]))
     assert verification.node == 0 and verification.tokens == [2]
 
 
 def test_of_equally_deep_nodes_the_first_wins():
     tree = Tree.from_rank_paths([[0], [1], [0, 0], [1, 0]])
     draft = Draft(tree, torch.tensor([9, 4, 4, 6, 6]))
-    assert verify(draft, logits_choosing([4, 6, 6, 1, 2])).node == 3
+    assert verify(draft, torch.tensor([4, 6, 6, 1, 2])).node == 3
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -48,11 +44,11 @@ def test_against_a_walk_down_the_tree(seed):
         chain = tree.chain_of[i]
         if all(tokens[b] == choices[a] for a, b in zip(chain, chain[1:], strict=False)) and len(chain) > len(best):
             best = chain
-    verification = verify(Draft(tree, torch.tensor(tokens)), logits_choosing(choices))
+    verification = verify(Draft(tree, torch.tensor(tokens)), torch.tensor(choices))
     assert verification.path == best
     assert verification.tokens == [choices[i] for i in best]
-    stands, winner, path = deepest_on_device(tree, torch.tensor(tokens), torch.tensor(choices))
-    assert winner.tolist() == best[-1:] and path.tolist()[: len(best)] == best, "as on a GPU"
+    stands, winner = standing(tree, torch.tensor(tokens), torch.tensor(choices))
+    assert winner.tolist() == best[-1:], "as on a GPU"
     assert stands.tolist() == verification.stands.tolist()
 
 
@@ -69,7 +65,7 @@ class HostReads(TorchDispatchMode):
 def test_on_the_device_no_number_is_read():
     tree = Tree.from_rank_paths([[0], [1], [0, 0]])
     with HostReads() as reads:
-        deepest_on_device(tree, torch.tensor([9, 4, 5, 6]), torch.tensor([4, 6, 1, 2]))
+        standing(tree, torch.tensor([9, 4, 5, 6]), torch.tensor([4, 6, 1, 2]))
         assert reads.count == 0
         tree.paths[torch.tensor(1)]
     assert reads.count == 1, "what an index of no dimension does"

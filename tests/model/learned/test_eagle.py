@@ -7,13 +7,14 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 
-from model.decoding import Target, decode
+from model.decoding import Target, generate
 from model.errors import UserError
 from model.learned.eagle import Eagle
 from model.learned.eagle2 import Eagle2
 from model.learned.eagle_head import load_head
 from tests.conftest import greedy, toy_model
 from tests.model.learned.heads import write_eagle
+from tests.model.sessions import each_session
 
 HEADS, KV_HEADS, THETA, EPS = 4, 2, 500.0, 1e-5  # as tests.model.heads writes them
 
@@ -72,9 +73,14 @@ class Reference:
 
 def drafts_of(drafter, target, prompt, new):
     """Every draft with the text up to its root, and the answer."""
-    seen, inner = [], drafter.draft
-    drafter.draft = lambda root: seen.append(inner(root)) or seen[-1]
-    out = decode(target, drafter, prompt, max_new_tokens=new)
+    seen = []
+
+    def watch(session):
+        inner = session.draft
+        session.draft = lambda root: seen.append(inner(root)) or seen[-1]
+
+    each_session(drafter, watch)
+    out = generate(target, drafter, prompt, max_new_tokens=new)
     ends = [len(prompt) + 1]
     for step in out.steps[1:] if out.steps[0].accepted == 0 else out.steps:
         ends.append(ends[-1] + step.accepted)
@@ -112,14 +118,11 @@ def test_features_equal_a_forward_without_cache_after_many_accepted_tokens(tmp_p
     drafter = Eagle(target, head_path=folder)
     prompt = [5, 9, 33]
     truth = greedy(model, prompt, 30)
-    seen, inner, done = [], drafter.continue_nodes, []
+    seen, done, own = [], [], {}
 
-    def watched(features, tokens, depth, window):
-        seen.append((depth, tokens.clone(), inner(features, tokens, depth, window)))
+    def watched(features, tokens, depth, mask):
+        seen.append((depth, tokens.clone(), own["continue_nodes"](features, tokens, depth, mask)))
         return seen[-1][2]
-
-    drafter.continue_nodes = watched
-    expand = drafter.expand
 
     def told(root, feature):  # put the truth on the first branch: it is accepted whole
         at = len(done[-1]) if done else 1
@@ -132,7 +135,7 @@ def test_features_equal_a_forward_without_cache_after_many_accepted_tokens(tmp_p
             rtol=1e-4,
         )
         seen.clear()
-        draft = expand(root, feature)
+        draft = own["expand"](root, feature)
         for depth, tokens, out in seen:
             nodes = range(*draft.tree.levels[depth])
             inner_nodes = [i for i in nodes if i in draft.tree.parents.tolist()[1:]]
@@ -145,8 +148,12 @@ def test_features_equal_a_forward_without_cache_after_many_accepted_tokens(tmp_p
         done.append(truth[: at + 4])
         return draft
 
-    drafter.expand = told
-    out = decode(target, drafter, prompt, max_new_tokens=14)
+    def watch(session):
+        own.update(expand=session.expand, continue_nodes=session.continue_nodes)
+        session.expand, session.continue_nodes = told, watched
+
+    each_session(drafter, watch)
+    out = generate(target, drafter, prompt, max_new_tokens=14)
     assert out.tokens == truth[:14] and 4 in out.accept_lengths
 
 
@@ -198,10 +205,10 @@ def test_lossless(tmp_path, name, method):
     drafter = method(target, head_path=write_eagle(tmp_path, model))
     for i, limit in enumerate((40, 60, 17)):  # 60 runs into the context
         prompt = [3 + i, 9, 4, 9][: i + 1]
-        out = decode(target, drafter, prompt, max_new_tokens=limit)
+        out = generate(target, drafter, prompt, max_new_tokens=limit)
         assert out.tokens == greedy(model, prompt, min(limit, 60 - len(prompt)))
         assert sum(out.accept_lengths) == len(out.tokens)
-    assert decode(target, drafter, [7], max_new_tokens=9, eos={greedy(model, [7], 4)[3]}).stop == "eos"
+    assert generate(target, drafter, [7], max_new_tokens=9, eos={greedy(model, [7], 4)[3]}).stop == "eos"
 
 
 def test_nothing_is_carried_from_prompt_to_prompt(tmp_path):
@@ -209,8 +216,8 @@ def test_nothing_is_carried_from_prompt_to_prompt(tmp_path):
     target, folder = Target(model), write_eagle(tmp_path, model)
     for method in (Eagle, Eagle2):
         used, fresh = method(target, head_path=folder), method(target, head_path=folder)
-        decode(target, used, [9, 8, 7, 6], max_new_tokens=20)
-        a, b = (decode(target, drafter, [5, 4, 3], max_new_tokens=20) for drafter in (used, fresh))
+        generate(target, used, [9, 8, 7, 6], max_new_tokens=20)
+        a, b = (generate(target, drafter, [5, 4, 3], max_new_tokens=20) for drafter in (used, fresh))
         assert a.steps == b.steps and used.state_dict() == {}
 
 

@@ -9,12 +9,13 @@ import torch.nn.functional as F
 import yaml
 from safetensors.torch import load_file
 
-from model.decoding import Target, decode
+from model.decoding import Target, generate
 from model.errors import UserError
 from model.learned.medusa import Medusa, load_heads
 from model.vanilla import Vanilla
 from tests.conftest import greedy, toy_model
 from tests.model.learned.heads import write_medusa
+from tests.model.sessions import each_session
 
 
 def test_the_published_tree_is_as_published(tmp_path):
@@ -34,15 +35,19 @@ def test_candidates_are_each_heads_best_tokens(tmp_path, shared, layers):
     target = Target(model)
     drafter = Medusa(target, heads_path=folder)
     prompt, drafts = [5, 9, 33, 12, 7], []
-    inner = drafter.draft
 
-    def watched(root):
-        drafts.append(inner(root))
-        drafts[-1].tokens = drafts[-1].tokens.clone()
-        return drafts[-1]
+    def watch(session):
+        inner = session.draft
 
-    drafter.draft = watched
-    out = decode(target, drafter, prompt, max_new_tokens=12)
+        def watched(root):
+            drafts.append(inner(root))
+            drafts[-1].tokens = drafts[-1].tokens.clone()
+            return drafts[-1]
+
+        session.draft = watched
+
+    each_session(drafter, watch)
+    out = generate(target, drafter, prompt, max_new_tokens=12)
     position = len(prompt) - 1  # of the token whose hidden state chose the root
     for draft, step in zip(drafts, out.steps[1:], strict=True):  # the first step has no hidden state to draft from
         text = prompt + out.tokens
@@ -65,7 +70,7 @@ def test_lossless_and_the_same_in_static_steps(tmp_path, name):
     for execution in ("eager", "static"):
         target = Target(model, execution=execution)
         drafter = Medusa(target, heads_path=folder)
-        outs.append([decode(target, drafter, [3 + i, 9, 4, 9], max_new_tokens=40) for i in range(3)])
+        outs.append([generate(target, drafter, [3 + i, 9, 4, 9], max_new_tokens=40) for i in range(3)])
     for i, (eager, static) in enumerate(zip(*outs, strict=True)):
         assert eager.tokens == static.tokens == greedy(model, [3 + i, 9, 4, 9], 40)
         assert eager.steps == static.steps
@@ -75,15 +80,15 @@ def test_compiled_steps_hand_out_hidden_states(tmp_path, monkeypatch):
     """A compiled forward is not told when a hook comes or goes, so plain decoding on the same target comes first."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))  # traced, no code generated
     model, folder = toy_model("llama"), write_medusa(tmp_path)
-    eager = decode(Target(model), Medusa(Target(model), heads_path=folder), [5, 6, 7], max_new_tokens=20)
+    eager = generate(Target(model), Medusa(Target(model), heads_path=folder), [5, 6, 7], max_new_tokens=20)
     target = Target(model, execution="compiled")
     plain = Medusa(target, heads_path=folder)
     monkeypatch.setattr(Medusa, "needs_hidden", False)
-    decode(target, plain, [5, 6, 7], max_new_tokens=5)
+    generate(target, plain, [5, 6, 7], max_new_tokens=5)
     assert target.hidden is None
     monkeypatch.undo()
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
-    assert decode(target, Medusa(target, heads_path=folder), [5, 6, 7], max_new_tokens=20).steps == eager.steps
+    assert generate(target, Medusa(target, heads_path=folder), [5, 6, 7], max_new_tokens=20).steps == eager.steps
 
 
 def test_both_layouts_are_read_alike(tmp_path):
@@ -183,10 +188,14 @@ def test_methods_that_do_not_ask_get_no_hook(tmp_path):
     target = Target(toy_model("llama"))
     hooks = target.model.get_decoder()._forward_hooks
     drafter, seen = Medusa(target, heads_path=write_medusa(tmp_path)), []
-    drafter.account = lambda verification: seen.append((len(hooks), verification.hidden is not None))
-    decode(target, drafter, [5, 6], max_new_tokens=4)
+
+    def watch(session):
+        session.account = lambda verification: seen.append((len(hooks), verification.hidden is not None))
+
+    each_session(drafter, watch)
+    generate(target, drafter, [5, 6], max_new_tokens=4)
     assert set(seen) == {(1, True)} and not hooks, "it is gone when the answer is done"
     plain = Vanilla(target.device)
-    plain.account = lambda verification: seen.append((len(hooks), verification.hidden is not None))
-    decode(target, plain, [5, 6], max_new_tokens=4)
+    each_session(plain, watch)
+    generate(target, plain, [5, 6], max_new_tokens=4)
     assert seen[-1] == (0, False) and target.hidden is None

@@ -8,10 +8,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from model.decoding import Target, decode
+from model.decoding import Target, generate
 from model.errors import UserError
 from model.learned.sps import Speculative
 from tests.conftest import CONFIGS, generated, greedy, toy_model
+from tests.model.sessions import each_session
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +48,7 @@ def test_same_tokens_and_forwards_as_transformers(pair, seed, gamma):
     free = greedy(model, prompt, 40)
     for limit, eos in ((40, None), (7, None), (1, None), (40, [free[25], free[11]])):
         drafter = Speculative(target=target, draft_path=str(folder), draft_tokens=gamma, eos=eos or ())
-        out = decode(target, drafter, prompt, max_new_tokens=limit, eos=eos or ())
+        out = generate(target, drafter, prompt, max_new_tokens=limit, eos=eos or ())
         assert (out.tokens, out.forwards) == assisted(model, noisy, prompt, limit, gamma, eos)
         assert out.tokens == greedy(model, prompt, limit, eos)
 
@@ -57,7 +58,7 @@ def test_the_pair_tries_every_case(pair):
     model, _, folder = pair
     target = Target(model)
     drafter = Speculative(target=target, draft_path=str(folder), draft_tokens=3)
-    lengths = [n for s in range(6) for n in decode(target, drafter, [s + 3, 5], max_new_tokens=40).accept_lengths]
+    lengths = [n for s in range(6) for n in generate(target, drafter, [s + 3, 5], max_new_tokens=40).accept_lengths]
     assert set(lengths) == {1, 2, 3, 4}
 
 
@@ -66,32 +67,37 @@ def test_the_cache_follows_the_text(pair):
     model, noisy, folder = pair
     target = Target(model)
 
-    class Watched(Speculative):
-        checked = 0
+    checked = []
 
-        def observe(self, verification):
-            super().observe(verification)
-            length = self.model.cache.length
-            whole = len(verification.tokens) == 1 + self.draft_tokens
-            assert len(self._text) - length == (2 if whole else 1)
-            ids = torch.tensor([self._text[:length]])
+    def watch(session):
+        observe = session.observe
+
+        def watched(verification):
+            observe(verification)
+            length = session.cache.length
+            whole = len(verification.tokens) == 1 + session.method.draft_tokens
+            assert len(session._text) - length == (2 if whole else 1)
+            ids = torch.tensor([session._text[:length]])
             fresh = noisy(input_ids=ids, use_cache=True).past_key_values
-            for mine, its in zip(self.model.cache.layers, fresh.layers, strict=True):
+            for mine, its in zip(session.cache.layers, fresh.layers, strict=True):
                 torch.testing.assert_close(mine.keys[:, :, :length], its.keys, rtol=1e-4, atol=1e-4)
                 torch.testing.assert_close(mine.values[:, :, :length], its.values, rtol=1e-4, atol=1e-4)
-            self.checked += 1
+            checked.append(length)
 
-    drafter = Watched(target=target, draft_path=str(folder), draft_tokens=3)
+        session.observe = watched
+
+    drafter = Speculative(target=target, draft_path=str(folder), draft_tokens=3)
+    each_session(drafter, watch)
     for prompt in ([7, 8, 9], [4] * 20):
-        decode(target, drafter, prompt, max_new_tokens=30)
-    assert drafter.checked >= 20 and not drafter.stateful
+        generate(target, drafter, prompt, max_new_tokens=30)
+    assert len(checked) >= 20 and not drafter.stateful
 
 
 def test_a_perfect_draft_model_stands_whole_every_time(pair, tmp_path):
     model, _, _ = pair
     model.save_pretrained(tmp_path)
     target = Target(model)
-    out = decode(target, Speculative(target=target, draft_path=str(tmp_path)), [5, 6, 7], max_new_tokens=41)
+    out = generate(target, Speculative(target=target, draft_path=str(tmp_path)), [5, 6, 7], max_new_tokens=41)
     assert (out.accept_lengths, out.forwards) == ([5] * 8 + [1], 9)
 
 
@@ -103,7 +109,7 @@ def test_a_draft_model_of_shorter_context_stops_drafting(pair, tmp_path):
     target = Target(model)
     drafter = Speculative(target=target, draft_path=str(tmp_path), draft_tokens=4)
     for prompt in ([9] * 10, [9] * 23, [9] * 24, [9] * 40):
-        out = decode(target, drafter, prompt, max_new_tokens=30)
+        out = generate(target, drafter, prompt, max_new_tokens=30)
         assert out.tokens == greedy(model, prompt, 30)
         assert [s.nodes for s in out.steps[-3:-1]] == [1, 1]
 
@@ -112,7 +118,7 @@ def test_the_whole_context_can_be_filled(pair):
     model, _, folder = pair
     target = Target(model, context=50)
     drafter = Speculative(target=target, draft_path=str(folder), draft_tokens=6)
-    out = decode(target, drafter, [9] * 30, max_new_tokens=100)
+    out = generate(target, drafter, [9] * 30, max_new_tokens=100)
     assert out.tokens == greedy(model, [9] * 30, 20) and out.stop == "context"
 
 

@@ -5,24 +5,31 @@ import random
 import pytest
 import torch
 
-from model.decoding import Target, decode
+from model.decoding import Target, generate
 from model.errors import UserError
 from model.ngrams.lookahead import Lookahead, NgramPool
 from tests.conftest import greedy, toy_model
 from tests.model.ngrams.lookahead_reference import SlowLookahead
+from tests.model.sessions import each_session
 
 
-class Watched(Lookahead):
-    """Keeps what each forward saw below its root: a set of token sequences."""
+def watched(drafter):
+    """What each forward of the drafter's last sequence saw below its root: a set of token sequences."""
+    forwards = []
 
-    def begin(self, prompt):
-        self.seen = []
-        return super().begin(prompt)
+    def watch(session):
+        forwards.clear()
+        account = session.account
 
-    def account(self, verification):
-        tokens, tree = verification.draft.tokens.tolist(), verification.draft.tree
-        self.seen.append({tuple(tokens[node] for node in chain[1:]) for chain in tree.chain_of[1:]})
-        super().account(verification)
+        def told(verification):
+            tokens, tree = verification.draft.tokens.tolist(), verification.draft.tree
+            forwards.append({tuple(tokens[node] for node in chain[1:]) for chain in tree.chain_of[1:]})
+            account(verification)
+
+        session.account = told
+
+    each_session(drafter, watch)
+    return forwards
 
 
 @pytest.mark.parametrize("level, window, guess", [(5, 7, 7), (3, 4, 2), (4, 1, 1)])
@@ -34,12 +41,13 @@ def test_same_steps_as_the_reference(name, seed, pool_from_prompt, level, window
     start = [rng.randrange(3, 61) for _ in range(6)]
     prompt = start + greedy(model, start, 30) + start
     free = greedy(model, prompt, 50)
-    slow, target, drafter = SlowLookahead(model, **settings), Target(model), Watched(**settings)
+    slow, target, drafter = SlowLookahead(model, **settings), Target(model), Lookahead(**settings)
+    forwards = watched(drafter)
     for limit, eos in ((50, []), (13, []), (50, [free[25]])):
         tokens, lengths, seen, guesses = slow.decode(prompt, limit, eos)
-        out = decode(target, drafter, prompt, max_new_tokens=limit, eos=eos)
+        out = generate(target, drafter, prompt, max_new_tokens=limit, eos=eos)
         assert (out.tokens, out.accept_lengths) == (tokens, lengths)
-        assert drafter.seen == seen
+        assert forwards == seen
         assert out.tokens == greedy(model, prompt, limit, eos or None)
         if limit == 50 and not eos:  # the case shows what it should: a full guess set, drafts that stand
             assert max(map(len, guesses)) == guess and max(lengths) >= 3
@@ -48,7 +56,7 @@ def test_same_steps_as_the_reference(name, seed, pool_from_prompt, level, window
 @pytest.mark.parametrize("execution", ["eager", "static"])
 def test_static_steps_are_the_eager_ones(llama, execution):
     prompt = [5, 9, 7, 5, 9, 7, 5, 9]
-    out = decode(Target(llama, execution=execution), Lookahead(), prompt, max_new_tokens=40)
+    out = generate(Target(llama, execution=execution), Lookahead(), prompt, max_new_tokens=40)
     tokens, lengths, *_ = SlowLookahead(llama, level=5, window=7, guess=7).decode(prompt, 40)
     assert (out.tokens, out.accept_lengths) == (tokens, lengths)
 
@@ -56,7 +64,7 @@ def test_static_steps_are_the_eager_ones(llama, execution):
 def test_the_layout_is_the_mask_of_the_papers_figure():
     """N = 4, W = 5, two guesses: who sees whom, by (level, column), written down from the figure."""
     drafter = Lookahead(level=4, window=5, guess=2)
-    layout = drafter._layouts[2, 2]
+    layout = drafter.layouts[2, 2]
     tree, names = layout.tree, ["root"] + [f"o{i}" for i in range(1, 5)]
     names += [f"g{i}" for i in range(1, 6)] + [f"r{i}" for i in range(2, 7)]  # orange, green, red, with their positions
     names += ["a1", "a2", "a3", "b1", "b2", "b3"]  # the guesses
@@ -76,7 +84,7 @@ def test_the_layout_is_the_mask_of_the_papers_figure():
 
 def test_sizes_of_the_leaderboards_setting():
     drafter = Lookahead(level=5, window=7, guess=7)
-    sizes = {key: len(layout.tree) for key, layout in drafter._layouts.items()}
+    sizes = {key: len(layout.tree) for key, layout in drafter.layouts.items()}
     # filling: 9 random tokens, then 8 + 9, 7 + 2 * 8; filled: 6 + 3 * 7, and 4 for each guess
     assert sizes == {(0, 0): 10, (1, 0): 18, (2, 0): 24} | {(3, g): 28 + 4 * g for g in range(8)}
     assert drafter.max_nodes == 56
@@ -91,18 +99,18 @@ def test_the_pool_forgets_what_was_not_seen_for_longest():
 
 def test_nothing_is_carried_from_prompt_to_prompt(llama):
     drafter, target = Lookahead(pool_from_prompt=True), Target(llama)
-    first = decode(target, drafter, [5, 9, 7, 5, 9, 7], max_new_tokens=30)
-    decode(target, drafter, [11, 12, 13, 14], max_new_tokens=30)
-    assert decode(target, drafter, [5, 9, 7, 5, 9, 7], max_new_tokens=30).steps == first.steps
+    first = generate(target, drafter, [5, 9, 7, 5, 9, 7], max_new_tokens=30)
+    generate(target, drafter, [11, 12, 13, 14], max_new_tokens=30)
+    assert generate(target, drafter, [5, 9, 7, 5, 9, 7], max_new_tokens=30).steps == first.steps
     assert not drafter.stateful and drafter.state_dict() == {}
 
 
 def test_a_prompt_of_one_token(llama):
-    out = decode(Target(llama), Lookahead(), [7], max_new_tokens=20)
+    out = generate(Target(llama), Lookahead(), [7], max_new_tokens=20)
     assert out.tokens == greedy(llama, [7], 20)
-    drafter = Lookahead()
-    assert drafter.begin([7]) is None
-    assert torch.equal(drafter.draft(7).tokens, torch.full((10,), 7))
+    session = Lookahead().session()
+    assert session.begin([7]) is None
+    assert torch.equal(session.draft(7).tokens, torch.full((10,), 7))
 
 
 @pytest.mark.parametrize("wrong", [dict(level=2), dict(window=0), dict(guess=0)])

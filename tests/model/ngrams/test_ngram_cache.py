@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from model.decoding import Target, decode
+from model.decoding import Target, generate
 from model.errors import UserError
 from model.files import load_state, save_state
 from model.ngrams.ngram_cache import NgramCache, best_slots
@@ -75,12 +75,13 @@ def test_slots_by_hand():
 
 def test_a_draft_by_hand():
     drafter = NgramCache(VOCAB, follower=2, nodes=6)
-    drafter.begin([5, 1, 2, 5, 3, 4, 3, 9, 9, 5])  # followers of 5: (3, 4), then (1, 2); of 4: (3, 9)
-    draft = drafter.draft(5)
+    session = drafter.session()
+    session.begin([5, 1, 2, 5, 3, 4, 3, 9, 9, 5])  # followers of 5: (3, 4), then (1, 2); of 4: (3, 9)
+    draft = session.draft(5)
     found = {tuple(draft.tokens[chain[1:]].tolist()) for chain in draft.tree.chain_of}
     assert found == {(), (3,), (3, 4), (1,), (1, 2), (3, 4, 3), (3, 4, 3, 9)}  # slots (0,), (1,), (0, 0)
-    assert drafter.begin([8, 1]).tokens.tolist() == [1]  # the prefill drafts nothing
-    assert NgramCache(VOCAB).begin([5]).tokens.tolist() == [5]
+    assert drafter.session().begin([8, 1]).tokens.tolist() == [1]  # the prefill drafts nothing
+    assert NgramCache(VOCAB).session().begin([5]).tokens.tolist() == [5]
 
 
 @pytest.mark.parametrize("leader, follower, nodes", [(1, 3, 24), (2, 2, 9), (1, 1, 16), (3, 1, 5)])
@@ -92,10 +93,11 @@ def test_a_draft_holds_what_the_table_says(seed, leader, follower, nodes):
     texts = []
     for _ in range(4):
         text = [rng.randrange(4) for _ in range(rng.randrange(1, 30))]
-        drafter.begin(list(text))
+        session = drafter.session()
+        session.begin(list(text))
         texts.append(text)
         for _ in range(8):
-            draft = drafter.draft(text[-1])
+            draft = session.draft(text[-1])
             rows = dict(slow_rows(texts, leader, follower, 9, 3))
             due = len(rows.get(tuple(text[-leader:]), []))
             path_of = {path: node for node, path in enumerate(draft.tree.rank_paths)}
@@ -111,7 +113,7 @@ def test_a_draft_holds_what_the_table_says(seed, leader, follower, nodes):
                 assert draft.tokens[draft.tree.chain_of[end][1:]].tolist() == said[slot][len(text) :]
             new = [rng.randrange(4) for _ in range(rng.randrange(1, 4))]
             text += new
-            drafter.account(type("Outcome", (), {"tokens": new})())
+            session.account(type("Outcome", (), {"tokens": new})())
 
 
 @pytest.mark.parametrize("execution", ["eager", "static"])
@@ -120,9 +122,9 @@ def test_lossless_and_static_steps_are_the_eager_ones(name, execution):
     model = toy_model(name, seed=2)
     eager, drafter = NgramCache(VOCAB), NgramCache(VOCAB)
     for prompt in ([5, 9, 7, 5, 9, 7], [11, 12, 13], [5, 9, 7, 5, 9, 7], [4]):
-        out = decode(Target(model, execution=execution), drafter, prompt, max_new_tokens=50)
+        out = generate(Target(model, execution=execution), drafter, prompt, max_new_tokens=50)
         assert out.tokens == greedy(model, prompt, 50)
-        assert out.steps == decode(Target(model), eager, prompt, max_new_tokens=50).steps
+        assert out.steps == generate(Target(model), eager, prompt, max_new_tokens=50).steps
         assert max(step.nodes for step in out.steps) <= drafter.max_nodes == 25
     assert max(out.accept_lengths) > 2, "the case must show drafts that stand"
 
@@ -132,31 +134,32 @@ def test_a_resumed_run_goes_on_exactly(llama, tmp_path):
     target, settings = Target(llama), dict(capacity=12, followers=2)
     prompts = [[5, 9, 7, 5, 9, 7], [11, 12, 13], [20, 21, 5, 9], [5, 9, 7, 5]]
     whole = NgramCache(VOCAB, **settings)
-    expected = [decode(target, whole, prompt, max_new_tokens=30).steps for prompt in prompts]
+    expected = [generate(target, whole, prompt, max_new_tokens=30).steps for prompt in prompts]
     for cut in range(1, 4):
         first, second = NgramCache(VOCAB, **settings), NgramCache(VOCAB, **settings)
         for prompt in prompts[:cut]:
-            decode(target, first, prompt, max_new_tokens=30)
+            generate(target, first, prompt, max_new_tokens=30)
         save_state(first.state_dict(), tmp_path / "state.safetensors")
         second.load_state_dict(load_state(tmp_path / "state.safetensors"))
-        assert [decode(target, second, p, max_new_tokens=30).steps for p in prompts[cut:]] == expected[cut:]
+        assert [generate(target, second, p, max_new_tokens=30).steps for p in prompts[cut:]] == expected[cut:]
         assert rows_of(second.table) == rows_of(whole.table) and len(whole.table) == 12
 
 
 def test_cold_forgets_and_hot_carries(llama):
     drafter, target, prompt = NgramCache(VOCAB), Target(llama), [5, 9, 7, 11]
-    cold = decode(target, drafter, prompt, max_new_tokens=40)
-    hot = decode(target, drafter, prompt, max_new_tokens=40)
+    cold = generate(target, drafter, prompt, max_new_tokens=40)
+    hot = generate(target, drafter, prompt, max_new_tokens=40)
     drafter.reset()
-    assert decode(target, drafter, prompt, max_new_tokens=40).steps == cold.steps
+    assert generate(target, drafter, prompt, max_new_tokens=40).steps == cold.steps
     assert drafter.stateful and len(hot.steps) < len(cold.steps)
 
 
 def test_memory_does_not_grow_with_the_text():
     rng = random.Random(0)
     drafter = NgramCache(VOCAB, leader=2, capacity=50)
-    drafter.begin([rng.randrange(VOCAB) for _ in range(3000)])
-    assert len(drafter._recent) == 4 and len(drafter.table) == 50
+    session = drafter.session()
+    session.begin([rng.randrange(VOCAB) for _ in range(3000)])
+    assert len(session._recent) == 4 and len(drafter.table) == 50
     assert all(tensor.numel() <= 50 * 8 * 3 for tensor in drafter.state_dict().values())
 
 
@@ -166,11 +169,11 @@ def test_a_frozen_table_fills_what_the_dynamic_one_lacks(tmp_path):
     assert frozen.followers_of((1,)) == [(5, 6), (7, 8), (2, 3)]  # by count, then by first sight
     frozen.save(path, VOCAB)
     drafter = NgramCache(VOCAB, follower=2, followers=3, nodes=6, table_path=str(path))
-    drafter.begin([1, 5, 6, 1, 9, 9, 4, 1])
-    assert drafter._due((1,)) == [(9, 9), (5, 6), (7, 8)]  # dynamic first, no follower twice, three at most
-    assert drafter._due((6,)) == [(1, 9), (1, 7), (1, 2)] and drafter._due((7,)) == [(8, 1)]
+    drafter.session().begin([1, 5, 6, 1, 9, 9, 4, 1])
+    assert drafter.due((1,)) == [(9, 9), (5, 6), (7, 8)]  # dynamic first, no follower twice, three at most
+    assert drafter.due((6,)) == [(1, 9), (1, 7), (1, 2)] and drafter.due((7,)) == [(8, 1)]
     drafter.reset()
-    assert drafter._due((1,)) == [(5, 6), (7, 8), (2, 3)], "cold forgets the dynamic table alone"
+    assert drafter.due((1,)) == [(5, 6), (7, 8), (2, 3)], "cold forgets the dynamic table alone"
     assert drafter.state_dict()["leaders"].shape == (0, 1)
 
 
@@ -209,7 +212,7 @@ def test_frozen_tables_that_do_not_fit_are_refused(tmp_path):
 
 def test_states_that_do_not_fit_are_refused():
     drafter = NgramCache(VOCAB, capacity=4, followers=2)
-    drafter.begin([1, 2, 3, 4, 5, 6])
+    drafter.session().begin([1, 2, 3, 4, 5, 6])
     good = drafter.state_dict()
     bad = {
         "holds leaders, counts, followers": {"candidates": torch.zeros(2, 2)},

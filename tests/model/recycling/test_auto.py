@@ -6,7 +6,7 @@ import random
 import pytest
 import torch
 
-from model.decoding import Draft, Target, Tree, Verification, decode
+from model.decoding import Draft, Target, Tree, Verification, generate
 from model.errors import UserError
 from model.recycling import auto, build_template
 from model.recycling.acceptance import MEMORY, PATH_PRIOR, RANK_PRIOR, Acceptance
@@ -30,11 +30,12 @@ DEAR = {n: 1.0 + n for n in SIZES}  # a node costs as much as a step
 
 def step(drafter, accepted):
     """One made-up step in which the path `accepted` stands."""
-    tree = drafter.draft(5).tree
+    session = drafter.session()
+    tree = session.draft(5).tree
     node = max(i for i, path in enumerate(tree.rank_paths) if path == accepted[: len(path)])
     tokens = torch.zeros(len(tree), dtype=torch.long)
     stands = tree.ancestors[node]
-    drafter.observe(Verification(Draft(tree, tokens), tokens, stands, node, [1], torch.zeros(len(tree), V)))
+    session.observe(Verification(Draft(tree, tokens), tokens, stands, node, [1], torch.zeros(len(tree), V)))
     return len(tree) - 1
 
 
@@ -44,7 +45,7 @@ def test_the_output_is_the_targets_own(seconds):
     target, drafter = Target(model), AutoRecycling(V, step_seconds=seconds)
     for _ in range(3):
         prompt = [rng.randrange(3, V) for _ in range(6)]
-        out = decode(target, drafter, prompt, max_new_tokens=80)
+        out = generate(target, drafter, prompt, max_new_tokens=80)
         assert out.tokens == greedy(model, prompt, 80)
         assert sum(out.accept_lengths) == 80
 
@@ -225,13 +226,13 @@ def test_a_runs_first_steps_are_not_timed(monkeypatch):
     """After steps of another size the first ones are slower; what counts is how long they take from then on."""
     clock = iter(itertools.count())
 
-    def decode(target, drafter, prompt, *, max_new_tokens, mark):
+    def generate(target, drafter, prompt, *, max_new_tokens, mark):
         for phase in ["prefill", *["draft", "loop"] * 12]:
             mark(phase)
 
     ticks = [100.0, 50.0, 9.0, 9.0, *[2.0] * 8]  # seconds of the steps
     ends = [0.0, *itertools.accumulate(ticks)]
-    monkeypatch.setattr(auto, "decode", decode)
+    monkeypatch.setattr(auto, "generate", generate)
     monkeypatch.setattr(auto.time, "perf_counter", lambda: ends[next(clock) % len(ends)])
     plain, seconds = measure_step_seconds(Target(toy_model("llama")), [5, 6], budget=4, k=8, rounds=2)
     assert plain == 2.0 and set(seconds.values()) == {2.0}

@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from model.decoding import Draft, Target, Tree, Verification, decode
+from model.decoding import Draft, Target, Tree, Verification, generate
 from model.errors import UserError
 from model.recycling import TokenRecycling, build_template
 from tests.conftest import toy_model
@@ -18,7 +18,7 @@ V = 61
 def check_turn(reference, target, drafter, prompt, limit, eos=()):
     """One prompt through both; accepted lengths must agree but for the last step, which the official loop overruns."""
     produced, lengths = reference.answer(prompt, limit, eos)
-    out = decode(target, drafter, prompt, max_new_tokens=limit, eos=eos)
+    out = generate(target, drafter, prompt, max_new_tokens=limit, eos=eos)
     assert out.tokens == produced[: len(out.tokens)]
     assert len(out.steps) == len(lengths)
     assert out.accept_lengths[:-1] == lengths[:-1]
@@ -67,7 +67,7 @@ def test_eos_inside_a_draft_and_as_bonus_cut_where_the_reference_stops():
     model = toy_model("llama", seed=1)
     tree = build_template("best", nodes=30, k=4)
     target = Target(model)
-    free = decode(target, TokenRecycling(V, tree, k=4), [9, 8, 7], max_new_tokens=40)
+    free = generate(target, TokenRecycling(V, tree, k=4), [9, 8, 7], max_new_tokens=40)
     inside = 0
     for eos in sorted(set(free.tokens)):
         reference, drafter = Reference(model, V, 4, tree.rank_paths[1:]), TokenRecycling(V, tree, k=4, eos={eos})
@@ -81,7 +81,7 @@ def test_eos_inside_a_draft_and_as_bonus_cut_where_the_reference_stops():
 def test_the_draft_is_the_breadth_first_look_up_by_hand():
     drafter = TokenRecycling(10, Tree.from_rank_paths([[0], [1], [0, 0], [1, 1]]), k=2)
     drafter.matrix.load(torch.tensor([[t + 1, t + 2] for t in range(8)] + [[0, 0]] * 2))
-    assert drafter.draft(3).tokens.tolist() == [3, 4, 5, 5, 7]
+    assert drafter.session().draft(3).tokens.tolist() == [3, 4, 5, 5, 7]
 
 
 def test_update_writes_every_node_rejected_ones_too_and_the_last_of_equals_wins():
@@ -92,7 +92,7 @@ def test_update_writes_every_node_rejected_ones_too_and_the_last_of_equals_wins(
         logits[node, first], logits[node, second] = 2.0, 1.0
     draft = Draft(tree, torch.tensor([9, 4, 5, 4]))  # token 4 at nodes 1 and 3
     stands = torch.tensor([True, False, False, False])
-    drafter.observe(Verification(draft, logits.argmax(-1), stands, 0, [1], logits))
+    drafter.session().observe(Verification(draft, logits.argmax(-1), stands, 0, [1], logits))
     expected = torch.zeros(10, 2, dtype=torch.long)
     expected[9], expected[5], expected[4] = torch.tensor([1, 2]), torch.tensor([5, 6]), torch.tensor([7, 8])
     assert torch.equal(drafter.matrix.candidates, expected)
@@ -103,7 +103,7 @@ def test_prompt_logits_are_recycled_only_on_request():
     prompt = [5, 6, 7, 5]
     plain, asked = TokenRecycling(V, Tree.chain(1), k=2), TokenRecycling(V, Tree.chain(1), k=2, recycle_prompt=True)
     for drafter in (plain, asked):
-        decode(Target(model), drafter, prompt, max_new_tokens=1)
+        generate(Target(model), drafter, prompt, max_new_tokens=1)
     with torch.inference_mode():
         top = model(torch.tensor([prompt])).logits[0].topk(2).indices
     assert torch.equal(asked.matrix.candidates[[6, 7]], top[[1, 2]])
@@ -116,7 +116,7 @@ def test_two_runs_repeat_to_the_bit(form):
     model, outs = toy_model("llama"), []
     for _ in range(2):
         drafter = TokenRecycling(V, build_template("2.2.2"))
-        out = decode(Target(model), drafter, [4, 5, 6], max_new_tokens=60)
+        out = generate(Target(model), drafter, [4, 5, 6], max_new_tokens=60)
         outs.append(
             (out.tokens, out.accept_lengths, [s.rank_path for s in out.steps], drafter.matrix.candidates.tolist())
         )

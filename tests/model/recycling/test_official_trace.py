@@ -14,7 +14,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from model.decoding import Target, decode
+from model.decoding import Target, generate
 from model.recycling import TokenRecycling, build_template
 
 ROOT = Path(__file__).parents[3]
@@ -42,7 +42,7 @@ def test_every_accepted_length_is_the_official_one(embedded, start, execution, m
     for turn in turns:
         if start == "cold":
             drafter.reset()
-        out = decode(target, drafter, turn["prompt_ids"], max_new_tokens=200, eos={EOS})
+        out = generate(target, drafter, turn["prompt_ids"], max_new_tokens=200, eos={EOS})
         official = turn["accept_lengths"]
         assert out.accept_lengths[:-1] == official[:-1], turn["question_id"]
         assert len(out.steps) == len(official) and out.accept_lengths[-1] <= official[-1]

@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from model.decoding import Draft, Target, Tree, decode
+from model.decoding import Draft, Target, Tree, generate
 from model.decoding.verification import verify
 from model.errors import UserError
 from model.recycling import TokenRecycling, build_template
@@ -16,7 +16,7 @@ from tests.model.decoding.test_tree import random_tree
 def plain_loop(before, draft, logits, update):
     """The matrix after a step, node by node in breadth-first order."""
     after = before.clone()
-    path = verify(draft, logits).path
+    path = verify(draft, logits.argmax(-1)).path
     written = {"all": range(len(draft.tree)), "path": path, "root": [0], "frozen": []}[update]
     for node in sorted(written):
         after[draft.tokens[node]] = logits[node].topk(before.shape[1]).indices
@@ -32,7 +32,7 @@ def test_each_rule_is_a_plain_loop(update, seed, form):
     drafter = TokenRecycling(9, tree, k=4, update=update)  # nine tokens: many nodes share one
     drafter.matrix.candidates.copy_(torch.stack([torch.randperm(9)[:4] for _ in range(9)]))
     for _ in range(6):
-        draft = drafter.draft(rng.randrange(9))
+        draft = drafter.session().draft(rng.randrange(9))
         draft = Draft(draft.tree, draft.tokens.clone())
         logits = torch.randn(len(tree), 9)
         for node in range(1, len(tree)):  # make some nodes stand
@@ -47,7 +47,7 @@ def test_each_rule_is_a_plain_loop(update, seed, form):
                 if same:
                     logits[node] = logits[other]
         expected = plain_loop(drafter.matrix.candidates, draft, logits, update)
-        drafter.learn(draft.tokens, logits, verify(draft, logits).stands)
+        drafter.learn(draft.tokens, logits, verify(draft, logits.argmax(-1)).stands)
         assert torch.equal(drafter.matrix.candidates, expected)
 
 
@@ -60,10 +60,10 @@ def test_no_rule_changes_the_output_and_static_steps_agree(update):
     for execution in ("eager", "static"):
         target = Target(model, execution=execution)
         drafter = TokenRecycling(61, tree, update=update)
-        runs = [decode(target, drafter, prompt, max_new_tokens=40) for _ in range(2)]
+        runs = [generate(target, drafter, prompt, max_new_tokens=40) for _ in range(2)]
         outcomes.append([(run.tokens, run.accept_lengths) for run in runs])
     assert outcomes[0] == outcomes[1]
-    plain = decode(Target(model), TokenRecycling(61, Tree.chain(0)), prompt, max_new_tokens=40)
+    plain = generate(Target(model), TokenRecycling(61, Tree.chain(0)), prompt, max_new_tokens=40)
     assert all(tokens == plain.tokens for tokens, _ in outcomes[0])
     if update == "frozen":
         assert not drafter.matrix.candidates.any(), "it stays as it was"

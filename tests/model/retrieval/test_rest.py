@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from model.decoding import Target, Tree, decode
+from model.decoding import Target, Tree, generate
 from model.errors import UserError
 from model.files import ROOT
 from model.retrieval.datastore import HEADER, Datastore, seal, write_datastore
@@ -195,9 +195,10 @@ def test_a_draft_by_hand(tmp_path):
 
     def draft(context, **settings):
         drafter = Rest(datastore_path=str(tmp_path / "d"), vocab_size=10, **settings)
-        assert drafter.begin(context[:1]).tokens.tolist() == context[:1]  # nothing in the prefill
-        drafter._context = context
-        drafted = drafter.draft(context[-1])
+        session = drafter.session()
+        assert session.begin(context[:1]).tokens.tolist() == context[:1]  # nothing in the prefill
+        session._context = context
+        drafted = session.draft(context[-1])
         return drafted.tree.parents.tolist(), drafted.tokens.tolist()
 
     # (2, 3) stands three times: 4 twice (then 9 and 8), 5 once (then 9)
@@ -231,7 +232,7 @@ def test_output_is_greedy(helped, settings):
         free = greedy(model, prompt, 60)
         for eos in ([], [free[40], free[33]]):
             drafter = Rest(datastore_path=path, vocab_size=61, eos=eos, **settings)
-            out = decode(target, drafter, prompt, max_new_tokens=60, eos=eos)
+            out = generate(target, drafter, prompt, max_new_tokens=60, eos=eos)
             assert out.tokens == greedy(model, prompt, 60, eos or None)
             assert sum(out.accept_lengths) == len(out.tokens)
             assert max(step.nodes for step in out.steps) <= drafter.max_nodes
@@ -240,11 +241,11 @@ def test_output_is_greedy(helped, settings):
 def test_what_is_in_the_datastore_is_accepted_and_nothing_is_carried(helped):
     model, path = helped
     target, drafter = Target(model), Rest(datastore_path=path, vocab_size=61)
-    first = decode(target, drafter, [3, 4], max_new_tokens=60)
+    first = generate(target, drafter, [3, 4], max_new_tokens=60)
     assert len(first.steps) <= 12  # 60 tokens: some to be found, then eleven a step
-    decode(target, drafter, [44, 45, 46], max_new_tokens=60)
-    assert decode(target, drafter, [3, 4], max_new_tokens=60).steps == first.steps
-    assert not drafter.stateful and drafter.state_dict() == {} and len(drafter._context) == 16
+    generate(target, drafter, [44, 45, 46], max_new_tokens=60)
+    assert generate(target, drafter, [3, 4], max_new_tokens=60).steps == first.steps
+    assert not drafter.stateful and drafter.state_dict() == {}
 
 
 @pytest.mark.parametrize("wrong", [{"min_ngram": 0}, {"min_ngram": 17}, {"nodes": 0}, {"depth": 0}, {"places": 0}])

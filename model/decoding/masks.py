@@ -1,0 +1,47 @@
+"""Masks of draft trees: additive, and not bool, as `eager` attention reads a bool mask wrongly and in silence."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import torch
+
+from .tree import Tree
+
+MOST = 64  # trees whose masks are kept
+
+
+class TreeMasks:
+    """What the nodes of a tree attend to behind any number of committed tokens; no step builds a mask.
+
+    A tree's buffer is (n, room + n): zeros, then the tree's own (n, n). A mask is a part of it, whose left edge is all
+    that a longer past moves.
+    """
+
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        self.dtype, self.device, self.room = dtype, device, 0
+        self._kept: OrderedDict[int, tuple[Tree, torch.Tensor]] = OrderedDict()
+
+    def make_room(self, tokens: int) -> None:
+        """So many tokens may be committed from now on."""
+        if tokens > self.room:
+            self.room = tokens
+            self._kept.clear()
+
+    def behind(self, past: int, tree: Tree) -> torch.Tensor:
+        """Additive mask (n, past + n) of a tree behind `past` committed tokens."""
+        if tree.once:
+            return self._made(tree, past)
+        kept = self._kept.get(id(tree))
+        if kept is None:
+            kept = self._kept[id(tree)] = (tree, self._made(tree, self.room))  # holds the tree: its id stays its own
+            if len(self._kept) > MOST:
+                self._kept.popitem(last=False)
+        mask = kept[1][:, self.room - past :]
+        # CUDA's kernels want aligned rows; there the copy of a few kilobytes is cheaper than their fallback.
+        return mask.contiguous() if mask.is_cuda else mask
+
+    def _made(self, tree: Tree, past: int) -> torch.Tensor:
+        mask = torch.zeros(len(tree), past + len(tree), dtype=self.dtype, device=self.device)
+        mask[:, past:].masked_fill_(~tree.ancestors, torch.finfo(self.dtype).min)
+        return mask

@@ -1,0 +1,119 @@
+"""Two sequences at once, step by step in turns: on one method and one target, and on two targets in two threads."""
+
+import random
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from model.copying.pld import PromptLookup
+from model.copying.spine import Spine
+from model.copying.suffix import Suffix
+from model.copying.suffix_recycling import SuffixRecycling
+from model.decoding import Target, decode, generate
+from model.learned.eagle import Eagle
+from model.learned.eagle2 import Eagle2
+from model.learned.medusa import Medusa
+from model.learned.sps import Speculative
+from model.ngrams.lookahead import Lookahead
+from model.ngrams.ngram_cache import NgramCache
+from model.recycling import TokenRecycling, build_template
+from model.recycling.auto import SIZES, AutoRecycling
+from model.vanilla import Vanilla
+from tests.conftest import greedy, toy_model
+from tests.model.learned.heads import write_eagle, write_medusa
+
+V = 61
+MAKE = {
+    "vanilla": lambda target, folder: Vanilla(target.device),
+    "pld": lambda target, folder: PromptLookup(),
+    "suffix": lambda target, folder: Suffix(V),
+    "suffix (carried)": lambda target, folder: Suffix(V, carry=4096),
+    "suffix_recycling": lambda target, folder: SuffixRecycling(V, build_template("best", nodes=12), min_match=2),
+    "spine": lambda target, folder: Spine(V, nodes=12),
+    "recycling": lambda target, folder: TokenRecycling(V, build_template("2.2.2")),
+    "auto": lambda target, folder: AutoRecycling(V, step_seconds={n: 1 + n / 30 for n in SIZES}),
+    "lookahead": lambda target, folder: Lookahead(),
+    "ngram_cache": lambda target, folder: NgramCache(V),
+    "medusa": lambda target, folder: Medusa(target, heads_path=write_medusa(folder)),
+    "eagle": lambda target, folder: Eagle(target, head_path=write_eagle(folder, target.model)),
+    "eagle2": lambda target, folder: Eagle2(target, head_path=write_eagle(folder, target.model), nodes=12),
+    "sps": lambda target, folder: Speculative(target=target, draft_path=str(saved(target.model, folder))),
+}
+OWN = ("pld", "suffix", "lookahead", "medusa", "eagle", "eagle2", "sps")  # nothing is shared but what never changes
+
+
+def saved(model, folder):
+    model.save_pretrained(folder)
+    return folder
+
+
+def in_turns(target, drafter, prompts, seed, new=50):
+    """All prompts at once, whose turn it is drawn by chance: the steps of each."""
+    open_ = {i: decode(target, drafter.session(), prompt, max_new_tokens=new) for i, prompt in enumerate(prompts)}
+    rng, steps = random.Random(seed), [[] for _ in prompts]
+    while open_:
+        i = rng.choice(sorted(open_))
+        try:
+            steps[i].append(next(open_[i]))
+        except StopIteration:
+            del open_[i]
+    return steps
+
+
+@pytest.mark.parametrize("execution", ["eager", "static"])
+@pytest.mark.parametrize("method", MAKE)
+def test_sequences_on_one_method_do_not_disturb_each_other(method, execution, tmp_path):
+    model, rng = toy_model("llama-grouped"), random.Random(1)
+    target = Target(model, execution=execution)
+    drafter = MAKE[method](target, tmp_path)
+    prompts = [[rng.randrange(3, V) for _ in range(9 + 20 * i)] * 2 for i in range(3)]
+    found = in_turns(target, drafter, prompts, seed=2)
+    for prompt, steps in zip(prompts, found, strict=True):
+        assert [token for step in steps for token in step.tokens] == greedy(model, prompt, 50)
+    if method in OWN:  # then not even the accepted lengths depend on who else is there
+        assert found == [generate(target, drafter, prompt, max_new_tokens=50).steps for prompt in prompts]
+
+
+def test_a_step_is_yielded_as_soon_as_it_is_known_and_gives_the_whole_answer(llama):
+    target, prompt = Target(llama), [5, 6, 7, 5, 6, 7]
+    drafter = TokenRecycling(V, build_template("2.2.2"))
+    whole = generate(target, drafter, prompt, max_new_tokens=40)
+    drafter.reset()
+    steps, yielded = decode(target, drafter.session(), prompt, max_new_tokens=40), []
+    while True:
+        try:
+            yielded.append(next(steps))
+        except StopIteration as end:
+            out = end.value
+            break
+        assert not torch.is_inference_mode_enabled(), "what is done between two steps is the consumer's own"
+    assert yielded == out.steps == whole.steps and (out.tokens, out.stop) == (whole.tokens, whole.stop)
+    assert [len(step.tokens) for step in yielded] == out.accept_lengths
+
+
+def test_an_answer_that_nobody_reads_on_gives_back_what_it_borrowed(llama):
+    target, spine = Target(llama), Spine(V, nodes=12)
+    steps = decode(target, spine.session(), [5, 6, 7], max_new_tokens=40)
+    first = next(steps)
+    steps.close()
+    assert len(target.caches._free) == 1 and spine.carried.lent is None
+    assert spine.carried.text.tokens == [5, 6, 7, *first.tokens]
+
+
+def test_two_targets_in_two_threads():
+    """Each with its own switch of attention and its own hook, whichever is at work meanwhile."""
+    prompts = [[5, 6, 7, 8] * 3, [9, 8, 7, 6, 5] * 3]
+    models = [toy_model("llama", seed=1), toy_model("llama-grouped", seed=2)]
+    targets = [Target(model, execution="static", tree_attention=True) for model in models]
+    assert targets[0].switch is not targets[1].switch
+
+    def answers(i):
+        drafter = TokenRecycling(V, build_template("2.2.2"))
+        return [generate(targets[i], drafter, prompts[i], max_new_tokens=60).tokens for _ in range(6)]
+
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(answers, range(2)))
+    for i, model in enumerate(models):
+        model.set_attn_implementation("sdpa")
+        assert found[i] == [greedy(model, prompts[i], 60)] * 6
