@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
+from ..decoding import DeviceDrafter, DeviceSession, Draft, Verification
 from ..errors import UserError
 from .suffix_automaton import SuffixAutomaton
 
@@ -60,25 +63,31 @@ class CarriedText:
         self.text.extend(ids.tolist())
 
 
-class Reading:
+class ReadingSession(DeviceSession):
     """A sequence's text: what is carried, its prompt, its answer so far.
 
     Attributes:
         text: with the longest match of its end.
     """
 
-    def __init__(self, carried: CarriedText) -> None:
-        self._carried, self.text, self._from = carried, SuffixAutomaton(), 0
+    method: Any  # whose `carried` text it reads on in
 
-    def begin(self, prompt: list[int]) -> None:
-        """Read the prompt behind what is carried."""
-        self.text = self._carried.borrow()
+    def __init__(self, method: DeviceDrafter) -> None:
+        super().__init__(method)
+        self.text, self._from = SuffixAutomaton(), 0
+
+    def begin(self, prompt: list[int]) -> Draft | None:
+        self.text = self.method.carried.borrow()
         self._from = len(self.text.tokens)
         self.text.extend(prompt)
+        return super().begin(prompt)
+
+    def account(self, verification: Verification) -> None:
+        self.text.extend(verification.tokens)
 
     def close(self) -> None:
-        """Give the text back."""
-        if self.text is self._carried.text:
-            self._carried.lent = None
-        elif self._carried.carry:
-            self._carried.late += self.text.tokens[self._from :]
+        carried = self.method.carried
+        if self.text is carried.text:
+            carried.lent = None
+        elif carried.carry:
+            carried.late += self.text.tokens[self._from :]

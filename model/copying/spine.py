@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 
-from ..decoding import Draft, Tree, Verification
+from ..decoding import Tree
 from ..decoding.devices import fastest
 from ..decoding.tree import RankPath
 from ..errors import UserError
 from ..recycling import RecyclingSession, TokenRecycling
 from ..recycling.templates import best_order, likelihood
-from .carried_text import CarriedText, Reading
+from .carried_text import CarriedText, ReadingSession
 from .suffix_automaton import SuffixAutomaton
 
 MAX_NODES = 4096
@@ -116,27 +116,13 @@ class Spine(TokenRecycling):
         self.carried.load_state_dict(state, len(self.matrix.candidates))
 
 
-class SpineSession(RecyclingSession):
+class SpineSession(ReadingSession, RecyclingSession):
     """A sequence's text."""
 
     method: Spine
 
-    def __init__(self, method: Spine) -> None:
-        super().__init__(method)
-        self.reading = Reading(method.carried)
-
-    def begin(self, prompt: list[int]) -> Draft | None:
-        self.reading.begin(prompt)
-        return super().begin(prompt)
-
     def choose(self) -> None:
-        self.method.take_topology(self.reading.text)
-
-    def account(self, verification: Verification) -> None:
-        self.reading.text.extend(verification.tokens)
-
-    def close(self) -> None:
-        self.reading.close()
+        self.method.take_topology(self.text)
 
 
 class Topology:

@@ -8,9 +8,9 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from ..decoding import DeviceDrafter, DeviceSession, Draft, Tree, Verification
+from ..decoding import DeviceDrafter, Draft, Tree, Verification
 from ..errors import UserError
-from .carried_text import CarriedText, Reading
+from .carried_text import CarriedText, ReadingSession
 from .suffix_automaton import SuffixAutomaton
 
 MAX_CORPUS = 1 << 22  # tokens; an automaton takes some 500 bytes for each
@@ -82,24 +82,19 @@ class Suffix(DeviceDrafter):
         self.carried.load_state_dict(state, self.vocab_size)
 
 
-class SuffixSession(DeviceSession):
+class SuffixSession(ReadingSession):
     """A sequence's text, and its place in the corpus."""
 
     method: Suffix
+    _place = (0, 0)  # in the corpus: state and length of the longest match
 
-    def __init__(self, method: Suffix) -> None:
-        super().__init__(method)
-        self.reading = Reading(method.carried)
-        self._place = (0, 0)  # in the corpus: state and length of the longest match
-
-    def begin(self, prompt: list[int]) -> Draft:
-        self.reading.begin(prompt)
+    def begin(self, prompt: list[int]) -> Draft | None:
         self._follow(prompt)
-        return self.method.root_alone(prompt[-1])
+        return super().begin(prompt)
 
     def match(self) -> tuple[int, SuffixAutomaton, int]:
         """The longest match: its length in tokens, whose text it stands in, and the place where it was continued."""
-        text, corpus = self.reading.text, self.method.corpus
+        text, corpus = self.text, self.method.corpus
         if corpus is not None:
             state, length = self._place
             if length > text.length + self.method.corpus_bias and corpus.continued(state) < len(corpus.tokens):
@@ -115,7 +110,7 @@ class SuffixSession(DeviceSession):
             own.line[1 : 1 + count] = torch.tensor(source.copy(end, count))
 
     def account(self, verification: Verification) -> None:
-        self.reading.text.extend(verification.tokens)
+        super().account(verification)
         self._follow(verification.tokens)
 
     def _follow(self, tokens: list[int]) -> None:
@@ -123,9 +118,6 @@ class SuffixSession(DeviceSession):
         if self.method.corpus is not None:
             for token in tokens:
                 self._place = self.method.corpus.transfer(*self._place, token)
-
-    def close(self) -> None:
-        self.reading.close()
 
 
 def load_corpus(path: str, vocab_size: int) -> list[int]:

@@ -170,9 +170,9 @@ class Target:
             tokens = torch.cat((tokens, draft.tokens))
         if not len(tokens):
             return torch.zeros(0, self.vocab_size, dtype=self.dtype, device=self.device)
-        positions = torch.arange(past + n, device=self.device)
+        positions = self._within(torch.arange(past + n, device=self.device), past + n - 1)
         kwargs = {"logits_to_keep": 0 if all_logits else max(n, 1)} if self._keeps_logits else {}
-        logits = self._forward(cache, tokens, None, positions, past + n - 1, **kwargs)
+        logits = self._run_model(cache, tokens, None, positions, **kwargs)
         cache.commit(past)
         return logits
 
@@ -181,7 +181,8 @@ class Target:
         """One forward over a draft of n nodes behind the committed tokens. Returns logits (n, V)."""
         past, tree = cache.length, draft.tree
         mask = self.masks.behind(past, tree)[None, None]  # (1, 1, n, past + n)
-        return self._forward(cache, draft.tokens, mask, tree.depths + past, past + tree.max_depth)
+        positions = self._within(tree.depths + past, past + tree.max_depth)
+        return self._run_model(cache, draft.tokens, mask, positions)
 
     def forward_static(
         self,
@@ -208,7 +209,9 @@ class Target:
         place = cache.place
         place.write_at, place.bucket = write_at, bucket
         try:
-            positions = positions.clamp(max=self.context - 1)
+            positions = positions.clamp(
+                max=self.context - 1
+            )  # see `_within`; how long the text is, the host does not know
             if mask is not None:
                 return self._call(cache, tokens, mask[None, None], positions)
             assert self.switch is not None and attention is not None
@@ -222,27 +225,14 @@ class Target:
         for device in self.devices:
             synchronize(device)
 
-    def _forward(
-        self,
-        cache: TreeCache,
-        tokens: torch.Tensor,
-        mask: torch.Tensor | None,
-        positions: torch.Tensor,
-        last: int,
-        **kwargs: int,
-    ) -> torch.Tensor:
-        if last >= self.context:  # nodes beyond the context are never accepted, but must not index past a table
-            positions = positions.clamp(max=self.context - 1)
-        return self._run_model(cache, tokens, mask, positions, **kwargs)
+    def _within(self, positions: torch.Tensor, last: int) -> torch.Tensor:
+        """Nodes beyond the context are never accepted, but must not index past a table."""
+        return positions.clamp(max=self.context - 1) if last >= self.context else positions
 
-    def _run_model(
-        self,
-        cache: TreeCache,
-        tokens: torch.Tensor,
-        mask: torch.Tensor | None,
-        positions: torch.Tensor,
-        **kwargs: int,
-    ) -> torch.Tensor:
+    def _run_model(self, cache: TreeCache, *inputs: torch.Tensor | None, **kwargs: int) -> torch.Tensor:
+        """Logits for token ids (n,), an additive mask or none, and positions (n,)."""
+        tokens, mask, positions = inputs
+        assert tokens is not None and positions is not None
         logits: torch.Tensor = self.model(
             input_ids=tokens[None],
             attention_mask=mask,

@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from model.copying.carried_text import CarriedText, Reading
+from model.copying.carried_text import CarriedText, ReadingSession
 from model.copying.spine import Spine
 from model.copying.suffix import Suffix
 from model.copying.suffix_recycling import SuffixRecycling
@@ -30,9 +30,11 @@ def text(drafter):
 
 
 def read(carried, prompt):
-    reading = Reading(carried)
-    reading.begin(prompt)
-    return reading
+    method = Suffix(V)
+    method.carried = carried
+    session = ReadingSession(method)
+    session.begin(prompt)
+    return session
 
 
 def test_by_hand():

@@ -76,7 +76,7 @@ def test_no_node_outside_is_likelier_than_one_inside(match):
 def slow_draft(session: SpineSession, root: int) -> list[int]:
     """The draft's tokens, node by node in plain Python."""
     drafter = session.method
-    text, rows = session.reading.text, drafter.matrix.candidates.tolist()
+    text, rows = session.text, drafter.matrix.candidates.tolist()
     tree, spine = spine_tree(text.length, len(drafter.tree) - 1, drafter.matrix.k, STANDS)
     copied = [text.tokens[text.end]] if text.length else []
     while text.length and len(copied) < spine:
@@ -115,10 +115,10 @@ def test_drafts_equal_the_slow_reference(seed, dtype, numpy, monkeypatch):
         prompt = [rng.randrange(vocab) for _ in range(rng.randrange(1, 30))]
         session = drafter.session()
         session.begin(prompt + prompt[-rng.randrange(1, 5) :])
-        root = session.reading.text.tokens[-1]
+        root = session.text.tokens[-1]
         draft = session.draft(root)
         assert draft.tokens.tolist() == slow_draft(session, root)
-        matches.add(session.reading.text.length)
+        matches.add(session.text.length)
     assert len(matches) > 2
 
 
@@ -198,7 +198,7 @@ def test_every_node_teaches_and_a_saved_state_goes_on_exactly():
     stands = torch.tensor([True, False, False])
     session.observe(Verification(Draft(draft.tree, draft.tokens), logits.argmax(-1), stands, 0, [1], logits))
     assert drafter.matrix.candidates[[4, 5]].tolist() == [[7, 8], [3, 6]]  # of token 4's two nodes the last counts
-    assert session.reading.text.tokens == [4, 5, 4, 1]
+    assert session.text.tokens == [4, 5, 4, 1]
 
     target, prompt = Target(toy_model("llama", seed=1)), [5, 6, 7]
     one, other = Spine(V), Spine(V)
