@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -24,25 +25,105 @@ from tools.requirements_met import unmet
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("model", "evaluation", "hydra_plugins", "tools", "tests")
 PYTHON_FILES = [p for folder in FOLDERS for p in (ROOT / folder).rglob("*.py")]
-TREES = ROOT / "model/recycling/trees"
+METHODS = ("decoding", "recycling", "copying", "ngrams", "retrieval", "learned")
 README = (ROOT / "README.md").read_text()
 
 
-def imported(path: Path) -> list[tuple[int, str]]:
-    """(level, module) of every import in a file; level 0 is absolute."""
-    found = []
-    for node in ast.walk(ast.parse(path.read_text())):
+def name_of(path: Path) -> str:
+    """A file's module, a folder's for its __init__."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imported(path: Path, *, anywhere: bool = True) -> set[str]:
+    """Modules that a file imports, relative names resolved; of `from x import y` also x.y, where that is a module.
+
+    Args:
+        anywhere: inside functions, too.
+    """
+    tree = ast.parse(path.read_text())
+    inside = (
+        {n for f in ast.walk(tree) if isinstance(f, ast.FunctionDef) for n in ast.walk(f)} if not anywhere else set()
+    )
+    package = name_of(path).split(".") if path.stem == "__init__" else name_of(path).split(".")[:-1]
+    found = set()
+    for node in (n for n in ast.walk(tree) if n not in inside):
         if isinstance(node, ast.Import):
-            found += [(0, alias.name) for alias in node.names]
+            found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            found.append((node.level, node.module or ""))
+            base = package[: len(package) - node.level + 1] if node.level else []
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            whole = {f"{module}.{alias.name}" for alias in node.names} & MODULES.keys()
+            found |= whole or {module}
     return found
 
 
-@pytest.mark.parametrize("path", [p for p in PYTHON_FILES if p.is_relative_to(ROOT / "model")], ids=str)
-def test_the_library_imports_itself_relatively_and_no_harness(path):
-    forbidden = {"evaluation", "model", "hydra", "omegaconf", "fastchat", "tools", "pandas", "matplotlib"}
-    assert not {module.split(".")[0] for level, module in imported(path) if level == 0} & forbidden
+MODULES = {name_of(path): path for path in PYTHON_FILES}
+LIBRARY = {name: path for name, path in MODULES.items() if name.partition(".")[0] == "model"}
+# What each room may import of the project, beside itself and what stands in model/ itself.
+MAY_IMPORT = {
+    "model": {"model.decoding"},
+    "model.decoding": set(),
+    "model.recycling": {"model.decoding"},
+    "model.copying": {"model.decoding", "model.recycling"},
+    "model.ngrams": {"model.decoding"},
+    "model.retrieval": {"model.decoding"},
+    "model.learned": {"model.decoding"},
+    "evaluation.records": set(),
+    "evaluation.statistics": {"evaluation.records", "model.decoding", "model.recycling"},
+    "evaluation.figures": {"evaluation.records", "evaluation.statistics"},
+    "evaluation.page": {"evaluation.records", "evaluation.statistics", "evaluation.figures", "model.decoding"},
+    "evaluation.running": {"evaluation.records", "evaluation.statistics", *(f"model.{room}" for room in METHODS)},
+    "evaluation.stepping": {"evaluation.records", "evaluation.running", "evaluation.figures", "model.decoding"},
+}
+
+
+def room_of(module: str) -> str:
+    """The innermost folder that a module stands in."""
+    return module if (ROOT / module.replace(".", "/")).is_dir() else module.rpartition(".")[0]
+
+
+@pytest.mark.parametrize("room", MAY_IMPORT)
+def test_arrows_between_rooms_run_one_way(room):
+    for name, path in MODULES.items():
+        if room_of(name) == room:
+            rooms = {room_of(module) for module in imported(path) if module in MODULES}
+            rooms = {r for r in rooms if r.split(".")[0] in ("model", "evaluation")}
+            # the callback draws the report when a run is over: the one look up, at a command, from inside a function
+            rooms -= {"evaluation"} if name == "evaluation.running.callback" else set()
+            assert rooms <= {room, "model", *MAY_IMPORT[room]}, name
+
+
+def test_every_room_has_a_door_and_its_tests():
+    for whole in ("model", "evaluation"):
+        rooms = {f"{whole}.{p.parent.name}" for p in (ROOT / whole).glob("*/__init__.py")}
+        assert rooms == {room for room in MAY_IMPORT if room.startswith(f"{whole}.")}
+        assert {f"{whole}.{p.parent.name}" for p in (ROOT / "tests" / whole).glob("*/__init__.py")} == rooms
+    for room in MAY_IMPORT:
+        doc = ast.get_docstring(ast.parse(MODULES[room].read_text())) or ""
+        assert "rom outside" in doc and len(doc) > 60, f"{room}: says what lives there, and what may be imported"
+
+
+def test_no_module_imports_in_a_circle():
+    arrows = {name: imported(path, anywhere=False) & MODULES.keys() - {name} for name, path in MODULES.items()}
+    list(TopologicalSorter(arrows).static_order())  # raises CycleError, which names the circle
+
+
+@pytest.mark.parametrize("name", LIBRARY)
+def test_the_library_imports_itself_relatively_and_no_harness(name):
+    harness = {"evaluation", "hydra", "omegaconf", "fastchat", "tools", "pandas", "matplotlib"}
+    assert not {module.split(".")[0] for module in imported(LIBRARY[name])} & harness
+    absolute = [
+        n for n in ast.walk(ast.parse(LIBRARY[name].read_text())) if isinstance(n, ast.ImportFrom) and not n.level
+    ]
+    assert not [n.module for n in absolute if n.module and n.module.split(".")[0] == "model"]
+
+
+@pytest.mark.parametrize("room", ["records", "statistics", "figures", "page"])
+def test_what_reads_records_loads_no_model(room):
+    heavy = {"transformers", "huggingface_hub", "accelerate", "hydra", "fastchat"}
+    for path in (ROOT / "evaluation" / room).rglob("*.py"):
+        assert not {module.split(".")[0] for module in imported(path, anywhere=False)} & heavy, path
 
 
 def test_the_engine_knows_no_method_by_name():
@@ -52,10 +133,17 @@ def test_the_engine_knows_no_method_by_name():
 
 
 def test_a_reader_finds_the_algorithm():
-    recycling = sum(len(p.read_text().splitlines()) for p in (ROOT / "model/recycling").glob("*.py"))
-    assert 100 < recycling < 400
+    parts = ("matrix", "templates", "drafter")
+    assert 100 < sum(len((ROOT / f"model/recycling/{p}.py").read_text().splitlines()) for p in parts) < 400
     assert len(inspect.getsource(loop.decode).splitlines()) < 80
-    too_long = [str(p) for p in PYTHON_FILES if len(p.read_text().splitlines()) > 350]
+
+
+def test_files_and_functions_fit_on_a_few_screens():
+    too_long = [str(p) for p in PYTHON_FILES if len(p.read_text().splitlines()) > 300]
+    for path in PYTHON_FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef) and node.end_lineno - node.lineno >= 60:
+                too_long.append(f"{path}: {node.name}")
     assert not too_long
 
 
@@ -64,7 +152,7 @@ def test_every_third_party_import_is_pinned():
     provided_by = {"fastchat": "fschat", "hydra": "hydra-core", "yaml": "PyYAML", "PIL": "pillow"}
     pins = (ROOT / "requirements.txt").read_text() + (ROOT / "tests/requirements.txt").read_text()
     pinned = {line.split("==")[0].lower() for line in pins.splitlines() if "==" in line}
-    modules = {m.split(".")[0] for p in PYTHON_FILES for level, m in imported(p) if level == 0 and m}
+    modules = {module.split(".")[0] for path in PYTHON_FILES for module in imported(path)}
     own = {"model", "evaluation", "tools", "tests", "hydra_plugins"}
     third = {m for m in modules if m not in sys.stdlib_module_names and m not in own}
     assert {m for m in third if provided_by.get(m, m).lower() not in pinned} == set()
@@ -142,12 +230,15 @@ def test_the_quickstart_runs_from_the_shell(tmp_path):
     assert (tmp_path / "quickstart/tables/main.csv").exists()
 
 
-@pytest.mark.parametrize(("name", "size"), [("2.2.2", 80), ("eagle-25", 25), ("medusa-63", 63)])
+PUBLISHED = [("learned/trees/eagle-25", 25), ("learned/trees/medusa-63", 63)]
+
+
+@pytest.mark.parametrize(("name", "size"), [("recycling/trees/2.2.2", 80), *PUBLISHED])
 def test_shipped_trees_are_lists_of_rank_paths(name, size):
-    nodes = [tuple(node) for node in yaml.safe_load((TREES / f"{name}.yaml").read_text())["nodes"]]
+    nodes = [tuple(node) for node in yaml.safe_load((ROOT / f"model/{name}.yaml").read_text())["nodes"]]
     assert len(nodes) == len(set(nodes)) == size and all(isinstance(rank, int) for node in nodes for rank in node)
     assert all(node[:-1] in {(), *nodes} for node in nodes), "each below a parent"
 
 
 def test_every_shipped_tree_is_looked_at():
-    assert sorted(path.stem for path in TREES.glob("*.yaml")) == ["2.2.2", "eagle-25", "medusa-63"]
+    assert sorted(path.stem for path in (ROOT / "model").glob("*/trees/*.yaml")) == ["2.2.2", "eagle-25", "medusa-63"]
