@@ -13,13 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
-
 from model.errors import UserError
 from model.files import write_json
-
-from ..running.companions import lacking
-from ..running.processes import rank
 
 
 @dataclass(frozen=True)
@@ -32,14 +27,6 @@ class Planned:
     bench: str
     method: str
     not_available: str
-
-    @classmethod
-    def of(cls, overrides: Sequence[str], cfg: DictConfig) -> Planned:
-        """The job of these overrides, which compose to this configuration."""
-        method: dict[str, Any] = OmegaConf.to_container(cfg.method, resolve=True)  # type: ignore[assignment]
-        model, folder = str(cfg.model.name), Path(cfg.results_dir) / str(cfg.name)
-        lacks = lacking(method, model)
-        return cls(list(overrides), folder, model, str(cfg.bench.name), str(method["name"]), lacks)
 
     @property
     def mark(self) -> Path:
@@ -71,7 +58,7 @@ def job_key(job: Sequence[str]) -> str:
 def note_done(config: dict[str, Any], job: list[str], folders: Sequence[Path]) -> None:
     """Write down that this job of a sweep is done and where: several jobs may share a run."""
     folder = Path(config["results_dir"]) / str(config["name"])
-    if (folder / "sweep.json").exists() and config["run_dir"] is None and rank() == 0:
+    if (folder / "sweep.json").exists() and config["run_dir"] is None:
         write_json(folder / "jobs" / f"{job_key(job)}.json", {"job": job, "runs": [path.name for path in folders]})
 
 
