@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from ..records.rows import accept_lengths
-from ..statistics.acceptance import by_depth
+from ..statistics.acceptance import Accepted, by_depth
 from ..statistics.metrics import OVERALL
 from ..statistics.tables import BASELINES
 from .block import MOST, Block
@@ -119,7 +119,7 @@ def _accepted_lengths_grid(block: Block, rows: Sequence[dict[str, Any]]) -> Figu
 
 def acceptance_by_depth(block: Block) -> Figure | None:
     """Acceptance by depth of the draft tree: joint (the path reaches it) and conditional (given the depth above)."""
-    rows = [(row, by_depth(row["pool"].rows)) for row in block.shown()]
+    rows = [(row, by_depth(Accepted.of(row["pool"].rows))) for row in block.shown()]
     rows = [(row, depths) for row, depths in rows if depths]
     if not rows:
         return None

@@ -22,7 +22,6 @@ from ..statistics.printing import group_names
 from ..statistics.tables import GROUP
 from ..statistics.unavailable import with_unavailable
 from . import audit, captions, circumstances, reader, table, tree_svg
-from .acceptance import has_tree
 from .circumstances import Configuration
 from .tokens import Decoder
 
@@ -44,7 +43,7 @@ def render(runs: list[Run], measured: pd.DataFrame, folder: Path) -> str:
     ran, decoder = circumstances.configurations(runs), Decoder()
     style, script = ((HERE / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     figures, figures_left_out = _figures(ran, measured, folder / "figures")
-    drafting = [configuration for configuration in ran if has_tree(configuration)]
+    drafting = [configuration for configuration in ran if tree_svg.has_tree(configuration)]
     answers = reader.collect(ran, decoder)
     trees = [drawing for c in drafting[:MOST_TREES] if (drawing := tree_svg.draw(c, decoder))]
     environment = Environment(

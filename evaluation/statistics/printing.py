@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from model.recycling.matrix import AdjacencyMatrix
 
 from ..records.runs import Run
 from ..records.sweeps import not_available
-from .acceptance import by_rank_path, depth_rows
+from .acceptance import TEMPLATE, Accepted, by_depth, by_node, template
 from .caveats import incomplete, mixed
 from .intervals import spans_one
 from .metrics import OVERALL
@@ -82,7 +83,9 @@ def acceptance_table(runs: Sequence[Run]) -> pd.DataFrame:
     """Acceptance by depth of every method that drafts from a template, all questions together."""
     rows: list[dict[str, Any]] = []
     for pool in pools(runs):
-        rows += [_about(pool) | row for row in depth_rows(pool.rows)]
+        for depth in by_depth(Accepted.of(pool.rows)):
+            shares = {"joint_acceptance": depth.joint, "conditional_acceptance": depth.conditional}
+            rows.append(_about(pool) | {"depth": depth.depth, "steps": depth.steps} | shares)
     return pd.DataFrame(rows)
 
 
@@ -90,10 +93,11 @@ def nodes_table(runs: Sequence[Run]) -> pd.DataFrame:
     """Acceptance by node of a fixed template: of the steps in which its parent stood, those in which it stood."""
     rows: list[dict[str, Any]] = []
     for pool in pools(runs):
-        if pool.first.draft_tree and pool.first.settings["method"].get("tree") != "auto":
-            for path, node in by_rank_path(pool.rows, pool.first.draft_tree).items():
-                words = {"rank_path": ",".join(map(str, path)), "parent_stood_steps": node.tried}
-                rows.append(_about(pool) | words | {"stood_steps": node.stood, "conditional_acceptance": node.share})
+        if order := template(pool.first):
+            for node in by_node(Accepted.of(pool.rows, TEMPLATE), order):
+                words = {"rank_path": ",".join(map(str, node.path)), "parent_stood_steps": node.parent_stood}
+                share = node.given_parent if node.parent_stood else math.nan
+                rows.append(_about(pool) | words | {"stood_steps": node.stood, "conditional_acceptance": share})
     return pd.DataFrame(rows)
 
 

@@ -9,10 +9,10 @@ from evaluation.page.circumstances import configurations, facts
 from evaluation.records.questions import Question
 from evaluation.records.runs import natural, read_runs
 from evaluation.statistics.audits import audits
+from evaluation.statistics.best_tree import pick
 from evaluation.statistics.pools import pools
 from evaluation.statistics.printing import to_text
 from evaluation.statistics.tables import baseline, main_table
-from evaluation.tree_search import pick
 from tests.evaluation.conftest import answers_in
 from tests.evaluation.made_runs import answer, asked, made, shard, write
 
@@ -164,4 +164,4 @@ def test_runs_that_differ_in_the_model_alone_have_names_of_their_own():
 def test_a_search_takes_the_run_of_most_questions_and_not_both():
     tree = {"method": {"tree": "x"}, "draft_tree": [[0]]}
     part, whole = (shard("recycling (hot)", rows(range(n)), **tree) for n in (2, 4))
-    assert pick([part, whole], None) == [whole]
+    assert pick([part, whole], None).runs == (whole,)
