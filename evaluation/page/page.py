@@ -66,7 +66,7 @@ def render(runs: list[Run], measured: pd.DataFrame, folder: Path) -> str:
         trees=trees,
         trees_left_out=[c.name for c in drafting[MOST_TREES:]],
         legend=tree_svg.legend(),
-        audits=audit.audit(ran),
+        audits=audit.findings(ran),
         notes=answers.pop("notes"),
         data=script_json(answers),
         commands=circumstances.commands(ran),

@@ -34,7 +34,7 @@ def achieved(run: Run, repeat: int, base: Pool | None) -> float:
     """Decoding speed over vanilla's on the questions both have, of the same repeat where both have it; NaN without."""
     if base is None:
         return math.nan
-    theirs = base.answers.get(repeat) or next(iter(base.answers.values()))
+    theirs = base.answers_beside(repeat)
     common = [row for row in run.answers if row_key(row) in theirs]
     ours = measure(common).tokens_per_second_decode
     return ours / measure([theirs[row_key(row)] for row in common]).tokens_per_second_decode

@@ -138,6 +138,11 @@ class Pool:
             for repeat, shards in self.repeats.items()
         }
 
+    def answers_beside(self, repeat: int) -> dict[str, Row]:
+        """What this repeat of another configuration is compared with: the same one's rows, else any one's."""
+        every = {key: row for answers in reversed(self.answers.values()) for key, row in answers.items()}
+        return every | self.answers.get(repeat, {})
+
     @property
     def first_answers(self) -> list[Row]:
         """The rows of the first repeat."""

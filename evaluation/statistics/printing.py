@@ -18,11 +18,12 @@ from ..records.sweeps import not_available
 from .acceptance import TEMPLATE, Accepted, by_depth, by_node, template
 from .caveats import incomplete, mixed
 from .intervals import spans_one
+from .markdown import markdown, shown
 from .metrics import OVERALL
-from .pools import Pool, pools
+from .pools import pools
 from .published import beside
 from .table1 import write_table1
-from .tables import BASELINES, GROUP, SHOWN, drift_unknown, main_table
+from .tables import BASELINES, GROUP, SHOWN, about, drift_unknown, main_table
 from .unavailable import NOTE, with_unavailable
 
 VOCABULARIES = (32_000, 128_256, 151_936)
@@ -85,7 +86,7 @@ def acceptance_table(runs: Sequence[Run]) -> pd.DataFrame:
     for pool in pools(runs):
         for depth in by_depth(Accepted.of(pool.rows)):
             shares = {"joint_acceptance": depth.joint, "conditional_acceptance": depth.conditional}
-            rows.append(_about(pool) | {"depth": depth.depth, "steps": depth.steps} | shares)
+            rows.append(about(pool) | {"depth": depth.depth, "steps": depth.steps} | shares)
     return pd.DataFrame(rows)
 
 
@@ -97,20 +98,8 @@ def nodes_table(runs: Sequence[Run]) -> pd.DataFrame:
             for node in by_node(Accepted.of(pool.rows, TEMPLATE), order):
                 words = {"rank_path": ",".join(map(str, node.path)), "parent_stood_steps": node.parent_stood}
                 share = node.given_parent if node.parent_stood else math.nan
-                rows.append(_about(pool) | words | {"stood_steps": node.stood, "conditional_acceptance": share})
+                rows.append(about(pool) | words | {"stood_steps": node.stood, "conditional_acceptance": share})
     return pd.DataFrame(rows)
-
-
-def _about(pool: Pool) -> dict[str, Any]:
-    settings = pool.first.settings
-    return {
-        "model": settings["model"]["name"],
-        "dtype": settings["model"]["dtype"],
-        "bench": settings["bench"]["name"],
-        "bench_questions": pool.questions,
-        "method": pool.label,
-        "variant": pool.variant,
-    }
 
 
 def heading(runs: Sequence[Run]) -> list[str]:
@@ -167,9 +156,8 @@ def to_markdown(runs: Sequence[Run], table: pd.DataFrame, notes: Sequence[str] =
     names = group_names(table)
     for key, block in table.groupby(GROUP, sort=False):
         columns = _columns(block)
-        out += [f"## {names[key]}", "", "| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
-        out += ["| " + " | ".join(_cell(row, c, interval=True) for c in columns) + " |" for _, row in block.iterrows()]
-        out.append("")
+        cells = ([_cell(row, c, interval=True) for c in columns] for _, row in block.iterrows())
+        out += [f"## {names[key]}", "", markdown(columns, cells), ""]
     brackets = "[low, high]: 95 % bootstrap interval, of MAT over questions, of a speedup over questions and repeats"
     told = [*([brackets] if "[" in "".join(out) else []), *_notes(table), *incomplete(runs), *mixed(runs), *notes]
     return "\n".join([*out, "\n\n".join(told), ""])
@@ -219,7 +207,7 @@ def _columns(block: pd.DataFrame) -> list[str]:
 
 def _cell(row: pd.Series[Any], column: str, *, interval: bool = False) -> str:
     """A value for people; a speedup whose interval spans 1 ends in ~."""
-    text = _format(row[column])
+    text = shown(row[column])
     low, high = row.get(f"{column}_low"), row.get(f"{column}_high")
     if low is None or high is None or low != low:
         return text
@@ -227,9 +215,3 @@ def _cell(row: pd.Series[Any], column: str, *, interval: bool = False) -> str:
         text += "~"
     wanted = interval and low < high and (column == "mat" or column.startswith("speedup"))
     return f"{text} [{low:.2f}, {high:.2f}]" if wanted else text
-
-
-def _format(value: Any) -> str:
-    if value is None or value != value:
-        return "-"
-    return f"{value:.2f}" if isinstance(value, float) else str(value)

@@ -14,6 +14,7 @@ from model.files import write_text
 
 from ..records.runs import Run
 from .caveats import mixed
+from .markdown import markdown, shown
 from .pools import Cells, Pool, paired, pools
 from .published import CODE, MEASURED_AS, SUBTASKS, read_published
 from .tables import baseline, speedup
@@ -138,12 +139,8 @@ def write_table1(runs: Sequence[Run], folder: Path, left_out: Sequence[dict[str,
 
 def _cells(row: dict[Any, Any]) -> list[str]:
     """The row's figures as printed: speedups and MAT with two digits, the speed with x behind it."""
-    out = []
-    for column in COLUMNS:
-        value = row[column]
-        text = "-" if value != value else f"{value:.2f}"
-        out.append(f"{text}x" if column.endswith("speedup") and text != "-" else text)
-    return out
+    cells = {column: shown(row[column]) for column in COLUMNS}
+    return [f"{text}x" if column.endswith("speedup") and text != "-" else text for column, text in cells.items()]
 
 
 def _markdown(table: pd.DataFrame) -> str:
@@ -154,10 +151,7 @@ def _markdown(table: pd.DataFrame) -> str:
     for model, block in table.groupby("model", sort=False):
         devices = [str(d) for d in block.get("device", pd.Series(dtype=str)).dropna().unique()]
         lines += ["", f"## {model}" + (f" (measured on {'; '.join(devices)})" if devices else ""), ""]
-        lines += ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
-        lines += [
-            "| " + " | ".join([row["name"], row["source"], *_cells(row)]) + " |" for row in block.to_dict("records")
-        ]
+        lines.append(markdown(columns, ([r["name"], r["source"], *_cells(r)] for r in block.to_dict("records"))))
     return "\n".join([*lines, ""])
 
 

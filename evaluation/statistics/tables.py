@@ -65,6 +65,12 @@ def baseline(pool: Pool, name: str, pooled: Sequence[Pool]) -> Pool | None:
     return closest(pool, found) if best is None and name == "hf" else best
 
 
+def about(pool: Pool) -> dict[str, Any]:
+    """What names a configuration in the tables beside the main one."""
+    block = {key: pool.block[key] for key in ("model", "dtype", "bench", "bench_questions")}
+    return block | {"method": pool.label, "variant": pool.variant}
+
+
 def figures(pool: Pool, category: str, answers: Sequence[Row]) -> dict[str, Any]:
     """The measures of a category, with deviation and interval of MAT and tokens/s."""
     found = asdict(measure(answers))

@@ -11,6 +11,7 @@ from evaluation import audit
 from evaluation.records.runs import read_runs
 from evaluation.running.conversation import prompt_ids
 from evaluation.statistics.audits import GAPS, audit_table, audits, read_gaps, wording, write_audit
+from evaluation.statistics.pools import pools
 from tests.evaluation.made_runs import answer, made
 
 
@@ -24,10 +25,10 @@ OTHER = made("pld", [said(1, [1, 2, 9], [4, 4]), said(2, [6, 7, 8]), said(3, [9,
 
 
 def test_turn_by_turn_by_hand(tmp_path):
-    (found,) = audits([VANILLA, OTHER])
+    (found,) = audits(pools([VANILLA, OTHER]))
     # question 1 parts in its first turn, so its second says nothing; 3 goes on where vanilla has ended
-    assert (found.turns, found.identical, found.tokens, found.left_out) == (3, 1, 7, 1)
-    assert [(p.question_id, p.turn, p.token) for _, p in found.partings] == [(1, 0, 2), (3, 0, 1)]
+    assert (len(found.turns), found.identical, found.tokens, found.left_out) == (3, 1, 7, 1)
+    assert [(p.question_id, p.turn, p.parts) for p in found.partings] == [(1, 0, 2), (3, 0, 1)]
     row = audit_table([VANILLA, OTHER], {("other", "1", "0", "0", "2"): 0.25}).iloc[0]
     assert row["identical_share"] == 1 / 3 and row["first_difference_question"] == 1
     assert row["gaps_known"] == 1 and row["largest_logit_gap"] == 0.25
