@@ -15,7 +15,7 @@ from ..statistics.metrics import OVERALL
 from ..statistics.tables import BASELINES
 from .block import MOST, Block
 from .grid import grid
-from .style import INTERVAL, colour, dash, legend, marker, note, panels, printed
+from .style import INTERVAL, colour, dash, footnote, legend, marker, panels, printed
 
 LONGEST = 9  # accepted lengths from here on share a column of the grid
 FAR = 16  # and from here on the last point of a line
@@ -69,7 +69,7 @@ def _by_category(block: Block, column: str, label: str) -> Figure | None:
         axes.axhline(0.5, color="#bbbbbb", linewidth=0.7, linestyle=":")
     axes.set_xlabel(label)
     legend(figure, axes)
-    note(figure, f"lines: {INTERVAL}; {block.note}")
+    footnote(figure, f"lines: {INTERVAL}; {block.measured}")
     return figure
 
 
@@ -101,7 +101,7 @@ def accepted_lengths(block: Block) -> Figure | None:
     axes.set_xlabel("accepted length (tokens a step)")
     axes.set_ylabel("% of steps")
     legend(figure, axes)
-    note(figure, block.note)
+    footnote(figure, block.measured)
     return figure
 
 
@@ -145,7 +145,7 @@ def acceptance_by_depth(block: Block) -> Figure | None:
     for axes in (joint, conditional):
         axes.set_ylim(bottom=0)
     legend(figure, joint)
-    note(figure, block.note)
+    footnote(figure, block.measured)
     return figure
 
 
@@ -174,5 +174,5 @@ def mat_over_questions(block: Block) -> Figure | None:
     axes.set_ylabel("MAT (tokens a step)")
     axes.set_xlim(left=1)
     legend(figure, axes)
-    note(figure, block.note)
+    footnote(figure, block.measured)
     return figure

@@ -91,7 +91,7 @@ def legend(figure: Figure, axes: Axes) -> None:
         figure.set_figheight(figure.get_figheight() + 0.135 * -(-len(unique) // fit))
 
 
-def note(figure: Figure, text: str) -> None:
+def footnote(figure: Figure, text: str) -> None:
     """What was measured on what, below the panels."""
     figure.supxlabel(text, fontsize=5, color="#555555", x=0.99, ha="right", wrap=True)
 

@@ -115,12 +115,12 @@ def heading(runs: Sequence[Run]) -> list[str]:
         if line not in lines:
             lines.append(line)
     for run in runs:
-        if (line := left_out(run.metadata)) and line not in lines:
+        if (line := generation_left_out(run.metadata)) and line not in lines:
             lines.append(line)
     return lines
 
 
-def left_out(metadata: dict[str, Any]) -> str:
+def generation_left_out(metadata: dict[str, Any]) -> str:
     """Which generation settings of the checkpoint no method uses, `hf` included; empty if it has none."""
     own: dict[str, Any] = metadata.get("generation_config_left_out") or {}
     words = ", ".join(f"{key}={value}" for key, value in own.items())
