@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from ..statistics.auto_tree import auto_runs, told_by
 from .block import TREE, Block, speed_of
-from .style import INTERVAL, colour, footnote, legend, marker, panels
+from .style import INTERVAL, colour, footnote, legend, mark, marker, panels
 
 
 def tree_size(block: Block) -> Figure | None:
@@ -71,9 +71,9 @@ def _line(axes: Axes, line: list[dict[str, Any]], setting: str, column: str, i: 
     """One line with its interval as a band."""
     x = [float(row[setting]) for row in line]
     if column == "state_mib":
-        axes.plot(x, [row["state_bytes"] / 2**20 for row in line], marker=marker(i), color=colour(i), label=name)
+        axes.plot(x, [row["state_bytes"] / 2**20 for row in line], label=name, **mark(i))
         return
-    axes.plot(x, [row[column] for row in line], marker=marker(i), color=colour(i), label=name)
+    axes.plot(x, [row[column] for row in line], label=name, **mark(i))
     if f"{column}_low" in line[0]:
         low, high = ([row[f"{column}_{end}"] for row in line] for end in ("low", "high"))
         axes.fill_between(x, low, high, color=colour(i), alpha=0.18, linewidth=0)
@@ -146,7 +146,7 @@ def machine_tree(block: Block) -> Figure | None:
     figure, (time, speed) = panels(2, height=3.0, sharex=True)
     for i, (pool, found) in enumerate(known):
         sizes: list[int] = found["sizes"]
-        options: dict[str, Any] = {"marker": marker(i + 2), "color": colour(i + 2), "label": pool.name}
+        options = mark(i + 2) | {"label": pool.name}
         time.plot(sizes, [1e3 * seconds for seconds in found["step_seconds"]], **options)
         speed.plot(sizes, found["predicted_speedup_by_size"], **options)
         for own in (run for run in auto_runs(block.pools) if run.pool is pool):

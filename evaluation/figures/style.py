@@ -75,6 +75,11 @@ def marker(i: int) -> str:
     return MARKERS[i % len(MARKERS)]
 
 
+def mark(i: int) -> dict[str, Any]:
+    """A line's options: its marker and its colour."""
+    return {"marker": marker(i), "color": colour(i)}
+
+
 def dash(i: int) -> str:
     """For lines without markers: another stroke where the colours begin anew."""
     return ("-", "--", ":")[i // len(PALETTE) % 3]

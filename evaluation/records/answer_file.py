@@ -81,6 +81,15 @@ def read_answers(path: Path, shared: SharedNumbers | None = None) -> tuple[dict[
     return rows, damage
 
 
+def read_object(path: Path) -> dict[str, Any]:
+    """A JSON file's object; empty if there is none, or a broken one."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
 def common_questions(rows: dict[Any, Row], others: dict[Any, Row]) -> list[Any]:
     """The ids that both files have, less those whose recorded hashes say that they are different questions."""
     hashes = {key: [file[key].get("question_sha256") for file in (rows, others)] for key in rows if key in others}
