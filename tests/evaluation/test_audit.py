@@ -8,6 +8,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from evaluation import audit
+from evaluation.page.audit import findings
+from evaluation.page.circumstances import configurations
 from evaluation.records.runs import read_runs
 from evaluation.running.conversation import prompt_ids
 from evaluation.statistics.audits import GAPS, audit_table, audits, read_gaps, wording, write_audit
@@ -121,3 +123,16 @@ def test_a_folders_metadata_fetch_nothing(foreign, call, monkeypatch):
     folder = foreign("bench", path="data/nowhere/question.jsonl", url="https://example.org/x", sha256="0" * 64)
     outcome = call(audit.main, folder)
     assert outcome.code == 2 and "does not exist" in outcome.err and not asked
+
+
+def test_page_and_tables_pair_alike():
+    """The page had held every repeat against vanilla's first, and against a vanilla of another execution."""
+    vanilla = [made("vanilla", [said(1, ids)], repeat=repeat) for repeat, ids in enumerate(([1, 2], [1, 3]))]
+    other = made("pld", [said(1, [1, 3])], repeat=1)
+    for found in (audits(pools([*vanilla, other])), [f.audit for f in findings(configurations([*vanilla, other]))]):
+        assert [(len(audit.turns), audit.identical) for audit in found] == [(1, 1)]
+    elsewhere, hf = made("vanilla", [said(1, [1, 2])]), made("hf", [said(1, [1, 2, 3])])
+    elsewhere.metadata["settings"]["execution"] = "graph"
+    assert audits(pools([elsewhere, other])) == []
+    named = {found.name: found for found in findings(configurations([elsewhere, hf, other]))}
+    assert named["pld"].base == "hf" and [turn.parts for turn in named["pld"].audit.turns] == [1]
