@@ -17,6 +17,7 @@ import torch
 from model.errors import UserError
 from model.files import write_json
 
+from .records.questions import Question
 from .records.runs import Run, read_runs
 from .running.bench import load_bench
 from .running.conversation import prompt_ids
@@ -61,15 +62,9 @@ def measure_gaps(
         settings = ModelSettings(**first.metadata["config"]["model"] | permitted | own)
         with exclusive(settings) as settings:
             loaded = load_model(settings)
-            runs_of = {id(turn.run): turn.run for turn in audit.partings}  # shards differ in their questions
-            benches = {i: run.metadata["config"]["bench"] | {"url": None} for i, run in runs_of.items()}
-            # nothing is fetched to where a folder says
-            loaded_benches = {i: load_bench(**bench) for i, bench in benches.items()}
-            for i, bench in loaded_benches.items():
-                if bench.sha256 != runs_of[i].settings["bench"]["sha256"]:
-                    raise UserError(f"{runs_of[i].folder}: its questions are no longer those of {benches[i]['path']}")
-            questions = {i: {q.question_id: q for q in bench.questions} for i, bench in loaded_benches.items()}
-            rows = {i: {row["question_id"]: row for row in run.answers} for i, run in runs_of.items()}
+            asked = {id(turn.run): turn.run for turn in audit.partings}  # shards differ in their questions
+            questions = {i: _questions(run) for i, run in asked.items()}
+            rows = {i: {row["question_id"]: row for row in run.answers} for i, run in asked.items()}
             for parting in audit.partings:
                 run, token = id(parting.run), parting.parts or 0
                 choice = rows[run][parting.question_id]["choices"][parting.choice]
@@ -81,6 +76,15 @@ def measure_gaps(
                 picked = float(best[0] - logits[ids[token]]) if token < len(ids) else math.nan
                 yield {"at": list(parting.key), "gap": float(best[0] - best[1]), "picked": picked}
             del loaded  # before another model comes
+
+
+def _questions(run: Run) -> dict[int | str, Question]:
+    """What a run was asked, by id; nothing is fetched to where a folder says."""
+    given = run.metadata["config"]["bench"] | {"url": None}
+    bench = load_bench(**given)
+    if bench.sha256 != run.settings["bench"]["sha256"]:
+        raise UserError(f"{run.folder}: its questions are no longer those of {given['path']}")
+    return {question.question_id: question for question in bench.questions}
 
 
 @torch.inference_mode()
