@@ -17,6 +17,7 @@ import torch
 from model.errors import UserError
 from model.files import write_json
 
+from .records.questions import Question
 from .records.runs import Run, read_runs
 from .running.bench import load_bench
 from .running.conversation import prompt_ids
@@ -25,6 +26,7 @@ from .running.locks import exclusive, keeping
 from .running.model_settings import ModelSettings
 from .running.models import load_model
 from .statistics.audits import GAPS, audits, write_audit
+from .statistics.pools import pools
 
 
 def measure_gaps(
@@ -44,7 +46,7 @@ def measure_gaps(
     Raises:
         UserError: a run's model needs what is not permitted; nothing is loaded then.
     """
-    parted = [audit for audit in audits(runs) if audit.partings]
+    parted = [audit for audit in audits(pools(runs)) if audit.partings]
     permitted = {"trust_remote_code": trust_remote_code, "allow_pickle": allow_pickle}
     for audit in parted:
         model = audit.pool.first.metadata["config"]["model"]
@@ -60,26 +62,29 @@ def measure_gaps(
         settings = ModelSettings(**first.metadata["config"]["model"] | permitted | own)
         with exclusive(settings) as settings:
             loaded = load_model(settings)
-            runs_of = {id(run): run for run, _ in audit.partings}  # shards differ in their questions
-            benches = {i: run.metadata["config"]["bench"] | {"url": None} for i, run in runs_of.items()}
-            # nothing is fetched to where a folder says
-            loaded_benches = {i: load_bench(**bench) for i, bench in benches.items()}
-            for i, bench in loaded_benches.items():
-                if bench.sha256 != runs_of[i].settings["bench"]["sha256"]:
-                    raise UserError(f"{runs_of[i].folder}: its questions are no longer those of {benches[i]['path']}")
-            questions = {i: {q.question_id: q for q in bench.questions} for i, bench in loaded_benches.items()}
-            rows = {i: {row["question_id"]: row for row in run.answers} for i, run in runs_of.items()}
-            for run, parting in audit.partings:
-                choice = rows[id(run)][parting.question_id]["choices"][parting.choice]
-                turns = list(questions[id(run)][parting.question_id].turns[: parting.turn + 1])
+            asked = {id(turn.run): turn.run for turn in audit.partings}  # shards differ in their questions
+            questions = {i: _questions(run) for i, run in asked.items()}
+            rows = {i: {row["question_id"]: row for row in run.answers} for i, run in asked.items()}
+            for parting in audit.partings:
+                run, token = id(parting.run), parting.parts or 0
+                choice = rows[run][parting.question_id]["choices"][parting.choice]
+                turns = list(questions[run][parting.question_id].turns[: parting.turn + 1])
                 prompt = prompt_ids(loaded.template, loaded.tokenizer, turns, choice["turns"][: parting.turn])
                 ids = choice["output_ids"][parting.turn]
-                logits = next_logits(loaded.target.model, prompt + ids[: parting.token])
+                logits = next_logits(loaded.target.model, prompt + ids[:token])
                 best = logits.topk(2).values
-                at = ids[parting.token] if parting.token < len(ids) else None
-                picked = float(best[0] - logits[at]) if at is not None else math.nan
-                yield {"at": list(parting.key(run)), "gap": float(best[0] - best[1]), "picked": picked}
+                picked = float(best[0] - logits[ids[token]]) if token < len(ids) else math.nan
+                yield {"at": list(parting.key), "gap": float(best[0] - best[1]), "picked": picked}
             del loaded  # before another model comes
+
+
+def _questions(run: Run) -> dict[int | str, Question]:
+    """What a run was asked, by id; nothing is fetched to where a folder says."""
+    given = run.metadata["config"]["bench"] | {"url": None}
+    bench = load_bench(**given)
+    if bench.sha256 != run.settings["bench"]["sha256"]:
+        raise UserError(f"{run.folder}: its questions are no longer those of {given['path']}")
+    return {question.question_id: question for question in bench.questions}
 
 
 @torch.inference_mode()
@@ -98,7 +103,7 @@ def main() -> None:
     permitted = {"trust_remote_code": arguments.trust_remote_code, "allow_pickle": arguments.allow_pickle}
     with user_errors():
         runs = read_runs(arguments.folder)
-        if not audits(runs):
+        if not audits(pools(runs)):
             raise UserError(f"{arguments.folder}: no vanilla run to compare with; add method=vanilla to the sweep")
         with keeping():  # one model after the other stays, where several audits are of one
             write_json(arguments.folder / GAPS, list(measure_gaps(runs, **permitted)))

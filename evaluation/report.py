@@ -36,7 +36,7 @@ def report(folder: Path) -> None:
     table = write_tables(runs, folder / "tables", notes)
     audit = write_audit(runs, folder)
     figures = draw_all(runs, table, folder / "figures")
-    auto_tree.write_choices(runs, folder / "tables" / "machine_tree.json")
+    auto_tree.write_auto_runs(runs, folder / "tables" / "machine_tree.json")
     print(f"\n{to_text(runs, with_unavailable(table, folder))}\n")
     for line in [*auto_tree.to_lines(runs), *audit, *doubts(runs), *notes]:
         print(line)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from transformers import AutoTokenizer
 
@@ -13,43 +11,9 @@ from model.errors import UserError
 
 from .records.answer_file import common_questions, read_answers
 from .records.comparison import describe_files
-from .records.questions import SUBTASKS
-from .records.rows import Row, accept_lengths, check_records
+from .records.rows import check_records
 from .running.errors import one_line, user_errors
-from .statistics.metrics import OVERALL, by_subtask, mean
-
-SPEC_BENCH = ("mt_bench", "translation", "summarization", "qa", "math_reasoning", "rag")
-
-
-def speeds(rows: Sequence[Row], tokenizer: Any = None) -> float:
-    """Spec-Bench's tokens per second: mean over questions of tokens / seconds, of the first choice.
-
-    With a tokenizer the tokens are counted from the text, less the BOS of each turn, as that project does for its
-    baseline; without one they are the answers' own new_tokens.
-    """
-    values = []
-    for row in rows:
-        choice = row["choices"][0]
-        if tokenizer is None:
-            tokens = sum(choice["new_tokens"])
-        else:
-            tokens = sum(len(tokenizer(text).input_ids) - 1 for text in choice["turns"])
-        if sum(choice["wall_time"]) > 0:
-            values.append(tokens / sum(choice["wall_time"]))
-    return mean(values)
-
-
-def compare(rows: dict[Any, Row], baseline: dict[Any, Row], tokenizer: Any = None) -> list[dict[str, Any]]:
-    """One entry a subtask, over the questions that both files have; `mat` is over those, too."""
-    common = {key: rows[key] for key in common_questions(rows, baseline)}
-    out = []
-    for name, group in by_subtask(common.values()).items():
-        base = speeds([baseline[row["question_id"]] for row in group], tokenizer)
-        own = speeds(group)
-        mat = mean(n for row in group for n in accept_lengths({"choices": row["choices"][:1]}))
-        out.append({"subtask": name, "mat": mat, "tokens_per_second": own, "baseline": base, "speedup": own / base})
-    order = {name: i for i, name in enumerate((*SPEC_BENCH, *SUBTASKS, OVERALL))}
-    return sorted(out, key=lambda entry: order.get(entry["subtask"], len(order) - 2))
+from .statistics.spec_bench import compare
 
 
 def main() -> None:

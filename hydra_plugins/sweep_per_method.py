@@ -26,16 +26,18 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from functools import cached_property, lru_cache
+from pathlib import Path
 from typing import Any
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra._internal.sources_registry import SourcesRegistry
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from evaluation.records.sweeps import Planned, available, write_down
 from evaluation.running.callback import report_at_end
+from evaluation.running.companions import lacking
 from evaluation.running.fingerprint import SAVED
 from evaluation.running.processes import rank
 from evaluation.running.together import collected
@@ -83,7 +85,7 @@ class PerMethodSweeper(BasicSweeper):
         return list(self._cache.values())
 
     def split_arguments(self, overrides: list[Override], max_batch_size: int | None) -> list[list[list[str]]]:
-        self.jobs = [Planned.of(job, self._composed(job)) for job in self._jobs(overrides)]
+        self.jobs = [planned(job, self._composed(job)) for job in self._jobs(overrides)]
         if self.config.run_dir is None and rank() == 0:
             write_down(self.jobs, command(sys.argv[1:]))
         left, told = available(self.jobs)
@@ -137,6 +139,13 @@ class Together:
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Any:
         with collected():
             return self.launcher.launch(job_overrides, initial_job_idx=initial_job_idx)
+
+
+def planned(job: Sequence[str], cfg: DictConfig) -> Planned:
+    """The job of these overrides, which compose to this configuration."""
+    method: dict[str, Any] = OmegaConf.to_container(cfg.method, resolve=True)  # type: ignore[assignment]
+    model, folder = str(cfg.model.name), Path(cfg.results_dir) / str(cfg.name)
+    return Planned(list(job), folder, model, str(cfg.bench.name), str(method["name"]), lacking(method, model))
 
 
 def find_in(path: Sequence[str]) -> Find:

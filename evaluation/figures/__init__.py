@@ -16,9 +16,9 @@ from ..records.runs import Run
 from ..statistics.pools import Pool, pools
 from ..statistics.printing import group_names, heading
 from ..statistics.tables import GROUP
+from .bars import order, start, update
 from .block import Block
 from .budget import budget
-from .choices import order, start, update
 from .costs import memory, novelty, overhead
 from .curves import machine_tree, topk, tree_family, tree_shape, tree_size
 from .methods import (
@@ -87,10 +87,10 @@ def split(runs: Sequence[Run], table: pd.DataFrame) -> dict[str, Block]:
     names = group_names(table)
     by_name: dict[str, list[Pool]] = {}
     for pool in pools(runs):
-        by_name.setdefault(names[tuple(pool.block[column] for column in GROUP)], []).append(pool)
+        by_name.setdefault(names[tuple(pool.group[column] for column in GROUP)], []).append(pool)
     blocks = {}
-    for key_of_group, rows in table.groupby(GROUP, sort=False):
-        own = by_name[names[key_of_group]]
+    for key, rows in table.groupby(GROUP, sort=False):
+        own = by_name[names[key]]
         what = heading([pool.first for pool in own])[0].split(";")[0]
-        blocks[names[key_of_group]] = Block(own, rows, f"{what}; {rows['bench'].iloc[0]}")
+        blocks[names[key]] = Block(own, rows, f"{what}; {rows['bench'].iloc[0]}")
     return blocks

@@ -24,12 +24,12 @@ class Block:
     Attributes:
         pools: one a configuration, in the tables' order.
         table: their rows of the main table, all categories.
-        note: what ran on what.
+        measured: what ran on what.
     """
 
     pools: list[Pool]
     table: pd.DataFrame
-    note: str
+    measured: str
 
     @cached_property
     def overall(self) -> list[dict[str, Any]]:
@@ -78,12 +78,20 @@ class Block:
         chosen = [rows for rows in chosen if len({row[setting] for row in rows}) == len(rows) > 2]
         return named(chosen, moving)
 
-    def choices(self, setting: str, follow: Sequence[str] = ()) -> list[dict[str, Any]]:
+    def varied(self, setting: str, follow: Sequence[str] = ()) -> list[dict[str, Any]]:
         """Drafting runs of the methods for which a setting that is no number takes several values."""
         rows = [row for row in self.drafting if str(row.get(setting)) not in ("None", "nan")]
         several = {row["pool"].method for row in rows}
         several = {m for m in several if len({str(r[setting]) for r in rows if r["pool"].method == m}) > 1}
         return [row for row in rows if row["pool"].method in several]
+
+
+def speed_of(rows: Sequence[dict[str, Any]]) -> tuple[str, str]:
+    """The column that tells their speed, and its label: over vanilla, else over hf, else in tokens a second."""
+    for name in reversed(BASELINES):
+        if any(row[f"speedup_{name}"] == row[f"speedup_{name}"] for row in rows):
+            return f"speedup_{name}", f"speedup over {name}"
+    return "tokens_per_second", "tokens/s"
 
 
 def named(groups: Sequence[list[dict[str, Any]]], moving: set[str]) -> dict[str, list[dict[str, Any]]]:

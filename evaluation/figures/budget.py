@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from ..statistics.intervals import quotient_interval
 from ..statistics.pools import paired
 from .block import Block
-from .style import INTERVAL, colour, legend, marker, note, panels
+from .style import INTERVAL, colour, footnote, legend, mark, panels
 
 REFERENCE = "recycling"  # whose MAT the others are measured by
 
@@ -26,7 +26,7 @@ def budget(block: Block) -> Figure | None:
         return None
     figure, (mats, gains, speeds) = panels(3, height=4.2, sharex=True)
     for i, (name, line) in enumerate(lines.items()):
-        options: dict[str, Any] = {"marker": marker(i + 2), "color": colour(i + 2), "label": name}
+        options = mark(i + 2) | {"label": name}
         at = sorted(line)
         for axes, column in ((mats, "mat"), (speeds, "speedup_vanilla")):
             axes.plot(at, [line[n][column] for n in at], **options)
@@ -42,7 +42,7 @@ def budget(block: Block) -> Figure | None:
     speeds.axhline(1.0, color="#444444", linewidth=0.7)
     speeds.set_xlabel("nodes that a step drafts at most, root not counted")
     legend(figure, mats)
-    note(figure, f"shaded: {INTERVAL}, paired; {block.note}")
+    footnote(figure, f"shaded: {INTERVAL}, paired; {block.measured}")
     return figure
 
 

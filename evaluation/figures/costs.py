@@ -11,8 +11,8 @@ from ..records.rows import accept_lengths
 from ..statistics.metrics import repeated_ngrams
 from ..statistics.published import read_published
 from ..statistics.tables import BASELINES
-from .block import MOST, Block
-from .style import colour, legend, marker, note, panels
+from .block import MOST, Block, speed_of
+from .style import colour, footnote, legend, marker, panels
 
 PHASES = ("draft", "forward", "verify", "commit", "observe", "loop", "step")
 PHASE_NAMES = {"observe": "update", "step": "whole step"}
@@ -24,22 +24,21 @@ def memory(block: Block) -> Figure | None:
     sizes = {(row["pool"].method, row["state_bytes"]) for row in rows}
     if max((sum(m == method for m, _ in sizes) for method, _ in sizes), default=0) < 3:  # of one method
         return None
-    baseline = next((b for b in ("vanilla", "hf") if any(r[f"speedup_{b}"] == r[f"speedup_{b}"] for r in rows)), None)
-    column = f"speedup_{baseline}" if baseline else "tokens_per_second"
+    column, speed_label = speed_of(rows)
     figure, (axes,) = panels(height=2.1)
     for i, label in enumerate(dict.fromkeys(row["method"] for row in rows)):
         own = [row for row in rows if row["method"] == label]
         x = [row["state_bytes"] / 2**20 for row in own]
         axes.plot(x, [row[column] for row in own], marker(i + 2), color=colour(i + 2), label=label)
-    if baseline:
+    if column != "tokens_per_second":
         for i, row in enumerate(read_published("memory")):
             axes.plot(row["memory_mb"], row["speedup"], marker(i), color="#777777", markerfacecolor="none",
                       label=f"{row['method']}, published")  # fmt: skip
     axes.set_xscale("log")
     axes.set_xlabel("state beside the model (MiB; published: MB)")
-    axes.set_ylabel(f"speedup over {baseline}" if baseline else "tokens/s")
+    axes.set_ylabel(speed_label)
     legend(figure, axes)
-    note(figure, block.note)
+    footnote(figure, block.measured)
     return figure
 
 
@@ -68,7 +67,7 @@ def overhead(blocks: Sequence[Block]) -> Figure | None:
     axes.grid(axis="y", visible=False)
     axes.set_xlabel("a step (ms)")
     legend(figure, axes)
-    note(figure, _what(blocks))
+    footnote(figure, _what(blocks))
     return figure
 
 
@@ -88,7 +87,7 @@ def phase_ms(rows: Sequence[dict[str, object]]) -> dict[str, float]:
 
 def _what(blocks: Sequence[Block]) -> str:
     """The models and machines of all blocks, each once."""
-    return "; ".join(dict.fromkeys(block.note.split(";")[0] for block in blocks))
+    return "; ".join(dict.fromkeys(block.measured.split(";")[0] for block in blocks))
 
 
 def novelty(blocks: Sequence[Block]) -> Figure | None:
@@ -117,7 +116,7 @@ def novelty(blocks: Sequence[Block]) -> Figure | None:
     axes.set_xlabel("% of the answer's 3-grams that stand in it earlier")
     axes.set_ylabel("MAT of the question")
     legend(figure, axes)
-    note(figure, _what(blocks))
+    footnote(figure, _what(blocks))
     return figure
 
 

@@ -8,10 +8,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ..statistics.auto_tree import achieved, choices, chosen
-from ..statistics.tables import baseline
-from .block import TREE, Block
-from .style import INTERVAL, colour, legend, marker, note, panels
+from ..statistics.auto_tree import auto_runs, told_by
+from .block import TREE, Block, speed_of
+from .style import INTERVAL, colour, footnote, legend, mark, marker, panels
 
 
 def tree_size(block: Block) -> Figure | None:
@@ -33,8 +32,7 @@ def _curves(
     if not lines:
         return None
     rows = [row for line in lines.values() for row in line]
-    baseline = next((b for b in ("vanilla", "hf") if any(r[f"speedup_{b}"] == r[f"speedup_{b}"] for r in rows)), None)
-    speed = f"speedup_{baseline}" if baseline else "tokens_per_second"
+    speed, speed_label = speed_of(rows)
     columns = ["mat", *([] if memory else ["step_ms"]), speed, *(["state_mib"] if memory else [])]
     figure, axes = panels(len(columns), height=0.6 + 1.2 * len(columns), sharex=True)
     for i, (name, line) in enumerate(lines.items()):
@@ -53,7 +51,7 @@ def _curves(
                 fontsize=6.5,
             )
     titles = {"mat": "MAT\n(tokens a step)", "step_ms": "a step (ms)", "state_mib": "state (MiB)"}
-    titles |= {"tokens_per_second": "tokens/s", speed: f"speedup\nover {baseline}" if baseline else "tokens/s"}
+    titles[speed] = speed_label.replace(" ", "\n", 1)
     for panel, column in zip(axes, columns, strict=True):
         panel.set_ylabel(titles[column])
         if column.startswith("speedup"):
@@ -65,7 +63,7 @@ def _curves(
         axes[-1].set_xticks(values, [str(v) for v in values])
     axes[-1].set_xlabel(label)
     legend(figure, axes[0])
-    note(figure, f"shaded: {INTERVAL}; {block.note}")
+    footnote(figure, f"shaded: {INTERVAL}; {block.measured}")
     return figure
 
 
@@ -73,9 +71,9 @@ def _line(axes: Axes, line: list[dict[str, Any]], setting: str, column: str, i: 
     """One line with its interval as a band."""
     x = [float(row[setting]) for row in line]
     if column == "state_mib":
-        axes.plot(x, [row["state_bytes"] / 2**20 for row in line], marker=marker(i), color=colour(i), label=name)
+        axes.plot(x, [row["state_bytes"] / 2**20 for row in line], label=name, **mark(i))
         return
-    axes.plot(x, [row[column] for row in line], marker=marker(i), color=colour(i), label=name)
+    axes.plot(x, [row[column] for row in line], label=name, **mark(i))
     if f"{column}_low" in line[0]:
         low, high = ([row[f"{column}_{end}"] for row in line] for end in ("low", "high"))
         axes.fill_between(x, low, high, color=colour(i), alpha=0.18, linewidth=0)
@@ -110,13 +108,13 @@ def tree_shape(block: Block) -> Figure | None:
     axes.set_xlabel("depth of the draft tree")
     axes.set_ylabel("breadth (root)")
     figure.colorbar(image, ax=axes, label="MAT", fraction=0.05)
-    note(figure, f"{most} nodes, or as many as fit (small numbers); {block.note}")
+    footnote(figure, f"{most} nodes, or as many as fit (small numbers); {block.measured}")
     return figure
 
 
 def tree_family(block: Block) -> Figure | None:
     """MAT over the number of nodes by family of trees: balanced against imbalanced."""
-    rows = [row for row in block.choices("tree") if row["tree"] != "auto"]  # whose size changes: see machine_tree
+    rows = [row for row in block.varied("tree") if row["tree"] != "auto"]  # whose size changes: see machine_tree
     families = list(dict.fromkeys(row["tree"] for row in rows))
     if len(families) < 2:
         return None
@@ -136,28 +134,26 @@ def tree_family(block: Block) -> Figure | None:
     axes.set_xlabel("nodes in the draft tree, root not counted")
     axes.set_ylabel("MAT (tokens a step)")
     legend(figure, axes)
-    note(figure, block.note)
+    footnote(figure, block.measured)
     return figure
 
 
 def machine_tree(block: Block) -> Figure | None:
     """What tree=auto measured and promised: step time over the size of the tree, speed, and the last choices (dots)."""
-    told = [(pool, chosen(pool.first)) for pool in block.pools]
-    known = [(pool, found) for pool, found in told if found is not None]
+    known = [(pool, found) for pool in block.pools if (found := told_by(pool.first)) is not None]
     if not known:
         return None
     figure, (time, speed) = panels(2, height=3.0, sharex=True)
     for i, (pool, found) in enumerate(known):
         sizes: list[int] = found["sizes"]
-        options: dict[str, Any] = {"marker": marker(i + 2), "color": colour(i + 2), "label": pool.name}
+        options = mark(i + 2) | {"label": pool.name}
         time.plot(sizes, [1e3 * seconds for seconds in found["step_seconds"]], **options)
         speed.plot(sizes, found["predicted_speedup_by_size"], **options)
-        base = baseline(pool, "vanilla", block.pools)
-        for _, repeat, run, own in choices([pool]):
-            at = own["sizes"].index(own["chosen"])
-            speed.plot(own["sizes"][at], own["predicted_speedup_by_size"][at], "o", color="#000000", markersize=5)
-            if (got := achieved(run, repeat, base)) == got:
-                speed.axhline(got, color=colour(i + 2), linewidth=0.9, linestyle=":")
+        for own in (run for run in auto_runs(block.pools) if run.pool is pool):
+            told, at = own.told, own.told["sizes"].index(own.told["chosen"])
+            speed.plot(told["sizes"][at], told["predicted_speedup_by_size"][at], "o", color="#000000", markersize=5)
+            if own.achieved == own.achieved:
+                speed.axhline(own.achieved, color=colour(i + 2), linewidth=0.9, linestyle=":")
     time.set_ylabel("a step (ms)")
     speed.set_ylabel("decoding speed\nover vanilla")
     speed.set_xlabel("nodes in the draft tree, root not counted")
@@ -165,5 +161,5 @@ def machine_tree(block: Block) -> Figure | None:
         axes.margins(y=0.1)  # room for the dot
         axes.set_ylim(bottom=0)
     legend(figure, time)
-    note(figure, f"dot: a run's last choice; dotted: what it achieved; {block.note}")
+    footnote(figure, f"dot: a run's last choice; dotted: what it achieved; {block.measured}")
     return figure

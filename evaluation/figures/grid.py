@@ -10,7 +10,7 @@ from matplotlib.colors import TwoSlopeNorm
 from matplotlib.figure import Figure
 
 from .block import Block
-from .style import note, panels
+from .style import footnote, panels
 
 
 def grid(
@@ -53,5 +53,5 @@ def grid(
     for spine in axes.spines.values():
         spine.set_visible(False)
     axes.set_title(label, fontsize=7)
-    note(figure, block.note)
+    footnote(figure, block.measured)
     return figure

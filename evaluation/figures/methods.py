@@ -10,12 +10,12 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from ..records.rows import accept_lengths
-from ..statistics.acceptance import by_depth
+from ..statistics.acceptance import Accepted, by_depth
 from ..statistics.metrics import OVERALL
 from ..statistics.tables import BASELINES
 from .block import MOST, Block
 from .grid import grid
-from .style import INTERVAL, colour, dash, legend, marker, note, panels, printed
+from .style import INTERVAL, colour, dash, footnote, legend, mark, marker, panels, printed
 
 LONGEST = 9  # accepted lengths from here on share a column of the grid
 FAR = 16  # and from here on the last point of a line
@@ -44,20 +44,14 @@ def _by_category(block: Block, column: str, label: str) -> Figure | None:
         return None
     categories = list(dict.fromkeys(block.table["category"]))
     if len(rows) > MOST:
-        names = (block.table["method"] + "|" + block.table["variant"]).to_numpy()
-        values = [
-            block.table[names == f"{row['method']}|{row['variant']}"].set_index("category")[column].reindex(categories)
-            for row in rows
-        ]
+        values = [_by_its_category(block, row, categories)[column].tolist() for row in rows]
         shown = [printed(c) for c in categories]
         middle = 1.0 if column.startswith("speedup") else None
         return grid([row["name"] for row in rows], shown, values, label, block, middle=middle)
     figure, (axes,) = panels(height=0.8 + 0.27 * len(categories))
-    names = (block.table["method"] + "|" + block.table["variant"]).to_numpy()
     for i, row in enumerate(rows):
-        own = block.table[names == f"{row['method']}|{row['variant']}"].set_index("category")
         at = [len(categories) - 1 - y + 0.5 * ((len(rows) - 1) / 2 - i) / len(rows) for y in range(len(categories))]
-        own = own.reindex(categories)
+        own = _by_its_category(block, row, categories)
         ink = colour(row["place"])
         axes.hlines(at, own[f"{column}_low"], own[f"{column}_high"], color=ink, linewidth=0.8, alpha=0.8)
         axes.plot(own[column], at, marker(row["place"]), color=ink, label=row["name"])
@@ -69,13 +63,20 @@ def _by_category(block: Block, column: str, label: str) -> Figure | None:
         axes.axhline(0.5, color="#bbbbbb", linewidth=0.7, linestyle=":")
     axes.set_xlabel(label)
     legend(figure, axes)
-    note(figure, f"lines: {INTERVAL}; {block.note}")
+    footnote(figure, f"lines: {INTERVAL}; {block.measured}")
     return figure
 
 
-def _mark(row: dict[str, Any]) -> dict[str, Any]:
-    """A line's options: the marker and the colour of this run."""
-    return {"marker": marker(row["place"]), "color": colour(row["place"])}
+def _by_its_category(block: Block, row: dict[str, Any], categories: Sequence[str]) -> pd.DataFrame:
+    """A configuration's rows of the table, one a category."""
+    own = block.table[(block.table["method"] == row["method"]) & (block.table["variant"] == row["variant"])]
+    found: pd.DataFrame = own.set_index("category").reindex(categories)
+    return found
+
+
+def _lengths(row: dict[str, Any]) -> list[int]:
+    """The accepted lengths of all its steps."""
+    return [n for answer in row["pool"].rows for n in accept_lengths(answer)]
 
 
 def accepted_lengths(block: Block) -> Figure | None:
@@ -88,11 +89,11 @@ def accepted_lengths(block: Block) -> Figure | None:
     figure, (axes,) = panels(height=1.9)
     longest = 1
     for row in rows:
-        lengths = pd.Series([n for answer in row["pool"].rows for n in accept_lengths(answer)], dtype=int)
+        lengths = pd.Series(_lengths(row), dtype=int)
         longest = max(longest, lengths.max() if len(lengths) else 1)
         share = lengths.clip(upper=FAR).value_counts(normalize=True).sort_index() * 100
         full = share.reindex(range(1, int(share.index.max()) + 1) if len(share) else [], fill_value=0.0)
-        axes.plot(full.index, full.to_numpy(), label=row["name"], **_mark(row))
+        axes.plot(full.index, full.to_numpy(), label=row["name"], **mark(row["place"]))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if longest > FAR:
         axes.set_xticks([1, 4, 8, 12, FAR], ["1", "4", "8", "12", f"{FAR}+"])
@@ -101,7 +102,7 @@ def accepted_lengths(block: Block) -> Figure | None:
     axes.set_xlabel("accepted length (tokens a step)")
     axes.set_ylabel("% of steps")
     legend(figure, axes)
-    note(figure, block.note)
+    footnote(figure, block.measured)
     return figure
 
 
@@ -109,7 +110,7 @@ def _accepted_lengths_grid(block: Block, rows: Sequence[dict[str, Any]]) -> Figu
     """The same for many methods; the last column takes all longer ones."""
     values = []
     for row in rows:
-        lengths = [n for answer in row["pool"].rows for n in accept_lengths(answer)]
+        lengths = _lengths(row)
         counts = [sum(n == length for n in lengths) for length in range(1, LONGEST)]
         values.append([100 * c / max(len(lengths), 1) for c in [*counts, sum(n >= LONGEST for n in lengths)]])
     columns = [*map(str, range(1, LONGEST)), f"{LONGEST}+"]
@@ -119,7 +120,7 @@ def _accepted_lengths_grid(block: Block, rows: Sequence[dict[str, Any]]) -> Figu
 
 def acceptance_by_depth(block: Block) -> Figure | None:
     """Acceptance by depth of the draft tree: joint (the path reaches it) and conditional (given the depth above)."""
-    rows = [(row, by_depth(row["pool"].rows)) for row in block.shown()]
+    rows = [(row, by_depth(Accepted.of(row["pool"].rows))) for row in block.shown()]
     rows = [(row, depths) for row, depths in rows if depths]
     if not rows:
         return None
@@ -133,7 +134,7 @@ def acceptance_by_depth(block: Block) -> Figure | None:
         return grid([row["name"] for row, _ in rows], columns, values, label, block, decimals=0)
     figure, (joint, conditional) = panels(2, height=3.1, sharex=True)
     for row, depths in rows:
-        options = _mark(row) | {"label": row["name"]}
+        options = mark(row["place"]) | {"label": row["name"]}
         near = depths[:DEEPEST]
         joint.plot([d.depth for d in near], [100 * d.joint for d in near], **options)
         conditional.plot([d.depth for d in near], [100 * d.conditional for d in near], **options)
@@ -145,7 +146,7 @@ def acceptance_by_depth(block: Block) -> Figure | None:
     for axes in (joint, conditional):
         axes.set_ylim(bottom=0)
     legend(figure, joint)
-    note(figure, block.note)
+    footnote(figure, block.measured)
     return figure
 
 
@@ -174,5 +175,5 @@ def mat_over_questions(block: Block) -> Figure | None:
     axes.set_ylabel("MAT (tokens a step)")
     axes.set_xlim(left=1)
     legend(figure, axes)
-    note(figure, block.note)
+    footnote(figure, block.measured)
     return figure

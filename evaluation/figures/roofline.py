@@ -7,7 +7,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from .style import colour, legend, marker, note, panels
+from .style import colour, footnote, legend, marker, panels
 
 
 def roofline(found: Mapping[str, Any]) -> Figure:
@@ -36,5 +36,5 @@ def roofline(found: Mapping[str, Any]) -> Figure:
     axes.set_ylabel("GFLOP/s of a whole step")
     axes.grid(axis="x")
     legend(figure, axes)
-    note(figure, f"{found['what']} on {found['device']}, {found['execution']}")
+    footnote(figure, f"{found['what']} on {found['device']}, {found['execution']}")
     return figure

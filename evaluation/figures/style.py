@@ -75,6 +75,11 @@ def marker(i: int) -> str:
     return MARKERS[i % len(MARKERS)]
 
 
+def mark(i: int) -> dict[str, Any]:
+    """A line's options: its marker and its colour."""
+    return {"marker": marker(i), "color": colour(i)}
+
+
 def dash(i: int) -> str:
     """For lines without markers: another stroke where the colours begin anew."""
     return ("-", "--", ":")[i // len(PALETTE) % 3]
@@ -91,7 +96,7 @@ def legend(figure: Figure, axes: Axes) -> None:
         figure.set_figheight(figure.get_figheight() + 0.135 * -(-len(unique) // fit))
 
 
-def note(figure: Figure, text: str) -> None:
+def footnote(figure: Figure, text: str) -> None:
     """What was measured on what, below the panels."""
     figure.supxlabel(text, fontsize=5, color="#555555", x=0.99, ha="right", wrap=True)
 

@@ -12,7 +12,7 @@ from typing import Any
 from ..records.rows import Row
 from ..records.runs import Run
 from ..statistics.pools import Pool, pools
-from ..statistics.printing import left_out
+from ..statistics.printing import generation_left_out
 
 _UNNAMED = re.compile(r"sha256|(^|\.)path$|bench\.questions|method\.name")  # settings that would name a run badly
 _PLAIN = ("model.name", "bench.name")  # settings whose value says enough without their key
@@ -90,7 +90,7 @@ def facts(ran: list[Configuration]) -> list[Fact]:
         ("model", _of_runs(_model)),
         ("bench", _bench),
         ("decoding", _of_runs(_decoding)),
-        ("left out", _of_runs(left_out)),
+        ("left out", _of_runs(generation_left_out)),
         ("execution", _of_runs(lambda m: str(m.get("execution_used", "")))),
         ("versions", _of_runs(lambda m: ", ".join(f"{k} {v}" for k, v in m.get("versions", {}).items()))),
         ("code", _of_runs(_code)),

@@ -22,7 +22,6 @@ from ..statistics.printing import group_names
 from ..statistics.tables import GROUP
 from ..statistics.unavailable import with_unavailable
 from . import audit, captions, circumstances, reader, table, tree_svg
-from .acceptance import has_tree
 from .circumstances import Configuration
 from .tokens import Decoder
 
@@ -44,7 +43,7 @@ def render(runs: list[Run], measured: pd.DataFrame, folder: Path) -> str:
     ran, decoder = circumstances.configurations(runs), Decoder()
     style, script = ((HERE / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     figures, figures_left_out = _figures(ran, measured, folder / "figures")
-    drafting = [configuration for configuration in ran if has_tree(configuration)]
+    drafting = [configuration for configuration in ran if tree_svg.has_tree(configuration)]
     answers = reader.collect(ran, decoder)
     trees = [drawing for c in drafting[:MOST_TREES] if (drawing := tree_svg.draw(c, decoder))]
     environment = Environment(
@@ -67,7 +66,7 @@ def render(runs: list[Run], measured: pd.DataFrame, folder: Path) -> str:
         trees=trees,
         trees_left_out=[c.name for c in drafting[MOST_TREES:]],
         legend=tree_svg.legend(),
-        audits=audit.audit(ran),
+        audits=audit.findings(ran),
         notes=answers.pop("notes"),
         data=script_json(answers),
         commands=circumstances.commands(ran),
@@ -119,5 +118,5 @@ def _drawn(stem: str, ran: list[Configuration], measured: pd.DataFrame) -> tuple
     if not named:
         return measured, ran
     drawn = max(named, key=lambda key: len(names[key]))
-    own = [c for c in ran if tuple(c.pool.block[column] for column in GROUP) == drawn]
+    own = [c for c in ran if tuple(c.pool.group[column] for column in GROUP) == drawn]
     return measured[(measured[GROUP] == list(drawn)).all(axis=1)], own

@@ -65,12 +65,12 @@ def _in_turn(rows: list[dict[Any, Row]]) -> list[tuple[Any, str]]:
     for own in rows:
         for key, row in own.items():
             held.setdefault(key, str(row.get("category", "unknown")))
-    seen: dict[str, int] = {}
+    counts: dict[str, int] = {}
     places = []
     for i, (key, category) in enumerate(held.items()):
         group = subtask(category)
-        seen[group] = seen.get(group, 0) + 1
-        places.append((seen[group], i, key, category))
+        counts[group] = counts.get(group, 0) + 1
+        places.append((counts[group], i, key, category))
     return [(key, category) for _, _, key, category in sorted(places, key=lambda p: p[:2])]
 
 

@@ -11,7 +11,7 @@ from model.files import ROOT
 
 from ..records.runs import Run
 
-WINDOW = 6  # tokens before a piece that decide its leading space and join broken characters
+CONTEXT = 6  # tokens before a piece that decide its leading space and join broken characters
 Decode = Callable[[list[int]], str]
 BROKEN = "\ufffd"  # what a tokenizer decodes an unfinished character to
 
@@ -74,11 +74,11 @@ def split(decode: Decode, ids: list[int]) -> list[str]:
     for end in range(1, len(ids) + 1):
         before = decode(ids[begin:done]) if begin < done else ""
         now = decode(ids[begin:end])
-        if now.endswith(BROKEN) and end < len(ids) and end - done < WINDOW:
+        if now.endswith(BROKEN) and end < len(ids) and end - done < CONTEXT:
             pieces.append("")
             continue
         pieces.append(now[len(before) :])
-        begin, done = max(begin, end - WINDOW), end
+        begin, done = max(begin, end - CONTEXT), end
     return pieces
 
 

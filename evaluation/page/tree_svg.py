@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from model.decoding.tree import RankPath
 
 from ..records.runs import Run
-from .acceptance import AUTO, Node, Paths, Step, acceptance, by_depth, node_order, steps_of
+from ..statistics.acceptance import AUTO, TEMPLATE, Accepted, Node, Step, by_depth, by_node, most_accepted, template
 from .circumstances import Configuration
 from .ranks import spelled
 from .tokens import Decoder, visible
@@ -58,22 +58,28 @@ def shade(share: float) -> int:
     return 0 if share <= 0 else 1 + sum(share > bound for bound in BOUNDS)
 
 
+def has_tree(configuration: Configuration) -> bool:
+    """Does it draft from a template, and do its records hold the accepted rank paths?"""
+    if not configuration.first.settings["method"].get("tree"):
+        return False
+    return any(choice.get("step_paths") for row in configuration.rows for choice in row["choices"])
+
+
 def draw(configuration: Configuration, decoder: Decoder) -> Drawing | None:
     """Its draft tree, over all repeats; None if no step drafted."""
     run = configuration.first
-    paths, order = Paths.of(configuration.rows), node_order(run)
-    nodes = acceptance(paths, order)
-    if not paths.counts or not nodes:
+    accepted, order = Accepted.of(configuration.rows, TEMPLATE), template(run)
+    nodes = by_node(accepted, order)
+    if not accepted.counts or not nodes:
         return None
-    kept = sorted(nodes, key=lambda n: (-n.stood, len(n.path), n.path))[:MOST_NODES]
-    kept = sorted(_closed(kept), key=lambda n: n.path)
+    kept = sorted(_closed(most_accepted(nodes, MOST_NODES)), key=lambda node: node.path)
     places, leaves = _layout([node.path for node in kept])
-    real, tokens, told = _real_step(run, paths, decoder)
-    path = real.path if real else ()
+    tokens, told = _real_step(run, accepted.longest, decoder)
+    path = accepted.longest.path if accepted.longest else ()
     dots = [_dot(node, places, path, tokens) for node in kept]
     deepest = max(len(node.path) for node in kept)
     root = places[()]
-    words = [_in_words(nodes, by_depth(paths)), *([told] if told else [])]
+    words = [_in_words(nodes, [depth.joint for depth in by_depth(accepted)]), *([told] if told else [])]
     if order is None:
         changes = run.settings["method"].get("tree") == AUTO
         why = "Its nodes changed along the run" if changes else "The records do not hold its nodes"
@@ -122,25 +128,23 @@ def _dot(node: Node, places: dict[RankPath, tuple[float, float]], real: RankPath
     return Dot(x, y, from_x, from_y, shade(node.share), shade(node.given_parent), title, token, on_path)
 
 
-def _real_step(run: Run, paths: Paths, decoder: Decoder) -> tuple[Step | None, list[str], str]:
-    """The first of the longest accepted paths, with the tokens from the root on, and a sentence that names the step."""
-    if paths.longest is None:
-        return None, [], ""
-    row, index, turn, number = paths.longest
-    step = next(s for s in steps_of(row["choices"][index]) if (s.turn, s.number) == (turn, number))
-    outputs = row["choices"][index].get("output_ids") or []
+def _real_step(run: Run, step: Step | None, decoder: Decoder) -> tuple[list[str], str]:
+    """The tokens of a step with a path, from the root on, and a sentence that names it."""
+    if step is None:
+        return [], ""
+    outputs = step.row["choices"][step.choice].get("output_ids") or []
     pieces = decoder.pieces(run, outputs[step.turn]) if step.turn < len(outputs) else None
     tokens = [visible(p) for p in (pieces or [])[max(step.start - 1, 0) : step.start + len(step.path)]]
     if tokens and step.start == 0:  # the first step: the root is the prompt's, and no output
         tokens = ["", *tokens]
-    where = f"question {row['question_id']}, turn {step.turn + 1}, step {step.number + 1}"
+    where = f"question {step.row['question_id']}, turn {step.turn + 1}, step {step.number + 1}"
     drafts = f"{len(step.path)} draft{'s' if len(step.path) > 1 else ''}"
     told = f"Outlined: one real step ({where}), which accepted the ranks {spelled(step.path)}: {drafts} in one forward."
     if tokens:
         told += " Its tokens stand at the nodes, the root's first. Drafts that were rejected are not in the records."
     else:
         told += " Its tokens cannot be shown: no tokenizer is at hand."
-    return step, tokens, told
+    return tokens, told
 
 
 def _in_words(nodes: list[Node], depths: list[float]) -> str:

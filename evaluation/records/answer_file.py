@@ -22,13 +22,14 @@ class Damage:
     def __str__(self) -> str:
         parts = []
         if self.broken_lines:
-            parts.append(f"{len(self.broken_lines)} broken line(s): {_some(self.broken_lines)}")
+            parts.append(f"{len(self.broken_lines)} broken line(s): {some(self.broken_lines)}")
         if self.repeated:
-            parts.append(f"{len(self.repeated)} question id(s) repeated, the later one counts: {_some(self.repeated)}")
+            parts.append(f"{len(self.repeated)} question id(s) repeated, the later one counts: {some(self.repeated)}")
         return "; ".join(parts)
 
 
-def _some(items: list[Any], most: int = 8) -> str:
+def some(items: list[Any], most: int = 8) -> str:
+    """The first of them, and how many more there are."""
     more = f" and {len(items) - most} more" if len(items) > most else ""
     return ", ".join(map(str, items[:most])) + more
 
@@ -59,7 +60,7 @@ def read_answers(path: Path, shared: SharedNumbers | None = None) -> tuple[dict[
     rows: dict[Any, Row] = {}
     damage = Damage([], [])
     decoder = json.JSONDecoder(parse_int=(SharedNumbers() if shared is None else shared).__getitem__)
-    paths: dict[tuple[int, ...], list[int]] = {}
+    rank_paths: dict[tuple[int, ...], list[int]] = {}
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
@@ -75,9 +76,18 @@ def read_answers(path: Path, shared: SharedNumbers | None = None) -> tuple[dict[
             damage.repeated.append(key)
         for choice in row["choices"]:  # the same few paths, over and over
             if choice.get("step_paths"):
-                choice["step_paths"] = [[paths.setdefault(tuple(p), p) for p in turn] for turn in choice["step_paths"]]
+                choice["step_paths"] = [[rank_paths.setdefault(tuple(p), p) for p in t] for t in choice["step_paths"]]
         rows[key] = row
     return rows, damage
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """A JSON file's object; empty if there is none, or a broken one."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def common_questions(rows: dict[Any, Row], others: dict[Any, Row]) -> list[Any]:

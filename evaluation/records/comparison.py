@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from .answer_file import common_questions
+from .answer_file import common_questions, some
 from .rows import Row
 
 
@@ -69,12 +69,10 @@ def describe_files(first: Path, rows: dict[Any, Row], second: Path, others: dict
     """Which questions only one of two files has, in words; nothing if both have the same."""
     lines = []
     common = set(common_questions(rows, others))
-    if changed := [str(key) for key in rows if key in others and key not in common]:
-        more = f" and {len(changed) - 8} more" if len(changed) > 8 else ""
-        lines.append(f"{second}: {len(changed)} question(s) of the same id are others: {', '.join(changed[:8])}{more}")
+    if changed := [key for key in rows if key in others and key not in common]:
+        lines.append(f"{second}: {len(changed)} question(s) of the same id are others: {some(changed)}")
     for name, have, lack in ((second, rows, others), (first, others, rows)):
-        missing = [str(key) for key in have if key not in lack]
+        missing = [key for key in have if key not in lack]
         if missing:
-            more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
-            lines.append(f"{name}: {len(missing)} question(s) missing: {', '.join(missing[:8])}{more}")
+            lines.append(f"{name}: {len(missing)} question(s) missing: {some(missing)}")
     return lines

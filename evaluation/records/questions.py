@@ -52,14 +52,14 @@ def read_questions(path: Path) -> tuple[Question, ...]:
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"question file {path} cannot be read ({error})") from None
     questions: list[Question] = []
-    seen: dict[int | str, int] = {}
+    line_of: dict[int | str, int] = {}
     for number, line in enumerate(lines, start=1):
         if line.strip():
             question = _parse(line, f"{path}:{number}")
-            if question.question_id in seen:
-                first = seen[question.question_id]
+            if question.question_id in line_of:
+                first = line_of[question.question_id]
                 raise UserError(f"{path}:{number}: question_id {question.question_id} stands on line {first} already")
-            seen[question.question_id] = number
+            line_of[question.question_id] = number
             questions.append(question)
     if not questions:
         raise UserError(f"question file {path} is empty")

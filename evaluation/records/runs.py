@@ -14,7 +14,7 @@ import pandas as pd
 
 from model.errors import UserError
 
-from .answer_file import SharedNumbers, read_answers
+from .answer_file import SharedNumbers, read_answers, read_object
 from .questions import question_key, subtask
 from .rows import Row, accept_lengths, check_records, question_speed
 
@@ -91,11 +91,7 @@ class Run:
     @cached_property
     def summary(self) -> dict[str, Any]:
         """What the run wrote at its end; empty if it is not there yet."""
-        try:
-            found: dict[str, Any] = json.loads((self.folder / "summary.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return {}
-        return found
+        return read_object(self.folder / "summary.json")
 
     @property
     def facets(self) -> dict[str, Any]:

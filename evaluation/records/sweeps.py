@@ -13,13 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
-
 from model.errors import UserError
 from model.files import write_json
 
-from ..running.companions import lacking
-from ..running.processes import rank
+from .answer_file import read_object
 
 
 @dataclass(frozen=True)
@@ -32,14 +29,6 @@ class Planned:
     bench: str
     method: str
     not_available: str
-
-    @classmethod
-    def of(cls, overrides: Sequence[str], cfg: DictConfig) -> Planned:
-        """The job of these overrides, which compose to this configuration."""
-        method: dict[str, Any] = OmegaConf.to_container(cfg.method, resolve=True)  # type: ignore[assignment]
-        model, folder = str(cfg.model.name), Path(cfg.results_dir) / str(cfg.name)
-        lacks = lacking(method, model)
-        return cls(list(overrides), folder, model, str(cfg.bench.name), str(method["name"]), lacks)
 
     @property
     def mark(self) -> Path:
@@ -71,7 +60,7 @@ def job_key(job: Sequence[str]) -> str:
 def note_done(config: dict[str, Any], job: list[str], folders: Sequence[Path]) -> None:
     """Write down that this job of a sweep is done and where: several jobs may share a run."""
     folder = Path(config["results_dir"]) / str(config["name"])
-    if (folder / "sweep.json").exists() and config["run_dir"] is None and rank() == 0:
+    if (folder / "sweep.json").exists() and config["run_dir"] is None:
         write_json(folder / "jobs" / f"{job_key(job)}.json", {"job": job, "runs": [path.name for path in folders]})
 
 
@@ -85,7 +74,7 @@ def write_down(jobs: Sequence[Planned], command: str) -> None:
             if job.not_available:
                 about = {"model": job.model, "bench": job.bench, "method": job.method}
                 write_json(job.mark, {"job": job.overrides, "not_available": job.not_available} | about)
-            elif "not_available" in _read(job.mark):
+            elif "not_available" in read_object(job.mark):
                 job.mark.unlink()
 
 
@@ -108,17 +97,16 @@ def not_available(folder: Path) -> list[dict[str, str]]:
     """What sweeps into this folder left out, by model, bench and method, each with `why`."""
     found: dict[tuple[str, ...], str] = {}
     for path in sorted(folder.glob("jobs/*.json")):
-        if why := (mark := _read(path)).get("not_available"):
+        if why := (mark := read_object(path)).get("not_available"):
             found[str(mark["model"]), str(mark["bench"]), str(mark["method"])] = str(why)
     return [{"model": m, "bench": b, "method": method, "why": why} for (m, b, method), why in sorted(found.items())]
 
 
 def missing_jobs(folder: Path) -> Missing | None:
     """What the last sweep into this folder has not finished; None if all is done or it was no sweep."""
-    try:
-        sweep = json.loads((folder / "sweep.json").read_text(encoding="utf-8"))
-        jobs, command = list(sweep["jobs"]), str(sweep["command"])
-    except (OSError, ValueError, KeyError, TypeError):
+    sweep = read_object(folder / "sweep.json")
+    jobs, command = sweep.get("jobs"), str(sweep.get("command"))
+    if not isinstance(jobs, list):
         return None
     left = [job for job in jobs if not _done(folder, job)]
     common = set.intersection(*map(set, jobs)) if len(jobs) > 1 else set()  # the command says it
@@ -127,16 +115,7 @@ def missing_jobs(folder: Path) -> Missing | None:
 
 def _done(folder: Path, job: Sequence[str]) -> bool:
     """Whether the job is not available, or left its mark and all its runs are still there, finished."""
-    mark = _read(folder / "jobs" / f"{job_key(job)}.json")
+    mark = read_object(folder / "jobs" / f"{job_key(job)}.json")
     if "not_available" in mark:
         return True
     return "runs" in mark and all((folder / "runs" / str(run) / "summary.json").exists() for run in mark["runs"])
-
-
-def _read(mark: Path) -> dict[str, Any]:
-    """A job's mark; empty if there is none, or a broken one."""
-    try:
-        found = json.loads(mark.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}

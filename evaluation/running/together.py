@@ -44,7 +44,7 @@ class Job:
     def note(self, repeat: int, folder: Path) -> None:
         """A repeat is done; after the last one the job is marked as done."""
         self.folders[repeat] = folder
-        if self.overrides is not None and len(self.folders) == len(self.repeats):
+        if self.overrides is not None and len(self.folders) == len(self.repeats) and processes.rank() == 0:
             note_done(self.config, self.overrides, [self.folders[index] for index in self.repeats])
 
 

@@ -2,32 +2,86 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from model.decoding.tree import RankPath
 
 from ..records.rows import Row
+from ..records.runs import Run
 
-RankPath = tuple[int, ...]
+AUTO = "auto"  # its order is learnt, so which nodes a step tried is not known afterwards
 TEMPLATE = "recycling"  # the source whose steps draft from the template, where a method has others, too
 
 
-def accepted_paths(rows: Iterable[Row], source: str | None = None) -> Iterator[RankPath]:
-    """The accepted rank path of every step that drafted; () where only the root stood.
+class Step(NamedTuple):
+    """One step of an answer: where it stands, what it forwarded and what of it was accepted.
 
-    Args:
-        source: of a method with several sources, only the steps that drafted from this one.
+    Attributes:
+        turn, number: of the choice's turns, and of the turn's steps, from 0.
+        nodes: forwarded, the root included.
+        path: the ranks accepted; () where only the root stood.
+        source: what drafted it, of a method that has several.
+        start: where its tokens begin in the turn's output. They are the drafts that stand and the target's own next
+            token; the root is the token before them.
     """
+
+    row: Row
+    choice: int
+    turn: int
+    number: int
+    nodes: int
+    path: RankPath
+    source: str | None
+    start: int
+
+
+def steps(rows: Iterable[Row]) -> Iterator[Step]:
+    """All steps in order; nothing of answers whose records lack what it takes."""
     for row in rows:
-        for choice in row["choices"]:
+        for index, choice in enumerate(row["choices"]):
+            lengths = iter(choice.get("accept_lengths") or [])
             turns = zip(choice.get("step_nodes") or [], choice.get("step_paths") or [], strict=False)
             for turn, (nodes, paths) in enumerate(turns):
                 sources = (choice.get("step_sources") or {turn: [None] * len(nodes)})[turn]
-                for count, path, drafted_by in zip(nodes, paths, sources, strict=True):
-                    if count > 1 and (source is None or drafted_by in (None, source)):
-                        yield tuple(path)
+                start = 0
+                for number, (count, path, source) in enumerate(zip(nodes, paths, sources, strict=True)):
+                    yield Step(row, index, turn, number, count, tuple(path), source, start)
+                    start += next(lengths, 0)
+
+
+@dataclass
+class Accepted:
+    """The accepted rank paths of all steps that drafted.
+
+    Attributes:
+        counts: steps by (nodes forwarded, path).
+        longest: the first step of the longest path.
+    """
+
+    counts: Counter[tuple[int, RankPath]] = field(default_factory=Counter)
+    longest: Step | None = None
+
+    @classmethod
+    def of(cls, rows: Iterable[Row], source: str | None = None) -> Accepted:
+        """Count them.
+
+        Args:
+            source: of a method with several sources, only the steps that drafted from this one.
+        """
+        found = cls()
+        for step in steps(rows):
+            if step.nodes > 1 and (source is None or step.source in (None, source)):
+                found.counts[step.nodes, step.path] += 1
+                if len(step.path) > len(found.longest.path if found.longest else ()):
+                    found.longest = step
+        return found
+
+    @property
+    def steps(self) -> int:
+        return sum(self.counts.values())
 
 
 @dataclass(frozen=True)
@@ -46,44 +100,69 @@ class Depth:
     conditional: float
 
 
-def by_depth(rows: Iterable[Row]) -> list[Depth]:
+def by_depth(accepted: Accepted) -> list[Depth]:
     """Acceptance from depth 1 down to the deepest that ever stood; nothing without step records."""
-    lengths = Counter(len(path) for path in accepted_paths(rows))
-    total = above = sum(lengths.values())
-    found = []
-    for depth in range(1, max(lengths, default=0) + 1):
-        reached = sum(count for length, count in lengths.items() if length >= depth)
-        found.append(Depth(depth, reached, reached / total, reached / above if above else math.nan))
-        above = reached
-    return found
+    deepest = max((len(path) for _, path in accepted.counts), default=0)
+    reached = [sum(n for (_, path), n in accepted.counts.items() if len(path) >= depth) for depth in range(deepest + 1)]
+    return [Depth(d, reached[d], reached[d] / reached[0], reached[d] / reached[d - 1]) for d in range(1, deepest + 1)]
 
 
 @dataclass(frozen=True)
 class Node:
-    """One node of the tree: how often it was tried behind its standing parent, how often it stood."""
+    """A node of the tree and how often it stood. Shares of nothing are 0.
 
+    Attributes:
+        tried: drafting steps whose tree had this node.
+        stood: those in which it was on the accepted path.
+        parent_stood: those in which its parent was; the tries of the conditional share.
+    """
+
+    path: RankPath
     tried: int
     stood: int
+    parent_stood: int
 
     @property
     def share(self) -> float:
-        """Of the steps in which its parent stood, those in which it stood, too; NaN if it was never tried."""
-        return self.stood / self.tried if self.tried else math.nan
+        return self.stood / self.tried if self.tried else 0.0
+
+    @property
+    def given_parent(self) -> float:
+        return self.stood / self.parent_stood if self.parent_stood else 0.0
 
 
-def by_rank_path(rows: Iterable[Row], tree: Sequence[Sequence[int]]) -> dict[RankPath, Node]:
-    """For each node of a fixed template: visits of its parent and of itself, in the steps that drafted from it."""
-    stood: Counter[RankPath] = Counter()
-    for path in accepted_paths(rows, TEMPLATE):
-        for depth in range(len(path) + 1):
-            stood[path[:depth]] += 1
-    nodes = [tuple(path) for path in tree]
-    return {node: Node(stood[node[:-1]], stood[node]) for node in nodes}
+def template(run: Run) -> list[RankPath] | None:
+    """The template's nodes below the root, breadth-first; None where there is none, or where it changes (auto)."""
+    if run.settings["method"].get("tree") == AUTO or run.draft_tree is None:
+        return None
+    return [tuple(path) for path in run.draft_tree]
 
 
-def depth_rows(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Rows of tables/acceptance_by_depth.csv."""
-    return [
-        {"depth": d.depth, "steps": d.steps, "joint_acceptance": d.joint, "conditional_acceptance": d.conditional}
-        for d in by_depth(rows)
-    ]
+def by_node(accepted: Accepted, order: Sequence[RankPath] | None) -> list[Node]:
+    """The nodes of a tree, each behind its parent, and how often they stood.
+
+    Args:
+        order: the template's nodes, as `template` gives them; of a smaller tree a step had the first ones. None: only
+            nodes that once stood are known, and every step counts as a try of each.
+    """
+    counted = accepted.counts
+    known = order is not None
+    if order is None:
+        stood = {path[:depth] for _, path in counted for depth in range(1, len(path) + 1)}
+        order = sorted(stood, key=lambda path: (len(path), path))
+    nodes = []
+    for place, path in enumerate(order):
+        having = [(other, n) for (size, other), n in counted.items() if place < size - 1 or not known]
+        above, own = (
+            sum(n for other, n in having if other[: len(start)] == start) for start in (path[:-1], tuple(path))
+        )
+        nodes.append(Node(path, sum(n for _, n in having), own, above))
+    return nodes
+
+
+def most_accepted(nodes: Iterable[Node], most: int) -> list[Node]:
+    """The nodes most often on an accepted path, best first; of equals the shallower, then the better rank.
+
+    A node stands at most as often as its parent, so each comes after its parent.
+    """
+    return sorted(nodes, key=lambda node: (-node.stood, len(node.path), node.path))[:most]

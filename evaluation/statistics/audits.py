@@ -16,62 +16,77 @@ from model.files import write_text
 from ..records.comparison import common_turns, diverge
 from ..records.rows import Row
 from ..records.runs import Run, row_key
+from .markdown import markdown, shown
 from .pools import Pool, pools
-from .tables import baseline
+from .tables import about, baseline
 
 GAPS = "audit_gaps.json"
-
-
 Gaps = dict[tuple[str, ...], float]
 
 
 @dataclass(frozen=True)
-class Parting:
-    """Where an answer leaves vanilla's: question, choice and turn, and the first new token that differs, from 0."""
+class Turn:
+    """A turn that a run and the baseline answered from the same prompt.
 
+    Attributes:
+        tokens: how long the baseline's answer is.
+        parts: the first new token, from 0, in which the run's leaves it; None: in none.
+    """
+
+    run: Run
     question_id: Any
     choice: int
     turn: int
-    token: int
+    tokens: int
+    parts: int | None
 
-    def key(self, run: Run) -> tuple[str, ...]:
-        return run.folder.name, *map(str, (self.question_id, self.choice, self.turn, self.token))
+    @property
+    def key(self) -> tuple[str, ...]:
+        """Where the two part, as the file of gaps has it."""
+        return self.run.folder.name, *map(str, (self.question_id, self.choice, self.turn, self.parts))
 
 
 @dataclass
 class Audit:
-    """A configuration against vanilla.
+    """A configuration, all its repeats, against its baseline.
 
     Attributes:
-        turns, identical: turns that both answered from the same prompt, and those with the same tokens.
-        tokens: vanilla's tokens in these turns.
         left_out: turns behind one that differed: their prompts differ, so they say nothing.
-        partings: of each run, where its answers leave vanilla's.
     """
 
     pool: Pool
-    turns: int = 0
-    identical: int = 0
-    tokens: int = 0
+    base: Pool
+    turns: list[Turn] = field(default_factory=list)
     left_out: int = 0
-    partings: list[tuple[Run, Parting]] = field(default_factory=list)
 
     @property
-    def share(self) -> float:
-        return self.identical / self.turns if self.turns else math.nan
+    def partings(self) -> list[Turn]:
+        """The turns that differ."""
+        return [turn for turn in self.turns if turn.parts is not None]
+
+    @property
+    def identical(self) -> int:
+        return len(self.turns) - len(self.partings)
+
+    @property
+    def tokens(self) -> int:
+        """The baseline's, in all turns."""
+        return sum(turn.tokens for turn in self.turns)
 
 
-def audits(runs: Sequence[Run]) -> list[Audit]:
-    """Every configuration whose folder has a vanilla run of the same model, bench and device, against it."""
-    pooled = pools(runs)
+def audits(pooled: Sequence[Pool], bases: Sequence[str] = ("vanilla",)) -> list[Audit]:
+    """Every configuration against the first of these baselines that it has; the last of them is compared with nothing.
+
+    An answer is compared with the same repeat's, where the baseline has the question there, else with any repeat's.
+    """
     found = []
     for pool in pooled:
-        base = baseline(pool, "vanilla", pooled)
-        if base is not None and pool.label != "vanilla":
-            any_of_theirs = {key: row for answers in reversed(base.answers.values()) for key, row in answers.items()}
-            audit = Audit(pool)
+        others = (baseline(pool, name, pooled) for name in bases if name != pool.label)
+        base = next((base for base in others if base is not None), None)
+        if base is not None and pool.label != bases[-1]:
+            audit = Audit(pool, base)
             for repeat, shards in pool.repeats.items():
-                theirs = any_of_theirs | base.answers.get(repeat, {})  # the same repeat's, where it has the question
+                theirs = base.answers_beside(repeat)
                 for run in shards:
                     for row in run.answers:
                         if row_key(row) in theirs:
@@ -84,37 +99,28 @@ def _compare(audit: Audit, run: Run, row: Row, theirs: Row) -> None:
     turns, left_out = common_turns(row, theirs)
     audit.left_out += left_out
     for index, turn, mine, base in turns:
-        audit.turns += 1
-        audit.tokens += len(base)
-        if mine == base:
-            audit.identical += 1
-        else:
-            audit.partings.append((run, Parting(row["question_id"], index, turn, diverge(mine, base))))
+        parts = None if mine == base else diverge(mine, base)
+        audit.turns.append(Turn(run, row["question_id"], index, turn, len(base), parts))
 
 
 def audit_table(runs: Sequence[Run], gaps: Gaps) -> pd.DataFrame:
     """One row a configuration; the first parting and the largest gap at one, where gaps are known."""
     rows = []
-    for audit in audits(runs):
-        settings = audit.pool.first.settings
-        known = [gaps[parting.key(run)] for run, parting in audit.partings if parting.key(run) in gaps]
-        first = audit.partings[0][1] if audit.partings else None
+    for audit in audits(pools(runs)):
+        partings = audit.partings
+        known = [gaps[turn.key] for turn in partings if turn.key in gaps]
+        first = partings[0] if partings else None
         rows.append(
-            {
-                "model": settings["model"]["name"],
-                "dtype": settings["model"]["dtype"],
-                "bench": settings["bench"]["name"],
-                "bench_questions": audit.pool.questions,
-                "method": audit.pool.label,
-                "variant": audit.pool.variant,
-                "turns": audit.turns,
+            about(audit.pool)
+            | {
+                "turns": len(audit.turns),
                 "identical_turns": audit.identical,
-                "identical_share": audit.share,
+                "identical_share": audit.identical / len(audit.turns) if audit.turns else math.nan,
                 "tokens": audit.tokens,
                 "turns_left_out": audit.left_out,
                 "first_difference_question": first.question_id if first else None,
                 "first_difference_turn": first.turn if first else None,
-                "first_difference_token": first.token if first else None,
+                "first_difference_token": first.parts if first else None,
                 "gaps_known": len(known),
                 "largest_logit_gap": max(known, default=math.nan),
             }
@@ -162,16 +168,9 @@ def write_audit(runs: Sequence[Run], folder: Path) -> list[str]:
     lines = wording(table, folder)
     target = folder / "tables"
     write_text(target / "audit.csv", table.to_csv(index=False))
-    head = "| " + " | ".join(table.columns) + " |\n|" + "---|" * len(table.columns)
-    body = "\n".join("| " + " | ".join(map(_cell, row)) + " |" for row in table.itertuples(index=False))
-    write_text(target / "audit.md", "\n\n".join(["# Audit", *lines, f"{head}\n{body}"]) + "\n")
+    cells = ([shown(value, ".4g") for value in row] for row in table.itertuples(index=False))
+    write_text(target / "audit.md", "\n\n".join(["# Audit", *lines, markdown(table.columns, cells)]) + "\n")
     return lines
-
-
-def _cell(value: Any) -> str:
-    if value is None or value != value:
-        return "-"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def read_gaps(folder: Path) -> Gaps:

@@ -83,8 +83,8 @@ def speed_interval(own: Floats, base: Floats) -> tuple[float, float]:
     middle = cells.sum(axis=(1, 2))
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         moved = drift[0] / drift[1] / (middle[0] / middle[1])
-        figures = both[0] / both[1] * moved ** (wider - 1)
-    finite = figures[np.isfinite(figures)]
+        ratios = both[0] / both[1] * moved ** (wider - 1)
+    finite = ratios[np.isfinite(ratios)]
     if not len(finite):
         return math.nan, math.nan
     low, high = np.quantile(finite, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])

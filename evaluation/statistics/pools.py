@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 
 from ..records.rows import Row
 from ..records.runs import Run, row_key
+from .intervals import Floats
 from .metrics import OVERALL
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -105,7 +104,7 @@ class Pool:
         return len(self.selection) if self.first.asked else int(unknown)
 
     @cached_property
-    def block(self) -> dict[str, Any]:
+    def group(self) -> dict[str, Any]:
         """What rows of a table share that stand in one block, and figures that are drawn together."""
         settings = self.first.settings
         questions = json.dumps([settings["bench"].get("sha256"), sorted(self.selection)]).encode()
@@ -137,6 +136,11 @@ class Pool:
             repeat: {row_key(row): row for run in shards for row in run.answers}
             for repeat, shards in self.repeats.items()
         }
+
+    def answers_beside(self, repeat: int) -> dict[str, Row]:
+        """What this repeat of another configuration is compared with: the same one's rows, else any one's."""
+        every = {key: row for answers in reversed(self.answers.values()) for key, row in answers.items()}
+        return every | self.answers.get(repeat, {})
 
     @property
     def first_answers(self) -> list[Row]:
@@ -178,7 +182,7 @@ def pools(runs: Sequence[Run]) -> list[Pool]:
     found.sort(key=lambda pool: (begins[pool.first.bench_key], -pool.questions, place[id(pool.first)]))
     alike: dict[tuple[Any, ...], list[Pool]] = {}
     for pool in found:
-        alike.setdefault((*pool.block.values(), pool.label), []).append(pool)
+        alike.setdefault((*pool.group.values(), pool.label), []).append(pool)
     words = {id(p): w for own in alike.values() for p, w in zip(own, distinguish([p.first for p in own]), strict=True)}
     return [Pool(pool.runs, words[id(pool)]) if words[id(pool)] else pool for pool in found]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,14 +15,15 @@ from model.recycling.matrix import AdjacencyMatrix
 
 from ..records.runs import Run
 from ..records.sweeps import not_available
-from .acceptance import by_rank_path, depth_rows
+from .acceptance import TEMPLATE, Accepted, by_depth, by_node, template
 from .caveats import incomplete, mixed
 from .intervals import spans_one
+from .markdown import markdown, shown
 from .metrics import OVERALL
-from .pools import Pool, pools
+from .pools import pools
 from .published import beside
 from .table1 import write_table1
-from .tables import BASELINES, GROUP, SHOWN, drift_unknown, main_table
+from .tables import BASELINES, GROUP, SHOWN, about, drift_unknown, main_table
 from .unavailable import NOTE, with_unavailable
 
 VOCABULARIES = (32_000, 128_256, 151_936)
@@ -82,7 +84,9 @@ def acceptance_table(runs: Sequence[Run]) -> pd.DataFrame:
     """Acceptance by depth of every method that drafts from a template, all questions together."""
     rows: list[dict[str, Any]] = []
     for pool in pools(runs):
-        rows += [_about(pool) | row for row in depth_rows(pool.rows)]
+        for depth in by_depth(Accepted.of(pool.rows)):
+            shares = {"joint_acceptance": depth.joint, "conditional_acceptance": depth.conditional}
+            rows.append(about(pool) | {"depth": depth.depth, "steps": depth.steps} | shares)
     return pd.DataFrame(rows)
 
 
@@ -90,23 +94,12 @@ def nodes_table(runs: Sequence[Run]) -> pd.DataFrame:
     """Acceptance by node of a fixed template: of the steps in which its parent stood, those in which it stood."""
     rows: list[dict[str, Any]] = []
     for pool in pools(runs):
-        if pool.first.draft_tree and pool.first.settings["method"].get("tree") != "auto":
-            for path, node in by_rank_path(pool.rows, pool.first.draft_tree).items():
-                words = {"rank_path": ",".join(map(str, path)), "parent_stood_steps": node.tried}
-                rows.append(_about(pool) | words | {"stood_steps": node.stood, "conditional_acceptance": node.share})
+        if order := template(pool.first):
+            for node in by_node(Accepted.of(pool.rows, TEMPLATE), order):
+                words = {"rank_path": ",".join(map(str, node.path)), "parent_stood_steps": node.parent_stood}
+                share = node.given_parent if node.parent_stood else math.nan
+                rows.append(about(pool) | words | {"stood_steps": node.stood, "conditional_acceptance": share})
     return pd.DataFrame(rows)
-
-
-def _about(pool: Pool) -> dict[str, Any]:
-    settings = pool.first.settings
-    return {
-        "model": settings["model"]["name"],
-        "dtype": settings["model"]["dtype"],
-        "bench": settings["bench"]["name"],
-        "bench_questions": pool.questions,
-        "method": pool.label,
-        "variant": pool.variant,
-    }
 
 
 def heading(runs: Sequence[Run]) -> list[str]:
@@ -122,12 +115,12 @@ def heading(runs: Sequence[Run]) -> list[str]:
         if line not in lines:
             lines.append(line)
     for run in runs:
-        if (line := left_out(run.metadata)) and line not in lines:
+        if (line := generation_left_out(run.metadata)) and line not in lines:
             lines.append(line)
     return lines
 
 
-def left_out(metadata: dict[str, Any]) -> str:
+def generation_left_out(metadata: dict[str, Any]) -> str:
     """Which generation settings of the checkpoint no method uses, `hf` included; empty if it has none."""
     own: dict[str, Any] = metadata.get("generation_config_left_out") or {}
     words = ", ".join(f"{key}={value}" for key, value in own.items())
@@ -163,9 +156,8 @@ def to_markdown(runs: Sequence[Run], table: pd.DataFrame, notes: Sequence[str] =
     names = group_names(table)
     for key, block in table.groupby(GROUP, sort=False):
         columns = _columns(block)
-        out += [f"## {names[key]}", "", "| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
-        out += ["| " + " | ".join(_cell(row, c, interval=True) for c in columns) + " |" for _, row in block.iterrows()]
-        out.append("")
+        cells = ([_cell(row, c, interval=True) for c in columns] for _, row in block.iterrows())
+        out += [f"## {names[key]}", "", markdown(columns, cells), ""]
     brackets = "[low, high]: 95 % bootstrap interval, of MAT over questions, of a speedup over questions and repeats"
     told = [*([brackets] if "[" in "".join(out) else []), *_notes(table), *incomplete(runs), *mixed(runs), *notes]
     return "\n".join([*out, "\n\n".join(told), ""])
@@ -215,7 +207,7 @@ def _columns(block: pd.DataFrame) -> list[str]:
 
 def _cell(row: pd.Series[Any], column: str, *, interval: bool = False) -> str:
     """A value for people; a speedup whose interval spans 1 ends in ~."""
-    text = _format(row[column])
+    text = shown(row[column])
     low, high = row.get(f"{column}_low"), row.get(f"{column}_high")
     if low is None or high is None or low != low:
         return text
@@ -223,9 +215,3 @@ def _cell(row: pd.Series[Any], column: str, *, interval: bool = False) -> str:
         text += "~"
     wanted = interval and low < high and (column == "mat" or column.startswith("speedup"))
     return f"{text} [{low:.2f}, {high:.2f}]" if wanted else text
-
-
-def _format(value: Any) -> str:
-    if value is None or value != value:
-        return "-"
-    return f"{value:.2f}" if isinstance(value, float) else str(value)

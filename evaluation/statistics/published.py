@@ -15,19 +15,13 @@ import yaml
 
 from model.files import ROOT
 
-from ..records.questions import FILE_ORDER
+from ..records.questions import FILE_ORDER, SUBTASKS
 from .metrics import OVERALL
 
 REFERENCE = ROOT / "data/reference"
-
-
-SUBTASKS = {"mt": "mt_bench"} | {name: name for name in ("translation", "summarization", "qa", "math_reasoning", "rag")}
-
-
 CODE = "code"  # MBPP's subtask
-
-
-MEASURED_AS = {"hf": "ar"}
+PAPER_SUBTASKS = {"mt": "mt_bench"} | {name: name for name in SUBTASKS if name not in ("mt_bench", CODE)}
+PAPER_NAMES = {"hf": "ar"}  # what the paper calls a method of ours
 
 
 def read_published(name: str) -> list[dict[str, Any]]:
@@ -38,7 +32,7 @@ def read_published(name: str) -> list[dict[str, Any]]:
 
 # File of data/reference, its rows' device, our name for a source; and what a method of ours is called in it.
 SOURCES: tuple[tuple[str, str | None, str, dict[str, str]], ...] = (
-    ("paper_table1", None, "paper, A100-80GB", MEASURED_AS | {"recycling (hot)": "recycling"}),
+    ("paper_table1", None, "paper, A100-80GB", PAPER_NAMES | {"recycling (hot)": "recycling"}),
     ("unofficial_a100_40gb", "A100-40GB", "smpanaro/token-recycling, A100-40GB", {}),
     ("specbench_leaderboard", "A100", "Spec-Bench leaderboard, A100", {}),
     (
@@ -51,18 +45,10 @@ SOURCES: tuple[tuple[str, str | None, str, dict[str, str]], ...] = (
 
 
 WHOLE = {"spec_bench": 480, "mbpp": 399}  # questions of the benches that figures were published of
-
-
 LIMIT = 1024  # new tokens a turn
-
-
 TREES = {"recycling": "2.2.2", "suffix_recycling": "2.2.2"}
-
-
 ANY = ("name", "drafter", "dtype")  # of a method's settings: what alters none of its figures
-
-
-COLUMN = {subtask: column for column, subtask in SUBTASKS.items()}
+PAPER_COLUMNS = {subtask: column for column, subtask in PAPER_SUBTASKS.items()}
 
 
 def beside(table: pd.DataFrame, folder: Path = REFERENCE) -> pd.DataFrame:
@@ -133,7 +119,7 @@ def _published(row: dict[Any, Any], sources: list[Any]) -> tuple[float | None, f
         theirs = rows.get((row["model"], names.get(row["method"], row["method"])), {})
         if "mat" in theirs:  # all but the paper's table are of Spec-Bench alone
             theirs = theirs | {"specbench_mat": theirs["mat"], "specbench_speedup": theirs["speedup"]}
-        speedup = theirs.get(f"{prefix}speedup" if whole else COLUMN.get(category, ""))
+        speedup = theirs.get(f"{prefix}speedup" if whole else PAPER_COLUMNS.get(category, ""))
         if speedup is not None and speedup == speedup:
             return theirs.get(f"{prefix}mat") if whole else None, speedup, words
     return None, None, None

@@ -14,8 +14,9 @@ from model.files import write_text
 
 from ..records.runs import Run
 from .caveats import mixed
+from .markdown import markdown, shown
 from .pools import Cells, Pool, paired, pools
-from .published import CODE, MEASURED_AS, SUBTASKS, read_published
+from .published import CODE, PAPER_NAMES, PAPER_SUBTASKS, read_published
 from .tables import baseline, speedup
 
 # The paper's rows, in its order and by its names; what it calls AR is transformers' own generate.
@@ -47,7 +48,7 @@ def table1(runs: Sequence[Run], left_out: Sequence[dict[str, str]] = ()) -> pd.D
     rows = _measured(runs)
     measured = {(row["model"], row["method"]) for row in rows}
     for entry in {(e["model"], e["method"]): e for e in left_out}.values():
-        model, method = entry["model"], MEASURED_AS.get(entry["method"], entry["method"])
+        model, method = entry["model"], PAPER_NAMES.get(entry["method"], entry["method"])
         if (model, method) not in measured:
             about = {"model": model, "method": method, "name": ROWS.get(method, method)}
             rows.append(about | dict.fromkeys(COLUMNS, math.nan) | {"source": f"not available: {entry['why']}"})
@@ -64,7 +65,7 @@ def table1(runs: Sequence[Run], left_out: Sequence[dict[str, str]] = ()) -> pd.D
     return frame[["model", "method", "name", "source", *COLUMNS, *(["device"] if "device" in frame else [])]]
 
 
-PARTS: dict[str, tuple[str, ...]] = {"specbench": tuple(SUBTASKS.values()), "mbpp": (CODE,)}
+PARTS: dict[str, tuple[str, ...]] = {"specbench": tuple(PAPER_SUBTASKS.values()), "mbpp": (CODE,)}
 
 
 def _measured(runs: Sequence[Run]) -> list[dict[str, Any]]:
@@ -74,12 +75,11 @@ def _measured(runs: Sequence[Run]) -> list[dict[str, Any]]:
     pooled = pools(runs)
     alike: dict[tuple[str, ...], list[Pool]] = {}
     for pool in pooled:
-        block = pool.block
-        key = (block["model"], block["dtype"], block["device"], str(block["max_new_tokens"]), _name(pool))
+        key = (*(str(pool.group[k]) for k in ("model", "dtype", "device", "max_new_tokens")), _name(pool))
         alike.setdefault(key, []).append(pool)
     rows = []
     for (model, _, device, _, name), own in alike.items():
-        method = MEASURED_AS.get(own[0].method, own[0].method)
+        method = PAPER_NAMES.get(own[0].method, own[0].method)
         about = {"model": model, "method": method, "name": name, "source": MEASURED, "device": device}
         counts = {part: [len(pool.cells.of(*subtasks).questions) for pool in own] for part, subtasks in PARTS.items()}
         most = {part: count.index(max(count)) for part, count in counts.items()}  # of equals the first
@@ -94,7 +94,7 @@ def _measured(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 def _name(pool: Pool) -> str:
     """The method as the paper calls it, its start where that is not the paper's, and its variant."""
-    name = ROWS.get(MEASURED_AS.get(pool.method, pool.method), pool.method)
+    name = ROWS.get(PAPER_NAMES.get(pool.method, pool.method), pool.method)
     if pool.first.settings["method"].get("start") not in (None, "hot"):
         name += pool.label.removeprefix(pool.method)
     return f"{name}, {pool.variant}" if pool.variant else name
@@ -108,7 +108,7 @@ def _cells_of(parts: dict[str, Pool], pooled: Sequence[Pool]) -> dict[str, float
         for column, value in zip(("mat", "tokens_per_second", "speedup"), _part(pool, base, PARTS[part]), strict=True):
             row[f"{part}_{column}"] = value
         if part == "specbench":
-            row |= {column: _part(pool, base, (subtask,))[2] for column, subtask in SUBTASKS.items()}
+            row |= {column: _part(pool, base, (subtask,))[2] for column, subtask in PAPER_SUBTASKS.items()}
     return row
 
 
@@ -138,12 +138,8 @@ def write_table1(runs: Sequence[Run], folder: Path, left_out: Sequence[dict[str,
 
 def _cells(row: dict[Any, Any]) -> list[str]:
     """The row's figures as printed: speedups and MAT with two digits, the speed with x behind it."""
-    out = []
-    for column in COLUMNS:
-        value = row[column]
-        text = "-" if value != value else f"{value:.2f}"
-        out.append(f"{text}x" if column.endswith("speedup") and text != "-" else text)
-    return out
+    cells = {column: shown(row[column]) for column in COLUMNS}
+    return [f"{text}x" if column.endswith("speedup") and text != "-" else text for column, text in cells.items()]
 
 
 def _markdown(table: pd.DataFrame) -> str:
@@ -154,10 +150,7 @@ def _markdown(table: pd.DataFrame) -> str:
     for model, block in table.groupby("model", sort=False):
         devices = [str(d) for d in block.get("device", pd.Series(dtype=str)).dropna().unique()]
         lines += ["", f"## {model}" + (f" (measured on {'; '.join(devices)})" if devices else ""), ""]
-        lines += ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
-        lines += [
-            "| " + " | ".join([row["name"], row["source"], *_cells(row)]) + " |" for row in block.to_dict("records")
-        ]
+        lines.append(markdown(columns, ([r["name"], r["source"], *_cells(r)] for r in block.to_dict("records"))))
     return "\n".join([*lines, ""])
 
 

@@ -11,13 +11,10 @@ import numpy as np
 import pandas as pd
 
 from ..records.rows import Row
-from ..records.runs import METHODS, Run, read_runs
-from .caveats import mixed
-from .intervals import deviation, ratio_interval, speed_interval
+from ..records.runs import Run
+from .intervals import Floats, deviation, ratio_interval, speed_interval
 from .metrics import OVERALL, by_subtask, measure
-from .pools import Cells, Floats, Pool, closest, paired, pools
-
-__all__ = ["BASELINES", "METHODS", "SHOWN", "Pool", "Run", "main_table", "mixed", "pools", "read_runs"]
+from .pools import Cells, Pool, closest, paired, pools
 
 BASELINES = ("hf", "vanilla")
 SHOWN = ("method", "category", "questions", "new_tokens", "mat", "mat_macro", "tokens_per_second")
@@ -38,18 +35,18 @@ def main_table(runs: Sequence[Run]) -> pd.DataFrame:
         pairs = {name: None if base is None else paired(pool.cells, base.cells) for name, base in bases.items()}
         for category, answers in by_subtask(pool.rows).items():
             row: dict[str, Any] = {
-                **{key: pool.block[key] for key in ("model", "bench")},
+                **{key: pool.group[key] for key in ("model", "bench")},
                 "method": pool.label,
                 "variant": pool.variant,
                 "category": category,
                 "repeats": len(pool.repeats),
-                **figures(pool, category, answers),
+                **measures_of(pool, category, answers),
             }
             for name, pair in pairs.items():
                 row |= speedups(name, pair, category)
             row["state_bytes"] = pool.first.summary.get("state_bytes", math.nan)
             row |= pool.first.facets
-            row |= pool.block | {"complete": pool.complete}
+            row |= pool.group | {"complete": pool.complete}
             rows.append(row)
     return pd.DataFrame(rows)
 
@@ -65,7 +62,13 @@ def baseline(pool: Pool, name: str, pooled: Sequence[Pool]) -> Pool | None:
     return closest(pool, found) if best is None and name == "hf" else best
 
 
-def figures(pool: Pool, category: str, answers: Sequence[Row]) -> dict[str, Any]:
+def about(pool: Pool) -> dict[str, Any]:
+    """What names a configuration in the tables beside the main one."""
+    group = {key: pool.group[key] for key in ("model", "dtype", "bench", "bench_questions")}
+    return group | {"method": pool.label, "variant": pool.variant}
+
+
+def measures_of(pool: Pool, category: str, answers: Sequence[Row]) -> dict[str, Any]:
     """The measures of a category, with deviation and interval of MAT and tokens/s."""
     found = asdict(measure(answers))
     own = pool.cells.of(category)

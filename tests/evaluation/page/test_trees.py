@@ -3,17 +3,14 @@
 import pytest
 from transformers import AutoTokenizer
 
-from evaluation.page.acceptance import Paths, acceptance, by_depth, node_order, steps_of
 from evaluation.page.circumstances import configurations
 from evaluation.page.ranks import spelled
 from evaluation.page.tokens import Decoder, load, split, visible
 from evaluation.page.tree_svg import BOUNDS, draw, legend, shade
 from evaluation.records.runs import read_runs
-from evaluation.statistics.acceptance import Node, by_rank_path
 from model.recycling import build_template
 from tests.evaluation.page.conftest import TREE, answer, write_run
 
-TREE_PATHS = [[0], [1], [0, 0]]
 STEPS = [(1, 1, []), (3, 4, [0, 0]), (2, 4, [1]), (1, 4, []), (2, 4, [0])]
 ROW = answer(7, "qa", [{"ids": list(range(10, 19)), "steps": STEPS}])
 
@@ -21,41 +18,6 @@ ROW = answer(7, "qa", [{"ids": list(range(10, 19)), "steps": STEPS}])
 def run_with(tmp_path, rows, **settings):
     write_run(tmp_path / "runs/r", "recycling (hot)", rows, **settings)
     return read_runs(tmp_path)[0]
-
-
-def test_steps_know_where_their_tokens_are():
-    found = list(steps_of(ROW["choices"][0]))
-    assert [(s.start, s.accepted) for s in found] == [(0, 1), (1, 3), (4, 2), (6, 1), (7, 2)]
-    paths = Paths.of([ROW])  # not the step that drafted nothing
-    assert paths.counts == {(4, (0, 0)): 1, (4, (1,)): 1, (4, ()): 1, (4, (0,)): 1} and paths.longest == (ROW, 0, 0, 1)
-
-
-def test_acceptance_by_hand():
-    paths = Paths.of([ROW])
-    nodes = {n.path: n for n in acceptance(paths, [(0,), (1,), (0, 0)])}
-    assert [(n.tried, n.stood, n.parent_stood) for n in nodes.values()] == [(4, 2, 4), (4, 1, 4), (4, 1, 2)]
-    assert nodes[0, 0].share == 0.25 and nodes[0, 0].given_parent == 0.5
-    assert by_depth(paths) == [0.75, 0.25] and by_depth(Paths()) == []
-
-
-def test_without_a_template_only_what_stood_is_known():
-    nodes = acceptance(Paths.of([ROW]), None)
-    assert [(n.path, n.stood) for n in nodes] == [((0,), 2), ((1,), 1), ((0, 0), 1)]
-
-
-def test_a_tree_that_shrinks_tries_its_first_nodes_only():
-    row = answer(1, "qa", [{"ids": [1, 2, 3, 4], "steps": [(2, 3, [0]), (2, 2, [0])]}])
-    order = [(0,), (1,), (0, 0)]
-    nodes = acceptance(Paths.of([row]), order)
-    assert [(n.tried, n.stood) for n in nodes] == [(2, 2), (1, 0), (0, 0)]
-    assert nodes[2].share == nodes[2].given_parent == 0.0
-
-
-def test_the_nodes_are_those_that_the_run_wrote_down(tmp_path):
-    fixed = {"tree": "2.2.2", "tree_nodes": 3}
-    assert node_order(run_with(tmp_path / "a", [ROW], method=fixed, draft_tree=TREE)) == [(0,), (1,), (0, 0)]
-    assert node_order(run_with(tmp_path / "b", [ROW], method=fixed)) is None
-    assert node_order(run_with(tmp_path / "c", [ROW], method=fixed | {"tree": "auto"}, draft_tree=TREE)) is None
 
 
 def test_a_tree_that_is_not_known_says_why(tmp_path):
@@ -100,15 +62,6 @@ def test_the_real_steps_tokens_stand_at_its_nodes(report_folder):
     ids = run.answers[0]["choices"][0]["output_ids"][0]
     pieces = [visible(p) for p in Decoder().pieces(run, ids)]
     assert tree.root_token == pieces[0] and [d.token for d in tree.dots if d.on_path] == pieces[1:3]
-
-
-def test_a_copied_chain_is_no_try_of_the_templates_nodes():
-    """Of a method with several sources only the steps that drafted from the template count, whatever their size."""
-    row = answer(1, "qa", [{"ids": [1, 2, 3, 4, 5, 6, 7, 8], "steps": [(2, 4, [0]), (4, 4, [0, 0, 0]), (2, 4, [1])]}])
-    row["choices"][0]["step_sources"] = [["recycling", "suffix", "recycling"]]
-    paths = Paths.of([row])
-    assert paths.counts == {(4, (0,)): 1, (4, (1,)): 1} and paths.longest[3] == 0
-    assert by_rank_path([row], TREE_PATHS)[0,] == Node(2, 1)
 
 
 def test_in_the_first_step_the_root_is_the_prompts(checkpoint, tmp_path):

@@ -7,14 +7,14 @@ import pytest
 import yaml
 
 from evaluation import tree_search
-from evaluation.statistics.acceptance import Node, by_depth, by_rank_path
-from evaluation.tree_search import half_of, search
+from evaluation.statistics.acceptance import TEMPLATE, Accepted, Node, by_depth, by_node, steps, template
+from evaluation.statistics.best_tree import best, half_of
 from model.errors import UserError
 from model.recycling import build_template
 from tests.evaluation.made_runs import answer, made, write
 
 
-def steps(*paths, nodes=4):
+def stepped(*paths, nodes=4):
     """A question whose steps accepted these paths, then one that drafted nothing."""
     lengths = [len(path) + 1 for path in paths] + [1]
     records = {"step_nodes": [[nodes] * len(paths) + [1]], "step_paths": [[*map(list, paths), []]]}
@@ -23,35 +23,67 @@ def steps(*paths, nodes=4):
 
 def test_by_depth_by_hand():
     # five drafting steps: two stop at the root, one reaches depth 1, two depth 3; the last step drafted nothing
-    found = by_depth([steps((), (), (0,), (0, 0, 0), (1, 0, 0))])
+    found = by_depth(Accepted.of([stepped((), (), (0,), (0, 0, 0), (1, 0, 0))]))
     assert [(d.depth, d.steps) for d in found] == [(1, 3), (2, 2), (3, 2)]
     assert [d.joint for d in found] == [3 / 5, 2 / 5, 2 / 5]
     assert [d.conditional for d in found] == [3 / 5, 2 / 3, 1.0]
-    assert by_depth([steps((0,), nodes=1)]) == [], "a root alone drafts nothing"
-    assert by_depth([answer(1, "qa", [([2], 1.0)])]) == []
+    assert by_depth(Accepted.of([stepped((0,), nodes=1)])) == [], "a root alone drafts nothing"
+    assert by_depth(Accepted.of([answer(1, "qa", [([2], 1.0)])])) == []
 
 
-def test_by_rank_path_by_hand():
-    tree = [[0], [1], [0, 0], [0, 1], [1, 0]]
-    found = by_rank_path([steps((), (0,), (0, 1), (1, 0), (0, 1))], tree)
-    assert found[(0,)] == Node(5, 3) and found[(1,)] == Node(5, 1)
-    assert found[(0, 0)] == Node(3, 0) and found[(0, 1)] == Node(3, 2) and found[(1, 0)].share == 1.0
+def test_by_node_by_hand():
+    tree = [(0,), (1,), (0, 0), (0, 1), (1, 0)]
+    found = by_node(Accepted.of([stepped((), (0,), (0, 1), (1, 0), (0, 1), nodes=6)]), tree)
+    counts = [(5, 3, 5), (5, 1, 5), (5, 0, 3), (5, 2, 3), (5, 1, 1)]
+    assert found == [Node(path, *own) for path, own in zip(tree, counts, strict=True)]
+    assert found[3].share == 2 / 5 and found[3].given_parent == 2 / 3 and found[4].given_parent == 1.0
+
+
+def test_without_a_template_only_what_stood_is_known():
+    nodes = by_node(Accepted.of([stepped((0, 0), (1,), (), (0,))]), None)
+    assert [(node.path, node.tried, node.stood) for node in nodes] == [((0,), 4, 2), ((1,), 4, 1), ((0, 0), 4, 1)]
+
+
+def test_a_tree_that_shrinks_tries_its_first_nodes_only():
+    records = {"step_nodes": [[3, 2]], "step_paths": [[[0], [0]]]}
+    nodes = by_node(Accepted.of([answer(1, "qa", [([2, 2], 1.0)], **records)]), [(0,), (1,), (0, 0)])
+    assert [(node.tried, node.stood) for node in nodes] == [(2, 2), (1, 0), (0, 0)]
+    assert nodes[2].share == nodes[2].given_parent == 0.0
+
+
+def test_steps_know_their_place_and_what_drafted_them():
+    """Of several sources the template's steps count for its nodes, whatever their size; all count for depths."""
+    records = {"step_nodes": [[1, 4, 4], [4]], "step_paths": [[[], [0, 0], [0, 0, 0]], [[1]]]}
+    sources = [["", TEMPLATE, "suffix"], [TEMPLATE]]
+    row = answer(7, "qa", [([1, 3, 4], 1.0), ([2], 1.0)], step_sources=sources, **records)
+    assert [(s.turn, s.number, s.start) for s in steps([row])] == [(0, 0, 0), (0, 1, 1), (0, 2, 4), (1, 0, 0)]
+    own, every = Accepted.of([row], TEMPLATE), Accepted.of([row])
+    assert own.counts == {(4, (0, 0)): 1, (4, (1,)): 1} and own.longest[1:4] == (0, 0, 1) and own.longest.row is row
+    assert own.steps == 2 and every.steps == 3 and every.longest.number == 2
+    assert len(by_depth(every)) == 3 and by_depth(Accepted()) == []
+
+
+def test_the_nodes_are_those_that_the_run_wrote_down():
+    fixed, tree = {"tree": "2.2.2", "tree_nodes": 3}, [[0], [1], [0, 0]]
+    assert template(made("recycling (hot)", [], method=fixed, draft_tree=tree)) == [(0,), (1,), (0, 0)]
+    assert template(made("recycling (hot)", [], method=fixed)) is None
+    assert template(made("recycling (auto)", [], method=fixed | {"tree": "auto"}, draft_tree=tree)) is None
 
 
 def test_the_search_is_as_good_as_trying_every_tree():
     rng = random.Random(1)
     tree = [tuple(p) for p in build_template("balanced", branching=2, depth=3).rank_paths[1:]]
-    rows = [steps(*[rng.choice([(), *tree]) for _ in range(300)], nodes=15)]
-    acceptance = by_rank_path(rows, tree)
+    nodes = by_node(Accepted.of([stepped(*[rng.choice([(), *tree]) for _ in range(300)], nodes=15)]), tree)
+    stood = {node.path: node.stood for node in nodes}
     for n in (1, 3, 5):
-        best = max(
-            sum(acceptance[p].stood for p in chosen)
+        most = max(
+            sum(stood[p] for p in chosen)
             for chosen in itertools.combinations(tree, n)
             if all(p[:-1] in (*chosen, ()) for p in chosen)
         )
-        assert sum(acceptance[p].stood for p in search(acceptance, n)) == best
+        assert sum(node.stood for node in best(nodes, n)) == most
     with pytest.raises(UserError, match="14 nodes"):
-        search(acceptance, 15)
+        best(nodes, 15)
 
 
 def test_halves_share_nothing_and_miss_nothing():
@@ -63,7 +95,7 @@ def test_halves_share_nothing_and_miss_nothing():
 
 def test_the_command_writes_a_template_that_the_harness_reads(call, tmp_path):
     tree = [[0], [1], [0, 0], [0, 1]]
-    run = made("recycling (hot)", [steps((1,), (1,), (0, 1), (1,), (0, 1))], draft_tree=tree,
+    run = made("recycling (hot)", [stepped((1,), (1,), (0, 1), (1,), (0, 1), nodes=5)], draft_tree=tree,
                method={"tree": "x", "tree_nodes": 4})  # fmt: skip
     write(run, tmp_path)
     out = tmp_path / "found.yaml"

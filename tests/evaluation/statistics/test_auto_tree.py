@@ -7,7 +7,7 @@ import matplotlib.pyplot as plt
 from evaluation import figures
 from evaluation.figures import split
 from evaluation.records.runs import read_runs
-from evaluation.statistics.auto_tree import to_lines, write_choices
+from evaluation.statistics.auto_tree import to_lines, write_auto_runs
 from evaluation.statistics.tables import main_table
 from tests.evaluation.made_runs import answer, made, write
 
@@ -27,7 +27,7 @@ def test_every_repeat_and_variant_is_told(tmp_path):
             told |= {"chosen": 8 * (1 + repeat), "predicted_speedup": 1.5}
             (folder / "summary.json").write_text(json.dumps({"drafter": told}))
     runs = read_runs(tmp_path)
-    write_choices(runs, tmp_path / "machine_tree.json")
+    write_auto_runs(runs, tmp_path / "machine_tree.json")
     found = json.loads((tmp_path / "machine_tree.json").read_text())
     assert [(f["method"], f["repeat"], f["chosen"], f["achieved_speedup"]) for f in found] == [
         ("recycling (auto), k=4", 0, 8, 2.0),
@@ -46,5 +46,5 @@ def test_every_repeat_and_variant_is_told(tmp_path):
 
 def test_nothing_is_written_without_a_choice(tmp_path):
     runs = [made("vanilla", [answer(1, "qa", [([1], 1.0)])], folder=str(tmp_path))]
-    write_choices(runs, tmp_path / "machine_tree.json")
+    write_auto_runs(runs, tmp_path / "machine_tree.json")
     assert to_lines(runs) == [] and not (tmp_path / "machine_tree.json").exists()

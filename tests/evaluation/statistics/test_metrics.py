@@ -8,8 +8,8 @@ from evaluation.records.foreign import read_foreign
 from evaluation.records.questions import MT_BENCH, subtask
 from evaluation.records.rows import check_records
 from evaluation.records.runs import read_runs
-from evaluation.speed import speeds
 from evaluation.statistics.metrics import by_subtask, measure, repeated_ngrams
+from evaluation.statistics.spec_bench import mean_speed
 from model.errors import UserError
 from tests.evaluation.made_runs import answer, made, write
 
@@ -84,7 +84,7 @@ def test_equal_to_spec_benchs_arithmetic():
     figures = measure(ROWS)
     assert figures.tokens_per_second == pytest.approx(speed, abs=1e-9)
     assert figures.mat == pytest.approx(mat, abs=1e-9)
-    assert speeds(ROWS) == pytest.approx(speed, abs=1e-9)
+    assert mean_speed(ROWS) == pytest.approx(speed, abs=1e-9)
 
 
 def test_times_and_memory_by_hand():

@@ -9,10 +9,10 @@ from evaluation.page.circumstances import configurations, facts
 from evaluation.records.questions import Question
 from evaluation.records.runs import natural, read_runs
 from evaluation.statistics.audits import audits
+from evaluation.statistics.best_tree import pick
 from evaluation.statistics.pools import pools
 from evaluation.statistics.printing import to_text
 from evaluation.statistics.tables import baseline, main_table
-from evaluation.tree_search import pick
 from tests.evaluation.conftest import answers_in
 from tests.evaluation.made_runs import answer, asked, made, shard, write
 
@@ -51,7 +51,7 @@ def test_two_files_of_one_name_and_count_are_never_paired(tmp_path):
     ]
     table = main_table(runs)
     assert table["questions_sha256"].nunique() == 2 and table["bench_questions"].eq(4).all()
-    assert math.isnan(overall(runs, "pld")["speedup_vanilla"].item()) and audits(runs) == []
+    assert math.isnan(overall(runs, "pld")["speedup_vanilla"].item()) and audits(pools(runs)) == []
     text = to_text(runs, table)
     assert text.count("toy, file, questions #") == 2, "a block each"
     assert {p.stem.rsplit("-", 1)[-1] for p in draw_all(runs, table, tmp_path)} >= set(table["questions_sha256"])
@@ -139,13 +139,13 @@ def test_the_audit_compares_a_repeat_with_the_same_and_only_the_same_questions()
     other = said([3], "edited")
     other[0]["choices"][0]["output_ids"] = [[3, 8]]
     runs = [made("vanilla", said([1, 2, 3])), made("pld", said([1, 2]) + other)]
-    (found,) = audits(runs)
-    assert (found.turns, found.identical) == (2, 2), "the edited question is another one"
+    (found,) = audits(pools(runs))
+    assert (len(found.turns), found.identical) == (2, 2), "the edited question is another one"
     later = made("vanilla", said([1, 2, 3]), repeat=1)
     later.answers[0]["choices"][0]["output_ids"] = [[1, 9]]
     again = made("pld", [dict(row) for row in later.answers], repeat=1)
-    (found,) = audits([runs[0], later, made("pld", said([1, 2, 3])), again])
-    assert (found.turns, found.identical) == (6, 6)
+    (found,) = audits(pools([runs[0], later, made("pld", said([1, 2, 3])), again]))
+    assert (len(found.turns), found.identical) == (6, 6)
 
 
 def test_numbers_sort_as_numbers(tmp_path):
@@ -164,4 +164,4 @@ def test_runs_that_differ_in_the_model_alone_have_names_of_their_own():
 def test_a_search_takes_the_run_of_most_questions_and_not_both():
     tree = {"method": {"tree": "x"}, "draft_tree": [[0]]}
     part, whole = (shard("recycling (hot)", rows(range(n)), **tree) for n in (2, 4))
-    assert pick([part, whole], None) == [whole]
+    assert pick([part, whole], None).runs == (whole,)

@@ -7,13 +7,13 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from ..statistics.published import read_published
-from .block import Block
-from .style import INTERVAL, colour, note, panels
+from .block import Block, speed_of
+from .style import INTERVAL, colour, footnote, panels
 
 
 def start(block: Block) -> Figure | None:
     """What the state at the start of a prompt is worth: MAT and speedup by start, a published pair beside it."""
-    rows = block.choices("start")
+    rows = block.varied("start")
     if not rows or len({row["pool"].method for row in rows}) > 2:  # among many methods the other figures show it
         return None
     return _bars(block, rows, "start", published_starts())
@@ -21,7 +21,7 @@ def start(block: Block) -> Figure | None:
 
 def update(block: Block) -> Figure | None:
     """What is written back to the matrix: every node, the accepted path, the root, nothing."""
-    rows = block.choices("update")
+    rows = block.varied("update")
     return _bars(block, rows, "update") if rows else None
 
 
@@ -44,8 +44,7 @@ def _bars(
     block: Block, rows: list[dict[str, Any]], setting: str, published: list[tuple[str, float, float]] | None = None
 ) -> Figure:
     """Two panels of horizontal bars, MAT and speedup (or tokens/s), one bar a run; published figures hatched."""
-    baseline = next((b for b in ("vanilla", "hf") if any(r[f"speedup_{b}"] == r[f"speedup_{b}"] for r in rows)), None)
-    speed = f"speedup_{baseline}" if baseline else "tokens_per_second"
+    speed, speed_label = speed_of(rows)
     labels = [_label(row, rows, setting) for row in rows]
     extra = published or []
     count = len(rows) + len(extra)
@@ -60,7 +59,7 @@ def _bars(
                 panel.hlines(y, low, high, color="#000000", linewidth=0.9)
             panel.text(0, y, f" {value:.2f}" if column != "tokens_per_second" else f" {value:.0f}",
                        va="center", color="#ffffff", fontsize=6.5)  # fmt: skip
-        if column == "mat" or baseline:
+        if column != "tokens_per_second":
             panel.barh(at[len(rows) :], [entry[place] for entry in extra], 0.7, color="#ffffff", edgecolor="#777777",
                        hatch="////", linewidth=0.6)  # fmt: skip
         panel.set_yticks(at, labels + [entry[0] for entry in extra])
@@ -69,9 +68,9 @@ def _bars(
         if column.startswith("speedup"):
             panel.axvline(1.0, color="#444444", linewidth=0.7)
     axes[0].set_xlabel("MAT (tokens a step)")
-    axes[1].set_xlabel(f"speedup over {baseline}" if baseline else "tokens/s")
+    axes[1].set_xlabel(speed_label)
     hatched = "; hatched: Vicuna-7B, A100-40GB, speedup over its own baseline" if extra else ""
-    note(figure, f"lines: {INTERVAL}{hatched}; {block.note}")
+    footnote(figure, f"lines: {INTERVAL}{hatched}; {block.measured}")
     return figure
 
 
