@@ -20,8 +20,9 @@ from tools.embedded.dialogue import Dialogue
 from tools.embedded.encoding import encode, prompt
 from tools.embedded.judge import right
 from tools.embedded.sandbox import same_behaviour
-from tools.embedded.tasks import MAKERS, MT_BENCH, SINGLE
+from tools.embedded.tasks import MAKERS, MT_BENCH, SINGLE, humanities, qa, roleplay, stem, writing
 from tools.embedded.train import Recipe, main, train
+from tools.embedded.words import tables
 
 ROOT = Path(__file__).parents[2]
 MODEL = ROOT / "data" / "embedded"
@@ -113,6 +114,33 @@ def test_code_may_be_written_differently() -> None:
 def test_code_that_could_do_harm_does_not_pass(body: str) -> None:
     reference = "```python\ndef f(numbers):\n    return 0\n```"
     assert not same_behaviour(reference, f"```python\ndef f(numbers):\n    {body}\n```")
+
+
+# --- the tables
+
+
+def leaves(table: object) -> Iterator[object]:
+    """Every word of a table, keys included."""
+    if isinstance(table, dict):
+        table = [*table.keys(), *table.values()]
+    if isinstance(table, list):
+        for item in table:
+            yield from leaves(item)
+    else:
+        yield table
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "tools/embedded").rglob("*.yaml")), ids=lambda file: file.stem)
+def test_every_word_of_a_table_is_text(file: Path) -> None:
+    """YAML takes an unquoted no, on or null for something else than a word; only years of birth are numbers."""
+    expected = {str, int} if file.stem == "humanities" else {str}
+    assert {type(leaf) for leaf in leaves(tables(str(file)))} == expected
+
+
+@pytest.mark.parametrize("rows", [qa.COUNTRIES, humanities.PEOPLE, roleplay.ROLES, stem.TOPICS, writing.KINDS])
+def test_every_row_of_a_table_has_the_same_columns(rows: dict[str, list[object]]) -> None:
+    """A comma too many in a row would shift the facts."""
+    assert len(rows) > 1 and len({len(row) for row in rows.values()}) == 1
 
 
 # --- the corpus and the sample

@@ -3,26 +3,13 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 from tools.embedded.dialogue import Dialogue, pick
+from tools.embedded.words import tables
 
 # person: year of birth, country, profession, deed, effect
-PEOPLE = {
-    "Gutenberg": (1400, "Germany", "printer", "printed books with movable type", "books became cheap"),
-    "Plato": (-428, "Greece", "philosopher", "founded a school in Athens", "people still study his dialogues"),
-    "Shakespeare": (1564, "England", "writer", "wrote plays such as Hamlet", "the stage became popular"),
-    "Mozart": (1756, "Austria", "composer", "wrote operas and symphonies", "his music is played everywhere"),
-    "Napoleon": (1769, "France", "general", "led an army across Europe", "many laws were changed"),
-    "Gandhi": (1869, "India", "lawyer", "led a movement without violence", "his country became free"),
-    "Columbus": (1451, "Italy", "sailor", "crossed the Atlantic", "two worlds came into contact"),
-    "Picasso": (1881, "Spain", "painter", "painted Guernica", "modern art found new forms"),
-    "Newton": (1643, "England", "scientist", "described the laws of motion", "physics became exact"),
-    "Goethe": (1749, "Germany", "poet", "wrote the play Faust", "his verses are known by heart"),
-    "Lincoln": (1809, "America", "president", "ended slavery in his country", "millions became free"),
-    "Darwin": (1809, "England", "scientist", "wrote about the origin of species", "biology changed forever"),
-    "Tolstoy": (1828, "Russia", "writer", "wrote War and Peace", "novels became deeper"),
-    "Confucius": (-551, "China", "philosopher", "taught about duty and family", "his words shaped an empire"),
-}  # fmt: skip
+PEOPLE: dict[str, list[Any]] = tables(__file__)
 ASKS = [
     "Compare {a} and {b}.",
     "Who were {a} and {b}, and what did they do?",

@@ -5,34 +5,10 @@ from __future__ import annotations
 import random
 
 from tools.embedded.dialogue import Dialogue
+from tools.embedded.words import tables
 
 # country: capital, continent, language, currency, known for
-COUNTRIES = {
-    "Peru": ("Lima", "South America", "Spanish", "sol", "the ruins of Machu Picchu"),
-    "Kenya": ("Nairobi", "Africa", "Swahili", "shilling", "its lions and wide parks"),
-    "Norway": ("Oslo", "Europe", "Norwegian", "krone", "its deep fjords"),
-    "Japan": ("Tokyo", "Asia", "Japanese", "yen", "Mount Fuji and fast trains"),
-    "Egypt": ("Cairo", "Africa", "Arabic", "pound", "the pyramids by the Nile"),
-    "Brazil": ("Brasilia", "South America", "Portuguese", "real", "the Amazon forest"),
-    "Canada": ("Ottawa", "North America", "English", "dollar", "its lakes and maple trees"),
-    "India": ("Delhi", "Asia", "Hindi", "rupee", "the Taj Mahal"),
-    "Greece": ("Athens", "Europe", "Greek", "euro", "its old temples and islands"),
-    "Mexico": ("Mexico City", "North America", "Spanish", "peso", "the temples of the Maya"),
-    "Poland": ("Warsaw", "Europe", "Polish", "zloty", "the old town of Krakow"),
-    "Turkey": ("Ankara", "Asia", "Turkish", "lira", "the markets of Istanbul"),
-    "Thailand": ("Bangkok", "Asia", "Thai", "baht", "its beaches and golden temples"),
-    "Morocco": ("Rabat", "Africa", "Arabic", "dirham", "the markets of Marrakesh"),
-    "Iceland": ("Reykjavik", "Europe", "Icelandic", "krona", "its volcanoes and hot springs"),
-    "Chile": ("Santiago", "South America", "Spanish", "peso", "the Atacama desert"),
-    "Vietnam": ("Hanoi", "Asia", "Vietnamese", "dong", "the islands of Halong Bay"),
-    "Ghana": ("Accra", "Africa", "English", "cedi", "its gold and cocoa"),
-    "Portugal": ("Lisbon", "Europe", "Portuguese", "euro", "its port wine and blue tiles"),
-    "Austria": ("Vienna", "Europe", "German", "euro", "the music of Mozart"),
-    "Cuba": ("Havana", "North America", "Spanish", "peso", "its old cars and music"),
-    "Nepal": ("Kathmandu", "Asia", "Nepali", "rupee", "Mount Everest"),
-    "Ireland": ("Dublin", "Europe", "English", "euro", "its green hills"),
-    "Australia": ("Canberra", "Oceania", "English", "dollar", "kangaroos and the Sydney opera"),
-}
+COUNTRIES: dict[str, list[str]] = tables(__file__)
 FACTS = [
     "The capital of {c} is {0}.",
     "{c} is a country in {1}.",

@@ -5,91 +5,10 @@ from __future__ import annotations
 import random
 
 from tools.embedded.dialogue import Dialogue, pick
-from tools.embedded.words import CITIES, FIRST_NAMES
+from tools.embedded.words import CITIES, FIRST_NAMES, tables
 
 # role: call, place of work, tool, loves, fears, advice
-ROLES = {
-    "ship captain": (
-        "Ahoy",
-        "on the open sea",
-        "compass",
-        "the salty wind",
-        "a silent storm",
-        "never sail without a map",
-    ),
-    "chef": (
-        "Welcome",
-        "in a hot kitchen",
-        "sharp knife",
-        "the smell of fresh bread",
-        "burned soup",
-        "taste before you serve",
-    ),
-    "detective": (
-        "Well, well",
-        "in dark streets",
-        "magnifying glass",
-        "a good riddle",
-        "a case without a clue",
-        "look twice at every door",
-    ),
-    "knight": (
-        "Hail",
-        "at the royal castle",
-        "silver sword",
-        "honor and courage",
-        "a broken promise",
-        "be brave and polite",
-    ),
-    "robot": (
-        "Beep",
-        "in a bright factory",
-        "metal arm",
-        "clean numbers",
-        "rust and rain",
-        "charge your battery at night",
-    ),
-    "gardener": (
-        "Good morning",
-        "in a large garden",
-        "green watering can",
-        "the first roses",
-        "a late frost",
-        "water the roots and not the leaves",
-    ),
-    "wizard": (
-        "Greetings",
-        "in a tall tower",
-        "crooked wand",
-        "old books",
-        "a spell that goes wrong",
-        "read the last page first",
-    ),
-    "astronaut": (
-        "Hello from space",
-        "in a space station",
-        "oxygen mask",
-        "the blue Earth",
-        "a hole in the suit",
-        "check every button twice",
-    ),
-    "pirate": (
-        "Arr",
-        "on a black ship",
-        "golden telescope",
-        "hidden treasure",
-        "the royal navy",
-        "share your gold with the crew",
-    ),
-    "teacher": (
-        "Good day",
-        "in a small school",
-        "piece of chalk",
-        "curious children",
-        "a silent classroom",
-        "ask when you do not understand",
-    ),
-}
+ROLES: dict[str, list[str]] = tables(__file__)
 ASKS = [
     "Pretend to be {name}, a {role} from {city}. Introduce yourself.",
     "You are now a {role} from {city} and your name is {name}. Tell me about yourself.",

@@ -5,40 +5,11 @@ from __future__ import annotations
 import random
 
 from tools.embedded.dialogue import Dialogue
-from tools.embedded.words import CITIES, DAYS, FIRST_NAMES, LAST_NAMES
+from tools.embedded.words import CITIES, DAYS, FIRST_NAMES, LAST_NAMES, tables
 
-LEADS = [
-    "The city of {city} opened a new {building} near the {place} on {day}.",
-    "Mayor {person} said on {day} that the {building} in {city} will close.",
-    "A storm hit {city} on {day} and damaged the {building} by the {place}.",
-    "Workers in {city} found an old {thing} under the {building} on {day}.",
-    "{person} won the {city} {event} on {day} and received a {thing}.",
-    "The {building} in {city} was sold to {person} for {number} million dollars.",
-    "More than {number} people joined the {event} at the {place} in {city}.",
-    "Police in {city} are looking for a {thing} that vanished from the {building}.",
-    "The artist {person} gave a {thing} to the {building} in {city} on {day}.",
-    "A group of {number} students from {city} built a {thing} for the {place}.",
-]
-DETAILS = [
-    "Nobody was hurt.",
-    "{first} from {city} watched it with {number} friends.",
-    "The weather on {day} was cold and wet.",
-    "The {place} stays open until {day}.",
-    "Many families brought a {thing} from home.",
-    "It cost about {number} thousand dollars.",
-    "{first} called it a good day for {city}.",
-    "The plan took {number} years.",
-    "There were {number} letters about the {thing}.",
-    "A second {event} is planned for {day}.",
-    "Some people in {city} were not happy.",
-    "The {building} is {number} years old.",
-]
-SLOTS = {
-    "building": ["library", "museum", "school", "station", "theater", "hospital", "bakery", "tower", "hotel", "bridge"],
-    "place": ["river", "park", "harbor", "market", "garden", "lake", "forest", "square"],
-    "thing": ["painting", "bell", "boat", "clock", "statue", "piano", "coin", "lamp", "map", "robot"],
-    "event": ["festival", "race", "concert", "parade", "contest", "fair"],
-}
+LEADS: list[str] = tables(__file__)["leads"]
+DETAILS: list[str] = tables(__file__)["details"]
+SLOTS: dict[str, list[str]] = tables(__file__)["slots"]
 
 
 def fill(rng: random.Random, template: str) -> str:

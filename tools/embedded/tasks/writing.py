@@ -5,46 +5,10 @@ from __future__ import annotations
 import random
 
 from tools.embedded.dialogue import Dialogue, pick
-from tools.embedded.words import CITIES, DAYS, FIRST_NAMES
+from tools.embedded.words import CITIES, DAYS, FIRST_NAMES, tables
 
 # kind: the sentences of its text
-KINDS = {
-    "a postcard": [
-        "Dear {to}, I send you greetings from {city}.",
-        "The weather is {mood} and I walk through the old streets every day.",
-        "On {day} I visited the museum and bought a {thing} for you.",
-        "The food is wonderful and the people are kind.",
-        "I will come home soon and tell you everything. Your friend, {by}.",
-    ],
-    "an invitation": [
-        "Dear {to}, I would like to invite you to my party in {city}.",
-        "We meet on {day} at my house, and it will be a {mood} evening.",
-        "There will be music, good food and a small game.",
-        "Please bring a {thing} and your best smile.",
-        "I hope that you can come. Best wishes, {by}.",
-    ],
-    "a short story": [
-        "Once upon a time {by} lived in {city} and had a {thing}.",
-        "One {mood} {day} the {thing} was gone.",
-        "{by} asked {to}, who lived next door, for help.",
-        "Together they looked in every street and under every bridge.",
-        "In the end {to} found the {thing}, and they were friends forever.",
-    ],
-    "a business email": [
-        "Dear {to}, thank you for your message from {day}.",
-        "Our office in {city} has checked the {thing} that you ordered.",
-        "The result of the test was {mood}, and we are ready to send it.",
-        "Please tell us your address and the best time.",
-        "We look forward to your answer. Kind regards, {by}.",
-    ],
-    "a review": [
-        "{by} visited the new shop of {to} in {city} on {day}.",
-        "The first impression was {mood}, and the rooms were clean.",
-        "The best part was a {thing} in the window.",
-        "The prices are fair and the service is quick.",
-        "I would go there again and tell my friends about it.",
-    ],
-}
+KINDS: dict[str, list[str]] = tables(__file__)
 ASKS = [
     "Write {kind} from {by} to {to} about {city}. It should mention {day}, a {thing} and the word {mood}.",
     "Please write {kind}. Use the names {by} and {to}, the city {city}, the day {day}, a {thing} and the word {mood}.",
