@@ -87,7 +87,7 @@ class Spine(TokenRecycling):
         A child of a spine node is one of its candidates other than the spine's next token, which stands there already.
         """
         now, cells, matrix = self._now, self._now.cells, self.matrix
-        self._line[:1] = root
+        self._cells[:1] = fastest(root)
         line = self._cells[: 1 + now.spine]  # (1 + L,)
         cells[now.spine_nodes] = line
         for generation, (nodes, parents, ranks) in enumerate(now.generations):

@@ -9,6 +9,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from ..decoding import DeviceDrafter, Draft, Tree, Verification
+from ..decoding.devices import fastest
 from ..errors import UserError
 from .carried_text import CarriedText, ReadingSession
 from .suffix_automaton import SuffixAutomaton
@@ -66,7 +67,7 @@ class Suffix(DeviceDrafter):
         return SuffixSession(self)
 
     def grow(self, root: torch.Tensor) -> torch.Tensor:
-        self.line[:1] = root
+        fastest(self.line)[:1] = fastest(root)
         return self.line[: len(self.tree)]
 
     def reset(self) -> None:

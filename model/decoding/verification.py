@@ -48,11 +48,11 @@ def standing(tree: Tree, tokens: Any, choices: Any) -> tuple[Any, Any]:
         tokens, choices: int64 (n,), both tensors on the tree's device or, on the CPU, both NumPy's.
 
     Returns:
-        Which nodes stand, bool (n,); the deepest of them, the first in breadth-first order, (1,). Of the same kind.
+        Which nodes stand, bool (n,); and their depths, 0 for the others, (n,): the first of the greatest is accepted.
     """
     parents, missing, depths = tree.of_kind(tokens)
-    stands = ((tokens == choices[parents]) | missing).all(-1)  # (n, n) -> (n,): the node and all its ancestors match
-    return stands, (depths * stands).argmax(-1, keepdims=True)
+    stands = ((tokens == choices.take(parents)) | missing).all(-1)  # (n, n) -> (n,): the node and all above it match
+    return stands, depths * stands
 
 
 def verify(draft: Draft, choices: torch.Tensor) -> Verification:
@@ -65,13 +65,15 @@ def verify(draft: Draft, choices: torch.Tensor) -> Verification:
         choices: int64 (n,), the token that the target picks after each node: the arg-max of its logits, decoding
             greedily.
     """
-    tree, picked = draft.tree, fastest(choices)
+    tree = draft.tree
     if len(tree) == 1:  # plain decoding: there is nothing to look at
         return Verification(draft, choices, tree.ancestors[0], 0, choices.tolist())
-    stands, winner = standing(tree, fastest(draft.tokens), picked)
+    picked = fastest(choices)
+    stands, reached = standing(tree, fastest(draft.tokens), picked)
     if picked is not choices:
-        node = int(winner[0])
+        node = int(reached.argmax())
         return Verification(draft, choices, torch.from_numpy(stands), node, picked[tree.chain_of[node]].tolist())
+    winner = reached.argmax(keepdim=True)  # of one dimension: an index of none would be read on the host
     return told(draft, choices, stands, torch.cat((winner, choices[tree.paths.index_select(0, winner)[0]])))
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from ..decoding import DeviceDrafter, Tree
+from ..decoding.devices import fastest
 from ..decoding.tree import RankPath
 
 
@@ -36,5 +37,5 @@ class LayoutDrafter(DeviceDrafter):
         self.tree, self._tokens = layout.tree, layout.tokens
 
     def grow(self, root: torch.Tensor) -> torch.Tensor:
-        self._tokens[:1] = root
+        fastest(self._tokens)[:1] = fastest(root)
         return self._tokens

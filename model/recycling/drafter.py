@@ -83,7 +83,7 @@ class TokenRecycling(DeviceDrafter):
 
     def grow(self, root: torch.Tensor) -> torch.Tensor:
         """Grow the tree level by level: token(node) = M[token(parent), rank(node)] (paper, 3.2)."""
-        self._tokens[:1] = root
+        self._cells[:1] = fastest(root)
         for level, parents, ranks in self._levels:
             level[:] = self.matrix.look_up(self._cells[parents], ranks)
         return self._tokens
