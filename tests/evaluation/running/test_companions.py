@@ -19,7 +19,7 @@ from model.errors import UserError
 from tests.evaluation.made_runs import answer, made
 from tests.evaluation.test_errors import check
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def composed(*overrides):

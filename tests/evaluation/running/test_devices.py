@@ -25,7 +25,7 @@ from tests.checkpoint import write_checkpoint
 from tests.evaluation.running.test_run import core
 from tests.evaluation.test_errors import check
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 METHODS = ("vanilla", "recycling")
 
 
@@ -192,7 +192,7 @@ def test_a_failure_arrives_from_another_process():
 
 
 def test_a_second_run_waits_for_the_device(evaluate, monkeypatch, tmp_path):
-    release = threading.Timer(0.5, locks._lock("cpu").close)
+    release = threading.Timer(0.5, locks._try_lock("cpu").close)
     tell = locks._tell
     monkeypatch.setattr(locks, "_tell", lambda what: (tell(what), release.start()))  # let go when the other one waits
     outcome = evaluate("bench.end=1", "method=vanilla", "model.device=cpu", f"run_dir={tmp_path / 'run'}")

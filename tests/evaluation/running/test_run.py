@@ -14,7 +14,7 @@ import pytest
 
 from tests.evaluation.conftest import CATEGORIES, answers_in
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def core(rows):

@@ -24,7 +24,7 @@ from hydra_plugins.sweep_per_method import BASIC, applicable, command, find_in, 
 from model.errors import UserError
 from tests.evaluation.conftest import answers_in
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 EXPERIMENTS = sorted(p.stem for p in (ROOT / "configs/experiment").glob("*.yaml"))
 
 

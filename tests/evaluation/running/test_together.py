@@ -19,7 +19,7 @@ from model.decoding import Target
 from model.errors import UserError
 from tests.evaluation.running.test_run import core
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 SWEEP = ("-m", "method=hf,vanilla,pld,recycling", "start=cold,hot,category", "bench.end=4", "max_new_tokens=16")
 
 
