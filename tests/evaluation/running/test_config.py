@@ -1,4 +1,4 @@
-"""What is told of a configuration before anything is loaded; what is right stays as it is, and so do keys of one's own."""
+"""What is told of a configuration before anything is loaded; what is right stays as it is, as do keys of one's own."""
 
 from collections.abc import Sequence
 from pathlib import Path
