@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from evaluation.records import questions
 from evaluation.records.questions import read_questions
+from evaluation.running import bench
 from evaluation.running.bench import load_bench
 from model.errors import UserError
 
@@ -72,7 +72,7 @@ def test_missing_or_empty_file(tmp_path):
 
 
 def test_fetched_once_and_only_with_the_right_hash(tmp_path, monkeypatch):
-    monkeypatch.setattr(questions, "ROOT", tmp_path)
+    monkeypatch.setattr(bench, "ROOT", tmp_path)
     source = write(tmp_path / "source.jsonl", GOOD)
     digest = hashlib.sha256(source.read_bytes()).hexdigest()
     here = tmp_path / "data" / "question.jsonl"
@@ -88,6 +88,6 @@ def test_fetched_once_and_only_with_the_right_hash(tmp_path, monkeypatch):
 
 
 def test_no_network_says_what_to_do(tmp_path, monkeypatch):
-    monkeypatch.setattr(questions, "ROOT", tmp_path)
+    monkeypatch.setattr(bench, "ROOT", tmp_path)
     with pytest.raises(UserError, match=r"cannot fetch http://127.0.0.1:9/x .*bench.path="):
         load_bench("x", str(tmp_path / "q.jsonl"), url="http://127.0.0.1:9/x", sha256="0" * 64)

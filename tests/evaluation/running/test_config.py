@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Optional
+from typing import Any, Literal, Optional
 
 import pytest
 from hydra import compose, initialize_config_dir
@@ -12,9 +12,6 @@ from evaluation import prefetch
 from evaluation.running import config
 from evaluation.running.config import check, checked
 from model.errors import UserError
-
-if TYPE_CHECKING:
-    from nowhere import Nothing
 
 ROOT = Path(__file__).resolve().parents[3]
 CHOICES = [path for path in sorted((ROOT / "configs").glob("*/*.yaml")) if path.parent.name != "launcher"]
@@ -76,7 +73,7 @@ def test_what_fits():
 
 
 def test_a_type_for_type_checkers_alone_hides_no_name():
-    def drafter(one: "Nothing", two: "int" = 2) -> None: ...
+    def drafter(one: "Nothing", two: "int" = 2) -> None: ...  # noqa: F821
 
     check({"one": "x", "two": "cannot be known"}, drafter)
     with pytest.raises(UserError, match="three: no such setting; drafter has one, two"):
