@@ -25,7 +25,7 @@ from .model_settings import ModelSettings
 from .models import forget_model
 from .processes import local_rank, local_world_size, meet
 
-AGAIN = 0.5  # seconds between two looks for a free device
+AGAIN = 0.05  # seconds between two looks for a free device: short, so that who runs one after the other lets others in
 
 _held: dict[str, BinaryIO | None] = {}  # by a device's name; None where another rank of this host holds it for all
 _inside, _met = 0, 0
