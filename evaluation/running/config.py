@@ -5,12 +5,9 @@ Which settings there are, of which types, and which may be left out: the signatu
 
 from __future__ import annotations
 
-import difflib
-import inspect
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -20,9 +17,8 @@ from model.recycling import build_template
 from .bench import load_bench
 from .companions import make_ready
 from .model_settings import ModelSettings
+from .signatures import check
 
-WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
-WORDS |= {list: "a list as [a,b]", dict: "a mapping", NoneType: "null"}
 GROUPS: dict[str, Callable[..., Any]] = {"model": ModelSettings, "bench": load_bench, "tree": build_template}
 LEAST = {"max_new_tokens": 1, "num_choices": 1, "repeats": 1, "repeat": 0}
 
@@ -59,7 +55,7 @@ def checked(cfg: DictConfig) -> dict[str, Any]:
     config: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)  # type: ignore[assignment]
     check(config, Settings, own=True)
     check_groups(config)
-    for key in {"name", "drafter"} - config["method"].keys():
+    for key in sorted({"name", "drafter"} - config["method"].keys()):
         raise UserError(f"method.{key}: a method needs this setting")
     for key, least in LEAST.items():
         if config[key] is not None and config[key] < least:
@@ -73,57 +69,5 @@ def checked(cfg: DictConfig) -> dict[str, Any]:
 
 def check_groups(config: dict[str, Any]) -> None:
     """`check` of those groups that are given, but of a method's settings, which are its drafter's."""
-    for group in GROUPS.keys() & config.keys():
+    for group in sorted(GROUPS.keys() & config.keys()):
         check(config[group], GROUPS[group], f"{group}.", without=("k",))  # the method's, where a tree takes it
-
-
-def check(
-    given: dict[str, Any], taker: Callable[..., Any], place: str = "", without: Collection[str] = (), own: bool = False
-) -> None:
-    """Refuse settings that `taker` does not take, that its annotations do not allow, or that it misses.
-
-    Args:
-        place: where they stand.
-        without: parameters of `taker` that are none of the settings.
-        own: others may stand there, too, from which these are interpolated, but no slip of the pen.
-
-    Raises:
-        UserError: says which, and what there is.
-    """
-    try:
-        signature = inspect.signature(taker, eval_str=True)
-    except NameError:  # of a type that is imported for type checkers alone
-        signature = inspect.signature(taker)
-    takes = {key: parameter for key, parameter in signature.parameters.items() if key not in without}
-    for key, value in given.items():
-        if key in takes:
-            if not _fits(value, takes[key]) and (key != "name" or not isinstance(value, int | float)):  # name=2026
-                raise UserError(f"{place}{key}={value}: {_in_words(takes[key])}")
-            continue
-        near = difflib.get_close_matches(key, takes, 1, 0.75)
-        if not own or (near and _fits(value, takes[near[0]])):
-            meant = f"did you mean {near[0]}?" if near else f"{taker.__name__} has {', '.join(takes) or 'none'}"
-            raise UserError(f"{place}{key}: no such setting; {meant}")
-    for key, parameter in takes.items():
-        if parameter.default is parameter.empty and key not in given:
-            raise UserError(f"{place}{key}: {taker.__name__ if place else 'a run'} needs this setting")
-
-
-def _kinds(annotation: Any) -> list[Any]:
-    """What an annotation allows: types, and the texts of a Literal; `object` is what no configuration can hold."""
-    origin = get_origin(annotation) or annotation
-    if origin in (UnionType, Union):
-        return [kind for part in get_args(annotation) for kind in _kinds(part)]
-    if origin is Literal:
-        return list(get_args(annotation))
-    return [list if origin in (Sequence, tuple) else origin if origin in [*WORDS] else object]
-
-
-def _fits(value: Any, parameter: inspect.Parameter) -> bool:
-    kinds = _kinds(parameter.annotation)
-    return object in kinds or type(value) in kinds or value in kinds or (type(value) is int and float in kinds)
-
-
-def _in_words(parameter: inspect.Parameter) -> str:
-    words = [WORDS.get(kind, kind) for kind in _kinds(parameter.annotation)]
-    return f"use one of {', '.join(words)}" if words[0] not in WORDS.values() else f"must be {' or '.join(words)}"

@@ -21,8 +21,8 @@ from model.recycling import TokenRecycling, build_template
 from model.recycling.auto import AutoRecycling
 
 from .companions import make_ready, where
-from .config import check
 from .models import LoadedModel
+from .signatures import check
 from .step_times import step_seconds
 
 COLD, HOT, CATEGORY = "cold", "hot", "category"

@@ -24,12 +24,12 @@ from model.files import located
 
 from ..records.provenance import describe_device
 from . import hub
-from .config import check
 from .conversation import DEFAULT, choose_template
 from .devices import check_placement, choose_device, place, placement
 from .errors import one_line
 from .model_settings import ModelSettings
 from .processes import world_size
+from .signatures import check
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 SPECIAL_IDS = ("eos_token_id", "pad_token_id", "bos_token_id")  # what a generation config says of the tokenizer

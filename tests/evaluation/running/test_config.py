@@ -10,7 +10,8 @@ from omegaconf import OmegaConf
 
 from evaluation import prefetch
 from evaluation.running import config
-from evaluation.running.config import check, checked
+from evaluation.running.config import checked
+from evaluation.running.signatures import check
 from model.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[3]
