@@ -11,6 +11,8 @@ import json
 import random
 from pathlib import Path
 
+from model.files import write_text
+
 FILE = Path(__file__).resolve().parent.parent / "data/novelty/question.jsonl"
 ONSETS = [
     "b",
@@ -109,8 +111,7 @@ def questions(seed: int = 11) -> list[dict[str, object]]:
 
 
 def main() -> None:
-    FILE.parent.mkdir(parents=True, exist_ok=True)
-    FILE.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in questions()), encoding="utf-8")
+    write_text(FILE, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in questions()))
     print(FILE)
 
 

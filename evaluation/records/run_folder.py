@@ -6,7 +6,6 @@ flushed to the disk. So whatever line is there, its state is there too, and a ru
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import lock_descriptor
 
 from model.errors import UserError
 from model.files import PARTIAL, load_state, save_state, write_json
@@ -41,12 +41,8 @@ class AnswerStore:
         """Hold the directory for one process. Raises UserError if another one is at work in it."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / "run.lock").open("a") as handle:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise UserError(
-                    f"{self.folder}: another run is at work in this directory; wait for it or stop it"
-                ) from None
+            if not lock_descriptor(handle.fileno(), blocking=False):
+                raise UserError(f"{self.folder}: another run is at work in this directory; wait for it or stop it")
             yield
 
     def begin(self, metadata: dict[str, Any], mixed: bool = False) -> dict[Any, Row]:

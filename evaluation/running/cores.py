@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import os
 import time
-from pathlib import Path
 
-STAT = Path("/proc/stat")
+import psutil
+
+WORK = ("user", "nice", "system", "irq", "softirq")  # neither idle, nor waiting for a disk, nor stolen by a host
 
 
 def cores_busy(seconds: float = 0.2) -> float | None:
-    """Cores that other processes keep busy while this one sleeps; None where the system does not say (not Linux)."""
-    before = _busy_ticks()
-    time.sleep(seconds)
-    after = _busy_ticks()
-    if before is None or after is None:
-        return None
-    return (after - before) / os.sysconf("SC_CLK_TCK") / seconds
-
-
-def _busy_ticks() -> int | None:
-    """Ticks since the start that any core has spent on work."""
+    """Cores that other processes keep busy while this one sleeps; None where the system does not say."""
     try:
-        user, nice, system, _, _, *interrupts = map(int, STAT.read_text().split("\n", 1)[0].split()[1:8])
-    except (OSError, ValueError):
+        before = _busy_seconds()
+        time.sleep(seconds)
+        return (_busy_seconds() - before) / seconds
+    except (OSError, ValueError, TypeError):
         return None
-    return user + nice + system + sum(interrupts)
+
+
+def _busy_seconds() -> float:
+    """Since the start, of all cores together, on work."""
+    times = psutil.cpu_times()
+    return sum(getattr(times, kind, 0.0) for kind in WORK)

@@ -11,8 +11,6 @@ from model.errors import UserError
 from .model_settings import ModelSettings
 from .processes import local_world_size, world_size
 
-DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
-
 
 def choose_device(name: str) -> torch.device:
     """`auto` is CUDA where there is one, else the CPU. Which of several GPUs, `locks.exclusive` says."""
@@ -42,12 +40,6 @@ def check_placement(settings: ModelSettings) -> None:
     given, parallel, processes = settings.device_map, settings.tensor_parallel, world_size()
     if given is not None and settings.device != "auto":
         raise UserError(f"model.device={settings.device} and model.device_map={given}: give one of the two")
-    if isinstance(given, str) and given not in DEVICE_MAPS:
-        raise UserError(
-            f"model.device_map={given}: unknown; use null, {', '.join(DEVICE_MAPS)} or a map MODULE: DEVICE"
-        )
-    if not isinstance(parallel, bool):
-        raise UserError(f"model.tensor_parallel={parallel}: must be true or false")
     if parallel and (given is not None or settings.device != "auto"):
         raise UserError(
             "model.tensor_parallel=true places the model itself; leave out model.device and model.device_map"

@@ -1,14 +1,12 @@
 """No two timed runs share a device: whoever has weights on one holds its lock, and the next run waits or takes another.
 
-The locks are flock()s on files in the temporary folder: the system lets go of them when the process ends, however it
+The locks are the system's own on files in the temporary folder: it lets go of them when the process ends, however it
 ends.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import fcntl
-import os
 import platform
 import re
 import sys
@@ -20,13 +18,14 @@ from pathlib import Path
 from typing import BinaryIO
 
 import torch
+from filelock import lock_descriptor
 
 from .devices import check_placement, choose_device
 from .model_settings import ModelSettings
 from .models import forget_model
 from .processes import local_rank, local_world_size, meet
 
-AGAIN = 0.5  # seconds between two looks for a free GPU
+AGAIN = 0.05  # seconds between two looks for a free device: short, so that who runs one after the other lets others in
 
 _held: dict[str, BinaryIO | None] = {}  # by a device's name; None where another rank of this host holds it for all
 _inside, _met = 0, 0
@@ -62,7 +61,10 @@ def exclusive(settings: ModelSettings) -> Iterator[ModelSettings]:
         if not names <= _held.keys():
             _let_go()  # all of them, so that of two runs that move neither waits for what the other holds
             for name in sorted(names):
-                _held[name] = _lock(name) if local_rank() == 0 else None
+                if local_rank() == 0:
+                    _hold(name)
+                else:
+                    _held[name] = None
         _met += 1
         meet(f"devices/{_met}")
         yield settings
@@ -92,21 +94,11 @@ def _chosen(settings: ModelSettings) -> tuple[ModelSettings, set[str]]:
 
 def _first_free(devices: list[torch.device]) -> torch.device:
     """The GPU that this process holds already, else the first that nobody holds; waits until there is one."""
-    for device in devices:
-        if _identity(device) in _held:
-            return device
+    names = {_identity(device): device for device in devices}
+    if held := [name for name in names if name in _held]:
+        return names[held[0]]
     _let_go()
-    told = False
-    while True:
-        for device in devices:
-            handle = _try_lock(_identity(device))
-            if handle is not None:
-                _held[_identity(device)] = handle
-                return device
-        if not told:
-            _tell(f"any of {len(devices)} GPUs" if len(devices) > 1 else _identity(devices[0]))
-            told = True
-        time.sleep(AGAIN)
+    return names[_hold(*names)]
 
 
 def _identity(device: torch.device) -> str:
@@ -117,36 +109,32 @@ def _identity(device: torch.device) -> str:
     return f"cuda-{getattr(torch.cuda.get_device_properties(index), 'uuid', index)}"
 
 
-def _lock(name: str) -> BinaryIO:
-    """Hold a device, however long that takes."""
-    handle = _opened(name)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        _tell(name)
-        fcntl.flock(handle, fcntl.LOCK_EX)
-    return handle
+def _hold(*names: str) -> str:
+    """Hold whichever of these devices is free first, however long that takes; gives its name."""
+    told = False
+    while True:
+        for name in names:
+            if handle := _try_lock(name):
+                _held[name] = handle
+                return name
+        if not told:
+            _tell(f"any of {len(names)} GPUs" if len(names) > 1 else names[0])
+            told = True
+        time.sleep(AGAIN)
 
 
 def _try_lock(name: str) -> BinaryIO | None:
-    """Hold a device if nobody else does."""
-    handle = _opened(name)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        handle.close()
-        return None
-    return handle
+    """Lock a device if nobody else does."""
+    path = Path(tempfile.gettempdir()) / re.sub(r"[^\w.-]", "_", f"token-recycling-{platform.node()}-{name}.lock")
+    with suppress(FileExistsError):  # made once, by whoever comes first; others may be other users: read-only is enough
+        path.open("xb").close()
+        path.chmod(0o644)
+    handle = path.open("rb")
+    if lock_descriptor(handle.fileno(), blocking=False):
+        return handle
+    handle.close()
+    return None
 
 
 def _tell(what: str) -> None:
     print(f"waiting: another run is being timed on {what}; this one starts when it is done", file=sys.stderr)
-
-
-def _opened(name: str) -> BinaryIO:
-    path = Path(tempfile.gettempdir()) / re.sub(r"[^\w.-]", "_", f"token-recycling-{platform.node()}-{name}.lock")
-    with suppress(FileExistsError):  # made once, by whoever comes first; others may be other users: read-only is enough
-        made = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDONLY, 0o644)
-        os.fchmod(made, 0o644)
-        os.close(made)
-    return path.open("rb")

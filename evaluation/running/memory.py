@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import resource
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import torch
 
 from model.decoding import Target
@@ -72,5 +72,9 @@ def _resident_peak() -> int:
     with suppress(OSError, StopIteration):
         lines = _STATUS.read_text(encoding="ascii", errors="replace").splitlines()
         return 1024 * int(next(line for line in lines if line.startswith("VmHWM:")).split()[1])
+    if sys.platform == "win32":
+        return int(psutil.Process().memory_info().peak_wset)
+    import resource  # not on Windows
+
     scale = 1 if sys.platform == "darwin" else 1024  # macOS counts bytes
     return scale * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -22,6 +22,7 @@ from model.recycling.auto import AutoRecycling
 
 from .companions import make_ready, where
 from .models import LoadedModel
+from .signatures import check
 from .step_times import step_seconds
 
 COLD, HOT, CATEGORY = "cold", "hot", "category"
@@ -108,6 +109,7 @@ def build_method(loaded: LoadedModel, method: dict[str, Any], tree: dict[str, An
             "eos": loaded.eos,
             "target": target,
         }
+        check(own, factory, "method.", without={*given, "tree"} - own.keys())
         if "tree" in inspect.signature(factory).parameters:
             if tree["name"] == AUTO:
                 factory = _auto(factory, loaded, tree, own)
@@ -150,17 +152,11 @@ def _locate(source: Any) -> Callable[..., Any]:
 def _make(factory: Callable[..., Any], own: dict[str, Any], given: dict[str, Any]) -> Drafter:
     """Call it with its own settings and what it asks for by name."""
     takes = inspect.signature(factory).parameters
-    for key in own:
-        if key not in takes:
-            raise UserError(f"method.{key}: {factory.__name__} has no such setting; it has {', '.join(takes)}")
     arguments = {key: value for key, value in given.items() if key in takes} | own
     if "dtype" in own:
         if own["dtype"] not in DTYPES:
             raise UserError(f"method.dtype={own['dtype']}: the matrix is int64 or int32")
         arguments["dtype"] = DTYPES[own["dtype"]]
-    for key, parameter in takes.items():
-        if parameter.default is parameter.empty and key not in arguments:
-            raise UserError(f"method.{key}: {factory.__name__} needs this setting")
     drafter = factory(**arguments)
     if not isinstance(drafter, Drafter):
         raise UserError(f"method.drafter: {factory.__name__} does not make a drafter (model.decoding.Drafter)")

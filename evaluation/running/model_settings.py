@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 
 @dataclass(frozen=True)
@@ -13,14 +13,14 @@ class ModelSettings:
     name: str
     path: str
     revision: str | None = None
-    dtype: str = "auto"
+    dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
     device: str = "auto"
-    device_map: str | dict[str, Any] | None = None
+    device_map: Literal["auto", "balanced", "balanced_low_0", "sequential"] | dict[str, Any] | None = None
     tensor_parallel: bool = False
     template: str | None = None
     context: int | None = None
-    attention: str = "sdpa"
-    linear: str = "auto"
+    attention: Literal["sdpa", "eager", "tree"] = "sdpa"
+    linear: Literal["auto", "packed", "stock"] = "auto"
     allow_pickle: bool = False
     trust_remote_code: bool = False
 

@@ -29,10 +29,9 @@ from .devices import check_placement, choose_device, place, placement
 from .errors import one_line
 from .model_settings import ModelSettings
 from .processes import world_size
+from .signatures import check
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-ATTENTION = ("sdpa", "eager", "tree")
-LINEAR = ("auto", "packed", "stock")
 SPECIAL_IDS = ("eos_token_id", "pad_token_id", "bos_token_id")  # what a generation config says of the tokenizer
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
@@ -95,7 +94,6 @@ def random_model(shape: str, settings: ModelSettings) -> LoadedModel:
     """
     if shape not in SHAPES:
         raise UserError(f"--shape {shape}: unknown; use {', '.join(SHAPES)}")
-    _check_kernels(settings)
     device = _placed(settings)
     dtype = choose_dtype(settings.dtype, device)
     torch.manual_seed(0)
@@ -107,6 +105,7 @@ def random_model(shape: str, settings: ModelSettings) -> LoadedModel:
 
 def _placed(settings: ModelSettings) -> torch.device:
     """The device; a GPU becomes the current one, where streams, captured graphs and kernels of our own go."""
+    check(vars(settings), ModelSettings, "model.")  # before weights are read, which can take minutes
     device = choose_device(settings.device)
     if settings.device != "auto" and device.type == "cuda":
         torch.cuda.set_device(device)
@@ -117,8 +116,6 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
     """`auto` is float16 on an accelerator, as in the paper, and float32 on the CPU."""
     if name == "auto":
         return torch.float32 if device.type == "cpu" else torch.float16
-    if name not in DTYPES:
-        raise UserError(f"model.dtype={name}: unknown dtype; use auto, {', '.join(DTYPES)}")
     return DTYPES[name]
 
 
@@ -126,7 +123,6 @@ def _load(settings: ModelSettings) -> LoadedModel:
     check_placement(settings)
     device = _placed(settings)
     dtype = choose_dtype(settings.dtype, device)
-    _check_kernels(settings)
     path = locate(settings.path, settings.allow_pickle)
     common: dict[str, Any] = dict(revision=settings.revision, trust_remote_code=settings.trust_remote_code)
     why = ""
@@ -176,14 +172,6 @@ def plain_greedy(model: Any) -> dict[str, Any]:
     model.generation_config = GenerationConfig(**{key: own[key] for key in SPECIAL_IDS if key in own})
     told = (key for key in own if key not in (*SPECIAL_IDS, "transformers_version") and not key.startswith("_"))
     return {key: own[key] for key in told if own[key] != defaults.get(key, False)}
-
-
-def _check_kernels(settings: ModelSettings) -> None:
-    """Tell an unknown name before weights are read, which can take minutes."""
-    if settings.attention not in ATTENTION:
-        raise UserError(f"model.attention={settings.attention}: takes no tree mask; use one of {', '.join(ATTENTION)}")
-    if settings.linear not in LINEAR:
-        raise UserError(f"model.linear={settings.linear}: use one of {', '.join(LINEAR)}")
 
 
 def _target(model: Any, settings: ModelSettings) -> Target:

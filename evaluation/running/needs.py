@@ -21,6 +21,7 @@ from model.files import ROOT, located
 from . import hub
 from .bench import bench_file, load_bench
 from .companions import KINDS, lacking, where
+from .config import check_groups
 from .errors import one_line
 from .models import locate, weights
 
@@ -58,6 +59,7 @@ def needs(configurations: Iterable[DictConfig]) -> list[Need]:
     for cfg in configurations:
         parts = ("model", "method", "bench")
         config: Any = {key: OmegaConf.to_container(cfg[key], resolve=True, throw_on_missing=True) for key in parts}
+        check_groups(config)
         for need in (_model(config["model"]), *_companions(config), _bench(config["bench"])):
             found.setdefault(need.words, need)
     order = ["model", *(kind.words for kind in KINDS.values()), "bench"]

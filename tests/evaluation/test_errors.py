@@ -14,9 +14,8 @@ import pytest
 import torch
 
 from evaluation import inference_recycling, report, run, speed
-from evaluation.records import questions
 from evaluation.records.run_folder import AnswerStore
-from evaluation.running import hub
+from evaluation.running import bench, hub
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -74,6 +73,25 @@ def check(outcome, *names):
         (["bench.path=nowhere.jsonl"], ["nowhere.jsonl", "does not exist"]),
         (["bench.begin=7"], ["no question is left"]),
         (["model.context=20"], ["question 10", "context of 20"]),
+        (["+model.dtpye=float32"], ["model.dtpye: no such setting; did you mean dtype?"]),
+        (["+bench.sort=file"], ["bench.sort: no such setting", "order"]),
+        (["+tree.k=3"], ["tree.k: no such setting", "nodes"]),
+        (["+reapets=3"], ["reapets: no such setting; did you mean repeats?"]),
+        (["~seed"], ["seed: a run needs this setting"]),
+        (["~tree"], ["tree: a run needs this setting"]),
+        (["~method.drafter"], ["method.drafter: a method needs this setting"]),
+        (["repeats=true"], ["repeats=True: must be a whole number"]),
+        (["repeat=x"], ["repeat=x: must be a whole number or null"]),
+        (["repeat=-1"], ["repeat=-1: must be a whole number, at least 0"]),
+        (["phases=1"], ["phases=1: must be true or false"]),
+        (["run_dir=5"], ["run_dir=5: must be a text or null"]),
+        (["model.path=5"], ["model.path=5: must be a text"]),
+        (["model.allow_pickle=perhaps"], ["model.allow_pickle=perhaps: must be true or false"]),
+        (["model.linear=quick"], ["model.linear=quick: use one of auto, packed, stock"]),
+        (["tree=best", "tree.nodes=2.5"], ["tree.nodes=2.5: must be a whole number or null"]),
+        (["method=pld", "method.max_ngram=x"], ["method.max_ngram=x: must be a whole number"]),
+        (["method=suffix", "method.factor=x"], ["method.factor=x: must be a number"]),
+        (["method.recycle_prompt=3"], ["method.recycle_prompt=3: must be true or false"]),
     ],
 )
 def test_wrong_settings(evaluate, tmp_path, overrides, names):
@@ -146,7 +164,7 @@ def test_a_malformed_tree(evaluate, tmp_path, content):
 
 def test_a_bench_that_cannot_be_fetched(evaluate, tmp_path, monkeypatch):
     check(evaluate("bench=mbpp", f"bench.path={tmp_path / 'typo'}"), "typo", "does not exist")
-    monkeypatch.setattr(questions, "ROOT", tmp_path)
+    monkeypatch.setattr(bench, "ROOT", tmp_path)
     arguments = ["bench=mbpp", f"bench.path={tmp_path / 'mbpp.jsonl'}"]
     check(
         evaluate(*arguments, "bench.url=http://127.0.0.1:9/q.jsonl"),

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from evaluation import prefetch
-from evaluation.records import questions
-from evaluation.running import hub
+from evaluation.running import bench, hub
 from evaluation.running.needs import composed, needs
 from tests.evaluation.running.test_companions import a_hub, files, out_of_reach  # noqa: F401  (fixtures)
 
@@ -109,7 +108,7 @@ def test_a_local_model_that_is_not_whole_is_missing(call, checkpoint, tmp_path):
 
 def test_a_bench_is_fetched_once_and_its_hash_checked(call, bench_file, monkeypatch, tmp_path):
     data = bench_file.read_bytes()
-    monkeypatch.setattr(questions, "ROOT", tmp_path)
+    monkeypatch.setattr(bench, "ROOT", tmp_path)
     monkeypatch.setattr("urllib.request.urlopen", lambda *_, **__: io.BytesIO(data))
     arguments = ["method=vanilla", "bench=mbpp", f"model.path={ROOT / 'data/embedded'}"]
     outcome = call(prefetch.main, *arguments)

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from model.errors import UserError
+from model.files import write_text
 from tools.embedded.corpus import held_out
 from tools.embedded.dialogue import Dialogue
 
@@ -33,11 +35,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, default=FOLDER, help="folder to write to (default %(default)s)")
     options = parser.parse_args(arguments)
     try:
-        options.output.mkdir(parents=True, exist_ok=True)
         for file, text in contents().items():
-            (options.output / file).write_text(text, encoding="utf-8")
+            write_text(options.output / file, text)
             print(f"{options.output / file}: {text.count(chr(10))} questions")
-    except OSError as error:
+    except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0

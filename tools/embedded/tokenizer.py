@@ -8,6 +8,8 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
+from model.files import replaced, write_json
+
 VOCABULARY = 2048
 SPECIALS = ["<unk>", "<s>", "</s>"]
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
@@ -49,8 +51,8 @@ def build(texts: Iterable[str], vocabulary: int = VOCABULARY) -> Tokenizer:
 
 def save(tokenizer: Tokenizer, folder: Path, length: int) -> None:
     """Write tokenizer.json and the configuration that AutoTokenizer reads."""
-    folder.mkdir(parents=True, exist_ok=True)
-    tokenizer.save(str(folder / "tokenizer.json"))
+    with replaced(folder / "tokenizer.json") as partial:
+        tokenizer.save(str(partial))
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": "<s>",
@@ -61,7 +63,7 @@ def save(tokenizer: Tokenizer, folder: Path, length: int) -> None:
         "model_max_length": length,
         "padding_side": "left",
     }
-    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
+    write_json(folder / "tokenizer_config.json", config)
 
 
 def load(folder: Path) -> Tokenizer:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
 import time
@@ -13,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import nn
 
 from evaluation.running.errors import one_line
@@ -21,6 +19,7 @@ from evaluation.running.model_settings import ModelSettings
 from evaluation.running.models import load_model
 from model.decoding import Target
 from model.errors import UserError
+from model.files import save_state, write_json
 from model.learned import eagle_head, medusa
 from model.learned.eagle_head import EagleHead, head_config
 from model.learned.head_files import hidden_size
@@ -143,7 +142,6 @@ def train(recipe: Recipe, target: Target, tokenizer: Any, text: str, report: int
 
 def save(heads: MedusaHeads | EagleHead, recipe: Recipe, target: Target, folder: Path) -> int:
     """Write weights (float16) and config.json; returns the bytes of the weights."""
-    folder.mkdir(parents=True, exist_ok=True)
     origin = {"base_model_name_or_path": target.name, "training_steps": recipe.steps}
     if isinstance(heads, MedusaHeads):
         file = folder / medusa.WEIGHTS
@@ -156,8 +154,8 @@ def save(heads: MedusaHeads | EagleHead, recipe: Recipe, target: Target, folder:
         }
     else:
         file, config = folder / eagle_head.WEIGHTS, _eagle_config(recipe, target)
-    save_file({name: tensor.detach().half().contiguous().cpu() for name, tensor in heads.state_dict().items()}, file)
-    (folder / "config.json").write_text(json.dumps(config | origin, indent=2) + "\n", encoding="utf-8")
+    save_state({name: tensor.detach().half() for name, tensor in heads.state_dict().items()}, file)
+    write_json(folder / "config.json", config | origin)
     return file.stat().st_size
 
 

@@ -192,7 +192,7 @@ def test_a_failure_arrives_from_another_process():
 
 
 def test_a_second_run_waits_for_the_device(evaluate, monkeypatch, tmp_path):
-    release = threading.Timer(0.5, locks._lock("cpu").close)
+    release = threading.Timer(0.5, locks._try_lock("cpu").close)
     tell = locks._tell
     monkeypatch.setattr(locks, "_tell", lambda what: (tell(what), release.start()))  # let go when the other one waits
     outcome = evaluate("bench.end=1", "method=vanilla", "model.device=cpu", f"run_dir={tmp_path / 'run'}")

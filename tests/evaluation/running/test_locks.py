@@ -1,11 +1,12 @@
 """Who holds which device, and for how long: GPUs are made up, locks are real."""
 
-import fcntl
 import os
 import pickle
+import re
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -39,16 +40,14 @@ def name(index: int) -> str:
 
 def is_free(index: int) -> bool:
     """Whether another process could take it now."""
-    with locks._opened(name(index)) as handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-    return True
+    handle = locks._try_lock(name(index))
+    if handle is not None:
+        handle.close()
+    return handle is not None
 
 
 def test_auto_takes_the_first_free_gpu_and_keeps_to_it(gpus):
-    other = locks._lock(name(0))
+    other = locks._try_lock(name(0))
     with locks.keeping():
         with locks.exclusive(AUTO) as placed:
             assert placed.device == "cuda:1" and not is_free(1)
@@ -59,7 +58,7 @@ def test_auto_takes_the_first_free_gpu_and_keeps_to_it(gpus):
 
 
 def test_where_all_are_taken_auto_waits_for_whichever_comes_free_first(gpus, capsys):
-    others = [locks._lock(name(index)) for index in range(3)]
+    others = [locks._try_lock(name(index)) for index in range(3)]
     threading.Timer(0.3, others[2].close).start()
     with locks.exclusive(AUTO) as placed:
         assert placed.device == "cuda:2"
@@ -88,13 +87,14 @@ def test_a_command_holds_its_gpu_between_jobs_and_a_single_run_drops_its_model_f
 
 def test_two_that_change_places_do_not_wait_for_each_other(gpus):
     one, two = (ModelSettings("toy", "nowhere", device=f"cuda:{index}") for index in (0, 1))
-    other = locks._lock(name(1))
+    other = locks._try_lock(name(1))
     with locks.keeping():
         with locks.exclusive(one):
             pass
 
         def moves() -> None:  # the other one waits for ours while it holds what we want
-            locks._lock(name(0)).close()
+            while not is_free(0):
+                time.sleep(0.01)
             other.close()
 
         moving = threading.Thread(target=moves)
@@ -132,3 +132,41 @@ def test_jobs_of_submitit_see_the_gpus_that_the_command_sees(monkeypatch, visibl
         [sys.executable, "-c", job], input=pickle.dumps(launcher), env=environment, cwd=ROOT, capture_output=True
     )
     assert done.stdout.decode().split("\n")[0] == f"{visible} {{'timeout_min': 1}} False", done.stderr.decode()
+
+
+def test_another_user_can_lock_what_a_careful_one_made(gpus, monkeypatch, tmp_path):
+    """Nobody but its maker may write the file, whatever his umask says, and all may read it: that is enough."""
+    monkeypatch.setattr(locks.tempfile, "gettempdir", lambda: str(tmp_path))
+    mask = os.umask(0o077)
+    try:
+        assert is_free(0)
+    finally:
+        os.umask(mask)
+    (file,) = tmp_path.iterdir()
+    assert file.stat().st_mode & 0o777 == 0o644
+    modes = []
+    opened = Path.open
+    monkeypatch.setattr(
+        Path, "open", lambda path, mode="r", **more: (modes.append(mode), opened(path, mode, **more))[1]
+    )
+    assert is_free(0)
+    assert modes == ["xb", "rb"], "made once, and then opened to be read"
+    file.chmod(0o444)
+    holder = locks._try_lock(name(0))
+    assert holder is not None and not is_free(0)
+    holder.close()
+
+
+def test_a_killed_holder_lets_go(gpus):
+    hold = "import sys, time; from evaluation.running import locks; "
+    hold += "held = locks._try_lock(sys.argv[1]); print(held, flush=True); time.sleep(60)"
+    holder = subprocess.Popen([sys.executable, "-c", hold, name(0)], cwd=ROOT, stdout=subprocess.PIPE)
+    assert holder.stdout is not None and holder.stdout.readline() and not is_free(0)
+    holder.kill()
+    holder.communicate()
+    assert is_free(0)
+
+
+def test_no_module_needs_what_windows_lacks():
+    sources = [path for folder in ("evaluation", "model") for path in (ROOT / folder).rglob("*.py")]
+    assert not [path for path in sources if re.search(r"^(import|from) (fcntl|resource|pwd)\b", path.read_text(), re.M)]

@@ -56,8 +56,9 @@ def test_a_method_from_outside_the_package(evaluate, outside, tmp_path):
     [
         ("method.drafter=somebody.Missing", "somebody.Missing: must be the import path"),
         ("method.drafter=nowhere.Echo", "No module named 'nowhere'"),
-        ("method.drafter=somebody.not_a_drafter", "has no such setting"),
-        ("+method.colour=red", "method.colour: Echo has no such setting; it has times, device"),
+        ("method.drafter=somebody.not_a_drafter", "method.times: no such setting; not_a_drafter has none"),
+        ("+method.colour=red", "method.colour: no such setting; Echo has times"),
+        ("+method.tines=3", "method.tines: no such setting; did you mean times?"),
         ("~method.times", "method.times: Echo needs this setting"),
         ("method.drafter=model.decoding.Tree.chain", "must be the import path"),
     ],

@@ -1,0 +1,73 @@
+"""What a configuration may hold: a setting that nobody takes, or not so, is told in one line with its place.
+
+Which settings there are, of which types, and which may be left out: the signatures say it of those who take them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from model.errors import UserError
+from model.recycling import build_template
+
+from .bench import load_bench
+from .companions import make_ready
+from .model_settings import ModelSettings
+from .signatures import check
+
+GROUPS: dict[str, Callable[..., Any]] = {"model": ModelSettings, "bench": load_bench, "tree": build_template}
+LEAST = {"max_new_tokens": 1, "num_choices": 1, "repeats": 1, "repeat": 0}
+
+
+@dataclass
+class Settings:
+    """A run's configuration; configs/config.yaml explains it."""
+
+    model: dict[str, Any]
+    bench: dict[str, Any]
+    method: dict[str, Any]
+    tree: dict[str, Any]
+    name: str
+    start: str
+    max_new_tokens: int
+    execution: str
+    num_choices: int
+    repeats: int
+    repeat: int | None
+    interleave: bool
+    mixed: bool
+    phases: bool
+    seed: int
+    results_dir: str
+    run_dir: str | None
+
+
+def checked(cfg: DictConfig) -> dict[str, Any]:
+    """The configuration of a run, resolved, as its records hold it; what its method needs is there then.
+
+    Raises:
+        UserError: what is wrong with it; nothing is loaded yet, and no device waited for.
+    """
+    config: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)  # type: ignore[assignment]
+    check(config, Settings, own=True)
+    check_groups(config)
+    for key in sorted({"name", "drafter"} - config["method"].keys()):
+        raise UserError(f"method.{key}: a method needs this setting")
+    for key, least in LEAST.items():
+        if config[key] is not None and config[key] < least:
+            raise UserError(f"{key}={config[key]}: must be a whole number, at least {least}")
+    repeats, folder = config["repeats"], config["run_dir"]
+    if folder is not None and repeats > 1 and config["repeat"] is None:
+        raise UserError(f"run_dir={folder}: holds one run, but repeats={repeats}; leave out one of the two")
+    make_ready(config["method"], config["model"]["name"])
+    return config
+
+
+def check_groups(config: dict[str, Any]) -> None:
+    """`check` of those groups that are given, but of a method's settings, which are its drafter's."""
+    for group in sorted(GROUPS.keys() & config.keys()):
+        check(config[group], GROUPS[group], f"{group}.", without=("k",))  # the method's, where a tree takes it
