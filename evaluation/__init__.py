@@ -1,4 +1,7 @@
-"""How tokens are measured: questions, runs, answers, metrics, tables, figures. Imports `model/`, never the reverse."""
+"""How tokens are measured. Here stands only what one runs, `python -m evaluation.NAME`; the work is done in the rooms.
+
+Imports `model/`, never the reverse.
+"""
 
 import re
 

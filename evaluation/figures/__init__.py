@@ -2,6 +2,8 @@
 
 A figure is one function: add it to FIGURES (it is given one `Block`, the runs of a model and bench) or to ACROSS (it is
 given all blocks). Its name is the file's name, its docstring the sentence that the report page prints below it.
+
+From outside: `draw_all`, and `style` to draw by hand. May import `records` and `statistics`.
 """
 
 from __future__ import annotations

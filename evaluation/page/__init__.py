@@ -1,4 +1,7 @@
-"""One page to read: `report.html` of an experiment, self-contained, written from its records alone."""
+"""One page to read: `report.html` of an experiment, self-contained, written from its records alone.
+
+From outside: `write_page`. May import `records`, `statistics` and `figures`.
+"""
 
 from .page import write_page
 

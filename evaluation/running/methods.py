@@ -8,6 +8,7 @@ import inspect
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -160,6 +161,8 @@ def _make(factory: Callable[..., Any], own: dict[str, Any], given: dict[str, Any
     drafter = factory(**arguments)
     if not isinstance(drafter, Drafter):
         raise UserError(f"method.drafter: {factory.__name__} does not make a drafter (model.decoding.Drafter)")
+    if type(drafter).session is Drafter.session:
+        raise UserError(f"method.drafter: {factory.__name__} has no sessions; derive from DeviceDrafter, or write one")
     return drafter
 
 
@@ -176,29 +179,7 @@ def _auto(
         )
     plain, seconds = step_seconds(loaded, budget=tree["nodes"], k=own["k"])
 
-    def auto_recycling(
-        vocab_size: int,
-        device: torch.device,
-        eos: frozenset[int],
-        k: int,
-        recycle_prompt: bool,
-        dtype: torch.dtype,
-        update: str,
-    ) -> AutoRecycling:
-        return AutoRecycling(
-            vocab_size,
-            step_seconds=seconds,
-            plain_seconds=plain,
-            budget=tree["nodes"],
-            k=k,
-            recycle_prompt=recycle_prompt,
-            device=device,
-            dtype=dtype,
-            update=update,
-            eos=eos,
-        )
-
-    return auto_recycling
+    return partial(AutoRecycling, step_seconds=seconds, plain_seconds=plain, budget=tree["nodes"])
 
 
 def _sha256_of(path: Path) -> str:

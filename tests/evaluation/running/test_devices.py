@@ -17,7 +17,7 @@ from evaluation.records.run_folder import AnswerStore
 from evaluation.running import devices, locks, models, processes
 from evaluation.running.errors import Failure
 from evaluation.running.fingerprint import choose_execution
-from model.decoding import Target, decode
+from model.decoding import Target, generate
 from model.errors import UserError
 from model.recycling import TokenRecycling, build_template
 from model.vanilla import Vanilla
@@ -61,7 +61,7 @@ def test_accelerate_hooks_leave_the_tokens_alone(checkpoint):
     def tokens(target: Target) -> list[list[int]]:
         recycling = TokenRecycling(target.vocab_size, build_template("2.2.2", k=8), k=8, device=target.device)
         drafters = (Vanilla(target.device), recycling, recycling)  # the second time with a tree that is full
-        return [decode(target, drafter, prompt, max_new_tokens=24).tokens for drafter in drafters]
+        return [generate(target, drafter, prompt, max_new_tokens=24).tokens for drafter in drafters]
 
     plain = tokens(loaded.target)
     model = loaded.target.model

@@ -12,9 +12,9 @@ from ..conftest import answers_in
 
 DRAFTER = """
 import torch
-from model.decoding import Draft, Drafter, Tree
+from model.decoding import DeviceDrafter, Drafter, Tree
 
-class Echo(Drafter):
+class Echo(DeviceDrafter):
     '''Drafts what it has just seen: the root again, `times` times.'''
     def __init__(self, *, times, device):
         super().__init__(device)
@@ -22,6 +22,10 @@ class Echo(Drafter):
 
     def grow(self, root):
         return root.expand(len(self.tree))
+
+class Mute(Drafter):
+    def __init__(self, *, times, device):
+        super().__init__(device)
 
 def not_a_drafter():
     return 3
@@ -60,6 +64,7 @@ def test_a_method_from_outside_the_package(evaluate, outside, tmp_path):
         ("+method.colour=red", "method.colour: no such setting; Echo has times"),
         ("+method.tines=3", "method.tines: no such setting; did you mean times?"),
         ("~method.times", "method.times: Echo needs this setting"),
+        ("method.drafter=somebody.Mute", "Mute has no sessions"),
         ("method.drafter=model.decoding.Tree.chain", "must be the import path"),
     ],
 )

@@ -197,7 +197,7 @@ class Counters:
 
 def test_a_peak_counts_neither_the_other_methods_nor_for_hf_the_cache(monkeypatch):
     device = Counters(monkeypatch)
-    target = SimpleNamespace(devices=[torch.device("cuda", 0)], _cache=None)
+    target = SimpleNamespace(devices=[torch.device("cuda", 0)], caches=SimpleNamespace(nbytes=0))
     device.take(1000)  # weights
     medusa, recycling = Holding(target), Holding(target)
     with medusa.counted():
@@ -205,7 +205,7 @@ def test_a_peak_counts_neither_the_other_methods_nor_for_hf_the_cache(monkeypatc
     with recycling.counted():
         device.take(20)
     with medusa.counted():  # its warm-up: the cache all share, and steps of its own
-        target._cache = SimpleNamespace(nbytes=50)
+        target.caches.nbytes = 50
         device.take(50)
         device.take(5)
     assert (medusa.bytes, recycling.bytes, memory.cache_bytes(target)) == (305, 20, 50)

@@ -1,0 +1,131 @@
+"""Experiments: each composes, runs, and draws the figure that its question asks for."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+from evaluation import run
+from evaluation.records.sweeps import missing_jobs
+from evaluation.running.needs import composed
+
+ROOT = Path(__file__).resolve().parents[3]
+EXPERIMENTS = sorted(p.stem for p in (ROOT / "configs/experiment").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name != "quickstart"])
+def test_every_experiment_composes_for_vicuna_and_states_its_command(name):
+    lines = (ROOT / f"configs/experiment/{name}.yaml").read_text().splitlines()
+    assert lines[1] == f"# bash eval.sh experiment={name}"
+    with initialize_config_dir(str(ROOT / "configs"), version_base=None):
+        cfg = compose(
+            "config", overrides=[f"experiment={name}", "model=vicuna-7b", "model.path=here"], return_hydra_config=True
+        )
+        smoke = compose("config", overrides=[f"experiment={name}", "preset=smoke"], return_hydra_config=True)
+    folder = "paper-vicuna-7b-sample" if name == "paper" else name
+    assert (cfg.name, cfg.repeats, cfg.model.name, cfg.model.path) == (folder, 3, "vicuna-7b", "here")
+    assert (smoke.repeats, smoke.bench.per_category, smoke.max_new_tokens) == (1, 1, 48)
+    params = OmegaConf.to_container(cfg.hydra.sweeper.params, resolve=False)
+    assert next(iter(params)) == "repeat" and "vanilla" in params["method"]
+
+
+def test_table1_goes_through_every_method_there_is():
+    with initialize_config_dir(str(ROOT / "configs"), version_base=None):
+        cfg = compose("config", overrides=["experiment=table1"], return_hydra_config=True)
+    methods = str(OmegaConf.to_container(cfg.hydra.sweeper.params, resolve=False)["method"]).split(",")
+    assert sorted(methods) == sorted(p.stem for p in (ROOT / "configs/method").glob("*.yaml"))
+
+
+FIGURE = {
+    "tree_size": "tree_size", "tree_shape": "tree_shape", "topk": "topk", "start": "start", "update": "update",
+    "order": "order", "overhead": "overhead", "memory": "memory", "novelty": "novelty", "precision": "mat-",
+    "table1": "speedup_over_hf", "budget": "budget", "paper": "speedup_over_hf",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(FIGURE))
+def test_every_experiment_runs_and_draws_its_figure(evaluate, tmp_path, name):
+    few = {"tree_shape": ["tree.depth=1,2,3"], "tree_size": ["tree.nodes=0,4,8"]}
+    few |= {
+        "budget": [
+            "method=vanilla,recycling,suffix_recycling",
+            "tree.nodes=4,8,12",
+            "method.nodes=4,8,12",
+            "method.max_draft=4,8,12",
+        ]
+    }
+    few |= {"order": ["bench.order=file,interleaved"], "table1": ["method=hf,vanilla,pld,recycling"]}
+    outcome = evaluate(
+        f"experiment={name}", "preset=smoke", "max_new_tokens=12", "model.context=256", *few.get(name, [])
+    )
+    assert outcome.code == 0, outcome.err
+    folder = tmp_path / "results" / ("paper-toy-file" if name == "paper" else name)
+    made = sorted(p.name for p in (folder / "figures").iterdir() if p.stem.startswith(FIGURE[name]))
+    assert {Path(p).suffix for p in made} == {".pdf", ".png", ".svg"}, made
+    assert (folder / "tables/audit.csv").exists() and (folder / "tables/main.csv").exists()
+    assert (folder / "tables/table1.tex").exists() == (name in ("table1", "paper"))
+    sweep = json.loads((folder / "sweep.json").read_text())
+    assert all(job[0] == "repeat=0" for job in sweep["jobs"]) and missing_jobs(folder) is None
+    if name == "budget":
+        hybrid = [job[3:5] for job in sweep["jobs"] if "method=suffix_recycling" in job]
+        assert hybrid == [[f"tree.nodes={n}", f"method.max_draft={n}"] for n in (4, 8, 12)], "one budget, not nine"
+
+
+def landed(folder):
+    """What lies where: each experiment's folder with its jobs, its report and the models and benches in it."""
+    found = {}
+    for path in sorted(folder.glob("*/sweep.json")):
+        table = pd.read_csv(path.parent / "tables/main.csv")
+        pairs = set(table[["model", "bench"]].itertuples(index=False, name=None))
+        found[path.parent.name] = (len(json.loads(path.read_text())["jobs"]), pairs)
+        assert (path.parent / "report.html").exists() and missing_jobs(path.parent) is None
+    return found
+
+
+def test_the_papers_setting_has_a_folder_for_each_model_and_bench(call, evaluate, checkpoint, tmp_path):
+    """A sweep over models had one folder, named after the default model; its jobs wrote to others without a report."""
+    few = ("experiment=paper", "preset=smoke", "method=hf,vanilla", "max_new_tokens=6", "model.context=256")
+    assert evaluate(*few).code == 0
+    assert landed(tmp_path / "results") == {"paper-toy-file": (2, {("toy", "file")})}
+    (tmp_path / "configs/model").mkdir(parents=True)
+    text = f"defaults: [embedded, _self_]\nname: other/toy\npath: {checkpoint}\n"
+    (tmp_path / "configs/model/other.yaml").write_text(text)
+    swept = ("model=other,embedded", "bench=sample,novelty", "bench.end=1", "bench.per_category=null")
+    arguments = (*few[:-1], *swept, f"results_dir={tmp_path / 'swept'}")
+    outcome = call(run.main, f"--config-dir={tmp_path / 'configs'}", *arguments)
+    assert outcome.code == 0, outcome.err
+    names = {"other_toy": "other/toy", "embedded": "embedded"}
+    assert landed(tmp_path / "swept") == {
+        f"paper-{name}-{bench}": (2, {(model, bench)})
+        for name, model in names.items()
+        for bench in ("sample", "novelty")
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        ((), "quickstart"),
+        (("bench.per_category=1",), "quickstart"),
+        (("model=vicuna-7b", "bench=spec_bench", "method=hf,vanilla"), "quickstart-vicuna-7b-spec_bench"),
+        (("bench=novelty",), "quickstart-embedded-novelty"),
+        (("model=path", "model.path=../a/b-1.3"), "quickstart-a_b-1.3-sample"),
+        (("model=vicuna-7b", "name=mine"), "mine"),
+        (("experiment=paper", "model=vicuna-7b", "bench=mbpp"), "paper-vicuna-7b-mbpp"),
+        (("-m", "model=vicuna-7b"), "default"),
+    ],
+)
+def test_where_eval_sh_writes(tmp_path, arguments, name):
+    """Another model's figures had been mixed into results/quickstart, with more jobs than were asked for."""
+    told = tmp_path / "python"
+    told.write_text('#!/bin/sh\nfor word in "$@"; do echo "$word"; done\n')
+    told.chmod(0o755)
+    shell = ["bash", str(ROOT / "eval.sh"), *arguments]
+    done = subprocess.run(shell, env=os.environ | {"PYTHON": str(told)}, capture_output=True, text=True, check=True)
+    given = [word for word in done.stdout.splitlines() if "=" in word]
+    assert {cfg.name for cfg in composed(given, multirun="-m" in arguments)} == {name}
