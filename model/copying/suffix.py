@@ -9,7 +9,6 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from ..decoding import DeviceDrafter, Draft, Tree, Verification
-from ..decoding.devices import fastest
 from ..errors import UserError
 from .carried_text import CarriedText, ReadingSession
 from .suffix_automaton import SuffixAutomaton
@@ -67,7 +66,7 @@ class Suffix(DeviceDrafter):
         return SuffixSession(self)
 
     def grow(self, root: torch.Tensor) -> torch.Tensor:
-        fastest(self.line)[:1] = fastest(root)
+        self.line[:1] = root
         return self.line[: len(self.tree)]
 
     def reset(self) -> None:

@@ -108,8 +108,7 @@ class StaticStep:
         where = (tree.depths + self.length, at, self.bucket)
         logits = self.target.forward_static(cache, tokens, *where, mask=self._mask_now(), attention=self._attention)
         choices = argmax(logits)  # (n,)
-        stands, reached = standing(tree, tokens, choices)  # (n,), (n,)
-        winner = reached.argmax(keepdim=True)  # (1,): an index of no dimension would be read on the host
+        stands, winner = standing(tree, tokens, choices)  # (n,), (1,)
         path = tree.paths.index_select(0, winner)[0]  # (max_depth + 1,), itself repeated at the end
         cache.move(path + self.length, self._depths + self.length)
         self.drafter.learn(tokens, logits, stands)

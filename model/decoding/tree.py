@@ -9,13 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import torch
 
 from ..errors import UserError
-from .devices import fastest
 
 RankPath = tuple[int, ...]
 
@@ -86,8 +84,6 @@ class Tree:
         missing[:, 0] = True
         self.paths, self.ancestors, self.missing = paths.to(device), ancestors.to(device), missing.to(device)
         self.parents, self.depths, self.ranks = (_tensor(column).to(device) for column in (parents, depths, ranks))
-        self._tensors = self.parents, self.missing, self.depths
-        self._arrays = tuple(map(fastest, self._tensors))
         self.device = torch.device(device)
         self._elsewhere: dict[torch.device, Tree] = {}
 
@@ -122,10 +118,6 @@ class Tree:
     def chain(cls, depth: int) -> Tree:
         """Root and `depth` nodes below one another; depth 0 is the root alone. Cached."""
         return _chain(depth)
-
-    def of_kind(self, like: Any) -> tuple[Any, Any, Any]:
-        """Parents, what may be missing and depths: tensors for a tensor, else NumPy's."""
-        return self._tensors if isinstance(like, torch.Tensor) else self._arrays
 
     def on(self, device: torch.device) -> Tree:
         """This tree with its tensors on `device`."""

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import torch
 
 from ..decoding import DeviceDrafter, Tree
-from ..decoding.devices import fastest
 from ..decoding.tree import RankPath
 
 
@@ -37,5 +36,5 @@ class LayoutDrafter(DeviceDrafter):
         self.tree, self._tokens = layout.tree, layout.tokens
 
     def grow(self, root: torch.Tensor) -> torch.Tensor:
-        fastest(self._tokens)[:1] = fastest(root)
+        self._tokens[:1] = root
         return self._tokens
