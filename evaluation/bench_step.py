@@ -23,9 +23,9 @@ from .running.errors import user_errors
 from .running.locks import exclusive
 from .running.model_settings import ModelSettings
 from .running.models import load_model, random_model
-from .stepping.bench import StepBench, compare, prompts_for, saved, tree_settings
 from .stepping.drafting_cost import bench_drafting, method_names
 from .stepping.floor import measure_rates
+from .stepping.step_bench import StepBench, compare, prompts_for, saved, tree_settings
 
 
 def flags() -> argparse.ArgumentParser:

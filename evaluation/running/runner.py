@@ -1,6 +1,6 @@
 """One run, a question at a time: what it is, where it stopped, its next answer, its summary.
 
-So that the runs of a sweep can take turns (`together.py`), a session does nothing by itself between two answers.
+So that the runs of a sweep can take turns (`together.py`), a runner does nothing by itself between two answers.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .methods import CATEGORY, COLD, HOT, Method, build_method
 from .models import LoadedModel, devices_in_words
 
 
-class Session:
+class Runner:
     """A run of one repeat of one configuration on a loaded model.
 
     Args:
@@ -67,7 +67,7 @@ class Session:
         return method
 
     @contextmanager
-    def begun(self) -> Iterator[Session]:
+    def begun(self) -> Iterator[Runner]:
         """Hold the run's directory, and know what is done.
 
         Raises:
@@ -116,7 +116,7 @@ class Session:
         return self.method.drafter is not None and self.method.start not in (None, COLD)
 
     def _take_turn(self) -> None:
-        self.loaded.target.execution = self.execution  # another session may have set its own
+        self.loaded.target.execution = self.execution  # another runner may have set its own
 
     def answer(self, others: int = 0) -> None:
         """Answer the next question and keep it, with the state after it.
@@ -124,7 +124,7 @@ class Session:
         With start=category the state is carried on within a subtask and forgotten where the subtask changes.
 
         Args:
-            others: bytes that other sessions hold on the CUDA devices.
+            others: bytes that other runners hold on the CUDA devices.
         """
         self._take_turn()
         question = self.pending[0]

@@ -21,7 +21,7 @@ from .locks import exclusive
 from .model_settings import ModelSettings
 from .models import load_model
 from .progress import Progress
-from .runner import Session
+from .runner import Runner
 
 
 @dataclass
@@ -126,82 +126,82 @@ class _Runs:
 
     def __init__(self, failed: Failed) -> None:
         self.failed = failed
-        self.sessions: list[Session] = []  # those at work
-        self.built: list[Session] = []  # those in memory
+        self.runners: list[Runner] = []  # those at work
+        self.built: list[Runner] = []  # those in memory
         self.whose: dict[str, list[Turn]] = {}  # several jobs may share a run
 
     def add(self, job: Job, repeat: int, model: ModelSettings, answer_file: Path | None) -> None:
-        """Build a job's session, unless its run is there already."""
+        """Build a job's runner, unless its run is there already."""
         config = job.config | {"repeat": repeat}
         with self._caught():
             load_bench(**config["bench"])  # what is wrong with it is told before weights are read
-            session = Session(config, load_model(model), answer_file)
-            if config["run_dir"] is not None and self.whose and _key(session) not in self.whose:
+            runner = Runner(config, load_model(model), answer_file)
+            if config["run_dir"] is not None and self.whose and _key(runner) not in self.whose:
                 raise UserError(f"run_dir={config['run_dir']}: holds one run, and this sweep has several; leave it out")
-            if _key(session) not in self.whose:
-                self.sessions.append(session)
-                self.built.append(session)
-            self.whose.setdefault(_key(session), []).append((job, repeat))
+            if _key(runner) not in self.whose:
+                self.runners.append(runner)
+                self.built.append(runner)
+            self.whose.setdefault(_key(runner), []).append((job, repeat))
 
     def begin(self, held: ExitStack) -> None:
         """Take the runs' directories, leave those that are finished alone, and warm up the others."""
-        for session in list(self.sessions):
-            with self._caught(session):
-                held.enter_context(session.begun())
-                if not session.pending:
-                    session.finish_late()
-                    self._done(session)
-        drafters = [session.method.drafter for session in self.sessions if session.method.drafter is not None]
+        for runner in list(self.runners):
+            with self._caught(runner):
+                held.enter_context(runner.begun())
+                if not runner.pending:
+                    runner.finish_late()
+                    self._done(runner)
+        drafters = [runner.method.drafter for runner in self.runners if runner.method.drafter is not None]
         if drafters:
             try:
                 with torch.inference_mode():  # one cache for all, as steps that were captured stay with theirs
-                    self.sessions[0].loaded.target.reserve(max(drafter.max_nodes for drafter in drafters))
+                    self.runners[0].loaded.target.reserve(max(drafter.max_nodes for drafter in drafters))
             except Exception as error:  # no room for it: for none of them, and the next group may have it
-                for session in list(self.sessions):
-                    self._leave(session)
+                for runner in list(self.runners):
+                    self._leave(runner)
                 self.failed(error)
-        for session in list(self.sessions):
-            with self._caught(session):
-                session.prepare()
+        for runner in list(self.runners):
+            with self._caught(runner):
+                runner.prepare()
 
     def answer(self) -> None:
         """Question after question; what was interrupted catches up with the others first."""
-        if not self.sessions:
+        if not self.runners:
             return
-        label = self.sessions[0].method.label if len(self.sessions) == 1 else f"{len(self.sessions)} runs in turn"
-        done = sum(len(session.done) for session in self.sessions)
-        total = done + sum(len(session.pending) for session in self.sessions)
+        label = self.runners[0].method.label if len(self.runners) == 1 else f"{len(self.runners)} runs in turn"
+        done = sum(len(runner.done) for runner in self.runners)
+        total = done + sum(len(runner.pending) for runner in self.runners)
         with Progress(label, total, done) as progress:
-            while self.sessions:
-                place = min(len(session.done) for session in self.sessions)
-                for session in [session for session in self.sessions if len(session.done) == place]:
-                    with self._caught(session):
-                        session.answer(sum(other.holding.bytes for other in self.built if other is not session))
-                        progress.answered(session.rows, session.method.label)
-                        if not session.pending:
-                            session.finish()
-                            self._done(session)
+            while self.runners:
+                place = min(len(runner.done) for runner in self.runners)
+                for runner in [runner for runner in self.runners if len(runner.done) == place]:
+                    with self._caught(runner):
+                        runner.answer(sum(other.holding.bytes for other in self.built if other is not runner))
+                        progress.answered(runner.rows, runner.method.label)
+                        if not runner.pending:
+                            runner.finish()
+                            self._done(runner)
 
-    def _leave(self, session: Session) -> None:
+    def _leave(self, runner: Runner) -> None:
         """It is at work no more: what its method holds on the device is the others' to use."""
-        self.sessions.remove(session)
-        self.built.remove(session)
-        session.method.drafter = None
+        self.runners.remove(runner)
+        self.built.remove(runner)
+        runner.method.drafter = None
 
-    def _done(self, session: Session) -> None:
-        self._leave(session)
-        for job, repeat in self.whose[_key(session)]:
-            job.note(repeat, session.folder)
+    def _done(self, runner: Runner) -> None:
+        self._leave(runner)
+        for job, repeat in self.whose[_key(runner)]:
+            job.note(repeat, runner.folder)
 
     @contextmanager
-    def _caught(self, session: Session | None = None) -> Iterator[None]:
+    def _caught(self, runner: Runner | None = None) -> Iterator[None]:
         try:
             yield
         except Exception as error:
-            if session in self.sessions:
-                self._leave(session)
+            if runner in self.runners:
+                self._leave(runner)
             self.failed(error)
 
 
-def _key(session: Session) -> str:
-    return json.dumps([str(session.folder), session.settings], sort_keys=True)
+def _key(runner: Runner) -> str:
+    return json.dumps([str(runner.folder), runner.settings], sort_keys=True)

@@ -101,12 +101,12 @@ def test_a_sweep_tells_all_that_is_lacking_and_goes_on(call, two_models, monkeyp
     monkeypatch.setattr(models, "_load", lambda settings: loads.append(settings.name) or load(settings))
     monkeypatch.setattr(models, "_loaded", None)
 
-    class Noted(together.Session):
+    class Noted(together.Runner):
         def __init__(self, config, loaded, answer_file=None):
             begun.append((loaded.settings.name, config["method"]["name"]))
             super().__init__(config, loaded, answer_file)
 
-    monkeypatch.setattr(together, "Session", Noted)
+    monkeypatch.setattr(together, "Runner", Noted)
     sweep = [f"--config-dir={two_models}", "experiment=table1", "preset=smoke", "model=toy,embedded", METHODS]
     sweep += ["max_new_tokens=8", f"results_dir={tmp_path / 'results'}", "bench.categories=[qa]"]
     outcome = call(run.main, *sweep)

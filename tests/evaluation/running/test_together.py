@@ -12,7 +12,7 @@ from evaluation.records.questions import Question
 from evaluation.records.runs import read_runs
 from evaluation.records.sweeps import missing_jobs
 from evaluation.running import answering, memory, together
-from evaluation.running import runner as session
+from evaluation.running import runner as runner
 from evaluation.running.memory import Holding
 from evaluation.running.together import Job, groups
 from model.decoding import Target
@@ -42,7 +42,7 @@ def test_methods_take_turns_and_an_interrupted_sweep_goes_on_to_the_same_answers
     results = tmp_path / "results"
     assert evaluate(*SWEEP, "name=plain").code == 0
     name = f"results_dir={tmp_path / 'turns'}"
-    real, left = session.answer_question, [8]
+    real, left = runner.answer_question, [8]
 
     def interrupted(*arguments):
         if not left[0]:
@@ -50,12 +50,12 @@ def test_methods_take_turns_and_an_interrupted_sweep_goes_on_to_the_same_answers
         left[0] -= 1
         return real(*arguments)
 
-    monkeypatch.setattr(session, "answer_question", interrupted)
+    monkeypatch.setattr(runner, "answer_question", interrupted)
     outcome = evaluate(*SWEEP, "name=plain", name, "interleave=true")
     assert outcome.code == 130 and "goes on from there" in outcome.err
     folder = tmp_path / "turns/plain"
     assert sorted(len(run.answers) for run in read_runs(folder)) == [1, 1, 1, 1, 2, 2], "what was done is kept"
-    monkeypatch.setattr(session, "answer_question", real)
+    monkeypatch.setattr(runner, "answer_question", real)
     outcome = evaluate(*SWEEP, "name=plain", name, "interleave=true")
     assert outcome.code == 0, outcome.err
     turns = asked(folder)
@@ -80,14 +80,14 @@ def test_repeats_come_one_after_the_other_and_saved_starts_last(evaluate, tmp_pa
 
 
 def test_one_that_fails_leaves_the_others_alone_and_is_told_at_the_end(evaluate, tmp_path, monkeypatch):
-    real = session.answer_question
+    real = runner.answer_question
 
     def failing(question, method, *rest):
         if method.name == "pld" and question.question_id == 11:
             raise UserError("pld has had enough")
         return real(question, method, *rest)
 
-    monkeypatch.setattr(session, "answer_question", failing)
+    monkeypatch.setattr(runner, "answer_question", failing)
     sweep = ("-m", "method=vanilla,pld,recycling", "method.k=4,8", "bench.end=3", "max_new_tokens=8")
     outcome = evaluate(*sweep, "interleave=true", "name=f")
     assert outcome.code == 2 and outcome.err.count("error:") == 1
@@ -100,13 +100,13 @@ def test_one_that_fails_leaves_the_others_alone_and_is_told_at_the_end(evaluate,
 
 def test_each_answers_with_its_own_execution(evaluate, tmp_path, monkeypatch):
     seen = set()
-    real = session.answer_question
+    real = runner.answer_question
 
     def noting(question, method, config, others):
         seen.add((config["execution"], method.loaded.target.execution))
         return real(question, method, config, others)
 
-    monkeypatch.setattr(session, "answer_question", noting)
+    monkeypatch.setattr(runner, "answer_question", noting)
     sweep = ("-m", "method=recycling", "execution=eager,static", "start=hot", "bench.end=3", "max_new_tokens=12")
     assert evaluate(*sweep, "interleave=true", "name=e").code == 0
     assert seen == {("eager", "eager"), ("static", "static")}
