@@ -155,7 +155,7 @@ def _make(factory: Callable[..., Any], own: dict[str, Any], given: dict[str, Any
     takes = inspect.signature(factory).parameters
     arguments = {key: value for key, value in given.items() if key in takes} | own
     if "dtype" in own:
-        if own["dtype"] not in DTYPES:
+        if str(own["dtype"]) not in DTYPES:
             raise UserError(f"method.dtype={own['dtype']}: the matrix is int64 or int32")
         arguments["dtype"] = DTYPES[own["dtype"]]
     drafter = factory(**arguments)

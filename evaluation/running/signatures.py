@@ -31,7 +31,10 @@ def check(
         signature = inspect.signature(taker, eval_str=True)
     except (NameError, AttributeError, TypeError):  # as a type that is imported for type checkers alone
         signature = inspect.signature(taker)
-    takes = {key: parameter for key, parameter in signature.parameters.items() if key not in without}
+    name, anything = getattr(taker, "__name__", type(taker).__name__), inspect.Parameter.VAR_KEYWORD
+    own = own or anything in {parameter.kind for parameter in signature.parameters.values()}
+    named = {key: p for key, p in signature.parameters.items() if p.kind not in (anything, p.VAR_POSITIONAL)}
+    takes = {key: parameter for key, parameter in named.items() if key not in without}
     for key, value in given.items():
         if key in takes:
             if not _fits(value, takes[key]) and (key != "name" or not isinstance(value, int | float)):  # name=2026
@@ -39,11 +42,11 @@ def check(
             continue
         near = difflib.get_close_matches(key, takes, 1, 0.75)
         if not own or (near and _fits(value, takes[near[0]])):
-            meant = f"did you mean {near[0]}?" if near else f"{taker.__name__} has {', '.join(takes) or 'none'}"
+            meant = f"did you mean {near[0]}?" if near else f"{name} has {', '.join(takes) or 'none'}"
             raise UserError(f"{place}{key}: no such setting; {meant}")
     for key, parameter in takes.items():
         if parameter.default is parameter.empty and key not in given:
-            raise UserError(f"{place}{key}: {taker.__name__ if place else 'a run'} needs this setting")
+            raise UserError(f"{place}{key}: {name if place else 'a run'} needs this setting")
 
 
 def _kinds(annotation: Any) -> list[Any]:

@@ -122,7 +122,7 @@ def _run(group: Sequence[Turn], failed: Failed, answer_file: Path | None = None)
 
 
 class _Runs:
-    """Sessions at work on one model; one that fails is told to `failed` and leaves the others alone."""
+    """Runners at work on one model; one that fails is told to `failed` and leaves the others alone."""
 
     def __init__(self, failed: Failed) -> None:
         self.failed = failed

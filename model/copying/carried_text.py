@@ -35,7 +35,8 @@ class CarriedText:
         """Nothing is known."""
         self.text = SuffixAutomaton()
         self.lent: int | None = None  # tokens that were there when the text was borrowed; None: nobody has it
-        self.late: list[int] = []  # what was said in other texts meanwhile
+        self.late: list[int] = []  # what was said in other texts meanwhile, the newest of it
+        self.forgotten = object()  # tells whoever read before a reset from whoever reads after it
 
     def borrow(self) -> SuffixAutomaton:
         """The text for a sequence."""
@@ -74,10 +75,11 @@ class ReadingSession(DeviceSession):
 
     def __init__(self, method: DeviceDrafter) -> None:
         super().__init__(method)
-        self.text, self._from = SuffixAutomaton(), 0
+        self._end()
 
     def begin(self, prompt: list[int]) -> Draft | None:
-        self.text = self.method.carried.borrow()
+        carried = self.method.carried
+        self.text, self._era = carried.borrow(), carried.forgotten
         self._from = len(self.text.tokens)
         self.text.extend(prompt)
         return super().begin(prompt)
@@ -89,5 +91,10 @@ class ReadingSession(DeviceSession):
         carried = self.method.carried
         if self.text is carried.text:
             carried.lent = None
-        elif carried.carry:
-            carried.late += self.text.tokens[self._from :]
+        elif carried.carry and self._era is carried.forgotten:
+            carried.late = (carried.late + self.text.tokens[self._from :])[-carried.carry :]
+        self._end()
+
+    def _end(self) -> None:
+        """No text: closing once more does nothing."""
+        self.text, self._from, self._era = SuffixAutomaton(), 0, None

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
-from weakref import WeakValueDictionary
 
 import torch
 
 from ..errors import UserError
 from .attention import TreeAttention
 
-_switches: WeakValueDictionary[int, AttentionSwitch] = WeakValueDictionary()  # by number, for compiled code
-_numbers = itertools.count()
+_switches: list[AttentionSwitch] = []  # by number, for compiled code; transformers keeps them for good, too
 
 
 class AttentionSwitch:
@@ -32,8 +29,8 @@ class AttentionSwitch:
 
         self._sdpa = AttentionInterface()["sdpa"]
         self.active: TreeAttention | None = None
-        self.number = next(_numbers)
-        _switches[self.number] = self
+        self.number = len(_switches)
+        _switches.append(self)
 
     @property
     def name(self) -> str:

@@ -164,9 +164,11 @@ class CachePool:
 
     def reserve(self, capacity: int) -> None:
         """See to it that the next sequence finds a cache with that room. Free of cost where it does already."""
-        if not self._free or self._free[-1].capacity < capacity:
+        fitting = [cache for cache in self._free if cache.capacity >= capacity]
+        if not fitting:
             self._free.clear()  # before a larger one is allocated
-            self._free.append(self._make(capacity))
+            fitting = [self._make(capacity)]
+        self._free = [cache for cache in self._free if cache is not fitting[-1]] + fitting[-1:]  # the next one is last
 
     @contextmanager
     def borrowed(self, capacity: int) -> Iterator[TreeCache]:

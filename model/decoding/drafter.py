@@ -35,7 +35,10 @@ class Drafter:
         self._alone = Tree.chain(0).on(device)
 
     def session(self) -> Session:
-        """What belongs to one sequence, from `begin` to `close`. Several can be open; none disturbs another."""
+        """What belongs to one sequence, from `begin` to `close`. Several can be open and take steps in turns.
+
+        A step is draft, forward and observe; a draft is good until any session of the method drafts again.
+        """
         raise NotImplementedError
 
     def reset(self) -> None:
@@ -106,7 +109,7 @@ class DeviceDrafter(Drafter):
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
         self.tree = self._alone
-        # By cache, kept here by the engine, so that they live as long as the drafter.
+        # By cache, kept here by the engine: they live as long as both.
         self.static_steps: WeakKeyDictionary[TreeCache, Any] = WeakKeyDictionary()
 
     def session(self) -> DeviceSession:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Generator
+from collections.abc import Callable, Collection, Generator
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -94,7 +95,7 @@ def decode(
     consumer does between them.
 
     Args:
-        session: closed at the end, however it comes.
+        session: closed at the end, however it comes, once the first step was asked for.
         prompt: token ids, at least one.
         max_new_tokens: at most so many new tokens.
         eos: ids that end an answer (it is part of the output).
@@ -135,41 +136,46 @@ def generate(
 ) -> Generation:
     """The whole answer at once: `decode` from the first step to the last, in a session of its own."""
     steps = _decode(target, drafter.session(), prompt, max_new_tokens, eos, mark)
-    while True:
-        try:
+    try:
+        while True:
             next(steps)
-        except StopIteration as end:
-            out: Generation = end.value
-            return out
+    except StopIteration as end:
+        out: Generation = end.value
+        return out
+    finally:
+        steps.close()
 
 
 def _decode(
     target: Target, session: Session, prompt: list[int], max_new_tokens: int, eos: Collection[int], mark: Mark
 ) -> Generator[StepRecord, None, Generation]:
     """Step after step until the answer ends."""
-    if max_new_tokens < 1:
-        raise UserError(f"max_new_tokens={max_new_tokens}: must be at least 1")
-    if not 1 <= len(prompt) < target.context:
-        raise UserError(
-            f"prompt of {len(prompt)} tokens: must have 1 to {target.context - 1} (context {target.context})"
-        )
-    limit = min(max_new_tokens, target.context - len(prompt))
-    out, keeps = Generation(), session.method.needs_hidden
+    out = Generation()
+
+    def hidden_kept(run: Callable[..., Verification], *args: Any) -> Verification:
+        """A step with the hook that it needs: never on between two steps, which may be other sequences' time."""
+        if not session.method.needs_hidden:
+            return run(*args)
+        target.keep_hidden(True)
+        try:
+            return run(*args)
+        finally:
+            target.keep_hidden(False)
+
     try:
+        limit = _limit(target, prompt, max_new_tokens)
         with target.cache(session.method.max_nodes) as cache:
             step = make_step(target, cache, session, mark)
             made = step.setup_s
             target.synchronize()
             start = time.perf_counter()
-            target.keep_hidden(keeps)
-            verification = _first_step(target, cache, session, prompt, step, mark, out)
+            verification = hidden_kept(_first_step, target, cache, session, prompt, step, mark, out)
             out.prefill_s = time.perf_counter() - start - (step.setup_s - made)
             goes_on = out.add(verification, limit, eos)
             mark("loop")
             yield out.steps[-1]
             while goes_on:
-                target.keep_hidden(keeps)  # another sequence may have had its own way since
-                verification = step(out.tokens[-1])
+                verification = hidden_kept(step, out.tokens[-1])
                 out.forwards += 1
                 goes_on = out.add(verification, limit, eos)
                 mark("loop")
@@ -178,10 +184,20 @@ def _decode(
             out.setup_s = step.setup_s - made
             out.decode_s = time.perf_counter() - start - out.prefill_s - out.setup_s
     finally:
-        target.keep_hidden(False)
         session.close()
     out.stop = "eos" if out.tokens[-1] in eos else "length" if limit == max_new_tokens else "context"
     return out
+
+
+def _limit(target: Target, prompt: list[int], max_new_tokens: int) -> int:
+    """How many new tokens there may be."""
+    if max_new_tokens < 1:
+        raise UserError(f"max_new_tokens={max_new_tokens}: must be at least 1")
+    if not 1 <= len(prompt) < target.context:
+        raise UserError(
+            f"prompt of {len(prompt)} tokens: must have 1 to {target.context - 1} (context {target.context})"
+        )
+    return min(max_new_tokens, target.context - len(prompt))
 
 
 def _first_step(

@@ -11,6 +11,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from contextlib import nullcontext
+from typing import Any
 
 import torch
 
@@ -23,7 +24,7 @@ from .tree import Draft, Tree
 from .verification import Verification, standing, told, verify
 
 BUCKET = 256  # a static step attends over the context rounded up to a multiple of this
-MOST_STEPS = 64  # static steps kept for a drafter; the one used longest ago goes first
+MOST_STEPS = 64  # static steps kept for a drafter on a cache; the one used longest ago goes first
 Mark = Callable[[str], None]
 
 
@@ -72,8 +73,10 @@ class StaticStep:
     `run` reads and writes buffers that stay where they are: `root` (1,), `length` (), `report` (1 + max_depth + 1,).
     """
 
-    def __init__(self, target: Target, cache: TreeCache, drafter: DeviceDrafter, tree: Tree, bucket: int) -> None:
-        self.target, self.drafter, self.tree, self.bucket = target, drafter, tree, bucket
+    def __init__(
+        self, target: Target, cache: TreeCache, drafter: DeviceDrafter, tree: Tree, bucket: int, *, compiled: bool
+    ) -> None:
+        self.target, self.drafter, self.tree, self.bucket, self.compiled = target, drafter, tree, bucket, compiled
         self._cache = weakref.ref(cache)  # a larger one may take its place, and this must not keep it
         device, n = target.device, len(tree)
         self.root = torch.zeros(1, dtype=torch.long, device=device)
@@ -106,7 +109,8 @@ class StaticStep:
         tokens = self.drafter.grow(self.root)  # (n,)
         at = self._nodes + self.length  # where the tree's states are written
         where = (tree.depths + self.length, at, self.bucket)
-        logits = self.target.forward_static(cache, tokens, *where, mask=self._mask_now(), attention=self._attention)
+        seen: dict[str, Any] = {"mask": self._mask_now(), "attention": self._attention}
+        logits = self.target.forward_static(cache, tokens, *where, **seen, compiled=self.compiled)
         choices = argmax(logits)  # (n,)
         stands, winner = standing(tree, tokens, choices)  # (n,), (1,)
         path = tree.paths.index_select(0, winner)[0]  # (max_depth + 1,), itself repeated at the end
@@ -141,10 +145,10 @@ class StaticSteps:
 
     @staticmethod
     def of(target: Target, cache: TreeCache, drafter: DeviceDrafter) -> StaticSteps:
-        """Those that there are already for this target, this cache and its execution, or new ones."""
+        """Those that there are already for this cache, which is the target's, and its execution; or new ones."""
         kept = drafter.static_steps
         steps = kept.get(cache)
-        if not isinstance(steps, StaticSteps) or steps.target is not target or steps.execution != target.execution:
+        if steps is None or steps.execution != target.execution:
             steps = kept[cache] = StaticSteps(target, cache, drafter)
         return steps
 
@@ -158,7 +162,8 @@ class StaticSteps:
                 self._made.popitem(last=False)
             self.target.synchronize()
             start = time.perf_counter()
-            step = StaticStep(self.target, cache, self.drafter, tree, bucket)
+            compiled = self.execution == "compiled"
+            step = StaticStep(self.target, cache, self.drafter, tree, bucket, compiled=compiled)
             self._made[key] = (step, step.run if self.execution == "static" else self._prepared(step, cache.length))
             self.target.synchronize()
             self.setup_s += time.perf_counter() - start
@@ -170,11 +175,12 @@ class StaticSteps:
         """Compile and capture the step. Both run it, which writes into the drafter's state: that is put back."""
         before = {name: tensor.clone() for name, tensor in self.drafter.step_state().items()}
         step.length.fill_(length)
-        with compiling(self.target.packed) if self.execution == "compiled" else nullcontext():
-            launch = self._captured(step, length) if self._on_cuda else self._run_once(step)
-        for name, tensor in self.drafter.step_state().items():
-            tensor.copy_(before[name])
-        return launch
+        try:
+            with compiling(self.target.packed) if self.execution == "compiled" else nullcontext():
+                return self._captured(step, length) if self._on_cuda else self._run_once(step)
+        finally:
+            for name, tensor in self.drafter.step_state().items():
+                tensor.copy_(before[name])
 
     @property
     def _on_cuda(self) -> bool:

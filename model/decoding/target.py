@@ -166,7 +166,7 @@ class Target:
         tokens = torch.tensor(prompt[:-1], dtype=torch.long, device=self.device)
         if draft is not None:
             if not draft.tree.is_chain:
-                raise UserError(f"{draft.tree}: what a drafter begins with is a chain, or None (see Drafter.begin)")
+                raise UserError(f"{draft.tree}: what a drafter begins with is a chain, or None (see Session.begin)")
             tokens = torch.cat((tokens, draft.tokens))
         if not len(tokens):
             return torch.zeros(0, self.vocab_size, dtype=self.dtype, device=self.device)
@@ -194,6 +194,7 @@ class Target:
         *,
         mask: torch.Tensor | None = None,
         attention: TreeAttention | None = None,
+        compiled: bool = False,
     ) -> torch.Tensor:
         """A forward whose place in the cache is known to the device only.
 
@@ -202,6 +203,7 @@ class Target:
             bucket: positions of the cache that can be seen.
             mask: what each node attends to, additive (n, bucket); or
             attention: which knows it.
+            compiled: by the model as `compiling` has it compiled.
 
         Returns:
             Logits (n, V).
@@ -213,10 +215,10 @@ class Target:
                 max=self.context - 1
             )  # see `_within`; how long the text is, the host does not know
             if mask is not None:
-                return self._call(cache, tokens, mask[None, None], positions)
+                return self._call(compiled, cache, tokens, mask[None, None], positions)
             assert self.switch is not None and attention is not None
             with self.switch.use(attention):
-                return self._call(cache, tokens, None, positions)
+                return self._call(compiled, cache, tokens, None, positions)
         finally:
             place.write_at = None
 
@@ -243,9 +245,9 @@ class Target:
         ).logits[0]
         return logits
 
-    def _call(self, *args: Any) -> torch.Tensor:
-        """The model on a static step's arguments, compiled where it is to be."""
-        if self.execution != "compiled":
+    def _call(self, compiled: bool, *args: Any) -> torch.Tensor:
+        """The model on a static step's arguments."""
+        if not compiled:
             return self._run_model(*args)
         if self._hook is None:
             return self._compiled_model(*args)

@@ -11,6 +11,7 @@ from model.copying.spine import Spine
 from model.copying.suffix import Suffix
 from model.copying.suffix_recycling import SuffixRecycling
 from model.decoding import Target, decode, generate
+from model.errors import UserError
 from model.learned.eagle import Eagle
 from model.learned.eagle2 import Eagle2
 from model.learned.medusa import Medusa
@@ -22,6 +23,7 @@ from model.recycling.auto import SIZES, AutoRecycling
 from model.vanilla import Vanilla
 from tests.conftest import greedy, toy_model
 from tests.model.learned.heads import write_eagle, write_medusa
+from tests.model.sessions import each_session
 
 V = 61
 MAKE = {
@@ -101,8 +103,69 @@ def test_an_answer_that_nobody_reads_on_gives_back_what_it_borrowed(llama):
     assert spine.carried.text.tokens == [5, 6, 7, *first.tokens]
 
 
+def test_a_hook_is_on_within_a_step_only(llama, tmp_path):
+    """An abandoned answer is closed whenever its garbage is collected, be it within another one's step."""
+    target, prompt = Target(llama), [5, 6, 7, 5, 6]
+    eagle = Eagle(target, head_path=write_eagle(tmp_path, llama))
+    abandoned = decode(target, eagle.session(), [9, 8, 7], max_new_tokens=30)
+    next(abandoned)
+    assert target._hook is None and target.hidden is None
+
+    def abandon(session):
+        session.observe_prompt_hidden = lambda *_: abandoned.close()  # within the first step of the other
+
+    expected = generate(target, eagle, prompt, max_new_tokens=30).steps
+    drafter = Medusa(target, heads_path=write_medusa(tmp_path / "medusa"))
+    each_session(drafter, abandon)
+    assert generate(target, drafter, prompt, max_new_tokens=30).tokens == greedy(llama, prompt, 30)
+    assert generate(target, eagle, prompt, max_new_tokens=30).steps == expected and target._hook is None
+
+
+def test_what_fails_in_the_middle_leaves_nothing_lent(llama):
+    target, spine = Target(llama), Spine(V, nodes=12)
+
+    def fail(session):
+        account, count = session.account, iter(range(3))
+
+        def failing(verification):
+            if next(count, None) is None:
+                raise KeyboardInterrupt
+            account(verification)
+
+        session.account = failing
+
+    each_session(spine, fail)
+    with pytest.raises(KeyboardInterrupt):
+        generate(target, spine, [5, 6, 7], max_new_tokens=40)
+    assert spine.carried.lent is None and len(target.caches._free) == 1
+    with pytest.raises(UserError, match="max_new_tokens=0"):
+        generate(target, spine, [5], max_new_tokens=0)
+
+
+def test_caches_of_two_sizes_both_stay(llama):
+    target = Target(llama)
+    with target.cache(80) as large, target.cache(2) as small:
+        pass
+    for nodes, expected in ((2, small), (80, large), (2, small)):
+        with target.cache(nodes) as cache:
+            assert cache is expected or (nodes == 2 and cache is large)
+    assert {id(cache) for cache in target.caches._free} == {id(large), id(small)}
+
+
+def test_a_sequence_keeps_its_execution(llama):
+    """Another run may ask the target for another one between two steps."""
+    target, drafter = Target(llama, execution="static"), TokenRecycling(V, build_template("2.2.2"))
+    expected = generate(target, drafter, [5, 6, 7], max_new_tokens=30).tokens
+    steps = decode(target, drafter.session(), [5, 6, 7], max_new_tokens=30)
+    tokens = list(next(steps).tokens)
+    target.execution = "compiled"
+    target.__dict__["_compiled_model"] = None  # whoever calls it fails
+    tokens += [token for step in steps for token in step.tokens]
+    assert tokens == expected
+
+
 def test_two_targets_in_two_threads():
-    """Each with its own switch of attention and its own hook, whichever is at work meanwhile."""
+    """Each with its own switch of attention, whichever is at work meanwhile."""
     prompts = [[5, 6, 7, 8] * 3, [9, 8, 7, 6, 5] * 3]
     models = [toy_model("llama", seed=1), toy_model("llama-grouped", seed=2)]
     targets = [Target(model, execution="static", tree_attention=True) for model in models]

@@ -27,6 +27,12 @@ class Mute(Drafter):
     def __init__(self, *, times, device):
         super().__init__(device)
 
+class Maker:
+    def __call__(self, *, device, **more):
+        return Echo(device=device, **more)
+
+maker = Maker()
+
 def not_a_drafter():
     return 3
 """
@@ -64,6 +70,7 @@ def test_a_method_from_outside_the_package(evaluate, outside, tmp_path):
         ("+method.colour=red", "method.colour: no such setting; Echo has times"),
         ("+method.tines=3", "method.tines: no such setting; did you mean times?"),
         ("~method.times", "method.times: Echo needs this setting"),
+        ("+method.dtype=[int64]", "method.dtype: no such setting"),
         ("method.drafter=somebody.Mute", "Mute has no sessions"),
         ("method.drafter=model.decoding.Tree.chain", "must be the import path"),
     ],
@@ -103,3 +110,7 @@ def test_a_checkpoint_that_says_nothing_of_its_own_is_not_spoken_of(evaluate, tm
     assert outcome.code == 0 and "left out" not in outcome.out
     (metadata,) = tmp_path.rglob("metadata.json")
     assert json.loads(metadata.read_text())["generation_config_left_out"] == {}
+
+
+def test_a_callable_object_may_take_any_setting(evaluate, outside, tmp_path):
+    assert evaluate(outside, "method=echo", "method.drafter=somebody.maker", f"run_dir={tmp_path}/made").code == 0

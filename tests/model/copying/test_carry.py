@@ -63,7 +63,28 @@ def test_two_at_once_do_not_read_each_other_and_both_are_carried():
     other.close()
     assert carried.state_dict()["text"].tolist() == [1, 2, 3, 5, 4, 6], "what is saved holds both"
     one.close()
-    assert read(carried, [7]).text.tokens == [1, 2, 3, 5, 4, 6, 7]
+    third = read(carried, [7])
+    assert third.text.tokens == [1, 2, 3, 5, 4, 6, 7]
+    one.close()  # once more: it has nothing to give back, and the third one keeps the text
+    assert read(carried, [8]).text is not third.text
+
+
+def test_a_reset_forgets_what_is_being_read_too():
+    carried = CarriedText(100)
+    lender, other = read(carried, [1, 2]), read(carried, [3])
+    carried.reset()
+    lender.close()
+    other.close()
+    assert carried.state_dict()["text"].tolist() == []
+
+
+def test_what_is_said_beside_a_borrowed_text_is_bounded():
+    carried = CarriedText(8)
+    lender = read(carried, [1])
+    for i in range(20):
+        read(carried, [2, i, i]).close()
+    assert len(carried.late) == 8
+    lender.close()
 
 
 @pytest.mark.parametrize("name", ["spine", "suffix", "suffix_recycling"])
