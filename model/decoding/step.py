@@ -109,8 +109,8 @@ class StaticStep:
         tokens = self.drafter.grow(self.root)  # (n,)
         at = self._nodes + self.length  # where the tree's states are written
         where = (tree.depths + self.length, at, self.bucket)
-        seen: dict[str, Any] = {"mask": self._mask_now(), "attention": self._attention}
-        logits = self.target.forward_static(cache, tokens, *where, **seen, compiled=self.compiled)
+        attended: dict[str, Any] = {"mask": self._mask_now(), "attention": self._attention}
+        logits = self.target.forward_static(cache, tokens, *where, **attended, compiled=self.compiled)
         choices = argmax(logits)  # (n,)
         stands, winner = standing(tree, tokens, choices)  # (n,), (1,)
         path = tree.paths.index_select(0, winner)[0]  # (max_depth + 1,), itself repeated at the end

@@ -28,17 +28,17 @@ class Acceptance:
     """
 
     def __init__(self, paths: Sequence[RankPath]) -> None:
-        self.paths = tuple(paths)
-        self._index = {path: i for i, path in enumerate(self.paths)}
-        self._parent = [self._index.get(path[:-1], -1) for path in self.paths]
-        self._rank = [path[-1] for path in self.paths]
+        self.rank_paths = tuple(paths)
+        self._index = {path: i for i, path in enumerate(self.rank_paths)}
+        self._parent = [self._index.get(path[:-1], -1) for path in self.rank_paths]
+        self._rank = [path[-1] for path in self.rank_paths]
         self._law = [likelihood((rank,)) for rank in range(max(self._rank, default=0) + 1)]
         self._children: dict[int, tuple[Tree, list[list[tuple[int, int]]]]] = {}
         self.reset()
 
     def reset(self) -> None:
         """Back to the power law."""
-        self._visits, self._stood = [0.0] * len(self.paths), [0.0] * len(self.paths)
+        self._visits, self._stood = [0.0] * len(self.rank_paths), [0.0] * len(self.rank_paths)
         self._rank_visits = [RANK_PRIOR] * len(self._law)
         self._rank_stood = [RANK_PRIOR * law for law in self._law]
 
@@ -84,7 +84,7 @@ class Acceptance:
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         """Raises UserError if it was learnt for other paths."""
         paths, ranks = state["path_counts"], state["rank_counts"]
-        if paths.shape != (2, len(self.paths)) or ranks.shape != (2, len(self._law)):
+        if paths.shape != (2, len(self.rank_paths)) or ranks.shape != (2, len(self._law)):
             raise UserError("tree=auto: the saved state was learnt with another k; start from another one or cold")
         self._visits, self._stood = paths.tolist()
         self._rank_visits, self._rank_stood = ranks.tolist()

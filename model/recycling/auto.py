@@ -80,7 +80,7 @@ class AutoRecycling(TokenRecycling):
         self._first = sum(n <= LEARN_NODES for n in self.sizes) - 1  # index of the size to begin with
         self.plain_seconds = step_seconds[0] if plain_seconds is None else plain_seconds
         self.acceptance = Acceptance(considered(k))
-        self._first_order = [self.acceptance.paths.index(path) for path in best_order(self.sizes[-1], k)]
+        self._first_order = [self.acceptance.rank_paths.index(path) for path in best_order(self.sizes[-1], k)]
         self._order = list(self._first_order)
         self._trees: dict[tuple[int, ...], Tree] = {}
         device = torch.device(device)
@@ -121,7 +121,7 @@ class AutoRecycling(TokenRecycling):
             "expected_accepted": self.expected(),
             "predicted_speedup_by_size": self.predicted_speedup(),
             "chosen": self.size,
-            "chosen_nodes": [list(self.acceptance.paths[i]) for i in self._order[: self.size]],
+            "chosen_nodes": [list(self.acceptance.rank_paths[i]) for i in self._order[: self.size]],
             "steps_by_size": self._used,
             "predicted_speedup": self.plain_seconds * tokens / seconds if seconds else None,
         }
@@ -174,7 +174,7 @@ class AutoRecycling(TokenRecycling):
         """The tree of a size in the order now; built when first used."""
         nodes = tuple(self._order[: self.sizes[index]])
         if nodes not in self._trees:
-            self._trees[nodes] = Tree.from_rank_paths(self.acceptance.paths[i] for i in nodes).on(device)
+            self._trees[nodes] = Tree.from_rank_paths(self.acceptance.rank_paths[i] for i in nodes).on(device)
         return self._trees[nodes]
 
     def state_dict(self) -> dict[str, torch.Tensor]:

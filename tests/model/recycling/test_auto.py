@@ -112,7 +112,7 @@ def test_learnt_shares_come_near_the_true_ones():
             else:
                 break
         acceptance.update(tree, node)
-    learnt = dict(zip(acceptance.paths, acceptance.probabilities(), strict=True))
+    learnt = dict(zip(acceptance.rank_paths, acceptance.probabilities(), strict=True))
     assert learnt[0,] == pytest.approx(0.8, abs=0.08)
     assert learnt[0, 0] == pytest.approx(0.64, abs=0.1)
     assert learnt[1,] == pytest.approx(0.2, abs=0.08)
@@ -134,8 +134,8 @@ def test_larger_trees_are_credited_with_the_fuller_matrix_they_make():
         step(drafter, (0,))
     assert drafter.size == 2
     small, large = drafter.expected()[1:]
-    below = dict(zip(drafter.acceptance.paths, drafter.acceptance.probabilities(), strict=True))
-    nodes = [tuple(p) for p in drafter.acceptance.paths]
+    below = dict(zip(drafter.acceptance.rank_paths, drafter.acceptance.probabilities(), strict=True))
+    nodes = [tuple(p) for p in drafter.acceptance.rank_paths]
     assert small == pytest.approx(sum(below[p] for p in [(0,), (0, 0)] if p in nodes), rel=0.1)
     cut = sum(sorted(below.values(), reverse=True)[:8])
     assert large / cut == pytest.approx((9 / 3) ** FILLING, rel=0.05)
