@@ -7,7 +7,18 @@ from dataclasses import dataclass
 from model.decoding.tree import RankPath
 
 from ..records.runs import Run
-from ..statistics.acceptance import AUTO, TEMPLATE, Accepted, Node, Step, by_depth, by_node, most_accepted, template
+from ..statistics.acceptance import (
+    AUTO,
+    TEMPLATE,
+    Accepted,
+    Node,
+    Step,
+    by_depth,
+    by_node,
+    longest,
+    most_accepted,
+    template,
+)
 from .circumstances import Configuration
 from .ranks import spelled
 from .tokens import Decoder, visible
@@ -74,8 +85,9 @@ def draw(configuration: Configuration, decoder: Decoder) -> Drawing | None:
         return None
     kept = sorted(_closed(most_accepted(nodes, MOST_NODES)), key=lambda node: node.path)
     places, leaves = _layout([node.path for node in kept])
-    tokens, told = _real_step(run, accepted.longest, decoder)
-    path = accepted.longest.path if accepted.longest else ()
+    real = longest(configuration.rows, TEMPLATE)
+    tokens, told = _real_step(run, real, decoder)
+    path = real.path if real else ()
     dots = [_dot(node, places, path, tokens) for node in kept]
     deepest = max(len(node.path) for node in kept)
     root = places[()]

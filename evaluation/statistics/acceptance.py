@@ -38,18 +38,32 @@ class Step(NamedTuple):
     start: int
 
 
-def steps(rows: Iterable[Row]) -> Iterator[Step]:
-    """All steps in order; nothing of answers whose records lack what it takes."""
+Turn = tuple[Row, int, int, Sequence[int], Sequence[Sequence[int]], Sequence[str | None]]
+
+
+def turns(rows: Iterable[Row]) -> Iterator[Turn]:
+    """All turns in order: row, choice, turn, and of its steps the nodes forwarded, the paths accepted, the sources.
+
+    Nothing of answers whose records lack what it takes.
+    """
     for row in rows:
         for index, choice in enumerate(row["choices"]):
-            lengths = iter(choice.get("accept_lengths") or [])
-            turns = zip(choice.get("step_nodes") or [], choice.get("step_paths") or [], strict=False)
-            for turn, (nodes, paths) in enumerate(turns):
-                sources = (choice.get("step_sources") or {turn: [None] * len(nodes)})[turn]
-                start = 0
-                for number, (count, path, source) in enumerate(zip(nodes, paths, sources, strict=True)):
-                    yield Step(row, index, turn, number, count, tuple(path), source, start)
-                    start += next(lengths, 0)
+            both = zip(choice.get("step_nodes") or [], choice.get("step_paths") or [], strict=False)
+            for turn, (nodes, paths) in enumerate(both):
+                yield row, index, turn, nodes, paths, (choice.get("step_sources") or {turn: [None] * len(nodes)})[turn]
+
+
+def longest(rows: Iterable[Row], source: str | None = None) -> Step | None:
+    """The first step of the longest accepted path, of those that drafted; from this source, where there are several."""
+    best: Step | None = None
+    for row, choice, turn, nodes, paths, sources in turns(rows):
+        for number, (path, drafted_by) in enumerate(zip(paths, sources, strict=True)):
+            if len(path) > (len(best.path) if best else 0) and (source is None or drafted_by in (None, source)):
+                said = row["choices"][choice].get("accept_lengths") or []
+                before = sum(map(len, row["choices"][choice]["step_nodes"][:turn]))  # steps of the turns before
+                start = sum(said[before : before + number])
+                best = Step(row, choice, turn, number, nodes[number], tuple(path), drafted_by, start)
+    return best
 
 
 @dataclass
@@ -58,11 +72,9 @@ class Accepted:
 
     Attributes:
         counts: steps by (nodes forwarded, path).
-        longest: the first step of the longest path.
     """
 
     counts: Counter[tuple[int, RankPath]] = field(default_factory=Counter)
-    longest: Step | None = None
 
     @classmethod
     def of(cls, rows: Iterable[Row], source: str | None = None) -> Accepted:
@@ -71,13 +83,11 @@ class Accepted:
         Args:
             source: of a method with several sources, only the steps that drafted from this one.
         """
-        found = cls()
-        for step in steps(rows):
-            if step.nodes > 1 and (source is None or step.source in (None, source)):
-                found.counts[step.nodes, step.path] += 1
-                if len(step.path) > len(found.longest.path if found.longest else ()):
-                    found.longest = step
-        return found
+        found: Counter[tuple[int, RankPath]] = Counter()
+        for *_, nodes, paths, sources in turns(rows):
+            kept = zip(nodes, map(tuple, paths), sources, strict=True)
+            found.update([(n, path) for n, path, by in kept if n > 1 and (source is None or by in (None, source))])
+        return cls(found)
 
     @property
     def steps(self) -> int:

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from evaluation import tree_search
-from evaluation.statistics.acceptance import TEMPLATE, Accepted, Node, by_depth, by_node, steps, template
+from evaluation.statistics.acceptance import TEMPLATE, Accepted, Node, by_depth, by_node, longest, template, turns
 from evaluation.statistics.best_tree import best, half_of
 from model.errors import UserError
 from model.recycling import build_template
@@ -56,10 +56,14 @@ def test_steps_know_their_place_and_what_drafted_them():
     records = {"step_nodes": [[1, 4, 4], [4]], "step_paths": [[[], [0, 0], [0, 0, 0]], [[1]]]}
     sources = [["", TEMPLATE, "suffix"], [TEMPLATE]]
     row = answer(7, "qa", [([1, 3, 4], 1.0), ([2], 1.0)], step_sources=sources, **records)
-    assert [(s.turn, s.number, s.start) for s in steps([row])] == [(0, 0, 0), (0, 1, 1), (0, 2, 4), (1, 0, 0)]
+    assert [(turn, len(nodes)) for _, _, turn, nodes, _, _ in turns([row])] == [(0, 3), (1, 1)]
+    deepest = longest([row])
+    assert deepest is not None and (deepest.turn, deepest.number, deepest.start) == (0, 2, 4)
+    templated = longest([row], TEMPLATE)
+    assert templated is not None and templated[1:4] == (0, 0, 1) and templated.row is row
     own, every = Accepted.of([row], TEMPLATE), Accepted.of([row])
-    assert own.counts == {(4, (0, 0)): 1, (4, (1,)): 1} and own.longest[1:4] == (0, 0, 1) and own.longest.row is row
-    assert own.steps == 2 and every.steps == 3 and every.longest.number == 2
+    assert own.counts == {(4, (0, 0)): 1, (4, (1,)): 1}
+    assert own.steps == 2 and every.steps == 3
     assert len(by_depth(every)) == 3 and by_depth(Accepted()) == []
 
 
