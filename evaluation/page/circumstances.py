@@ -127,8 +127,15 @@ def _model(metadata: dict[str, Any]) -> str:
     revision = f" at revision {model['revision']}" if model.get("revision") else ""
     return (
         f"{model['name']} ({model.get('path')}{revision}), {model.get('dtype')}, {model.get('attention')} attention, "
-        f"context {model.get('context')}, template {model.get('template')}"
+        f"context {model.get('context')}, template {model.get('template')}{_converted(metadata)}"
     )
+
+
+def _converted(metadata: dict[str, Any]) -> str:
+    """What the weights were before they were de-quantised; empty where they never were."""
+    told: dict[str, Any] = metadata.get("converted_from", {})
+    types = ", ".join(f"{count} tensors {kind}" for kind, count in told.get("tensor_types", {}).items())
+    return f"; de-quantised from {told['file']} ({types})" if told else ""
 
 
 def _bench(configuration: Configuration) -> list[str]:

@@ -23,7 +23,7 @@ from model.errors import UserError
 from model.files import located
 
 from ..records.provenance import describe_device
-from . import hub
+from . import gguf, hub
 from .conversation import DEFAULT, choose_template
 from .devices import check_placement, choose_device, place, placement
 from .errors import one_line
@@ -46,6 +46,7 @@ class LoadedModel:
     template: str
     eos: frozenset[int]
     left_out: dict[str, Any] = field(default_factory=dict)
+    converted_from: dict[str, Any] = field(default_factory=dict)  # a GGUF file: its name, hash and tensor types
 
 
 _loaded: LoadedModel | None = None
@@ -158,6 +159,7 @@ def _load(settings: ModelSettings) -> LoadedModel:
         choose_template(settings.template, tokenizer),
         eos,
         left_out,
+        gguf.note(Path(path)),
     )
 
 
@@ -210,8 +212,12 @@ def locate(path: str, allow_pickle: bool) -> str:
         if not hub.is_name(path):
             raise UserError(f"model {path}: no such folder, and not a hub name (owner/name) either")
         return path
+    if (folder / gguf.PACKAGE).is_file():
+        folder = gguf.unpacked(folder)
+    if folder.suffix == ".gguf" and folder.is_file():
+        folder = gguf.converted(folder)
     if not folder.is_dir():
-        raise UserError(f"model {path}: a file; name the folder that holds config.json, weights and tokenizer")
+        raise UserError(f"model {path}: a file; name a GGUF file or the folder with config.json, weights and tokenizer")
     if not (folder / "config.json").is_file():
         raise UserError(f"model {path}: the folder has no config.json")
     if not any(folder.glob("*.safetensors")):

