@@ -200,11 +200,7 @@ def _sha256(data: bytes) -> str:
 def _transformers_generate(loaded: LoadedModel, prompt: list[int], max_new_tokens: int) -> Generation:
     """transformers' own greedy decoding, the baseline the paper compares with. One step a token."""
     target = loaded.target
-    if max_new_tokens < 1 or not 1 <= len(prompt) < target.context:
-        raise UserError(
-            f"prompt of {len(prompt)} tokens: must have 1 to {target.context - 1} (context {target.context})"
-        )
-    limit = min(max_new_tokens, target.context - len(prompt))
+    limit = target.room(prompt, max_new_tokens)
     eos = sorted(loaded.eos)
     config = GenerationConfig(
         max_new_tokens=limit, do_sample=False, eos_token_id=eos or None, pad_token_id=eos[0] if eos else 0

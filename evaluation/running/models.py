@@ -31,7 +31,6 @@ from .model_settings import ModelSettings
 from .processes import world_size
 from .signatures import check
 
-DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 SPECIAL_IDS = ("eos_token_id", "pad_token_id", "bos_token_id")  # what a generation config says of the tokenizer
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
@@ -117,7 +116,8 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
     """`auto` is float16 on an accelerator, as in the paper, and float32 on the CPU."""
     if name == "auto":
         return torch.float32 if device.type == "cpu" else torch.float16
-    return DTYPES[name]
+    found: torch.dtype = getattr(torch, name)  # one of those that ModelSettings allows
+    return found
 
 
 def _load(settings: ModelSettings) -> LoadedModel:

@@ -9,6 +9,8 @@ from ..records.comparison import difference
 from ..records.runs import Run
 from .pools import pools
 
+BUSY = 0.5  # cores taken by others from which timings are doubtful
+
 
 def mixed(runs: Sequence[Run]) -> list[str]:
     """What was not measured under one set of circumstances, one line each: a run in parts, runs beside each other.
@@ -38,9 +40,6 @@ def mixed(runs: Sequence[Run]) -> list[str]:
         words = words.replace(" there and ", f" for {first.label if first else ''}, ").removesuffix(" now")
         lines.append(f"measured under other circumstances ({words} for {'; '.join(names[:3])}{more})")
     return lines
-
-
-BUSY = 0.5  # cores taken by others from which timings are doubtful
 
 
 def doubts(runs: Sequence[Run]) -> list[str]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Generator
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from ..errors import UserError
 from .cache import TreeCache
 from .drafter import Drafter, Session
 from .step import EagerStep, Mark, StaticSequence, conclude, make_step, unmarked
@@ -111,17 +111,14 @@ def decode(
     Raises:
         UserError: max_new_tokens < 1, or the prompt leaves no room for an answer.
     """
-    steps = _decode(target, session, prompt, max_new_tokens, eos, mark)
-    try:
+    out = Generation()
+    with closing(_decode(target, session, prompt, max_new_tokens, eos, mark, out)) as steps:
         while True:
             with torch.inference_mode():  # and not while the consumer is at work
-                record = next(steps)
+                record = next(steps, None)
+            if record is None:
+                return out
             yield record
-    except StopIteration as end:
-        out: Generation = end.value
-        return out
-    finally:
-        steps.close()
 
 
 @torch.inference_mode()
@@ -135,22 +132,23 @@ def generate(
     mark: Mark = unmarked,
 ) -> Generation:
     """The whole answer at once: `decode` from the first step to the last, in a session of its own."""
-    steps = _decode(target, drafter.session(), prompt, max_new_tokens, eos, mark)
-    try:
-        while True:
-            next(steps)
-    except StopIteration as end:
-        out: Generation = end.value
-        return out
-    finally:
-        steps.close()
+    out = Generation()
+    with closing(_decode(target, drafter.session(), prompt, max_new_tokens, eos, mark, out)) as steps:
+        for _ in steps:
+            pass
+    return out
 
 
 def _decode(
-    target: Target, session: Session, prompt: list[int], max_new_tokens: int, eos: Collection[int], mark: Mark
-) -> Generator[StepRecord, None, Generation]:
-    """Step after step until the answer ends."""
-    out = Generation()
+    target: Target,
+    session: Session,
+    prompt: list[int],
+    max_new_tokens: int,
+    eos: Collection[int],
+    mark: Mark,
+    out: Generation,
+) -> Generator[StepRecord, None, None]:
+    """Step after step until the answer ends, each added to `out`."""
 
     def hidden_kept(run: Callable[..., Verification], *args: Any) -> Verification:
         """A step with the hook that it needs: never on between two steps, which may be other sequences' time."""
@@ -163,7 +161,7 @@ def _decode(
             target.keep_hidden(False)
 
     try:
-        limit = _limit(target, prompt, max_new_tokens)
+        limit = target.room(prompt, max_new_tokens)
         with target.cache(session.method.max_nodes) as cache:
             step = make_step(target, cache, session, mark)
             made = step.setup_s
@@ -186,18 +184,6 @@ def _decode(
     finally:
         session.close()
     out.stop = "eos" if out.tokens[-1] in eos else "length" if limit == max_new_tokens else "context"
-    return out
-
-
-def _limit(target: Target, prompt: list[int], max_new_tokens: int) -> int:
-    """How many new tokens there may be."""
-    if max_new_tokens < 1:
-        raise UserError(f"max_new_tokens={max_new_tokens}: must be at least 1")
-    if not 1 <= len(prompt) < target.context:
-        raise UserError(
-            f"prompt of {len(prompt)} tokens: must have 1 to {target.context - 1} (context {target.context})"
-        )
-    return min(max_new_tokens, target.context - len(prompt))
 
 
 def _first_step(

@@ -132,6 +132,20 @@ class Target:
         self.masks.make_room(self.context + nodes)
         self.caches.reserve(self.context + nodes)
 
+    def room(self, prompt: list[int], max_new_tokens: int) -> int:
+        """How many new tokens there may be behind a prompt.
+
+        Raises:
+            UserError: max_new_tokens < 1, or the prompt leaves no room for an answer.
+        """
+        if max_new_tokens < 1:
+            raise UserError(f"max_new_tokens={max_new_tokens}: must be at least 1")
+        if not 1 <= len(prompt) < self.context:
+            raise UserError(
+                f"prompt of {len(prompt)} tokens: must have 1 to {self.context - 1} (context {self.context})"
+            )
+        return min(max_new_tokens, self.context - len(prompt))
+
     def keep_hidden(self, wanted: bool) -> None:
         """Keep what enters the model's own head in `hidden` from now on, or no longer. Free where nothing changes."""
         if wanted and self._hook is None:
