@@ -15,7 +15,7 @@ Hydra finds plugins in a package of this name and nowhere else. Seven things dif
   `name`) before the first one starts, so that a report can name what is missing and the command that completes it.
   Those whose method lacks a companion for its model are told then, all together, and left out.
 - Jobs with start=saved come in a batch of their own, when all others are done: they start from what a hot run left.
-- Where Hydra's basic launcher runs the jobs in this process, those with `interleave` are run together.
+- Where Hydra's basic launcher runs the jobs in this process, those with `interleave` or without times are run together.
 """
 
 from __future__ import annotations
@@ -116,7 +116,12 @@ class PerMethodSweeper(BasicSweeper):
             named = key_of(override) not in (self.params or {})  # on the command line, not by the experiment's file
             if named and "." in key_of(override) and key_of(override) not in used:
                 raise UserError(f"{override}: none of the methods or trees of this sweep has this setting")
-        return in_rounds([list(job) for job in jobs])
+        rounds = in_rounds([list(job) for job in jobs])
+        if self.config.timed:
+            return rounds
+        return [
+            job for job in rounds if all(key_of(o) != "repeat" or o == "repeat=0" for o in job)
+        ]  # else all the same
 
     def _composed(self, job: list[str]) -> DictConfig:
         """A job's configuration; repeats share one, as composing takes a tenth of a second."""

@@ -1,14 +1,15 @@
-"""Answering a question, turn after turn, as often as the configuration says."""
+"""Answering a question, turn after turn, as often as the configuration says: by one method, or by several at once."""
 
 from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from model.decoding import Generation
+from model.decoding import Generation, generate_together
 
 from ..records.questions import Question
 from ..records.rows import RECORDS, Row
@@ -34,6 +35,47 @@ def answer_question(question: Question, method: Method, config: dict[str, Any], 
     devices = [torch.device(device) for device in method.loaded.target.devices]
     restart_peak(devices)
     not_its_own = others + (0 if method.drafter is not None else cache_bytes(method.loaded.target))
+    choices = []
+    for _ in range(config["num_choices"]):
+        talk = Conversation(question, method, config)
+        for _ in question.turns:
+            talk.answer_next()
+        choices.append(talk)
+    return row(question, choices, peak_bytes(devices, not_its_own))
+
+
+def answer_together(question: Question, asked: Sequence[tuple[Method, dict[str, Any]]]) -> list[Row]:
+    """The same by several methods in shared forwards, each with its own configuration: a row each, without times.
+
+    What does not run on this engine (`hf`) answers by itself.
+    """
+    choices: list[list[Conversation]] = [[] for _ in asked]
+    for _ in range(asked[0][1]["num_choices"]):
+        talks = [Conversation(question, method, config) for method, config in asked]
+        for _ in question.turns:
+            same: dict[tuple[int, ...], list[Conversation]] = {}  # by prompt and length: one, where answers are equal
+            for talk in talks:
+                prompt = talk.next_prompt()
+                if talk.own and talk.fits(prompt):
+                    same.setdefault((talk.config["max_new_tokens"], *prompt), []).append(talk)
+                else:
+                    talk.answer_next()
+            for (most, *prompt), group in same.items():
+                for talk in group:
+                    talk.method.begin_prompt()
+                target, eos = group[0].method.loaded.target, group[0].method.loaded.eos
+                drafters = [drafter for talk in group if (drafter := talk.method.drafter) is not None]
+                found = generate_together(target, drafters, prompt, max_new_tokens=most, eos=eos)
+                for talk, generation in zip(group, found, strict=True):
+                    talk.add(prompt, generation)
+        for own, talk in zip(choices, talks, strict=True):
+            own.append(talk)
+    return [row(question, own, None) for own in choices]
+
+
+def row(question: Question, choices: Sequence[Conversation], peak: int | None) -> Row:
+    """A question's record: Spec-Bench's keys, and those of this project."""
+    method = choices[0].method
     return {
         "question_id": question.question_id,
         "records": RECORDS,
@@ -41,54 +83,83 @@ def answer_question(question: Question, method: Method, config: dict[str, Any], 
         "question_sha256": question.sha256,
         "answer_id": uuid.uuid4().hex,
         "model_id": f"{method.loaded.settings.name}-{method.label}".replace(" ", "-"),
-        "choices": [_converse(question, method, config, index) for index in range(config["num_choices"])],
+        "choices": [talk.record(index) for index, talk in enumerate(choices)],
         "tstamp": time.time(),
-        "peak_memory": peak_bytes(devices, not_its_own),
+        "peak_memory": peak,
     }
 
 
-def _converse(question: Question, method: Method, config: dict[str, Any], index: int) -> Row:
-    loaded, answers = method.loaded, list[str]()
-    own = method.drafter is not None  # decoded by this engine: there are step records, phases and a prefill's time
-    generations: list[Generation] = []
-    prompts: list[int] = []  # tokens of each turn's prompt
-    prompt_times: list[float] = []
-    phases: list[dict[str, float]] = []
-    for turn in range(len(question.turns)):
-        start = time.perf_counter()
-        prompt = prompt_ids(loaded.template, loaded.tokenizer, list(question.turns[: turn + 1]), answers)
-        prompt_times.append(time.perf_counter() - start)
-        prompts.append(len(prompt))
-        if len(prompt) < loaded.target.context:
-            clock = PhaseClock(loaded.target) if config["phases"] and own else None
-            generation = method.answer(prompt, config["max_new_tokens"], clock.mark if clock else None)
-            phases.append(dict(clock.seconds) if clock else {})
-        else:  # a later turn, behind long answers: no room is left, which is a result and no reason to stop
-            generation = Generation(stop="context")
-            phases.append({})
-        generations.append(generation)
-        answers.append(answer_text(loaded.template, loaded.tokenizer, generation.tokens))
-    sources = any(step.source for generation in generations for step in generation.steps)
-    return {
-        "index": index,
-        "turns": answers,
-        "decoding_steps": [len(g.steps) for g in generations],
-        "new_tokens": [len(g.tokens) for g in generations],
-        "wall_time": [g.prefill_s + g.decode_s for g in generations],
-        "accept_lengths": [n for g in generations for n in g.accept_lengths],
-        # beyond Spec-Bench's keys, one entry a turn:
-        "prompt_tokens": prompts,
-        "prompt_time": prompt_times,
-        "prefill_time": [g.prefill_s if own else None for g in generations],
-        "decode_time": [g.decode_s if own else None for g in generations],
-        "setup_time": [g.setup_s if own else None for g in generations],  # in none of the others
-        "forwards": [g.forwards for g in generations],
-        "stop": [g.stop for g in generations],
-        "output_ids": [g.tokens for g in generations],
-        # the step records: nodes forwarded, rank path accepted, and where the draft came from, if from several
-        "step_nodes": [[s.nodes for s in g.steps] for g in generations],
-        "step_paths": [[list(s.rank_path) for s in g.steps] for g in generations] if own else None,
-        "step_sources": [[s.source for s in g.steps] for g in generations] if sources else None,
-        # seconds of a turn by phase of its steps, where `phases` asks for them
-        "phase_time": phases if config["phases"] and own else None,
-    }
+class Conversation:
+    """One method's turns on a question, and what is recorded of them.
+
+    Attributes:
+        own: decoded by this engine: there are step records, phases and a prefill's time.
+    """
+
+    def __init__(self, question: Question, method: Method, config: dict[str, Any]) -> None:
+        self.question, self.method, self.config = question, method, config
+        self.own, self.timed = method.drafter is not None, bool(config["timed"])
+        self.answers: list[str] = []
+        self.generations: list[Generation] = []
+        self._prompts: list[int] = []  # tokens of each turn's prompt
+        self._prompt_times: list[float] = []
+        self._phases: list[dict[str, float]] = []
+
+    def next_prompt(self) -> list[int]:
+        """The next turn's, behind the answers so far."""
+        loaded, turns = self.method.loaded, self.question.turns[: len(self.answers) + 1]
+        return prompt_ids(loaded.template, loaded.tokenizer, list(turns), self.answers)
+
+    def fits(self, prompt: list[int]) -> bool:
+        """Whether it leaves room for an answer."""
+        return len(prompt) < self.method.loaded.target.context
+
+    def answer_next(self) -> None:
+        """Answer the next turn by the method alone."""
+        loaded, start = self.method.loaded, time.perf_counter()
+        prompt = self.next_prompt()
+        seconds = time.perf_counter() - start
+        if not self.fits(prompt):  # a later turn, behind long answers: a result, and no reason to stop
+            self.add(prompt, Generation(stop="context"), seconds)
+            return
+        clock = PhaseClock(loaded.target) if self.config["phases"] and self.own else None
+        generation = self.method.answer(prompt, self.config["max_new_tokens"], clock.mark if clock else None)
+        self.add(prompt, generation, seconds, dict(clock.seconds) if clock else {})
+
+    def add(
+        self, prompt: list[int], generation: Generation, seconds: float = 0.0, phases: dict[str, float] | None = None
+    ) -> None:
+        """A turn's answer; `seconds` is what its prompt took to make."""
+        loaded = self.method.loaded
+        self._prompts.append(len(prompt))
+        self._prompt_times.append(seconds)
+        self._phases.append(phases or {})
+        self.generations.append(generation)
+        self.answers.append(answer_text(loaded.template, loaded.tokenizer, generation.tokens))
+
+    def record(self, index: int) -> Row:
+        """Spec-Bench's keys of a choice, and beyond them, one entry a turn, those of this project."""
+        found, timed = self.generations, self.timed
+        sources = any(step.source for generation in found for step in generation.steps)
+        return {
+            "index": index,
+            "turns": self.answers,
+            "decoding_steps": [len(g.steps) for g in found],
+            "new_tokens": [len(g.tokens) for g in found],
+            "wall_time": [g.prefill_s + g.decode_s if timed else 0.0 for g in found],
+            "accept_lengths": [n for g in found for n in g.accept_lengths],
+            "prompt_tokens": self._prompts,
+            "prompt_time": self._prompt_times if timed else [None for _ in found],
+            "prefill_time": [g.prefill_s if timed and self.own else None for g in found],
+            "decode_time": [g.decode_s if timed and self.own else None for g in found],
+            "setup_time": [g.setup_s if timed and self.own else None for g in found],  # in none of the others
+            "forwards": [g.forwards for g in found],
+            "stop": [g.stop for g in found],
+            "output_ids": [g.tokens for g in found],
+            # the step records: nodes forwarded, rank path accepted, and where the draft came from, if from several
+            "step_nodes": [[s.nodes for s in g.steps] for g in found],
+            "step_paths": [[list(s.rank_path) for s in g.steps] for g in found] if self.own else None,
+            "step_sources": [[s.source for s in g.steps] for g in found] if sources else None,
+            # seconds of a turn by phase of its steps, where `phases` asks for them
+            "phase_time": self._phases if self.config["phases"] and self.own else None,
+        }

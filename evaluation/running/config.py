@@ -40,6 +40,7 @@ class Settings:
     repeat: int | None
     interleave: bool
     mixed: bool
+    timed: bool
     phases: bool
     seed: int
     results_dir: str
@@ -63,6 +64,10 @@ def checked(cfg: DictConfig) -> dict[str, Any]:
     repeats, folder = config["repeats"], config["run_dir"]
     if folder is not None and repeats > 1 and config["repeat"] is None:
         raise UserError(f"run_dir={folder}: holds one run, but repeats={repeats}; leave out one of the two")
+    if config["phases"] and not config["timed"]:
+        raise UserError(
+            "phases=true: times the parts of a step, and timed=false takes no times; leave out one of the two"
+        )
     make_ready(config["method"], config["model"]["name"])
     return config
 

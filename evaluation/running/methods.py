@@ -68,12 +68,16 @@ class Method:
             if self.start not in (None, COLD, HOT, CATEGORY):
                 self.drafter.load_state_dict(load_state(Path(str(self.start))))
 
+    def begin_prompt(self) -> None:
+        """A cold start forgets what was before."""
+        if self.start == COLD and self.drafter is not None:
+            self.drafter.reset()
+
     def answer(self, prompt: list[int], max_new_tokens: int, mark: Callable[[str], None] | None = None) -> Generation:
-        """Answer one prompt; a cold start forgets what was before. `mark`: as `generate` takes it."""
+        """Answer one prompt. `mark`: as `generate` takes it."""
         if self.drafter is None:
             return _transformers_generate(self.loaded, prompt, max_new_tokens)
-        if self.start == COLD:
-            self.drafter.reset()
+        self.begin_prompt()
         marking = {} if mark is None else {"mark": mark}
         return generate(
             self.loaded.target, self.drafter, prompt, max_new_tokens=max_new_tokens, eos=self.loaded.eos, **marking

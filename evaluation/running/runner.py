@@ -43,7 +43,7 @@ class Runner:
 
     def __init__(self, config: dict[str, Any], loaded: LoadedModel, answer_file: Path | None = None) -> None:
         self.config, self.loaded, self.holding = config, loaded, Holding(loaded.target)
-        self.execution = choose_execution(str(config["execution"]), loaded)
+        self.execution = choose_execution(str(config["execution"]), loaded, config["timed"])
         loaded.target.execution = self.execution
         with self.holding.counted():
             self.method = self._method()
@@ -122,10 +122,18 @@ class Runner:
     def answer(self, others: int = 0) -> None:
         """Answer the next question and keep it, with the state after it.
 
-        With start=category the state is carried on within a subtask and forgotten where the subtask changes.
-
         Args:
             others: bytes that other runners hold on the CUDA devices.
+        """
+        question = self.next_question()
+        with self.holding.counted():
+            row = answer_question(question, self.method, self.config, others)
+        self.keep(row)
+
+    def next_question(self) -> Question:
+        """What is to be answered now, with the state that it is answered from.
+
+        With start=category the state is carried on within a subtask and forgotten where the subtask changes.
         """
         self._take_turn()
         question = self.pending[0]
@@ -133,9 +141,11 @@ class Runner:
             before = str(self.rows[-1]["category"])
             if subtask(question.category) != subtask(before):
                 self.method.prepare()
-        with self.holding.counted():
-            row = answer_question(question, self.method, self.config, others)
-        self.done[question.question_id] = row
+        return question
+
+    def keep(self, row: Row) -> None:
+        """The next question is answered: this is its row."""
+        self.done[row["question_id"]] = row
         state = self.method.drafter.state_dict() if self.method.drafter and self._carries else {}
         self.store.append(row, state, len(self.done))
         del self.pending[0]

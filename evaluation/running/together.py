@@ -15,6 +15,7 @@ from model.errors import UserError
 
 from ..records.sweeps import note_done
 from . import processes
+from .answering import answer_together
 from .bench import load_bench
 from .errors import Failure, told
 from .locks import exclusive
@@ -35,6 +36,8 @@ class Job:
     @property
     def repeats(self) -> list[int]:
         repeat: int | None = self.config["repeat"]
+        if not self.config["timed"]:  # it would be the same each time
+            return [repeat or 0]
         return list(range(self.config["repeats"])) if repeat is None else [repeat]
 
     @property
@@ -56,7 +59,7 @@ _waiting: list[Job] | None = None
 
 def waits(job: Job) -> bool:
     """Whether this job will be run together with others; else it is for its caller to run."""
-    if _waiting is None or not job.config["interleave"]:
+    if _waiting is None or (job.config["timed"] and not job.config["interleave"]):
         return False
     _waiting.append(job)
     return True
@@ -174,13 +177,18 @@ class _Runs:
         with Progress(label, total, done) as progress:
             while self.runners:
                 place = min(len(runner.done) for runner in self.runners)
-                for runner in [runner for runner in self.runners if len(runner.done) == place]:
-                    with self._caught(runner):
-                        runner.answer(sum(other.holding.bytes for other in self.built if other is not runner))
-                        progress.answered(runner.rows, runner.method.label)
-                        if not runner.pending:
-                            runner.finish()
-                            self._done(runner)
+                for turn in turns([runner for runner in self.runners if len(runner.done) == place]):
+                    with self._caught(*turn):
+                        if turn[0].config["timed"]:
+                            turn[0].answer(sum(other.holding.bytes for other in self.built if other is not turn[0]))
+                        else:
+                            answer_at_once(turn)
+                    for runner in [runner for runner in turn if runner in self.runners]:
+                        with self._caught(runner):
+                            progress.answered(runner.rows, runner.method.label)
+                            if not runner.pending:
+                                runner.finish()
+                                self._done(runner)
 
     def _leave(self, runner: Runner) -> None:
         """It is at work no more: what its method holds on the device is the others' to use."""
@@ -194,13 +202,33 @@ class _Runs:
             job.note(repeat, runner.folder)
 
     @contextmanager
-    def _caught(self, runner: Runner | None = None) -> Iterator[None]:
+    def _caught(self, *concerned: Runner) -> Iterator[None]:
         try:
             yield
         except Exception as error:
-            if runner in self.runners:
-                self._leave(runner)
+            for runner in concerned:
+                if runner in self.runners:
+                    self._leave(runner)
             self.failed(error)
+
+
+def turns(runners: Sequence[Runner]) -> list[list[Runner]]:
+    """Who answers its next question by itself, and who does so together: untimed ones whose question is the same."""
+    found: dict[Any, list[Runner]] = {}
+    for runner in runners:
+        key = (
+            id(runner) if runner.config["timed"] else json.dumps([runner.pending[0].key, runner.config["num_choices"]])
+        )
+        found.setdefault(key, []).append(runner)
+    return list(found.values())
+
+
+def answer_at_once(runners: Sequence[Runner]) -> None:
+    """The next question of them all, which is one question, in shared forwards."""
+    questions = [runner.next_question() for runner in runners]
+    rows = answer_together(questions[0], [(runner.method, runner.config) for runner in runners])
+    for runner, row in zip(runners, rows, strict=True):
+        runner.keep(row)
 
 
 def _key(runner: Runner) -> str:

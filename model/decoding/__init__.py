@@ -5,6 +5,7 @@ From outside: what is named here, and what a method is made with (`selection`, `
 
 from .drafter import DeviceDrafter, DeviceSession, Drafter, Session
 from .loop import Generation, StepRecord, decode, generate
+from .shared_text import generate_together
 from .target import Target
 from .tree import Draft, Tree
 from .verification import Verification, verify
@@ -22,5 +23,6 @@ __all__ = [
     "Verification",
     "decode",
     "generate",
+    "generate_together",
     "verify",
 ]

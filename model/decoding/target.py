@@ -194,9 +194,20 @@ class Target:
     def forward(self, cache: TreeCache, draft: Draft) -> torch.Tensor:
         """One forward over a draft of n nodes behind the committed tokens. Returns logits (n, V)."""
         past, tree = cache.length, draft.tree
-        mask = self.masks.behind(past, tree)[None, None]  # (1, 1, n, past + n)
         positions = self._within(tree.depths + past, past + tree.max_depth)
-        return self._run_model(cache, draft.tokens, mask, positions)
+        return self._run_model(cache, draft.tokens, self.masks.behind(past, tree)[None, None], positions)
+
+    @torch.inference_mode()
+    def forward_masked(
+        self, cache: TreeCache, tokens: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor
+    ) -> torch.Tensor:
+        """One forward over any n tokens behind the committed ones. Returns logits (n, V).
+
+        Args:
+            tokens, positions: int64 (n,).
+            mask: what each of them attends to, additive (n, past + n).
+        """
+        return self._run_model(cache, tokens, mask[None, None], positions.clamp(max=self.context - 1))
 
     def forward_static(
         self,

@@ -1,0 +1,225 @@
+"""Many methods on one text: what they ask of the target is asked once, in one forward for all of them.
+
+Greedy output is the target's own whatever is drafted, so methods that answer one prompt walk along one text. They differ
+in where their steps begin and in what they try there, and much of that is the same, too. So accepted lengths, which no
+clock decides, can be had for many configurations at the price of a few. Times cannot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from contextlib import ExitStack
+
+import numpy as np
+import torch
+
+from ..errors import UserError
+from .cache import TreeCache
+from .drafter import Drafter, Session
+from .loop import Generation
+from .selection import argmax
+from .target import Target
+from .tree import Draft
+from .verification import verify
+
+
+class Context:
+    """A path of tokens behind the prompt's others: what may follow it, and what the target says after it.
+
+    Attributes:
+        position: of its last token.
+        below: the contexts that are one token longer.
+        choice: the token that the target picks; None: not asked yet.
+        logits: (V,), hidden: (H,) if kept.
+        committed: whether its states are in the cache, at its position; such a context is part of the text itself.
+    """
+
+    __slots__ = ("below", "choice", "committed", "hidden", "logits", "position")
+
+    def __init__(self, position: int) -> None:
+        self.position = position
+        self.below: dict[int, Context] = {}
+        self.choice: int | None = None
+        self.logits: torch.Tensor | None = None
+        self.hidden: torch.Tensor | None = None
+        self.committed = False
+
+    def then(self, token: int) -> Context:
+        """The context that is longer by this token."""
+        found = self.below.get(token)
+        if found is None:
+            found = self.below[token] = Context(self.position + 1)
+        return found
+
+
+class SharedText:
+    """One prompt and its answer as far as it is known, and the contexts that still matter.
+
+    No context knows the one above it: those that no sequence can reach any more are freed, with their logits.
+
+    Args:
+        cache: holds the text; with room for all that is asked at once behind it.
+        prompt: P tokens; all but the last are forwarded now.
+        all_logits: keep the logits after each of these.
+    """
+
+    def __init__(self, target: Target, cache: TreeCache, prompt: list[int], *, all_logits: bool) -> None:
+        self.target, self.cache = target, cache
+        logits = target.prefill(cache, prompt, all_logits=all_logits)
+        self.prompt_logits = [*logits] if all_logits else []  # P - 1 of (V,)
+        self.prompt_hidden = [] if target.hidden is None or len(prompt) == 1 else [*target.hidden]  # P - 1 of (H,)
+        self._tip = Context(len(prompt) - 2)  # the deepest committed one
+        self._tip.choice, self._tip.committed = prompt[-1], True
+        self.first = self._tip.then(prompt[-1])
+
+    def ask(self, tries: Sequence[tuple[Context, Draft]]) -> list[list[Context]]:
+        """The context of every node of these drafts, each below the context of its root; none is left unasked."""
+        found: list[list[Context]] = []
+        rows: dict[Context, int] = {}  # of the forward
+        above: list[Context] = []  # of each row
+        tokens: list[int] = []
+        for root, draft in tries:
+            drafted, parents = draft.tokens.tolist(), draft.tree.parent_of
+            nodes = [root]
+            for token, parent in zip(drafted[1:], parents[1:], strict=True):
+                nodes.append(nodes[parent].then(token))
+            for node, context in enumerate(nodes):
+                if context.choice is None and context not in rows:
+                    # with those above it whose states are nowhere: of what was asked earlier and did not stand
+                    missing = [i for i in draft.tree.chain_of[node] if not nodes[i].committed and nodes[i] not in rows]
+                    for i in missing:
+                        rows[nodes[i]] = len(rows)
+                        above.append(nodes[parents[i]] if i else self._tip)
+                        tokens.append(drafted[i])
+            found.append(nodes)
+        if rows:
+            self._forward(rows, above, tokens)
+        return found
+
+    def _forward(self, rows: dict[Context, int], above: list[Context], tokens: list[int]) -> None:
+        target, past = self.target, self.cache.length
+        seen = np.zeros((len(rows), past + len(rows)), dtype=bool)  # what each row attends to
+        for row, parent in enumerate(above):
+            if parent in rows:
+                seen[row] = seen[rows[parent]]
+            else:
+                seen[row, : parent.position + 1] = True
+            seen[row, past + row] = True
+        hidden = torch.from_numpy(~seen).to(target.device)
+        mask = torch.zeros(seen.shape, dtype=target.dtype, device=target.device)
+        mask.masked_fill_(hidden, torch.finfo(target.dtype).min)
+        positions = torch.tensor([context.position for context in rows], device=target.device)
+        logits = target.forward_masked(self.cache, torch.tensor(tokens, device=target.device), mask, positions)
+        for context, row, choice in zip(rows, logits, argmax(logits).tolist(), strict=True):
+            if context.choice is None:
+                context.choice, context.logits = choice, row
+                context.hidden = None if target.hidden is None else target.hidden[rows[context]]
+        self._commit(rows)
+
+    def _commit(self, rows: dict[Context, int]) -> None:
+        """Keep the states of what is now known to be the text itself."""
+        past, path = self.cache.length, list[int]()
+        while True:
+            assert self._tip.choice is not None  # what is committed was asked
+            stands = self._tip.below.get(self._tip.choice)
+            if stands is None or stands not in rows:
+                break
+            path.append(rows[stands])
+            stands.committed = True
+            self._tip = stands
+        if path:
+            source = torch.tensor(path, device=self.target.device) + past
+            self.cache.move(source, torch.arange(past, past + len(path), device=self.target.device))
+            self.cache.length += len(path)
+
+
+class _Sequence:
+    """One method's walk along the text."""
+
+    def __init__(self, session: Session, prompt: list[int], text: SharedText) -> None:
+        self.session, self.prompt, self.text = session, prompt, text
+        self.root, self.context, self.out = prompt[-1], text.first, Generation()
+        self._begun = session.begin(prompt)
+        if self._begun is None:
+            self.out.forwards = int(len(prompt) > 1)
+            self._tell_prompt(prompt[:-1])
+
+    def draft(self) -> Draft:
+        return self._begun or self.session.draft(self.root)
+
+    def learn(self, draft: Draft, nodes: list[Context], limit: int, eos: Collection[int]) -> bool:
+        """What follows the forward, as in a step of its own; whether the answer goes on."""
+        method = self.session.method
+        choices = torch.tensor([context.choice for context in nodes], device=draft.tokens.device)
+        verification = verify(draft, choices)
+        if method.needs_logits:
+            verification.logits = torch.stack([known(context.logits) for context in nodes])
+        if method.needs_hidden:
+            verification.hidden = torch.stack([known(context.hidden) for context in nodes])
+        if self._begun is not None:
+            self._begun = None
+            self._tell_prompt(self.prompt)
+        self.session.observe(verification)
+        self.out.forwards += 1
+        for token in verification.tokens:
+            self.context = self.context.then(token)
+        self.root = verification.tokens[-1]
+        return self.out.add(verification, limit, eos)
+
+    def _tell_prompt(self, first: list[int]) -> None:
+        """The prompt's own logits and hidden states, with those of its last token if its chain is forwarded with it."""
+        method, text = self.session.method, self.text
+        last = [text.first] if len(first) == len(self.prompt) else []
+        if first and method.needs_prompt_logits:
+            self.session.observe_prompt(first, torch.stack(text.prompt_logits + [known(c.logits) for c in last]))
+        if first and method.needs_hidden:
+            self.session.observe_prompt_hidden(first, torch.stack(text.prompt_hidden + [known(c.hidden) for c in last]))
+
+
+def known(tensor: torch.Tensor | None) -> torch.Tensor:
+    """What an asked context has."""
+    assert tensor is not None
+    return tensor
+
+
+@torch.inference_mode()
+def generate_together(
+    target: Target, drafters: Sequence[Drafter], prompt: list[int], *, max_new_tokens: int, eos: Collection[int] = ()
+) -> list[Generation]:
+    """The answer to one prompt by each of several methods, with the steps that each takes alone, and without times.
+
+    Of two sequences the one whose root is further back goes first, so that what another one tries there is known.
+
+    Args:
+        drafters: of any kind; no two of them may be one object.
+        max_new_tokens, eos: as `generate` takes them.
+
+    Raises:
+        UserError: as `generate`; and the target attends in steps of fixed shape alone.
+    """
+    limit = target.room(prompt, max_new_tokens)
+    if target.switch is not None:
+        raise UserError("model.attention=tree: is for steps of fixed shape; answers together are given eagerly")
+    with ExitStack() as ends:
+        cache = ends.enter_context(target.cache(sum(drafter.max_nodes for drafter in drafters)))
+        sessions = [drafter.session() for drafter in drafters]
+        for session in sessions:
+            ends.callback(session.close)
+        if any(drafter.needs_hidden for drafter in drafters):
+            target.keep_hidden(True)
+            ends.callback(target.keep_hidden, False)
+        text = SharedText(target, cache, prompt, all_logits=any(drafter.needs_prompt_logits for drafter in drafters))
+        sequences = [_Sequence(session, prompt, text) for session in sessions]
+        going = list(sequences)
+        while going:
+            back = min(sequence.context.position for sequence in going)
+            turn = [sequence for sequence in going if sequence.context.position == back]
+            drafts = [sequence.draft() for sequence in turn]
+            asked = text.ask([(sequence.context, draft) for sequence, draft in zip(turn, drafts, strict=True)])
+            for sequence, draft, nodes in zip(turn, drafts, asked, strict=True):
+                if not sequence.learn(draft, nodes, limit, eos):
+                    going.remove(sequence)
+    for sequence in sequences:
+        out = sequence.out
+        out.stop = "eos" if out.tokens[-1] in eos else "length" if limit == max_new_tokens else "context"
+    return [sequence.out for sequence in sequences]

@@ -1,0 +1,83 @@
+"""Many methods on one text: each gives the answer, step by step, that it gives alone."""
+
+import random
+
+import pytest
+import torch
+
+from model.decoding import Target, generate
+from model.decoding.shared_text import generate_together
+from model.errors import UserError
+from model.recycling import TokenRecycling, build_template
+from model.vanilla import Vanilla
+from tests.conftest import greedy, toy_model
+from tests.model.test_sessions import MAKE, V
+
+
+@pytest.mark.parametrize("kind", ["llama-grouped", "gpt2", "gpt-neox"])
+def test_each_method_takes_the_steps_that_it_takes_alone(kind, tmp_path):
+    model, rng = toy_model(kind), random.Random(3)
+    target = Target(model)
+    names = [name for name in MAKE if kind == "llama-grouped" or name not in ("medusa", "eagle", "eagle2")]
+    alone = [MAKE[name](target, tmp_path / name) for name in names]
+    drafters = [MAKE[name](target, tmp_path / name) for name in names]
+    made = [[rng.randrange(3, V) for _ in range(1 + 17 * i)] * (1 + (i > 0)) for i in range(4)]
+    for prompt in made:  # what is carried from one to the next is the same as well
+        expected = [generate(target, drafter, prompt, max_new_tokens=40, eos={7}) for drafter in alone]
+        found = generate_together(target, drafters, prompt, max_new_tokens=40, eos={7})
+        for name, one, other in zip(names, expected, found, strict=True):
+            assert one.tokens == greedy(model, prompt, 40, [7]), name
+            assert (one.tokens, one.steps, one.stop, one.forwards) == (
+                other.tokens,
+                other.steps,
+                other.stop,
+                other.forwards,
+            ), name
+    for name, one, other in zip(names, alone, drafters, strict=True):
+        for key, tensor in one.state_dict().items():
+            assert torch.equal(tensor, other.state_dict()[key]), (name, key)
+
+
+def test_no_context_is_asked_twice_but_for_the_states_of_what_did_not_stand(llama):
+    """Trees of one method that lie within one another: the smaller ones' nodes are the larger one's."""
+    target, prompt = Target(llama), [5, 6, 7, 8] * 3
+    asked = []
+    forward = target.forward_masked
+
+    def counted(cache, tokens, mask, positions):
+        asked.append((len(tokens), cache.length))
+        return forward(cache, tokens, mask, positions)
+
+    target.forward_masked = counted
+    drafters = [Vanilla(target.device) for _ in range(5)]
+    out = generate_together(target, drafters, prompt, max_new_tokens=20)
+    assert asked == [(1, len(prompt) - 1 + i) for i in range(20)]  # five sequences, one row a token
+    assert all(found.tokens == greedy(llama, prompt, 20) and found.accept_lengths == [1] * 20 for found in out)
+
+
+def test_with_the_prompts_own_logits_recycled(llama):
+    target, prompt = Target(llama), [5, 6, 7, 8, 9, 5, 6]
+    one, other = (TokenRecycling(V, build_template("2.2.2"), recycle_prompt=True) for _ in range(2))
+    expected = generate(target, one, prompt, max_new_tokens=30)
+    found = generate_together(target, [Vanilla(target.device), other], prompt, max_new_tokens=30)[1]
+    assert found.steps == expected.steps and torch.equal(one.matrix.candidates, other.matrix.candidates)
+
+
+def test_up_to_the_models_last_position(llama):
+    target = Target(llama, context=48)
+    prompt = [5, 6, 7] * 12
+    out = generate_together(
+        target, [TokenRecycling(V, build_template("2.2.2")) for _ in range(3)], prompt, max_new_tokens=99
+    )
+    assert all(found.tokens == greedy(llama, prompt, 12) and found.stop == "context" for found in out)
+
+
+def test_what_was_borrowed_is_given_back_after_an_error(llama):
+    target = Target(llama)
+    drafter = MAKE["spine"](target, None)
+    drafter.grow = lambda root: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        generate_together(target, [Vanilla(target.device), drafter], [5, 6, 7], max_new_tokens=9)
+    assert len(target.caches._free) == 1 and drafter.carried.lent is None and target._hook is None
+    with pytest.raises(UserError, match="max_new_tokens"):
+        generate_together(target, [Vanilla(target.device)], [5], max_new_tokens=0)
