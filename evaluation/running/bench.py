@@ -9,6 +9,7 @@ import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from model.errors import UserError
 from model.files import ROOT, write_bytes
@@ -35,6 +36,7 @@ def load_bench(
     begin: int | None = None,
     end: int | None = None,
     per_category: int | None = None,
+    spread: bool = False,
     categories: Sequence[str] | None = None,
     order: str = FILE_ORDER,
 ) -> Bench:
@@ -44,7 +46,8 @@ def load_bench(
         path: the question file, or a folder that holds `question.jsonl`; relative to the repository.
         url, sha256: where to fetch it and what it must hash to. A file that the user put there is checked, too.
         begin, end: slice of the file, as Spec-Bench's --question-begin and --question-end.
-        per_category: only the first so many questions of each subtask.
+        per_category: only so many questions of each subtask: the first ones, or
+        spread: those that are evenly spread over its part of the file.
         categories: only these subtasks.
         order: file | interleaved (one of each subtask in turn) | shuffled, or shuffled-N with another seed than 0.
 
@@ -60,13 +63,15 @@ def load_bench(
         raise UserError(
             f"{file} has sha256 {digest[:12]}..., the published one {sha256[:12]}...; delete it to fetch it again"
         )
-    chosen: list[Question] = []
-    count: dict[str, int] = {}
+    groups: dict[str, list[Question]] = {}
     for question in questions[begin:end]:
-        row = subtask(question.category)
-        count[row] = count.get(row, 0) + 1
-        if (categories is None or row in categories) and (per_category is None or count[row] <= per_category):
-            chosen.append(question)
+        groups.setdefault(subtask(question.category), []).append(question)
+    kept: set[Any] = set()  # ids
+    for row, members in groups.items():
+        if categories is None or row in categories:
+            most = len(members) if per_category is None else min(per_category, len(members))
+            kept |= {members[i * len(members) // most if spread else i].question_id for i in range(most)}
+    chosen = [question for question in questions[begin:end] if question.question_id in kept]
     if not chosen:
         raise UserError(f"bench {name}: no question is left of {len(questions)} after the selection")
     return Bench(name, ordered(chosen, order), digest, order)

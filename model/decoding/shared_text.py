@@ -1,8 +1,8 @@
 """Many methods on one text: what they ask of the target is asked once, in one forward for all of them.
 
-Greedy output is the target's own whatever is drafted, so methods that answer one prompt walk along one text. They differ
-in where their steps begin and in what they try there, and much of that is the same, too. So accepted lengths, which no
-clock decides, can be had for many configurations at the price of a few. Times cannot.
+Greedy output is the target's own whatever is drafted, so methods that answer one prompt walk along one text. They
+differ in where their steps begin and in what they try there, and much of that is the same, too. So accepted lengths,
+which no clock decides, can be had for many configurations at the price of a few. Times cannot.
 """
 
 from __future__ import annotations
