@@ -13,7 +13,7 @@ from .style import INTERVAL, colour, footnote, panels
 
 def start(block: Block) -> Figure | None:
     """What the state at the start of a prompt is worth: MAT and speedup by start, a published pair beside it."""
-    rows = block.varied("start")
+    rows = block.varied("start", ("recycle_prompt",))
     if not rows or len({row["pool"].method for row in rows}) > 2:  # among many methods the other figures show it
         return None
     return _bars(block, rows, "start", published_starts())
@@ -21,7 +21,7 @@ def start(block: Block) -> Figure | None:
 
 def update(block: Block) -> Figure | None:
     """What is written back to the matrix: every node, the accepted path, the root, nothing."""
-    rows = block.varied("update")
+    rows = block.varied("update", ("start",))
     return _bars(block, rows, "update") if rows else None
 
 
@@ -48,9 +48,12 @@ def _bars(
     labels = [_label(row, rows, setting) for row in rows]
     extra = published or []
     count = len(rows) + len(extra)
-    figure, axes = panels(2, height=1.2 + 0.36 * count, sharey=True)
+    columns = [("mat", "MAT (tokens a step)", 1), (speed, speed_label, 2)]
+    columns = [entry for entry in columns if any(row[entry[0]] == row[entry[0]] for row in rows)]  # not all is timed
+    figure, axes = panels(len(columns), height=(0.6 + 0.3 * len(columns)) + 0.18 * len(columns) * count, sharey=True)
     at = list(range(count))[::-1]
-    for panel, column, place in zip(axes, ("mat", speed), (1, 2), strict=True):
+    for panel, (column, label, place) in zip(axes, columns, strict=True):
+        panel.set_xlabel(label)
         values = [float(row[column]) for row in rows]
         panel.barh(at[: len(rows)], values, 0.7, color=colour(4))
         for y, row, value in zip(at, rows, values, strict=False):
@@ -67,8 +70,6 @@ def _bars(
         panel.grid(axis="y", visible=False)
         if column.startswith("speedup"):
             panel.axvline(1.0, color="#444444", linewidth=0.7)
-    axes[0].set_xlabel("MAT (tokens a step)")
-    axes[1].set_xlabel(speed_label)
     hatched = "; hatched: Vicuna-7B, A100-40GB, speedup over its own baseline" if extra else ""
     footnote(figure, f"lines: {INTERVAL}{hatched}; {block.measured}")
     return figure

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -79,11 +79,27 @@ class Block:
         return named(chosen, moving)
 
     def varied(self, setting: str, follow: Sequence[str] = ()) -> list[dict[str, Any]]:
-        """Drafting runs of the methods for which a setting that is no number takes several values."""
-        rows = [row for row in self.drafting if str(row.get(setting)) not in ("None", "nan")]
-        several = {row["pool"].method for row in rows}
-        several = {m for m in several if len({str(r[setting]) for r in rows if r["pool"].method == m}) > 1}
-        return [row for row in rows if row["pool"].method in several]
+        """Drafting runs of the methods for which a setting that is no number takes several values.
+
+        Of each method those that differ in this setting and those that `follow` it, and in nothing else.
+        """
+        found: list[dict[str, Any]] = []
+        for method in dict.fromkeys(row["pool"].method for row in self.drafting):
+            rows = [row for row in self.drafting if row["pool"].method == method]
+            rows = alike(
+                [row for row in rows if str(row.get(setting)) not in ("None", "nan")], {setting, *follow}, setting
+            )
+            found += rows if len({str(row[setting]) for row in rows}) > 1 else []
+        return found
+
+
+def alike(rows: Sequence[dict[str, Any]], moving: Collection[str], setting: str) -> list[dict[str, Any]]:
+    """Of these rows the ones that have all settings but the moving ones in common: where this setting varies most."""
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        fixed = {key: str(value) for key, value in row["pool"].first.facets.items() if key not in moving}
+        groups.setdefault(str(sorted(fixed.items())), []).append(row)
+    return max(groups.values(), key=lambda group: len({str(row.get(setting)) for row in group}), default=[])
 
 
 def speed_of(rows: Sequence[dict[str, Any]]) -> tuple[str, str]:

@@ -25,6 +25,8 @@ def memory(block: Block) -> Figure | None:
     if max((sum(m == method for m, _ in sizes) for method, _ in sizes), default=0) < 3:  # of one method
         return None
     column, speed_label = speed_of(rows)
+    if all(row[column] != row[column] for row in rows):
+        return None
     figure, (axes,) = panels(height=2.1)
     for i, label in enumerate(dict.fromkeys(row["method"] for row in rows)):
         own = [row for row in rows if row["method"] == label]

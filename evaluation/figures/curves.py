@@ -15,16 +15,16 @@ from .style import INTERVAL, colour, footnote, legend, mark, marker, panels
 
 def tree_size(block: Block) -> Figure | None:
     """MAT, time of a step and speed over the number of drafted nodes; the star marks the fastest tree."""
-    return _curves(block, "tree_nodes", "nodes in the draft tree, root not counted", TREE[2:], mark=True)
+    return _curves(block, "tree_nodes", "nodes in the draft tree, root not counted", TREE[2:], star=True)
 
 
 def topk(block: Block) -> Figure | None:
     """MAT, speed and the matrix's memory over k, the candidates kept per token."""
-    return _curves(block, "k", "candidates kept per token, k", TREE, memory=True)
+    return _curves(block, "k", "candidates kept per token, k", TREE[1:], memory=True)
 
 
 def _curves(
-    block: Block, setting: str, label: str, follow: tuple[str, ...], *, mark: bool = False, memory: bool = False
+    block: Block, setting: str, label: str, follow: tuple[str, ...], *, star: bool = False, memory: bool = False
 ) -> Figure | None:
     lines = block.lines(setting, follow)
     if setting == "tree_nodes":  # shapes differ in more than their size: they have a map of their own
@@ -33,13 +33,15 @@ def _curves(
         return None
     rows = [row for line in lines.values() for row in line]
     speed, speed_label = speed_of(rows)
-    columns = ["mat", *([] if memory else ["step_ms"]), speed, *(["state_mib"] if memory else [])]
+    columns = ["mat", *([] if memory else ["step_ms"]), speed]
+    columns = [column for column in columns if any(row[column] == row[column] for row in rows)]  # not all is timed
+    columns += ["state_mib"] if memory else []
     figure, axes = panels(len(columns), height=0.6 + 1.2 * len(columns), sharex=True)
     for i, (name, line) in enumerate(lines.items()):
         for panel, column in zip(axes, columns, strict=True):
             _line(panel, line, setting, column, i + 2, name)
         fastest = max(line, key=lambda row: float(np.nan_to_num(row[speed], nan=-1.0)))
-        if mark:
+        if star and speed in columns:
             at = columns.index(speed)
             axes[at].plot(fastest[setting], fastest[speed], "*", color=colour(i + 2), markersize=9, zorder=5)
             axes[at].annotate(
@@ -114,7 +116,7 @@ def tree_shape(block: Block) -> Figure | None:
 
 def tree_family(block: Block) -> Figure | None:
     """MAT over the number of nodes by family of trees: balanced against imbalanced."""
-    rows = [row for row in block.varied("tree") if row["tree"] != "auto"]  # whose size changes: see machine_tree
+    rows = [row for row in block.varied("tree", TREE) if row["tree"] != "auto"]  # whose size changes: see machine_tree
     families = list(dict.fromkeys(row["tree"] for row in rows))
     if len(families) < 2:
         return None

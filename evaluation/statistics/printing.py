@@ -110,7 +110,7 @@ def heading(runs: Sequence[Run]) -> list[str]:
         line = (
             f"{settings['model']['name']} ({settings['model']['dtype']}) on {run.metadata['device']}; "
             f"torch {versions['torch']}, transformers {versions['transformers']}; greedy, batch 1, "
-            f"max_new_tokens {settings['max_new_tokens']}"
+            f"max_new_tokens {settings['max_new_tokens']}{'' if settings.get('timed', True) else '; not timed'}"
         )
         if line not in lines:
             lines.append(line)
@@ -202,7 +202,8 @@ def _columns(block: pd.DataFrame) -> list[str]:
     speedups = [f"speedup_{b}" for b in BASELINES if block[f"speedup_{b}"].notna().any()]
     published = [c for c in ("published_mat", "published_speedup_hf") if c in block and block[c].notna().any()]
     note = [NOTE] if NOTE in block and block[NOTE].notna().any() else []
-    return [SHOWN[0], *variant, *SHOWN[1:3], *repeats, *SHOWN[3:], *spread, *speedups, *published, *note]
+    measures = [c for c in SHOWN[3:] if block[c].notna().any()]  # of what was not timed there is no speed
+    return [SHOWN[0], *variant, *SHOWN[1:3], *repeats, *measures, *spread, *speedups, *published, *note]
 
 
 def _cell(row: pd.Series[Any], column: str, *, interval: bool = False) -> str:

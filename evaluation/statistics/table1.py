@@ -119,7 +119,8 @@ def _part(pool: Pool, base: Pool | None, subtasks: Sequence[str]) -> tuple[float
         return math.nan, math.nan, math.nan
     steps = np.nansum(own.steps)
     mat = float(np.nansum(own.tokens) / steps) if steps else math.nan
-    speed = float(np.nanmean(own.mean_speed()))
+    speeds = own.mean_speed()
+    speed = float(np.nanmean(speeds)) if np.isfinite(speeds).any() else math.nan  # of runs that were not timed
     return mat, speed, math.nan if base is None else _speedup(own, base.cells)
 
 
