@@ -25,6 +25,7 @@ from .model_settings import ModelSettings
 from .models import forget_model
 from .processes import local_rank, local_world_size, meet
 
+CPU = "cpu"  # the name of its lock
 AGAIN = 0.05  # seconds between two looks for a free device: short, so that who runs one after the other lets others in
 
 _held: dict[str, BinaryIO | None] = {}  # by a device's name; None where another rank of this host holds it for all
@@ -66,7 +67,7 @@ def exclusive(settings: ModelSettings, timed: bool = True) -> Iterator[ModelSett
                     _hold(name)
                 else:
                     _held[name] = None
-        if not timed and names == {"cpu"}:
+        if not timed and names == {CPU}:
             _let_go()
         _met += 1
         meet(f"devices/{_met}")

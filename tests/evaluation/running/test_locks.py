@@ -46,6 +46,20 @@ def is_free(index: int) -> bool:
     return handle is not None
 
 
+def test_who_takes_no_times_leaves_the_cpu_to_all_but_waits_for_who_does(monkeypatch, capsys):
+    monkeypatch.setattr(
+        locks, "_identity", lambda device: device.type if device.type != "cpu" else f"cpu-{os.getpid()}"
+    )
+    cpu, own = ModelSettings("toy", "nowhere", device="cpu"), f"cpu-{os.getpid()}"
+    monkeypatch.setattr(locks, "CPU", own)
+    with locks.keeping(), locks.exclusive(cpu, timed=False):
+        free = locks._try_lock(own)
+        assert free is not None, "another one could be timed, or be at work, too"
+    threading.Timer(0.3, free.close).start()
+    with locks.exclusive(cpu, timed=False):
+        assert "waiting: another run is being timed" in capsys.readouterr().err
+
+
 def test_auto_takes_the_first_free_gpu_and_keeps_to_it(gpus):
     other = locks._try_lock(name(0))
     with locks.keeping():

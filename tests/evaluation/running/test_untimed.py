@@ -1,0 +1,86 @@
+"""timed=false: the same answers by the same steps in shared forwards, without times."""
+
+import json
+
+import pytest
+
+from evaluation.records.runs import read_runs
+from evaluation.running import together
+from tests.evaluation.running.test_together import records, states
+
+METHODS = "method=hf,vanilla,pld,lookahead,recycling,spine,suffix_recycling"
+SWEEP = ("-m", METHODS, "start=cold,hot,category", "bench.end=4", "max_new_tokens=16")
+
+
+def unmarked(found: dict) -> list:
+    """Records without the folders' names, which hold a hash of the settings."""
+    return sorted((name.rpartition("-")[0], *value) for (name, _), value in found.items())
+
+
+def test_untimed_runs_hold_the_same_answers_steps_and_states(evaluate, tmp_path):
+    assert evaluate(*SWEEP, "name=timed").code == 0
+    outcome = evaluate(*SWEEP, "name=untimed", "timed=false", "repeats=3")
+    assert outcome.code == 0, outcome.err
+    timed, untimed = tmp_path / "results/timed", tmp_path / "results/untimed"
+    assert unmarked(records(timed)) == unmarked(records(untimed)), "one of each: three would be three times the same"
+    one, other = (
+        {name.rpartition("-")[0]: held for name, held in states(folder).items()} for folder in (timed, untimed)
+    )
+    assert one == other and len(one) == 6
+    for run in read_runs(untimed):
+        for row in run.answers:
+            assert row["peak_memory"] is None
+            for choice in row["choices"]:
+                assert choice["wall_time"] == [0.0] * len(choice["turns"])
+                assert all(set(choice[key]) == {None} for key in ("prefill_time", "decode_time", "setup_time"))
+    table = (untimed / "tables/main.md").read_text(encoding="utf-8")
+    assert "mat" in table and "tokens_per_second" not in table and "not timed" in table
+    for figure in (untimed / "figures").glob("*.svg"):
+        assert "tokens/s" not in figure.read_text(encoding="utf-8"), figure.name
+
+
+def test_an_interrupted_sweep_goes_on_to_the_same_answers(evaluate, tmp_path, monkeypatch):
+    sweep = ("-m", "method=vanilla,recycling,spine", "start=hot", "bench.end=3", "max_new_tokens=16", "timed=false")
+    assert evaluate(*sweep, "name=whole").code == 0
+    real, left = together.answer_together, [2]
+
+    def interrupted(*arguments):
+        if not left[0]:
+            raise KeyboardInterrupt
+        left[0] -= 1
+        return real(*arguments)
+
+    monkeypatch.setattr(together, "answer_together", interrupted)
+    assert evaluate(*sweep, "name=cut").code == 130
+    assert [len(run.answers) for run in read_runs(tmp_path / "results/cut")] == [2, 2, 2]
+    monkeypatch.setattr(together, "answer_together", real)
+    assert evaluate(*sweep, "name=cut").code == 0
+    whole, cut = tmp_path / "results/whole", tmp_path / "results/cut"
+    assert records(whole) == records(cut) and states(whole) == states(cut)
+
+
+def test_runs_at_other_questions_answer_by_themselves(evaluate, tmp_path):
+    sweep = ("-m", "method=vanilla,recycling", "start=hot", "bench.end=3", "max_new_tokens=8", "timed=false")
+    outcome = evaluate(*sweep, "bench.order=file,shuffled", "name=orders")
+    assert outcome.code == 0, outcome.err
+    found = read_runs(tmp_path / "results/orders")
+    orders = {
+        run.settings["bench"]["order"]: [r["question_id"] for r in run.answers]
+        for run in found
+        if run.label != "vanilla"
+    }
+    assert orders == {"file": [10, 11, 12], "shuffled": [10, 12, 11]}
+    outputs = {
+        json.dumps({r["question_id"]: r["choices"][0]["output_ids"] for r in run.answers}, sort_keys=True)
+        for run in found
+    }
+    assert len(outputs) == 1
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [("phases=true", "timed=false takes no times"), ("execution=static", "share eager forwards")],
+)
+def test_what_an_untimed_run_cannot_do_is_one_line(evaluate, more, told):
+    outcome = evaluate("method=recycling", "timed=false", more)
+    assert outcome.code == 2 and told in outcome.err and "Traceback" not in outcome.err
