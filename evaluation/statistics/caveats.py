@@ -48,7 +48,8 @@ def doubts(runs: Sequence[Run]) -> list[str]:
         f"{pool.name}{f', repeat {repeat}' if len(pool.repeats) > 1 else ''} ({cores:.1f})"
         for pool in pools(runs)
         for repeat, shards in pool.repeats.items()
-        if (cores := max(run.metadata.get("cores_busy_elsewhere") or 0.0 for run in shards)) > BUSY
+        if pool.first.settings.get("timed", True)
+        and (cores := max(run.metadata.get("cores_busy_elsewhere") or 0.0 for run in shards)) > BUSY
     ]
     if not noisy:
         return []
