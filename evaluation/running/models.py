@@ -192,7 +192,8 @@ def _packed(model: Any, settings: ModelSettings) -> bool:
     can = packable(weight.device, weight.dtype) and not settings.tensor_parallel
     if settings.linear == "packed" and not can:
         raise UserError(
-            f"model.linear=packed: is for float32 on one x86 processor, this model is {weight.dtype} on {weight.device}"
+            f"model.linear=packed: is for one x86 processor, float32 and, where it gains, bfloat16; this model "
+            f"is {weight.dtype} on {weight.device}"
         )
     if settings.linear == "auto" and can:
         free: int = psutil.virtual_memory().available

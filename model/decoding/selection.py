@@ -12,11 +12,12 @@ LARGE = 16384  # from this vocabulary on, dealing pays
 def argmax(logits: torch.Tensor) -> torch.Tensor:
     """The first of each row's greatest logits: (n, V) -> (n,), exactly torch.argmax.
 
-    On the CPU torch's own is not vectorised along a row, NumPy's is: 106 us against 28 us for 81 x 2048.
+    On the CPU torch's own is not vectorised along a row, NumPy's is: 106 us against 28 us for 81 x 2048; and of
+    bfloat16, which NumPy does not know, as float32: 252 us against 20 us for 1 x 49152.
     """
-    if logits.device.type != "cpu" or logits.dtype != torch.float32:
+    if logits.device.type != "cpu":
         return logits.argmax(dim=-1)
-    return torch.from_numpy(logits.detach().numpy().argmax(axis=-1))
+    return torch.from_numpy(logits.detach().float().numpy().argmax(axis=-1))
 
 
 def top_k(logits: torch.Tensor, k: int) -> torch.Tensor:

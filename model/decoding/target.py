@@ -15,6 +15,7 @@ from .attention_switch import AttentionSwitch, register_tree_attention
 from .cache import CachePool, LayerShape, TreeCache
 from .checks import check_forward, check_positions, probe_layers
 from .devices import synchronize
+from .grouped_attention import use_grouped
 from .linear import pack_linears
 from .masks import TreeMasks
 from .tree import Draft, Tree
@@ -62,6 +63,8 @@ class Target:
         self._keeps_logits = check_forward(model, self.name)
         check_positions(model.config, self.name, self.context)
         self._shapes: list[LayerShape] = []
+        if not tree_attention:
+            use_grouped(model)
         if packed:
             pack_linears(model, self._probe)  # one forward tells what layers store and which share their input
         else:

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from evaluation.running.model_settings import ModelSettings
 from evaluation.running.models import random_model
 from model.copying.pld import PromptLookup
-from model.decoding import Target, generate
+from model.decoding import Target, generate, linear
 from model.decoding.linear import SMALL, PackedLinear, linear_bytes, pack_linears, packable
 from model.errors import UserError
 from model.vanilla import Vanilla
@@ -143,9 +143,35 @@ def test_a_packed_model_gives_the_stock_models_own_text():
         assert generate(target, drafter, prompt, max_new_tokens=60).tokens == greedy(stock, prompt, 60)
 
 
-def test_packing_is_for_float32_on_a_cpu():
-    assert not packable(CPU, torch.bfloat16) and not packable(torch.device("cuda"), torch.float32)
-    with pytest.raises(UserError, match=r"model.linear=packed: is for float32.*bfloat16"):
+@needs_packing
+@pytest.mark.parametrize("faster", [True, False])
+def test_bfloat16_is_packed_where_that_is_faster(faster, monkeypatch):
+    """Which it is, is measured; here the clock is made up: a run takes as long as its weight's layout says."""
+    monkeypatch.setattr(linear, "_seconds", lambda run, input: 1.0 + (faster == (run.__class__ is nn.Linear)))
+    linear.packing_pays.cache_clear()
+    settings = ModelSettings("x", "x", device="cpu", dtype="bfloat16")
+    try:
+        assert packable(CPU, torch.bfloat16) is faster
+        assert random_model("tiny", settings).target.packed is faster
+    finally:
+        linear.packing_pays.cache_clear()
+
+
+@needs_packing
+@pytest.mark.parametrize("rows", [1, 9, 81])
+def test_bfloat16_products_are_those_of_the_weight(rows):
+    torch.manual_seed(rows)
+    layer = nn.Linear(1024, 2048, bias=True, dtype=torch.bfloat16).requires_grad_(False)
+    x = torch.randn(rows, 1024).bfloat16()
+    expected = x.double() @ layer.weight.double().T + layer.bias.double()
+    pack_linears(layer)
+    torch.testing.assert_close(layer(x).double(), expected, rtol=2**-7, atol=2**-8)
+
+
+def test_packing_is_for_a_cpu(monkeypatch):
+    monkeypatch.setattr(linear, "packing_pays", lambda dtype: False)
+    assert not packable(torch.device("cuda"), torch.float32) and not packable(CPU, torch.float16)
+    with pytest.raises(UserError, match=r"model.linear=packed: is for one x86 processor.*bfloat16"):
         random_model("tiny", ModelSettings("x", "x", device="cpu", dtype="bfloat16", linear="packed"))
     with pytest.raises(UserError, match=r"model.linear=quick: use one of auto, packed, stock"):
         random_model("tiny", ModelSettings("x", "x", device="cpu", linear="quick"))
