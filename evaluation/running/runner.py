@@ -47,7 +47,7 @@ class Runner:
         loaded.target.execution = self.execution
         with self.holding.counted():
             self.method = self._method()
-        self.bench = load_bench(**config["bench"])
+        self.bench = asked = load_bench(**config["bench"])
         if self.method.start in (None, COLD):  # nothing is carried on, so the order decides nothing: one for all orders
             self.bench = load_bench(**config["bench"] | {"order": FILE_ORDER})
         check_prompts(self.bench, loaded)
@@ -56,7 +56,9 @@ class Runner:
         self.folder = Path(given) if given else default_folder(config, self.settings, self.method)
         self.store = processes.open_store(self.folder, answer_file)
         self.done: dict[Any, Row] = {}
-        self.pending: list[Question] = list(self.bench.questions)  # those left, in their order
+        # Those left, in the order that was asked for, be it that it decides nothing: so it keeps step with the others.
+        self._asked = asked.questions
+        self.pending: list[Question] = list(asked.questions)
 
     def _method(self) -> Method:
         config, loaded = self.config, self.loaded
@@ -76,7 +78,7 @@ class Runner:
         with self.store.locked():
             self._take_turn()  # what its metadata say of the target is this run's
             self.done = self.store.begin(self._metadata(), self.config["mixed"])
-            self.pending = [q for q in self.bench.questions if q.question_id not in self.done]
+            self.pending = [q for q in self._asked if q.question_id not in self.done]
             yield self
 
     def prepare(self) -> None:
