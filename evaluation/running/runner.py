@@ -170,7 +170,7 @@ class Runner:
             self.method.drafter.load_state_dict(self.store.last_state(len(self.done)))  # type: ignore[union-attr]
         elif self.method.drafter is not None:  # what it held at the end was not kept: it is there after the same answer
             self._take_turn()
-            answer_question(self.bench.questions[-1], self.method, self.config)
+            answer_question(self._asked[-1], self.method, self.config)
         self.finish()
 
 

@@ -5,8 +5,8 @@ multiplies by MKL, whose small products are slow on a processor that is not Inte
 microseconds for 1, 9 and 81 rows: 192 x 2048 25, 101, 377 by MKL and 21, 32, 151 packed; 4096 x 4096 2771, 7301 and
 1281, 1570 (1 and 9 rows). A packed call costs some 16 us before it multiplies, so layers that are given the same tensor
 (queries, keys and values; gate and up) are one call. bfloat16 is packed where that is measured to be faster: even on an
-Intel Xeon that emulates it 4096 x 4096 takes 1702 and 8733 (1 and 9 rows) and not 2758 and 10776, though in float32 nine
-rows take 4366. Other types, devices and architectures keep torch's own products.
+Intel Xeon that emulates it 4096 x 4096 takes 1702 and 8733 (1 and 9 rows) and not 2758 and 10776, though in float32 it
+takes 4679 and 4366. Other types, devices and architectures keep torch's own products.
 """
 
 from __future__ import annotations

@@ -1,0 +1,146 @@
+"""python -m tools.llama_cpp --model FILE.gguf: this engine beside llama.cpp on one file, prompt by prompt in turns.
+
+Needs llama-cpp-python (pip install llama-cpp-python; it is compiled then, 10 to 20 minutes on 2 cores), which nothing
+else here does. The arithmetic differs: llama.cpp multiplies by the quantised weights, this engine by what they were
+de-quantised to, in float32 or bfloat16; so the texts differ, too, and tokens/s compare and MAT does not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from evaluation.records.provenance import describe_device
+from evaluation.records.questions import read_questions
+from evaluation.running import gguf
+from evaluation.running.conversation import prompt_ids
+from evaluation.running.errors import user_errors
+from evaluation.running.locks import exclusive
+from evaluation.running.methods import build_method
+from evaluation.running.model_settings import ModelSettings
+from evaluation.running.models import LoadedModel, load_model
+from evaluation.running.step_times import warm_up_prompt
+from model.errors import UserError
+from model.files import ROOT, located, write_json
+
+Answer = Callable[[list[int]], int]  # decodes one prompt; how many new tokens
+NO_TREE = {"name": "2.2.2", "nodes": None, "depth": None, "branching": None, "path": None}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tools.llama_cpp", description=__doc__)
+    parser.add_argument("--model", default="data/smollm2-135m", help="a GGUF file (default: the one of smollm2-135m)")
+    parser.add_argument(
+        "--questions", type=Path, default=ROOT / "data/sample/question.jsonl", help="Spec-Bench's format"
+    )
+    parser.add_argument("--prompts", type=int, default=12, help="first turns, spread over the file (default 12)")
+    parser.add_argument("--max-new-tokens", type=int, default=128)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--nodes", default="4,8,24", help="of spine's drafts (default 4,8,24)")
+    parser.add_argument("--dtype", default="float32", help="this engine's: float32, bfloat16")
+    parser.add_argument("--save", type=Path, help="also write the figures here, as JSON")
+    with user_errors():
+        arguments = parser.parse_args()
+        try:
+            llama_cpp = importlib.import_module("llama_cpp")
+        except ImportError:
+            raise UserError("llama-cpp-python is not installed here: pip install llama-cpp-python") from None
+        file = located(arguments.model)
+        if (file / gguf.PACKAGE).is_file():
+            file = gguf.unpacked(file)
+        if not (file.is_file() and file.suffix == ".gguf"):
+            raise UserError(f"--model {arguments.model}: must be a GGUF file, as llama.cpp reads nothing else")
+        settings = ModelSettings("beside", str(file), dtype=arguments.dtype, device="cpu", template="chat")
+        with exclusive(settings) as placed:
+            compare(load_model(placed), llama_cpp, file, arguments)
+
+
+def compare(loaded: LoadedModel, llama_cpp: Any, file: Path, arguments: argparse.Namespace) -> None:
+    """Every way to decode in turn, prompt by prompt; prints medians over the repeats."""
+    questions = read_questions(arguments.questions)
+    most = min(arguments.prompts, len(questions))
+    turns = [questions[i * len(questions) // most].turns[0] for i in range(most)]
+    prompts = [prompt_ids(loaded.template, loaded.tokenizer, [turn], []) for turn in turns]
+    nodes = [int(word) for word in arguments.nodes.split(",")]
+    ways = own_ways(loaded, nodes, arguments.max_new_tokens)
+    ways |= llama_ways(llama_cpp, str(file), loaded, arguments.max_new_tokens)
+    for answer in ways.values():
+        answer(warm_up_prompt(loaded))
+    speeds: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(arguments.repeats):
+        tokens, seconds = dict.fromkeys(ways, 0), dict.fromkeys(ways, 0.0)
+        for prompt in prompts:
+            for name, answer in ways.items():
+                start = time.perf_counter()
+                tokens[name] += answer(prompt)
+                seconds[name] += time.perf_counter() - start
+        for name in ways:
+            speeds[name].append(tokens[name] / seconds[name])
+    base = speeds["vanilla"]
+    print(
+        f"{file.name}, {most} prompts, {arguments.max_new_tokens} new tokens at most, "
+        f"{describe_device(torch.device('cpu'))}, {torch.get_num_threads()} threads; tokens/s, prompt included, "
+        f"median of {arguments.repeats} (min - max):"
+    )
+    for name, values in speeds.items():
+        over = statistics.median(a / b for a, b in zip(values, base, strict=True))
+        spread = f"({min(values):.1f} - {max(values):.1f})"
+        print(f"  {name:32} {statistics.median(values):7.1f}  {spread:16} {over:.2f} x vanilla")
+    if arguments.save:
+        write_json(arguments.save, speeds)
+    print(json.dumps(speeds))
+
+
+def own_ways(loaded: LoadedModel, nodes: list[int], most: int) -> dict[str, Answer]:
+    """Plain decoding and spine, hot, by this engine; transformers' own generate."""
+    kind = str(loaded.target.dtype).removeprefix("torch.")
+    chosen: dict[str, dict[str, Any]] = {
+        f"hf, {kind}": {"name": "hf", "drafter": None},
+        "vanilla": {"name": "vanilla", "drafter": "model.vanilla.Vanilla"},
+    }
+    for n in nodes:
+        chosen[f"spine, {n} nodes"] = {"name": "spine", "drafter": "model.copying.spine.Spine", "nodes": n}
+
+    def way(settings: dict[str, Any]) -> Answer:
+        method = build_method(loaded, settings, NO_TREE, "hot")
+        return lambda prompt: len(method.answer(prompt, most).tokens)
+
+    return {name: way(settings) for name, settings in chosen.items()}
+
+
+def llama_ways(llama_cpp: Any, file: str, loaded: LoadedModel, most: int) -> dict[str, Answer]:
+    """llama.cpp's greedy decoding, plain and with its prompt look-up (10 tokens drafted, as its documentation says)."""
+    look_up = importlib.import_module("llama_cpp.llama_speculative").LlamaPromptLookupDecoding
+    threads = torch.get_num_threads()
+    common = {"n_ctx": loaded.target.context, "n_threads": threads, "n_threads_batch": threads, "verbose": False}
+
+    def way(draft: Any) -> Answer:
+        llama = llama_cpp.Llama(model_path=file, draft_model=draft, **common)
+
+        def answer(prompt: list[int]) -> int:
+            llama.reset()  # else it would find the prompt of the last time
+            found = 0
+            for token in llama.generate(prompt, temp=0.0, top_k=1, repeat_penalty=1.0):
+                found += 1
+                if token in loaded.eos or found == most:
+                    break
+            return found
+
+        return answer
+
+    return {
+        "llama.cpp": way(None),
+        "llama.cpp, prompt look-up": way(look_up(num_pred_tokens=10)),
+    }
+
+
+if __name__ == "__main__":
+    main()
