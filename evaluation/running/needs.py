@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from model.errors import UserError
 from model.files import ROOT, located
 
-from . import hub
+from . import gguf, hub
 from .bench import bench_file, load_bench
 from .companions import KINDS, lacking, where
 from .config import check_groups
@@ -68,8 +68,12 @@ def needs(configurations: Iterable[DictConfig]) -> list[Need]:
 
 def _model(model: dict[str, Any]) -> Need:
     path, revision, kinds = str(model["path"]), model["revision"], weights(model["allow_pickle"])
+    local = located(path)
+    packed = (local / gguf.PACKAGE).is_file() or (local.is_file() and local.suffix == ".gguf")
 
     def here() -> Path | None:
+        if packed:
+            return gguf.held(local)
         folder = Path(locate(path, model["allow_pickle"]))
         if not folder.is_dir():
             return hub.held(path, kinds, revision)
@@ -77,7 +81,10 @@ def _model(model: dict[str, Any]) -> Need:
             raise UserError(why)
         return folder
 
-    return Need(f"model {path}", here, lambda: hub.fetched(path, kinds, revision))
+    def get() -> Path:
+        return Path(locate(path, model["allow_pickle"])) if packed else hub.fetched(path, kinds, revision)
+
+    return Need(f"model {path}", here, get)
 
 
 def _companions(config: dict[str, Any]) -> Iterable[Need]:

@@ -73,6 +73,7 @@ def cache(tmp_path, monkeypatch):
 
 def test_a_converted_model_is_the_model_that_was_written(tmp_path, cache, monkeypatch):
     model = write(tmp_path / "toy.gguf")
+    assert gguf.held(tmp_path / "toy.gguf") is None
     loaded = models._load(models.ModelSettings("toy", str(tmp_path / "toy.gguf"), device="cpu"))
     with torch.inference_mode():
         for text in ([5, 6, 7], [9] * 20):
@@ -81,6 +82,7 @@ def test_a_converted_model_is_the_model_that_was_written(tmp_path, cache, monkey
     assert greedy(loaded.target.model, [5, 6, 7], 20) == greedy(model, [5, 6, 7], 20)
     assert loaded.converted_from["file"] == "toy.gguf" and loaded.converted_from["tensor_types"] == {"F32": 21}
     assert [path.suffix for path in cache.iterdir()] == [""], "one folder, and nothing half made"
+    assert gguf.held(tmp_path / "toy.gguf") == next(cache.iterdir())
     monkeypatch.setattr(gguf, "tensor_types", lambda file: pytest.fail("a second load converts nothing"))
     models._load(models.ModelSettings("toy", str(tmp_path / "toy.gguf"), device="cpu"))
 
