@@ -24,7 +24,7 @@ from evaluation.running import gguf
 from evaluation.running.conversation import prompt_ids
 from evaluation.running.errors import user_errors
 from evaluation.running.locks import exclusive
-from evaluation.running.methods import build_method
+from evaluation.running.methods import Method, build_method
 from evaluation.running.model_settings import ModelSettings
 from evaluation.running.models import LoadedModel, load_model
 from evaluation.running.step_times import warm_up_prompt
@@ -70,12 +70,15 @@ def compare(loaded: LoadedModel, llama_cpp: Any, file: Path, arguments: argparse
     turns = [questions[i * len(questions) // most].turns[0] for i in range(most)]
     prompts = [prompt_ids(loaded.template, loaded.tokenizer, [turn], []) for turn in turns]
     nodes = [int(word) for word in arguments.nodes.split(",")]
-    ways = own_ways(loaded, nodes, arguments.max_new_tokens)
+    methods = own_methods(loaded, nodes)
+    ways: dict[str, Answer] = {name: own_way(method, arguments.max_new_tokens) for name, method in methods.items()}
     ways |= llama_ways(llama_cpp, str(file), loaded, arguments.max_new_tokens)
     for answer in ways.values():
         answer(warm_up_prompt(loaded))
     speeds: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(arguments.repeats):
+        for method in methods.values():
+            method.prepare()  # else it would carry on from its own answers to the same prompts
         tokens, seconds = dict.fromkeys(ways, 0), dict.fromkeys(ways, 0.0)
         for prompt in prompts:
             for name, answer in ways.items():
@@ -87,7 +90,7 @@ def compare(loaded: LoadedModel, llama_cpp: Any, file: Path, arguments: argparse
     base = speeds["vanilla"]
     print(
         f"{file.name}, {most} prompts, {arguments.max_new_tokens} new tokens at most, "
-        f"{describe_device(torch.device('cpu'))}, {torch.get_num_threads()} threads; tokens/s, prompt included, "
+        f"{describe_device(torch.device('cpu'))}; tokens/s, prompt included, "
         f"median of {arguments.repeats} (min - max):"
     )
     for name, values in speeds.items():
@@ -99,21 +102,19 @@ def compare(loaded: LoadedModel, llama_cpp: Any, file: Path, arguments: argparse
     print(json.dumps(speeds))
 
 
-def own_ways(loaded: LoadedModel, nodes: list[int], most: int) -> dict[str, Answer]:
-    """Plain decoding and spine, hot, by this engine; transformers' own generate."""
-    kind = str(loaded.target.dtype).removeprefix("torch.")
+def own_methods(loaded: LoadedModel, nodes: list[int]) -> dict[str, Method]:
+    """transformers' own generate, and by this engine plain decoding and spine, which carries from prompt to prompt."""
     chosen: dict[str, dict[str, Any]] = {
-        f"hf, {kind}": {"name": "hf", "drafter": None},
+        "hf": {"name": "hf", "drafter": None},
         "vanilla": {"name": "vanilla", "drafter": "model.vanilla.Vanilla"},
     }
     for n in nodes:
         chosen[f"spine, {n} nodes"] = {"name": "spine", "drafter": "model.copying.spine.Spine", "nodes": n}
+    return {name: build_method(loaded, settings, NO_TREE, "hot") for name, settings in chosen.items()}
 
-    def way(settings: dict[str, Any]) -> Answer:
-        method = build_method(loaded, settings, NO_TREE, "hot")
-        return lambda prompt: len(method.answer(prompt, most).tokens)
 
-    return {name: way(settings) for name, settings in chosen.items()}
+def own_way(method: Method, most: int) -> Answer:
+    return lambda prompt: len(method.answer(prompt, most).tokens)
 
 
 def llama_ways(llama_cpp: Any, file: str, loaded: LoadedModel, most: int) -> dict[str, Answer]:
