@@ -22,7 +22,7 @@ from evaluation.records.provenance import describe_device
 from evaluation.records.questions import read_questions
 from evaluation.running import gguf
 from evaluation.running.conversation import prompt_ids
-from evaluation.running.errors import user_errors
+from evaluation.running.errors import one_line, user_errors
 from evaluation.running.locks import exclusive
 from evaluation.running.methods import Method, build_method
 from evaluation.running.model_settings import ModelSettings
@@ -49,6 +49,10 @@ def main() -> None:
     parser.add_argument("--save", type=Path, help="also write the figures here, as JSON")
     with user_errors():
         arguments = parser.parse_args()
+        if min(arguments.prompts, arguments.repeats, arguments.max_new_tokens) < 1:
+            raise UserError("--prompts, --repeats and --max-new-tokens must be at least 1")
+        if not all(word.isdigit() for word in arguments.nodes.split(",")):
+            raise UserError(f"--nodes {arguments.nodes}: must be numbers with commas between, as 4,8,24")
         try:
             llama_cpp = importlib.import_module("llama_cpp")
         except ImportError:
@@ -124,7 +128,10 @@ def llama_ways(llama_cpp: Any, file: str, loaded: LoadedModel, most: int) -> dic
     common = {"n_ctx": loaded.target.context, "n_threads": threads, "n_threads_batch": threads, "verbose": False}
 
     def way(draft: Any) -> Answer:
-        llama = llama_cpp.Llama(model_path=file, draft_model=draft, **common)
+        try:
+            llama = llama_cpp.Llama(model_path=file, draft_model=draft, **common)
+        except ValueError as error:
+            raise UserError(f"{file}: llama.cpp cannot read it ({one_line(error)[:120]})") from None
 
         def answer(prompt: list[int]) -> int:
             llama.reset()  # else it would find the prompt of the last time

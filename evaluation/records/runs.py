@@ -111,6 +111,7 @@ class Run:
         if settings["bench"].get("order", "file") != "file":
             found["order"] = settings["bench"]["order"]
         found |= {key: settings[key] for key in ("execution", "seed") if key in settings}
+        found |= {key: settings[key] for key in ("timed",) if key in settings}  # of untimed runs alone
         return found | {"phases": bool(settings.get("phases"))}
 
     @property

@@ -86,11 +86,14 @@ def saved_start(config: dict[str, Any], model: str) -> str:
         UserError: there is none yet.
     """
     wanted = _source(config | {"start": HOT}, "all")
-    found: dict[int, str] = {}  # by repeat
-    for path in sorted((Path(config["results_dir"]) / str(config["name"]) / "runs").glob("*/state.safetensors")):
-        held = json.loads((path.parent / "metadata.json").read_text(encoding="utf-8"))["config"]
-        if _source(held, held["method"].get("update", "all")) == wanted:
-            found.setdefault(int(held["repeat"] or 0), str(path))
+    found: dict[int, str] = {}  # by repeat; a timed run and an untimed one leave the same
+    folder = Path(config["results_dir"]) / str(config["name"]) / "runs"
+    for alike in (True, False):
+        for path in sorted(folder.glob("*/state.safetensors")):
+            held = json.loads((path.parent / "metadata.json").read_text(encoding="utf-8"))["config"]
+            same = _source(held, held["method"].get("update", "all")) == wanted
+            if same and (held.get("timed", True) == config["timed"]) is alike:
+                found.setdefault(int(held["repeat"] or 0), str(path))
     if found:  # the same repeat's, as another one may not be there yet, and then this run would not be the same again
         return found.get(int(config["repeat"] or 0), found[min(found)])
     raise UserError(
@@ -102,7 +105,8 @@ def saved_start(config: dict[str, Any], model: str) -> str:
 def _source(config: dict[str, Any], update: str) -> dict[str, Any]:
     """What decides the state that a run leaves."""
     kept = {key: value for key, value in config.items() if key not in _NOT_THE_STATE}
-    return kept | {"method": recorded(config["method"]) | {"update": update}}
+    bench = {"spread": False} | config["bench"]  # which runs of before it was a setting do not hold
+    return kept | {"bench": bench, "method": recorded(config["method"]) | {"update": update}}
 
 
 def recorded(method: dict[str, Any]) -> dict[str, Any]:

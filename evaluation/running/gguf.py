@@ -31,6 +31,7 @@ PACKAGE = "package.txt"  # in a model's folder: a pip requirement with the hash 
 # By these rules (`tokenizer.ggml.pre`; llama.cpp, src/llama-vocab.cpp) every digit is a piece of its own before merges:
 # spaces before one stay together. transformers does not read the key.
 DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b")
+REVISION = 2  # of what a file is converted to; an older one is left lying and made again
 NOTE = "gguf.json"  # beside the converted weights: what they were; the last file that is written
 
 
@@ -138,7 +139,7 @@ def _package(folder: Path) -> tuple[str, Path]:
 
 
 def _folder(file: Path, digest: str) -> Path:
-    return CACHE / f"{file.stem}-{digest[:16]}"
+    return CACHE / f"{file.stem}-{digest[:16]}-{REVISION}"
 
 
 def _sha256(file: Path) -> str:

@@ -19,6 +19,7 @@ from .answering import answer_together
 from .bench import load_bench
 from .errors import Failure, told
 from .locks import exclusive
+from .methods import AUTO
 from .model_settings import ModelSettings
 from .models import load_model
 from .progress import Progress
@@ -49,6 +50,11 @@ class Job:
         self.folders[repeat] = folder
         if self.overrides is not None and len(self.folders) == len(self.repeats) and processes.rank() == 0:
             note_done(self.config, self.overrides, [self.folders[index] for index in self.repeats])
+
+
+def clocked(job: Job) -> bool:
+    """Whether a clock decides something of it: its own times, or with tree=auto the step times that it chooses by."""
+    return bool(job.config["timed"]) or job.config["tree"]["name"] == AUTO
 
 
 Turn = tuple[Job, int]  # a job and one of its repeats
@@ -82,7 +88,7 @@ def collected() -> Iterator[None]:
 
 def run_alone(job: Job, answer_file: Path | None = None) -> list[Path]:
     """One repeat after the other. Returns their directories. Raises UserError for whatever a user can mend."""
-    with exclusive(job.model, job.config["timed"]):  # from the first to the last
+    with exclusive(job.model, clocked(job)):  # from the first to the last
         for repeat in job.repeats:
             _run([(job, repeat)], _raise, answer_file)
     return [job.folders[repeat] for repeat in job.repeats]
@@ -113,7 +119,7 @@ def _run(group: Sequence[Turn], failed: Failed, answer_file: Path | None = None)
     """Answer what is not answered yet, all runs of the group together."""
     with ExitStack() as held:
         try:
-            placed = held.enter_context(exclusive(group[0][0].model, any(job.config["timed"] for job, _ in group)))
+            placed = held.enter_context(exclusive(group[0][0].model, any(clocked(job) for job, _ in group)))
         except Exception as error:
             failed(error)
             return
@@ -125,7 +131,9 @@ def _run(group: Sequence[Turn], failed: Failed, answer_file: Path | None = None)
 
 
 class _Runs:
-    """Runners at work on one model; one that fails is told to `failed` and leaves the others alone."""
+    """Runners at work on one model; one that fails is told to `failed` and leaves the others alone, but for those whose
+    forwards it shares: they are left where they are, and the same command goes on there.
+    """
 
     def __init__(self, failed: Failed) -> None:
         self.failed = failed
@@ -156,9 +164,11 @@ class _Runs:
                     self._done(runner)
         drafters = [runner.method.drafter for runner in self.runners if runner.method.drafter is not None]
         if drafters:
+            sizes = [drafter.max_nodes for drafter in drafters]
+            nodes = max(sizes) if any(runner.config["timed"] for runner in self.runners) else sum(sizes)
             try:
                 with torch.inference_mode():  # one cache for all, as steps that were captured stay with theirs
-                    self.runners[0].loaded.target.reserve(max(drafter.max_nodes for drafter in drafters))
+                    self.runners[0].loaded.target.reserve(nodes)
             except Exception as error:  # no room for it: for none of them, and the next group may have it
                 for runner in list(self.runners):
                     self._leave(runner)

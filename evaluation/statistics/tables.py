@@ -51,13 +51,16 @@ def main_table(runs: Sequence[Run]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+KIND = ("execution", "phases", "timed")  # how a run's steps were taken, and whether their time says anything
+
+
 def baseline(pool: Pool, name: str, pooled: Sequence[Pool]) -> Pool | None:
     """The baseline's runs to compare with: of those of the same model, bench file and device, and of the same execution
     where it has one, those that have most questions in common; None where none has any.
     """
     facets = pool.first.facets
     found = [p for p in pooled if p.label == name]
-    same = [p for p in found if all(p.first.facets[key] == facets[key] for key in ("execution", "phases"))]
+    same = [p for p in found if all(p.first.facets.get(key) == facets.get(key) for key in KIND)]
     best = closest(pool, same)
     return closest(pool, found) if best is None and name == "hf" else best
 

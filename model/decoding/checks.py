@@ -10,6 +10,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingW
 
 from ..errors import UserError
 from .cache import LayerShape
+from .grouped_attention import NAME
 
 
 def check_forward(model: Any, name: str) -> bool:
@@ -19,7 +20,7 @@ def check_forward(model: Any, name: str) -> bool:
     if getattr(model, "_is_stateful", False):
         raise UserError(f"{name}: keeps a recurrent state, which cannot take back rejected tokens")
     kernel = getattr(model.config, "_attn_implementation", "sdpa")
-    if kernel not in ("sdpa", "eager"):
+    if kernel not in ("sdpa", "eager", NAME):
         raise UserError(f"{name}: attention {kernel!r} takes no tree mask; load with attn_implementation='sdpa'")
     takes = inspect.signature(model.forward).parameters
     for needed in ("position_ids", "past_key_values"):

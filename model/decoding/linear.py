@@ -4,17 +4,15 @@ A draft tree adds rows to each product with a weight, and drafting pays as far a
 multiplies by MKL, whose small products are slow on a processor that is not Intel's. On an AMD EPYC (two threads),
 microseconds for 1, 9 and 81 rows: 192 x 2048 25, 101, 377 by MKL and 21, 32, 151 packed; 4096 x 4096 2771, 7301 and
 1281, 1570 (1 and 9 rows). A packed call costs some 16 us before it multiplies, so layers that are given the same tensor
-(queries, keys and values; gate and up) are one call. bfloat16 is packed where that is measured to be faster: even on an
+(queries, keys and values; gate and up) are one call. bfloat16 gains, too: even on an
 Intel Xeon that emulates it 4096 x 4096 takes 1702 and 8733 (1 and 9 rows) and not 2758 and 10776, though in float32 it
 takes 4679 and 4366. Other types, devices and architectures keep torch's own products.
 """
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import cache
 
 import torch
 from torch import nn
@@ -82,38 +80,12 @@ class PackedLinear(nn.Linear):
 
 
 def packable(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether packing is for this device and type: float32 on an x86 processor, and bfloat16 where that is faster."""
+    """Whether packing is for this device and type: float32 and, where oneDNN has it, bfloat16 on an x86 processor."""
     if device.type != "cpu" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
     if not torch.backends.cpu.get_cpu_capability().startswith("AVX"):
         return False
-    return dtype == torch.float32 or (dtype == torch.bfloat16 and packing_pays(dtype))
-
-
-@cache
-def packing_pays(dtype: torch.dtype, side: int = 2048) -> bool:
-    """Whether packed products of one and of 16 rows take less time here than torch's own: measured, 0.1 s at most.
-
-    By measuring, as names mislead: a virtual machine may hide that its processor multiplies bfloat16, and one that only
-    emulates it can still be faster packed.
-    """
-    if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        return False
-    stock = nn.Linear(side, side, bias=False, dtype=dtype).requires_grad_(False)
-    packed = Product([stock])
-    taken = {"stock": 0.0, "packed": 0.0}
-    with torch.inference_mode():
-        for rows in (1, 16):
-            input = torch.ones(rows, side, dtype=dtype)
-            taken["stock"] += min(_seconds(stock, input) for _ in range(7))
-            taken["packed"] += min(_seconds(packed.multiply, input) for _ in range(7))
-    return taken["packed"] < taken["stock"]
-
-
-def _seconds(run: Callable[[torch.Tensor], object], input: torch.Tensor) -> float:
-    start = time.perf_counter()
-    run(input)
-    return time.perf_counter() - start
+    return dtype == torch.float32 or (dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def linear_bytes(module: nn.Module) -> int:

@@ -34,7 +34,7 @@ class Context:
         committed: whether its states are in the cache, at its position; such a context is part of the text itself.
     """
 
-    __slots__ = ("below", "choice", "committed", "hidden", "logits", "position")
+    __slots__ = ("__weakref__", "below", "choice", "committed", "hidden", "logits", "position")
 
     def __init__(self, position: int) -> None:
         self.position = position
@@ -60,17 +60,23 @@ class SharedText:
     Args:
         cache: holds the text; with room for all that is asked at once behind it.
         prompt: P tokens; all but the last are forwarded now.
-        all_logits: keep the logits after each of these.
+        keep: the logits of every context; its choice is kept in any case.
+        keep_prompt: the logits after each of the P - 1 tokens.
     """
 
-    def __init__(self, target: Target, cache: TreeCache, prompt: list[int], *, all_logits: bool) -> None:
-        self.target, self.cache = target, cache
-        logits = target.prefill(cache, prompt, all_logits=all_logits)
-        self.prompt_logits = [*logits] if all_logits else []  # P - 1 of (V,)
+    def __init__(
+        self, target: Target, cache: TreeCache, prompt: list[int], *, keep: bool = True, keep_prompt: bool = False
+    ) -> None:
+        self.target, self.cache, self.keep = target, cache, keep
+        logits = target.prefill(cache, prompt, all_logits=keep_prompt)
+        self.prompt_logits = [*logits] if keep_prompt else []  # P - 1 of (V,)
         self.prompt_hidden = [] if target.hidden is None or len(prompt) == 1 else [*target.hidden]  # P - 1 of (H,)
         self._tip = Context(len(prompt) - 2)  # the deepest committed one
         self._tip.choice, self._tip.committed = prompt[-1], True
-        self.first = self._tip.then(prompt[-1])
+
+    def begin(self, root: int) -> Context:
+        """The context of the prompt's last token, the first root."""
+        return self._tip.then(root)
 
     def ask(self, tries: Sequence[tuple[Context, Draft]]) -> list[list[Context]]:
         """The context of every node of these drafts, each below the context of its root; none is left unasked."""
@@ -112,8 +118,9 @@ class SharedText:
         logits = target.forward_masked(self.cache, torch.tensor(tokens, device=target.device), mask, positions)
         for context, row, choice in zip(rows, logits, argmax(logits).tolist(), strict=True):
             if context.choice is None:
-                context.choice, context.logits = choice, row
-                context.hidden = None if target.hidden is None else target.hidden[rows[context]]
+                context.choice = choice  # and of its own what is kept: a view would keep the whole forward's
+                context.logits = row.clone() if self.keep else None
+                context.hidden = None if target.hidden is None else target.hidden[rows[context]].clone()
         self._commit(rows)
 
     def _commit(self, rows: dict[Context, int]) -> None:
@@ -136,13 +143,13 @@ class SharedText:
 class _Sequence:
     """One method's walk along the text."""
 
-    def __init__(self, session: Session, prompt: list[int], text: SharedText) -> None:
+    def __init__(self, session: Session, prompt: list[int], text: SharedText, first: Context) -> None:
         self.session, self.prompt, self.text = session, prompt, text
-        self.root, self.context, self.out = prompt[-1], text.first, Generation()
+        self.root, self.context, self.out = prompt[-1], first, Generation()
         self._begun = session.begin(prompt)
         if self._begun is None:
             self.out.forwards = int(len(prompt) > 1)
-            self._tell_prompt(prompt[:-1])
+            self._tell_prompt(prompt[:-1], [])
 
     def draft(self) -> Draft:
         return self._begun or self.session.draft(self.root)
@@ -158,7 +165,7 @@ class _Sequence:
             verification.hidden = torch.stack([known(context.hidden) for context in nodes])
         if self._begun is not None:
             self._begun = None
-            self._tell_prompt(self.prompt)
+            self._tell_prompt(self.prompt, [self.context])
         self.session.observe(verification)
         self.out.forwards += 1
         for token in verification.tokens:
@@ -166,10 +173,9 @@ class _Sequence:
         self.root = verification.tokens[-1]
         return self.out.add(verification, limit, eos)
 
-    def _tell_prompt(self, first: list[int]) -> None:
+    def _tell_prompt(self, first: list[int], last: list[Context]) -> None:
         """The prompt's own logits and hidden states, with those of its last token if its chain is forwarded with it."""
         method, text = self.session.method, self.text
-        last = [text.first] if len(first) == len(self.prompt) else []
         if first and method.needs_prompt_logits:
             self.session.observe_prompt(first, torch.stack(text.prompt_logits + [known(c.logits) for c in last]))
         if first and method.needs_hidden:
@@ -208,9 +214,13 @@ def generate_together(
         if any(drafter.needs_hidden for drafter in drafters):
             target.keep_hidden(True)
             ends.callback(target.keep_hidden, False)
-        text = SharedText(target, cache, prompt, all_logits=any(drafter.needs_prompt_logits for drafter in drafters))
-        sequences = [_Sequence(session, prompt, text) for session in sessions]
+        of_prompt = any(drafter.needs_prompt_logits for drafter in drafters)
+        of_steps = of_prompt or any(drafter.needs_logits for drafter in drafters)
+        text = SharedText(target, cache, prompt, keep=of_steps, keep_prompt=of_prompt)
+        first = text.begin(prompt[-1])
+        sequences = [_Sequence(session, prompt, text, first) for session in sessions]
         going = list(sequences)
+        del first  # from here on whoever is behind holds what is still needed
         while going:
             back = min(sequence.context.position for sequence in going)
             turn = [sequence for sequence in going if sequence.context.position == back]

@@ -1,11 +1,13 @@
 """Many methods on one text: each gives the answer, step by step, that it gives alone."""
 
+import gc
 import random
+import weakref
 
 import pytest
 import torch
 
-from model.decoding import Target, generate
+from model.decoding import Target, generate, shared_text
 from model.decoding.shared_text import generate_together
 from model.errors import UserError
 from model.recycling import TokenRecycling, build_template
@@ -38,21 +40,68 @@ def test_each_method_takes_the_steps_that_it_takes_alone(kind, tmp_path):
             assert torch.equal(tensor, other.state_dict()[key]), (name, key)
 
 
-def test_no_context_is_asked_twice_but_for_the_states_of_what_did_not_stand(llama):
-    """Trees of one method that lie within one another: the smaller ones' nodes are the larger one's."""
+def forwarded(target):
+    """What the target is asked from now on: the tokens of each shared forward, with the ones they come after."""
+    asked, real = [], target.forward_masked
+
+    def noted(cache, tokens, mask, positions):
+        past = cache.length
+        for seen in mask == 0:
+            path = tuple(tokens[i].item() for i in range(len(tokens)) if seen[past + i])
+            asked.append((int(seen[:past].sum()), path))
+        return real(cache, tokens, mask, positions)
+
+    target.forward_masked = noted
+    return asked
+
+
+def test_one_row_a_token_serves_all_who_draft_nothing(llama):
     target, prompt = Target(llama), [5, 6, 7, 8] * 3
-    asked = []
-    forward = target.forward_masked
-
-    def counted(cache, tokens, mask, positions):
-        asked.append((len(tokens), cache.length))
-        return forward(cache, tokens, mask, positions)
-
-    target.forward_masked = counted
-    drafters = [Vanilla(target.device) for _ in range(5)]
-    out = generate_together(target, drafters, prompt, max_new_tokens=20)
-    assert asked == [(1, len(prompt) - 1 + i) for i in range(20)]  # five sequences, one row a token
+    asked = forwarded(target)
+    out = generate_together(target, [Vanilla(target.device) for _ in range(5)], prompt, max_new_tokens=20)
+    assert [past for past, _ in asked] == [len(prompt) - 1 + i for i in range(20)]
     assert all(found.tokens == greedy(llama, prompt, 20) and found.accept_lengths == [1] * 20 for found in out)
+
+
+def test_nothing_is_asked_twice_but_what_stands_above_something_new(llama):
+    """Trees within one another: what the smaller ones try the larger one has tried, and the other way round."""
+    target, prompt = Target(llama), [5, 6, 7, 8, 9, 10] * 3
+    drafters = [TokenRecycling(V, build_template("best", nodes=n)) for n in (4, 12, 24, 40)]
+    alone = [generate(target, drafter, prompt, max_new_tokens=60) for drafter in drafters]
+    for drafter in drafters:
+        drafter.reset()
+    asked = forwarded(target)
+    together = generate_together(target, drafters, prompt, max_new_tokens=60)
+    assert [out.steps for out in together] == [out.steps for out in alone]
+    leaves = [key for key in asked if not any(o[0] == key[0] and o[1][:-1] == key[1] for o in asked)]
+    assert len(set(leaves)) == len(leaves), "that below which nothing is asked is asked once"
+    assert len(asked) < 0.6 * sum(step.nodes for out in alone for step in out.steps)
+
+
+def test_what_nobody_can_reach_any_more_is_freed(llama, monkeypatch):
+    made = []
+    real = shared_text.Context.__init__
+
+    def noted(self, position):
+        real(self, position)
+        made.append(weakref.ref(self))
+
+    monkeypatch.setattr(shared_text.Context, "__init__", noted)
+    target, most = Target(llama), []
+    learn = shared_text._Sequence.learn
+
+    def counted(self, *arguments):
+        most.append(sum(ref() is not None for ref in made))
+        return learn(self, *arguments)
+
+    monkeypatch.setattr(shared_text._Sequence, "learn", counted)
+    drafters = [TokenRecycling(V, build_template("best", nodes=n)) for n in (4, 12)]
+    gc.disable()  # by reference alone
+    try:
+        generate_together(target, drafters, [5, 6, 7, 8] * 3, max_new_tokens=150)
+    finally:
+        gc.enable()
+    assert max(most[len(most) // 2 :]) <= 1.5 * max(most[: len(most) // 2]), "late in the text no more than early"
 
 
 def test_with_the_prompts_own_logits_recycled(llama):
