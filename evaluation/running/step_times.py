@@ -1,4 +1,4 @@
-"""How long a step of n nodes takes on this machine: measured in a few seconds, kept by fingerprint."""
+"""How long a step of n nodes takes on this machine: measured in seconds to a minute or two, kept by fingerprint."""
 
 from __future__ import annotations
 

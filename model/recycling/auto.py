@@ -26,6 +26,7 @@ from .drafter import RecyclingSession, TokenRecycling
 from .templates import best_order
 
 SIZES = (0, 1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64, 80)  # nodes below the root that are ever considered
+LEAST = (12, 2)  # tokens and rounds by which step times are measured, however slow the model
 RECONSIDER = 16  # steps between two choices of a size
 REORDER = 32  # the nodes are put in order anew at this step, and at four times as many, and again
 PROBE = 16  # every so many steps a larger tree than the one in use is tried, to see what it would give;
@@ -227,7 +228,14 @@ def is_reorder(steps: int) -> bool:
 
 
 def measure_step_seconds(
-    target: Target, prompt: list[int], *, budget: int, k: int, tokens: int = 48, rounds: int = 5
+    target: Target,
+    prompt: list[int],
+    *,
+    budget: int,
+    k: int,
+    tokens: int = 48,
+    rounds: int = 5,
+    allowed: float = 60.0,
 ) -> tuple[float, dict[int, float]]:
     """Seconds of a whole step: plain, and T(n) by nodes below the root; medians of rounds in which they take turns.
 
@@ -238,6 +246,7 @@ def measure_step_seconds(
         prompt: sets the context; a few hundred tokens are typical.
         budget: sizes above it are not measured.
         tokens: decoded a size and round.
+        allowed: seconds that it may take: a slow model decodes fewer tokens, and in fewer rounds, but LEAST of both.
     """
     drafters: dict[int, Drafter] = {
         n: TokenRecycling(target.vocab_size, Tree.from_rank_paths(best_order(n, k)), k=k, device=target.device)
@@ -247,14 +256,18 @@ def measure_step_seconds(
     target.reserve(1 + max(drafters))
     drafters[-1] = Vanilla(target.device)
     seconds: dict[int, list[float]] = {n: [] for n in drafters}
-    for turn in range(rounds + 1):
+    warm = [generate(target, drafter, prompt, max_new_tokens=8) for drafter in drafters.values()]
+    once = sum(out.prefill_s for out in warm)  # a round costs this, and so much for each token of each run
+    each = max(sum(out.decode_s / max(len(out.tokens) - out.accept_lengths[0], 1) for out in warm), 1e-9)
+    tokens = min(tokens, max(LEAST[0], int((allowed / rounds - once) / each)))
+    rounds = min(rounds, max(LEAST[1], int(allowed / (once + each * tokens))))
+    for _ in range(rounds):
         for n, drafter in drafters.items():
             drafter.reset()
             ends: list[float] = []
             generate(target, drafter, prompt, max_new_tokens=tokens, mark=partial(_note_end, ends))
             times = [after - before for before, after in itertools.pairwise(ends)]
-            if turn:  # the first round warms up
-                seconds[n].append(statistics.median(times[len(times) // 3 :]))
+            seconds[n].append(statistics.median(times[len(times) // 3 :]))
     plain = seconds.pop(-1)
     # Over the plain step of the same round, so that a machine that is slower for a while shifts nothing.
     ratios = [statistics.median(t / p for t, p in zip(times, plain, strict=True)) for times in seconds.values()]

@@ -6,7 +6,7 @@ import random
 import pytest
 import torch
 
-from model.decoding import Draft, Target, Tree, Verification, generate
+from model.decoding import Draft, Generation, StepRecord, Target, Tree, Verification, generate
 from model.errors import UserError
 from model.recycling import auto, build_template
 from model.recycling.acceptance import MEMORY, PATH_PRIOR, RANK_PRIOR, Acceptance
@@ -226,7 +226,9 @@ def test_a_runs_first_steps_are_not_timed(monkeypatch):
     """After steps of another size the first ones are slower; what counts is how long they take from then on."""
     clock = iter(itertools.count())
 
-    def generate(target, drafter, prompt, *, max_new_tokens, mark):
+    def generate(target, drafter, prompt, *, max_new_tokens, mark=lambda phase: None):
+        if max_new_tokens == 8:  # the warm-up
+            return Generation([5] * 8, [StepRecord([5], 1, ())] * 8)
         for phase in ["prefill", *["draft", "loop"] * 12]:
             mark(phase)
 
@@ -236,3 +238,21 @@ def test_a_runs_first_steps_are_not_timed(monkeypatch):
     monkeypatch.setattr(auto.time, "perf_counter", lambda: ends[next(clock) % len(ends)])
     plain, seconds = measure_step_seconds(Target(toy_model("llama")), [5, 6], budget=4, k=8, rounds=2)
     assert plain == 2.0 and set(seconds.values()) == {2.0}
+
+
+@pytest.mark.parametrize(("step", "expected"), [(0.001, (48, 5)), (0.16, (15, 5)), (2.0, (12, 2))])
+def test_a_slow_model_is_measured_by_less(monkeypatch, step, expected):
+    """Five ways to decode in 60 seconds: 48 tokens in five rounds would take 1.2, 192 and 2,400."""
+    asked = []
+
+    def generate(target, drafter, prompt, *, max_new_tokens, mark=None):
+        if mark is not None:
+            asked.append(max_new_tokens)
+            for _ in range(1 + max_new_tokens):
+                mark("loop")
+        steps = [StepRecord([5], 1, ())] * max_new_tokens
+        return Generation([5] * max_new_tokens, steps, "length", max_new_tokens, 0.0, step * (max_new_tokens - 1))
+
+    monkeypatch.setattr(auto, "generate", generate)
+    measure_step_seconds(Target(toy_model("llama")), [5, 6], budget=3, k=8)
+    assert set(asked) == {expected[0]} and len(asked) == 5 * expected[1]
