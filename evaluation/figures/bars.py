@@ -13,7 +13,7 @@ from .style import INTERVAL, colour, footnote, panels
 
 def start(block: Block) -> Figure | None:
     """What the state at the start of a prompt is worth: MAT and speedup by start, a published pair beside it."""
-    rows = block.varied("start", ("recycle_prompt",))
+    rows = block.varied("start", ("recycle_prompt", "order"))
     if not rows or len({row["pool"].method for row in rows}) > 2:  # among many methods the other figures show it
         return None
     return _bars(block, rows, "start", published_starts())
@@ -21,7 +21,7 @@ def start(block: Block) -> Figure | None:
 
 def update(block: Block) -> Figure | None:
     """What is written back to the matrix: every node, the accepted path, the root, nothing."""
-    rows = block.varied("update", ("start",))
+    rows = block.varied("update", ("start", "order"))
     return _bars(block, rows, "update") if rows else None
 
 

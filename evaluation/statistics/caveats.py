@@ -60,9 +60,13 @@ def doubts(runs: Sequence[Run]) -> list[str]:
 
 
 def incomplete(runs: Sequence[Run]) -> list[str]:
-    """The runs that are not done, one line each."""
+    """The runs that are not done, a line for those that stopped at the same place."""
+    found: dict[str, list[str]] = {}
+    for run in runs:
+        if not run.complete:
+            place = f"{len(run.answers)} of {run.metadata['questions']} questions"
+            found.setdefault(place, []).append(f"{run.label}, repeat {run.repeat}")
     return [
-        f"incomplete: {run.label}, repeat {run.repeat}: {len(run.answers)} of {run.metadata['questions']} questions"
-        for run in runs
-        if not run.complete
+        f"incomplete: {names[0]}{f', and {len(names) - 1} more' if names[1:] else ''}: {place}"
+        for place, names in found.items()
     ]
