@@ -147,7 +147,7 @@ def test_several_runs_want_several_folders(evaluate, tmp_path):
 
 def test_what_takes_turns_is_of_one_model_bench_and_repeat():
     def job(method, **more):
-        config = {"repeat": None, "repeats": 2, "model": {"name": "a", "path": "a"}, "method": method}
+        config = {"repeat": None, "repeats": 2, "timed": True, "model": {"name": "a", "path": "a"}, "method": method}
         return Job(config | {"bench": {"name": "b", "order": "file"}} | more)
 
     jobs = [
@@ -166,11 +166,12 @@ def test_what_takes_turns_is_of_one_model_bench_and_repeat():
 
 
 def test_outside_a_sweep_of_this_process_nobody_waits():
-    job = Job({"interleave": True})
+    job = Job({"interleave": True, "timed": True})
     assert not together.waits(job)
     together._waiting = []
     try:
-        assert together.waits(job) and not together.waits(Job({"interleave": False}))
+        assert together.waits(job) and not together.waits(Job({"interleave": False, "timed": True}))
+        assert together.waits(Job({"interleave": False, "timed": False})), "forwards are shared by those who wait"
     finally:
         together._waiting = None
 
@@ -211,10 +212,11 @@ def test_a_peak_counts_neither_the_other_methods_nor_for_hf_the_cache(monkeypatc
     assert (medusa.bytes, recycling.bytes, memory.cache_bytes(target)) == (305, 20, 50)
 
     def peak(method, others):
-        monkeypatch.setattr(answering, "_converse", lambda *_: device.take(7, stays=False))
+        monkeypatch.setattr(answering.Conversation, "answer_next", lambda self: device.take(7, stays=False))
+        monkeypatch.setattr(answering.Conversation, "record", lambda self, index: {})
         method.loaded = SimpleNamespace(target=target, settings=SimpleNamespace(name="toy"))
         question = Question(1, "qa", ("why?",))
-        return answering.answer_question(question, method, {"num_choices": 1}, others)["peak_memory"]
+        return answering.answer_question(question, method, {"num_choices": 1, "timed": True}, others)["peak_memory"]
 
     assert peak(SimpleNamespace(label="recycling", drafter=object()), medusa.bytes) == 1000 + 20 + 50 + 7
     assert peak(SimpleNamespace(label="hf", drafter=None), medusa.bytes + recycling.bytes) == 1000 + 7
