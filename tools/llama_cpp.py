@@ -58,10 +58,9 @@ def main() -> None:
         except ImportError:
             raise UserError("llama-cpp-python is not installed here: pip install llama-cpp-python") from None
         file = located(arguments.model)
-        if (file / gguf.PACKAGE).is_file():
-            file = gguf.unpacked(file)
-        if not (file.is_file() and file.suffix == ".gguf"):
+        if not gguf.stands_for_one(file):
             raise UserError(f"--model {arguments.model}: must be a GGUF file, as llama.cpp reads nothing else")
+        file = gguf.file_of(file)
         settings = ModelSettings("beside", str(file), dtype=arguments.dtype, device="cpu", template="chat")
         with exclusive(settings) as placed:
             compare(load_model(placed), llama_cpp, file, arguments)

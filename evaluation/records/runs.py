@@ -110,8 +110,7 @@ class Run:
         found |= {f"method_{k}" if k in _TAKEN else k: v for k, v in own.items()}
         if settings["bench"].get("order", "file") != "file":
             found["order"] = settings["bench"]["order"]
-        found |= {key: settings[key] for key in ("execution", "seed") if key in settings}
-        found |= {key: settings[key] for key in ("timed",) if key in settings}  # of untimed runs alone
+        found |= {key: settings[key] for key in ("execution", "seed", "timed") if key in settings}
         return found | {"phases": bool(settings.get("phases"))}
 
     @property

@@ -124,6 +124,16 @@ def unpacked(folder: Path) -> Path:
     return kept
 
 
+def stands_for_one(path: Path) -> bool:
+    """Whether a model's path is a GGUF file, or the folder of a package that holds one."""
+    return (path / PACKAGE).is_file() or (path.suffix == ".gguf" and path.is_file())
+
+
+def file_of(path: Path) -> Path:
+    """The GGUF file that such a path stands for; a package's is fetched if it is not here. Raises as `unpacked`."""
+    return unpacked(path) if path.is_dir() else path
+
+
 def held(path: Path) -> Path | None:
     """What `converted` has made of a GGUF file, or of the one of a package's folder; None where it has not yet."""
     file = _package(path)[1] if path.is_dir() else path

@@ -213,10 +213,8 @@ def locate(path: str, allow_pickle: bool) -> str:
         if not hub.is_name(path):
             raise UserError(f"model {path}: no such folder, and not a hub name (owner/name) either")
         return path
-    if (folder / gguf.PACKAGE).is_file():
-        folder = gguf.unpacked(folder)
-    if folder.suffix == ".gguf" and folder.is_file():
-        folder = gguf.converted(folder)
+    if gguf.stands_for_one(folder):
+        folder = gguf.converted(gguf.file_of(folder))
     if not folder.is_dir():
         raise UserError(f"model {path}: a file; name a GGUF file or the folder with config.json, weights and tokenizer")
     if not (folder / "config.json").is_file():

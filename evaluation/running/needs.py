@@ -69,7 +69,7 @@ def needs(configurations: Iterable[DictConfig]) -> list[Need]:
 def _model(model: dict[str, Any]) -> Need:
     path, revision, kinds = str(model["path"]), model["revision"], weights(model["allow_pickle"])
     local = located(path)
-    packed = (local / gguf.PACKAGE).is_file() or (local.is_file() and local.suffix == ".gguf")
+    packed = gguf.stands_for_one(local)
 
     def here() -> Path | None:
         if packed:

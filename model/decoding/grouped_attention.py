@@ -25,32 +25,39 @@ def use_grouped(model: Any) -> bool:
         return False
     from transformers import AttentionInterface, AttentionMaskInterface  # not above: they load torch's compiler
 
-    AttentionInterface.register(NAME, attend)
+    AttentionInterface.register(NAME, GroupedAttention())
     AttentionMaskInterface.register(NAME, AttentionMaskInterface()["sdpa"])  # so that padding works as ever
     model.set_attn_implementation(NAME)
     return True
 
 
-def attend(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    **kwargs: Any,
-) -> tuple[torch.Tensor, None]:
-    """transformers' contract: query (1, H, n, D), key and value (1, Hkv, L, D) -> (1, n, H, D). The rest is sdpa's."""
-    own = attention_mask is not None and query.shape[2] > 1
-    if not own or any(kwargs.get(name) is not None for name in AttentionSwitch.UNSUPPORTED):
+class GroupedAttention:
+    """A transformers attention implementation; where it has no gain of its own it is transformers' sdpa."""
+
+    def __init__(self) -> None:
         from transformers import AttentionInterface
 
-        output: tuple[torch.Tensor, None] = AttentionInterface()["sdpa"](
-            module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs
+        self._sdpa = AttentionInterface()["sdpa"]  # looked up once: each layer of each forward calls
+
+    def __call__(
+        self,
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        scaling: float | None = None,
+        dropout: float = 0.0,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, None]:
+        """transformers' contract: query (1, H, n, D), key and value (1, Hkv, L, D) -> (1, n, H, D)."""
+        own = attention_mask is not None and query.shape[2] > 1
+        if not own or any(kwargs.get(name) is not None for name in AttentionSwitch.UNSUPPORTED):
+            output: tuple[torch.Tensor, None] = self._sdpa(
+                module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs
+            )
+            return output
+        attended = torch.nn.functional.scaled_dot_product_attention(
+            query, key, value, attn_mask=attention_mask, dropout_p=dropout, scale=scaling, enable_gqa=True
         )
-        return output
-    attended = torch.nn.functional.scaled_dot_product_attention(
-        query, key, value, attn_mask=attention_mask, dropout_p=dropout, scale=scaling, enable_gqa=True
-    )
-    return attended.transpose(1, 2).contiguous(), None
+        return attended.transpose(1, 2).contiguous(), None

@@ -76,6 +76,10 @@ class Generation:
         self.steps.append(StepRecord(tokens, len(draft.tree), path, draft.source))
         return not (tokens[-1] in eos or len(self.tokens) == limit)
 
+    def end(self, limit: int, max_new_tokens: int, eos: Collection[int]) -> None:
+        """Say why it ended, behind its last step; `limit` is what the context left of max_new_tokens."""
+        self.stop = "eos" if self.tokens[-1] in eos else "length" if limit == max_new_tokens else "context"
+
 
 def decode(
     target: Target,
@@ -183,7 +187,7 @@ def _decode(
             out.decode_s = time.perf_counter() - start - out.prefill_s - out.setup_s
     finally:
         session.close()
-    out.stop = "eos" if out.tokens[-1] in eos else "length" if limit == max_new_tokens else "context"
+    out.end(limit, max_new_tokens, eos)
 
 
 def _first_step(

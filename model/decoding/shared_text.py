@@ -230,6 +230,5 @@ def generate_together(
                 if not sequence.learn(draft, nodes, limit, eos):
                     going.remove(sequence)
     for sequence in sequences:
-        out = sequence.out
-        out.stop = "eos" if out.tokens[-1] in eos else "length" if limit == max_new_tokens else "context"
+        sequence.out.end(limit, max_new_tokens, eos)
     return [sequence.out for sequence in sequences]

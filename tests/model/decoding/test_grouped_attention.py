@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from model.decoding import Draft, Target, generate
-from model.decoding.grouped_attention import NAME, attend
+from model.decoding.grouped_attention import NAME, GroupedAttention
 from model.recycling import TokenRecycling, build_template
 from tests.conftest import greedy, toy_model
 
@@ -49,7 +49,7 @@ def test_generate_with_padding_is_what_it_was():
 def test_what_changes_the_scores_goes_to_sdpa_which_refuses_it():
     query, shared = torch.randn(1, 4, 3, 8), torch.randn(1, 2, 5, 8)
     with pytest.raises(ValueError, match="softcap"):
-        attend(torch.nn.Module(), query, shared, shared, torch.zeros(1, 1, 3, 5), softcap=30.0)
+        GroupedAttention()(torch.nn.Module(), query, shared, shared, torch.zeros(1, 1, 3, 5), softcap=30.0)
 
 
 def test_a_second_target_may_be_made_of_the_same_model():
