@@ -25,7 +25,7 @@ from tools.requirements_met import unmet
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("model", "evaluation", "hydra_plugins", "tools", "tests")
 PYTHON_FILES = [p for folder in FOLDERS for p in (ROOT / folder).rglob("*.py")]
-METHODS = ("decoding", "recycling", "copying", "ngrams", "retrieval", "learned")
+METHODS = ("decoding", "recycling", "copying", "dynamic", "ngrams", "retrieval", "learned")
 README = (ROOT / "README.md").read_text()
 
 
@@ -66,6 +66,7 @@ MAY_IMPORT = {
     "model.decoding": set(),
     "model.recycling": {"model.decoding"},
     "model.copying": {"model.decoding", "model.recycling"},
+    "model.dynamic": {"model.decoding", "model.copying"},
     "model.ngrams": {"model.decoding"},
     "model.retrieval": {"model.decoding"},
     "model.learned": {"model.decoding"},

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ..decoding import DeviceDrafter, DeviceSession, Draft, Verification
+from ..decoding import Draft, Drafter, Session, Verification
 from ..errors import UserError
 from .suffix_automaton import SuffixAutomaton
 
@@ -64,7 +64,7 @@ class CarriedText:
         self.text.extend(ids.tolist())
 
 
-class ReadingSession(DeviceSession):
+class ReadingSession(Session):
     """A sequence's text: what is carried, its prompt, its answer so far.
 
     Attributes:
@@ -73,7 +73,7 @@ class ReadingSession(DeviceSession):
 
     method: Any  # whose `carried` text it reads on in
 
-    def __init__(self, method: DeviceDrafter) -> None:
+    def __init__(self, method: Drafter) -> None:
         super().__init__(method)
         self._end()
 
@@ -84,8 +84,13 @@ class ReadingSession(DeviceSession):
         self.text.extend(prompt)
         return super().begin(prompt)
 
+    def read(self, tokens: list[int]) -> None:
+        """The text goes on."""
+        self.text.extend(tokens)
+
     def account(self, verification: Verification) -> None:
-        self.text.extend(verification.tokens)
+        """After a step on the device."""
+        self.read(verification.tokens)
 
     def close(self) -> None:
         carried = self.method.carried

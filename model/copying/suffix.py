@@ -8,7 +8,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from ..decoding import DeviceDrafter, Draft, Tree, Verification
+from ..decoding import DeviceDrafter, DeviceSession, Draft, Tree, Verification
 from ..errors import UserError
 from .carried_text import CarriedText, ReadingSession
 from .suffix_automaton import SuffixAutomaton
@@ -82,7 +82,7 @@ class Suffix(DeviceDrafter):
         self.carried.load_state_dict(state, self.vocab_size)
 
 
-class SuffixSession(ReadingSession):
+class SuffixSession(ReadingSession, DeviceSession):
     """A sequence's text, and its place in the corpus."""
 
     method: Suffix

@@ -68,6 +68,21 @@ class SuffixAutomaton:
         self._end.append(end)
         return len(self._next) - 1
 
+    @property
+    def match(self) -> tuple[int, int]:
+        """The state and length of the longest suffix that stood before; (0, 0) where none did."""
+        return (self._link[self._whole], self.length) if self.length else (0, 0)
+
+    def following(self, state: int, length: int) -> tuple[int | None, int]:
+        """The token that followed a match before, and how long a match it followed; None and 0 where none did.
+
+        A match that stood at the text's end alone was not followed; its longest end that was is that of the text.
+        """
+        end = self._end[state]
+        if end == len(self.tokens):
+            end, length = self.end, min(length, self.length)
+        return (self.tokens[end], length) if length else (None, 0)
+
     def copy(self, end: int, count: int) -> list[int]:
         """`count` tokens from place `end` < n on; a copy that reaches the text's end goes on with what it copied."""
         tokens = self.tokens[end : end + count]

@@ -128,6 +128,25 @@ class Tree:
         return self._elsewhere[device]
 
 
+def breadth_first(parents: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Nodes that were listed in any order, each after its parent, in the order that a tree wants.
+
+    Args:
+        parents: of each node; 0 is the root, its own parent.
+
+    Returns:
+        The nodes in breadth-first order, siblings as they were listed, and the parents of that order.
+    """
+    children: list[list[int]] = [[] for _ in parents]
+    for node, parent in enumerate(parents[1:], 1):
+        children[parent].append(node)
+    order, ordered = [0], [0]
+    for place, node in enumerate(order):  # grows while it is walked
+        order += children[node]
+        ordered += [place] * len(children[node])
+    return order, ordered
+
+
 @dataclass(slots=True)
 class Draft:
     """What to try: a tree and its tokens, int64 (n,) on the target's device; tokens[0] is the root.

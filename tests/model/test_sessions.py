@@ -11,6 +11,7 @@ from model.copying.spine import Spine
 from model.copying.suffix import Suffix
 from model.copying.suffix_recycling import SuffixRecycling
 from model.decoding import Target, decode, generate
+from model.dynamic.dynamic_recycling import DynamicRecycling
 from model.errors import UserError
 from model.learned.eagle import Eagle
 from model.learned.eagle2 import Eagle2
@@ -35,6 +36,8 @@ MAKE = {
     "spine": lambda target, folder: Spine(V, nodes=12),
     "recycling": lambda target, folder: TokenRecycling(V, build_template("2.2.2")),
     "auto": lambda target, folder: AutoRecycling(V, step_seconds={n: 1 + n / 30 for n in SIZES}),
+    "dynamic": lambda target, folder: DynamicRecycling(V, nodes=12, pairs=64),
+    "dynamic (auto)": lambda target, folder: DynamicRecycling(V, step_seconds={n: 1 + n / 30 for n in SIZES}),
     "lookahead": lambda target, folder: Lookahead(),
     "ngram_cache": lambda target, folder: NgramCache(V),
     "medusa": lambda target, folder: Medusa(target, heads_path=write_medusa(folder)),

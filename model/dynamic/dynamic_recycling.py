@@ -1,0 +1,259 @@
+"""Dynamic recycling: each step drafts the n likeliest nodes of all that rows and text suggest.
+
+The paper asks whether dynamic trees can outperform its static one (2408.08696, limitations). Here a row keeps how
+likely its candidates were, a second table has rows by pairs of tokens, text is copied (SAM-Decoding, 2411.10666), and
+the root is given two sources that cost nothing: what followed its rejected siblings in the step before, and these
+siblings. What each kind of candidate is worth is learnt (`weights`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from heapq import heappop, heappush
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..copying.carried_text import CarriedText, ReadingSession
+from ..decoding import Draft, Drafter, Tree, Verification
+from ..decoding.tree import breadth_first
+from ..errors import UserError
+from .rows import LEVELS, PairRows, TokenRows, candidates_of
+from .weights import (
+    ALONE,
+    AND_BESIDE,
+    AND_FOLLOWED,
+    BEHIND,
+    BESIDE,
+    COPIED,
+    FOLLOWED,
+    PAIR,
+    TOKEN,
+    Weights,
+    bucket,
+    cell,
+    is_alone,
+)
+
+MAX_NODES = 4096
+UNLISTED = 8  # the level of a sibling that is not among its parent's candidates any more
+Likely = tuple[int, int]  # a token and its level
+
+
+class DynamicRecycling(Drafter):
+    """Drafts the likeliest nodes, best first; learns from every node of every step.
+
+    A node's likelihood is the product of the weights along its path. Carried from prompt to prompt: the rows, the
+    weights and the newest text. The tree is another one each step, so steps are eager.
+
+    Args:
+        vocab_size: V.
+        nodes: of every draft, the root not counted; fewer where nothing suggests so many.
+        k: candidates kept a row.
+        pairs: rows by pairs of tokens, a power of two; 0: none.
+        copy: continue the longest match of text and path as well.
+        siblings: at the root, also what followed its rejected siblings, and these siblings.
+        calibrate: learn the weights; else they stay as they are at first.
+        carry: earlier prompts and answers are copied from, too, up to so many tokens; 0: the prompt's own alone.
+        recycle_prompt: also keep rows of the prompt's own logits.
+        step_seconds: T(n) by nodes below the root, 0 among them: then each draft has as many nodes, at most `nodes`, as
+            give most expected tokens a second.
+
+    Raises:
+        UserError: a setting out of range.
+    """
+
+    stateful = True
+    needs_logits = True
+
+    def __init__(
+        self,
+        vocab_size: int,
+        *,
+        nodes: int = 24,
+        k: int = 8,
+        pairs: int = 65536,
+        copy: bool = True,
+        siblings: bool = True,
+        calibrate: bool = True,
+        carry: int = 32768,
+        recycle_prompt: bool = True,
+        device: torch.device | str = "cpu",
+        step_seconds: Mapping[int, float] | None = None,
+    ) -> None:
+        if not isinstance(nodes, int) or not 1 <= nodes <= MAX_NODES:
+            raise UserError(f"dynamic: nodes={nodes} must be from 1 to {MAX_NODES}")
+        if not isinstance(k, int) or not 1 <= k <= vocab_size:
+            raise UserError(f"k={k}: must be from 1 to the vocabulary's size ({vocab_size})")
+        super().__init__(torch.device(device))
+        self.nodes, self.k, self.copy, self.siblings = nodes, k, copy, siblings
+        self.max_nodes, self.needs_prompt_logits = 1 + nodes, recycle_prompt
+        self.rows = TokenRows(vocab_size, k)
+        self.pairs = PairRows(pairs, k) if pairs else None
+        self.weights, self.carried = Weights(calibrate), CarriedText(carry)
+        self._seconds = None  # (1 + nodes,), by nodes below the root
+        if step_seconds is not None:
+            sizes, seconds = zip(*sorted(step_seconds.items()), strict=True)
+            self._seconds = np.interp(np.arange(1 + nodes), sizes, seconds)
+
+    def session(self) -> DynamicSession:
+        return DynamicSession(self)
+
+    def keep(self, before: Any, tokens: Any, ids: Any, levels: Any) -> None:
+        """Keep candidates (m, k) seen after `tokens`, int64 (m,), each behind one of `before`, in order."""
+        self.rows.write(tokens, ids, levels)
+        if self.pairs is not None:
+            self.pairs.write_pairs(before, tokens, ids, levels)
+
+    def best_size(self, likelihoods: Sequence[float]) -> int:
+        """How many of the nodes, the likeliest first and the root among them, give most tokens a second."""
+        if self._seconds is None:
+            return len(likelihoods)
+        speeds = np.cumsum(likelihoods) / self._seconds[: len(likelihoods)]  # expected tokens a second
+        return 1 + int(speeds.argmax())
+
+    def candidates(self, before: int, token: int, copied: int | None, match: int) -> dict[int, int]:
+        """What may follow `token` behind `before`: tokens and their cells.
+
+        Args:
+            copied: the token that follows in the text behind a match of `match` tokens; None and 0: there is none.
+        """
+        in_bucket = bucket(match)
+        found: dict[int, int] = {}
+        pair = None if self.pairs is None else self.pairs.find_pair(before, token)
+        row = self.rows.find(token)
+        for rows, at, source in ((self.pairs, pair, PAIR), (self.rows, row, TOKEN if pair is None else BEHIND)):
+            if rows is not None and at is not None:
+                first = cell(source, ALONE, in_bucket, False)
+                for candidate, level in zip(rows.ids[at].tolist(), rows.levels[at].tolist(), strict=True):
+                    if candidate not in found:
+                        found[candidate] = first + level
+        if copied is not None:
+            found[copied] = found[copied] + LEVELS if copied in found else cell(COPIED, ALONE, in_bucket, True)
+        return found
+
+    def reset(self) -> None:
+        self.rows.reset()
+        if self.pairs is not None:
+            self.pairs.reset()
+        self.weights.reset()
+        self.carried.reset()
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        tables = {"token": self.rows} | ({} if self.pairs is None else {"pair": self.pairs})
+        named = {f"{table}_{name}": t for table, rows in tables.items() for name, t in rows.state_dict().items()}
+        return named | self.weights.state_dict() | self.carried.state_dict()
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        for table, rows in (("token_", self.rows), ("pair_", self.pairs)):
+            if rows is not None:
+                own = {name.removeprefix(table): t for name, t in state.items() if name.startswith(table)}
+                rows.load_state_dict(own, len(self.rows.ids))
+        self.weights.load_state_dict(state)
+        self.carried.load_state_dict(state, len(self.rows.ids))
+
+    def describe(self) -> dict[str, Any]:
+        return {"rows_bytes": self.rows.nbytes + (0 if self.pairs is None else self.pairs.nbytes)}
+
+
+class DynamicSession(ReadingSession):
+    """A sequence's text, and what the last step says of what follows the next root."""
+
+    method: DynamicRecycling
+
+    def begin(self, prompt: list[int]) -> Draft | None:
+        """The first step is like all others: it drafts, and it learns."""
+        super().begin(prompt)
+        self._before = prompt[-2] if len(prompt) > 1 else prompt[-1]
+        self._followed, self._beside = list[Likely](), list[Likely]()
+        return None
+
+    def observe_prompt(self, prompt: list[int], logits: torch.Tensor) -> None:
+        """With `recycle_prompt`: rows of the prompt's tokens, and what the last of them was chosen from."""
+        ids, levels = candidates_of(logits, self.method.k)  # (m, k), m = P - 1
+        tokens = np.array(prompt, dtype=np.int64)
+        self.method.keep(np.concatenate((tokens[:1], tokens[:-1])), tokens, ids, levels)
+        self._note_siblings(ids[-1:], levels[-1:], 0, [], self.text.tokens[-1])
+
+    def draft(self, root: int) -> Draft:
+        """Best first: the likeliest candidate of all nodes taken so far is the next one, until there are n."""
+        own, text, weights = self.method, self.text, self.method.weights.now
+        tokens, parents, likelihoods = [root], [0], [1.0]
+        matches = [text.match if own.copy else (0, 0)]  # of each node: the automaton's state, and the match's length
+        found = [self._below_root(root, *matches[0])]  # of each node: its candidates and their cells
+        frontier: list[tuple[float, int, int, int]] = []  # (-likelihood, serial number, parent, token)
+        serial = 0
+        for node in range(own.nodes):
+            for token, at in found[node].items():
+                serial += 1
+                heappush(frontier, (-likelihoods[node] * weights[at], serial, node, token))
+            if not frontier:
+                break
+            likelihood, _, parent, token = heappop(frontier)
+            match = text.transfer(*matches[parent], token) if own.copy else (0, 0)
+            tokens.append(token)
+            parents.append(parent)
+            likelihoods.append(-likelihood)
+            matches.append(match)
+            found.append(own.candidates(tokens[parent], token, *text.following(*match)))
+        size = own.best_size(likelihoods)
+        order, parents = breadth_first(parents[:size])
+        self._found = [found[node] for node in order]
+        tree = Tree(parents, device=own.device, once=True)
+        return Draft(tree, torch.tensor([tokens[node] for node in order], device=own.device))
+
+    def _below_root(self, root: int, state: int, length: int) -> dict[int, int]:
+        """What may follow the root: what may follow any node, and what the last step says."""
+        found = self.method.candidates(self._before, root, *self.text.following(state, length))
+        if self.method.siblings:
+            for suggested, source, listed in (
+                (AND_FOLLOWED, FOLLOWED, self._followed),
+                (AND_BESIDE, BESIDE, self._beside),
+            ):
+                for token, level in listed:
+                    at = found.get(token)
+                    if at is None:
+                        found[token] = cell(source, ALONE, 0, False, level)
+                    elif is_alone(at):
+                        found[token] = at + cell(PAIR, suggested, 0, False)
+        return found
+
+    def observe(self, verification: Verification) -> None:
+        own, draft = self.method, verification.draft
+        assert verification.logits is not None
+        ids, levels = candidates_of(verification.logits, own.k)  # (n, k)
+        choices = verification.choices.tolist()
+        own.weights.learn(
+            [at for found in self._found for at in found.values()],
+            [found[choice] for found, choice in zip(self._found, choices, strict=True) if choice in found],
+        )
+        tokens = draft.tokens.cpu().numpy()
+        before = tokens[draft.tree.parent_of]
+        before[0] = self._before
+        order = np.argsort(verification.stands.cpu().numpy(), kind="stable")  # what stands is written last, and counts
+        own.keep(before[order], tokens[order], ids[order], levels[order])
+        node = verification.node
+        rejected = [child for child, parent in enumerate(draft.tree.parent_of) if child and parent == node]
+        self._note_siblings(ids, levels, node, [(child, int(tokens[child])) for child in rejected], choices[node])
+        self._before = int(tokens[node])
+        self.read(verification.tokens)
+
+    def _note_siblings(self, ids: Any, levels: Any, node: int, rejected: list[tuple[int, int]], root: int) -> None:
+        """Of the last step's rows (n, k): what stood beside the next root below `node`, and what followed there.
+
+        Args:
+            rejected: children of `node` that were tried, and their tokens.
+        """
+        beside = dict(zip(ids[node].tolist(), levels[node].tolist(), strict=True))
+        self._beside = [(token, level) for token, level in beside.items() if token != root]
+        mass: dict[int, float] = {}
+        whole = 0.0
+        for child, token in rejected:
+            weight = 2.0 ** -beside.get(token, UNLISTED)
+            whole += weight
+            for candidate, level in zip(ids[child].tolist(), levels[child].tolist(), strict=True):
+                mass[candidate] = mass.get(candidate, 0.0) + weight * 2.0**-level
+        likeliest = sorted(mass.items(), key=lambda item: -item[1])[: self.method.k]
+        self._followed = [(token, min(int(math.log2(whole / part)), LEVELS - 1)) for token, part in likeliest]

@@ -1,0 +1,118 @@
+"""Rows of candidates: what the target held likely after a token, and after a pair of tokens, when last seen there."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..decoding.selection import top_k
+from ..errors import UserError
+
+LEVELS = 16  # of probability: level l is 2^-(l + 1) to 2^-l, the last one all that is below
+MAXIMA = 512  # groups of columns whose maxima stand for all logits, at least
+_ODD = 0x9E3779B97F4A7C15  # Fibonacci hashing: 2^64 over the golden ratio, odd
+_WORD = (1 << 64) - 1
+
+
+def candidates_of(logits: torch.Tensor, k: int) -> tuple[Any, Any]:
+    """The k greatest of each row, best first, and how likely each was: (n, V) -> (n, k) int32 and (n, k) uint8 levels.
+
+    The mass of all others is taken from the maxima of groups of columns: the sum of all V exponentials would take
+    longer than the rest of a step's host work, and how often a level's candidates are right is learnt in any case.
+    """
+    vocab = logits.shape[1]
+    best = top_k(logits, k)  # (n, k)
+    # a group has a power of two of columns that divides V
+    width = min(vocab & -vocab, 1 << max((vocab // MAXIMA).bit_length() - 1, 0))
+    maxima = logits.reshape(len(logits), width, -1).amax(1).float()  # (n, V / width)
+    all_of_it = torch.logsumexp(maxima, 1, keepdim=True)
+    bits = (all_of_it - logits.gather(1, best).float()) / math.log(2)
+    levels = bits.clamp(0, LEVELS - 1).to(torch.uint8)
+    return best.to("cpu", torch.int32).numpy(), levels.cpu().numpy()
+
+
+class TokenRows:
+    """A row a token: V x k candidates and their levels. Empty until the token was seen; the newest visit counts."""
+
+    def __init__(self, vocab_size: int, k: int) -> None:
+        self.ids = np.zeros((vocab_size, k), dtype=np.int32)
+        self.levels = np.zeros((vocab_size, k), dtype=np.uint8)
+        self.seen = np.zeros(vocab_size, dtype=bool)
+
+    def find(self, token: int) -> int | None:
+        """The row of a token; None where it was not seen."""
+        return token if self.seen[token] else None
+
+    def write(self, tokens: Any, ids: Any, levels: Any) -> None:
+        """Rows (m, k) for tokens (m,), in order: of equal tokens the last one wins."""
+        self.ids[tokens], self.levels[tokens], self.seen[tokens] = ids, levels, True
+
+    def reset(self) -> None:
+        self.seen[:] = False
+        self.ids[:] = 0
+        self.levels[:] = 0
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.ids.nbytes + self.levels.nbytes + self.seen.nbytes)
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return {name: torch.from_numpy(getattr(self, name)) for name in ("ids", "levels", "seen")}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor], vocab_size: int) -> None:
+        """Raises UserError if it is of another shape or holds what cannot be."""
+        for name, mine in self.state_dict().items():
+            saved = state.get(name)
+            if saved is None or saved.shape != mine.shape or saved.dtype != mine.dtype:
+                raise UserError(f"start: the saved rows are of another vocabulary, k or size ({name})")
+        if not 0 <= int(state["ids"].min()) <= int(state["ids"].max()) < vocab_size:
+            raise UserError(f"start: the saved rows hold ids outside the vocabulary of {vocab_size}")
+        if int(state["levels"].max()) >= LEVELS:
+            raise UserError(f"start: the saved rows hold levels beyond {LEVELS - 1}")
+        for name in self.state_dict():
+            getattr(self, name)[:] = state[name].numpy()
+
+
+class PairRows(TokenRows):
+    """A row a pair of tokens, in a table of fixed size: the newest pair takes the place of any other with its hash.
+
+    Args:
+        size: rows, a power of two; a row takes 9 + 5 k bytes.
+
+    Raises:
+        UserError: the size is none.
+    """
+
+    def __init__(self, size: int, k: int) -> None:
+        if not isinstance(size, int) or size < 2 or size & (size - 1):
+            raise UserError(f"method.pairs={size}: must be a power of two, at least 2")
+        super().__init__(size, k)
+        self.keys = np.zeros(size, dtype=np.int64)  # the pair: its first token times 2^32, and its second
+        self._shift = 64 - (size - 1).bit_length()
+
+    def find_pair(self, before: int, token: int) -> int | None:
+        """The row of a pair; None where it was not seen, or another one has its place."""
+        key = before << 32 | token
+        row = (key * _ODD & _WORD) >> self._shift
+        return row if self.keys[row] == key and self.seen[row] else None
+
+    def write_pairs(self, before: Any, tokens: Any, ids: Any, levels: Any) -> None:
+        """Rows (m, k) for the pairs of `before` and `tokens`, int64 (m,) each, in order."""
+        keys = before << 32 | tokens
+        rows = (keys.view(np.uint64) * np.uint64(_ODD) >> np.uint64(self._shift)).astype(np.int64)
+        self.keys[rows] = keys
+        self.write(rows, ids, levels)
+
+    def reset(self) -> None:
+        super().reset()
+        self.keys[:] = 0
+
+    @property
+    def nbytes(self) -> int:
+        return super().nbytes + int(self.keys.nbytes)
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return super().state_dict() | {"keys": torch.from_numpy(self.keys)}

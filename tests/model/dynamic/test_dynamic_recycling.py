@@ -1,0 +1,278 @@
+"""Dynamic recycling: every draft against a slow reference, losslessness, what is carried, its size, refusals."""
+
+import heapq
+import math
+import random
+
+import pytest
+import torch
+
+from model.decoding import Target, Tree, generate, generate_together
+from model.decoding.tree import breadth_first
+from model.dynamic.dynamic_recycling import DynamicRecycling
+from model.dynamic.rows import LEVELS
+from model.dynamic.weights import ALONE, AND_BESIDE, BEHIND, BESIDE, COPIED, FOLLOWED, PAIR, TOKEN, Weights, cell
+from model.errors import UserError
+from tests.conftest import CONFIGS, greedy, toy_model
+from tests.model.sessions import each_session
+
+V = 61
+
+
+def prompts(count=3, seed=0):
+    rng = random.Random(seed)
+    return [[rng.randrange(3, V) for _ in range(8 + 5 * i)] * 2 for i in range(count)]
+
+
+class Slow:
+    """The same drafts by dictionaries, whole searches of the text, and every path that might be among the n likeliest.
+
+    Written from the method's docstrings; shares nothing with it but the numbers of the cells and the table of weights.
+    """
+
+    def __init__(self, nodes, k):
+        self.nodes, self.k, self.text = nodes, k, []
+        self.by_token, self.by_pair, self.followed, self.beside = {}, {}, [], []
+
+    def levels(self, logits):
+        probabilities = torch.softmax(logits.double(), -1)
+        best = sorted(range(V), key=lambda i: -float(logits[i]))[: self.k]
+        return [(i, min(int(-math.log2(float(probabilities[i]))), LEVELS - 1)) for i in best]
+
+    def match(self, path):
+        """The longest end of text and path that was followed by something in the text, and what followed it."""
+        whole = self.text + path
+        for length in range(len(whole) - 1, 0, -1):
+            places = [i for i in range(len(self.text) - length) if self.text[i : i + length] == whole[-length:]]
+            if places:
+                return length, {self.text[i + length] for i in places}
+        return 0, set()
+
+    def below(self, path, copied):
+        """Candidates and their cells. `copied` says which of several continuations the method took; checked here."""
+        before, token = (self.text + path)[-2:]
+        length, following = self.match(path)
+        assert copied[1] == length and copied[0] in (following or {None})
+        copied = copied[0]
+        place = 0 if copied is None else length if length < 5 else 5 if length < 8 else 6 if length < 16 else 7
+        pair, single = self.by_pair.get((before, token)), self.by_token.get(token)
+        found = {i: cell(PAIR, ALONE, place, i == copied, level) for i, level in pair or []}
+        for i, level in single or []:
+            found.setdefault(i, cell(BEHIND if pair else TOKEN, ALONE, place, i == copied, level))
+        if copied is not None:
+            found.setdefault(copied, cell(COPIED, ALONE, place, True))
+        if not path:
+            stride = cell(PAIR, AND_BESIDE, 0, False) // AND_BESIDE
+            marked = set()
+            for number, source, listed in ((1, FOLLOWED, self.followed), (2, BESIDE, self.beside)):
+                for i, level in listed:
+                    if i not in found:
+                        found[i] = cell(source, ALONE, 0, False, level)
+                    elif i not in marked:
+                        found[i] += number * stride
+                        marked.add(i)
+        return found
+
+    def children(self, text, path):
+        state, length = text.match
+        for token in path:
+            state, length = text.transfer(state, length, token)
+        return self.below(path, text.following(state, length))
+
+    def likeliest(self, text, weights):
+        """The n likeliest paths and their likelihoods: every path is looked at whose likelihood is among them."""
+        best, open_ = [], [(-1.0, [])]
+        while open_ and len(best) <= self.nodes:
+            likelihood, path = heapq.heappop(open_)
+            best.append((-likelihood, tuple(path)))
+            for token, at in self.children(text, path).items():
+                heapq.heappush(open_, (likelihood * weights[at], [*path, token]))
+        return best[1:]
+
+    def likelihood(self, text, weights, path):
+        below = (weights[self.children(text, list(path[:depth]))[token]] for depth, token in enumerate(path))
+        return math.prod(below)
+
+    def learn(self, verification):
+        draft, tree, logits = verification.draft, verification.draft.tree, verification.logits
+        tokens, rows = draft.tokens.tolist(), [self.levels(row) for row in logits]
+        paths = [[tokens[i] for i in tree.chain_of[node]][1:] for node in range(len(tree))]
+        for stood in (False, True):
+            for node, path in enumerate(paths):
+                if bool(verification.stands[node]) == stood:
+                    before, token = (self.text + path)[-2:]
+                    self.by_token[token] = self.by_pair[before, token] = rows[node]
+        node, beside = verification.node, dict(rows[verification.node])
+        root = int(logits[node].argmax())
+        self.beside = [(i, level) for i, level in rows[node] if i != root]
+        mass, whole = {}, 0.0
+        for child in range(1, len(tree)):
+            if tree.parent_of[child] == node:
+                weight = 0.5 ** beside.get(tokens[child], 8)
+                whole += weight
+                for i, level in rows[child]:
+                    mass[i] = mass.get(i, 0.0) + weight * 0.5**level
+        first = sorted(mass, key=lambda i: -mass[i])[: self.k]
+        self.followed = [(i, min(int(math.log2(whole / mass[i])), LEVELS - 1)) for i in first]
+        self.text += verification.tokens
+
+
+@pytest.mark.parametrize(("nodes", "k", "seed"), [(1, 8, 0), (7, 2, 1), (12, 4, 2), (24, 8, 3), (60, 8, 4)])
+def test_every_draft_is_that_of_a_slow_reference(nodes, k, seed):
+    model = toy_model("llama", seed=seed)
+    drafter = DynamicRecycling(V, nodes=nodes, k=k, carry=0, recycle_prompt=False)
+    compared = []
+
+    def watch(session):
+        slow, draft, observe, begin = Slow(nodes, k), session.draft, session.observe, session.begin
+        slow.by_token, slow.by_pair = tables  # what is carried
+
+        def began(prompt):
+            slow.text = list(prompt)
+            return begin(prompt)
+
+        def drafted(root):
+            text, weights = session.text, list(drafter.weights.now)
+            expected = slow.likeliest(text, weights)
+            made = draft(root)
+            tokens = made.tokens.tolist()
+            paths = [tuple(tokens[i] for i in chain[1:]) for chain in made.tree.chain_of][1:]
+            assert len(paths) == len(set(paths)) == len(expected)
+            # the same paths, but that of some which are as likely as the last one others may be taken
+            others = set(paths) - {path for _, path in expected}
+            assert all(slow.likelihood(text, weights, path) == pytest.approx(expected[-1][0]) for path in others)
+            compared.append(len(paths))
+            return made
+
+        def observed(verification):
+            slow.learn(verification)
+            observe(verification)
+
+        session.begin, session.draft, session.observe = began, drafted, observed
+
+    tables = ({}, {})
+    each_session(drafter, watch)
+    for prompt in prompts():
+        assert generate(Target(model), drafter, prompt, max_new_tokens=40).tokens == greedy(model, prompt, 40)
+    assert len(compared) > 20 and max(compared) == nodes, "there was something to compare"
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_output_is_the_models_own(name):
+    model = toy_model(name)
+    drafter, target = DynamicRecycling(V, nodes=24, pairs=256), Target(model)
+    lengths = []
+    for prompt in prompts():
+        out = generate(target, drafter, prompt, max_new_tokens=60)
+        assert out.tokens == greedy(model, prompt, 60)
+        lengths += out.accept_lengths
+    assert max(lengths) > 2, "something was drafted that stood"
+
+
+def test_the_size_is_the_one_that_gives_most_tokens_a_second():
+    seconds = {0: 1.0, 1: 1.1, 2: 1.2, 4: 1.4, 8: 1.8}
+    drafter = DynamicRecycling(V, nodes=8, step_seconds=seconds)
+    # tokens 1, 1.5, 1.6, 1.65 in 1.0, 1.1, 1.2, 1.3 seconds: 1, 1.36, 1.33, 1.27
+    assert drafter.best_size([1.0, 0.5, 0.1, 0.05]) == 2
+    # 1, 1.5, 1.9, 2.2, 2.3 in 1.0, 1.1, 1.2, 1.3 and 1.4 seconds: 1.58 with two, 1.69 with three, 1.64 with four
+    assert drafter.best_size([1.0, 0.5, 0.4, 0.3, 0.1]) == 4
+    assert drafter.best_size([1.0, 0.05]) == 1, "where nothing is worth its time, plain decoding"
+    assert DynamicRecycling(V, nodes=8).best_size([1.0, 0.01, 0.01]) == 3
+
+
+def test_a_machine_where_nodes_are_free_drafts_more_than_one_where_they_are_dear(llama):
+    nodes = []
+    for slope in (0.0, 0.1, 10.0):
+        drafter = DynamicRecycling(V, nodes=16, step_seconds={n: 1 + slope * n for n in (0, 16)})
+        steps = [
+            step for prompt in prompts() for step in generate(Target(llama), drafter, prompt, max_new_tokens=50).steps
+        ]
+        nodes.append(sum(step.nodes - 1 for step in steps) / len(steps))
+    assert nodes[0] > 15.5 > nodes[1] > nodes[2] == 0.0
+
+
+def test_state_is_saved_and_goes_on_bit_for_bit(llama):
+    target, (first, second, third) = Target(llama), prompts()
+    whole, half = DynamicRecycling(V, pairs=64), DynamicRecycling(V, pairs=64)
+    for prompt in (first, second):
+        generate(target, whole, prompt, max_new_tokens=40)
+    half.load_state_dict({name: tensor.clone() for name, tensor in whole.state_dict().items()})
+    ends = [generate(target, drafter, third, max_new_tokens=40).steps for drafter in (whole, half)]
+    assert ends[0] == ends[1]
+    assert all(torch.equal(tensor, half.state_dict()[name]) for name, tensor in whole.state_dict().items())
+    whole.reset()
+    fresh = DynamicRecycling(V, pairs=64)
+    assert all(torch.equal(tensor, whole.state_dict()[name]) for name, tensor in fresh.state_dict().items())
+    assert generate(target, whole, third, max_new_tokens=40).steps != ends[0], "what is carried makes a difference"
+    with pytest.raises(UserError, match="start: the saved rows"):
+        fresh.load_state_dict(DynamicRecycling(V, pairs=32).state_dict())
+    with pytest.raises(UserError, match="start: the saved rows"):
+        fresh.load_state_dict({"candidates": torch.zeros(V, 8, dtype=torch.int64)})
+
+
+@pytest.mark.parametrize(
+    "setting", [{"pairs": 0}, {"copy": False}, {"siblings": False}, {"calibrate": False}, {"recycle_prompt": False}]
+)
+def test_every_setting_changes_what_is_drafted_and_nothing_that_is_put_out(llama, setting):
+    target = Target(llama)
+    found = []
+    for settings in ({}, setting):
+        drafter = DynamicRecycling(V, nodes=12, **settings)
+        found.append([generate(target, drafter, prompt, max_new_tokens=60) for prompt in prompts()])
+    assert [out.tokens for out in found[0]] == [out.tokens for out in found[1]]
+    assert [out.accept_lengths for out in found[0]] != [out.accept_lengths for out in found[1]]
+
+
+def test_together_with_others_it_takes_the_steps_that_it_takes_alone(llama):
+    target = Target(llama)
+    made = lambda: [DynamicRecycling(V, nodes=12), DynamicRecycling(V, nodes=40, recycle_prompt=False)]  # noqa: E731
+    alone, together = made(), made()
+    for prompt in prompts():
+        expected = [generate(target, drafter, prompt, max_new_tokens=40).steps for drafter in alone]
+        assert [out.steps for out in generate_together(target, together, prompt, max_new_tokens=40)] == expected
+
+
+def test_what_followed_rejected_siblings_by_hand():
+    session = DynamicRecycling(V, k=2).session()
+    session.begin([5, 6])
+    # Below node 0 the candidates were 10 (level 1) and 11 (level 2); 11 and 12 were tried, and 10 is the next root.
+    ids = torch.tensor([[10, 11], [20, 21], [21, 22]]).numpy()
+    levels = torch.tensor([[1, 2], [0, 1], [0, 3]]).numpy()
+    session._note_siblings(ids, levels, 0, [(1, 11), (2, 12)], 10)
+    assert session._beside == [(11, 2)]
+    # Weights: 11 has 1/4, 12 is not listed and has 1/256. 20: 1/4; 21: 1/8 + 1/256; of 65/256 in all.
+    assert session._followed == [(20, 0), (21, int(math.log2((65 / 256) / (33 / 256))))]
+
+
+def test_breadth_first_keeps_siblings_in_their_order():
+    #      0
+    #    1   3      listed in the order in which they were found: 2 is below 1, 4 below 3, 5 below 1
+    #  2 5   4
+    order, parents = breadth_first([0, 0, 1, 0, 3, 1])
+    assert order == [0, 1, 3, 2, 5, 4] and parents == [0, 0, 0, 1, 1, 2]
+    assert Tree(parents).rank_paths == [(), (0,), (1,), (0, 0), (0, 1), (1, 0)]
+    rng = random.Random(0)
+    for _ in range(50):
+        listed = [0] + [rng.randrange(i) for i in range(1, 30)]
+        order, parents = breadth_first(listed)
+        assert sorted(order) == list(range(30))
+        assert [order[parent] for parent in parents] == [listed[node] for node in order]
+        Tree(parents)  # which refuses any other order
+
+
+@pytest.mark.parametrize("setting", [{"nodes": 0}, {"nodes": 5000}, {"nodes": 2.5}, {"k": 0}, {"k": 62}, {"pairs": 3}])
+def test_settings_out_of_range_are_refused(setting):
+    with pytest.raises(UserError):
+        DynamicRecycling(V, **setting)
+
+
+def test_a_prompt_of_one_token_and_one_new_token(llama):
+    drafter, target = DynamicRecycling(V), Target(llama)
+    for prompt, new in (([5], 30), ([5, 6], 1), ([5], 1)):
+        assert generate(target, drafter, prompt, max_new_tokens=new).tokens == greedy(llama, prompt, new)
+
+
+def test_it_tells_what_it_holds():
+    assert DynamicRecycling(V, pairs=64).describe() == {"rows_bytes": V * 41 + 64 * 49}
+    assert DynamicRecycling(V, pairs=0).describe() == {"rows_bytes": V * 41}
+    assert Weights().state_dict()["weights"].shape == (2, 6 * 3 * 8 * 2 * 16)

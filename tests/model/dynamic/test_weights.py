@@ -1,0 +1,82 @@
+"""Weights: cells are told apart, guesses by hand, shares that are learnt, what is saved."""
+
+import itertools
+
+import pytest
+import torch
+
+from model.dynamic.rows import LEVELS
+from model.dynamic.weights import (
+    ALONE,
+    AND_BESIDE,
+    AND_FOLLOWED,
+    BEHIND,
+    BESIDE,
+    BUCKETS,
+    CELLS,
+    COPIED,
+    FOLLOWED,
+    PAIR,
+    TOKEN,
+    Weights,
+    bucket,
+    cell,
+    is_alone,
+)
+from model.errors import UserError
+
+SOURCES, SUGGESTED = (PAIR, TOKEN, BEHIND, FOLLOWED, BESIDE, COPIED), (ALONE, AND_FOLLOWED, AND_BESIDE)
+
+
+def test_every_kind_has_a_cell_of_its_own():
+    kinds = list(itertools.product(SOURCES, SUGGESTED, range(BUCKETS), (False, True), range(LEVELS)))
+    assert sorted(cell(*kind) for kind in kinds) == list(range(CELLS))
+    assert all(is_alone(cell(*kind)) == (kind[1] == ALONE) for kind in kinds)
+    assert cell(PAIR, ALONE, 3, False, 5) + LEVELS == cell(PAIR, ALONE, 3, True, 5), "copied, too"
+    for kind in ((TOKEN, 2, True, 7), (COPIED, 6, True, 0)):
+        assert cell(kind[0], ALONE, *kind[1:]) + cell(PAIR, AND_BESIDE, 0, False) == cell(
+            kind[0], AND_BESIDE, *kind[1:]
+        )
+
+
+def test_buckets():
+    assert [bucket(m) for m in (0, 1, 2, 3, 4, 5, 7, 8, 15, 16, 999)] == [0, 1, 2, 3, 4, 5, 5, 6, 6, 7, 7]
+
+
+def test_guesses_by_hand():
+    now = Weights().now
+    assert now[cell(PAIR, ALONE, 0, False, 0)] == pytest.approx(0.9 * 2**-0.5)
+    assert now[cell(TOKEN, AND_BESIDE, 0, False, 3)] == pytest.approx(0.6 * 2**-3.5)
+    assert now[cell(PAIR, ALONE, 4, False, 1)] == pytest.approx(0.45 * 0.9 * 2**-1.5)  # a match of 4 stands with 0.55
+    assert now[cell(PAIR, ALONE, 4, True, 1)] == now[cell(COPIED, ALONE, 4, True)] == 0.55
+    assert now[cell(COPIED, ALONE, 1, True)] == 0.0, "one token that matches says nothing yet"
+    assert all(0 <= weight < 1 for weight in now)
+
+
+def test_a_weight_goes_to_the_share_that_stood():
+    weights, at, other = Weights(), cell(PAIR, ALONE, 0, False, 2), cell(TOKEN, ALONE, 0, False, 2)
+    guess = weights.now[at]
+    weights.learn([at, at, other], [at])
+    assert weights.now[at] == pytest.approx((4 * guess + 1) / 6)
+    assert weights.now[other] == pytest.approx(4 * weights._first[other] / 5)
+    for _ in range(500):
+        weights.learn([at] * 4, [at])
+    assert weights.now[at] == pytest.approx(0.25, abs=0.01)
+    weights.reset()
+    assert weights.now[at] == guess
+    fixed = Weights(learning=False)
+    fixed.learn([at] * 4, [at] * 4)
+    assert fixed.now[at] == guess
+
+
+def test_what_is_saved_comes_back_bit_for_bit():
+    weights, other = Weights(), Weights()
+    weights.learn([5, 6, 7, 7], [7])
+    state = {name: tensor.clone() for name, tensor in weights.state_dict().items()}
+    other.load_state_dict(state)
+    weights.learn([5, 7], [5])
+    other.learn([5, 7], [5])
+    assert weights.now == other.now and torch.equal(weights.state_dict()["weights"], other.state_dict()["weights"])
+    for broken in ({}, {"weights": torch.ones(2, 5)}, {"weights": torch.zeros(2, CELLS)}):
+        with pytest.raises(UserError, match="no weights of this method"):
+            other.load_state_dict(broken)
