@@ -37,6 +37,7 @@ def load_bench(
     end: int | None = None,
     per_category: int | None = None,
     spread: bool = False,
+    half: int | None = None,
     categories: Sequence[str] | None = None,
     order: str = FILE_ORDER,
 ) -> Bench:
@@ -48,12 +49,16 @@ def load_bench(
         begin, end: slice of the file, as Spec-Bench's --question-begin and --question-end.
         per_category: only so many questions of each subtask: the first ones, or
         spread: those that are evenly spread over its part of the file.
+        half: 0 or 1: every other question of each subtask, from its first or second on, so that what is set on one half
+            can be reported on the other.
         categories: only these subtasks.
         order: file | interleaved (one of each subtask in turn) | shuffled, or shuffled-N with another seed than 0.
 
     Raises:
         UserError: missing, empty, malformed, wrong hash, no network, nothing selected, unknown order.
     """
+    if half not in (None, 0, 1):
+        raise UserError(f"bench.half={half}: must be 0, 1 or null (both)")
     file = bench_file(path, url)
     if not file.exists() and url is not None and file.resolve().is_relative_to(ROOT):  # never to a place of the user's
         fetch(url, sha256 or "", file)
@@ -68,6 +73,7 @@ def load_bench(
         groups.setdefault(subtask(question.category), []).append(question)
     kept: set[Any] = set()  # ids
     for row, members in groups.items():
+        members = members if half is None else members[half::2]
         if categories is None or row in categories:
             most = len(members) if per_category is None else min(per_category, len(members))
             kept |= {members[i * len(members) // most if spread else i].question_id for i in range(most)}

@@ -105,7 +105,7 @@ def saved_start(config: dict[str, Any], model: str) -> str:
 def _source(config: dict[str, Any], update: str) -> dict[str, Any]:
     """What decides the state that a run leaves."""
     kept = {key: value for key, value in config.items() if key not in _NOT_THE_STATE}
-    bench = {"spread": False} | config["bench"]  # which runs of before it was a setting do not hold
+    bench = {"spread": False, "half": None} | config["bench"]  # which runs of before they were settings lack
     return kept | {"bench": bench, "method": recorded(config["method"]) | {"update": update}}
 
 

@@ -28,6 +28,7 @@ from .step_times import step_seconds
 
 COLD, HOT, CATEGORY = "cold", "hot", "category"
 AUTO = "auto"  # the tree that is chosen for the machine
+SECONDS = "step_seconds"  # what a method takes whose own trees follow the machine
 RANKS = 32  # candidates a node that a template may ask for, where the method has no k of its own
 DTYPES = {"int64": torch.int64, "int32": torch.int32}
 
@@ -114,17 +115,21 @@ def build_method(loaded: LoadedModel, method: dict[str, Any], tree: dict[str, An
             "eos": loaded.eos,
             "target": target,
         }
-        check(own, factory, "method.", without={*given, "tree"} - own.keys())
-        if "tree" in inspect.signature(factory).parameters:
-            if tree["name"] == AUTO:
-                factory = _auto(factory, loaded, tree, own)
-            else:
-                given["tree"] = template = build_template(**tree, k=own.get("k", RANKS))
+        check(own, factory, "method.", without={*given, "tree", SECONDS} - own.keys())
+        takes = inspect.signature(factory).parameters
+        if tree["name"] == AUTO and not {"tree", SECONDS}.isdisjoint(takes):
+            factory = _auto(factory, loaded, tree, own)
+            if SECONDS in takes:
+                own["nodes"] = tree["nodes"]  # the budget
+        elif "tree" in takes:
+            given["tree"] = template = build_template(**tree, k=own.get("k", RANKS))
         drafter = _make(factory, own | {key: str(path) for key, path in found.items()}, given)
         if isinstance(drafter, AutoRecycling):
             template = drafter.largest
     stateful = drafter is not None and drafter.stateful
     settings: dict[str, Any] = dict(method)
+    if isinstance(factory, partial) and template is None:
+        settings |= {"nodes": tree["nodes"], "tree": AUTO}
     settings |= {f"{key}_sha256": _sha256_of(path) for key, path in found.items()}  # the method has opened it
     if template is not None:
         nodes = [list(path) for path in template.rank_paths[1:]]
@@ -172,17 +177,19 @@ def _make(factory: Callable[..., Any], own: dict[str, Any], given: dict[str, Any
 
 def _auto(
     factory: Callable[..., Any], loaded: LoadedModel, tree: dict[str, Any], own: dict[str, Any]
-) -> Callable[..., AutoRecycling]:
-    """Recycling whose tree follows the machine; its step times are measured once a machine, model and setting."""
-    if factory is not TokenRecycling:
-        raise UserError("tree=auto: chooses among recycling's trees; with another method name a template")
+) -> Callable[..., Drafter]:
+    """A method whose tree follows the machine; its step times are measured once a machine, model and setting."""
+    takes_seconds = SECONDS in inspect.signature(factory).parameters
+    if factory is not TokenRecycling and not takes_seconds:
+        raise UserError("tree=auto: chooses recycling's trees and dynamic ones; with another method name a template")
     unused = [key for key in ("depth", "branching", "path") if tree[key] is not None]
     if unused or not isinstance(tree["nodes"], int) or tree["nodes"] < 0:
         raise UserError(
             f"tree=auto takes tree.nodes, a budget of at least 0, and nothing else ({unused or tree['nodes']})"
         )
     plain, seconds = step_seconds(loaded, budget=tree["nodes"], k=own["k"])
-
+    if takes_seconds:
+        return partial(factory, step_seconds=seconds, plain_seconds=plain)
     return partial(AutoRecycling, step_seconds=seconds, plain_seconds=plain, budget=tree["nodes"])
 
 

@@ -9,7 +9,7 @@ siblings. What each kind of candidate is worth is learnt (`weights`).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from heapq import heappop, heappush
 from typing import Any
 
@@ -20,6 +20,7 @@ from ..copying.carried_text import CarriedText, ReadingSession
 from ..decoding import Draft, Drafter, Tree, Verification
 from ..decoding.tree import breadth_first
 from ..errors import UserError
+from .machine_size import MachineSize
 from .rows import LEVELS, PairRows, TokenRows, candidates_of
 from .weights import (
     ALONE,
@@ -59,7 +60,8 @@ class DynamicRecycling(Drafter):
         carry: earlier prompts and answers are copied from, too, up to so many tokens; 0: the prompt's own alone.
         recycle_prompt: also keep rows of the prompt's own logits.
         step_seconds: T(n) by nodes below the root, 0 among them: then each draft has as many nodes, at most `nodes`, as
-            give most expected tokens a second.
+            give most expected tokens a second. None: each has `nodes`.
+        plain_seconds: of a step that neither drafts nor learns, for the prediction; default T(0).
 
     Raises:
         UserError: a setting out of range.
@@ -82,6 +84,7 @@ class DynamicRecycling(Drafter):
         recycle_prompt: bool = True,
         device: torch.device | str = "cpu",
         step_seconds: Mapping[int, float] | None = None,
+        plain_seconds: float | None = None,
     ) -> None:
         if not isinstance(nodes, int) or not 1 <= nodes <= MAX_NODES:
             raise UserError(f"dynamic: nodes={nodes} must be from 1 to {MAX_NODES}")
@@ -93,10 +96,9 @@ class DynamicRecycling(Drafter):
         self.rows = TokenRows(vocab_size, k)
         self.pairs = PairRows(pairs, k) if pairs else None
         self.weights, self.carried = Weights(calibrate), CarriedText(carry)
-        self._seconds = None  # (1 + nodes,), by nodes below the root
+        self.size: MachineSize | None = None
         if step_seconds is not None:
-            sizes, seconds = zip(*sorted(step_seconds.items()), strict=True)
-            self._seconds = np.interp(np.arange(1 + nodes), sizes, seconds)
+            self.size = MachineSize(step_seconds, plain_seconds or step_seconds.get(0, 0.0), nodes)
 
     def session(self) -> DynamicSession:
         return DynamicSession(self)
@@ -106,13 +108,6 @@ class DynamicRecycling(Drafter):
         self.rows.write(tokens, ids, levels)
         if self.pairs is not None:
             self.pairs.write_pairs(before, tokens, ids, levels)
-
-    def best_size(self, likelihoods: Sequence[float]) -> int:
-        """How many of the nodes, the likeliest first and the root among them, give most tokens a second."""
-        if self._seconds is None:
-            return len(likelihoods)
-        speeds = np.cumsum(likelihoods) / self._seconds[: len(likelihoods)]  # expected tokens a second
-        return 1 + int(speeds.argmax())
 
     def candidates(self, before: int, token: int, copied: int | None, match: int) -> dict[int, int]:
         """What may follow `token` behind `before`: tokens and their cells.
@@ -140,11 +135,14 @@ class DynamicRecycling(Drafter):
             self.pairs.reset()
         self.weights.reset()
         self.carried.reset()
+        if self.size is not None:
+            self.size.reset()
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         tables = {"token": self.rows} | ({} if self.pairs is None else {"pair": self.pairs})
         named = {f"{table}_{name}": t for table, rows in tables.items() for name, t in rows.state_dict().items()}
-        return named | self.weights.state_dict() | self.carried.state_dict()
+        chosen = {} if self.size is None else self.size.state_dict()
+        return named | self.weights.state_dict() | self.carried.state_dict() | chosen
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         for table, rows in (("token_", self.rows), ("pair_", self.pairs)):
@@ -153,9 +151,12 @@ class DynamicRecycling(Drafter):
                 rows.load_state_dict(own, len(self.rows.ids))
         self.weights.load_state_dict(state)
         self.carried.load_state_dict(state, len(self.rows.ids))
+        if self.size is not None:
+            self.size.load_state_dict(state)
 
     def describe(self) -> dict[str, Any]:
-        return {"rows_bytes": self.rows.nbytes + (0 if self.pairs is None else self.pairs.nbytes)}
+        held = self.rows.nbytes + (0 if self.pairs is None else self.pairs.nbytes)
+        return {"rows_bytes": held} | ({} if self.size is None else self.size.describe())
 
 
 class DynamicSession(ReadingSession):
@@ -198,8 +199,8 @@ class DynamicSession(ReadingSession):
             likelihoods.append(-likelihood)
             matches.append(match)
             found.append(own.candidates(tokens[parent], token, *text.following(*match)))
-        size = own.best_size(likelihoods)
-        order, parents = breadth_first(parents[:size])
+        size = len(likelihoods) - 1 if own.size is None else own.size.choose(likelihoods)
+        order, parents = breadth_first(parents[: 1 + size])
         self._found = [found[node] for node in order]
         tree = Tree(parents, device=own.device, once=True)
         return Draft(tree, torch.tensor([tokens[node] for node in order], device=own.device))

@@ -29,6 +29,10 @@ def test_selection(tmp_path):
     assert ids(begin=1, end=4) == [1, 2, 3]
     assert ids(per_category=1) == [0, 2, 5]
     assert ids(categories=["mt_bench", "zoo"]) == [0, 1, 3, 5]
+    assert (ids(half=0), ids(half=1)) == ([0, 2, 3, 5], [1, 4]), "0, 1 and 3 are mt_bench's"
+    assert ids(half=1, per_category=1) == [1, 4]
+    with pytest.raises(UserError, match="bench.half=2"):
+        ids(half=2)
     with pytest.raises(UserError, match="no question is left of 6"):
         ids(categories=["rag"])
 

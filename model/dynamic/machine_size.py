@@ -1,0 +1,85 @@
+"""How many nodes a draft is to have: as many as promise most tokens a second on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..errors import UserError
+
+
+class MachineSize:
+    """Chooses a size for each draft: that with the most expected tokens over T(n).
+
+    The expected tokens of n nodes are the root and the likelihoods of the n likeliest nodes, so a step on text that is
+    copied has many nodes, and one where nothing is known has few. T(n) is the machine's, measured once.
+
+    Args:
+        seconds: T(n) of a whole step by nodes below the root; must hold 0.
+        plain_seconds: of a step that neither drafts nor learns, for the prediction.
+        budget: at most so many nodes.
+
+    Raises:
+        UserError: no step time for 0 nodes, or a negative budget.
+    """
+
+    def __init__(self, seconds: Mapping[int, float], plain_seconds: float, budget: int) -> None:
+        if budget < 0 or 0 not in seconds:
+            raise UserError(f"tree=auto: needs a budget of at least 0 (is {budget}) and the step time of 0 nodes")
+        self.sizes = sorted(n for n in seconds if n <= budget)
+        self.plain_seconds = plain_seconds
+        self._seconds = np.array([seconds[n] for n in self.sizes])
+        self.reset()
+
+    def reset(self) -> None:
+        """Nothing was chosen yet."""
+        self._expected = np.zeros(len(self.sizes))  # tokens of all drafts, had all of them had this size
+        self._used = np.zeros(len(self.sizes), dtype=np.int64)  # drafts by size
+        self._predicted = np.zeros(2)  # tokens and seconds of all drafts, each as foreseen
+        self._last = 0
+
+    def choose(self, likelihoods: Sequence[float]) -> int:
+        """Nodes below the root; `likelihoods` are those of the root, 1, and of the nodes, the likeliest first."""
+        tokens = np.cumsum(likelihoods)[np.minimum(self.sizes, len(likelihoods) - 1)]
+        at = int((tokens / self._seconds).argmax())
+        self._expected += tokens
+        self._used[at] += 1
+        self._predicted += tokens[at], self._seconds[at]
+        self._last = at
+        return min(self.sizes[at], len(likelihoods) - 1)
+
+    def describe(self) -> dict[str, Any]:
+        """What was measured, chosen and promised, as of recycling's tree for the machine."""
+        tokens, seconds = self._predicted.tolist()
+        expected = self._expected / max(self._used.sum(), 1)
+        return {
+            "sizes": self.sizes,
+            "step_seconds": self._seconds.tolist(),
+            "plain_seconds": self.plain_seconds,
+            "expected_accepted": (expected - 1).tolist(),
+            "predicted_speedup_by_size": (self.plain_seconds * expected / self._seconds).tolist(),
+            "chosen": self.sizes[self._last],
+            "steps_by_size": self._used.tolist(),
+            "predicted_speedup": self.plain_seconds * tokens / seconds if seconds else None,
+        }
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """`size_clock`, int64: drafts by size and the last choice; `size_expectation`, float64."""
+        return {
+            "size_clock": torch.from_numpy(np.append(self._used, self._last)),
+            "size_expectation": torch.from_numpy(np.concatenate((self._expected, self._predicted))),
+        }
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        """Starts anew from a state that chose no sizes. Raises UserError if it considered others."""
+        self.reset()
+        if "size_clock" not in state:
+            return
+        if len(state["size_clock"]) != len(self.sizes) + 1:
+            raise UserError("tree=auto: the saved state considered other sizes; start from another one or cold")
+        *used, self._last = state["size_clock"].tolist()
+        *expected, tokens, seconds = state["size_expectation"].tolist()
+        self._used, self._expected, self._predicted = np.array(used), np.array(expected), np.array([tokens, seconds])
