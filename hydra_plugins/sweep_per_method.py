@@ -3,8 +3,8 @@
 Hydra finds plugins in a package of this name and nowhere else. Seven things differ from its basic sweeper:
 
 - `method.K=...` counts for those of the swept methods that have a setting K, `tree.K=...` for those templates that have
-  a parameter K, and trees for the methods that draft from one; the other jobs are made without it, once. So a baseline
-  stands in the same sweep as the method.
+  a parameter K, and trees for the methods that draft from one (auto for those that follow the machine, too); the other
+  jobs are made without it, once. So a baseline stands in the same sweep as the method.
 - The same job is not made twice.
 - `also`, among the swept parameters, lists further jobs that the product does not hold (a tree for one method, say),
   each as a command line would. One counts only while the product goes through the values that it names, so that a
@@ -205,7 +205,7 @@ def applicable(job: Sequence[str], defaults: dict[str, str], find: Find) -> list
     kept = []
     for override in job:
         group, _, setting = key_of(override).partition(".")
-        if group == "tree" and not _drafts_from_a_tree(choices["method"], find):
+        if group == "tree" and not _drafts_from_a_tree(choices["method"], choices["tree"], find):
             continue
         own = group in GROUPS and setting and not override.startswith("+")
         if own and not _has(group, choices[group], setting, find):
@@ -214,21 +214,26 @@ def applicable(job: Sequence[str], defaults: dict[str, str], find: Find) -> list
     return kept
 
 
-def _drafts_from_a_tree(method: str, find: Find) -> bool:
-    """Whether a method's drafter takes a template; one that cannot be found is told when its job runs."""
+def _drafts_from_a_tree(method: str, tree: str, find: Find) -> bool:
+    """Whether a method's drafter takes this template, or follows the machine if asked for that.
+
+    One that cannot be found is told when its job runs.
+    """
     config = find(f"method/{method}")
-    return config is None or _takes_a_tree(config.get("drafter"))
+    takes = None if config is None else _taken(config.get("drafter"))
+    return takes is None or "tree" in takes or (tree == "auto" and "step_seconds" in takes)
 
 
 @lru_cache(maxsize=64)
-def _takes_a_tree(source: str | None) -> bool:
+def _taken(source: str | None) -> frozenset[str] | None:
+    """The parameters of the drafter of that name; None where there is none of that name."""
     if source is None:
-        return False
+        return frozenset()
     module, _, name = str(source).rpartition(".")
     try:
-        return "tree" in inspect.signature(getattr(importlib.import_module(module), name)).parameters
+        return frozenset(inspect.signature(getattr(importlib.import_module(module), name)).parameters)
     except (ImportError, AttributeError, ValueError, TypeError):
-        return True
+        return None
 
 
 def _has(group: str, choice: str, setting: str, find: Find) -> bool:

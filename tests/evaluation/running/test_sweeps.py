@@ -59,6 +59,12 @@ def test_a_job_names_only_what_its_method_and_tree_have():
         "tree.nodes=8",
     ]
     assert applicable(["tree.nodes=8"], defaults, find) == []
+    for method, trees in (("dynamic", ["tree=auto", "tree.nodes=8"]), ("spine", [])):  # who follows the machine
+        assert applicable([f"method={method}", "tree=auto", "tree.nodes=8"], defaults, find) == [
+            f"method={method}",
+            *trees,
+        ]
+        assert applicable([f"method={method}", "tree=best", "tree.nodes=8"], defaults, find) == [f"method={method}"]
     assert applicable(["+method.x=1"], defaults, find) == ["+method.x=1"]
     product = [["method=hf", "start=hot"], ["method=pld", "start=hot"], ["method=pld", "start=cold"]]
     also = [["method=pld", "start=hot", "tree=auto"]]
