@@ -29,6 +29,7 @@ from .weights import (
     BEHIND,
     BESIDE,
     COPIED,
+    FIRST,
     FOLLOWED,
     PAIR,
     TOKEN,
@@ -115,19 +116,22 @@ class DynamicRecycling(Drafter):
         Args:
             copied: the token that follows in the text behind a match of `match` tokens; None and 0: there is none.
         """
-        in_bucket = bucket(match)
+        at = bucket(match)
         found: dict[int, int] = {}
         pair = None if self.pairs is None else self.pairs.find_pair(before, token)
         row = self.rows.find(token)
-        for rows, at, source in ((self.pairs, pair, PAIR), (self.rows, row, TOKEN if pair is None else BEHIND)):
-            if rows is not None and at is not None:
-                first = cell(source, ALONE, in_bucket, False)
-                for candidate, level in zip(rows.ids[at].tolist(), rows.levels[at].tolist(), strict=True):
-                    if candidate not in found:
-                        found[candidate] = first + level
+        if row is not None:
+            found = self._kept(self.rows, row, FIRST[TOKEN if pair is None else BEHIND][at])
+        if self.pairs is not None and pair is not None:
+            found |= self._kept(self.pairs, pair, FIRST[PAIR][at])
         if copied is not None:
-            found[copied] = found[copied] + LEVELS if copied in found else cell(COPIED, ALONE, in_bucket, True)
+            found[copied] = found[copied] + LEVELS if copied in found else FIRST[COPIED][at] + LEVELS
         return found
+
+    @staticmethod
+    def _kept(rows: TokenRows, row: int, first: int) -> dict[int, int]:
+        """The candidates of a row and their cells, of which `first` is that of level 0."""
+        return dict(zip(rows.ids[row].tolist(), [first + level for level in rows.levels[row].tobytes()], strict=True))
 
     def reset(self) -> None:
         self.rows.reset()

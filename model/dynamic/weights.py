@@ -39,6 +39,7 @@ def is_alone(at: int) -> bool:
     return at // cell(PAIR, AND_FOLLOWED, 0, False) % 3 == ALONE
 
 
+FIRST = [[cell(source, ALONE, match, False) for match in range(BUCKETS)] for source in TRUST]  # of level 0
 CELLS = cell(COPIED, AND_BESIDE, BUCKETS - 1, True, LEVELS - 1) + 1
 
 
