@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,6 +18,8 @@ from ..records.rows import Row
 from ..records.runs import Run, row_key
 from .intervals import Floats
 from .metrics import OVERALL
+
+MANY = 3  # settings are told of each run of a label; of more only what is not usual there
 
 
 @dataclass(frozen=True)
@@ -224,11 +227,24 @@ def closest(pool: Pool, candidates: Sequence[Pool]) -> Pool | None:
 
 
 def distinguish(runs: Sequence[Run]) -> list[str]:
-    """For runs of one label: the settings in which they differ, in words; empty where there is one run only."""
+    """For runs of one label: the settings in which they differ, in words; empty where there is one run only.
+
+    Where they differ in many, what more than half of them have in common is left out, but the first setting is not.
+    """
     facets = [run.facets | run.circumstances for run in runs]
     keys = list(dict.fromkeys(key for found in facets for key in found))
     varied = [key for key in keys if len({str(found.get(key)) for found in facets}) > 1]
     plain = [key for key in varied if key not in ("tree_depth", "tree_breadth")]
+    if len(plain) > MANY:
+        counts = {key: Counter(str(found.get(key)) for found in facets).most_common(1)[0] for key in plain[1:]}
+        usual = {key: value for key, (value, times) in counts.items() if 2 * times > len(runs)}
+        told = [[key for key in plain if str(found.get(key)) != usual.get(key)] for found in facets]
+        words = [
+            ", ".join(w for w in (_words(key, found, plain) for key in own) if w)
+            for own, found in zip(told, facets, strict=True)
+        ]
+        if len(set(words)) == len(runs):
+            return words
     for chosen in (plain, varied):  # a tree's depth and breadth are told where its name and size do not suffice
         words = [", ".join(w for w in (_words(key, found, chosen) for key in chosen) if w) for found in facets]
         if len(set(words)) == len(runs):

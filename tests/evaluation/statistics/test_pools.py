@@ -10,7 +10,7 @@ from evaluation.records.questions import Question
 from evaluation.records.runs import natural, read_runs
 from evaluation.statistics.audits import audits
 from evaluation.statistics.best_tree import pick
-from evaluation.statistics.pools import pools
+from evaluation.statistics.pools import distinguish, pools
 from evaluation.statistics.printing import to_text
 from evaluation.statistics.tables import baseline, main_table
 from tests.evaluation.conftest import answers_in
@@ -165,3 +165,18 @@ def test_a_search_takes_the_run_of_most_questions_and_not_both():
     tree = {"method": {"tree": "x"}, "draft_tree": [[0]]}
     part, whole = (shard("recycling (hot)", rows(range(n)), **tree) for n in (2, 4))
     assert pick([part, whole], None).runs == (whole,)
+
+
+def test_of_many_settings_only_what_is_not_usual_is_told():
+    usual = {"nodes": 24, "k": 8, "pairs": 65536, "copy": True, "siblings": True}
+    changes = [{}, {"nodes": 8}, {"nodes": 80}, {"k": 4}, {"pairs": 0}, {"copy": False}, {"siblings": False}]
+    found = distinguish([made("dynamic (hot)", [], method=usual | change) for change in changes])
+    assert found == [
+        *("nodes=24", "nodes=8", "nodes=80"),
+        *("nodes=24, k=4", "nodes=24, pairs=0", "nodes=24, no copy", "nodes=24, no siblings"),
+    ]
+    # where nothing is usual, and where few settings differ, all are told
+    assert distinguish([made("x", [], method=usual | change) for change in ({"k": 4}, {"pairs": 0})]) == [
+        "k=4, pairs=65536",
+        "k=8, pairs=0",
+    ]
