@@ -105,6 +105,7 @@ def build_method(loaded: LoadedModel, method: dict[str, Any], tree: dict[str, An
     target = loaded.target
     template: Tree | None = None
     drafter: Drafter | None = None
+    sized: dict[str, Any] = {}  # what tree=auto sets of a method whose own trees follow the machine
     if "k" in own and (not isinstance(own["k"], int) or own["k"] < 1):
         raise UserError(f"method.k={own['k']}: must be a whole number, at least 1")
     if source is not None:
@@ -120,16 +121,16 @@ def build_method(loaded: LoadedModel, method: dict[str, Any], tree: dict[str, An
         if tree["name"] == AUTO and not {"tree", SECONDS}.isdisjoint(takes):
             factory = _auto(factory, loaded, tree, own)
             if SECONDS in takes:
-                own["nodes"] = tree["nodes"]  # the budget
+                sized = {"nodes": tree["nodes"]}  # the budget
         elif "tree" in takes:
             given["tree"] = template = build_template(**tree, k=own.get("k", RANKS))
-        drafter = _make(factory, own | {key: str(path) for key, path in found.items()}, given)
+        drafter = _make(factory, own | sized | {key: str(path) for key, path in found.items()}, given)
         if isinstance(drafter, AutoRecycling):
             template = drafter.largest
     stateful = drafter is not None and drafter.stateful
     settings: dict[str, Any] = dict(method)
-    if isinstance(factory, partial) and template is None:
-        settings |= {"nodes": tree["nodes"], "tree": AUTO}
+    if sized:
+        settings |= {"tree": AUTO} | sized
     settings |= {f"{key}_sha256": _sha256_of(path) for key, path in found.items()}  # the method has opened it
     if template is not None:
         nodes = [list(path) for path in template.rank_paths[1:]]
