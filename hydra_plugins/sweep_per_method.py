@@ -207,6 +207,8 @@ def applicable(job: Sequence[str], defaults: dict[str, str], find: Find) -> list
         group, _, setting = key_of(override).partition(".")
         if group == "tree" and not _drafts_from_a_tree(choices["method"], choices["tree"], find):
             continue
+        if group == "method" and setting == "nodes" and _follows_the_machine(choices["method"], choices["tree"], find):
+            continue  # tree.nodes is its budget
         own = group in GROUPS and setting and not override.startswith("+")
         if own and not _has(group, choices[group], setting, find):
             continue
@@ -221,7 +223,14 @@ def _drafts_from_a_tree(method: str, tree: str, find: Find) -> bool:
     """
     config = find(f"method/{method}")
     takes = None if config is None else _taken(config.get("drafter"))
-    return takes is None or "tree" in takes or (tree == "auto" and "step_seconds" in takes)
+    return takes is None or "tree" in takes or _follows_the_machine(method, tree, find)
+
+
+def _follows_the_machine(method: str, tree: str, find: Find) -> bool:
+    """Whether it is asked for trees of its own whose size follows step times."""
+    config = find(f"method/{method}")
+    takes = None if config is None else _taken(config.get("drafter"))
+    return tree == "auto" and takes is not None and "step_seconds" in takes
 
 
 @lru_cache(maxsize=64)

@@ -163,5 +163,5 @@ def machine_tree(block: Block) -> Figure | None:
         axes.margins(y=0.1)  # room for the dot
         axes.set_ylim(bottom=0)
     legend(figure, time)
-    footnote(figure, f"dot: a run's last choice; dotted: what it achieved; {block.measured}")
+    footnote(figure, f"dot: a run's last choice, or its most frequent one; dotted: what it achieved; {block.measured}")
     return figure

@@ -68,19 +68,31 @@ def load_bench(
         raise UserError(
             f"{file} has sha256 {digest[:12]}..., the published one {sha256[:12]}...; delete it to fetch it again"
         )
+    halves = _halves(questions)
+    part = [question for question in questions[begin:end] if half is None or halves[question.question_id] == half]
     groups: dict[str, list[Question]] = {}
-    for question in questions[begin:end]:
+    for question in part:
         groups.setdefault(subtask(question.category), []).append(question)
     kept: set[Any] = set()  # ids
     for row, members in groups.items():
-        members = members if half is None else members[half::2]
         if categories is None or row in categories:
             most = len(members) if per_category is None else min(per_category, len(members))
             kept |= {members[i * len(members) // most if spread else i].question_id for i in range(most)}
-    chosen = [question for question in questions[begin:end] if question.question_id in kept]
+    chosen = [question for question in part if question.question_id in kept]
     if not chosen:
         raise UserError(f"bench {name}: no question is left of {len(questions)} after the selection")
     return Bench(name, ordered(chosen, order), digest, order)
+
+
+def _halves(questions: Sequence[Question]) -> dict[Any, int]:
+    """By id: 0 and 1 in turn within each subtask of the whole file, so that a slice of it splits no otherwise."""
+    seen: dict[str, int] = {}
+    found = {}
+    for question in questions:
+        row = subtask(question.category)
+        found[question.question_id] = seen.get(row, 0) % 2
+        seen[row] = seen.get(row, 0) + 1
+    return found
 
 
 def bench_file(path: str, url: str | None) -> Path:

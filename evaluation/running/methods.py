@@ -19,7 +19,7 @@ from model.decoding import Drafter, Generation, StepRecord, Tree, generate
 from model.errors import UserError
 from model.files import load_state
 from model.recycling import TokenRecycling, build_template
-from model.recycling.auto import AutoRecycling
+from model.recycling.auto import AutoRecycling, best_of
 
 from .companions import make_ready, where
 from .models import LoadedModel
@@ -188,7 +188,14 @@ def _auto(
         raise UserError(
             f"tree=auto takes tree.nodes, a budget of at least 0, and nothing else ({unused or tree['nodes']})"
         )
-    plain, seconds = step_seconds(loaded, budget=tree["nodes"], k=own["k"])
+    target = loaded.target
+    make: Callable[[int], Drafter] = partial(best_of, target, own["k"])
+    if takes_seconds:
+
+        def make(n: int) -> Drafter:
+            return factory(target.vocab_size, **own | {"nodes": n}, device=target.device)  # type: ignore[no-any-return]
+
+    plain, seconds = step_seconds(loaded, factory.__name__, make, budget=tree["nodes"], k=own["k"])
     if takes_seconds:
         return partial(factory, step_seconds=seconds, plain_seconds=plain)
     return partial(AutoRecycling, step_seconds=seconds, plain_seconds=plain, budget=tree["nodes"])

@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
+from model.decoding import Drafter
 from model.files import ROOT, write_json
 from model.recycling.auto import SIZES, measure_step_seconds
 
@@ -28,7 +30,7 @@ def warm_up_prompt(loaded: LoadedModel) -> list[int]:
     return prompt[: max(loaded.target.context // 2, 1)]
 
 
-def fingerprint(loaded: LoadedModel, budget: int, k: int) -> str:
+def fingerprint(loaded: LoadedModel, method: str, budget: int, k: int) -> str:
     """Changes with whatever changes step times: device, threads, model shape, dtype, kernels, library versions."""
     target = loaded.target
     shape = {key: value for key, value in target.model.config.to_dict().items() if isinstance(value, int | float | str)}
@@ -41,6 +43,7 @@ def fingerprint(loaded: LoadedModel, budget: int, k: int) -> str:
         target.execution,
         shape,
         versions(),
+        method,
         budget,
         k,
         SIZES,
@@ -49,17 +52,23 @@ def fingerprint(loaded: LoadedModel, budget: int, k: int) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def step_seconds(loaded: LoadedModel, *, budget: int, k: int) -> tuple[float, dict[int, float]]:
-    """Seconds of a plain step, and T(n) by nodes below the root; measured now, or read from an earlier measurement."""
-    path = CACHE / f"{fingerprint(loaded, budget, k)}.json"
+def step_seconds(
+    loaded: LoadedModel, method: str, make: Callable[[int], Drafter], *, budget: int, k: int
+) -> tuple[float, dict[int, float]]:
+    """Seconds of a plain step, and T(n) by nodes below the root; measured now, or read from an earlier measurement.
+
+    Args:
+        method: its name; `make` makes it with so many nodes a draft.
+    """
+    path = CACHE / f"{fingerprint(loaded, method, budget, k)}.json"
     kept = from_first(lambda: _read(path))
     if kept is not None:
         return kept
     if rank() == 0:
-        print("tree=auto: measuring step times (once for this machine and model)", file=sys.stderr)
+        print(f"tree=auto: measuring step times of {method} (once for this machine and model)", file=sys.stderr)
     prompt = warm_up_prompt(loaded)
     prompt = (prompt * (CONTEXT // len(prompt) + 1))[: min(CONTEXT, loaded.target.context // 2)]
-    measured = measure_step_seconds(loaded.target, prompt, budget=budget, k=k)
+    measured = measure_step_seconds(loaded.target, prompt, make, budget=budget)
     plain, seconds = from_first(lambda: measured)  # clocks differ, but all ranks must choose the same trees
     if rank() == 0:
         found = {"device": devices_in_words(loaded), "model": loaded.settings.name, "plain": plain, "seconds": seconds}

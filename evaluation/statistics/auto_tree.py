@@ -54,9 +54,10 @@ def to_lines(runs: Sequence[Run]) -> list[str]:
     for pool, repeat, run, told, achieved in auto_runs(pools(runs)):
         beside = f"achieved {achieved:.2f} x" if achieved == achieved else "no vanilla run here to compare with"
         aside = "; drafting does not pay here, so it stepped aside" if told["chosen"] == 0 else ""
+        chosen = f"{told.get('choice', 'last choice')} {told['chosen']} nodes"
         name = pool.name + (f", repeat {repeat}" if len(pool.repeats) > 1 else "")
         lines.append(
-            f"{name}, {run.settings['bench']['name']}: last choice {told['chosen']} nodes; decoding speed over "
+            f"{name}, {run.settings['bench']['name']}: {chosen}; decoding speed over "
             f"vanilla predicted {told['predicted_speedup']:.2f} x, {beside}{aside}"
         )
     return lines

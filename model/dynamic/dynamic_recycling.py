@@ -57,7 +57,7 @@ class DynamicRecycling(Drafter):
         pairs: rows by pairs of tokens, a power of two; 0: none.
         copy: continue the longest match of text and path as well.
         siblings: at the root, also what followed its rejected siblings, and these siblings.
-        calibrate: learn the weights; else they stay as they are at first.
+        calibrate: learn the weights; else they stay as they are at first, or as they were saved.
         carry: earlier prompts and answers are copied from, too, up to so many tokens; 0: the prompt's own alone.
         recycle_prompt: also keep rows of the prompt's own logits.
         step_seconds: T(n) by nodes below the root, 0 among them: then each draft has as many nodes, at most `nodes`, as
@@ -87,19 +87,20 @@ class DynamicRecycling(Drafter):
         step_seconds: Mapping[int, float] | None = None,
         plain_seconds: float | None = None,
     ) -> None:
-        if not isinstance(nodes, int) or not 1 <= nodes <= MAX_NODES:
-            raise UserError(f"dynamic: nodes={nodes} must be from 1 to {MAX_NODES}")
+        if not isinstance(nodes, int) or not 0 <= nodes <= MAX_NODES:
+            raise UserError(f"dynamic: nodes={nodes} must be from 0 to {MAX_NODES}")
         if not isinstance(k, int) or not 1 <= k <= vocab_size:
             raise UserError(f"k={k}: must be from 1 to the vocabulary's size ({vocab_size})")
         super().__init__(torch.device(device))
+        self.size: MachineSize | None = None
+        if step_seconds is not None:
+            self.size = MachineSize(step_seconds, plain_seconds or step_seconds.get(0, 0.0), nodes)
+            nodes = self.size.sizes[-1]
         self.nodes, self.k, self.copy, self.siblings = nodes, k, copy, siblings
         self.max_nodes, self.needs_prompt_logits = 1 + nodes, recycle_prompt
         self.rows = TokenRows(vocab_size, k)
         self.pairs = PairRows(pairs, k) if pairs else None
         self.weights, self.carried = Weights(calibrate), CarriedText(carry)
-        self.size: MachineSize | None = None
-        if step_seconds is not None:
-            self.size = MachineSize(step_seconds, plain_seconds or step_seconds.get(0, 0.0), nodes)
 
     def session(self) -> DynamicSession:
         return DynamicSession(self)
@@ -150,6 +151,10 @@ class DynamicRecycling(Drafter):
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         for table, rows in (("token_", self.rows), ("pair_", self.pairs)):
+            if rows is None and any(name.startswith(table) for name in state):
+                raise UserError(
+                    "start: the saved rows are by pairs of tokens as well; method.pairs=0 has none of these"
+                )
             if rows is not None:
                 own = {name.removeprefix(table): t for name, t in state.items() if name.startswith(table)}
                 rows.load_state_dict(own, len(self.rows.ids))
@@ -194,7 +199,7 @@ class DynamicSession(ReadingSession):
             for token, at in found[node].items():
                 serial += 1
                 heappush(frontier, (-likelihoods[node] * weights[at], serial, node, token))
-            if not frontier:
+            if not frontier or (own.size is not None and own.size.enough(likelihoods, -frontier[0][0])):
                 break
             likelihood, _, parent, token = heappop(frontier)
             match = text.transfer(*matches[parent], token) if own.copy else (0, 0)

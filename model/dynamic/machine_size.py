@@ -32,14 +32,28 @@ class MachineSize:
         self.sizes = sorted(n for n in seconds if n <= budget)
         self.plain_seconds = plain_seconds
         self._seconds = np.array([seconds[n] for n in self.sizes])
+        self._place = {n: i for i, n in enumerate(self.sizes)}
         self.reset()
 
     def reset(self) -> None:
         """Nothing was chosen yet."""
-        self._expected = np.zeros(len(self.sizes))  # tokens of all drafts, had all of them had this size
+        self._expected = np.zeros(len(self.sizes))  # tokens of all drafts by size, as far as each was grown
         self._used = np.zeros(len(self.sizes), dtype=np.int64)  # drafts by size
         self._predicted = np.zeros(2)  # tokens and seconds of all drafts, each as foreseen
-        self._last = 0
+
+    def enough(self, likelihoods: Sequence[float], following: float) -> bool:
+        """Whether no larger size can be the best one, however likely its nodes: at most as likely as the next one is.
+
+        Args:
+            likelihoods: of the root, 1, and of the nodes so far, the likeliest first.
+            following: of the next node.
+        """
+        at = self._place.get(len(likelihoods) - 1)
+        if at is None:  # looked at where a size is reached
+            return False
+        tokens = np.cumsum(likelihoods)[self.sizes[: at + 1]]
+        most = tokens[-1] + following * (np.array(self.sizes[at + 1 :]) - self.sizes[at])
+        return not (most / self._seconds[at + 1 :] > (tokens / self._seconds[: at + 1]).max()).any()
 
     def choose(self, likelihoods: Sequence[float]) -> int:
         """Nodes below the root; `likelihoods` are those of the root, 1, and of the nodes, the likeliest first."""
@@ -48,7 +62,6 @@ class MachineSize:
         self._expected += tokens
         self._used[at] += 1
         self._predicted += tokens[at], self._seconds[at]
-        self._last = at
         return min(self.sizes[at], len(likelihoods) - 1)
 
     def describe(self) -> dict[str, Any]:
@@ -61,25 +74,26 @@ class MachineSize:
             "plain_seconds": self.plain_seconds,
             "expected_accepted": (expected - 1).tolist(),
             "predicted_speedup_by_size": (self.plain_seconds * expected / self._seconds).tolist(),
-            "chosen": self.sizes[self._last],
+            "chosen": self.sizes[int(self._used.argmax())],
+            "choice": "most often",
             "steps_by_size": self._used.tolist(),
             "predicted_speedup": self.plain_seconds * tokens / seconds if seconds else None,
         }
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """`size_clock`, int64: drafts by size and the last choice; `size_expectation`, float64."""
+        """`size_used`, int64: drafts by size; `size_expectation`, float64."""
         return {
-            "size_clock": torch.from_numpy(np.append(self._used, self._last)),
+            "size_used": torch.from_numpy(self._used.copy()),
             "size_expectation": torch.from_numpy(np.concatenate((self._expected, self._predicted))),
         }
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         """Starts anew from a state that chose no sizes. Raises UserError if it considered others."""
         self.reset()
-        if "size_clock" not in state:
+        if "size_used" not in state:
             return
-        if len(state["size_clock"]) != len(self.sizes) + 1:
+        if len(state["size_used"]) != len(self.sizes):
             raise UserError("tree=auto: the saved state considered other sizes; start from another one or cold")
-        *used, self._last = state["size_clock"].tolist()
         *expected, tokens, seconds = state["size_expectation"].tolist()
-        self._used, self._expected, self._predicted = np.array(used), np.array(expected), np.array([tokens, seconds])
+        self._used, self._expected = np.array(state["size_used"].tolist()), np.array(expected)
+        self._predicted = np.array([tokens, seconds])

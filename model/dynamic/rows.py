@@ -11,7 +11,8 @@ import torch
 from ..decoding.selection import top_k
 from ..errors import UserError
 
-LEVELS = 16  # of probability: level l is 2^-(l + 1) to 2^-l, the last one all that is below
+LEVELS = 16  # of probability, as `candidates_of` estimates it: level l is 2^-(l + 1) to 2^-l, the last one all below
+MAX_PAIRS = 1 << 24
 MAXIMA = 512  # groups of columns whose maxima stand for all logits, at least
 _ODD = 0x9E3779B97F4A7C15  # Fibonacci hashing: 2^64 over the golden ratio, odd
 _WORD = (1 << 64) - 1
@@ -20,8 +21,10 @@ _WORD = (1 << 64) - 1
 def candidates_of(logits: torch.Tensor, k: int) -> tuple[Any, Any]:
     """The k greatest of each row, best first, and how likely each was: (n, V) -> (n, k) int32 and (n, k) uint8 levels.
 
-    The mass of all others is taken from the maxima of groups of columns: the sum of all V exponentials would take
-    longer than the rest of a step's host work, and how often a level's candidates are right is learnt in any case.
+    The mass of all tokens is estimated by that of the maxima of groups of columns: the sum of all V exponentials would
+    take longer than the rest of a step's host work. Where few tokens are likely, which is where drafts stand, the
+    estimate is good; of a flat distribution of 128,000 tokens the levels are some four too small. How often candidates
+    of a level are right is learnt in any case.
     """
     vocab = logits.shape[1]
     best = top_k(logits, k)  # (n, k)
@@ -87,8 +90,8 @@ class PairRows(TokenRows):
     """
 
     def __init__(self, size: int, k: int) -> None:
-        if not isinstance(size, int) or size < 2 or size & (size - 1):
-            raise UserError(f"method.pairs={size}: must be a power of two, at least 2")
+        if not isinstance(size, int) or not 2 <= size <= MAX_PAIRS or size & (size - 1):
+            raise UserError(f"method.pairs={size}: must be a power of two from 2 to {MAX_PAIRS}, or 0")
         super().__init__(size, k)
         self.keys = np.zeros(size, dtype=np.int64)  # the pair: its first token times 2^32, and its second
         self._shift = 64 - (size - 1).bit_length()

@@ -93,7 +93,7 @@ class Weights:
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         """Raises UserError if it is no such table."""
         saved = state.get("weights")
-        if saved is None or saved.shape != (2, CELLS) or not bool((saved[0] > 0).all()):
+        if saved is None or saved.shape != (2, CELLS) or not bool(((saved[1] >= 0) & (saved[1] <= saved[0])).all()):
             raise UserError("start: the saved state has no weights of this method")
         self._seen, self._stood = saved.double().numpy().copy()
         self.now = (self._stood / self._seen).tolist()

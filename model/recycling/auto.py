@@ -11,7 +11,7 @@ import itertools
 import math
 import statistics
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -230,9 +230,9 @@ def is_reorder(steps: int) -> bool:
 def measure_step_seconds(
     target: Target,
     prompt: list[int],
+    make: Callable[[int], Drafter],
     *,
     budget: int,
-    k: int,
     tokens: int = 48,
     rounds: int = 5,
     allowed: float = 60.0,
@@ -244,15 +244,12 @@ def measure_step_seconds(
 
     Args:
         prompt: sets the context; a few hundred tokens are typical.
+        make: the method, with as many nodes a draft; 0 of them, too.
         budget: sizes above it are not measured.
         tokens: decoded a size and round.
         allowed: seconds that it may take: a slow model decodes fewer tokens, and in fewer rounds, but LEAST of both.
     """
-    drafters: dict[int, Drafter] = {
-        n: TokenRecycling(target.vocab_size, Tree.from_rank_paths(best_order(n, k)), k=k, device=target.device)
-        for n in SIZES
-        if n <= budget
-    }
+    drafters: dict[int, Drafter] = {n: make(n) for n in SIZES if n <= budget}
     target.reserve(1 + max(drafters))
     drafters[-1] = Vanilla(target.device)
     seconds: dict[int, list[float]] = {n: [] for n in drafters}
@@ -273,6 +270,11 @@ def measure_step_seconds(
     ratios = [statistics.median(t / p for t, p in zip(times, plain, strict=True)) for times in seconds.values()]
     middle = statistics.median(plain)
     return middle, {n: middle * ratio for n, ratio in zip(seconds, rising(ratios), strict=True)}
+
+
+def best_of(target: Target, k: int, n: int) -> Drafter:
+    """Recycling by the n best nodes, as it is timed."""
+    return TokenRecycling(target.vocab_size, Tree.from_rank_paths(best_order(n, k)), k=k, device=target.device)
 
 
 def rising(ratios: Sequence[float]) -> list[float]:

@@ -31,6 +31,7 @@ def test_selection(tmp_path):
     assert ids(categories=["mt_bench", "zoo"]) == [0, 1, 3, 5]
     assert (ids(half=0), ids(half=1)) == ([0, 2, 3, 5], [1, 4]), "0, 1 and 3 are mt_bench's"
     assert ids(half=1, per_category=1) == [1, 4]
+    assert (ids(half=0, begin=1), ids(half=1, begin=1)) == ([2, 3, 5], [1, 4]), "a slice has the same halves"
     with pytest.raises(UserError, match="bench.half=2"):
         ids(half=2)
     with pytest.raises(UserError, match="no question is left of 6"):

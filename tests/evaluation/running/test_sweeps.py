@@ -65,6 +65,9 @@ def test_a_job_names_only_what_its_method_and_tree_have():
             *trees,
         ]
         assert applicable([f"method={method}", "tree=best", "tree.nodes=8"], defaults, find) == [f"method={method}"]
+    sized = ["method=dynamic", "method.nodes=8", "method.k=4"]
+    assert applicable([*sized, "tree=2.2.2"], defaults, find) == sized
+    assert applicable([*sized, "tree=auto"], defaults, find) == ["method=dynamic", "method.k=4", "tree=auto"]
     assert applicable(["+method.x=1"], defaults, find) == ["+method.x=1"]
     product = [["method=hf", "start=hot"], ["method=pld", "start=hot"], ["method=pld", "start=cold"]]
     also = [["method=pld", "start=hot", "tree=auto"]]

@@ -93,6 +93,12 @@ class Slow:
         below = (weights[self.children(text, list(path[:depth]))[token]] for depth, token in enumerate(path))
         return math.prod(below)
 
+    def learn_prompt(self, prompt, logits):
+        rows = [self.levels(row) for row in logits]
+        for i, row in enumerate(rows):
+            self.by_token[prompt[i]] = self.by_pair[prompt[max(i - 1, 0)], prompt[i]] = row
+        self.beside = [(i, level) for i, level in rows[-1] if i != self.text[-1]]
+
     def learn(self, verification):
         draft, tree, logits = verification.draft, verification.draft.tree, verification.logits
         tokens, rows = draft.tokens.tolist(), [self.levels(row) for row in logits]
@@ -117,19 +123,27 @@ class Slow:
         self.text += verification.tokens
 
 
+@pytest.mark.parametrize(("recycle_prompt", "carry"), [(False, 0), (True, 0), (True, 1000)])
 @pytest.mark.parametrize(("nodes", "k", "seed"), [(1, 8, 0), (7, 2, 1), (12, 4, 2), (24, 8, 3), (60, 8, 4)])
-def test_every_draft_is_that_of_a_slow_reference(nodes, k, seed):
+def test_every_draft_is_that_of_a_slow_reference(nodes, k, seed, recycle_prompt, carry):
     model = toy_model("llama", seed=seed)
-    drafter = DynamicRecycling(V, nodes=nodes, k=k, carry=0, recycle_prompt=False)
+    drafter = DynamicRecycling(V, nodes=nodes, k=k, carry=carry, recycle_prompt=recycle_prompt)
     compared = []
 
     def watch(session):
         slow, draft, observe, begin = Slow(nodes, k), session.draft, session.observe, session.begin
         slow.by_token, slow.by_pair = tables  # what is carried
+        observe_prompt = session.observe_prompt
 
         def began(prompt):
-            slow.text = list(prompt)
+            text = carried if carry else []
+            text += prompt
+            slow.text = text
             return begin(prompt)
+
+        def observed_prompt(prompt, logits):
+            slow.learn_prompt(prompt, logits)
+            observe_prompt(prompt, logits)
 
         def drafted(root):
             text, weights = session.text, list(drafter.weights.now)
@@ -149,8 +163,9 @@ def test_every_draft_is_that_of_a_slow_reference(nodes, k, seed):
             observe(verification)
 
         session.begin, session.draft, session.observe = began, drafted, observed
+        session.observe_prompt = observed_prompt
 
-    tables = ({}, {})
+    tables, carried = ({}, {}), list[int]()
     each_session(drafter, watch)
     for prompt in prompts():
         assert generate(Target(model), drafter, prompt, max_new_tokens=40).tokens == greedy(model, prompt, 40)
@@ -198,6 +213,8 @@ def test_state_is_saved_and_goes_on_bit_for_bit(llama, auto):
     assert generate(target, whole, third, max_new_tokens=40).steps != ends[0], "what is carried makes a difference"
     with pytest.raises(UserError, match="start: the saved rows"):
         fresh.load_state_dict(DynamicRecycling(V, pairs=32).state_dict())
+    with pytest.raises(UserError, match="pairs=0 has none"):
+        DynamicRecycling(V, pairs=0).load_state_dict(fresh.state_dict())
     with pytest.raises(UserError, match="start: the saved rows"):
         fresh.load_state_dict({"candidates": torch.zeros(V, 8, dtype=torch.int64)})
 
@@ -252,7 +269,9 @@ def test_breadth_first_keeps_siblings_in_their_order():
         Tree(parents)  # which refuses any other order
 
 
-@pytest.mark.parametrize("setting", [{"nodes": 0}, {"nodes": 5000}, {"nodes": 2.5}, {"k": 0}, {"k": 62}, {"pairs": 3}])
+@pytest.mark.parametrize(
+    "setting", [{"nodes": -1}, {"nodes": 5000}, {"nodes": 2.5}, {"k": 0}, {"k": 62}, {"pairs": 3}, {"pairs": 2**25}]
+)
 def test_settings_out_of_range_are_refused(setting):
     with pytest.raises(UserError):
         DynamicRecycling(V, **setting)

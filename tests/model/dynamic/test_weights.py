@@ -1,6 +1,7 @@
 """Weights: cells are told apart, guesses by hand, shares that are learnt, what is saved."""
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -77,6 +78,6 @@ def test_what_is_saved_comes_back_bit_for_bit():
     weights.learn([5, 7], [5])
     other.learn([5, 7], [5])
     assert weights.now == other.now and torch.equal(weights.state_dict()["weights"], other.state_dict()["weights"])
-    for broken in ({}, {"weights": torch.ones(2, 5)}, {"weights": torch.zeros(2, CELLS)}):
+    for broken in ({}, {"weights": torch.ones(2, 5)}, {"weights": torch.full((2, CELLS), math.nan)}):
         with pytest.raises(UserError, match="no weights of this method"):
             other.load_state_dict(broken)

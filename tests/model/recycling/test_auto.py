@@ -15,6 +15,7 @@ from model.recycling.auto import (
     LEARN,
     SIZES,
     AutoRecycling,
+    best_of,
     considered,
     is_reorder,
     measure_step_seconds,
@@ -191,9 +192,13 @@ def test_the_prediction_is_tokens_over_seconds_of_the_steps_made():
     assert sum(told["steps_by_size"]) == 200
 
 
+def made(n):
+    return best_of(Target(toy_model("llama")), 8, n)
+
+
 def test_step_times_are_measured_for_every_size_within_the_budget():
     target = Target(toy_model("llama"))
-    plain, seconds = measure_step_seconds(target, [5, 6, 7], budget=8, k=8, tokens=6, rounds=1)
+    plain, seconds = measure_step_seconds(target, [5, 6, 7], made, budget=8, tokens=6, rounds=1)
     assert list(seconds) == [0, 1, 2, 3, 4, 6, 8] and plain > 0
     times = [plain, *seconds.values()]
     assert times == sorted(times), "whatever the clock said, more work never takes less"
@@ -236,7 +241,7 @@ def test_a_runs_first_steps_are_not_timed(monkeypatch):
     ends = [0.0, *itertools.accumulate(ticks)]
     monkeypatch.setattr(auto, "generate", generate)
     monkeypatch.setattr(auto.time, "perf_counter", lambda: ends[next(clock) % len(ends)])
-    plain, seconds = measure_step_seconds(Target(toy_model("llama")), [5, 6], budget=4, k=8, rounds=2)
+    plain, seconds = measure_step_seconds(Target(toy_model("llama")), [5, 6], made, budget=4, rounds=2)
     assert plain == 2.0 and set(seconds.values()) == {2.0}
 
 
@@ -254,5 +259,5 @@ def test_a_slow_model_is_measured_by_less(monkeypatch, step, expected):
         return Generation([5] * max_new_tokens, steps, "length", max_new_tokens, 0.0, step * (max_new_tokens - 1))
 
     monkeypatch.setattr(auto, "generate", generate)
-    measure_step_seconds(Target(toy_model("llama")), [5, 6], budget=3, k=8)
+    measure_step_seconds(Target(toy_model("llama")), [5, 6], made, budget=3)
     assert set(asked) == {expected[0]} and len(asked) == 5 * expected[1]
