@@ -120,17 +120,14 @@ def build_method(loaded: LoadedModel, method: dict[str, Any], tree: dict[str, An
         takes = inspect.signature(factory).parameters
         if tree["name"] == AUTO and not {"tree", SECONDS}.isdisjoint(takes):
             factory = _auto(factory, loaded, tree, own)
-            if SECONDS in takes:
-                sized = {"nodes": tree["nodes"]}  # the budget
+            sized = {"nodes": tree["nodes"]} if SECONDS in takes else {}  # the budget
         elif "tree" in takes:
             given["tree"] = template = build_template(**tree, k=own.get("k", RANKS))
         drafter = _make(factory, own | sized | {key: str(path) for key, path in found.items()}, given)
         if isinstance(drafter, AutoRecycling):
             template = drafter.largest
     stateful = drafter is not None and drafter.stateful
-    settings: dict[str, Any] = dict(method)
-    if sized:
-        settings |= {"tree": AUTO} | sized
+    settings: dict[str, Any] = dict(method) | ({"tree": AUTO} | sized if sized else {})
     settings |= {f"{key}_sha256": _sha256_of(path) for key, path in found.items()}  # the method has opened it
     if template is not None:
         nodes = [list(path) for path in template.rank_paths[1:]]
