@@ -10,12 +10,16 @@ import torch
 
 from ..errors import UserError
 
+MEMORY = 64.0  # drafts whose speed is remembered
+
 
 class MachineSize:
-    """Chooses a size for each draft: that with the most expected tokens over T(n).
+    """Chooses a size for each draft, so that all of them together give most expected tokens a second.
 
     The expected tokens of n nodes are the root and the likelihoods of the n likeliest nodes, so a step on text that is
-    copied has many nodes, and one where nothing is known has few. T(n) is the machine's, measured once.
+    copied has many nodes, and one where nothing is known has few. T(n) is the machine's, measured once. What is to be
+    greatest is the tokens of all steps over the seconds of all steps, so a step takes the n with the greatest
+    tokens - speed * T(n), where speed is that of the steps before it (Dinkelbach's way to the best quotient).
 
     Args:
         seconds: T(n) of a whole step by nodes below the root; must hold 0.
@@ -40,6 +44,12 @@ class MachineSize:
         self._expected = np.zeros(len(self.sizes))  # tokens of all drafts by size, as far as each was grown
         self._used = np.zeros(len(self.sizes), dtype=np.int64)  # drafts by size
         self._predicted = np.zeros(2)  # tokens and seconds of all drafts, each as foreseen
+        self._lately = np.array([1.0, self._seconds[0]])  # the same of the last MEMORY drafts or so
+
+    @property
+    def _costs(self) -> Any:
+        """Of each size: the tokens that are decoded in its time at the speed of the drafts before."""
+        return self._lately[0] / self._lately[1] * self._seconds
 
     def enough(self, likelihoods: Sequence[float], following: float) -> bool:
         """Whether no larger size can be the best one, however likely its nodes: at most as likely as the next one is.
@@ -53,15 +63,18 @@ class MachineSize:
             return False
         tokens = np.cumsum(likelihoods)[self.sizes[: at + 1]]
         most = tokens[-1] + following * (np.array(self.sizes[at + 1 :]) - self.sizes[at])
-        return not (most / self._seconds[at + 1 :] > (tokens / self._seconds[: at + 1]).max()).any()
+        worth = tokens - self._costs[: at + 1]
+        return not (most - self._costs[at + 1 :] > worth.max()).any()
 
     def choose(self, likelihoods: Sequence[float]) -> int:
         """Nodes below the root; `likelihoods` are those of the root, 1, and of the nodes, the likeliest first."""
         tokens = np.cumsum(likelihoods)[np.minimum(self.sizes, len(likelihoods) - 1)]
-        at = int((tokens / self._seconds).argmax())
+        at = int((tokens - self._costs).argmax())
         self._expected += tokens
         self._used[at] += 1
-        self._predicted += tokens[at], self._seconds[at]
+        now = np.array([tokens[at], self._seconds[at]])
+        self._predicted += now
+        self._lately += (now - self._lately) / MEMORY
         return min(self.sizes[at], len(likelihoods) - 1)
 
     def describe(self) -> dict[str, Any]:
@@ -84,7 +97,7 @@ class MachineSize:
         """`size_used`, int64: drafts by size; `size_expectation`, float64."""
         return {
             "size_used": torch.from_numpy(self._used.copy()),
-            "size_expectation": torch.from_numpy(np.concatenate((self._expected, self._predicted))),
+            "size_expectation": torch.from_numpy(np.concatenate((self._expected, self._predicted, self._lately))),
         }
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
@@ -94,6 +107,6 @@ class MachineSize:
             return
         if len(state["size_used"]) != len(self.sizes):
             raise UserError("tree=auto: the saved state considered other sizes; start from another one or cold")
-        *expected, tokens, seconds = state["size_expectation"].tolist()
-        self._used, self._expected = np.array(state["size_used"].tolist()), np.array(expected)
-        self._predicted = np.array([tokens, seconds])
+        known = state["size_expectation"].numpy().copy()
+        self._used, self._expected = state["size_used"].numpy().copy(), known[:-4]
+        self._predicted, self._lately = known[-4:-2], known[-2:]

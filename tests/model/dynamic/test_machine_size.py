@@ -1,5 +1,7 @@
 """The size of a draft for the machine: by hand, what it tells, what is saved."""
 
+import copy
+import itertools
 import random
 
 import pytest
@@ -12,29 +14,45 @@ SECONDS = {0: 1.0, 1: 1.1, 2: 1.2, 4: 1.4, 8: 1.8}
 
 def test_by_hand():
     size = MachineSize(SECONDS, 0.9, 8)
-    # tokens 1, 1.5, 1.6 and, as there are no more, 1.65 in 1.0, 1.1, 1.2, 1.4, 1.8 seconds
-    assert size.choose([1.0, 0.5, 0.1, 0.05]) == 1
-    # 1, 1.5, 1.9, 2.3 in 1.0, 1.1, 1.2 and 1.4 seconds: 1.58 with two, 1.64 with four
+    # At first a second is worth a token, the plain step's. Tokens less cost, by size: 0, 1.5 - 1.1, 1.59 - 1.2, 1.64 - 1.4
+    assert size.choose([1.0, 0.5, 0.09, 0.05]) == 1
+    # now it is 1 + 0.5 / 64 tokens in 1 + 0.1 / 64 seconds, 1.0062: 1 - 1.006, 1.5 - 1.107, 1.9 - 1.207, 2.3 - 1.409
     assert size.choose([1.0, 0.5, 0.4, 0.3, 0.1]) == 4
     assert size.choose([1.0, 0.05]) == 0, "where nothing is worth its time, plain decoding"
     told = size.describe()
     assert told["steps_by_size"] == [1, 1, 0, 1, 0]
-    assert size.choose([1.0, 0.5, 0.1]) == 1 and size.describe()["chosen"] == 1, "the most frequent one"
     assert told["predicted_speedup"] == pytest.approx(0.9 * (1.5 + 2.3 + 1.0) / (1.1 + 1.4 + 1.0))
-    assert told["expected_accepted"] == pytest.approx([0, (0.5 + 0.5 + 0.05) / 3, 1.55 / 3, 2.0 / 3, 2.0 / 3])
-    assert told["predicted_speedup_by_size"][4] == pytest.approx(0.9 * (1 + 2.0 / 3) / 1.8)
+    assert told["expected_accepted"] == pytest.approx([0, (0.5 + 0.5 + 0.05) / 3, 1.54 / 3, 1.99 / 3, 1.99 / 3])
+    assert told["predicted_speedup_by_size"][4] == pytest.approx(0.9 * (1 + 1.99 / 3) / 1.8)
+    assert size.choose([1.0, 0.5, 0.1]) == 1 and size.describe()["chosen"] == 1, "the most frequent one"
+
+
+def test_it_finds_the_sizes_that_are_best_together():
+    """Two kinds of steps: the best pair of sizes by trying all of them, and what it settles on."""
+    sure, poor = [1.0, *[0.9] * 8], [1.0, 0.15, 0.12, *[0.02] * 6]
+    size = MachineSize(SECONDS, 1.0, 8)
+    for _ in range(500):
+        last = size.choose(sure), size.choose(poor)
+
+    def speed(pair):
+        return sum(sum(kind[: 1 + n]) for kind, n in zip((sure, poor), pair, strict=True)) / sum(
+            SECONDS[n] for n in pair
+        )
+
+    assert last == max(itertools.product(SECONDS, SECONDS), key=speed)
 
 
 def test_a_draft_grows_no_further_than_can_pay():
     size, rng = MachineSize(SECONDS, 0.9, 8), random.Random(0)
-    # with one node 1.5 / 1.1 = 1.36; as many as eight of 0.1 give 2.2 / 1.8, of 0.2 2.9 / 1.8 = 1.61
-    assert size.enough([1.0, 0.5], 0.1) and not size.enough([1.0, 0.5], 0.2)
+    # with one node 1.5 - 1.1 tokens are won; seven more of 0.1 cost as much as they give, of 0.12 less
+    assert size.enough([1.0, 0.5], 0.09) and not size.enough([1.0, 0.5], 0.12)
     assert not size.enough([1.0, 0.5, 0.1, 0.1], 0.0), "three are no size: it is looked at with the fourth"
     assert size.enough([1.0] * 9, 1.0), "no larger one"
     for _ in range(200):  # where it stops the choice is that of the whole draft
         drawn = [1.0, *sorted((rng.random() ** 3 for _ in range(8)), reverse=True)]
         end = next(n for n in range(9) if n == 8 or size.enough(drawn[: n + 1], drawn[n + 1]))
-        assert size.choose(drawn[: end + 1]) == size.choose(drawn)
+        other = copy.deepcopy(size)
+        assert size.choose(drawn[: end + 1]) == other.choose(drawn)
 
 
 def test_the_budget_bounds_it():
