@@ -11,6 +11,9 @@ import torch
 from ..errors import UserError
 
 MEMORY = 64.0  # drafts whose speed is remembered
+# A draft of n nodes also writes n rows, which later drafts live on: what is accepted grows with (1 + n) to this power,
+# as with recycling's trees for the machine, where it was measured.
+FILLING = 0.2
 
 
 class MachineSize:
@@ -19,7 +22,8 @@ class MachineSize:
     The expected tokens of n nodes are the root and the likelihoods of the n likeliest nodes, so a step on text that is
     copied has many nodes, and one where nothing is known has few. T(n) is the machine's, measured once. What is to be
     greatest is the tokens of all steps over the seconds of all steps, so a step takes the n with the greatest
-    tokens - speed * T(n), where speed is that of the steps before it (Dinkelbach's way to the best quotient).
+    tokens - speed * T(n), where speed is that of the steps before it (Dinkelbach's way to the best quotient), and the
+    tokens are those of later drafts, too, that its rows help to find.
 
     Args:
         seconds: T(n) of a whole step by nodes below the root; must hold 0.
@@ -36,6 +40,7 @@ class MachineSize:
         self.sizes = sorted(n for n in seconds if n <= budget)
         self.plain_seconds = plain_seconds
         self._seconds = np.array([seconds[n] for n in self.sizes])
+        self._taught = np.log1p(self.sizes)
         self._place = {n: i for i, n in enumerate(self.sizes)}
         self.reset()
 
@@ -48,8 +53,9 @@ class MachineSize:
 
     @property
     def _costs(self) -> Any:
-        """Of each size: the tokens that are decoded in its time at the speed of the drafts before."""
-        return self._lately[0] / self._lately[1] * self._seconds
+        """Of each size: the tokens decoded in its time at the speed of the drafts before, less what it teaches."""
+        tokens, seconds = self._lately
+        return tokens / seconds * self._seconds - FILLING * (tokens - 1) * self._taught
 
     def enough(self, likelihoods: Sequence[float], following: float) -> bool:
         """Whether no larger size can be the best one, however likely its nodes: at most as likely as the next one is.

@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from model.dynamic import machine_size
 from model.dynamic.machine_size import MachineSize
 from model.errors import UserError
 
@@ -14,9 +15,10 @@ SECONDS = {0: 1.0, 1: 1.1, 2: 1.2, 4: 1.4, 8: 1.8}
 
 def test_by_hand():
     size = MachineSize(SECONDS, 0.9, 8)
-    # At first a second is worth a token, the plain step's. Tokens less cost, by size: 0, 1.5 - 1.1, 1.59 - 1.2, 1.64 - 1.4
+    # At first a second is worth a token, the plain step's, and drafts taught nothing yet. Tokens less cost, by size: 0,
+    # 0.4, 1.59 - 1.2, 1.64 - 1.4
     assert size.choose([1.0, 0.5, 0.09, 0.05]) == 1
-    # now it is 1 + 0.5 / 64 tokens in 1 + 0.1 / 64 seconds, 1.0062: 1 - 1.006, 1.5 - 1.107, 1.9 - 1.207, 2.3 - 1.409
+    # now a second is worth (1 + 0.5 / 64) / (1 + 0.1 / 64) tokens, 1.0062: 0, 0.39, 0.69, 0.89
     assert size.choose([1.0, 0.5, 0.4, 0.3, 0.1]) == 4
     assert size.choose([1.0, 0.05]) == 0, "where nothing is worth its time, plain decoding"
     told = size.describe()
@@ -24,11 +26,23 @@ def test_by_hand():
     assert told["predicted_speedup"] == pytest.approx(0.9 * (1.5 + 2.3 + 1.0) / (1.1 + 1.4 + 1.0))
     assert told["expected_accepted"] == pytest.approx([0, (0.5 + 0.5 + 0.05) / 3, 1.54 / 3, 1.99 / 3, 1.99 / 3])
     assert told["predicted_speedup_by_size"][4] == pytest.approx(0.9 * (1 + 1.99 / 3) / 1.8)
-    assert size.choose([1.0, 0.5, 0.1]) == 1 and size.describe()["chosen"] == 1, "the most frequent one"
+    assert size.choose([1.0, 0.5, 0.09]) == 1 and size.describe()["chosen"] == 1, "the most frequent one"
 
 
-def test_it_finds_the_sizes_that_are_best_together():
+def test_what_a_draft_teaches_counts():
+    """Where drafts add a token a step at the speed of plain decoding, n nodes are worth 0.2 ln(1 + n) tokens more."""
+    size = MachineSize({0: 1.0, 4: 2.0, 8: 3.0}, 1.0, 8)
+    size._lately[:] = 2.0, 2.0
+    assert size.choose([1.0, *[0.18] * 4]) == 4  # 0.72 + 0.2 ln 5 = 1.04 tokens for a second
+    size._lately[:] = 2.0, 2.0
+    assert size.choose([1.0, *[0.16] * 4]) == 0  # 0.64 + 0.32
+    size._lately[:] = 2.0, 2.0
+    assert size.choose([1.0, *[0.2] * 8]) == 4  # 0.8 + 0.32 for one; 0.8 + 0.12 for another
+
+
+def test_it_finds_the_sizes_that_are_best_together(monkeypatch):
     """Two kinds of steps: the best pair of sizes by trying all of them, and what it settles on."""
+    monkeypatch.setattr(machine_size, "FILLING", 0.0)
     sure, poor = [1.0, *[0.9] * 8], [1.0, 0.15, 0.12, *[0.02] * 6]
     size = MachineSize(SECONDS, 1.0, 8)
     for _ in range(500):
