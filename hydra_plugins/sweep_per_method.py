@@ -221,16 +221,19 @@ def _drafts_from_a_tree(method: str, tree: str, find: Find) -> bool:
 
     One that cannot be found is told when its job runs.
     """
-    config = find(f"method/{method}")
-    takes = None if config is None else _taken(config.get("drafter"))
+    takes = _taken_by(method, find)
     return takes is None or "tree" in takes or _follows_the_machine(method, tree, find)
 
 
 def _follows_the_machine(method: str, tree: str, find: Find) -> bool:
     """Whether it is asked for trees of its own whose size follows step times."""
+    return tree == "auto" and "step_seconds" in (_taken_by(method, find) or ())
+
+
+def _taken_by(method: str, find: Find) -> frozenset[str] | None:
+    """The parameters of a method's drafter; None where it cannot be found."""
     config = find(f"method/{method}")
-    takes = None if config is None else _taken(config.get("drafter"))
-    return tree == "auto" and takes is not None and "step_seconds" in takes
+    return None if config is None else _taken(config.get("drafter"))
 
 
 @lru_cache(maxsize=64)

@@ -68,8 +68,9 @@ def load_bench(
         raise UserError(
             f"{file} has sha256 {digest[:12]}..., the published one {sha256[:12]}...; delete it to fetch it again"
         )
-    halves = _halves(questions)
-    part = [question for question in questions[begin:end] if half is None or halves[question.question_id] == half]
+    # halves are those of the whole file, so that a slice of it splits no otherwise
+    places = dict(zip((question.question_id for question in questions), _places(questions), strict=True))
+    part = [question for question in questions[begin:end] if half is None or places[question.question_id] % 2 == half]
     groups: dict[str, list[Question]] = {}
     for question in part:
         groups.setdefault(subtask(question.category), []).append(question)
@@ -84,15 +85,15 @@ def load_bench(
     return Bench(name, ordered(chosen, order), digest, order)
 
 
-def _halves(questions: Sequence[Question]) -> dict[Any, int]:
-    """By id: 0 and 1 in turn within each subtask of the whole file, so that a slice of it splits no otherwise."""
+def _places(questions: Sequence[Question]) -> list[int]:
+    """Of each question: how many of its subtask come before it."""
     seen: dict[str, int] = {}
-    found = {}
+    places = []
     for question in questions:
         row = subtask(question.category)
-        found[question.question_id] = seen.get(row, 0) % 2
-        seen[row] = seen.get(row, 0) + 1
-    return found
+        places.append(seen.get(row, 0))
+        seen[row] = places[-1] + 1
+    return places
 
 
 def bench_file(path: str, url: str | None) -> Path:
@@ -107,13 +108,8 @@ def ordered(questions: Sequence[Question], order: str) -> tuple[Question, ...]:
     if order == FILE_ORDER:
         return tuple(questions)
     if order == INTERLEAVED:
-        seen: dict[str, int] = {}
-        places = []
-        for question in questions:
-            row = subtask(question.category)
-            seen[row] = seen.get(row, 0) + 1
-            places.append(seen[row])
-        return tuple(question for _, question in sorted(zip(places, questions, strict=True), key=lambda pair: pair[0]))
+        pairs = zip(_places(questions), questions, strict=True)
+        return tuple(question for _, question in sorted(pairs, key=lambda pair: pair[0]))
     if kind == SHUFFLED and (seed.isdigit() or order == SHUFFLED):
         shuffled = list(questions)
         random.Random(int(seed or 0)).shuffle(shuffled)
