@@ -9,7 +9,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from model.decoding import DeviceDrafter
 from model.errors import UserError
 
 from ..records.rows import RECORDS
@@ -61,13 +60,8 @@ def choose_execution(name: str, loaded: LoadedModel, timed: bool = True) -> str:
 
 
 def execution_used(method: Method) -> str:
-    """What a run's steps really are: a drafter whose topology changes runs eagerly whatever is asked for."""
-    asked = method.loaded.target.execution
-    if method.drafter is None:
-        return "transformers generate"
-    if asked == "eager" or isinstance(method.drafter, DeviceDrafter):
-        return asked
-    return f"eager ({asked} needs a fixed topology)"
+    """What a run's steps really are: transformers' own decoding has no steps of ours."""
+    return "transformers generate" if method.drafter is None else method.loaded.target.execution
 
 
 def default_folder(config: dict[str, Any], settings: dict[str, Any], method: Method) -> Path:

@@ -33,6 +33,8 @@ class Drafter:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._alone = Tree.chain(0).on(device)
+        # By cache, kept here by the engine: they live as long as both.
+        self.static_steps: WeakKeyDictionary[TreeCache, Any] = WeakKeyDictionary()
 
     def session(self) -> Session:
         """What belongs to one sequence, from `begin` to `close`. Several can be open and take steps in turns.
@@ -109,8 +111,6 @@ class DeviceDrafter(Drafter):
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
         self.tree = self._alone
-        # By cache, kept here by the engine: they live as long as both.
-        self.static_steps: WeakKeyDictionary[TreeCache, Any] = WeakKeyDictionary()
 
     def session(self) -> DeviceSession:
         return DeviceSession(self)

@@ -12,7 +12,8 @@ import torch
 
 from .cache import TreeCache
 from .drafter import Drafter, Session
-from .step import EagerStep, Mark, StaticSequence, conclude, make_step, unmarked
+from .static_step import Mark
+from .step import AnyStep, conclude, make_step, unmarked
 from .target import Target
 from .tree import RankPath
 from .verification import Verification
@@ -195,7 +196,7 @@ def _first_step(
     cache: TreeCache,
     session: Session,
     prompt: list[int],
-    step: EagerStep | StaticSequence,
+    step: AnyStep,
     mark: Mark,
     out: Generation,
 ) -> Verification:

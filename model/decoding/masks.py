@@ -43,5 +43,5 @@ class TreeMasks:
 
     def _made(self, tree: Tree, past: int) -> torch.Tensor:
         mask = torch.zeros(len(tree), past + len(tree), dtype=self.dtype, device=self.device)
-        mask[:, past:].masked_fill_(~tree.ancestors, torch.finfo(self.dtype).min)
+        mask[:, past:].masked_fill_(~tree.ancestors.to(self.device), torch.finfo(self.dtype).min)
         return mask

@@ -18,7 +18,7 @@ from .devices import synchronize
 from .grouped_attention import use_grouped
 from .linear import pack_linears
 from .masks import TreeMasks
-from .tree import Draft, Tree
+from .tree import Draft
 
 DEFAULT_CONTEXT = 4096
 EXECUTIONS = ("eager", "static", "compiled", "graph")
@@ -33,7 +33,7 @@ class Target:
         model: a causal LM; its weights, dtype and device stay as they are.
         context: tokens of prompt and answer together. Default: the model's own limit, at most 4096.
         tree_attention: static steps attend by `attention.TreeAttention` instead of sdpa with a mask: for CUDA.
-        execution: of a step whose topology is fixed: eager, static, compiled or graph; see `step.StaticSteps`.
+        execution: of a step: eager, static, compiled or graph; see `static_step.StaticSteps`.
         packed: multiply by weights in oneDNN's layout (`linear.packable` says where that can be). The model's linear
             layers are changed in place; compiled code takes the weights as constants.
 
@@ -92,8 +92,8 @@ class Target:
         self.model.set_attn_implementation(switch.name)
         return switch
 
-    def tree_attention(self, tree: Tree, bucket: int, length: torch.Tensor) -> TreeAttention | None:
-        """What static steps of this tree attend by; None where it is sdpa with a mask.
+    def tree_attention(self, nodes: int, bucket: int, length: torch.Tensor) -> TreeAttention | None:
+        """What static steps of so many nodes attend by; None where it is sdpa with a mask.
 
         Args:
             bucket: positions of the cache that a step may see.
@@ -103,10 +103,8 @@ class Target:
             return None
         shape = self._shapes[0]
         heads = self.model.config.get_text_config().num_attention_heads
-        sizes = (heads, shape.heads, shape.key_dim, len(tree), bucket)
-        attention = TreeAttention(*sizes, length=length, dtype=shape.dtype)
-        attention.set_tree(tree.ancestors)
-        return attention
+        sizes = (heads, shape.heads, shape.key_dim, nodes, bucket)
+        return TreeAttention(*sizes, length=length, dtype=shape.dtype)
 
     def check_execution(self, name: str) -> str:
         """The name, if this target can execute steps so. Raises UserError if not."""
@@ -197,8 +195,9 @@ class Target:
     def forward(self, cache: TreeCache, draft: Draft) -> torch.Tensor:
         """One forward over a draft of n nodes behind the committed tokens. Returns logits (n, V)."""
         past, tree = cache.length, draft.tree
-        positions = self._within(tree.depths + past, past + tree.max_depth)
-        return self._run_model(cache, draft.tokens, self.masks.behind(past, tree)[None, None], positions)
+        positions = self._within(tree.depths.to(self.device) + past, past + tree.max_depth)
+        tokens = draft.tokens.to(self.device)
+        return self._run_model(cache, tokens, self.masks.behind(past, tree)[None, None], positions)
 
     @torch.inference_mode()
     def forward_masked(

@@ -149,7 +149,9 @@ def breadth_first(parents: Sequence[int]) -> tuple[list[int], list[int]]:
 
 @dataclass(slots=True)
 class Draft:
-    """What to try: a tree and its tokens, int64 (n,) on the target's device; tokens[0] is the root.
+    """What to try: a tree and its tokens, int64 (n,) on the tree's device; tokens[0] is the root.
+
+    That device is the target's, or the CPU for a tree of one step that the host has made: it is verified there.
 
     `source` says where the tokens come from, in the words of a drafter that has several sources.
     """

@@ -69,7 +69,8 @@ def standing(tree: Tree, tokens: Any, choices: Any) -> tuple[Any, Any]:
 def verify(draft: Draft, choices: torch.Tensor) -> Verification:
     """The draft beside what the target picks: the deepest standing node wins and its choice is the bonus token.
 
-    Runs on the device; one small copy to the host, of the winner and the choices along its path.
+    Runs where the tree is: on a device one small copy goes to the host, of the winner and the choices along its path;
+    for a tree that is the host's it is the choices.
 
     Args:
         draft: tree and tokens, n nodes.
@@ -77,7 +78,8 @@ def verify(draft: Draft, choices: torch.Tensor) -> Verification:
             greedily.
     """
     tree = draft.tree
-    if choices.device.type == "cpu":
+    if tree.device.type == "cpu":
+        choices = choices.cpu()
         picked = choices.tolist()
         stands, node = standing(tree, draft.tokens.tolist(), picked)
         stood = torch.from_numpy(np.array(stands))

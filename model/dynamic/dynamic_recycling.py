@@ -211,8 +211,7 @@ class DynamicSession(ReadingSession):
         size = len(likelihoods) - 1 if own.size is None else own.size.choose(likelihoods)
         order, parents = breadth_first(parents[: 1 + size])
         self._found = [found[node] for node in order]
-        tree = Tree(parents, device=own.device, once=True)
-        return Draft(tree, torch.tensor([tokens[node] for node in order], device=own.device))
+        return Draft(Tree(parents, once=True), torch.tensor([tokens[node] for node in order]))
 
     def _below_root(self, root: int, state: int, length: int) -> dict[int, int]:
         """What may follow the root: what may follow any node, and what the last step says."""
@@ -239,10 +238,10 @@ class DynamicSession(ReadingSession):
             [at for found in self._found for at in found.values()],
             [found[choice] for found, choice in zip(self._found, choices, strict=True) if choice in found],
         )
-        tokens = draft.tokens.cpu().numpy()
+        tokens = draft.tokens.numpy()
         before = tokens[draft.tree.parent_of]
         before[0] = self._before
-        order = np.argsort(verification.stands.cpu().numpy(), kind="stable")  # what stands is written last, and counts
+        order = np.argsort(verification.stands.numpy(), kind="stable")  # what stands is written last, and counts
         own.keep(before[order], tokens[order], ids[order], levels[order])
         node = verification.node
         rejected = [child for child, parent in enumerate(draft.tree.parent_of) if child and parent == node]

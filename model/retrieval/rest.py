@@ -87,7 +87,7 @@ class RestSession(Session):
         if len(own.eos):
             found[np.logical_or.accumulate(np.isin(found, own.eos), axis=1)] = -1
         parents, tokens = most_frequent(found, own.nodes)
-        return Draft(Tree(parents, device=own.device, once=True), torch.tensor([root, *tokens], device=own.device))
+        return Draft(Tree(parents, once=True), torch.tensor([root, *tokens]))
 
     def observe(self, verification: Verification) -> None:
         self._context = (self._context + verification.tokens)[-self.method.max_ngram :]

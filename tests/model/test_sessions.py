@@ -2,7 +2,9 @@
 
 import random
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
+import numpy as np
 import pytest
 import torch
 
@@ -21,6 +23,8 @@ from model.ngrams.lookahead import Lookahead
 from model.ngrams.ngram_cache import NgramCache
 from model.recycling import TokenRecycling, build_template
 from model.recycling.auto import SIZES, AutoRecycling
+from model.retrieval.datastore import write_datastore
+from model.retrieval.rest import Rest
 from model.vanilla import Vanilla
 from tests.conftest import greedy, toy_model
 from tests.model.learned.heads import write_eagle, write_medusa
@@ -43,14 +47,31 @@ MAKE = {
     "medusa": lambda target, folder: Medusa(target, heads_path=write_medusa(folder)),
     "eagle": lambda target, folder: Eagle(target, head_path=write_eagle(folder, target.model)),
     "eagle2": lambda target, folder: Eagle2(target, head_path=write_eagle(folder, target.model), nodes=12),
+    "rest": lambda target, folder: Rest(datastore_path=datastore(target.model, folder), vocab_size=V),
     "sps": lambda target, folder: Speculative(target=target, draft_path=str(saved(target.model, folder))),
 }
-OWN = ("pld", "suffix", "lookahead", "medusa", "eagle", "eagle2", "sps")  # nothing is shared but what never changes
+OWN = (
+    "pld",
+    "rest",
+    "suffix",
+    "lookahead",
+    "medusa",
+    "eagle",
+    "eagle2",
+    "sps",
+)  # nothing is shared but what never changes
 
 
 def saved(model, folder):
     model.save_pretrained(folder)
     return folder
+
+
+def datastore(model, folder):
+    """Some of the model's own answers."""
+    path = folder / "datastore"
+    write_datastore(path, np.array([token for first in range(3, 20) for token in greedy(model, [first] * 3, 40)]), V)
+    return str(path)
 
 
 def in_turns(target, drafter, prompts, seed, new=50):
@@ -78,6 +99,26 @@ def test_sequences_on_one_method_do_not_disturb_each_other(method, execution, tm
         assert [token for step in steps for token in step.tokens] == greedy(model, prompt, 50)
     if method in OWN:  # then not even the accepted lengths depend on who else is there
         assert found == [generate(target, drafter, prompt, max_new_tokens=50).steps for prompt in prompts]
+
+
+@pytest.mark.parametrize("execution", ["static", "traced"])
+@pytest.mark.parametrize("method", MAKE)
+def test_every_method_takes_the_same_steps_in_steps_of_fixed_shape(method, execution, tmp_path, monkeypatch):
+    if execution == "traced":  # traced, guarded and compiled anew as always, but no code is generated
+        monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+        torch._dynamo.reset()
+    model, rng = toy_model("llama-grouped"), random.Random(4)
+    prompts = [[rng.randrange(3, V) for _ in range(5 + 40 * i)] * 2 for i in range(3)]
+    outs = []
+    for taken in ("eager", "compiled" if execution == "traced" else execution):
+        target = Target(model, execution=taken)
+        folder = tmp_path / taken
+        folder.mkdir()
+        drafter = MAKE[method](target, folder)
+        outs.append([generate(target, drafter, prompt, max_new_tokens=60).steps for prompt in prompts])
+        state = {name: tensor.tolist() for name, tensor in drafter.state_dict().items()}
+        outs[-1].append(state)
+    assert outs[0] == outs[1]
 
 
 def test_a_step_is_yielded_as_soon_as_it_is_known_and_gives_the_whole_answer(llama):

@@ -15,7 +15,9 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from model.copying.pld import PromptLookup
 from model.copying.suffix_recycling import SuffixRecycling
 from model.decoding import Target, generate
-from model.decoding.step import BUCKET, EagerStep, StaticSequence, StaticStep, StaticSteps, make_step
+from model.decoding.static_step import BUCKET, ROWS, FedStep, StaticStep, StaticSteps
+from model.decoding.step import EagerStep, FedSequence, StaticSequence, make_step
+from model.dynamic.dynamic_recycling import DynamicRecycling
 from model.errors import UserError
 from model.recycling import TokenRecycling, build_template
 from model.recycling.auto import SIZES, AutoRecycling
@@ -29,6 +31,8 @@ MAKE = {
     "chain": lambda: TokenRecycling(V, build_template("chain", depth=3, k=2), k=2, dtype=torch.int32),
     "auto": lambda: AutoRecycling(V, step_seconds={n: 1 + n / 30 for n in SIZES}),
     "pld": PromptLookup,
+    "dynamic": lambda: DynamicRecycling(V, nodes=10, k=4, pairs=64),
+    "dynamic-sized": lambda: DynamicRecycling(V, nodes=40, k=4, step_seconds={n: 1 + n / 30 for n in SIZES}),
 }
 
 
@@ -52,7 +56,7 @@ def test_static_equals_eager_step_by_step(name, method):
 
 
 @pytest.mark.parametrize("name", ["llama", "llama-grouped", "qwen3", "gpt-neox"])
-@pytest.mark.parametrize("method", ["vanilla", "recycling", "auto"])
+@pytest.mark.parametrize("method", ["vanilla", "recycling", "auto", "pld", "dynamic-sized"])
 def test_tree_attention_equals_sdpa_step_by_step(name, method):
     eager = outcomes(Target(toy_model(name)), MAKE[method](), seed=1)
     target = Target(toy_model(name), execution="static", tree_attention=True)
@@ -105,7 +109,7 @@ def test_what_cannot_be_compiled_is_told_in_one_line(monkeypatch):
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize("method", ["recycling", "chain", "auto"])
+@pytest.mark.parametrize("method", ["recycling", "chain", "auto", "dynamic", "dynamic-sized"])
 def test_compiling_leaves_no_trace(traced, method):
     """A step is run to compile it, which must not teach the drafter anything."""
     model = toy_model("llama")
@@ -121,7 +125,7 @@ def test_making_steps_is_not_decoding(monkeypatch):
 
     def slow(self, step, length):
         time.sleep(0.3)
-        calls.append(step.bucket)
+        calls.append(step.forward.bucket)
         return step.run
 
     monkeypatch.setattr(StaticSteps, "_prepared", slow)
@@ -144,19 +148,21 @@ class _FakeGraphs:
         class Graph:
             def replay(self):
                 graphs.replays += 1
-                assert self.step.drafter.source == self.source, "a replay fills the tree from where the capture did"
+                if isinstance(self.step, StaticStep):
+                    assert self.step.drafter.source == self.source, "a replay fills the tree from where the capture did"
                 self.run()
 
         @contextmanager
         def capture(graph, pool):
-            original = StaticStep.run
+            whole, fed = StaticStep.run, FedStep.run
 
             def record(step):
-                graph.step, graph.source, graph.run = step, step.drafter.source, partial(original, step)
+                graph.step, graph.run = step, partial(whole if isinstance(step, StaticStep) else fed, step)
+                graph.source = step.drafter.source if isinstance(step, StaticStep) else None
 
-            StaticStep.run = record  # not by monkeypatch, which would keep what it replaces, and the graph with it
+            StaticStep.run = FedStep.run = record  # not by monkeypatch, which would keep what it replaces: the graph
             yield
-            StaticStep.run = original
+            StaticStep.run, FedStep.run = whole, fed
             graphs.captured.append(weakref.ref(graph))
             graphs.pools.add(pool)
 
@@ -174,7 +180,7 @@ class _FakeGraphs:
         return target
 
 
-@pytest.mark.parametrize("method", ["vanilla", "recycling", "auto"])
+@pytest.mark.parametrize("method", ["vanilla", "recycling", "auto", "pld", "dynamic", "dynamic-sized"])
 def test_captured_steps_equal_eager_ones(monkeypatch, method):
     """The host's part of a captured step, on the CPU: warmed up without a trace, captured once, replayed from then."""
     model = toy_model("llama")
@@ -188,7 +194,7 @@ def test_captured_steps_equal_eager_ones(monkeypatch, method):
 
 def test_captured_steps_are_bounded_and_share_one_pool(monkeypatch):
     """Forty trees in turn: no more graphs than the bound live, however many were captured, in one pool of memory."""
-    monkeypatch.setattr("model.decoding.step.MOST_STEPS", 6)
+    monkeypatch.setattr("model.decoding.static_step.MOST_STEPS", 6)
     graphs, drafter = _FakeGraphs(monkeypatch), TokenRecycling(V, build_template("best", nodes=40))
     target = graphs.target(toy_model("llama"))
     trees = [build_template("best", nodes=n) for n in range(1, 41)]
@@ -232,13 +238,18 @@ def test_static_crosses_buckets_and_ends_at_the_context():
     assert {bucket for _, _, bucket in steps._made} == {BUCKET, 256 + 41}
 
 
-def test_a_changing_topology_falls_back_to_eager():
-    target = Target(toy_model("llama"), execution="static")
+def test_what_drafts_as_it_likes_is_fed_into_steps_of_a_few_sizes():
+    target, drafter = Target(toy_model("llama"), execution="static"), MAKE["dynamic-sized"]()
     with target.cache(90) as cache:
-        assert isinstance(make_step(target, cache, PromptLookup().session(), print), EagerStep)
+        assert isinstance(make_step(target, cache, drafter.session(), print), FedSequence)
         assert isinstance(make_step(target, cache, MAKE["recycling"]().session(), print), StaticSequence)
         eager = Target(toy_model("llama"))
-        assert isinstance(make_step(eager, cache, MAKE["recycling"]().session(), print), EagerStep)
+        assert isinstance(make_step(eager, cache, drafter.session(), print), EagerStep)
+    drafted = {nodes for answer in outcomes(target, drafter, seed=1)[0] for _, nodes, _ in answer[1]}
+    (steps,) = drafter.static_steps.values()
+    rows = {rows for rows, _ in steps._made}
+    assert rows <= {*ROWS, drafter.max_nodes} and max(rows) <= drafter.max_nodes
+    assert rows == {min(next(n for n in ROWS if n >= nodes), drafter.max_nodes) for nodes in drafted} and len(rows) > 2
 
 
 def test_steps_are_made_once_and_anew_for_another_cache():

@@ -1,0 +1,75 @@
+"""A forward over a draft whose place in the cache, and whose tree, are known to the device only."""
+
+from __future__ import annotations
+
+import weakref
+
+import torch
+
+from .cache import TreeCache
+from .target import Target
+from .tree import Tree
+
+
+class StaticForward:
+    """Forwards drafts of up to n nodes over one bucket of the cache, with the same shapes every time.
+
+    So it can be compiled, or captured and replayed. Nodes that a smaller tree leaves over see the committed tokens and
+    themselves alone, and nobody sees them.
+
+    Attributes:
+        length: int64 (), the committed tokens; the caller's to fill.
+
+    Args:
+        cache: not kept alive: a larger one may take its place.
+        bucket: positions of the cache that can be seen; at least length + n.
+        compiled: the model as `compiling` has it compiled.
+    """
+
+    def __init__(self, target: Target, cache: TreeCache, nodes: int, bucket: int, *, compiled: bool) -> None:
+        self.target, self.bucket, self.compiled, self._cache = target, bucket, compiled, weakref.ref(cache)
+        device = target.device
+        self.length = torch.zeros((), dtype=torch.long, device=device)
+        self.depths = torch.zeros(nodes, dtype=torch.long, device=device)
+        self._nodes = torch.arange(nodes, device=device)
+        self._columns = torch.arange(bucket, device=device)
+        self._tree: Tree | None = None
+        self._attention = target.tree_attention(nodes, bucket, self.length)
+        if self._attention is not None:
+            return
+        self._blocked = torch.finfo(target.dtype).min
+        # (n, n + 2): the tree's own mask between a column that all attend to and one that none does
+        self._mask = torch.full((nodes, nodes + 2), self._blocked, dtype=target.dtype, device=device)
+        self._mask[:, 0] = 0
+
+    def set_tree(self, tree: Tree) -> None:
+        """Forward this tree of m nodes, m <= n, from now on; written in place, so that a captured graph follows."""
+        if tree is self._tree:
+            return
+        m, self._tree = len(tree), tree
+        self.depths[:m].copy_(tree.depths)
+        if self._attention is not None:
+            self._attention.set_tree(tree.ancestors)
+            return
+        own = self._mask[:, 1:-1]  # (n, n)
+        own.fill_(self._blocked).fill_diagonal_(0)
+        own[:m, :m].masked_fill_(tree.ancestors.to(own.device), 0)
+
+    def __call__(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Token ids (n,) -> logits (n, V). No host value is read and nothing of another shape is made."""
+        cache, mask = self._cache(), None
+        assert cache is not None
+        if self._attention is None:
+            # committed columns show node -1, the tree's columns its nodes, those behind them node n
+            node = (self._columns - self.length + 1).clamp(0, len(self._nodes) + 1)  # (bucket,)
+            mask = self._mask.index_select(1, node)  # (n, bucket)
+        return self.target.forward_static(
+            cache,
+            tokens,
+            self.depths + self.length,
+            self._nodes + self.length,
+            self.bucket,
+            mask=mask,
+            attention=self._attention,
+            compiled=self.compiled,
+        )

@@ -1,0 +1,219 @@
+"""Steps of fixed shape, all on the device: compiled, or captured as one CUDA graph and replayed.
+
+Of a drafter of the device's kind the whole step is one, of any other the forward with the choices: its draft is fed in,
+whatever tree it has.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from contextlib import nullcontext
+from typing import Any, Protocol, TypeVar
+
+import torch
+
+from .cache import TreeCache
+from .compiling import compiling
+from .drafter import DeviceDrafter, Drafter
+from .selection import argmax
+from .static_forward import StaticForward
+from .target import Target
+from .tree import Draft, Tree
+from .verification import standing
+
+BUCKET = 256  # a static step attends over the context rounded up to a multiple of this
+# Rows of a step whose draft is fed in: the least of these that holds it, so that a few steps serve all drafts.
+ROWS = (1, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+MOST_STEPS = 64  # static steps kept for a drafter on a cache; the one used longest ago goes first
+Mark = Callable[[str], None]
+
+
+class Step(Protocol):
+    """What is made once and run again and again."""
+
+    length: torch.Tensor
+
+    def run(self) -> None:
+        """One step. No host value is read and nothing of another shape is made."""
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """What a run writes into that outlives it."""
+
+
+AStep = TypeVar("AStep", bound=Step)
+
+
+class StaticStep:
+    """The step of one tree over one bucket of the cache, for a drafter that works on the device.
+
+    `run` reads and writes buffers that stay where they are: `root` (1,), `length` (), `report` (1 + max_depth + 1,).
+    """
+
+    def __init__(
+        self, target: Target, cache: TreeCache, drafter: DeviceDrafter, tree: Tree, bucket: int, *, compiled: bool
+    ) -> None:
+        # the drafter owns its steps: a cycle would keep its tensors until it is collected
+        self.target, self.drafter, self.tree, self._cache = target, weakref.proxy(drafter), tree, weakref.ref(cache)
+        self.forward = StaticForward(target, cache, len(tree), bucket, compiled=compiled)
+        self.forward.set_tree(tree)
+        self.length = self.forward.length
+        device, n = target.device, len(tree)
+        self.root = torch.zeros(1, dtype=torch.long, device=device)
+        self.report = torch.zeros(2 + tree.max_depth, dtype=torch.long, device=device)
+        self.tokens = self.choices = torch.zeros(n, dtype=torch.long, device=device)
+        self.stands = torch.zeros(n, dtype=torch.bool, device=device)
+        self._depths = torch.arange(tree.max_depth + 1, device=device)
+
+    def run(self) -> None:
+        tree, cache = self.tree, self._cache()
+        assert cache is not None
+        tokens = self.drafter.grow(self.root)  # (n,)
+        logits = self.forward(tokens)
+        choices = argmax(logits)  # (n,)
+        stands, winner = standing(tree, tokens, choices)  # (n,), (1,)
+        path = tree.paths.index_select(0, winner)[0]  # (max_depth + 1,), itself repeated at the end
+        cache.move(path + self.length, self._depths + self.length)
+        self.drafter.learn(tokens, logits, stands)
+        if self.target.hidden is not None:
+            self.drafter.take(self.target.hidden.index_select(0, winner))
+        # for whoever looks before the next step overwrites them
+        self.tokens, self.choices, self.stands = tokens, choices, stands
+        self.report.copy_(torch.cat((winner, choices.index_select(0, path))))
+        self.root.copy_(choices.index_select(0, winner))
+        self.length.add_(tree.depths.index_select(0, winner)[0] + 1)
+
+    def state(self) -> dict[str, torch.Tensor]:
+        found: dict[str, torch.Tensor] = self.drafter.step_state()  # a proxy has no types
+        return found
+
+
+class FedStep:
+    """A step's forward over one bucket of the cache, and what the target picks, for drafts of up to n nodes.
+
+    Attributes, of the last run:
+        logits, choices: (n, V) and int64 (n,).
+        hidden: (n, H), where the target keeps it.
+    """
+
+    def __init__(self, target: Target, cache: TreeCache, nodes: int, bucket: int, *, compiled: bool) -> None:
+        self.target = target
+        self.forward = StaticForward(target, cache, nodes, bucket, compiled=compiled)
+        self.length = self.forward.length
+        self._tokens = torch.zeros(nodes, dtype=torch.long, device=target.device)
+        self.logits = self.choices = self._tokens
+        self.hidden: torch.Tensor | None = None
+
+    def feed(self, draft: Draft, length: int) -> None:
+        """The draft of the next run, and the committed tokens. Nodes that are left over hold any tokens."""
+        self._tokens[: len(draft.tree)].copy_(draft.tokens)
+        self.forward.set_tree(draft.tree)
+        self.length.fill_(length)
+
+    def run(self) -> None:
+        self.logits = self.forward(self._tokens)
+        self.choices, self.hidden = argmax(self.logits), self.target.hidden
+
+    def state(self) -> dict[str, torch.Tensor]:
+        return {}
+
+
+class StaticSteps:
+    """A drafter's static steps on one cache: one for each shape, made when first needed.
+
+    The target's execution says how: static (as it is), graph (captured as one CUDA graph and replayed), compiled (the
+    model's forward by torch.compile; on CUDA the step is captured, too, as its host work would hide what that gains).
+
+    Attributes:
+        setup_s: seconds spent on making steps so far, compiling and capturing included. They are not decoding: a shape
+            is paid for by whichever prompt comes first, and again only behind MOST_STEPS others.
+    """
+
+    def __init__(self, target: Target) -> None:
+        self.target, self.execution = target, target.execution
+        self.setup_s = 0.0
+        self._made: OrderedDict[Hashable, tuple[Any, Callable[[], None]]] = OrderedDict()
+
+    @staticmethod
+    def of(target: Target, cache: TreeCache, drafter: Drafter) -> StaticSteps:
+        """Those that there are already for this cache, which is the target's, and its execution; or new ones."""
+        kept = drafter.static_steps
+        steps = kept.get(cache)
+        if steps is None or steps.execution != target.execution:
+            steps = kept[cache] = StaticSteps(target)
+        return steps
+
+    def whole(self, cache: TreeCache, drafter: DeviceDrafter, mark: Mark) -> tuple[StaticStep, Callable[[], None]]:
+        """The step of the drafter's tree and source now, and what runs it."""
+        tree, bucket = drafter.tree, self._bucket(cache, len(drafter.tree))
+
+        def make(compiled: bool) -> StaticStep:
+            return StaticStep(self.target, cache, drafter, tree, bucket, compiled=compiled)
+
+        return self._kept((tree, drafter.source, bucket), make, cache, mark)
+
+    def fed(self, cache: TreeCache, nodes: int, most: int, mark: Mark) -> tuple[FedStep, Callable[[], None]]:
+        """A step that holds a draft of `nodes` nodes, where none has more than `most`; and what runs it."""
+        rows = min(next((n for n in ROWS if n >= nodes), most), most)
+        bucket = self._bucket(cache, rows)
+
+        def make(compiled: bool) -> FedStep:
+            return FedStep(self.target, cache, rows, bucket, compiled=compiled)
+
+        return self._kept((rows, bucket), make, cache, mark)
+
+    @staticmethod
+    def _bucket(cache: TreeCache, nodes: int) -> int:
+        return min(-(-(cache.length + nodes) // BUCKET) * BUCKET, cache.capacity)
+
+    def _kept(
+        self, key: Hashable, make: Callable[[bool], AStep], cache: TreeCache, mark: Mark
+    ) -> tuple[AStep, Callable[[], None]]:
+        """The step of that key, made if it is not there."""
+        if key not in self._made:
+            while len(self._made) >= MOST_STEPS:
+                self._made.popitem(last=False)
+            self.target.synchronize()
+            start = time.perf_counter()
+            step = make(self.execution == "compiled")
+            self._made[key] = (step, step.run if self.execution == "static" else self._prepared(step, cache.length))
+            self.target.synchronize()
+            self.setup_s += time.perf_counter() - start
+            mark("setup")
+        self._made.move_to_end(key)
+        return self._made[key]
+
+    def _prepared(self, step: Step, length: int) -> Callable[[], None]:
+        """Compile and capture the step. Both run it, which writes into the drafter's state: that is put back."""
+        before = {name: tensor.clone() for name, tensor in step.state().items()}
+        step.length.fill_(length)
+        try:
+            with compiling(self.target.packed) if self.execution == "compiled" else nullcontext():
+                return self._captured(step, length) if self._on_cuda else self._run_once(step)
+        finally:
+            for name, tensor in step.state().items():
+                tensor.copy_(before[name])
+
+    @property
+    def _on_cuda(self) -> bool:
+        return self.target.device.type == "cuda"
+
+    def _run_once(self, step: Step) -> Callable[[], None]:
+        step.run()
+        return step.run
+
+    def _captured(self, step: Step, length: int) -> Callable[[], None]:
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(2):
+                step.run()
+                step.length.fill_(length)  # what it wrote lies behind the committed tokens
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        # One pool for all: a step's own numbers are done with when the next one is replayed, so they share the memory.
+        with torch.cuda.graph(graph, pool=self.target.graph_pool):
+            step.run()
+        return graph.replay
