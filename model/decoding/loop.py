@@ -72,7 +72,7 @@ class Generation:
         draft = verification.draft
         tokens = verification.tokens[: limit - len(self.tokens)]
         tokens = next((tokens[: i + 1] for i, token in enumerate(tokens) if token in eos), tokens)
-        path = draft.tree.rank_paths[verification.node][: len(tokens)]
+        path = draft.tree.rank_path(verification.node)[: len(tokens)]
         self.tokens += tokens
         self.steps.append(StepRecord(tokens, len(draft.tree), path, draft.source))
         return not (tokens[-1] in eos or len(self.tokens) == limit)

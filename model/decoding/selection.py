@@ -7,6 +7,7 @@ import math
 import torch
 
 LARGE = 16384  # from this vocabulary on, dealing pays
+MAXIMA = 512  # groups of columns whose maxima stand for all logits, at least or nearly
 
 
 def argmax(logits: torch.Tensor) -> torch.Tensor:
@@ -21,7 +22,30 @@ def argmax(logits: torch.Tensor) -> torch.Tensor:
 
 
 def top_k(logits: torch.Tensor, k: int) -> torch.Tensor:
-    """The k greatest logits of each row, best first: (n, V) -> (n, k), as torch.topk; which of equals is left open.
+    """The k greatest logits of each row, best first: (n, V) -> (n, k), as torch.topk; which of equals is left open."""
+    return _greatest(logits, k)[1]
+
+
+def top_k_and_bits(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The k greatest logits of each row, best first, and how many bits short of certain each is: (n, k) twice.
+
+    A token of probability p is -log2 p bits short. The mass of all tokens is estimated by that of the maxima of groups
+    of columns, which finding the k greatest takes anyway on the CPU: the sum of all V exponentials would take longer
+    than the rest of a step's host work. Where few tokens are likely, the estimate is good; of a flat distribution of
+    128,000 tokens the bits are some eight too few.
+    """
+    greatest, best, maxima = _greatest(logits, k)
+    if maxima is None or maxima.shape[1] < MAXIMA // 2:
+        n, vocab = logits.shape
+        # a group has a power of two of columns that divides V
+        width = min(vocab & -vocab, 1 << max((vocab // MAXIMA).bit_length() - 1, 0))
+        maxima = logits.reshape(n, width, -1).amax(1)  # (n, V / width)
+    mass = torch.logsumexp(maxima.float(), 1, keepdim=True)  # (n, 1)
+    return best, (mass - greatest.float()) / math.log(2)
+
+
+def _greatest(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """The k greatest of each row and their columns, (n, k) each, and the maxima of groups of columns if they were made.
 
     On the CPU the columns are dealt to g groups. The k greatest lie in the k groups with the greatest maxima, so that
     torch.topk need only look at g maxima and at k groups: 1377 us against 798 us for 81 x 32000 (two threads).
@@ -29,12 +53,13 @@ def top_k(logits: torch.Tensor, k: int) -> torch.Tensor:
     n, vocab = logits.shape
     groups = _groups(vocab, k)
     if logits.device.type != "cpu" or vocab < LARGE or groups < k:
-        return logits.topk(k, dim=-1).indices
+        return *logits.topk(k, dim=-1), None
     dealt = logits.reshape(n, -1, groups)  # (n, V / g, g): column c is in group c % g
-    best = dealt.amax(dim=1).topk(k, dim=-1).indices  # (n, k): the groups
+    maxima = dealt.amax(dim=1)
+    best = maxima.topk(k, dim=-1).indices  # (n, k): the groups
     inside = dealt.gather(2, best[:, None, :].expand(-1, vocab // groups, -1)).view(n, -1)  # (n, V / g * k)
-    place = inside.topk(k, dim=-1).indices  # (n, k)
-    return place.div(k, rounding_mode="floor") * groups + best.gather(1, place % k)
+    greatest, place = inside.topk(k, dim=-1)  # (n, k)
+    return greatest, place.div(k, rounding_mode="floor") * groups + best.gather(1, place % k), maxima
 
 
 def _groups(vocab: int, k: int) -> int:

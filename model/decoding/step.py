@@ -39,8 +39,7 @@ def conclude(
     verification = verify(draft, argmax(logits) if choices is None else choices)
     mark("verify")
     tree, node = draft.tree, verification.node
-    accepted = tree.depth_of[node] + 1
-    cache.commit(accepted, None if tree.is_chain else tree.paths[node, 1:accepted])
+    cache.commit(tree.depth_of[node] + 1, None if tree.is_chain else tree.below(node))
     mark("commit")
     if session.method.needs_logits:
         verification.logits = logits

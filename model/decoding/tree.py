@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 import torch
@@ -22,7 +22,8 @@ class Tree:
     """Topology of a draft of n nodes, root included.
 
     `parents[i]` is the node that node i continues, `ranks[i]` which of its parent's candidates it is (0 = best); the
-    root is its own parent. Tensors live on `device`; `on(device)` gives the same tree elsewhere, made once.
+    root is its own parent. Tensors live on `device`; `on(device)` gives the same tree elsewhere, made once. What not
+    every step needs is made when first asked for: some drafts have a tree of their own a step.
 
     Attributes:
         parents, depths, ranks: int64 (n,).
@@ -62,14 +63,12 @@ class Tree:
         n = len(parents)
         depths = [0] * n
         chains: list[list[int]] = [[0]]  # per node: the nodes from the root to it
-        self.rank_paths: list[RankPath] = [()]
         for i in range(1, n):
             p = parents[i]
             depths[i] = depths[p] + 1
             chains.append([*chains[p], i])
-            self.rank_paths.append((*self.rank_paths[p], ranks[i]))
         self.max_depth = depths[-1]
-        self.depth_of, self.chain_of, self.parent_of = depths, chains, parents
+        self.depth_of, self.chain_of, self.parent_of, self.rank_of = depths, chains, parents, ranks
         starts = [depths.index(d) for d in range(self.max_depth + 1)] + [n]
         self.levels = list(zip(starts, starts[1:], strict=False))
         self.max_rank = max(ranks)
@@ -77,18 +76,61 @@ class Tree:
         # True where the accepted path is always a prefix of the nodes, so that a commit moves nothing.
         self.is_chain = depths == list(range(n))
 
-        padded = [chain + chain[-1:] * (self.max_depth + 1 - len(chain)) for chain in chains]
-        paths = _tensor(padded)  # (n, max_depth + 1)
-        ancestors = torch.zeros(n, n, dtype=torch.bool).scatter_(1, paths, True)  # a node's path is what it attends to
-        missing = ~ancestors
-        missing[:, 0] = True
-        self.paths, self.ancestors, self.missing = paths.to(device), ancestors.to(device), missing.to(device)
-        self.parents, self.depths, self.ranks = (_tensor(column).to(device) for column in (parents, depths, ranks))
         self.device = torch.device(device)
         self._elsewhere: dict[torch.device, Tree] = {}
 
+    @cached_property
+    def ancestors(self) -> torch.Tensor:
+        seen = np.zeros((len(self), len(self)), dtype=bool)
+        seen[0, 0] = True
+        for node, parent in enumerate(self.parent_of[1:], 1):
+            row = seen[node]
+            row[:] = seen[parent]
+            row[node] = True
+        return torch.from_numpy(seen).to(self.device)
+
+    @cached_property
+    def missing(self) -> torch.Tensor:
+        missing = ~self.ancestors
+        missing[:, 0] = True
+        return missing
+
+    @cached_property
+    def paths(self) -> torch.Tensor:
+        return self._tensor([chain + chain[-1:] * (self.max_depth + 1 - len(chain)) for chain in self.chain_of])
+
+    @cached_property
+    def parents(self) -> torch.Tensor:
+        return self._tensor(self.parent_of)
+
+    @cached_property
+    def depths(self) -> torch.Tensor:
+        return self._tensor(self.depth_of)
+
+    @cached_property
+    def ranks(self) -> torch.Tensor:
+        return self._tensor(self.rank_of)
+
+    @cached_property
+    def rank_paths(self) -> list[RankPath]:
+        return [self.rank_path(node) for node in range(len(self))]
+
+    def below(self, node: int) -> torch.Tensor:
+        """The nodes from below the root down to `node`: int64 (its depth,)."""
+        if self.once:
+            return self._tensor(self.chain_of[node][1:])
+        return self.paths[node, 1 : self.depth_of[node] + 1]
+
+    def rank_path(self, node: int) -> RankPath:
+        """The ranks from the root down to a node."""
+        return tuple([self.rank_of[i] for i in self.chain_of[node][1:]])
+
+    def _tensor(self, numbers: Sequence[int] | Sequence[Sequence[int]]) -> torch.Tensor:
+        """int64; by way of NumPy, which reads a list several times as fast."""
+        return torch.from_numpy(np.array(numbers, dtype=np.int64)).to(self.device)
+
     def __len__(self) -> int:
-        return len(self.rank_paths)
+        return len(self.parent_of)
 
     def __repr__(self) -> str:
         by_depth = "/".join(str(b - a) for a, b in self.levels[1:]) or "root alone"
@@ -159,11 +201,6 @@ class Draft:
     tree: Tree
     tokens: torch.Tensor
     source: str | None = None
-
-
-def _tensor(numbers: Sequence[int] | Sequence[Sequence[int]]) -> torch.Tensor:
-    """int64; by way of numpy, which reads a list several times as fast: some drafts have a tree of their own a step."""
-    return torch.from_numpy(np.array(numbers, dtype=np.int64))
 
 
 @lru_cache(maxsize=256)

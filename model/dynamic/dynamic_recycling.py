@@ -9,8 +9,8 @@ siblings. What each kind of candidate is worth is learnt (`weights`).
 from __future__ import annotations
 
 import math
+from bisect import insort
 from collections.abc import Mapping
-from heapq import heappop, heappush
 from typing import Any
 
 import numpy as np
@@ -193,19 +193,27 @@ class DynamicSession(ReadingSession):
         tokens, parents, likelihoods = [root], [0], [1.0]
         matches = [text.match if own.copy else (0, 0)]  # of each node: the automaton's state, and the match's length
         found = [self._below_root(root, *matches[0])]  # of each node: its candidates and their cells
-        frontier: list[tuple[float, int, int, int]] = []  # (-likelihood, serial number, parent, token)
-        serial = 0
+        # The best candidates so far, no more than there is room for, the best last: likelihood, -serial, parent, token
+        frontier: list[tuple[float, int, int, int]] = []
+        serial, room, least = 0, own.nodes, -1.0
         for node in range(own.nodes):
+            above = likelihoods[node]
             for token, at in found[node].items():
-                serial += 1
-                heappush(frontier, (-likelihoods[node] * weights[at], serial, node, token))
-            if not frontier or (own.size is not None and own.size.enough(likelihoods, -frontier[0][0])):
+                likelihood = above * weights[at]
+                if likelihood > least:
+                    serial -= 1
+                    insort(frontier, (likelihood, serial, node, token))
+                    if len(frontier) > room:
+                        del frontier[0]
+                        least = frontier[0][0]
+            if not frontier or (own.size is not None and own.size.enough(likelihoods, frontier[-1][0])):
                 break
-            likelihood, _, parent, token = heappop(frontier)
+            likelihood, _, parent, token = frontier.pop()
+            room -= 1
             match = text.transfer(*matches[parent], token) if own.copy else (0, 0)
             tokens.append(token)
             parents.append(parent)
-            likelihoods.append(-likelihood)
+            likelihoods.append(likelihood)
             matches.append(match)
             found.append(own.candidates(tokens[parent], token, *text.following(*match)))
         size = len(likelihoods) - 1 if own.size is None else own.size.choose(likelihoods)

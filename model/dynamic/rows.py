@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
 import torch
 
-from ..decoding.selection import top_k
+from ..decoding.selection import top_k_and_bits
 from ..errors import UserError
 
 LEVELS = 16  # of probability, as `candidates_of` estimates it: level l is 2^-(l + 1) to 2^-l, the last one all below
 MAX_PAIRS = 1 << 24
-MAXIMA = 512  # groups of columns whose maxima stand for all logits, at least
 _ODD = 0x9E3779B97F4A7C15  # Fibonacci hashing: 2^64 over the golden ratio, odd
 _WORD = (1 << 64) - 1
 
@@ -21,20 +19,11 @@ _WORD = (1 << 64) - 1
 def candidates_of(logits: torch.Tensor, k: int) -> tuple[Any, Any]:
     """The k greatest of each row, best first, and how likely each was: (n, V) -> (n, k) int32 and (n, k) uint8 levels.
 
-    The mass of all tokens is estimated by that of the maxima of groups of columns: the sum of all V exponentials would
-    take longer than the rest of a step's host work. Where few tokens are likely, which is where drafts stand, the
-    estimate is good; of a flat distribution of 128,000 tokens the levels are some four too small. How often candidates
-    of a level are right is learnt in any case.
+    A level is estimated, see `top_k_and_bits`; how often candidates of a level are right is learnt in any case.
     """
-    vocab = logits.shape[1]
-    best = top_k(logits, k)  # (n, k)
-    # a group has a power of two of columns that divides V
-    width = min(vocab & -vocab, 1 << max((vocab // MAXIMA).bit_length() - 1, 0))
-    maxima = logits.reshape(len(logits), width, -1).amax(1).float()  # (n, V / width)
-    all_of_it = torch.logsumexp(maxima, 1, keepdim=True)
-    bits = (all_of_it - logits.gather(1, best).float()) / math.log(2)
-    levels = bits.clamp(0, LEVELS - 1).to(torch.uint8)
-    return best.to("cpu", torch.int32).numpy(), levels.cpu().numpy()
+    best, bits = top_k_and_bits(logits, k)
+    both = torch.cat((best, bits.clamp(0, LEVELS - 1).long()), 1).cpu().numpy()  # (n, 2 k): one transfer
+    return both[:, :k].astype(np.int32), both[:, k:].astype(np.uint8)
 
 
 class TokenRows:
