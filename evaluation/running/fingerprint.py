@@ -15,7 +15,6 @@ from ..records.rows import RECORDS
 from . import processes
 from .bench import Bench
 from .methods import HOT, Method
-from .models import LoadedModel
 
 SAVED = "saved"  # start=saved: from what the hot run of the same configuration left
 _NOT_THE_STATE = ("run_dir", "repeat", "repeats", "mixed", "interleave", "timed")  # keys that leave a state as it is
@@ -28,6 +27,7 @@ def run_settings(config: dict[str, Any], bench: Bench, method: Method) -> dict[s
         "dtype": str(loaded.target.dtype).removeprefix("torch."),
         "device": loaded.target.device.type,
         "template": loaded.template,
+        "attention": "tree" if loaded.target.switch is not None else loaded.settings.kernel,
         "context": loaded.target.context,
         "processes": processes.world_size(),
     }
@@ -46,17 +46,6 @@ def run_settings(config: dict[str, Any], bench: Bench, method: Method) -> dict[s
         "repeat": config["repeat"],
         **({} if config["timed"] else {"timed": False}),
     }
-
-
-def choose_execution(name: str, loaded: LoadedModel, timed: bool = True) -> str:
-    """`auto` is eager: the one that needs no compiler and has been measured on every device this project ran on."""
-    if name not in ("auto", "eager") and not timed:
-        raise UserError(
-            f"execution={name}: with timed=false the methods share eager forwards; leave out one of the two"
-        )
-    if name not in ("auto", "eager") and (processes.world_size() > 1 or len(loaded.target.devices) > 1):
-        raise UserError(f"execution={name}: a model on several devices takes eager only")
-    return loaded.target.check_execution("eager" if name == "auto" else name)
 
 
 def execution_used(method: Method) -> str:

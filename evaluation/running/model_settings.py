@@ -19,15 +19,15 @@ class ModelSettings:
     tensor_parallel: bool = False
     template: str | None = None
     context: int | None = None
-    attention: Literal["sdpa", "eager", "tree"] = "sdpa"
+    attention: Literal["auto", "sdpa", "eager", "tree"] = "auto"
     linear: Literal["auto", "packed", "stock"] = "auto"
     allow_pickle: bool = False
     trust_remote_code: bool = False
 
     @property
     def kernel(self) -> str:
-        """What transformers loads the model with; attention=tree stands on sdpa."""
-        return "sdpa" if self.attention == "tree" else self.attention
+        """What transformers loads the model with; attention=tree stands on sdpa, and auto is one of the two."""
+        return "eager" if self.attention == "eager" else "sdpa"
 
     @property
     def first_execution(self) -> str:

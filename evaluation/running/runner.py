@@ -24,7 +24,8 @@ from .answering import answer_question, warm_up
 from .bench import Bench, load_bench
 from .conversation import prompt_ids, template_hash
 from .cores import cores_busy
-from .fingerprint import SAVED, choose_execution, default_folder, execution_used, run_settings, saved_start
+from .execution import choose_execution
+from .fingerprint import SAVED, default_folder, execution_used, run_settings, saved_start
 from .memory import Holding
 from .methods import CATEGORY, COLD, HOT, Method, build_method
 from .models import LoadedModel, devices_in_words
@@ -44,7 +45,7 @@ class Runner:
     def __init__(self, config: dict[str, Any], loaded: LoadedModel, answer_file: Path | None = None) -> None:
         self.config, self.loaded, self.holding = config, loaded, Holding(loaded.target)
         self.execution = choose_execution(str(config["execution"]), loaded, config["timed"])
-        loaded.target.execution = self.execution
+        self.execution.take(loaded.target)
         with self.holding.counted():
             self.method = self._method()
         self.bench = asked = load_bench(**config["bench"])
@@ -97,6 +98,7 @@ class Runner:
         more = {
             "label": method.label.replace("state)", f"{SAVED})") if saved else method.label,
             "execution_used": execution_used(method),
+            **({"execution_passed_over": self.execution.passed_over} if self.execution.passed_over else {}),
             "questions": len(self.bench.questions),
             "question_hashes": [question.key for question in self.bench.questions],
             "template_sha256": template_hash(loaded.template, loaded.tokenizer),
@@ -119,7 +121,7 @@ class Runner:
         return self.method.drafter is not None and self.method.start not in (None, COLD)
 
     def _take_turn(self) -> None:
-        self.loaded.target.execution = self.execution  # another runner may have set its own
+        self.execution.take(self.loaded.target)  # another runner may have set its own
 
     def answer(self, others: int = 0) -> None:
         """Answer the next question and keep it, with the state after it.

@@ -59,6 +59,15 @@ def doubts(runs: Sequence[Run]) -> list[str]:
     ]
 
 
+def passed_over(runs: Sequence[Run]) -> list[str]:
+    """What execution=auto tried and did not take, one line for the runs of which it is the same."""
+    found: dict[str, str] = {}
+    for run in runs:
+        if run.metadata.get("execution_passed_over"):
+            found[run.metadata["execution_passed_over"]] = run.metadata["execution_used"]
+    return [f"execution=auto took {used}; passed over: {why}" for why, used in found.items()]
+
+
 def incomplete(runs: Sequence[Run]) -> list[str]:
     """The runs that are not done, a line for those that stopped at the same place."""
     found: dict[str, list[str]] = {}

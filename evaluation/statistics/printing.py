@@ -16,7 +16,7 @@ from model.recycling.matrix import AdjacencyMatrix
 from ..records.runs import Run
 from ..records.sweeps import not_available
 from .acceptance import TEMPLATE, Accepted, by_depth, by_node, template
-from .caveats import incomplete, mixed
+from .caveats import incomplete, mixed, passed_over
 from .intervals import spans_one
 from .markdown import markdown, shown
 from .metrics import OVERALL
@@ -159,7 +159,14 @@ def to_markdown(runs: Sequence[Run], table: pd.DataFrame, notes: Sequence[str] =
         cells = ([_cell(row, c, interval=True) for c in columns] for _, row in block.iterrows())
         out += [f"## {names[key]}", "", markdown(columns, cells), ""]
     brackets = "[low, high]: 95 % bootstrap interval, of MAT over questions, of a speedup over questions and repeats"
-    told = [*([brackets] if "[" in "".join(out) else []), *_notes(table), *incomplete(runs), *mixed(runs), *notes]
+    told = [
+        *([brackets] if "[" in "".join(out) else []),
+        *_notes(table),
+        *incomplete(runs),
+        *mixed(runs),
+        *passed_over(runs),
+        *notes,
+    ]
     return "\n".join([*out, "\n\n".join(told), ""])
 
 

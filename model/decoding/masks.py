@@ -9,6 +9,7 @@ import torch
 from .tree import Tree
 
 MOST = 64  # trees whose masks are kept
+ALIGNED = 16  # numbers: CUDA's kernels take rows that begin at a multiple of this, and copy all others once more
 
 
 class TreeMasks:
@@ -38,10 +39,14 @@ class TreeMasks:
             if len(self._kept) > MOST:
                 self._kept.popitem(last=False)
         mask = kept[1][:, self.room - past :]
-        # CUDA's kernels want aligned rows; there the copy of a few kilobytes is cheaper than their fallback.
-        return mask.contiguous() if mask.is_cuda else mask
+        return self._empty(*mask.shape).copy_(mask) if mask.is_cuda else mask
 
     def _made(self, tree: Tree, past: int) -> torch.Tensor:
-        mask = torch.zeros(len(tree), past + len(tree), dtype=self.dtype, device=self.device)
+        mask = self._empty(len(tree), past + len(tree)).zero_()
         mask[:, past:].masked_fill_(~tree.ancestors.to(self.device), torch.finfo(self.dtype).min)
         return mask
+
+    def _empty(self, rows: int, columns: int) -> torch.Tensor:
+        """(rows, columns), each row aligned."""
+        width = -(-columns // ALIGNED) * ALIGNED
+        return torch.empty(rows, width, dtype=self.dtype, device=self.device)[:, :columns]

@@ -6,6 +6,7 @@ import weakref
 
 import torch
 
+from .attention import TreeAttention
 from .cache import TreeCache
 from .target import Target
 from .tree import Tree
@@ -34,7 +35,7 @@ class StaticForward:
         self._nodes = torch.arange(nodes, device=device)
         self._columns = torch.arange(bucket, device=device)
         self._tree: Tree | None = None
-        self._attention = target.tree_attention(nodes, bucket, self.length)
+        self._attention = _tree_attention(target, nodes, bucket, self.length)
         if self._attention is not None:
             return
         self._blocked = torch.finfo(target.dtype).min
@@ -73,3 +74,11 @@ class StaticForward:
             attention=self._attention,
             compiled=self.compiled,
         )
+
+
+def _tree_attention(target: Target, nodes: int, bucket: int, length: torch.Tensor) -> TreeAttention | None:
+    """What a target's static steps of so many nodes attend by; None where it is sdpa with a mask."""
+    if target.switch is None:
+        return None
+    layer, heads = target.layer, target.model.config.get_text_config().num_attention_heads
+    return TreeAttention(heads, layer.heads, layer.key_dim, nodes, bucket, length, layer.dtype)

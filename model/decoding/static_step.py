@@ -164,8 +164,10 @@ class StaticSteps:
 
         return self._kept((rows, bucket), make, cache, mark)
 
-    @staticmethod
-    def _bucket(cache: TreeCache, nodes: int) -> int:
+    def _bucket(self, cache: TreeCache, nodes: int) -> int:
+        """Positions that a step may see: with the tree kernel, whose cost follows the length, all there are."""
+        if self._on_cuda and self.target.switch is not None:
+            return cache.capacity
         return min(-(-(cache.length + nodes) // BUCKET) * BUCKET, cache.capacity)
 
     def _kept(

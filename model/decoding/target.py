@@ -17,7 +17,7 @@ from .checks import check_forward, check_positions, probe_layers
 from .devices import synchronize
 from .grouped_attention import use_grouped
 from .linear import pack_linears
-from .masks import TreeMasks
+from .masks import ALIGNED, TreeMasks
 from .tree import Draft
 
 DEFAULT_CONTEXT = 4096
@@ -63,14 +63,14 @@ class Target:
         self._keeps_logits = check_forward(model, self.name)
         check_positions(model.config, self.name, self.context)
         self._shapes: list[LayerShape] = []
-        if not tree_attention:
-            use_grouped(model)
+        use_grouped(model)
         if packed:
             pack_linears(model, self._probe)  # one forward tells what layers store and which share their input
         else:
             self._probe()
         self.devices = sorted({self.device, *(shape.device for shape in self._shapes)}, key=str)  # layers may be spread
-        self.switch: AttentionSwitch | None = self._switch() if tree_attention else None
+        self.switch: AttentionSwitch | None = None
+        self.attend_by_tree(tree_attention)
         self.caches = CachePool(partial(TreeCache, self._shapes))
         self.masks = TreeMasks(self.dtype, self.device)
         self.hidden: torch.Tensor | None = None  # (n, H): last hidden states of the last forward, if kept
@@ -85,26 +85,27 @@ class Target:
         if self.packed:
             pack_linears(module)
 
-    def _switch(self) -> AttentionSwitch:
-        if len(set(self._shapes)) > 1:
-            raise UserError(f"{self.name}: tree attention needs layers of one shape on one device, this has several")
-        switch = register_tree_attention()
-        self.model.set_attn_implementation(switch.name)
-        return switch
+    def attend_by_tree(self, wanted: bool) -> None:
+        """Static steps made from now on attend by `attention.TreeAttention`, or by sdpa with a mask as at first.
 
-    def tree_attention(self, nodes: int, bucket: int, length: torch.Tensor) -> TreeAttention | None:
-        """What static steps of so many nodes attend by; None where it is sdpa with a mask.
-
-        Args:
-            bucket: positions of the cache that a step may see.
-            length: int64 (), the committed tokens, read on the device in each step.
+        Raises:
+            UserError: layers of several shapes or devices.
         """
-        if self.switch is None:
-            return None
-        shape = self._shapes[0]
-        heads = self.model.config.get_text_config().num_attention_heads
-        sizes = (heads, shape.heads, shape.key_dim, nodes, bucket)
-        return TreeAttention(*sizes, length=length, dtype=shape.dtype)
+        if wanted == (self.switch is not None):
+            return
+        for made in ("_compiled_model", "_compiled_both"):  # what was compiled attends as before
+            self.__dict__.pop(made, None)
+        if wanted and len(set(self._shapes)) > 1:
+            raise UserError(f"{self.name}: tree attention needs layers of one shape on one device, this has several")
+        self.switch = register_tree_attention() if wanted else None
+        self.model.set_attn_implementation(self.switch.name if self.switch is not None else "sdpa")
+        if not wanted:
+            use_grouped(self.model)
+
+    @property
+    def layer(self) -> LayerShape:
+        """What one layer stores a token; of layers of several shapes the first one's."""
+        return self._shapes[0]
 
     def check_execution(self, name: str) -> str:
         """The name, if this target can execute steps so. Raises UserError if not."""
@@ -126,12 +127,16 @@ class Target:
     def cache(self, nodes: int) -> AbstractContextManager[TreeCache]:
         """A cache for one sequence, with room for a full context and drafts of `nodes` nodes."""
         self.masks.make_room(self.context + nodes)
-        return self.caches.borrowed(self.context + nodes)
+        return self.caches.borrowed(self._capacity(nodes))
 
     def reserve(self, nodes: int) -> None:
         """Allocate such a cache now, if there is none; the next sequence has it."""
         self.masks.make_room(self.context + nodes)
-        self.caches.reserve(self.context + nodes)
+        self.caches.reserve(self._capacity(nodes))
+
+    def _capacity(self, nodes: int) -> int:
+        """Of a cache: a static step's mask may be as wide, and its rows are to be aligned."""
+        return -(-(self.context + nodes) // ALIGNED) * ALIGNED
 
     def room(self, prompt: list[int], max_new_tokens: int) -> int:
         """How many new tokens there may be behind a prompt.
@@ -197,7 +202,9 @@ class Target:
         past, tree = cache.length, draft.tree
         positions = self._within(tree.depths.to(self.device) + past, past + tree.max_depth)
         tokens = draft.tokens.to(self.device)
-        return self._run_model(cache, tokens, self.masks.behind(past, tree)[None, None], positions)
+        # A root alone sees all there is: without a mask the fastest kernels take it, and shared heads are not repeated.
+        mask = self.masks.behind(past, tree)[None, None] if len(tree) > 1 else None
+        return self._run_model(cache, tokens, mask, positions)
 
     @torch.inference_mode()
     def forward_masked(
@@ -238,9 +245,8 @@ class Target:
         place = cache.place
         place.write_at, place.bucket = write_at, bucket
         try:
-            positions = positions.clamp(
-                max=self.context - 1
-            )  # see `_within`; how long the text is, the host does not know
+            # see `_within`; how long the text is, the host does not know
+            positions = positions.clamp(max=self.context - 1)
             if mask is not None:
                 return self._call(compiled, cache, tokens, mask[None, None], positions)
             assert self.switch is not None and attention is not None

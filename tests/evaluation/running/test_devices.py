@@ -16,7 +16,7 @@ from accelerate import dispatch_model
 from evaluation.records.run_folder import AnswerStore
 from evaluation.running import devices, locks, models, processes
 from evaluation.running.errors import Failure
-from evaluation.running.fingerprint import choose_execution
+from evaluation.running.execution import choose_execution
 from model.decoding import Target, generate
 from model.errors import UserError
 from model.recycling import TokenRecycling, build_template
@@ -115,7 +115,7 @@ def test_heads_that_the_processes_cannot_share(checkpoint, monkeypatch):
 def test_several_devices_take_eager_steps_only(checkpoint):
     loaded = models._load(models.ModelSettings("toy", str(checkpoint), device="cpu"))
     loaded.target.devices = [torch.device("cuda", 0), torch.device("cuda", 1)]
-    assert choose_execution("auto", loaded) == "eager"
+    assert choose_execution("auto", loaded).name == "eager"
     with pytest.raises(UserError, match="execution=static: a model on several devices takes eager only"):
         choose_execution("static", loaded)
 

@@ -235,7 +235,10 @@ def test_static_crosses_buckets_and_ends_at_the_context():
     assert outs[0].tokens == outs[1].tokens and outs[0].accept_lengths == outs[1].accept_lengths
     assert outs[1].stop == "context" and len(outs[1].tokens) == 253
     (steps,) = drafter.static_steps.values()
-    assert {bucket for _, _, bucket in steps._made} == {BUCKET, 256 + 41}
+    assert {bucket for _, _, bucket in steps._made} == {
+        BUCKET,
+        256 + 48,
+    }  # the cache holds a draft of 41 behind a full context, and a multiple of 16
 
 
 def test_what_drafts_as_it_likes_is_fed_into_steps_of_a_few_sizes():

@@ -1,0 +1,128 @@
+"""How a run's steps are executed: as it was asked for, or by `auto` the fastest way that passes a trial."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+
+from model.decoding import Draft, Target, generate
+from model.decoding.static_step import StaticSteps
+from model.errors import UserError
+from model.recycling import TokenRecycling, build_template
+from model.vanilla import Vanilla
+
+from . import processes
+from .errors import one_line
+from .models import LoadedModel
+
+# What auto tries on a CUDA device, the fastest first: an execution, and whether nodes attend by the tree kernel.
+WAYS = (("compiled", True), ("compiled", False), ("graph", True), ("graph", False))
+NODES = 12  # below the root of the trial's draft
+APART = {torch.float32: 1e-3}  # how far logits of a step may be from eager ones, over the greatest of these
+APART_OF_HALVES = 5e-2
+
+
+@dataclass(frozen=True)
+class Execution:
+    """How steps are taken.
+
+    Attributes:
+        tree_attention: nodes attend by this project's kernel.
+        passed_over: what auto tried before, and why it was not taken; one line, or "".
+    """
+
+    name: str
+    tree_attention: bool
+    passed_over: str = ""
+
+    def take(self, target: Target) -> None:
+        """Let a target take steps so from now on."""
+        target.attend_by_tree(self.tree_attention)
+        target.execution = target.check_execution(self.name)
+
+
+_chosen: WeakKeyDictionary[Target, Execution] = WeakKeyDictionary()  # by auto
+
+
+def choose_execution(name: str, loaded: LoadedModel, timed: bool = True) -> Execution:
+    """The execution that was asked for, or what auto makes of this model on this device; tried once a loaded model.
+
+    On one CUDA device auto takes the first of WAYS that gives eager decoding's logits in a trial, which is where
+    compilers and kernels fail, and eager if none does. Elsewhere it is eager: on a CPU compiling takes ten seconds to
+    two minutes for each method, more than a short run.
+
+    Raises:
+        UserError: it cannot be, or there is none of that name.
+    """
+    target = loaded.target
+    if name not in ("auto", "eager"):
+        if not timed:
+            raise UserError(
+                f"execution={name}: with timed=false the methods share eager forwards; leave out one of the two"
+            )
+        if processes.world_size() > 1 or len(target.devices) > 1:
+            raise UserError(f"execution={name}: a model on several devices takes eager only")
+    own = loaded.settings.attention
+    several = len(target.devices) > 1 or processes.world_size() > 1
+    if name != "auto" or not timed or several or target.device.type != "cuda":
+        chosen = Execution("eager" if name == "auto" else name, own == "tree")
+        if chosen.tree_attention:
+            target.attend_by_tree(True)
+        target.check_execution(chosen.name)
+        return chosen
+    if target not in _chosen:
+        _chosen[target] = tried(target, own)
+    return _chosen[target]
+
+
+def tried(target: Target, attention: str) -> Execution:
+    """The first of WAYS that passes, or eager steps. `attention`: as in configs/model, which may leave some out."""
+    ways = [(name, kernel) for name, kernel in WAYS if attention == "auto" or kernel == (attention == "tree")]
+    failed: list[str] = []
+    for name, tree_attention in ways:
+        why = trial(target, name, tree_attention)
+        if not why:
+            return Execution(name, tree_attention, "; ".join(failed))
+        failed.append(f"{name}{' with the tree kernel' if tree_attention else ''}: {why}")
+    return Execution("eager", False, "; ".join(failed))
+
+
+def trial(target: Target, name: str, tree_attention: bool) -> str:
+    """Decode some steps so, and compare the logits of a draft with eager ones: what is wrong, or "".
+
+    Any error at all counts: compilers, kernels and drivers raise what they like, and eager steps need none of them.
+    """
+    try:
+        prompt = [3 + i % 97 for i in range(40)]
+        tree = build_template("best", nodes=NODES).on(target.device)
+        draft = Draft(tree, torch.arange(3, 3 + len(tree), device=target.device))
+        target.attend_by_tree(False)
+        expected = _logits(target, "eager", prompt, draft)
+        target.attend_by_tree(tree_attention)
+        apart = (_logits(target, name, prompt, draft) - expected).abs().max().item() / expected.abs().max().item()
+        if not apart <= APART.get(target.dtype, APART_OF_HALVES):  # NaN is none
+            return f"its logits are {apart:.1e} of the greatest away from eager ones"
+        for drafter in (Vanilla(target.device), TokenRecycling(target.vocab_size, tree, device=target.device)):
+            generate(target, drafter, prompt, max_new_tokens=12)
+    except Exception as error:
+        return f"{type(error).__name__}: {one_line(error)[:200]}"
+    return ""
+
+
+@torch.inference_mode()
+def _logits(target: Target, name: str, prompt: list[int], draft: Draft) -> Any:
+    """Of a draft behind a prompt, float32 (n, V)."""
+    n = len(draft.tree)
+    target.execution = target.check_execution(name)
+    with target.cache(n) as cache:
+        target.prefill(cache, prompt)
+        if name == "eager":
+            return target.forward(cache, draft).float()
+        step, launch = StaticSteps(target).fed(cache, n, n, lambda phase: None)
+        for _ in range(2):  # what a first run leaves behind is seen by the second
+            step.feed(draft, cache.length)
+            launch()
+        return step.logits.float().clone()
