@@ -87,7 +87,7 @@ def circumstances(device: str, linear: str) -> dict[str, Any]:
 
     Args:
         device: in words, the number of threads of a CPU included.
-        linear: packed or stock; where nobody says which, the free memory decides.
+        linear: packed, joint or stock; where nobody says which, the free memory decides.
     """
     return {
         "device": device,

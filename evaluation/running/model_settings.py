@@ -20,7 +20,7 @@ class ModelSettings:
     template: str | None = None
     context: int | None = None
     attention: Literal["auto", "sdpa", "eager", "tree"] = "auto"
-    linear: Literal["auto", "packed", "stock"] = "auto"
+    linear: Literal["auto", "packed", "joint", "stock"] = "auto"
     allow_pickle: bool = False
     trust_remote_code: bool = False
 

@@ -182,12 +182,16 @@ def _target(model: Any, settings: ModelSettings) -> Target:
         context=settings.context,
         execution=settings.first_execution,
         tree_attention=settings.attention == "tree",
-        packed=_packed(model, settings),
+        linear=_linear(model, settings),
     )
 
 
-def _packed(model: Any, settings: ModelSettings) -> bool:
-    """model.linear=auto packs wherever that can be and half the free memory holds the copies."""
+def _linear(model: Any, settings: ModelSettings) -> str:
+    """model.linear=auto packs where that can be and half the free memory holds the copies; on CUDA products are joint.
+
+    Raises:
+        UserError: packed, where that cannot be.
+    """
     weight = model.get_input_embeddings().weight
     can = packable(weight.device, weight.dtype) and not settings.tensor_parallel
     if settings.linear == "packed" and not can:
@@ -195,10 +199,12 @@ def _packed(model: Any, settings: ModelSettings) -> bool:
             f"model.linear=packed: is for one x86 processor, float32 and, where it gains, bfloat16; this model "
             f"is {weight.dtype} on {weight.device}"
         )
-    if settings.linear == "auto" and can:
-        free: int = psutil.virtual_memory().available
-        return linear_bytes(model) < free / 2
-    return settings.linear == "packed"
+    if settings.linear != "auto":
+        return settings.linear
+    free: int = psutil.virtual_memory().available
+    if can and linear_bytes(model) < free / 2:
+        return "packed"
+    return "joint" if weight.device.type == "cuda" and not settings.tensor_parallel else "stock"
 
 
 def weights(allow_pickle: bool) -> tuple[str, ...]:

@@ -94,7 +94,6 @@ class Runner:
     def _metadata(self) -> dict[str, Any]:
         loaded, method = self.loaded, self.method
         saved = self.config["start"] == SAVED
-        linear = "packed" if loaded.target.packed else "stock"
         more = {
             "label": method.label.replace("state)", f"{SAVED})") if saved else method.label,
             "execution_used": execution_used(method),
@@ -109,7 +108,7 @@ class Runner:
             "draft_tree": " ".join(",".join(map(str, p)) for p in method.tree.rank_paths[1:]) if method.tree else None,
             "config": self.config,
         }
-        return collect(self.settings, circumstances(devices_in_words(loaded), linear), more)
+        return collect(self.settings, circumstances(devices_in_words(loaded), loaded.target.linear), more)
 
     @property
     def rows(self) -> list[Row]:

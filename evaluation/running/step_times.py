@@ -39,7 +39,7 @@ def fingerprint(loaded: LoadedModel, method: str, budget: int, k: int) -> str:
         devices_in_words(loaded),
         str(target.dtype),
         loaded.settings.attention,
-        target.packed,
+        target.linear,
         target.execution,
         shape,
         versions(),

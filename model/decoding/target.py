@@ -34,8 +34,8 @@ class Target:
         context: tokens of prompt and answer together. Default: the model's own limit, at most 4096.
         tree_attention: static steps attend by `attention.TreeAttention` instead of sdpa with a mask: for CUDA.
         execution: of a step: eager, static, compiled or graph; see `static_step.StaticSteps`.
-        packed: multiply by weights in oneDNN's layout (`linear.packable` says where that can be). The model's linear
-            layers are changed in place; compiled code takes the weights as constants.
+        linear: packed: multiply by weights in oneDNN's layout (`linear.packable` says where that can be; compiled code
+            takes weights as constants), layers of one input in one product; joint: that alone. The model is changed.
 
     Raises:
         UserError: the model cannot work this way (encoder-decoder, recurrent state, a sliding window smaller than the
@@ -49,9 +49,9 @@ class Target:
         context: int | None = None,
         execution: str = "eager",
         tree_attention: bool = False,
-        packed: bool = False,
+        linear: str = "stock",
     ) -> None:
-        self.model, self.packed = model, packed
+        self.model, self.linear = model, linear
         self.name = model.config.name_or_path or type(model).__name__
         limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         if context is not None and limit is not None and context > limit:
@@ -64,10 +64,10 @@ class Target:
         check_positions(model.config, self.name, self.context)
         self._shapes: list[LayerShape] = []
         use_grouped(model)
-        if packed:
-            pack_linears(model, self._probe)  # one forward tells what layers store and which share their input
-        else:
+        if linear == "stock":
             self._probe()
+        else:  # one forward tells what layers store and which share their input
+            pack_linears(model, self._probe, packed=linear == "packed")
         self.devices = sorted({self.device, *(shape.device for shape in self._shapes)}, key=str)  # layers may be spread
         self.switch: AttentionSwitch | None = None
         self.attend_by_tree(tree_attention)
@@ -82,7 +82,7 @@ class Target:
 
     def equip(self, module: torch.nn.Module) -> None:
         """Give a module the products that the target multiplies with; for a drafter's own network."""
-        if self.packed:
+        if self.linear == "packed":
             pack_linears(module)
 
     def attend_by_tree(self, wanted: bool) -> None:

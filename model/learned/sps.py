@@ -43,7 +43,7 @@ class Speculative(Drafter):
         super().__init__(target.device)
         model = load_draft_model(draft_path, target)
         limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-        self.model = Target(model, context=min(target.context, limit or target.context), packed=target.packed)
+        self.model = Target(model, context=min(target.context, limit or target.context), linear=target.linear)
         if self.model.vocab_size != target.vocab_size:
             raise UserError(
                 f"sps: the draft model {draft_path} has a vocabulary of {self.model.vocab_size} tokens, the target of "

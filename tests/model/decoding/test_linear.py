@@ -67,11 +67,50 @@ class _Attention(nn.Module):
         return self.out(q + torch.cat((k, v), dim=-1)) + (self.q(x) if self.again else 0)
 
 
-def _packed_attention(**settings):
+def _packed_attention(packed=True, **settings):
     module = _Attention(**settings)
     stock = copy.deepcopy(module)
-    pack_linears(module, lambda: module(torch.ones(1, 1, 96)))
+    pack_linears(module, lambda: module(torch.ones(1, 1, 96)), packed=packed)
     return module, stock
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_joint_products_are_torchs_own_of_layers_that_share_their_input(bias):
+    module, stock = _packed_attention(packed=False, bias=bias)
+    assert module.q.product is module.v.product and module.q.product.packed is None
+    assert type(module.out) is nn.Linear, "a layer by itself stays as it is"
+    for rows in (1, 9, 300):
+        x = torch.randn(1, rows, 96)
+        torch.testing.assert_close(module(x), stock(x), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("packed", [False, pytest.param(True, marks=needs_packing)])
+def test_compiled_code_multiplies_once_for_layers_that_share_their_input(packed):
+    products = []
+
+    def count(graph, inputs):
+        products.append(sum("linear" in str(node.target) for node in graph.graph.nodes))
+        return graph
+
+    torch._dynamo.reset()
+    module, stock = _packed_attention(packed=packed)
+    compiled = torch.compile(module, backend=count)
+    for seed in range(3):
+        x = torch.randn(1, 9, 96, generator=torch.Generator().manual_seed(seed))
+        with torch.inference_mode():
+            torch.testing.assert_close(compiled(x), stock(x), rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(module(x), stock(x), rtol=1e-5, atol=1e-5)  # nothing is left from tracing
+    assert products == [2], "queries, keys and values in one, and what is put out"
+    torch._dynamo.reset()
+
+
+def test_auto_joins_on_cuda(monkeypatch):
+    monkeypatch.setattr(models, "packable", lambda device, dtype: False)
+    embedding = type("E", (), {"weight": type("W", (), {"device": torch.device("cuda"), "dtype": torch.float16})})
+    model = type("M", (), {"get_input_embeddings": lambda self: embedding})()
+    assert models._linear(model, ModelSettings("x", "x")) == "joint"
+    assert models._linear(model, ModelSettings("x", "x", linear="stock")) == "stock"
+    assert models._linear(model, ModelSettings("x", "x", tensor_parallel=True)) == "stock"
 
 
 @needs_packing
@@ -138,7 +177,7 @@ def test_a_packed_model_gives_the_stock_models_own_text():
     stock = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()
     packed = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()
     packed.load_state_dict(stock.state_dict())
-    target = Target(packed, context=256, packed=True)
+    target = Target(packed, context=256, linear="packed")
     prompt = torch.randint(3, 4096, (12,)).tolist() * 2
     for drafter in (Vanilla(CPU), PromptLookup(device=CPU)):
         assert generate(target, drafter, prompt, max_new_tokens=60).tokens == greedy(stock, prompt, 60)
@@ -161,14 +200,14 @@ def test_packing_is_for_a_cpu(monkeypatch):
     assert not packable(torch.device("cuda"), torch.float32) and not packable(CPU, torch.float16)
     with pytest.raises(UserError, match=r"model.linear=packed: is for one x86 processor.*bfloat16"):
         random_model("tiny", ModelSettings("x", "x", device="cpu", dtype="bfloat16", linear="packed"))
-    with pytest.raises(UserError, match=r"model.linear=quick: use one of auto, packed, stock"):
+    with pytest.raises(UserError, match=r"model.linear=quick: use one of auto, packed, joint, stock"):
         random_model("tiny", ModelSettings("x", "x", device="cpu", linear="quick"))
 
 
 @needs_packing
 def test_auto_packs_where_memory_allows(monkeypatch):
     settings = ModelSettings("x", "x", device="cpu")
-    assert random_model("tiny", settings).target.packed
+    assert random_model("tiny", settings).target.linear == "packed"
     monkeypatch.setattr(psutil, "virtual_memory", lambda: type("Free", (), {"available": 1000})())
-    assert not random_model("tiny", settings).target.packed
-    assert random_model("tiny", ModelSettings("x", "x", device="cpu", linear="packed")).target.packed
+    assert random_model("tiny", settings).target.linear == "stock"
+    assert random_model("tiny", ModelSettings("x", "x", device="cpu", linear="packed")).target.linear == "packed"
