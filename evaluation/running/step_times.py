@@ -10,7 +10,7 @@ from pathlib import Path
 
 from model.decoding import Drafter
 from model.files import ROOT, write_json
-from model.recycling.auto import SIZES, measure_step_seconds
+from model.recycling.auto import measure_step_seconds, sizes_on
 
 from ..records.provenance import versions
 from ..records.questions import read_questions
@@ -46,7 +46,7 @@ def fingerprint(loaded: LoadedModel, method: str, budget: int, k: int) -> str:
         method,
         budget,
         k,
-        SIZES,
+        sizes_on(target.device),
         CONTEXT,
     ]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]

@@ -25,7 +25,8 @@ from .acceptance import MEMORY, Acceptance
 from .drafter import RecyclingSession, TokenRecycling
 from .templates import best_order
 
-SIZES = (0, 1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64, 80)  # nodes below the root that are ever considered
+SIZES = (0, 1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64, 80)  # nodes below the root that are considered
+TILED = (7, 15, 31, 63, 79)  # on CUDA these, too: with the root they fill the tiles of its matrix units
 LEAST = (12, 2)  # tokens and rounds by which step times are measured, however slow the model
 RECONSIDER = 16  # steps between two choices of a size
 REORDER = 32  # the nodes are put in order anew at this step, and at four times as many, and again
@@ -76,7 +77,7 @@ class AutoRecycling(TokenRecycling):
     ) -> None:
         if budget < 0 or 0 not in step_seconds:
             raise UserError(f"tree=auto: needs a budget of at least 0 (is {budget}) and the step time of 0 nodes")
-        self.sizes = [n for n in SIZES if n <= budget and n in step_seconds]
+        self.sizes = sorted(n for n in step_seconds if n <= budget)
         self.seconds = [step_seconds[n] for n in self.sizes]
         self._first = sum(n <= LEARN_NODES for n in self.sizes) - 1  # index of the size to begin with
         self.plain_seconds = step_seconds[0] if plain_seconds is None else plain_seconds
@@ -220,6 +221,11 @@ def considered(k: int) -> tuple[RankPath, ...]:
     return tuple(sorted(paths, key=lambda path: (len(path), path)))
 
 
+def sizes_on(device: torch.device) -> tuple[int, ...]:
+    """Nodes below the root that are considered on a device."""
+    return tuple(sorted({*SIZES, *TILED})) if device.type == "cuda" else SIZES
+
+
 def is_reorder(steps: int) -> bool:
     """Is the order learnt anew at this step? At 32, 128, 512, ..."""
     while steps > REORDER and steps % 4 == 0:
@@ -249,7 +255,7 @@ def measure_step_seconds(
         tokens: decoded a size and round.
         allowed: seconds that it may take: a slow model decodes fewer tokens, and in fewer rounds, but LEAST of both.
     """
-    drafters: dict[int, Drafter] = {n: make(n) for n in SIZES if n <= budget}
+    drafters: dict[int, Drafter] = {n: make(n) for n in sizes_on(target.device) if n <= budget}
     target.reserve(1 + max(drafters))
     drafters[-1] = Vanilla(target.device)
     seconds: dict[int, list[float]] = {n: [] for n in drafters}

@@ -20,6 +20,7 @@ from model.recycling.auto import (
     is_reorder,
     measure_step_seconds,
     rising,
+    sizes_on,
 )
 from model.recycling.templates import best_order, likelihood
 from tests.conftest import greedy, toy_model
@@ -41,6 +42,13 @@ def step(drafter, accepted):
 
 
 @pytest.mark.parametrize("seconds", [FREE, DEAR, {n: 1 + n / 30 for n in SIZES}])
+def test_a_gpus_sizes_fill_its_tiles():
+    assert sizes_on(torch.device("cpu")) == SIZES
+    found = sizes_on(torch.device("cuda"))
+    assert {*SIZES, 7, 15, 31, 63, 79} == set(found) and list(found) == sorted(found)
+    assert AutoRecycling(V, step_seconds=dict.fromkeys(found, 1.0), budget=31).sizes == [n for n in found if n <= 31]
+
+
 def test_the_output_is_the_targets_own(seconds):
     model, rng = toy_model("llama"), random.Random(0)
     target, drafter = Target(model), AutoRecycling(V, step_seconds=seconds)
