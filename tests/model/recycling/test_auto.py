@@ -42,13 +42,6 @@ def step(drafter, accepted):
 
 
 @pytest.mark.parametrize("seconds", [FREE, DEAR, {n: 1 + n / 30 for n in SIZES}])
-def test_a_gpus_sizes_fill_its_tiles():
-    assert sizes_on(torch.device("cpu")) == SIZES
-    found = sizes_on(torch.device("cuda"))
-    assert {*SIZES, 7, 15, 31, 63, 79} == set(found) and list(found) == sorted(found)
-    assert AutoRecycling(V, step_seconds=dict.fromkeys(found, 1.0), budget=31).sizes == [n for n in found if n <= 31]
-
-
 def test_the_output_is_the_targets_own(seconds):
     model, rng = toy_model("llama"), random.Random(0)
     target, drafter = Target(model), AutoRecycling(V, step_seconds=seconds)
@@ -269,3 +262,10 @@ def test_a_slow_model_is_measured_by_less(monkeypatch, step, expected):
     monkeypatch.setattr(auto, "generate", generate)
     measure_step_seconds(Target(toy_model("llama")), [5, 6], made, budget=3)
     assert set(asked) == {expected[0]} and len(asked) == 5 * expected[1]
+
+
+def test_a_gpus_sizes_fill_its_tiles():
+    assert sizes_on(torch.device("cpu")) == SIZES
+    found = sizes_on(torch.device("cuda"))
+    assert {*SIZES, 7, 15, 31, 63, 79} == set(found) and list(found) == sorted(found)
+    assert AutoRecycling(V, step_seconds=dict.fromkeys(found, 1.0), budget=31).sizes == [n for n in found if n <= 31]
