@@ -16,6 +16,7 @@ import torch
 from transformers import GenerationConfig
 
 from model.decoding import Drafter, Generation, StepRecord, Tree, generate
+from model.decoding.step import unmarked
 from model.errors import UserError
 from model.files import load_state
 from model.recycling import TokenRecycling, build_template
@@ -79,9 +80,13 @@ class Method:
         if self.drafter is None:
             return _transformers_generate(self.loaded, prompt, max_new_tokens)
         self.begin_prompt()
-        marking = {} if mark is None else {"mark": mark}
         return generate(
-            self.loaded.target, self.drafter, prompt, max_new_tokens=max_new_tokens, eos=self.loaded.eos, **marking
+            self.loaded.target,
+            self.drafter,
+            prompt,
+            max_new_tokens=max_new_tokens,
+            eos=self.loaded.eos,
+            mark=mark or unmarked,
         )
 
 

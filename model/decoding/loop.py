@@ -5,15 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Generator
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
-from .cache import TreeCache
 from .drafter import Drafter, Session
+from .sampling import GREEDY, Sampling
 from .static_step import Mark
-from .step import AnyStep, conclude, make_step, unmarked
+from .step import AnyStep, Sequence, conclude, make_step, unmarked
 from .target import Target
 from .tree import RankPath
 from .verification import Verification
@@ -89,9 +89,10 @@ def decode(
     *,
     max_new_tokens: int,
     eos: Collection[int] = (),
+    sampling: Sampling = GREEDY,
     mark: Mark = unmarked,
 ) -> Generator[StepRecord, None, Generation]:
-    """Decode greedily, a step at a time: the output is the target's own, whatever the session tries.
+    """Decode a step at a time: the output is the target's own, whatever the session tries.
 
     The root is the last token known, at first the prompt's last one. A step forwards it with a draft below it, commits
     it with the drafts that stand, and puts out these and the target's own next token, which is the next root.
@@ -104,6 +105,7 @@ def decode(
         prompt: token ids, at least one.
         max_new_tokens: at most so many new tokens.
         eos: ids that end an answer (it is part of the output).
+        sampling: how the next token is drawn; the target's choices are the same whatever is drafted.
         mark: called with a phase's name when it ends: prefill, then for each step draft, forward, verify, commit,
             observe and loop; in static steps setup (when one is made), step and loop.
 
@@ -117,7 +119,7 @@ def decode(
         UserError: max_new_tokens < 1, or the prompt leaves no room for an answer.
     """
     out = Generation()
-    with closing(_decode(target, session, prompt, max_new_tokens, eos, mark, out)) as steps:
+    with closing(_decode(target, session, prompt, max_new_tokens, eos, sampling, mark, out)) as steps:
         while True:
             with torch.inference_mode():  # and not while the consumer is at work
                 record = next(steps, None)
@@ -134,11 +136,12 @@ def generate(
     *,
     max_new_tokens: int,
     eos: Collection[int] = (),
+    sampling: Sampling = GREEDY,
     mark: Mark = unmarked,
 ) -> Generation:
     """The whole answer at once: `decode` from the first step to the last, in a session of its own."""
     out = Generation()
-    with closing(_decode(target, drafter.session(), prompt, max_new_tokens, eos, mark, out)) as steps:
+    with closing(_decode(target, drafter.session(), prompt, max_new_tokens, eos, sampling, mark, out)) as steps:
         for _ in steps:
             pass
     return out
@@ -150,6 +153,7 @@ def _decode(
     prompt: list[int],
     max_new_tokens: int,
     eos: Collection[int],
+    sampling: Sampling,
     mark: Mark,
     out: Generation,
 ) -> Generator[StepRecord, None, None]:
@@ -168,17 +172,19 @@ def _decode(
     try:
         limit = target.room(prompt, max_new_tokens)
         with target.cache(session.method.max_nodes) as cache:
-            step = make_step(target, cache, session, mark)
+            of = Sequence(target, cache, session, list(prompt), sampling, mark)
+            step = make_step(of)
             made = step.setup_s
             target.synchronize()
             start = time.perf_counter()
-            verification = hidden_kept(_first_step, target, cache, session, prompt, step, mark, out)
+            verification = hidden_kept(_first_step, of, step, out)
             out.prefill_s = time.perf_counter() - start - (step.setup_s - made)
             goes_on = out.add(verification, limit, eos)
             mark("loop")
             yield out.steps[-1]
             while goes_on:
-                verification = hidden_kept(step, out.tokens[-1])
+                of.text += out.steps[-1].tokens
+                verification = hidden_kept(step)
                 out.forwards += 1
                 goes_on = out.add(verification, limit, eos)
                 mark("loop")
@@ -191,28 +197,22 @@ def _decode(
     out.end(limit, max_new_tokens, eos)
 
 
-def _first_step(
-    target: Target,
-    cache: TreeCache,
-    session: Session,
-    prompt: list[int],
-    step: AnyStep,
-    mark: Mark,
-    out: Generation,
-) -> Verification:
+def _first_step(of: Sequence, step: AnyStep, out: Generation) -> Verification:
     """The prompt and the first step, in one forward where the session begins with a chain, else in two."""
+    target, session, prompt = of.target, of.session, list(of.text)
     draft, wants = session.begin(prompt), session.method.needs_prompt_logits
     first = prompt if draft is not None else prompt[:-1]  # tokens whose logits are the prompt's own
-    logits = target.prefill(cache, prompt, draft, all_logits=wants)
+    logits = target.prefill(of.cache, prompt, draft, all_logits=wants)
     if first and wants:
         session.observe_prompt(first, logits[: len(first)])
     if first and target.hidden is not None:  # (P - 1 + n, H)
         session.observe_prompt_hidden(first, target.hidden[: len(first)])
     if draft is None:
-        mark("prefill")
+        of.mark("prefill")
         out.forwards = 1 + bool(first)
-        return step(prompt[-1])
+        return step()
     out.forwards = 1
-    verification = conclude(target, cache, session, draft, logits[-len(draft.tree) :])
-    mark("prefill")
+    logits = logits[-len(draft.tree) :]
+    verification = conclude(replace(of, mark=unmarked), draft, logits, step.choice.after(logits, draft, prompt))
+    of.mark("prefill")
     return verification

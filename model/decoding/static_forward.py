@@ -56,6 +56,11 @@ class StaticForward:
         own.fill_(self._blocked).fill_diagonal_(0)
         own[:m, :m].masked_fill_(tree.ancestors.to(own.device), 0)
 
+    @property
+    def positions(self) -> torch.Tensor:
+        """Of the token that follows each node: int64 (n,)."""
+        return self.depths + self.length + 1
+
     def __call__(self, tokens: torch.Tensor) -> torch.Tensor:
         """Token ids (n,) -> logits (n, V). No host value is read and nothing of another shape is made."""
         cache, mask = self._cache(), None

@@ -11,6 +11,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -18,7 +19,7 @@ import torch
 from .cache import TreeCache
 from .compiling import compiling
 from .drafter import DeviceDrafter, Drafter
-from .selection import argmax
+from .sampling import GREEDY, Choice, Sampling
 from .static_forward import StaticForward
 from .target import Target
 from .tree import Draft, Tree
@@ -53,8 +54,17 @@ class StaticStep:
     """
 
     def __init__(
-        self, target: Target, cache: TreeCache, drafter: DeviceDrafter, tree: Tree, bucket: int, *, compiled: bool
+        self,
+        target: Target,
+        cache: TreeCache,
+        drafter: DeviceDrafter,
+        tree: Tree,
+        bucket: int,
+        *,
+        choice: Choice,
+        compiled: bool,
     ) -> None:
+        self.choice = choice
         # the drafter owns its steps: a cycle would keep its tensors until it is collected
         self.target, self.drafter, self.tree, self._cache = target, weakref.proxy(drafter), tree, weakref.ref(cache)
         self.forward = StaticForward(target, cache, len(tree), bucket, compiled=compiled)
@@ -72,7 +82,7 @@ class StaticStep:
         assert cache is not None
         tokens = self.drafter.grow(self.root)  # (n,)
         logits = self.forward(tokens)
-        choices = argmax(logits)  # (n,)
+        choices = self.choice.among(logits, self.forward.positions)  # (n,)
         stands, winner = standing(tree, tokens, choices)  # (n,), (1,)
         path = tree.paths.index_select(0, winner)[0]  # (max_depth + 1,), itself repeated at the end
         cache.move(path + self.length, self._depths + self.length)
@@ -98,8 +108,10 @@ class FedStep:
         hidden: (n, H), where the target keeps it.
     """
 
-    def __init__(self, target: Target, cache: TreeCache, nodes: int, bucket: int, *, compiled: bool) -> None:
-        self.target = target
+    def __init__(
+        self, target: Target, cache: TreeCache, nodes: int, bucket: int, *, choice: Choice, compiled: bool
+    ) -> None:
+        self.target, self.choice = target, choice
         self.forward = StaticForward(target, cache, nodes, bucket, compiled=compiled)
         self.length = self.forward.length
         self._tokens = torch.zeros(nodes, dtype=torch.long, device=target.device)
@@ -114,7 +126,8 @@ class FedStep:
 
     def run(self) -> None:
         self.logits = self.forward(self._tokens)
-        self.choices, self.hidden = argmax(self.logits), self.target.hidden
+        self.choices = self.choice.among(self.logits, self.forward.positions)
+        self.hidden = self.target.hidden
 
     def state(self) -> dict[str, torch.Tensor]:
         return {}
@@ -131,18 +144,22 @@ class StaticSteps:
             is paid for by whichever prompt comes first, and again only behind MOST_STEPS others.
     """
 
-    def __init__(self, target: Target) -> None:
-        self.target, self.execution = target, target.execution
+    def __init__(self, target: Target, sampling: Sampling = GREEDY) -> None:
+        self.target, self.execution, self.choice = target, target.execution, Choice(sampling, target.device)
         self.setup_s = 0.0
         self._made: OrderedDict[Hashable, tuple[Any, Callable[[], None]]] = OrderedDict()
 
     @staticmethod
-    def of(target: Target, cache: TreeCache, drafter: Drafter) -> StaticSteps:
-        """Those that there are already for this cache, which is the target's, and its execution; or new ones."""
+    def of(target: Target, cache: TreeCache, drafter: Drafter, sampling: Sampling = GREEDY) -> StaticSteps:
+        """Those that there are for this cache, which is the target's, its execution and this sampling; or new ones."""
         kept = drafter.static_steps
         steps = kept.get(cache)
-        if steps is None or steps.execution != target.execution:
-            steps = kept[cache] = StaticSteps(target)
+        if (
+            steps is None
+            or steps.execution != target.execution
+            or replace(steps.choice.sampling, seed=0) != replace(sampling, seed=0)
+        ):
+            steps = kept[cache] = StaticSteps(target, sampling)
         return steps
 
     def whole(self, cache: TreeCache, drafter: DeviceDrafter, mark: Mark) -> tuple[StaticStep, Callable[[], None]]:
@@ -150,7 +167,7 @@ class StaticSteps:
         tree, bucket = drafter.tree, self._bucket(cache, len(drafter.tree))
 
         def make(compiled: bool) -> StaticStep:
-            return StaticStep(self.target, cache, drafter, tree, bucket, compiled=compiled)
+            return StaticStep(self.target, cache, drafter, tree, bucket, choice=self.choice, compiled=compiled)
 
         return self._kept((tree, drafter.source, bucket), make, cache, mark)
 
@@ -160,7 +177,7 @@ class StaticSteps:
         bucket = self._bucket(cache, rows)
 
         def make(compiled: bool) -> FedStep:
-            return FedStep(self.target, cache, rows, bucket, compiled=compiled)
+            return FedStep(self.target, cache, rows, bucket, choice=self.choice, compiled=compiled)
 
         return self._kept((rows, bucket), make, cache, mark)
 

@@ -6,11 +6,14 @@ back; and fed, for all other drafters: a draft of any tree goes through a forwar
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
+from ..errors import UserError
 from .cache import TreeCache
 from .drafter import DeviceSession, Session
-from .selection import argmax
+from .sampling import GREEDY, Choice, Sampling
 from .static_step import Mark, StaticStep, StaticSteps
 from .target import Target
 from .tree import Draft
@@ -21,32 +24,41 @@ def unmarked(phase: str) -> None:
     """The default `mark`: nobody is timing phases."""
 
 
-def conclude(
-    target: Target,
-    cache: TreeCache,
-    session: Session,
-    draft: Draft,
-    logits: torch.Tensor,
-    mark: Mark = unmarked,
-    *,
-    choices: torch.Tensor | None = None,
-) -> Verification:
-    """Verify, commit, observe: what follows a forward over a draft of n nodes, whose logits (n, V) these are.
+@dataclass
+class Sequence:
+    """A sequence that is being decoded.
+
+    Attributes:
+        text: the prompt and what was put out, the root last.
+    """
+
+    target: Target
+    cache: TreeCache
+    session: Session
+    text: list[int]
+    sampling: Sampling = GREEDY
+    mark: Mark = unmarked
+
+
+def conclude(of: Sequence, draft: Draft, logits: torch.Tensor, choices: torch.Tensor) -> Verification:
+    """Verify, commit, observe: what follows a forward over a draft of n nodes.
 
     Args:
-        choices: their arg-max, int64 (n,), where it is known.
+        logits: (n, V).
+        choices: what the target picks by them, int64 (n,).
     """
-    verification = verify(draft, argmax(logits) if choices is None else choices)
-    mark("verify")
+    verification = verify(draft, choices)
+    of.mark("verify")
     tree, node = draft.tree, verification.node
-    cache.commit(tree.depth_of[node] + 1, None if tree.is_chain else tree.below(node))
-    mark("commit")
-    if session.method.needs_logits:
+    of.cache.commit(tree.depth_of[node] + 1, None if tree.is_chain else tree.below(node))
+    of.mark("commit")
+    if of.session.method.needs_logits:
         verification.logits = logits
-    if target.hidden is not None:  # behind a prompt's own, if it was forwarded with the prompt
-        verification.hidden = target.hidden[-len(tree) :]
-    session.observe(verification)
-    mark("observe")
+    hidden = of.target.hidden
+    if hidden is not None:  # behind a prompt's own, if it was forwarded with the prompt
+        verification.hidden = hidden[-len(tree) :]
+    of.session.observe(verification)
+    of.mark("observe")
     return verification
 
 
@@ -55,40 +67,45 @@ class EagerStep:
 
     setup_s = 0.0  # nothing is made for a tree
 
-    def __init__(self, target: Target, cache: TreeCache, session: Session, mark: Mark) -> None:
-        self.target, self.cache, self.session, self.mark = target, cache, session, mark
+    def __init__(self, of: Sequence) -> None:
+        self.of, self.choice = of, Choice(of.sampling, of.target.device)
 
-    def __call__(self, root: int) -> Verification:
-        draft = self.session.draft(root)
-        self.mark("draft")
-        logits = self.target.forward(self.cache, draft)
-        self.mark("forward")
-        return conclude(self.target, self.cache, self.session, draft, logits, self.mark)
+    def __call__(self) -> Verification:
+        of = self.of
+        draft = of.session.draft(of.text[-1])
+        of.mark("draft")
+        logits = of.target.forward(of.cache, draft)
+        of.mark("forward")
+        return conclude(of, draft, logits, self.choice.after(logits, draft, of.text))
 
 
 class StaticSequence:
     """One sequence by static steps, for a session of the kind whose step runs on the device."""
 
-    def __init__(self, target: Target, cache: TreeCache, session: DeviceSession, mark: Mark) -> None:
-        self.cache, self.session, self.mark = cache, session, mark
-        self.steps = StaticSteps.of(target, cache, session.method)
+    def __init__(self, of: Sequence) -> None:
+        assert isinstance(of.session, DeviceSession)
+        self.of, self.session = of, of.session
+        self.steps = StaticSteps.of(of.target, of.cache, of.session.method, of.sampling)
+        self.choice = self.steps.choice
+        self.choice.take(of.sampling.seed)
         self._now: StaticStep | None = None  # the step that holds root and length: until then they are the host's
 
     @property
     def setup_s(self) -> float:
         return self.steps.setup_s
 
-    def __call__(self, root: int) -> Verification:
+    def __call__(self) -> Verification:
         self.session.choose()
-        method, cache = self.session.method, self.cache
-        step, launch = self.steps.whole(cache, method, self.mark)
+        method, cache = self.session.method, self.of.cache
+        step, launch = self.steps.whole(cache, method, self.of.mark)
         if step is not self._now:
-            step.root.fill_(root)
+            step.root.fill_(self.of.text[-1])
             step.length.fill_(cache.length)
             self._now = step
+        self.choice.take(self.of.sampling.seed)  # sequences of other seeds may take turns with this one
         launch()
         verification = told(Draft(step.tree, step.tokens, method.source), step.choices, step.stands, step.report)
-        self.mark("step")
+        self.of.mark("step")
         cache.length += step.tree.depth_of[verification.node] + 1
         self.session.account(verification)
         return verification
@@ -97,35 +114,45 @@ class StaticSequence:
 class FedSequence:
     """One sequence whose drafts are fed into static steps, for a session that drafts as it likes."""
 
-    def __init__(self, target: Target, cache: TreeCache, session: Session, mark: Mark) -> None:
-        self.target, self.cache, self.session, self.mark = target, cache, session, mark
-        self.steps = StaticSteps.of(target, cache, session.method)
+    def __init__(self, of: Sequence) -> None:
+        self.of = of
+        self.steps = StaticSteps.of(of.target, of.cache, of.session.method, of.sampling)
+        self.choice = self.steps.choice
+        self.choice.take(of.sampling.seed)
 
     @property
     def setup_s(self) -> float:
         return self.steps.setup_s
 
-    def __call__(self, root: int) -> Verification:
-        draft = self.session.draft(root)
-        self.mark("draft")
+    def __call__(self) -> Verification:
+        of = self.of
+        draft = of.session.draft(of.text[-1])
+        of.mark("draft")
         n = len(draft.tree)
-        step, launch = self.steps.fed(self.cache, n, self.session.method.max_nodes, self.mark)
-        step.feed(draft, self.cache.length)
+        step, launch = self.steps.fed(of.cache, n, of.session.method.max_nodes, of.mark)
+        step.feed(draft, of.cache.length)
+        self.choice.take(of.sampling.seed)
         launch()
         if step.hidden is not None:  # what a replay wrote, no hook has seen
-            self.target.hidden = step.hidden[:n]
-        self.mark("forward")
-        logits, choices = step.logits[:n], step.choices[:n]
-        return conclude(self.target, self.cache, self.session, draft, logits, self.mark, choices=choices)
+            of.target.hidden = step.hidden[:n]
+        of.mark("forward")
+        return conclude(of, draft, step.logits[:n], step.choices[:n])
 
 
 AnyStep = EagerStep | StaticSequence | FedSequence
 
 
-def make_step(target: Target, cache: TreeCache, session: Session, mark: Mark) -> AnyStep:
-    """The form of step that the target's execution and the session's kind ask for."""
-    if target.execution == "eager":
-        return EagerStep(target, cache, session, mark)
-    if isinstance(session, DeviceSession):
-        return StaticSequence(target, cache, session, mark)
-    return FedSequence(target, cache, session, mark)
+def make_step(of: Sequence) -> AnyStep:
+    """The form of step that the target's execution and the session's kind ask for.
+
+    Raises:
+        UserError: what is sampled reads the text, and steps are to be of fixed shape.
+    """
+    if of.target.execution == "eager":
+        return EagerStep(of)
+    if of.sampling.reads_text:
+        raise UserError(
+            f"sampling: a repetition penalty and other processors that read the text take execution=eager, "
+            f"not {of.target.execution}"
+        )
+    return StaticSequence(of) if isinstance(of.session, DeviceSession) else FedSequence(of)

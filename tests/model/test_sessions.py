@@ -13,6 +13,7 @@ from model.copying.spine import Spine
 from model.copying.suffix import Suffix
 from model.copying.suffix_recycling import SuffixRecycling
 from model.decoding import Target, decode, generate
+from model.decoding.sampling import Sampling
 from model.dynamic.dynamic_recycling import DynamicRecycling
 from model.errors import UserError
 from model.learned.eagle import Eagle
@@ -119,6 +120,21 @@ def test_every_method_takes_the_same_steps_in_steps_of_fixed_shape(method, execu
         state = {name: tensor.tolist() for name, tensor in drafter.state_dict().items()}
         outs[-1].append(state)
     assert outs[0] == outs[1]
+
+
+@pytest.mark.parametrize("execution", ["eager", "static"])
+@pytest.mark.parametrize("method", MAKE)
+def test_every_method_samples_what_plain_sampling_does(method, execution, tmp_path):
+    model, rng = toy_model("llama-grouped"), random.Random(5)
+    target = Target(model, execution=execution)
+    drafter, plain = MAKE[method](target, tmp_path), Target(model)
+    for seed, temperature in enumerate((0.5, 1.0)):
+        sampling = Sampling(temperature=temperature, top_p=0.9, seed=seed)
+        for length in (1, 6, 40):
+            prompt = [rng.randrange(3, V) for _ in range(length)] * 2
+            out = generate(target, drafter, prompt, max_new_tokens=40, sampling=sampling)
+            expected = generate(plain, Vanilla(plain.device), prompt, max_new_tokens=40, sampling=sampling)
+            assert out.tokens == expected.tokens and sum(out.accept_lengths) == len(out.tokens)
 
 
 def test_a_step_is_yielded_as_soon_as_it_is_known_and_gives_the_whole_answer(llama):

@@ -16,7 +16,7 @@ from model.copying.pld import PromptLookup
 from model.copying.suffix_recycling import SuffixRecycling
 from model.decoding import Target, generate
 from model.decoding.static_step import BUCKET, ROWS, FedStep, StaticStep, StaticSteps
-from model.decoding.step import EagerStep, FedSequence, StaticSequence, make_step
+from model.decoding.step import EagerStep, FedSequence, Sequence, StaticSequence, make_step
 from model.dynamic.dynamic_recycling import DynamicRecycling
 from model.errors import UserError
 from model.recycling import TokenRecycling, build_template
@@ -244,10 +244,10 @@ def test_static_crosses_buckets_and_ends_at_the_context():
 def test_what_drafts_as_it_likes_is_fed_into_steps_of_a_few_sizes():
     target, drafter = Target(toy_model("llama"), execution="static"), MAKE["dynamic-sized"]()
     with target.cache(90) as cache:
-        assert isinstance(make_step(target, cache, drafter.session(), print), FedSequence)
-        assert isinstance(make_step(target, cache, MAKE["recycling"]().session(), print), StaticSequence)
+        assert isinstance(make_step(Sequence(target, cache, drafter.session(), [5])), FedSequence)
+        assert isinstance(make_step(Sequence(target, cache, MAKE["recycling"]().session(), [5])), StaticSequence)
         eager = Target(toy_model("llama"))
-        assert isinstance(make_step(eager, cache, drafter.session(), print), EagerStep)
+        assert isinstance(make_step(Sequence(eager, cache, drafter.session(), [5])), EagerStep)
     drafted = {nodes for answer in outcomes(target, drafter, seed=1)[0] for _, nodes, _ in answer[1]}
     (steps,) = drafter.static_steps.values()
     rows = {rows for rows, _ in steps._made}
@@ -260,7 +260,7 @@ def test_steps_are_made_once_and_anew_for_another_cache():
 
     def steps(nodes):
         with target.cache(nodes) as cache:
-            return make_step(target, cache, drafter.session(), print).steps
+            return make_step(Sequence(target, cache, drafter.session(), [5])).steps
 
     first = steps(81)
     assert steps(81) is first

@@ -1,0 +1,201 @@
+"""Sampling whose output does not depend on what was drafted: the noise belongs to a place in the text, not to a node.
+
+The token at position p is the arg-max of the processed logits over the temperature plus Gumbel noise g(seed, p), which
+is a draw from their softmax (the Gumbel-max trick). The noise depends on the seed and on p alone: all nodes of one
+depth have the same. So a drafted token stands where it is its parent's choice, as in greedy decoding, and the text is,
+token for token, what plain sampling with that seed gives, whatever was tried on the way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..errors import UserError
+from .selection import argmax
+from .tree import Draft
+
+# What reads the text so far: (ids (m, L), scores (m, V)) -> (m, V), rows one by one; transformers' LogitsProcessors do.
+Processor = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+_HALF = (1 << 32) - 1
+ROWS = 512  # of noise that are kept
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is drawn; each setting as in transformers' `generate`, and in its order.
+
+    Args:
+        temperature: 0: the arg-max, without noise.
+        top_k, top_p, min_p: what is left of a distribution; 0, 1 and 0 leave all.
+        repetition_penalty: on every token of the text so far; 1: none.
+        seed: of the noise.
+        processors: what else changes logits, before the temperature; looks at each node's own path.
+
+    Raises:
+        UserError: a setting out of range.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int = 0
+    processors: tuple[Processor, ...] = ()
+
+    def __post_init__(self) -> None:
+        right = {
+            "temperature": 0 <= self.temperature < float("inf"),
+            "top_k": self.top_k >= 0,
+            "top_p": 0 < self.top_p <= 1,
+            "min_p": 0 <= self.min_p <= 1,
+            "repetition_penalty": 0 < self.repetition_penalty < float("inf"),
+        }
+        for name, fits in right.items():
+            if not fits:
+                raise UserError(f"sampling.{name}={getattr(self, name)}: out of range")
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether it is the arg-max of the model's own logits."""
+        return self.temperature == 0 and not self.reads_text
+
+    @property
+    def reads_text(self) -> bool:
+        """Whether a choice depends on more than its logits and its place."""
+        return self.repetition_penalty != 1 or bool(self.processors)
+
+
+GREEDY = Sampling()
+
+
+class Choice:
+    """What the target picks after each node of a draft: the rule of one setting, for whatever sequence takes its turn.
+
+    Args:
+        sampling: its seed may change from sequence to sequence (`take`), nothing else.
+    """
+
+    def __init__(self, sampling: Sampling, device: torch.device) -> None:
+        self.sampling = sampling
+        self.seed = torch.zeros((), dtype=torch.long, device=device)  # where it stays, for captured steps
+        self._now = 0
+        self._rows: dict[tuple[int, int], torch.Tensor] = {}  # noise (V,) by seed and place, on a CPU
+        self._processors, self._warpers = _processors(sampling), _warpers(sampling)
+        self.take(sampling.seed)
+
+    def take(self, seed: int) -> None:
+        """Draw by this seed from now on."""
+        if seed != self._now:
+            self._now = seed
+            self.seed.fill_(seed)
+
+    def among(self, logits: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """The choices (n,) by logits (n, V) for these places in the text, int64 (n,); elsewhere than on a CPU no host
+        value is read."""
+        if self.sampling.temperature == 0:
+            return argmax(logits)
+        scores = logits.float()
+        for warper in self._warpers:
+            scores = warper(None, scores)
+        return argmax(scores + self._noise(positions, logits.shape[1]))
+
+    def after(self, logits: torch.Tensor, draft: Draft, text: Sequence[int]) -> torch.Tensor:
+        """The choices (n,) after each node of a draft, whose root is the text's last token."""
+        tree = draft.tree
+        if self._processors:
+            logits = logits.float()
+            tokens = draft.tokens.tolist()
+            for first, last in tree.levels:
+                ids = [[*text, *(tokens[i] for i in tree.chain_of[node][1:])] for node in range(first, last)]
+                read, scores = torch.tensor(ids, device=logits.device), logits[first:last]
+                for processor in self._processors:
+                    scores = processor(read, scores)
+                logits = torch.cat((logits[:first], scores, logits[last:]))
+        return self.among(logits, tree.depths.to(logits.device) + len(text))
+
+    def _noise(self, positions: torch.Tensor, vocab: int) -> torch.Tensor:
+        """(n, V). On a CPU a row is drawn once for all steps that look ahead to its place."""
+        if positions.device.type != "cpu":
+            return gumbel(self.seed, positions, vocab)
+        places = [(self._now, place) for place in positions.tolist()]
+        missing = [place for place in dict.fromkeys(places) if place not in self._rows]
+        if missing:
+            drawn = gumbel(self.seed, torch.tensor([place for _, place in missing]), vocab)
+            while len(self._rows) > ROWS:
+                del self._rows[next(iter(self._rows))]
+            self._rows |= zip(missing, drawn, strict=True)
+        return torch.stack([self._rows[place] for place in places])
+
+
+def gumbel(seed: torch.Tensor, positions: torch.Tensor, vocab: int) -> torch.Tensor:
+    """Gumbel noise of each place for each token: float32 (n, V), from integers alone until the last logarithms.
+
+    Token and place are hashed (splitmix64 for the keys of a place, then twice lowbias32 of the token under them), so
+    any device draws the same and none keeps a state.
+
+    Args:
+        seed: int64 ().
+        positions: int64 (n,).
+    """
+    key = _splitmix(_splitmix(seed) ^ positions)[:, None]  # (n, 1)
+    tokens = torch.arange(vocab, device=positions.device)  # (V,)
+    drawn = _lowbias(_lowbias(tokens ^ (key & _HALF)) ^ (key >> 32 & _HALF))  # (n, V), 0 to 2^32 - 1
+    share = (drawn.float() + 0.5) * 2.0**-32  # in (0, 1]; its small values, which make the large noise, are exact
+    return -torch.log(-torch.log1p(-share))
+
+
+def _splitmix(number: torch.Tensor) -> torch.Tensor:
+    """A step of splitmix64 (Steele, Lea and Flood 2014): int64 to int64, one to one, overflows wrapping."""
+    number = number + _signed(0x9E3779B97F4A7C15)
+    number = (number ^ _down(number, 30)) * _signed(0xBF58476D1CE4E5B9)
+    number = (number ^ _down(number, 27)) * _signed(0x94D049BB133111EB)
+    return number ^ _down(number, 31)
+
+
+def _lowbias(number: torch.Tensor) -> torch.Tensor:
+    """Wellons' hash of 32 bits (nullprogram.com/blog/2018/07/31), one to one; of int64 the lower half counts."""
+    number = (number ^ number >> 16) * 0x7FEB352D & _HALF
+    number = (number ^ number >> 15) * 0x846CA68B & _HALF
+    return number ^ number >> 16
+
+
+def _down(number: torch.Tensor, bits: int) -> torch.Tensor:
+    """Shifted down with zeros coming in, as unsigned numbers are."""
+    return number >> bits & (1 << 64 - bits) - 1
+
+
+def _signed(word: int) -> int:
+    """An unsigned word of 64 bits as int64 has it."""
+    return word - (1 << 64) if word >> 63 else word
+
+
+def _processors(sampling: Sampling) -> list[Processor]:
+    """What reads the text, in `generate`'s order: the penalty, then the caller's own."""
+    if sampling.repetition_penalty == 1:
+        return list(sampling.processors)
+    from transformers import RepetitionPenaltyLogitsProcessor  # not above: greedy decoding needs none of it
+
+    return [RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty), *sampling.processors]
+
+
+def _warpers(sampling: Sampling) -> list[Any]:
+    """What a temperature brings with it, in `generate`'s order."""
+    if sampling.temperature == 0:
+        return []
+    from transformers.generation import logits_process as own
+
+    found: list[Any] = []
+    if sampling.temperature != 1:
+        found.append(own.TemperatureLogitsWarper(float(sampling.temperature)))
+    if sampling.top_k:
+        found.append(own.TopKLogitsWarper(sampling.top_k))
+    if sampling.top_p < 1:
+        found.append(own.TopPLogitsWarper(sampling.top_p))
+    if sampling.min_p:
+        found.append(own.MinPLogitsWarper(sampling.min_p))
+    return found
