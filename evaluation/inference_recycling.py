@@ -40,7 +40,7 @@ def parser() -> argparse.ArgumentParser:
     flags.add_argument(
         "--tree-version", "--tree_version", default="2.2.2", help="template, or a YAML file of rank paths"
     )
-    flags.add_argument("--temperature", type=float, default=0.0, help="0: greedy, the only one there is yet")
+    flags.add_argument("--temperature", type=float, default=0.0, help="0: greedy")
     flags.add_argument("--start", default="hot", help="hot (as published), cold, or the file of a saved state")
     return flags
 
@@ -53,8 +53,6 @@ def main() -> None:
 
 def infer(arguments: argparse.Namespace) -> None:
     """Translate the flags into a config and run it. Raises UserError for a value that cannot be met."""
-    if arguments.temperature != 0:
-        raise UserError(f"--temperature {arguments.temperature}: sampling is not there yet; only 0 (greedy) is")
     if arguments.bench_name not in BENCHES and arguments.question_file is None:
         raise UserError(
             f"--bench-name {arguments.bench_name}: unknown; use {', '.join(BENCHES)} or give --question-file"
@@ -75,6 +73,7 @@ def infer(arguments: argparse.Namespace) -> None:
         "tree.name": "file" if is_file else arguments.tree_version,
         "tree.path": arguments.tree_version if is_file else None,
         "start": arguments.start,
+        "sampling.temperature": arguments.temperature,
         "max_new_tokens": arguments.max_new_tokens,
         "num_choices": arguments.num_choices,
         "run_dir": str(answer_file) + ".run",

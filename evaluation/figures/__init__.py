@@ -22,7 +22,7 @@ from .bars import order, start, update
 from .block import Block
 from .budget import budget
 from .costs import memory, novelty, overhead
-from .curves import machine_tree, topk, tree_family, tree_shape, tree_size
+from .curves import machine_tree, temperature, topk, tree_family, tree_shape, tree_size
 from .methods import (
     acceptance_by_depth,
     accepted_lengths,
@@ -42,6 +42,7 @@ FIGURES: tuple[Callable[[Block], Figure | None], ...] = (
     mat_over_questions,
     tree_size,
     topk,
+    temperature,
     tree_shape,
     tree_family,
     budget,

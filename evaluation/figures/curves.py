@@ -23,6 +23,11 @@ def topk(block: Block) -> Figure | None:
     return _curves(block, "k", "candidates kept per token, k", TREE[1:], memory=True)
 
 
+def temperature(block: Block) -> Figure | None:
+    """MAT and speed over the temperature."""
+    return _curves(block, "temperature", "temperature (0: greedy)", ())
+
+
 def _curves(
     block: Block, setting: str, label: str, follow: tuple[str, ...], *, star: bool = False, memory: bool = False
 ) -> Figure | None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..records.drawing import in_words
 from ..records.rows import Row
 from ..records.runs import Run
 from ..statistics.pools import Pool, pools
@@ -148,7 +149,7 @@ def _decoding(metadata: dict[str, Any]) -> str:
     settings = metadata["settings"]
     choices, seed = settings.get("num_choices", 1), settings.get("seed")
     often = f"{choices} answers a question, " if choices > 1 else ""
-    return f"greedy, batch 1, at most {settings['max_new_tokens']} new tokens a turn, {often}seed {seed}"
+    return f"{in_words(settings)}, batch 1, at most {settings['max_new_tokens']} new tokens a turn, {often}seed {seed}"
 
 
 def _code(metadata: dict[str, Any]) -> str:

@@ -22,7 +22,7 @@ SETTINGS = ("tree_nodes", "tree_depth", "tree_breadth", "k", "seed", "bench_ques
 # Settings that the page says elsewhere.
 SAID = (
     *("model", "bench", "dtype", "device", "complete", "execution", "seed", "max_new_tokens"),
-    *("bench_questions", "questions_sha256"),
+    *("bench_questions", "questions_sha256", "temperature"),
 )
 OPEN = "~ "  # before the interval of a speedup that spans 1
 TITLES = {

@@ -15,6 +15,7 @@ import pandas as pd
 from model.errors import UserError
 
 from .answer_file import SharedNumbers, read_answers, read_object
+from .drawing import drawing
 from .questions import question_key, subtask
 from .rows import Row, accept_lengths, check_records, question_speed
 
@@ -111,6 +112,7 @@ class Run:
         if settings["bench"].get("order", "file") != "file":
             found["order"] = settings["bench"]["order"]
         found |= {key: settings[key] for key in ("execution", "seed", "timed") if key in settings}
+        found |= drawing(settings)
         return found | {"phases": bool(settings.get("phases"))}
 
     @property

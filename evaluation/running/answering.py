@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 import uuid
 from collections.abc import Sequence
@@ -10,6 +11,8 @@ from typing import Any
 import torch
 
 from model.decoding import Generation, generate_together
+from model.decoding.sampling import Sampling
+from model.decoding.step import unmarked
 
 from ..records.questions import Question
 from ..records.rows import RECORDS, Row
@@ -36,8 +39,8 @@ def answer_question(question: Question, method: Method, config: dict[str, Any], 
     restart_peak(devices)
     not_its_own = others + (0 if method.drafter is not None else cache_bytes(method.loaded.target))
     choices = []
-    for _ in range(config["num_choices"]):
-        talk = Conversation(question, method, config)
+    for index in range(config["num_choices"]):
+        talk = Conversation(question, method, config, index)
         for _ in question.turns:
             talk.answer_next()
         choices.append(talk)
@@ -50,27 +53,33 @@ def answer_together(question: Question, asked: Sequence[tuple[Method, dict[str, 
     What does not run on this engine (`hf`) answers by itself.
     """
     choices: list[list[Conversation]] = [[] for _ in asked]
-    for _ in range(asked[0][1]["num_choices"]):
-        talks = [Conversation(question, method, config) for method, config in asked]
+    for index in range(asked[0][1]["num_choices"]):
+        talks = [Conversation(question, method, config, index) for method, config in asked]
         for _ in question.turns:
-            same: dict[tuple[int, ...], list[Conversation]] = {}  # by prompt and length: one, where answers are equal
+            same: dict[tuple[Any, ...], list[Conversation]] = {}  # whose answers to come are equal
             for talk in talks:
                 prompt = talk.next_prompt()
                 if talk.own and talk.fits(prompt):
-                    same.setdefault((talk.config["max_new_tokens"], *prompt), []).append(talk)
+                    same.setdefault((talk.config["max_new_tokens"], talk.sampling, *prompt), []).append(talk)
                 else:
                     talk.answer_next()
-            for (most, *prompt), group in same.items():
+            for (most, sampling, *prompt), group in same.items():
                 for talk in group:
                     talk.method.begin_prompt()
                 target, eos = group[0].method.loaded.target, group[0].method.loaded.eos
                 drafters = [drafter for talk in group if (drafter := talk.method.drafter) is not None]
-                found = generate_together(target, drafters, prompt, max_new_tokens=most, eos=eos)
+                found = generate_together(target, drafters, prompt, max_new_tokens=most, eos=eos, sampling=sampling)
                 for talk, generation in zip(group, found, strict=True):
                     talk.add(prompt, generation)
         for own, talk in zip(choices, talks, strict=True):
             own.append(talk)
     return [row(question, own, None) for own in choices]
+
+
+def sampling_of(config: dict[str, Any], question: Question, index: int) -> Sampling:
+    """How a choice is drawn: by noise of its own, which is the same for all methods and all its turns."""
+    name = f"{config['seed']} {question.key} {index}".encode()
+    return Sampling(**config["sampling"], seed=int.from_bytes(hashlib.sha256(name).digest()[:7], "big"))
 
 
 def row(question: Question, choices: Sequence[Conversation], peak: int | None) -> Row:
@@ -96,9 +105,10 @@ class Conversation:
         own: decoded by this engine: there are step records, phases and a prefill's time.
     """
 
-    def __init__(self, question: Question, method: Method, config: dict[str, Any]) -> None:
+    def __init__(self, question: Question, method: Method, config: dict[str, Any], index: int) -> None:
         self.question, self.method, self.config = question, method, config
         self.own, self.timed = method.drafter is not None, bool(config["timed"])
+        self.sampling = sampling_of(config, question, index)
         self.answers: list[str] = []
         self.generations: list[Generation] = []
         self._prompts: list[int] = []  # tokens of each turn's prompt
@@ -123,7 +133,8 @@ class Conversation:
             self.add(prompt, Generation(stop="context"), seconds)
             return
         clock = PhaseClock(loaded.target) if self.config["phases"] and self.own else None
-        generation = self.method.answer(prompt, self.config["max_new_tokens"], clock.mark if clock else None)
+        mark = clock.mark if clock else unmarked
+        generation = self.method.answer(prompt, self.config["max_new_tokens"], mark, self.sampling)
         self.add(prompt, generation, seconds, dict(clock.seconds) if clock else {})
 
     def add(

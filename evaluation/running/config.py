@@ -11,6 +11,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from model.decoding.sampling import Sampling
 from model.errors import UserError
 from model.recycling import build_template
 
@@ -20,6 +21,8 @@ from .model_settings import ModelSettings
 from .signatures import check
 
 GROUPS: dict[str, Callable[..., Any]] = {"model": ModelSettings, "bench": load_bench, "tree": build_template}
+GROUPS["sampling"] = Sampling
+NOT_HERE = ("k", "seed", "processors")  # the method's, where a tree takes it; the run's; and what is code
 LEAST = {"max_new_tokens": 1, "num_choices": 1, "repeats": 1, "repeat": 0}
 
 
@@ -31,6 +34,7 @@ class Settings:
     bench: dict[str, Any]
     method: dict[str, Any]
     tree: dict[str, Any]
+    sampling: dict[str, Any]
     name: str
     start: str
     max_new_tokens: int
@@ -68,6 +72,7 @@ def checked(cfg: DictConfig) -> dict[str, Any]:
         raise UserError(
             "phases=true: times the parts of a step, and timed=false takes no times; leave out one of the two"
         )
+    Sampling(**config["sampling"])
     make_ready(config["method"], config["model"]["name"])
     return config
 
@@ -75,4 +80,4 @@ def checked(cfg: DictConfig) -> dict[str, Any]:
 def check_groups(config: dict[str, Any]) -> None:
     """`check` of those groups that are given, but of a method's settings, which are its drafter's."""
     for group in sorted(GROUPS.keys() & config.keys()):
-        check(config[group], GROUPS[group], f"{group}.", without=("k",))  # the method's, where a tree takes it
+        check(config[group], GROUPS[group], f"{group}.", without=NOT_HERE)

@@ -47,12 +47,12 @@ class Execution:
 _chosen: WeakKeyDictionary[Target, Execution] = WeakKeyDictionary()  # by auto
 
 
-def choose_execution(name: str, loaded: LoadedModel, timed: bool = True) -> Execution:
+def choose_execution(name: str, loaded: LoadedModel, timed: bool = True, reads_text: bool = False) -> Execution:
     """The execution that was asked for, or what auto makes of this model on this device; tried once a loaded model.
 
     On one CUDA device auto takes the first of WAYS that gives eager decoding's logits in a trial, which is where
-    compilers and kernels fail, and eager if none does. Elsewhere it is eager: on a CPU compiling takes ten seconds to
-    two minutes for each method, more than a short run.
+    compilers and kernels fail, and eager if none does. Elsewhere it is eager, as where what is sampled reads the text:
+    on a CPU compiling takes ten seconds to two minutes for each method, more than a short run.
 
     Raises:
         UserError: it cannot be, or there is none of that name.
@@ -67,7 +67,7 @@ def choose_execution(name: str, loaded: LoadedModel, timed: bool = True) -> Exec
             raise UserError(f"execution={name}: a model on several devices takes eager only")
     own = loaded.settings.attention
     several = len(target.devices) > 1 or processes.world_size() > 1
-    if name != "auto" or not timed or several or target.device.type != "cuda":
+    if name != "auto" or not timed or reads_text or several or target.device.type != "cuda":
         chosen = Execution("eager" if name == "auto" else name, own == "tree")
         if chosen.tree_attention:
             target.attend_by_tree(True)

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from model.decoding.sampling import Sampling
 from model.errors import UserError
 
 from ..records.rows import RECORDS
@@ -45,7 +46,14 @@ def run_settings(config: dict[str, Any], bench: Bench, method: Method) -> dict[s
         "phases": config["phases"],
         "repeat": config["repeat"],
         **({} if config["timed"] else {"timed": False}),
+        **({"sampling": drawn} if (drawn := sampled(config)) else {}),
     }
+
+
+def sampled(config: dict[str, Any]) -> dict[str, Any]:
+    """The settings of sampling that are not plain greedy decoding's; runs of before there were any have none."""
+    plain, own = asdict(Sampling()), config.get("sampling", {})
+    return {key: value for key, value in own.items() if value != plain[key]}
 
 
 def execution_used(method: Method) -> str:
@@ -89,6 +97,7 @@ def _source(config: dict[str, Any], update: str) -> dict[str, Any]:
     """What decides the state that a run leaves."""
     kept = {key: value for key, value in config.items() if key not in _NOT_THE_STATE}
     bench = {"spread": False, "half": None} | config["bench"]  # which runs of before they were settings lack
+    kept |= {"sampling": sampled(config)}
     return kept | {"bench": bench, "method": recorded(config["method"]) | {"update": update}}
 
 

@@ -16,6 +16,7 @@ import torch
 from transformers import GenerationConfig
 
 from model.decoding import Drafter, Generation, StepRecord, Tree, generate
+from model.decoding.sampling import GREEDY, Sampling
 from model.decoding.step import unmarked
 from model.errors import UserError
 from model.files import load_state
@@ -75,10 +76,16 @@ class Method:
         if self.start == COLD and self.drafter is not None:
             self.drafter.reset()
 
-    def answer(self, prompt: list[int], max_new_tokens: int, mark: Callable[[str], None] | None = None) -> Generation:
-        """Answer one prompt. `mark`: as `generate` takes it."""
+    def answer(
+        self,
+        prompt: list[int],
+        max_new_tokens: int,
+        mark: Callable[[str], None] = unmarked,
+        sampling: Sampling = GREEDY,
+    ) -> Generation:
+        """Answer one prompt. `mark` and `sampling`: as `generate` takes them."""
         if self.drafter is None:
-            return _transformers_generate(self.loaded, prompt, max_new_tokens)
+            return _transformers_generate(self.loaded, prompt, max_new_tokens, sampling)
         self.begin_prompt()
         return generate(
             self.loaded.target,
@@ -86,7 +93,8 @@ class Method:
             prompt,
             max_new_tokens=max_new_tokens,
             eos=self.loaded.eos,
-            mark=mark or unmarked,
+            sampling=sampling,
+            mark=mark,
         )
 
 
@@ -218,13 +226,24 @@ def _sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def _transformers_generate(loaded: LoadedModel, prompt: list[int], max_new_tokens: int) -> Generation:
-    """transformers' own greedy decoding, the baseline the paper compares with. One step a token."""
+def _transformers_generate(
+    loaded: LoadedModel, prompt: list[int], max_new_tokens: int, sampling: Sampling
+) -> Generation:
+    """transformers' own decoding, the baseline the paper compares with; what it draws is torch's. One step a token."""
     target = loaded.target
     limit = target.room(prompt, max_new_tokens)
     eos = sorted(loaded.eos)
+    drawn: dict[str, Any] = {}
+    if sampling.temperature:
+        torch.manual_seed(sampling.seed)
+        drawn = {key: getattr(sampling, key) for key in ("temperature", "top_k", "top_p", "min_p")}
     config = GenerationConfig(
-        max_new_tokens=limit, do_sample=False, eos_token_id=eos or None, pad_token_id=eos[0] if eos else 0
+        max_new_tokens=limit,
+        do_sample=bool(sampling.temperature),
+        repetition_penalty=sampling.repetition_penalty,
+        eos_token_id=eos or None,
+        pad_token_id=eos[0] if eos else 0,
+        **drawn,
     )
     target.synchronize()
     start = time.perf_counter()

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from model.decoding.sampling import Sampling
 from model.errors import UserError
 
 from ..records.provenance import circumstances, collect
@@ -44,7 +45,8 @@ class Runner:
 
     def __init__(self, config: dict[str, Any], loaded: LoadedModel, answer_file: Path | None = None) -> None:
         self.config, self.loaded, self.holding = config, loaded, Holding(loaded.target)
-        self.execution = choose_execution(str(config["execution"]), loaded, config["timed"])
+        reads_text = Sampling(**config["sampling"]).reads_text
+        self.execution = choose_execution(str(config["execution"]), loaded, config["timed"], reads_text)
         self.execution.take(loaded.target)
         with self.holding.counted():
             self.method = self._method()

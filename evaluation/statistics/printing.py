@@ -13,6 +13,7 @@ import torch
 from model.files import write_text
 from model.recycling.matrix import AdjacencyMatrix
 
+from ..records.drawing import in_words
 from ..records.runs import Run
 from ..records.sweeps import not_available
 from .acceptance import TEMPLATE, Accepted, by_depth, by_node, template
@@ -52,8 +53,9 @@ def write_tables(runs: Sequence[Run], folder: Path, notes: Sequence[str] = ()) -
     memory = memory_table(runs)
     if not memory.empty:
         write_text(folder / "memory.csv", memory.to_csv(index=False))
-    if any(run.label == "hf" for run in runs):  # without it there is nothing that the paper's speedups are over
-        write_table1(runs, folder, not_available(folder.parent))
+    greedy = [run for run in runs if not run.facets["temperature"]]  # as the paper's are
+    if any(run.label == "hf" for run in greedy):  # without it there is nothing that the paper's speedups are over
+        write_table1(greedy, folder, not_available(folder.parent))
     return table
 
 
@@ -109,7 +111,7 @@ def heading(runs: Sequence[Run]) -> list[str]:
         settings, versions = run.settings, run.metadata["versions"]
         line = (
             f"{settings['model']['name']} ({settings['model']['dtype']}) on {run.metadata['device']}; "
-            f"torch {versions['torch']}, transformers {versions['transformers']}; greedy, batch 1, "
+            f"torch {versions['torch']}, transformers {versions['transformers']}; {in_words(settings)}, batch 1, "
             f"max_new_tokens {settings['max_new_tokens']}{'' if settings.get('timed', True) else '; not timed'}"
         )
         if line not in lines:

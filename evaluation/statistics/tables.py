@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from ..records.drawing import COLUMNS
 from ..records.rows import Row
 from ..records.runs import Run
 from .intervals import Floats, deviation, ratio_interval, speed_interval
@@ -51,7 +52,8 @@ def main_table(runs: Sequence[Run]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-KIND = ("execution", "phases", "timed")  # how a run's steps were taken, and whether their time says anything
+DRAWN = tuple(COLUMNS.values())  # how a run's tokens were drawn
+KIND = ("execution", "phases", "timed", *DRAWN)  # how its steps were taken, and whether their time says anything
 
 
 def baseline(pool: Pool, name: str, pooled: Sequence[Pool]) -> Pool | None:
@@ -59,7 +61,7 @@ def baseline(pool: Pool, name: str, pooled: Sequence[Pool]) -> Pool | None:
     where it has one, those that have most questions in common; None where none has any.
     """
     facets = pool.first.facets
-    found = [p for p in pooled if p.label == name]
+    found = [p for p in pooled if p.label == name and all(p.first.facets.get(k) == facets.get(k) for k in DRAWN)]
     same = [p for p in found if all(p.first.facets.get(key) == facets.get(key) for key in KIND)]
     best = closest(pool, same)
     return closest(pool, found) if best is None and name == "hf" else best

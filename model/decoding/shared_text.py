@@ -17,7 +17,7 @@ from ..errors import UserError
 from .cache import TreeCache
 from .drafter import Drafter, Session
 from .loop import Generation
-from .selection import argmax
+from .sampling import GREEDY, Choice, Sampling
 from .target import Target
 from .tree import Draft
 from .verification import verify
@@ -60,14 +60,22 @@ class SharedText:
     Args:
         cache: holds the text; with room for all that is asked at once behind it.
         prompt: P tokens; all but the last are forwarded now.
+        choice: what the target picks, by its seed; one that does not read the text.
         keep: the logits of every context; its choice is kept in any case.
         keep_prompt: the logits after each of the P - 1 tokens.
     """
 
     def __init__(
-        self, target: Target, cache: TreeCache, prompt: list[int], *, keep: bool = True, keep_prompt: bool = False
+        self,
+        target: Target,
+        cache: TreeCache,
+        prompt: list[int],
+        choice: Choice,
+        *,
+        keep: bool = True,
+        keep_prompt: bool = False,
     ) -> None:
-        self.target, self.cache, self.keep = target, cache, keep
+        self.target, self.cache, self.choice, self.keep = target, cache, choice, keep
         logits = target.prefill(cache, prompt, all_logits=keep_prompt)
         self.prompt_logits = [*logits] if keep_prompt else []  # P - 1 of (V,)
         self.prompt_hidden = [] if target.hidden is None or len(prompt) == 1 else [*target.hidden]  # P - 1 of (H,)
@@ -116,7 +124,8 @@ class SharedText:
         mask.masked_fill_(hidden, torch.finfo(target.dtype).min)
         positions = torch.tensor([context.position for context in rows], device=target.device)
         logits = target.forward_masked(self.cache, torch.tensor(tokens, device=target.device), mask, positions)
-        for context, row, choice in zip(rows, logits, argmax(logits).tolist(), strict=True):
+        choices = self.choice.among(logits, positions + 1).tolist()
+        for context, row, choice in zip(rows, logits, choices, strict=True):
             if context.choice is None:
                 context.choice = choice  # and of its own what is kept: a view would keep the whole forward's
                 context.logits = row.clone() if self.keep else None
@@ -190,7 +199,13 @@ def known(tensor: torch.Tensor | None) -> torch.Tensor:
 
 @torch.inference_mode()
 def generate_together(
-    target: Target, drafters: Sequence[Drafter], prompt: list[int], *, max_new_tokens: int, eos: Collection[int] = ()
+    target: Target,
+    drafters: Sequence[Drafter],
+    prompt: list[int],
+    *,
+    max_new_tokens: int,
+    eos: Collection[int] = (),
+    sampling: Sampling = GREEDY,
 ) -> list[Generation]:
     """The answer to one prompt by each of several methods, with the steps that each takes alone, and without times.
 
@@ -198,14 +213,16 @@ def generate_together(
 
     Args:
         drafters: of any kind; no two of them may be one object.
-        max_new_tokens, eos: as `generate` takes them.
+        max_new_tokens, eos, sampling: as `generate` takes them.
 
     Raises:
-        UserError: as `generate`; and the target attends in steps of fixed shape alone.
+        UserError: as `generate`; the target attends in steps of fixed shape alone; what is sampled reads the text.
     """
     limit = target.room(prompt, max_new_tokens)
     if target.switch is not None:
         raise UserError("model.attention=tree: is for steps of fixed shape; answers together are given eagerly")
+    if sampling.reads_text:
+        raise UserError("sampling: a repetition penalty and other processors read the text; say timed=true")
     with ExitStack() as ends:
         cache = ends.enter_context(target.cache(sum(drafter.max_nodes for drafter in drafters)))
         sessions = [drafter.session() for drafter in drafters]
@@ -216,7 +233,8 @@ def generate_together(
             ends.callback(target.keep_hidden, False)
         of_prompt = any(drafter.needs_prompt_logits for drafter in drafters)
         of_steps = of_prompt or any(drafter.needs_logits for drafter in drafters)
-        text = SharedText(target, cache, prompt, keep=of_steps, keep_prompt=of_prompt)
+        choice = Choice(sampling, target.device)
+        text = SharedText(target, cache, prompt, choice, keep=of_steps, keep_prompt=of_prompt)
         first = text.begin(prompt[-1])
         sequences = [_Sequence(session, prompt, text, first) for session in sessions]
         going = list(sequences)

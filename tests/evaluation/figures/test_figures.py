@@ -29,6 +29,12 @@ def recycling(start="hot", fast=1, tree=TREE, bench=None, tree_name="best", **me
     return made(f"recycling ({start})", questions(fast), method=own, draft_tree=tree, bench=bench)
 
 
+def drawn_at(temperature):
+    run = recycling()
+    run.metadata["settings"] |= {"sampling": {"temperature": temperature} if temperature else {}}
+    return run
+
+
 def names(runs, folder):
     return {path.stem for path in draw_all(runs, main_table(runs), folder)}
 
@@ -37,6 +43,7 @@ ALWAYS = {"mat", "speedup_over_vanilla", "accepted_lengths", "acceptance_by_dept
 VARIED = {
     "tree_size": [recycling(tree=TREE[:n], tree_nodes=n) for n in (1, 2, 3)],
     "topk": [recycling(k=k) for k in (2, 4, 8)],
+    "temperature": [drawn_at(t) for t in (0.0, 0.5, 1.0)],
     "start": [recycling("hot"), recycling("cold")],
     "update": [recycling(update="all"), recycling(update="root")],
     "order": [recycling(), recycling(bench={"order": "shuffled-1"})],

@@ -46,7 +46,7 @@ def test_table1_goes_through_every_method_there_is():
 FIGURE = {
     "tree_size": "tree_size", "tree_shape": "tree_shape", "topk": "topk", "start": "start", "update": "update",
     "order": "order", "overhead": "overhead", "memory": "memory", "novelty": "novelty", "precision": "mat-",
-    "table1": "speedup_over_hf", "budget": "budget", "paper": "speedup_over_hf",
+    "table1": "speedup_over_hf", "budget": "budget", "temperature": "temperature", "paper": "speedup_over_hf",
 }  # fmt: skip
 
 
@@ -61,6 +61,7 @@ def test_every_experiment_runs_and_draws_its_figure(evaluate, tmp_path, name):
             "method.max_draft=4,8,12",
         ]
     }
+    few |= {"temperature": ["method=hf,vanilla,recycling"]}
     few |= {"order": ["bench.order=file,interleaved"], "table1": ["method=hf,vanilla,pld,recycling"]}
     outcome = evaluate(
         f"experiment={name}", "preset=smoke", "max_new_tokens=12", "model.context=256", *few.get(name, [])
@@ -70,7 +71,7 @@ def test_every_experiment_runs_and_draws_its_figure(evaluate, tmp_path, name):
     made = sorted(p.name for p in (folder / "figures").iterdir() if p.stem.startswith(FIGURE[name]))
     assert {Path(p).suffix for p in made} == {".pdf", ".png", ".svg"}, made
     assert (folder / "tables/audit.csv").exists() and (folder / "tables/main.csv").exists()
-    assert (folder / "tables/table1.tex").exists() == (name in ("table1", "paper"))
+    assert (folder / "tables/table1.tex").exists() == (name in ("table1", "paper", "temperature"))
     sweep = json.loads((folder / "sweep.json").read_text())
     assert all(job[0] == "repeat=0" for job in sweep["jobs"]) and missing_jobs(folder) is None
     if name == "budget":

@@ -181,6 +181,48 @@ def test_every_execution_gives_the_same_records(evaluate, tmp_path):
     assert records["pld", "eager"] == records["pld", "static"]
 
 
+def test_sampled_text_is_plain_samplings_for_every_method(evaluate, tmp_path):
+    """Timed or not; the noise of a question and choice is its own, the seed's, and the same for all methods."""
+    sweep = ["-m", "method=hf,vanilla,pld,recycling", "start=hot", "num_choices=2", "bench.end=3", "max_new_tokens=30"]
+    sweep += ["sampling.temperature=1.5", "sampling.top_k=40"]
+    texts = {}
+    for name, more in (("one", []), ("shared", ["timed=false"]), ("seed", ["seed=1"])):
+        assert evaluate(*sweep, *more, f"name={name}").code == 0
+        for path in (tmp_path / f"results/{name}/runs").iterdir():
+            method = json.loads((path / "metadata.json").read_text())["settings"]["method"]["name"]
+            rows = [json.loads(line) for line in (path / "answers.jsonl").open()]
+            texts[name, method] = [choice["output_ids"] for row in rows for choice in row["choices"]]
+    assert texts["one", "vanilla"] == texts["one", "pld"] == texts["one", "recycling"]
+    assert texts["one", "vanilla"] == texts["shared", "vanilla"] == texts["shared", "pld"]
+    assert texts["one", "hf"] != texts["one", "vanilla"] != texts["seed", "vanilla"]
+    first, second = texts["one", "vanilla"][:2]
+    assert first != second, "two choices of one question"
+    table = (tmp_path / "results/one/tables/audit.csv").read_text()
+    assert "pld" in table and "recycling" in table and "hf," not in table, "hf draws by other noise"
+
+
+def test_a_repetition_penalty_is_transformers_own(evaluate, tmp_path):
+    assert (
+        evaluate(
+            "-m",
+            "method=hf,vanilla,recycling",
+            "bench.end=2",
+            "max_new_tokens=40",
+            "name=p",
+            "sampling.repetition_penalty=1.3",
+        ).code
+        == 0
+    )
+    found = [
+        [json.loads(line)["choices"][0]["output_ids"] for line in path.open()]
+        for path in (tmp_path / "results/p/runs").glob("*/answers.jsonl")
+    ]
+    assert len(found) == 3 and found[0] == found[1] == found[2]
+    wrong, slip = evaluate("sampling.top_p=2"), evaluate("+sampling.temprature=1")
+    assert wrong.code == 2 and "sampling.top_p=2" in wrong.err and "Traceback" not in wrong.err
+    assert slip.code == 2 and "did you mean temperature?" in slip.err
+
+
 def test_tree_auto_measures_once_and_gives_the_same_text(evaluate, tmp_path, monkeypatch):
     from evaluation.running import step_times
 
