@@ -1,0 +1,152 @@
+"""Are steps of every execution the eager ones? On the embedded model, token by token and accepted length by length."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from model.copying.pld import PromptLookup
+from model.decoding import Draft, Drafter, Generation, Target, Tree, generate
+from model.decoding.linear import packable
+from model.dynamic.dynamic_recycling import DynamicRecycling
+from model.recycling import TokenRecycling, build_template
+from model.vanilla import Vanilla
+
+from .plan import EMBEDDED, Plan
+from .report import Report
+from .subjects import load, named, spoken_prompts
+
+METHODS: dict[str, Callable[[Target], Drafter]] = {
+    "vanilla": lambda target: Vanilla(target.device),
+    "recycling": lambda target: TokenRecycling(target.vocab_size, build_template("2.2.2"), device=target.device),
+    "dynamic": lambda target: DynamicRecycling(target.vocab_size, device=target.device),
+    "pld": lambda target: PromptLookup(device=target.device),
+}
+PROMPTS, TOKENS = 2, 64
+# Two tokens whose logits are nearer than so many roundings of the largest one are a tie, which may fall either way.
+ROUNDINGS = 16
+SHARE = 0.25  # of the time, with the tests
+LONGEST_COMPILE = {"cuda": 30.0, "cpu": 20.0}  # seconds of an execution that compiles; a guess until one was seen
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Where an answer leaves the eager one.
+
+    Attributes:
+        at: the first new token, or the first step, that differs, from 0.
+        what: `tokens`, or `accepted` where the same tokens came in other steps.
+        gap, tie: between the logits of the two tokens, and below which it is one; None for accepted lengths.
+    """
+
+    prompt: int
+    what: str
+    at: int
+    eager: int
+    other: int
+    gap: float | None = None
+    tie: float | None = None
+
+    def __str__(self) -> str:
+        place = f"prompt {self.prompt}, {'token' if self.what == 'tokens' else 'accepted length of step'} {self.at}"
+        gap = "" if self.gap is None else f"; logit gap {self.gap:.2g}, a tie below {self.tie:.2g}"
+        return f"{place}: {self.other}, eager has {self.eager}{gap}"
+
+
+def answers(target: Target, method: str, prompts: list[list[int]]) -> list[Generation]:
+    """What a method says to these prompts, one after the other with one state."""
+    drafter = METHODS[method](target)
+    return [generate(target, drafter, prompt, max_new_tokens=TOKENS) for prompt in prompts]
+
+
+def first_difference(
+    eager: Target, prompts: list[list[int]], expected: list[Generation], found: list[Generation]
+) -> Difference | None:
+    """The first one, tokens before accepted lengths; None where all is equal."""
+    for number, (prompt, one, other) in enumerate(zip(prompts, expected, found, strict=True)):
+        at = _parting(one.tokens, other.tokens)
+        if at is not None:
+            a, b = one.tokens[at], other.tokens[at]
+            return Difference(number, "tokens", at, a, b, *logit_gap(eager, prompt + one.tokens[:at], a, b))
+        at = _parting(one.accept_lengths, other.accept_lengths)
+        if at is not None:
+            return Difference(number, "accepted", at, one.accept_lengths[at], other.accept_lengths[at])
+    return None
+
+
+def _parting(one: list[int], other: list[int]) -> int | None:
+    """Where two lists part. Two answers are as long as they were asked to be, lists of steps one that the other began."""
+    at = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), None)
+    return min(len(one), len(other)) - 1 if at is None and len(one) != len(other) else at
+
+
+def logit_gap(target: Target, text: list[int], a: int, b: int) -> tuple[float, float]:
+    """How far apart the logits of two tokens behind a text are, and what would be a tie in this type."""
+    root = Draft(Tree.chain(0).on(target.device), torch.tensor(text[-1:], device=target.device))
+    with target.cache(1) as cache:
+        logits = target.prefill(cache, text, root)[-1].float()
+    tie = ROUNDINGS * torch.finfo(target.dtype).eps * float(logits.abs().max())
+    return abs(float(logits[a] - logits[b])), tie
+
+
+def judged(dtype: torch.dtype, difference: Difference | None) -> tuple[bool, str]:
+    """Whether it passes, and in words. In float32 everything is to be equal; else tokens, up to a tie."""
+    if difference is None:
+        return True, "equal"
+    if dtype != torch.float32:
+        if difference.what == "accepted":
+            return True, f"equal tokens; {difference}"
+        if difference.gap is not None and difference.tie is not None and difference.gap <= difference.tie:
+            return True, f"equal up to a tie: {difference}"
+    return False, str(difference)
+
+
+def check_steps(plan: Plan, report: Report) -> list[dict[str, Any]]:
+    """A row for each type, execution and method; the report keeps them as they come."""
+    cuda, rows = plan.device.type == "cuda", list[dict[str, Any]]()
+    prompts, compiling = spoken_prompts(PROMPTS), LONGEST_COMPILE["cuda" if cuda else "cpu"]
+    ways = ["static", *(way for way in ("graph", "compiled", "tree") if way in plan.executions)]
+    for dtype in dict.fromkeys((torch.float32, *(plan.dtypes if cuda else ()))):
+        model = load(EMBEDDED, plan.device, dtype)
+        eager = Target(model, packed=packable(plan.device, dtype))
+        expected = {name: answers(eager, name, prompts) for name in METHODS}
+        for way in ways:
+            row = {"dtype": named(dtype), "execution": way}
+            if way in ("compiled", "tree") and report.budget.left(SHARE) < compiling:
+                report.note(f"checks: {way} in {named(dtype)} was cut, compiling would not fit into the time")
+                continue
+            started = report.budget.spent()
+            try:
+                # the kernel changes how the model attends: it stands last, and the eager target has answered by then
+                target = load_target(model, way)
+                for name in METHODS:
+                    difference = first_difference(eager, prompts, expected[name], answers(target, name, prompts))
+                    passed, words = judged(dtype, difference)
+                    rows.append(row | {"method": name, "passed": passed, "found": words})
+            except Exception as error:  # one that fails is a finding, and the others are still to be looked at
+                rows.append(row | {"method": "-", "passed": False, "found": failure(error)})
+            if way == "compiled":
+                compiling = report.budget.spent() - started
+            report.keep(checks=rows)
+        torch.compiler.reset()  # what was compiled for this model must not count against the next one's limit
+    return rows
+
+
+def load_target(model: Any, way: str, context: int | None = None) -> Target:
+    """A target of an execution as `plan.EXECUTIONS` names them, weights packed where that can be."""
+    weight = model.get_input_embeddings().weight
+    return Target(
+        model,
+        context=context,
+        execution="compiled" if way == "tree" else way,
+        tree_attention=way == "tree",
+        packed=packable(weight.device, weight.dtype),
+    )
+
+
+def failure(error: Exception) -> str:
+    """An error on one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:240]}"
