@@ -1,5 +1,5 @@
-"""What a device makes of the method, in minutes: steps checked against eager ones, T(n), kernels, launches, a forecast.
+"""What a device makes of the method, in minutes: checks of its steps, T(n), kernels, launches, a forecast.
 
-From outside: `run.make_report` and `plan`. Needs torch, transformers, safetensors and numpy alone, so that it runs where
+From outside: what the command calls. Needs torch, transformers, safetensors and numpy alone, so that it runs where
 nothing else is installed: of the other rooms it may import only what loads no more.
 """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -67,20 +68,18 @@ def first_difference(
 ) -> Difference | None:
     """The first one, tokens before accepted lengths; None where all is equal."""
     for number, (prompt, one, other) in enumerate(zip(prompts, expected, found, strict=True)):
-        at = _parting(one.tokens, other.tokens)
-        if at is not None:
-            a, b = one.tokens[at], other.tokens[at]
+        if (tokens := _parting(one.tokens, other.tokens)) is not None:
+            at, a, b = tokens
             return Difference(number, "tokens", at, a, b, *logit_gap(eager, prompt + one.tokens[:at], a, b))
-        at = _parting(one.accept_lengths, other.accept_lengths)
-        if at is not None:
-            return Difference(number, "accepted", at, one.accept_lengths[at], other.accept_lengths[at])
+        if (accepted := _parting(one.accept_lengths, other.accept_lengths)) is not None:
+            return Difference(number, "accepted", *accepted)
     return None
 
 
-def _parting(one: list[int], other: list[int]) -> int | None:
-    """Where two lists part. Two answers are as long as they were asked to be, lists of steps one that the other began."""
-    at = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), None)
-    return min(len(one), len(other)) - 1 if at is None and len(one) != len(other) else at
+def _parting(one: list[int], other: list[int]) -> tuple[int, int, int] | None:
+    """Where two lists part, and what each has there; 0 behind the end of the shorter one."""
+    pairs = enumerate(zip_longest(one, other, fillvalue=0))
+    return next(((at, a, b) for at, (a, b) in pairs if a != b), None)
 
 
 def logit_gap(target: Target, text: list[int], a: int, b: int) -> tuple[float, float]:

@@ -1,13 +1,14 @@
 """From step times to tokens a second: the published tree, the best cut of it, and the tree that follows the machine.
 
 Random weights tell how long a step takes, not what is accepted. So the published tree's MAT is given, and what other
-sizes accept follows from an assumption, the one that `tree=auto` starts from before it has seen a step: the n best nodes
-stand by the power law of `model.recycling.templates.likelihood`, and what is accepted grows with the rows that a step
-fills, by (n + 1) ** FILLING. Both are scaled so that 80 nodes give the MAT.
+sizes accept follows from an assumption, the one that `tree=auto` starts from before it has seen a step: the n best
+nodes stand by the power law of `model.recycling.templates.likelihood`, and what is accepted grows with the rows that a
+step fills, by (n + 1) ** FILLING. Both are scaled so that 80 nodes give the MAT.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,7 +24,7 @@ def expected_mat(n: int, mat: float) -> float:
     """Tokens a step of the best n nodes, if the published 80 give `mat`."""
 
     def law(nodes: int) -> float:
-        return sum(map(likelihood, best_order(nodes, K))) * (1 + nodes) ** FILLING
+        return sum(map(likelihood, best_order(nodes, K))) * math.pow(1 + nodes, FILLING)
 
     return 1 + (mat - 1) * law(n) / law(PUBLISHED)
 
@@ -79,7 +80,7 @@ def forecasts(cells: list[dict[str, Any]], mat: float) -> list[dict[str, Any]]:
 
 
 def headline(rows: list[dict[str, Any]], mat: float) -> str:
-    """The report in one sentence: the first model at the first context, executed as is fastest for the published tree."""
+    """The report in one sentence: the first model at the first context, as executed fastest with the published tree."""
     if not rows:
         return "On this device: no step was timed, so nothing can be said of the speed."
     first = rows[0]

@@ -40,7 +40,9 @@ def run_tests(seconds: float, files: tuple[str, ...] = FILES, root: Path = ROOT)
 
 def read_lines(lines: list[str]) -> dict[str, Any]:
     """Count what `pytest -v` printed; a test's name may hold blanks."""
-    outcomes = [match.groups() for line in lines if (match := re.match(r"(\S+::.+?) (PASSED|FAILED|ERROR|SKIPPED)", line))]
+    outcomes = [
+        match.groups() for line in lines if (match := re.match(r"(\S+::.+?) (PASSED|FAILED|ERROR|SKIPPED)", line))
+    ]
     counts = {word: sum(outcome == word for _, outcome in outcomes) for word in ("PASSED", "SKIPPED")}
     failed = [name for name, outcome in outcomes if outcome in ("FAILED", "ERROR")]
     return {"passed": counts["PASSED"], "skipped": counts["SKIPPED"], "failed": failed}
