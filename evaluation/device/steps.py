@@ -19,8 +19,8 @@ from .report import Report
 from .stepper import Burst, Stepper
 from .subjects import load, named, random_prompt
 
-SHARE = 0.85  # of the time, with all before
-MOST_ROUNDS = 7
+SHARE = 0.88  # of the time, with all before
+MOST_ROUNDS = 5
 Sizes = tuple[int | None, ...]
 
 
