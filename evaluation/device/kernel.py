@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import torch
@@ -41,7 +42,7 @@ def compare_kernels(plan: Plan, report: Report) -> dict[str, Any]:
                     with torch.inference_mode():
                         rows.append(bench.measure(case, plan.dtypes[0], "cuda", REPEATS, sweep=False))
                 except Exception as error:
-                    rows.append(vars(case) | {"error": failure(error)})
+                    rows.append(dataclasses.asdict(case) | {"error": failure(error)})
                 longest = report.budget.spent() - started
                 report.keep(kernel={"rows": rows, "dtype": named(plan.dtypes[0]), "problem": None})
     return {"rows": rows, "dtype": named(plan.dtypes[0]), "problem": None}

@@ -22,7 +22,8 @@ PUBLISHED = 80  # nodes of the tree 2.2.2
 # Nodes below the root that are timed; with the root 8, 16, 24, 32, ... rows, what matrix units like, and the published.
 SIZES_CUDA = (0, 1, 3, 7, 15, 23, 31, 47, 63, 79, 80, 95, 127, 160)
 SIZES_CPU = (0, 1, 2, 4, 7, 15, 24, 31, 48, 63, 80)
-MOST_CONTEXT = 3900  # the shapes have 4,096 positions, and the largest draft has to fit behind
+POSITIONS = 4096  # of every model here
+MOST_CONTEXT = 3840  # a static step sees the context rounded up, and the largest draft has to fit behind
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from model.errors import UserError
+
 from ..records.provenance import describe_device, git_state, versions
 from ..stepping.floor import Rates, measure_rates
 from .against import ratios, told
@@ -31,10 +33,11 @@ def make_report(plan: Plan, folder: Path, before: list[dict[str, Any]] | None = 
         before: the cells of another report, to lay beside.
 
     Raises:
-        UserError: the disk refuses the report.
+        UserError: the disk refuses the report, or the device a type that is to be timed.
         KeyboardInterrupt: with the report so far on the disk.
     """
     report = Report(folder, Budget(plan.minutes), plan.mat)
+    report.keep()  # so that a folder that cannot be written to is told now
     _device(plan, report, rates := dict[torch.dtype, Rates]())
     _checks(plan, report)
     found = time_steps(plan, report, rates)
@@ -73,6 +76,9 @@ def _device(plan: Plan, report: Report, rates: dict[torch.dtype, Rates]) -> None
             continue
         about["rates"][name] = dataclasses.asdict(rates[dtype])
         report.keep(device=about)
+    for dtype in plan.dtypes:
+        if dtype not in rates:
+            raise UserError(f"--dtype {named(dtype)}: this device does not multiply it")
     first = rates[plan.dtypes[0]]
     report.say(
         f"device: {about['device']}, {first.bytes_per_second / 1e9:.0f} GB/s copied, "

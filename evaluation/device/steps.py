@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import statistics
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -10,11 +11,12 @@ from typing import Any
 import torch
 
 from model.decoding import Target
+from model.decoding.static_step import BUCKET
 
 from ..stepping.floor import Rates, step_cost
 from .checks import LONGEST_COMPILE, failure, load_target
 from .forecast import forecasts, headline
-from .plan import PUBLISHED, Plan
+from .plan import POSITIONS, PUBLISHED, Plan
 from .report import Report
 from .stepper import Burst, Stepper
 from .subjects import load, named, random_prompt
@@ -60,6 +62,7 @@ def time_steps(plan: Plan, report: Report, rates: dict[torch.dtype, Rates]) -> F
         except Exception as error:  # too large for the device, as a rule; the others may fit
             found.failures.append(where | {"execution": "-", "context": None, "error": failure(error)})
         torch.compiler.reset()
+        gc.collect()  # a target and its hooks, a drafter and its steps name one another
         if plan.device.type == "cuda":
             torch.cuda.empty_cache()
         report.keep(**found.sections(plan.mat))
@@ -114,7 +117,7 @@ class _Subject:
                 self._cut(f"{way}: compiling would not fit into the time")
                 continue
             try:
-                target = load_target(self.model, way, max(self.plan.contexts) + 2 * max(self.plan.sizes))
+                target = load_target(self.model, way, min(max(self.plan.contexts) + BUCKET, POSITIONS))
                 steppers.append(opened.enter_context(Stepper.opened(way, target, self.plan.sizes)))
             except Exception as error:
                 self._failed(way, None, error)

@@ -155,7 +155,7 @@ def test_what_does_not_fit_is_cut_with_a_note(brief, tmp_path):
         (["--shapes", "vicuna"], "--shapes vicuna: unknown; use embedded, vicuna-7b"),
         (["--dtype", "int8"], "--dtype int8: use auto, float16"),
         (["--contexts", "200,many"], "--contexts many: must be whole numbers"),
-        (["--contexts", "5000"], "--contexts 5000: must be whole numbers from 2 to 3900"),
+        (["--contexts", "5000"], "--contexts 5000: must be whole numbers from 2 to 3840"),
         (["--contexts", "200,"], "--contexts '200,'"),
         (["--executions", "graph", "--device", "cpu"], "--executions graph: needs CUDA"),
         (["--executions", "fast"], "--executions fast: use eager"),
