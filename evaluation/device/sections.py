@@ -46,7 +46,7 @@ def device(data: dict[str, Any]) -> str:
     """What it is, what it copies and multiplies, and the versions."""
     own = data["device"]
     rates = [
-        (name, f"{r['bytes_per_second'] / 1e9:.1f}", f"{r['flop_per_second'] / 1e12:.2f}")
+        (name, f"{r['bytes_per_second'] / 1e9:.1f}", f"{r['flop_per_second'] / 1e12:.3g}")
         for name, r in own["rates"].items()
     ]
     told = [(name, version) for name, version in own["versions"].items() if version != "not installed"]

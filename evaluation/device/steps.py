@@ -122,11 +122,14 @@ class _Subject:
             except Exception as error:
                 self._failed(way, None, error)
         for number, context in enumerate(self.plan.contexts):
-            if steppers and number and self._left() <= 0:
-                self._cut(f"{', '.join(s.name for s in steppers)} at {context} tokens: the time was used up")
-                continue
+            for stepper in list(steppers) if number else ():
+                # the second context compiles once more, with its size as a symbol, which then serves all
+                again = self.compiling if number == 1 and stepper.name in ("compiled", "tree") else 0.0
+                if self._left() <= again:
+                    self._cut(f"{stepper.name} from {context} tokens on: the time was used up")
+                    steppers.remove(stepper)
             steppers = [stepper for stepper in steppers if self._prepared(stepper, context)]
-            self._timed(steppers, context, (self._left()) / (len(self.plan.contexts) - number))
+            self._timed(steppers, context, self._left() / (len(self.plan.contexts) - number))
             self.report.keep(**self.found.sections(self.plan.mat))
 
     def _prepared(self, stepper: Stepper, context: int) -> bool:
