@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from html import escape
 
 WIDTH, HEIGHT, LEFT, BELOW, RIGHT, ABOVE = 420, 230, 52, 34, 92, 12
+Point = Callable[[float, float], tuple[float, float]]  # nodes and a value as a place in the drawing
 COLOURS = ("#1f5fa8", "#b5462b", "#3b7d3b", "#7a4a9c", "#6b6b6b")
 
 
@@ -39,8 +40,8 @@ def lines(curves: Mapping[str, Mapping[int, float]], unit: str) -> str:
     return "".join([*parts, "</svg>"])
 
 
-def _curves(curves: Mapping[str, Mapping[int, float]], at: object) -> list[str]:
-    assert callable(at)
+def _curves(curves: Mapping[str, Mapping[int, float]], at: Point) -> list[str]:
+    """Each as a line with its points, and its name at the right end."""
     parts, ends = [], []
     for number, (name, curve) in enumerate(curves.items()):
         colour = COLOURS[number % len(COLOURS)]
