@@ -38,6 +38,7 @@ from omegaconf import DictConfig, OmegaConf
 from evaluation.records.sweeps import Planned, available, write_down
 from evaluation.running.callback import report_at_end
 from evaluation.running.companions import lacking
+from evaluation.running.config import register_names
 from evaluation.running.fingerprint import SAVED
 from evaluation.running.processes import rank
 from evaluation.running.together import collected
@@ -46,6 +47,8 @@ from model.errors import UserError
 BASIC = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"  # by name: Hydra imports its plugins anew
 GROUPS = ("method", "tree")  # whose choices differ in the settings they have
 Find = Callable[[str], Any]  # a config of Hydra's search path by its name, e.g. method/pld; None where there is none
+
+register_names()  # for whoever composes configs/: Hydra imports its plugins first
 
 
 class PerMethodSweeper(BasicSweeper):

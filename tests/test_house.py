@@ -75,6 +75,15 @@ MAY_IMPORT = {
     "evaluation.figures": {"evaluation.records", "evaluation.statistics"},
     "evaluation.page": {"evaluation.records", "evaluation.statistics", "evaluation.figures", "model.decoding.tree"},
     "evaluation.running": {"evaluation.records", "evaluation.statistics", *(f"model.{room}" for room in METHODS)},
+    "evaluation.device": {
+        "model.decoding",
+        "model.recycling",
+        "model.dynamic",
+        "model.copying",
+        "evaluation.records.provenance",
+        "evaluation.running.shapes",
+        "evaluation.stepping.floor",
+    },
     "evaluation.stepping": {"evaluation.records", "evaluation.running", "evaluation.figures", "model.decoding"},
 }
 

@@ -5,6 +5,7 @@ Which settings there are, of which types, and which may be left out: the signatu
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,14 @@ GROUPS: dict[str, Callable[..., Any]] = {"model": ModelSettings, "bench": load_b
 GROUPS["sampling"] = Sampling
 NOT_HERE = ("k", "seed", "processors")  # the method's, where a tree takes it; the run's; and what is code
 LEAST = {"max_new_tokens": 1, "num_choices": 1, "repeats": 1, "repeat": 0}
+
+
+def register_names() -> None:
+    """Teach OmegaConf ${plain:NAME} of configs/: a name as part of a folder's name, without a path's slashes."""
+    OmegaConf.register_new_resolver("plain", lambda name: re.sub(r"[^\w.-]+", "_", str(name)).strip("_."), replace=True)
+
+
+register_names()  # in every process that a launcher starts, too: it imports the run's module, and that this one
 
 
 @dataclass

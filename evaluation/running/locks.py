@@ -12,7 +12,7 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -22,12 +22,13 @@ from filelock import lock_descriptor
 
 from .devices import check_placement, choose_device
 from .model_settings import ModelSettings
-from .models import forget_model
 from .processes import local_rank, local_world_size, meet
 
 CPU = "cpu"  # the name of its lock
 AGAIN = 0.05  # seconds between two looks for a free device: short, so that who runs one after the other lets others in
 
+# Called before GPUs are let go of: whoever keeps weights there drops them. Loading them is no business of this module.
+before_letting_go: list[Callable[[], None]] = []
 _held: dict[str, BinaryIO | None] = {}  # by a device's name; None where another rank of this host holds it for all
 _inside, _met = 0, 0
 
@@ -76,7 +77,8 @@ def exclusive(settings: ModelSettings, timed: bool = True) -> Iterator[ModelSett
 
 def _let_go() -> None:
     if any(name.startswith("cuda") for name in _held):  # on the CPU the weights are only memory
-        forget_model()
+        for forget in before_letting_go:
+            forget()
     for handle in _held.values():
         if handle is not None:
             handle.close()

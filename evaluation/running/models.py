@@ -14,7 +14,7 @@ import psutil
 import torch
 from huggingface_hub import constants
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LlamaConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.utils import logging as transformers_logging
 
 from model.decoding import Target
@@ -27,8 +27,10 @@ from . import gguf, hub
 from .conversation import DEFAULT, choose_template
 from .devices import check_placement, choose_device, place, placement
 from .errors import one_line
+from .locks import before_letting_go
 from .model_settings import ModelSettings
 from .processes import world_size
+from .shapes import choose_dtype, known, random_weights
 from .signatures import check
 
 SPECIAL_IDS = ("eos_token_id", "pad_token_id", "bos_token_id")  # what a generation config says of the tokenizer
@@ -76,14 +78,7 @@ def forget_model() -> None:
         torch.cuda.empty_cache()
 
 
-SHAPES: dict[str, dict[str, int]] = {  # LLaMA shapes whose step can be timed without their weights
-    "vicuna-7b": dict(hidden_size=4096, num_hidden_layers=32, num_attention_heads=32, intermediate_size=11008),
-    "vicuna-13b": dict(hidden_size=5120, num_hidden_layers=40, num_attention_heads=40, intermediate_size=13824),
-    "vicuna-33b": dict(hidden_size=6656, num_hidden_layers=60, num_attention_heads=52, intermediate_size=17920),
-    "llama-3-8b": dict(hidden_size=4096, num_hidden_layers=32, num_attention_heads=32, intermediate_size=14336)
-    | dict(num_key_value_heads=8, vocab_size=128256),
-    "tiny": dict(hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=128, vocab_size=256),
-}
+before_letting_go.append(forget_model)
 
 
 def random_model(shape: str, settings: ModelSettings) -> LoadedModel:
@@ -92,14 +87,9 @@ def random_model(shape: str, settings: ModelSettings) -> LoadedModel:
     Raises:
         UserError: unknown shape, dtype or device.
     """
-    if shape not in SHAPES:
-        raise UserError(f"--shape {shape}: unknown; use {', '.join(SHAPES)}")
+    known(shape, "--shape")
     device = _placed(settings)
-    dtype = choose_dtype(settings.dtype, device)
-    torch.manual_seed(0)
-    config = LlamaConfig(**{"vocab_size": 32000, "max_position_embeddings": 4096} | SHAPES[shape])
-    with torch.device(device):
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=settings.kernel).eval()
+    model = random_weights(shape, device, choose_dtype(settings.dtype, device), settings.kernel)
     return LoadedModel(settings, _target(model, settings), None, DEFAULT, frozenset())
 
 
@@ -110,14 +100,6 @@ def _placed(settings: ModelSettings) -> torch.device:
     if settings.device != "auto" and device.type == "cuda":
         torch.cuda.set_device(device)
     return device
-
-
-def choose_dtype(name: str, device: torch.device) -> torch.dtype:
-    """`auto` is float16 on an accelerator, as in the paper, and float32 on the CPU."""
-    if name == "auto":
-        return torch.float32 if device.type == "cpu" else torch.float16
-    found: torch.dtype = getattr(torch, name)  # one of those that ModelSettings allows
-    return found
 
 
 def _load(settings: ModelSettings) -> LoadedModel:

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from model.decoding import Target
+from model.decoding import Generation, Target
 from model.decoding.devices import synchronize
 from model.decoding.linear import pack_linears, packable
 
-from ..running.methods import Method
+LAUNCHES = ("cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "cuLaunchKernelEx", "cudaGraphLaunch")
 
 
 @dataclass(frozen=True)
@@ -88,14 +88,20 @@ def step_cost(target: Target, nodes: int, context: int) -> Cost:
     return Cost(weights + per_token * (context + nodes), 2 * nodes * matrices + attention)
 
 
-def launches(method: Method, prompt: list[int]) -> float | None:
-    """Kernels (or graphs) launched a forward while answering a prompt, by the profiler; None where there are none."""
-    if method.loaded.target.device.type != "cuda":
-        return None
+def runtime_calls(run: Callable[[], object], device: torch.device) -> dict[str, int]:
+    """What a run asked of CUDA, by the name of the call (cudaLaunchKernel, cudaMemcpyAsync, ...), by the profiler."""
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as found:
-        forwards = method.answer(prompt, 32).forwards
-        method.loaded.target.synchronize()
-    kinds = ("cudaLaunchKernel", "cuLaunchKernel", "cudaGraphLaunch")
-    return sum(int(event.count) for event in found.key_averages() if event.key in kinds) / forwards
+        run()
+        synchronize(device)
+    return {event.key: int(event.count) for event in found.key_averages() if event.key.startswith(("cuda", "cuLaunch"))}
+
+
+def launches(target: Target, answer: Callable[[], Generation]) -> float | None:
+    """Kernels (or graphs) launched a forward while answering a prompt; None where there are none."""
+    if target.device.type != "cuda":
+        return None
+    forwards: list[int] = []
+    calls = runtime_calls(lambda: forwards.append(answer().forwards), target.device)
+    return sum(count for name, count in calls.items() if name in LAUNCHES) / forwards[0]

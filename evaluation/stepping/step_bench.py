@@ -93,7 +93,7 @@ class StepBench:
             "floor_us": floor,
             "bytes": cost.bytes,
             "flop": cost.flop,
-            "launches": launches(method, self.prompts[0]),
+            "launches": launches(method.loaded.target, lambda: method.answer(self.prompts[0], 32)),
         }
 
     def drift(self, limit: int = 64, rounds: int = 100) -> dict[str, float]:

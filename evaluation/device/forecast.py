@@ -1,0 +1,96 @@
+"""From step times to tokens a second: the published tree, the best cut of it, and the tree that follows the machine.
+
+Random weights tell how long a step takes, not what is accepted. So the published tree's MAT is given, and what other
+sizes accept follows from an assumption, the one that `tree=auto` starts from before it has seen a step: the n best
+nodes stand by the power law of `model.recycling.templates.likelihood`, and what is accepted grows with the rows that a
+step fills, by (n + 1) ** FILLING. Both are scaled so that 80 nodes give the MAT.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from model.recycling.auto import FILLING, PROBE, PROBE_IDLE, PROBE_UP, SIZES
+from model.recycling.templates import best_order, likelihood
+
+from .plan import PUBLISHED
+
+K = 8  # candidates a token
+
+
+def expected_mat(n: int, mat: float) -> float:
+    """Tokens a step of the best n nodes, if the published 80 give `mat`."""
+
+    def law(nodes: int) -> float:
+        return sum(map(likelihood, best_order(nodes, K))) * math.pow(1 + nodes, FILLING)
+
+    return 1 + (mat - 1) * law(n) / law(PUBLISHED)
+
+
+def between(seconds: Mapping[int, float], n: int) -> float:
+    """T(n) on the straight line between the measured sizes about it; the ends beyond them."""
+    below = max((size for size in seconds if size <= n), default=min(seconds))
+    above = min((size for size in seconds if size >= n), default=max(seconds))
+    if above <= below:
+        return seconds[below]
+    return seconds[below] + (seconds[above] - seconds[below]) * (n - below) / (above - below)
+
+
+def forecast(seconds: Mapping[int, float], plain: float, mat: float) -> dict[str, dict[str, float]]:
+    """What is to be expected of the published tree, the best measured size, and `auto`.
+
+    Args:
+        seconds: T(n) by nodes below the root, 0 among them.
+        plain: seconds of a step that neither drafts nor learns.
+
+    Returns:
+        By `published`, `best` and `auto`: nodes, mat, tokens_per_second, and speedup over plain decoding.
+    """
+    speed = {n: expected_mat(n, mat) / t for n, t in seconds.items()}
+    best = max(speed, key=speed.__getitem__)
+    found = {"published": (PUBLISHED, mat, mat / between(seconds, PUBLISHED))}
+    found["best"] = (best, expected_mat(best, mat), speed[best])
+    found["auto"] = _auto(seconds, mat)
+    return {
+        name: {"nodes": nodes, "mat": own, "tokens_per_second": rate, "speedup": rate * plain}
+        for name, (nodes, own, rate) in found.items()
+    }
+
+
+def _auto(seconds: Mapping[int, float], mat: float) -> tuple[int, float, float]:
+    """Nodes, MAT and tokens a second of its settled choice, its probes of a larger tree included."""
+    times = [between(seconds, n) for n in SIZES]
+    tokens = [expected_mat(n, mat) for n in SIZES]
+    at = max(range(len(SIZES)), key=lambda i: tokens[i] / times[i])
+    probe, every = min(at + PROBE_UP, len(SIZES) - 1), PROBE if at else PROBE_IDLE
+    made, spent = ((every - 1) * each[at] + each[probe] for each in (tokens, times))
+    return SIZES[at], made / every, made / spent
+
+
+def forecasts(cells: list[dict[str, Any]], mat: float) -> list[dict[str, Any]]:
+    """A forecast for each measured cell, as the report has both."""
+    rows = []
+    for cell in cells:
+        seconds = {int(n): s for n, s in cell["step_s"].items()}
+        about = {key: cell[key] for key in ("model", "dtype", "execution", "context", "plain_s")}
+        rows.append(about | forecast(seconds, cell["plain_s"], mat))
+    return rows
+
+
+def headline(rows: list[dict[str, Any]], mat: float) -> str:
+    """The report in one sentence: the first model at the first context, as executed fastest with the published tree."""
+    if not rows:
+        return "On this device: no step was timed, so nothing can be said of the speed."
+    first = rows[0]
+    same = [row for row in rows if all(row[key] == first[key] for key in ("model", "dtype", "context"))]
+    row = max(same, key=lambda row: float(row["published"]["tokens_per_second"]))
+    fastest = min(float(other["plain_s"]) for other in same)
+    published, nodes = row["published"], row["best"]["nodes"]
+    return (
+        f"On this device: 2.2.2 at MAT {mat:.2f}: {published['tokens_per_second']:.0f} tokens/s, "
+        f"{published['tokens_per_second'] * fastest:.2f} x plain; the best tree has {nodes} node{'s' * (nodes != 1)} "
+        f"({row['model']}, {row['dtype']}, {row['context']} tokens of context, {row['execution']}; plain decoding as "
+        "its fastest execution has it)."
+    )
