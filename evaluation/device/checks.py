@@ -11,7 +11,7 @@ import torch
 
 from model.copying.pld import PromptLookup
 from model.decoding import Draft, Drafter, Generation, Target, Tree, generate
-from model.decoding.linear import packable
+from model.decoding.linear import fastest_linear
 from model.dynamic.dynamic_recycling import DynamicRecycling
 from model.recycling import TokenRecycling, build_template
 from model.vanilla import Vanilla
@@ -120,7 +120,7 @@ def check_steps(plan: Plan, report: Report) -> list[dict[str, Any]]:
 def _check_model(plan: Plan, report: Report, dtype: torch.dtype, ways: list[str], rows: list[dict[str, Any]]) -> None:
     prompts, guess = spoken_prompts(PROMPTS), LONGEST_COMPILE[plan.device.type]
     model = load(EMBEDDED, plan.device, dtype)
-    eager = Target(model, packed=packable(plan.device, dtype))
+    eager = Target(model, linear=fastest_linear(plan.device, dtype))
     expected = {name: answers(eager, name, prompts) for name in METHODS}
     for way in ways:
         row = {"dtype": named(dtype), "execution": way}
@@ -143,14 +143,14 @@ def _check_model(plan: Plan, report: Report, dtype: torch.dtype, ways: list[str]
 
 
 def load_target(model: Any, way: str, context: int | None = None) -> Target:
-    """A target of an execution as `plan.EXECUTIONS` names them, weights packed where that can be."""
+    """A target of an execution as `plan.EXECUTIONS` names them, with the fastest products there."""
     weight = model.get_input_embeddings().weight
     return Target(
         model,
         context=context,
         execution="compiled" if way == "tree" else way,
         tree_attention=way == "tree",
-        packed=packable(weight.device, weight.dtype),
+        linear=fastest_linear(weight.device, weight.dtype),
     )
 
 

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from model.decoding import DeviceDrafter, Target
 from model.decoding.cache import TreeCache
-from model.decoding.step import make_step, unmarked
+from model.decoding.step import Sequence, make_step
 from model.recycling.auto import best_of
 from model.vanilla import Vanilla
 
@@ -72,12 +72,14 @@ class Stepper:
     def burst(self, n: int | None, steps: int = STEPS) -> Burst:
         """So many steps with n nodes, and one before them that is not counted."""
         self.cache.length = self._context
-        step = make_step(self.target, self.cache, self.drafters[n].session(), unmarked)
-        made, root = step.setup_s, step(self._root).tokens[-1]
+        of = Sequence(self.target, self.cache, self.drafters[n].session(), [self._root])
+        step = make_step(of)
+        made = step.setup_s
+        of.text += step().tokens
         self.target.synchronize()
         warm, start = step.setup_s, time.perf_counter()
         for _ in range(steps):
-            root = step(root).tokens[-1]
+            of.text += step().tokens
         self.target.synchronize()  # a step's last writes are awaited with the burst, not one by one
         elapsed = time.perf_counter() - start - (step.setup_s - warm)
         return Burst(elapsed / steps, step.setup_s - made)

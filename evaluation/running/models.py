@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.utils import logging as transformers_logging
 
 from model.decoding import Target
-from model.decoding.linear import linear_bytes, packable
+from model.decoding.linear import fastest_linear, linear_bytes, packable
 from model.errors import UserError
 from model.files import located
 
@@ -183,10 +183,9 @@ def _linear(model: Any, settings: ModelSettings) -> str:
         )
     if settings.linear != "auto":
         return settings.linear
+    best = "stock" if settings.tensor_parallel else fastest_linear(weight.device, weight.dtype)
     free: int = psutil.virtual_memory().available
-    if can and linear_bytes(model) < free / 2:
-        return "packed"
-    return "joint" if weight.device.type == "cuda" and not settings.tensor_parallel else "stock"
+    return "stock" if best == "packed" and linear_bytes(model) >= free / 2 else best
 
 
 def weights(allow_pickle: bool) -> tuple[str, ...]:

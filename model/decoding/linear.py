@@ -92,6 +92,11 @@ def packable(device: torch.device, dtype: torch.dtype) -> bool:
     return dtype == torch.float32 or (dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
+def fastest_linear(device: torch.device, dtype: torch.dtype) -> str:
+    """packed, joint or stock, as `Target` takes it, where memory does not matter and a model is on one device."""
+    return "packed" if packable(device, dtype) else "joint" if device.type == "cuda" else "stock"
+
+
 def linear_bytes(module: nn.Module) -> int:
     """Bytes that packing adds: the weights of all plain linear layers."""
     return sum(layer.weight.numel() * layer.weight.element_size() for layer in _plain(module))
