@@ -62,7 +62,7 @@ MODULES = {name_of(path): path for path in PYTHON_FILES}
 LIBRARY = {name: path for name, path in MODULES.items() if name.partition(".")[0] == "model"}
 # What each room may import of the project, rooms or single modules, beside itself and what stands in model/ itself.
 MAY_IMPORT = {
-    "model": {"model.decoding"},
+    "model": {"model.decoding", "model.recycling"},
     "model.decoding": set(),
     "model.recycling": {"model.decoding"},
     "model.copying": {"model.decoding", "model.recycling"},

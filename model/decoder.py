@@ -1,0 +1,195 @@
+"""A model, its tokenizer and a method: text in, text out, a run of accepted tokens at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .decoding import Drafter, Generation, StepRecord, Target, decode
+from .decoding.sampling import GREEDY, Sampling
+from .errors import UserError
+from .files import load_state
+from .methods import make_method
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One answer.
+
+    Attributes:
+        ids: new tokens, EOS included if it came.
+        accept_lengths: tokens that each step added; they sum to the number of ids.
+        stop: eos, length or context.
+    """
+
+    text: str
+    ids: list[int]
+    accept_lengths: list[int]
+    stop: str
+
+    @property
+    def mat(self) -> float:
+        """Mean accepted tokens a step."""
+        return len(self.ids) / len(self.accept_lengths)
+
+
+class Decoder:
+    """Decodes with a method; what the method carries from prompt to prompt stays with this object.
+
+    Args:
+        model: a transformers causal LM with full attention; its weights stay as they are.
+        tokenizer: its tokenizer; None: ids in, ids out.
+        method: a name of `methods.METHODS`, or a drafter; settings are the method's own.
+        start: hot: what is learnt is carried on; cold: forgotten before each prompt; or the file of a saved state.
+        context: tokens of prompt and answer together; default: the model's limit, at most 4096.
+
+    Raises:
+        UserError: a model, method or setting that does not fit; says which.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any = None,
+        *,
+        method: str | Drafter = "recycling",
+        start: str | Path = "hot",
+        context: int | None = None,
+        **settings: Any,
+    ) -> None:
+        self.target, self.tokenizer, self.start = Target(model, context=context), tokenizer, str(start)
+        self.eos = eos_of(model, tokenizer)
+        if isinstance(method, str):
+            method = make_method(method, self.target, eos=self.eos, **settings)
+        elif settings:
+            raise UserError(f"method {type(method).__name__}: is made already and takes no {', '.join(settings)}")
+        self.method = method
+        if self.start not in ("hot", "cold"):
+            self.method.load_state_dict(load_state(Path(start)))
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        name_or_path: str,
+        *,
+        dtype: torch.dtype | str = "auto",
+        device: torch.device | str | None = None,
+        revision: str | None = None,
+        trust_remote_code: bool = False,
+        **settings: Any,
+    ) -> Decoder:
+        """A model of the hub or of a folder, from safetensors alone.
+
+        Args:
+            dtype: auto: float32 on a CPU, the checkpoint's own elsewhere.
+            device: default: CUDA where there is one, else the CPU.
+            settings: as the class takes them.
+
+        Raises:
+            UserError: it cannot be loaded.
+        """
+        from transformers import AutoModelForCausalLM, AutoTokenizer  # not above: it takes a second
+
+        placed = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        kind = torch.float32 if dtype == "auto" and placed.type == "cpu" else dtype
+        common = dict(revision=revision, trust_remote_code=trust_remote_code)
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(name_or_path, **common)
+            model = AutoModelForCausalLM.from_pretrained(
+                name_or_path, dtype=kind, attn_implementation="sdpa", use_safetensors=True, **common
+            )
+        except (OSError, ValueError, KeyError, ImportError) as error:
+            raise UserError(f"model {name_or_path}: cannot be loaded ({' '.join(str(error).split())[:300]})") from None
+        return cls(model.to(placed).eval(), tokenizer, **settings)
+
+    def ids_of(self, prompt: str | list[int] | list[dict[str, str]]) -> list[int]:
+        """Token ids of a prompt: ids as they are, a chat (roles and contents) by the tokenizer's template, or text.
+
+        Raises:
+            UserError: text without a tokenizer, a chat without a template, or nothing at all.
+        """
+        ids: list[int]
+        if isinstance(prompt, list) and all(isinstance(token, int) for token in prompt):
+            ids = list(prompt)  # type: ignore[arg-type]
+        elif self.tokenizer is None:
+            raise UserError("prompt: is text, and this decoder has no tokenizer; give token ids")
+        elif isinstance(prompt, str):
+            ids = list(self.tokenizer(prompt)["input_ids"])
+        elif self.tokenizer.chat_template is None:
+            raise UserError("prompt: is a chat, and the tokenizer has no template for one; give text")
+        else:
+            ids = list(self.tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=False))
+        if not ids:
+            raise UserError("prompt: has no tokens")
+        return ids
+
+    def stream(
+        self,
+        prompt: str | list[int] | list[dict[str, str]],
+        *,
+        max_new_tokens: int = 256,
+        sampling: Sampling = GREEDY,
+    ) -> Generator[StepRecord, None, Generation]:
+        """The answer's steps, each as soon as its tokens are known; returns the whole. Raises as `decode` does."""
+        ids = self.ids_of(prompt)
+        if self.start == "cold":
+            self.method.reset()
+        session = self.method.session()
+        return decode(self.target, session, ids, max_new_tokens=max_new_tokens, eos=self.eos, sampling=sampling)
+
+    def generate(
+        self,
+        prompt: str | list[int] | list[dict[str, str]],
+        *,
+        max_new_tokens: int = 256,
+        sampling: Sampling = GREEDY,
+    ) -> Answer:
+        """The whole answer. Raises as `stream` does."""
+        out = whole(self.stream(prompt, max_new_tokens=max_new_tokens, sampling=sampling))
+        return Answer(self.text_of(out.tokens), out.tokens, out.accept_lengths, out.stop)
+
+    def text_of(self, ids: list[int]) -> str:
+        """Without special tokens; empty without a tokenizer."""
+        return "" if self.tokenizer is None else str(self.tokenizer.decode(ids, skip_special_tokens=True))
+
+
+def whole(steps: Generator[StepRecord, None, Generation]) -> Generation:
+    """What a stream returns at its end."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            found: Generation = end.value
+            return found
+
+
+def pieces(steps: Iterator[StepRecord], text_of: Any) -> Iterator[tuple[str, int]]:
+    """A stream as text: what each step adds to it, and its accepted length.
+
+    A character that a step leaves unfinished comes with the step that finishes it.
+    """
+    ids: list[int] = []
+    told = ""
+    held = 0
+    for step in steps:
+        ids += step.tokens
+        held += step.accepted
+        text = text_of(ids)
+        if not text.endswith("\ufffd"):  # bytes of a character that is not whole yet
+            yield text[len(told) :], held
+            told, held = text, 0
+    if held:
+        yield text_of(ids)[len(told) :], held
+
+
+def eos_of(model: Any, tokenizer: Any) -> frozenset[int]:
+    """Every id that the generation config, the config or the tokenizer calls an end of sequence."""
+    found: set[int] = set()
+    for source in (model.generation_config, model.config, tokenizer):
+        ids = getattr(source, "eos_token_id", None)
+        found |= {ids} if isinstance(ids, int) else set(ids or ())
+    return frozenset(found)

@@ -1,0 +1,57 @@
+"""Methods by name, for use in code; the harness makes them by its configurations."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Collection
+from typing import Any
+
+from .decoding import Drafter, Target
+from .errors import UserError
+from .recycling import build_template
+
+METHODS = {
+    "vanilla": "vanilla.Vanilla",
+    "pld": "copying.pld.PromptLookup",
+    "suffix": "copying.suffix.Suffix",
+    "lookahead": "ngrams.lookahead.Lookahead",
+    "ngram_cache": "ngrams.ngram_cache.NgramCache",
+    "rest": "retrieval.rest.Rest",
+    "recycling": "recycling.drafter.TokenRecycling",
+    "suffix_recycling": "copying.suffix_recycling.SuffixRecycling",
+    "spine": "copying.spine.Spine",
+    "dynamic": "dynamic.dynamic_recycling.DynamicRecycling",
+    "sps": "learned.sps.Speculative",
+    "medusa": "learned.medusa.Medusa",
+    "eagle": "learned.eagle.Eagle",
+    "eagle2": "learned.eagle2.Eagle2",
+}
+
+
+def make_method(name: str, target: Target, *, eos: Collection[int] = (), **settings: Any) -> Drafter:
+    """A method for a target.
+
+    Args:
+        name: one of METHODS.
+        eos: ids that end an answer; some methods do not draft beyond them.
+        settings: its own, see its class; `tree` may be a template's name (2.2.2 unless said) or `best:N`.
+
+    Raises:
+        UserError: no such method, or a setting that it does not take.
+    """
+    if name not in METHODS:
+        raise UserError(f"method {name}: unknown; there is {', '.join(METHODS)}")
+    module, _, kind = METHODS[name].rpartition(".")
+    factory = getattr(importlib.import_module(f".{module}", __package__), kind)
+    takes = inspect.signature(factory).parameters
+    given: dict[str, Any] = {"vocab_size": target.vocab_size, "device": target.device, "target": target, "eos": eos}
+    if "tree" in takes and isinstance(tree := settings.get("tree", "2.2.2"), str):
+        template, _, nodes = tree.partition(":")
+        if nodes and not nodes.isdigit():
+            raise UserError(f"tree={tree}: what follows the colon must be a number of nodes")
+        settings["tree"] = build_template(template, nodes=int(nodes) if nodes else None)
+    if unknown := sorted(settings.keys() - takes.keys()):
+        raise UserError(f"method {name}: does not take {', '.join(unknown)}; it takes {', '.join(takes)}")
+    found: Drafter = factory(**{key: value for key, value in given.items() if key in takes} | settings)
+    return found

@@ -1,0 +1,128 @@
+"""This project's decoding inside transformers' own `generate`: `model.generate(..., custom_generate=Generate())`.
+
+transformers prepares inputs, processors and criteria as ever, and hands the decoding loop over.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .decoding import Target, decode
+from .decoding.sampling import Sampling
+from .errors import UserError
+from .methods import make_method
+
+ROOM = 1024  # a target's context grows by multiples of this
+KEPT = "_token_recycling_target"  # the attribute of a model that its target is kept as
+
+
+class Generate:
+    """A decoding method for `custom_generate`. What it learns is carried from call to call, for each model by itself.
+
+    Greedy output is the model's own. With `do_sample` each token is drawn from the distribution that transformers'
+    processors leave, by noise that belongs to the token's place, so it is not torch's own draw but has its shares;
+    `torch.manual_seed` decides it.
+
+    Args:
+        method: a name of `methods.METHODS`; settings are its own.
+        start: hot, or cold: what was learnt is forgotten before each call.
+
+    Raises:
+        UserError: when called, for what it cannot do (several sequences, beams, padding, scores), by name.
+    """
+
+    def __init__(self, method: str = "recycling", *, start: str = "hot", **settings: Any) -> None:
+        if start not in ("hot", "cold"):
+            raise UserError(f"start={start}: must be hot or cold")
+        self.method, self.start, self.settings = method, start, settings
+        self._made: tuple[Any, Any] | None = None  # a target, and the drafter made for it
+
+    def __call__(
+        self,
+        model: Any,
+        input_ids: torch.Tensor,
+        logits_processor: Any = None,
+        stopping_criteria: Any = None,
+        generation_config: Any = None,
+        token_streamer: Any = None,
+        **kwargs: Any,
+    ) -> Any:
+        """transformers' contract of a decoding method: ids (1, P) -> (1, P + new), or its output class.
+
+        Args:
+            token_streamer: what else would be `streamer`, which transformers (5.23) hands to no callable: give it the
+                same object as both; the prompt goes to the one, and what is new to the other.
+        """
+        config = generation_config
+        refuse(input_ids, config, kwargs)
+        prompt = input_ids[0].tolist()
+        target = target_of(model, config.max_length)
+        if self._made is None or self._made[0] is not target:
+            self._made = target, make_method(self.method, target, **dict(self.settings))
+        drafter = self._made[1]
+        if self.start == "cold":
+            drafter.reset()
+        processors = (logits_processor,) if logits_processor else ()
+        temperature = 1.0 if config.do_sample else 0.0  # a temperature of the caller's is one of the processors
+        seed = int(torch.randint(1 << 62, (1,))) if config.do_sample else 0
+        steps = decode(
+            target,
+            drafter.session(),
+            prompt,
+            max_new_tokens=config.max_length - len(prompt),
+            sampling=Sampling(temperature=temperature, seed=seed, processors=processors),
+        )
+        ids = input_ids
+        for step in steps:
+            kept = []
+            for token in step.tokens:
+                kept.append(token)
+                ids = torch.cat((ids, torch.tensor([[token]], device=ids.device)), dim=1)
+                if bool(stopping_criteria(ids, None).all()):
+                    steps.close()
+                    break
+            for token in kept if token_streamer is not None else ():
+                token_streamer.put(torch.tensor([token]))
+        if token_streamer is not None:
+            token_streamer.end()
+        if not config.return_dict_in_generate:
+            return ids
+        from transformers.generation import GenerateDecoderOnlyOutput
+
+        return GenerateDecoderOnlyOutput(sequences=ids)
+
+
+def refuse(input_ids: torch.Tensor, config: Any, kwargs: dict[str, Any]) -> None:
+    """Raises UserError for what this decoding cannot do."""
+    cache = kwargs.get("past_key_values")
+    cannot = {
+        "a batch of several sequences": input_ids.shape[0] > 1,
+        "num_beams": (config.num_beams or 1) > 1,
+        "num_return_sequences": (config.num_return_sequences or 1) > 1,
+        "penalty_alpha": bool(getattr(config, "penalty_alpha", None)),
+        "padding (attention_mask)": kwargs.get("attention_mask") is not None,
+        "past_key_values": cache is not None and cache.get_seq_length() > 0,
+        "inputs_embeds": kwargs.get("inputs_embeds") is not None,
+    }
+    told = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
+    cannot |= {name: bool(config.return_dict_in_generate and getattr(config, name, False)) for name in told}
+    if asked := [name for name, wanted in cannot.items() if wanted]:
+        raise UserError(f"custom_generate: this decoding has no {', '.join(asked)}; leave it out")
+
+
+def target_of(model: Any, length: int) -> Target:
+    """The model's target, made once and kept with it, with room for so many tokens.
+
+    Raises:
+        UserError: more than the model's positions, or a model that the engine cannot drive.
+    """
+    kept: Target | None = vars(model).get(KEPT)
+    if kept is not None and kept.context >= length:
+        return kept
+    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    context = -(-length // ROOM) * ROOM
+    made = Target(model, context=context if limit is None or length > limit else min(context, limit))
+    object.__setattr__(model, KEPT, made)  # not by Module.__setattr__, which would look for parameters in it
+    return made

@@ -1,0 +1,221 @@
+"""In other people's code: a decoder of text, methods by name, and transformers' generate with this decoding inside."""
+
+import random
+
+import pytest
+import torch
+from transformers import (
+    EosTokenCriteria,
+    LogitsProcessor,
+    MinNewTokensLengthLogitsProcessor,
+    NoRepeatNGramLogitsProcessor,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
+from transformers.generation.streamers import BaseStreamer
+
+from model.decoder import Decoder, pieces, whole
+from model.decoding import StepRecord, Target
+from model.decoding.sampling import Sampling
+from model.errors import UserError
+from model.files import ROOT
+from model.methods import METHODS, make_method
+from model.transformers_generate import KEPT, Generate
+from tests.conftest import greedy, toy_model
+
+V = 61
+ARCHITECTURES = ["llama", "llama-grouped", "qwen2", "qwen3", "gemma", "gpt-neox"]
+
+
+def ids_of(*tokens):
+    return torch.tensor([list(tokens)])
+
+
+@pytest.mark.parametrize("method", ["recycling", "dynamic", "pld"])
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_custom_generate_is_greedy_generate(name, method):
+    model, generate, rng = toy_model(name), Generate(method), random.Random(1)
+    for length in (1, 5, 40):
+        ids = ids_of(*(rng.randrange(3, V) for _ in range(length)))
+        expected = model.generate(ids, max_new_tokens=40, do_sample=False)
+        found = model.generate(ids, max_new_tokens=40, do_sample=False, custom_generate=generate)
+        assert found.tolist() == expected.tolist()
+    assert vars(model)[KEPT] is generate._made[0], "the target is made once"
+
+
+class Stop(StoppingCriteria):
+    """After a given token was seen a second time."""
+
+    def __call__(self, ids, scores, **kwargs):
+        return torch.tensor([(row == row[-1]).sum() >= 3 for row in ids])
+
+
+class Odd(LogitsProcessor):
+    """Odd tokens only, behind an even one: looks at each row's own text."""
+
+    def __call__(self, ids, scores):
+        odd = torch.arange(scores.shape[1]) % 2 == 1
+        return scores.masked_fill((ids[:, -1:] % 2 == 0) & ~odd, -1e9)
+
+
+WAYS = {
+    "criteria": dict(stopping_criteria=StoppingCriteriaList([Stop()])),
+    "eos": dict(eos_token_id=54),
+    "eos by criterion": dict(stopping_criteria=StoppingCriteriaList([EosTokenCriteria(16)])),
+    "own processor": dict(logits_processor=[Odd()]),
+    "no n-gram twice": dict(no_repeat_ngram_size=2),
+    "n-gram and penalty": dict(logits_processor=[NoRepeatNGramLogitsProcessor(3)], repetition_penalty=1.4),
+    "least length": dict(min_new_tokens=20, eos_token_id=[35, 36]),
+    "bad words": dict(bad_words_ids=[[36], [54, 53]]),
+    "length of all": dict(max_length=30),
+    "dictionary": dict(return_dict_in_generate=True),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_criteria_and_processors_do_what_they_do_in_generate(way):
+    model, ids = toy_model("llama"), ids_of(5, 9, 5, 9, 5)
+    more = {"max_new_tokens": 50} | WAYS[way] if "max_length" not in WAYS[way] else WAYS[way]
+    expected = model.generate(ids, do_sample=False, pad_token_id=0, **more)
+    found = model.generate(ids, do_sample=False, pad_token_id=0, custom_generate=Generate("recycling"), **more)
+    if way == "dictionary":
+        expected, found = expected.sequences, found.sequences
+    assert found.tolist() == expected.tolist()
+    assert way == "dictionary" or found.tolist() != model.generate(ids, do_sample=False, max_new_tokens=50).tolist()
+
+
+def test_minimum_length_counts_each_paths_own_text():
+    """Nodes of one draft have texts of several lengths: what counts tokens must see its own."""
+    model, ids = toy_model("llama"), ids_of(5, 9, 5)
+    eos = greedy(model, [5, 9, 5], 40)
+    settings = dict(max_new_tokens=40, do_sample=False, eos_token_id=eos[0], pad_token_id=0)
+    for least in (1, 7, 20):
+        own = [MinNewTokensLengthLogitsProcessor(3, least, [eos[0]])]
+        expected = model.generate(ids, logits_processor=own, **settings)
+        assert model.generate(ids, logits_processor=own, custom_generate=Generate(), **settings).equal(expected)
+
+
+class Heard(BaseStreamer):
+    def __init__(self):
+        self.got, self.ended = [], 0
+
+    def put(self, value):
+        self.got += value.flatten().tolist()
+
+    def end(self):
+        self.ended += 1
+
+
+def test_a_streamer_hears_every_token_once():
+    model, streamer = toy_model("llama"), Heard()
+    out = model.generate(
+        ids_of(5, 6, 7),
+        max_new_tokens=30,
+        do_sample=False,
+        streamer=streamer,
+        token_streamer=streamer,
+        custom_generate=Generate(),
+    )
+    assert streamer.got == out[0].tolist() and streamer.ended == 1
+
+
+def test_drawn_text_follows_torchs_seed_and_not_the_method():
+    model, texts = toy_model("llama"), []
+    for seed, method in ((1, "recycling"), (1, "vanilla"), (1, "dynamic"), (2, "vanilla")):
+        torch.manual_seed(seed)
+        drawn = dict(do_sample=True, temperature=1.3, top_k=20, max_new_tokens=40)
+        texts.append(model.generate(ids_of(5, 6, 7), custom_generate=Generate(method), **drawn).tolist())
+    assert texts[0] == texts[1] == texts[2] != texts[3]
+
+
+@pytest.mark.parametrize(
+    "settings, says",
+    [
+        (dict(num_beams=2), "num_beams"),
+        (dict(return_dict_in_generate=True, output_scores=True), "output_scores"),
+        (dict(attention_mask=torch.tensor([[0, 1, 1]])), "padding"),
+        (dict(do_sample=True, num_return_sequences=2), "several sequences, num_return_sequences"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(settings, says):
+    model = toy_model("llama")
+    with pytest.raises(UserError, match=says):
+        model.generate(ids_of(5, 6, 7), max_new_tokens=5, custom_generate=Generate(), pad_token_id=0, **settings)
+
+
+def test_every_method_has_a_name_and_unknown_settings_are_told():
+    target = Target(toy_model("llama"))
+    for name in METHODS.keys() - {"rest", "sps", "medusa", "eagle", "eagle2"}:  # which need files
+        assert make_method(name, target, eos=[2]).max_nodes >= 1
+    assert len(make_method("recycling", target, tree="best:9").tree) == 10
+    with pytest.raises(UserError, match="method nonesuch: unknown; there is vanilla, pld"):
+        make_method("nonesuch", target)
+    with pytest.raises(UserError, match="does not take depth; it takes"):
+        make_method("pld", target, depth=3)
+
+
+class Letters:
+    """A tokenizer of one letter a token, some of which are half a character."""
+
+    eos_token_id = None
+    chat_template = None
+
+    def __call__(self, text):
+        return {"input_ids": [3 + ord(c) % 50 for c in text]}
+
+    def decode(self, ids, skip_special_tokens):
+        return b"".join("é".encode()[i % 2 : i % 2 + 1] if i > 40 else b"x" for i in ids).decode(errors="replace")
+
+
+def test_a_decoder_answers_text_and_ids_and_streams_the_same():
+    model = toy_model("llama")
+    decoder = Decoder(model, Letters(), method="dynamic", nodes=8)
+    prompt = decoder.ids_of("hello")
+    answer = decoder.generate("hello", max_new_tokens=30)
+    assert answer.ids == greedy(model, prompt, 30) == decoder.generate(prompt, max_new_tokens=30).ids
+    assert sum(answer.accept_lengths) == len(answer.ids) == 30 and answer.stop == "length"
+    assert answer.mat == 30 / len(answer.accept_lengths) and answer.text == Letters().decode(answer.ids, True)
+    told = list(pieces(decoder.stream("hello", max_new_tokens=30), decoder.text_of))
+    assert "".join(text for text, _ in told) == answer.text and sum(n for _, n in told) == 30
+    assert whole(decoder.stream("hello", max_new_tokens=30)).tokens == answer.ids
+    drawn = decoder.generate("hello", max_new_tokens=30, sampling=Sampling(temperature=2.0, seed=1))
+    assert drawn.ids != answer.ids
+
+
+def test_a_character_in_two_steps_comes_whole():
+    steps = [StepRecord([5, 42], 1, ()), StepRecord([43], 1, ()), StepRecord([42], 1, ())]
+    found = list(pieces(iter(steps), lambda ids: Letters().decode(ids, True)))
+    assert found == [("xé", 3), ("\ufffd", 1)], "what is never finished comes at the end as it is"
+
+
+def test_a_cold_decoder_forgets_and_a_hot_one_does_not():
+    model, prompt = toy_model("llama"), [5, 6, 7, 8]
+    lengths = {}
+    for start in ("cold", "hot"):
+        decoder = Decoder(model, start=start, tree="best:20")
+        lengths[start] = [len(decoder.generate(prompt, max_new_tokens=60).accept_lengths) for _ in range(2)]
+    assert lengths["cold"][0] == lengths["cold"][1] == lengths["hot"][0] > lengths["hot"][1]
+
+
+def test_what_a_decoder_refuses():
+    decoder = Decoder(toy_model("llama"))
+    for prompt, says in (("text", "no tokenizer"), ([], "no tokens")):
+        with pytest.raises(UserError, match=says):
+            decoder.generate(prompt)
+    with pytest.raises(UserError, match="has no template"):
+        Decoder(toy_model("llama"), Letters()).generate([{"role": "user", "content": "hi"}])
+    with pytest.raises(UserError, match="cannot be loaded"):
+        Decoder.from_pretrained("/nowhere/at/all")
+    with pytest.raises(UserError, match="made already"):
+        Decoder(toy_model("llama"), method=decoder.method, k=4)
+
+
+def test_the_folder_in_the_hubs_layout_does_the_same():
+    """transformers loads custom_generate/generate.py of a local path, and runs it for whoever trusts it."""
+    model, ids = toy_model("llama"), ids_of(5, 9, 5)
+    expected = model.generate(ids, max_new_tokens=30, do_sample=False)
+    streamer = Heard()
+    for method in ("recycling", "pld"):
+        own = dict(custom_generate=str(ROOT), trust_remote_code=True, method=method, streamer=streamer)
+        assert model.generate(ids, max_new_tokens=30, do_sample=False, **own).equal(expected)
+    assert streamer.got == 2 * expected[0].tolist() and streamer.ended == 2
