@@ -1,0 +1,167 @@
+"""A chat in the terminal: answers stream, and one sees how many tokens each step took."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from contextlib import closing, suppress
+from dataclasses import replace
+from typing import TextIO
+
+from .decoder import Decoder, pieces
+from .decoding import StepRecord, generate
+from .decoding.sampling import Sampling
+from .errors import UserError
+from .methods import METHODS, make_method
+from .vanilla import Vanilla
+
+VICUNA = (
+    "A chat between a curious user and an artificial intelligence assistant. "
+    "The assistant gives helpful, detailed, and polite answers to the user's questions."
+)
+COLOURS = ("39", "36", "32", "33", "35")  # of runs of 1, 2, 3, 4, and 5 and more tokens: default, cyan to magenta
+BASELINE = 12  # tokens of plain decoding that the speedup is over, at least so many
+HELP = """/method NAME [SETTING=NUMBER ...]   another way to draft, e.g. /method dynamic nodes=24
+/tree NAME or best:N                recycling's tree, e.g. /tree best:24
+/temperature T                      0: greedy
+/reset                              forget the chat and what was learnt
+/help, /quit                        Ctrl-C stops an answer, Ctrl-D or /quit ends the chat"""
+
+
+class Chat:
+    """One chat, from lines in to text out.
+
+    Args:
+        colours: runs of accepted tokens are coloured by their length, and a line of figures stands below each answer.
+    """
+
+    def __init__(
+        self, decoder: Decoder, out: TextIO = sys.stdout, *, colours: bool, max_new_tokens: int, sampling: Sampling
+    ) -> None:
+        self.decoder, self.out, self.colours = decoder, out, colours
+        self.max_new_tokens, self.sampling = max_new_tokens, sampling
+        self.turns: list[dict[str, str]] = []
+        self._plain: float | None = None  # tokens a second of plain decoding
+
+    def say(self, line: str) -> bool:
+        """Answer a line, or do what a command asks for; False: the chat is over."""
+        if line.startswith("/"):
+            name, *rest = line[1:].split() or [""]
+            if name == "quit":
+                return False
+            try:
+                self._note(self._command(name, rest))
+            except UserError as error:
+                self._note(str(error))
+        elif line.strip():
+            self.turns.append({"role": "user", "content": line})
+            try:
+                self._answer()
+            except UserError as error:  # a chat that is too long, as a rule
+                self.turns.pop()
+                self._note(str(error))
+        return True
+
+    def _command(self, name: str, rest: list[str]) -> str:
+        """Do it; what to tell. Raises UserError for what cannot be."""
+        own = self.decoder
+        if name == "reset":
+            self.turns.clear()
+            own.method.reset()
+            return "forgotten"
+        if name == "temperature" and len(rest) == 1:
+            self.sampling = replace(self.sampling, temperature=number(rest[0]))
+            return f"temperature {self.sampling.temperature:g}"
+        if name == "method" and rest and all("=" in setting for setting in rest[1:]):
+            settings = {key: integer(value) for key, _, value in (setting.partition("=") for setting in rest[1:])}
+            own.method = make_method(rest[0], own.target, eos=own.eos, **settings)
+            return f"method {rest[0]}"
+        if name == "tree" and len(rest) == 1:
+            own.method = make_method("recycling", own.target, eos=own.eos, tree=rest[0])
+            return f"recycling with {rest[0]}"
+        if name == "help":
+            return f"{HELP}\nmethods: {', '.join(METHODS)}"
+        raise UserError(f"/{name}: no such command, or not so\n{HELP}")
+
+    def _answer(self) -> None:
+        """Stream an answer; Ctrl-C ends it, and what there is of it stays in the chat."""
+        prompt, own = prompt_of(self.decoder, self.turns), self.decoder
+        if self.colours and self._plain is None:
+            self._plain = plain_speed(own, prompt)
+        seed = self.sampling.seed + len(self.turns)
+        steps = own.stream(prompt, max_new_tokens=self.max_new_tokens, sampling=replace(self.sampling, seed=seed))
+        text, taken, tokens, decoded, start = "", 0, 0, 0, time.perf_counter()
+        first = start
+
+        def counted(record: StepRecord) -> StepRecord:
+            nonlocal taken, tokens, decoded, first
+            taken, tokens = taken + 1, tokens + record.accepted
+            if taken == 1:  # the prompt's own time is no decoding
+                first = time.perf_counter()
+            else:
+                decoded += record.accepted
+            return record
+
+        with closing(steps), suppress(KeyboardInterrupt):
+            for piece, length in pieces(map(counted, steps), own.text_of):
+                text += piece
+                self._put(f"\033[{COLOURS[min(length, len(COLOURS)) - 1]}m{piece}\033[0m" if self.colours else piece)
+        seconds = time.perf_counter() - first
+        self._put("\n")
+        self.turns.append({"role": "assistant", "content": text})
+        if self.colours and taken > 1:
+            speed = decoded / seconds
+            over = f", {speed / self._plain:.2f} x plain" if self._plain else ""
+            self._note(f"MAT {tokens / taken:.2f}, {speed:.1f} tokens/s{over}; first after {first - start:.1f} s")
+
+    def _put(self, text: str) -> None:
+        self.out.write(text)
+        self.out.flush()
+
+    def _note(self, text: str) -> None:
+        self._put(f"\033[2m{text}\033[0m\n" if self.colours else f"{text}\n")
+
+
+def plain_speed(decoder: Decoder, prompt: list[int]) -> float | None:
+    """Tokens a second of plain decoding behind this prompt, greedily; None where an answer is too short to tell."""
+    out = generate(decoder.target, Vanilla(decoder.target.device), prompt, max_new_tokens=BASELINE + 1)
+    return (len(out.tokens) - 1) / out.decode_s if len(out.tokens) > 1 else None
+
+
+def prompt_of(decoder: Decoder, turns: list[dict[str, str]]) -> list[int]:
+    """A chat's ids, by the tokenizer's template; one that has none gets Vicuna's."""
+    if decoder.tokenizer is not None and decoder.tokenizer.chat_template is not None:
+        return decoder.ids_of(turns)
+    names = {"user": "USER", "assistant": "ASSISTANT"}
+    ends = {"user": " ", "assistant": "</s>"}
+    said = "".join(f"{names[turn['role']]}: {turn['content']}{ends[turn['role']]}" for turn in turns)
+    return decoder.ids_of(f"{VICUNA} {said}ASSISTANT:")
+
+
+def talk(chat: Chat, read: Callable[[str], str], asks: str) -> None:
+    """Line after line until there is none: Ctrl-D, or /quit; Ctrl-C at the prompt is a line given up."""
+    while True:
+        try:
+            if not chat.say(read(asks)):
+                return
+        except EOFError:
+            return
+        except KeyboardInterrupt:
+            chat._put("\n")
+
+
+def integer(text: str) -> int:
+    """Raises UserError if it is none."""
+    try:
+        return int(text)
+    except ValueError:
+        raise UserError(f"{text}: must be a whole number") from None
+
+
+def number(text: str) -> float:
+    """Raises UserError if it is none."""
+    try:
+        return float(text)
+    except ValueError:
+        raise UserError(f"{text}: must be a number") from None

@@ -1,0 +1,131 @@
+"""token-recycling chat MODEL, token-recycling generate MODEL: in the terminal, without the harness."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from .chat import Chat, integer, prompt_of, talk
+from .decoder import Decoder
+from .decoding.sampling import Sampling
+from .errors import UserError
+from .methods import METHODS
+
+
+def parser() -> argparse.ArgumentParser:
+    own = argparse.ArgumentParser(prog="token-recycling", description="Lossless speculative decoding without training.")
+    commands = own.add_subparsers(dest="command", required=True)
+    for name, what in (("chat", "talk to a model"), ("generate", "answer prompts, to stdout or as JSONL")):
+        command = commands.add_parser(name, help=what)
+        command.add_argument("model", help="a folder, or a name on the hub")
+        command.add_argument("--method", default="recycling", help=f"one of {', '.join(METHODS)}")
+        command.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the method")
+        command.add_argument("--max-new-tokens", type=int, default=512)
+        command.add_argument("--temperature", type=float, default=0.0)
+        command.add_argument("--seed", type=int, default=0)
+        command.add_argument("--dtype", default="auto", help="auto, float32, float16, bfloat16")
+        command.add_argument("--device", help="default: CUDA where there is one")
+        command.add_argument("--trust-remote-code", action="store_true")
+        if name == "generate":
+            given = command.add_mutually_exclusive_group(required=True)
+            given.add_argument("--prompt")
+            given.add_argument("--file", type=Path, help="a prompt a line; - is standard input")
+            command.add_argument("--raw", action="store_true", help="the prompt as it is, without a chat template")
+            command.add_argument("--jsonl", action="store_true", help="an object a prompt: text, ids, accepted lengths")
+    return own
+
+
+def main(arguments: list[str] | None = None) -> None:
+    given = parser().parse_args(arguments)
+    try:
+        run(given)
+    except UserError as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:  # whoever read has gone
+        sys.stderr.close()
+        sys.exit(1)
+
+
+def run(given: argparse.Namespace) -> None:
+    """Load the model and do it. Raises UserError for what a user can mend."""
+    sampling = Sampling(temperature=given.temperature, seed=given.seed)
+    prompts = prompts_of(given) if given.command == "generate" else []
+    quiet()
+    decoder = Decoder.from_pretrained(
+        given.model,
+        dtype=given.dtype,
+        device=given.device,
+        trust_remote_code=given.trust_remote_code,
+        method=given.method,
+        **settings_of(given.set),
+    )
+    if given.command == "generate":
+        for prompt in prompts:
+            answer(decoder, prompt, given, sampling)
+        return
+    shown = sys.stdout.isatty()
+    chat = Chat(decoder, colours=shown, max_new_tokens=given.max_new_tokens, sampling=sampling)
+    if not sys.stdin.isatty():
+        for line in sys.stdin:
+            if not chat.say(line.rstrip("\n")):
+                return
+        return
+    import readline  # noqa: F401 - lines can be edited, and the arrows bring earlier ones back
+
+    if shown:
+        print("/help says what there is; runs of accepted tokens are coloured by their length")
+    talk(chat, input, "> ")
+
+
+def answer(decoder: Decoder, prompt: str, given: argparse.Namespace, sampling: Sampling) -> None:
+    """One prompt's answer to standard output."""
+    ids = decoder.ids_of(prompt) if given.raw else prompt_of(decoder, [{"role": "user", "content": prompt}])
+    found = decoder.generate(ids, max_new_tokens=given.max_new_tokens, sampling=sampling)
+    if given.jsonl:
+        row = {"prompt": prompt, "text": found.text, "ids": found.ids, "accept_lengths": found.accept_lengths}
+        print(json.dumps(row | {"stop": found.stop}, ensure_ascii=False), flush=True)
+    else:
+        print(found.text, flush=True)
+
+
+def prompts_of(given: argparse.Namespace) -> list[str]:
+    """Raises UserError if the file cannot be read or holds none."""
+    if given.prompt is not None:
+        return [given.prompt]
+    try:
+        text = sys.stdin.read() if str(given.file) == "-" else given.file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"--file {given.file}: cannot be read ({error})") from None
+    found = [line for line in text.splitlines() if line.strip()]
+    if not found:
+        raise UserError(f"--file {given.file}: holds no prompt")
+    return found
+
+
+def settings_of(texts: list[str]) -> dict[str, Any]:
+    """KEY=VALUE, whole numbers as such. Raises UserError for anything else."""
+    found: dict[str, Any] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise UserError(f"--set {text}: must be KEY=VALUE")
+        found[key] = integer(value) if value.lstrip("-").isdigit() else value
+    return found
+
+
+def quiet() -> None:
+    """transformers' own bars and notes would stand in the answer."""
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+
+
+if __name__ == "__main__":
+    main()
