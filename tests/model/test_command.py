@@ -1,0 +1,192 @@
+"""The command: a chat in a real pseudo-terminal and in a pipe, prompts from a file, and mistakes in one line."""
+
+import io
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from model.chat import Chat
+from model.command import main
+from model.decoder import Decoder
+from model.decoding.sampling import GREEDY
+from model.files import ROOT
+
+EMBEDDED = str(ROOT / "data/embedded")
+COMMAND = [sys.executable, "-m", "model.command"]
+
+
+def said(*arguments, text=None):
+    done = subprocess.run([*COMMAND, *arguments], input=text, capture_output=True, text=True, cwd=ROOT, timeout=120)
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.fixture(scope="module")
+def decoder():
+    return Decoder.from_pretrained(EMBEDDED)
+
+
+def test_a_pipe_gets_plain_text():
+    code, out, err = said(
+        "chat", EMBEDDED, "--max-new-tokens", "12", text="Hello there.\n/method pld\nHello there.\n/quit\nno\n"
+    )
+    assert code == 0 and "\033" not in out + err and "method pld" in out and "MAT" not in out
+    assert len([line for line in out.splitlines() if line.strip()]) == 3, "two answers and a note"
+
+
+def test_prompts_of_a_file_are_answered_as_objects(tmp_path, decoder):
+    (tmp_path / "prompts").write_text("Hello there.\n\nNäme a river.\n")
+    code, out, _ = said("generate", EMBEDDED, "--file", str(tmp_path / "prompts"), "--jsonl", "--max-new-tokens", "9")
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert code == 0 and [row["prompt"] for row in rows] == ["Hello there.", "Näme a river."]
+    assert all(sum(row["accept_lengths"]) == len(row["ids"]) <= 9 for row in rows)
+    assert rows[0]["text"] == decoder.text_of(rows[0]["ids"])
+    raw = ["generate", EMBEDDED, "--prompt", "The sky is", "--raw", "--max-new-tokens", "5", "--jsonl"]
+    drawn = [json.loads(said(*raw, *more)[1])["ids"] for more in ([], ["--temperature", "9", "--method", "vanilla"])]
+    assert drawn[0] == decoder.generate("The sky is", max_new_tokens=5).ids != drawn[1]
+
+
+@pytest.mark.parametrize(
+    "arguments, says",
+    [
+        (["generate", "/nowhere", "--prompt", "x"], "model /nowhere: cannot be loaded"),
+        (["generate", EMBEDDED, "--file", "/nowhere"], "--file /nowhere: cannot be read"),
+        (["generate", EMBEDDED, "--prompt", "x", "--method", "magic"], "method magic: unknown"),
+        (["generate", EMBEDDED, "--prompt", "x", "--set", "k"], "--set k: must be KEY=VALUE"),
+        (["generate", EMBEDDED, "--prompt", "x", "--temperature", "-1"], "sampling.temperature=-1.0"),
+        (["generate", EMBEDDED, "--prompt", "x", "--max-new-tokens", "0"], "max_new_tokens=0"),
+    ],
+)
+def test_a_mistake_is_one_line(arguments, says, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    err = capsys.readouterr().err
+    assert ended.value.code == 2 and says in err and err.count("\n") == 1
+
+
+def test_commands_of_a_chat(decoder):
+    out = io.StringIO()
+    chat = Chat(decoder, out, colours=False, max_new_tokens=8, sampling=GREEDY)
+    assert chat.say("Hello there.") and len(chat.turns) == 2
+    for line, says in (
+        ("/tree best:9", "recycling with best:9"),
+        ("/method dynamic nodes=5", "method dynamic"),
+        ("/method nonesuch", "unknown"),
+        ("/method pld depth=3", "does not take depth"),
+        ("/method pld max_ngram=x", "must be a whole number"),
+        ("/temperature 0.7", "temperature 0.7"),
+        ("/temperature hot", "must be a number"),
+        ("/temperature -1", "out of range"),
+        ("/help", "methods: vanilla"),
+        ("/nonsense", "no such command"),
+        ("/", "no such command"),
+    ):
+        out.truncate(0)
+        assert chat.say(line) and says in out.getvalue(), line
+    assert chat.sampling.temperature == 0.7 and chat.decoder.method.nodes == 5
+    assert chat.say("/reset") and chat.turns == []
+    long = "word " * 6000
+    assert chat.say(long) and "prompt of" in out.getvalue() and chat.turns == [], "too long a turn is taken back"
+    assert not chat.say("/quit")
+
+
+class Terminal:
+    """A command in a pseudo-terminal."""
+
+    def __init__(self, *arguments):
+        pid, self.there = pty.fork()
+        if not pid:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # a test that runs in the background may have it ignored
+            os.chdir(ROOT)
+            os.execv(sys.executable, [*COMMAND, *arguments])
+        self.pid, self.seen = pid, ""
+
+    def until(self, what, seconds=90):
+        """Read until a text came since the last time; what was read."""
+        end = time.monotonic() + seconds
+        while not re.search(what, self.seen):
+            assert time.monotonic() < end, f"no {what} in {self.seen[-2000:]!r}"
+            if select.select([self.there], [], [], 0.2)[0]:
+                self.seen += os.read(self.there, 65536).decode(errors="replace")
+        read, self.seen = self.seen, ""
+        return read
+
+    def type(self, text):
+        os.write(self.there, text.encode())
+
+
+def test_a_chat_in_a_terminal():
+    shown = Terminal("chat", EMBEDDED, "--max-new-tokens", "40")
+    try:
+        shown.until("> $")
+        shown.type("Hello there. Hello there.\n")
+        answer = shown.until(r"MAT \d\.\d\d, .* x plain.*\n.*> ")
+        assert "\033[36m" in answer or "\033[32m" in answer or "\033[33m" in answer, "runs are coloured by length"
+        shown.type("/method vanilla\n")
+        shown.until("method vanilla.*\n.*> ")
+        shown.type("/help\n")
+        shown.until("Ctrl-C stops an answer[^$]*> ")
+        shown.type("half a line")
+        shown.type("\003")
+        shown.until("> $")
+        shown.type("\004")
+        _, status = os.waitpid(shown.pid, 0)
+        assert os.waitstatus_to_exitcode(status) == 0
+    finally:
+        os.close(shown.there)
+
+
+def test_ctrl_c_stops_the_answer_and_not_the_chat(decoder, monkeypatch):
+    out, chat_steps = io.StringIO(), decoder.stream
+
+    def interrupted(*arguments, **settings):
+        for number, step in enumerate(chat_steps(*arguments, **settings)):
+            if number == 3:
+                raise KeyboardInterrupt
+            yield step
+
+    chat = Chat(decoder, out, colours=False, max_new_tokens=60, sampling=GREEDY)
+    monkeypatch.setattr(decoder, "stream", interrupted)
+    assert chat.say("Hello there.") and len(chat.turns) == 2
+    assert chat.turns[1]["content"] == out.getvalue().rstrip("\n") != ""
+    monkeypatch.undo()
+    assert chat.say("And now?") and len(chat.turns) == 4
+
+
+def test_a_wheel_works_without_the_harness(tmp_path):
+    """Built from what git knows, unpacked elsewhere, and run where the harness's packages cannot be imported."""
+    pytest.importorskip("setuptools")
+    source = tmp_path / "source"
+    listed = ["git", "ls-files", "model", "pyproject.toml", "README.md", "LICENSE"]
+    files = subprocess.run(listed, cwd=ROOT, text=True, capture_output=True, check=True).stdout.split()
+    for name in files:
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_bytes((ROOT / name).read_bytes())
+    wheel = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-q"]
+    subprocess.run([*wheel, "-w", str(tmp_path), str(source)], check=True, capture_output=True, timeout=240)
+    (built,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(built) as packed:
+        names = set(packed.namelist())
+        packed.extractall(tmp_path / "there")
+    inside = {f"token_recycling/{Path(name).relative_to('model')}" for name in files if name.startswith("model/")}
+    assert inside <= names, "every module and tree is in it"
+    harness = ("hydra", "omegaconf", "fastchat", "pandas", "matplotlib", "evaluation", "model")
+    asked = ["generate", EMBEDDED, "--prompt", "Hello there.", "--max-new-tokens", "8"]
+    program = (
+        f"import sys; sys.modules |= dict.fromkeys({harness!r})\n"
+        f"from token_recycling.command import main; main({asked!r})"
+    )
+    there = os.environ | {"PYTHONPATH": str(tmp_path / "there")}
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=120, env=there
+    )
+    assert done.returncode == 0 and done.stdout.strip(), done.stderr
