@@ -99,9 +99,7 @@ class Decoder:
         common = dict(revision=revision, trust_remote_code=trust_remote_code)
         try:
             tokenizer = AutoTokenizer.from_pretrained(name_or_path, **common)
-            model = AutoModelForCausalLM.from_pretrained(
-                name_or_path, dtype=kind, attn_implementation="sdpa", use_safetensors=True, **common
-            )
+            model = AutoModelForCausalLM.from_pretrained(name_or_path, dtype=kind, use_safetensors=True, **common)
         except (OSError, ValueError, KeyError, ImportError) as error:
             raise UserError(f"model {name_or_path}: cannot be loaded ({' '.join(str(error).split())[:300]})") from None
         return cls(model.to(placed).eval(), tokenizer, **settings)

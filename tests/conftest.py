@@ -8,14 +8,19 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM as Auto
 from transformers import (
+    Gemma2Config,
+    Gemma3TextConfig,
     GemmaConfig,
     GPT2Config,
     GPTNeoXConfig,
     LlamaConfig,
     MistralConfig,
+    Olmo2Config,
+    Phi3Config,
     PreTrainedModel,
     Qwen2Config,
     Qwen3Config,
+    SmolLM3Config,
 )
 
 from tests.skipped import pytest_unconfigure
@@ -33,6 +38,11 @@ CONFIGS = {
     "qwen3": Qwen3Config(**SIZES, **NARROW, num_key_value_heads=2, head_dim=16),
     "mistral": MistralConfig(**SIZES, **NARROW, num_key_value_heads=2, sliding_window=256),
     "gemma": GemmaConfig(**SIZES, **NARROW, num_key_value_heads=1, head_dim=16),
+    "gemma2": Gemma2Config(**SIZES, **NARROW, num_key_value_heads=2, head_dim=16, sliding_window=256),  # eager alone
+    "gemma3": Gemma3TextConfig(**SIZES, **NARROW, num_key_value_heads=2, head_dim=16, sliding_window=256),
+    "phi3": Phi3Config(**SIZES, **NARROW, num_key_value_heads=2),
+    "smollm3": SmolLM3Config(**SIZES, **NARROW, num_key_value_heads=2),
+    "olmo2": Olmo2Config(**SIZES, **NARROW, num_key_value_heads=2),
     "gpt-neox": GPTNeoXConfig(**SIZES, **NARROW),
     "gpt2": GPT2Config(vocab_size=61, n_embd=32, n_layer=2, n_head=4, n_positions=256, bos_token_id=1, eos_token_id=2),
 }
@@ -41,7 +51,7 @@ CONFIGS = {
 def toy_model(name: str, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     """A random model of that architecture, sharpened so that its greedy text is neither constant nor noise."""
     torch.manual_seed(seed)
-    model = Auto.from_config(CONFIGS[name], attn_implementation="sdpa").eval()
+    model = Auto.from_config(CONFIGS[name]).eval()  # sdpa, where there is one
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from model.decoding import Target
 from model.decoding.sampling import Sampling
 from model.errors import UserError
 
@@ -28,7 +29,7 @@ def run_settings(config: dict[str, Any], bench: Bench, method: Method) -> dict[s
         "dtype": str(loaded.target.dtype).removeprefix("torch."),
         "device": loaded.target.device.type,
         "template": loaded.template,
-        "attention": "tree" if loaded.target.switch is not None else loaded.settings.kernel,
+        "attention": _attention(loaded.target),
         "context": loaded.target.context,
         "processes": processes.world_size(),
     }
@@ -54,6 +55,12 @@ def sampled(config: dict[str, Any]) -> dict[str, Any]:
     """The settings of sampling that are not plain greedy decoding's; runs of before there were any have none."""
     plain, own = asdict(Sampling()), config.get("sampling", {})
     return {key: value for key, value in own.items() if value != plain[key]}
+
+
+def _attention(target: Target) -> str:
+    """tree, sdpa or eager: what nodes attend by."""
+    own = target.model.config.get_text_config()._attn_implementation
+    return "tree" if target.switch is not None else "eager" if own == "eager" else "sdpa"
 
 
 def execution_used(method: Method) -> str:

@@ -25,9 +25,10 @@ class ModelSettings:
     trust_remote_code: bool = False
 
     @property
-    def kernel(self) -> str:
-        """What transformers loads the model with; attention=tree stands on sdpa, and auto is one of the two."""
-        return "eager" if self.attention == "eager" else "sdpa"
+    def kernel(self) -> str | None:
+        """What transformers loads the model with; tree stands on sdpa, and with auto it is transformers' own choice:
+        sdpa, or eager for what has none (Gemma 2, gpt-oss)."""
+        return None if self.attention == "auto" else "eager" if self.attention == "eager" else "sdpa"
 
     @property
     def first_execution(self) -> str:

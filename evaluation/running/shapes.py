@@ -26,7 +26,7 @@ def known(shape: str, flag: str, *also: str) -> None:
         raise UserError(f"{flag} {shape}: unknown; use {', '.join((*also, *SHAPES))}")
 
 
-def random_weights(shape: str, device: torch.device, dtype: torch.dtype, kernel: str = "sdpa") -> Any:
+def random_weights(shape: str, device: torch.device, dtype: torch.dtype, kernel: str | None = None) -> Any:
     """A transformers model of one of SHAPES with weights from seed 0, for use without gradients."""
     torch.manual_seed(0)
     config = LlamaConfig(**{"vocab_size": 32000, "max_position_embeddings": 4096} | SHAPES[shape])

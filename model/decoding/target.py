@@ -63,6 +63,7 @@ class Target:
         self._keeps_logits = check_forward(model, self.name)
         check_positions(model.config, self.name, self.context)
         self._shapes: list[LayerShape] = []
+        self._attention = str(model.config.get_text_config()._attn_implementation)  # sdpa or eager
         use_grouped(model)
         if linear == "stock":
             self._probe()
@@ -98,7 +99,7 @@ class Target:
         if wanted and len(set(self._shapes)) > 1:
             raise UserError(f"{self.name}: tree attention needs layers of one shape on one device, this has several")
         self.switch = register_tree_attention() if wanted else None
-        self.model.set_attn_implementation(self.switch.name if self.switch is not None else "sdpa")
+        self.model.set_attn_implementation(self.switch.name if self.switch is not None else self._attention)
         if not wanted:
             use_grouped(self.model)
 
@@ -245,8 +246,7 @@ class Target:
         place = cache.place
         place.write_at, place.bucket = write_at, bucket
         try:
-            # see `_within`; how long the text is, the host does not know
-            positions = positions.clamp(max=self.context - 1)
+            positions = positions.clamp(max=self.context - 1)  # see `_within`; the host does not know the length
             if mask is not None:
                 return self._call(compiled, cache, tokens, mask[None, None], positions)
             assert self.switch is not None and attention is not None

@@ -12,7 +12,10 @@ from omegaconf import OmegaConf
 
 from evaluation import run
 from evaluation.records.sweeps import missing_jobs
+from evaluation.running import hub
+from evaluation.running.model_settings import ModelSettings
 from evaluation.running.needs import composed
+from evaluation.running.signatures import check
 
 ROOT = Path(__file__).resolve().parents[3]
 EXPERIMENTS = sorted(p.stem for p in (ROOT / "configs/experiment").glob("*.yaml"))
@@ -34,6 +37,16 @@ def test_every_experiment_composes_for_vicuna_and_states_its_command(name):
     assert (smoke.repeats, smoke.bench.per_category, smoke.max_new_tokens) == (1, 1, 48)
     params = OmegaConf.to_container(cfg.hydra.sweeper.params, resolve=False)
     assert next(iter(params)) == "repeat" and "vanilla" in params["method"]
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs/model").glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_model_composes(path):
+    with initialize_config_dir(str(ROOT / "configs"), version_base=None):
+        cfg = compose("config", overrides=[f"model={path.stem}"])
+    settings = OmegaConf.to_container(cfg.model) if path.stem != "path" else {"name": "path", "path": "here"}
+    check(settings, ModelSettings, "model.")
+    assert settings["name"] == path.stem or path.stem == "path"
+    assert hub.is_name(settings["path"]) or (ROOT / settings["path"]).exists() or path.stem == "path"
 
 
 def test_table1_goes_through_every_method_there_is():
