@@ -128,8 +128,10 @@ def test_every_method_samples_what_plain_sampling_does(method, execution, tmp_pa
     model, rng = toy_model("llama-grouped"), random.Random(5)
     target = Target(model, execution=execution)
     drafter, plain = MAKE[method](target, tmp_path), Target(model)
-    for seed, temperature in enumerate((0.5, 1.0)):
-        sampling = Sampling(temperature=temperature, top_p=0.9, seed=seed)
+    ways = [Sampling(temperature=0.5, top_p=0.9, seed=1), Sampling(temperature=1.0, top_p=0.9, seed=2)]
+    if execution == "eager":
+        ways.append(Sampling(temperature=1.0, repetition_penalty=1.2, seed=3))
+    for sampling in ways:
         for length in (1, 6, 40):
             prompt = [rng.randrange(3, V) for _ in range(length)] * 2
             out = generate(target, drafter, prompt, max_new_tokens=40, sampling=sampling)
