@@ -118,6 +118,14 @@ def test_compiling_leaves_no_trace(traced, method):
     assert traced["unique_graphs"] >= 1
 
 
+@pytest.mark.parametrize("name", ["llama-grouped", "qwen3", "gemma", "gpt-neox", "gpt2", "olmo2"])
+def test_traced_steps_equal_eager_ones_in_every_architecture(traced, name):
+    model = toy_model(name)
+    for method in ("recycling", "dynamic"):
+        eager = outcomes(Target(model), MAKE[method](), seed=2, prompts=2, limit=40)
+        assert outcomes(Target(model, execution="compiled"), MAKE[method](), seed=2, prompts=2, limit=40) == eager
+
+
 def test_making_steps_is_not_decoding(monkeypatch):
     """Seconds spent on a new tree and bucket are set apart, and only the first prompt that needs them has any."""
     target, drafter = Target(toy_model("llama"), execution="compiled"), MAKE["recycling"]()
