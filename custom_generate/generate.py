@@ -2,7 +2,7 @@
 
 try:
     from token_recycling.transformers_generate import Generate
-except ImportError:  # in a checkout that is not installed
+except ImportError:  # not installed: only where the checkout is on the Python path
     from model.transformers_generate import Generate
 
 KEPT = "_token_recycling_generate"  # the attribute of a model that its methods are kept as

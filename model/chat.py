@@ -59,8 +59,10 @@ class Chat:
             try:
                 self._answer()
             except UserError as error:  # a chat that is too long, as a rule
-                self.turns.pop()
                 self._note(str(error))
+            finally:
+                if self.turns and self.turns[-1]["role"] == "user":  # there is no answer, so the question goes, too
+                    self.turns.pop()
         return True
 
     def _command(self, name: str, rest: list[str]) -> str:
@@ -74,7 +76,7 @@ class Chat:
             self.sampling = replace(self.sampling, temperature=number(rest[0]))
             return f"temperature {self.sampling.temperature:g}"
         if name == "method" and rest and all("=" in setting for setting in rest[1:]):
-            settings = {key: integer(value) for key, _, value in (setting.partition("=") for setting in rest[1:])}
+            settings = {key: value_of(value) for key, _, value in (setting.partition("=") for setting in rest[1:])}
             own.method = make_method(rest[0], own.target, eos=own.eos, **settings)
             return f"method {rest[0]}"
         if name == "tree" and len(rest) == 1:
@@ -151,12 +153,14 @@ def talk(chat: Chat, read: Callable[[str], str], asks: str) -> None:
             chat._put("\n")
 
 
-def integer(text: str) -> int:
-    """Raises UserError if it is none."""
-    try:
-        return int(text)
-    except ValueError:
-        raise UserError(f"{text}: must be a whole number") from None
+def value_of(text: str) -> bool | int | float | str:
+    """A setting's value as it is written: true, false, a number, or a text."""
+    if text in ("true", "false"):
+        return text == "true"
+    for kind in (int, float):
+        with suppress(ValueError):
+            return kind(text)
+    return text
 
 
 def number(text: str) -> float:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from .chat import Chat, integer, prompt_of, talk
+from .chat import Chat, prompt_of, talk, value_of
 from .decoder import Decoder
 from .decoding.sampling import Sampling
 from .errors import UserError
@@ -66,8 +67,8 @@ def run(given: argparse.Namespace) -> None:
         **settings_of(given.set),
     )
     if given.command == "generate":
-        for prompt in prompts:
-            answer(decoder, prompt, given, sampling)
+        for number, prompt in enumerate(prompts):  # each by noise of its own
+            answer(decoder, prompt, given, replace(sampling, seed=sampling.seed + number))
         return
     shown = sys.stdout.isatty()
     chat = Chat(decoder, colours=shown, max_new_tokens=given.max_new_tokens, sampling=sampling)
@@ -109,13 +110,13 @@ def prompts_of(given: argparse.Namespace) -> list[str]:
 
 
 def settings_of(texts: list[str]) -> dict[str, Any]:
-    """KEY=VALUE, whole numbers as such. Raises UserError for anything else."""
+    """KEY=VALUE, numbers, true and false as such. Raises UserError for anything else."""
     found: dict[str, Any] = {}
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals:
             raise UserError(f"--set {text}: must be KEY=VALUE")
-        found[key] = integer(value) if value.lstrip("-").isdigit() else value
+        found[key] = value_of(value)
     return found
 
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from .decoding import Drafter, Generation, StepRecord, Target, decode
 from .decoding.sampling import GREEDY, Sampling
 from .errors import UserError
 from .files import load_state
 from .methods import make_method
+
+DTYPES = ("auto", "float32", "float16", "bfloat16")
+Prompt = str | Sequence[int] | torch.Tensor | Sequence[dict[str, str]]
 
 
 @dataclass(frozen=True)
@@ -94,40 +98,56 @@ class Decoder:
         """
         from transformers import AutoModelForCausalLM, AutoTokenizer  # not above: it takes a second
 
-        placed = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        if str(dtype).removeprefix("torch.") not in DTYPES:
+            raise UserError(f"dtype={dtype}: use one of {', '.join(DTYPES)}")
+        try:
+            placed = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+            torch.zeros(1, device=placed)
+        except (RuntimeError, AssertionError) as error:  # no such device, or a torch that was not built for it
+            raise UserError(f"device={device}: {' '.join(str(error).split())[:200]}") from None
         kind = torch.float32 if dtype == "auto" and placed.type == "cpu" else dtype
         common = dict(revision=revision, trust_remote_code=trust_remote_code)
         try:
             tokenizer = AutoTokenizer.from_pretrained(name_or_path, **common)
             model = AutoModelForCausalLM.from_pretrained(name_or_path, dtype=kind, use_safetensors=True, **common)
-        except (OSError, ValueError, KeyError, ImportError) as error:
+        except (OSError, ValueError, KeyError, ImportError, SafetensorError) as error:
             raise UserError(f"model {name_or_path}: cannot be loaded ({' '.join(str(error).split())[:300]})") from None
         return cls(model.to(placed).eval(), tokenizer, **settings)
 
-    def ids_of(self, prompt: str | list[int] | list[dict[str, str]]) -> list[int]:
+    def ids_of(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt: ids as they are, a chat (roles and contents) by the tokenizer's template, or text.
 
         Raises:
             UserError: text without a tokenizer, a chat without a template, or nothing at all.
         """
+        given = prompt.flatten().tolist() if isinstance(prompt, torch.Tensor) else prompt
         ids: list[int]
-        if isinstance(prompt, list) and all(isinstance(token, int) for token in prompt):
-            ids = list(prompt)  # type: ignore[arg-type]
+        if not isinstance(given, str) and all(isinstance(token, int) for token in given):
+            ids = list(given)  # type: ignore[arg-type]
         elif self.tokenizer is None:
             raise UserError("prompt: is text, and this decoder has no tokenizer; give token ids")
-        elif isinstance(prompt, str):
-            ids = list(self.tokenizer(prompt)["input_ids"])
+        elif isinstance(given, str):
+            ids = list(self.tokenizer(given)["input_ids"])
         elif self.tokenizer.chat_template is None:
             raise UserError("prompt: is a chat, and the tokenizer has no template for one; give text")
         else:
-            ids = list(self.tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=False))
+            ids = self._templated(list(given))  # type: ignore[arg-type]
         if not ids:
             raise UserError("prompt: has no tokens")
+        if not 0 <= min(ids) <= max(ids) < self.target.vocab_size:
+            raise UserError(f"prompt: has ids outside the vocabulary of {self.target.vocab_size}")
         return ids
+
+    def _templated(self, chat: list[dict[str, str]]) -> list[int]:
+        """A chat's ids; whatever a template objects to, it says in its own words."""
+        try:
+            return list(self.tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False))
+        except Exception as error:  # jinja2's, which comes with transformers, if at all
+            raise UserError(f"prompt: the chat template refuses it ({' '.join(str(error).split())[:200]})") from None
 
     def stream(
         self,
-        prompt: str | list[int] | list[dict[str, str]],
+        prompt: Prompt,
         *,
         max_new_tokens: int = 256,
         sampling: Sampling = GREEDY,
@@ -141,7 +161,7 @@ class Decoder:
 
     def generate(
         self,
-        prompt: str | list[int] | list[dict[str, str]],
+        prompt: Prompt,
         *,
         max_new_tokens: int = 256,
         sampling: Sampling = GREEDY,

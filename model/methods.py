@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Collection
 from typing import Any
 
-from .decoding import Drafter, Target
+from .decoding import Drafter, Target, Tree
 from .errors import UserError
 from .recycling import build_template
 
@@ -29,7 +29,7 @@ METHODS = {
 }
 
 
-def make_method(name: str, target: Target, *, eos: Collection[int] = (), **settings: Any) -> Drafter:
+def make_method(name: str, target: Target, /, *, eos: Collection[int] = (), **settings: Any) -> Drafter:
     """A method for a target.
 
     Args:
@@ -46,12 +46,20 @@ def make_method(name: str, target: Target, *, eos: Collection[int] = (), **setti
     factory = getattr(importlib.import_module(f".{module}", __package__), kind)
     takes = inspect.signature(factory).parameters
     given: dict[str, Any] = {"vocab_size": target.vocab_size, "device": target.device, "target": target, "eos": eos}
-    if "tree" in takes and isinstance(tree := settings.get("tree", "2.2.2"), str):
+    if "tree" in takes and not isinstance(tree := settings.get("tree", "2.2.2"), Tree):
+        tree = str(tree)
         template, _, nodes = tree.partition(":")
         if nodes and not nodes.isdigit():
             raise UserError(f"tree={tree}: what follows the colon must be a number of nodes")
         settings["tree"] = build_template(template, nodes=int(nodes) if nodes else None)
-    if unknown := sorted(settings.keys() - takes.keys()):
-        raise UserError(f"method {name}: does not take {', '.join(unknown)}; it takes {', '.join(takes)}")
-    found: Drafter = factory(**{key: value for key, value in given.items() if key in takes} | settings)
+    own = [key for key in takes if key not in given]
+    if unknown := sorted(settings.keys() - set(own)):
+        raise UserError(f"method {name}: does not take {', '.join(unknown)}; it takes {', '.join(own) or 'nothing'}")
+    needed = [key for key in own if takes[key].default is inspect.Parameter.empty and key not in settings]
+    if needed:
+        raise UserError(f"method {name}: needs {', '.join(needed)}")
+    try:
+        found: Drafter = factory(**{key: value for key, value in given.items() if key in takes} | settings)
+    except (TypeError, ValueError, AttributeError) as error:  # a setting of another type
+        raise UserError(f"method {name}: {', '.join(map(str, settings.items()))}: {error}") from None
     return found

@@ -6,16 +6,29 @@ transformers prepares inputs, processors and criteria as ever, and hands the dec
 from __future__ import annotations
 
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
-from .decoding import Target, decode
+from .decoding import Drafter, Target, decode
 from .decoding.sampling import Sampling
 from .errors import UserError
 from .methods import make_method
 
 ROOM = 1024  # a target's context grows by multiples of this
-KEPT = "_token_recycling_target"  # the attribute of a model that its target is kept as
+KEPT = "_token_recycling"  # the attribute of a model that holds what is `Kept`
+
+
+class Kept:
+    """What is kept with a model: its target, and the drafters made for it. A copy of the model gets none of it."""
+
+    def __init__(self) -> None:
+        self.target: Target | None = None
+        self.drafters: WeakKeyDictionary[Generate, tuple[Target, Drafter]] = WeakKeyDictionary()
+
+    def __reduce__(self) -> tuple[type[Kept], tuple[()]]:
+        """For deep copies and pickles."""
+        return Kept, ()
 
 
 class Generate:
@@ -24,6 +37,9 @@ class Generate:
     Greedy output is the model's own. With `do_sample` each token is drawn from the distribution that transformers'
     processors leave, by noise that belongs to the token's place, so it is not torch's own draw but has its shares;
     `torch.manual_seed` decides it.
+
+    transformers (5.23) keeps some arguments from a callable: `streamer` (give `token_streamer`, too) and `tokenizer`,
+    so that `stop_strings` becomes `stopping_criteria=[StopStringCriteria(tokenizer, [...])]`. Criteria get no scores.
 
     Args:
         method: a name of `methods.METHODS`; settings are its own.
@@ -37,7 +53,6 @@ class Generate:
         if start not in ("hot", "cold"):
             raise UserError(f"start={start}: must be hot or cold")
         self.method, self.start, self.settings = method, start, settings
-        self._made: tuple[Any, Any] | None = None  # a target, and the drafter made for it
 
     def __call__(
         self,
@@ -59,9 +74,7 @@ class Generate:
         refuse(input_ids, config, kwargs)
         prompt = input_ids[0].tolist()
         target = target_of(model, config.max_length)
-        if self._made is None or self._made[0] is not target:
-            self._made = target, make_method(self.method, target, **dict(self.settings))
-        drafter = self._made[1]
+        drafter = self._drafter(model, target)
         if self.start == "cold":
             drafter.reset()
         processors = (logits_processor,) if logits_processor else ()
@@ -93,6 +106,19 @@ class Generate:
 
         return GenerateDecoderOnlyOutput(sequences=ids)
 
+    def _drafter(self, model: Any, target: Target) -> Drafter:
+        """This method's drafter for a model; where the target is a longer one by now, with what it had learnt."""
+        kept: Kept = vars(model)[KEPT]
+        drafters = kept.drafters
+        made, drafter = drafters.get(self, (None, None))
+        if made is not target:
+            new = make_method(self.method, target, **dict(self.settings))
+            if drafter is not None and new.stateful:
+                new.load_state_dict(drafter.state_dict())
+            drafters[self], drafter = (target, new), new
+        assert drafter is not None
+        return drafter
+
 
 def refuse(input_ids: torch.Tensor, config: Any, kwargs: dict[str, Any]) -> None:
     """Raises UserError for what this decoding cannot do."""
@@ -105,6 +131,8 @@ def refuse(input_ids: torch.Tensor, config: Any, kwargs: dict[str, Any]) -> None
         "padding (attention_mask)": kwargs.get("attention_mask") is not None,
         "past_key_values": cache is not None and cache.get_seq_length() > 0,
         "inputs_embeds": kwargs.get("inputs_embeds") is not None,
+        "guidance_scale": (getattr(config, "guidance_scale", None) or 1) != 1,
+        "watermarking_config": getattr(config, "watermarking_config", None) is not None,
     }
     told = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
     cannot |= {name: bool(config.return_dict_in_generate and getattr(config, name, False)) for name in told}
@@ -115,14 +143,20 @@ def refuse(input_ids: torch.Tensor, config: Any, kwargs: dict[str, Any]) -> None
 def target_of(model: Any, length: int) -> Target:
     """The model's target, made once and kept with it, with room for so many tokens.
 
+    Made anew where the text is longer than its context, or the model was moved, cast or copied since.
+
     Raises:
         UserError: more than the model's positions, or a model that the engine cannot drive.
     """
-    kept: Target | None = vars(model).get(KEPT)
-    if kept is not None and kept.context >= length:
-        return kept
+    weight = model.get_input_embeddings().weight
+    kept: Kept = vars(model).get(KEPT, Kept())
+    target = kept.target
+    if target is None or target.model is not model or (target.device, target.dtype) != (weight.device, weight.dtype):
+        kept = Kept()
+    elif target.context >= length:
+        return target
     limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     context = -(-length // ROOM) * ROOM
-    made = Target(model, context=context if limit is None or length > limit else min(context, limit))
-    object.__setattr__(model, KEPT, made)  # not by Module.__setattr__, which would look for parameters in it
-    return made
+    kept.target = Target(model, context=context if limit is None or length > limit else min(context, limit))
+    object.__setattr__(model, KEPT, kept)  # not by Module.__setattr__, which looks for parameters in it
+    return kept.target

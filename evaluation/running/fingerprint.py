@@ -54,7 +54,8 @@ def run_settings(config: dict[str, Any], bench: Bench, method: Method) -> dict[s
 def sampled(config: dict[str, Any]) -> dict[str, Any]:
     """The settings of sampling that are not plain greedy decoding's; runs of before there were any have none."""
     plain, own = asdict(Sampling()), config.get("sampling", {})
-    return {key: value for key, value in own.items() if value != plain[key]}
+    idle = () if own.get("temperature") else ("top_k", "top_p", "min_p")  # what is left over makes no other arg-max
+    return {key: value for key, value in own.items() if value != plain[key] and key not in idle}
 
 
 def _attention(target: Target) -> str:
@@ -105,6 +106,8 @@ def _source(config: dict[str, Any], update: str) -> dict[str, Any]:
     kept = {key: value for key, value in config.items() if key not in _NOT_THE_STATE}
     bench = {"spread": False, "half": None} | config["bench"]  # which runs of before they were settings lack
     kept |= {"sampling": sampled(config)}
+    attention = config["model"].get("attention")  # "auto" is what "sdpa" was while it was the default
+    kept |= {"model": config["model"] | {"attention": "auto" if attention == "sdpa" else attention}}
     return kept | {"bench": bench, "method": recorded(config["method"]) | {"update": update}}
 
 

@@ -13,7 +13,7 @@ import torch
 from .drafter import Drafter, Session
 from .sampling import GREEDY, Sampling
 from .static_step import Mark
-from .step import AnyStep, Sequence, conclude, make_step, unmarked
+from .step import AnyStep, Sequence, chosen, conclude, make_step, unmarked
 from .target import Target
 from .tree import RankPath
 from .verification import Verification
@@ -213,6 +213,6 @@ def _first_step(of: Sequence, step: AnyStep, out: Generation) -> Verification:
         return step()
     out.forwards = 1
     logits = logits[-len(draft.tree) :]
-    verification = conclude(replace(of, mark=unmarked), draft, logits, step.choice.after(logits, draft, prompt))
+    verification = conclude(replace(of, mark=unmarked), draft, logits, chosen(of, step.choice, draft, logits))
     of.mark("prefill")
     return verification

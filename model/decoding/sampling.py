@@ -54,6 +54,7 @@ class Sampling:
             "top_p": 0 < self.top_p <= 1,
             "min_p": 0 <= self.min_p <= 1,
             "repetition_penalty": 0 < self.repetition_penalty < float("inf"),
+            "seed": -(1 << 63) <= self.seed < 1 << 63,
         }
         for name, fits in right.items():
             if not fits:
@@ -104,19 +105,45 @@ class Choice:
             scores = warper(None, scores)
         return argmax(scores + self._noise(positions, logits.shape[1]))
 
-    def after(self, logits: torch.Tensor, draft: Draft, text: Sequence[int]) -> torch.Tensor:
-        """The choices (n,) after each node of a draft, whose root is the text's last token."""
+    def after(self, logits: torch.Tensor, draft: Draft, text: Sequence[int], *, every: bool = True) -> torch.Tensor:
+        """The choices (n,) after each node of a draft, whose root is the text's last token.
+
+        Args:
+            every: False: where it saves work only the nodes that stand have a choice, and the others -1.
+        """
         tree = draft.tree
+        if self.sampling.temperature == 0 and not self._processors:
+            return argmax(logits)
+        if logits.device.type == "cpu" and not every:
+            return self._along(logits, draft, text)
         if self._processors:
-            logits = logits.float()
             tokens = draft.tokens.tolist()
-            for first, last in tree.levels:
-                ids = [[*text, *(tokens[i] for i in tree.chain_of[node][1:])] for node in range(first, last)]
-                read, scores = torch.tensor(ids, device=logits.device), logits[first:last]
-                for processor in self._processors:
-                    scores = processor(read, scores)
-                logits = torch.cat((logits[:first], scores, logits[last:]))
+            logits = torch.cat([self._processed(logits[i : i + 1], draft, tokens, i, text) for i in range(len(tree))])
         return self.among(logits, tree.depths.to(logits.device) + len(text))
+
+    def _along(self, logits: torch.Tensor, draft: Draft, text: Sequence[int]) -> torch.Tensor:
+        """The choices of the nodes that stand, found from the root down: a step's depth of rows, and not n of them."""
+        tree, tokens = draft.tree, draft.tokens.tolist()
+        choices, node = [-1] * len(tokens), 0
+        while True:
+            row = self._processed(logits[node : node + 1], draft, tokens, node, text)
+            place = torch.tensor([tree.depth_of[node] + len(text)])
+            choices[node] = chosen = int(self.among(row, place))
+            below = (i for i in range(node + 1, len(tokens)) if tree.parent_of[i] == node and tokens[i] == chosen)
+            if (node := next(below, -1)) < 0:
+                return torch.tensor(choices)
+
+    def _processed(
+        self, row: torch.Tensor, draft: Draft, tokens: Sequence[int], node: int, text: Sequence[int]
+    ) -> torch.Tensor:
+        """A node's logits (1, V) behind its own path. One row at a time, as processors are used to in `generate`."""
+        if not self._processors:
+            return row
+        ids = torch.tensor([[*text, *(tokens[i] for i in draft.tree.chain_of[node][1:])]], device=row.device)
+        scores = row.float().clone()  # a processor may write into it, and the drafter learns from the model's own
+        for processor in self._processors:
+            scores = processor(ids, scores)
+        return scores
 
     def _noise(self, positions: torch.Tensor, vocab: int) -> torch.Tensor:
         """(n, V). On a CPU a row is drawn once for all steps that look ahead to its place."""
@@ -145,7 +172,8 @@ def gumbel(seed: torch.Tensor, positions: torch.Tensor, vocab: int) -> torch.Ten
     key = _splitmix(_splitmix(seed) ^ positions)[:, None]  # (n, 1)
     tokens = torch.arange(vocab, device=positions.device)  # (V,)
     drawn = _lowbias(_lowbias(tokens ^ (key & _HALF)) ^ (key >> 32 & _HALF))  # (n, V), 0 to 2^32 - 1
-    share = (drawn.float() + 0.5) * 2.0**-32  # in (0, 1]; its small values, which make the large noise, are exact
+    # in (0, 1): the small ones, which make the large noise, are exact; of the large ones some would round to 1
+    share = ((drawn.float() + 0.5) * 2.0**-32).clamp(max=1 - 2.0**-24)
     return -torch.log(-torch.log1p(-share))
 
 

@@ -62,6 +62,11 @@ def conclude(of: Sequence, draft: Draft, logits: torch.Tensor, choices: torch.Te
     return verification
 
 
+def chosen(of: Sequence, choice: Choice, draft: Draft, logits: torch.Tensor) -> torch.Tensor:
+    """What the target picks after each node, as far as the method needs it: int64 (n,)."""
+    return choice.after(logits, draft, of.text, every=of.session.method.needs_choices)
+
+
 class EagerStep:
     """Draft, forward, verify, commit, observe: whatever the session drafts."""
 
@@ -76,7 +81,7 @@ class EagerStep:
         of.mark("draft")
         logits = of.target.forward(of.cache, draft)
         of.mark("forward")
-        return conclude(of, draft, logits, self.choice.after(logits, draft, of.text))
+        return conclude(of, draft, logits, chosen(of, self.choice, draft, logits))
 
 
 class StaticSequence:

@@ -69,7 +69,7 @@ class DynamicRecycling(Drafter):
     """
 
     stateful = True
-    needs_logits = True
+    needs_logits = needs_choices = True
 
     def __init__(
         self,

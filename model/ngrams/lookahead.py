@@ -56,6 +56,8 @@ class Lookahead(LayoutDrafter):
         UserError: level < 3, window < 1 or guess < 1.
     """
 
+    needs_choices = True  # the window moves by them
+
     def __init__(
         self,
         *,

@@ -64,6 +64,11 @@ def test_prompts_of_a_file_are_answered_as_objects(tmp_path, decoder):
         (["generate", EMBEDDED, "--prompt", "x", "--set", "k"], "--set k: must be KEY=VALUE"),
         (["generate", EMBEDDED, "--prompt", "x", "--temperature", "-1"], "sampling.temperature=-1.0"),
         (["generate", EMBEDDED, "--prompt", "x", "--max-new-tokens", "0"], "max_new_tokens=0"),
+        (["generate", EMBEDDED, "--prompt", "x", "--device", "foo"], "device=foo"),
+        (["generate", EMBEDDED, "--prompt", "x", "--dtype", "foo"], "dtype=foo: use one of auto"),
+        (["generate", EMBEDDED, "--prompt", "x", "--method", "sps"], "method sps: needs draft_path"),
+        (["generate", EMBEDDED, "--prompt", "x", "--set", "k=abc"], "method recycling"),
+        (["generate", EMBEDDED, "--prompt", "x", "--seed", "99999999999999999999"], "sampling.seed="),
     ],
 )
 def test_a_mistake_is_one_line(arguments, says, capsys):
@@ -82,7 +87,8 @@ def test_commands_of_a_chat(decoder):
         ("/method dynamic nodes=5", "method dynamic"),
         ("/method nonesuch", "unknown"),
         ("/method pld depth=3", "does not take depth"),
-        ("/method pld max_ngram=x", "must be a whole number"),
+        ("/method pld max_ngram=x", "method pld"),
+        ("/method rest", "needs datastore_path"),
         ("/temperature 0.7", "temperature 0.7"),
         ("/temperature hot", "must be a number"),
         ("/temperature -1", "out of range"),
@@ -160,6 +166,17 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(decoder, monkeypatch):
     assert chat.turns[1]["content"] == out.getvalue().rstrip("\n") != ""
     monkeypatch.undo()
     assert chat.say("And now?") and len(chat.turns) == 4
+
+
+def test_ctrl_c_before_an_answer_takes_the_question_back(decoder, monkeypatch):
+    def interrupted(*arguments):
+        raise KeyboardInterrupt
+
+    chat = Chat(decoder, io.StringIO(), colours=True, max_new_tokens=9, sampling=GREEDY)
+    monkeypatch.setattr("model.chat.plain_speed", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        chat.say("Hello there.")
+    assert chat.turns == []
 
 
 def test_a_wheel_works_without_the_harness(tmp_path):

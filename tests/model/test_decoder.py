@@ -1,5 +1,6 @@
 """In other people's code: a decoder of text, methods by name, and transformers' generate with this decoding inside."""
 
+import copy
 import random
 
 import pytest
@@ -14,8 +15,9 @@ from transformers import (
 )
 from transformers.generation.streamers import BaseStreamer
 
+from model import transformers_generate
 from model.decoder import Decoder, pieces, whole
-from model.decoding import StepRecord, Target
+from model.decoding import StepRecord, Target, generate
 from model.decoding.sampling import Sampling
 from model.errors import UserError
 from model.files import ROOT
@@ -40,7 +42,9 @@ def test_custom_generate_is_greedy_generate(name, method):
         expected = model.generate(ids, max_new_tokens=40, do_sample=False)
         found = model.generate(ids, max_new_tokens=40, do_sample=False, custom_generate=generate)
         assert found.tolist() == expected.tolist()
-    assert vars(model)[KEPT] is generate._made[0], "the target is made once"
+    target = vars(model)[KEPT].target
+    model.generate(ids, max_new_tokens=4, custom_generate=generate)
+    assert vars(model)[KEPT].target is target, "the target is made once"
 
 
 class Stop(StoppingCriteria):
@@ -219,3 +223,74 @@ def test_the_folder_in_the_hubs_layout_does_the_same():
         own = dict(custom_generate=str(ROOT), trust_remote_code=True, method=method, streamer=streamer)
         assert model.generate(ids, max_new_tokens=30, do_sample=False, **own).equal(expected)
     assert streamer.got == 2 * expected[0].tolist() and streamer.ended == 2
+
+
+def test_a_model_that_is_cast_or_copied_gets_a_target_of_its_own():
+    model, ids, generate = toy_model("llama"), ids_of(5, 9, 5), Generate()
+    model.generate(ids, max_new_tokens=8, do_sample=False, custom_generate=generate)
+    for other in (copy.deepcopy(model), copy.copy(model), model.to(torch.float64)):
+        expected = other.generate(ids, max_new_tokens=30, do_sample=False)
+        assert other.generate(ids, max_new_tokens=30, do_sample=False, custom_generate=generate).equal(expected)
+        assert vars(other)[KEPT].target.model is other
+
+
+def test_what_was_learnt_outlives_a_longer_text_and_another_model(monkeypatch):
+    monkeypatch.setattr(transformers_generate, "ROOM", 32)
+    first, second, ids, generate = toy_model("llama"), toy_model("qwen3"), ids_of(5, 9, 5), Generate()
+    for model in (first, second):
+        model.generate(ids, max_new_tokens=20, do_sample=False, custom_generate=generate)
+    learnt = vars(first)[KEPT].drafters[generate][1].state_dict()["candidates"].clone()
+    first.generate(ids_of(7), max_new_tokens=100, do_sample=False, custom_generate=generate)
+    kept = vars(first)[KEPT].drafters[generate][1].state_dict()["candidates"]
+    seen = learnt.any(-1)
+    assert vars(first)[KEPT].target.context > 32 and bool(seen.any()) and bool(kept.any(-1)[seen].all())
+
+
+@pytest.mark.parametrize("way", ["prefix", "guidance", "in place"])
+def test_processors_see_one_row_at_a_time_and_change_nothing_else(way):
+    model, ids = toy_model("llama"), ids_of(5, 9, 5)
+    settings = dict(max_new_tokens=40, do_sample=False)
+    if way == "guidance":
+        with pytest.raises(UserError, match="guidance_scale"):
+            model.generate(ids, guidance_scale=1.5, custom_generate=Generate(), **settings)
+        return
+    if way == "prefix":
+        settings["prefix_allowed_tokens_fn"] = lambda row, text: [[int(text[-1]) % 50 + 3, 7, 11, 20]][row]
+        expected = model.generate(ids, **settings)
+        assert model.generate(ids, custom_generate=Generate(), **settings).equal(expected)
+        return
+
+    def written(ids, scores):
+        scores[:, 7] = 1e4
+        return scores
+
+    lengths = []
+    for processor in (written, lambda ids, scores: written(ids, scores.clone())):
+        drafter = make_method("recycling", Target(model), tree="best:9")
+        sampling = Sampling(processors=(processor,))
+        out = generate(Target(model), drafter, [5, 9, 5], max_new_tokens=12, sampling=sampling)
+        lengths.append((out.accept_lengths, drafter.state_dict()["candidates"].tolist()))
+    assert lengths[0] == lengths[1]
+
+
+def test_prompts_may_be_tensors_and_must_be_in_the_vocabulary():
+    decoder = Decoder(toy_model("llama"))
+    answers = [decoder.generate(prompt, max_new_tokens=9).ids for prompt in ([5, 6], (5, 6), torch.tensor([[5, 6]]))]
+    assert answers[0] == answers[1] == answers[2]
+    with pytest.raises(UserError, match="outside the vocabulary of 61"):
+        decoder.generate([5, 61])
+
+
+@pytest.mark.parametrize(
+    "name, settings, says",
+    [
+        ("sps", {}, "method sps: needs draft_path"),
+        ("recycling", {"k": "abc"}, "method recycling: .*k"),
+        ("recycling", {"tree": 5}, "tree"),
+        ("recycling", {"target": 5}, "does not take target; it takes"),
+        ("dynamic", {"nodes": 1.5}, "nodes=1.5"),
+    ],
+)
+def test_settings_that_do_not_fit_are_told(name, settings, says):
+    with pytest.raises(UserError, match=says):
+        make_method(name, Target(toy_model("llama")), **settings)

@@ -14,7 +14,7 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from model.decoding import Target, Tree, generate
+from model.decoding import Target, Tree, generate, verify
 from model.decoding.sampling import Choice, Sampling, gumbel
 from model.decoding.tree import Draft
 from model.errors import UserError
@@ -199,3 +199,31 @@ def test_all_nodes_of_a_place_have_its_noise():
 def test_settings_out_of_range_are_refused(wrong):
     with pytest.raises(UserError, match=f"sampling.{next(iter(wrong))}="):
         Sampling(**wrong)
+
+
+def test_the_least_noise_is_a_number():
+    """Of 2^32 draws the last 128 round to 1, whose noise would be minus infinity: a token that is alone wins still."""
+    logits = torch.zeros(1, 152064)
+    logits[0, 129743] = 50
+    alone = Choice(Sampling(temperature=1.0, top_k=1, seed=0), CPU)
+    for position in (650, 651):
+        assert alone.among(logits, torch.tensor([position])).tolist() == [129743]
+
+
+def test_choices_along_the_path_are_those_of_all_nodes():
+    generator = torch.Generator().manual_seed(5)
+    tree = build_template("best", nodes=20)
+    for seed in range(20):
+        logits = torch.randn(21, V, generator=generator) * 3
+        sampling = Sampling(temperature=0.7, top_p=0.9, repetition_penalty=1.1, seed=seed)
+        tokens = torch.randint(0, V, (21,), generator=generator)
+        choice, text = Choice(sampling, CPU), [1, 2, int(tokens[0])]
+        for _ in range(3):  # make some of them stand
+            every = choice.after(logits, Draft(tree, tokens), text).tolist()
+            for node in range(1, 21, 2):
+                tokens[node] = every[tree.parent_of[node]]
+        draft = Draft(tree, tokens)
+        every, along = (choice.after(logits, draft, text, every=whole) for whole in (True, False))
+        one, other = verify(draft, every), verify(draft, along)
+        assert (one.node, one.tokens) == (other.node, other.tokens)
+        assert one.stands.tolist() == other.stands.tolist() or one.tokens == other.tokens
