@@ -87,7 +87,7 @@ def check(outcome, *names):
         (["run_dir=5"], ["run_dir=5: must be a text or null"]),
         (["model.path=5"], ["model.path=5: must be a text"]),
         (["model.allow_pickle=perhaps"], ["model.allow_pickle=perhaps: must be true or false"]),
-        (["model.linear=quick"], ["model.linear=quick: use one of auto, packed, stock"]),
+        (["model.linear=quick"], ["model.linear=quick: use one of auto, packed, joint, stock"]),
         (["tree=best", "tree.nodes=2.5"], ["tree.nodes=2.5: must be a whole number or null"]),
         (["method=pld", "method.max_ngram=x"], ["method.max_ngram=x: must be a whole number"]),
         (["method=suffix", "method.factor=x"], ["method.factor=x: must be a number"]),
@@ -231,7 +231,7 @@ def test_other_command_lines(call, tmp_path, bench_file):
     arguments = ["--file-path", tmp_path / "none.jsonl", "--base-path", tmp_path / "empty.jsonl"]
     check(call(speed.main, *arguments), "none.jsonl")
     check(call(speed.main, *arguments[:1], tmp_path / "empty.jsonl", *arguments[2:]), "no question in common")
-    check(call(inference_recycling.main, "--temperature", "0.7"), "--temperature 0.7", "sampling")
+    check(call(inference_recycling.main, "--temperature", "-1"), "sampling.temperature=-1.0")
     check(call(inference_recycling.main, "--bench-name", "gsm8k"), "gsm8k", "spec_bench")
     check(call(inference_recycling.main, "--tree-version", "9.9.9", "--question-file", bench_file), "9.9.9")
 

@@ -216,7 +216,9 @@ def test_a_peak_counts_neither_the_other_methods_nor_for_hf_the_cache(monkeypatc
         monkeypatch.setattr(answering.Conversation, "record", lambda self, index: {})
         method.loaded = SimpleNamespace(target=target, settings=SimpleNamespace(name="toy"))
         question = Question(1, "qa", ("why?",))
-        return answering.answer_question(question, method, {"num_choices": 1, "timed": True}, others)["peak_memory"]
+        return answering.answer_question(
+            question, method, {"num_choices": 1, "timed": True, "seed": 0, "sampling": {}}, others
+        )["peak_memory"]
 
     assert peak(SimpleNamespace(label="recycling", drafter=object()), medusa.bytes) == 1000 + 20 + 50 + 7
     assert peak(SimpleNamespace(label="hf", drafter=None), medusa.bytes + recycling.bytes) == 1000 + 7
