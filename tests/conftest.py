@@ -1,5 +1,6 @@
 """Toy models and small helpers. One thread: toy sizes gain nothing from more, and a busy machine stalls on them."""
 
+import copy
 import os
 import tempfile
 from typing import Any
@@ -51,7 +52,7 @@ CONFIGS = {
 def toy_model(name: str, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     """A random model of that architecture, sharpened so that its greedy text is neither constant nor noise."""
     torch.manual_seed(seed)
-    model = Auto.from_config(CONFIGS[name]).eval()  # sdpa, where there is one
+    model = Auto.from_config(copy.deepcopy(CONFIGS[name])).eval()  # sdpa, where there is one; it writes into its config
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
