@@ -39,7 +39,7 @@ class Execution:
     passed_over: str = ""
 
     def take(self, target: Target) -> None:
-        """Let a target take steps so from now on."""
+        """Let a target take steps so from now on. Raises UserError if it cannot, or there is none of that name."""
         target.attend_by_tree(self.tree_attention)
         target.execution = target.check_execution(self.name)
 
@@ -55,24 +55,19 @@ def choose_execution(name: str, loaded: LoadedModel, timed: bool = True, reads_t
     on a CPU compiling takes ten seconds to two minutes for each method, more than a short run.
 
     Raises:
-        UserError: it cannot be, or there is none of that name.
+        UserError: not with several devices, or not untimed.
     """
-    target = loaded.target
+    target, own = loaded.target, loaded.settings.attention
+    several = len(target.devices) > 1 or processes.world_size() > 1
     if name not in ("auto", "eager"):
         if not timed:
             raise UserError(
                 f"execution={name}: with timed=false the methods share eager forwards; leave out one of the two"
             )
-        if processes.world_size() > 1 or len(target.devices) > 1:
+        if several:
             raise UserError(f"execution={name}: a model on several devices takes eager only")
-    own = loaded.settings.attention
-    several = len(target.devices) > 1 or processes.world_size() > 1
     if name != "auto" or not timed or reads_text or several or target.device.type != "cuda":
-        chosen = Execution("eager" if name == "auto" else name, own == "tree")
-        if chosen.tree_attention:
-            target.attend_by_tree(True)
-        target.check_execution(chosen.name)
-        return chosen
+        return Execution("eager" if name == "auto" else name, own == "tree")
     if target not in _chosen:
         _chosen[target] = tried(target, own)
     return _chosen[target]

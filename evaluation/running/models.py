@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import json
 import warnings
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.utils import logging as transformers_logging
 
+from model.decoder import eos_of
 from model.decoding import Target
 from model.decoding.linear import fastest_linear, linear_bytes, packable
 from model.errors import UserError
@@ -132,7 +132,7 @@ def _load(settings: ModelSettings) -> LoadedModel:
     except (OSError, ValueError, KeyError, ImportError, SafetensorError) as error:
         raise UserError(f"model {settings.path}: cannot be loaded ({why}{one_line(error)[:300]})") from None
     model = place(model, settings, device).eval()
-    eos = _eos_ids(model.generation_config.eos_token_id, model.config.eos_token_id, tokenizer.eos_token_id)
+    eos = eos_of(model, tokenizer)
     left_out = plain_greedy(model)
     return LoadedModel(
         settings,
@@ -217,14 +217,6 @@ def locate(path: str, allow_pickle: bool) -> str:
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         raise UserError(f"model {path}: the folder has no tokenizer (tokenizer.json or tokenizer.model)")
     return str(folder)
-
-
-def _eos_ids(*sources: int | Iterable[int] | None) -> frozenset[int]:
-    """Every id that the generation config, the config or the tokenizer calls an end of sequence."""
-    ids: set[int] = set()
-    for source in sources:
-        ids |= {source} if isinstance(source, int) else set(source or ())
-    return frozenset(ids)
 
 
 def devices_in_words(loaded: LoadedModel) -> str:

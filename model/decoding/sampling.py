@@ -61,11 +61,6 @@ class Sampling:
                 raise UserError(f"sampling.{name}={getattr(self, name)}: out of range")
 
     @property
-    def is_greedy(self) -> bool:
-        """Whether it is the arg-max of the model's own logits."""
-        return self.temperature == 0 and not self.reads_text
-
-    @property
     def reads_text(self) -> bool:
         """Whether a choice depends on more than its logits and its place."""
         return self.repetition_penalty != 1 or bool(self.processors)

@@ -1,5 +1,6 @@
 """Experiments: each composes, runs, and draws the figure that its question asks for."""
 
+import importlib
 import json
 import os
 import subprocess
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import yaml
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
@@ -16,6 +18,7 @@ from evaluation.running import hub
 from evaluation.running.model_settings import ModelSettings
 from evaluation.running.needs import composed
 from evaluation.running.signatures import check
+from model.methods import METHODS
 
 ROOT = Path(__file__).resolve().parents[3]
 EXPERIMENTS = sorted(p.stem for p in (ROOT / "configs/experiment").glob("*.yaml"))
@@ -47,6 +50,19 @@ def test_every_model_composes(path):
     check(settings, ModelSettings, "model.")
     assert settings["name"] == path.stem or path.stem == "path"
     assert hub.is_name(settings["path"]) or (ROOT / settings["path"]).exists() or path.stem == "path"
+
+
+def test_the_library_names_the_methods_that_the_harness_configures():
+    drafters = {p.stem: yaml.safe_load(p.read_text())["drafter"] for p in (ROOT / "configs/method").glob("*.yaml")}
+    found = {
+        name: getattr(importlib.import_module(f"model.{path.rpartition('.')[0]}"), path.rpartition(".")[2])
+        for name, path in METHODS.items()
+    }
+    for name, drafter in drafters.items():
+        if drafter is not None:  # hf
+            module, _, kind = drafter.rpartition(".")
+            assert found.pop(name) is getattr(importlib.import_module(module), kind)
+    assert not found
 
 
 def test_table1_goes_through_every_method_there_is():
