@@ -3,7 +3,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 source tools/environment.sh
-environment requirements.txt tests/requirements.txt requirements-cluster.txt
+environment requirements.txt tests/requirements.txt requirements-cluster.txt requirements-extras.txt
 "$PYTHON" -m ruff check --quiet .
 "$PYTHON" -m ruff format --check --quiet . || { echo "error: not formatted; run: $PYTHON -m ruff format ." >&2; exit 1; }
 "$PYTHON" -m mypy --no-error-summary

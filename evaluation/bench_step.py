@@ -39,6 +39,7 @@ def flags() -> argparse.ArgumentParser:
     parser.add_argument("--execution", default="eager", help="eager, static, compiled, graph")
     parser.add_argument("--attention", default="sdpa", help="sdpa, eager; tree with a static execution")
     parser.add_argument("--linear", default="auto", help="packed, joint, stock; default auto, see configs/model")
+    parser.add_argument("--quantize", help="int8, int4; see configs/model")
     parser.add_argument("--prompts", type=int, default=14, help="of the sample bench (default 14: two a subtask)")
     parser.add_argument("--context", type=int, help="one random prompt of so many tokens instead")
     parser.add_argument("--max-new-tokens", type=int, default=128)
@@ -60,7 +61,7 @@ def main() -> None:
         if min(arguments.prompts, arguments.repeats, arguments.max_new_tokens) < 1:
             raise UserError("--prompts, --repeats and --max-new-tokens must be at least 1")
         before = saved(arguments.against) if arguments.against else None
-        given = {key: getattr(arguments, key) for key in ("dtype", "device", "attention", "linear")}
+        given = {key: getattr(arguments, key) for key in ("dtype", "device", "attention", "linear", "quantize")}
         with exclusive(ModelSettings("bench", arguments.model_path, **given)) as settings:
             result = bench(arguments, settings)
         if before is not None:

@@ -29,6 +29,7 @@ def parser() -> argparse.ArgumentParser:
         command.add_argument("--seed", type=int, default=0)
         command.add_argument("--dtype", default="auto", help="auto, float32, float16, bfloat16")
         command.add_argument("--device", help="default: CUDA where there is one")
+        command.add_argument("--quantize", help="weights of int8 or int4, by torchao")
         command.add_argument("--trust-remote-code", action="store_true")
         if name == "generate":
             given = command.add_mutually_exclusive_group(required=True)
@@ -63,6 +64,7 @@ def run(given: argparse.Namespace) -> None:
         dtype=given.dtype,
         device=given.device,
         trust_remote_code=given.trust_remote_code,
+        quantize=given.quantize,
         method=given.method,
         **settings_of(given.set),
     )

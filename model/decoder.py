@@ -15,6 +15,7 @@ from .decoding.sampling import GREEDY, Sampling
 from .errors import UserError
 from .files import load_state
 from .methods import make_method
+from .quantization import quantize as quantized
 
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 Prompt = str | Sequence[int] | torch.Tensor | Sequence[dict[str, str]]
@@ -84,6 +85,7 @@ class Decoder:
         device: torch.device | str | None = None,
         revision: str | None = None,
         trust_remote_code: bool = False,
+        quantize: str | None = None,
         **settings: Any,
     ) -> Decoder:
         """A model of the hub or of a folder, from safetensors alone.
@@ -91,6 +93,7 @@ class Decoder:
         Args:
             dtype: auto: float32 on a CPU, the checkpoint's own elsewhere.
             device: default: CUDA where there is one, else the CPU.
+            quantize: int8 or int4, by torchao; see `quantization`.
             settings: as the class takes them.
 
         Raises:
@@ -112,6 +115,8 @@ class Decoder:
             model = AutoModelForCausalLM.from_pretrained(name_or_path, dtype=kind, use_safetensors=True, **common)
         except (OSError, ValueError, KeyError, ImportError, SafetensorError) as error:
             raise UserError(f"model {name_or_path}: cannot be loaded ({' '.join(str(error).split())[:300]})") from None
+        if quantize is not None:
+            quantized(model, quantize, placed)
         return cls(model.to(placed).eval(), tokenizer, **settings)
 
     def ids_of(self, prompt: Prompt) -> list[int]:

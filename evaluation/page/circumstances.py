@@ -127,9 +127,14 @@ def _model(metadata: dict[str, Any]) -> str:
     model = metadata["settings"]["model"]
     revision = f" at revision {model['revision']}" if model.get("revision") else ""
     return (
-        f"{model['name']} ({model.get('path')}{revision}), {model.get('dtype')}, {model.get('attention')} attention, "
-        f"context {model.get('context')}, template {model.get('template')}{_converted(metadata)}"
+        f"{model['name']} ({model.get('path')}{revision}), {model.get('dtype')}{_quantized(model)}, "
+        f"{model.get('attention')} attention, context {model.get('context')}, template {model.get('template')}"
+        f"{_converted(metadata)}"
     )
+
+
+def _quantized(model: dict[str, Any]) -> str:
+    return f" with weights in {model['quantize']} (torchao)" if model.get("quantize") else ""
 
 
 def _converted(metadata: dict[str, Any]) -> str:

@@ -56,6 +56,8 @@ def versions() -> dict[str, str]:
             found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             found[package] = "not installed"
+    if "torchao" in sys.modules:  # of quantised runs alone
+        found["torchao"] = metadata.version("torchao")
     return found
 
 

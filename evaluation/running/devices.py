@@ -44,6 +44,10 @@ def check_placement(settings: ModelSettings) -> None:
         raise UserError(
             "model.tensor_parallel=true places the model itself; leave out model.device and model.device_map"
         )
+    if settings.quantize is not None and (given is not None or parallel):
+        raise UserError(
+            f"model.quantize={settings.quantize}: is for a model on one device; leave out device_map, tensor_parallel"
+        )
     if parallel and processes == 1:
         raise UserError(
             "model.tensor_parallel=true: needs several processes; start it with "

@@ -21,6 +21,7 @@ class ModelSettings:
     context: int | None = None
     attention: Literal["auto", "sdpa", "eager", "tree"] = "auto"
     linear: Literal["auto", "packed", "joint", "stock"] = "auto"
+    quantize: Literal["int8", "int4"] | None = None
     allow_pickle: bool = False
     trust_remote_code: bool = False
 

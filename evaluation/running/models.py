@@ -21,6 +21,7 @@ from model.decoding import Target
 from model.decoding.linear import fastest_linear, linear_bytes, packable
 from model.errors import UserError
 from model.files import located
+from model.quantization import quantize
 
 from ..records.provenance import describe_device
 from . import gguf, hub
@@ -90,6 +91,8 @@ def random_model(shape: str, settings: ModelSettings) -> LoadedModel:
     known(shape, "--shape")
     device = _placed(settings)
     model = random_weights(shape, device, choose_dtype(settings.dtype, device), settings.kernel)
+    if settings.quantize is not None:
+        quantize(model, settings.quantize, device)
     return LoadedModel(settings, _target(model, settings), None, DEFAULT, frozenset())
 
 
@@ -131,6 +134,8 @@ def _load(settings: ModelSettings) -> LoadedModel:
             )
     except (OSError, ValueError, KeyError, ImportError, SafetensorError) as error:
         raise UserError(f"model {settings.path}: cannot be loaded ({why}{one_line(error)[:300]})") from None
+    if settings.quantize is not None:
+        quantize(model, settings.quantize, device)
     model = place(model, settings, device).eval()
     eos = eos_of(model, tokenizer)
     left_out = plain_greedy(model)
@@ -174,6 +179,10 @@ def _linear(model: Any, settings: ModelSettings) -> str:
     Raises:
         UserError: packed, where that cannot be.
     """
+    if settings.quantize is not None:
+        if settings.linear not in ("auto", "stock"):
+            raise UserError(f"model.linear={settings.linear}: is for weights that are not quantised")
+        return "stock"
     weight = model.get_input_embeddings().weight
     can = packable(weight.device, weight.dtype) and not settings.tensor_parallel
     if settings.linear == "packed" and not can:

@@ -12,6 +12,7 @@ from torch import nn
 from model.decoding import Generation, Target
 from model.decoding.devices import synchronize
 from model.decoding.linear import pack_linears, packable
+from model.quantization import stored_bytes
 
 LAUNCHES = ("cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "cuLaunchKernelEx", "cudaGraphLaunch")
 
@@ -73,10 +74,10 @@ def step_cost(target: Target, nodes: int, context: int) -> Cost:
     """
     model = target.model
     embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
-    weights = sum(p.numel() * p.element_size() for p in model.parameters())
+    weights = sum(stored_bytes(p) for p in model.parameters())
     matrices = sum(p.numel() for p in model.parameters() if p.dim() > 1)
     if embedding is not head:  # a table of which n rows are read; tied, it is the head's matrix and read whole
-        weights -= embedding.numel() * embedding.element_size()
+        weights -= stored_bytes(embedding)
         matrices -= embedding.numel()
     with target.cache(nodes) as cache:
         per_token = cache.nbytes // cache.capacity
