@@ -33,14 +33,11 @@ def quantize(model: Any, to: str, device: torch.device) -> None:
         raise UserError(
             f"quantize=int4: is for bfloat16 on a CUDA device, this is {weight.dtype} on {device}; use int8"
         )
-    quiet = logging.root.manager.disable
+    hush()
     try:
-        logging.disable(max(quiet, logging.WARNING))  # it tells of every kernel that was not built for this machine
         from torchao.quantization import Int4WeightOnlyConfig, Int8WeightOnlyConfig, quantize_
     except ImportError as error:
         raise UserError(f"quantize={to}: needs torchao; pip install torchao ({error})") from None
-    finally:
-        logging.disable(quiet)
     head = model.get_output_embeddings()
     if to == "int8":
         how, chosen = Int8WeightOnlyConfig(), _linear
@@ -51,6 +48,12 @@ def quantize(model: Any, to: str, device: torch.device) -> None:
         quantize_(model, how, chosen, device)
     except (RuntimeError, ValueError, NotImplementedError, AssertionError, ImportError) as error:
         raise UserError(f"quantize={to}: torchao refuses this model ({' '.join(str(error).split())[:300]})") from None
+
+
+def hush() -> None:
+    """Where torchao is installed transformers imports it, and it tells of every kernel not built for this machine."""
+    for name in ("torchao", "torch.utils._pytree"):
+        logging.getLogger(name).setLevel(logging.ERROR)
 
 
 def stored_bytes(tensor: torch.Tensor) -> int:

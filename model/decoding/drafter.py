@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from .cache import TreeCache
+from .sampling import Choice
 from .tree import Draft, Tree
 from .verification import Verification
 
@@ -29,6 +30,7 @@ class Drafter:
     needs_prompt_logits: bool = False  # then `observe_prompt` is called, at the price of (P, V) logits.
     # Last hidden states, what enters the target's own head: `Verification.hidden`, `take` and `observe_prompt_hidden`.
     needs_hidden: ClassVar[bool] = False
+    shares_noise: bool = False  # does `Session.scores` add the target's noise?
     max_nodes: int = 1  # the largest draft it will ever make, root included; the cache keeps room for it.
 
     def __init__(self, device: torch.device) -> None:
@@ -68,6 +70,17 @@ class Session:
 
     def __init__(self, method: Drafter) -> None:
         self.method = method
+        self.choice: Choice | None = None  # the target's rule, from the engine, before `begin`
+
+    def scores(self, logits: torch.Tensor, place: int) -> torch.Tensor:
+        """What a drafting model's logits (n, V) for a place in the text are worth: greedily these logits.
+
+        Where tokens are drawn, with the noise that the target draws by there: two models with the same noise choose the
+        same token far more often than one's arg-max is what the other draws (Daliri et al., arXiv 2408.07978).
+        """
+        if not self.method.shares_noise or self.choice is None or self.choice.sampling.temperature == 0:
+            return logits
+        return self.choice.scores(logits, torch.full((len(logits),), place, device=logits.device))
 
     def begin(self, prompt: list[int]) -> Draft | None:
         """Start the sequence.

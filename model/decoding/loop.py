@@ -174,7 +174,7 @@ def _decode(
         with target.cache(session.method.max_nodes) as cache:
             of = Sequence(target, cache, session, list(prompt), sampling, mark)
             step = make_step(of)
-            made = step.setup_s
+            session.choice, made = step.choice, step.setup_s
             target.synchronize()
             start = time.perf_counter()
             verification = hidden_kept(_first_step, of, step, out)

@@ -93,12 +93,16 @@ class Choice:
     def among(self, logits: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """The choices (n,) by logits (n, V) for these places in the text, int64 (n,); elsewhere than on a CPU no host
         value is read."""
+        return argmax(self.scores(logits, positions))
+
+    def scores(self, logits: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """What choices are the arg-max of, (n, V): by another model's logits what it would choose by this noise."""
         if self.sampling.temperature == 0:
-            return argmax(logits)
+            return logits
         scores = logits.float()
         for warper in self._warpers:
             scores = warper(None, scores)
-        return argmax(scores + self._noise(positions, logits.shape[1]))
+        return scores + self._noise(positions, logits.shape[1])
 
     def after(self, logits: torch.Tensor, draft: Draft, text: Sequence[int], *, every: bool = True) -> torch.Tensor:
         """The choices (n,) after each node of a draft, whose root is the text's last token.

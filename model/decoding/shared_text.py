@@ -226,14 +226,15 @@ def generate_together(
     with ExitStack() as ends:
         cache = ends.enter_context(target.cache(sum(drafter.max_nodes for drafter in drafters)))
         sessions = [drafter.session() for drafter in drafters]
+        choice = Choice(sampling, target.device)
         for session in sessions:
+            session.choice = choice
             ends.callback(session.close)
         if any(drafter.needs_hidden for drafter in drafters):
             target.keep_hidden(True)
             ends.callback(target.keep_hidden, False)
         of_prompt = any(drafter.needs_prompt_logits for drafter in drafters)
         of_steps = of_prompt or any(drafter.needs_logits for drafter in drafters)
-        choice = Choice(sampling, target.device)
         text = SharedText(target, cache, prompt, choice, keep=of_steps, keep_prompt=of_prompt)
         first = text.begin(prompt[-1])
         sequences = [_Sequence(session, prompt, text, first) for session in sessions]

@@ -131,12 +131,12 @@ class FedSequence:
 
     def __call__(self) -> Verification:
         of = self.of
+        self.choice.take(of.sampling.seed)
         draft = of.session.draft(of.text[-1])
         of.mark("draft")
         n = len(draft.tree)
         step, launch = self.steps.fed(of.cache, n, of.session.method.max_nodes, of.mark)
         step.feed(draft, of.cache.length)
-        self.choice.take(of.sampling.seed)
         launch()
         if step.hidden is not None:  # what a replay wrote, no hook has seen
             of.target.hidden = step.hidden[:n]

@@ -1,6 +1,6 @@
 """EAGLE: features are drafted one after the other and tokens follow from them; static tree (arXiv 2401.15077).
 
-Greedy: verification is the engine's. Source of the tree and the order of things: github.com/SafeAILab/EAGLE.
+Verification is the engine's. Source of the tree and the order of things: github.com/SafeAILab/EAGLE.
 """
 
 from __future__ import annotations
@@ -63,19 +63,23 @@ class Eagle(EagleDrafter):
     Args:
         target, head_path: see `EagleDrafter`.
         tree_path: YAML of rank paths; default: the published 25 nodes.
+        share_noise: where tokens are drawn, children are drawn, too (as in the public code), by the target's own noise;
+            False: they are the best ones.
 
     Raises:
         UserError: what `load_head` raises; a tree of more ranks than tokens.
     """
 
-    def __init__(self, target: Target, *, head_path: str, tree_path: str | None = None) -> None:
+    def __init__(
+        self, target: Target, *, head_path: str, tree_path: str | None = None, share_noise: bool = True
+    ) -> None:
         tree = template("eagle-25", tree_path).on(target.device)
         if tree.max_rank >= target.vocab_size:
             raise UserError(f"eagle: the tree's rank {tree.max_rank} is beyond the {target.vocab_size} tokens")
         levels = plan(tree)
         inner = sum(len(level.nodes) for level in levels[1:])
         super().__init__(target, head_path, inner=inner, max_nodes=len(tree), max_depth=tree.max_depth)
-        self.template = tree
+        self.template, self.shares_noise = tree, share_noise
         self.levels = [(level, self.mask_of(level.visible)) for level in levels]
 
     def session(self) -> EagleTreeSession:
@@ -94,7 +98,7 @@ class EagleTreeSession(EagleSession):
             if depth:
                 continued = tokens.index_select(0, level.nodes)
                 features = self.continue_nodes(features.index_select(0, level.parents), continued, depth, mask)
-            candidates = self.method.lm_head(features).topk(level.candidates, dim=-1).indices  # (w, candidates)
+            candidates = self.head_scores(features, depth).topk(level.candidates, dim=-1).indices  # (w, candidates)
             tokens = candidates.view(-1).index_select(0, level.pick)
             drafted.append(tokens)
         return Draft(self.method.template, torch.cat(drafted))

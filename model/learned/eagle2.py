@@ -19,18 +19,28 @@ class Eagle2(EagleDrafter):
         depth: of the deepest node.
         top_k: nodes expanded a depth, and children of each.
         nodes: drafted nodes kept, root not counted.
+        share_noise: where tokens are drawn, the head's confidence counts the target's own noise, too; not published.
 
     Raises:
         UserError: what `load_head` raises; a setting below 1, or top_k above the vocabulary.
     """
 
-    def __init__(self, target: Target, *, head_path: str, depth: int = 6, top_k: int = 10, nodes: int = 60) -> None:
+    def __init__(
+        self,
+        target: Target,
+        *,
+        head_path: str,
+        depth: int = 6,
+        top_k: int = 10,
+        nodes: int = 60,
+        share_noise: bool = False,
+    ) -> None:
         for key, value in (("depth", depth), ("top_k", top_k), ("nodes", nodes)):
             if not isinstance(value, int) or value < 1:
                 raise UserError(f"eagle2: {key}={value}: must be a whole number, at least 1")
         if top_k > target.vocab_size:
             raise UserError(f"eagle2: top_k={top_k}: there are only {target.vocab_size} tokens")
-        self.depth, self.top_k = depth, top_k
+        self.depth, self.top_k, self.shares_noise = depth, top_k, share_noise
         self.nodes = min(nodes, top_k + (depth - 1) * top_k**2)
         inner = (depth - 1) * top_k
         super().__init__(target, head_path, inner=inner, max_nodes=1 + self.nodes, max_depth=min(depth, self.nodes))
@@ -49,7 +59,7 @@ class Eagle2Session(EagleSession):
 
     def expand(self, root: int, feature: torch.Tensor) -> Draft:
         own, k = self.method, self.method.top_k
-        best = self._log_probabilities(feature).topk(k, dim=-1)
+        best = self._log_probabilities(feature, 0).topk(k, dim=-1)
         value, token = best.values.view(-1), best.indices.view(-1)  # of the nodes to expand: (k,)
         whose, node = torch.zeros_like(own.children), own.children  # row of the parent's feature; number
         values, tokens, parents = [value], [token], [whose - 1]  # of all nodes seen; -1 is the root
@@ -58,7 +68,7 @@ class Eagle2Session(EagleSession):
         for depth in range(1, own.depth):
             mask = self._show(visible)
             features = self.continue_nodes(features.index_select(0, whose), token, depth, mask)  # (k, H)
-            best = self._log_probabilities(features).topk(k, dim=-1)
+            best = self._log_probabilities(features, depth).topk(k, dim=-1)
             below = (value[:, None] + best.values).view(-1)  # (k * k,)
             values.append(below)
             tokens.append(best.indices.view(-1))
@@ -72,8 +82,8 @@ class Eagle2Session(EagleSession):
         found = torch.stack((kept, torch.cat(parents)[kept], torch.cat(tokens)[kept]))
         return self._breadth_first(root, *found.tolist())  # one transfer
 
-    def _log_probabilities(self, features: torch.Tensor) -> torch.Tensor:
-        return torch.log_softmax(self.method.lm_head(features).float(), dim=-1)  # (w, V)
+    def _log_probabilities(self, features: torch.Tensor, depth: int) -> torch.Tensor:
+        return torch.log_softmax(self.head_scores(features, depth).float(), dim=-1)  # (w, V)
 
     def _show(self, visible: torch.Tensor) -> torch.Tensor:
         """Write the topology into the mask."""

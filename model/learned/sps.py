@@ -1,7 +1,8 @@
-"""Speculative decoding: a small draft model proposes the next tokens one by one (arXiv 2211.17192), here greedily.
+"""Speculative decoding: a small draft model proposes the next tokens one by one (arXiv 2211.17192).
 
-With a fixed draft length this is transformers' assisted generation (num_assistant_tokens_schedule="constant",
-assistant_confidence_threshold=0): same tokens, same number of target forwards. As there, the prefill verifies a draft.
+Greedily, or where tokens are drawn by the noise that the target draws by. With a fixed draft length it is, greedily,
+transformers' assisted generation (num_assistant_tokens_schedule="constant", assistant_confidence_threshold=0): same
+tokens, same number of target forwards. As there, the prefill verifies a draft.
 """
 
 from __future__ import annotations
@@ -31,16 +32,27 @@ class Speculative(Drafter):
         draft_path: folder of the draft model, a causal LM of the same vocabulary whose weights are in safetensors.
         draft_tokens: tokens drafted a step (gamma in the paper).
         eos: a draft stops before these.
+        share_noise: where tokens are drawn, the draft model draws, too (2.3 in the paper), by the target's own noise;
+            False: it drafts its arg-max.
 
     Raises:
         UserError: draft_tokens below 1; no such folder; weights that do not load, or not from safetensors; another
             vocabulary; a model that the engine cannot drive.
     """
 
-    def __init__(self, *, target: Target, draft_path: str, draft_tokens: int = 4, eos: Collection[int] = ()) -> None:
+    def __init__(
+        self,
+        *,
+        target: Target,
+        draft_path: str,
+        draft_tokens: int = 4,
+        eos: Collection[int] = (),
+        share_noise: bool = True,
+    ) -> None:
         if draft_tokens < 1:
             raise UserError(f"sps: draft_tokens={draft_tokens} must be at least 1")
         super().__init__(target.device)
+        self.shares_noise = share_noise
         model = load_draft_model(draft_path, target)
         limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         self.model = Target(model, context=min(target.context, limit or target.context), linear=target.linear)
@@ -100,9 +112,10 @@ class SpeculativeSession(Session):
     def _propose(self, logits: torch.Tensor) -> Draft:
         """The draft after the root, whose logits (1, V) these are. One transfer to the host, at the end."""
         own, root = self.method, Tree.chain(0).on(self.method.device)
-        drafts = [logits.argmax(dim=-1)]  # (1,) each
+        drafts = [self.scores(logits, len(self._text)).argmax(dim=-1)]  # (1,) each
         while len(drafts) < own.draft_tokens:
-            drafts.append(own.model.forward(self.cache, Draft(root, drafts[-1])).argmax(dim=-1))
+            logits = own.model.forward(self.cache, Draft(root, drafts[-1]))
+            drafts.append(self.scores(logits, len(self._text) + len(drafts)).argmax(dim=-1))
             self.cache.commit(1)
         tokens = torch.cat(drafts).tolist()
         tokens = next((tokens[:i] for i, token in enumerate(tokens) if token in own.eos), tokens)
