@@ -20,11 +20,9 @@ Hydra finds plugins in a package of this name and nowhere else. Seven things dif
 
 from __future__ import annotations
 
-import importlib
-import inspect
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -40,13 +38,12 @@ from evaluation.running.callback import report_at_end
 from evaluation.running.companions import lacking
 from evaluation.running.config import register_names
 from evaluation.running.fingerprint import SAVED
+from evaluation.running.overrides import GROUPS, Find, applicable, key_of
 from evaluation.running.processes import rank
 from evaluation.running.together import collected
 from model.errors import UserError
 
 BASIC = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"  # by name: Hydra imports its plugins anew
-GROUPS = ("method", "tree")  # whose choices differ in the settings they have
-Find = Callable[[str], Any]  # a config of Hydra's search path by its name, e.g. method/pld; None where there is none
 
 register_names()  # for whoever composes configs/: Hydra imports its plugins first
 
@@ -172,11 +169,6 @@ def command(arguments: Sequence[str]) -> str:
     return f"{'bash eval.sh' if shell else 'python -m evaluation.run'} {shlex.join(arguments)}".strip()
 
 
-def key_of(override: str) -> str:
-    """The key of `key=value`, without the signs that add it."""
-    return override.split("=", 1)[0].lstrip("+")
-
-
 def further(product: Sequence[Sequence[str]], also: Sequence[Sequence[str]]) -> list[list[str]]:
     """The product's jobs with the settings of each further job in place of their own; repeats are dropped later."""
     swept: dict[str, set[str]] = {}
@@ -196,68 +188,3 @@ def in_rounds(jobs: Sequence[list[str]]) -> list[list[str]]:
     for job in jobs:
         repeats.setdefault(next((o for o in job if key_of(o) == "repeat"), ""), []).append(job)
     return [job for members in repeats.values() for job in members]
-
-
-def applicable(job: Sequence[str], defaults: dict[str, str], find: Find) -> list[str]:
-    """The overrides of a job that its own method and tree have."""
-    choices = dict(defaults)
-    for override in job:
-        key, _, value = override.partition("=")
-        if key in GROUPS:
-            choices[key] = value
-    kept = []
-    for override in job:
-        group, _, setting = key_of(override).partition(".")
-        if group == "tree" and not _drafts_from_a_tree(choices["method"], choices["tree"], find):
-            continue
-        if group == "method" and setting == "nodes" and _follows_the_machine(choices["method"], choices["tree"], find):
-            continue  # tree.nodes is its budget
-        own = group in GROUPS and setting and not override.startswith("+")
-        if own and not _has(group, choices[group], setting, find):
-            continue
-        kept.append(override)
-    return kept
-
-
-def _drafts_from_a_tree(method: str, tree: str, find: Find) -> bool:
-    """Whether a method's drafter takes this template, or follows the machine if asked for that.
-
-    One that cannot be found is told when its job runs.
-    """
-    takes = _taken_by(method, find)
-    return takes is None or "tree" in takes or _follows_the_machine(method, tree, find)
-
-
-def _follows_the_machine(method: str, tree: str, find: Find) -> bool:
-    """Whether it is asked for trees of its own whose size follows step times."""
-    return tree == "auto" and "step_seconds" in (_taken_by(method, find) or ())
-
-
-def _taken_by(method: str, find: Find) -> frozenset[str] | None:
-    """The parameters of a method's drafter; None where it cannot be found."""
-    config = find(f"method/{method}")
-    return None if config is None else _taken(config.get("drafter"))
-
-
-@lru_cache(maxsize=64)
-def _taken(source: str | None) -> frozenset[str] | None:
-    """The parameters of the drafter of that name; None where there is none of that name."""
-    if source is None:
-        return frozenset()
-    module, _, name = str(source).rpartition(".")
-    try:
-        return frozenset(inspect.signature(getattr(importlib.import_module(module), name)).parameters)
-    except (ImportError, AttributeError, ValueError, TypeError):
-        return None
-
-
-def _has(group: str, choice: str, setting: str, find: Find) -> bool:
-    """Whether a method has a setting, or a template a parameter (those it has not are null in its file)."""
-    own = find(f"{group}/{choice}")
-    if own is None:
-        return True  # Hydra tells that there is no such choice
-    name = setting.split(".")[0]
-    if name in own:
-        return group != "tree" or own[name] is not None
-    parents = [entry for entry in own.get("defaults", []) if isinstance(entry, str) and entry != "_self_"]
-    return any(_has(group, parent, setting, find) for parent in parents)

@@ -15,7 +15,6 @@ from .decoding.sampling import GREEDY, Sampling
 from .errors import UserError
 from .files import load_state
 from .methods import make_method
-from .quantization import hush
 from .quantization import quantize as quantized
 
 DTYPES = ("auto", "float32", "float16", "bfloat16")
@@ -110,7 +109,6 @@ class Decoder:
         except (RuntimeError, AssertionError) as error:  # no such device, or a torch that was not built for it
             raise UserError(f"device={device}: {' '.join(str(error).split())[:200]}") from None
         kind = torch.float32 if dtype == "auto" and placed.type == "cpu" else dtype
-        hush()
         common = dict(revision=revision, trust_remote_code=trust_remote_code)
         try:
             tokenizer = AutoTokenizer.from_pretrained(name_or_path, **common)

@@ -6,7 +6,6 @@ own decoding, plain decoding and `generate` among them. The table of embeddings 
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import torch
@@ -33,7 +32,6 @@ def quantize(model: Any, to: str, device: torch.device) -> None:
         raise UserError(
             f"quantize=int4: is for bfloat16 on a CUDA device, this is {weight.dtype} on {device}; use int8"
         )
-    hush()
     try:
         from torchao.quantization import Int4WeightOnlyConfig, Int8WeightOnlyConfig, quantize_
     except ImportError as error:
@@ -48,12 +46,6 @@ def quantize(model: Any, to: str, device: torch.device) -> None:
         quantize_(model, how, chosen, device)
     except (RuntimeError, ValueError, NotImplementedError, AssertionError, ImportError) as error:
         raise UserError(f"quantize={to}: torchao refuses this model ({' '.join(str(error).split())[:300]})") from None
-
-
-def hush() -> None:
-    """Where torchao is installed transformers imports it, and it tells of every kernel not built for this machine."""
-    for name in ("torchao", "torch.utils._pytree"):
-        logging.getLogger(name).setLevel(logging.ERROR)
 
 
 def stored_bytes(tensor: torch.Tensor) -> int:

@@ -21,7 +21,7 @@ from model.decoding import Target
 from model.decoding.linear import fastest_linear, linear_bytes, packable
 from model.errors import UserError
 from model.files import located
-from model.quantization import hush, quantize
+from model.quantization import quantize
 
 from ..records.provenance import describe_device
 from . import gguf, hub
@@ -116,7 +116,6 @@ def _load(settings: ModelSettings) -> LoadedModel:
         common["local_files_only"] = True
         why = f"{constants.ENDPOINT} is not in reach, and this machine holds no copy of the model; "
     transformers_logging.set_verbosity_error()
-    hush()
     transformers_logging.disable_progress_bar()
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, **common)

@@ -86,6 +86,12 @@ def collected() -> Iterator[None]:
             _run(group, _note)
 
 
+def run_jobs(jobs: Sequence[Job]) -> None:
+    """Those of one model and bench in turn, question by question. Raises the first error that there is."""
+    for group in groups(jobs):
+        _run(group, _raise)
+
+
 def run_alone(job: Job, answer_file: Path | None = None) -> list[Path]:
     """One repeat after the other. Returns their directories. Raises UserError for whatever a user can mend."""
     with exclusive(job.model, clocked(job)):  # from the first to the last

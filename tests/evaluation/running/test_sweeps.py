@@ -15,8 +15,9 @@ from evaluation.records.questions import Question
 from evaluation.records.runs import read_runs
 from evaluation.records.sweeps import missing_jobs
 from evaluation.running.bench import ordered
+from evaluation.running.overrides import applicable
 from evaluation.statistics.pools import pools
-from hydra_plugins.sweep_per_method import BASIC, applicable, command, find_in, further, in_rounds
+from hydra_plugins.sweep_per_method import BASIC, command, find_in, further, in_rounds
 from model.errors import UserError
 from tests.evaluation.conftest import answers_in
 

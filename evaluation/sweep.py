@@ -1,0 +1,128 @@
+"""The harness as a function: what a sweep's command line does, and its table as a frame.
+
+from evaluation.sweep import evaluate
+
+frame = evaluate("smollm2-135m", "spec_bench", ["vanilla", "recycling"], start=["cold", "hot"], max_new_tokens=128)
+frame[frame.category == "overall"][["method", "mat", "tokens_per_second", "speedup_vanilla"]]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from hydra import compose, initialize_config_dir
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from model.errors import UserError
+from model.files import ROOT
+
+from .records.runs import read_runs
+from .run import config_error
+from .running.config import checked
+from .running.locks import keeping
+from .running.overrides import applicable, key_of
+from .running.together import Job, run_jobs
+from .statistics.tables import main_table
+
+CONFIGS = ROOT / "configs"
+
+
+def evaluate(
+    model: str = "embedded",
+    bench: str = "sample",
+    method: str | Sequence[str] = "recycling",
+    *,
+    name: str = "evaluate",
+    results_dir: str | Path = "results",
+    **settings: Any,
+) -> pd.DataFrame:
+    """Measure methods on a bench, in turn, and return the rows of these runs as `tables/main.csv` has them.
+
+    Runs are kept as a command's are: what was answered before is read and not run again, what was interrupted goes on.
+
+    Args:
+        model: a name of configs/model, or a folder or hub name.
+        bench: a name of configs/bench, or a file of questions.
+        method: names of configs/method, one or several.
+        name: of the experiment; its results go to results_dir/name.
+        settings: any of configs/config.yaml; those of a group with two underscores for the dot (method__k=4) or in a
+            dictionary ({"method.k": 4}, by **). A list is swept: every combination runs, without what a method has not.
+            An experiment's file is for the command line; say what it sweeps.
+
+    Raises:
+        UserError: whatever a user can mend; the runs before it are kept.
+    """
+    if "experiment" in settings:
+        raise UserError("experiment: is for the command line, bash eval.sh experiment=NAME; here say what it sweeps")
+    given: dict[str, Any] = {
+        **_named("model", model, "path"),
+        **_named("bench", bench, "file"),
+        "method": method,
+        "interleave": True,
+        **{key.replace("__", "."): value for key, value in settings.items()},
+        "name": name,
+        "results_dir": str(results_dir),
+    }
+    jobs = [Job(checked(_composed(job))) for job in _combinations(given)]
+    with keeping():
+        run_jobs(jobs)
+    folders = {folder for job in jobs for folder in job.folders.values()}
+    return main_table([run for run in read_runs(Path(results_dir) / name) if run.folder in folders])
+
+
+def _named(group: str, name: str, otherwise: str) -> dict[str, str]:
+    """The overrides for a shipped config of this name, or for the one that takes a path."""
+    if (CONFIGS / group / f"{name}.yaml").is_file() and name != otherwise:
+        return {group: name}
+    return {group: otherwise, f"{group}.path": name}
+
+
+def _combinations(given: dict[str, Any]) -> list[list[str]]:
+    """The overrides of each job: of every combination what its method and its tree have, no two jobs alike."""
+    lists = [
+        [f"{key}={_text(one)}" for one in (value if isinstance(value, list | tuple) else [value])]
+        for key, value in given.items()
+    ]
+    defaults = {"method": "recycling", "tree": "2.2.2"}
+    jobs = dict.fromkeys(tuple(applicable(job, defaults, _find)) for job in product(*lists))
+    used = {key_of(override) for job in jobs for override in job}
+    for key in given:
+        if "." in key and key not in used:
+            raise UserError(f"{key}: none of the methods or trees has this setting")
+    return [list(job) for job in jobs]
+
+
+@lru_cache(maxsize=64)
+def _find(name: str) -> Any:
+    path = CONFIGS / f"{name}.yaml"
+    return OmegaConf.load(path) if path.is_file() else None
+
+
+def _text(value: Any) -> str:
+    """A value as a command line writes it."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return repr(value)
+    text = str(value)
+    return text if text.replace("_", "").replace("-", "").replace(".", "").isalnum() else f"'{text}'"
+
+
+def _composed(overrides: list[str]) -> Any:
+    """Raises UserError for what Hydra does not find."""
+    try:
+        with initialize_config_dir(str(CONFIGS), version_base=None):
+            cfg = compose("config", overrides)
+        OmegaConf.resolve(cfg)
+        return cfg
+    except (HydraException, OmegaConfBaseException) as error:
+        raise UserError(config_error(error)) from None

@@ -1,0 +1,68 @@
+"""The harness as a function, beside its command line."""
+
+import pandas as pd
+import pytest
+
+from evaluation import sweep
+from model.errors import UserError
+
+COLUMNS = ["method", "variant", "category", "questions", "new_tokens", "steps", "mat"]
+
+
+@pytest.fixture
+def toy(checkpoint, bench_file, tmp_path):
+    """`evaluate` of the toy model on the toy bench."""
+
+    def measured(method="recycling", **settings):
+        given = {"model": str(checkpoint), "bench": str(bench_file), "results_dir": tmp_path / "results"}
+        return sweep.evaluate(method=method, **given | {"model__name": "toy", "max_new_tokens": 24} | settings)
+
+    return measured
+
+
+def test_the_command_and_the_function_measure_the_same(evaluate, toy, tmp_path):
+    """What the command has run the function reads, what it has not it runs; the table is the report's."""
+    sweep_of = ["method=vanilla,recycling,pld", "start=cold,hot", "method.k=4,8", "tree=best", "tree.nodes=6"]
+    outcome = evaluate("-m", *sweep_of, "name=both", "interleave=true")
+    assert outcome.code == 0, outcome.err
+    answers = sorted((tmp_path / "results/both/runs").rglob("answers.jsonl"))
+    before = [path.stat().st_mtime_ns for path in answers]
+    methods = ["vanilla", "recycling", "pld"]
+    settings = dict(start=["cold", "hot"], method__k=[4, 8], tree="best", tree__nodes=6, name="both")
+    frame = toy(methods, **settings)
+    assert [path.stat().st_mtime_ns for path in answers] == before and len(answers) == 6
+    assert sorted((tmp_path / "results/both/runs").rglob("answers.jsonl")) == answers
+    table = pd.read_csv(tmp_path / "results/both/tables/main.csv", keep_default_na=False)
+    key = ["method", "variant", "category"]
+    mine, theirs = (own[COLUMNS].astype(str).sort_values(key).reset_index(drop=True) for own in (frame, table))
+    assert (
+        len(mine) > 30
+        and list(mine["method"]) == list(theirs["method"])
+        and list(mine["steps"]) == list(theirs["steps"])
+    )
+    again = toy(methods, **settings | {"name": "fresh"})
+    pd.testing.assert_frame_equal(again[COLUMNS], frame[COLUMNS])
+
+
+def test_only_what_was_asked_for_is_returned(toy):
+    toy("pld")
+    frame = toy("vanilla", timed=False)
+    assert set(frame["method"]) == {"vanilla"} and (frame["mat"] == 1).all() and frame["tokens_per_second"].isna().all()
+
+
+@pytest.mark.parametrize(
+    "settings, says",
+    [
+        ({"method": "magic"}, "method/magic"),
+        ({"method__kk": 3}, "method.kk: none of the methods or trees has this setting"),
+        ({"max_new_tokens": 0}, "max_new_tokens=0"),
+        ({"bench": "/nowhere.jsonl"}, "question file /nowhere.jsonl does not exist"),
+        ({"model": "/nowhere"}, "model /nowhere: no such folder"),
+        ({"experiment": "order"}, "experiment: is for the command line"),
+        ({"nonsense": 1}, "nonsense"),
+    ],
+)
+def test_a_mistake_is_one_line(toy, settings, says):
+    with pytest.raises(UserError) as told:
+        toy(**settings)
+    assert says in str(told.value) and "\n" not in str(told.value)
