@@ -3,9 +3,13 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 source tools/environment.sh
-environment requirements.txt tests/requirements.txt requirements-cluster.txt requirements-extras.txt
+environment requirements.txt tests/requirements.txt requirements-cluster.txt
 "$PYTHON" -m ruff check --quiet .
 "$PYTHON" -m ruff format --check --quiet . || { echo "error: not formatted; run: $PYTHON -m ruff format ." >&2; exit 1; }
 "$PYTHON" -m mypy --no-error-summary
 # A worker a core, at most four; one thread each, as toy sizes gain nothing from more and would wait for each other.
-exec env PYTHON="$PYTHON" OMP_NUM_THREADS=1 "$PYTHON" -m pytest -n auto --maxprocesses 4 "$@"
+export PYTHON OMP_NUM_THREADS=1
+if [ $# -gt 0 ]; then exec "$PYTHON" -m pytest -n auto --maxprocesses 4 "$@"; fi
+"$PYTHON" -m pytest -n auto --maxprocesses 4 -m "not extras"
+extras
+PYTHONPATH="$EXTRAS" exec "$PYTHON" -m pytest -n auto --maxprocesses 4 -m extras

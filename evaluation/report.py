@@ -8,6 +8,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+import pandas as pd
+
 from model.errors import UserError
 from model.files import write_text
 
@@ -23,13 +25,18 @@ from .statistics.caveats import doubts
 from .statistics.printing import to_markdown, to_text, write_tables
 from .statistics.published import beside
 from .statistics.tables import main_table
+from .statistics.turns import write_parquet
 from .statistics.unavailable import with_unavailable
 
 FOREIGN = Path("results/report/tables/main.csv")
 
 
-def report(folder: Path) -> None:
-    """Write `tables/` and `figures/` below an experiment's folder and print the overall table."""
+def report(folder: Path, parquet: Path | None = None) -> pd.DataFrame:
+    """Write `tables/` and `figures/` below an experiment's folder and print the overall table, which is returned.
+
+    Args:
+        parquet: a folder for the table, and for every turn, in Parquet.
+    """
     runs = read_runs(folder)
     missing = missing_jobs(folder)
     notes = [str(missing)] if missing else []
@@ -45,6 +52,9 @@ def report(folder: Path) -> None:
         f"figures: {folder / 'figures'} ({len(figures)} as pdf, svg, png)\n"
         f"all of it on one page: {write_page(runs, table, folder)}"
     )
+    if parquet is not None:
+        print(f"in Parquet: {', '.join(map(str, write_parquet(runs, table, parquet)))}")
+    return table
 
 
 def report_answers(pattern: str, out: Path) -> None:
@@ -61,16 +71,19 @@ def main() -> None:
     parser.add_argument("folder", type=Path, nargs="?", help="an experiment's results, e.g. results/quickstart")
     parser.add_argument("--answers", metavar="GLOB", help="answer files instead, e.g. 'model_answer/*.jsonl'")
     parser.add_argument("--out", type=Path, help=f"with --answers: the table's file (default {FOREIGN})")
+    parser.add_argument("--parquet", type=Path, metavar="DIR", help="also the table and every turn in Parquet")
     arguments = parser.parse_args()
     with user_errors():
         if (arguments.folder is None) == (arguments.answers is None):
             raise UserError("name an experiment's folder, or answer files with --answers GLOB")
+        if arguments.answers is not None and arguments.parquet is not None:
+            raise UserError("--parquet: with an experiment's folder only")
         if arguments.answers is not None:
             report_answers(arguments.answers, arguments.out or FOREIGN)
         elif arguments.out is not None:
             raise UserError("--out: with --answers only; an experiment's report lies in its folder")
         else:
-            report(arguments.folder)
+            report(arguments.folder, arguments.parquet)
 
 
 if __name__ == "__main__":

@@ -40,3 +40,19 @@ environment() {
         exit 2
     fi
 }
+
+# Puts in $EXTRAS a folder with what requirements-extras.txt pins, beside the environment and not in it: with these
+# packages there pandas keeps its texts otherwise and transformers imports more, which most users' do not.
+extras() {
+    EXTRAS=.extras
+    local stamp
+    stamp="$("$PYTHON" --version; cat requirements-extras.txt)"
+    if [ -f "$EXTRAS/stamp" ] && [ "$(cat "$EXTRAS/stamp")" = "$stamp" ]; then return; fi
+    rm -rf "$EXTRAS"
+    if "$PYTHON" -m pip install --quiet --disable-pip-version-check --target "$EXTRAS" -c requirements.txt \
+        -r requirements-extras.txt; then
+        echo "$stamp" >"$EXTRAS/stamp"
+    else
+        echo "warning: requirements-extras.txt could not be installed (see above): what needs it is not tested" >&2
+    fi
+}

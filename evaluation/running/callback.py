@@ -8,6 +8,9 @@ from typing import Any
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
+from model.errors import UserError
+
+from .errors import Failure
 from .processes import rank
 
 
@@ -25,4 +28,15 @@ def report_at_end(config: DictConfig, folder: Path) -> None:
     if config.run_dir is None and any(folder.glob("runs/*/answers.jsonl")):
         from ..report import report  # matplotlib and pandas are needed only now
 
-        report(folder)
+        table = report(folder)
+        if config.tracking is not None:
+            _send(table, config.tracking, folder)
+
+
+def _send(table: Any, tracker: str, folder: Path) -> None:
+    from ..statistics.tracking import track
+
+    try:
+        print(f"{tracker}: {track(table, tracker, folder.name)} configurations")
+    except UserError as error:  # Hydra would only warn of it; all results are there
+        Failure(f"{error}; the results are in {folder}")

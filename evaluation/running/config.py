@@ -8,7 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from importlib.util import find_spec
+from typing import Any, Literal
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -58,6 +59,7 @@ class Settings:
     seed: int
     results_dir: str
     run_dir: str | None
+    tracking: Literal["wandb", "mlflow"] | None
 
 
 def checked(cfg: DictConfig) -> dict[str, Any]:
@@ -82,6 +84,8 @@ def checked(cfg: DictConfig) -> dict[str, Any]:
             "phases=true: times the parts of a step, and timed=false takes no times; leave out one of the two"
         )
     Sampling(**config["sampling"])
+    if config["tracking"] is not None and find_spec(config["tracking"]) is None:
+        raise UserError(f"tracking={config['tracking']}: is not installed; pip install -r requirements-extras.txt")
     make_ready(config["method"], config["model"]["name"])
     return config
 

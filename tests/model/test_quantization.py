@@ -18,7 +18,10 @@ from model.methods import make_method
 from model.quantization import quantize, stored_bytes
 from tests.conftest import greedy, toy_model
 
-pytestmark = pytest.mark.skipif(find_spec("torchao") is None, reason="optional: requirements-extras.txt")
+pytestmark = [
+    pytest.mark.extras,
+    pytest.mark.skipif(find_spec("torchao") is None, reason="optional: requirements-extras.txt"),
+]
 CPU = torch.device("cpu")
 
 

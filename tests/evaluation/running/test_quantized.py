@@ -6,7 +6,10 @@ import pytest
 
 from tests.evaluation.conftest import answers_in
 
-pytestmark = pytest.mark.skipif(find_spec("torchao") is None, reason="optional: requirements-extras.txt")
+pytestmark = [
+    pytest.mark.extras,
+    pytest.mark.skipif(find_spec("torchao") is None, reason="optional: requirements-extras.txt"),
+]
 
 
 def test_a_run_says_so(evaluate, tmp_path):
