@@ -103,6 +103,7 @@ class Chat:
                 first = time.perf_counter()
             else:
                 decoded += record.accepted
+                self._title(self._figures(tokens, taken, decoded, time.perf_counter() - first))
             return record
 
         with closing(steps), suppress(KeyboardInterrupt):
@@ -111,11 +112,21 @@ class Chat:
                 self._put(f"\033[{COLOURS[min(length, len(COLOURS)) - 1]}m{piece}\033[0m" if self.colours else piece)
         seconds = time.perf_counter() - first
         self._put("\n")
+        self._title("")
         self.turns.append({"role": "assistant", "content": text})
         if self.colours and taken > 1:
-            speed = decoded / seconds
-            over = f", {speed / self._plain:.2f} x plain" if self._plain else ""
-            self._note(f"MAT {tokens / taken:.2f}, {speed:.1f} tokens/s{over}; first after {first - start:.1f} s")
+            self._note(f"{self._figures(tokens, taken, decoded, seconds)}; first after {first - start:.1f} s")
+
+    def _figures(self, tokens: int, steps: int, decoded: int, seconds: float) -> str:
+        """MAT of all steps, and the speed of those behind the first."""
+        speed = decoded / seconds
+        over = f", {speed / self._plain:.2f} x plain" if self._plain else ""
+        return f"MAT {tokens / steps:.2f}, {speed:.1f} tokens/s{over}"
+
+    def _title(self, text: str) -> None:
+        """In the terminal's title: it moves while the answer streams, and no line of the answer has to make room."""
+        if self.colours:
+            self._put(f"\033]2;{text}\007")
 
     def _put(self, text: str) -> None:
         self.out.write(text)

@@ -82,7 +82,7 @@ def run(given: argparse.Namespace) -> None:
     import readline  # noqa: F401 - lines can be edited, and the arrows bring earlier ones back
 
     if shown:
-        print("/help says what there is; runs of accepted tokens are coloured by their length")
+        print("/help says what there is; accepted runs are coloured by their length, and the title tells the speed")
     talk(chat, input, "> ")
 
 

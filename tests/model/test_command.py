@@ -1,5 +1,6 @@
 """The command: a chat in a real pseudo-terminal and in a pipe, prompts from a file, and mistakes in one line."""
 
+import fcntl
 import io
 import json
 import os
@@ -7,8 +8,10 @@ import pty
 import re
 import select
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import time
 import zipfile
 from contextlib import suppress
@@ -130,6 +133,10 @@ class Terminal:
     def type(self, text):
         os.write(self.there, text.encode())
 
+    def resize(self, columns):
+        """As a user draws the window's edge; the kernel sends SIGWINCH."""
+        fcntl.ioctl(self.there, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+
     def press(self, key, what, tries=9):
         """Press until a text comes: Python's readline heeds no signal that comes just before it waits for a key."""
         for _ in range(tries):
@@ -139,6 +146,12 @@ class Terminal:
         raise AssertionError(f"no {what} after {tries} presses of {key!r}; seen {self.seen!r}")
 
 
+def words(shown):
+    """An answer as it was shown, without its colours, titles, figures and line ends."""
+    text = re.sub(r"\033\]2;.*?\007|\033\[[?0-9;]*[a-zA-Z]", "", shown)
+    return "".join(text[: text.index("MAT ")].replace("Hello there. Hello there.", "", 1).split())
+
+
 def test_a_chat_in_a_terminal():
     shown = Terminal("chat", EMBEDDED, "--max-new-tokens", "40")
     try:
@@ -146,8 +159,19 @@ def test_a_chat_in_a_terminal():
         shown.type("Hello there. Hello there.\n")
         answer = shown.until(r"MAT \d\.\d\d, .* x plain.*\n.*> ")
         assert "\033[36m" in answer or "\033[32m" in answer or "\033[33m" in answer, "runs are coloured by length"
+        titles = re.findall(r"\033\]2;(.*?)\007", answer)
+        assert len(titles) > 3 and titles.pop() == "", "live, and taken away at the end"
+        assert all(re.fullmatch(r"MAT \d\.\d\d, [\d.]+ tokens/s, [\d.]+ x plain", title) for title in titles)
         shown.type("/method vanilla\n")
         shown.until("method vanilla.*\n.*> ")
+        shown.type("/reset\n")
+        shown.until("forgotten.*\n.*> ")
+        shown.type("Hello there. Hello there.\n")
+        shown.until(r"\n")  # what was typed
+        for columns in (20, 200, 5):
+            shown.resize(columns)
+        again = shown.until(r"MAT \d\.\d\d, .* x plain.*\n.*> ")
+        assert words(again) == words(answer), "a window of another size gets the same answer"
         shown.type("/help\n")
         shown.until("Ctrl-C stops an answer[^$]*> ")
         shown.type("half a line")
