@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from matplotlib.figure import Figure
 
 from ..records.rows import accept_lengths
-from ..statistics.metrics import repeated_ngrams
 from ..statistics.published import read_published
 from ..statistics.tables import BASELINES
 from .block import MOST, Block, speed_of
@@ -93,7 +92,7 @@ def _what(blocks: Sequence[Block]) -> str:
 
 
 def novelty(blocks: Sequence[Block]) -> Figure | None:
-    """When drafting stops paying: MAT of a question against the share of repeated 3-grams in its answer."""
+    """When drafting stops paying: MAT of a question against the share of its answer's 3-grams that stand earlier."""
     points: list[tuple[str, str, float, float]] = []  # method, bench, repetition, MAT
     for block in blocks:
         for row in block.shown():
@@ -115,7 +114,7 @@ def novelty(blocks: Sequence[Block]) -> Figure | None:
                       markersize=3, linestyle="none", markerfacecolor="none" if j else colour(i + 2),
                       label=f"{name}, {bench}" if len(benches) > 1 else name)  # fmt: skip
     axes.axhline(1.0, color="#444444", linewidth=0.7)
-    axes.set_xlabel("% of the answer's 3-grams that stand in it earlier")
+    axes.set_xlabel("% of the answer's 3-grams that stand earlier, in the prompt or in it")
     axes.set_ylabel("MAT of the question")
     legend(figure, axes)
     footnote(figure, _what(blocks))
@@ -123,7 +122,7 @@ def novelty(blocks: Sequence[Block]) -> Figure | None:
 
 
 def repetition(row: dict[str, object]) -> float:
-    """Mean over a question's turns of the share of repeated 3-grams; NaN where the row holds no token ids."""
-    turns = [ids for choice in row["choices"] for ids in choice.get("output_ids") or []]  # type: ignore[attr-defined]
-    shares = [share for share in map(repeated_ngrams, turns) if share == share]
+    """Mean over a question's turns of the share of repeated 3-grams; NaN where the row does not say."""
+    turns = [share for choice in row["choices"] for share in choice.get("repeated_3grams") or []]  # type: ignore[attr-defined]
+    shares = [share for share in turns if share is not None]
     return sum(shares) / len(shares) if shares else math.nan

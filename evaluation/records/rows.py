@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from model.errors import UserError
@@ -40,6 +40,13 @@ def new_tokens(row: Row) -> int:
 def wall_time(row: Row) -> float:
     """Seconds a question took, prefill included, over choices and turns."""
     return float(sum(sum(choice["wall_time"]) for choice in row["choices"]))
+
+
+def repeated_ngrams(before: Sequence[int], tokens: Sequence[int], n: int = 3) -> float | None:
+    """Share of a text's n-grams of tokens that stand earlier, in it or in what is before it; None where it has none."""
+    seen = set(zip(*(before[i:] for i in range(n)), strict=False))
+    grams = list(zip(*(tokens[i:] for i in range(n)), strict=False))
+    return 1 - len(set(grams) - seen) / len(grams) if grams else None
 
 
 def question_speed(row: Row) -> float:

@@ -15,7 +15,7 @@ from model.decoding.sampling import Sampling
 from model.decoding.step import unmarked
 
 from ..records.questions import Question
-from ..records.rows import RECORDS, Row
+from ..records.rows import RECORDS, Row, repeated_ngrams
 from .conversation import answer_text, prompt_ids
 from .memory import cache_bytes, peak_bytes, restart_peak
 from .methods import Method
@@ -112,6 +112,7 @@ class Conversation:
         self.answers: list[str] = []
         self.generations: list[Generation] = []
         self._prompts: list[int] = []  # tokens of each turn's prompt
+        self._repeated: list[float | None] = []  # share of each answer's 3-grams
         self._prompt_times: list[float] = []
         self._phases: list[dict[str, float]] = []
 
@@ -143,6 +144,7 @@ class Conversation:
         """A turn's answer; `seconds` is what its prompt took to make."""
         loaded = self.method.loaded
         self._prompts.append(len(prompt))
+        self._repeated.append(repeated_ngrams(prompt, generation.tokens))
         self._prompt_times.append(seconds)
         self._phases.append(phases or {})
         self.generations.append(generation)
@@ -167,6 +169,7 @@ class Conversation:
             "forwards": [g.forwards for g in found],
             "stop": [g.stop for g in found],
             "output_ids": [g.tokens for g in found],
+            "repeated_3grams": self._repeated,  # share of the answer's that stand earlier, in the prompt or in it
             # the step records: nodes forwarded, rank path accepted, and where the draft came from, if from several
             "step_nodes": [[s.nodes for s in g.steps] for g in found],
             "step_paths": [[list(s.rank_path) for s in g.steps] for g in found] if self.own else None,

@@ -49,12 +49,6 @@ class Measures:
     peak_memory_mib: float
 
 
-def repeated_ngrams(tokens: Sequence[int], n: int = 3) -> float:
-    """Share of a text's n-grams of tokens that stand in it earlier, too; NaN where it has no n-gram."""
-    grams = list(zip(*(tokens[i:] for i in range(n)), strict=False))
-    return 1 - len(set(grams)) / len(grams) if grams else math.nan
-
-
 def mean(values: Iterable[float]) -> float:
     """Arithmetic mean; NaN of nothing."""
     items = list(values)

@@ -6,9 +6,9 @@ import pytest
 
 from evaluation.records.foreign import read_foreign
 from evaluation.records.questions import MT_BENCH, subtask
-from evaluation.records.rows import check_records
+from evaluation.records.rows import check_records, repeated_ngrams
 from evaluation.records.runs import read_runs
-from evaluation.statistics.metrics import by_subtask, measure, repeated_ngrams
+from evaluation.statistics.metrics import by_subtask, measure
 from evaluation.statistics.spec_bench import mean_speed
 from model.errors import UserError
 from tests.evaluation.made_runs import answer, made, write
@@ -110,5 +110,8 @@ def test_times_and_memory_by_hand():
 
 def test_repeated_ngrams_by_hand():
     # 3-grams of a b c a b c a: abc bca cab abc bca; two of five stood before
-    assert repeated_ngrams([1, 2, 3, 1, 2, 3, 1]) == pytest.approx(2 / 5)
-    assert repeated_ngrams([1, 2, 3, 4]) == 0.0 and math.isnan(repeated_ngrams([1, 2]))
+    assert repeated_ngrams([], [1, 2, 3, 1, 2, 3, 1]) == pytest.approx(2 / 5)
+    assert repeated_ngrams([], [1, 2, 3, 4]) == 0.0 and repeated_ngrams([1, 2, 3], [1, 2]) is None
+    # copied from the prompt: bca and cab stood there, abc at its edge did not and repeats itself once
+    assert repeated_ngrams([2, 3, 1, 2], [1, 2, 3, 1, 2, 3]) == pytest.approx(3 / 4)
+    assert repeated_ngrams([9, 1, 2], [3, 1, 2]) == 0.0, "a run across the edge is not the answer's"
