@@ -84,6 +84,8 @@ def bench(arguments: argparse.Namespace, settings: ModelSettings) -> dict[str, A
     steps = StepBench(loaded, tree, arguments.k, prompts, arguments.max_new_tokens)
     device, what = describe_device(target.device), arguments.shape or arguments.model_path
     dtype = str(target.dtype).removeprefix("torch.")
+    if arguments.quantize:
+        what = f"{what}, weights in {arguments.quantize}"
     print(f"{what} ({dtype}) on {device}; {len(prompts)} prompts, tree {arguments.tree}")
     steps.warm_up()
     if target.device.type == "cuda":

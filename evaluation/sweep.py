@@ -8,7 +8,7 @@ frame[frame.category == "overall"][["method", "mat", "tokens_per_second", "speed
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import product
 from pathlib import Path
@@ -26,6 +26,7 @@ from model.files import ROOT
 from .records.runs import read_runs
 from .run import config_error
 from .running.config import checked
+from .running.fingerprint import SAVED
 from .running.locks import keeping
 from .running.overrides import applicable, key_of
 from .running.together import Job, run_jobs
@@ -53,28 +54,31 @@ def evaluate(
         method: names of configs/method, one or several.
         name: of the experiment; its results go to results_dir/name.
         settings: any of configs/config.yaml; those of a group with two underscores for the dot (method__k=4) or in a
-            dictionary ({"method.k": 4}, by **). A list is swept: every combination runs, without what a method has not.
-            An experiment's file is for the command line; say what it sweeps.
+            dictionary ({"method.k": 4}, by **; sampling={"temperature": 1.0}). A list is swept: every combination runs,
+            without what a method has not; what is itself a list stands in one (bench__categories=[["qa", "rag"]]).
+            An experiment's file, a tracker and run_dir are for the command line.
 
     Raises:
         UserError: whatever a user can mend; the runs before it are kept.
     """
-    if "experiment" in settings:
-        raise UserError("experiment: is for the command line, bash eval.sh experiment=NAME; here say what it sweeps")
+    for key in ("experiment", "tracking", "run_dir"):
+        if settings.get(key) is not None:
+            raise UserError(f"{key}: is for the command line, bash eval.sh {key}=...; see what evaluate() takes")
     given: dict[str, Any] = {
         **_named("model", model, "path"),
         **_named("bench", bench, "file"),
         "method": method,
         "interleave": True,
-        **{key.replace("__", "."): value for key, value in settings.items()},
-        "name": name,
+        **dict(_flat(settings)),
+        "name": str(name),
         "results_dir": str(results_dir),
     }
     jobs = [Job(checked(_composed(job))) for job in _combinations(given)]
-    with keeping():
-        run_jobs(jobs)
+    with keeping():  # what starts from a saved state comes when the runs that save one are done
+        for last in (False, True):
+            run_jobs([job for job in jobs if (job.config["start"] == SAVED) == last])
     folders = {folder for job in jobs for folder in job.folders.values()}
-    return main_table([run for run in read_runs(Path(results_dir) / name) if run.folder in folders])
+    return main_table([run for run in read_runs(Path(results_dir) / str(name)) if run.folder in folders])
 
 
 def _named(group: str, name: str, otherwise: str) -> dict[str, str]:
@@ -84,8 +88,21 @@ def _named(group: str, name: str, otherwise: str) -> dict[str, str]:
     return {group: otherwise, f"{group}.path": name}
 
 
+def _flat(settings: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Settings by their names as a command line has them: method.k for method__k and for method={"k": ...}."""
+    for key, value in settings.items():
+        name = above + key.replace("__", ".")
+        if isinstance(value, dict) and value:
+            yield from _flat(value, f"{name}.")
+        else:
+            yield name, value
+
+
 def _combinations(given: dict[str, Any]) -> list[list[str]]:
     """The overrides of each job: of every combination what its method and its tree have, no two jobs alike."""
+    for key, value in given.items():
+        if isinstance(value, list | tuple) and not value:
+            raise UserError(f"{key}: an empty list; name at least one")
     lists = [
         [f"{key}={_text(one)}" for one in (value if isinstance(value, list | tuple) else [value])]
         for key, value in given.items()
@@ -113,8 +130,11 @@ def _text(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, int | float):
         return repr(value)
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(_text, value))}]"
     text = str(value)
-    return text if text.replace("_", "").replace("-", "").replace(".", "").isalnum() else f"'{text}'"
+    plain = text.replace("_", "").replace("-", "").replace(".", "").isalnum()
+    return text if plain else "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def _composed(overrides: list[str]) -> Any:

@@ -103,16 +103,17 @@ class Chat:
                 first = time.perf_counter()
             else:
                 decoded += record.accepted
-                self._title(self._figures(tokens, taken, decoded, time.perf_counter() - first))
+                self._show(f"\033]2;{self._figures(tokens, taken, decoded, time.perf_counter() - first)}\007")
             return record
 
+        self._show("\033[22;2t")  # keep the terminal's own title
         with closing(steps), suppress(KeyboardInterrupt):
             for piece, length in pieces(map(counted, steps), own.text_of):
                 text += piece
                 self._put(f"\033[{COLOURS[min(length, len(COLOURS)) - 1]}m{piece}\033[0m" if self.colours else piece)
         seconds = time.perf_counter() - first
         self._put("\n")
-        self._title("")
+        self._show("\033[23;2t")
         self.turns.append({"role": "assistant", "content": text})
         if self.colours and taken > 1:
             self._note(f"{self._figures(tokens, taken, decoded, seconds)}; first after {first - start:.1f} s")
@@ -123,10 +124,10 @@ class Chat:
         over = f", {speed / self._plain:.2f} x plain" if self._plain else ""
         return f"MAT {tokens / steps:.2f}, {speed:.1f} tokens/s{over}"
 
-    def _title(self, text: str) -> None:
+    def _show(self, control: str) -> None:
         """In the terminal's title: it moves while the answer streams, and no line of the answer has to make room."""
         if self.colours:
-            self._put(f"\033]2;{text}\007")
+            self._put(control)
 
     def _put(self, text: str) -> None:
         self.out.write(text)

@@ -14,6 +14,7 @@ from .errors import UserError
 
 QUANTIZE = ("int8", "int4")
 GROUP = 64  # weights of one scale with int4; divides the widths of all models in configs/model
+LEAST = 0.9  # of the weights, embeddings and head not counted; a router may stay as it is
 
 
 def quantize(model: Any, to: str, device: torch.device) -> None:
@@ -38,14 +39,29 @@ def quantize(model: Any, to: str, device: torch.device) -> None:
         raise UserError(f"quantize={to}: needs torchao; pip install torchao ({error})") from None
     head = model.get_output_embeddings()
     if to == "int8":
-        how, chosen = Int8WeightOnlyConfig(), _linear
+        how, chosen = Int8WeightOnlyConfig(set_inductor_config=False), _linear
     else:
-        how = Int4WeightOnlyConfig(group_size=GROUP, int4_packing_format="tile_packed_to_4d")
+        packing = "tile_packed_to_4d"
+        how = Int4WeightOnlyConfig(group_size=GROUP, int4_packing_format=packing, set_inductor_config=False)
         chosen = lambda layer, name: _linear(layer, name) and layer is not head  # noqa: E731
     try:
         quantize_(model, how, chosen, device)
     except (RuntimeError, ValueError, NotImplementedError, AssertionError, ImportError) as error:
         raise UserError(f"quantize={to}: torchao refuses this model ({' '.join(str(error).split())[:300]})") from None
+    _check_done(model, to)
+
+
+def _check_done(model: Any, to: str) -> None:
+    """Raises UserError if most of the model is none of what torchao quantises: fused experts, other layers."""
+    apart = {id(own.weight) for own in (model.get_input_embeddings(), model.get_output_embeddings())}
+    matrices = [p for p in model.parameters() if p.dim() > 1 and id(p) not in apart]
+    done = sum(p.numel() for p in matrices if hasattr(p, "__tensor_flatten__"))
+    share = done / max(sum(p.numel() for p in matrices), 1)
+    if share < LEAST:
+        raise UserError(
+            f"quantize={to}: torchao quantises {share:.0%} of this model's weights, as the others are no plain linear "
+            f"layers{f' or of a width that {GROUP} does not divide' if to == 'int4' else ''}"
+        )
 
 
 def stored_bytes(tensor: torch.Tensor) -> int:

@@ -46,7 +46,7 @@ environment() {
 extras() {
     EXTRAS=.extras
     local stamp
-    stamp="$("$PYTHON" --version; cat requirements-extras.txt)"
+    stamp="$("$PYTHON" --version; cat requirements-extras.txt requirements.txt)"
     if [ -f "$EXTRAS/stamp" ] && [ "$(cat "$EXTRAS/stamp")" = "$stamp" ]; then return; fi
     rm -rf "$EXTRAS"
     if "$PYTHON" -m pip install --quiet --disable-pip-version-check --target "$EXTRAS" -c requirements.txt \

@@ -48,16 +48,14 @@ def _cpu_name() -> str:
         return platform.processor() or platform.machine()
 
 
-def versions() -> dict[str, str]:
-    """Python's and the main packages' versions."""
+def versions(*more: str) -> dict[str, str]:
+    """Python's and the main packages' versions, and those of others that a run uses."""
     found = {"python": platform.python_version()}
-    for package in PACKAGES:
+    for package in (*PACKAGES, *more):
         try:
             found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             found[package] = "not installed"
-    if "torchao" in sys.modules:  # of quantised runs alone
-        found["torchao"] = metadata.version("torchao")
     return found
 
 
@@ -84,18 +82,19 @@ def sources_sha256() -> str:
     return digest.hexdigest()
 
 
-def circumstances(device: str, linear: str) -> dict[str, Any]:
+def circumstances(device: str, linear: str, *packages: str) -> dict[str, Any]:
     """What decides a run's speed or its rounding and is no setting of it.
 
     Args:
         device: in words, the number of threads of a CPU included.
         linear: packed, joint or stock; where nobody says which, the free memory decides.
+        packages: those of which the version counts, beside those of every run.
     """
     return {
         "device": device,
         "platform": platform.platform(),
         "threads": torch.get_num_threads(),
-        "versions": versions(),
+        "versions": versions(*packages),
         "linear": linear,
         "sources_sha256": sources_sha256(),
     }

@@ -10,6 +10,7 @@ from omegaconf import DictConfig
 
 from model.errors import UserError
 
+from .config import TRACKERS
 from .errors import Failure
 from .processes import rank
 
@@ -29,14 +30,15 @@ def report_at_end(config: DictConfig, folder: Path) -> None:
         from ..report import report  # matplotlib and pandas are needed only now
 
         table = report(folder)
-        if config.tracking is not None:
+        if config.tracking in TRACKERS:
             _send(table, config.tracking, folder)
 
 
 def _send(table: Any, tracker: str, folder: Path) -> None:
+    from ..records.runs import read_runs
     from ..statistics.tracking import track
 
     try:
-        print(f"{tracker}: {track(table, tracker, folder.name)} configurations")
+        print(f"{tracker}: {track(read_runs(folder), table, tracker, folder.name)} configurations")
     except UserError as error:  # Hydra would only warn of it; all results are there
         Failure(f"{error}; the results are in {folder}")

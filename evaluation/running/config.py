@@ -5,6 +5,7 @@ Which settings there are, of which types, and which may be left out: the signatu
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from .signatures import check
 
 GROUPS: dict[str, Callable[..., Any]] = {"model": ModelSettings, "bench": load_bench, "tree": build_template}
 GROUPS["sampling"] = Sampling
+TRACKERS = ("wandb", "mlflow")
 NOT_HERE = ("k", "seed", "processors")  # the method's, where a tree takes it; the run's; and what is code
 LEAST = {"max_new_tokens": 1, "num_choices": 1, "repeats": 1, "repeat": 0}
 
@@ -84,10 +86,25 @@ def checked(cfg: DictConfig) -> dict[str, Any]:
             "phases=true: times the parts of a step, and timed=false takes no times; leave out one of the two"
         )
     Sampling(**config["sampling"])
-    if config["tracking"] is not None and find_spec(config["tracking"]) is None:
-        raise UserError(f"tracking={config['tracking']}: is not installed; pip install -r requirements-extras.txt")
+    check_tracking(config["tracking"], config["run_dir"])
     make_ready(config["method"], config["model"]["name"])
     return config
+
+
+def check_tracking(name: str | None, run_dir: str | None) -> None:
+    """Raises UserError for a tracker that is not there, or that has no place to put anything."""
+    if name is None:
+        return
+    found = find_spec(name)
+    if found is None or found.origin is None:  # a folder of that name, as wandb itself makes, is no package
+        raise UserError(f"tracking={name}: is not installed; pip install -r requirements-extras.txt")
+    if run_dir is not None:
+        raise UserError(f"tracking={name}: sends an experiment's table, and with run_dir there is none; leave out one")
+    if name == "mlflow" and not os.environ.get("MLFLOW_TRACKING_URI") and find_spec("sqlalchemy") is None:
+        raise UserError(
+            "tracking=mlflow: say where in MLFLOW_TRACKING_URI, as http://HOST:PORT (or pip install mlflow: the small "
+            "mlflow-skinny has no database of its own)"
+        )
 
 
 def check_groups(config: dict[str, Any]) -> None:

@@ -19,13 +19,14 @@ from .bench import Bench
 from .methods import HOT, Method
 
 SAVED = "saved"  # start=saved: from what the hot run of the same configuration left
-_NOT_THE_STATE = ("run_dir", "repeat", "repeats", "mixed", "interleave", "timed")  # keys that leave a state as it is
+# Keys that leave a state as it is.
+_NOT_THE_STATE = ("run_dir", "repeat", "repeats", "mixed", "interleave", "timed", "tracking")
 
 
 def run_settings(config: dict[str, Any], bench: Bench, method: Method) -> dict[str, Any]:
     """Everything that decides a run's answers and what it measures: its fingerprint."""
     loaded = method.loaded
-    model = asdict(loaded.settings) | {
+    model = _model(asdict(loaded.settings)) | {
         "dtype": str(loaded.target.dtype).removeprefix("torch."),
         "device": loaded.target.device.type,
         "template": loaded.template,
@@ -38,7 +39,7 @@ def run_settings(config: dict[str, Any], bench: Bench, method: Method) -> dict[s
         "model": model,
         "bench": {"name": bench.name, "sha256": bench.sha256, "ids_sha256": _sha256(ids), "questions": len(ids)}
         | {"order": bench.order},
-        "method": recorded(method.settings),
+        "method": recorded(method.settings, sampled(config)),
         "execution": loaded.target.execution,
         "max_new_tokens": config["max_new_tokens"],
         "num_choices": config["num_choices"],
@@ -107,15 +108,26 @@ def _source(config: dict[str, Any], update: str) -> dict[str, Any]:
     bench = {"spread": False, "half": None} | config["bench"]  # which runs of before they were settings lack
     kept |= {"sampling": sampled(config)}
     attention = config["model"].get("attention")  # "auto" is what "sdpa" was while it was the default
-    kept |= {"model": config["model"] | {"attention": "auto" if attention == "sdpa" else attention}}
-    return kept | {"bench": bench, "method": recorded(config["method"]) | {"update": update}}
+    kept |= {"model": _model(config["model"]) | {"attention": "auto" if attention == "sdpa" else attention}}
+    return kept | {"bench": bench, "method": recorded(config["method"], sampled(config)) | {"update": update}}
 
 
-def recorded(method: dict[str, Any]) -> dict[str, Any]:
+def _model(settings: dict[str, Any]) -> dict[str, Any]:
+    """Runs of before weights could be quantised are those of weights that are not."""
+    return {key: value for key, value in settings.items() if key != "quantize" or value is not None}
+
+
+def recorded(method: dict[str, Any], drawn: dict[str, Any]) -> dict[str, Any]:
     """A method's settings as records hold them: a shipped drafter by its file and class, whatever room it stands in.
 
-    So model.copying.spine.Spine is model.spine.Spine, as it was before there were rooms: its runs go on.
+    So model.copying.spine.Spine is model.spine.Spine, as it was before there were rooms: its runs go on. Noise is
+    shared only where there is some, and runs of before it could be did not share it.
+
+    Args:
+        drawn: the settings of sampling that are not plain greedy decoding's.
     """
+    shares = method.get("share_noise") and drawn.get("temperature")
+    method = {key: value for key, value in method.items() if key != "share_noise" or shares}
     return method | {"drafter": re.sub(r"^model\.\w+\.(\w+\.\w+)$", r"model.\1", str(method["drafter"] or "")) or None}
 
 

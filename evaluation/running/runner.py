@@ -110,7 +110,9 @@ class Runner:
             "draft_tree": " ".join(",".join(map(str, p)) for p in method.tree.rank_paths[1:]) if method.tree else None,
             "config": self.config,
         }
-        return collect(self.settings, circumstances(devices_in_words(loaded), loaded.target.linear), more)
+        packages = ("torchao",) if loaded.settings.quantize else ()
+        now = circumstances(devices_in_words(loaded), loaded.target.linear, *packages)
+        return collect(self.settings, now, more)
 
     @property
     def rows(self) -> list[Row]:

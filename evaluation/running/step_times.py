@@ -48,6 +48,7 @@ def fingerprint(loaded: LoadedModel, method: str, budget: int, k: int) -> str:
         k,
         sizes_on(target.device),
         CONTEXT,
+        *([loaded.settings.quantize] if loaded.settings.quantize else []),
     ]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 

@@ -87,8 +87,15 @@ def collected() -> Iterator[None]:
 
 
 def run_jobs(jobs: Sequence[Job]) -> None:
-    """Those of one model and bench in turn, question by question. Raises the first error that there is."""
-    for group in groups(jobs):
+    """Those that interleave or take no times in turn, question by question, the others alone.
+
+    Raises the first error that there is.
+    """
+    in_turn = [job for job in jobs if job.config["interleave"] or not job.config["timed"]]
+    for job in jobs:
+        if job not in in_turn:
+            run_alone(job)
+    for group in groups(in_turn):
         _run(group, _raise)
 
 

@@ -11,7 +11,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,13 +19,16 @@ import pandas as pd
 
 from model.errors import UserError
 
+from ..records.runs import Run
 from .metrics import OVERALL
-from .tables import GROUP
+from .pools import pools
 
 PROJECT = "token-recycling"
-NAMES = ("model", "bench", "method", "variant")
-MEASURED = ("questions", "new_tokens", "steps", "mat", "mat_low", "mat_high", "tokens_per_second", "state_bytes")
-SPEEDUPS = tuple(f"speedup_{base}{end}" for base in ("hf", "vanilla") for end in ("", "_low", "_high"))
+MEASURED = (
+    *("questions", "new_tokens", "steps", "mat", "mat_low", "mat_high", "mat_macro"),
+    *("tokens_per_second", "tokens_per_second_low", "tokens_per_second_high", "state_bytes", "peak_memory_mib"),
+    *(f"speedup_{base}{end}" for base in ("hf", "vanilla") for end in ("", "_low", "_high")),
+)
 
 
 @dataclass(frozen=True)
@@ -43,41 +46,40 @@ class Tracked:
     metrics: dict[str, float]
 
 
-def track(table: pd.DataFrame, tracker: str, experiment: str) -> int:
-    """Send a table; how many runs that were. Raises UserError for what the tracker refuses."""
-    found = list(tracked(table, experiment))
+def track(runs: Sequence[Run], table: pd.DataFrame, tracker: str, experiment: str) -> int:
+    """Send the table of these runs; how many configurations that were. Raises UserError for what a tracker refuses."""
+    found = list(tracked(runs, table, experiment))
     try:
-        (_to_wandb if tracker == "wandb" else _to_mlflow)(found, experiment)
+        {"wandb": _to_wandb, "mlflow": _to_mlflow}[tracker](found, experiment)
     except Exception as error:  # of a tracker's own kinds: no key, no network, a wrong address
         text = " ".join(str(error).split())[:300]
         raise UserError(f"tracking={tracker}: nothing more was sent ({type(error).__name__}: {text})") from None
     return len(found)
 
 
-def tracked(table: pd.DataFrame, experiment: str) -> Iterator[Tracked]:
-    """The configurations of a table, in its order."""
-    by = [*NAMES, *(column for column in GROUP if column not in NAMES)]
-    measured = [column for column in (*MEASURED, *SPEEDUPS) if column in table]
-    ends = ("_std", "_low", "_high")
-    others = [c for c in map(str, table.columns) if c not in (*by, *measured, "category") and not c.endswith(ends)]
-    rows: dict[str, list[dict[str, Any]]] = {}
-    for row in table.to_dict("records"):  # Python's own numbers
-        own = {str(key): value for key, value in row.items()}
-        rows.setdefault(json.dumps([experiment, *(str(own[column]) for column in by)]), []).append(own)
-    for identity, own_rows in rows.items():
+def tracked(runs: Sequence[Run], table: pd.DataFrame, experiment: str) -> Iterator[Tracked]:
+    """The configurations, repeats and shards pooled, with their rows of the table."""
+    rows = table.to_dict("records")
+    for pool in pools(runs):
         metrics: dict[str, float] = {}
-        for own in own_rows:
-            of = "" if own["category"] == OVERALL else re.sub(r"[^\w. -]", "_", str(own["category"])) + "/"
-            metrics |= {f"{of}{column}": float(own[column]) for column in measured if _is_number(own[column])}
-        first = own_rows[0]
-        settings = {column: _plain(first[column]) for column in (*by, *others) if not pd.isna(first[column])}
-        name = " ".join(str(first[column]) for column in NAMES[2:] if first[column])
-        yield Tracked(hashlib.sha256(identity.encode()).hexdigest()[:16], name, settings, metrics)
+        whose = pool.group | {"method": pool.label, "variant": pool.variant}
+        for row in rows:
+            if all(row[key] == value for key, value in whose.items()):
+                of = "" if row["category"] == OVERALL else re.sub(r"[^\w. -]", "_", str(row["category"])) + "/"
+                metrics |= {f"{of}{name}": float(row[name]) for name in MEASURED if _is_number(row.get(name))}
+        settings = dict(_flat({key: value for key, value in pool.first.settings.items() if key != "repeat"}))
+        settings |= {"label": pool.label, "device_name": pool.first.metadata["device"]}
+        identity = json.dumps([experiment, pool.first.configuration]).encode()
+        yield Tracked(hashlib.sha256(identity).hexdigest()[:16], pool.name, settings, metrics)
 
 
-def _plain(value: Any) -> Any:
-    """A whole number as such: in a column with gaps pandas has it as a float."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+def _flat(settings: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Settings by their names as a command line has them: method.k."""
+    for key, value in settings.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{above}{key}.")
+        elif value is not None:
+            yield f"{above}{key}", value
 
 
 def _is_number(value: Any) -> bool:

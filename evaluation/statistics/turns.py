@@ -33,7 +33,7 @@ def _rows(run: Run, variant: str) -> Iterator[dict[str, Any]]:
         "run": run.folder.name,
     }
     for answer in run.answers:
-        asked = {key: answer.get(key) for key in ("question_id", "category")}
+        asked = {key: str(answer.get(key)) for key in ("question_id", "category")}  # ids may be numbers or texts
         for choice in answer["choices"]:
             for turn, measured in enumerate(_turns(choice)):
                 yield whose | asked | {"choice": choice["index"], "turn": turn} | measured

@@ -17,6 +17,8 @@ from .sampling import Choice
 from .tree import Draft, Tree
 from .verification import Verification
 
+LAST = 1e5  # logits less that much stand behind all others
+
 
 class Drafter:
     """A method: what its sequences share, and the state that is carried from prompt to prompt.
@@ -75,12 +77,14 @@ class Session:
     def scores(self, logits: torch.Tensor, place: int) -> torch.Tensor:
         """What a drafting model's logits (n, V) for a place in the text are worth: greedily these logits.
 
-        Where tokens are drawn, with the noise that the target draws by there: two models with the same noise choose the
-        same token far more often than one's arg-max is what the other draws (Daliri et al., arXiv 2408.07978).
+        Where tokens are drawn, with the noise that the target draws by there: of one distribution two models then draw
+        the same token, and of alike ones mostly (Daliri et al., arXiv 2408.07978). What top-k or top-p leaves out comes
+        last, in the order of its logits.
         """
         if not self.method.shares_noise or self.choice is None or self.choice.sampling.temperature == 0:
             return logits
-        return self.choice.scores(logits, torch.full((len(logits),), place, device=logits.device))
+        scores = self.choice.scores(logits, torch.full((len(logits),), place, device=logits.device))
+        return torch.where(scores.isneginf(), logits.float() - LAST, scores)
 
     def begin(self, prompt: list[int]) -> Draft | None:
         """Start the sequence.

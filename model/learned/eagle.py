@@ -63,15 +63,14 @@ class Eagle(EagleDrafter):
     Args:
         target, head_path: see `EagleDrafter`.
         tree_path: YAML of rank paths; default: the published 25 nodes.
-        share_noise: where tokens are drawn, children are drawn, too (as in the public code), by the target's own noise;
-            False: they are the best ones.
+        share_noise: where tokens are drawn, children are drawn, too, by the target's own noise; else the best ones.
 
     Raises:
         UserError: what `load_head` raises; a tree of more ranks than tokens.
     """
 
     def __init__(
-        self, target: Target, *, head_path: str, tree_path: str | None = None, share_noise: bool = True
+        self, target: Target, *, head_path: str, tree_path: str | None = None, share_noise: bool = False
     ) -> None:
         tree = template("eagle-25", tree_path).on(target.device)
         if tree.max_rank >= target.vocab_size:

@@ -4,6 +4,7 @@ import pandas as pd
 import pytest
 
 from evaluation import sweep
+from evaluation.running.runner import Runner
 from model.errors import UserError
 
 COLUMNS = ["method", "variant", "category", "questions", "new_tokens", "steps", "mat"]
@@ -50,6 +51,25 @@ def test_only_what_was_asked_for_is_returned(toy):
     assert set(frame["method"]) == {"vanilla"} and (frame["mat"] == 1).all() and frame["tokens_per_second"].isna().all()
 
 
+def test_lists_groups_and_odd_names(toy, tmp_path):
+    frame = toy("vanilla", bench__categories=[["qa", "rag"]], sampling={"temperature": 1.0}, name="it's 1", timed=False)
+    assert set(frame["category"]) == {"qa", "rag", "overall"} and (frame["temperature"] == 1).all()
+    assert toy("vanilla", name=2026, timed=False)["questions"].max() == 7 and (tmp_path / "results/2026").is_dir()
+
+
+def test_what_starts_from_a_saved_state_comes_last(toy):
+    frame = toy(start=["saved", "hot"], timed=False, seed=[0, 1])
+    assert {"recycling (hot)", "recycling (saved)"} == set(frame["method"])
+
+
+def test_runs_take_turns_only_where_they_are_asked_to(toy, monkeypatch):
+    order, keep = [], Runner.keep
+    monkeypatch.setattr(Runner, "keep", lambda self, row: (order.append(self.method.label), keep(self, row)))
+    toy(["vanilla", "pld"], name="apart", interleave=False, bench__per_category=1)
+    toy(["vanilla", "pld"], name="turns", bench__per_category=1)
+    assert order == ["vanilla"] * 6 + ["pld"] * 6 + ["vanilla", "pld"] * 6
+
+
 @pytest.mark.parametrize(
     "settings, says",
     [
@@ -59,6 +79,9 @@ def test_only_what_was_asked_for_is_returned(toy):
         ({"bench": "/nowhere.jsonl"}, "question file /nowhere.jsonl does not exist"),
         ({"model": "/nowhere"}, "model /nowhere: no such folder"),
         ({"experiment": "order"}, "experiment: is for the command line"),
+        ({"tracking": "wandb"}, "tracking: is for the command line"),
+        ({"run_dir": "x"}, "run_dir: is for the command line"),
+        ({"method": []}, "method: an empty list"),
         ({"nonsense": 1}, "nonsense"),
     ],
 )

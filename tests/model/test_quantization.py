@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from evaluation.running import models
+from evaluation.running import models, step_times
 from evaluation.running.model_settings import ModelSettings
 from model.decoder import Decoder
 from model.decoding import Target, generate
@@ -89,3 +89,16 @@ def test_in_code():
     assert decoder.generate(ids, max_new_tokens=30).ids == greedy(decoder.target.model, ids, 30, eos=[*decoder.eos])
     weights = [sum(map(stored_bytes, own.target.model.parameters())) for own in (decoder, stock)]
     assert weights[0] < 0.6 * weights[1], "the table of embeddings stays"
+
+
+def test_a_model_of_other_layers_is_not_called_quantised():
+    with pytest.raises(UserError, match=r"quantize=int8: torchao quantises 0% of this model's weights"):
+        quantize(toy_model("gpt2"), "int8", CPU)  # its layers are Conv1D
+
+
+def test_step_times_of_a_quantised_model_are_its_own():
+    keys = set()
+    for how in (None, "int8"):
+        settings = ModelSettings("x", "x", device="cpu", linear="stock", quantize=how)
+        keys.add(step_times.fingerprint(models.random_model("tiny", settings), "recycling", 8, 8))
+    assert len(keys) == 2
