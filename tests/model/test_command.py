@@ -168,7 +168,7 @@ def test_a_chat_in_a_terminal():
         shown.until("forgotten.*\n.*> ")
         shown.type("Hello there. Hello there.\n")
         typed = shown.until(r"\n")
-        for columns in (20, 200, 5):
+        for columns in (20, 200, 80):
             shown.resize(columns)
         again = shown.until(r"MAT \d\.\d\d, .* x plain.*\n.*> ")
         assert words(typed + again) == words(answer), "a window of another size gets the same answer"
