@@ -9,7 +9,8 @@ environment requirements.txt tests/requirements.txt requirements-cluster.txt
 "$PYTHON" -m mypy --no-error-summary
 # A worker a core, at most four; one thread each, as toy sizes gain nothing from more and would wait for each other.
 export PYTHON OMP_NUM_THREADS=1
-if [ $# -gt 0 ]; then exec "$PYTHON" -m pytest -n auto --maxprocesses 4 "$@"; fi
-"$PYTHON" -m pytest -n auto --maxprocesses 4 -m "not extras"
+tests=("$PYTHON" -m pytest -n auto --maxprocesses 4)
+if [ $# -gt 0 ]; then exec "${tests[@]}" "$@"; fi
+"${tests[@]}" -m "not extras"
 extras
-PYTHONPATH="$EXTRAS" exec "$PYTHON" -m pytest -n auto --maxprocesses 4 -m extras
+PYTHONPATH="$EXTRAS" exec "${tests[@]}" -m extras

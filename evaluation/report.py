@@ -16,7 +16,7 @@ from model.files import write_text
 from .figures import draw_all
 from .page import write_page
 from .records.foreign import read_foreign
-from .records.runs import read_runs
+from .records.runs import Run, read_runs
 from .records.sweeps import missing_jobs
 from .running.errors import user_errors
 from .statistics import auto_tree
@@ -31,11 +31,14 @@ from .statistics.unavailable import with_unavailable
 FOREIGN = Path("results/report/tables/main.csv")
 
 
-def report(folder: Path, parquet: Path | None = None) -> pd.DataFrame:
-    """Write `tables/` and `figures/` below an experiment's folder and print the overall table, which is returned.
+def report(folder: Path, parquet: Path | None = None) -> tuple[list[Run], pd.DataFrame]:
+    """Write `tables/` and `figures/` below an experiment's folder and print the overall table.
 
     Args:
         parquet: a folder for the table, and for every turn, in Parquet.
+
+    Returns:
+        The runs and their table.
     """
     runs = read_runs(folder)
     missing = missing_jobs(folder)
@@ -54,7 +57,7 @@ def report(folder: Path, parquet: Path | None = None) -> pd.DataFrame:
     )
     if parquet is not None:
         print(f"in Parquet: {', '.join(map(str, write_parquet(runs, table, parquet)))}")
-    return table
+    return runs, table
 
 
 def report_answers(pattern: str, out: Path) -> None:

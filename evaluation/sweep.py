@@ -8,7 +8,7 @@ frame[frame.category == "overall"][["method", "mat", "tokens_per_second", "speed
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import product
 from pathlib import Path
@@ -23,6 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 from model.errors import UserError
 from model.files import ROOT
 
+from .records.provenance import flat
 from .records.runs import read_runs
 from .run import config_error
 from .running.config import checked
@@ -69,7 +70,7 @@ def evaluate(
         **_named("bench", bench, "file"),
         "method": method,
         "interleave": True,
-        **dict(_flat(settings)),
+        **{key.replace("__", "."): value for key, value in flat(settings)},
         "name": str(name),
         "results_dir": str(results_dir),
     }
@@ -86,16 +87,6 @@ def _named(group: str, name: str, otherwise: str) -> dict[str, str]:
     if (CONFIGS / group / f"{name}.yaml").is_file() and name != otherwise:
         return {group: name}
     return {group: otherwise, f"{group}.path": name}
-
-
-def _flat(settings: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """Settings by their names as a command line has them: method.k for method__k and for method={"k": ...}."""
-    for key, value in settings.items():
-        name = above + key.replace("__", ".")
-        if isinstance(value, dict) and value:
-            yield from _flat(value, f"{name}.")
-        else:
-            yield name, value
 
 
 def _combinations(given: dict[str, Any]) -> list[list[str]]:

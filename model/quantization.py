@@ -39,11 +39,14 @@ def quantize(model: Any, to: str, device: torch.device) -> None:
         raise UserError(f"quantize={to}: needs torchao; pip install torchao ({error})") from None
     head = model.get_output_embeddings()
     if to == "int8":
-        how, chosen = Int8WeightOnlyConfig(set_inductor_config=False), _linear
+        how = Int8WeightOnlyConfig(set_inductor_config=False)
     else:
         packing = "tile_packed_to_4d"
         how = Int4WeightOnlyConfig(group_size=GROUP, int4_packing_format=packing, set_inductor_config=False)
-        chosen = lambda layer, name: _linear(layer, name) and layer is not head  # noqa: E731
+
+    def chosen(layer: Any, name: str) -> bool:
+        return type(layer) is torch.nn.Linear and (to == "int8" or layer is not head)
+
     try:
         quantize_(model, how, chosen, device)
     except (RuntimeError, ValueError, NotImplementedError, AssertionError, ImportError) as error:
@@ -69,7 +72,3 @@ def stored_bytes(tensor: torch.Tensor) -> int:
     if hasattr(tensor, "__tensor_flatten__"):
         return sum(stored_bytes(getattr(tensor, part)) for part in tensor.__tensor_flatten__()[0])
     return tensor.numel() * tensor.element_size()
-
-
-def _linear(layer: Any, name: str) -> bool:
-    return type(layer) is torch.nn.Linear

@@ -7,6 +7,7 @@ import platform
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
@@ -80,6 +81,15 @@ def sources_sha256() -> str:
     for path in sorted(path for folder in ("model", "evaluation") for path in (ROOT / folder).rglob("*.py")):
         digest.update(f"{path.relative_to(ROOT)}\0{path.stat().st_size}\0".encode() + path.read_bytes())
     return digest.hexdigest()
+
+
+def flat(settings: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Settings by their names as a command line has them: method.k for {"method": {"k": ...}}."""
+    for key, value in settings.items():
+        if isinstance(value, dict) and value:
+            yield from flat(value, f"{above}{key}.")
+        else:
+            yield above + key, value
 
 
 def circumstances(device: str, linear: str, *packages: str) -> dict[str, Any]:

@@ -29,16 +29,15 @@ def report_at_end(config: DictConfig, folder: Path) -> None:
     if config.run_dir is None and any(folder.glob("runs/*/answers.jsonl")):
         from ..report import report  # matplotlib and pandas are needed only now
 
-        table = report(folder)
+        runs, table = report(folder)
         if config.tracking in TRACKERS:
-            _send(table, config.tracking, folder)
+            _send(runs, table, config.tracking, folder)
 
 
-def _send(table: Any, tracker: str, folder: Path) -> None:
-    from ..records.runs import read_runs
+def _send(runs: Any, table: Any, tracker: str, folder: Path) -> None:
     from ..statistics.tracking import track
 
     try:
-        print(f"{tracker}: {track(read_runs(folder), table, tracker, folder.name)} configurations")
+        print(f"{tracker}: {track(runs, table, tracker, folder.name)} configurations")
     except UserError as error:  # Hydra would only warn of it; all results are there
         Failure(f"{error}; the results are in {folder}")

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -25,7 +25,8 @@ from .signatures import check
 
 GROUPS: dict[str, Callable[..., Any]] = {"model": ModelSettings, "bench": load_bench, "tree": build_template}
 GROUPS["sampling"] = Sampling
-TRACKERS = ("wandb", "mlflow")
+Tracker = Literal["wandb", "mlflow"]
+TRACKERS = get_args(Tracker)
 NOT_HERE = ("k", "seed", "processors")  # the method's, where a tree takes it; the run's; and what is code
 LEAST = {"max_new_tokens": 1, "num_choices": 1, "repeats": 1, "repeat": 0}
 
@@ -61,7 +62,7 @@ class Settings:
     seed: int
     results_dir: str
     run_dir: str | None
-    tracking: Literal["wandb", "mlflow"] | None
+    tracking: Tracker | None
 
 
 def checked(cfg: DictConfig) -> dict[str, Any]:

@@ -57,6 +57,11 @@ def clocked(job: Job) -> bool:
     return bool(job.config["timed"]) or job.config["tree"]["name"] == AUTO
 
 
+def takes_turns(job: Job) -> bool:
+    """Whether it is to run together with others of its model and bench: it says so, or it takes no times."""
+    return bool(job.config["interleave"]) or not job.config["timed"]
+
+
 Turn = tuple[Job, int]  # a job and one of its repeats
 Failed = Callable[[Exception], None]
 
@@ -65,7 +70,7 @@ _waiting: list[Job] | None = None
 
 def waits(job: Job) -> bool:
     """Whether this job will be run together with others; else it is for its caller to run."""
-    if _waiting is None or (job.config["timed"] and not job.config["interleave"]):
+    if _waiting is None or not takes_turns(job):
         return False
     _waiting.append(job)
     return True
@@ -91,11 +96,10 @@ def run_jobs(jobs: Sequence[Job]) -> None:
 
     Raises the first error that there is.
     """
-    in_turn = [job for job in jobs if job.config["interleave"] or not job.config["timed"]]
     for job in jobs:
-        if job not in in_turn:
+        if not takes_turns(job):
             run_alone(job)
-    for group in groups(in_turn):
+    for group in groups([job for job in jobs if takes_turns(job)]):
         _run(group, _raise)
 
 

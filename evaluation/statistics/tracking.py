@@ -19,6 +19,7 @@ import pandas as pd
 
 from model.errors import UserError
 
+from ..records.provenance import flat
 from ..records.runs import Run
 from .metrics import OVERALL
 from .pools import pools
@@ -67,19 +68,10 @@ def tracked(runs: Sequence[Run], table: pd.DataFrame, experiment: str) -> Iterat
             if all(row[key] == value for key, value in whose.items()):
                 of = "" if row["category"] == OVERALL else re.sub(r"[^\w. -]", "_", str(row["category"])) + "/"
                 metrics |= {f"{of}{name}": float(row[name]) for name in MEASURED if _is_number(row.get(name))}
-        settings = dict(_flat({key: value for key, value in pool.first.settings.items() if key != "repeat"}))
+        settings = {key: v for key, v in flat(pool.first.settings) if key != "repeat" and v is not None and v != {}}
         settings |= {"label": pool.label, "device_name": pool.first.metadata["device"]}
         identity = json.dumps([experiment, pool.first.configuration]).encode()
         yield Tracked(hashlib.sha256(identity).hexdigest()[:16], pool.name, settings, metrics)
-
-
-def _flat(settings: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """Settings by their names as a command line has them: method.k."""
-    for key, value in settings.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{above}{key}.")
-        elif value is not None:
-            yield f"{above}{key}", value
 
 
 def _is_number(value: Any) -> bool:

@@ -59,12 +59,10 @@ class EagleSession(Session):
         super().__init__(method)
         self._held = ExitStack()
         self._committed = 0  # pairs in the cache, drafted nodes not counted
-        self._length = 0  # of the text, root included
         self._pairs: list[tuple[torch.Tensor, torch.Tensor]] = []  # features (m, H), tokens (m,), not yet in the cache
 
     def begin(self, prompt: list[int]) -> Draft:
         self.cache = self._held.enter_context(self.method.caches.borrowed(self.method.capacity))
-        self._length = len(prompt)
         return self.method.root_alone(prompt[-1])
 
     def close(self) -> None:
@@ -75,7 +73,6 @@ class EagleSession(Session):
 
     def observe(self, verification: Verification) -> None:
         tree, node = verification.draft.tree, verification.node
-        self._length += len(verification.tokens)
         path = tree.paths[node, : tree.depth_of[node] + 1]
         assert verification.hidden is not None
         chosen = verification.choices.index_select(0, path)  # the token behind each accepted node
@@ -108,7 +105,8 @@ class EagleSession(Session):
 
     def head_scores(self, features: torch.Tensor, depth: int) -> torch.Tensor:
         """What the target's head makes of features predicted at nodes of one depth: (w, V); see `Session.scores`."""
-        return self.scores(self.method.lm_head(features), self._length + depth)
+        length = self._committed + 1  # of the text, root included: a pair ends at each token but the first
+        return self.scores(self.method.lm_head(features), length + depth)
 
     def continue_nodes(
         self, features: torch.Tensor, tokens: torch.Tensor, depth: int, mask: torch.Tensor
