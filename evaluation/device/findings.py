@@ -21,4 +21,10 @@ def failed(data: dict[str, Any]) -> list[str]:
         for row in data.get("kernel", {}).get("rows", [])
         if "error" in row
     ]
-    return lines
+    found = data.get("searches", {})
+    lines += [
+        f"top-k over {row['vocab']} columns: {row.get('error', 'not the one of torch')}"
+        for row in found.get("rows", [])
+        if not row.get("right")
+    ]
+    return lines + ([f"top-k by the kernel: {found['problem']}"] if found.get("problem") else [])

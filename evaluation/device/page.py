@@ -28,10 +28,11 @@ TITLES = (
     ("checks", "2. Checks", sections.checks),
     ("steps", "3. Seconds of a step by nodes, T(n)", sections.steps),
     ("kernel", "4. The tree attention kernel", sections.kernel),
-    ("calls", "5. Launches and waits of a step", sections.calls),
-    ("setup", "6. Compiling and capturing", sections.setup),
-    ("forecast", "7. What it makes of the method", sections.forecast),
-    ("against", "8. Beside another report", sections.against),
+    ("searches", "5. The greatest logits", sections.searches),
+    ("calls", "6. Launches and waits of a step", sections.calls),
+    ("setup", "7. Compiling and capturing", sections.setup),
+    ("forecast", "8. What it makes of the method", sections.forecast),
+    ("against", "9. Beside another report", sections.against),
 )
 
 

@@ -19,6 +19,7 @@ from .findings import failed
 from .kernel import compare_kernels
 from .plan import DTYPES, Budget, Plan
 from .report import Report
+from .searches import compare_searches
 from .steps import time_steps
 from .subjects import named
 from .suite import run_tests, skipped
@@ -44,6 +45,8 @@ def make_report(plan: Plan, folder: Path, before: list[dict[str, Any]] | None = 
     kernel = compare_kernels(plan, report)
     report.keep(kernel=kernel)
     report.say(f"kernels: {kernel['problem'] or str(len(kernel['rows'])) + ' cases'}")
+    searches = compare_searches(plan, report)
+    report.say(f"greatest logits: {len(searches['rows'])} vocabularies")
     report.keep(**found.sections(plan.mat))  # with nothing timed there is a headline, too
     if before is not None:
         beside = ratios(found.cells, before)

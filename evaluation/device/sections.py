@@ -8,6 +8,7 @@ from typing import Any
 
 from .against import PLAIN
 from .chart import lines
+from .forecast import K
 from .plan import PUBLISHED
 
 LAW = (
@@ -128,6 +129,25 @@ def kernel(data: dict[str, Any]) -> str:
     head = ("H/Hkv/D", "nodes", "length", "tree kernel us", "SDPA, mask us", "FlexAttention us", "GB/s", "")
     return paragraph(f"Microseconds of one layer's attention, {own['dtype']}; keys and values from memory.") + table(
         head, rows
+    )
+
+
+def searches(data: dict[str, Any]) -> str:
+    """Microseconds a step, by vocabulary."""
+    own = data["searches"]
+    rows = [
+        (row["model"], row["vocab"], f"{row['own_us']:.0f}", f"{row['torch_us']:.0f}", "" if row["right"] else "WRONG")
+        if "right" in row
+        else (row["model"], row["vocab"], "-", "-", row["error"])
+        for row in own["rows"]
+    ]
+    note = f"Arg-max and the {K} greatest after each of {1 + PUBLISHED} nodes, microseconds, {own['dtype']}: as steps "
+    note += "find them (on CUDA a kernel, once for both), and torch.argmax with torch.topk."
+    head = ("vocabulary", "columns", "own us", "torch us", "")
+    return (
+        paragraph(note)
+        + (paragraph(f"Not by the kernel: {own['problem']}.") if own["problem"] else "")
+        + table(head, rows)
     )
 
 

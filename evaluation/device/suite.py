@@ -12,7 +12,7 @@ from typing import Any
 
 from model.files import ROOT
 
-FILES = ("tests/model/decoding/test_attention.py", "tests/model/decoding/test_step.py")
+FILES = tuple(f"tests/model/decoding/test_{name}.py" for name in ("attention", "selection_kernel", "step"))
 
 
 def run_tests(seconds: float, files: tuple[str, ...] = FILES, root: Path = ROOT) -> dict[str, Any]:

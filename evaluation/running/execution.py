@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -9,6 +10,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from model.decoding import Draft, Target, generate
+from model.decoding.selection import kernel_problem
 from model.decoding.static_step import StaticSteps
 from model.errors import UserError
 from model.recycling import TokenRecycling, build_template
@@ -105,6 +107,11 @@ def trial(target: Target, name: str, tree_attention: bool) -> str:
     except Exception as error:
         return f"{type(error).__name__}: {one_line(error)[:200]}"
     return ""
+
+
+def top_k_by_torch(devices: Sequence[torch.device]) -> str:
+    """Why CUDA devices search for the greatest logits by torch's own functions, or ""."""
+    return "; ".join(dict.fromkeys(filter(None, (kernel_problem(d) for d in devices if d.type == "cuda"))))
 
 
 @torch.inference_mode()

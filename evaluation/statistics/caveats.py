@@ -60,12 +60,15 @@ def doubts(runs: Sequence[Run]) -> list[str]:
 
 
 def passed_over(runs: Sequence[Run]) -> list[str]:
-    """What execution=auto tried and did not take, one line for the runs of which it is the same."""
+    """What was tried and not taken, by execution=auto and for top-k; one line for the runs of which it is the same."""
     found: dict[str, str] = {}
     for run in runs:
         if run.metadata.get("execution_passed_over"):
             found[run.metadata["execution_passed_over"]] = run.metadata["execution_used"]
-    return [f"execution=auto took {used}; passed over: {why}" for why, used in found.items()]
+    by_torch = dict.fromkeys(run.metadata["top_k_by_torch"] for run in runs if run.metadata.get("top_k_by_torch"))
+    return [f"execution=auto took {used}; passed over: {why}" for why, used in found.items()] + [
+        f"top-k by torch's own search, which is slower, and not by the kernel: {why}" for why in by_torch
+    ]
 
 
 def incomplete(runs: Sequence[Run]) -> list[str]:

@@ -25,7 +25,6 @@ class SuffixRecycling(DeviceDrafter):
     """
 
     stateful = True
-    needs_logits = True
 
     def __init__(
         self,
@@ -59,7 +58,7 @@ class SuffixRecycling(DeviceDrafter):
             vocab_size, tree, k=k, recycle_prompt=recycle_prompt, dtype=dtype, device=device, eos=eos
         )
         self.max_nodes = max(self.suffix.max_nodes, self.recycling.max_nodes)
-        self.needs_prompt_logits = recycle_prompt
+        self.needs_candidates, self.needs_prompt_logits = self.recycling.needs_candidates, recycle_prompt
         self.take_from(self.recycling)
 
     def session(self) -> SuffixRecyclingSession:
@@ -73,8 +72,8 @@ class SuffixRecycling(DeviceDrafter):
     def grow(self, root: torch.Tensor) -> torch.Tensor:
         return self._chosen.grow(root)
 
-    def learn(self, tokens: torch.Tensor, logits: torch.Tensor, stands: torch.Tensor) -> None:
-        self.recycling.learn(tokens, logits, stands)
+    def learn(self, tokens: torch.Tensor, candidates: torch.Tensor, stands: torch.Tensor) -> None:
+        self.recycling.learn(tokens, candidates, stands)
 
     def reset(self) -> None:
         self.recycling.reset()

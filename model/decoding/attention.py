@@ -8,7 +8,6 @@ it from the rows in use alone. Triton is imported when it is first needed, never
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import os
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from ..errors import UserError
+from .devices import triton_installed, triton_problem
 
 MAX_HEAD_DIM = 256  # and a multiple of 8, so that a row of float16 is loaded in whole words
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -133,8 +133,7 @@ class TreeAttention:
         device = length.device
         if backend is None:
             fits = head_dim <= MAX_HEAD_DIM and head_dim % 8 == 0 and dtype in DTYPES
-            gpu = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
-            backend = "triton" if gpu and fits and triton_installed() else "torch"
+            backend = "triton" if fits and not triton_problem(device) else "torch"
         if backend not in ("triton", "torch"):
             raise UserError(f"tree attention: backend {backend!r} is none of triton, torch")
         if heads % kv_heads or nodes < 1 or capacity < nodes:
@@ -225,11 +224,6 @@ class TreeAttention:
                 f"tree attention: {name} must be {self.dtype} {shape} with unit stride in the last dimension, "
                 f"got {tensor.dtype} {tuple(tensor.shape)} with strides {tensor.stride()}"
             )
-
-
-def triton_installed() -> bool:
-    """Whether triton could be imported, without importing it."""
-    return importlib.util.find_spec("triton") is not None
 
 
 def _size(device: torch.device) -> tuple[int, int]:

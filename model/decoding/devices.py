@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from typing import Any
 
 import torch
@@ -24,3 +25,17 @@ def fastest(tensor: torch.Tensor) -> Any:
     """The same memory for NumPy on the CPU, the tensor itself elsewhere."""
     array = as_array(tensor)
     return tensor if array is None else array
+
+
+def triton_problem(device: torch.device) -> str:
+    """Why this project's Triton kernels do not run on a device, or ""; Triton is not imported for it."""
+    if device.type != "cuda":
+        return "not a CUDA device"
+    if torch.cuda.get_device_capability(device) < (8, 0):
+        return "compute capability below 8.0"
+    return "" if triton_installed() else "triton is not installed"
+
+
+def triton_installed() -> bool:
+    """Whether triton could be imported, without importing it."""
+    return importlib.util.find_spec("triton") is not None

@@ -28,6 +28,7 @@ class Drafter:
 
     stateful: bool = False  # does anything outlive a prompt? Then cold and hot start differ.
     needs_logits: bool = False  # `Verification.logits` is given to `observe` only if asked for.
+    needs_candidates: int = 0  # so many of the greatest logits after each node are: `Verification.candidates`, `learn`.
     needs_choices: bool = False  # of all nodes: else sampling finds those of the nodes that stand, and -1 for others.
     needs_prompt_logits: bool = False  # then `observe_prompt` is called, at the price of (P, V) logits.
     # Last hidden states, what enters the target's own head: `Verification.hidden`, `take` and `observe_prompt_hidden`.
@@ -137,12 +138,12 @@ class DeviceDrafter(Drafter):
         """The tokens of `tree` below `root` (1,): int64 (n,). On the device: no host value is read."""
         return root
 
-    def learn(self, tokens: torch.Tensor, logits: torch.Tensor, stands: torch.Tensor) -> None:
-        """Learn from a step, where `needs_logits`. On the device, as `grow`.
+    def learn(self, tokens: torch.Tensor, candidates: torch.Tensor, stands: torch.Tensor) -> None:
+        """Learn from a step, where `needs_candidates`. On the device, as `grow`.
 
         Args:
             tokens: int64 (n,).
-            logits: (n, V), after each node.
+            candidates: int64 (n, k), the tokens of the k greatest logits after each node, best first.
             stands: bool (n,), which nodes are what the target picks, all the way from the root.
         """
 
@@ -171,8 +172,8 @@ class DeviceSession(Session):
         return Draft(method.tree, method.grow(torch.tensor([root], device=method.device)), method.source)
 
     def observe(self, verification: Verification) -> None:
-        if verification.logits is not None:
-            self.method.learn(verification.draft.tokens, verification.logits, verification.stands)
+        if verification.candidates is not None:
+            self.method.learn(verification.draft.tokens, verification.candidates, verification.stands)
         if verification.hidden is not None:
             self.method.take(verification.hidden[verification.node : verification.node + 1])
         self.account(verification)

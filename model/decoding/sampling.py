@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ..errors import UserError
-from .selection import argmax
+from .selection import argmax, argmax_and_top_k, top_k
 from .tree import Draft
 
 # What reads the text so far: (ids (m, L), scores (m, V)) -> (m, V), rows one by one; transformers' LogitsProcessors do.
@@ -94,6 +94,12 @@ class Choice:
         """The choices (n,) by logits (n, V) for these places in the text, int64 (n,); elsewhere than on a CPU no host
         value is read."""
         return argmax(self.scores(logits, positions))
+
+    def ranked(self, logits: torch.Tensor, positions: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The choices (n,), and the tokens of the k greatest logits, best first, (n, k); None for k = 0."""
+        if k and self.sampling.temperature == 0:
+            return argmax_and_top_k(logits, k)
+        return self.among(logits, positions), top_k(logits, k) if k else None
 
     def scores(self, logits: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """What choices are the arg-max of, (n, V): by another model's logits what it would choose by this noise."""

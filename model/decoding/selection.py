@@ -1,13 +1,20 @@
-"""The greatest logits of each row. On the CPU torch is slow at this along a row, so the search is cut down first."""
+"""The greatest logits of each row. torch is slow at this along a long row, so the search is cut down first.
+
+On the CPU by what stands here, on CUDA by a kernel of the same idea (selection_kernel.py) where it runs and is right.
+"""
 
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import torch
 
+from .devices import triton_problem
+
 LARGE = 16384  # from this vocabulary on, dealing pays
 MAXIMA = 512  # groups of columns whose maxima stand for all logits, at least or nearly
+MOST_BY_KERNEL = 64  # candidates that the kernel finds
 
 
 def argmax(logits: torch.Tensor) -> torch.Tensor:
@@ -23,7 +30,15 @@ def argmax(logits: torch.Tensor) -> torch.Tensor:
 
 def top_k(logits: torch.Tensor, k: int) -> torch.Tensor:
     """The k greatest logits of each row, best first: (n, V) -> (n, k), as torch.topk; which of equals is left open."""
-    return _greatest(logits, k)[1]
+    return _by_kernel(logits, k) if _takes_kernel(logits, k) else _greatest(logits, k)[1]
+
+
+def argmax_and_top_k(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both, (n,) and (n, k): by the kernel in one search, as the first that it finds is the arg-max."""
+    if _takes_kernel(logits, k):
+        best = _by_kernel(logits, k)
+        return best[:, 0], best
+    return argmax(logits), top_k(logits, k)
 
 
 def top_k_and_bits(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -34,7 +49,11 @@ def top_k_and_bits(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Te
     than the rest of a step's host work. Where few tokens are likely, the estimate is good; of a flat distribution of
     128,000 tokens the bits are some eight too few.
     """
-    greatest, best, maxima = _greatest(logits, k)
+    if _takes_kernel(logits, k):
+        best, maxima = _by_kernel(logits, k), None
+        greatest = logits.gather(1, best)
+    else:
+        greatest, best, maxima = _greatest(logits, k)
     if maxima is None or maxima.shape[1] < MAXIMA // 2:
         n, vocab = logits.shape
         # a group has a power of two of columns that divides V
@@ -66,3 +85,38 @@ def _groups(vocab: int, k: int) -> int:
     """How many groups: a power of two that divides V, near sqrt(k V), where the two searches balance."""
     powers = vocab & -vocab  # the greatest power of two that divides V
     return min(powers, 1 << round(math.log2(k * vocab) / 2))
+
+
+@cache
+def kernel_problem(device: torch.device) -> str:
+    """Why the kernel does not search on a CUDA device, or "": it was tried there, on ties and infinities, and is right.
+
+    Whatever compilers and drivers raise: torch's own search needs none of them.
+    """
+    why = triton_problem(device)
+    if why:
+        return why
+    try:
+        for dtype in (torch.float16, torch.bfloat16, torch.float32):
+            values = torch.arange(5 * 1000, device=device).view(5, 1000) * 7919 % 251 - 120  # each one several times
+            logits = values.to(dtype)
+            logits[1], logits[2, 500:], logits[3] = 0, -math.inf, -math.inf
+            if not torch.equal(_by_kernel(logits, 8), logits.sort(dim=-1, descending=True, stable=True).indices[:, :8]):
+                return f"the kernel's top-k is not torch's in {dtype}"
+    except Exception as error:
+        return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"[:200]
+    return ""
+
+
+def _takes_kernel(logits: torch.Tensor, k: int) -> bool:
+    return logits.is_cuda and k <= MOST_BY_KERNEL and not kernel_problem(logits.device)
+
+
+def _by_kernel(logits: torch.Tensor, k: int) -> torch.Tensor:
+    from .selection_kernel import launch  # not above: it loads Triton
+
+    logits = logits if logits.stride(1) == 1 else logits.contiguous()
+    if not logits.is_cuda:  # in Triton's interpreter
+        return launch(logits, k)
+    with torch.cuda.device(logits.device):  # Triton launches on the current device, whatever its arguments say
+        return launch(logits, k)

@@ -18,6 +18,7 @@ from .cache import TreeCache
 from .drafter import Drafter, Session
 from .loop import Generation
 from .sampling import GREEDY, Choice, Sampling
+from .selection import top_k
 from .target import Target
 from .tree import Draft
 from .verification import verify
@@ -170,6 +171,9 @@ class _Sequence:
         verification = verify(draft, choices)
         if method.needs_logits:
             verification.logits = torch.stack([known(context.logits) for context in nodes])
+        if method.needs_candidates:
+            logits = torch.stack([known(context.logits) for context in nodes])
+            verification.candidates = top_k(logits, method.needs_candidates)
         if method.needs_hidden:
             verification.hidden = torch.stack([known(context.hidden) for context in nodes])
         if self._begun is not None:
@@ -234,7 +238,7 @@ def generate_together(
             target.keep_hidden(True)
             ends.callback(target.keep_hidden, False)
         of_prompt = any(drafter.needs_prompt_logits for drafter in drafters)
-        of_steps = of_prompt or any(drafter.needs_logits for drafter in drafters)
+        of_steps = of_prompt or any(drafter.needs_logits or drafter.needs_candidates for drafter in drafters)
         text = SharedText(target, cache, prompt, choice, keep=of_steps, keep_prompt=of_prompt)
         first = text.begin(prompt[-1])
         sequences = [_Sequence(session, prompt, text, first) for session in sessions]

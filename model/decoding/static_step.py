@@ -70,7 +70,7 @@ class StaticStep:
         self.forward = StaticForward(target, cache, len(tree), bucket, compiled=compiled)
         self.forward.set_tree(tree)
         self.length = self.forward.length
-        device, n = target.device, len(tree)
+        device, n, self._k = target.device, len(tree), drafter.needs_candidates
         self.root = torch.zeros(1, dtype=torch.long, device=device)
         self.report = torch.zeros(2 + tree.max_depth, dtype=torch.long, device=device)
         self.tokens = self.choices = torch.zeros(n, dtype=torch.long, device=device)
@@ -82,11 +82,12 @@ class StaticStep:
         assert cache is not None
         tokens = self.drafter.grow(self.root)  # (n,)
         logits = self.forward(tokens)
-        choices = self.choice.among(logits, self.forward.positions)  # (n,)
+        choices, candidates = self.choice.ranked(logits, self.forward.positions, self._k)  # (n,), (n, k)
         stands, winner = standing(tree, tokens, choices)  # (n,), (1,)
         path = tree.paths.index_select(0, winner)[0]  # (max_depth + 1,), itself repeated at the end
         cache.move(path + self.length, self._depths + self.length)
-        self.drafter.learn(tokens, logits, stands)
+        if candidates is not None:
+            self.drafter.learn(tokens, candidates, stands)
         if self.target.hidden is not None:
             self.drafter.take(self.target.hidden.index_select(0, winner))
         # for whoever looks before the next step overwrites them

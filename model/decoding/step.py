@@ -14,6 +14,7 @@ from ..errors import UserError
 from .cache import TreeCache
 from .drafter import DeviceSession, Session
 from .sampling import GREEDY, Choice, Sampling
+from .selection import top_k
 from .static_step import Mark, StaticStep, StaticSteps
 from .target import Target
 from .tree import Draft
@@ -52,8 +53,11 @@ def conclude(of: Sequence, draft: Draft, logits: torch.Tensor, choices: torch.Te
     tree, node = draft.tree, verification.node
     of.cache.commit(tree.depth_of[node] + 1, None if tree.is_chain else tree.below(node))
     of.mark("commit")
-    if of.session.method.needs_logits:
+    method = of.session.method
+    if method.needs_logits:
         verification.logits = logits
+    if method.needs_candidates:
+        verification.candidates = top_k(logits, method.needs_candidates)
     hidden = of.target.hidden
     if hidden is not None:  # behind a prompt's own, if it was forwarded with the prompt
         verification.hidden = hidden[-len(tree) :]

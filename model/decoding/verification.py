@@ -22,7 +22,7 @@ class Verification:
         node: the deepest standing node, 0 if only the root stands.
         tokens: the accepted drafts, then the target's own next token (the bonus). Never empty.
         logits: (n, V), for a drafter that asked for them.
-        hidden: (n, H), the same.
+        candidates: int64 (n, k), hidden: (n, H), the same.
     """
 
     draft: Draft
@@ -31,6 +31,7 @@ class Verification:
     node: int
     tokens: list[int]
     logits: torch.Tensor | None = None
+    candidates: torch.Tensor | None = None
     hidden: torch.Tensor | None = None
 
     @property

@@ -40,7 +40,6 @@ class TokenRecycling(DeviceDrafter):
     """
 
     stateful = True
-    needs_logits: bool = True
 
     def __init__(
         self,
@@ -66,7 +65,7 @@ class TokenRecycling(DeviceDrafter):
         self.max_nodes = len(tree)
         self.update = update
         self.eos = frozenset(eos)
-        self.needs_logits = update != "frozen"
+        self.needs_candidates = 0 if update == "frozen" else k
         self.needs_prompt_logits = recycle_prompt
         self.use_tree(tree.on(device))
 
@@ -88,10 +87,8 @@ class TokenRecycling(DeviceDrafter):
             level[:] = self.matrix.look_up(self._cells[parents], ranks)
         return self._tokens
 
-    def learn(self, tokens: torch.Tensor, logits: torch.Tensor, stands: torch.Tensor) -> None:
+    def learn(self, tokens: torch.Tensor, candidates: torch.Tensor, stands: torch.Tensor) -> None:
         """Recycle: the top-k after every node, rejected ones too, replaces that token's candidates (paper, 3.3)."""
-        if self.update == "frozen":
-            return
         kept = stands if self.update == "path" else None
         if self.eos:
             ended = self._ended(fastest(tokens), fastest(stands))
@@ -101,8 +98,8 @@ class TokenRecycling(DeviceDrafter):
             else:  # no host value is read: all of it is looked up again, and written as it was
                 kept = ~ended & (stands if kept is not None else torch.ones_like(stands))
         if self.update == "root":
-            tokens, logits, kept = tokens[:1], logits[:1], None if kept is None else kept[:1]
-        self.matrix.update(tokens, top_k(logits, self.matrix.k), kept)  # (n, k)
+            tokens, candidates, kept = tokens[:1], candidates[:1], None if kept is None else kept[:1]
+        self.matrix.update(tokens, candidates, kept)
 
     def _ended(self, tokens: Any, stands: Any) -> Any:
         """Whether a draft stands that ends the answer: bool (), NumPy's or the device's."""

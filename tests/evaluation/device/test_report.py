@@ -7,12 +7,14 @@ import subprocess
 import sys
 from functools import partial
 from html.parser import HTMLParser
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from evaluation import device_report
-from evaluation.device import checks, plan, run, steps
+from evaluation.device import checks, plan, run, searches, steps
+from evaluation.device.findings import failed
 from evaluation.device.page import page
 from evaluation.device.plan import Budget, make_plan
 from evaluation.device.report import Report
@@ -82,11 +84,14 @@ def test_the_embedded_model_on_the_cpu_end_to_end(brief, traced, call, tmp_path,
         assert list(cell["step_s"]) == ["0", "4", "80"] and min(cell["plain_s"], *cell["step_s"].values()) > 0
         assert 0 < cell["floor_share"] < 1.5 and cell["floor_share"] == pytest.approx(cell["floor_s"] / cell["plain_s"])
     assert [row["execution"] for row in found["setup"]] == ["compiled"] and found["setup"][0]["first_s"] > 0
+    rows = found["searches"]["rows"]
+    assert [row["vocab"] for row in rows] == [32000, 128256, 151936] and all(row["right"] for row in rows)
+    assert min(min(row["own_us"], row["torch_us"]) for row in rows) > 0
     eager, drafted = (row["calls"] for row in found["calls"] if row["execution"] == "eager")
     assert drafted["operators"] > eager["operators"] > 50
     assert out.out.splitlines()[-2] == found["headline"] and "2.2.2 at MAT 2.70" in found["headline"]
     html = (tmp_path / "report.html").read_text()
-    assert Balanced(html).tags.count("svg") == 1 and html.count("<h2") == 7 and "http" not in html
+    assert Balanced(html).tags.count("svg") == 1 and html.count("<h2") == 8 and "http" not in html
     # and once more beside itself
     again = call(device_report.main, "--out", tmp_path / "b", "--shapes", "embedded", "--executions", "eager", *BRIEF)
     assert again.code == 0
@@ -223,3 +228,22 @@ runpy.run_module("evaluation.device_report", run_name="__main__")
     found = read(tmp_path)
     assert found["done"] and all(row["passed"] for row in found["checks"]) and len(found["steps"]["cells"]) == 2
     assert re.search(r"^On this device: 2\.2\.2 at MAT 2\.70", done.stdout, flags=re.M)
+
+
+def test_a_search_that_fails_or_is_wrong_stands_first(monkeypatch):
+    def broken(logits, k):
+        if logits.shape[1] == 32000:
+            raise RuntimeError("out of\nregisters")
+        return torch.zeros(len(logits), dtype=torch.long), torch.zeros(len(logits), k, dtype=torch.long)
+
+    monkeypatch.setattr(searches, "argmax_and_top_k", broken)
+    monkeypatch.setattr(searches, "VOCABULARIES", {"Vicuna": 32000, "small": 500})
+    kept = {}
+    report = SimpleNamespace(keep=lambda **sections: kept.update(sections))
+    searches.compare_searches(SimpleNamespace(device=CPU, dtypes=(torch.float32,)), report)
+    assert failed(kept) == [
+        "top-k over 32000 columns: RuntimeError: out of registers",
+        "top-k over 500 columns: not the one of torch",
+    ]
+    html = page(kept)
+    assert html.index("not the one of torch") < html.index("1. The device") and ">WRONG<" in html

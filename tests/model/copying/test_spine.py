@@ -192,11 +192,10 @@ def test_every_node_teaches_and_a_saved_state_goes_on_exactly():
     session.begin([4, 5, 4])
     draft = session.draft(4)
     assert draft.tree.is_chain and draft.tokens.tolist() == [4, 5, 4]
-    logits = torch.zeros(3, 10)
-    for node, (first, second) in enumerate([(1, 2), (3, 6), (7, 8)]):
-        logits[node, first], logits[node, second] = 2.0, 1.0
+    candidates = torch.tensor([(1, 2), (3, 6), (7, 8)])
     stands = torch.tensor([True, False, False])
-    session.observe(Verification(Draft(draft.tree, draft.tokens), logits.argmax(-1), stands, 0, [1], logits))
+    draft = Draft(draft.tree, draft.tokens)
+    session.observe(Verification(draft, candidates[:, 0], stands, 0, [1], candidates=candidates))
     assert drafter.matrix.candidates[[4, 5]].tolist() == [[7, 8], [3, 6]]  # of token 4's two nodes the last counts
     assert session.text.tokens == [4, 5, 4, 1]
 

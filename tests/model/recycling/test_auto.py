@@ -37,7 +37,8 @@ def step(drafter, accepted):
     node = max(i for i, path in enumerate(tree.rank_paths) if path == accepted[: len(path)])
     tokens = torch.zeros(len(tree), dtype=torch.long)
     stands = tree.ancestors[node]
-    session.observe(Verification(Draft(tree, tokens), tokens, stands, node, [1], torch.zeros(len(tree), V)))
+    candidates = torch.zeros(len(tree), 8, dtype=torch.long)
+    session.observe(Verification(Draft(tree, tokens), tokens, stands, node, [1], candidates=candidates))
     return len(tree) - 1
 
 

@@ -87,12 +87,10 @@ def test_the_draft_is_the_breadth_first_look_up_by_hand():
 def test_update_writes_every_node_rejected_ones_too_and_the_last_of_equals_wins():
     tree = Tree.from_rank_paths([[0], [1], [0, 0]])
     drafter = TokenRecycling(10, tree, k=2)
-    logits = torch.zeros(4, 10)
-    for node, (first, second) in enumerate([(1, 2), (3, 4), (5, 6), (7, 8)]):
-        logits[node, first], logits[node, second] = 2.0, 1.0
+    candidates = torch.tensor([(1, 2), (3, 4), (5, 6), (7, 8)])
     draft = Draft(tree, torch.tensor([9, 4, 5, 4]))  # token 4 at nodes 1 and 3
     stands = torch.tensor([True, False, False, False])
-    drafter.session().observe(Verification(draft, logits.argmax(-1), stands, 0, [1], logits))
+    drafter.session().observe(Verification(draft, candidates[:, 0], stands, 0, [1], candidates=candidates))
     expected = torch.zeros(10, 2, dtype=torch.long)
     expected[9], expected[5], expected[4] = torch.tensor([1, 2]), torch.tensor([5, 6]), torch.tensor([7, 8])
     assert torch.equal(drafter.matrix.candidates, expected)

@@ -1,0 +1,148 @@
+"""The kernel of the greatest logits against a stable sort. On a GPU where there is one, else in the interpreter."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from model.decoding import Target, generate, selection
+from model.decoding.devices import triton_problem
+from model.files import ROOT
+from model.recycling import TokenRecycling, build_template
+from tests.conftest import toy_model
+
+CUDA = torch.cuda.is_available()
+DEVICE = torch.device("cuda" if CUDA else "cpu")
+KERNEL = ROOT / "model/decoding/selection_kernel.py"
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+
+
+def sorted_first(logits, k):
+    """The oracle: the k greatest, of equal ones the lower column first."""
+    return logits.float().sort(dim=-1, descending=True, stable=True).indices[:, :k]
+
+
+def rows_of(vocab, dtype):
+    """Noise, ties, and what floats have at their edges."""
+    generator = torch.Generator().manual_seed(vocab)
+    noise = torch.randn(4, vocab, generator=generator).to(dtype)
+    ties = torch.randint(-2, 3, (4, vocab), generator=generator).to(dtype)
+    edges = noise.clone()
+    edges[0, vocab // 2] = float("nan")
+    edges[1], edges[2, vocab // 3 :], edges[2, -1] = float("-inf"), float("-inf"), float("inf")
+    edges[3], edges[3, ::2] = 0.0, -0.0
+    window = torch.cat((ties, noise), dim=1)[:, vocab:]  # rows that are further apart than they are long
+    return [rows.to(DEVICE) for rows in (noise, ties, edges, noise - 100, window)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize(("vocab", "k"), [(5, 5), (61, 8), (128, 1), (300, 3), (2500, 8), (700, 64)])
+def test_the_kernel_is_a_stable_sort(vocab, k, dtype):
+    for logits in rows_of(vocab, dtype):
+        assert torch.equal(selection._by_kernel(logits, k), sorted_first(logits, k))
+
+
+def test_rows_of_any_layout():
+    logits = torch.randn(50, 6, device=DEVICE).t()  # the last dimension's stride is not one
+    assert torch.equal(selection._by_kernel(logits, 4), sorted_first(logits, 4))
+
+
+@pytest.mark.skipif(not CUDA, reason="needs a GPU")
+@pytest.mark.parametrize("vocab", [32000, 128256, 151936])
+def test_real_vocabularies(vocab):
+    logits = torch.randn(81, vocab, device=DEVICE, dtype=torch.bfloat16)
+    assert selection.kernel_problem(DEVICE) == ""
+    assert torch.equal(selection.top_k(logits, 8), sorted_first(logits, 8))
+
+
+def test_static_steps_take_arg_max_and_candidates_from_one_search(monkeypatch):
+    """The same answers, lengths and matrix as by torch, and one search a step."""
+    model, prompt = toy_model("llama"), [5, 6, 7, 8, 9]
+    tree = build_template("best", nodes=6)
+    eager = TokenRecycling(61, tree)
+    expected = generate(Target(model), eager, prompt, max_new_tokens=12)
+    searched, by_kernel = [], selection._by_kernel
+    monkeypatch.setattr(selection, "_takes_kernel", lambda logits, k: True)
+    monkeypatch.setattr(selection, "_by_kernel", lambda logits, k: searched.append(k) or by_kernel(logits.cpu(), k))
+    monkeypatch.setattr(selection, "argmax", None)  # would fail if it were asked
+    drafter = TokenRecycling(61, tree)
+    found = generate(Target(model, execution="static"), drafter, prompt, max_new_tokens=12)
+    assert found.steps == expected.steps
+    assert torch.equal(drafter.matrix.candidates, eager.matrix.candidates)
+    assert searched == [8] * len(found.steps)
+
+
+def test_bits_are_those_of_torchs_search(monkeypatch):
+    logits = torch.randn(3, 2048)
+    best, bits = selection.top_k_and_bits(logits, 4)
+    monkeypatch.setattr(selection, "_takes_kernel", lambda logits, k: True)
+    monkeypatch.setattr(selection, "_by_kernel", lambda logits, k: sorted_first(logits, k))
+    again, same = selection.top_k_and_bits(logits, 4)
+    assert torch.equal(best, again) and torch.equal(bits, same)
+
+
+@pytest.mark.parametrize("fault", ["wrong", "raises"])
+def test_a_kernel_that_is_wrong_or_fails_is_not_used(fault, monkeypatch):
+    def bad(logits, k):
+        if fault == "raises":
+            raise RuntimeError("no such instruction\nand much more")
+        return torch.zeros(len(logits), k, dtype=torch.long)
+
+    monkeypatch.setattr(selection, "triton_problem", lambda device: "")
+    monkeypatch.setattr(selection, "_by_kernel", bad)
+    why = selection.kernel_problem.__wrapped__(torch.device("cpu"))
+    assert why == {"wrong": "the kernel's top-k is not torch's in torch.float16"}.get(
+        fault, "RuntimeError: no such instruction"
+    )
+
+
+@pytest.mark.skipif(CUDA, reason="is for a machine without a GPU")
+def test_the_trial_passes_in_the_interpreter(monkeypatch):
+    """Its own ties and infinities, without bfloat16, which the interpreter does not know."""
+    monkeypatch.setattr(selection, "triton_problem", lambda device: "")
+    monkeypatch.setattr(torch, "bfloat16", torch.float16)
+    assert selection.kernel_problem.__wrapped__(torch.device("cpu")) == ""
+    assert triton_problem(torch.device("cpu")) == "not a CUDA device"
+
+
+COMPILE = """
+import glob, importlib.util, json, os, re, subprocess, sys, triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+spec = importlib.util.spec_from_file_location("kernel", sys.argv[1])
+kernel = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(kernel)
+assembler = os.path.join(os.path.dirname(triton.__file__), "backends/nvidia/bin/ptxas")
+for capability, dtype, vocab, k in json.loads(sys.argv[2]):
+    groups = triton.next_power_of_2(triton.cdiv(vocab, kernel.WIDTH))
+    fixed = dict(BLOCK_G=kernel.GROUPS, BLOCK_W=kernel.WIDTH)
+    picked = dict(BLOCK_K=triton.next_power_of_2(k), BLOCK_G=groups, BLOCK_W=kernel.WIDTH)
+    for function, fixed, warps in ((kernel.maxima_kernel, fixed, 4), (kernel.pick_kernel, picked, 4 if k <= 8 else 8)):
+        names = function.arg_names
+        pointers = dict(logits_ptr="*" + dtype, maxima_ptr="*i64", best_ptr="*i64")
+        types = {n: "constexpr" if n in fixed else pointers.get(n, "i32") for n in names}
+        source = ASTSource(function, types, fixed, {})
+        done = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=dict(num_warps=warps))
+        with open(sys.argv[3], "w") as file:
+            file.write(done.asm["ptx"])
+        arch = {80: "sm_80", 90: "sm_90a"}[capability]
+        told = subprocess.run([assembler, "-v", "-arch=" + arch, sys.argv[3], "-o", "/dev/null"],
+            capture_output=True, text=True, check=True).stderr
+        spilled = re.findall(r"(\\d+) bytes spill", told)
+        assert spilled and set(spilled) == {"0"}, told
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Triton's assembler comes with its Linux wheel")
+def test_kernels_compile_without_spills_for_gpus_without_one(tmp_path):
+    """The interpreter accepts what the compiler refuses."""
+    cases = [(90, "bf16", 128256, 8), (80, "fp16", 32000, 8), (90, "fp32", 151936, 64)]
+    environment = {n: value for n, value in os.environ.items() if n != "TRITON_INTERPRET"}
+    environment["TRITON_CACHE_DIR"] = str(tmp_path)
+    command = [sys.executable, "-c", COMPILE, str(KERNEL), json.dumps(cases), str(tmp_path / "kernel.ptx")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-3000:]
