@@ -73,6 +73,7 @@ class StaticStep:
         device, n, self._k = target.device, len(tree), drafter.needs_candidates
         self.root = torch.zeros(1, dtype=torch.long, device=device)
         self.report = torch.zeros(2 + tree.max_depth, dtype=torch.long, device=device)
+        self._pinned = torch.zeros_like(self.report, device="cpu").pin_memory() if device.type == "cuda" else None
         self.tokens = self.choices = torch.zeros(n, dtype=torch.long, device=device)
         self.stands = torch.zeros(n, dtype=torch.bool, device=device)
         self._depths = torch.arange(tree.max_depth + 1, device=device)
@@ -95,6 +96,14 @@ class StaticStep:
         self.report.copy_(torch.cat((winner, choices.index_select(0, path))))
         self.root.copy_(choices.index_select(0, winner))
         self.length.add_(tree.depths.index_select(0, winner)[0] + 1)
+
+    def read(self) -> list[int]:
+        """The report of the last run: the only transfer of a step, and where the host waits for it."""
+        if self._pinned is None:
+            return self.report.tolist()
+        self._pinned.copy_(self.report, non_blocking=True)  # into memory that the device writes without a detour
+        torch.cuda.current_stream(self.report.device).synchronize()
+        return self._pinned.tolist()
 
     def state(self) -> dict[str, torch.Tensor]:
         found: dict[str, torch.Tensor] = self.drafter.step_state()  # a proxy has no types

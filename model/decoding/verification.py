@@ -87,14 +87,14 @@ def verify(draft: Draft, choices: torch.Tensor) -> Verification:
         return Verification(draft, choices, stood, node, [picked[i] for i in tree.chain_of[node]])
     stands, winner = standing(tree, draft.tokens, choices)
     path = tree.paths.index_select(0, winner)[0]  # (max_depth + 1,), itself repeated at the end
-    return told(draft, choices, stands, torch.cat((winner, choices.index_select(0, path))))
+    return told(draft, choices, stands, torch.cat((winner, choices.index_select(0, path))).tolist())
 
 
-def told(draft: Draft, choices: torch.Tensor, stands: torch.Tensor, report: torch.Tensor) -> Verification:
-    """A verification on a device, brought to the host: the only transfer of a step.
+def told(draft: Draft, choices: torch.Tensor, stands: torch.Tensor, report: list[int]) -> Verification:
+    """A verification on a device by what the host was told of it.
 
     Args:
-        report: int64 (1 + max_depth + 1,); the deepest standing node, and the choices along its path.
+        report: 1 + max_depth + 1 numbers: the deepest standing node, and the choices along its path.
     """
-    node, *chosen = report.tolist()
+    node, *chosen = report
     return Verification(draft, choices, stands, node, chosen[: draft.tree.depth_of[node] + 1])
