@@ -60,14 +60,17 @@ def choose_execution(name: str, loaded: LoadedModel, timed: bool = True, reads_t
         UserError: not with several devices, or not untimed.
     """
     target, own = loaded.target, loaded.settings.attention
-    several = len(target.devices) > 1 or processes.world_size() > 1
+    several = len(target.devices) > 1 or processes.world_size() > 1  # a trial that one rank fails, others wait in
     if name not in ("auto", "eager"):
         if not timed:
             raise UserError(
                 f"execution={name}: with timed=false the methods share eager forwards; leave out one of the two"
             )
-        if several:
-            raise UserError(f"execution={name}: a model on several devices takes eager only")
+        if len(target.devices) > 1:
+            raise UserError(
+                f"execution={name}: a device map's model takes eager steps only; with model.tensor_parallel=true each "
+                "process has one device, and they take any"
+            )
     if name != "auto" or not timed or reads_text or several or target.device.type != "cuda":
         return Execution("eager" if name == "auto" else name, own == "tree")
     if target not in _chosen:

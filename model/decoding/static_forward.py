@@ -86,4 +86,5 @@ def _tree_attention(target: Target, nodes: int, bucket: int, length: torch.Tenso
     if target.switch is None:
         return None
     layer, heads = target.layer, target.model.config.get_text_config().num_attention_heads
+    heads //= getattr(target.model, "tp_size", None) or 1  # of processes that share the model each has its part of them
     return TreeAttention(heads, layer.heads, layer.key_dim, nodes, bucket, length, layer.dtype)
