@@ -4,8 +4,6 @@ Where there is a GPU the kernel runs on it; elsewhere in Triton's interpreter, w
 """
 
 import importlib.util
-import json
-import os
 import random
 import subprocess
 import sys
@@ -17,6 +15,7 @@ import torch
 from model.decoding import Tree
 from model.decoding.attention import H200, Plan, TreeAttention, tree_attention_reference
 from model.errors import UserError
+from tests.model.decoding.kernels import SHARED, compile_for
 from tests.model.decoding.test_tree import random_tree
 
 CUDA = torch.cuda.is_available()
@@ -168,46 +167,28 @@ def test_the_plan_fills_a_large_gpu_at_a_short_context(kv_heads, nodes):
         assert busy >= 0.9 * 132, plan
 
 
-COMPILE = """
-import importlib.util, json, sys, triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-spec = importlib.util.spec_from_file_location("kernel", sys.argv[1])
-kernel = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(kernel)
-pointers = dict(q_ptr="T", k_ptr="T", v_ptr="T", length_ptr="*i64", tree_ptr="*i64", acc_ptr="*fp32", top_ptr="*fp32",
-    norm_ptr="*fp32", out_ptr="T", scale="fp32")
-for capability, dtype, dim, plan, ones in json.loads(sys.argv[2]):
-    width, splits = max(16, triton.next_power_of_2(dim)), plan["splits"]
-    fixed = dict(D=dim, SPLITS_2=triton.next_power_of_2(splits), BLOCK_M=plan["block_m"],
-        BLOCK_N=plan["block_n"], BLOCK_D=width) | dict.fromkeys(ones, 1)
-    for function in (kernel.split_kernel, kernel.reduce_kernel):
-        names = function.arg_names
-        types = {n: "constexpr" if n in fixed else pointers.get(n, "i32") for n in names}
-        types = {n: t.replace("T", "*" + dtype) for n, t in types.items()}
-        aligned = [i for i, n in enumerate(names) if n.endswith(("_ptr", "_head", "_row"))]
-        aligned = {(i,): [["tt.divisibility", 16]] for i in aligned}
-        source = ASTSource(function, types, {n: fixed[n] for n in names if n in fixed}, aligned)
-        options = dict(num_warps=plan["warps"], num_stages=plan["stages"])
-        done = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
-        assert done.asm["cubin"] and done.metadata.shared <= 99 * 1024, done.metadata  # what sm_86 and sm_89 offer
-"""
-
-
 @needs_triton
 @pytest.mark.skipif(sys.platform != "linux", reason="Triton's assembler comes with its Linux wheel")
 def test_kernels_compile_for_gpus_without_one(tmp_path):
-    """The interpreter accepts what the compiler refuses. Chained and single nodes are compiled as constants."""
-    cases = [
+    """Chained and single nodes are compiled as constants. Nothing is spilled."""
+    cases = []
+    for capability, dtype, dim, plan, ones in [
         (90, "bf16", 128, Plan.choose(324, 8, 128, 2048, 2, H200), []),
+        (80, "fp16", 128, Plan.choose(81, 32, 128, 4096, 2, (108, 163 << 10)), []),
         (86, "fp16", 80, Plan.choose(1, 32, 80, 9000, 2, (84, 99 << 10)), ["words", "group", "nodes"]),
-    ]
-    cases = [(*case[:3], {n: getattr(case[3], n) for n in Plan.__slots__}, case[4]) for case in cases]
-    environment = {n: value for n, value in os.environ.items() if n != "TRITON_INTERPRET"}
-    environment["TRITON_CACHE_DIR"] = str(tmp_path)
-    command = [sys.executable, "-c", COMPILE, str(KERNEL), json.dumps(cases)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr[-3000:]
+    ]:
+        pointers = dict(q_ptr="*T", k_ptr="*T", v_ptr="*T", out_ptr="*T", length_ptr="*i64", tree_ptr="*i64")
+        types = {name: kind.replace("T", dtype) for name, kind in pointers.items()}
+        types |= dict(acc_ptr="*fp32", top_ptr="*fp32", norm_ptr="*fp32", scale="fp32")
+        aligned = [*types, "q_head", "k_head", "v_head", "k_row", "v_row"]
+        aligned.remove("scale")
+        fixed = dict(D=dim, SPLITS_2=1 << (plan.splits - 1).bit_length(), BLOCK_M=plan.block_m, BLOCK_N=plan.block_n)
+        fixed |= dict(BLOCK_D=1 << (dim - 1).bit_length()) | dict.fromkeys(ones, 1)
+        options = dict(num_warps=plan.warps, num_stages=plan.stages)
+        for name in ("split_kernel", "reduce_kernel"):
+            cases.append([str(KERNEL), name, types, fixed, aligned, options, capability])
+    for found in compile_for(cases, tmp_path):
+        assert found["shared"] <= SHARED and found["spilled"] == 0, found
 
 
 def test_importing_the_module_loads_no_triton():

@@ -1,9 +1,6 @@
 """The kernel of the greatest logits against a stable sort. On a GPU where there is one, else in the interpreter."""
 
 import importlib.util
-import json
-import os
-import subprocess
 import sys
 
 import pytest
@@ -14,6 +11,7 @@ from model.decoding.devices import triton_problem
 from model.files import ROOT
 from model.recycling import TokenRecycling, build_template
 from tests.conftest import toy_model
+from tests.model.decoding.kernels import SHARED, compile_for
 
 CUDA = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if CUDA else "cpu")
@@ -109,40 +107,17 @@ def test_the_trial_passes_in_the_interpreter(monkeypatch):
     assert triton_problem(torch.device("cpu")) == "not a CUDA device"
 
 
-COMPILE = """
-import glob, importlib.util, json, os, re, subprocess, sys, triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-spec = importlib.util.spec_from_file_location("kernel", sys.argv[1])
-kernel = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(kernel)
-assembler = os.path.join(os.path.dirname(triton.__file__), "backends/nvidia/bin/ptxas")
-for capability, dtype, vocab, k in json.loads(sys.argv[2]):
-    groups = triton.next_power_of_2(triton.cdiv(vocab, kernel.WIDTH))
-    fixed = dict(BLOCK_G=kernel.GROUPS, BLOCK_W=kernel.WIDTH)
-    picked = dict(BLOCK_K=triton.next_power_of_2(k), BLOCK_G=groups, BLOCK_W=kernel.WIDTH)
-    for function, fixed, warps in ((kernel.maxima_kernel, fixed, 4), (kernel.pick_kernel, picked, 4 if k <= 8 else 8)):
-        names = function.arg_names
-        pointers = dict(logits_ptr="*" + dtype, maxima_ptr="*i64", best_ptr="*i64")
-        types = {n: "constexpr" if n in fixed else pointers.get(n, "i32") for n in names}
-        source = ASTSource(function, types, fixed, {})
-        done = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=dict(num_warps=warps))
-        with open(sys.argv[3], "w") as file:
-            file.write(done.asm["ptx"])
-        arch = {80: "sm_80", 90: "sm_90a"}[capability]
-        told = subprocess.run([assembler, "-v", "-arch=" + arch, sys.argv[3], "-o", "/dev/null"],
-            capture_output=True, text=True, check=True).stderr
-        spilled = re.findall(r"(\\d+) bytes spill", told)
-        assert spilled and set(spilled) == {"0"}, told
-"""
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="Triton's assembler comes with its Linux wheel")
 def test_kernels_compile_without_spills_for_gpus_without_one(tmp_path):
-    """The interpreter accepts what the compiler refuses."""
-    cases = [(90, "bf16", 128256, 8), (80, "fp16", 32000, 8), (90, "fp32", 151936, 64)]
-    environment = {n: value for n, value in os.environ.items() if n != "TRITON_INTERPRET"}
-    environment["TRITON_CACHE_DIR"] = str(tmp_path)
-    command = [sys.executable, "-c", COMPILE, str(KERNEL), json.dumps(cases), str(tmp_path / "kernel.ptx")]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr[-3000:]
+    from model.decoding.selection_kernel import GROUPS, WIDTH
+
+    cases = []
+    for capability, dtype, vocab, k in [(90, "bf16", 128256, 8), (80, "fp16", 32000, 8), (90, "fp32", 151936, 64)]:
+        types = dict(logits_ptr=f"*{dtype}", maxima_ptr="*i64", best_ptr="*i64")
+        fixed = dict(BLOCK_G=GROUPS, BLOCK_W=WIDTH)
+        cases.append([str(KERNEL), "maxima_kernel", types, fixed, [*types, "logits_row"], {}, capability])
+        fixed = dict(BLOCK_K=k, BLOCK_G=1 << (-(-vocab // WIDTH) - 1).bit_length(), BLOCK_W=WIDTH)
+        options = dict(num_warps=4 if k <= 8 else 8)
+        cases.append([str(KERNEL), "pick_kernel", types, fixed, [*types, "logits_row"], options, capability])
+    for found in compile_for(cases, tmp_path):
+        assert found["spilled"] == 0 and found["shared"] <= SHARED, found

@@ -1,5 +1,6 @@
 """The static step: the same outcome as the eager one, step by step, with nothing read from the host but its report."""
 
+import gc
 import random
 import time
 import weakref
@@ -46,7 +47,7 @@ def outcomes(target, drafter, seed, prompts=3, limit=70):
     return outs, {name: tensor.tolist() for name, tensor in drafter.state_dict().items()}
 
 
-@pytest.mark.parametrize("name", ["llama", "llama-grouped", "gpt2", "gpt-neox", "gemma"])
+@pytest.mark.parametrize("name", ["llama", "llama-grouped", "qwen3", "gpt2", "gpt-neox", "gemma", "olmo2"])
 @pytest.mark.parametrize("method", MAKE)
 def test_static_equals_eager_step_by_step(name, method):
     model = toy_model(name)
@@ -55,7 +56,7 @@ def test_static_equals_eager_step_by_step(name, method):
     assert static == eager
 
 
-@pytest.mark.parametrize("name", ["llama", "llama-grouped", "qwen3", "gpt-neox"])
+@pytest.mark.parametrize("name", ["llama", "llama-grouped", "qwen3", "gpt2", "gpt-neox", "gemma", "olmo2"])
 @pytest.mark.parametrize("method", ["vanilla", "recycling", "auto", "pld", "dynamic-sized"])
 def test_tree_attention_equals_sdpa_step_by_step(name, method):
     eager = outcomes(Target(toy_model(name)), MAKE[method](), seed=1)
@@ -211,6 +212,29 @@ def test_captured_steps_are_bounded_and_share_one_pool(monkeypatch):
         generate(target, drafter, [5, 6, 7], max_new_tokens=4)
     assert len(graphs.captured) == 40, "the last six are still there"
     assert sum(graph() is not None for graph in graphs.captured) == 6 and len(graphs.pools) == 1
+
+
+def test_two_trees_in_turn_are_two_captures(monkeypatch):
+    graphs, drafter = _FakeGraphs(monkeypatch), TokenRecycling(V, build_template("best", nodes=9))
+    target = graphs.target(toy_model("llama"))
+    for tree in (build_template("best", nodes=9), build_template("best", nodes=4)) * 5:
+        drafter.use_tree(tree)
+        generate(target, drafter, [5, 6, 7], max_new_tokens=9)
+    assert len(graphs.captured) == 2
+
+
+def test_models_in_turn_leave_nothing(monkeypatch):
+    """What was captured on a model, and its caches, go when it goes."""
+    graphs, caches = _FakeGraphs(monkeypatch), []
+    for name in ("llama", "qwen3", "llama"):
+        target, drafter = graphs.target(toy_model(name)), MAKE["recycling"]()
+        generate(target, drafter, [5, 6, 7], max_new_tokens=9)
+        with target.cache(drafter.max_nodes) as cache:
+            caches.append(weakref.ref(cache))
+        del target, drafter, cache
+        gc.collect()
+        assert not any(graph() for graph in graphs.captured) and not any(cache() for cache in caches)
+    assert len(graphs.captured) == 3
 
 
 def test_two_sources_of_one_tree_are_two_captured_steps(monkeypatch):
