@@ -27,4 +27,4 @@ def failed(data: dict[str, Any]) -> list[str]:
         for row in found.get("rows", [])
         if not row.get("right")
     ]
-    return lines + ([f"top-k by the kernel: {found['problem']}"] if found.get("problem") else [])
+    return lines + [f"the kernel of {name} is not used: {why}" for name, why in found.get("problems", {}).items()]

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from model.decoding.devices import synchronize
-from model.decoding.selection import argmax_and_top_k, kernel_problem
+from model.decoding.kernels import problems
+from model.decoding.selection import argmax_and_top_k
 
 from .checks import failure
 from .forecast import K
@@ -33,8 +34,7 @@ def compare_searches(plan: Plan, report: Report) -> dict[str, Any]:
             rows.append(row | _compared(torch.randn(1 + PUBLISHED, vocab, device=device, dtype=dtype)))
         except Exception as error:  # a finding, and the rest is still to be written
             rows.append(row | {"error": failure(error)})
-    problem = kernel_problem(device) if device.type == "cuda" else ""
-    searches = {"rows": rows, "dtype": named(dtype), "problem": problem}
+    searches = {"rows": rows, "dtype": named(dtype), "problems": problems(device)}
     report.keep(searches=searches)
     return searches
 

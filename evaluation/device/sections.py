@@ -144,11 +144,7 @@ def searches(data: dict[str, Any]) -> str:
     note = f"Arg-max and the {K} greatest after each of {1 + PUBLISHED} nodes, microseconds, {own['dtype']}: as steps "
     note += "find them (on CUDA a kernel, once for both), and torch.argmax with torch.topk."
     head = ("vocabulary", "columns", "own us", "torch us", "")
-    return (
-        paragraph(note)
-        + (paragraph(f"Not by the kernel: {own['problem']}.") if own["problem"] else "")
-        + table(head, rows)
-    )
+    return paragraph(note) + table(head, rows)
 
 
 def calls(data: dict[str, Any]) -> str:

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from model.decoding import Draft, Target, generate
-from model.decoding.selection import kernel_problem
+from model.decoding.kernels import problems
 from model.decoding.static_step import StaticSteps
 from model.errors import UserError
 from model.recycling import TokenRecycling, build_template
@@ -112,9 +112,9 @@ def trial(target: Target, name: str, tree_attention: bool) -> str:
     return ""
 
 
-def top_k_by_torch(devices: Sequence[torch.device]) -> str:
-    """Why CUDA devices search for the greatest logits by torch's own functions, or ""."""
-    return "; ".join(dict.fromkeys(filter(None, (kernel_problem(d) for d in devices if d.type == "cuda"))))
+def kernels_left_out(devices: Sequence[torch.device]) -> str:
+    """Which of this project's kernels CUDA devices do without, and why; or ""."""
+    return "; ".join(dict.fromkeys(f"{name}: {why}" for device in devices for name, why in problems(device).items()))
 
 
 @torch.inference_mode()

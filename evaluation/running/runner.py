@@ -25,7 +25,7 @@ from .answering import answer_question, warm_up
 from .bench import Bench, load_bench
 from .conversation import prompt_ids, template_hash
 from .cores import cores_busy
-from .execution import choose_execution, top_k_by_torch
+from .execution import choose_execution, kernels_left_out
 from .fingerprint import SAVED, default_folder, execution_used, run_settings, saved_start
 from .memory import Holding
 from .methods import CATEGORY, COLD, HOT, Method, build_method
@@ -100,7 +100,7 @@ class Runner:
             "label": method.label.replace("state)", f"{SAVED})") if saved else method.label,
             "execution_used": execution_used(method),
             **({"execution_passed_over": self.execution.passed_over} if self.execution.passed_over else {}),
-            **({"top_k_by_torch": why} if (why := top_k_by_torch(loaded.target.devices)) else {}),
+            **({"kernels_left_out": why} if (why := kernels_left_out(loaded.target.devices)) else {}),
             "questions": len(self.bench.questions),
             "question_hashes": [question.key for question in self.bench.questions],
             "template_sha256": template_hash(loaded.template, loaded.tokenizer),

@@ -60,14 +60,14 @@ def doubts(runs: Sequence[Run]) -> list[str]:
 
 
 def passed_over(runs: Sequence[Run]) -> list[str]:
-    """What was tried and not taken, by execution=auto and for top-k; one line for the runs of which it is the same."""
+    """What was tried and not taken, by execution=auto and of kernels; one line for the runs of which it is the same."""
     found: dict[str, str] = {}
     for run in runs:
         if run.metadata.get("execution_passed_over"):
             found[run.metadata["execution_passed_over"]] = run.metadata["execution_used"]
-    by_torch = dict.fromkeys(run.metadata["top_k_by_torch"] for run in runs if run.metadata.get("top_k_by_torch"))
+    without = dict.fromkeys(run.metadata["kernels_left_out"] for run in runs if run.metadata.get("kernels_left_out"))
     return [f"execution=auto took {used}; passed over: {why}" for why, used in found.items()] + [
-        f"top-k by torch's own search, which is slower, and not by the kernel: {why}" for why in by_torch
+        f"by torch and not by a kernel, which is slower: {why}" for why in without
     ]
 
 

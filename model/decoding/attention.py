@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from ..errors import UserError
+from . import kernels
 from .devices import triton_installed, triton_problem
 
 MAX_HEAD_DIM = 256  # and a multiple of 8, so that a row of float16 is loaded in whole words
@@ -211,11 +212,8 @@ class TreeAttention:
         scale = self.head_dim**-0.5 if scale is None else scale
         if self.backend == "torch":
             return tree_attention_reference(q, k, v, self.length, self.ancestors, scale)
-        if self.device.type != "cuda":
+        with kernels.on(self.device):
             self._kernel.launch(self, q, k, v, scale)
-        else:
-            with torch.cuda.device(self.device):  # Triton launches on the current device, whatever its arguments say
-                self._kernel.launch(self, q, k, v, scale)
         return self.output.transpose(1, 2)
 
     def _check(self, name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> None:

@@ -90,21 +90,29 @@ class Choice:
             self._now = seed
             self.seed.fill_(seed)
 
-    def among(self, logits: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """The choices (n,) by logits (n, V) for these places in the text, int64 (n,); elsewhere than on a CPU no host
-        value is read."""
+    @property
+    def draws(self) -> bool:
+        """Whether a choice depends on its place in the text."""
+        return self.sampling.temperature > 0
+
+    def among(self, logits: torch.Tensor, positions: torch.Tensor | None) -> torch.Tensor:
+        """The choices (n,) by logits (n, V) for these places in the text, int64 (n,), or None where nothing is drawn;
+        elsewhere than on a CPU no host value is read."""
         return argmax(self.scores(logits, positions))
 
-    def ranked(self, logits: torch.Tensor, positions: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def ranked(
+        self, logits: torch.Tensor, positions: torch.Tensor | None, k: int
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The choices (n,), and the tokens of the k greatest logits, best first, (n, k); None for k = 0."""
-        if k and self.sampling.temperature == 0:
+        if k and not self.draws:
             return argmax_and_top_k(logits, k)
         return self.among(logits, positions), top_k(logits, k) if k else None
 
-    def scores(self, logits: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    def scores(self, logits: torch.Tensor, positions: torch.Tensor | None) -> torch.Tensor:
         """What choices are the arg-max of, (n, V): by another model's logits what it would choose by this noise."""
-        if self.sampling.temperature == 0:
+        if not self.draws:
             return logits
+        assert positions is not None
         scores = logits.float()
         for warper in self._warpers:
             scores = warper(None, scores)

@@ -6,11 +6,10 @@ On the CPU by what stands here, on CUDA by a kernel of the same idea (selection_
 from __future__ import annotations
 
 import math
-from functools import cache
 
 import torch
 
-from .devices import triton_problem
+from . import kernels
 
 LARGE = 16384  # from this vocabulary on, dealing pays
 MAXIMA = 512  # groups of columns whose maxima stand for all logits, at least or nearly
@@ -87,36 +86,24 @@ def _groups(vocab: int, k: int) -> int:
     return min(powers, 1 << round(math.log2(k * vocab) / 2))
 
 
-@cache
-def kernel_problem(device: torch.device) -> str:
-    """Why the kernel does not search on a CUDA device, or "": it was tried there, on ties and infinities, and is right.
-
-    Whatever compilers and drivers raise: torch's own search needs none of them.
-    """
-    why = triton_problem(device)
-    if why:
-        return why
-    try:
-        for dtype in (torch.float16, torch.bfloat16, torch.float32):
-            values = torch.arange(5 * 1000, device=device).view(5, 1000) * 7919 % 251 - 120  # each one several times
-            logits = values.to(dtype)
-            logits[1], logits[2, 500:], logits[3] = 0, -math.inf, -math.inf
-            if not torch.equal(_by_kernel(logits, 8), logits.sort(dim=-1, descending=True, stable=True).indices[:, :8]):
-                return f"the kernel's top-k is not torch's in {dtype}"
-    except Exception as error:
-        return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"[:200]
+@kernels.tried("top-k")
+def _trial(device: torch.device) -> str:
+    """Ties and infinities, against a stable sort."""
+    for dtype in (torch.float16, torch.bfloat16, torch.float32):
+        values = torch.arange(5 * 1000, device=device).view(5, 1000) * 7919 % 251 - 120  # each one several times
+        logits = values.to(dtype)
+        logits[1], logits[2, 500:], logits[3] = 0, -math.inf, -math.inf
+        if not torch.equal(_by_kernel(logits, 8), logits.sort(dim=-1, descending=True, stable=True).indices[:, :8]):
+            return f"the kernel's top-k is not torch's in {dtype}"
     return ""
 
 
 def _takes_kernel(logits: torch.Tensor, k: int) -> bool:
-    return logits.is_cuda and k <= MOST_BY_KERNEL and not kernel_problem(logits.device)
+    return logits.is_cuda and k <= MOST_BY_KERNEL and not kernels.problem("top-k", logits.device)
 
 
 def _by_kernel(logits: torch.Tensor, k: int) -> torch.Tensor:
     from .selection_kernel import launch  # not above: it loads Triton
 
-    logits = logits if logits.stride(1) == 1 else logits.contiguous()
-    if not logits.is_cuda:  # in Triton's interpreter
-        return launch(logits, k)
-    with torch.cuda.device(logits.device):  # Triton launches on the current device, whatever its arguments say
-        return launch(logits, k)
+    with kernels.on(logits.device):
+        return launch(logits if logits.stride(1) == 1 else logits.contiguous(), k)

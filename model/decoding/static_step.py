@@ -20,10 +20,10 @@ from .cache import TreeCache
 from .compiling import compiling
 from .drafter import DeviceDrafter, Drafter
 from .sampling import GREEDY, Choice, Sampling
+from .settlement import Settlement
 from .static_forward import StaticForward
 from .target import Target
 from .tree import Draft, Tree
-from .verification import standing
 
 BUCKET = 256  # a static step attends over the context rounded up to a multiple of this
 # Rows of a step whose draft is fed in: the least of these that holds it, so that a few steps serve all drafts.
@@ -50,7 +50,7 @@ AStep = TypeVar("AStep", bound=Step)
 class StaticStep:
     """The step of one tree over one bucket of the cache, for a drafter that works on the device.
 
-    `run` reads and writes buffers that stay where they are: `root` (1,), `length` (), `report` (1 + max_depth + 1,).
+    `run` reads and writes buffers that stay where they are: `root` (1,), `length` () and what else `settlement` has.
     """
 
     def __init__(
@@ -70,40 +70,25 @@ class StaticStep:
         self.forward = StaticForward(target, cache, len(tree), bucket, compiled=compiled)
         self.forward.set_tree(tree)
         self.length = self.forward.length
-        device, n, self._k = target.device, len(tree), drafter.needs_candidates
-        self.root = torch.zeros(1, dtype=torch.long, device=device)
-        self.report = torch.zeros(2 + tree.max_depth, dtype=torch.long, device=device)
-        self._pinned = torch.zeros_like(self.report, device="cpu").pin_memory() if device.type == "cuda" else None
-        self.tokens = self.choices = torch.zeros(n, dtype=torch.long, device=device)
-        self.stands = torch.zeros(n, dtype=torch.bool, device=device)
-        self._depths = torch.arange(tree.max_depth + 1, device=device)
+        self.settlement = Settlement(tree, self.length)
+        self.root, self._k = self.settlement.root, drafter.needs_candidates
+        self.tokens = self.choices = torch.zeros(len(tree), dtype=torch.long, device=target.device)
 
     def run(self) -> None:
-        tree, cache = self.tree, self._cache()
+        own, cache = self.settlement, self._cache()
         assert cache is not None
         tokens = self.drafter.grow(self.root)  # (n,)
         logits = self.forward(tokens)
-        choices, candidates = self.choice.ranked(logits, self.forward.positions, self._k)  # (n,), (n, k)
-        stands, winner = standing(tree, tokens, choices)  # (n,), (1,)
-        path = tree.paths.index_select(0, winner)[0]  # (max_depth + 1,), itself repeated at the end
-        cache.move(path + self.length, self._depths + self.length)
+        places = self.forward.positions if self.choice.draws else None
+        choices, candidates = self.choice.ranked(logits, places, self._k)  # (n,), (n, k)
+        own(tokens, choices)
+        if not self.tree.is_chain:  # what stands of a chain is where it belongs
+            cache.move(own.source, own.to)
         if candidates is not None:
-            self.drafter.learn(tokens, candidates, stands)
+            self.drafter.learn(tokens, candidates, own.stands)
         if self.target.hidden is not None:
-            self.drafter.take(self.target.hidden.index_select(0, winner))
-        # for whoever looks before the next step overwrites them
-        self.tokens, self.choices, self.stands = tokens, choices, stands
-        self.report.copy_(torch.cat((winner, choices.index_select(0, path))))
-        self.root.copy_(choices.index_select(0, winner))
-        self.length.add_(tree.depths.index_select(0, winner)[0] + 1)
-
-    def read(self) -> list[int]:
-        """The report of the last run: the only transfer of a step, and where the host waits for it."""
-        if self._pinned is None:
-            return self.report.tolist()
-        self._pinned.copy_(self.report, non_blocking=True)  # into memory that the device writes without a detour
-        torch.cuda.current_stream(self.report.device).synchronize()
-        return self._pinned.tolist()
+            self.drafter.take(self.target.hidden.index_select(0, own.report[:1]))
+        self.tokens, self.choices = tokens, choices  # for whoever looks before the next step overwrites them
 
     def state(self) -> dict[str, torch.Tensor]:
         found: dict[str, torch.Tensor] = self.drafter.step_state()  # a proxy has no types
@@ -136,7 +121,7 @@ class FedStep:
 
     def run(self) -> None:
         self.logits = self.forward(self._tokens)
-        self.choices = self.choice.among(self.logits, self.forward.positions)
+        self.choices = self.choice.among(self.logits, self.forward.positions if self.choice.draws else None)
         self.hidden = self.target.hidden
 
     def state(self) -> dict[str, torch.Tensor]:

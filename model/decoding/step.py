@@ -113,7 +113,9 @@ class StaticSequence:
             self._now = step
         self.choice.take(self.of.sampling.seed)  # sequences of other seeds may take turns with this one
         launch()
-        verification = told(Draft(step.tree, step.tokens, method.source), step.choices, step.stands, step.read())
+        verification = told(
+            Draft(step.tree, step.tokens, method.source), step.choices, step.settlement.stands, step.settlement.read()
+        )
         self.of.mark("step")
         cache.length += step.tree.depth_of[verification.node] + 1
         self.session.account(verification)

@@ -6,6 +6,7 @@ followed step by step; where this project departs on purpose is listed in NOTES.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Collection
 from functools import reduce
 from operator import or_
@@ -13,13 +14,14 @@ from typing import Any
 
 import torch
 
-from ..decoding import DeviceDrafter, DeviceSession, Draft, Tree
+from ..decoding import DeviceDrafter, DeviceSession, Draft, Tree, kernels
 from ..decoding.devices import fastest
 from ..decoding.selection import top_k
 from ..errors import UserError
 from .matrix import AdjacencyMatrix
 
 UPDATES = ("all", "path", "root", "frozen")
+MOST_NODES = 512  # that the kernels, which are one program each, take
 
 
 class TokenRecycling(DeviceDrafter):
@@ -65,6 +67,8 @@ class TokenRecycling(DeviceDrafter):
         self.max_nodes = len(tree)
         self.update = update
         self.eos = frozenset(eos)
+        self._ends = torch.tensor(sorted(eos), dtype=torch.long, device=device)
+        self._by_kernel = len(tree) <= MOST_NODES and not kernels.problem("matrix", device)
         self.needs_candidates = 0 if update == "frozen" else k
         self.needs_prompt_logits = recycle_prompt
         self.use_tree(tree.on(device))
@@ -82,6 +86,12 @@ class TokenRecycling(DeviceDrafter):
 
     def grow(self, root: torch.Tensor) -> torch.Tensor:
         """Grow the tree level by level: token(node) = M[token(parent), rank(node)] (paper, 3.2)."""
+        if self._by_kernel:
+            from . import matrix_kernel  # not above: it loads Triton
+
+            with kernels.on(self.device):
+                matrix_kernel.grow(self.matrix.candidates, root, self.tree, self._tokens)
+            return self._tokens
         self._cells[:1] = fastest(root)
         for level, parents, ranks in self._levels:
             level[:] = self.matrix.look_up(self._cells[parents], ranks)
@@ -89,6 +99,13 @@ class TokenRecycling(DeviceDrafter):
 
     def learn(self, tokens: torch.Tensor, candidates: torch.Tensor, stands: torch.Tensor) -> None:
         """Recycle: the top-k after every node, rejected ones too, replaces that token's candidates (paper, 3.3)."""
+        if self._by_kernel and self.update != "root":
+            from . import matrix_kernel
+
+            only = self.update == "path"
+            with kernels.on(self.device):
+                matrix_kernel.write(self.matrix.candidates, tokens, candidates, stands, self._ends, only_standing=only)
+            return
         kept = stands if self.update == "path" else None
         if self.eos:
             ended = self._ended(fastest(tokens), fastest(stands))
@@ -131,3 +148,30 @@ class RecyclingSession(DeviceSession):
         """With `recycle_prompt`: the same for the prompt's tokens."""
         matrix = self.method.matrix
         matrix.update(torch.tensor(prompt, device=logits.device), top_k(logits, matrix.k))  # (m, k)
+
+
+@kernels.tried("matrix")
+def _trial(device: torch.device) -> str:
+    """A tree grown and its candidates written some times, against NumPy's own way."""
+    from . import matrix_kernel
+
+    rng, tree, k, vocab = random.Random(0), Tree([0, 0, 0, 0, 1, 1, 2, 4, 4, 7]), 4, 12
+    for update in ("all", "path"):
+        for dtype in (torch.int64, torch.int32):
+            own = TokenRecycling(vocab, tree, k=k, dtype=dtype, update=update, eos={3, 5})  # on the CPU
+            candidates, ends = own.matrix.candidates.to(device, copy=True), torch.tensor([3, 5], device=device)
+            for step in range(12):
+                root = torch.tensor([rng.randrange(vocab)])
+                tokens = torch.zeros(len(tree), dtype=torch.long, device=device)
+                with kernels.on(device):
+                    matrix_kernel.grow(candidates, root.to(device), tree.on(device), tokens)
+                drafted = own.grow(root)
+                best = torch.tensor([rng.sample(range(vocab), k) for _ in range(len(tree))])
+                stands = torch.tensor([node == 0 or (step % 3 > 0 and rng.random() < 0.4) for node in range(len(tree))])
+                own.learn(drafted, best, stands)
+                there = (best.to(device), stands.to(device), ends)
+                with kernels.on(device):
+                    matrix_kernel.write(candidates, tokens, *there, only_standing=update == "path")
+                if tokens.tolist() != drafted.tolist() or candidates.tolist() != own.matrix.candidates.tolist():
+                    return "the kernels do not grow and write as the matrix does"
+    return ""

@@ -103,5 +103,5 @@ def test_what_was_passed_over_stands_below_the_table():
         Run(execution_used="eager")
     ]
     assert passed_over(runs) == ["execution=auto took graph; passed over: compiled: no compiler"]
-    (line,) = passed_over([Run(top_k_by_torch="triton is not installed"), Run()])
-    assert line.startswith("top-k by torch's own search") and line.endswith("kernel: triton is not installed")
+    (line,) = passed_over([Run(kernels_left_out="top-k: triton is not installed"), Run()])
+    assert line == "by torch and not by a kernel, which is slower: top-k: triton is not installed"

@@ -22,7 +22,7 @@ CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 ROOT = Path(__file__).resolve().parents[3]
-KERNEL = ROOT / "model/decoding/attention_kernel.py"
+KERNEL = "model.decoding.attention_kernel"
 NAN, HUGE = float("nan"), 6e4
 BACKENDS = ["torch", pytest.param("triton", marks=needs_triton)]
 
@@ -186,7 +186,7 @@ def test_kernels_compile_for_gpus_without_one(tmp_path):
         fixed |= dict(BLOCK_D=1 << (dim - 1).bit_length()) | dict.fromkeys(ones, 1)
         options = dict(num_warps=plan.warps, num_stages=plan.stages)
         for name in ("split_kernel", "reduce_kernel"):
-            cases.append([str(KERNEL), name, types, fixed, aligned, options, capability])
+            cases.append([KERNEL, name, types, fixed, aligned, options, capability])
     for found in compile_for(cases, tmp_path):
         assert found["shared"] <= SHARED and found["spilled"] == 0, found
 

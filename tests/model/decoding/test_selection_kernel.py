@@ -6,16 +6,14 @@ import sys
 import pytest
 import torch
 
-from model.decoding import Target, generate, selection
-from model.decoding.devices import triton_problem
-from model.files import ROOT
+from model.decoding import Target, generate, kernels, selection
 from model.recycling import TokenRecycling, build_template
 from tests.conftest import toy_model
 from tests.model.decoding.kernels import SHARED, compile_for
 
 CUDA = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if CUDA else "cpu")
-KERNEL = ROOT / "model/decoding/selection_kernel.py"
+KERNEL = "model.decoding.selection_kernel"
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 
 
@@ -53,7 +51,7 @@ def test_rows_of_any_layout():
 @pytest.mark.parametrize("vocab", [32000, 128256, 151936])
 def test_real_vocabularies(vocab):
     logits = torch.randn(81, vocab, device=DEVICE, dtype=torch.bfloat16)
-    assert selection.kernel_problem(DEVICE) == ""
+    assert kernels.problem("top-k", DEVICE) == ""
     assert torch.equal(selection.top_k(logits, 8), sorted_first(logits, 8))
 
 
@@ -83,30 +81,6 @@ def test_bits_are_those_of_torchs_search(monkeypatch):
     assert torch.equal(best, again) and torch.equal(bits, same)
 
 
-@pytest.mark.parametrize("fault", ["wrong", "raises"])
-def test_a_kernel_that_is_wrong_or_fails_is_not_used(fault, monkeypatch):
-    def bad(logits, k):
-        if fault == "raises":
-            raise RuntimeError("no such instruction\nand much more")
-        return torch.zeros(len(logits), k, dtype=torch.long)
-
-    monkeypatch.setattr(selection, "triton_problem", lambda device: "")
-    monkeypatch.setattr(selection, "_by_kernel", bad)
-    why = selection.kernel_problem.__wrapped__(torch.device("cpu"))
-    assert why == {"wrong": "the kernel's top-k is not torch's in torch.float16"}.get(
-        fault, "RuntimeError: no such instruction"
-    )
-
-
-@pytest.mark.skipif(CUDA, reason="is for a machine without a GPU")
-def test_the_trial_passes_in_the_interpreter(monkeypatch):
-    """Its own ties and infinities, without bfloat16, which the interpreter does not know."""
-    monkeypatch.setattr(selection, "triton_problem", lambda device: "")
-    monkeypatch.setattr(torch, "bfloat16", torch.float16)
-    assert selection.kernel_problem.__wrapped__(torch.device("cpu")) == ""
-    assert triton_problem(torch.device("cpu")) == "not a CUDA device"
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="Triton's assembler comes with its Linux wheel")
 def test_kernels_compile_without_spills_for_gpus_without_one(tmp_path):
     from model.decoding.selection_kernel import GROUPS, WIDTH
@@ -115,9 +89,9 @@ def test_kernels_compile_without_spills_for_gpus_without_one(tmp_path):
     for capability, dtype, vocab, k in [(90, "bf16", 128256, 8), (80, "fp16", 32000, 8), (90, "fp32", 151936, 64)]:
         types = dict(logits_ptr=f"*{dtype}", maxima_ptr="*i64", best_ptr="*i64")
         fixed = dict(BLOCK_G=GROUPS, BLOCK_W=WIDTH)
-        cases.append([str(KERNEL), "maxima_kernel", types, fixed, [*types, "logits_row"], {}, capability])
+        cases.append([KERNEL, "maxima_kernel", types, fixed, [*types, "logits_row"], {}, capability])
         fixed = dict(BLOCK_K=k, BLOCK_G=1 << (-(-vocab // WIDTH) - 1).bit_length(), BLOCK_W=WIDTH)
         options = dict(num_warps=4 if k <= 8 else 8)
-        cases.append([str(KERNEL), "pick_kernel", types, fixed, [*types, "logits_row"], options, capability])
+        cases.append([KERNEL, "pick_kernel", types, fixed, [*types, "logits_row"], options, capability])
     for found in compile_for(cases, tmp_path):
         assert found["spilled"] == 0 and found["shared"] <= SHARED, found

@@ -1,0 +1,91 @@
+"""The Triton kernels of the adjacency matrix: a whole tree grown, and a whole step written, by one program each.
+
+By torch a level takes three small launches and a step's writing ten, some fifty microseconds on a GPU however small the
+model. They say the same as `AdjacencyMatrix` and `TokenRecycling`, and are tried against these (drafter.py).
+"""
+# mypy: allow-untyped-defs, allow-untyped-calls, allow-incomplete-defs
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from ..decoding import Tree
+
+
+@triton.jit
+def grow_kernel(
+    candidates_ptr, root_ptr, parents_ptr, ranks_ptr, depths_ptr, tokens_ptr, nodes, max_depth, k, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Grid (1,): token(node) = M[token(parent), rank(node)], level by level, in registers."""
+    node = tl.arange(0, BLOCK)
+    there = node < nodes
+    parent = tl.load(parents_ptr + node, mask=there, other=0).to(tl.int32)
+    rank = tl.load(ranks_ptr + node, mask=there, other=0)
+    depth = tl.load(depths_ptr + node, mask=there, other=0).to(tl.int32)
+    tokens = tl.zeros((BLOCK,), tl.int64) + tl.load(root_ptr)
+    for level in range(1, max_depth + 1):
+        at = tl.gather(tokens, parent, 0) * k + rank
+        found = tl.load(candidates_ptr + at, mask=depth == level, other=0).to(tl.int64)
+        tokens = tl.where(depth == level, found, tokens)
+    tl.store(tokens_ptr + node, tokens, mask=there)
+
+
+@triton.jit
+def write_kernel(
+    candidates_ptr, tokens_ptr, best_ptr, stands_ptr, eos_ptr, nodes, k, eos,
+    ONLY_STANDING: tl.constexpr, BLOCK: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """Grid (1,): the last kept node of each token writes its row. Nothing is, where an EOS among the drafts stands."""
+    node, rank = tl.arange(0, BLOCK), tl.arange(0, BLOCK_K)
+    there = node < nodes
+    token = tl.load(tokens_ptr + node, mask=there, other=-1)
+    stands = tl.load(stands_ptr + node, mask=there, other=0).to(tl.int32)
+    ended = tl.zeros((BLOCK,), tl.int32)
+    for i in range(eos):
+        is_end = (token == tl.load(eos_ptr + i)) & (node > 0)  # the root is no draft
+        ended = ended | (is_end.to(tl.int32) & stands)
+    writes = there & (tl.max(ended, 0) == 0)
+    if ONLY_STANDING:
+        writes = writes & (stands != 0)
+    for i in range(1, nodes):
+        later = (token == tl.load(tokens_ptr + i)) & (node < i)
+        if ONLY_STANDING:
+            later = later & (tl.load(stands_ptr + i) != 0)
+        writes = writes & (later == 0)
+    both = writes[:, None] & (rank < k)[None, :]  # (BLOCK, BLOCK_K)
+    best = tl.load(best_ptr + node[:, None] * k + rank[None, :], mask=both, other=0)
+    to = candidates_ptr + token[:, None] * k + rank[None, :]
+    tl.store(to, best.to(candidates_ptr.dtype.element_ty), mask=both)
+
+
+def grow(candidates: torch.Tensor, root: torch.Tensor, tree: Tree, tokens: torch.Tensor) -> None:
+    """The tokens (n,) of a tree below root (1,), by candidates (V, k)."""
+    grow_kernel[(1,)](
+        candidates, root, tree.parents, tree.ranks, tree.depths, tokens, len(tree), tree.max_depth, candidates.shape[1],
+        BLOCK=triton.next_power_of_2(len(tree)), num_warps=1,
+    )  # fmt: skip
+
+
+def write(
+    candidates: torch.Tensor,
+    tokens: torch.Tensor,
+    best: torch.Tensor,
+    stands: torch.Tensor,
+    eos: torch.Tensor,
+    *,
+    only_standing: bool,
+) -> None:
+    """A step's candidates `best` (n, k) into the rows of tokens (n,), of equal tokens the last one's.
+
+    Args:
+        stands: bool (n,).
+        eos: int64 (m,); where a draft of these stands, nothing is written.
+        only_standing: the rows of nodes that stand.
+    """
+    n, k = best.shape
+    write_kernel[(1,)](
+        candidates, tokens, best, stands.view(torch.int8), eos, n, k, len(eos),
+        ONLY_STANDING=only_standing, BLOCK=triton.next_power_of_2(n), BLOCK_K=triton.next_power_of_2(k), num_warps=4,
+    )  # fmt: skip

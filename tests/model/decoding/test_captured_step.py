@@ -1,0 +1,123 @@
+"""The host's part of captured steps, on a CPU: what is captured, replayed, shared, bounded and dropped."""
+
+import gc
+import weakref
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from model.copying.suffix_recycling import SuffixRecycling
+from model.decoding import Target, generate
+from model.decoding.static_step import FedStep, StaticStep, StaticSteps
+from model.recycling import TokenRecycling, build_template
+from model.recycling.auto import SIZES
+from tests.conftest import toy_model
+from tests.model.decoding.test_step import MAKE, V, outcomes
+
+
+class _FakeGraphs:
+    """Stands in for CUDA graphs: what is captured is not run, as on CUDA, and run by each replay."""
+
+    def __init__(self, monkeypatch):
+        self.captured, self.replays, self.pools = [], 0, set()
+        graphs = self
+
+        class Graph:
+            def replay(self):
+                graphs.replays += 1
+                if isinstance(self.step, StaticStep):
+                    assert self.step.drafter.source == self.source, "a replay fills the tree from where the capture did"
+                self.run()
+
+        @contextmanager
+        def capture(graph, pool):
+            whole, fed = StaticStep.run, FedStep.run
+
+            def record(step):
+                graph.step, graph.run = step, partial(whole if isinstance(step, StaticStep) else fed, step)
+                graph.source = step.drafter.source if isinstance(step, StaticStep) else None
+
+            StaticStep.run = FedStep.run = record  # not by monkeypatch, which would keep what it replaces: the graph
+            yield
+            StaticStep.run, FedStep.run = whole, fed
+            graphs.captured.append(weakref.ref(graph))
+            graphs.pools.add(pool)
+
+        stream = SimpleNamespace(wait_stream=lambda other: None)
+        fakes = {"graph_pool_handle": object}
+        fakes |= {"Stream": lambda: stream, "current_stream": lambda: stream, "CUDAGraph": Graph, "graph": capture}
+        for name, fake in (fakes | {"stream": lambda stream: nullcontext()}).items():
+            monkeypatch.setattr(torch.cuda, name, fake)
+        monkeypatch.setattr(StaticSteps, "_on_cuda", property(lambda self: True))
+
+    def target(self, model):
+        """On the CPU, and yet captured."""
+        target = Target(model, execution="static")
+        target.execution = "graph"
+        return target
+
+
+@pytest.mark.parametrize("method", ["vanilla", "recycling", "auto", "pld", "dynamic", "dynamic-sized"])
+def test_captured_steps_equal_eager_ones(monkeypatch, method):
+    """The host's part of a captured step, on the CPU: warmed up without a trace, captured once, replayed from then."""
+    model = toy_model("llama")
+    eager = outcomes(Target(model), MAKE[method](), seed=3)
+    graphs, drafter = _FakeGraphs(monkeypatch), MAKE[method]()
+    found = outcomes(graphs.target(model), drafter, seed=3)
+    assert found == eager
+    assert len(graphs.captured) == sum(len(steps._made) for steps in drafter.static_steps.values()) <= len(SIZES)
+    assert graphs.replays == sum(forwards - 1 for _, _, forwards, _ in found[0])  # all but the prompts' own
+
+
+def test_captured_steps_are_bounded_and_share_one_pool(monkeypatch):
+    """Forty trees in turn: no more graphs than the bound live, however many were captured, in one pool of memory."""
+    monkeypatch.setattr("model.decoding.static_step.MOST_STEPS", 6)
+    graphs, drafter = _FakeGraphs(monkeypatch), TokenRecycling(V, build_template("best", nodes=40))
+    target = graphs.target(toy_model("llama"))
+    trees = [build_template("best", nodes=n) for n in range(1, 41)]
+    for tree in [*trees, *trees[-6:]]:
+        drafter.use_tree(tree)
+        generate(target, drafter, [5, 6, 7], max_new_tokens=4)
+    assert len(graphs.captured) == 40, "the last six are still there"
+    assert sum(graph() is not None for graph in graphs.captured) == 6 and len(graphs.pools) == 1
+
+
+def test_two_trees_in_turn_are_two_captures(monkeypatch):
+    graphs, drafter = _FakeGraphs(monkeypatch), TokenRecycling(V, build_template("best", nodes=9))
+    target = graphs.target(toy_model("llama"))
+    for tree in (build_template("best", nodes=9), build_template("best", nodes=4)) * 5:
+        drafter.use_tree(tree)
+        generate(target, drafter, [5, 6, 7], max_new_tokens=9)
+    assert len(graphs.captured) == 2
+
+
+def test_models_in_turn_leave_nothing(monkeypatch):
+    """What was captured on a model, and its caches, go when it goes."""
+    graphs, caches = _FakeGraphs(monkeypatch), []
+    for name in ("llama", "qwen3", "llama"):
+        target, drafter = graphs.target(toy_model(name)), MAKE["recycling"]()
+        generate(target, drafter, [5, 6, 7], max_new_tokens=9)
+        with target.cache(drafter.max_nodes) as cache:
+            caches.append(weakref.ref(cache))
+        del target, drafter, cache
+        gc.collect()
+        assert not any(graph() for graph in graphs.captured) and not any(cache() for cache in caches)
+    assert len(graphs.captured) == 3
+
+
+def test_two_sources_of_one_tree_are_two_captured_steps(monkeypatch):
+    """Chains of one length are one tree: a copied chain must not replay the recycled one's step."""
+    model, prompt = toy_model("llama"), [5, 6, 7, 8, 9, 5, 6, 7, 8, 9, 5, 6]
+    settings = dict(min_match=2, max_draft=4, k=2)
+
+    def make():
+        return SuffixRecycling(V, build_template("chain", depth=4, k=2), **settings)
+
+    eager = generate(Target(model), make(), prompt, max_new_tokens=60)
+    assert {step.source for step in eager.steps} == {"suffix", "recycling"}
+    graphs, drafter = _FakeGraphs(monkeypatch), make()
+    assert generate(graphs.target(model), drafter, prompt, max_new_tokens=60).steps == eager.steps
+    assert len(graphs.captured) == 2
