@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from model.decoding import Draft, Target, generate
+from model.decoding import Draft, Target, Tree, generate
 from model.decoding.kernels import problems
 from model.decoding.static_step import StaticSteps
 from model.errors import UserError
@@ -23,6 +23,7 @@ from .models import LoadedModel
 # What auto tries on a CUDA device, the fastest first: an execution, and whether nodes attend by the tree kernel.
 WAYS = (("compiled", True), ("compiled", False), ("graph", True), ("graph", False))
 NODES = 12  # below the root of the trial's draft
+TOKENS = 24  # of the trial's answers
 APART = {torch.float32: 1e-3}  # how far logits of a step may be from eager ones, over the greatest of these
 APART_OF_HALVES = 5e-2
 
@@ -101,15 +102,32 @@ def trial(target: Target, name: str, tree_attention: bool) -> str:
         draft = Draft(tree, torch.arange(3, 3 + len(tree), device=target.device))
         target.attend_by_tree(False)
         expected = _logits(target, "eager", prompt, draft)
+        text = generate(target, Vanilla(target.device), prompt, max_new_tokens=TOKENS).tokens
         target.attend_by_tree(tree_attention)
         apart = (_logits(target, name, prompt, draft) - expected).abs().max().item() / expected.abs().max().item()
-        if not apart <= APART.get(target.dtype, APART_OF_HALVES):  # NaN is none
+        if not apart <= _tie(target):  # NaN is none
             return f"its logits are {apart:.1e} of the greatest away from eager ones"
-        for drafter in (Vanilla(target.device), TokenRecycling(target.vocab_size, tree, device=target.device)):
-            generate(target, drafter, prompt, max_new_tokens=12)
+        drafters = (Vanilla(target.device), TokenRecycling(target.vocab_size, tree, device=target.device))
+        found = [generate(target, drafter, prompt, max_new_tokens=TOKENS).tokens for drafter in drafters]
+        return next(filter(None, (_wrong(target, prompt, text, answer) for answer in found if answer != text)), "")
     except Exception as error:
         return f"{type(error).__name__}: {one_line(error)[:200]}"
-    return ""
+
+
+def _tie(target: Target) -> float:
+    """What is no difference between two logits, over the greatest of them."""
+    return APART.get(target.dtype, APART_OF_HALVES)
+
+
+def _wrong(target: Target, prompt: list[int], text: list[int], found: list[int]) -> str:
+    """Where an answer leaves the eager one, if that is no tie: what would be so were a step put together wrongly."""
+    at = next(i for i, (one, other) in enumerate(zip(text, found, strict=True)) if one != other)
+    before = prompt + text[:at]
+    target.attend_by_tree(False)
+    root = Draft(Tree.chain(0).on(target.device), torch.tensor(before[-1:], device=target.device))
+    logits = _logits(target, "eager", before, root)[0]
+    gap = (logits[text[at]] - logits[found[at]]).abs().item() / logits.abs().max().item()
+    return "" if gap <= _tie(target) else f"its token {at} is {found[at]}, eager decoding's {text[at]}"
 
 
 def kernels_left_out(devices: Sequence[torch.device]) -> str:

@@ -11,6 +11,7 @@ from evaluation.running.model_settings import ModelSettings
 from evaluation.running.models import LoadedModel
 from evaluation.statistics.caveats import passed_over
 from model.decoding import Target, generate
+from model.decoding.settlement import Settlement
 from model.decoding.static_step import FedStep, StaticStep
 from model.recycling import TokenRecycling, build_template
 from tests.conftest import greedy, toy_model
@@ -80,6 +81,21 @@ def test_a_whole_step_that_fails_is_passed_over(loaded, monkeypatch):
 
     monkeypatch.setattr(StaticStep, "run", refused)
     assert "RuntimeError: operation not permitted" in trial(loaded.target, "static", False)
+
+
+def test_a_step_that_is_put_together_wrongly_is_passed_over(loaded, monkeypatch):
+    """Right logits, and no error: only the text tells."""
+    settle = Settlement.__call__
+    monkeypatch.setattr(Settlement, "__call__", lambda own, tokens, choices: settle(own, tokens, choices.roll(1)))
+    found = tried(loaded.target, "auto")
+    assert found.name == "eager" and found.passed_over.count(", eager decoding's ") == 4
+
+
+def test_a_tie_may_fall_either_way(loaded, monkeypatch):
+    monkeypatch.setattr(execution, "_tie", lambda target: 10.0)  # twenty times the greatest logit is no gap at all
+    settle = Settlement.__call__
+    monkeypatch.setattr(Settlement, "__call__", lambda own, tokens, choices: settle(own, tokens, choices.roll(1)))
+    assert trial(loaded.target, "static", False) == ""
 
 
 def test_auto_is_tried_once_a_model_and_only_on_cuda(loaded, monkeypatch):
