@@ -142,9 +142,10 @@ def searches(data: dict[str, Any]) -> str:
         for row in own["rows"]
     ]
     note = f"Arg-max and the {K} greatest after each of {1 + PUBLISHED} nodes, microseconds, {own['dtype']}: as steps "
-    note += "find them (on CUDA a kernel, once for both), and torch.argmax with torch.topk."
+    note += "find them (on CUDA a kernel, once for both, where it is used), and torch.argmax with torch.topk."
     head = ("vocabulary", "columns", "own us", "torch us", "")
-    return paragraph(note) + table(head, rows)
+    absent = f"This device does without this project's kernels: {own['absent']}." if own["absent"] else ""
+    return paragraph(note) + (paragraph(absent) if absent else "") + table(head, rows)
 
 
 def calls(data: dict[str, Any]) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 from model.files import ROOT
 
-FILES = tuple(f"tests/model/decoding/test_{name}.py" for name in ("kernels", "selection_kernel", "attention", "step"))
+FILES = tuple(f"tests/model/decoding/test_{name}.py" for name in ("attention", "kernels", "selection_kernel", "step"))
 
 
 def run_tests(seconds: float, files: tuple[str, ...] = FILES, root: Path = ROOT) -> dict[str, Any]:
@@ -23,7 +23,7 @@ def run_tests(seconds: float, files: tuple[str, ...] = FILES, root: Path = ROOT)
     """
     if importlib.util.find_spec("pytest") is None:
         return skipped("pytest is not installed")
-    command = [sys.executable, "-m", "pytest", "-v", "--tb=no", "--color=no", *files]
+    command = [sys.executable, "-m", "pytest", "-v", "--tb=no", "--color=no", "-k", "not without_one", *files]
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as told:  # kept where the time runs out
         problem = None
         try:

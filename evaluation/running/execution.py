@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -10,7 +9,6 @@ from weakref import WeakKeyDictionary
 import torch
 
 from model.decoding import Draft, Target, Tree, generate
-from model.decoding.kernels import problems
 from model.decoding.static_step import StaticSteps
 from model.errors import UserError
 from model.recycling import TokenRecycling, build_template
@@ -58,10 +56,12 @@ def choose_execution(name: str, loaded: LoadedModel, timed: bool = True, reads_t
     on a CPU compiling takes ten seconds to two minutes for each method, more than a short run.
 
     Raises:
-        UserError: not with several devices, or not untimed.
+        UserError: not with a device map, or not untimed.
     """
     target, own = loaded.target, loaded.settings.attention
-    several = len(target.devices) > 1 or processes.world_size() > 1  # a trial that one rank fails, others wait in
+    several = (
+        len(target.devices) > 1 or processes.world_size() > 1
+    )  # a rank that fails a trial leaves the others waiting
     if name not in ("auto", "eager"):
         if not timed:
             raise UserError(
@@ -128,11 +128,6 @@ def _wrong(target: Target, prompt: list[int], text: list[int], found: list[int])
     logits = _logits(target, "eager", before, root)[0]
     gap = (logits[text[at]] - logits[found[at]]).abs().item() / logits.abs().max().item()
     return "" if gap <= _tie(target) else f"its token {at} is {found[at]}, eager decoding's {text[at]}"
-
-
-def kernels_left_out(devices: Sequence[torch.device]) -> str:
-    """Which of this project's kernels CUDA devices do without, and why; or ""."""
-    return "; ".join(dict.fromkeys(f"{name}: {why}" for device in devices for name, why in problems(device).items()))
 
 
 @torch.inference_mode()

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from model.decoding import kernels
 from model.decoding.sampling import Sampling
 from model.errors import UserError
 
@@ -25,7 +26,7 @@ from .answering import answer_question, warm_up
 from .bench import Bench, load_bench
 from .conversation import prompt_ids, template_hash
 from .cores import cores_busy
-from .execution import choose_execution, kernels_left_out
+from .execution import choose_execution
 from .fingerprint import SAVED, default_folder, execution_used, run_settings, saved_start
 from .memory import Holding
 from .methods import CATEGORY, COLD, HOT, Method, build_method
@@ -100,7 +101,6 @@ class Runner:
             "label": method.label.replace("state)", f"{SAVED})") if saved else method.label,
             "execution_used": execution_used(method),
             **({"execution_passed_over": self.execution.passed_over} if self.execution.passed_over else {}),
-            **({"kernels_left_out": why} if (why := kernels_left_out(loaded.target.devices)) else {}),
             "questions": len(self.bench.questions),
             "question_hashes": [question.key for question in self.bench.questions],
             "template_sha256": template_hash(loaded.template, loaded.tokenizer),
@@ -166,6 +166,8 @@ class Runner:
         summary["state_bytes"] = sum(t.numel() * t.element_size() for t in state.values())
         if drafter is not None and (told := drafter.describe()):
             summary["drafter"] = told
+        if drafter is not None and kernels.left_out:
+            summary["kernels_left_out"] = "; ".join(f"{name}: {why}" for name, why in kernels.left_out.items())
         self.store.finish(summary, state if self._carries else {}, len(self.done))
 
     def finish_late(self) -> None:

@@ -65,9 +65,9 @@ def passed_over(runs: Sequence[Run]) -> list[str]:
     for run in runs:
         if run.metadata.get("execution_passed_over"):
             found[run.metadata["execution_passed_over"]] = run.metadata["execution_used"]
-    without = dict.fromkeys(run.metadata["kernels_left_out"] for run in runs if run.metadata.get("kernels_left_out"))
+    without = dict.fromkeys(why for run in runs if run.complete and (why := run.summary.get("kernels_left_out")))
     return [f"execution=auto took {used}; passed over: {why}" for why, used in found.items()] + [
-        f"by torch and not by a kernel, which is slower: {why}" for why in without
+        f"by torch's own functions and not by kernels, which is slower: {why}" for why in without
     ]
 
 

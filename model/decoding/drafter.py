@@ -135,7 +135,10 @@ class DeviceDrafter(Drafter):
         return DeviceSession(self)
 
     def grow(self, root: torch.Tensor) -> torch.Tensor:
-        """The tokens of `tree` below `root` (1,): int64 (n,). On the device: no host value is read."""
+        """The tokens of `tree` below `root` (1,): int64 (n,). On the device: no host value is read.
+
+        Where it learns they are a tensor of their own: `root` is the next one when `learn` is called.
+        """
         return root
 
     def learn(self, tokens: torch.Tensor, candidates: torch.Tensor, stands: torch.Tensor) -> None:

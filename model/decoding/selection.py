@@ -6,6 +6,7 @@ On the CPU by what stands here, on CUDA by a kernel of the same idea (selection_
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 
@@ -13,7 +14,9 @@ from . import kernels
 
 LARGE = 16384  # from this vocabulary on, dealing pays
 MAXIMA = 512  # groups of columns whose maxima stand for all logits, at least or nearly
-MOST_BY_KERNEL = 64  # candidates that the kernel finds
+KERNEL = "model.decoding.selection_kernel"
+KERNEL_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+MOST_BY_KERNEL = 64  # candidates that it finds
 
 
 def argmax(logits: torch.Tensor) -> torch.Tensor:
@@ -29,15 +32,18 @@ def argmax(logits: torch.Tensor) -> torch.Tensor:
 
 def top_k(logits: torch.Tensor, k: int) -> torch.Tensor:
     """The k greatest logits of each row, best first: (n, V) -> (n, k), as torch.topk; which of equals is left open."""
-    return _by_kernel(logits, k) if _takes_kernel(logits, k) else _greatest(logits, k)[1]
+    kernel = _kernel(logits, k)
+    found: torch.Tensor = _greatest(logits, k)[1] if kernel is None else kernel.launch(logits, k)
+    return found
 
 
 def argmax_and_top_k(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Both, (n,) and (n, k): by the kernel in one search, as the first that it finds is the arg-max."""
-    if _takes_kernel(logits, k):
-        best = _by_kernel(logits, k)
-        return best[:, 0], best
-    return argmax(logits), top_k(logits, k)
+    kernel = _kernel(logits, k)
+    if kernel is None:
+        return argmax(logits), top_k(logits, k)
+    best = kernel.launch(logits, k)
+    return best[:, 0], best
 
 
 def top_k_and_bits(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -48,8 +54,9 @@ def top_k_and_bits(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Te
     than the rest of a step's host work. Where few tokens are likely, the estimate is good; of a flat distribution of
     128,000 tokens the bits are some eight too few.
     """
-    if _takes_kernel(logits, k):
-        best, maxima = _by_kernel(logits, k), None
+    kernel = _kernel(logits, k)
+    if kernel is not None:
+        best, maxima = kernel.launch(logits, k), None
         greatest = logits.gather(1, best)
     else:
         greatest, best, maxima = _greatest(logits, k)
@@ -86,24 +93,8 @@ def _groups(vocab: int, k: int) -> int:
     return min(powers, 1 << round(math.log2(k * vocab) / 2))
 
 
-@kernels.tried("top-k")
-def _trial(device: torch.device) -> str:
-    """Ties and infinities, against a stable sort."""
-    for dtype in (torch.float16, torch.bfloat16, torch.float32):
-        values = torch.arange(5 * 1000, device=device).view(5, 1000) * 7919 % 251 - 120  # each one several times
-        logits = values.to(dtype)
-        logits[1], logits[2, 500:], logits[3] = 0, -math.inf, -math.inf
-        if not torch.equal(_by_kernel(logits, 8), logits.sort(dim=-1, descending=True, stable=True).indices[:, :8]):
-            return f"the kernel's top-k is not torch's in {dtype}"
-    return ""
-
-
-def _takes_kernel(logits: torch.Tensor, k: int) -> bool:
-    return logits.is_cuda and k <= MOST_BY_KERNEL and not kernels.problem("top-k", logits.device)
-
-
-def _by_kernel(logits: torch.Tensor, k: int) -> torch.Tensor:
-    from .selection_kernel import launch  # not above: it loads Triton
-
-    with kernels.on(logits.device):
-        return launch(logits if logits.stride(1) == 1 else logits.contiguous(), k)
+def _kernel(logits: torch.Tensor, k: int) -> Any:
+    """The kernel's module where it finds the k greatest of these; else None."""
+    if k > MOST_BY_KERNEL or logits.dtype not in KERNEL_DTYPES:
+        return None
+    return kernels.load(KERNEL, logits.device, logits.shape[1], k, logits.dtype)

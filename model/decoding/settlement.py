@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import random
+from typing import Any
 
 import torch
 
 from . import kernels
-from .tree import Draft, Tree
-from .verification import standing, verify
+from .tree import Tree
+from .verification import standing
 
-MOST_NODES = 512  # that the kernel, which is one program, takes
+KERNEL = "model.decoding.settlement_kernel"
 
 
 class Settlement:
@@ -26,10 +26,10 @@ class Settlement:
 
     Args:
         tree: on the device.
-        by_kernel: default: where it runs and is right.
+        length: its attribute, the caller's.
     """
 
-    def __init__(self, tree: Tree, length: torch.Tensor, *, by_kernel: bool | None = None) -> None:
+    def __init__(self, tree: Tree, length: torch.Tensor) -> None:
         n, depth, device = len(tree), tree.max_depth, tree.device
         self.tree, self.length = tree, length
         self.root = torch.zeros(1, dtype=torch.long, device=device)
@@ -38,19 +38,14 @@ class Settlement:
         self.source, self.to = torch.zeros(2, depth + 1, dtype=torch.long, device=device)
         self._depths = torch.arange(depth + 1, device=device)
         self._pinned = torch.zeros_like(self.report, device="cpu").pin_memory() if device.type == "cuda" else None
-        if by_kernel is None:
-            by_kernel = n <= MOST_NODES and not kernels.problem("verification", device)
-        self._by_kernel = by_kernel
 
     def __call__(self, tokens: torch.Tensor, choices: torch.Tensor) -> None:
         """Settle a step by its draft and what the target picks after each node, int64 (n,) each."""
-        if self._by_kernel:
-            from .settlement_kernel import launch  # not above: it loads Triton
-
-            with kernels.on(tokens.device):
-                launch(self, tokens, choices)
-            return
         tree = self.tree
+        kernel = self._kernel()
+        if kernel is not None:
+            kernel.launch(self, tokens, choices)
+            return
         stands, winner = standing(tree, tokens, choices)  # (n,), (1,)
         path = tree.paths.index_select(0, winner)[0]  # (max_depth + 1,), itself repeated at the end
         self.stands.copy_(stands)
@@ -60,6 +55,13 @@ class Settlement:
         self.root.copy_(choices.index_select(0, winner))
         self.length.add_(tree.depths.index_select(0, winner)[0] + 1)
 
+    def _kernel(self) -> Any:
+        """The kernel's module where it settles this tree; asked for with each call, as its trial makes settlements."""
+        n, levels = len(self.tree), self.tree.max_depth + 1
+        if not kernels.fits(n):
+            return None
+        return kernels.load(KERNEL, self.tree.device, kernels.block(n), kernels.block(levels))
+
     def read(self) -> list[int]:
         """The report: the only transfer of a step, and where the host waits for it."""
         if self._pinned is None:
@@ -67,33 +69,3 @@ class Settlement:
         self._pinned.copy_(self.report, non_blocking=True)  # into memory that the device writes without a detour
         torch.cuda.current_stream(self.report.device).synchronize()
         return self._pinned.tolist()
-
-
-@kernels.tried("verification")
-def _trial(device: torch.device) -> str:
-    """Random trees and choices, against the walk over lists."""
-    rng = random.Random(0)
-    for n in (1, 2, 7, 40, 81, 200):
-        parents = [0, *sorted(rng.randrange(max(1, i // 2)) for i in range(1, n))]
-        tree = Tree(parents)
-        length = torch.tensor(100 + n, device=device)
-        own = Settlement(tree.on(device), length, by_kernel=True)
-        for _ in range(4):
-            before = int(length)
-            tokens, choices = (torch.tensor([rng.randrange(2) for _ in range(n)]) for _ in range(2))
-            apart = choices.to(device).repeat(3, 1).t()[:, 0]  # as the first column of candidates is
-            own(tokens.to(device), apart)
-            expected = verify(Draft(tree, tokens), choices)
-            path = expected.path + expected.path[-1:] * (tree.max_depth - tree.depth_of[expected.node])
-            found = (own.report, own.stands, own.source - before, own.to - before, own.root, length - before)
-            right = (
-                [expected.node, *choices[path].tolist()],
-                expected.stands.tolist(),
-                path,
-                list(range(tree.max_depth + 1)),
-                expected.tokens[-1:],
-                len(expected.tokens),
-            )
-            if tuple(tensor.tolist() for tensor in found) != right:
-                return f"the kernel does not settle a tree of {n} nodes as the walk does"
-    return ""

@@ -3,11 +3,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+import itertools
+import random
 
 import torch
 import triton
 import triton.language as tl
+
+from . import kernels
+from .settlement import Settlement
+from .tree import Draft, Tree
+from .verification import verify
 
 
 @triton.jit
@@ -42,11 +48,46 @@ def settle_kernel(
     tl.store(length_ptr, length + 1 + tl.load(depths_ptr + winner))
 
 
-def launch(own: Any, tokens: torch.Tensor, choices: torch.Tensor) -> None:
-    """Settle `own`, a Settlement; tokens and choices int64 (n,), tokens contiguous."""
+def launch(own: Settlement, tokens: torch.Tensor, choices: torch.Tensor) -> None:
+    """Settle; tokens and choices int64 (n,), tokens contiguous."""
     tree = own.tree
-    settle_kernel[(1,)](
-        tokens, choices, tree.parents, tree.depths, tree.paths, own.root, own.length,
-        own.stands.view(torch.int8), own.report, own.source, own.to, choices.stride(0), len(tree), tree.max_depth,
-        BLOCK=triton.next_power_of_2(len(tree)), BLOCK_D=triton.next_power_of_2(tree.max_depth + 1), num_warps=1,
-    )  # fmt: skip
+    with kernels.on(tree.device):
+        settle_kernel[(1,)](
+            tokens, choices, tree.parents, tree.depths, tree.paths, own.root, own.length,
+            own.stands.view(torch.int8), own.report, own.source, own.to, choices.stride(0), len(tree), tree.max_depth,
+            BLOCK=kernels.block(len(tree)), BLOCK_D=kernels.block(tree.max_depth + 1), num_warps=1,
+        )  # fmt: skip
+
+
+def trial(device: torch.device, nodes: int, levels: int) -> str:
+    """Random trees of so many nodes and levels against the walk over lists; what was wrong, or ""."""
+    rng = random.Random(0)
+    for _ in range(4):
+        sizes = [1] * levels
+        for _ in range(nodes - levels):
+            sizes[rng.randrange(1, levels)] += 1
+        parents, first = [0], 0
+        for above, size in itertools.pairwise(sizes):
+            parents += sorted(first + rng.randrange(above) for _ in range(size))
+            first += above
+        tree = Tree(parents)
+        length = torch.tensor(100, device=device)
+        own = Settlement(tree.on(device), length)
+        for apart in (1, 8):  # as an arg-max is, and as the first column of candidates is
+            before, tokens = int(length), torch.tensor([rng.randrange(2) for _ in parents])
+            choices = torch.tensor([rng.randrange(2) for _ in parents])
+            launch(own, tokens.to(device), choices.to(device).repeat(apart, 1).t()[:, 0])
+            expected = verify(Draft(tree, tokens), choices)
+            path = expected.path + expected.path[-1:] * (tree.max_depth - tree.depth_of[expected.node])
+            found = (own.report, own.stands, own.source - before, own.to - before, own.root, length - before)
+            right = (
+                [expected.node, *choices[path].tolist()],
+                expected.stands.tolist(),
+                path,
+                list(range(tree.max_depth + 1)),
+                expected.tokens[-1:],
+                len(expected.tokens),
+            )
+            if tuple(tensor.tolist() for tensor in found) != right:
+                return f"does not settle {tree} as the walk over it does"
+    return ""

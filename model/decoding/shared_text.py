@@ -169,11 +169,10 @@ class _Sequence:
         method = self.session.method
         choices = torch.tensor([context.choice for context in nodes], device=draft.tokens.device)
         verification = verify(draft, choices)
-        if method.needs_logits:
-            verification.logits = torch.stack([known(context.logits) for context in nodes])
-        if method.needs_candidates:
+        if method.needs_logits or method.needs_candidates:
             logits = torch.stack([known(context.logits) for context in nodes])
-            verification.candidates = top_k(logits, method.needs_candidates)
+            verification.logits = logits if method.needs_logits else None
+            verification.candidates = top_k(logits, method.needs_candidates) if method.needs_candidates else None
         if method.needs_hidden:
             verification.hidden = torch.stack([known(context.hidden) for context in nodes])
         if self._begun is not None:

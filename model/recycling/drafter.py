@@ -6,7 +6,6 @@ followed step by step; where this project departs on purpose is listed in NOTES.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Collection
 from functools import reduce
 from operator import or_
@@ -21,7 +20,7 @@ from ..errors import UserError
 from .matrix import AdjacencyMatrix
 
 UPDATES = ("all", "path", "root", "frozen")
-MOST_NODES = 512  # that the kernels, which are one program each, take
+KERNEL = "model.recycling.matrix_kernel"
 
 
 class TokenRecycling(DeviceDrafter):
@@ -68,7 +67,6 @@ class TokenRecycling(DeviceDrafter):
         self.update = update
         self.eos = frozenset(eos)
         self._ends = torch.tensor(sorted(eos), dtype=torch.long, device=device)
-        self._by_kernel = len(tree) <= MOST_NODES and not kernels.problem("matrix", device)
         self.needs_candidates = 0 if update == "frozen" else k
         self.needs_prompt_logits = recycle_prompt
         self.use_tree(tree.on(device))
@@ -86,11 +84,9 @@ class TokenRecycling(DeviceDrafter):
 
     def grow(self, root: torch.Tensor) -> torch.Tensor:
         """Grow the tree level by level: token(node) = M[token(parent), rank(node)] (paper, 3.2)."""
-        if self._by_kernel:
-            from . import matrix_kernel  # not above: it loads Triton
-
-            with kernels.on(self.device):
-                matrix_kernel.grow(self.matrix.candidates, root, self.tree, self._tokens)
+        kernel = self._kernel(len(self.tree))
+        if kernel is not None:
+            kernel.grow(self.matrix.candidates, root, self.tree, self._tokens)
             return self._tokens
         self._cells[:1] = fastest(root)
         for level, parents, ranks in self._levels:
@@ -99,12 +95,10 @@ class TokenRecycling(DeviceDrafter):
 
     def learn(self, tokens: torch.Tensor, candidates: torch.Tensor, stands: torch.Tensor) -> None:
         """Recycle: the top-k after every node, rejected ones too, replaces that token's candidates (paper, 3.3)."""
-        if self._by_kernel and self.update != "root":
-            from . import matrix_kernel
-
+        kernel = self._kernel(len(tokens)) if self.update != "root" else None
+        if kernel is not None:
             only = self.update == "path"
-            with kernels.on(self.device):
-                matrix_kernel.write(self.matrix.candidates, tokens, candidates, stands, self._ends, only_standing=only)
+            kernel.write(self.matrix.candidates, tokens, candidates, stands, self._ends, only_standing=only)
             return
         kept = stands if self.update == "path" else None
         if self.eos:
@@ -117,6 +111,13 @@ class TokenRecycling(DeviceDrafter):
         if self.update == "root":
             tokens, candidates, kept = tokens[:1], candidates[:1], None if kept is None else kept[:1]
         self.matrix.update(tokens, candidates, kept)
+
+    def _kernel(self, nodes: int) -> Any:
+        """The module of kernels that grow and write so many nodes; None where it is done by torch, or by NumPy."""
+        k, dtype = self.matrix.k, self.matrix.candidates.dtype
+        if not kernels.fits(nodes, k):
+            return None
+        return kernels.load(KERNEL, self.device, kernels.block(nodes), k, dtype)
 
     def _ended(self, tokens: Any, stands: Any) -> Any:
         """Whether a draft stands that ends the answer: bool (), NumPy's or the device's."""
@@ -148,30 +149,3 @@ class RecyclingSession(DeviceSession):
         """With `recycle_prompt`: the same for the prompt's tokens."""
         matrix = self.method.matrix
         matrix.update(torch.tensor(prompt, device=logits.device), top_k(logits, matrix.k))  # (m, k)
-
-
-@kernels.tried("matrix")
-def _trial(device: torch.device) -> str:
-    """A tree grown and its candidates written some times, against NumPy's own way."""
-    from . import matrix_kernel
-
-    rng, tree, k, vocab = random.Random(0), Tree([0, 0, 0, 0, 1, 1, 2, 4, 4, 7]), 4, 12
-    for update in ("all", "path"):
-        for dtype in (torch.int64, torch.int32):
-            own = TokenRecycling(vocab, tree, k=k, dtype=dtype, update=update, eos={3, 5})  # on the CPU
-            candidates, ends = own.matrix.candidates.to(device, copy=True), torch.tensor([3, 5], device=device)
-            for step in range(12):
-                root = torch.tensor([rng.randrange(vocab)])
-                tokens = torch.zeros(len(tree), dtype=torch.long, device=device)
-                with kernels.on(device):
-                    matrix_kernel.grow(candidates, root.to(device), tree.on(device), tokens)
-                drafted = own.grow(root)
-                best = torch.tensor([rng.sample(range(vocab), k) for _ in range(len(tree))])
-                stands = torch.tensor([node == 0 or (step % 3 > 0 and rng.random() < 0.4) for node in range(len(tree))])
-                own.learn(drafted, best, stands)
-                there = (best.to(device), stands.to(device), ends)
-                with kernels.on(device):
-                    matrix_kernel.write(candidates, tokens, *there, only_standing=update == "path")
-                if tokens.tolist() != drafted.tolist() or candidates.tolist() != own.matrix.candidates.tolist():
-                    return "the kernels do not grow and write as the matrix does"
-    return ""

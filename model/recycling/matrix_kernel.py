@@ -1,17 +1,20 @@
 """The Triton kernels of the adjacency matrix: a whole tree grown, and a whole step written, by one program each.
 
 By torch a level takes three small launches and a step's writing ten, some fifty microseconds on a GPU however small the
-model. They say the same as `AdjacencyMatrix` and `TokenRecycling`, and are tried against these (drafter.py).
+model. They say the same as `AdjacencyMatrix` and `TokenRecycling`, and are tried against these.
 """
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-incomplete-defs
 
 from __future__ import annotations
 
+import random
+
 import torch
 import triton
 import triton.language as tl
 
-from ..decoding import Tree
+from ..decoding import Tree, kernels
+from .drafter import TokenRecycling
 
 
 @triton.jit
@@ -62,10 +65,11 @@ def write_kernel(
 
 def grow(candidates: torch.Tensor, root: torch.Tensor, tree: Tree, tokens: torch.Tensor) -> None:
     """The tokens (n,) of a tree below root (1,), by candidates (V, k)."""
-    grow_kernel[(1,)](
-        candidates, root, tree.parents, tree.ranks, tree.depths, tokens, len(tree), tree.max_depth, candidates.shape[1],
-        BLOCK=triton.next_power_of_2(len(tree)), num_warps=1,
-    )  # fmt: skip
+    with kernels.on(candidates.device):
+        grow_kernel[(1,)](
+            candidates, root, tree.parents, tree.ranks, tree.depths, tokens,
+            len(tree), tree.max_depth, candidates.shape[1], BLOCK=kernels.block(len(tree)), num_warps=1,
+        )  # fmt: skip
 
 
 def write(
@@ -85,7 +89,40 @@ def write(
         only_standing: the rows of nodes that stand.
     """
     n, k = best.shape
-    write_kernel[(1,)](
-        candidates, tokens, best, stands.view(torch.int8), eos, n, k, len(eos),
-        ONLY_STANDING=only_standing, BLOCK=triton.next_power_of_2(n), BLOCK_K=triton.next_power_of_2(k), num_warps=4,
-    )  # fmt: skip
+    with kernels.on(candidates.device):
+        write_kernel[(1,)](
+            candidates, tokens, best, stands.view(torch.int8), eos, n, k, len(eos),
+            ONLY_STANDING=only_standing, BLOCK=kernels.block(n), BLOCK_K=kernels.block(k), num_warps=4,
+        )  # fmt: skip
+
+
+def trial(device: torch.device, nodes: int, k: int, dtype: torch.dtype) -> str:
+    """Trees of so many nodes grown, and their candidates written, against NumPy's way; what was wrong, or ""."""
+    rng, vocab, ends = random.Random(0), 2 * k + 4, [3, 5]
+    for update in ("all", "path"):
+        tree = _random_tree(nodes, k, rng)
+        own = TokenRecycling(vocab, tree, k=k, dtype=dtype, update=update, eos=ends)  # on the CPU
+        candidates, eos = own.matrix.candidates.to(device, copy=True), torch.tensor(ends, device=device)
+        tokens = torch.zeros(nodes, dtype=torch.long, device=device)
+        for step in range(6):
+            root = torch.tensor([rng.randrange(vocab)])
+            grow(candidates, root.to(device), tree.on(device), tokens)
+            drafted = own.grow(root)
+            best = torch.tensor([rng.sample(range(vocab), k) for _ in range(nodes)])
+            stands = torch.tensor([node == 0 or (step % 3 > 0 and rng.random() < 0.1) for node in range(nodes)])
+            own.learn(drafted, best, stands)
+            write(candidates, tokens, best.to(device), stands.to(device), eos, only_standing=update == "path")
+            if tokens.tolist() != drafted.tolist() or candidates.tolist() != own.matrix.candidates.tolist():
+                return f"does not grow and write {tree} with k={k} as the matrix does"
+    return ""
+
+
+def _random_tree(nodes: int, k: int, rng: random.Random) -> Tree:
+    """A tree of at most k children a node."""
+    parents, children = [0], 0
+    for _ in range(1, nodes):
+        if children == k or (children and rng.random() < 0.4):
+            children = 0
+        parents.append(parents[-1] + (children == 0 and len(parents) > 1))
+        children += 1
+    return Tree(parents)

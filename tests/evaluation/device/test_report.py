@@ -237,13 +237,23 @@ def test_a_search_that_fails_or_is_wrong_stands_first(monkeypatch):
         return torch.zeros(len(logits), dtype=torch.long), torch.zeros(len(logits), k, dtype=torch.long)
 
     monkeypatch.setattr(searches, "argmax_and_top_k", broken)
-    monkeypatch.setattr(searches, "VOCABULARIES", {"Vicuna": 32000, "small": 500})
+    monkeypatch.setattr(searches, "VOCABULARIES", {"Vicuna": 32000, "small": 500, "Qwen3": 151936})
     kept = {}
-    report = SimpleNamespace(keep=lambda **sections: kept.update(sections))
-    searches.compare_searches(SimpleNamespace(device=CPU, dtypes=(torch.float32,)), report)
+    notes, left, plan = [], [1.0, 1.0, 0.0], SimpleNamespace(device=CPU, dtypes=(torch.float32,))
+    budget = SimpleNamespace(left=lambda: left.pop(0))
+    report = SimpleNamespace(keep=lambda **sections: kept.update(sections), budget=budget, note=notes.append)
+    searches.compare_searches(plan, report)
+    assert notes == ["greatest logits: Qwen3's vocabulary was cut, the time was used up"]
     assert failed(kept) == [
         "top-k over 32000 columns: RuntimeError: out of registers",
         "top-k over 500 columns: not the one of torch",
     ]
     html = page(kept)
     assert html.index("not the one of torch") < html.index("1. The device") and ">WRONG<" in html
+
+
+def test_a_kernel_that_lost_its_trial_is_a_failure_and_one_that_cannot_run_is_told():
+    found = {"rows": [], "dtype": "float16", "absent": "", "lost": {"matrix_kernel": "does not grow"}}
+    assert failed({"searches": found}) == ["matrix_kernel is not used: does not grow"]
+    found |= {"absent": "triton is not installed", "lost": {}}
+    assert failed({"searches": found}) == [] and "kernels: triton is not installed." in page({"searches": found})

@@ -112,12 +112,12 @@ def test_auto_is_tried_once_a_model_and_only_on_cuda(loaded, monkeypatch):
 
 def test_what_was_passed_over_stands_below_the_table():
     class Run:
-        def __init__(self, **metadata):
-            self.metadata = metadata
+        def __init__(self, summary=None, **metadata):
+            self.metadata, self.summary, self.complete = metadata, summary, summary is not None
 
     runs = [Run(execution_used="graph", execution_passed_over="compiled: no compiler")] * 2 + [
         Run(execution_used="eager")
     ]
     assert passed_over(runs) == ["execution=auto took graph; passed over: compiled: no compiler"]
-    (line,) = passed_over([Run(kernels_left_out="top-k: triton is not installed"), Run()])
-    assert line == "by torch and not by a kernel, which is slower: top-k: triton is not installed"
+    (line,) = passed_over([Run({"kernels_left_out": "matrix_kernel: wrong"}), Run({}), Run()])
+    assert line == "by torch's own functions and not by kernels, which is slower: matrix_kernel: wrong"

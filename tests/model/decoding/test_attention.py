@@ -15,7 +15,7 @@ import torch
 from model.decoding import Tree
 from model.decoding.attention import H200, Plan, TreeAttention, tree_attention_reference
 from model.errors import UserError
-from tests.model.decoding.kernels import SHARED, compile_for
+from tests.model.decoding.compiled import SHARED, compile_for
 from tests.model.decoding.test_tree import random_tree
 
 CUDA = torch.cuda.is_available()

@@ -1,5 +1,6 @@
 """A step's small kernels: used only where a trial was passed, and then step by step what torch's own form gives."""
 
+import importlib
 import importlib.util
 import random
 import sys
@@ -14,23 +15,34 @@ from model.recycling import TokenRecycling, build_template, drafter
 from model.recycling.auto import SIZES, AutoRecycling
 from model.vanilla import Vanilla
 from tests.conftest import toy_model
-from tests.model.decoding.kernels import SHARED, compile_for
+from tests.model.decoding.compiled import SHARED, compile_for
 from tests.model.decoding.test_tree import random_tree
 
 CUDA = torch.cuda.is_available()
-DEVICE = torch.device("cuda" if CUDA else "cpu")
+DEVICE = torch.device("cuda", 0) if CUDA else torch.device("cpu")
+FIRST = torch.device("cuda", 0)
 V = 61
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
-FORMS = [False, pytest.param(True, marks=needs_triton)]
+FORMS = ["torch", pytest.param("kernels", marks=needs_triton)]
 
 
-@pytest.mark.parametrize("by_kernel", FORMS)
+def imported(path, device, *size):
+    """As if all trials were passed."""
+    return importlib.import_module(path)
+
+
+def nothing(path, device, *size):
+    """As if none was."""
+
+
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("seed", range(8))
-def test_a_settlement_is_the_walk_over_lists(by_kernel, seed):
+def test_a_settlement_is_the_walk_over_lists(form, seed, monkeypatch):
+    monkeypatch.setattr(kernels, "load", imported if form == "kernels" else nothing)
     rng = random.Random(seed)
     tree = random_tree(rng.randint(0, 30), rng)
     length = torch.tensor(40, device=DEVICE)
-    own, before = Settlement(tree.on(DEVICE), length, by_kernel=by_kernel), 40
+    own, before = Settlement(tree.on(DEVICE), length), 40
     for _ in range(5):
         tokens, candidates = torch.randint(0, 3, (len(tree),)), torch.randint(0, 3, (len(tree), 4))
         choices = candidates[:, 0]
@@ -46,57 +58,126 @@ def test_a_settlement_is_the_walk_over_lists(by_kernel, seed):
         before = int(length)
 
 
+TRIALS = [
+    *((settlement.KERNEL, size) for size in ((1, 1), (2, 2), (16, 16), (128, 8))),
+    *((drafter.KERNEL, size) for size in ((1, 1, torch.int64), (64, 3, torch.int32), (128, 8, torch.int64))),
+    *((selection.KERNEL, size) for size in ((61, 8, torch.float32), (2500, 3, torch.float16))),
+]
+LARGE = [
+    *((settlement.KERNEL, size) for size in ((512, 8), (512, 512))),
+    *((drafter.KERNEL, size) for size in ((512, 16, torch.int64), (128, 64, torch.int32))),
+    *((selection.KERNEL, (v, k, torch.bfloat16)) for v in (32000, 128256, 151936) for k in (8, 64)),
+]
+
+
 @needs_triton
-@pytest.mark.parametrize("name", ["verification", "matrix", "top-k"])
-def test_the_trials_pass(name, monkeypatch):
-    """On a GPU natively; the interpreter knows no bfloat16."""
-    if not CUDA:
-        monkeypatch.setattr(torch, "bfloat16", torch.float16)
-    assert kernels._trials[name](DEVICE) == ""
+@pytest.mark.parametrize(("path", "size"), TRIALS)
+def test_trials_are_passed(path, size, monkeypatch):
+    load = kernels.load
+
+    def asked(path, device, *size):
+        assert path == drafter.KERNEL and device.type == "cpu", "what a trial asks for would be its own outcome"
+        return load(path, device, *size)
+
+    monkeypatch.setattr(kernels, "load", asked)
+    assert imported(path, DEVICE).trial(DEVICE, *size) == ""
 
 
-def wrong(*arguments, **settings):
-    """A kernel that does nothing, as one might on a device that it was not made for."""
-    return torch.zeros(5, 8, dtype=torch.long)
+@pytest.mark.skipif(not CUDA, reason="needs a GPU")
+@pytest.mark.parametrize(("path", "size"), LARGE)
+def test_large_trials_are_passed(path, size):
+    assert kernels._tried(path, DEVICE, *size) == ""
 
 
 @needs_triton
 @pytest.mark.parametrize(
-    ("name", "place", "says"),
+    ("path", "function", "size"),
     [
-        ("verification", "model.decoding.settlement_kernel.launch", "does not settle a tree of 1 nodes"),
-        ("matrix", "model.recycling.matrix_kernel.write", "do not grow and write as the matrix does"),
-        ("matrix", "model.recycling.matrix_kernel.grow", "do not grow and write as the matrix does"),
-        ("top-k", "model.decoding.selection_kernel.launch", "the kernel's top-k is not torch's in torch.float16"),
+        (settlement.KERNEL, "launch", (4, 4)),
+        (drafter.KERNEL, "write", (32, 4, torch.int64)),
+        (drafter.KERNEL, "grow", (32, 4, torch.int64)),
+        (selection.KERNEL, "launch", (500, 4, torch.float32)),
     ],
 )
-def test_what_is_wrong_or_fails_is_not_used(name, place, says, monkeypatch):
+def test_what_is_wrong_or_fails_is_not_used(path, function, size, monkeypatch):
+    module = imported(path, DEVICE)
+    own = getattr(module, function)
+    monkeypatch.setattr(kernels, "triton_problem", lambda device: "")
+    monkeypatch.setattr(kernels, "left_out", {})
+    monkeypatch.setattr(kernels, "_tried", lambda path, device, *size: tried(path, DEVICE, *size))  # also without one
+    tried, loaded = _tried, kernels._loaded.__wrapped__
+    assert loaded(path, FIRST, *size) is module and not kernels.left_out
+
+    def idle(*arguments, **settings):
+        """It runs and does nothing, as a kernel might on a device that it was not made for."""
+        if path == selection.KERNEL:
+            return torch.zeros_like(own(*arguments))
+
+    monkeypatch.setattr(module, function, idle)
+    assert loaded(path, FIRST, *size) is None
+    (why,) = kernels.left_out.values()
+    assert why.startswith(("does not", "not the 4 greatest of 500"))
+
     def broken(*arguments, **settings):
         raise RuntimeError("no such instruction\nand much more")
 
-    monkeypatch.setattr(kernels, "triton_problem", lambda device: "")
-    problem = kernels.problem.__wrapped__
-    monkeypatch.setattr(place, wrong)
-    assert says in problem(name, DEVICE)
-    monkeypatch.setattr(place, broken)
-    assert problem(name, DEVICE) == "RuntimeError: no such instruction"
+    monkeypatch.setattr(module, function, broken)
+    assert loaded(path, FIRST, *size) is None
+    assert kernels.left_out == {path.split(".")[-1]: "RuntimeError: no such instruction"}
+
+
+_tried = kernels._tried
 
 
 def test_without_cuda_or_triton_nothing_is_tried(monkeypatch):
-    monkeypatch.setattr(kernels, "_trials", {"matrix": None})  # would fail if it were called
-    assert kernels.problem.__wrapped__("matrix", torch.device("cpu")) == "not a CUDA device"
-    assert kernels.problems(torch.device("cpu")) == {}, "a CPU has nothing to miss"
+    monkeypatch.setattr(kernels, "_tried", None)  # would fail if it were called
+    monkeypatch.setattr(kernels, "left_out", {})
+    loaded = kernels._loaded.__wrapped__
+    assert kernels.load(drafter.KERNEL, torch.device("cpu"), 8) is None and kernels.left_out == {}
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
-    assert kernels.problem.__wrapped__("matrix", torch.device("cuda", 0)) == "compute capability below 8.0"
+    assert loaded(drafter.KERNEL, FIRST, 8) is None
+    assert kernels.left_out == {"matrix_kernel": "compute capability below 8.0"}
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr("model.decoding.devices.triton_installed", lambda: False)
-    monkeypatch.setattr(kernels, "problem", kernels.problem.__wrapped__)
-    assert kernels.problems(torch.device("cuda", 0)) == {"matrix": "triton is not installed"}
+    assert loaded(drafter.KERNEL, FIRST, 8) is None
+    assert kernels.left_out == {"matrix_kernel": "triton is not installed"}
+
+
+def test_ranks_agree(monkeypatch):
+    """Where one rank does without a kernel, all do: they would break ties in two ways."""
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 3)
+    others = ["", "wrong", "out of memory"]
+
+    def gather(found, own):
+        found[:] = others
+
+    monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
+    assert kernels._agreed("") == "wrong"
+    others[:] = [""] * 3
+    assert kernels._agreed("") == ""
+
+
+def test_what_one_program_does_not_take_goes_by_torch(monkeypatch):
+    asked = []
+    monkeypatch.setattr(kernels, "load", lambda path, device, *size: asked.append((path, *size)))
+    for n in (513, 512):
+        Settlement(Tree.chain(n - 1), torch.tensor(3))(*torch.zeros(2, n, dtype=torch.long))
+        TokenRecycling(V, Tree.chain(n - 1)).grow(torch.tensor([4]))
+    assert asked == [(settlement.KERNEL, 512, 512), (drafter.KERNEL, 512, 8, torch.int64)]
+    asked.clear()
+    for nodes, k in ((128, 64), (129, 64), (128, 61)):
+        TokenRecycling(64, Tree.chain(nodes - 1), k=k).grow(torch.tensor([4]))
+    assert asked == [(drafter.KERNEL, 128, 64, torch.int64), (drafter.KERNEL, 128, 61, torch.int64)]
+    asked.clear()
+    for k, dtype in ((64, torch.float16), (65, torch.float16), (8, torch.float64)):
+        selection.top_k(torch.zeros(2, 100, dtype=dtype), k)
+    assert asked == [(selection.KERNEL, 100, 64, torch.float16)]
 
 
 MAKE = {
     "vanilla": lambda: Vanilla(DEVICE),
-    "recycling": lambda: TokenRecycling(V, build_template("2.2.2"), device=DEVICE, eos={9, 11}),
+    "recycling": lambda: TokenRecycling(V, build_template("best", nodes=20), device=DEVICE, eos={9, 11}),
     "path": lambda: TokenRecycling(V, build_template("best", nodes=9), device=DEVICE, update="path", eos={9}),
     "root": lambda: TokenRecycling(V, build_template("best", nodes=9), device=DEVICE, update="root"),
     "int32": lambda: TokenRecycling(V, build_template("chain", depth=3, k=2), k=2, dtype=torch.int32, device=DEVICE),
@@ -117,15 +198,9 @@ def test_steps_by_kernels_are_steps_by_torch(method, monkeypatch):
         ]
         return [(out.tokens, out.steps) for out in outs], {n: t.tolist() for n, t in own.state_dict().items()}
 
-    with monkeypatch.context() as off:
-        off.setattr(kernels, "problem", lambda name, device: "left out")
-        expected = answers()
-    by_kernel = selection._by_kernel
-    monkeypatch.setattr(kernels, "problem", lambda name, device: "")
-    monkeypatch.setattr(selection, "_takes_kernel", lambda logits, k: True)
-    monkeypatch.setattr(
-        selection, "_by_kernel", lambda logits, k: by_kernel(logits.clone(), k)
-    )  # not an inference view
+    monkeypatch.setattr(kernels, "load", nothing)
+    expected = answers()
+    monkeypatch.setattr(kernels, "load", imported)
     assert answers() == expected
 
 
@@ -135,14 +210,15 @@ def test_they_compile_without_spills_for_gpus_without_one(tmp_path):
     numbers = ("tokens", "choices", "parents", "depths", "paths", "root", "length", "report", "source", "to", "ranks")
     numbers += ("candidates", "best", "eos")
     types = {f"{name}_ptr": "*i64" for name in numbers} | {"stands_ptr": "*i8"}
-    settle, matrix = "model.decoding.settlement_kernel", "model.recycling.matrix_kernel"
+    settle, matrix = settlement.KERNEL, drafter.KERNEL
     cases = []
-    for capability, block in ((80, 128), (90, 128), (90, 512)):
+    for capability, block, k in ((80, 128, 8), (90, 128, 8), (90, kernels.MOST_NODES, 16), (90, 128, 64)):
+        assert kernels.fits(block, k)
         one_warp = dict(num_warps=1)
         cases.append([settle, "settle_kernel", types, dict(BLOCK=block, BLOCK_D=8), [], one_warp, capability])
         cases.append([matrix, "grow_kernel", types, dict(BLOCK=block), [], one_warp, capability])
         for only in (False, True):
-            fixed = dict(BLOCK=block, BLOCK_K=8, ONLY_STANDING=only)
+            fixed = dict(BLOCK=block, BLOCK_K=k, ONLY_STANDING=only)
             cases.append([matrix, "write_kernel", types, fixed, [], dict(num_warps=4), capability])
     # an int32 matrix, and a tree of the root alone, whose sizes are constants
     cases.append([matrix, "write_kernel", types | {"candidates_ptr": "*i32"}, fixed, [], {}, 90])
@@ -150,13 +226,3 @@ def test_they_compile_without_spills_for_gpus_without_one(tmp_path):
     cases.append([settle, "settle_kernel", types, single, [], one_warp, 90])
     for found in compile_for(cases, tmp_path):
         assert found["spilled"] == 0 and found["shared"] <= SHARED, found
-
-
-def test_a_tree_too_large_for_one_program_is_settled_by_torch(monkeypatch):
-    monkeypatch.setattr(kernels, "problem", lambda name, device: "")
-    monkeypatch.setattr(settlement, "MOST_NODES", 4)
-    monkeypatch.setattr(drafter, "MOST_NODES", 4)
-    tree = Tree.chain(4)
-    assert not Settlement(tree, torch.tensor(3))._by_kernel and not TokenRecycling(V, tree)._by_kernel
-    tree = Tree.chain(3)
-    assert Settlement(tree, torch.tensor(3))._by_kernel and TokenRecycling(V, tree)._by_kernel
