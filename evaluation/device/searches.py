@@ -12,7 +12,7 @@ import torch
 
 from model.decoding import kernels
 from model.decoding.devices import synchronize, triton_problem
-from model.decoding.selection import argmax_and_top_k
+from model.decoding.sampling import GREEDY, Choice
 
 from .checks import failure
 from .forecast import K
@@ -45,7 +45,7 @@ def compare_searches(plan: Plan, report: Report) -> dict[str, Any]:
 
 def _compared(logits: torch.Tensor) -> dict[str, Any]:
     """Whether it is right, and microseconds of both, medians of repeats in turns."""
-    ways = {"own": partial(argmax_and_top_k, logits, K), "torch": partial(_torchs, logits)}
+    ways = {"own": partial(_own, logits), "torch": partial(_torchs, logits)}
     (first, best), (_, expected) = ways["own"](), ways["torch"]()
     greatest = logits.gather(1, expected)  # of equals any one will do
     right = torch.equal(logits.gather(1, best), greatest) and torch.equal(
@@ -61,6 +61,12 @@ def _compared(logits: torch.Tensor) -> dict[str, Any]:
             synchronize(logits.device)
             times[name].append((time.perf_counter() - start) / (CALLS if logits.is_cuda else 1))
     return {"right": right} | {f"{name}_us": 1e6 * statistics.median(seconds) for name, seconds in times.items()}
+
+
+def _own(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    choices, best, _ = Choice(GREEDY, logits.device).ranked(logits, None, K)
+    assert best is not None
+    return choices, best
 
 
 def _torchs(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

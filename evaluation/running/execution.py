@@ -139,7 +139,8 @@ def _logits(target: Target, name: str, prompt: list[int], draft: Draft) -> Any:
         target.prefill(cache, prompt)
         if name == "eager":
             return target.forward(cache, draft).float()
-        step, launch = StaticSteps(target).fed(cache, n, n, lambda phase: None)
+        drafter = TokenRecycling(target.vocab_size, draft.tree, device=target.device)
+        step, launch = StaticSteps(target).fed(cache, n, drafter, lambda phase: None)
         for _ in range(2):  # what a first run leaves behind is seen by the second
             step.feed(draft, cache.length)
             launch()

@@ -29,6 +29,7 @@ class Drafter:
     stateful: bool = False  # does anything outlive a prompt? Then cold and hot start differ.
     needs_logits: bool = False  # `Verification.logits` is given to `observe` only if asked for.
     needs_candidates: int = 0  # so many of the greatest logits after each node are: `Verification.candidates`, `learn`.
+    needs_bits: bool = False  # and `Verification.bits`, how likely these are.
     needs_choices: bool = False  # of all nodes: else sampling finds those of the nodes that stand, and -1 for others.
     needs_prompt_logits: bool = False  # then `observe_prompt` is called, at the price of (P, V) logits.
     # Last hidden states, what enters the target's own head: `Verification.hidden`, `take` and `observe_prompt_hidden`.

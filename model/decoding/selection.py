@@ -37,13 +37,16 @@ def top_k(logits: torch.Tensor, k: int) -> torch.Tensor:
     return found
 
 
-def argmax_and_top_k(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Both, (n,) and (n, k): by the kernel in one search, as the first that it finds is the arg-max."""
-    kernel = _kernel(logits, k)
-    if kernel is None:
-        return argmax(logits), top_k(logits, k)
-    best = kernel.launch(logits, k)
-    return best[:, 0], best
+def begins_with_argmax(logits: torch.Tensor, k: int) -> bool:
+    """Whether the first that `top_k` finds here is what `argmax` would, among equals, too: so the kernel's."""
+    return _kernel(logits, k) is not None
+
+
+def candidates_of(logits: torch.Tensor, k: int, bits: bool = False) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """What a drafter asks of logits: their top-k, and the bits of `top_k_and_bits`; None for what it does not."""
+    if bits:
+        return top_k_and_bits(logits, k)
+    return top_k(logits, k) if k else None, None
 
 
 def top_k_and_bits(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:

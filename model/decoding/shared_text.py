@@ -18,7 +18,7 @@ from .cache import TreeCache
 from .drafter import Drafter, Session
 from .loop import Generation
 from .sampling import GREEDY, Choice, Sampling
-from .selection import top_k
+from .selection import candidates_of
 from .target import Target
 from .tree import Draft
 from .verification import verify
@@ -172,7 +172,8 @@ class _Sequence:
         if method.needs_logits or method.needs_candidates:
             logits = torch.stack([known(context.logits) for context in nodes])
             verification.logits = logits if method.needs_logits else None
-            verification.candidates = top_k(logits, method.needs_candidates) if method.needs_candidates else None
+            found = candidates_of(logits, method.needs_candidates, method.needs_bits)
+            verification.candidates, verification.bits = found
         if method.needs_hidden:
             verification.hidden = torch.stack([known(context.hidden) for context in nodes])
         if self._begun is not None:

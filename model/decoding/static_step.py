@@ -80,7 +80,7 @@ class StaticStep:
         tokens = self.drafter.grow(self.root)  # (n,)
         logits = self.forward(tokens)
         places = self.forward.positions if self.choice.draws else None
-        choices, candidates = self.choice.ranked(logits, places, self._k)  # (n,), (n, k)
+        choices, candidates, _ = self.choice.ranked(logits, places, self._k)  # (n,), (n, k)
         own(tokens, choices)
         if not self.tree.is_chain:  # what stands of a chain is where it belongs
             cache.move(own.source, own.to)
@@ -104,14 +104,24 @@ class FedStep:
     """
 
     def __init__(
-        self, target: Target, cache: TreeCache, nodes: int, bucket: int, *, choice: Choice, compiled: bool
+        self,
+        target: Target,
+        cache: TreeCache,
+        drafter: Drafter,
+        nodes: int,
+        bucket: int,
+        *,
+        choice: Choice,
+        compiled: bool,
     ) -> None:
         self.target, self.choice = target, choice
+        self._k, self._needs_bits = drafter.needs_candidates, drafter.needs_bits
         self.forward = StaticForward(target, cache, nodes, bucket, compiled=compiled)
         self.length = self.forward.length
         self._tokens = torch.zeros(nodes, dtype=torch.long, device=target.device)
         self.logits = self.choices = self._tokens
         self.hidden: torch.Tensor | None = None
+        self._found: list[torch.Tensor | None] = [None, None]
 
     def feed(self, draft: Draft, length: int) -> None:
         """The draft of the next run, and the committed tokens. Nodes that are left over hold any tokens."""
@@ -121,8 +131,14 @@ class FedStep:
 
     def run(self) -> None:
         self.logits = self.forward(self._tokens)
-        self.choices = self.choice.among(self.logits, self.forward.positions if self.choice.draws else None)
+        places = self.forward.positions if self.choice.draws else None
+        self.choices, *self._found = self.choice.ranked(self.logits, places, self._k, self._needs_bits)
         self.hidden = self.target.hidden
+
+    def found(self, n: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Candidates and bits of the first n nodes, (n, k) each, as far as the drafter needs them."""
+        candidates, bits = self._found
+        return None if candidates is None else candidates[:n], None if bits is None else bits[:n]
 
     def state(self) -> dict[str, torch.Tensor]:
         return {}
@@ -166,13 +182,14 @@ class StaticSteps:
 
         return self._kept((tree, drafter.source, bucket), make, cache, mark)
 
-    def fed(self, cache: TreeCache, nodes: int, most: int, mark: Mark) -> tuple[FedStep, Callable[[], None]]:
-        """A step that holds a draft of `nodes` nodes, where none has more than `most`; and what runs it."""
+    def fed(self, cache: TreeCache, nodes: int, drafter: Drafter, mark: Mark) -> tuple[FedStep, Callable[[], None]]:
+        """A step that holds a draft of `nodes` nodes, of those that the drafter makes; and what runs it."""
+        most = drafter.max_nodes
         rows = min(next((n for n in ROWS if n >= nodes), most), most)
         bucket = self._bucket(cache, rows)
 
         def make(compiled: bool) -> FedStep:
-            return FedStep(self.target, cache, rows, bucket, choice=self.choice, compiled=compiled)
+            return FedStep(self.target, cache, drafter, rows, bucket, choice=self.choice, compiled=compiled)
 
         return self._kept((rows, bucket), make, cache, mark)
 

@@ -14,7 +14,7 @@ from ..errors import UserError
 from .cache import TreeCache
 from .drafter import DeviceSession, Session
 from .sampling import GREEDY, Choice, Sampling
-from .selection import top_k
+from .selection import candidates_of
 from .static_step import Mark, StaticStep, StaticSteps
 from .target import Target
 from .tree import Draft
@@ -41,12 +41,18 @@ class Sequence:
     mark: Mark = unmarked
 
 
-def conclude(of: Sequence, draft: Draft, logits: torch.Tensor, choices: torch.Tensor) -> Verification:
+Found = tuple[torch.Tensor | None, torch.Tensor | None]  # candidates and bits, (n, k) each, if they are asked for
+
+
+def conclude(
+    of: Sequence, draft: Draft, logits: torch.Tensor, choices: torch.Tensor, found: Found | None = None
+) -> Verification:
     """Verify, commit, observe: what follows a forward over a draft of n nodes.
 
     Args:
         logits: (n, V).
         choices: what the target picks by them, int64 (n,).
+        found: what the method needs of the logits, where it is known already.
     """
     verification = verify(draft, choices)
     of.mark("verify")
@@ -56,8 +62,8 @@ def conclude(of: Sequence, draft: Draft, logits: torch.Tensor, choices: torch.Te
     method = of.session.method
     if method.needs_logits:
         verification.logits = logits
-    if method.needs_candidates:
-        verification.candidates = top_k(logits, method.needs_candidates)
+    found = found or candidates_of(logits, method.needs_candidates, method.needs_bits)
+    verification.candidates, verification.bits = found
     hidden = of.target.hidden
     if hidden is not None:  # behind a prompt's own, if it was forwarded with the prompt
         verification.hidden = hidden[-len(tree) :]
@@ -141,13 +147,13 @@ class FedSequence:
         draft = of.session.draft(of.text[-1])
         of.mark("draft")
         n = len(draft.tree)
-        step, launch = self.steps.fed(of.cache, n, of.session.method.max_nodes, of.mark)
+        step, launch = self.steps.fed(of.cache, n, of.session.method, of.mark)
         step.feed(draft, of.cache.length)
         launch()
         if step.hidden is not None:  # what a replay wrote, no hook has seen
             of.target.hidden = step.hidden[:n]
         of.mark("forward")
-        return conclude(of, draft, step.logits[:n], step.choices[:n])
+        return conclude(of, draft, step.logits[:n], step.choices[:n], step.found(n))
 
 
 AnyStep = EagerStep | StaticSequence | FedSequence

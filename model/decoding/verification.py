@@ -22,7 +22,7 @@ class Verification:
         node: the deepest standing node, 0 if only the root stands.
         tokens: the accepted drafts, then the target's own next token (the bonus). Never empty.
         logits: (n, V), for a drafter that asked for them.
-        candidates: int64 (n, k), hidden: (n, H), the same.
+        candidates: int64 (n, k), bits: (n, k), hidden: (n, H), the same; bits as `selection.top_k_and_bits` has them.
     """
 
     draft: Draft
@@ -32,6 +32,7 @@ class Verification:
     tokens: list[int]
     logits: torch.Tensor | None = None
     candidates: torch.Tensor | None = None
+    bits: torch.Tensor | None = None
     hidden: torch.Tensor | None = None
 
     @property

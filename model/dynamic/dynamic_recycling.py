@@ -21,7 +21,7 @@ from ..decoding import Draft, Drafter, Tree, Verification
 from ..decoding.tree import breadth_first
 from ..errors import UserError
 from .machine_size import MachineSize
-from .rows import LEVELS, PairRows, TokenRows, candidates_of
+from .rows import LEVELS, PairRows, TokenRows, candidates_of, on_host
 from .weights import (
     ALONE,
     AND_BESIDE,
@@ -69,7 +69,7 @@ class DynamicRecycling(Drafter):
     """
 
     stateful = True
-    needs_logits = needs_choices = True
+    needs_choices = needs_bits = True
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class DynamicRecycling(Drafter):
         if step_seconds is not None:
             self.size = MachineSize(step_seconds, plain_seconds or step_seconds.get(0, 0.0), nodes)
             nodes = self.size.sizes[-1]
-        self.nodes, self.k, self.copy, self.siblings = nodes, k, copy, siblings
+        self.nodes, self.k, self.copy, self.siblings, self.needs_candidates = nodes, k, copy, siblings, k
         self.max_nodes, self.needs_prompt_logits = 1 + nodes, recycle_prompt
         self.rows = TokenRows(vocab_size, k)
         self.pairs = PairRows(pairs, k) if pairs else None
@@ -239,8 +239,8 @@ class DynamicSession(ReadingSession):
 
     def observe(self, verification: Verification) -> None:
         own, draft = self.method, verification.draft
-        assert verification.logits is not None
-        ids, levels = candidates_of(verification.logits, own.k)  # (n, k)
+        assert verification.candidates is not None and verification.bits is not None
+        ids, levels = on_host(verification.candidates, verification.bits)  # (n, k)
         choices = verification.choices.tolist()
         own.weights.learn(
             [at for found in self._found for at in found.values()],

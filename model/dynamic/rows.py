@@ -21,7 +21,12 @@ def candidates_of(logits: torch.Tensor, k: int) -> tuple[Any, Any]:
 
     A level is estimated, see `top_k_and_bits`; how often candidates of a level are right is learnt in any case.
     """
-    best, bits = top_k_and_bits(logits, k)
+    return on_host(*top_k_and_bits(logits, k))
+
+
+def on_host(best: torch.Tensor, bits: torch.Tensor) -> tuple[Any, Any]:
+    """Candidates and their bits, (n, k) each, as int32 and as uint8 levels on the host."""
+    k = best.shape[1]
     both = torch.cat((best, bits.clamp(0, LEVELS - 1).long()), 1).cpu().numpy()  # (n, 2 k): one transfer
     return both[:, :k].astype(np.int32), both[:, k:].astype(np.uint8)
 

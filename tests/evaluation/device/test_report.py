@@ -231,12 +231,12 @@ runpy.run_module("evaluation.device_report", run_name="__main__")
 
 
 def test_a_search_that_fails_or_is_wrong_stands_first(monkeypatch):
-    def broken(logits, k):
+    def broken(logits):
         if logits.shape[1] == 32000:
             raise RuntimeError("out of\nregisters")
-        return torch.zeros(len(logits), dtype=torch.long), torch.zeros(len(logits), k, dtype=torch.long)
+        return torch.zeros(len(logits), dtype=torch.long), torch.zeros(len(logits), 8, dtype=torch.long)
 
-    monkeypatch.setattr(searches, "argmax_and_top_k", broken)
+    monkeypatch.setattr(searches, "_own", broken)
     monkeypatch.setattr(searches, "VOCABULARIES", {"Vicuna": 32000, "small": 500, "Qwen3": 151936})
     kept = {}
     notes, left, plan = [], [1.0, 1.0, 0.0], SimpleNamespace(device=CPU, dtypes=(torch.float32,))

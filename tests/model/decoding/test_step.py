@@ -177,6 +177,13 @@ def test_what_drafts_as_it_likes_is_fed_into_steps_of_a_few_sizes():
     assert rows == {min(next(n for n in ROWS if n >= nodes), drafter.max_nodes) for nodes in drafted} and len(rows) > 2
 
 
+def test_candidates_are_found_with_the_forward_that_a_draft_is_fed_into(monkeypatch):
+    """Where a device does it without the host, and not once more behind it."""
+    expected = outcomes(Target(toy_model("llama")), MAKE["dynamic"](), seed=4)
+    monkeypatch.setattr("model.decoding.step.candidates_of", None)  # would fail if it were called
+    assert outcomes(Target(toy_model("llama"), execution="static"), MAKE["dynamic"](), seed=4) == expected
+
+
 def test_steps_are_made_once_and_anew_for_another_cache():
     target, drafter = Target(toy_model("llama"), execution="static"), MAKE["recycling"]()
 

@@ -166,6 +166,7 @@ def test_every_draft_is_that_of_a_slow_reference(nodes, k, seed, recycle_prompt,
         session.observe_prompt = observed_prompt
 
     tables, carried = ({}, {}), list[int]()
+    drafter.needs_logits = True  # the slow one reads them
     each_session(drafter, watch)
     for prompt in prompts():
         assert generate(Target(model), drafter, prompt, max_new_tokens=40).tokens == greedy(model, prompt, 40)
