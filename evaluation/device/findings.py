@@ -27,4 +27,4 @@ def failed(data: dict[str, Any]) -> list[str]:
         for row in found.get("rows", [])
         if not row.get("right")
     ]
-    return lines + [f"{name} is not used: {why}" for name, why in found.get("lost", {}).items()]
+    return lines + [f"{name} is not used: {why}" for name, why in data.get("kernels", {}).get("lost", {}).items()]

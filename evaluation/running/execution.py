@@ -51,17 +51,16 @@ _chosen: WeakKeyDictionary[Target, Execution] = WeakKeyDictionary()  # by auto
 def choose_execution(name: str, loaded: LoadedModel, timed: bool = True, reads_text: bool = False) -> Execution:
     """The execution that was asked for, or what auto makes of this model on this device; tried once a loaded model.
 
-    On one CUDA device auto takes the first of WAYS that gives eager decoding's logits in a trial, which is where
-    compilers and kernels fail, and eager if none does. Elsewhere it is eager, as where what is sampled reads the text:
+    On one CUDA device auto takes the first of WAYS that gives eager decoding's logits and text in a trial, and eager
+    if none does: compilers and kernels fail there. Elsewhere it is eager, as where what is sampled reads the text:
     on a CPU compiling takes ten seconds to two minutes for each method, more than a short run.
 
     Raises:
         UserError: not with a device map, or not untimed.
     """
     target, own = loaded.target, loaded.settings.attention
-    several = (
-        len(target.devices) > 1 or processes.world_size() > 1
-    )  # a rank that fails a trial leaves the others waiting
+    # no trial with several ranks: one that fails it leaves the others waiting
+    several = len(target.devices) > 1 or processes.world_size() > 1
     if name not in ("auto", "eager"):
         if not timed:
             raise UserError(
@@ -92,7 +91,7 @@ def tried(target: Target, attention: str) -> Execution:
 
 
 def trial(target: Target, name: str, tree_attention: bool) -> str:
-    """Decode some steps so, and compare the logits of a draft with eager ones: what is wrong, or "".
+    """Decode some steps so, and compare the logits of a draft, and a text, with eager ones: what is wrong, or "".
 
     Any error at all counts: compilers, kernels and drivers raise what they like, and eager steps need none of them.
     """

@@ -1,13 +1,14 @@
 """Whether this project's Triton kernels are used on a device: where they run, and are right there.
 
 A kernel that was only ever interpreted or compiled may be wrong on a new device or compiler, and what it gets wrong
-would be wrong text. So each is tried against what it stands for, once for each size in which it is used; where it is
-not right, or does not run, steps go on by torch.
+would be wrong text. So each is tried against what it stands for, once for each size in which it is used, as Triton
+compiles anew for sizes that are 1 or a multiple of 16; where it is not right, or does not run, steps go on by torch.
 """
 
 from __future__ import annotations
 
 import importlib
+import time
 from collections.abc import Hashable
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
@@ -20,7 +21,8 @@ from .devices import triton_problem
 
 MOST_NODES = 512  # of a kernel that is one program
 MOST_CELLS = 8192  # of such a one's block of nodes and candidates; beyond, registers are spilled
-left_out: dict[str, str] = {}  # kernels that a CUDA device does without in this process, by name, and why
+missed: dict[str, str] = {}  # kernels that a CUDA device did without, by name and size, and why; the caller's to clear
+_setup = [0.0]
 
 
 def block(n: int) -> int:
@@ -38,22 +40,31 @@ def load(path: str, device: torch.device, *size: Hashable) -> Any:
 
     Args:
         path: `model.room.name_kernel`; its `trial(device, *size)` says what was wrong, or "".
-        size: all that the kernels are compiled by.
+        size: what the trial is made with: the sizes that the kernels are then given.
     """
     if device.type != "cuda":
         return None
     if device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
-    return _loaded(path, device, *size)
+    module, why = _loaded(path, device, *size)
+    if why:
+        missed[f"{path.rpartition('.')[2]} ({', '.join(map(str, size))})"] = why
+    return module
+
+
+def setup_s() -> float:
+    """Seconds spent on loading kernels so far, trials and their compiling included: not decoding."""
+    return _setup[0]
 
 
 @cache
-def _loaded(path: str, device: torch.device, *size: Hashable) -> Any:
+def _loaded(path: str, device: torch.device, *size: Hashable) -> tuple[Any, str]:
+    """The module, or None and why."""
+    start = time.perf_counter()
     why = _agreed(triton_problem(device) or _tried(path, device, *size))
-    if not why:
-        return importlib.import_module(path)
-    left_out[path.rpartition(".")[2]] = why
-    return None
+    module = None if why else importlib.import_module(path)
+    _setup[0] += time.perf_counter() - start
+    return module, why
 
 
 def _tried(path: str, device: torch.device, *size: Hashable) -> str:

@@ -35,14 +35,14 @@ class Settlement:
         self.root = torch.zeros(1, dtype=torch.long, device=device)
         self.report = torch.zeros(2 + depth, dtype=torch.long, device=device)
         self.stands = torch.zeros(n, dtype=torch.bool, device=device)
-        self.source, self.to = torch.zeros(2, depth + 1, dtype=torch.long, device=device)
+        self.source, self.to = (torch.zeros(depth + 1, dtype=torch.long, device=device) for _ in range(2))
         self._depths = torch.arange(depth + 1, device=device)
         self._pinned = torch.zeros_like(self.report, device="cpu").pin_memory() if device.type == "cuda" else None
 
     def __call__(self, tokens: torch.Tensor, choices: torch.Tensor) -> None:
         """Settle a step by its draft and what the target picks after each node, int64 (n,) each."""
         tree = self.tree
-        kernel = self._kernel()
+        kernel = self._kernel(choices)
         if kernel is not None:
             kernel.launch(self, tokens, choices)
             return
@@ -55,12 +55,10 @@ class Settlement:
         self.root.copy_(choices.index_select(0, winner))
         self.length.add_(tree.depths.index_select(0, winner)[0] + 1)
 
-    def _kernel(self) -> Any:
+    def _kernel(self, choices: torch.Tensor) -> Any:
         """The kernel's module where it settles this tree; asked for with each call, as its trial makes settlements."""
         n, levels = len(self.tree), self.tree.max_depth + 1
-        if not kernels.fits(n):
-            return None
-        return kernels.load(KERNEL, self.tree.device, kernels.block(n), kernels.block(levels))
+        return kernels.load(KERNEL, self.tree.device, n, levels, choices.stride(0)) if kernels.fits(n) else None
 
     def read(self) -> list[int]:
         """The report: the only transfer of a step, and where the host waits for it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from typing import Any
 
 import torch
 import triton
@@ -59,8 +60,11 @@ def launch(own: Settlement, tokens: torch.Tensor, choices: torch.Tensor) -> None
         )  # fmt: skip
 
 
-def trial(device: torch.device, nodes: int, levels: int) -> str:
-    """Random trees of so many nodes and levels against the walk over lists; what was wrong, or ""."""
+def trial(device: torch.device, nodes: int, levels: int, apart: int) -> str:
+    """Random trees of so many nodes and levels against the walk over lists; what was wrong, or "".
+
+    apart: the stride of choices: 1 as an arg-max is, k as the first column of candidates is.
+    """
     rng = random.Random(0)
     for _ in range(4):
         sizes = [1] * levels
@@ -73,10 +77,10 @@ def trial(device: torch.device, nodes: int, levels: int) -> str:
         tree = Tree(parents)
         length = torch.tensor(100, device=device)
         own = Settlement(tree.on(device), length)
-        for apart in (1, 8):  # as an arg-max is, and as the first column of candidates is
+        for _ in range(3):
             before, tokens = int(length), torch.tensor([rng.randrange(2) for _ in parents])
             choices = torch.tensor([rng.randrange(2) for _ in parents])
-            launch(own, tokens.to(device), choices.to(device).repeat(apart, 1).t()[:, 0])
+            launch(own, tokens.to(device), choices.to(device)[:, None].repeat(1, apart)[:, 0])
             expected = verify(Draft(tree, tokens), choices)
             path = expected.path + expected.path[-1:] * (tree.max_depth - tree.depth_of[expected.node])
             found = (own.report, own.stands, own.source - before, own.to - before, own.root, length - before)
@@ -88,6 +92,7 @@ def trial(device: torch.device, nodes: int, levels: int) -> str:
                 expected.tokens[-1:],
                 len(expected.tokens),
             )
-            if tuple(tensor.tolist() for tensor in found) != right:
+            told: tuple[Any, ...] = tuple(tensor.tolist() for tensor in found)
+            if told != right:
                 return f"does not settle {tree} as the walk over it does"
     return ""

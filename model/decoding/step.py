@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from ..errors import UserError
+from . import kernels
 from .cache import TreeCache
 from .drafter import DeviceSession, Session
 from .sampling import GREEDY, Choice, Sampling
@@ -80,10 +81,13 @@ def chosen(of: Sequence, choice: Choice, draft: Draft, logits: torch.Tensor) -> 
 class EagerStep:
     """Draft, forward, verify, commit, observe: whatever the session drafts."""
 
-    setup_s = 0.0  # nothing is made for a tree
-
     def __init__(self, of: Sequence) -> None:
         self.of, self.choice = of, Choice(of.sampling, of.target.device)
+
+    @property
+    def setup_s(self) -> float:
+        """Nothing is made for a tree, but kernels are tried when they are first met."""
+        return kernels.setup_s()
 
     def __call__(self) -> Verification:
         of = self.of

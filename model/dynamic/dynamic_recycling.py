@@ -21,7 +21,7 @@ from ..decoding import Draft, Drafter, Tree, Verification
 from ..decoding.tree import breadth_first
 from ..errors import UserError
 from .machine_size import MachineSize
-from .rows import LEVELS, PairRows, TokenRows, candidates_of, on_host
+from .rows import LEVELS, PairRows, TokenRows, likely, on_host
 from .weights import (
     ALONE,
     AND_BESIDE,
@@ -48,7 +48,8 @@ class DynamicRecycling(Drafter):
     """Drafts the likeliest nodes, best first; learns from every node of every step.
 
     A node's likelihood is the product of the weights along its path. Carried from prompt to prompt: the rows, the
-    weights and the newest text. The tree is another one each step, so steps are eager.
+    weights and the newest text. The tree is another one each step: it is fed into steps of fixed shape where
+    they are not eager.
 
     Args:
         vocab_size: V.
@@ -182,7 +183,7 @@ class DynamicSession(ReadingSession):
 
     def observe_prompt(self, prompt: list[int], logits: torch.Tensor) -> None:
         """With `recycle_prompt`: rows of the prompt's tokens, and what the last of them was chosen from."""
-        ids, levels = candidates_of(logits, self.method.k)  # (m, k), m = P - 1
+        ids, levels = likely(logits, self.method.k)  # (m, k), m = P - 1
         tokens = np.array(prompt, dtype=np.int64)
         self.method.keep(np.concatenate((tokens[:1], tokens[:-1])), tokens, ids, levels)
         self._note_siblings(ids[-1:], levels[-1:], 0, [], self.text.tokens[-1])

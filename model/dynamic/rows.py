@@ -10,13 +10,13 @@ import torch
 from ..decoding.selection import top_k_and_bits
 from ..errors import UserError
 
-LEVELS = 16  # of probability, as `candidates_of` estimates it: level l is 2^-(l + 1) to 2^-l, the last one all below
+LEVELS = 16  # of probability, as `likely` estimates it: level l is 2^-(l + 1) to 2^-l, the last one all below
 MAX_PAIRS = 1 << 24
 _ODD = 0x9E3779B97F4A7C15  # Fibonacci hashing: 2^64 over the golden ratio, odd
 _WORD = (1 << 64) - 1
 
 
-def candidates_of(logits: torch.Tensor, k: int) -> tuple[Any, Any]:
+def likely(logits: torch.Tensor, k: int) -> tuple[Any, Any]:
     """The k greatest of each row, best first, and how likely each was: (n, V) -> (n, k) int32 and (n, k) uint8 levels.
 
     A level is estimated, see `top_k_and_bits`; how often candidates of a level are right is learnt in any case.

@@ -114,10 +114,10 @@ class TokenRecycling(DeviceDrafter):
 
     def _kernel(self, nodes: int) -> Any:
         """The module of kernels that grow and write so many nodes; None where it is done by torch, or by NumPy."""
-        k, dtype = self.matrix.k, self.matrix.candidates.dtype
+        k, dtype, levels = self.matrix.k, self.matrix.candidates.dtype, min(self.tree.max_depth + 1, nodes)
         if not kernels.fits(nodes, k):
             return None
-        return kernels.load(KERNEL, self.device, kernels.block(nodes), k, dtype)
+        return kernels.load(KERNEL, self.device, nodes, levels, k, dtype, len(self.eos))
 
     def _ended(self, tokens: Any, stands: Any) -> Any:
         """Whether a draft stands that ends the answer: bool (), NumPy's or the device's."""

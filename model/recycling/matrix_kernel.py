@@ -7,6 +7,7 @@ model. They say the same as `AdjacencyMatrix` and `TokenRecycling`, and are trie
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import torch
@@ -96,33 +97,42 @@ def write(
         )  # fmt: skip
 
 
-def trial(device: torch.device, nodes: int, k: int, dtype: torch.dtype) -> str:
-    """Trees of so many nodes grown, and their candidates written, against NumPy's way; what was wrong, or ""."""
-    rng, vocab, ends = random.Random(0), 2 * k + 4, [3, 5]
+def trial(device: torch.device, nodes: int, levels: int, k: int, dtype: torch.dtype, ends: int) -> str:
+    """Trees of so many nodes and levels grown, and their candidates written, against NumPy's way.
+
+    Returns what was wrong, or "".
+
+    ends: how many tokens end an answer.
+    """
+    rng, vocab, eos = random.Random(0), 2 * k + 4 + ends, list(range(ends))
     for update in ("all", "path"):
-        tree = _random_tree(nodes, k, rng)
-        own = TokenRecycling(vocab, tree, k=k, dtype=dtype, update=update, eos=ends)  # on the CPU
-        candidates, eos = own.matrix.candidates.to(device, copy=True), torch.tensor(ends, device=device)
-        tokens = torch.zeros(nodes, dtype=torch.long, device=device)
+        tree = _random_tree(nodes, levels, k, rng)
+        own = TokenRecycling(vocab, tree, k=k, dtype=dtype, update=update, eos=eos)  # on the CPU
+        candidates = own.matrix.candidates.to(device, copy=True)
+        tokens, stop = torch.zeros(nodes, dtype=torch.long, device=device), torch.tensor(eos).long().to(device)
         for step in range(6):
             root = torch.tensor([rng.randrange(vocab)])
             grow(candidates, root.to(device), tree.on(device), tokens)
             drafted = own.grow(root)
             best = torch.tensor([rng.sample(range(vocab), k) for _ in range(nodes)])
-            stands = torch.tensor([node == 0 or (step % 3 > 0 and rng.random() < 0.1) for node in range(nodes)])
+            share = (0.0, 0.1, 2 / nodes)[step % 3]  # of the nodes that stand; where an end does, nothing is written
+            stands = torch.tensor([node == 0 or rng.random() < share for node in range(nodes)])
             own.learn(drafted, best, stands)
-            write(candidates, tokens, best.to(device), stands.to(device), eos, only_standing=update == "path")
+            write(candidates, tokens, best.to(device), stands.to(device), stop, only_standing=update == "path")
             if tokens.tolist() != drafted.tolist() or candidates.tolist() != own.matrix.candidates.tolist():
                 return f"does not grow and write {tree} with k={k} as the matrix does"
     return ""
 
 
-def _random_tree(nodes: int, k: int, rng: random.Random) -> Tree:
-    """A tree of at most k children a node."""
-    parents, children = [0], 0
-    for _ in range(1, nodes):
-        if children == k or (children and rng.random() < 0.4):
-            children = 0
-        parents.append(parents[-1] + (children == 0 and len(parents) > 1))
-        children += 1
+def _random_tree(nodes: int, levels: int, k: int, rng: random.Random) -> Tree:
+    """A tree of so many levels, and so many nodes if no more than k children a node can make them."""
+    sizes = [1] * levels
+    for _ in range(nodes - levels):
+        room = [level for level in range(1, levels) if sizes[level] < k * sizes[level - 1]]
+        if room:
+            sizes[rng.choice(room)] += 1
+    parents, first = [0], 0
+    for above, size in itertools.pairwise(sizes):
+        parents += sorted(first + place // k for place in rng.sample(range(above * k), size))
+        first += above
     return Tree(parents)

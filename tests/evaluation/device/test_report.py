@@ -19,6 +19,7 @@ from evaluation.device.page import page
 from evaluation.device.plan import Budget, make_plan
 from evaluation.device.report import Report
 from evaluation.device.stepper import Stepper
+from model.decoding import kernels
 from model.files import ROOT
 
 CPU = torch.device("cpu")
@@ -231,7 +232,7 @@ runpy.run_module("evaluation.device_report", run_name="__main__")
 
 
 def test_a_search_that_fails_or_is_wrong_stands_first(monkeypatch):
-    def broken(logits):
+    def broken(choice, logits):
         if logits.shape[1] == 32000:
             raise RuntimeError("out of\nregisters")
         return torch.zeros(len(logits), dtype=torch.long), torch.zeros(len(logits), 8, dtype=torch.long)
@@ -252,8 +253,11 @@ def test_a_search_that_fails_or_is_wrong_stands_first(monkeypatch):
     assert html.index("not the one of torch") < html.index("1. The device") and ">WRONG<" in html
 
 
-def test_a_kernel_that_lost_its_trial_is_a_failure_and_one_that_cannot_run_is_told():
-    found = {"rows": [], "dtype": "float16", "absent": "", "lost": {"matrix_kernel": "does not grow"}}
-    assert failed({"searches": found}) == ["matrix_kernel is not used: does not grow"]
-    found |= {"absent": "triton is not installed", "lost": {}}
-    assert failed({"searches": found}) == [] and "kernels: triton is not installed." in page({"searches": found})
+def test_a_kernel_that_lost_its_trial_is_a_failure_and_one_that_cannot_run_is_told(monkeypatch):
+    monkeypatch.setattr(kernels, "missed", {"matrix_kernel (81, 7)": "does not grow"})
+    monkeypatch.setattr(run, "triton_problem", lambda device: "")
+    data = {"searches": {"rows": [], "dtype": "float16"}, "kernels": run.kernels_of(torch.device("cuda", 0))}
+    assert failed(data) == ["matrix_kernel (81, 7) is not used: does not grow"]
+    monkeypatch.setattr(run, "triton_problem", lambda device: "triton is not installed")
+    data["kernels"] = run.kernels_of(torch.device("cuda", 0))
+    assert failed(data) == [] and "kernels: triton is not installed." in page(data)

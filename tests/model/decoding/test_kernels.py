@@ -58,15 +58,16 @@ def test_a_settlement_is_the_walk_over_lists(form, seed, monkeypatch):
         before = int(length)
 
 
+I64, I32 = torch.int64, torch.int32
 TRIALS = [
-    *((settlement.KERNEL, size) for size in ((1, 1), (2, 2), (16, 16), (128, 8))),
-    *((drafter.KERNEL, size) for size in ((1, 1, torch.int64), (64, 3, torch.int32), (128, 8, torch.int64))),
+    *((settlement.KERNEL, size) for size in ((1, 1, 1), (2, 2, 8), (16, 16, 1), (10, 4, 3), (81, 7, 8))),
+    *((drafter.KERNEL, size) for size in ((1, 1, 1, I64, 0), (60, 6, 3, I32, 2), (81, 7, 8, I64, 1))),
     *((selection.KERNEL, size) for size in ((61, 8, torch.float32), (2500, 3, torch.float16))),
 ]
 LARGE = [
-    *((settlement.KERNEL, size) for size in ((512, 8), (512, 512))),
-    *((drafter.KERNEL, size) for size in ((512, 16, torch.int64), (128, 64, torch.int32))),
-    *((selection.KERNEL, (v, k, torch.bfloat16)) for v in (32000, 128256, 151936) for k in (8, 64)),
+    *((settlement.KERNEL, size) for size in ((512, 8, 8), (512, 512, 1), (500, 20, 16))),
+    *((drafter.KERNEL, size) for size in ((512, 20, 16, I64, 1), (128, 6, 64, I32, 2), (41, 41, 8, I64, 0))),
+    *((selection.KERNEL, (v, k, torch.bfloat16)) for v in (32000, 32001, 128256, 151936) for k in (8, 64)),
 ]
 
 
@@ -93,20 +94,22 @@ def test_large_trials_are_passed(path, size):
 @pytest.mark.parametrize(
     ("path", "function", "size"),
     [
-        (settlement.KERNEL, "launch", (4, 4)),
-        (drafter.KERNEL, "write", (32, 4, torch.int64)),
-        (drafter.KERNEL, "grow", (32, 4, torch.int64)),
+        (settlement.KERNEL, "launch", (4, 3, 1)),
+        (drafter.KERNEL, "write", (30, 5, 4, I64, 1)),
+        (drafter.KERNEL, "grow", (30, 5, 4, I64, 1)),
         (selection.KERNEL, "launch", (500, 4, torch.float32)),
     ],
 )
 def test_what_is_wrong_or_fails_is_not_used(path, function, size, monkeypatch):
     module = imported(path, DEVICE)
-    own = getattr(module, function)
+    own, name = getattr(module, function), f"{path.split('.')[-1]} ({', '.join(map(str, size))})"
     monkeypatch.setattr(kernels, "triton_problem", lambda device: "")
-    monkeypatch.setattr(kernels, "left_out", {})
-    monkeypatch.setattr(kernels, "_tried", lambda path, device, *size: tried(path, DEVICE, *size))  # also without one
-    tried, loaded = _tried, kernels._loaded.__wrapped__
-    assert loaded(path, FIRST, *size) is module and not kernels.left_out
+    monkeypatch.setattr(kernels, "missed", {})
+    monkeypatch.setattr(kernels, "_tried", lambda path, device, *size: _tried(path, DEVICE, *size))  # also without one
+    monkeypatch.setattr(kernels, "_loaded", kernels._loaded.__wrapped__)
+    before = kernels.setup_s()
+    assert kernels.load(path, FIRST, *size) is module and not kernels.missed
+    assert kernels.setup_s() > before, "it is told from decoding"
 
     def idle(*arguments, **settings):
         """It runs and does nothing, as a kernel might on a device that it was not made for."""
@@ -114,16 +117,15 @@ def test_what_is_wrong_or_fails_is_not_used(path, function, size, monkeypatch):
             return torch.zeros_like(own(*arguments))
 
     monkeypatch.setattr(module, function, idle)
-    assert loaded(path, FIRST, *size) is None
-    (why,) = kernels.left_out.values()
-    assert why.startswith(("does not", "not the 4 greatest of 500"))
+    assert kernels.load(path, FIRST, *size) is None
+    assert list(kernels.missed) == [name] and kernels.missed[name].startswith(("does not", "not the 4 greatest of 500"))
 
     def broken(*arguments, **settings):
         raise RuntimeError("no such instruction\nand much more")
 
     monkeypatch.setattr(module, function, broken)
-    assert loaded(path, FIRST, *size) is None
-    assert kernels.left_out == {path.split(".")[-1]: "RuntimeError: no such instruction"}
+    assert kernels.load(path, FIRST, *size) is None
+    assert kernels.missed == {name: "RuntimeError: no such instruction"}
 
 
 _tried = kernels._tried
@@ -131,16 +133,16 @@ _tried = kernels._tried
 
 def test_without_cuda_or_triton_nothing_is_tried(monkeypatch):
     monkeypatch.setattr(kernels, "_tried", None)  # would fail if it were called
-    monkeypatch.setattr(kernels, "left_out", {})
-    loaded = kernels._loaded.__wrapped__
-    assert kernels.load(drafter.KERNEL, torch.device("cpu"), 8) is None and kernels.left_out == {}
+    monkeypatch.setattr(kernels, "missed", {})
+    monkeypatch.setattr(kernels, "_loaded", kernels._loaded.__wrapped__)
+    assert kernels.load(drafter.KERNEL, torch.device("cpu"), 8) is None and kernels.missed == {}
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
-    assert loaded(drafter.KERNEL, FIRST, 8) is None
-    assert kernels.left_out == {"matrix_kernel": "compute capability below 8.0"}
+    assert kernels.load(drafter.KERNEL, FIRST, 8) is None
+    assert kernels.missed == {"matrix_kernel (8)": "compute capability below 8.0"}
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr("model.decoding.devices.triton_installed", lambda: False)
-    assert loaded(drafter.KERNEL, FIRST, 8) is None
-    assert kernels.left_out == {"matrix_kernel": "triton is not installed"}
+    assert kernels.load(drafter.KERNEL, FIRST, 8) is None
+    assert kernels.missed == {"matrix_kernel (8)": "triton is not installed"}
 
 
 def test_ranks_agree(monkeypatch):
@@ -164,11 +166,11 @@ def test_what_one_program_does_not_take_goes_by_torch(monkeypatch):
     for n in (513, 512):
         Settlement(Tree.chain(n - 1), torch.tensor(3))(*torch.zeros(2, n, dtype=torch.long))
         TokenRecycling(V, Tree.chain(n - 1)).grow(torch.tensor([4]))
-    assert asked == [(settlement.KERNEL, 512, 512), (drafter.KERNEL, 512, 8, torch.int64)]
+    assert asked == [(settlement.KERNEL, 512, 512, 1), (drafter.KERNEL, 512, 512, 8, I64, 0)]
     asked.clear()
     for nodes, k in ((128, 64), (129, 64), (128, 61)):
         TokenRecycling(64, Tree.chain(nodes - 1), k=k).grow(torch.tensor([4]))
-    assert asked == [(drafter.KERNEL, 128, 64, torch.int64), (drafter.KERNEL, 128, 61, torch.int64)]
+    assert asked == [(drafter.KERNEL, 128, 128, 64, I64, 0), (drafter.KERNEL, 128, 128, 61, I64, 0)]
     asked.clear()
     for k, dtype in ((64, torch.float16), (65, torch.float16), (8, torch.float64)):
         selection.top_k(torch.zeros(2, 100, dtype=dtype), k)

@@ -60,7 +60,7 @@ def test_static_steps_take_arg_max_and_candidates_from_one_search(monkeypatch):
         return launch(logits, k)
 
     monkeypatch.setattr(selection, "_kernel", lambda logits, k: SimpleNamespace(launch=counted))
-    monkeypatch.setattr(selection, "argmax", None)  # would fail if it were asked
+    monkeypatch.setattr("model.decoding.sampling.argmax", None)  # would fail if it were asked
     drafter = TokenRecycling(61, tree, device=DEVICE)
     found = generate(Target(model, execution="static"), drafter, prompt, max_new_tokens=12)
     assert found.steps == expected.steps
