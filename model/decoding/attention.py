@@ -246,4 +246,4 @@ def _packed(ancestors: torch.Tensor, n: int) -> torch.Tensor:
 
 def _power_of_two(number: int) -> int:
     """The next power of two, at least 16: what a tensor core's tile takes."""
-    return max(16, 1 << (number - 1).bit_length())
+    return max(16, kernels.block(number))

@@ -8,6 +8,8 @@ compiles anew for sizes that are 1 or a multiple of 16; where it is not right, o
 from __future__ import annotations
 
 import importlib
+import itertools
+import random
 import time
 from collections.abc import Hashable
 from contextlib import AbstractContextManager, nullcontext
@@ -18,6 +20,7 @@ import torch
 import torch.distributed
 
 from .devices import triton_problem
+from .tree import Tree
 
 MOST_NODES = 512  # of a kernel that is one program
 MOST_CELLS = 8192  # of such a one's block of nodes and candidates; beyond, registers are spilled
@@ -93,3 +96,17 @@ def _agreed(why: str) -> str:
 def on(device: torch.device) -> AbstractContextManager[None]:
     """Where kernels are launched inside: Triton takes the current device, whatever its arguments say."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+def random_tree(nodes: int, levels: int, k: int, rng: random.Random) -> Tree:
+    """For a trial: a tree of so many levels, and so many nodes if no more than k children a node can make them."""
+    sizes = [1] * levels
+    for _ in range(nodes - levels):
+        room = [level for level in range(1, levels) if sizes[level] < k * sizes[level - 1]]
+        if room:
+            sizes[rng.choice(room)] += 1
+    parents, first = [0], 0
+    for above, size in itertools.pairwise(sizes):
+        parents += sorted(first + place // k for place in rng.sample(range(above * k), size))
+        first += above
+    return Tree(parents)

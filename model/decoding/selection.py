@@ -16,6 +16,7 @@ LARGE = 16384  # from this vocabulary on, dealing pays
 MAXIMA = 512  # groups of columns whose maxima stand for all logits, at least or nearly
 KERNEL = "model.decoding.selection_kernel"
 KERNEL_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+Found = tuple[torch.Tensor | None, torch.Tensor | None]  # candidates and bits, (n, k) each, if they are asked for
 MOST_BY_KERNEL = 64  # candidates that it finds
 
 
@@ -42,7 +43,7 @@ def begins_with_argmax(logits: torch.Tensor, k: int) -> bool:
     return _kernel(logits, k) is not None
 
 
-def candidates_of(logits: torch.Tensor, k: int, bits: bool = False) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+def candidates_of(logits: torch.Tensor, k: int, bits: bool = False) -> Found:
     """What a drafter asks of logits: their top-k, and the bits of `top_k_and_bits`; None for what it does not."""
     if bits:
         return top_k_and_bits(logits, k)

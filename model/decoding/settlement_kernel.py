@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 from typing import Any
 
@@ -13,7 +12,7 @@ import triton.language as tl
 
 from . import kernels
 from .settlement import Settlement
-from .tree import Draft, Tree
+from .tree import Draft
 from .verification import verify
 
 
@@ -67,19 +66,12 @@ def trial(device: torch.device, nodes: int, levels: int, apart: int) -> str:
     """
     rng = random.Random(0)
     for _ in range(4):
-        sizes = [1] * levels
-        for _ in range(nodes - levels):
-            sizes[rng.randrange(1, levels)] += 1
-        parents, first = [0], 0
-        for above, size in itertools.pairwise(sizes):
-            parents += sorted(first + rng.randrange(above) for _ in range(size))
-            first += above
-        tree = Tree(parents)
+        tree = kernels.random_tree(nodes, levels, nodes, rng)
         length = torch.tensor(100, device=device)
         own = Settlement(tree.on(device), length)
         for _ in range(3):
-            before, tokens = int(length), torch.tensor([rng.randrange(2) for _ in parents])
-            choices = torch.tensor([rng.randrange(2) for _ in parents])
+            before, tokens = int(length), torch.tensor([rng.randrange(2) for _ in range(nodes)])
+            choices = torch.tensor([rng.randrange(2) for _ in range(nodes)])
             launch(own, tokens.to(device), choices.to(device)[:, None].repeat(1, apart)[:, 0])
             expected = verify(Draft(tree, tokens), choices)
             path = expected.path + expected.path[-1:] * (tree.max_depth - tree.depth_of[expected.node])

@@ -20,6 +20,7 @@ from .cache import TreeCache
 from .compiling import compiling
 from .drafter import DeviceDrafter, Drafter
 from .sampling import GREEDY, Choice, Sampling
+from .selection import Found
 from .settlement import Settlement
 from .static_forward import StaticForward
 from .target import Target
@@ -135,7 +136,7 @@ class FedStep:
         self.choices, *self._found = self.choice.ranked(self.logits, places, self._k, self._needs_bits)
         self.hidden = self.target.hidden
 
-    def found(self, n: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    def found(self, n: int) -> Found:
         """Candidates and bits of the first n nodes, (n, k) each, as far as the drafter needs them."""
         candidates, bits = self._found
         return None if candidates is None else candidates[:n], None if bits is None else bits[:n]

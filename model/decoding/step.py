@@ -15,7 +15,7 @@ from . import kernels
 from .cache import TreeCache
 from .drafter import DeviceSession, Session
 from .sampling import GREEDY, Choice, Sampling
-from .selection import candidates_of
+from .selection import Found, candidates_of
 from .static_step import Mark, StaticStep, StaticSteps
 from .target import Target
 from .tree import Draft
@@ -40,9 +40,6 @@ class Sequence:
     text: list[int]
     sampling: Sampling = GREEDY
     mark: Mark = unmarked
-
-
-Found = tuple[torch.Tensor | None, torch.Tensor | None]  # candidates and bits, (n, k) each, if they are asked for
 
 
 def conclude(

@@ -7,7 +7,6 @@ model. They say the same as `AdjacencyMatrix` and `TokenRecycling`, and are trie
 
 from __future__ import annotations
 
-import itertools
 import random
 
 import torch
@@ -106,33 +105,24 @@ def trial(device: torch.device, nodes: int, levels: int, k: int, dtype: torch.dt
     """
     rng, vocab, eos = random.Random(0), 2 * k + 4 + ends, list(range(ends))
     for update in ("all", "path"):
-        tree = _random_tree(nodes, levels, k, rng)
+        tree = kernels.random_tree(nodes, levels, k, rng)
         own = TokenRecycling(vocab, tree, k=k, dtype=dtype, update=update, eos=eos)  # on the CPU
         candidates = own.matrix.candidates.to(device, copy=True)
-        tokens, stop = torch.zeros(nodes, dtype=torch.long, device=device), torch.tensor(eos).long().to(device)
+        grown, stop = torch.zeros(len(tree), dtype=torch.long, device=device), torch.tensor(eos).long().to(device)
         for step in range(6):
             root = torch.tensor([rng.randrange(vocab)])
-            grow(candidates, root.to(device), tree.on(device), tokens)
-            drafted = own.grow(root)
+            grow(candidates, root.to(device), tree.on(device), grown)
+            if grown.tolist() != own.grow(root).tolist():
+                return f"does not grow {tree} with k={k} as the matrix does"
+            tokens = torch.tensor(
+                [rng.randrange(vocab) for _ in range(nodes)]
+            )  # what is learnt from may be no such tree
             best = torch.tensor([rng.sample(range(vocab), k) for _ in range(nodes)])
             share = (0.0, 0.1, 2 / nodes)[step % 3]  # of the nodes that stand; where an end does, nothing is written
             stands = torch.tensor([node == 0 or rng.random() < share for node in range(nodes)])
-            own.learn(drafted, best, stands)
-            write(candidates, tokens, best.to(device), stands.to(device), stop, only_standing=update == "path")
-            if tokens.tolist() != drafted.tolist() or candidates.tolist() != own.matrix.candidates.tolist():
-                return f"does not grow and write {tree} with k={k} as the matrix does"
+            own.learn(tokens, best, stands)
+            there = (tokens.to(device), best.to(device), stands.to(device), stop)
+            write(candidates, *there, only_standing=update == "path")
+            if candidates.tolist() != own.matrix.candidates.tolist():
+                return f"does not write {nodes} nodes with k={k} as the matrix does"
     return ""
-
-
-def _random_tree(nodes: int, levels: int, k: int, rng: random.Random) -> Tree:
-    """A tree of so many levels, and so many nodes if no more than k children a node can make them."""
-    sizes = [1] * levels
-    for _ in range(nodes - levels):
-        room = [level for level in range(1, levels) if sizes[level] < k * sizes[level - 1]]
-        if room:
-            sizes[rng.choice(room)] += 1
-    parents, first = [0], 0
-    for above, size in itertools.pairwise(sizes):
-        parents += sorted(first + place // k for place in rng.sample(range(above * k), size))
-        first += above
-    return Tree(parents)

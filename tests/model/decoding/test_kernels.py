@@ -62,6 +62,7 @@ I64, I32 = torch.int64, torch.int32
 TRIALS = [
     *((settlement.KERNEL, size) for size in ((1, 1, 1), (2, 2, 8), (16, 16, 1), (10, 4, 3), (81, 7, 8))),
     *((drafter.KERNEL, size) for size in ((1, 1, 1, I64, 0), (60, 6, 3, I32, 2), (81, 7, 8, I64, 1))),
+    *((drafter.KERNEL, size) for size in ((5, 1, 8, I64, 1), (10, 4, 1, I64, 0))),  # chains beside a smaller tree
     *((selection.KERNEL, size) for size in ((61, 8, torch.float32), (2500, 3, torch.float16))),
 ]
 LARGE = [
