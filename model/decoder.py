@@ -11,6 +11,7 @@ import torch
 from safetensors import SafetensorError
 
 from .decoding import Drafter, Generation, StepRecord, Target, decode
+from .decoding.loop import whole
 from .decoding.sampling import GREEDY, Sampling
 from .errors import UserError
 from .files import load_state
@@ -45,8 +46,12 @@ class Answer:
 class Decoder:
     """Decodes with a method; what the method carries from prompt to prompt stays with this object.
 
+    Threads may share it, and the model: each answer is what it is alone. They take turns by steps, so several answers at
+    once are no faster than one after the other, and each has a cache of its own.
+
     Args:
-        model: a transformers causal LM with full attention; its weights stay as they are.
+        model: a transformers causal LM with full attention; its weights stay as they are. What peft or torch.compile
+            made of it is taken, too; steps call it as it is inside `torch.compile(model)`.
         tokenizer: its tokenizer; None: ids in, ids out.
         method: a name of `methods.METHODS`, or a drafter; settings are the method's own.
         start: hot: what is learnt is carried on; cold: forgotten before each prompt; or the file of a saved state.
@@ -67,7 +72,7 @@ class Decoder:
         **settings: Any,
     ) -> None:
         self.target, self.tokenizer, self.start = Target(model, context=context), tokenizer, str(start)
-        self.eos = eos_of(model, tokenizer)
+        self.eos = eos_of(self.target.model, tokenizer)
         if isinstance(method, str):
             method = make_method(method, self.target, eos=self.eos, **settings)
         elif settings:
@@ -157,11 +162,21 @@ class Decoder:
         max_new_tokens: int = 256,
         sampling: Sampling = GREEDY,
     ) -> Generator[StepRecord, None, Generation]:
-        """The answer's steps, each as soon as its tokens are known; returns the whole. Raises as `decode` does."""
+        """The answer's steps, each as soon as its tokens are known; returns the whole.
+
+        Raises:
+            UserError: as `ids_of` and `decode`, and where the model is not what it was when this decoder was made.
+        """
         ids = self.ids_of(prompt)
-        if self.start == "cold":
-            self.method.reset()
-        session = self.method.session()
+        with self.target.turns:
+            if self.target.changed:
+                raise UserError(
+                    f"{self.target.name}: was resized, moved, cast or otherwise changed after this decoder was made; "
+                    "make a new one"
+                )
+            if self.start == "cold":
+                self.method.reset()
+            session = self.method.session()
         return decode(self.target, session, ids, max_new_tokens=max_new_tokens, eos=self.eos, sampling=sampling)
 
     def generate(
@@ -178,16 +193,6 @@ class Decoder:
     def text_of(self, ids: list[int]) -> str:
         """Without special tokens; empty without a tokenizer."""
         return "" if self.tokenizer is None else str(self.tokenizer.decode(ids, skip_special_tokens=True))
-
-
-def whole(steps: Generator[StepRecord, None, Generation]) -> Generation:
-    """What a stream returns at its end."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            found: Generation = end.value
-            return found
 
 
 def pieces(steps: Iterator[StepRecord], text_of: Any) -> Iterator[tuple[str, int]]:

@@ -5,6 +5,8 @@ transformers prepares inputs, processors and criteria as ever, and hands the dec
 
 from __future__ import annotations
 
+import weakref
+from contextlib import closing
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -12,11 +14,25 @@ import torch
 
 from .decoding import Drafter, Target, decode
 from .decoding.sampling import Sampling
+from .decoding.turns import turns_of
 from .errors import UserError
+from .generate_settings import refuse
 from .methods import make_method
 
 ROOM = 1024  # a target's context grows by multiples of this
 KEPT = "_token_recycling"  # the attribute of a model that holds what is `Kept`
+
+
+class KeptTarget(Target):
+    """A target that is kept with its model, and so does not keep the model: a cycle would outlive its last user."""
+
+    @property
+    def model(self) -> Any:
+        return self._model()
+
+    @model.setter
+    def model(self, model: Any) -> None:
+        self._model = weakref.ref(model)
 
 
 class Kept:
@@ -38,15 +54,20 @@ class Generate:
     processors leave, by noise that belongs to the token's place, so it is not torch's own draw but has its shares;
     `torch.manual_seed` decides it.
 
+    Threads may share it, and the model: each answer is what it is alone, also next to calls without it. They take turns
+    by steps, so several answers at once are no faster than one after the other, and each has a cache of its own.
+
     transformers (5.23) keeps some arguments from a callable: `streamer` (give `token_streamer`, too) and `tokenizer`,
     so that `stop_strings` becomes `stopping_criteria=[StopStringCriteria(tokenizer, [...])]`. Criteria get no scores.
+    An `assistant_model` is not seen and does nothing.
 
     Args:
         method: a name of `methods.METHODS`; settings are its own.
         start: hot, or cold: what was learnt is forgotten before each call.
 
     Raises:
-        UserError: when called, for what it cannot do (several sequences, beams, padding, scores), by name.
+        UserError: when called, for what it cannot do (several sequences, beams, padding, scores), by name: see
+            `generate_settings`.
     """
 
     def __init__(self, method: str = "recycling", *, start: str = "hot", **settings: Any) -> None:
@@ -71,33 +92,36 @@ class Generate:
                 same object as both; the prompt goes to the one, and what is new to the other.
         """
         config = generation_config
-        refuse(input_ids, config, kwargs)
+        refuse(model, input_ids, config, kwargs)
         prompt = input_ids[0].tolist()
-        target = target_of(model, config.max_length)
-        drafter = self._drafter(model, target)
-        if self.start == "cold":
-            drafter.reset()
+        with turns_of(model):
+            target = target_of(model, config.max_length)
+            drafter = self._drafter(model, target)
+            if self.start == "cold":
+                drafter.reset()
+            session = drafter.session()
         processors = (logits_processor,) if logits_processor else ()
         temperature = 1.0 if config.do_sample else 0.0  # a temperature of the caller's is one of the processors
         seed = int(torch.randint(1 << 62, (1,))) if config.do_sample else 0
         steps = decode(
             target,
-            drafter.session(),
+            session,
             prompt,
             max_new_tokens=config.max_length - len(prompt),
             sampling=Sampling(temperature=temperature, seed=seed, processors=processors),
         )
         ids = input_ids
-        for step in steps:
-            kept = []
-            for token in step.tokens:
-                kept.append(token)
-                ids = torch.cat((ids, torch.tensor([[token]], device=ids.device)), dim=1)
-                if bool(stopping_criteria(ids, None).all()):
-                    steps.close()
-                    break
-            for token in kept if token_streamer is not None else ():
-                token_streamer.put(torch.tensor([token]))
+        with closing(steps):
+            for step in steps:
+                kept = []
+                for token in step.tokens:
+                    kept.append(token)
+                    ids = torch.cat((ids, torch.tensor([[token]], device=ids.device)), dim=1)
+                    if bool(stopping_criteria(ids, None).all()):
+                        steps.close()
+                        break
+                for token in kept if token_streamer is not None else ():
+                    token_streamer.put(torch.tensor([token]))
         if token_streamer is not None:
             token_streamer.end()
         if not config.return_dict_in_generate:
@@ -120,43 +144,23 @@ class Generate:
         return drafter
 
 
-def refuse(input_ids: torch.Tensor, config: Any, kwargs: dict[str, Any]) -> None:
-    """Raises UserError for what this decoding cannot do."""
-    cache = kwargs.get("past_key_values")
-    cannot = {
-        "a batch of several sequences": input_ids.shape[0] > 1,
-        "num_beams": (config.num_beams or 1) > 1,
-        "num_return_sequences": (config.num_return_sequences or 1) > 1,
-        "penalty_alpha": bool(getattr(config, "penalty_alpha", None)),
-        "padding (attention_mask)": kwargs.get("attention_mask") is not None,
-        "past_key_values": cache is not None and cache.get_seq_length() > 0,
-        "inputs_embeds": kwargs.get("inputs_embeds") is not None,
-        "guidance_scale": (getattr(config, "guidance_scale", None) or 1) != 1,
-        "watermarking_config": getattr(config, "watermarking_config", None) is not None,
-    }
-    told = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
-    cannot |= {name: bool(config.return_dict_in_generate and getattr(config, name, False)) for name in told}
-    if asked := [name for name, wanted in cannot.items() if wanted]:
-        raise UserError(f"custom_generate: this decoding has no {', '.join(asked)}; leave it out")
-
-
 def target_of(model: Any, length: int) -> Target:
     """The model's target, made once and kept with it, with room for so many tokens.
 
-    Made anew where the text is longer than its context, or the model was moved, cast or copied since.
+    Made anew where the text is longer than its context, or the model is another one since: copied, resized, moved,
+    cast, with other layers or attention. In a turn of the model's.
 
     Raises:
         UserError: more than the model's positions, or a model that the engine cannot drive.
     """
-    weight = model.get_input_embeddings().weight
     kept: Kept = vars(model).get(KEPT, Kept())
     target = kept.target
-    if target is None or target.model is not model or (target.device, target.dtype) != (weight.device, weight.dtype):
+    if target is None or target.model is not model or target.changed:
         kept = Kept()
     elif target.context >= length:
         return target
     limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     context = -(-length // ROOM) * ROOM
-    kept.target = Target(model, context=context if limit is None or length > limit else min(context, limit))
+    kept.target = KeptTarget(model, context=context if limit is None or length > limit else min(context, limit))
     object.__setattr__(model, KEPT, kept)  # not by Module.__setattr__, which looks for parameters in it
     return kept.target

@@ -154,6 +154,8 @@ class TreeCache(Cache):
 class CachePool:
     """Caches that sequences borrow: those one after the other the same one, those at one time each its own.
 
+    Threads may share it: each call of the list is one piece, and nothing is assumed between two of them.
+
     Args:
         make: a cache with room for so many tokens.
     """
@@ -164,22 +166,29 @@ class CachePool:
 
     def reserve(self, capacity: int) -> None:
         """See to it that the next sequence finds a cache with that room. Free of cost where it does already."""
-        fitting = [cache for cache in self._free if cache.capacity >= capacity]
-        if not fitting:
-            self._free.clear()  # before a larger one is allocated
-            fitting = [self._make(capacity)]
-        self._free = [cache for cache in self._free if cache is not fitting[-1]] + fitting[-1:]  # the next one is last
+        self._free.append(self._taken(capacity))
 
     @contextmanager
     def borrowed(self, capacity: int) -> Iterator[TreeCache]:
         """An empty cache with room for so many tokens."""
-        self.reserve(capacity)
-        cache = self._free.pop()
+        cache = self._taken(capacity)
         cache.reset()
         try:
             yield cache
         finally:
             self._free.append(cache)
+
+    def _taken(self, capacity: int) -> TreeCache:
+        """A cache with that room, out of the pool: the one that was put back last, or a new one."""
+        for cache in reversed(self._free.copy()):
+            if cache.capacity >= capacity:
+                try:
+                    self._free.remove(cache)
+                except ValueError:  # another thread took it meanwhile
+                    continue
+                return cache
+        self._free.clear()  # before a larger one is allocated
+        return self._make(capacity)
 
     @property
     def nbytes(self) -> int:

@@ -13,6 +13,46 @@ from .cache import LayerShape
 from .grouped_attention import NAME
 
 
+def unwrapped(model: Any) -> Any:
+    """The transformers model inside what torch.compile or peft put around it. Adapters inside its layers stay active.
+
+    Raises:
+        UserError: an adapter that changes the inputs (prompt and prefix tuning), which a draft tree goes past.
+    """
+    while True:
+        if hasattr(model, "_orig_mod"):
+            model = model._orig_mod
+        elif hasattr(model, "peft_config") and hasattr(model, "get_base_model"):
+            check_inputs(model)
+            model = model.get_base_model()
+        else:
+            return model
+
+
+def check_inputs(model: Any) -> None:
+    """Refuse a peft model whose adapter changes the inputs."""
+    if getattr(model.active_peft_config, "is_prompt_learning", False):
+        kind = getattr(model.active_peft_config.peft_type, "value", model.active_peft_config.peft_type)
+        raise UserError(f"{type(model).__name__}: {kind} puts tokens of its own before a text; this decoding has none")
+
+
+def check_hooks(model: Any, name: str) -> None:
+    """Refuse a model whose forward its owner had compiled, where a method needs a hook inside it."""
+    for module in (model, model.get_decoder()):
+        own = vars(module).get("forward")
+        if module._compiled_call_impl is not None or hasattr(own, "_torchdynamo_orig_callable"):
+            raise UserError(
+                f"{name}: its forward is compiled, and this method reads hidden states inside it; give it uncompiled"
+            )
+
+
+def form_of(model: Any) -> tuple[Any, ...]:
+    """What is known of a model for good: its attention, and each weight's shape, type and device."""
+    attention = model.config.get_text_config()._attn_implementation
+    attention = "sdpa" if attention == NAME else attention  # for a moment, by another model of the same config
+    return (attention, *((weight.shape, weight.dtype, weight.device) for weight in model.parameters()))
+
+
 def check_forward(model: Any, name: str) -> bool:
     """Refuse what the engine cannot drive; say whether `forward` takes `logits_to_keep`."""
     if getattr(model.config, "is_encoder_decoder", False):

@@ -14,21 +14,33 @@ import torch
 from .attention_switch import AttentionSwitch
 
 NAME = "sdpa_grouped"
+SETTING = "_attn_implementation_internal"  # of a transformers config: the name that each layer looks up
 
 
-def use_grouped(model: Any) -> bool:
-    """Let a model attend so, if it runs on a CPU by sdpa and its heads share keys; whether it does now."""
-    config = model.config.get_text_config()
-    heads, shared = config.num_attention_heads, getattr(config, "num_key_value_heads", None)
-    on_cpu = model.get_input_embeddings().weight.device.type == "cpu"
-    if not on_cpu or shared in (None, heads) or config._attn_implementation != "sdpa":
-        return False
-    from transformers import AttentionInterface, AttentionMaskInterface  # not above: they load torch's compiler
+class Grouped:
+    """Lets a model attend so inside `with`, if it runs on a CPU by sdpa and its heads share keys. The model is its
+    owner's: outside it attends as it did, and forwards of other threads meanwhile get the same numbers.
+    """
 
-    AttentionInterface.register(NAME, GroupedAttention())
-    AttentionMaskInterface.register(NAME, AttentionMaskInterface()["sdpa"])  # so that padding works as ever
-    model.set_attn_implementation(NAME)
-    return True
+    def __init__(self, model: Any) -> None:
+        config = model.config.get_text_config()
+        heads, shared = config.num_attention_heads, getattr(config, "num_key_value_heads", None)
+        on_cpu = model.get_input_embeddings().weight.device.type == "cpu"
+        self._settings = vars(config)  # written to as they are: a config's own way takes longer than the gain
+        self._for_it = on_cpu and shared not in (None, heads) and self._settings.get(SETTING) == "sdpa"
+        if self._for_it:
+            from transformers import AttentionInterface, AttentionMaskInterface  # not above: they load the compiler
+
+            AttentionInterface.register(NAME, GroupedAttention())
+            AttentionMaskInterface.register(NAME, AttentionMaskInterface()["sdpa"])  # so that padding works as ever
+
+    def __enter__(self) -> None:
+        if self._for_it and self._settings[SETTING] == "sdpa":
+            self._settings[SETTING] = NAME
+
+    def __exit__(self, *error: object) -> None:
+        if self._for_it and self._settings[SETTING] == NAME:
+            self._settings[SETTING] = "sdpa"
 
 
 class GroupedAttention:
@@ -51,7 +63,7 @@ class GroupedAttention:
         **kwargs: Any,
     ) -> tuple[torch.Tensor, None]:
         """transformers' contract: query (1, H, n, D), key and value (1, Hkv, L, D) -> (1, n, H, D)."""
-        own = attention_mask is not None and query.shape[2] > 1
+        own = attention_mask is not None and query.shape[2] > 1 and query.device.type == "cpu"  # layers may be spread
         if not own or any(kwargs.get(name) is not None for name in AttentionSwitch.UNSUPPORTED):
             output: tuple[torch.Tensor, None] = self._sdpa(
                 module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs

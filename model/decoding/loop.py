@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Generator
-from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -97,8 +96,8 @@ def decode(
     The root is the last token known, at first the prompt's last one. A step forwards it with a draft below it, commits
     it with the drafts that stand, and puts out these and the target's own next token, which is the next root.
 
-    Other sequences may be decoded between two steps, on the same target and method, too. Its times count what its
-    consumer does between them.
+    Other sequences may be decoded between two steps, on the same target and method, too, and by other threads: a step
+    is a turn of the model's. Its times count what its consumer does between them, and what it waits.
 
     Args:
         session: closed at the end, however it comes, once the first step was asked for.
@@ -118,17 +117,20 @@ def decode(
     Raises:
         UserError: max_new_tokens < 1, or the prompt leaves no room for an answer.
     """
-    out = Generation()
-    with closing(_decode(target, session, prompt, max_new_tokens, eos, sampling, mark, out)) as steps:
+    out, turns = Generation(), target.turns
+    steps = _decode(target, session, prompt, max_new_tokens, eos, sampling, mark, out)
+    try:
         while True:
-            with torch.inference_mode():  # and not while the consumer is at work
+            with turns, torch.inference_mode():  # for one step, and not while the consumer is at work
                 record = next(steps, None)
             if record is None:
                 return out
             yield record
+    finally:
+        with turns:
+            steps.close()
 
 
-@torch.inference_mode()
 def generate(
     target: Target,
     drafter: Drafter,
@@ -140,11 +142,21 @@ def generate(
     mark: Mark = unmarked,
 ) -> Generation:
     """The whole answer at once: `decode` from the first step to the last, in a session of its own."""
-    out = Generation()
-    with closing(_decode(target, drafter.session(), prompt, max_new_tokens, eos, sampling, mark, out)) as steps:
-        for _ in steps:
-            pass
-    return out
+    with target.turns:
+        session = drafter.session()
+    return whole(
+        decode(target, session, prompt, max_new_tokens=max_new_tokens, eos=eos, sampling=sampling, mark=mark)
+    )
+
+
+def whole(steps: Generator[StepRecord, None, Generation]) -> Generation:
+    """What a stream returns at its end."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            found: Generation = end.value
+            return found
 
 
 def _decode(

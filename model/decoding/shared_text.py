@@ -228,6 +228,7 @@ def generate_together(
     if sampling.reads_text:
         raise UserError("sampling: a repetition penalty and other processors read the text; say timed=true")
     with ExitStack() as ends:
+        ends.enter_context(target.turns)
         cache = ends.enter_context(target.cache(sum(drafter.max_nodes for drafter in drafters)))
         sessions = [drafter.session() for drafter in drafters]
         choice = Choice(sampling, target.device)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import cached_property, partial
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -13,12 +14,13 @@ from ..errors import UserError
 from .attention import TreeAttention
 from .attention_switch import AttentionSwitch, register_tree_attention
 from .cache import CachePool, LayerShape, TreeCache
-from .checks import check_forward, check_positions, probe_layers
+from .checks import check_forward, check_hooks, check_positions, form_of, probe_layers, unwrapped
 from .devices import synchronize
-from .grouped_attention import use_grouped
+from .grouped_attention import Grouped
 from .linear import pack_linears
 from .masks import ALIGNED, TreeMasks
 from .tree import Draft
+from .turns import Turns, turns_of
 
 DEFAULT_CONTEXT = 4096
 EXECUTIONS = ("eager", "static", "compiled", "graph")
@@ -28,9 +30,10 @@ class Target:
     """A stock transformers model behind two verbs: `prefill`, and `forward` over a draft, both of them on a cache.
 
     A sequence borrows its cache: those that come one after the other get the same one, those at one time each its own.
+    Threads that share the model, by this target or another one, hold its `turns` for a step.
 
     Args:
-        model: a causal LM; its weights, dtype and device stay as they are.
+        model: a causal LM, by itself or inside what torch.compile or peft put around it; it stays as it is.
         context: tokens of prompt and answer together. Default: the model's own limit, at most 4096.
         tree_attention: static steps attend by `attention.TreeAttention` instead of sdpa with a mask: for CUDA.
         execution: of a step: eager, static, compiled or graph; see `static_step.StaticSteps`.
@@ -51,7 +54,13 @@ class Target:
         tree_attention: bool = False,
         linear: str = "stock",
     ) -> None:
-        self.model, self.linear = model, linear
+        self.model, self.linear = unwrapped(model), linear
+        with self.turns:
+            self._examine(context, execution, tree_attention)
+
+    def _examine(self, context: int | None, execution: str, tree_attention: bool) -> None:
+        """Learn all there is to know of the model."""
+        model = self.model
         self.name = model.config.name_or_path or type(model).__name__
         limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         if context is not None and limit is not None and context > limit:
@@ -64,11 +73,11 @@ class Target:
         check_positions(model.config, self.name, self.context)
         self._shapes: list[LayerShape] = []
         self._attention = str(model.config.get_text_config()._attn_implementation)  # sdpa or eager
-        use_grouped(model)
-        if linear == "stock":
+        self._grouped = Grouped(model)
+        if self.linear == "stock":
             self._probe()
         else:  # one forward tells what layers store and which share their input
-            pack_linears(model, self._probe, packed=linear == "packed")
+            pack_linears(model, self._probe, packed=self.linear == "packed")
         self.devices = sorted({self.device, *(shape.device for shape in self._shapes)}, key=str)  # layers may be spread
         self.switch: AttentionSwitch | None = None
         self.attend_by_tree(tree_attention)
@@ -76,7 +85,23 @@ class Target:
         self.masks = TreeMasks(self.dtype, self.device)
         self.hidden: torch.Tensor | None = None  # (n, H): last hidden states of the last forward, if kept
         self._hook: Any = None
+        self._thread = 0  # whose forwards the hook listens to
         self.execution = self.check_execution(execution)
+        self._form = form_of(model)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For deep copies: the copied model has turns of its own."""
+        return {name: value for name, value in vars(self).items() if name != "turns"}
+
+    @cached_property
+    def turns(self) -> Turns:
+        """Held for each step, so that threads can share the model and the methods made for it."""
+        return turns_of(self.model)
+
+    @property
+    def changed(self) -> bool:
+        """Whether the model is another one since: resized, moved, cast, or with other layers or attention."""
+        return form_of(self.model) != self._form
 
     def _probe(self) -> None:
         self._shapes = probe_layers(self.model, self.name, self.context, self.device)
@@ -100,8 +125,6 @@ class Target:
             raise UserError(f"{self.name}: tree attention needs layers of one shape on one device, this has several")
         self.switch = register_tree_attention() if wanted else None
         self.model.set_attn_implementation(self.switch.name if self.switch is not None else self._attention)
-        if not wanted:
-            use_grouped(self.model)
 
     @property
     def layer(self) -> LayerShape:
@@ -132,8 +155,9 @@ class Target:
 
     def reserve(self, nodes: int) -> None:
         """Allocate such a cache now, if there is none; the next sequence has it."""
-        self.masks.make_room(self.context + nodes)
-        self.caches.reserve(self._capacity(nodes))
+        with self.turns:
+            self.masks.make_room(self.context + nodes)
+            self.caches.reserve(self._capacity(nodes))
 
     def _capacity(self, nodes: int) -> int:
         """Of a cache: a static step's mask may be as wide, and its rows are to be aligned."""
@@ -154,14 +178,24 @@ class Target:
         return min(max_new_tokens, self.context - len(prompt))
 
     def keep_hidden(self, wanted: bool) -> None:
-        """Keep what enters the model's own head in `hidden` from now on, or no longer. Free where nothing changes."""
+        """Keep what enters the model's own head in `hidden` from now on, or no longer. Free where nothing changes.
+
+        Of this thread's forwards: what others do with the model meanwhile is theirs.
+
+        Raises:
+            UserError: the model was compiled by its owner, and compiled code does not notice that hooks come and go.
+        """
         if wanted and self._hook is None:
+            check_hooks(self.model, self.name)
+            self._thread = get_ident()
             self._hook = self.model.get_decoder().register_forward_hook(self._store_hidden)
         elif not wanted and self._hook is not None:
             self._hook.remove()  # left there it would be a cycle: model, hook, target, model
             self._hook = self.hidden = None
 
     def _store_hidden(self, module: Any, args: Any, output: Any) -> None:
+        if not torch.compiler.is_compiling() and get_ident() != self._thread:  # a compiled step is this thread's alone
+            return
         self.hidden = output[0][0].to(self.device)  # the decoder's first output, after its final norm: (1, n, H)
 
     @torch.inference_mode()
@@ -193,7 +227,8 @@ class Target:
             return torch.zeros(0, self.vocab_size, dtype=self.dtype, device=self.device)
         positions = self._within(torch.arange(past + n, device=self.device), past + n - 1)
         kwargs = {"logits_to_keep": 0 if all_logits else max(n, 1)} if self._keeps_logits else {}
-        logits = self._run_model(cache, tokens, None, positions, **kwargs)
+        with self._grouped:
+            logits = self._run_model(cache, tokens, None, positions, **kwargs)
         cache.commit(past)
         return logits
 
@@ -205,7 +240,8 @@ class Target:
         tokens = draft.tokens.to(self.device)
         # A root alone sees all there is: without a mask the fastest kernels take it, and shared heads are not repeated.
         mask = self.masks.behind(past, tree)[None, None] if len(tree) > 1 else None
-        return self._run_model(cache, tokens, mask, positions)
+        with self._grouped:
+            return self._run_model(cache, tokens, mask, positions)
 
     @torch.inference_mode()
     def forward_masked(
@@ -217,7 +253,8 @@ class Target:
             tokens, positions: int64 (n,).
             mask: what each of them attends to, additive (n, past + n).
         """
-        return self._run_model(cache, tokens, mask[None, None], positions.clamp(max=self.context - 1))
+        with self._grouped:
+            return self._run_model(cache, tokens, mask[None, None], positions.clamp(max=self.context - 1))
 
     def forward_static(
         self,
@@ -248,7 +285,8 @@ class Target:
         try:
             positions = positions.clamp(max=self.context - 1)  # see `_within`; the host does not know the length
             if mask is not None:
-                return self._call(compiled, cache, tokens, mask[None, None], positions)
+                with self._grouped:
+                    return self._call(compiled, cache, tokens, mask[None, None], positions)
             assert self.switch is not None and attention is not None
             with self.switch.use(attention):
                 return self._call(compiled, cache, tokens, None, positions)
