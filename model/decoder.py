@@ -46,8 +46,8 @@ class Answer:
 class Decoder:
     """Decodes with a method; what the method carries from prompt to prompt stays with this object.
 
-    Threads may share it, and the model: each answer is what it is alone. They take turns by steps, so several answers at
-    once are no faster than one after the other, and each has a cache of its own.
+    Threads may share it, and the model: each answer is what it is alone. They take turns by steps, so that several
+    answers at once are no faster than one after the other. Each has a cache of its own.
 
     Args:
         model: a transformers causal LM with full attention; its weights stay as they are. What peft or torch.compile

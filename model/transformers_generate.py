@@ -55,7 +55,7 @@ class Generate:
     `torch.manual_seed` decides it.
 
     Threads may share it, and the model: each answer is what it is alone, also next to calls without it. They take turns
-    by steps, so several answers at once are no faster than one after the other, and each has a cache of its own.
+    by steps, so that several answers at once are no faster than one after the other. Each has a cache of its own.
 
     transformers (5.23) keeps some arguments from a callable: `streamer` (give `token_streamer`, too) and `tokenizer`,
     so that `stop_strings` becomes `stopping_criteria=[StopStringCriteria(tokenizer, [...])]`. Criteria get no scores.

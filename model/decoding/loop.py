@@ -144,9 +144,7 @@ def generate(
     """The whole answer at once: `decode` from the first step to the last, in a session of its own."""
     with target.turns:
         session = drafter.session()
-    return whole(
-        decode(target, session, prompt, max_new_tokens=max_new_tokens, eos=eos, sampling=sampling, mark=mark)
-    )
+    return whole(decode(target, session, prompt, max_new_tokens=max_new_tokens, eos=eos, sampling=sampling, mark=mark))
 
 
 def whole(steps: Generator[StepRecord, None, Generation]) -> Generation:
