@@ -1,0 +1,211 @@
+"""Models that their owners change, wrap, compile or throw away between two answers."""
+
+import gc
+import weakref
+
+import pytest
+import torch
+
+from model.decoder import Decoder
+from model.errors import UserError
+from model.transformers_generate import KEPT, Generate
+from tests.conftest import greedy, toy_model
+
+IDS = torch.tensor([[5, 9, 5, 9, 5]])
+PROMPT = IDS[0].tolist()
+
+
+def decoded(model, generate, tokens=20):
+    out = model.generate(IDS, max_new_tokens=tokens, do_sample=False, eos_token_id=[], custom_generate=generate)
+    return out[0, len(PROMPT) :].tolist()
+
+
+def fewer_layers(model):
+    del model.model.layers[1]
+    model.config.num_hidden_layers = 1
+
+
+def another_layer(model):
+    """A layer with as many heads for keys as for queries."""
+    other = toy_model("llama", seed=3).model.layers[1]
+    model.model.layers[1] = other
+
+
+def untied(model):
+    model.lm_head.weight = torch.nn.Parameter(model.get_input_embeddings().weight.detach() * 2)
+
+
+CHANGES = {
+    "more tokens": lambda model: model.resize_token_embeddings(80),
+    "fewer tokens": lambda model: model.resize_token_embeddings(56),
+    "cast": lambda model: model.to(torch.float64),
+    "other attention": lambda model: model.set_attn_implementation("eager"),
+    "fewer layers": fewer_layers,
+    "another layer": another_layer,
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("method", ["recycling", "dynamic"])
+def test_a_model_that_changed_gets_a_target_of_its_own(method, change):
+    model, generate = toy_model("llama-grouped"), Generate(method)
+    decoder = Decoder(model, method=method)
+    decoded(model, generate)
+    decoder.generate(PROMPT, max_new_tokens=5)
+    CHANGES[change](model)
+    with torch.no_grad():  # the new rows say something
+        model.get_output_embeddings().weight[-6:].mul_(3.0)
+    assert decoded(model, generate) == greedy(model, PROMPT, 20)
+    with pytest.raises(UserError, match="make a new one"):
+        decoder.generate(PROMPT, max_new_tokens=5)
+    again = Decoder(model, method=method)
+    again.eos = frozenset()
+    assert again.generate(PROMPT, max_new_tokens=20).ids == greedy(model, PROMPT, 20)
+
+
+def test_weights_may_change_and_be_tied_anew():
+    """Nothing is known of their values: what was learnt is kept, and the text is the new one's."""
+    model, generate = toy_model("llama-grouped"), Generate()
+    before = decoded(model, generate)
+    target = vars(model)[KEPT].target
+    untied(model)
+    assert before != decoded(model, generate) == greedy(model, PROMPT, 20)
+    assert vars(model)[KEPT].target is target
+
+
+@pytest.mark.parametrize("method", ["recycling", "dynamic", "lookahead", "vanilla"])
+def test_a_model_is_freed_when_its_owner_lets_it_go(method):
+    model, generate = toy_model("llama-grouped"), Generate(method)
+    decoded(model, generate)
+    gone = weakref.ref(model)
+    gc.collect()
+    gc.disable()
+    try:
+        del model
+        assert gone() is None, "something holds it: a cycle waits for the collector"
+    finally:
+        gc.enable()
+    model = toy_model("llama-grouped")  # perhaps at the same address
+    assert decoded(model, generate) == greedy(model, PROMPT, 20)
+
+
+def compiled_whole(model):
+    return torch.compile(model, backend="eager")
+
+
+def compiled_forward(model):
+    model.forward = torch.compile(model.forward, backend="eager")
+    return model
+
+
+def compiled_in_place(model):
+    model.compile(backend="eager")
+    return model
+
+
+def compiled_layers(model):
+    for layer in model.model.layers:
+        layer.compile(backend="eager")
+    return model
+
+
+WAYS = [compiled_whole, compiled_forward, compiled_in_place, compiled_layers]
+
+
+@pytest.fixture
+def untraced():
+    """What is compiled runs as it is: tracing takes ten seconds a test."""
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_compiled_model_answers_as_it_is(way, untraced):
+    expected = greedy(toy_model("llama-grouped"), PROMPT, 20)
+    model = way(toy_model("llama-grouped"))
+    assert decoded(model, Generate()) == expected
+    decoder = Decoder(model)
+    decoder.eos = frozenset()
+    assert decoder.generate(PROMPT, max_new_tokens=20).ids == expected
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_hidden_states_are_read_outside_of_compiled_code_alone(way, untraced):
+    """Compiled code does not notice hooks that come and go; who needs one says so."""
+    model = way(toy_model("llama-grouped"))
+    target = Decoder(model, method="vanilla").target
+    if way in (compiled_forward, compiled_in_place):
+        with pytest.raises(UserError, match="its forward is compiled"):
+            target.keep_hidden(True)
+        return
+    target.keep_hidden(True)
+    with torch.inference_mode():
+        target.model(IDS)
+    assert target.hidden is not None and target.hidden.shape == (5, 32)
+    target.keep_hidden(False)
+
+
+class Adapter:
+    """What peft's models have: settings, and the transformers model whose layers they changed."""
+
+    def __init__(self, model, prompt_learning):
+        self.model = model
+        self.active_peft_config = type("Settings", (), dict(is_prompt_learning=prompt_learning, peft_type="X_TUNING"))
+        self.peft_config = {"default": self.active_peft_config}
+
+    def get_base_model(self):
+        return self.model
+
+    def prepare_inputs_for_generation(self, *args, **kwargs):
+        return type(self.model).prepare_inputs_for_generation(self.model, *args, **kwargs)
+
+
+def test_an_adapter_inside_the_layers_is_used_and_one_of_the_inputs_refused():
+    model = toy_model("llama-grouped")
+    decoder = Decoder(Adapter(model, False))
+    decoder.eos = frozenset()
+    assert decoder.generate(PROMPT, max_new_tokens=20).ids == greedy(model, PROMPT, 20)
+    with pytest.raises(UserError, match="X_TUNING"):
+        Decoder(Adapter(model, True))
+    model.prepare_inputs_for_generation = Adapter(model, False).prepare_inputs_for_generation  # as peft sets it
+    assert decoded(model, Generate()) == greedy(model, PROMPT, 20)
+    model.prepare_inputs_for_generation = Adapter(model, True).prepare_inputs_for_generation
+    with pytest.raises(UserError, match="prompt tuning"):
+        decoded(model, Generate())
+
+
+def adapted(model):
+    peft = pytest.importorskip("peft", reason="optional: adapters")
+    settings = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
+    torch.manual_seed(1)
+    return peft.get_peft_model(model, settings)
+
+
+def test_lora_answers_as_in_generate():
+    model = toy_model("llama-grouped")
+    plain, generate, decoder = greedy(model, PROMPT, 20), Generate(), Decoder(model)
+    assert decoded(model, generate) == plain
+    lora = adapted(model)
+    settings = dict(max_new_tokens=20, do_sample=False, eos_token_id=[], pad_token_id=0)
+    expected = lora.generate(input_ids=IDS, **settings)
+    assert expected[0, 5:].tolist() != plain
+    assert lora.generate(input_ids=IDS, custom_generate=generate, **settings).equal(expected)
+    with pytest.raises(UserError, match="make a new one"):
+        decoder.generate(PROMPT)
+    decoder = Decoder(lora)
+    decoder.eos = frozenset()
+    assert decoder.generate(PROMPT, max_new_tokens=20).ids == expected[0, 5:].tolist()
+    with lora.disable_adapter():
+        assert lora.generate(input_ids=IDS, custom_generate=generate, **settings)[0, 5:].tolist() == plain
+        assert decoder.generate(PROMPT, max_new_tokens=20).ids == plain
+
+
+def test_tuned_prompts_are_refused():
+    peft = pytest.importorskip("peft", reason="optional: adapters")
+    model = peft.get_peft_model(
+        toy_model("llama-grouped"), peft.PromptTuningConfig(num_virtual_tokens=4, task_type="CAUSAL_LM")
+    )
+    with pytest.raises(UserError, match="prompt tuning"):
+        model.generate(input_ids=IDS, max_new_tokens=5, custom_generate=Generate())
+    with pytest.raises(UserError, match="PROMPT_TUNING"):
+        Decoder(model)

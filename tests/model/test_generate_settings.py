@@ -1,0 +1,158 @@
+"""Every setting of transformers' generate is honoured, decides nothing, or is refused by name."""
+
+import pytest
+import torch
+from transformers import GenerationConfig
+
+from model import generate_settings
+from model.errors import UserError
+from model.generate_settings import HONOURED, IRRELEVANT, OUTPUTS, REFUSED
+from model.transformers_generate import Generate
+from tests.conftest import toy_model
+
+FIELDS = {name for name in vars(GenerationConfig()) if not name.startswith("_")}
+PROMPT = [5, 9, 5, 9, 5]
+
+
+def answer(settings, **more):
+    model, ids = toy_model("llama"), torch.tensor([PROMPT])
+    settings = {"max_new_tokens": 30, "do_sample": False, "pad_token_id": 0, "eos_token_id": []} | settings
+    return model.generate(ids, **settings, **more)
+
+
+def test_every_field_of_the_installed_version_is_in_one_list():
+    lists = [set(HONOURED), set(IRRELEVANT), set(REFUSED), set(OUTPUTS)]
+    assert sum(map(len, lists)) == len(set.union(*lists)), "in one alone"
+    assert not FIELDS - set.union(*lists), "a field that nobody has looked at"
+
+
+ASKED = {
+    "num_beam_groups": 2,
+    "penalty_alpha": 0.6,
+    "dola_layers": "low",
+    "constraints": [1],
+    "force_words_ids": [[7]],
+    "guidance_scale": 1.5,
+    "watermarking_config": {"bias": 2.0},
+    "prompt_lookup_num_tokens": 3,
+    "assistant_early_exit": 1,
+    "use_mtp": True,
+    "speculation_type": "dflash",
+    "is_assistant": True,
+    "prefill_chunk_size": 2,
+    "cache_implementation": "quantized",
+    "num_beams": 2,
+    "num_return_sequences": 2,
+}
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_what_is_not_done_is_refused_by_name(name):
+    if name not in FIELDS:
+        pytest.skip(f"no {name} in this transformers")
+    config = GenerationConfig(max_length=20, return_dict_in_generate=False)
+    setattr(config, name, ASKED[name])
+    with pytest.raises(UserError, match=name):
+        generate_settings.refuse(toy_model("llama"), torch.tensor([PROMPT]), config, {})
+
+
+@pytest.mark.parametrize("name", ["dola_layers", "prompt_lookup_num_tokens", "prefill_chunk_size"])
+def test_what_is_refused_comes_through_generate(name):
+    with pytest.raises(UserError, match=name):
+        answer({name: ASKED[name]}, custom_generate=Generate())
+
+
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_outputs_are_refused_where_they_would_be_given(name):
+    with pytest.raises(UserError, match=name):
+        answer({name: True, "return_dict_in_generate": True}, custom_generate=Generate())
+
+
+def test_a_field_that_nobody_knows_is_refused_as_soon_as_it_is_used(monkeypatch):
+    monkeypatch.delitem(HONOURED, "no_repeat_ngram_size")
+    assert answer({}, custom_generate=Generate()).equal(answer({})), "not where it is as ever"
+    with pytest.raises(UserError, match="no_repeat_ngram_size"):
+        answer({"no_repeat_ngram_size": 2}, custom_generate=Generate())
+
+
+def test_remarks_of_a_checkpoint_are_no_settings():
+    """Some publish fields of their own beside transformers'."""
+    config = GenerationConfig(max_new_tokens=20, chat_format="chatml", pad_token_id=0)
+    model, ids = toy_model("llama"), torch.tensor([PROMPT])
+    found = model.generate(ids, generation_config=config, custom_generate=Generate())
+    assert found.equal(model.generate(ids, generation_config=config))
+
+
+GREEDY = {
+    "max_length": {"max_length": 12, "max_new_tokens": None},
+    "max_new_tokens": {"max_new_tokens": 7},
+    "min_length": {"min_length": 25, "eos_token_id": [35, 54]},
+    "min_new_tokens": {"min_new_tokens": 20, "eos_token_id": [35, 54]},
+    "eos_token_id": {"eos_token_id": 54},
+    "max_time": {"max_time": 0.0},
+    "repetition_penalty": {"repetition_penalty": 1.5},
+    "encoder_repetition_penalty": {"encoder_repetition_penalty": 5.0},
+    "no_repeat_ngram_size": {"no_repeat_ngram_size": 2},
+    "encoder_no_repeat_ngram_size": {"encoder_no_repeat_ngram_size": 1},
+    "bad_words_ids": {"bad_words_ids": [[36], [54, 53]]},
+    "sequence_bias": {"sequence_bias": [[[7], 30.0], [[54], -30.0]]},
+    "suppress_tokens": {"suppress_tokens": [54, 35]},
+    "begin_suppress_tokens": {"begin_suppress_tokens": [36, 54, 16]},
+    "forced_bos_token_id": {"forced_bos_token_id": 7},
+    "forced_eos_token_id": {"forced_eos_token_id": 8},
+    "exponential_decay_length_penalty": {"exponential_decay_length_penalty": (3, 3.0), "eos_token_id": 9},
+    "remove_invalid_values": {"remove_invalid_values": True},
+    "renormalize_logits": {"renormalize_logits": True},
+}
+
+
+@pytest.mark.parametrize("name", GREEDY)
+def test_what_is_honoured_does_what_it_does_in_generate(name):
+    assert name in HONOURED
+    assert answer(GREEDY[name], custom_generate=Generate()).equal(answer(GREEDY[name]))
+
+
+DRAWN = {
+    "temperature": 0.5,
+    "top_k": 2,
+    "top_p": 0.3,
+    "top_h": 0.2,
+    "min_p": 0.9,
+    "typical_p": 0.2,
+    "epsilon_cutoff": 0.3,
+    "eta_cutoff": 0.9,
+}
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_what_narrows_a_draw_is_among_the_processors(name):
+    """So that the draw with it is another one than without."""
+    if name not in FIELDS:
+        pytest.skip(f"no {name} in this transformers")
+    texts = []
+    for settings in ({name: DRAWN[name]}, {}):
+        torch.manual_seed(3)
+        drawn = {"do_sample": True, "temperature": 20.0, "top_k": 0} | settings
+        texts.append(answer(drawn, custom_generate=Generate()).tolist())
+    assert texts[0] != texts[1]
+
+
+@pytest.mark.parametrize("settings", [{"stop_strings": "a"}, {"token_healing": True}])
+def test_what_needs_a_tokenizer_says_so(settings):
+    with pytest.raises(ValueError, match="tokenizer"):
+        answer(settings, custom_generate=Generate())
+
+
+def test_inputs_that_this_decoding_would_not_see_are_refused():
+    model, ids = toy_model("llama"), torch.tensor([PROMPT])
+    for name, value in (("position_ids", torch.arange(5)[None] + 3), ("token_type_ids", torch.zeros(1, 5))):
+        config = GenerationConfig(max_length=20, return_dict_in_generate=False)
+        with pytest.raises(UserError, match=name):
+            generate_settings.refuse(model, ids, config, {name: value})
+    with pytest.raises(UserError, match="position_ids"):
+        model.generate(ids, position_ids=torch.arange(5)[None] + 3, max_new_tokens=4, custom_generate=Generate())
+
+
+def test_irrelevant_settings_change_nothing():
+    for settings in ({"use_cache": False}, {"cache_implementation": "static"}, {"length_penalty": 2.0}):
+        assert answer(settings, custom_generate=Generate()).equal(answer({}))
