@@ -192,7 +192,7 @@ def test_all_nodes_of_a_place_have_its_noise():
 
 
 def test_kept_noise_is_bounded_in_bytes_and_none_is_dropped_that_a_call_needs(monkeypatch):
-    """Answers by one seed, longer than what is kept; one asks for more places at once than fit, of which some are kept."""
+    """Answers by one seed, longer than what is kept; then more places at once than fit, of which some are kept."""
     bound, drawn = 20 * 4 * V, list[int]()
 
     def counted(seed, positions, vocab):
