@@ -179,6 +179,7 @@ class _Sequence:
         if self._begun is not None:
             self._begun = None
             self._tell_prompt(self.prompt, [self.context])
+        verification.cut(limit - len(self.out.tokens), eos)
         self.session.observe(verification)
         self.out.forwards += 1
         for token in verification.tokens:
