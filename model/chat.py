@@ -14,6 +14,7 @@ from .decoding import StepRecord, generate
 from .decoding.sampling import Sampling
 from .errors import UserError
 from .methods import METHODS, make_method
+from .terminal import visible
 from .vanilla import Vanilla
 
 VICUNA = (
@@ -30,7 +31,7 @@ HELP = """/method NAME [SETTING=NUMBER ...]   another way to draft, e.g. /method
 
 
 class Chat:
-    """One chat, from lines in to text out.
+    """One chat, from lines in to text out; control characters in what the model says are shown, not sent.
 
     Args:
         colours: runs of accepted tokens are coloured by their length, and a line of figures stands below each answer.
@@ -110,7 +111,8 @@ class Chat:
         with closing(steps), suppress(KeyboardInterrupt):
             for piece, length in pieces(map(counted, steps), own.text_of):
                 text += piece
-                self._put(f"\033[{COLOURS[min(length, len(COLOURS)) - 1]}m{piece}\033[0m" if self.colours else piece)
+                shown = visible(piece)
+                self._put(f"\033[{COLOURS[min(length, len(COLOURS)) - 1]}m{shown}\033[0m" if self.colours else shown)
         seconds = time.perf_counter() - first
         self._put("\n")
         self._show("\033[23;2t")
@@ -134,7 +136,8 @@ class Chat:
         self.out.flush()
 
     def _note(self, text: str) -> None:
-        self._put(f"\033[2m{text}\033[0m\n" if self.colours else f"{text}\n")
+        shown = visible(text)  # an error may quote what a model's files say
+        self._put(f"\033[2m{shown}\033[0m\n" if self.colours else f"{shown}\n")
 
 
 def plain_speed(decoder: Decoder, prompt: list[int]) -> float | None:

@@ -14,6 +14,7 @@ from .decoder import Decoder
 from .decoding.sampling import Sampling
 from .errors import UserError
 from .methods import METHODS
+from .terminal import one_line, visible
 
 
 def parser() -> argparse.ArgumentParser:
@@ -45,7 +46,7 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         run(given)
     except UserError as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"error: {one_line(error)}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
@@ -87,14 +88,14 @@ def run(given: argparse.Namespace) -> None:
 
 
 def answer(decoder: Decoder, prompt: str, given: argparse.Namespace, sampling: Sampling) -> None:
-    """One prompt's answer to standard output."""
+    """One prompt's answer to standard output: exact, but for control characters in a terminal."""
     ids = decoder.ids_of(prompt) if given.raw else prompt_of(decoder, [{"role": "user", "content": prompt}])
     found = decoder.generate(ids, max_new_tokens=given.max_new_tokens, sampling=sampling)
     if given.jsonl:
         row = {"prompt": prompt, "text": found.text, "ids": found.ids, "accept_lengths": found.accept_lengths}
-        print(json.dumps(row | {"stop": found.stop}, ensure_ascii=False), flush=True)
-    else:
-        print(found.text, flush=True)
+        print(visible(json.dumps(row | {"stop": found.stop}, ensure_ascii=False)), flush=True)
+    else:  # exact in a file or a pipe; a terminal would obey what the model says
+        print(visible(found.text) if sys.stdout.isatty() else found.text, flush=True)
 
 
 def prompts_of(given: argparse.Namespace) -> list[str]:
@@ -102,10 +103,11 @@ def prompts_of(given: argparse.Namespace) -> list[str]:
     if given.prompt is not None:
         return [given.prompt]
     try:
-        text = sys.stdin.read() if str(given.file) == "-" else given.file.read_text(encoding="utf-8")
+        text = (sys.stdin.buffer.read() if str(given.file) == "-" else given.file.read_bytes()).decode()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"--file {given.file}: cannot be read ({error})") from None
-    found = [line for line in text.splitlines() if line.strip()]
+    lines = [line.removesuffix("\r") for line in text.split("\n")]  # U+2028, form feeds and others are text
+    found = [line for line in lines if line.strip()]
     if not found:
         raise UserError(f"--file {given.file}: holds no prompt")
     return found

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors import SafetensorError
 
 from .decoding import Drafter, Generation, StepRecord, Target, decode
@@ -19,7 +21,9 @@ from .methods import make_method
 from .quantization import quantize as quantized
 
 DTYPES = ("auto", "float32", "float16", "bfloat16")
-Prompt = str | Sequence[int] | torch.Tensor | Sequence[dict[str, str]]
+# Text; a chat; or ids: a list or an array (NumPy's, torch's) of one row, or a mapping that has them as input_ids.
+Ids = Sequence[int] | Sequence[Sequence[int]] | torch.Tensor | NDArray[np.integer[Any]]
+Prompt = str | Sequence[Mapping[str, str]] | Ids | Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -128,20 +132,24 @@ class Decoder:
         """Token ids of a prompt: ids as they are, a chat (roles and contents) by the tokenizer's template, or text.
 
         Raises:
-            UserError: text without a tokenizer, a chat without a template, or nothing at all.
+            UserError: text without a tokenizer, a chat without a template, several rows, padding, or no ids.
         """
-        given = prompt.flatten().tolist() if isinstance(prompt, torch.Tensor) else prompt
-        ids: list[int]
-        if not isinstance(given, str) and all(isinstance(token, int) for token in given):
-            ids = list(given)  # type: ignore[arg-type]
-        elif self.tokenizer is None:
-            raise UserError("prompt: is text, and this decoder has no tokenizer; give token ids")
-        elif isinstance(given, str):
-            ids = list(self.tokenizer(given)["input_ids"])
-        elif self.tokenizer.chat_template is None:
-            raise UserError("prompt: is a chat, and the tokenizer has no template for one; give text")
+        given = prompt if isinstance(prompt, str) else one_row(prompt)
+        if isinstance(given, str) or any(isinstance(turn, Mapping) for turn in given):
+            kind = "text" if isinstance(given, str) else "a chat"
+            if self.tokenizer is None:
+                raise UserError(f"prompt: is {kind}, and this decoder has no tokenizer; give token ids")
+            if isinstance(given, str):
+                ids = list(self.tokenizer(given)["input_ids"])
+            elif self.tokenizer.chat_template is None:
+                raise UserError("prompt: is a chat, and the tokenizer has no template for one; give text")
+            else:
+                ids = self._templated(given)
         else:
-            ids = self._templated(list(given))  # type: ignore[arg-type]
+            ids = given
+        for token in ids:
+            if not isinstance(token, int) or isinstance(token, bool):
+                raise UserError(f"prompt: holds {str(token)[:40]!r}, which is no token id; give text, ids or one chat")
         if not ids:
             raise UserError("prompt: has no tokens")
         if not 0 <= min(ids) <= max(ids) < self.target.vocab_size:
@@ -193,6 +201,33 @@ class Decoder:
     def text_of(self, ids: list[int]) -> str:
         """Without special tokens; empty without a tokenizer."""
         return "" if self.tokenizer is None else str(self.tokenizer.decode(ids, skip_special_tokens=True))
+
+
+def one_row(prompt: Any) -> list[Any]:
+    """What a prompt that is no text holds, as Python's own numbers: ids, or the turns of a chat.
+
+    Raises:
+        UserError: several rows, padding, or no list at all.
+    """
+    if isinstance(prompt, Mapping):
+        if "input_ids" not in prompt:
+            raise UserError(f"prompt: is a mapping of {', '.join(map(str, prompt))[:80]}, without input_ids")
+        mask = prompt.get("attention_mask")
+        if mask is not None and 0 in (row := one_row(mask)):
+            raise UserError(f"prompt: attention_mask leaves {row.count(0)} of {len(row)} tokens out; give ids unpadded")
+        return one_row(prompt["input_ids"])
+    given = prompt.tolist() if hasattr(prompt, "tolist") else prompt
+    if isinstance(given, int):  # a tensor without a dimension
+        return [given]
+    if not isinstance(given, Sequence) or isinstance(given, str | bytes):
+        raise UserError(f"prompt: is of type {type(prompt).__name__}; give text, a chat or token ids")
+    given = [each.tolist() if hasattr(each, "tolist") else each for each in given]
+    rows = [each for each in given if isinstance(each, Sequence) and not isinstance(each, str)]
+    if not rows:
+        return given
+    if len(given) > 1:
+        raise UserError(f"prompt: has {len(given)} rows; a decoder answers one, give them one by one")
+    return one_row(rows[0])
 
 
 def pieces(steps: Iterator[StepRecord], text_of: Any) -> Iterator[tuple[str, int]]:

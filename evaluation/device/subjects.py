@@ -32,7 +32,7 @@ def load(name: str, device: torch.device, dtype: torch.dtype) -> Any:
 def spoken_prompts(count: int) -> list[list[int]]:
     """First turns of the sample bench, one of every kind first, in the manner of the embedded model's conversations."""
     tokenizer = Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
-    rows = [json.loads(line) for line in QUESTIONS.read_text(encoding="utf-8").splitlines()]
+    rows = [json.loads(line) for line in QUESTIONS.read_text(encoding="utf-8").split("\n") if line]
     kinds = {row["category"]: row for row in reversed(rows)}
     return [tokenizer.encode(f"USER: {row['turns'][0]} ASSISTANT:").ids for row in list(kinds.values())[:count]]
 

@@ -9,13 +9,11 @@ from contextlib import contextmanager
 from typing import ClassVar
 
 from model.errors import UserError
+from model.terminal import one_line
+
+__all__ = ["Failure", "fail", "one_line", "told", "user_errors"]
 
 INTERRUPTED = 130  # what a shell reports for Ctrl-C
-
-
-def one_line(error: BaseException) -> str:
-    """The message of an exception, on one line."""
-    return " ".join(str(error).split())
 
 
 def told(error: Exception) -> str | None:

@@ -67,10 +67,8 @@ class Generation:
         return [step.accepted for step in self.steps]
 
     def add(self, verification: Verification, limit: int, eos: Collection[int]) -> bool:
-        """Add a step's tokens, cut at the answer's end; whether it goes on."""
-        draft = verification.draft
-        tokens = verification.tokens[: limit - len(self.tokens)]
-        tokens = next((tokens[: i + 1] for i, token in enumerate(tokens) if token in eos), tokens)
+        """Add a step's tokens, which are cut at the answer's end; whether it goes on."""
+        draft, tokens = verification.draft, verification.tokens
         path = draft.tree.rank_path(verification.node)[: len(tokens)]
         self.tokens += tokens
         self.steps.append(StepRecord(tokens, len(draft.tree), path, draft.source))
@@ -182,7 +180,7 @@ def _decode(
     try:
         limit = target.room(prompt, max_new_tokens)
         with target.cache(session.method.max_nodes) as cache:
-            of = Sequence(target, cache, session, list(prompt), sampling, mark)
+            of = Sequence(target, cache, session, list(prompt), sampling, mark, len(prompt) + limit, eos)
             step = make_step(of)
             session.choice, made = step.choice, step.setup_s
             target.synchronize()

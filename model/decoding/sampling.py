@@ -21,7 +21,7 @@ from .tree import Draft
 # What reads the text so far: (ids (m, L), scores (m, V)) -> (m, V), rows one by one; transformers' LogitsProcessors do.
 Processor = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 _HALF = (1 << 32) - 1
-ROWS = 512  # of noise that are kept
+NOISE_BYTES = 64 << 20  # of noise that are kept; a row takes 4 V
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,8 @@ class Choice:
         self.sampling = sampling
         self.seed = torch.zeros((), dtype=torch.long, device=device)  # where it stays, for captured steps
         self._now = 0
-        self._rows: dict[tuple[int, int], torch.Tensor] = {}  # noise (V,) by seed and place, on a CPU
+        # Noise (V,) by seed and place, on a CPU; what was used last stands last.
+        self._rows: dict[tuple[int, int], torch.Tensor] = {}
         self._processors, self._warpers = _processors(sampling), _warpers(sampling)
         self.take(sampling.seed)
 
@@ -164,13 +165,15 @@ class Choice:
         if positions.device.type != "cpu":
             return gumbel(self.seed, positions, vocab)
         places = [(self._now, place) for place in positions.tolist()]
-        missing = [place for place in dict.fromkeys(places) if place not in self._rows]
+        rows = {place: self._rows.pop(place) for place in places if place in self._rows}
+        missing = [place for place in dict.fromkeys(places) if place not in rows]
         if missing:
             drawn = gumbel(self.seed, torch.tensor([place for _, place in missing]), vocab)
-            while len(self._rows) > ROWS:
-                del self._rows[next(iter(self._rows))]
-            self._rows |= zip(missing, drawn, strict=True)
-        return torch.stack([self._rows[place] for place in places])
+            rows |= zip(missing, (row.clone() for row in drawn), strict=True)  # a view would keep all that was drawn
+        self._rows |= rows
+        while len(self._rows) > max(NOISE_BYTES // (4 * vocab), len(rows)):  # the longest unused, none of these
+            del self._rows[next(iter(self._rows))]
+        return torch.stack([rows[place] for place in places])
 
 
 def gumbel(seed: torch.Tensor, positions: torch.Tensor, vocab: int) -> torch.Tensor:

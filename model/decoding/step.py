@@ -6,6 +6,8 @@ back; and fed, for all other drafters: a draft of any tree goes through a forwar
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import torch
@@ -32,6 +34,8 @@ class Sequence:
 
     Attributes:
         text: the prompt and what was put out, the root last.
+        end: tokens of prompt and answer together, at most.
+        eos: ids that end an answer.
     """
 
     target: Target
@@ -40,12 +44,14 @@ class Sequence:
     text: list[int]
     sampling: Sampling = GREEDY
     mark: Mark = unmarked
+    end: int = sys.maxsize
+    eos: Collection[int] = ()
 
 
 def conclude(
     of: Sequence, draft: Draft, logits: torch.Tensor, choices: torch.Tensor, found: Found | None = None
 ) -> Verification:
-    """Verify, commit, observe: what follows a forward over a draft of n nodes.
+    """Verify, commit, observe: what follows a forward over a draft of n nodes. What is put out ends with the answer.
 
     Args:
         logits: (n, V).
@@ -65,6 +71,7 @@ def conclude(
     hidden = of.target.hidden
     if hidden is not None:  # behind a prompt's own, if it was forwarded with the prompt
         verification.hidden = hidden[-len(tree) :]
+    verification.cut(of.end - len(of.text), of.eos)
     of.session.observe(verification)
     of.mark("observe")
     return verification
@@ -125,6 +132,7 @@ class StaticSequence:
         )
         self.of.mark("step")
         cache.length += step.tree.depth_of[verification.node] + 1
+        verification.cut(self.of.end - len(self.of.text), self.of.eos)
         self.session.account(verification)
         return verification
 

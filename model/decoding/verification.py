@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +21,8 @@ class Verification:
         choices: int64 (n,); the token that the target picks after each node.
         stands: bool (n,); whether the node and all above it are what the target picks. The root always stands.
         node: the deepest standing node, 0 if only the root stands.
-        tokens: the accepted drafts, then the target's own next token (the bonus). Never empty.
+        tokens: the accepted drafts, then the target's own next token (the bonus). Never empty. Before a session
+            observes, `cut` at the answer's end, unlike all the others.
         logits: (n, V), for a drafter that asked for them.
         candidates: int64 (n, k), bits: (n, k), hidden: (n, H), the same; bits as `selection.top_k_and_bits` has them.
     """
@@ -39,6 +41,16 @@ class Verification:
     def path(self) -> list[int]:
         """The accepted nodes, root first."""
         return self.draft.tree.chain_of[self.node]
+
+    def cut(self, room: int, eos: Collection[int]) -> None:
+        """Leave out tokens behind the answer's end, so that nobody learns text that is not put out.
+
+        Args:
+            room: tokens that the answer may still have, at least 1.
+            eos: ids that end it; the first of them stays.
+        """
+        ends = (place for place, token in enumerate(self.tokens, 1) if token in eos)
+        self.tokens = self.tokens[: min(room, next(ends, room))]
 
 
 def standing(tree: Tree, tokens: Any, choices: Any) -> tuple[Any, Any]:

@@ -23,6 +23,7 @@ from model.chat import Chat
 from model.command import main
 from model.decoder import Decoder
 from model.decoding.sampling import GREEDY
+from model.errors import UserError
 from model.files import ROOT
 
 EMBEDDED = str(ROOT / "data/embedded")
@@ -57,6 +58,17 @@ def test_prompts_of_a_file_are_answered_as_objects(tmp_path, decoder):
     raw = ["generate", EMBEDDED, "--prompt", "The sky is", "--raw", "--max-new-tokens", "5", "--jsonl"]
     drawn = [json.loads(said(*raw, *more)[1])["ids"] for more in ([], ["--temperature", "9", "--method", "vanilla"])]
     assert drawn[0] == decoder.generate("The sky is", max_new_tokens=5).ids != drawn[1]
+
+
+def test_a_prompt_ends_with_its_line_alone(tmp_path):
+    """U+2028, U+0085, form feeds and a lone carriage return are text, in a file and on standard input."""
+    prompts = ["one\u2028two", "three\x0cfour\x85five", "six\rseven", "eight"]
+    content = f"{prompts[0]}\n{prompts[1]}\r\n\n{prompts[2]}\n{prompts[3]}".encode()
+    (tmp_path / "prompts").write_bytes(content)
+    settings = ["generate", EMBEDDED, "--jsonl", "--max-new-tokens", "1", "--method", "vanilla", "--file"]
+    done = subprocess.run([*COMMAND, *settings, "-"], input=content, capture_output=True, cwd=ROOT, timeout=120)
+    for out in (done.stdout.decode(), said(*settings, str(tmp_path / "prompts"))[1]):
+        assert [json.loads(line)["prompt"] for line in out.split("\n") if line] == prompts
 
 
 @pytest.mark.parametrize(
@@ -107,6 +119,56 @@ def test_commands_of_a_chat(decoder):
     long = "word " * 6000
     assert chat.say(long) and "prompt of" in out.getvalue() and chat.turns == [], "too long a turn is taken back"
     assert not chat.say("/quit")
+
+
+# A title, a colour, C1's CSI, a bell, a carriage return, DEL, and text in reverse; é, a tab and a newline are text.
+HOSTILE = "a\033]2;owned\007\033[31mé\x9b2J\a\rx\x7f\u202ey\u2066z\tt\nb\u200f"
+SHOWN = r"a\u001b]2;owned\u0007\u001b[31mé\u009b2J\u0007\u000dx\u007f\u202ey\u2066z" + "\tt\nb\u200f"
+
+
+@pytest.mark.parametrize("colours", [False, True])
+def test_a_chat_shows_control_characters_and_sends_none(decoder, monkeypatch, colours):
+    """Also where a sequence comes in several pieces, and in errors, which quote a tokenizer's template."""
+    out = io.StringIO()
+    chat = Chat(decoder, out, colours=colours, max_new_tokens=60, sampling=GREEDY)
+    monkeypatch.setattr(decoder, "text_of", lambda ids: HOSTILE[: len(ids)])  # a character a token
+    chat.say("Hello there.")
+    own = re.compile(r"\033\]2;MAT [\d., /tokensxplain]*\007|\033\[[0-9;]*[mt]") if colours else re.compile("(?!)")
+    assert chat.turns[1]["content"] == HOSTILE, "kept as it is"
+    assert own.sub("", out.getvalue()).startswith(SHOWN)
+    out.truncate(0)
+
+    def refused(*arguments):
+        raise UserError(f"template says {HOSTILE}")
+
+    monkeypatch.setattr(decoder, "ids_of", refused)
+    chat.say("And now?")
+    assert f"template says {SHOWN}" in out.getvalue()
+
+
+@pytest.mark.parametrize("where", ["terminal", "file", "jsonl"])
+def test_an_answer_is_exact_in_a_file_and_harmless_in_a_terminal(where, decoder, monkeypatch, capsys):
+    monkeypatch.setattr(Decoder, "from_pretrained", lambda *_, **__: decoder)
+    monkeypatch.setattr(decoder, "text_of", lambda ids: HOSTILE)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: where == "terminal")
+    main(["generate", EMBEDDED, "--prompt", "x", "--max-new-tokens", "2"] + ["--jsonl"] * (where == "jsonl"))
+    out = capsys.readouterr().out.removesuffix("\n")
+    if where == "jsonl":
+        assert json.loads(out)["text"] == HOSTILE and not re.search("[\x00-\x1f\x7f-\x9f\u202e\u2066]", out)
+    else:
+        assert out == (SHOWN if where == "terminal" else HOSTILE)
+
+
+def test_an_error_sends_no_control_characters(monkeypatch, capsys):
+    def refused(*arguments, **settings):
+        raise UserError(f"model x: {HOSTILE}")
+
+    monkeypatch.setattr(Decoder, "from_pretrained", refused)
+    with pytest.raises(SystemExit):
+        main(["generate", "x", "--prompt", "x"])
+    assert capsys.readouterr().err == f"error: model x: {' '.join(HOSTILE.split())}\n".translate(
+        {ord(c): rf"\u{ord(c):04x}" for c in "\033\a\x7f\x9b\u202e\u2066"}
+    )
 
 
 class Terminal:

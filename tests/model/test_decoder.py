@@ -3,9 +3,11 @@
 import copy
 import random
 
+import numpy as np
 import pytest
 import torch
 from transformers import (
+    BatchEncoding,
     EosTokenCriteria,
     LogitsProcessor,
     MinNewTokensLengthLogitsProcessor,
@@ -279,6 +281,47 @@ def test_prompts_may_be_tensors_and_must_be_in_the_vocabulary():
     assert answers[0] == answers[1] == answers[2]
     with pytest.raises(UserError, match="outside the vocabulary of 61"):
         decoder.generate([5, 61])
+
+
+ONE_ROW = {
+    "rows of one": [[5, 6, 7]],
+    "NumPy": np.array([5, 6, 7], dtype=np.int32),
+    "NumPy (1, 3)": np.array([[5, 6, 7]]),
+    "NumPy's numbers": list(np.array([5, 6, 7])),
+    "tensors": [torch.tensor([5, 6, 7])],
+    "encoding": BatchEncoding({"input_ids": [5, 6, 7], "attention_mask": [1, 1, 1]}),
+    "encoding (1, 3)": BatchEncoding({"input_ids": [[5, 6, 7]], "attention_mask": [[1, 1, 1]]}, tensor_type="pt"),
+    "dictionary": {"input_ids": torch.tensor([[5, 6, 7]])},
+}
+NO_ROW = [
+    (torch.tensor([[5, 6, 7], [8, 9, 10]]), "prompt: has 2 rows"),
+    (np.array([[5, 6, 7], [8, 9, 10]]), "prompt: has 2 rows"),
+    ([[5, 6, 7], [8]], "prompt: has 2 rows"),
+    ({"input_ids": [[5, 6], [7, 8]]}, "prompt: has 2 rows"),
+    ({"input_ids": [[0, 6]], "attention_mask": [[0, 1]]}, "attention_mask leaves 1 of 2 tokens out"),
+    ({"ids": [5, 6]}, "mapping of ids, without input_ids"),
+    ([5, True, 7], "holds 'True', which is no token id"),
+    (torch.tensor([True, False]), "holds 'True', which is no token id"),
+    ([5, 6.0], "holds '6.0', which is no token id"),
+    (["hello", "you"], "holds 'hello', which is no token id"),
+    ([{"role": "user", "content": "hi"}], "is a chat, and this decoder has no tokenizer"),
+    (b"hello", "is of type bytes"),
+    (None, "is of type NoneType"),
+    (torch.zeros((1, 0), dtype=torch.long), "no tokens"),
+]
+
+
+@pytest.mark.parametrize("kind", ONE_ROW)
+def test_one_row_of_ids_is_taken_as_it_comes(kind):
+    ids = Decoder(toy_model("llama")).ids_of(ONE_ROW[kind])
+    assert ids == [5, 6, 7] and all(type(token) is int for token in ids)
+
+
+@pytest.mark.parametrize("prompt, says", NO_ROW, ids=lambda value: str(value)[:30])
+def test_what_is_no_row_of_ids_is_refused_by_name(prompt, says):
+    with pytest.raises(UserError, match=says) as refused:
+        Decoder(toy_model("llama")).ids_of(prompt)
+    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize(

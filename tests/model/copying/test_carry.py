@@ -1,6 +1,7 @@
 """Text carried from prompt to prompt: matched against like the prompt's own, bounded, saved, forgotten by a reset."""
 
 import random
+from functools import partial
 
 import pytest
 import torch
@@ -10,7 +11,11 @@ from model.copying.spine import Spine
 from model.copying.suffix import Suffix
 from model.copying.suffix_recycling import SuffixRecycling
 from model.decoding import Target, generate
+from model.decoding.shared_text import generate_together
+from model.dynamic.dynamic_recycling import DynamicRecycling
 from model.errors import UserError
+from model.ngrams.ngram_cache import NgramCache
+from model.ngrams.ngram_table import NgramTable
 from model.recycling import build_template
 from tests.conftest import greedy, toy_model
 
@@ -141,3 +146,37 @@ def test_a_plain_matrix_is_taken_as_a_start(name):
     generate(Target(toy_model("llama")), drafter, [5, 6, 7], max_new_tokens=10)
     drafter.load_state_dict({"candidates": torch.ones(V, 8, dtype=torch.int64)})
     assert text(drafter).tokens == []
+
+
+METHODS = {name: partial(made, name, 4096) for name in ("spine", "suffix", "suffix_recycling")} | {
+    "dynamic": lambda: DynamicRecycling(V, nodes=12, carry=4096),
+    "ngram_cache": lambda: NgramCache(V, leader=2, follower=2),
+}
+
+
+@pytest.mark.parametrize("way", ["eager", "static", "together"])
+@pytest.mark.parametrize("name", METHODS)
+def test_what_is_carried_ends_where_the_answer_ends(name, way):
+    """Drafts of a text that is known run past an end of sequence, and past the limit; what stands there is not said."""
+    model, prompt = toy_model("llama"), [5, 9, 5, 9, 7]
+    target = Target(model, execution="static" if way == "static" else "eager")
+    drafter, free = METHODS[name](), greedy(model, prompt, 40)
+    said: list[list[int]] = []
+    for new, eos in ((40, ()), (40, ()), *((n, ()) for n in range(11, 31)), *((40, {free[n]}) for n in range(11, 31))):
+        settings = dict(max_new_tokens=new, eos=eos)
+        if way == "together":
+            (out,) = generate_together(target, [drafter], prompt, **settings)
+        else:
+            out = generate(target, drafter, prompt, **settings)
+        assert out.tokens == free[: next((i + 1 for i, token in enumerate(free[:new]) if token in eos), new)]
+        said.append(prompt + out.tokens)
+    if name == "ngram_cache":
+        expected = NgramTable(2, 2, capacity=32768, followers=8)
+        for tokens in said:
+            expected.add_text(tokens)
+        found = drafter.table.to_tensors()
+        assert {key: t.tolist() for key, t in found.items()} == {
+            k: t.tolist() for k, t in expected.to_tensors().items()
+        }
+    else:
+        assert text(drafter).tokens == [token for tokens in said for token in tokens]

@@ -1,17 +1,18 @@
 """Spine: topologies by hand and by their law, drafts against a slow reference, losslessness, state, refusals."""
 
 import itertools
+import math
 import random
 
 import pytest
 import torch
 
-from model.copying.spine import Spine, SpineSession, spine_depth, spine_tree
+from model.copying.spine import Spine, SpineSession, spine_tree
 from model.decoding import Draft, Target, Verification, generate, verify
 from model.errors import UserError
 from model.recycling import TokenRecycling, build_template
-from model.recycling.templates import likelihood
 from tests.conftest import greedy, toy_model
+from tests.model.copying.test_suffix import longest_repeat
 
 V = 61
 
@@ -56,12 +57,14 @@ def test_no_node_outside_is_likelier_than_one_inside(match):
     tree, spine = spine_tree(match, 12, 4, stands)
     right = [stands[min(match + depth, 3) - 1] for depth in range(4)]
 
+    def recycled(ranks):
+        return math.prod(0.45 / (rank + 1) ** 1.9 for rank in ranks)
+
     def stood(path):  # ranks as while choosing: 0 is the copied token, r + 1 another candidate
-        depth = spine_depth(path, len(path))
-        likely = torch.tensor(right[:depth]).prod().item() if depth else 1.0
+        depth = next((i for i, rank in enumerate(path) if rank), len(path))
         if depth == len(path):
-            return likely
-        return likely * (1 - right[depth]) * likelihood((path[depth] - 1,)) * likelihood(path[depth + 1 :])
+            return math.prod(right[:depth])
+        return math.prod(right[:depth]) * (1 - right[depth]) * recycled((path[depth] - 1, *path[depth + 1 :]))
 
     tip = (0,) * spine
     inside = {
@@ -74,13 +77,15 @@ def test_no_node_outside_is_likelier_than_one_inside(match):
 
 
 def slow_draft(session: SpineSession, root: int) -> list[int]:
-    """The draft's tokens, node by node in plain Python."""
+    """The draft's tokens, node by node in plain Python; of several places of a match the one that the text takes."""
     drafter = session.method
-    text, rows = session.text, drafter.matrix.candidates.tolist()
-    tree, spine = spine_tree(text.length, len(drafter.tree) - 1, drafter.matrix.k, STANDS)
-    copied = [text.tokens[text.end]] if text.length else []
-    while text.length and len(copied) < spine:
-        copied.append((text.tokens + copied)[text.end + len(copied)])
+    text, end, rows = session.text.tokens, session.text.end, drafter.matrix.candidates.tolist()
+    match = longest_repeat(text)
+    assert match == 0 or (end < len(text) and text[end - match : end] == text[-match:])
+    tree, spine = spine_tree(match, len(drafter.tree) - 1, drafter.matrix.k, STANDS)
+    copied = [text[end]] if match else []
+    while match and len(copied) < spine:
+        copied.append((text + copied)[end + len(copied)])
     tokens = [root]
     for node in range(1, len(tree)):
         path, parent = tree.rank_paths[node], int(tree.parents[node])

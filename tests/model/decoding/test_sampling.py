@@ -191,6 +191,33 @@ def test_all_nodes_of_a_place_have_its_noise():
     assert choices == [by_place[depth] for depth in tree.depth_of] and len(set(by_place)) == 3
 
 
+def test_kept_noise_is_bounded_in_bytes_and_none_is_dropped_that_a_call_needs(monkeypatch):
+    """Answers by one seed, longer than what is kept; then more places at once than fit, of which some are kept."""
+    bound, drawn = 20 * 4 * V, list[int]()
+
+    def counted(seed, positions, vocab):
+        drawn.extend(positions.tolist())
+        return gumbel(seed, positions, vocab)
+
+    monkeypatch.setattr("model.decoding.sampling.gumbel", counted)
+    monkeypatch.setattr("model.decoding.sampling.NOISE_BYTES", bound)
+    choice = Choice(Sampling(temperature=1.0, seed=3), CPU)
+
+    def asked(*places):
+        found = choice.scores(torch.zeros(len(places), V), torch.tensor(places))
+        assert found.equal(gumbel(torch.tensor(3), torch.tensor(places), V))
+        return sum(row.untyped_storage().nbytes() for row in choice._rows.values())
+
+    for _ in range(2):  # a step looks four places ahead, and two nodes of it share one
+        assert all(asked(p, p + 1, p + 1, p + 2, p + 3) <= bound for p in range(600))
+    assert sorted(drawn) == sorted(2 * [*range(603)]), "each place once an answer"
+    asked(*range(350))
+    assert asked(350) <= bound and len(choice._rows) > 15
+    drawn.clear()
+    asked(349, 350)
+    assert drawn == [], "what was used last is kept"
+
+
 @pytest.mark.parametrize(
     "wrong",
     [dict(temperature=-1), dict(temperature=float("nan")), dict(top_k=-1), dict(top_p=0), dict(top_p=1.1)]

@@ -78,7 +78,9 @@ def test_nothing_is_asked_twice_but_what_stands_above_something_new(llama):
     assert len(asked) < 0.6 * sum(step.nodes for out in alone for step in out.steps)
 
 
-def test_what_nobody_can_reach_any_more_is_freed(llama, monkeypatch):
+@pytest.mark.parametrize("sizes", [(4, 12), (0, 40)])
+def test_what_nobody_can_reach_any_more_is_freed(llama, monkeypatch, sizes):
+    """Also where one takes many times the steps of another, which must not run ahead."""
     made = []
     real = shared_text.Context.__init__
 
@@ -95,13 +97,14 @@ def test_what_nobody_can_reach_any_more_is_freed(llama, monkeypatch):
         return learn(self, *arguments)
 
     monkeypatch.setattr(shared_text._Sequence, "learn", counted)
-    drafters = [TokenRecycling(V, build_template("best", nodes=n)) for n in (4, 12)]
+    drafters = [TokenRecycling(V, build_template("best", nodes=n)) for n in sizes]
     gc.disable()  # by reference alone
     try:
         generate_together(target, drafters, [5, 6, 7, 8] * 3, max_new_tokens=150)
     finally:
         gc.enable()
     assert max(most[len(most) // 2 :]) <= 1.5 * max(most[: len(most) // 2]), "late in the text no more than early"
+    assert max(most) <= 3 * (2 + sum(sizes))
 
 
 def test_with_the_prompts_own_logits_recycled(llama):

@@ -10,8 +10,7 @@ import torch
 from model.decoding import Target, Tree, generate, generate_together
 from model.decoding.tree import breadth_first
 from model.dynamic.dynamic_recycling import DynamicRecycling
-from model.dynamic.rows import LEVELS
-from model.dynamic.weights import ALONE, AND_BESIDE, BEHIND, BESIDE, COPIED, FOLLOWED, PAIR, TOKEN, Weights, cell
+from model.dynamic.weights import BEHIND, BESIDE, COPIED, FOLLOWED, PAIR, TOKEN, Weights, cell
 from model.errors import UserError
 from tests.conftest import CONFIGS, greedy, toy_model
 from tests.model.sessions import each_session
@@ -24,74 +23,89 @@ def prompts(count=3, seed=0):
     return [[rng.randrange(3, V) for _ in range(8 + 5 * i)] * 2 for i in range(count)]
 
 
+# What a candidate is worth before anything is learnt, as docs/dynamic.md's method has it: by source, and by match.
+TRUST = {"pair": 0.9, "token": 0.6, "behind": 0.1, "followed": 0.3, "beside": 0.1, "copied": 0.0}
+STANDS = (0.0, 0.0, 0.2, 0.45, 0.55, 0.7, 0.85, 0.85)
+PRIOR, LEAST_LEVEL, UNLISTED = 4, 15, 8
+
+
 class Slow:
     """The same drafts by dictionaries, whole searches of the text, and every path that might be among the n likeliest.
 
-    Written from the method's docstrings; shares nothing with it but the numbers of the cells and the table of weights.
+    Written from the method's docstrings, and shares nothing with it; where a match was continued in several ways it is
+    told which one the method took. A kind of candidates is (source, who else suggests it, match, copied, level).
     """
 
     def __init__(self, nodes, k):
         self.nodes, self.k, self.text = nodes, k, []
         self.by_token, self.by_pair, self.followed, self.beside = {}, {}, [], []
+        self.seen, self.stood = {}, {}  # by kind: candidates, and those that were the next token
+        self.known = {}  # of this step: kinds of candidates by path
 
     def levels(self, logits):
         probabilities = torch.softmax(logits.double(), -1)
         best = sorted(range(V), key=lambda i: -float(logits[i]))[: self.k]
-        return [(i, min(int(-math.log2(float(probabilities[i]))), LEVELS - 1)) for i in best]
+        return [(i, min(int(-math.log2(float(probabilities[i]))), LEAST_LEVEL)) for i in best]
 
     def match(self, path):
         """The longest end of text and path that was followed by something in the text, and what followed it."""
-        whole = self.text + path
-        for length in range(len(whole) - 1, 0, -1):
-            places = [i for i in range(len(self.text) - length) if self.text[i : i + length] == whole[-length:]]
-            if places:
-                return length, {self.text[i + length] for i in places}
-        return 0, set()
+        text, end = self.text, (self.text + path)[::-1]
+        length, places = 0, [*range(len(text))]  # of what follows an occurrence
+        while longer := [i for i in places if length < min(i, len(end)) and text[i - length - 1] == end[length]]:
+            length, places = length + 1, longer
+        return length, {text[i] for i in places} if length else set()
 
     def below(self, path, copied):
-        """Candidates and their cells. `copied` says which of several continuations the method took; checked here."""
+        """Candidates and their kinds. `copied` says which of several continuations the method took; checked here."""
         before, token = (self.text + path)[-2:]
         length, following = self.match(path)
         assert copied[1] == length and copied[0] in (following or {None})
         copied = copied[0]
         place = 0 if copied is None else length if length < 5 else 5 if length < 8 else 6 if length < 16 else 7
         pair, single = self.by_pair.get((before, token)), self.by_token.get(token)
-        found = {i: cell(PAIR, ALONE, place, i == copied, level) for i, level in pair or []}
+        found = {i: ("pair", 0, place, i == copied, level) for i, level in pair or []}
         for i, level in single or []:
-            found.setdefault(i, cell(BEHIND if pair else TOKEN, ALONE, place, i == copied, level))
+            found.setdefault(i, ("behind" if pair else "token", 0, place, i == copied, level))
         if copied is not None:
-            found.setdefault(copied, cell(COPIED, ALONE, place, True))
+            found.setdefault(copied, ("copied", 0, place, True, 0))
         if not path:
-            stride = cell(PAIR, AND_BESIDE, 0, False) // AND_BESIDE
             marked = set()
-            for number, source, listed in ((1, FOLLOWED, self.followed), (2, BESIDE, self.beside)):
+            for number, source, listed in ((1, "followed", self.followed), (2, "beside", self.beside)):
                 for i, level in listed:
                     if i not in found:
-                        found[i] = cell(source, ALONE, 0, False, level)
+                        found[i] = (source, 0, 0, False, level)
                     elif i not in marked:
-                        found[i] += number * stride
+                        found[i] = (found[i][0], number, *found[i][2:])
                         marked.add(i)
         return found
 
     def children(self, text, path):
-        state, length = text.match
-        for token in path:
-            state, length = text.transfer(state, length, token)
-        return self.below(path, text.following(state, length))
+        if tuple(path) not in self.known:
+            state, length = text.match
+            for token in path:
+                state, length = text.transfer(state, length, token)
+            self.known[tuple(path)] = self.below(path, text.following(state, length))
+        return self.known[tuple(path)]
 
-    def likeliest(self, text, weights):
+    def weight(self, kind):
+        """The share of this kind's candidates that stood, with PRIOR more of which the guess stood."""
+        source, _, place, copied, level = kind
+        guess = (1 - STANDS[place]) * TRUST[source] * 2.0 ** -(level + 0.5)
+        guess = max(guess, STANDS[place]) if copied else guess
+        return (PRIOR * guess + self.stood.get(kind, 0)) / (PRIOR + self.seen.get(kind, 0))
+
+    def likeliest(self, text):
         """The n likeliest paths and their likelihoods: every path is looked at whose likelihood is among them."""
         best, open_ = [], [(-1.0, [])]
         while open_ and len(best) <= self.nodes:
             likelihood, path = heapq.heappop(open_)
             best.append((-likelihood, tuple(path)))
-            for token, at in self.children(text, path).items():
-                heapq.heappush(open_, (likelihood * weights[at], [*path, token]))
+            for token, kind in self.children(text, path).items():
+                heapq.heappush(open_, (likelihood * self.weight(kind), [*path, token]))
         return best[1:]
 
-    def likelihood(self, text, weights, path):
-        below = (weights[self.children(text, list(path[:depth]))[token]] for depth, token in enumerate(path))
-        return math.prod(below)
+    def likelihood(self, text, path):
+        return math.prod(self.weight(self.children(text, list(path[:i]))[token]) for i, token in enumerate(path))
 
     def learn_prompt(self, prompt, logits):
         rows = [self.levels(row) for row in logits]
@@ -99,10 +113,16 @@ class Slow:
             self.by_token[prompt[i]] = self.by_pair[prompt[max(i - 1, 0)], prompt[i]] = row
         self.beside = [(i, level) for i, level in rows[-1] if i != self.text[-1]]
 
-    def learn(self, verification):
+    def learn(self, text, verification):
         draft, tree, logits = verification.draft, verification.draft.tree, verification.logits
         tokens, rows = draft.tokens.tolist(), [self.levels(row) for row in logits]
         paths = [[tokens[i] for i in tree.chain_of[node]][1:] for node in range(len(tree))]
+        for node, path in enumerate(paths):
+            chosen = int(logits[node].argmax())
+            for token, kind in self.children(text, path).items():
+                self.seen[kind] = self.seen.get(kind, 0) + 1
+                self.stood[kind] = self.stood.get(kind, 0) + (token == chosen)
+        self.known = {}
         for stood in (False, True):
             for node, path in enumerate(paths):
                 if bool(verification.stands[node]) == stood:
@@ -114,13 +134,16 @@ class Slow:
         mass, whole = {}, 0.0
         for child in range(1, len(tree)):
             if tree.parent_of[child] == node:
-                weight = 0.5 ** beside.get(tokens[child], 8)
+                weight = 0.5 ** beside.get(tokens[child], UNLISTED)
                 whole += weight
                 for i, level in rows[child]:
                     mass[i] = mass.get(i, 0.0) + weight * 0.5**level
         first = sorted(mass, key=lambda i: -mass[i])[: self.k]
-        self.followed = [(i, min(int(math.log2(whole / mass[i])), LEVELS - 1)) for i in first]
+        self.followed = [(i, min(int(math.log2(whole / mass[i])), LEAST_LEVEL)) for i in first]
         self.text += verification.tokens
+
+
+SOURCES = {"pair": PAIR, "token": TOKEN, "behind": BEHIND, "followed": FOLLOWED, "beside": BESIDE, "copied": COPIED}
 
 
 @pytest.mark.parametrize(("recycle_prompt", "carry"), [(False, 0), (True, 0), (True, 1000)])
@@ -132,7 +155,7 @@ def test_every_draft_is_that_of_a_slow_reference(nodes, k, seed, recycle_prompt,
 
     def watch(session):
         slow, draft, observe, begin = Slow(nodes, k), session.draft, session.observe, session.begin
-        slow.by_token, slow.by_pair = tables  # what is carried
+        slow.by_token, slow.by_pair, slow.seen, slow.stood = tables  # what is carried
         observe_prompt = session.observe_prompt
 
         def began(prompt):
@@ -146,31 +169,35 @@ def test_every_draft_is_that_of_a_slow_reference(nodes, k, seed, recycle_prompt,
             observe_prompt(prompt, logits)
 
         def drafted(root):
-            text, weights = session.text, list(drafter.weights.now)
-            expected = slow.likeliest(text, weights)
+            text = session.text
+            expected = slow.likeliest(text)
             made = draft(root)
             tokens = made.tokens.tolist()
             paths = [tuple(tokens[i] for i in chain[1:]) for chain in made.tree.chain_of][1:]
             assert len(paths) == len(set(paths)) == len(expected)
             # the same paths, but that of some which are as likely as the last one others may be taken
             others = set(paths) - {path for _, path in expected}
-            assert all(slow.likelihood(text, weights, path) == pytest.approx(expected[-1][0]) for path in others)
+            assert all(slow.likelihood(text, path) == pytest.approx(expected[-1][0]) for path in others)
             compared.append(len(paths))
             return made
 
         def observed(verification):
-            slow.learn(verification)
+            slow.learn(session.text, verification)
             observe(verification)
+            for kind in slow.seen:
+                source, *rest = kind
+                assert math.isclose(drafter.weights.now[cell(SOURCES[source], *rest)], slow.weight(kind)), kind
 
         session.begin, session.draft, session.observe = began, drafted, observed
         session.observe_prompt = observed_prompt
 
-    tables, carried = ({}, {}), list[int]()
+    tables, carried = ({}, {}, {}, {}), list[int]()
     drafter.needs_logits = True  # the slow one reads them
     each_session(drafter, watch)
     for prompt in prompts():
         assert generate(Target(model), drafter, prompt, max_new_tokens=40).tokens == greedy(model, prompt, 40)
     assert len(compared) > 20 and max(compared) == nodes, "there was something to compare"
+    assert max(tables[3].values()) > 5, "there was something to learn"
 
 
 @pytest.mark.parametrize("name", CONFIGS)

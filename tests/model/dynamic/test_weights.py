@@ -65,6 +65,8 @@ def test_a_weight_goes_to_the_share_that_stood():
     assert weights.now[at] == pytest.approx(0.25, abs=0.01)
     weights.reset()
     assert weights.now[at] == guess
+    weights.learn([at] * 6, [at, at, at])  # several nodes of a step, each of whose next token is of this kind
+    assert weights.now[at] == pytest.approx((4 * guess + 3) / 10)
     fixed = Weights(learning=False)
     fixed.learn([at] * 4, [at] * 4)
     assert fixed.now[at] == guess
