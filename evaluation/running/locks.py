@@ -60,7 +60,7 @@ def exclusive(settings: ModelSettings, timed: bool = True) -> Iterator[ModelSett
     are gone: to the end of the command, or until it goes on elsewhere.
 
     Args:
-        timed: whether a clock decides something of the run. Others share the CPU; a GPU's memory is for one in any case.
+        timed: whether a clock decides something of the run. Others share the CPU; a GPU is for one in any case.
 
     Raises:
         UserError: the settings contradict each other.
@@ -164,7 +164,7 @@ def _no_place_is_taken() -> bool | None:
 
 
 def _until(look: Callable[[], T | None], why: str) -> T:
-    """Look again and again until there is something. Says why it waits, but not for the moment that a place is taken."""
+    """Look again until there is something; say why, unless it is there at the second look (a place is taken quickly)."""
     looks = 0
     while (found := look()) is None:
         looks += 1

@@ -58,7 +58,7 @@ def cpu(monkeypatch):
 def elsewhere(timed: bool) -> subprocess.Popen:
     """Another process that holds the CPU until it is written to; it prints a line when it has it."""
     code = (
-        "import sys; from evaluation.running import locks; from evaluation.running.model_settings import ModelSettings\n"
+        "import sys; from evaluation.running import locks\nfrom evaluation.running.models import ModelSettings\n"
         "locks.CPU = sys.argv[1]; locks._identity = lambda device: sys.argv[1]\n"
         "with locks.exclusive(ModelSettings('toy', 'nowhere', device='cpu'), timed=sys.argv[2] == 'True'):\n"
         "    print('held', flush=True); sys.stdin.readline()\n"
