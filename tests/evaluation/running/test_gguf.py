@@ -24,8 +24,11 @@ def permuted(weight, heads):
     return weight.reshape(heads, 2, -1, weight.shape[1]).swapaxes(1, 2).reshape(weight.shape)
 
 
-def write(path, merge='! "', pieces=None):
-    """A toy model's weights as a GGUF file, with one merge and a rule by which text is cut; returns the model."""
+def write(path, merge='! "', pieces=None, fields=None, tensors=None, without=(), theta=10000.0):
+    """A toy model's weights as a GGUF file, with one merge and a rule by which text is cut; returns the model.
+
+    `fields`, `tensors`: further ones; `without`: names of tensors that are left out.
+    """
     model = toy_model("llama-grouped")
     writer = library.GGUFWriter(path, "llama")
     writer.add_context_length(256)
@@ -35,7 +38,7 @@ def write(path, merge='! "', pieces=None):
     writer.add_head_count(4)
     writer.add_head_count_kv(2)
     writer.add_rope_dimension_count(8)
-    writer.add_rope_freq_base(10000.0)
+    writer.add_rope_freq_base(theta)
     writer.add_layer_norm_rms_eps(1e-6)
     writer.add_vocab_size(61)
     writer.add_tokenizer_model("gpt2")
@@ -45,6 +48,12 @@ def write(path, merge='! "', pieces=None):
         writer.add_tokenizer_pre(pieces)
     writer.add_bos_token_id(0)
     writer.add_eos_token_id(1)
+    for key, value in (fields or {}).items():
+        {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}[type(value)](
+            f"llama.{key}", value
+        )
+    for key, value in (tensors or {}).items():
+        writer.add_tensor(key, np.asarray(value, dtype=np.float32))
     names = {"self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v"}
     names |= {"self_attn.o_proj": "attn_output", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"}
     names |= {"mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down"}
@@ -58,7 +67,8 @@ def write(path, merge='! "', pieces=None):
         else:
             own = {"model.embed_tokens.weight": "token_embd", "model.norm.weight": "output_norm"}
             target = own.get(name, "output") + ".weight"
-        writer.add_tensor(target, np.ascontiguousarray(weight))
+        if target not in without:
+            writer.add_tensor(target, np.ascontiguousarray(weight))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
