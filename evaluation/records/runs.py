@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import sys
@@ -119,8 +120,14 @@ class Run:
     @property
     def circumstances(self) -> dict[str, Any]:
         """What may tell it from runs of the same method and facets: how the model was loaded, how many answers."""
-        model = {k: v for k, v in self.settings["model"].items() if k not in ("name", "dtype", "device")}
-        return model | {"num_choices": self.settings.get("num_choices")}
+        model = {k: v for k, v in self.settings["model"].items() if k not in ("name", "dtype", "device", "files")}
+        files = hashlib.sha256(json.dumps(self.files, sort_keys=True).encode()).hexdigest()[:8]
+        return model | {"num_choices": self.settings.get("num_choices"), "files": files if self.files else "unknown"}
+
+    @property
+    def files(self) -> dict[str, str]:
+        """Digests of the model's files, or its commit on the hub; empty where it was not recorded."""
+        return dict(self.settings["model"].get("files") or {})
 
     @cached_property
     def by_question(self) -> pd.DataFrame:

@@ -26,6 +26,7 @@ from model.errors import UserError
 from model.files import ROOT, replaced, write_json
 
 from ..records.answer_file import read_object
+from .digests import file_sha256
 from .errors import one_line
 from .gguf_settings import complete
 
@@ -46,7 +47,7 @@ def converted(file: Path) -> Path:
         UserError: no GGUF file, cut short, an architecture that transformers does not read, a key or a tensor that it
             passes over and that would make another model, no room on the disk.
     """
-    digest = _sha256(file)
+    digest = file_sha256(file)
     folder = _folder(file, digest)
     if (folder / NOTE).is_file():
         return folder
@@ -159,7 +160,7 @@ def file_of(path: Path) -> Path:
 def held(path: Path) -> Path | None:
     """What `converted` has made of a GGUF file, or of the one of a package's folder; None where it has not yet."""
     file = _package(path)[1] if path.is_dir() else path
-    folder = _folder(file, _sha256(file)) if file.is_file() else None
+    folder = _folder(file, file_sha256(file)) if file.is_file() else None
     return folder if folder is not None and (folder / NOTE).is_file() else None
 
 
@@ -178,8 +179,3 @@ def _package(folder: Path) -> tuple[str, Path]:
 
 def _folder(file: Path, digest: str) -> Path:
     return CACHE / f"{file.stem}-{digest[:16]}-{REVISION}"
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
