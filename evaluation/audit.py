@@ -17,6 +17,7 @@ import torch
 from model.errors import UserError
 from model.files import write_json
 
+from .records.comparison import difference
 from .records.questions import Question
 from .records.runs import Run, read_runs
 from .running.bench import load_bench
@@ -62,6 +63,8 @@ def measure_gaps(
         settings = ModelSettings(**first.metadata["config"]["model"] | permitted | own)
         with exclusive(settings) as settings:
             loaded = load_model(settings)
+            if first.files and (other := difference(first.files, loaded.files)):
+                raise UserError(f"{first.folder}: its model is no longer the one in {settings.path} ({other})")
             asked = {id(turn.run): turn.run for turn in audit.partings}  # shards differ in their questions
             questions = {i: _questions(run) for i, run in asked.items()}
             rows = {i: {row["question_id"]: row for row in run.answers} for i, run in asked.items()}

@@ -8,14 +8,17 @@ frame[frame.category == "overall"][["method", "mat", "tokens_per_second", "speed
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from hydra import compose, initialize_config_dir
+from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -24,7 +27,7 @@ from model.errors import UserError
 from model.files import ROOT
 
 from .records.provenance import flat
-from .records.runs import read_runs
+from .records.runs import runs_at
 from .run import config_error
 from .running.config import checked
 from .running.fingerprint import SAVED
@@ -78,8 +81,7 @@ def evaluate(
     with keeping():  # what starts from a saved state comes when the runs that save one are done
         for last in (False, True):
             run_jobs([job for job in jobs if (job.config["start"] == SAVED) == last])
-    folders = {folder for job in jobs for folder in job.folders.values()}
-    return main_table([run for run in read_runs(Path(results_dir) / str(name)) if run.folder in folders])
+    return main_table(runs_at({folder for job in jobs for folder in job.folders.values()}))
 
 
 def _named(group: str, name: str, otherwise: str) -> dict[str, str]:
@@ -114,7 +116,8 @@ def _find(name: str) -> Any:
 
 
 def _text(value: Any) -> str:
-    """A value as a command line writes it."""
+    """A value as a command line writes it. Text is always quoted: bare, 2024_06_01 is a number and null is none."""
+    value = value.item() if isinstance(value, np.generic) else value
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -123,9 +126,8 @@ def _text(value: Any) -> str:
         return repr(value)
     if isinstance(value, list | tuple):
         return f"[{','.join(map(_text, value))}]"
-    text = str(value)
-    plain = text.replace("_", "").replace("-", "").replace(".", "").isalnum()
-    return text if plain else "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+    plain = re.sub(r"(\\*)\$\{", r"\1\1\\${", str(value))  # no interpolation: OmegaConf halves backslashes before one
+    return QuotedString(plain, Quote.single).with_quotes()
 
 
 def _composed(overrides: list[str]) -> Any:

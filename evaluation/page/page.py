@@ -17,7 +17,7 @@ from model.files import write_text
 
 from ..figures import plain
 from ..records.runs import Run
-from ..statistics.caveats import mixed
+from ..statistics.caveats import mixed, unknown_files
 from ..statistics.printing import group_names
 from ..statistics.tables import GROUP
 from ..statistics.unavailable import with_unavailable
@@ -58,7 +58,7 @@ def render(runs: list[Run], measured: pd.DataFrame, folder: Path) -> str:
         script=Markup(script),
         short=captions.short(measured),
         incomplete=[(c.name, len(c.rows), c.asked) for c in ran if len(c.rows) < c.asked],
-        mixed=mixed(runs),
+        mixed=[*mixed(runs), *unknown_files(runs)],
         facts=circumstances.facts(ran),
         table=table.view(with_unavailable(measured, folder)),
         figures=figures,

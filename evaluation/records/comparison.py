@@ -17,7 +17,8 @@ def difference(held: Any, now: Any, where: str = "") -> str:
             if found:
                 return found
         return ""
-    return "" if held == now else f"{where} is {_short(held)} there and {_short(now)} now"
+    there = "not recorded" if held is None and isinstance(now, dict) else _short(held)
+    return "" if held == now else f"{where} is {there} there and {_short(now)} now"
 
 
 def _short(value: Any) -> str:

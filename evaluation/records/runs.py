@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -118,8 +120,14 @@ class Run:
     @property
     def circumstances(self) -> dict[str, Any]:
         """What may tell it from runs of the same method and facets: how the model was loaded, how many answers."""
-        model = {k: v for k, v in self.settings["model"].items() if k not in ("name", "dtype", "device")}
-        return model | {"num_choices": self.settings.get("num_choices")}
+        model = {k: v for k, v in self.settings["model"].items() if k not in ("name", "dtype", "device", "files")}
+        files = hashlib.sha256(json.dumps(self.files, sort_keys=True).encode()).hexdigest()[:8]
+        return model | {"num_choices": self.settings.get("num_choices"), "files": files if self.files else "unknown"}
+
+    @property
+    def files(self) -> dict[str, str]:
+        """Digests of the model's files, or its commit on the hub; empty where it was not recorded."""
+        return dict(self.settings["model"].get("files") or {})
 
     @cached_property
     def by_question(self) -> pd.DataFrame:
@@ -141,21 +149,27 @@ def row_key(row: Row) -> str:
 
 def read_runs(folder: Path) -> list[Run]:
     """All runs below an experiment's folder, methods in the tables' order. Raises UserError if there is none."""
+    runs = runs_at(path.parent for path in folder.glob("runs/*/metadata.json"))
+    if not runs:
+        raise UserError(f"{folder}: no runs here (runs/*/metadata.json with answers.jsonl)")
+    return runs
+
+
+def runs_at(folders: Iterable[Path]) -> list[Run]:
+    """The runs in these folders that have answers, methods in the tables' order."""
     runs = []
     shared = SharedNumbers()
-    for path in sorted(folder.glob("runs/*/metadata.json")):
-        answers = path.parent / "answers.jsonl"
+    for folder in sorted(folders):
+        answers = folder / "answers.jsonl"
         if answers.exists():
-            metadata = json.loads(path.read_text(encoding="utf-8"))
+            metadata = json.loads((folder / "metadata.json").read_text(encoding="utf-8"))
             rows = list(read_answers(answers, shared)[0].values())
             try:
-                check_records(rows, path.parent)
+                check_records(rows, folder)
             except UserError as refused:
                 print(f"left out: {refused}", file=sys.stderr)
                 continue
-            runs.append(Run(path.parent, metadata, rows))
-    if not runs:
-        raise UserError(f"{folder}: no runs here (runs/*/metadata.json with answers.jsonl)")
+            runs.append(Run(folder, metadata, rows))
     return sorted(runs, key=_order)
 
 

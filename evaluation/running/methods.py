@@ -24,6 +24,7 @@ from model.recycling import TokenRecycling, build_template
 from model.recycling.auto import AutoRecycling, best_of
 
 from .companions import make_ready, where
+from .digests import sha256_of
 from .models import LoadedModel
 from .signatures import check
 from .step_times import step_seconds
@@ -141,7 +142,7 @@ def build_method(loaded: LoadedModel, method: dict[str, Any], tree: dict[str, An
             template = drafter.largest
     stateful = drafter is not None and drafter.stateful
     settings: dict[str, Any] = dict(method) | ({"tree": AUTO} | sized if sized else {})
-    settings |= {f"{key}_sha256": _sha256_of(path) for key, path in found.items()}  # the method has opened it
+    settings |= {f"{key}_sha256": sha256_of(path) for key, path in found.items()}  # the method has opened it
     if template is not None:
         nodes = [list(path) for path in template.rank_paths[1:]]
         settings |= {"tree": tree["name"], "tree_nodes": len(nodes), "tree_sha256": _sha256(repr(nodes).encode())}
@@ -152,7 +153,7 @@ def build_method(loaded: LoadedModel, method: dict[str, Any], tree: dict[str, An
                 raise UserError(
                     f"start={start}: must be cold, hot, category or the file of a saved state; there is no such file"
                 )
-            settings["start_sha256"] = _sha256_of(Path(start))
+            settings["start_sha256"] = sha256_of(Path(start))
     made = Method(name, loaded, drafter, start if stateful else None, template, settings)
     made.prepare()  # a saved state that does not fit is told now
     return made
@@ -209,17 +210,6 @@ def _auto(
     if takes_seconds:
         return partial(factory, step_seconds=seconds, plain_seconds=plain)
     return partial(AutoRecycling, step_seconds=seconds, plain_seconds=plain, budget=tree["nodes"])
-
-
-def _sha256_of(path: Path) -> str:
-    """Of a file, or of all files of a folder with their names."""
-    digest = hashlib.sha256()
-    for file in [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file()):
-        digest.update(file.name.encode())
-        with file.open("rb") as stream:
-            while block := stream.read(1 << 20):
-                digest.update(block)
-    return digest.hexdigest()
 
 
 def _sha256(data: bytes) -> str:

@@ -24,7 +24,7 @@ from model.files import located
 from model.quantization import quantize
 
 from ..records.provenance import describe_device
-from . import gguf, hub
+from . import digests, gguf, hub
 from .conversation import DEFAULT, choose_template
 from .devices import check_placement, choose_device, place, placement
 from .errors import one_line
@@ -49,19 +49,20 @@ class LoadedModel:
     eos: frozenset[int]
     left_out: dict[str, Any] = field(default_factory=dict)
     converted_from: dict[str, Any] = field(default_factory=dict)  # a GGUF file: its name, hash and tensor types
+    files: dict[str, str] = field(default_factory=dict)  # what was read: digests of a folder's files, or a hub's commit
 
 
 _loaded: LoadedModel | None = None
 
 
 def load_model(settings: ModelSettings) -> LoadedModel:
-    """Load a model, or hand out the one of the job before if the settings are the same.
+    """Load a model, or hand out the one of the job before if the settings, and the files in its folder, are the same.
 
     Raises:
         UserError: unknown dtype or device, no such folder, config, weights or tokenizer, a model the engine refuses.
     """
     global _loaded
-    if _loaded is None or _loaded.settings != settings:
+    if _loaded is None or _loaded.settings != settings or _files(settings) not in (None, _loaded.files):
         forget_model()  # free the old weights before the new ones come
         _loaded = _load(settings)
     return _loaded
@@ -109,8 +110,10 @@ def _load(settings: ModelSettings) -> LoadedModel:
     check_placement(settings)
     device = _placed(settings)
     dtype = choose_dtype(settings.dtype, device)
-    path = locate(settings.path, settings.allow_pickle)
-    common: dict[str, Any] = dict(revision=settings.revision, trust_remote_code=settings.trust_remote_code)
+    path, files = locate(settings.path, settings.allow_pickle), _files(settings)
+    commit = hub.commit_of(path, settings.revision) if files is None else None
+    revision = commit or settings.revision  # one for tokenizer and weights, be it that somebody pushes between the two
+    common: dict[str, Any] = dict(revision=revision, trust_remote_code=settings.trust_remote_code)
     why = ""
     if not Path(path).is_dir() and not hub.in_reach():  # then only what an earlier run has fetched
         common["local_files_only"] = True
@@ -134,6 +137,11 @@ def _load(settings: ModelSettings) -> LoadedModel:
             )
     except (OSError, ValueError, KeyError, ImportError, SafetensorError) as error:
         raise UserError(f"model {settings.path}: cannot be loaded ({why}{one_line(error)[:300]})") from None
+    if files is None:
+        commit = commit or getattr(model.config, "_commit_hash", None)
+        if commit is None:
+            raise UserError(f"model {settings.path}: its commit is not known; fetch it, and name the folder")
+        files = {"commit": commit}
     if settings.quantize is not None:
         quantize(model, settings.quantize, device)
     model = place(model, settings, device).eval()
@@ -147,7 +155,14 @@ def _load(settings: ModelSettings) -> LoadedModel:
         eos,
         left_out,
         gguf.note(Path(path)),
+        files,
     )
+
+
+def _files(settings: ModelSettings) -> dict[str, str] | None:
+    """Digests of what lies in the model's folder now; None of a hub's model, which a commit stands for."""
+    folder = Path(locate(settings.path, settings.allow_pickle))
+    return digests.model_files(folder, weights(settings.allow_pickle)) if folder.is_dir() else None
 
 
 def plain_greedy(model: Any) -> dict[str, Any]:
@@ -214,7 +229,10 @@ def locate(path: str, allow_pickle: bool) -> str:
     if not folder.is_dir():
         raise UserError(f"model {path}: a file; name a GGUF file or the folder with config.json, weights and tokenizer")
     if not (folder / "config.json").is_file():
-        raise UserError(f"model {path}: the folder has no config.json")
+        more = f" (a {gguf.PACKAGE} counts in folders that ship with this project alone)"
+        raise UserError(
+            f"model {path}: the folder has no config.json{more if (folder / gguf.PACKAGE).exists() else ''}"
+        )
     if not any(folder.glob("*.safetensors")):
         if not any(folder.glob("*.bin")):
             raise UserError(f"model {path}: the folder has no weights (*.safetensors)")

@@ -17,13 +17,18 @@ def key_of(override: str) -> str:
     return override.split("=", 1)[0].lstrip("+")
 
 
+def value_of(override: str) -> str:
+    """The value of `key=value`, of a quoted one what it quotes."""
+    value = override.partition("=")[2]
+    return value[1:-1] if len(value) > 1 and value[0] == value[-1] in "'\"" else value
+
+
 def applicable(job: Sequence[str], defaults: dict[str, str], find: Find) -> list[str]:
     """The overrides of a job that its own method and tree have."""
     choices = dict(defaults)
     for override in job:
-        key, _, value = override.partition("=")
-        if key in GROUPS:
-            choices[key] = value
+        if (key := override.partition("=")[0]) in GROUPS:
+            choices[key] = value_of(override)
     kept = []
     for override in job:
         group, _, setting = key_of(override).partition(".")

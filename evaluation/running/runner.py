@@ -50,9 +50,9 @@ class Runner:
         reads_text = Sampling(**config["sampling"]).reads_text
         self.execution = choose_execution(str(config["execution"]), loaded, config["timed"], reads_text)
         self.execution.take(loaded.target)
+        self.bench = asked = load_bench(**config["bench"])
         with self.holding.counted():
             self.method = self._method()
-        self.bench = asked = load_bench(**config["bench"])
         if self.method.start in (None, COLD):  # nothing is carried on, so the order decides nothing: one for all orders
             self.bench = load_bench(**config["bench"] | {"order": FILE_ORDER})
         check_prompts(self.bench, loaded)
@@ -70,7 +70,8 @@ class Runner:
         saved = config["start"] == SAVED
         method = build_method(loaded, config["method"], config["tree"], HOT if saved else str(config["start"]))
         if saved and method.start is not None:
-            method = build_method(loaded, config["method"], config["tree"], saved_start(config, loaded.settings.name))
+            state = saved_start(config, run_settings(config, self.bench, method))
+            method = build_method(loaded, config["method"], config["tree"], state)
         return method
 
     @contextmanager

@@ -71,6 +71,18 @@ def passed_over(runs: Sequence[Run]) -> list[str]:
     ]
 
 
+def unknown_files(runs: Sequence[Run]) -> list[str]:
+    """One line for the runs of before a model's files were recorded: nobody can say of which weights they are."""
+    names = [f"{run.label}, repeat {run.repeat}" for run in runs if "config" in run.metadata and not run.files]
+    if not names:
+        return []
+    more = f" and {len(names) - 3} more" if names[3:] else ""
+    return [
+        f"of unknown weights: {'; '.join(names[:3])}{more}: made before the digests of a model's files were recorded; "
+        "not taken for runs of the files that lie there now, nor compared with those"
+    ]
+
+
 def incomplete(runs: Sequence[Run]) -> list[str]:
     """The runs that are not done, a line for those that stopped at the same place."""
     found: dict[str, list[str]] = {}

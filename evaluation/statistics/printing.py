@@ -17,7 +17,7 @@ from ..records.drawing import in_words
 from ..records.runs import Run
 from ..records.sweeps import not_available
 from .acceptance import TEMPLATE, Accepted, by_depth, by_node, template
-from .caveats import incomplete, mixed, passed_over
+from .caveats import incomplete, mixed, passed_over, unknown_files
 from .intervals import spans_one
 from .markdown import markdown, shown
 from .metrics import OVERALL
@@ -166,6 +166,7 @@ def to_markdown(runs: Sequence[Run], table: pd.DataFrame, notes: Sequence[str] =
         *_notes(table),
         *incomplete(runs),
         *mixed(runs),
+        *unknown_files(runs),
         *passed_over(runs),
         *notes,
     ]
@@ -187,7 +188,7 @@ def to_text(runs: Sequence[Run], table: pd.DataFrame, category: str = OVERALL) -
             )
             out.append("  ".join([first, *rest]))
     out += _notes(table[table["category"] == category])
-    return "\n".join([*out, *incomplete(runs), *mixed(runs)])
+    return "\n".join([*out, *incomplete(runs), *mixed(runs), *unknown_files(runs)])
 
 
 def _notes(table: pd.DataFrame) -> list[str]:

