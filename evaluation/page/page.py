@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,7 @@ def render(runs: list[Run], measured: pd.DataFrame, folder: Path) -> str:
         notes=answers.pop("notes"),
         data=script_json(answers),
         commands=circumstances.commands(ran),
-        again=f"python -m evaluation.report {folder}",
+        again=shlex.join(["python", "-m", "evaluation.report", str(folder)]),
     )
 
 
