@@ -18,6 +18,7 @@ from model.files import write_text
 
 from ..figures import plain
 from ..records.runs import Run
+from ..statistics import executions
 from ..statistics.caveats import mixed
 from ..statistics.printing import group_names
 from ..statistics.tables import GROUP
@@ -62,6 +63,7 @@ def render(runs: list[Run], measured: pd.DataFrame, folder: Path) -> str:
         mixed=mixed(runs),
         facts=circumstances.facts(ran),
         table=table.view(with_unavailable(measured, folder)),
+        executed=executions.in_words(measured) + executions.not_compared([c.pool for c in ran]),
         figures=figures,
         figures_left_out=figures_left_out,
         trees=trees,
