@@ -68,13 +68,8 @@ def table1(runs: Sequence[Run], left_out: Sequence[dict[str, str]] = ()) -> pd.D
 
     def place(row: dict[str, Any]) -> tuple[Any, ...]:
         at = order.index(row["method"]) if row["method"] in order else len(order)
-        return (
-            "other_bench" in row,
-            models.index(str(row["model"])),
-            row.get("other_bench", ""),
-            at,
-            row["source"] != PUBLISHED,
-        )
+        model, bench = models.index(str(row["model"])), row.get("other_bench", "")
+        return bench != "", model, bench, at, row["source"] != PUBLISHED
 
     rows.sort(key=place)
     blank = dict.fromkeys(("other_bench", "measured", "execution", "device"), "")
@@ -216,11 +211,8 @@ def _latex(table: pd.DataFrame) -> str:
     r"""The paper's layout: \usepackage{booktabs}; published rows in italics. A tabular more for each other bench."""
     lines = ["% needs \\usepackage{booktabs}; published rows are in italics"]
     for bench, block in table.groupby("other_bench", sort=False):
-        heads = (
-            ("Spec-Bench", "MBPP")
-            if bench == ""
-            else (f"{_escape(str(bench))} ({APART})", f"{_escape(str(bench))}, code")
-        )
+        name = _escape(str(bench))
+        heads = (f"{name} ({APART})", f"{name}, code") if name else ("Spec-Bench", "MBPP")
         lines += [
             "\\begin{tabular}{ll" + "r" * len(COLUMNS) + "}",
             "\\toprule",
