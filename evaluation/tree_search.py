@@ -8,9 +8,12 @@ so the n best are a tree. Write it as a template and use it: tree=file tree.path
 from __future__ import annotations
 
 import argparse
+import re
+import shlex
 from pathlib import Path
 
 import yaml
+from hydra.core.override_parser.types import Quote, QuotedString
 
 from model.files import write_text
 
@@ -34,7 +37,13 @@ def main() -> None:
         print(
             f"{arguments.output}: {len(found['nodes'])} nodes, {found['expected_accepted']:.2f} drafts accepted a step"
         )
-        print(f"use it: tree=file tree.path={arguments.output}")
+        print(f"use it: tree=file {shlex.quote(f'tree.path={_for_hydra(arguments.output)}')}")
+
+
+def _for_hydra(path: Path) -> str:
+    """The path as Hydra's grammar takes it: quoted where it holds more than letters, digits and `_./-`."""
+    text = str(path)
+    return text if re.fullmatch(r"[\w./-]+", text) else QuotedString(text, Quote.single).with_quotes()
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from model.files import write_text
 
 from ..figures import plain
 from ..records.runs import Run
+from ..statistics import executions
 from ..statistics.caveats import mixed, unknown_files
 from ..statistics.printing import group_names
 from ..statistics.tables import GROUP
@@ -61,6 +63,7 @@ def render(runs: list[Run], measured: pd.DataFrame, folder: Path) -> str:
         mixed=[*mixed(runs), *unknown_files(runs)],
         facts=circumstances.facts(ran),
         table=table.view(with_unavailable(measured, folder)),
+        executed=executions.in_words(measured) + executions.not_compared([c.pool for c in ran]),
         figures=figures,
         figures_left_out=figures_left_out,
         trees=trees,
@@ -70,7 +73,7 @@ def render(runs: list[Run], measured: pd.DataFrame, folder: Path) -> str:
         notes=answers.pop("notes"),
         data=script_json(answers),
         commands=circumstances.commands(ran),
-        again=f"python -m evaluation.report {folder}",
+        again=shlex.join(["python", "-m", "evaluation.report", str(folder)]),
     )
 
 

@@ -11,6 +11,7 @@ import pandas as pd
 
 from model.files import ROOT
 
+from ..statistics import executions
 from ..statistics.intervals import spans_one
 from ..statistics.metrics import OVERALL
 from ..statistics.printing import QUESTIONS_ONLY
@@ -22,7 +23,7 @@ SETTINGS = ("tree_nodes", "tree_depth", "tree_breadth", "k", "seed", "bench_ques
 # Settings that the page says elsewhere.
 SAID = (
     *("model", "bench", "dtype", "device", "complete", "execution", "seed", "max_new_tokens"),
-    *("bench_questions", "questions_sha256", "temperature"),
+    *("bench_questions", "questions_sha256", "temperature", "execution_hf", "execution_vanilla"),
 )
 OPEN = "~ "  # before the interval of a speedup that spans 1
 TITLES = {
@@ -98,6 +99,8 @@ def view(table: pd.DataFrame) -> View:
             among = table.groupby(["method", "bench", "bench_questions"]) if name == "questions_sha256" else by_method
             tells_apart = not told and bool((among[name].nunique(dropna=False) > 1).any())
             main = tells_apart or name in ("model", "bench", "variant", NOTE)
+            if name.startswith("execution"):  # one for all is said above the table
+                main = name == "execution" and len(executions.executions(table)) > 1
             columns.append(_column(name, name in SETTINGS, extra=not main))
     columns.sort(key=lambda c: (c.extra, c.name != "method", c.number))  # stable: names, then numbers, then extras
     lines = [_line(row, columns) for row in table.to_dict("records")]

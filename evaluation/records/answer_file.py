@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +15,33 @@ from .rows import Row
 
 @dataclass
 class Damage:
-    """What was wrong with an answer file; nothing of it is fatal, all of it is told."""
+    """What was wrong with an answer file; nothing of it is fatal, all of it is told.
 
-    broken_lines: list[int]
-    repeated: list[Any]
+    Attributes:
+        broken: by line, what is wrong with it; these lines are left out.
+        repeated: question ids that stand in several lines.
+        without_lengths: question ids of answers that record no accepted lengths.
+    """
+
+    broken: dict[int, str] = field(default_factory=dict)
+    repeated: list[Any] = field(default_factory=list)
+    without_lengths: list[Any] = field(default_factory=list)
+
+    @property
+    def broken_lines(self) -> list[int]:
+        return list(self.broken)
 
     def __str__(self) -> str:
         parts = []
-        if self.broken_lines:
-            parts.append(f"{len(self.broken_lines)} broken line(s): {some(self.broken_lines)}")
+        if self.broken:
+            first = {why: number for number, why in reversed(self.broken.items())}  # a line for each reason
+            told = "; ".join(f"line {number}: {why}" for why, number in reversed(first.items()))
+            parts.append(f"{len(self.broken)} broken line(s): {some(self.broken_lines)} ({told})")
         if self.repeated:
             parts.append(f"{len(self.repeated)} question id(s) repeated, the later one counts: {some(self.repeated)}")
+        if self.without_lengths:
+            lacking = f"{len(self.without_lengths)} answer(s) without accept_lengths, which count in no MAT"
+            parts.append(f"{lacking}: {some(self.without_lengths)}")
         return "; ".join(parts)
 
 
@@ -45,7 +62,8 @@ class SharedNumbers(dict[str, int]):
 def read_answers(path: Path, shared: SharedNumbers | None = None) -> tuple[dict[Any, Row], Damage]:
     """Read an answer file of any origin: rows by question id, and what was wrong with the file.
 
-    A line is broken if it is no JSON object with a question id and one choice of turns with matching counts.
+    A line is broken if it is no JSON object with a question id and choices of turns with matching counts. A key that
+    Spec-Bench's own table of speeds does without (accept_lengths, decoding_steps, ...) may be missing or null.
 
     Args:
         shared: numbers seen so far; give the same one for many files that are kept at once.
@@ -54,11 +72,11 @@ def read_answers(path: Path, shared: SharedNumbers | None = None) -> tuple[dict[
         UserError: the file cannot be opened.
     """
     try:
-        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")  # U+2028 and others are text
+        lines = path.read_text(encoding="utf-8-sig", errors="replace").split("\n")  # U+2028 and others are text
     except OSError as error:
         raise UserError(f"answer file {path}: {error.strerror}") from None
     rows: dict[Any, Row] = {}
-    damage = Damage([], [])
+    damage = Damage()
     decoder = json.JSONDecoder(parse_int=(SharedNumbers() if shared is None else shared).__getitem__)
     rank_paths: dict[tuple[int, ...], list[int]] = {}
     for number, line in enumerate(lines, start=1):
@@ -66,14 +84,17 @@ def read_answers(path: Path, shared: SharedNumbers | None = None) -> tuple[dict[
             continue
         try:
             row = decoder.decode(line)
-        except json.JSONDecodeError:
-            row = None
-        if not _is_answer(row):
-            damage.broken_lines.append(number)
+        except (ValueError, RecursionError):  # no JSON, digits without end, brackets without end
+            damage.broken[number] = "not JSON, cut short?"
+            continue
+        if why := _fault(row):
+            damage.broken[number] = why
             continue
         key = row["question_id"]
         if key in rows and key not in damage.repeated:
             damage.repeated.append(key)
+        if any(choice.get("accept_lengths") is None for choice in row["choices"]):
+            damage.without_lengths.append(key)
         for choice in row["choices"]:  # the same few paths, over and over
             if choice.get("step_paths"):
                 choice["step_paths"] = [[rank_paths.setdefault(tuple(p), p) for p in t] for t in choice["step_paths"]]
@@ -96,22 +117,54 @@ def common_questions(rows: dict[Any, Row], others: dict[Any, Row]) -> list[Any]:
     return [key for key, (one, other) in hashes.items() if None in (one, other) or one == other]
 
 
-def _is_answer(row: Any) -> bool:
-    if not isinstance(row, dict) or not isinstance(row.get("question_id"), int | str):
-        return False
+# Of a choice, what may be missing: a number a turn, null where it was not measured (of another count: not known); and
+# a list a turn.
+_MEASURED = ("decoding_steps", "prefill_time", "decode_time", "prompt_time")
+_LISTS = ("output_ids", "step_nodes", "step_paths", "step_sources")
+
+
+def _fault(row: Any) -> str:
+    """What is wrong with a line's answer, in words; empty if nothing is."""
+    if not isinstance(row, dict):
+        return "not a JSON object"
+    if type(row.get("question_id")) not in (int, str):
+        return "question_id: must be a whole number or text"
+    if not (row.get("peak_memory") is None or _is_number(row["peak_memory"])):
+        return "peak_memory: must be a number from 0"
     choices = row.get("choices")
-    if not isinstance(choices, list) or not choices:
-        return False
-    for choice in choices:
-        if not isinstance(choice, dict):
-            return False
-        turns, tokens, times = (choice.get(key) for key in ("turns", "new_tokens", "wall_time"))
-        if not (isinstance(turns, list) and isinstance(tokens, list) and isinstance(times, list)):
-            return False
-        if not len(turns) == len(tokens) == len(times) > 0:
-            return False
-        if not all(isinstance(t, str) for t in turns) or not all(isinstance(x, int | float) for x in tokens + times):
-            return False
-        if not all(isinstance(x, int) for x in choice.get("accept_lengths", [])):
-            return False
-    return True
+    if not isinstance(choices, list) or not choices or not all(isinstance(choice, dict) for choice in choices):
+        return "choices: must be a list of objects, at least one"
+    return next(filter(None, map(_fault_of_choice, choices)), "")
+
+
+def _fault_of_choice(choice: Row) -> str:
+    turns = choice.get("turns")
+    if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) for turn in turns):
+        return "turns: must be a list of texts, at least one"
+    for key in ("new_tokens", "wall_time"):
+        if not _numbers(choice.get(key), len(turns)):
+            return f"{key}: must be a list of numbers from 0, one a turn"
+    lengths = choice.get("accept_lengths")
+    if lengths is not None and not (isinstance(lengths, list) and all(type(n) is int and n >= 0 for n in lengths)):
+        return "accept_lengths: must be a list of whole numbers from 0"
+    for key in _MEASURED:
+        values = choice.get(key)
+        known = [v for v in values if v is not None] if isinstance(values, list) else values
+        if values is not None and not _numbers(known):
+            return f"{key}: must be a list of numbers from 0"
+    for key in _LISTS:
+        values = choice.get(key)
+        if values is not None and not (isinstance(values, list) and all(isinstance(v, list) for v in values)):
+            return f"{key}: must be a list of lists, one a turn"
+    if not all(isinstance(path, list) for paths in choice.get("step_paths") or [] for path in paths):
+        return "step_paths: must be a list of lists of rank paths, one a turn"
+    return ""
+
+
+def _numbers(values: Any, count: int | None = None) -> bool:
+    """Whether these are so many numbers from 0; None: however many."""
+    return isinstance(values, list) and count in (None, len(values)) and all(map(_is_number, values))
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value) and value >= 0

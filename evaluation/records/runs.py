@@ -28,6 +28,7 @@ METHODS = (
 )
 _TAKEN = ("dtype", "device", "model", "bench", "method", "variant", "seed")  # names of other columns of a table
 _HIDDEN = ("name", "drafter", "start", "tree", "tree_nodes")  # told by the label or by words of their own
+GENERATE = "transformers generate"  # the execution of hf, which takes no steps of this engine
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?)")
 
 
@@ -84,6 +85,12 @@ class Run:
             settings["method"] = {k: v for k, v in settings["method"].items() if k not in left_out}
             settings["start"] = "saved"
         return json.dumps([self.bench_key, settings], sort_keys=True)
+
+    @property
+    def execution(self) -> str:
+        """How its steps were taken: eager, static, compiled, graph; GENERATE for transformers' own decoding."""
+        asked = GENERATE if self.settings["method"]["name"] == "hf" else self.settings.get("execution")
+        return str(self.metadata.get("execution_used", asked))
 
     @property
     def draft_tree(self) -> list[list[int]] | None:

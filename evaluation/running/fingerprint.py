@@ -14,6 +14,7 @@ from model.decoding.sampling import Sampling
 from model.errors import UserError
 
 from ..records.rows import RECORDS
+from ..records.runs import GENERATE
 from . import processes
 from .bench import Bench
 from .methods import HOT, Method
@@ -68,7 +69,7 @@ def _attention(target: Target) -> str:
 
 def execution_used(method: Method) -> str:
     """What a run's steps really are: transformers' own decoding has no steps of ours."""
-    return "transformers generate" if method.drafter is None else method.loaded.target.execution
+    return GENERATE if method.drafter is None else method.loaded.target.execution
 
 
 def default_folder(config: dict[str, Any], settings: dict[str, Any], method: Method) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -160,7 +161,8 @@ def wording(table: pd.DataFrame, folder: Path) -> list[str]:
             )
         else:
             text += (
-                f"; the gap at {apart - known} of {apart} differences is not known: python -m evaluation.audit {folder}"
+                f"; the gap at {apart - known} of {apart} differences is not known: python -m evaluation.audit "
+                f"{shlex.quote(str(folder))}"
             )
         lines.append(text)
     return lines

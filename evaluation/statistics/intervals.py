@@ -41,10 +41,16 @@ def ratio_interval(numerators: Iterable[float], denominators: Iterable[float]) -
     if len(pairs) < 2:
         return math.nan, math.nan
     sums = draws(len(pairs)) @ pairs  # (RESAMPLES, 2)
-    ratios = sums[:, 0] / np.where(sums[:, 1] == 0, np.nan, sums[:, 1])
-    if np.isnan(ratios).all():
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return _ends(sums[:, 0] / sums[:, 1])
+
+
+def _ends(figures: Floats) -> tuple[float, float]:
+    """The percentiles of the resampled figures; a resample that has none, as it drew no step, counts for nothing."""
+    finite = figures[np.isfinite(figures)]
+    if not len(finite):
         return math.nan, math.nan
-    low, high = np.nanquantile(ratios, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    low, high = np.quantile(finite, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return float(low), float(high)
 
 
@@ -83,25 +89,23 @@ def speed_interval(own: Floats, base: Floats) -> tuple[float, float]:
     middle = cells.sum(axis=(1, 2))
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         moved = drift[0] / drift[1] / (middle[0] / middle[1])
-        ratios = both[0] / both[1] * moved ** (wider - 1)
-    finite = ratios[np.isfinite(ratios)]
-    if not len(finite):
-        return math.nan, math.nan
-    low, high = np.quantile(finite, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return float(low), float(high)
+        return _ends(both[0] / both[1] * moved ** (wider - 1))
 
 
 def quotient_interval(*columns: Floats) -> tuple[float, float]:
     """The interval of (sum a / sum b) / (sum c / sum d), paired: one value of each column a question.
 
     One method's MAT over another's: their tokens and steps.
+
+    Returns:
+        (NaN, NaN) of fewer than two questions, or where no resample has steps of both.
     """
     together = np.stack(columns, axis=1)  # (n, 4)
     if len(together) < 2:
         return math.nan, math.nan
     a, b, c, d = (draws(len(together)) @ together).T  # (RESAMPLES,) each
-    low, high = np.quantile((a / b) / (c / d), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return float(low), float(high)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return _ends((a / b) / (c / d))
 
 
 def deviation(values: Sequence[float]) -> float:

@@ -100,23 +100,28 @@ def per_turn(rows: Sequence[Row], key: str) -> list[float]:
     found: list[float] = []
     for row in rows:
         for choice in row["choices"]:
-            values = choice.get(key)
-            if not values or None in values:
+            if not _known(choice, key):
                 return []
-            found += [value for value, tokens in zip(values, choice["new_tokens"], strict=True) if tokens]
+            found += [value for value, tokens in zip(choice[key], choice["new_tokens"], strict=True) if tokens]
     return found
 
 
+def _known(choice: Row, key: str) -> bool:
+    """Whether a choice has a number for each of its turns."""
+    values = choice.get(key)
+    return values is not None and None not in values and len(values) == len(choice["new_tokens"])
+
+
 def _decode_speed(rows: Sequence[Row]) -> float:
-    """NaN unless every row knows its decoding time apart from the prefill."""
+    """NaN unless every row knows its decoding time apart from the prefill, and its steps."""
     tokens, seconds = 0, 0.0
     for row in rows:
         for choice in row["choices"]:
-            times = choice.get("decode_time")
-            if not times or None in times:
+            known = all(_known(choice, key) for key in ("decode_time", "decoding_steps"))
+            if not known or choice.get("accept_lengths") is None:
                 return float("nan")
             tokens += sum(choice["new_tokens"]) - sum(_first_lengths(choice))
-            seconds += sum(times)
+            seconds += sum(choice["decode_time"])
     return tokens / seconds if seconds > 0 else float("nan")
 
 

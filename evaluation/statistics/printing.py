@@ -16,6 +16,7 @@ from model.recycling.matrix import AdjacencyMatrix
 from ..records.drawing import in_words
 from ..records.runs import Run
 from ..records.sweeps import not_available
+from . import executions
 from .acceptance import TEMPLATE, Accepted, by_depth, by_node, template
 from .caveats import incomplete, mixed, passed_over, unknown_files
 from .intervals import spans_one
@@ -154,16 +155,17 @@ def _facet(column: str, value: Any) -> str:
 
 def to_markdown(runs: Sequence[Run], table: pd.DataFrame, notes: Sequence[str] = ()) -> str:
     """The table for people: one block a model and bench."""
-    out = ["# Main table", "", *heading(runs), ""]
+    out = ["# Main table", "", "\n\n".join(["\n".join(heading(runs)), *executions.in_words(table)]), ""]
     names = group_names(table)
     for key, block in table.groupby(GROUP, sort=False):
-        columns = _columns(block)
+        columns = _columns(block, table)
         cells = ([_cell(row, c, interval=True) for c in columns] for _, row in block.iterrows())
         out += [f"## {names[key]}", "", markdown(columns, cells), ""]
     brackets = "[low, high]: 95 % bootstrap interval, of MAT over questions, of a speedup over questions and repeats"
     told = [
         *([brackets] if "[" in "".join(out) else []),
         *_notes(table),
+        *executions.not_compared(pools(runs)),
         *incomplete(runs),
         *mixed(runs),
         *unknown_files(runs),
@@ -175,10 +177,10 @@ def to_markdown(runs: Sequence[Run], table: pd.DataFrame, notes: Sequence[str] =
 
 def to_text(runs: Sequence[Run], table: pd.DataFrame, category: str = OVERALL) -> str:
     """The table for the terminal: one category of every run, aligned."""
-    out = list(heading(runs))
+    out = [*heading(runs), *executions.in_words(table)]
     names = group_names(table)
     for key, block in table[table["category"] == category].groupby(GROUP, sort=False):
-        columns = [c for c in _columns(block) if c != "category"]
+        columns = [c for c in _columns(block, table) if c != "category"]
         cells = [columns] + [[_cell(row, c) for c in columns] for _, row in block.iterrows()]
         widths = [max(len(line[i]) for line in cells) for i in range(len(columns))]
         out += ["", f"{names[key]}, {category}:"]
@@ -188,7 +190,8 @@ def to_text(runs: Sequence[Run], table: pd.DataFrame, category: str = OVERALL) -
             )
             out.append("  ".join([first, *rest]))
     out += _notes(table[table["category"] == category])
-    return "\n".join([*out, *incomplete(runs), *mixed(runs), *unknown_files(runs)])
+    told = [*executions.not_compared(pools(runs)), *incomplete(runs), *mixed(runs), *unknown_files(runs)]
+    return "\n".join([*out, *told])
 
 
 def _notes(table: pd.DataFrame) -> list[str]:
@@ -204,16 +207,17 @@ def _notes(table: pd.DataFrame) -> list[str]:
     return notes
 
 
-def _columns(block: pd.DataFrame) -> list[str]:
-    """The columns worth showing: fixed ones, the variant where there is one, spreads and speedups that exist."""
+def _columns(block: pd.DataFrame, table: pd.DataFrame) -> list[str]:
+    """The columns worth showing: fixed ones, variant and execution where there are several, spreads and speedups."""
     variant = ["variant"] if (block["variant"] != "").any() else []
+    executed = ["execution"] if len(executions.executions(table)) > 1 else []
     repeats = ["repeats"] if (block["repeats"] > 1).any() else []
     spread = [f"{c}_std" for c in ("tokens_per_second",) if repeats and block[f"{c}_std"].notna().any()]
     speedups = [f"speedup_{b}" for b in BASELINES if block[f"speedup_{b}"].notna().any()]
     published = [c for c in ("published_mat", "published_speedup_hf") if c in block and block[c].notna().any()]
     note = [NOTE] if NOTE in block and block[NOTE].notna().any() else []
     measures = [c for c in SHOWN[3:] if block[c].notna().any()]  # of what was not timed there is no speed
-    return [SHOWN[0], *variant, *SHOWN[1:3], *repeats, *measures, *spread, *speedups, *published, *note]
+    return [SHOWN[0], *variant, *executed, *SHOWN[1:3], *repeats, *measures, *spread, *speedups, *published, *note]
 
 
 def _cell(row: pd.Series[Any], column: str, *, interval: bool = False) -> str:

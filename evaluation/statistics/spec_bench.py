@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -36,5 +37,6 @@ def compare(rows: dict[Any, Row], baseline: dict[Any, Row], tokenizer: Any = Non
         base = mean_speed([baseline[row["question_id"]] for row in group], tokenizer)
         own = mean_speed(group)
         mat = mean(n for row in group for n in accept_lengths({"choices": row["choices"][:1]}))
-        found.append({"subtask": name, "mat": mat, "tokens_per_second": own, "baseline": base, "speedup": own / base})
+        speedup = own / base if base else math.nan  # of a baseline that said nothing there is none
+        found.append({"subtask": name, "mat": mat, "tokens_per_second": own, "baseline": base, "speedup": speedup})
     return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -46,7 +46,8 @@ def main_table(runs: Sequence[Run]) -> pd.DataFrame:
             for name, pair in pairs.items():
                 row |= speedups(name, pair, category)
             row["state_bytes"] = pool.first.summary.get("state_bytes", math.nan)
-            row |= pool.first.facets
+            row |= pool.first.facets | {"execution": pool.first.execution}
+            row |= {f"execution_{name}": base and base.first.execution for name, base in bases.items()}
             row |= pool.group | {"complete": pool.complete}
             rows.append(row)
     return pd.DataFrame(rows)
@@ -60,11 +61,15 @@ def baseline(pool: Pool, name: str, pooled: Sequence[Pool]) -> Pool | None:
     """The baseline's runs to compare with: of those of the same model, bench file and device, and of the same execution
     where it has one, those that have most questions in common; None where none has any.
     """
-    facets = pool.first.facets
-    found = [p for p in pooled if p.label == name and all(p.first.facets.get(k) == facets.get(k) for k in DRAWN)]
-    same = [p for p in found if all(p.first.facets.get(key) == facets.get(key) for key in KIND)]
+    found = [p for p in pooled if p.label == name and alike(p, pool, DRAWN)]
+    same = [p for p in found if alike(p, pool, KIND)]
     best = closest(pool, same)
     return closest(pool, found) if best is None and name == "hf" else best
+
+
+def alike(pool: Pool, other: Pool, keys: Iterable[str]) -> bool:
+    """Whether two configurations have these facets in common."""
+    return all(pool.first.facets.get(key) == other.first.facets.get(key) for key in keys)
 
 
 def about(pool: Pool) -> dict[str, Any]:

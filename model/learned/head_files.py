@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,8 @@ def locate(path: str, kind: str) -> Path:
     if not folder.is_dir():
         raise UserError(
             f"no {kind} head in {path}: train one with `python -m tools.heads.train {kind} "
-            f"--model MODEL --text FILE --output {path}` (--model data/embedded --text embedded for the shipped model)"
+            f"--model MODEL --text FILE --output {shlex.quote(path)}` "
+            "(--model data/embedded --text embedded for the shipped model)"
         )
     return folder
 

@@ -10,6 +10,7 @@ from evaluation.statistics.intervals import (
     SEED,
     deviation,
     draws,
+    quotient_interval,
     ratio_interval,
     repeat_draws,
     spans_one,
@@ -24,6 +25,17 @@ def test_the_interval_of_two_questions_by_enumeration():
     assert all(math.isnan(end) for end in ratio_interval([1.0], [1.0]))
     assert ratio_interval([1, float("nan"), 3], [1, 1, 1]) == ratio_interval([1, 3], [1, 1])
     assert all(math.isnan(end) for end in ratio_interval([1, 2], [0, 0]))
+
+
+def test_a_resample_without_steps_counts_for_nothing():
+    """Of two questions of which one has no steps, a quarter of the draws have none: the interval had been NaN."""
+    tokens, steps, plain = np.array([6.0, 0.0]), np.array([2.0, 0.0]), np.array([5.0, 5.0])
+    with np.errstate(all="raise"):
+        assert quotient_interval(tokens, steps, plain, plain) == (3.0, 3.0)
+        assert quotient_interval(plain, plain, tokens, steps) == pytest.approx((1 / 3, 1 / 3))
+        assert ratio_interval(tokens, steps) == (3.0, 3.0)
+        for none in (quotient_interval(plain, plain, 0 * plain, 0 * plain), quotient_interval(*(plain[:1],) * 4)):
+            assert all(math.isnan(end) for end in none)
 
 
 def test_the_interval_equals_a_slow_bootstrap():

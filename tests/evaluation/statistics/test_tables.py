@@ -19,10 +19,8 @@ from evaluation.statistics.printing import (
     to_text,
     write_tables,
 )
-from evaluation.statistics.published import read_published
-from evaluation.statistics.table1 import table1, write_table1
 from evaluation.statistics.tables import main_table
-from tests.evaluation.made_runs import answer, asked, made, shard, write
+from tests.evaluation.made_runs import answer, made, write
 
 # Two questions, two repeats. Vanilla: 2 tokens/s on both. The method: question 1 at 4 and 2, question 2 at 8 and 6.
 VANILLA = [
@@ -110,25 +108,6 @@ def test_other_limits_and_types_are_not_compared_and_not_mixed():
     assert "max_new_tokens 16, overall" in text and "max_new_tokens 32, overall" in text
 
 
-def test_table1_has_the_published_rows_and_ours_beside():
-    rest = [answer(i, "code", [([2, 2], 1.0)]) for i in (9, 10)]
-    base = [answer(1, "qa", [([1] * 4, 4.0)]), answer(2, "writing", [([1] * 4, 2.0)])]
-    fast = [answer(1, "qa", [([2, 2], 2.0)]), answer(2, "writing", [([4], 1.0)])]
-    runs = [made("hf", [*base, *rest]), made("recycling (hot)", [*fast, *rest])]
-    table = table1(runs)
-    published = table[table["source"] == "published"].reset_index(drop=True)
-    for theirs in read_published("paper_table1"):
-        own = published[(published["model"] == theirs["model"]) & (published["method"] == theirs["method"])].iloc[0]
-        for column in ("mt", "rag", "specbench_mat", "specbench_speedup", "mbpp_speedup"):
-            assert own[column] == theirs[column] or (own[column] != own[column] and theirs[column] != theirs[column])
-    block = published[published["model"] == "vicuna-7b"]["name"].tolist()
-    assert block == ["AR", "Lookahead", "PLD", "REST", "Medusa", "Token Recycling"]
-    ours = table[(table["model"] == "toy") & (table["name"] == "Token Recycling")].iloc[0]
-    assert (ours["qa"], ours["mt"], ours["specbench_speedup"]) == (2.0, 2.0, 2.0)
-    assert ours["specbench_mat"] == 8 / 3 and ours["specbench_tokens_per_second"] == 3.0
-    assert ours["mbpp_mat"] == 2.0 and ours["mbpp_speedup"] == 1.0 and math.isnan(ours["rag"])
-
-
 def test_runs_beside_each_other_under_other_circumstances_are_told():
     """A sweep stopped and taken up with other versions pools its repeats, and says so below every table."""
     rows = [answer(1, "qa", [([1, 1], 1.0)])]
@@ -137,36 +116,6 @@ def test_runs_beside_each_other_under_other_circumstances_are_told():
     (line,) = mixed(runs)
     assert "versions.torch is 2.13.0" in line and "2.14.0 for vanilla, repeat 2" in line
     assert line in to_markdown(runs, main_table(runs)) and mixed(runs[:2]) == []
-
-
-def test_table1_keeps_the_run_of_most_questions():
-    """A part of the bench had replaced the whole, as 60 sorts behind 480."""
-
-    def runs_of(ids, seconds):
-        base = shard("hf", [asked(i, "qa", [([1] * 4, 4.0)]) for i in ids])
-        return [base, shard("recycling (hot)", [asked(i, "qa", [([2, 2], seconds)]) for i in ids])]
-
-    code = [asked(i, "code", [([2, 2], 1.0)]) for i in range(3)]
-    mbpp = shard("recycling (hot)", code, bench={"name": "mbpp", "sha256": "m"})
-    for runs in (
-        runs_of(range(480), 2.0) + runs_of(range(60), 1.0),
-        runs_of(range(60), 1.0) + runs_of(range(480), 2.0),
-    ):
-        table = table1([*runs, mbpp])
-        ours = table[(table["source"] == "measured") & (table["method"] == "recycling")]
-        assert ours["name"].tolist() == ["Token Recycling", "Token Recycling, 60 questions"]
-        assert ours["specbench_speedup"].tolist() == [2.0, 4.0] and ours["qa"].tolist() == [2.0, 4.0]
-        assert ours["mbpp_mat"].iloc[0] == 2.0 and math.isnan(ours["mbpp_mat"].iloc[1])
-
-
-def test_table1_on_paper(tmp_path):
-    runs = [made("hf", VANILLA[0].answers), made("recycling (cold)", METHOD[0].answers, method={"start": "cold"})]
-    write_table1(runs, tmp_path)
-    latex = (tmp_path / "table1.tex").read_text()
-    lines = [line for line in latex.splitlines() if line.endswith("\\\\") and "multicolumn" not in line]
-    assert {line.count("&") for line in lines} == {13} and latex.count("\\midrule") == 4
-    assert "\\textit{2.03$\\times$}" in latex and "Token Recycling (cold)" in latex
-    assert "| Token Recycling | published | 2.17 |" in (tmp_path / "table1.md").read_text()
 
 
 def test_all_tables_are_written_and_read_again(tmp_path):

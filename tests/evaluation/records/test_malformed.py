@@ -1,0 +1,147 @@
+"""Answer files of others, as they come: each defect is told with its file and line, and nothing ends in a traceback."""
+
+import json
+
+import pytest
+
+from evaluation import equal, report, speed
+from tests.evaluation.made_runs import answer
+
+ROWS = [answer(i, "qa", [([2, 2], 1.0), ([1], 0.5)]) for i in range(3)]
+MISSING = object()
+
+
+def spoilt(key, value):
+    """The second row with another value in it, or without the key."""
+    row = json.loads(json.dumps(ROWS[1]))
+    where = row if key in (*row, "peak_memory") else row["choices"][0]
+    where.pop(key, None) if value is MISSING else where.update({key: value})
+    return json.dumps(row)
+
+
+BROKEN = [
+    ("question_id", MISSING, "question_id: must be"),
+    ("question_id", None, "question_id: must be"),
+    ("question_id", [1], "question_id: must be"),
+    ("choices", MISSING, "choices: must be"),
+    ("choices", [], "choices: must be"),
+    ("choices", {"turns": []}, "choices: must be"),
+    ("choices", [3], "choices: must be"),
+    ("turns", MISSING, "turns: must be"),
+    ("turns", "text", "turns: must be"),
+    ("turns", ["text", None], "turns: must be"),
+    ("turns", [], "turns: must be"),
+    ("new_tokens", MISSING, "new_tokens: must be"),
+    ("new_tokens", [4], "new_tokens: must be"),
+    ("new_tokens", ["4", "1"], "new_tokens: must be"),
+    ("new_tokens", [4, -1], "new_tokens: must be"),
+    ("new_tokens", [4, True], "new_tokens: must be"),
+    ("wall_time", None, "wall_time: must be"),
+    ("wall_time", 1.5, "wall_time: must be"),
+    ("wall_time", ["1.0", "0.5"], "wall_time: must be"),
+    ("wall_time", [1.0, -0.5], "wall_time: must be"),
+    ("wall_time", [1.0, float("nan")], "wall_time: must be"),
+    ("wall_time", [1.0, float("inf")], "wall_time: must be"),
+    ("accept_lengths", 3, "accept_lengths: must be"),
+    ("accept_lengths", "221", "accept_lengths: must be"),
+    ("accept_lengths", [2, "2", 1], "accept_lengths: must be"),
+    ("accept_lengths", [2, None, 1], "accept_lengths: must be"),
+    ("accept_lengths", [2, -2, 1], "accept_lengths: must be"),
+    ("accept_lengths", [[2, 2], [1]], "accept_lengths: must be"),
+    ("decoding_steps", 2, "decoding_steps: must be"),
+    ("decode_time", [1.0, -0.5], "decode_time: must be"),
+    ("prefill_time", "fast", "prefill_time: must be"),
+    ("output_ids", [1, 2], "output_ids: must be"),
+    ("step_paths", [[0], [1]], "step_paths: must be"),
+    ("peak_memory", "much", "peak_memory: must be"),
+]
+LINES = [
+    ('{"question_id": 1, "ch', "not JSON"),
+    ("[" * 100_000, "not JSON"),
+    ('{"question_id": ' + "9" * 5000 + "}", "not JSON"),
+    ("null", "not a JSON object"),
+    *((spoilt(key, value), why) for key, value, why in BROKEN),
+]
+
+
+@pytest.fixture
+def files(tmp_path):
+    """A method's file with this line in place of its second row, and the baseline's, whole."""
+
+    def written(line):
+        for name, second in (("mine", line), ("vanilla", json.dumps(ROWS[1]))):
+            (tmp_path / f"{name}.jsonl").write_text("\n".join([json.dumps(ROWS[0]), second, json.dumps(ROWS[2]), ""]))
+        return tmp_path / "mine.jsonl", tmp_path / "vanilla.jsonl"
+
+    return written
+
+
+@pytest.mark.parametrize(("line", "why"), LINES)
+def test_a_broken_line_is_named_and_left_out(call, files, line, why):
+    mine, vanilla = files(line)
+    said = f"{mine}: 1 broken line(s): 2 (line 2: {why}"
+    outcome = call(report.main, "--answers", mine.with_name("*.jsonl"), "--out", mine.with_suffix(".csv"))
+    assert outcome.code == 0 and said in outcome.err and "2 of 3 questions" in outcome.out
+    outcome = call(speed.main, "--file-path", mine, "--base-path", vanilla)
+    assert outcome.code == 0 and said in outcome.out and "Speedup ratio:  1.0\n" in outcome.out
+    outcome = call(speed.main, "--file-path", vanilla, "--base-path", mine)
+    assert outcome.code == 0 and said in outcome.out
+    outcome = call(equal.main, "--jsonfile1", mine, "--jsonfile2", vanilla)
+    assert outcome.code == 1 and said in outcome.out and outcome.out.endswith("NOT equal\n")
+
+
+UNRECORDED = [("accept_lengths", None), ("accept_lengths", MISSING), ("category", None)]
+UNRECORDED += [("decoding_steps", None), ("decoding_steps", [2]), ("decode_time", [1.5]), ("decode_time", [None, None])]
+
+
+@pytest.mark.parametrize(("key", "value"), UNRECORDED)
+def test_what_a_table_of_speeds_does_without_may_be_missing(call, files, key, value):
+    """A null for accepted lengths had been a TypeError. Times count all the same; MAT is over the other answers."""
+    mine, vanilla = files(spoilt(key, value))
+    without = f"{mine}: 1 answer(s) without accept_lengths, which count in no MAT: 1"
+    outcome = call(report.main, "--answers", mine.with_name("*.jsonl"), "--out", mine.with_suffix(".csv"))
+    assert outcome.code == 0 and "broken" not in outcome.err and "incomplete" not in outcome.out
+    assert (without in outcome.err) is (key == "accept_lengths")
+    outcome = call(speed.main, "--file-path", mine, "--base-path", vanilla)
+    assert outcome.code == 0 and (without in outcome.out) is (key == "accept_lengths")
+    overall = outcome.out[outcome.out.index("overall") :]
+    assert f"#Mean accepted tokens:  {5 / 3}\n" in overall and "Speedup ratio:  1.0\n" in overall
+    outcome = call(equal.main, "--jsonfile1", mine, "--jsonfile2", vanilla)
+    assert outcome.code == 0 and outcome.out.endswith("\nequal\n"), "the same texts"
+
+
+def test_a_baseline_without_accepted_lengths(call, tmp_path):
+    """Its MAT is unknown, its speed is what it is for."""
+    for name, lengths in (("pld", [2, 2, 1]), ("baseline", None)):
+        rows = [row | {"choices": [row["choices"][0] | {"accept_lengths": lengths}]} for row in ROWS]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    outcome = call(report.main, "--answers", tmp_path / "*.jsonl", "--out", tmp_path / "main.csv")
+    assert outcome.code == 0 and "3 answer(s) without accept_lengths" in outcome.err
+    vanilla, pld = (line.split() for line in outcome.out.splitlines() if line.startswith(("vanilla", "pld")))
+    assert vanilla[3] == "-" and pld[3] == "1.67" and pld[-1].startswith("1.00")
+    outcome = call(speed.main, "--file-path", tmp_path / "baseline.jsonl", "--base-path", tmp_path / "pld.jsonl")
+    assert outcome.code == 0 and "#Mean accepted tokens:  nan\n" in outcome.out
+
+
+def test_a_baseline_that_said_nothing(call, files):
+    """A speedup over no tokens a second had been a ZeroDivisionError."""
+    mine, vanilla = files(json.dumps(ROWS[1]))
+    silent = [row | {"choices": [row["choices"][0] | {"new_tokens": [0, 0]}]} for row in ROWS]
+    vanilla.write_text("".join(json.dumps(row) + "\n" for row in silent))
+    outcome = call(speed.main, "--file-path", mine, "--base-path", vanilla)
+    assert outcome.code == 0 and "Speedup ratio:  nan\n" in outcome.out
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_answer(call, files):
+    mine, vanilla = files(json.dumps(ROWS[1]))
+    mine.write_text("\ufeff" + mine.read_text())
+    assert call(equal.main, "--jsonfile1", mine, "--jsonfile2", vanilla).code == 0
+
+
+def test_a_file_without_an_answer(call, files):
+    mine, vanilla = files("")
+    mine.write_text(spoilt("wall_time", None))
+    outcome = call(report.main, "--answers", mine)
+    assert outcome.code == 2 and f"{mine}: holds no answer" in outcome.err and "line 1: wall_time" in outcome.err
+    outcome = call(speed.main, "--file-path", mine, "--base-path", vanilla)
+    assert outcome.code == 2 and "line 1: wall_time" in outcome.out and "no question in common" in outcome.err

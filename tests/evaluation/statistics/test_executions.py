@@ -1,0 +1,82 @@
+"""Every table says how steps were taken, of the method and of its baseline."""
+
+import html
+import re
+
+import pandas as pd
+import pytest
+
+from evaluation.page import write_page
+from evaluation.page.table import view
+from evaluation.records.runs import GENERATE
+from evaluation.statistics.executions import in_words, not_compared
+from evaluation.statistics.pools import pools
+from evaluation.statistics.printing import to_markdown, to_text
+from evaluation.statistics.tables import main_table
+from tests.evaluation.made_runs import answer, made
+
+ROWS = [answer(1, "qa", [([2, 1], 1.0)]), answer(2, "rag", [([3], 0.5)])]
+
+
+def ran(label, execution="eager"):
+    run = made(label, ROWS)
+    run.metadata["settings"]["execution"] = execution
+    return run
+
+
+def overall(runs):
+    table = main_table(runs)
+    return table[table["category"] == "overall"].set_index(["method", "variant"])
+
+
+ALIKE = [ran("hf"), ran("vanilla"), ran("pld")]
+MIXED = [*ALIKE, ran("vanilla", "compiled"), ran("pld", "compiled"), ran("recycling (hot)", "graph")]
+
+
+def test_one_execution_is_said_once():
+    for write_out in (to_text, to_markdown):
+        text = write_out(ALIKE, main_table(ALIKE))
+        assert "\nexecution: eager; hf is transformers' own generate, so speedup_hf is over another execution\n" in text
+        assert text.count("execution: ") == 1 and not re.search(r"execution [ |]", text), "no column"
+    assert "execution: eager" in to_text(ALIKE[1:], main_table(ALIKE[1:])) and in_words(main_table(ALIKE[:1])) == []
+
+
+def test_several_are_a_column_and_pairs_are_of_one():
+    rows = overall(MIXED)
+    assert rows["execution"].tolist() == [GENERATE, "eager", "eager", "compiled", "compiled", "graph"]
+    assert rows["execution_hf"].tolist() == [GENERATE] * 6
+    theirs = rows["execution_vanilla"].tolist()
+    assert theirs[1:5] == rows["execution"].tolist()[1:5] and pd.isna(theirs[5])
+    assert rows["speedup_vanilla"].notna().tolist() == [True] * 5 + [False]
+    told = "no speedup over vanilla, which ran eager while these ran graph: recycling (hot)"
+    for write_out in (to_text, to_markdown):
+        text = write_out(MIXED, main_table(MIXED))
+        (line,) = [line for line in text.splitlines() if line.startswith("execution: ")]
+        assert "see its column; speedup_vanilla is over vanilla in the row's own execution; hf is" in line
+        assert re.search(r"pld +\|? *execution=compiled +\|? *compiled", text) and told in text
+    assert not_compared(pools(MIXED)) == [told] and not_compared(pools(ALIKE)) == []
+
+
+def test_what_differs_in_more_is_not_told_as_a_matter_of_execution():
+    untimed = ran("vanilla", "compiled")
+    untimed.metadata["settings"]["timed"] = False
+    assert not_compared(pools([untimed, ran("pld")])) == []
+
+
+@pytest.mark.parametrize(
+    ("runs", "said", "column"), [(ALIKE, "Execution: eager; hf is", False), (MIXED, "Execution: see its", True)]
+)
+def test_the_page_says_it(tmp_path, runs, said, column):
+    table = main_table(runs)
+    text = html.unescape(write_page(runs, table, tmp_path).read_text())
+    paragraph = text[text.index("<h2>Main table") : text.index('id="filters"')]
+    assert said in paragraph and ("No speedup over vanilla, which ran eager" in paragraph) is column
+    (shown,) = [c for c in view(table).columns if c.name == "execution"]
+    assert shown.extra is not column, "hidden until asked for where there is one"
+
+
+def test_a_run_says_what_it_used():
+    """What a run of hf was asked for it does not use; a run of before it was recorded is told by its method."""
+    assert ran("hf", "compiled").execution == GENERATE and ran("vanilla", "compiled").execution == "compiled"
+    recorded = made("hf", ROWS, execution_used="something else")
+    assert recorded.execution == "something else"
