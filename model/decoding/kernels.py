@@ -11,6 +11,7 @@ import importlib
 import itertools
 import random
 import time
+import warnings
 from collections.abc import Hashable
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
@@ -42,7 +43,7 @@ def load(path: str, device: torch.device, *size: Hashable) -> Any:
     """A module of kernels, if they are to be used on this device at this size; else None.
 
     Args:
-        path: `model.room.name_kernel`; its `trial(device, *size)` says what was wrong, or "".
+        path: `room.name_kernel` in this package, under whatever name it is installed; its `trial(device, *size)` says what was wrong, or "".
         size: what the trial is made with: the sizes that the kernels are then given.
     """
     if device.type != "cuda":
@@ -66,6 +67,8 @@ def _loaded(path: str, device: torch.device, *size: Hashable) -> tuple[Any, str]
     start = time.perf_counter()
     why = _agreed(triton_problem(device) or _tried(path, device, *size))
     module = None if why else importlib.import_module(path)
+    if why:
+        warnings.warn(f"{path} is not used on {device}: {why}", stacklevel=2)
     _setup[0] += time.perf_counter() - start
     return module, why
 

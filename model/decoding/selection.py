@@ -14,7 +14,7 @@ from . import kernels
 
 LARGE = 16384  # from this vocabulary on, dealing pays
 MAXIMA = 512  # groups of columns whose maxima stand for all logits, at least or nearly
-KERNEL = "model.decoding.selection_kernel"
+KERNEL = f"{__package__}.selection_kernel"
 KERNEL_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 Found = tuple[torch.Tensor | None, torch.Tensor | None]  # candidates and bits, (n, k) each, if they are asked for
 MOST_BY_KERNEL = 64  # candidates that it finds

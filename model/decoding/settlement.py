@@ -10,7 +10,7 @@ from . import kernels
 from .tree import Tree
 from .verification import standing
 
-KERNEL = "model.decoding.settlement_kernel"
+KERNEL = f"{__package__}.settlement_kernel"
 
 
 class Settlement:

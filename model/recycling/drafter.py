@@ -20,7 +20,7 @@ from ..errors import UserError
 from .matrix import AdjacencyMatrix
 
 UPDATES = ("all", "path", "root", "frozen")
-KERNEL = "model.recycling.matrix_kernel"
+KERNEL = f"{__package__}.matrix_kernel"
 
 
 class TokenRecycling(DeviceDrafter):
