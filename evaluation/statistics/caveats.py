@@ -60,15 +60,12 @@ def doubts(runs: Sequence[Run]) -> list[str]:
 
 
 def passed_over(runs: Sequence[Run]) -> list[str]:
-    """What was tried and not taken, by execution=auto and of kernels; one line for the runs of which it is the same."""
+    """What execution=auto tried and did not take; one line for the runs of which it is the same."""
     found: dict[str, str] = {}
     for run in runs:
         if run.metadata.get("execution_passed_over"):
             found[run.metadata["execution_passed_over"]] = run.metadata["execution_used"]
-    without = dict.fromkeys(why for run in runs if run.complete and (why := run.summary.get("kernels_left_out")))
-    return [f"execution=auto took {used}; passed over: {why}" for why, used in found.items()] + [
-        f"by torch's own functions and not by kernels, which is slower: {why}" for why in without
-    ]
+    return [f"execution=auto took {used}; passed over: {why}" for why, used in found.items()]
 
 
 def incomplete(runs: Sequence[Run]) -> list[str]:

@@ -16,8 +16,7 @@ import numpy as np
 import torch
 
 from ..errors import UserError
-from . import kernels
-from .devices import triton_installed, triton_problem
+from .devices import current, triton_installed, triton_problem
 
 MAX_HEAD_DIM = 256  # and a multiple of 8, so that a row of float16 is loaded in whole words
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -215,7 +214,7 @@ class TreeAttention:
         scale = self.head_dim**-0.5 if scale is None else scale
         if self.backend == "torch":
             return tree_attention_reference(q, k, v, self.length, self.ancestors, scale)
-        with kernels.on(self.device):
+        with current(self.device):
             self._kernel.launch(self, q, k, v, scale)
         return self.output.transpose(1, 2)
 
@@ -246,4 +245,4 @@ def _packed(ancestors: torch.Tensor, n: int) -> torch.Tensor:
 
 def _power_of_two(number: int) -> int:
     """The next power of two, at least 16: what a tensor core's tile takes."""
-    return max(16, kernels.block(number))
+    return max(16, 1 << (number - 1).bit_length())

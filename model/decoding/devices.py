@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -14,6 +15,11 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
     elif device.type == "mps":
         torch.mps.synchronize()
+
+
+def current(device: torch.device) -> AbstractContextManager[Any]:
+    """Inside, a GPU is the current one: where kernels of our own, streams and captured graphs go."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def as_array(tensor: torch.Tensor) -> Any:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import torch
 
 from ..errors import UserError
-from . import kernels
 from .cache import TreeCache
 from .drafter import DeviceSession, Session
 from .sampling import GREEDY, Choice, Sampling
@@ -83,8 +82,8 @@ class EagerStep:
 
     @property
     def setup_s(self) -> float:
-        """Nothing is made for a tree, but kernels are tried when they are first met."""
-        return kernels.setup_s()
+        """Nothing is made for a tree."""
+        return 0.0
 
     def __call__(self) -> Verification:
         of = self.of

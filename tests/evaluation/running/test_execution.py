@@ -119,5 +119,3 @@ def test_what_was_passed_over_stands_below_the_table():
         Run(execution_used="eager")
     ]
     assert passed_over(runs) == ["execution=auto took graph; passed over: compiled: no compiler"]
-    (line,) = passed_over([Run({"kernels_left_out": "matrix_kernel: wrong"}), Run({}), Run()])
-    assert line == "by torch's own functions and not by kernels, which is slower: matrix_kernel: wrong"
