@@ -237,15 +237,8 @@ class StaticSteps:
         return step.run
 
     def _captured(self, step: Step, length: int) -> Callable[[], None]:
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(2):
-                step.run()
-                step.length.fill_(length)  # what it wrote lies behind the committed tokens
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        # One pool for all: a step's own numbers are done with when the next one is replayed, so they share the memory.
-        with torch.cuda.graph(graph, pool=self.target.graph_pool):
+        def warm_up() -> None:
             step.run()
-        return graph.replay
+            step.length.fill_(length)  # what it wrote lies behind the committed tokens
+
+        return self.target.graphs.capture(lambda: step.run(), warm_up)  # as it is when it is captured

@@ -15,6 +15,7 @@ from .attention_switch import AttentionSwitch, register_tree_attention
 from .cache import CachePool, LayerShape, TreeCache
 from .checks import check_forward, check_positions, probe_layers
 from .devices import synchronize
+from .graphs import Graphs
 from .grouped_attention import use_grouped
 from .linear import pack_linears
 from .masks import ALIGNED, TreeMasks
@@ -121,9 +122,9 @@ class Target:
         return name
 
     @cached_property
-    def graph_pool(self) -> Any:
-        """The memory that all captured steps on this target share."""
-        return torch.cuda.graph_pool_handle()
+    def graphs(self) -> Graphs:
+        """What captures steps on this target."""
+        return Graphs(self.device)
 
     def cache(self, nodes: int) -> AbstractContextManager[TreeCache]:
         """A cache for one sequence, with room for a full context and drafts of `nodes` nodes."""
