@@ -99,7 +99,8 @@ class Runner:
         more = {
             "label": method.label.replace("state)", f"{SAVED})") if saved else method.label,
             "execution_used": execution_used(method),
-            **({"execution_passed_over": self.execution.passed_over} if self.execution.passed_over else {}),
+            **({"execution_why": self.execution.why} if self.execution.why else {}),
+            **({"cudnn_attention": False} if loaded.target.device.type == "cuda" else {}),
             "questions": len(self.bench.questions),
             "question_hashes": [question.key for question in self.bench.questions],
             "template_sha256": template_hash(loaded.template, loaded.tokenizer),

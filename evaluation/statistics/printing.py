@@ -17,7 +17,7 @@ from ..records.drawing import in_words
 from ..records.runs import Run
 from ..records.sweeps import not_available
 from .acceptance import TEMPLATE, Accepted, by_depth, by_node, template
-from .caveats import incomplete, mixed, passed_over
+from .caveats import executed, incomplete, mixed
 from .intervals import spans_one
 from .markdown import markdown, shown
 from .metrics import OVERALL
@@ -166,7 +166,7 @@ def to_markdown(runs: Sequence[Run], table: pd.DataFrame, notes: Sequence[str] =
         *_notes(table),
         *incomplete(runs),
         *mixed(runs),
-        *passed_over(runs),
+        *executed(runs),
         *notes,
     ]
     return "\n".join([*out, "\n\n".join(told), ""])

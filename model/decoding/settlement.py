@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from .devices import on_host_like, wait
 from .tree import Tree
 from .verification import standing
 
@@ -33,7 +34,7 @@ class Settlement:
         self.source, self.to = (torch.zeros(depth + 1, dtype=torch.long, device=device) for _ in range(2))
         self._depths = torch.arange(depth + 1, device=device)
         self._added = tree.depths + 1  # (n,): tokens that a step adds whose deepest standing node is this
-        self._pinned = torch.zeros_like(self.report, device="cpu").pin_memory() if device.type == "cuda" else None
+        self._told = on_host_like(self.report)
 
     def __call__(self, tokens: torch.Tensor, choices: torch.Tensor) -> None:
         """Settle a step by its draft and what the target picks after each node, int64 (n,) each."""
@@ -48,8 +49,6 @@ class Settlement:
 
     def read(self) -> list[int]:
         """The report: the only transfer of a step, and where the host waits for it."""
-        if self._pinned is None:
-            return self.report.tolist()
-        self._pinned.copy_(self.report, non_blocking=True)  # into memory that the device writes without a detour
-        torch.cuda.current_stream(self.report.device).synchronize()
-        return self._pinned.tolist()
+        self._told.copy_(self.report, non_blocking=True)
+        wait(self.report.device)
+        return self._told.tolist()

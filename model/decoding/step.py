@@ -152,8 +152,9 @@ class FedSequence:
         launch()
         if step.hidden is not None:  # what a replay wrote, no hook has seen
             of.target.hidden = step.hidden[:n]
+        choices, found = step.read(n) if draft.tree.device.type == "cpu" else (step.choices[:n], step.found(n))
         of.mark("forward")
-        return conclude(of, draft, step.logits[:n], step.choices[:n], step.found(n))
+        return conclude(of, draft, step.logits[:n], choices, found)
 
 
 AnyStep = EagerStep | StaticSequence | FedSequence
