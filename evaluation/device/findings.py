@@ -22,9 +22,8 @@ def failed(data: dict[str, Any]) -> list[str]:
         if "error" in row
     ]
     found = data.get("searches", {})
-    lines += [
+    return lines + [
         f"top-k over {row['vocab']} columns: {row.get('error', 'not the one of torch')}"
         for row in found.get("rows", [])
         if not row.get("right")
     ]
-    return lines + [f"{name} is not used: {why}" for name, why in data.get("kernels", {}).get("lost", {}).items()]

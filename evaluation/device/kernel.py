@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from model.decoding.devices import triton_problem
+
 from .checks import failure
 from .plan import Plan
 from .report import Report
@@ -24,6 +26,8 @@ def compare_kernels(plan: Plan, report: Report) -> dict[str, Any]:
     """Rows of microseconds a layer, kept as they come; on a CPU and without these functions why not."""
     if plan.device.type != "cuda":
         return {"rows": [], "problem": "skipped: the kernel is for CUDA"}
+    if why := triton_problem(plan.device):
+        return {"rows": [], "problem": f"skipped: {why}"}
     try:
         from tools import bench_attention as bench
     except ImportError as error:

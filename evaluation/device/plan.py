@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from model.decoding.devices import triton_problem
 from model.errors import UserError
 from model.files import ROOT
 
@@ -77,6 +78,8 @@ def make_plan(
         if name not in ("auto", *DTYPES):
             raise UserError(f"--dtype {name}: use auto, {', '.join(DTYPES)}")
     ways = _listed(executions, "--executions") or (ON_CUDA if cuda else ON_CPU)
+    if cuda and executions is None and triton_problem(device):
+        ways = tuple(way for way in ways if way != "tree")
     for way in ways:
         if way not in EXECUTIONS or (way == "graph" and not cuda):
             raise UserError(

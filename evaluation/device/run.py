@@ -9,8 +9,6 @@ from typing import Any
 
 import torch
 
-from model.decoding import kernels
-from model.decoding.devices import triton_problem
 from model.errors import UserError
 
 from ..records.provenance import describe_device, git_state, versions
@@ -44,13 +42,11 @@ def make_report(plan: Plan, folder: Path, before: list[dict[str, Any]] | None = 
     _device(plan, report, rates := dict[torch.dtype, Rates]())
     _checks(plan, report)
     found = time_steps(plan, report, rates)
-    report.keep(kernels=kernels_of(plan.device))
     kernel = compare_kernels(plan, report)
     report.keep(kernel=kernel)
-    report.say(f"kernels: {kernel['problem'] or str(len(kernel['rows'])) + ' cases'}")
+    report.say(f"tree attention kernel: {kernel['problem'] or str(len(kernel['rows'])) + ' cases'}")
     searches = compare_searches(plan, report)
     report.say(f"greatest logits: {len(searches['rows'])} vocabularies")
-    report.keep(kernels=kernels_of(plan.device))
     report.keep(**found.sections(plan.mat))  # with nothing timed there is a headline, too
     if before is not None:
         beside = ratios(found.cells, before)
@@ -63,12 +59,6 @@ def make_report(plan: Plan, folder: Path, before: list[dict[str, Any]] | None = 
         print(f"FAILED: {line}")
     print(report.data["headline"])
     return report
-
-
-def kernels_of(device: torch.device) -> dict[str, Any]:
-    """Why the device runs none of the small kernels (`absent`), or those that lost their trial (`lost`)."""
-    absent = triton_problem(device) if device.type == "cuda" else ""
-    return {"absent": absent, "lost": {} if absent else dict(kernels.missed)}
 
 
 def _device(plan: Plan, report: Report, rates: dict[torch.dtype, Rates]) -> None:
@@ -108,6 +98,6 @@ def _checks(plan: Plan, report: Report) -> None:
         tests = skipped("they are for CUDA")
     else:
         tests = run_tests(TESTS * report.budget.seconds)
-    report.keep(checks=rows, tests=tests, kernels=kernels_of(plan.device))
+    report.keep(checks=rows, tests=tests)
     good = sum(row["passed"] for row in rows)
     report.say(f"checks: {good} of {len(rows)} passed; tests: {tests['problem'] or str(tests['passed']) + ' passed'}")

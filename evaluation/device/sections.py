@@ -142,11 +142,9 @@ def searches(data: dict[str, Any]) -> str:
         for row in own["rows"]
     ]
     note = f"Arg-max and the {K} greatest after each of {1 + PUBLISHED} nodes, microseconds, {own['dtype']}: as steps "
-    note += "find them (on CUDA a kernel, once for both, where it is used), and torch.argmax with torch.topk."
+    note += "find them, and torch.argmax with torch.topk."
     head = ("vocabulary", "columns", "own us", "torch us", "")
-    absent = data.get("kernels", {}).get("absent")
-    told = paragraph(f"This device does without this project's kernels: {absent}.") if absent else ""
-    return paragraph(note) + told + table(head, rows)
+    return paragraph(note) + table(head, rows)
 
 
 def calls(data: dict[str, Any]) -> str:

@@ -1,7 +1,8 @@
-"""How a run's steps are executed: as it was asked for, or by `auto` the fastest way that passes a trial."""
+"""How a run's steps are executed: as it was asked for, or by `auto` captured ones where they pass a trial."""
 
 from __future__ import annotations
 
+import gc
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -9,6 +10,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from model.decoding import Draft, Target, Tree, generate
+from model.decoding.devices import give_back, synchronize
 from model.decoding.static_step import StaticSteps
 from model.errors import UserError
 from model.recycling import TokenRecycling, build_template
@@ -18,12 +20,11 @@ from . import processes
 from .errors import one_line
 from .models import LoadedModel
 
-# What auto tries on a CUDA device, the fastest first: an execution, and whether nodes attend by the tree kernel.
-WAYS = (("compiled", True), ("compiled", False), ("graph", True), ("graph", False))
+CAPTURED = "graph"  # what auto tries on a CUDA device
 NODES = 12  # below the root of the trial's draft
 TOKENS = 24  # of the trial's answers
-APART = {torch.float32: 1e-3}  # how far logits of a step may be from eager ones, over the greatest of these
-APART_OF_HALVES = 5e-2
+# A difference of logits that is none: so many times what two eager forwards differ by, and at least so many roundings
+TIMES, ROUNDINGS = 8, 4
 
 
 @dataclass(frozen=True)
@@ -32,12 +33,12 @@ class Execution:
 
     Attributes:
         tree_attention: nodes attend by this project's kernel.
-        passed_over: what auto tried before, and why it was not taken; one line, or "".
+        why: what auto took it for, on one line; "" where it was asked for or nothing else could be.
     """
 
     name: str
     tree_attention: bool
-    passed_over: str = ""
+    why: str = ""
 
     def take(self, target: Target) -> None:
         """Let a target take steps so from now on. Raises UserError if it cannot, or there is none of that name."""
@@ -51,12 +52,13 @@ _chosen: WeakKeyDictionary[Target, Execution] = WeakKeyDictionary()  # by auto
 def choose_execution(name: str, loaded: LoadedModel, timed: bool = True, reads_text: bool = False) -> Execution:
     """The execution that was asked for, or what auto makes of this model on this device; tried once a loaded model.
 
-    On one CUDA device auto takes the first of WAYS that gives eager decoding's logits and text in a trial, and eager
-    if none does: compilers and kernels fail there. Elsewhere it is eager, as where what is sampled reads the text:
-    on a CPU compiling takes ten seconds to two minutes for each method, more than a short run.
+    On one CUDA device auto takes captured steps where they give eager decoding's logits and text in a trial, else
+    eager ones. Elsewhere it is eager, as where what is sampled reads the text. Compiled steps and the tree kernel are
+    taken by name: they take minutes to compile, and the kernel was never run on a GPU by this project.
 
     Raises:
-        UserError: not with a device map, or not untimed.
+        UserError: not with a device map, or not untimed; model.attention=tree, whose steps fail the trial; a trial
+            that left the device unusable.
     """
     target, own = loaded.target, loaded.settings.attention
     # no trial with several ranks: one that fails it leaves the others waiting
@@ -79,46 +81,86 @@ def choose_execution(name: str, loaded: LoadedModel, timed: bool = True, reads_t
 
 
 def tried(target: Target, attention: str) -> Execution:
-    """The first of WAYS that passes, or eager steps. `attention`: as in configs/model, which may leave some out."""
-    ways = [(name, kernel) for name, kernel in WAYS if attention == "auto" or kernel == (attention == "tree")]
-    failed: list[str] = []
-    for name, tree_attention in ways:
-        why = trial(target, name, tree_attention)
-        if not why:
-            return Execution(name, tree_attention, "; ".join(failed))
-        failed.append(f"{name}{' with the tree kernel' if tree_attention else ''}: {why}")
-    return Execution("eager", False, "; ".join(failed))
+    """Captured steps if they pass, or eager ones. `attention`: as in configs/model."""
+    by_tree = attention == "tree"
+    why = trial(target, CAPTURED, by_tree)
+    if not why:
+        return Execution(CAPTURED, by_tree, "a trial gave eager steps' logits and text")
+    if by_tree:
+        raise UserError(f"model.attention=tree: steps failed their trial ({why}); use model.attention=sdpa")
+    return Execution("eager", False, f"{CAPTURED} failed its trial: {why}")
 
 
 def trial(target: Target, name: str, tree_attention: bool) -> str:
     """Decode some steps so, and compare the logits of a draft, and a text, with eager ones: what is wrong, or "".
 
     Any error at all counts: compilers, kernels and drivers raise what they like, and eager steps need none of them.
+
+    Raises:
+        UserError: it failed in a way that later steps would not survive, either.
     """
     try:
-        prompt = [3 + i % 97 for i in range(40)]
-        tree = build_template("best", nodes=NODES).on(target.device)
-        draft = Draft(tree, torch.arange(3, 3 + len(tree), device=target.device))
-        target.attend_by_tree(False)
-        expected = _logits(target, "eager", prompt, draft)
-        text = generate(target, Vanilla(target.device), prompt, max_new_tokens=TOKENS).tokens
-        target.attend_by_tree(tree_attention)
-        apart = (_logits(target, name, prompt, draft) - expected).abs().max().item() / expected.abs().max().item()
-        if not apart <= _tie(target):  # NaN is none
-            return f"its logits are {apart:.1e} of the greatest away from eager ones"
-        drafters = (Vanilla(target.device), TokenRecycling(target.vocab_size, tree, device=target.device))
-        found = [generate(target, drafter, prompt, max_new_tokens=TOKENS).tokens for drafter in drafters]
-        return next(filter(None, (_wrong(target, prompt, text, answer) for answer in found if answer != text)), "")
+        return _differs(target, name, tree_attention)
     except Exception as error:
-        return f"{type(error).__name__}: {one_line(error)[:200]}"
+        why = f"{type(error).__name__}: {one_line(error)[:200]}"
+    _recover(target, name, why)
+    return why
 
 
-def _tie(target: Target) -> float:
-    """What is no difference between two logits, over the greatest of them."""
-    return APART.get(target.dtype, APART_OF_HALVES)
+def _recover(target: Target, name: str, why: str) -> None:
+    """Leave nothing of a trial that raised. After an illegal access, or a capture that was broken off before torch
+    2.12, torch fails at whatever comes next, somewhere else: so it is asked here."""
+    try:
+        gc.collect()
+        synchronize(target.device)
+        give_back(target.device)
+    except Exception as error:
+        raise UserError(
+            f"execution=auto: the trial of {name} steps left {target.device} unusable ({why}; then "
+            f"{one_line(error)[:100]}); restart with execution=eager"
+        ) from None
 
 
-def _wrong(target: Target, prompt: list[int], text: list[int], found: list[int]) -> str:
+def _differs(target: Target, name: str, tree_attention: bool) -> str:
+    """Where steps of an execution differ from eager ones, or ""."""
+    prompt = [3 + i % 97 for i in range(40)]
+    tree = build_template("best", nodes=NODES).on(target.device)
+    draft = Draft(tree, torch.arange(3, 3 + len(tree), device=target.device))
+    target.attend_by_tree(False)
+    tie = _tie(target, prompt)
+    expected = _logits(target, "eager", prompt, draft)
+    text = generate(target, Vanilla(target.device), prompt, max_new_tokens=TOKENS).tokens
+    target.attend_by_tree(tree_attention)
+    apart = _apart(_logits(target, name, prompt, draft), expected)
+    if not apart <= tie:  # NaN is none
+        return f"its logits are {apart:.1e} of the greatest away from eager ones, which differ by {tie:.1e} at most"
+    drafters = (Vanilla(target.device), TokenRecycling(target.vocab_size, tree, device=target.device))
+    found = [generate(target, drafter, prompt, max_new_tokens=TOKENS).tokens for drafter in drafters]
+    return next(filter(None, (_wrong(target, prompt, text, answer, tie) for answer in found if answer != text)), "")
+
+
+def _apart(logits: Any, expected: Any) -> float:
+    """The largest difference of logits (n, V) in any row, over that row's greatest: a few wrong rows count in full."""
+    gaps: Any = (logits - expected).abs().amax(1) / expected.abs().amax(1)
+    return float(gaps.amax())
+
+
+@torch.inference_mode()
+def _tie(target: Target, prompt: list[int]) -> float:
+    """What is no difference between two logits, over the greatest: what two ways to the same eager ones make of it.
+
+    A chain behind the prompt, under a tree's mask and, in one forward with the prompt, without a mask.
+    """
+    chain = Tree.chain(NODES).on(target.device)
+    draft = Draft(chain, torch.arange(3, 3 + len(chain), device=target.device))
+    masked = _logits(target, "eager", prompt, draft)
+    with target.cache(len(chain)) as cache:
+        plain = target.prefill(cache, [*prompt[:-1], *draft.tokens.tolist(), 0], all_logits=True)
+    noise = _apart(plain[-len(chain) :].float(), masked)
+    return max(TIMES * noise, ROUNDINGS * torch.finfo(target.dtype).eps)
+
+
+def _wrong(target: Target, prompt: list[int], text: list[int], found: list[int], tie: float) -> str:
     """Where an answer leaves the eager one, if that is no tie: what would be so were a step put together wrongly."""
     at = next(i for i, (one, other) in enumerate(zip(text, found, strict=True)) if one != other)
     before = prompt + text[:at]
@@ -126,7 +168,7 @@ def _wrong(target: Target, prompt: list[int], text: list[int], found: list[int])
     root = Draft(Tree.chain(0).on(target.device), torch.tensor(before[-1:], device=target.device))
     logits = _logits(target, "eager", before, root)[0]
     gap = (logits[text[at]] - logits[found[at]]).abs().item() / logits.abs().max().item()
-    return "" if gap <= _tie(target) else f"its token {at} is {found[at]}, eager decoding's {text[at]}"
+    return "" if gap <= tie else f"its token {at} is {found[at]}, eager decoding's {text[at]}"
 
 
 @torch.inference_mode()

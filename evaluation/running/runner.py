@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from model.decoding import kernels
 from model.decoding.sampling import Sampling
 from model.errors import UserError
 
@@ -46,7 +45,6 @@ class Runner:
 
     def __init__(self, config: dict[str, Any], loaded: LoadedModel, answer_file: Path | None = None) -> None:
         self.config, self.loaded, self.holding = config, loaded, Holding(loaded.target)
-        self._missed: dict[str, str] = {}
         reads_text = Sampling(**config["sampling"]).reads_text
         self.execution = choose_execution(str(config["execution"]), loaded, config["timed"], reads_text)
         self.execution.take(loaded.target)
@@ -91,7 +89,7 @@ class Runner:
         """Be where the run stopped: warm, and with its state."""
         torch.manual_seed(self.config["seed"])
         self._take_turn()
-        with self.holding.counted(), self._noting():
+        with self.holding.counted():
             warm_up(self.method)
         if self.done and self._carries:
             self.method.drafter.load_state_dict(self.store.state_at(len(self.done)))  # type: ignore[union-attr]
@@ -102,7 +100,8 @@ class Runner:
         more = {
             "label": method.label.replace("state)", f"{SAVED})") if saved else method.label,
             "execution_used": execution_used(method),
-            **({"execution_passed_over": self.execution.passed_over} if self.execution.passed_over else {}),
+            **({"execution_why": self.execution.why} if self.execution.why else {}),
+            **({"cudnn_attention": False} if loaded.target.device.type == "cuda" else {}),
             "questions": len(self.bench.questions),
             "question_hashes": [question.key for question in self.bench.questions],
             "template_sha256": template_hash(loaded.template, loaded.tokenizer),
@@ -136,16 +135,9 @@ class Runner:
             others: bytes that other runners hold on the CUDA devices.
         """
         question = self.next_question()
-        with self.holding.counted(), self._noting():
+        with self.holding.counted():
             row = answer_question(question, self.method, self.config, others)
         self.keep(row)
-
-    @contextmanager
-    def _noting(self) -> Iterator[None]:
-        """Keep which kernels this run did without meanwhile."""
-        kernels.missed.clear()
-        yield
-        self._missed |= kernels.missed
 
     def next_question(self) -> Question:
         """What is to be answered now, with the state that it is answered from.
@@ -175,8 +167,6 @@ class Runner:
         summary["state_bytes"] = sum(t.numel() * t.element_size() for t in state.values())
         if drafter is not None and (told := drafter.describe()):
             summary["drafter"] = told
-        if self._missed:
-            summary["kernels_left_out"] = "; ".join(f"{name}: {why}" for name, why in self._missed.items())
         self.store.finish(summary, state if self._carries else {}, len(self.done))
 
     def finish_late(self) -> None:

@@ -59,16 +59,16 @@ def doubts(runs: Sequence[Run]) -> list[str]:
     ]
 
 
-def passed_over(runs: Sequence[Run]) -> list[str]:
-    """What was tried and not taken, by execution=auto and of kernels; one line for the runs of which it is the same."""
+def executed(runs: Sequence[Run]) -> list[str]:
+    """What execution=auto took, and why, one line for the runs of which it is the same; and what CUDA goes without."""
     found: dict[str, str] = {}
     for run in runs:
-        if run.metadata.get("execution_passed_over"):
-            found[run.metadata["execution_passed_over"]] = run.metadata["execution_used"]
-    without = dict.fromkeys(why for run in runs if run.complete and (why := run.summary.get("kernels_left_out")))
-    return [f"execution=auto took {used}; passed over: {why}" for why, used in found.items()] + [
-        f"by torch's own functions and not by kernels, which is slower: {why}" for why in without
-    ]
+        if run.metadata.get("execution_why"):
+            found[run.metadata["execution_why"]] = run.metadata["execution_used"]
+    lines = [f"execution=auto took {used}: {why}" for why, used in found.items()]
+    if any(run.metadata.get("cudnn_attention") is False for run in runs):
+        lines.append("cuDNN's attention is off, for hf as well: it would plan anew for the shape of every eager step")
+    return lines
 
 
 def unknown_files(runs: Sequence[Run]) -> list[str]:

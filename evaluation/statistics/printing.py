@@ -18,7 +18,7 @@ from ..records.runs import Run
 from ..records.sweeps import not_available
 from . import executions
 from .acceptance import TEMPLATE, Accepted, by_depth, by_node, template
-from .caveats import incomplete, mixed, passed_over, unknown_files
+from .caveats import executed, incomplete, mixed, unknown_files
 from .intervals import spans_one
 from .markdown import markdown, shown
 from .metrics import OVERALL
@@ -169,7 +169,7 @@ def to_markdown(runs: Sequence[Run], table: pd.DataFrame, notes: Sequence[str] =
         *incomplete(runs),
         *mixed(runs),
         *unknown_files(runs),
-        *passed_over(runs),
+        *executed(runs),
         *notes,
     ]
     return "\n".join([*out, "\n\n".join(told), ""])

@@ -1,6 +1,6 @@
 """The one engine: tree, cache, target, verification, loop. It knows no method by name.
 
-From outside: what is named here, and what a method is made with (`selection`, `devices`, `kernels`, `cache`).
+From outside: what is named here, and what a method is made with (`selection`, `devices`, `cache`).
 """
 
 from .drafter import DeviceDrafter, DeviceSession, Drafter, Session

@@ -3,7 +3,8 @@
 Node i attends to all `length` committed tokens, to its ancestors in the tree and to itself; its own key and value are
 row length + i. `length` is a tensor on the device and all shapes are static, so a step can be captured in a CUDA graph.
 `tree_attention_reference` says in plain torch what is computed; on CUDA a Triton kernel (attention_kernel.py) computes
-it from the rows in use alone. Triton is imported when it is first needed, never by importing this module.
+it from the rows in use alone. There the twin is never taken in its place: it costs the whole capacity, tens of
+milliseconds a step of a 7B model. Triton is imported when it is first needed, never by importing this module.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ import numpy as np
 import torch
 
 from ..errors import UserError
-from . import kernels
-from .devices import triton_installed, triton_problem
+from .devices import current, triton_installed, triton_problem
 
+WORD = 64  # bits of an int64, in which a tree is packed
 MAX_HEAD_DIM = 256  # and a multiple of 8, so that a row of float16 is loaded in whole words
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 H200 = (132, 227 << 10)  # multiprocessors, shared memory of a program; only where there is no GPU to ask
@@ -112,11 +113,11 @@ class TreeAttention:
         length: int32 or int64 (), the committed tokens, read in each call; everything lives on its device. It is for
             the caller to see that length + n never passes B: the device cannot raise.
         dtype: of q, k, v: float16, bfloat16 or float32.
-        backend: triton | torch. Default: triton on CUDA from compute capability 8.0 where it is installed, else torch.
+        backend: triton | torch. Default: triton on CUDA, else torch.
         plan: the cut of the work. Default: `Plan.choose`.
 
     Raises:
-        UserError: shapes or types that the kernel does not take, or triton asked for and not installed.
+        UserError: shapes, types or devices that the kernel does not take, or triton is not installed.
     """
 
     def __init__(
@@ -134,8 +135,7 @@ class TreeAttention:
     ) -> None:
         device = length.device
         if backend is None:
-            fits = head_dim <= MAX_HEAD_DIM and head_dim % 8 == 0 and dtype in DTYPES
-            backend = "triton" if fits and not triton_problem(device) else "torch"
+            backend = "triton" if device.type == "cuda" else "torch"
         if backend not in ("triton", "torch"):
             raise UserError(f"tree attention: backend {backend!r} is none of triton, torch")
         if heads % kv_heads or nodes < 1 or capacity < nodes:
@@ -161,6 +161,8 @@ class TreeAttention:
             )
         if not triton_installed():
             raise UserError("tree attention: backend='triton' needs the package triton; use backend='torch'")
+        if device.type == "cuda" and (why := triton_problem(device)):
+            raise UserError(f"tree attention: the kernel does not run on {device} ({why}); use model.attention=sdpa")
         if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
             raise UserError(f"tree attention: backend='triton' needs a GPU, not {device}; use backend='torch'")
         from . import attention_kernel
@@ -172,7 +174,7 @@ class TreeAttention:
         self.partial = torch.empty(*shape, head_dim, dtype=f32, device=device)  # (splits, H * n, D): weighted sums
         self.maxima = torch.empty(shape, dtype=f32, device=device)  # (splits, H * n), base 2
         self.sums = torch.empty(shape, dtype=f32, device=device)  # (splits, H * n)
-        self.words = _packed(alone, nodes).to(device)  # int64 (n, ceil(n / 64))
+        self.words = packed(alone, nodes).to(device)  # int64 (n, ceil(n / 64))
         # Node by node, as transformers wants it next: (1, n, H, D)
         self.output = torch.empty(1, nodes, heads, head_dim, dtype=dtype, device=device)
 
@@ -192,11 +194,18 @@ class TreeAttention:
                 f"got {ancestors.dtype} {tuple(ancestors.shape)}"
             )
         if self.backend == "triton":
-            self.words.copy_(_packed(ancestors, self.nodes))
+            self.words.copy_(packed(ancestors, self.nodes))
             return
         if m < self.nodes:
             self.ancestors.zero_().fill_diagonal_(True)
         self.ancestors[:m, :m].copy_(ancestors)
+
+    def take(self, words: torch.Tensor, seen: torch.Tensor) -> None:
+        """The same from the device: the tree of all n nodes as `packed` has it, and as bool (n, n)."""
+        if self.backend == "triton":
+            self.words.copy_(words)
+        else:
+            self.ancestors.copy_(seen)
 
     def __call__(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: float | None = None
@@ -215,7 +224,7 @@ class TreeAttention:
         scale = self.head_dim**-0.5 if scale is None else scale
         if self.backend == "torch":
             return tree_attention_reference(q, k, v, self.length, self.ancestors, scale)
-        with kernels.on(self.device):
+        with current(self.device):
             self._kernel.launch(self, q, k, v, scale)
         return self.output.transpose(1, 2)
 
@@ -233,12 +242,12 @@ def _size(device: torch.device) -> tuple[int, int]:
     return found.multi_processor_count, getattr(found, "shared_memory_per_block_optin", 0)  # unknown: small tiles
 
 
-def _packed(ancestors: torch.Tensor, n: int) -> torch.Tensor:
-    """bool (m, m) -> int64 (n, ceil(n / 64)) on the host: column j is bit j % 64 of word j // 64.
+def packed(ancestors: torch.Tensor, n: int) -> torch.Tensor:
+    """bool (m, m) -> int64 (n, ceil(n / 64)) on the host: column j is bit j % WORD of word j // WORD.
 
     Nodes from m on see themselves. On the host, where a tree of one step is: by NumPy, which takes a tenth of the time.
     """
-    seen = np.eye(n, -(-n // 64) * 64, dtype=bool)
+    seen = np.eye(n, -(-n // WORD) * WORD, dtype=bool)
     m = len(ancestors)
     seen[:m, :m] = ancestors.cpu().numpy()
     return torch.from_numpy(np.packbits(seen, axis=1, bitorder="little").view(np.int64))
@@ -246,4 +255,4 @@ def _packed(ancestors: torch.Tensor, n: int) -> torch.Tensor:
 
 def _power_of_two(number: int) -> int:
     """The next power of two, at least 16: what a tensor core's tile takes."""
-    return max(16, kernels.block(number))
+    return max(16, 1 << (number - 1).bit_length())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -14,6 +15,11 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
     elif device.type == "mps":
         torch.mps.synchronize()
+
+
+def current(device: torch.device) -> AbstractContextManager[Any]:
+    """Inside, a GPU is the current one: where kernels of our own, streams and captured graphs go."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def as_array(tensor: torch.Tensor) -> Any:
@@ -31,9 +37,35 @@ def triton_problem(device: torch.device) -> str:
     """Why this project's Triton kernels do not run on a device, or ""; Triton is not imported for it."""
     if device.type != "cuda":
         return "not a CUDA device"
+    if torch.version.hip is not None:  # its devices name capabilities, too
+        return "ROCm, on which it was never compiled"
     if torch.cuda.get_device_capability(device) < (8, 0):
         return "compute capability below 8.0"
     return "" if triton_installed() else "triton is not installed"
+
+
+def on_host_like(tensor: torch.Tensor) -> torch.Tensor:
+    """Zeros of its shape and type in memory of the host that a GPU reads and writes without a detour."""
+    return torch.zeros_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
+
+
+def wait(device: torch.device) -> None:
+    """Wait for what a GPU was last asked for on its current stream."""
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()
+
+
+def without_cudnn_attention(device: torch.device) -> None:
+    """Switch cuDNN's attention off for the process: it plans anew for every shape, and each eager step has another."""
+    if device.type == "cuda":
+        torch.backends.cuda.enable_cudnn_sdp(False)
+
+
+def give_back(device: torch.device) -> None:
+    """Give memory that torch holds and no tensor uses back to the device."""
+    if device.type == "cuda":
+        with current(device):
+            torch.cuda.empty_cache()
 
 
 def triton_installed() -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ..errors import UserError
-from .selection import argmax, begins_with_argmax, candidates_of
+from .selection import argmax, candidates_of
 from .tree import Draft
 
 # What reads the text so far: (ids (m, L), scores (m, V)) -> (m, V), rows one by one; transformers' LogitsProcessors do.
@@ -104,11 +104,8 @@ class Choice:
     def ranked(
         self, logits: torch.Tensor, positions: torch.Tensor | None, k: int, bits: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-        """The choices (n,), and what `candidates_of` finds: in one search where that can be."""
-        best, short = candidates_of(logits, k, bits)
-        if best is not None and not self.draws and begins_with_argmax(logits, k):
-            return best[:, 0], best, short
-        return self.among(logits, positions), best, short
+        """The choices (n,), and what `candidates_of` finds, whose first may be another of equal logits."""
+        return self.among(logits, positions), *candidates_of(logits, k, bits)
 
     def scores(self, logits: torch.Tensor, positions: torch.Tensor | None) -> torch.Tensor:
         """What choices are the arg-max of, (n, V): by another model's logits what it would choose by this noise."""

@@ -1,23 +1,14 @@
-"""The greatest logits of each row. torch is slow at this along a long row, so the search is cut down first.
-
-On the CPU by what stands here, on CUDA by a kernel of the same idea (selection_kernel.py) where it runs and is right.
-"""
+"""The greatest logits of each row. torch is slow at this along a long row, so the search is cut down first."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 
-from . import kernels
-
 LARGE = 16384  # from this vocabulary on, dealing pays
 MAXIMA = 512  # groups of columns whose maxima stand for all logits, at least or nearly
-KERNEL = "model.decoding.selection_kernel"
-KERNEL_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 Found = tuple[torch.Tensor | None, torch.Tensor | None]  # candidates and bits, (n, k) each, if they are asked for
-MOST_BY_KERNEL = 64  # candidates that it finds
 
 
 def argmax(logits: torch.Tensor) -> torch.Tensor:
@@ -33,14 +24,7 @@ def argmax(logits: torch.Tensor) -> torch.Tensor:
 
 def top_k(logits: torch.Tensor, k: int) -> torch.Tensor:
     """The k greatest logits of each row, best first: (n, V) -> (n, k), as torch.topk; which of equals is left open."""
-    kernel = _kernel(logits, k)
-    found: torch.Tensor = _greatest(logits, k)[1] if kernel is None else kernel.launch(logits, k)
-    return found
-
-
-def begins_with_argmax(logits: torch.Tensor, k: int) -> bool:
-    """Whether the first that `top_k` finds here is what `argmax` would, among equals, too: so the kernel's."""
-    return _kernel(logits, k) is not None
+    return _greatest(logits, k)[1]
 
 
 def candidates_of(logits: torch.Tensor, k: int, bits: bool = False) -> Found:
@@ -54,16 +38,11 @@ def top_k_and_bits(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Te
     """The k greatest logits of each row, best first, and how many bits short of certain each is: (n, k) twice.
 
     A token of probability p is -log2 p bits short. The mass of all tokens is estimated by that of the maxima of groups
-    of columns, which finding the k greatest takes anyway on the CPU: the sum of all V exponentials would take longer
+    of columns, which finding the k greatest takes anyway: the sum of all V exponentials would take longer
     than the rest of a step's host work. Where few tokens are likely, the estimate is good; of a flat distribution of
     128,000 tokens the bits are some eight too few.
     """
-    kernel = _kernel(logits, k)
-    if kernel is not None:
-        best, maxima = kernel.launch(logits, k), None
-        greatest = logits.gather(1, best)
-    else:
-        greatest, best, maxima = _greatest(logits, k)
+    greatest, best, maxima = _greatest(logits, k)
     if maxima is None or maxima.shape[1] < MAXIMA // 2:
         n, vocab = logits.shape
         # a group has a power of two of columns that divides V
@@ -76,29 +55,24 @@ def top_k_and_bits(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Te
 def _greatest(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """The k greatest of each row and their columns, (n, k) each, and the maxima of groups of columns if they were made.
 
-    On the CPU the columns are dealt to g groups. The k greatest lie in the k groups with the greatest maxima, so that
-    torch.topk need only look at g maxima and at k groups: 1377 us against 798 us for 81 x 32000 (two threads).
+    The columns are dealt to g groups. The k greatest lie in the k groups with the greatest maxima, so that torch.topk
+    need only look at g maxima and at k groups: 1377 us against 798 us for 81 x 32000 (a CPU, two threads). On CUDA it
+    reads long rows several times; unmeasured.
     """
     n, vocab = logits.shape
     groups = _groups(vocab, k)
-    if logits.device.type != "cpu" or vocab < LARGE or groups < k:
+    if vocab < LARGE or groups < k:
         return *logits.topk(k, dim=-1), None
     dealt = logits.reshape(n, -1, groups)  # (n, V / g, g): column c is in group c % g
     maxima = dealt.amax(dim=1)
     best = maxima.topk(k, dim=-1).indices  # (n, k): the groups
     inside = dealt.gather(2, best[:, None, :].expand(-1, vocab // groups, -1)).view(n, -1)  # (n, V / g * k)
     greatest, place = inside.topk(k, dim=-1)  # (n, k)
-    return greatest, place.div(k, rounding_mode="floor") * groups + best.gather(1, place % k), maxima
+    row = place.div(k, rounding_mode="floor")
+    return greatest, torch.add(best.gather(1, place % k), row, alpha=groups), maxima
 
 
 def _groups(vocab: int, k: int) -> int:
     """How many groups: a power of two that divides V, near sqrt(k V), where the two searches balance."""
     powers = vocab & -vocab  # the greatest power of two that divides V
     return min(powers, 1 << round(math.log2(k * vocab) / 2))
-
-
-def _kernel(logits: torch.Tensor, k: int) -> Any:
-    """The kernel's module where it finds the k greatest of these; else None."""
-    if k > MOST_BY_KERNEL or logits.dtype not in KERNEL_DTYPES:
-        return None
-    return kernels.load(KERNEL, logits.device, logits.shape[1], k, logits.dtype)

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
-from . import kernels
+from .devices import on_host_like, wait
 from .tree import Tree
 from .verification import standing
-
-KERNEL = "model.decoding.settlement_kernel"
 
 
 class Settlement:
@@ -37,33 +33,22 @@ class Settlement:
         self.stands = torch.zeros(n, dtype=torch.bool, device=device)
         self.source, self.to = (torch.zeros(depth + 1, dtype=torch.long, device=device) for _ in range(2))
         self._depths = torch.arange(depth + 1, device=device)
-        self._pinned = torch.zeros_like(self.report, device="cpu").pin_memory() if device.type == "cuda" else None
+        self._added = tree.depths + 1  # (n,): tokens that a step adds whose deepest standing node is this
+        self._told = on_host_like(self.report)
 
     def __call__(self, tokens: torch.Tensor, choices: torch.Tensor) -> None:
         """Settle a step by its draft and what the target picks after each node, int64 (n,) each."""
         tree = self.tree
-        kernel = self._kernel(choices)
-        if kernel is not None:
-            kernel.launch(self, tokens, choices)
-            return
-        stands, winner = standing(tree, tokens, choices)  # (n,), (1,)
+        _, winner = standing(tree, tokens, choices, out=self.stands)  # (1,)
         path = tree.paths.index_select(0, winner)[0]  # (max_depth + 1,), itself repeated at the end
-        self.stands.copy_(stands)
         torch.add(path, self.length, out=self.source)
         torch.add(self._depths, self.length, out=self.to)
-        self.report.copy_(torch.cat((winner, choices.index_select(0, path))))
-        self.root.copy_(choices.index_select(0, winner))
-        self.length.add_(tree.depths.index_select(0, winner)[0] + 1)
-
-    def _kernel(self, choices: torch.Tensor) -> Any:
-        """The kernel's module where it settles this tree; asked for with each call, as its trial makes settlements."""
-        n, levels = len(self.tree), self.tree.max_depth + 1
-        return kernels.load(KERNEL, self.tree.device, n, levels, choices.stride(0)) if kernels.fits(n) else None
+        torch.cat((winner, choices.index_select(0, path)), out=self.report)
+        torch.index_select(choices, 0, winner, out=self.root)
+        self.length.add_(self._added.index_select(0, winner)[0])
 
     def read(self) -> list[int]:
         """The report: the only transfer of a step, and where the host waits for it."""
-        if self._pinned is None:
-            return self.report.tolist()
-        self._pinned.copy_(self.report, non_blocking=True)  # into memory that the device writes without a detour
-        torch.cuda.current_stream(self.report.device).synchronize()
-        return self._pinned.tolist()
+        self._told.copy_(self.report, non_blocking=True)
+        wait(self.report.device)
+        return self._told.tolist()

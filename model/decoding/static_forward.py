@@ -6,7 +6,7 @@ import weakref
 
 import torch
 
-from .attention import TreeAttention
+from .attention import WORD, TreeAttention, packed
 from .cache import TreeCache
 from .target import Target
 from .tree import Tree
@@ -18,23 +18,23 @@ class StaticForward:
     So it can be compiled, or captured and replayed. Nodes that a smaller tree leaves over see the committed tokens and
     themselves alone, and nobody sees them.
 
-    Attributes:
-        length: int64 (), the committed tokens; the caller's to fill.
-
     Args:
         cache: not kept alive: a larger one may take its place.
+        length: int64 (), the committed tokens; the caller's to fill.
         bucket: positions of the cache that can be seen; at least length + n.
         compiled: the model as `compiling` has it compiled.
     """
 
-    def __init__(self, target: Target, cache: TreeCache, nodes: int, bucket: int, *, compiled: bool) -> None:
+    def __init__(
+        self, target: Target, cache: TreeCache, nodes: int, bucket: int, length: torch.Tensor, *, compiled: bool
+    ) -> None:
         self.target, self.bucket, self.compiled, self._cache = target, bucket, compiled, weakref.ref(cache)
         device = target.device
-        self.length = torch.zeros((), dtype=torch.long, device=device)
+        self.length = length
         self.depths = torch.zeros(nodes, dtype=torch.long, device=device)
         self._nodes = torch.arange(nodes, device=device)
         self._columns = torch.arange(bucket, device=device)
-        self._tree: Tree | None = None
+        self._word, self._bit = self._nodes // WORD, self._nodes % WORD  # of a node in a row of packed ancestors
         self._attention = _tree_attention(target, nodes, bucket, self.length)
         if self._attention is not None:
             return
@@ -44,17 +44,23 @@ class StaticForward:
         self._mask[:, 0] = 0
 
     def set_tree(self, tree: Tree) -> None:
-        """Forward this tree of m nodes, m <= n, from now on; written in place, so that a captured graph follows."""
-        if tree is self._tree:
-            return
-        m, self._tree = len(tree), tree
-        self.depths[:m].copy_(tree.depths)
-        if self._attention is not None:
-            self._attention.set_tree(tree.ancestors)
-            return
-        own = self._mask[:, 1:-1]  # (n, n)
-        own.fill_(self._blocked).fill_diagonal_(0)
-        own[:m, :m].masked_fill_(tree.ancestors.to(own.device), 0)
+        """Forward this tree of m nodes, m <= n, from now on."""
+        depths = torch.zeros(len(self._nodes), dtype=torch.long)
+        depths[: len(tree)] = torch.tensor(tree.depth_of)
+        words = packed(tree.host_ancestors, len(depths))
+        self.take(depths.to(self.depths.device), words.to(self.depths.device))
+
+    def take(self, depths: torch.Tensor, words: torch.Tensor) -> None:
+        """A tree on the device, which no host value is read for: int64 (n,), and (n, ceil(n / 64)) as `packed` has it.
+
+        Nodes that it leaves over have depth 0 and see themselves.
+        """
+        self.depths.copy_(depths)
+        seen = (words.index_select(1, self._word) >> self._bit & 1).bool()  # (n, n)
+        if self._attention is None:
+            self._mask[:, 1:-1].fill_(self._blocked).masked_fill_(seen, 0)
+        else:
+            self._attention.take(words, seen)
 
     @property
     def positions(self) -> torch.Tensor:

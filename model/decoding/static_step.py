@@ -14,10 +14,13 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
+import numpy as np
 import torch
 
+from .attention import WORD, packed
 from .cache import TreeCache
 from .compiling import compiling
+from .devices import on_host_like, wait
 from .drafter import DeviceDrafter, Drafter
 from .sampling import GREEDY, Choice, Sampling
 from .selection import Found
@@ -68,9 +71,9 @@ class StaticStep:
         self.choice = choice
         # the drafter owns its steps: a cycle would keep its tensors until it is collected
         self.target, self.drafter, self.tree, self._cache = target, weakref.proxy(drafter), tree, weakref.ref(cache)
-        self.forward = StaticForward(target, cache, len(tree), bucket, compiled=compiled)
+        self.length = torch.zeros((), dtype=torch.long, device=target.device)
+        self.forward = StaticForward(target, cache, len(tree), bucket, self.length, compiled=compiled)
         self.forward.set_tree(tree)
-        self.length = self.forward.length
         self.settlement = Settlement(tree, self.length)
         self.root, self._k = self.settlement.root, drafter.needs_candidates
         self.tokens = self.choices = torch.zeros(len(tree), dtype=torch.long, device=target.device)
@@ -115,29 +118,66 @@ class FedStep:
         choice: Choice,
         compiled: bool,
     ) -> None:
-        self.target, self.choice = target, choice
+        self.target, self.choice, self._n = target, choice, nodes
         self._k, self._needs_bits = drafter.needs_candidates, drafter.needs_bits
-        self.forward = StaticForward(target, cache, nodes, bucket, compiled=compiled)
-        self.length = self.forward.length
-        self._tokens = torch.zeros(nodes, dtype=torch.long, device=target.device)
-        self.logits = self.choices = self._tokens
+        # One buffer goes in: length, tokens, depths, ancestors as `packed` has them. One comes out: see `_reported`.
+        self._sizes = (1, nodes, nodes, nodes * -(-nodes // WORD))
+        self._fed = torch.zeros(sum(self._sizes), dtype=torch.long, device=target.device)
+        length, self._tokens, self._depths, words = torch.split(self._fed, self._sizes)
+        self.length, self._words = length[0], words.view(nodes, -1)
+        self._host = on_host_like(self._fed)
+        self._report = on_host_like(self._fed.new_zeros(nodes, 1 + self._k * (1 + self._needs_bits)))
+        self.forward = StaticForward(target, cache, nodes, bucket, self.length, compiled=compiled)
+        self._words.copy_(packed(torch.ones(1, 1, dtype=torch.bool), nodes))  # for a run before anything is fed
+        self._out = self.logits = self.choices = self._tokens
         self.hidden: torch.Tensor | None = None
-        self._found: list[torch.Tensor | None] = [None, None]
+        self._found: Found = None, None
 
     def feed(self, draft: Draft, length: int) -> None:
-        """The draft of the next run, and the committed tokens. Nodes that are left over hold any tokens."""
-        self._tokens[: len(draft.tree)].copy_(draft.tokens)
-        self.forward.set_tree(draft.tree)
-        self.length.fill_(length)
+        """The draft of the next run, and the committed tokens. Nodes that are left over hold any tokens.
+
+        What the last run was fed was used when its report was read.
+        """
+        tree, n = draft.tree, len(draft.tree)
+        there, tokens, depths, words = torch.split(self._host, self._sizes)
+        there.fill_(length)
+        depths.zero_()
+        depths[:n] = torch.from_numpy(np.array(tree.depth_of))
+        words.view(self._n, -1).copy_(packed(tree.host_ancestors, self._n))
+        if draft.tokens.device.type == "cpu":
+            tokens[:n] = draft.tokens
+        self._fed.copy_(self._host, non_blocking=True)
+        if draft.tokens.device.type != "cpu":  # a drafter's that works on the device: they are not waited for
+            self._tokens[:n].copy_(draft.tokens)
 
     def run(self) -> None:
+        self.forward.take(self._depths, self._words)
         self.logits = self.forward(self._tokens)
         places = self.forward.positions if self.choice.draws else None
-        self.choices, *self._found = self.choice.ranked(self.logits, places, self._k, self._needs_bits)
-        self.hidden = self.target.hidden
+        self.choices, *found = self.choice.ranked(self.logits, places, self._k, self._needs_bits)
+        self._found, self.hidden = (found[0], found[1]), self.target.hidden
+        self._out = self._reported()
+
+    def _reported(self) -> torch.Tensor:
+        """Choices, candidates and bits side by side, as far as there are any: int64 (n, 1 + k + k)."""
+        candidates, bits = self._found
+        parts = [self.choices[:, None]]
+        if candidates is not None:
+            parts.append(candidates)
+        if bits is not None:
+            parts.append(bits.double().view(torch.long))
+        return torch.cat(parts, 1)
+
+    def read(self, n: int) -> tuple[torch.Tensor, Found]:
+        """The choices (n,) of the first n nodes, candidates and bits as `found` has them, on the host: one transfer."""
+        self._report.copy_(self._out, non_blocking=True)
+        wait(self._out.device)
+        choices, candidates, bits = self._report[:n].clone().tensor_split((1, 1 + self._k), 1)
+        found = candidates if self._k else None, bits.view(torch.double).float() if self._needs_bits else None
+        return choices[:, 0], found
 
     def found(self, n: int) -> Found:
-        """Candidates and bits of the first n nodes, (n, k) each, as far as the drafter needs them."""
+        """Candidates and bits of the first n nodes, (n, k) each, on the device, as far as the drafter needs them."""
         candidates, bits = self._found
         return None if candidates is None else candidates[:n], None if bits is None else bits[:n]
 
@@ -237,15 +277,8 @@ class StaticSteps:
         return step.run
 
     def _captured(self, step: Step, length: int) -> Callable[[], None]:
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(2):
-                step.run()
-                step.length.fill_(length)  # what it wrote lies behind the committed tokens
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        # One pool for all: a step's own numbers are done with when the next one is replayed, so they share the memory.
-        with torch.cuda.graph(graph, pool=self.target.graph_pool):
+        def warm_up() -> None:
             step.run()
-        return graph.replay
+            step.length.fill_(length)  # what it wrote lies behind the committed tokens
+
+        return self.target.graphs.capture(lambda: step.run(), warm_up)  # as it is when it is captured

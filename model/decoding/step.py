@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import torch
 
 from ..errors import UserError
-from . import kernels
 from .cache import TreeCache
 from .drafter import DeviceSession, Session
 from .sampling import GREEDY, Choice, Sampling
@@ -90,8 +89,8 @@ class EagerStep:
 
     @property
     def setup_s(self) -> float:
-        """Nothing is made for a tree, but kernels are tried when they are first met."""
-        return kernels.setup_s()
+        """Nothing is made for a tree."""
+        return 0.0
 
     def __call__(self) -> Verification:
         of = self.of
@@ -161,8 +160,9 @@ class FedSequence:
         launch()
         if step.hidden is not None:  # what a replay wrote, no hook has seen
             of.target.hidden = step.hidden[:n]
+        choices, found = step.read(n) if draft.tree.device.type == "cpu" else (step.choices[:n], step.found(n))
         of.mark("forward")
-        return conclude(of, draft, step.logits[:n], step.choices[:n], step.found(n))
+        return conclude(of, draft, step.logits[:n], choices, found)
 
 
 AnyStep = EagerStep | StaticSequence | FedSequence

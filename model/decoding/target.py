@@ -15,7 +15,8 @@ from .attention import TreeAttention
 from .attention_switch import AttentionSwitch, register_tree_attention
 from .cache import CachePool, LayerShape, TreeCache
 from .checks import check_forward, check_hooks, check_positions, form_of, probe_layers, unwrapped
-from .devices import synchronize
+from .devices import give_back, synchronize, triton_problem, without_cudnn_attention
+from .graphs import Graphs
 from .grouped_attention import Grouped
 from .linear import pack_linears
 from .masks import ALIGNED, TreeMasks
@@ -71,6 +72,7 @@ class Target:
         self.vocab_size: int = model.get_output_embeddings().weight.shape[0]
         self._keeps_logits = check_forward(model, self.name)
         check_positions(model.config, self.name, self.context)
+        without_cudnn_attention(self.device)
         self._shapes: list[LayerShape] = []
         self._attention = str(model.config.get_text_config()._attn_implementation)  # sdpa or eager
         self._grouped = Grouped(model)
@@ -78,6 +80,7 @@ class Target:
             self._probe()
         else:  # one forward tells what layers store and which share their input
             pack_linears(model, self._probe, packed=self.linear == "packed")
+            give_back(self.device)  # the weights that were joined
         self.devices = sorted({self.device, *(shape.device for shape in self._shapes)}, key=str)  # layers may be spread
         self.switch: AttentionSwitch | None = None
         self.attend_by_tree(tree_attention)
@@ -115,10 +118,12 @@ class Target:
         """Static steps made from now on attend by `attention.TreeAttention`, or by sdpa with a mask as at first.
 
         Raises:
-            UserError: layers of several shapes or devices.
+            UserError: layers of several shapes or devices, or a GPU on which the kernel does not run.
         """
         if wanted == (self.switch is not None):
             return
+        if wanted and self.device.type == "cuda" and (why := triton_problem(self.device)):
+            raise UserError(f"model.attention=tree: its kernel does not run here ({why}); use model.attention=sdpa")
         for made in ("_compiled_model", "_compiled_both"):  # what was compiled attends as before
             self.__dict__.pop(made, None)
         if wanted and len(set(self._shapes)) > 1:
@@ -144,9 +149,9 @@ class Target:
         return name
 
     @cached_property
-    def graph_pool(self) -> Any:
-        """The memory that all captured steps on this target share."""
-        return torch.cuda.graph_pool_handle()
+    def graphs(self) -> Graphs:
+        """What captures steps on this target."""
+        return Graphs(self.device)
 
     def cache(self, nodes: int) -> AbstractContextManager[TreeCache]:
         """A cache for one sequence, with room for a full context and drafts of `nodes` nodes."""
@@ -331,8 +336,8 @@ class Target:
 
     @cached_property
     def _compiled_model(self) -> Callable[..., torch.Tensor]:
-        return torch.compile(self._run_model)  # made when first asked for: its import takes seconds
+        return torch.compile(self._run_model, fullgraph=True)  # made when first asked for: its import takes seconds
 
     @cached_property
     def _compiled_both(self) -> Callable[..., tuple[torch.Tensor, torch.Tensor | None]]:
-        return torch.compile(self._run_both)
+        return torch.compile(self._run_both, fullgraph=True)

@@ -28,6 +28,7 @@ class Tree:
     Attributes:
         parents, depths, ranks: int64 (n,).
         ancestors: bool (n, n); [i, j] says that j is i or one of its ancestors, that is, what node i attends to.
+        host_ancestors: the same in the host's memory.
         missing: bool (n, n); ~ancestors, root column True: what need not match for a node to stand.
         paths: int64 (n, max_depth + 1); the nodes from the root to node i, then node i repeated.
         levels: (first, last + 1) node of each depth; level 0 is the root.
@@ -81,13 +82,17 @@ class Tree:
 
     @cached_property
     def ancestors(self) -> torch.Tensor:
+        return self.host_ancestors.to(self.device)
+
+    @cached_property
+    def host_ancestors(self) -> torch.Tensor:
         seen = np.zeros((len(self), len(self)), dtype=bool)
         seen[0, 0] = True
         for node, parent in enumerate(self.parent_of[1:], 1):
             row = seen[node]
             row[:] = seen[parent]
             row[node] = True
-        return torch.from_numpy(seen).to(self.device)
+        return torch.from_numpy(seen)
 
     @cached_property
     def missing(self) -> torch.Tensor:

@@ -53,7 +53,7 @@ class Verification:
         self.tokens = self.tokens[: min(room, next(ends, room))]
 
 
-def standing(tree: Tree, tokens: Any, choices: Any) -> tuple[Any, Any]:
+def standing(tree: Tree, tokens: Any, choices: Any, *, out: torch.Tensor | None = None) -> tuple[Any, Any]:
     """The rule: a node stands if its token is what is picked after its parent, and its parent stands.
 
     What is picked after a node, `choices`, is the caller's to say. Of lists the rule is followed from parents to
@@ -62,6 +62,7 @@ def standing(tree: Tree, tokens: Any, choices: Any) -> tuple[Any, Any]:
 
     Args:
         tokens, choices: (n,) each, lists or int64 tensors on the tree's device.
+        out: bool (n,), which nodes stand, for a caller whose tensors stay where they are.
 
     Returns:
         Which nodes stand, (n,), and the deepest of them, the first in breadth-first order: a list and a number, or
@@ -76,7 +77,7 @@ def standing(tree: Tree, tokens: Any, choices: Any) -> tuple[Any, Any]:
                 best = node
         return stands, best
     matches = tokens == choices.index_select(0, tree.parents)
-    stands = (matches | tree.missing).all(-1)  # (n, n) -> (n,): the node and all its ancestors match
+    stands = torch.all(matches | tree.missing, -1, out=out)  # (n, n) -> (n,): the node and all its ancestors match
     return stands, (tree.depths * stands).argmax(keepdim=True)  # (1,): an index of no dimension is read on the host
 
 

@@ -13,14 +13,13 @@ from typing import Any
 
 import torch
 
-from ..decoding import DeviceDrafter, DeviceSession, Draft, Tree, kernels
+from ..decoding import DeviceDrafter, DeviceSession, Draft, Tree
 from ..decoding.devices import fastest
 from ..decoding.selection import top_k
 from ..errors import UserError
 from .matrix import AdjacencyMatrix
 
 UPDATES = ("all", "path", "root", "frozen")
-KERNEL = "model.recycling.matrix_kernel"
 
 
 class TokenRecycling(DeviceDrafter):
@@ -66,7 +65,6 @@ class TokenRecycling(DeviceDrafter):
         self.max_nodes = len(tree)
         self.update = update
         self.eos = frozenset(eos)
-        self._ends = torch.tensor(sorted(eos), dtype=torch.long, device=device)
         self.needs_candidates = 0 if update == "frozen" else k
         self.needs_prompt_logits = recycle_prompt
         self.use_tree(tree.on(device))
@@ -84,10 +82,6 @@ class TokenRecycling(DeviceDrafter):
 
     def grow(self, root: torch.Tensor) -> torch.Tensor:
         """Grow the tree level by level: token(node) = M[token(parent), rank(node)] (paper, 3.2)."""
-        kernel = self._kernel(len(self.tree))
-        if kernel is not None:
-            kernel.grow(self.matrix.candidates, root, self.tree, self._tokens)
-            return self._tokens
         self._cells[:1] = fastest(root)
         for level, parents, ranks in self._levels:
             level[:] = self.matrix.look_up(self._cells[parents], ranks)
@@ -95,11 +89,6 @@ class TokenRecycling(DeviceDrafter):
 
     def learn(self, tokens: torch.Tensor, candidates: torch.Tensor, stands: torch.Tensor) -> None:
         """Recycle: the top-k after every node, rejected ones too, replaces that token's candidates (paper, 3.3)."""
-        kernel = self._kernel(len(tokens)) if self.update != "root" else None
-        if kernel is not None:
-            only = self.update == "path"
-            kernel.write(self.matrix.candidates, tokens, candidates, stands, self._ends, only_standing=only)
-            return
         kept = stands if self.update == "path" else None
         if self.eos:
             ended = self._ended(fastest(tokens), fastest(stands))
@@ -111,13 +100,6 @@ class TokenRecycling(DeviceDrafter):
         if self.update == "root":
             tokens, candidates, kept = tokens[:1], candidates[:1], None if kept is None else kept[:1]
         self.matrix.update(tokens, candidates, kept)
-
-    def _kernel(self, nodes: int) -> Any:
-        """The module of kernels that grow and write so many nodes; None where it is done by torch, or by NumPy."""
-        k, dtype, levels = self.matrix.k, self.matrix.candidates.dtype, min(self.tree.max_depth + 1, nodes)
-        if not kernels.fits(nodes, k):
-            return None
-        return kernels.load(KERNEL, self.device, nodes, levels, k, dtype, len(self.eos))
 
     def _ended(self, tokens: Any, stands: Any) -> Any:
         """Whether a draft stands that ends the answer: bool (), NumPy's or the device's."""

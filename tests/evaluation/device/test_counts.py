@@ -59,6 +59,8 @@ def test_cells_and_floors_by_hand():
 
 
 def test_kernels_are_compared_and_one_that_fails_is_a_row(monkeypatch, tmp_path):
+    monkeypatch.setattr("evaluation.device.kernel.triton_problem", lambda device: "")
+
     def measure(case, dtype, device, repeats, sweep):
         if case.kv_heads == 8:
             raise RuntimeError("no registers")
@@ -80,6 +82,7 @@ def test_without_the_tool_it_is_said(monkeypatch, tmp_path):
             raise ImportError("no tools")
         return load(name, *arguments)
 
+    monkeypatch.setattr("evaluation.device.kernel.triton_problem", lambda device: "")
     monkeypatch.setattr(builtins, "__import__", without)
     found = compare_kernels(CUDA, Report(tmp_path, Budget(8), 2.7))
     assert found == {"rows": [], "problem": "skipped: ImportError: no tools"}

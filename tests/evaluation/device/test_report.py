@@ -19,7 +19,6 @@ from evaluation.device.page import page
 from evaluation.device.plan import Budget, make_plan
 from evaluation.device.report import Report
 from evaluation.device.stepper import Stepper
-from model.decoding import kernels
 from model.files import ROOT
 
 CPU = torch.device("cpu")
@@ -251,13 +250,3 @@ def test_a_search_that_fails_or_is_wrong_stands_first(monkeypatch):
     ]
     html = page(kept)
     assert html.index("not the one of torch") < html.index("1. The device") and ">WRONG<" in html
-
-
-def test_a_kernel_that_lost_its_trial_is_a_failure_and_one_that_cannot_run_is_told(monkeypatch):
-    monkeypatch.setattr(kernels, "missed", {"matrix_kernel (81, 7)": "does not grow"})
-    monkeypatch.setattr(run, "triton_problem", lambda device: "")
-    data = {"searches": {"rows": [], "dtype": "float16"}, "kernels": run.kernels_of(torch.device("cuda", 0))}
-    assert failed(data) == ["matrix_kernel (81, 7) is not used: does not grow"]
-    monkeypatch.setattr(run, "triton_problem", lambda device: "triton is not installed")
-    data["kernels"] = run.kernels_of(torch.device("cuda", 0))
-    assert failed(data) == [] and "kernels: triton is not installed." in page(data)

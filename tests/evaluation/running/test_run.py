@@ -12,8 +12,6 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from evaluation.running import runner
-from model.decoding import kernels
 from tests.evaluation.conftest import CATEGORIES, answers_in
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -255,20 +253,3 @@ def test_tree_auto_measures_once_and_gives_the_same_text(evaluate, tmp_path, mon
         for p in tmp_path.rglob("answers.jsonl")
     }
     assert len(texts) == 1
-
-
-def test_what_a_run_did_without_is_its_own(evaluate, monkeypatch, tmp_path):
-    """Kernels that lost their trial while it answered stand in its summary, and not those of the run before."""
-    own = runner.answer_question
-
-    def missing(question, method, *arguments):
-        if method.label.startswith("vanilla"):
-            kernels.missed["matrix_kernel (81, 7)"] = "does not grow"
-        return own(question, method, *arguments)
-
-    monkeypatch.setattr(runner, "answer_question", missing)
-    for method in ("vanilla", "recycling"):
-        assert evaluate(f"method={method}", "bench.end=2", f"run_dir={tmp_path / method}").code == 0
-    summaries = [json.loads((tmp_path / name / "summary.json").read_text()) for name in ("vanilla", "recycling")]
-    assert summaries[0]["kernels_left_out"] == "matrix_kernel (81, 7): does not grow"
-    assert "kernels_left_out" not in summaries[1]

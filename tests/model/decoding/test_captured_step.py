@@ -33,7 +33,7 @@ class _FakeGraphs:
                 self.run()
 
         @contextmanager
-        def capture(graph, pool):
+        def capture(graph, pool, **how):
             whole, fed = StaticStep.run, FedStep.run
 
             def record(step):
@@ -43,12 +43,18 @@ class _FakeGraphs:
             StaticStep.run = FedStep.run = record  # not by monkeypatch, which would keep what it replaces: the graph
             yield
             StaticStep.run, FedStep.run = whole, fed
-            graphs.captured.append(weakref.ref(graph))
+            if hasattr(graph, "step"):  # not the one that only keeps the pool open
+                graphs.captured.append(weakref.ref(graph))
             graphs.pools.add(pool)
 
         stream = SimpleNamespace(wait_stream=lambda other: None)
         fakes = {"graph_pool_handle": object}
-        fakes |= {"Stream": lambda: stream, "current_stream": lambda: stream, "CUDAGraph": Graph, "graph": capture}
+        fakes |= {
+            "Stream": lambda *device: stream,
+            "current_stream": lambda: stream,
+            "CUDAGraph": Graph,
+            "graph": capture,
+        }
         for name, fake in (fakes | {"stream": lambda stream: nullcontext()}).items():
             monkeypatch.setattr(torch.cuda, name, fake)
         monkeypatch.setattr(StaticSteps, "_on_cuda", property(lambda self: True))

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from model.decoding import selection
+from model.decoding.sampling import GREEDY, Choice
 from model.decoding.selection import argmax, top_k
 
 
@@ -37,3 +38,10 @@ def test_ties_and_crowded_groups_keep_the_values_right(monkeypatch):
         found = top_k(logits, 8)
         assert torch.equal(logits.gather(1, found), logits.topk(8, dim=-1).values)
         assert all(len(set(row)) == 8 for row in found.tolist())
+
+
+def test_choices_are_the_arg_max_and_no_first_candidates():
+    """Of equal logits top-k may name any first; the text must not depend on which."""
+    logits = torch.randint(0, 3, (7, 32000), generator=torch.Generator().manual_seed(0)).half()
+    choices, best, _ = Choice(GREEDY, logits.device).ranked(logits, None, 8)
+    assert torch.equal(choices, logits.argmax(dim=-1)) and not torch.equal(choices, best[:, 0])

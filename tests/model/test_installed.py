@@ -1,0 +1,34 @@
+"""The library under the name that pip installs it by: nothing in it may know it as `model`."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from model.files import ROOT
+
+WALK = """
+import importlib, pkgutil, sys
+import token_recycling
+names = [m.name for m in pkgutil.walk_packages(token_recycling.__path__, "token_recycling.")]
+modules = {name: importlib.import_module(name) for name in names if not name.endswith("__main__")}
+kernels = [name for name in modules if name.endswith("_kernel")]
+assert kernels, "where are the kernels?"
+for name, module in modules.items():  # modules that are loaded by a text
+    for text in (value for value in vars(module).values() if isinstance(value, str) and value.endswith("_kernel")):
+        assert text in modules, f"{name} loads {text}, which is not here"
+assert "model" not in sys.modules
+print(*kernels)
+"""
+
+
+def test_every_kernel_loads_under_the_installed_name(tmp_path):
+    pytest.importorskip("triton")
+    (tmp_path / "token_recycling").symlink_to(ROOT / "model")
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        [sys.executable, "-c", WALK], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "token_recycling.decoding.attention_kernel" in done.stdout
