@@ -23,7 +23,7 @@ from model.recycling import build_template
 from tools.requirements_met import unmet
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDERS = ("model", "evaluation", "hydra_plugins", "tools", "tests")
+FOLDERS = ("model", "evaluation", "hydra_plugins", "tools", "tests", "data/embedded", "data/novelty")
 PYTHON_FILES = [p for folder in FOLDERS for p in (ROOT / folder).rglob("*.py")]
 METHODS = ("decoding", "recycling", "copying", "dynamic", "ngrams", "retrieval", "learned")
 README = (ROOT / "README.md").read_text()
@@ -121,7 +121,7 @@ def test_no_module_imports_in_a_circle():
 
 @pytest.mark.parametrize("name", LIBRARY)
 def test_the_library_imports_itself_relatively_and_no_harness(name):
-    harness = {"evaluation", "hydra", "omegaconf", "fastchat", "tools", "pandas", "matplotlib"}
+    harness = {"evaluation", "hydra", "omegaconf", "fastchat", "tools", "data", "pandas", "matplotlib"}
     assert not {module.split(".")[0] for module in imported(LIBRARY[name])} & harness
     absolute = [
         n for n in ast.walk(ast.parse(LIBRARY[name].read_text())) if isinstance(n, ast.ImportFrom) and not n.level
@@ -178,7 +178,7 @@ def test_every_third_party_import_is_pinned():
     pins = "".join((ROOT / file).read_text() for file in files)
     pinned = {line.split("==")[0].lower() for line in pins.splitlines() if "==" in line}
     modules = {module.split(".")[0] for path in PYTHON_FILES for module in imported(path)}
-    own = {"model", "evaluation", "tools", "tests", "hydra_plugins"}
+    own = {"model", "evaluation", "tools", "tests", "hydra_plugins", "data"}
     third = {m for m in modules if m not in sys.stdlib_module_names and m not in own}
     assert {m for m in third if provided_by.get(m, m).lower() not in pinned} == set()
     for line in pins.splitlines():

@@ -95,7 +95,3 @@ class SuffixAutomaton:
             length = self._length[state]
         follower = self._next[state].get(token)
         return (0, 0) if follower is None else (follower, length + 1)
-
-    def continued(self, state: int) -> int:
-        """The place behind an occurrence of the state's substrings."""
-        return self._end[state]

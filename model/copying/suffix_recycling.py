@@ -20,7 +20,7 @@ class SuffixRecycling(DeviceDrafter):
     Args:
         tree: the recycled tree.
         min_match: a match of so many tokens is copied from (paper: 5).
-        max_draft, factor, corpus_path, corpus_bias, carry: as Suffix.
+        max_draft, factor, carry: as Suffix.
         others: as TokenRecycling.
     """
 
@@ -34,8 +34,6 @@ class SuffixRecycling(DeviceDrafter):
         min_match: int = 5,
         max_draft: int = 40,
         factor: float = 4.0,
-        corpus_path: str | None = None,
-        corpus_bias: int = 5,
         carry: int = 0,
         k: int = 8,
         recycle_prompt: bool = False,
@@ -49,8 +47,6 @@ class SuffixRecycling(DeviceDrafter):
             min_match=min_match,
             max_draft=max_draft,
             factor=factor,
-            corpus_path=corpus_path,
-            corpus_bias=corpus_bias,
             carry=carry,
             device=device,
         )

@@ -19,7 +19,7 @@ from ..decoding import Draft, Drafter, Session, Target, Tree, Verification
 from ..errors import UserError
 from ..files import located
 
-TRAIN = "python -m tools.embedded.train --draft"
+TRAIN = "python -m data.embedded.training.train --draft"
 
 
 class Speculative(Drafter):

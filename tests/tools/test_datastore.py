@@ -1,4 +1,4 @@
-"""Building a datastore: what is read from files, what is refused, and the one that is shipped."""
+"""Building a datastore: what is read from files, and what is refused."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from transformers import AutoTokenizer
 from model.errors import UserError
 from model.retrieval.datastore import Datastore
 from tools import datastore
-from tools.embedded import datastore as embedded
-from tools.embedded.corpus import held_out
 
 ROOT = Path(__file__).parents[2]
 MODEL = ROOT / "data" / "embedded"
@@ -90,27 +88,3 @@ def test_mistakes_end_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[
         told = capsys.readouterr().err
         assert left.value.code == 2 and told.startswith("error: ") and told.count("\n") == 1, told
     assert not (tmp_path / "x").exists()
-
-
-# --- the shipped one
-
-
-def test_shipped_datastore_is_what_its_program_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-    embedded.main(["--output", str(tmp_path / "made.bin")])
-    assert (tmp_path / "made.bin").read_bytes() == (MODEL / "datastore.bin").read_bytes()
-
-
-def test_shipped_datastore_fits_the_shipped_tokenizer() -> None:
-    tokenizer = AutoTokenizer.from_pretrained(MODEL)
-    opened = Datastore(MODEL / "datastore.bin", vocab_size=len(tokenizer))
-    first, last = opened.find(tokenizer(" ASSISTANT:", add_special_tokens=False).input_ids)
-    assert last - first >= embedded.DIALOGUES  # one an answer
-    assert (MODEL / "datastore.bin").stat().st_size <= 300_000
-
-
-def test_no_held_out_question_is_in_the_shipped_datastore() -> None:
-    questions = {d.turns[0] for bench in held_out().values() for d in bench}
-    texts = [text for (text,) in embedded.texts()]
-    assert len(texts) == embedded.DIALOGUES
-    assert not any(question in text for question in questions for text in texts)

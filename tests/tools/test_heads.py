@@ -12,18 +12,18 @@ from tokenizers.pre_tokenizers import Whitespace
 from torch import nn
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from data.embedded.training.corpus import held_out_questions
 from model.decoding import Target, generate
 from model.errors import UserError
 from model.learned.eagle import Eagle
 from model.learned.eagle2 import Eagle2
 from model.learned.medusa import Medusa, MedusaHeads
 from tests.conftest import greedy, toy_model
-from tools.embedded.corpus import held_out_questions
-from tools.embedded.encoding import Encoded
-from tools.heads import text as text_
 from tools.heads.losses import eagle_loss, medusa_loss
-from tools.heads.text import batches, sequences
+from tools.heads.text import sequences
 from tools.heads.train import Recipe, main, new_heads, save, train
+
+LENGTH = 30  # tokens of text behind its first three
 
 
 @pytest.fixture(scope="module")
@@ -39,23 +39,23 @@ def world(tmp_path_factory, words):
     """A toy model that seldom repeats itself, and a file of its own greedy text, which heads can learn to foresee."""
     model, rng = toy_model("llama-grouped", seed=7), random.Random(0)
     file = tmp_path_factory.mktemp("text") / "text.jsonl"
-    rows = [[rng.randrange(3, 61) for _ in range(3)] for _ in range(24)]
-    rows = [row + greedy(model, row, 40) for row in rows]
+    rows = [[rng.randrange(3, 61) for _ in range(3)] for _ in range(6)]
+    rows = [row + greedy(model, row, LENGTH) for row in rows]
     file.write_text("".join(json.dumps({"text": " ".join(f"w{i}" for i in row)}) + "\n" for row in rows))
     return Target(model), words, str(file), rows
 
 
 def accepted(target, drafter, rows):
     """MAT over the beginnings of the rows; the output is the target's own."""
-    outs = [generate(target, drafter, row[:3], max_new_tokens=40) for row in rows[:8]]
-    assert [out.tokens for out in outs] == [row[3:] for row in rows[:8]]
+    outs = [generate(target, drafter, row[:3], max_new_tokens=LENGTH) for row in rows[:4]]
+    assert [out.tokens for out in outs] == [row[3:] for row in rows[:4]]
     return sum(len(out.tokens) for out in outs) / sum(len(out.steps) for out in outs)
 
 
 @pytest.mark.parametrize("kind, shared", [("medusa", False), ("medusa", True), ("eagle", False)])
 def test_trained_heads_accept_more_than_untrained_ones(world, tmp_path, kind, shared):
     target, tokenizer, file, rows = world
-    recipe = Recipe(kind, steps=90, batch_tokens=400, rate=1e-2, heads=3, shared_lm_head=shared, class_weight=1.0)
+    recipe = Recipe(kind, steps=50, batch_tokens=400, rate=2e-2, heads=3, shared_lm_head=shared, class_weight=1.0)
     save(new_heads(recipe, target), recipe, target, tmp_path / "new")
     trained = train(recipe, target, tokenizer, file)
     size = save(trained, recipe, target, tmp_path / "trained")
@@ -112,19 +112,6 @@ def test_eagle_loss_is_nothing_for_a_head_that_foresees_the_features():
     assert eagle_loss(Oracle(shifted), lm_head, features, ids, wanted, 0.5, generator) == loss
     shifted[0, 2] += 100
     assert eagle_loss(Oracle(shifted), lm_head, features, ids, wanted, 0.5, generator) > loss + 1
-
-
-def test_batches_hold_every_sequence_once_and_nothing_behind_its_end(monkeypatch):
-    monkeypatch.setattr(text_, "POOL", 6)
-    given = [Encoded(list(range(1, n + 1)), [i > 1 for i in range(n)]) for n in (9, 3, 4, 8, 3, 5)]
-    found, stream = [], batches(iter(given), 12, seed=0)
-    while len(found) < 6:
-        ids, wanted = next(stream)
-        assert ids.shape == wanted.shape and (ids.numel() <= 12 or len(ids) == 1)
-        found += [(row[row > 0].tolist(), mark.tolist()) for row, mark in zip(ids, wanted, strict=True)]
-    assert sorted(row for row, _ in found) == sorted(item.ids for item in given)
-    for row, mark in found:
-        assert mark == [1 < i < len(row) for i in range(len(mark))]
 
 
 def test_plain_text_is_cut_and_all_of_it_wanted(tmp_path, words):

@@ -1,23 +1,18 @@
-"""What heads are trained on: batches of token sequences, with what of each a head has to predict."""
+"""What heads are trained on: token sequences, with what of each a head has to predict."""
 
 from __future__ import annotations
 
 import json
 import random
 from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import torch
-from tokenizers import Tokenizer
-
+from data.embedded.training.corpus import TRAINING_SEED, training
+from data.embedded.training.dialogue import Encoded, encode
 from model.errors import UserError
-from tools.embedded.corpus import TRAINING_SEED, training
-from tools.embedded.encoding import Encoded, encode, shuffled
 
 EMBEDDED = "embedded"
-POOL = 256  # sequences that are sorted by length together
 
 
 def sequences(text: str, tokenizer: Any, length: int, seed: int) -> Iterator[Encoded]:
@@ -32,20 +27,13 @@ def sequences(text: str, tokenizer: Any, length: int, seed: int) -> Iterator[Enc
         UserError: the file is missing, not readable or holds fewer than 8 tokens.
     """
     if text == EMBEDDED:
-        yield from _embedded(tokenizer.backend_tokenizer, length, seed)
+        dialogues = training(TRAINING_SEED + seed, easy_until=1)
+        yield from (item for item in encode(tokenizer.backend_tokenizer, dialogues) if len(item) <= length)
     chunks = _chunks(Path(text), tokenizer, length)
     rng = random.Random(seed)
     while True:
         rng.shuffle(chunks)
         yield from (Encoded(ids, [True] * len(ids)) for ids in chunks)
-
-
-def _embedded(tokenizer: Tokenizer, length: int, seed: int) -> Iterator[Encoded]:
-    dialogues = training(TRAINING_SEED + seed, easy_until=1)
-    while True:
-        for item in encode(tokenizer, [(d.turns, d.answers) for d in islice(dialogues, 64)]):
-            if len(item) <= length:
-                yield item
 
 
 def _chunks(file: Path, tokenizer: Any, length: int) -> list[list[int]]:
@@ -76,21 +64,3 @@ def _chunks(file: Path, tokenizer: Any, length: int) -> list[list[int]]:
     if not chunks:
         raise UserError(f"--text {file}: holds fewer than 8 tokens")
     return chunks
-
-
-def batches(stream: Iterator[Encoded], tokens: int, seed: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Batches of at most `tokens` with padding, of similar lengths.
-
-    Yields:
-        ids, int64 (rows, length), 0 behind a row's end; and bool (rows, length), which tokens are to be predicted.
-    """
-    rng = random.Random(seed)
-    while True:
-        for batch in shuffled(islice(stream, POOL), tokens, rng):
-            length = max(map(len, batch))
-            ids = torch.zeros(len(batch), length, dtype=torch.long)
-            wanted = torch.zeros(len(batch), length, dtype=torch.bool)
-            for row, item in enumerate(batch):
-                ids[row, : len(item)] = torch.tensor(item.ids)
-                wanted[row, : len(item)] = torch.tensor(item.answer)
-            yield ids, wanted

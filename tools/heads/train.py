@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from data.embedded.training.dialogue import batches
 from evaluation.running.errors import one_line
 from evaluation.running.model_settings import ModelSettings
 from evaluation.running.models import load_model
@@ -25,7 +26,9 @@ from model.learned.eagle_head import EagleHead, head_config
 from model.learned.head_files import hidden_size
 from model.learned.medusa import MedusaHeads
 from tools.heads.losses import eagle_loss, medusa_loss
-from tools.heads.text import batches, sequences
+from tools.heads.text import sequences
+
+POOL = 256  # sequences that are sorted by length together
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +112,8 @@ def train(recipe: Recipe, target: Target, tokenizer: Any, text: str, report: int
             heads.embedding = heads.embedding.float()
     optimizer = torch.optim.AdamW(heads.parameters(), lr=recipe.rate, betas=(0.9, 0.95), weight_decay=0.0)
     generator = torch.Generator().manual_seed(recipe.seed)
-    stream = batches(
-        sequences(text, tokenizer, min(recipe.length, target.context), recipe.seed), recipe.batch_tokens, recipe.seed
-    )
+    items = sequences(text, tokenizer, min(recipe.length, target.context), recipe.seed)
+    stream = batches(items, POOL, recipe.batch_tokens, recipe.seed)
     started, running = time.perf_counter(), 0.0
     for step, (ids, wanted) in enumerate(islice(stream, recipe.steps)):
         ids, wanted = ids.to(device), wanted.to(device)

@@ -1,7 +1,8 @@
-"""The embedded model, its corpus, its judge and the sample bench."""
+"""The embedded model, how it was trained, its corpus, its judge, and the files that are written from the corpus."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 from collections.abc import Iterator
@@ -14,15 +15,14 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tools.embedded import check, sample
-from tools.embedded.corpus import held_out, held_out_questions, training
-from tools.embedded.dialogue import Dialogue
-from tools.embedded.encoding import encode, prompt
-from tools.embedded.judge import right
-from tools.embedded.sandbox import same_behaviour
-from tools.embedded.tasks import MAKERS, MT_BENCH, SINGLE, humanities, qa, roleplay, stem, writing
-from tools.embedded.train import Recipe, main, train
-from tools.embedded.words import tables
+from data.embedded.training import check, corpus
+from data.embedded.training import train as training_
+from data.embedded.training.check import right, same_behaviour
+from data.embedded.training.corpus import MT_BENCH, SINGLE, TASKS, held_out, held_out_questions, training
+from data.embedded.training.dialogue import WORLD, Dialogue, Encoded, batches, encode, prompt
+from data.embedded.training.train import Recipe, build_tokenizer, main, train
+from model.errors import UserError
+from model.retrieval.datastore import Datastore
 
 ROOT = Path(__file__).parents[2]
 MODEL = ROOT / "data" / "embedded"
@@ -33,11 +33,6 @@ HELD_OUT = [d for bench in held_out().values() for d in bench]
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
     return Tokenizer.from_file(str(MODEL / "tokenizer.json"))
-
-
-@pytest.fixture(scope="module")
-def model() -> check.Model:
-    return check.Model(MODEL)
 
 
 @pytest.fixture()
@@ -72,7 +67,7 @@ def corrupt(dialogue: Dialogue) -> str:
     return " ".join(words)
 
 
-@pytest.mark.parametrize("category", MAKERS)
+@pytest.mark.parametrize("category", TASKS)
 def test_one_wrong_fact_is_found(category: str) -> None:
     dialogue = next(d for d in HELD_OUT if d.category == category)
     assert not right(category, dialogue.answers[0], corrupt(dialogue))
@@ -130,35 +125,59 @@ def leaves(table: object) -> Iterator[object]:
         yield table
 
 
-@pytest.mark.parametrize("file", sorted((ROOT / "tools/embedded").rglob("*.yaml")), ids=lambda file: file.stem)
-def test_every_word_of_a_table_is_text(file: Path) -> None:
+@pytest.mark.parametrize("name", WORLD)
+def test_every_word_of_a_table_is_text(name: str) -> None:
     """YAML takes an unquoted no, on or null for something else than a word; only years of birth are numbers."""
-    expected = {str, int} if file.stem == "humanities" else {str}
-    assert {type(leaf) for leaf in leaves(tables(str(file)))} == expected
+    expected = {str, int} if name == "humanities" else {str}
+    assert {type(leaf) for leaf in leaves(WORLD[name])} == expected
 
 
-@pytest.mark.parametrize("rows", [qa.COUNTRIES, humanities.PEOPLE, roleplay.ROLES, stem.TOPICS, writing.KINDS])
-def test_every_row_of_a_table_has_the_same_columns(rows: dict[str, list[object]]) -> None:
+@pytest.mark.parametrize(
+    ("task", "table"),
+    [("qa", "countries"), ("humanities", "people"), ("roleplay", "roles"), ("stem", "topics"), ("writing", "kinds")],
+)
+def test_every_row_of_a_table_has_the_same_columns(task: str, table: str) -> None:
     """A comma too many in a row would shift the facts."""
+    rows = WORLD[task][table]
     assert len(rows) > 1 and len({len(row) for row in rows.values()}) == 1
 
 
 # --- the corpus and the sample
 
 
-def test_corpus_is_the_same_every_time() -> None:
-    assert list(islice(training(), 300)) == list(islice(training(), 300))
+def test_corpus_is_what_the_weights_were_trained_on() -> None:
+    rows = [dialogue.row(i) for i, dialogue in enumerate(islice(training(), 2000))]
+    assert hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16] == "9d2331226e69afa9"
 
 
-def test_no_held_out_question_is_trained_on() -> None:
+@pytest.mark.parametrize("count", [6000, pytest.param(60_000, marks=pytest.mark.slow)])
+def test_no_held_out_question_is_trained_on(count: int) -> None:
+    """Without the filter the first of them would come as dialogue 1819."""
     questions = held_out_questions()
     assert len(questions) == len(HELD_OUT) == 268
-    assert not any(d.turns[0] in questions for d in islice(training(), 60_000))
+    assert not any(d.turns[0] in questions for d in islice(training(), count))
 
 
-def test_shipped_sample_is_what_the_generator_writes() -> None:
-    for file, text in sample.contents().items():
-        assert (SAMPLE / file).read_text(encoding="utf-8") == text
+def test_shipped_files_are_what_the_command_writes(tmp_path: Path) -> None:
+    corpus.main(["--output", str(tmp_path)])
+    written = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.*"))
+    assert written == ["embedded/datastore.bin", "sample/question.jsonl", "sample/warmup.jsonl"]
+    for name in written:
+        assert (tmp_path / name).read_bytes() == (ROOT / "data" / name).read_bytes(), name
+
+
+def test_no_held_out_question_is_in_the_shipped_datastore() -> None:
+    texts = [text for (text,) in corpus.datastore_texts()]
+    assert len(texts) == corpus.DATASTORE_DIALOGUES
+    assert not any(question in text for question in held_out_questions() for text in texts)
+
+
+def test_shipped_datastore_fits_the_shipped_tokenizer() -> None:
+    tokenizer = AutoTokenizer.from_pretrained(MODEL)
+    opened = Datastore(MODEL / "datastore.bin", vocab_size=len(tokenizer))
+    first, last = opened.find(tokenizer(" ASSISTANT:", add_special_tokens=False).input_ids)
+    assert last - first >= corpus.DATASTORE_DIALOGUES  # one an answer
+    assert (MODEL / "datastore.bin").stat().st_size <= 300_000
 
 
 def test_sample_has_the_form_of_spec_bench() -> None:
@@ -181,9 +200,9 @@ def test_training_sees_the_tokens_of_inference(tokenizer: Tokenizer) -> None:
     """fschat's prompt, tokenized by AutoTokenizer, is a prefix of the training ids; the answer follows, then EOS."""
     fast = AutoTokenizer.from_pretrained(MODEL, local_files_only=True)
     rng = random.Random(0)
-    for maker in MAKERS.values():
-        dialogue = maker(rng)
-        (encoded,) = encode(tokenizer, [(dialogue.turns, dialogue.answers)])
+    for task in TASKS.values():
+        dialogue = task(rng)
+        (encoded,) = encode(tokenizer, [dialogue])
         assert encoded.ids[0] == fast.bos_token_id
         for i, answer in enumerate(dialogue.answers):
             ids = fast(prompt(dialogue.turns[: i + 1], dialogue.answers[:i])).input_ids
@@ -215,25 +234,52 @@ def test_digits_are_tokens_of_their_own(tokenizer: Tokenizer) -> None:
     assert [p for p in pieces if any(c.isdigit() for c in p)] == list("12345")
 
 
+def test_batches_hold_every_sequence_once_and_nothing_behind_its_end() -> None:
+    given = [Encoded(list(range(1, n + 1)), [i > 1 for i in range(n)]) for n in (9, 3, 4, 8, 3, 5)]
+    found: list[tuple[list[int], list[bool]]] = []
+    stream = batches(iter(given), 6, 12, seed=0)
+    while len(found) < 6:
+        ids, wanted = next(stream)
+        assert ids.shape == wanted.shape and (ids.numel() <= 12 or len(ids) == 1)
+        assert (ids.dtype, wanted.dtype) == (torch.int64, torch.bool)
+        found += [(row[row > 0].tolist(), mark.tolist()) for row, mark in zip(ids, wanted, strict=True)]
+    assert sorted(row for row, _ in found) == sorted(item.ids for item in given)
+    for row, mark in found:
+        assert mark == [1 < i < len(row) for i in range(len(mark))]
+
+
 # --- training
 
 
-def test_training_repeats_exactly(tokenizer: Tokenizer, torch_state: None) -> None:
-    recipe = replace(Recipe(), steps=3, batch_tokens=1024, hidden=48, heads=2, layers=2, intermediate=64)
+@pytest.fixture()
+def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training_, "POOL", 64)
+    monkeypatch.setattr(training_, "DRAFT", replace(training_.DRAFT, batch_tokens=512))
+
+
+def test_training_repeats_exactly(tokenizer: Tokenizer, torch_state: None, small_batches: None) -> None:
+    recipe = Recipe(steps=3, batch_tokens=512, hidden=48, heads=2, layers=2, intermediate=64)
     one, two = (train(recipe, tokenizer).state_dict() for _ in range(2))
     assert all(torch.equal(one[name], two[name]) for name in one)
 
 
 def test_recipe_checks_itself() -> None:
-    with pytest.raises(ValueError, match="steps"):
+    with pytest.raises(UserError, match="steps"):
         Recipe(steps=0)
 
 
-def test_draft_model_is_small_and_of_the_same_vocabulary(tmp_path: Path, torch_state: None) -> None:
-    assert main(["--draft", "--steps", "1", "--output", str(tmp_path)]) == 0
+def test_draft_model_is_small_and_of_the_same_vocabulary(
+    tmp_path: Path, torch_state: None, small_batches: None
+) -> None:
+    main(["--draft", "--steps", "1", "--output", str(tmp_path)])
     draft = AutoModelForCausalLM.from_pretrained(tmp_path, local_files_only=True)
     assert (draft.config.vocab_size, draft.config.num_hidden_layers) == (2048, 1)
     assert (tmp_path / "model.safetensors").stat().st_size <= 1_000_000
+
+
+@pytest.mark.slow
+def test_shipped_tokenizer_is_what_the_corpus_gives(tokenizer: Tokenizer) -> None:
+    assert build_tokenizer().to_str() == tokenizer.to_str()
 
 
 # --- the shipped model
@@ -245,22 +291,30 @@ def test_model_is_small_and_complete() -> None:
     assert all((MODEL / file).is_file() for file in files)
 
 
-def test_model_loads_in_float32_by_default(model: check.Model) -> None:
+def test_model_loads_in_float32_by_default() -> None:
     loaded = AutoModelForCausalLM.from_pretrained(MODEL, local_files_only=True)
     assert loaded.dtype == torch.float32
     assert loaded.config.max_position_embeddings == 4096
-    assert loaded.generation_config.eos_token_id == model.tokenizer.eos_token_id
+    tokenizer = AutoTokenizer.from_pretrained(MODEL, local_files_only=True)
+    assert loaded.generation_config.eos_token_id == tokenizer.eos_token_id
     assert loaded.generation_config.do_sample is False
-    assert len(model.tokenizer) == loaded.config.vocab_size
+    assert len(tokenizer) == loaded.config.vocab_size
 
 
-def test_model_answers(model: check.Model) -> None:
+@pytest.mark.parametrize(
+    ("categories", "wrong"),
+    [
+        (("rag", "code"), 0),
+        pytest.param(("stem", "translation", "summarization", "qa", "rag", "code"), 2, marks=pytest.mark.slow),
+    ],
+)
+def test_model_answers(categories: tuple[str, ...], wrong: int) -> None:
     """One question a subtask; the measured shares are in the model's README."""
     rows = check.read_lines(SAMPLE / "question.jsonl")
     chosen = {row["category"]: row for row in reversed(rows)}
-    turns = check.measure(model, [chosen[c] for c in ("stem", "translation", "summarization", "qa", "rag", "code")])
-    assert sum(t.right for t in turns) >= len(turns) - 2
-    assert sum(bool(t.ended) for t in turns) >= len(turns) - 1
+    turns = check.measure(MODEL, [chosen[c] for c in categories])
+    assert sum(t.right for t in turns) >= len(turns) - wrong
+    assert sum(bool(t.ended) for t in turns) >= len(turns) - min(wrong, 1)
 
 
 # --- the command lines
@@ -272,22 +326,27 @@ def test_answers_file_is_judged(tmp_path: Path, capsys: pytest.CaptureFixture[st
     answers[0]["choices"][0]["turns"] = ["no", "no"]
     path = tmp_path / "answers.jsonl"
     path.write_text("".join(json.dumps(a) + "\n" for a in answers))
-    arguments = ["--answers", str(path), "--questions", str(SAMPLE / "question.jsonl"), "--model", str(MODEL)]
-    assert check.main(arguments) == 0
+    check.main(["--answers", str(path)])
     figures = json.loads(capsys.readouterr().out.splitlines()[-1])["answers"]
     assert figures["writing"]["right"] == 0.0
     assert figures["code"]["right"] == 1.0
     assert figures["overall"]["right"] == pytest.approx(62 / 64)
 
 
-def test_unknown_question_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ({"question_id": 5000, "choices": [{"turns": ["x"]}]}, "question 5000 is not in the question file"),
+        ({"question_id": 1, "choices": [{"turns": ["x"]}]}, "question 1 has 1 answers"),
+        ("{", "not a JSON Lines file"),
+    ],
+)
+def test_other_answers_are_refused_in_one_line(
+    line: object, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "answers.jsonl"
-    path.write_text(json.dumps({"question_id": 5000, "choices": [{"turns": ["x"]}]}) + "\n")
-    arguments = ["--answers", str(path), "--questions", str(SAMPLE / "question.jsonl"), "--model", str(MODEL)]
-    assert check.main(arguments) == 1
-    assert capsys.readouterr().err.strip().count("\n") == 0
-
-
-def test_sample_command_writes(tmp_path: Path) -> None:
-    assert sample.main(["--output", str(tmp_path)]) == 0
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["question.jsonl", "warmup.jsonl"]
+    path.write_text(line if isinstance(line, str) else json.dumps(line) + "\n")
+    with pytest.raises(SystemExit) as left:
+        check.main(["--answers", str(path)])
+    told = capsys.readouterr().err
+    assert left.value.code == 2 and told.startswith(f"error: {path}: ") and says in told and told.count("\n") == 1

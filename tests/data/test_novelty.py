@@ -2,8 +2,8 @@
 
 import json
 
+from data.novelty.write import FILE, questions
 from evaluation.running.bench import load_bench
-from tools.novelty import FILE, questions
 
 
 def test_the_committed_file_is_what_the_program_writes():

@@ -1,4 +1,4 @@
-"""python -m tools.novelty: write data/novelty/question.jsonl, 30 prompts whose answers hold little that repeats.
+"""Write question.jsonl, 30 prompts whose answers hold little that repeats: `python -m data.novelty.write`.
 
 Invented words, random numbers, keys, free verse, mixed languages and dense technical prose: the text on which a draft
 copied from the past is worth least.
@@ -13,30 +13,10 @@ from pathlib import Path
 
 from model.files import write_text
 
-FILE = Path(__file__).resolve().parent.parent / "data/novelty/question.jsonl"
+FILE = Path(__file__).with_name("question.jsonl")
 ONSETS = [
-    "b",
-    "br",
-    "d",
-    "dr",
-    "f",
-    "fl",
-    "g",
-    "gr",
-    "k",
-    "kl",
-    "l",
-    "m",
-    "n",
-    "p",
-    "pr",
-    "s",
-    "st",
-    "t",
-    "tr",
-    "v",
-    "z",
-]
+    "b", "br", "d", "dr", "f", "fl", "g", "gr", "k", "kl", "l", "m", "n", "p", "pr", "s", "st", "t", "tr", "v", "z",
+]  # fmt: skip
 VOWELS = ["a", "e", "i", "o", "u", "ae", "ou", "ia"]
 CODAS = ["", "l", "m", "n", "nd", "r", "rk", "s", "st", "x"]
 IMAGES = ["rust", "salt", "glass", "smoke", "amber", "frost", "copper", "moss", "thunder", "linen", "ash", "tide"]

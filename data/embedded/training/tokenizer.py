@@ -64,11 +64,3 @@ def save(tokenizer: Tokenizer, folder: Path, length: int) -> None:
         "padding_side": "left",
     }
     write_json(folder / "tokenizer_config.json", config)
-
-
-def load(folder: Path) -> Tokenizer:
-    """Read the tokenizer of a checkpoint."""
-    file = folder / "tokenizer.json"
-    if not file.is_file():
-        raise ValueError(f"no tokenizer at {file}")
-    return Tokenizer.from_file(str(file))
