@@ -48,7 +48,7 @@ class Goose(Drafter):
         vocab_size: V.
         nodes: of every draft at most, the root not counted, whatever the confidence. None, as published: 59, and up to
             100 with confidence.
-        carry_pairs: rows by pairs of tokens that are kept for the next prompt, the newest; a row takes some 900 bytes.
+        carry_pairs: rows by pairs of tokens that are kept for the next prompt, the newest; a row takes some 1.2 KB.
             Within a prompt all are kept.
 
     Raises:
@@ -256,14 +256,9 @@ class GooseSession(Session):
         left = budget - 1 - spine
         on_spine = max(1, int(left * SPINE_SHARE)) if spine and left > 0 else 0
         attach(0, 1, find(self._before, root), left - on_spine, chain[0] if spine else None, CANDIDATES)
-        shared = on_spine
-        for node in range(1, spine + 1):
-            if shared <= 0:
-                break
-            part = min(max(1, int(on_spine * (1 / node) / HARMONIC[spine])), shared)
-            shared -= part
-            row = find(tokens[node - 1], tokens[node])
-            attach(node, node + 1, row, part, chain[node] if node < spine else None, CANDIDATES)
+        for node, share_of_node in enumerate(shares(on_spine, spine), 1):
+            taken = chain[node] if node < spine else None
+            attach(node, node + 1, find(tokens[node - 1], tokens[node]), share_of_node, taken, CANDIDATES)
         remaining = budget - len(tokens)
         for node, depth, score in queue:  # grows while it is walked
             if remaining <= 0:
@@ -297,6 +292,17 @@ def confidence(length: int, unanimous: bool) -> float:
     if length >= LONG:
         return min(0.9, 0.7 + 0.2 * (length - LONG) / 12.0)
     return 0.6 * length / LONG
+
+
+def shares(branches: int, spine: int) -> list[int]:
+    """How many branches each node of the spine may have: by 1/depth, at least one as long as there are any."""
+    found, left = list[int](), branches
+    for depth in range(1, spine + 1):
+        if left <= 0:
+            break
+        found.append(min(max(1, int(branches * (1 / depth) / HARMONIC[spine])), left))
+        left -= found[-1]
+    return found
 
 
 def scores_of(bits: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
