@@ -21,6 +21,8 @@ METHODS = {
     "recycling": "recycling.drafter.TokenRecycling",
     "suffix_recycling": "copying.suffix_recycling.SuffixRecycling",
     "spine": "copying.spine.Spine",
+    "goose": "copying.goose.Goose",
+    "logitspec": "copying.logitspec.LogitSpec",
     "dynamic": "dynamic.dynamic_recycling.DynamicRecycling",
     "sps": "learned.sps.Speculative",
     "medusa": "learned.medusa.Medusa",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
@@ -11,7 +12,19 @@ from ..errors import UserError
 from .suffix_automaton import SuffixAutomaton
 
 
-class CarriedText:
+class Text(Protocol):
+    """Tokens, and what a method keeps of them to copy by."""
+
+    tokens: list[int]
+
+    def extend(self, tokens: Iterable[int]) -> None:
+        """Append tokens."""
+
+
+T = TypeVar("T", bound=Text)
+
+
+class Carried(Generic[T]):
     """The newest prompts and answers, in which sequences read on.
 
     A sequence borrows the text until it closes. One that begins meanwhile has a text of its own, behind what was known
@@ -25,28 +38,28 @@ class CarriedText:
         UserError: `carry` is no such number.
     """
 
-    def __init__(self, carry: int) -> None:
+    def __init__(self, carry: int, text_of: Callable[[Iterable[int]], T]) -> None:
         if not isinstance(carry, int) or isinstance(carry, bool) or carry < 0 or carry == 1:
             raise UserError(f"carry={carry}: must be 0 (the prompt's own text alone) or a number of tokens from 2")
-        self.carry = carry
+        self.carry, self.text_of = carry, text_of
         self.reset()
 
     def reset(self) -> None:
         """Nothing is known."""
-        self.text = SuffixAutomaton()
+        self.text = self.text_of(())
         self.lent: int | None = None  # tokens that were there when the text was borrowed; None: nobody has it
         self.late: list[int] = []  # what was said in other texts meanwhile, the newest of it
         self.forgotten = object()  # tells whoever read before a reset from whoever reads after it
 
-    def borrow(self) -> SuffixAutomaton:
+    def borrow(self) -> T:
         """The text for a sequence."""
         if self.carry == 0:
-            return SuffixAutomaton()
+            return self.text_of(())
         if self.lent is not None:
-            return SuffixAutomaton(self.text.tokens[: self.lent])
+            return self.text_of(self.text.tokens[: self.lent])
         self.text.extend(self.late)
         if len(self.text.tokens) > self.carry:
-            self.text = SuffixAutomaton(self.text.tokens[-(self.carry // 2) :])
+            self.text = self.text_of(self.text.tokens[-(self.carry // 2) :])
         self.late, self.lent = [], len(self.text.tokens)
         return self.text
 
@@ -64,14 +77,18 @@ class CarriedText:
         self.text.extend(ids.tolist())
 
 
-class ReadingSession(Session):
-    """A sequence's text: what is carried, its prompt, its answer so far.
+class CarriedText(Carried[SuffixAutomaton]):
+    """Text in a suffix automaton."""
 
-    Attributes:
-        text: with the longest match of its end.
-    """
+    def __init__(self, carry: int) -> None:
+        super().__init__(carry, SuffixAutomaton)
+
+
+class TextSession(Session, Generic[T]):
+    """A sequence's text: what is carried, its prompt, its answer so far."""
 
     method: Any  # whose `carried` text it reads on in
+    text: T
 
     def __init__(self, method: Drafter) -> None:
         super().__init__(method)
@@ -102,4 +119,8 @@ class ReadingSession(Session):
 
     def _end(self) -> None:
         """No text: closing once more does nothing."""
-        self.text, self._from, self._era = SuffixAutomaton(), 0, None
+        self.text, self._from, self._era = self.method.carried.text_of(()), 0, None
+
+
+class ReadingSession(TextSession[SuffixAutomaton]):
+    """A sequence's text, with the longest match of its end."""

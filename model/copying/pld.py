@@ -12,6 +12,7 @@ import torch
 
 from ..decoding import Draft, Drafter, Session, Tree, Verification
 from ..errors import UserError
+from .ngram_index import NgramIndex
 
 
 class PromptLookup(Drafter):
@@ -48,31 +49,21 @@ class PromptLookupSession(Session):
 
     def __init__(self, method: PromptLookup) -> None:
         super().__init__(method)
-        self._text: list[int] = []  # prompt and output
-        self._after: dict[tuple[int, ...], int] = {}  # n-gram -> where its first occurrence ends
+        self._index = NgramIndex(range(1, method.max_ngram + 1))  # of prompt and output
 
     def begin(self, prompt: list[int]) -> Draft:
-        self._extend(prompt)
+        self._index.extend(prompt)
         return self.draft(prompt[-1])
 
     def draft(self, root: int) -> Draft:
-        own = self.method
-        for n in range(min(own.max_ngram, len(self._text) - 1), 0, -1):
-            start = self._after.get(tuple(self._text[-n:]))
-            if start is not None:
-                copied = self._text[start : start + own.draft_tokens]
-                copied = next((copied[:i] for i, token in enumerate(copied) if token in own.eos), copied)
-                tree = Tree.chain(len(copied)).on(own.device)
-                return Draft(tree, torch.tensor([root, *copied], device=own.device))
-        return own.root_alone(root)
+        own, text = self.method, self._index.tokens
+        start, _ = self._index.find(text[-own.max_ngram :])
+        if not start:
+            return own.root_alone(root)
+        copied = text[start : start + own.draft_tokens]
+        copied = next((copied[:i] for i, token in enumerate(copied) if token in own.eos), copied)
+        tree = Tree.chain(len(copied)).on(own.device)
+        return Draft(tree, torch.tensor([root, *copied], device=own.device))
 
     def observe(self, verification: Verification) -> None:
-        self._extend(verification.tokens)
-
-    def _extend(self, tokens: list[int]) -> None:
-        """Index every n-gram that now has a token behind it; the text's last one has none yet."""
-        first = len(self._text)
-        self._text += tokens
-        for end in range(max(first, 1), len(self._text)):
-            for n in range(1, min(self.method.max_ngram, end) + 1):
-                self._after.setdefault(tuple(self._text[end - n : end]), end)
+        self._index.extend(verification.tokens)

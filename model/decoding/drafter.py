@@ -27,7 +27,7 @@ class Drafter:
     """
 
     stateful: bool = False  # does anything outlive a prompt? Then cold and hot start differ.
-    needs_logits: bool = False  # all of `Verification.logits`, which no method here asks for: a shared text keeps them.
+    needs_logits: bool = False  # all of `Verification.logits`: a shared text keeps them too.
     needs_candidates: int = 0  # so many of the greatest logits after each node are: `Verification.candidates`, `learn`.
     needs_bits: bool = False  # and `Verification.bits`, how likely these are.
     needs_choices: bool = False  # of all nodes: else sampling finds those of the nodes that stand, and -1 for others.

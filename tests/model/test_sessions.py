@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from model.copying.goose import Goose
+from model.copying.logitspec import LogitSpec
 from model.copying.pld import PromptLookup
 from model.copying.spine import Spine
 from model.copying.suffix import Suffix
@@ -39,6 +41,8 @@ MAKE = {
     "suffix (carried)": lambda target, folder: Suffix(V, carry=4096),
     "suffix_recycling": lambda target, folder: SuffixRecycling(V, build_template("best", nodes=12), min_match=2),
     "spine": lambda target, folder: Spine(V, nodes=12),
+    "goose": lambda target, folder: Goose(V),
+    "logitspec": lambda target, folder: LogitSpec(V),
     "recycling": lambda target, folder: TokenRecycling(V, build_template("2.2.2")),
     "auto": lambda target, folder: AutoRecycling(V, step_seconds={n: 1 + n / 30 for n in SIZES}),
     "dynamic": lambda target, folder: DynamicRecycling(V, nodes=12, pairs=64),

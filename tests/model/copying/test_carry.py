@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from model.copying.carried_text import CarriedText, ReadingSession
+from model.copying.logitspec import LogitSpec
 from model.copying.spine import Spine
 from model.copying.suffix import Suffix
 from model.copying.suffix_recycling import SuffixRecycling
@@ -25,6 +26,8 @@ V = 61
 def made(name, carry):
     if name == "spine":
         return Spine(V, nodes=12, carry=carry)
+    if name == "logitspec":
+        return LogitSpec(V, nodes=12, carry=carry)
     if name == "suffix":
         return Suffix(V, carry=carry, max_draft=8)
     return SuffixRecycling(V, build_template("best", nodes=8), min_match=2, max_draft=8, carry=carry)
@@ -108,7 +111,7 @@ def test_the_second_time_a_prompt_is_answered_the_answer_is_copied(name):
     assert forwards[4096] < 0.9 * forwards[0]
 
 
-@pytest.mark.parametrize("name", ["spine", "suffix", "suffix_recycling"])
+@pytest.mark.parametrize("name", ["spine", "suffix", "suffix_recycling", "logitspec"])
 def test_a_saved_state_goes_on_exactly_and_a_reset_forgets(name):
     target, rng = Target(toy_model("llama")), random.Random(2)
     prompts = [[rng.randrange(3, V) for _ in range(rng.randrange(5, 40))] for _ in range(8)]
@@ -128,7 +131,7 @@ def test_a_saved_state_goes_on_exactly_and_a_reset_forgets(name):
     assert again == expected
 
 
-@pytest.mark.parametrize("name", ["spine", "suffix", "suffix_recycling"])
+@pytest.mark.parametrize("name", ["spine", "suffix", "suffix_recycling", "logitspec"])
 def test_bad_settings_and_states_are_refused(name):
     for carry in (-1, 1, True, 0.5):
         with pytest.raises(UserError, match="carry="):

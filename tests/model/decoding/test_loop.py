@@ -12,6 +12,8 @@ from transformers import AutoModelForCausalLM as Auto
 from transformers import AutoModelForSeq2SeqLM as AutoSeq2Seq
 from transformers import LlamaConfig, MambaConfig, MistralConfig, T5Config
 
+from model.copying.goose import Goose
+from model.copying.logitspec import LogitSpec
 from model.copying.pld import PromptLookup
 from model.decoding import Draft, Drafter, Session, Target, generate
 from model.errors import UserError
@@ -64,6 +66,8 @@ def drafters(eos=()):
     return {
         "vanilla": Vanilla(torch.device("cpu")),
         "pld": PromptLookup(eos=eos),
+        "goose": Goose(61),
+        "logitspec": LogitSpec(61),
         "recycling": TokenRecycling(61, tree),
         "recycling-prompt": TokenRecycling(61, tree, recycle_prompt=True, dtype=torch.int32),
         "recycling-best": TokenRecycling(61, build_template("best", nodes=120, k=16), k=16),
@@ -89,7 +93,7 @@ def test_identity_for_every_architecture_and_drafter(name):
             if label == "vanilla":
                 assert out.accept_lengths == [1] * 60 and out.forwards == 60
             else:
-                alone = label not in ("pld", "vanilla")  # the prompt's other tokens have a forward of their own
+                alone = label not in ("pld", "goose", "logitspec", "vanilla")  # the prompt's other tokens have a forward of their own
                 assert out.forwards == len(out.steps) + alone <= 60
         assert len(out.steps) < 40, "the oracle must get paths accepted"
 

@@ -9,6 +9,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
+from model.copying.goose import Goose
+from model.copying.logitspec import LogitSpec
 from model.copying.pld import PromptLookup
 from model.decoding import Target, generate
 from model.decoding.static_step import BUCKET, ROWS, StaticSteps
@@ -27,6 +29,8 @@ MAKE = {
     "chain": lambda: TokenRecycling(V, build_template("chain", depth=3, k=2), k=2, dtype=torch.int32),
     "auto": lambda: AutoRecycling(V, step_seconds={n: 1 + n / 30 for n in SIZES}),
     "pld": PromptLookup,
+    "goose": lambda: Goose(V, nodes=20),
+    "logitspec": lambda: LogitSpec(V, nodes=20),
     "dynamic": lambda: DynamicRecycling(V, nodes=10, k=4, pairs=64),
     "dynamic-sized": lambda: DynamicRecycling(V, nodes=40, k=4, step_seconds={n: 1 + n / 30 for n in SIZES}),
 }

@@ -1,0 +1,188 @@
+"""LogitSpec: the last logits' runners-up are tried as the token after next, each with what followed it before.
+
+Liu, Lv, Li, Gao, Sun, Sun: arXiv 2507.01449 (Findings of ACL 2026). The rules are those of the public code at its
+default settings, github.com/smart-lty/LogitSpec at 659bba9; docs/rivals.md says what this engine does differently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+
+import torch
+
+from ..decoding import Draft, Drafter, Tree, Verification
+from ..decoding.selection import top_k
+from ..errors import UserError
+from .carried_text import Carried, TextSession
+
+NGRAM = 3  # the longest
+COPIED = 20  # tokens of one continuation, at most
+WINDOW = 2 * COPIED  # last positions whose continuations are written again after each step
+PATHS = ((8, 4), (32, 3))  # tokens of a path, by the highest rank of the candidate it begins with
+ALONE = 1  # tokens of a path that begins with any other candidate
+MAX_NODES = 4096
+
+
+class LogitSpec(Drafter):
+    """Drafts a copied continuation of the root, then the candidates beside it, each with a short continuation.
+
+    Paths are not merged: a token may be drafted twice below the root. In a cold start, as published, nothing is carried
+    from prompt to prompt. Carrying the newest text, to copy from, is a variant of this project.
+
+    Rank paths in step records: the rank below the root is the path's place in the draft, all others are 0.
+
+    Args:
+        vocab_size: V.
+        nodes: of every draft, the root not counted (published: 63, a capacity of 64). The lengths of paths do not depend
+            on it: the draft is cut behind so many nodes.
+        carry: earlier prompts and answers are copied from, too, up to so many tokens; 0: the prompt's own alone. A token
+            takes some 300 bytes.
+
+    Raises:
+        UserError: a setting out of range.
+    """
+
+    needs_logits = True  # of the last node that stands alone, whose many candidates are wanted
+
+    def __init__(
+        self, vocab_size: int, *, nodes: int = 63, carry: int = 32768, device: torch.device | str = "cpu"
+    ) -> None:
+        if not isinstance(nodes, int) or not 1 <= nodes <= MAX_NODES:
+            raise UserError(f"logitspec: nodes={nodes} must be from 1 to {MAX_NODES}")
+        super().__init__(torch.device(device))
+        self.nodes, self.vocab_size, self.max_nodes = nodes, vocab_size, 1 + nodes
+        self.ranked = min(nodes + 1, vocab_size)  # candidates: one of them is mostly the root
+        self.carried, self.stateful = Carried(carry, partial(Continuations, vocab_size)), carry > 0
+
+    def session(self) -> LogitSpecSession:
+        return LogitSpecSession(self)
+
+    def reset(self) -> None:
+        self.carried.reset()
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return self.carried.state_dict()
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        self.carried.load_state_dict(state, self.vocab_size)
+
+
+class Continuations:
+    """What followed the n-grams of a text that grows at its end: for each one continuation of at most COPIED tokens.
+
+    A continuation reaches as far as the text did when it was written, and gives way to one that is as long or longer.
+    So it is of the newest occurrence that had COPIED tokens behind it, and until there is one mostly of the oldest.
+
+    Attributes:
+        tokens: the text.
+    """
+
+    def __init__(self, vocab_size: int, tokens: Iterable[int] = ()) -> None:
+        self.vocab_size = vocab_size
+        self.tokens: list[int] = []
+        # By n - 1: n-grams, as numbers to the base V; the place behind each and the continuation's length, in one number
+        self._pools: list[dict[int, int]] = [{} for _ in range(NGRAM)]
+        self._whole = 0  # tokens that there were when all positions were last written
+        self._written = 0  # tokens that there were when any were
+        self.extend(tokens)
+
+    def extend(self, tokens: Iterable[int]) -> None:
+        """Append a text; all its positions are written. So are those of earlier steps: they may have been cut short."""
+        self.tokens += tokens
+        self._write(self._whole - COPIED - NGRAM)
+        self._whole = len(self.tokens)
+
+    def commit(self, tokens: Iterable[int]) -> None:
+        """Append a step's tokens; the last WINDOW positions are written again."""
+        self.tokens += tokens
+        # What had all its COPIED tokens when it was written in this window before would be written as it is.
+        self._write(len(self.tokens) - WINDOW, self._written - COPIED + 1)
+
+    def _write(self, first: int, first_end: int = 0) -> None:
+        """Write n-grams from position `first` on that end at `first_end` or behind it."""
+        text, vocab = self.tokens, self.vocab_size
+        length = self._written = len(text)
+        for n, pool in enumerate(self._pools, 1):
+            for end in range(max(n, first + n, first_end), length):
+                gram = text[end - 1]
+                if n > 1:
+                    gram += text[end - 2] * vocab
+                if n > 2:
+                    gram += text[end - 3] * vocab * vocab
+                count = min(COPIED, length - end)
+                if count >= pool.get(gram, 0) % (COPIED + 1):
+                    pool[gram] = end * (COPIED + 1) + count
+
+    def after(self, oldest: int, older: int, token: int, most: int) -> list[int]:
+        """The continuation of the longest known n-gram that ends these three tokens, at most so many tokens of it.
+
+        Args:
+            oldest: -1 if there is none.
+        """
+        vocab, (singles, pairs, triples) = self.vocab_size, self._pools
+        pair = older * vocab + token
+        found = triples.get(oldest * vocab * vocab + pair) if oldest >= 0 else None
+        if found is None:
+            found = pairs.get(pair)
+        if found is None:
+            found = singles.get(token)
+        if found is None:
+            return []
+        end, count = divmod(found, COPIED + 1)
+        return self.tokens[end : end + min(count, most)]
+
+
+class LogitSpecSession(TextSession[Continuations]):
+    """A sequence's text up to the root, and the root's runners-up."""
+
+    method: LogitSpec
+
+    def begin(self, prompt: list[int]) -> Draft | None:
+        self._ranked: list[int] | None = None  # None: the root is the prompt's last token
+        return super().begin(prompt)
+
+    def draft(self, root: int) -> Draft:
+        tokens, parents = side_by_side(root, self._paths(root))
+        return Draft(Tree(parents, once=True), torch.tensor(tokens))
+
+    def _paths(self, root: int) -> list[list[int]]:
+        """What to try below the root, each behind the other in order."""
+        text, room = self.text, self.method.nodes
+        tokens, paths = text.tokens, []
+        last = tokens[-1]
+        first = text.after(tokens[-2] if len(tokens) > 1 else -1, last, root, room)
+        if first:
+            paths.append(first)
+            room -= len(first)
+        for rank, token in enumerate(self._ranked or ()):
+            if room == 0:
+                break
+            if token != root:
+                most = min(next((most for highest, most in PATHS if rank <= highest), ALONE), room)
+                path = [token, *text.after(last, root, token, most - 1)] if most > 1 else [token]
+                paths.append(path)
+                room -= len(path)
+        return paths
+
+    def observe(self, verification: Verification) -> None:
+        node = verification.node
+        assert verification.logits is not None
+        if self._ranked is not None:  # the prompt's last token is in the text from the beginning
+            self.text.commit([int(verification.draft.tokens[0]), *verification.tokens[:-1]])
+        self._ranked = top_k(verification.logits[node : node + 1], self.method.ranked)[0].tolist()
+
+
+def side_by_side(root: int, paths: list[list[int]]) -> tuple[list[int], list[int]]:
+    """A tree of paths that share the root alone, breadth-first: its tokens and its parents."""
+    tokens, parents = [root], [0]
+    tips, depth = [(0, path) for path in paths], 0
+    while tips:
+        longer = []
+        for tip, path in tips:
+            if depth + 1 < len(path):
+                longer.append((len(tokens), path))
+            tokens.append(path[depth])
+            parents.append(tip)
+        tips, depth = longer, depth + 1
+    return tokens, parents

@@ -1,0 +1,52 @@
+"""Where the n-grams of a text stood first, for methods that copy what followed there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+
+class NgramIndex:
+    """The first place of each n-gram of a text that grows at its end.
+
+    An n-gram is known once a token follows it: the one at the text's end is no match of its own.
+
+    Args:
+        lengths: of the n-grams, each at least 1.
+
+    Attributes:
+        tokens: the text.
+    """
+
+    def __init__(self, lengths: Iterable[int]) -> None:
+        self.tokens: list[int] = []
+        self._lengths = sorted(lengths, reverse=True)
+        self._after: dict[tuple[int, ...], int] = {}  # n-gram -> the place behind its first occurrence
+        self._unanimous: dict[tuple[int, ...], bool] = {}  # n-gram seen twice or more -> always followed by one token?
+
+    def extend(self, tokens: Iterable[int]) -> None:
+        """Append tokens, and index every n-gram that now has a token behind it."""
+        text, after, unanimous = self.tokens, self._after, self._unanimous
+        first = len(text)
+        text += tokens
+        for end in range(max(first, 1), len(text)):
+            for n in self._lengths:
+                if n <= end:
+                    gram = tuple(text[end - n : end])
+                    place = after.setdefault(gram, end)
+                    if place != end:
+                        unanimous[gram] = unanimous.get(gram, True) and text[place] == text[end]
+
+    def find(self, tail: Sequence[int]) -> tuple[int, bool]:
+        """The longest n-gram that ends `tail` and is known.
+
+        Returns:
+            The place behind its first occurrence, and whether it has occurred twice or more, always followed by the
+            same token. 0 and False if none is known.
+        """
+        for n in self._lengths:
+            if n <= len(tail):
+                gram = tuple(tail[-n:])
+                place = self._after.get(gram)
+                if place is not None:
+                    return place, self._unanimous.get(gram, False)
+        return 0, False
