@@ -127,7 +127,7 @@ def _text(value: Any) -> str:
     if isinstance(value, list | tuple):
         return f"[{','.join(map(_text, value))}]"
     plain = re.sub(r"(\\*)\$\{", r"\1\1\\${", str(value))  # no interpolation: OmegaConf halves backslashes before one
-    return QuotedString(plain, Quote.single).with_quotes()
+    return str(QuotedString(plain, Quote.single).with_quotes())
 
 
 def _composed(overrides: list[str]) -> Any:

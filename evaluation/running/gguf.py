@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from safetensors import SafetensorError
 from tokenizers import pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -148,8 +147,9 @@ def is_shipped(folder: Path) -> bool:
     """Whether it is a folder of a package, below data/, that a config of this project names. Of others none is read."""
     if not (folder / PACKAGE).is_file() or not folder.resolve().is_relative_to((ROOT / "data").resolve()):
         return False
-    configs = [yaml.safe_load(path.read_text(encoding="utf-8")) for path in (ROOT / "configs/model").glob("*.yaml")]
-    return folder.resolve() in {(ROOT / str(config["path"])).resolve() for config in configs if "path" in config}
+    configs = [path.read_text(encoding="utf-8") for path in (ROOT / "configs/model").glob("*.yaml")]
+    named = {path for text in configs for path in re.findall(r"^path: *([^\s#]+)", text, flags=re.MULTILINE)}
+    return folder.resolve() in {(ROOT / path).resolve() for path in named}
 
 
 def file_of(path: Path) -> Path:
