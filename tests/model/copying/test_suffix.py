@@ -160,14 +160,18 @@ def test_output_is_the_models_own(seed, execution):
     expected = greedy(model, prompt, 60)
     shared = dict(min_match=rng.randrange(1, 4), max_draft=rng.randrange(1, 20), factor=rng.choice([0.5, 1, 4.0]))
     tree, forwards = random_tree(20, rng, 4), []
-    for drafter in (Suffix(V, **shared), SuffixRecycling(V, tree, k=4, recycle_prompt=seed % 3 == 0, **shared)):
-        for eos in ((), (expected[40],)):
-            out = generate(target, drafter, prompt, max_new_tokens=60, eos=eos)
-            end = expected.index(eos[0]) + 1 if eos else 60
-            assert out.tokens == expected[:end]
-            assert sum(out.accept_lengths) == len(out.tokens)
-            assert max(s.nodes for s in out.steps) <= drafter.max_nodes
-            forwards += [] if eos else [out.forwards]
+    for carry in (0, 200):
+        for drafter in (
+            Suffix(V, carry=carry, **shared),
+            SuffixRecycling(V, tree, carry=carry, k=4, recycle_prompt=seed % 3 == 0, **shared),
+        ):
+            for eos in ((), (expected[40],), ()):  # the last time with its own answer in the text that is carried
+                out = generate(target, drafter, prompt, max_new_tokens=60, eos=eos)
+                end = expected.index(eos[0]) + 1 if eos else 60
+                assert out.tokens == expected[:end]
+                assert sum(out.accept_lengths) == len(out.tokens)
+                assert max(s.nodes for s in out.steps) <= drafter.max_nodes
+                forwards += [] if eos else [out.forwards]
     assert min(forwards) < 30, "a case in which nothing is accepted proves nothing"
 
 

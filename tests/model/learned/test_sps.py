@@ -135,7 +135,11 @@ def test_what_does_not_fit_is_refused(pair, tmp_path):
     model, _, folder = pair
     target = Target(model)
     refused("draft_tokens=0", target, folder, draft_tokens=0)
-    refused(r"no draft model in .*absent; train .*python -m data.embedded.training.train --draft", target, tmp_path / "absent")
+    refused(
+        r"no draft model in .*absent; train .*python -m data.embedded.training.train --draft",
+        target,
+        tmp_path / "absent",
+    )
     other = LlamaForCausalLM(LlamaConfig(**CONFIGS["llama"].to_diff_dict() | {"vocab_size": 64}))
     other.save_pretrained(tmp_path / "other")
     refused("vocabulary of 64 tokens, the target of 61", target, tmp_path / "other")
