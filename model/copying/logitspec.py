@@ -1,7 +1,7 @@
 """LogitSpec: the last logits' runners-up are tried as the token after next, each with what followed it before.
 
 Liu, Lv, Li, Gao, Sun, Sun: arXiv 2507.01449 (Findings of ACL 2026). The rules are those of the public code at its
-default settings, github.com/smart-lty/LogitSpec at 659bba9; docs/rivals.md says what this engine does differently.
+default settings, github.com/smart-lty/LogitSpec at 659bba9; NOTES.md says where this engine differs.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class LogitSpec(Drafter):
 
     Args:
         vocab_size: V.
-        nodes: of every draft, the root not counted (published: 63, a capacity of 64). The lengths of paths do not depend
-            on it: the draft is cut behind so many nodes.
-        carry: earlier prompts and answers are copied from, too, up to so many tokens; 0: the prompt's own alone. A token
-            takes some 300 bytes.
+        nodes: of every draft, the root not counted (published: 63, a capacity of 64). The draft is cut behind so many
+            nodes; the lengths of paths do not depend on it.
+        carry: earlier prompts and answers are copied from, too, up to so many tokens of some 300 bytes each; 0: the
+            prompt's own alone.
 
     Raises:
         UserError: a setting out of range.
@@ -81,7 +81,7 @@ class Continuations:
     def __init__(self, vocab_size: int, tokens: Iterable[int] = ()) -> None:
         self.vocab_size = vocab_size
         self.tokens: list[int] = []
-        # By n - 1: n-grams, as numbers to the base V; the place behind each and the continuation's length, in one number
+        # By n - 1: n-grams as numbers to the base V -> the place behind and the continuation's length, in one number
         self._pools: list[dict[int, int]] = [{} for _ in range(NGRAM)]
         self._whole = 0  # tokens that there were when all positions were last written
         self._written = 0  # tokens that there were when any were

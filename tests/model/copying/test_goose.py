@@ -138,9 +138,13 @@ def test_pair_rows_come_before_token_rows():
 
 def test_scores_are_the_softmax_over_the_candidates_in_the_logits_type():
     logits = torch.randn(3, 10)
-    bits = (torch.logsumexp(torch.cat((logits, torch.randn(3, 90)), 1), 1, keepdim=True) - logits) / torch.tensor(2).log()
+    bits = (torch.logsumexp(torch.cat((logits, torch.randn(3, 90)), 1), 1, keepdim=True) - logits) / torch.tensor(
+        2
+    ).log()
     torch.testing.assert_close(scores_of(bits, torch.float32), logits.softmax(-1))
-    torch.testing.assert_close(scores_of(bits, torch.bfloat16), logits.softmax(-1).bfloat16().float(), rtol=0.01, atol=0)
+    torch.testing.assert_close(
+        scores_of(bits, torch.bfloat16), logits.softmax(-1).bfloat16().float(), rtol=0.01, atol=0
+    )
     assert not torch.equal(scores_of(bits, torch.bfloat16), scores_of(bits, torch.float32))
 
 

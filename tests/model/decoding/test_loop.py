@@ -66,8 +66,8 @@ def drafters(eos=()):
     return {
         "vanilla": Vanilla(torch.device("cpu")),
         "pld": PromptLookup(eos=eos),
-        "goose": Goose(61),
-        "logitspec": LogitSpec(61),
+        "goose": Goose(61, carry_pairs=0),
+        "logitspec": LogitSpec(61, carry=0),
         "recycling": TokenRecycling(61, tree),
         "recycling-prompt": TokenRecycling(61, tree, recycle_prompt=True, dtype=torch.int32),
         "recycling-best": TokenRecycling(61, build_template("best", nodes=120, k=16), k=16),
@@ -93,7 +93,12 @@ def test_identity_for_every_architecture_and_drafter(name):
             if label == "vanilla":
                 assert out.accept_lengths == [1] * 60 and out.forwards == 60
             else:
-                alone = label not in ("pld", "goose", "logitspec", "vanilla")  # the prompt's other tokens have a forward of their own
+                alone = label not in (
+                    "pld",
+                    "goose",
+                    "logitspec",
+                    "vanilla",
+                )  # the prompt's other tokens have a forward of their own
                 assert out.forwards == len(out.steps) + alone <= 60
         assert len(out.steps) < 40, "the oracle must get paths accepted"
 

@@ -21,6 +21,7 @@ from model.recycling import TokenRecycling, build_template
 from model.recycling.auto import SIZES, AutoRecycling
 from model.vanilla import Vanilla
 from tests.conftest import toy_model
+from tests.model.sessions import comparable
 
 V = 61
 MAKE = {
@@ -43,7 +44,7 @@ def outcomes(target, drafter, seed, prompts=3, limit=70):
         prompt = [rng.randrange(3, V) for _ in range(4 + 30 * i)]
         out = generate(target, drafter, prompt, max_new_tokens=limit, eos={rng.randrange(V)})
         outs.append((out.tokens, [(s.accepted, s.nodes, s.rank_path) for s in out.steps], out.forwards, out.stop))
-    return outs, {name: tensor.tolist() for name, tensor in drafter.state_dict().items()}
+    return outs, comparable(drafter.state_dict())
 
 
 @pytest.mark.parametrize("name", ["llama", "llama-grouped", "qwen3", "gpt2", "gpt-neox", "gemma", "olmo2"])
