@@ -21,6 +21,7 @@ METHODS = {
     "recycling": "recycling.drafter.TokenRecycling",
     "suffix_recycling": "copying.suffix_recycling.SuffixRecycling",
     "spine": "copying.spine.Spine",
+    "racer": "copying.racer.Racer",
     "dynamic": "dynamic.dynamic_recycling.DynamicRecycling",
     "sps": "learned.sps.Speculative",
     "medusa": "learned.medusa.Medusa",
