@@ -23,6 +23,7 @@ METHODS = {
     "spine": "copying.spine.Spine",
     "goose": "copying.goose.Goose",
     "logitspec": "copying.logitspec.LogitSpec",
+    "racer": "copying.racer.Racer",
     "dynamic": "dynamic.dynamic_recycling.DynamicRecycling",
     "sps": "learned.sps.Speculative",
     "medusa": "learned.medusa.Medusa",

@@ -1,0 +1,269 @@
+"""The bounded Aho-Corasick trie of n-grams from which RACER retrieves (arXiv 2604.14885).
+
+Its public code is followed in what looks like chance, too, as accepted lengths depend on it: a full trie reuses the node
+that was touched longest ago, even one with children; fail links are built once a prompt; siblings come in the order of
+libstdc++'s hash map.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from heapq import heappush, heapreplace
+
+import torch
+
+from ..errors import UserError
+
+ROOT = 0
+BUCKETS = (13, 29, 59, 127, 257, 541, 1109, 2357, 5087, 10273, 20753, 42043, 85229, 172933, 351061)  # libstdc++'s
+_FIELDS = ("parent", "fail", "token", "freq", "depth", "buckets")
+
+
+class NgramTrie:
+    """n-grams, how often each prefix was inserted, and the automaton that follows a text through them.
+
+    Nodes are numbered as they are first made, the root is 0. The public code's addresses run the other way, which shows
+    only in how ties are broken. A node that is reused for another n-gram keeps its number; whatever else still refers
+    to the number then means the new node.
+
+    Attributes:
+        place: the node where the last sequence ended, from which the next one goes on.
+
+    Args:
+        length: n, the tokens of every n-gram.
+        most: nodes, the root included.
+        shortest: the least depth of a node from which is retrieved.
+    """
+
+    def __init__(self, length: int, most: int, shortest: int) -> None:
+        self.length, self.most, self.shortest, self.place = length, most, shortest, ROOT
+        self.children: list[dict[int, int]] = [{}]  # in hash order from depth `shortest` on, where order counts
+        self.parent, self.fail, self.token, self.freq, self.depth = [ROOT], [ROOT], [0], [0], [0]
+        self.buckets = [1]  # of each node's hash map; a reused node keeps them
+        self.recency: OrderedDict[int, None] = OrderedDict({ROOT: None})  # touched longest ago first
+
+    def __len__(self) -> int:
+        return len(self.parent)
+
+    def insert(self, ngram: Iterable[int]) -> None:
+        """Insert or count an n-gram. Each node is touched before its child, so a prefix is older than its extension."""
+        children, freq, touch = self.children, self.freq, self.recency.move_to_end
+        node = ROOT
+        for token in ngram:
+            touch(node)
+            child = children[node].get(token)
+            if child is None:
+                child = self._make(node, token)
+            freq[child] += 1
+            node = child
+        touch(node)
+
+    def insert_text(self, tokens: Sequence[int]) -> None:
+        """Insert every n-gram of a text, the first one first."""
+        for end in range(self.length, len(tokens) + 1):
+            self.insert(tokens[end - self.length : end])
+
+    def insert_newest(self, tokens: Sequence[int], new: int) -> None:
+        """Insert the n-grams that end in the last `new` tokens of a text, the last one first."""
+        for end in range(len(tokens), max(len(tokens) - new, self.length - 1), -1):
+            self.insert(tokens[end - self.length : end])
+
+    def _make(self, parent: int, token: int) -> int:
+        """A new child of `parent`: as long as there are fewer than `most` a new node, then the oldest one."""
+        if len(self.parent) < self.most:
+            node = len(self.parent)
+            self.children.append({})
+            self.parent.append(parent)
+            self.token.append(token)
+            self.depth.append(self.depth[parent] + 1)
+            self.fail.append(ROOT)
+            self.freq.append(0)
+            self.buckets.append(1)
+        else:
+            node, _ = self.recency.popitem(last=False)
+            siblings = self.children[self.parent[node]]
+            if siblings.get(self.token[node]) == node:
+                del siblings[self.token[node]]
+            self.children[node] = {}
+            self.parent[node], self.token[node], self.depth[node] = parent, token, self.depth[parent] + 1
+            self.fail[node], self.freq[node] = ROOT, 0
+        self.recency[node] = None
+        listed, buckets = self.children[parent], self.buckets[parent]
+        if listed and self.depth[parent] >= self.shortest:
+            order = list(listed)
+            self.buckets[parent] = add_in_hash_order(order, token, buckets)
+            listed[token] = node
+            self.children[parent] = {other: listed[other] for other in order}
+        else:
+            self.buckets[parent] = grown(buckets, len(listed))
+            listed[token] = node
+        return node
+
+    def build_fail_links(self) -> None:
+        """Link every node that is reached from the root to the longest proper suffix of its path that is a path."""
+        children, fail = self.children, self.fail
+        reached = list(children[ROOT].values())
+        for node in reached:
+            fail[node] = ROOT
+        for node in reached:  # grows while it is walked
+            suffix = fail[node]
+            for token, child in children[node].items():
+                at = suffix
+                while (found := children[at].get(token)) is None and at:
+                    at = fail[at]
+                fail[child] = found or ROOT
+            reached += children[node].values()
+
+    def step(self, place: int, token: int) -> tuple[int, list[int]]:
+        """Follow the token from `place` and from the suffixes that its fail links lead to.
+
+        Returns:
+            The node of the longest match, or `place` if none of them goes on with the token; and the nodes of all
+            matches from depth `shortest` on, longest first. Their prefixes are touched and their fail links lost.
+        """
+        children, fail, depth = self.children, self.fail, self.depth
+        matches: list[int] = []
+        at = place
+        while True:
+            child = children[at].get(token)
+            if child is not None:
+                matches.append(child)
+            if at == ROOT:
+                break
+            at = fail[at]
+        borders = [node for node in matches if depth[node] >= self.shortest]
+        for border in borders:
+            self._touch_prefix(border)
+        return (matches[0] if matches else place), borders
+
+    def walk(self, place: int, tokens: Iterable[int]) -> int:
+        """The node of the longest match behind these tokens; the root where there is none."""
+        children, fail, touch = self.children, self.fail, self.recency.move_to_end
+        for token in tokens:
+            touch(place)
+            if token not in children[place]:
+                while place and token not in children[place]:
+                    place = fail[place]
+                self._touch_prefix(place)
+            place = children[place].get(token, place)
+        touch(place)
+        return place
+
+    def _touch_prefix(self, node: int) -> None:
+        """Touch a node and all above it, the root last, and link them to the root."""
+        parent, fail, touch = self.parent, self.fail, self.recency.move_to_end
+        while node:
+            touch(node)
+            fail[node] = ROOT
+            node = parent[node]
+        touch(ROOT)
+
+    def continuations(self, borders: Sequence[int], most: int) -> tuple[int, list[list[int]]]:
+        """The most frequent nodes in the subtrees of some borders, the borders included.
+
+        A node in two of the subtrees counts twice. Candidates are offered breadth-first: one enters if there are fewer
+        than `most`, or it is more frequent than the least frequent one. That one leaves; of several the deepest, of
+        these the one with the lowest number.
+
+        Returns:
+            How many were selected, and the paths to those without a selected child, each as the tokens below its
+            border, those with the highest numbers first.
+        """
+        children, freq, depth, token = self.children, self.freq, self.depth, self.token
+        selected: list[tuple[int, int, int, int, int]] = []  # a heap: freq, -depth, node, border, serial
+        above: list[int] = []  # of each that ever entered, by serial: its parent's serial; -1: it is the border
+        nodes: list[int] = []
+        layer = [(border, border, -1) for border in borders]
+        while layer:
+            entered: list[tuple[int, int, int]] = []
+            for node, border, parent in layer:
+                count = freq[node]
+                if len(selected) < most:
+                    heappush(selected, (count, -depth[node], node, border, len(nodes)))
+                elif count > selected[0][0]:
+                    heapreplace(selected, (count, -depth[node], node, border, len(nodes)))
+                else:
+                    continue
+                entered.append((node, border, len(nodes)))
+                above.append(parent)
+                nodes.append(node)
+            # what did not enter is as frequent as its children, or more: they would not enter either
+            layer = [(child, border, serial) for node, border, serial in entered for child in children[node].values()]
+        inner = {above[serial] for *_, serial in selected}
+        ends = sorted(((node, border, serial) for *_, node, border, serial in selected if serial not in inner))
+        paths: list[list[int]] = []
+        for *_, serial in reversed(ends):
+            path: list[int] = []
+            while above[serial] >= 0:
+                path.append(token[nodes[serial]])
+                serial = above[serial]
+            paths.append(path[::-1])
+        return len(selected), paths
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Every node's fields, int64 (m,) each; its children in order, and how many; the recency; the place."""
+        listed = [list(children.values()) for children in self.children]
+        numbers = {name: getattr(self, name) for name in _FIELDS} | {
+            "children": [child for children in listed for child in children],
+            "counts": [len(children) for children in listed],
+            "recency": list(self.recency),
+            "place": [self.place],
+        }
+        return {f"trie_{name}": torch.tensor(values, dtype=torch.int64) for name, values in numbers.items()}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor], vocab_size: int) -> None:
+        """Go on from a saved trie. Raises UserError if it is none, or of more nodes or another vocabulary."""
+        names = (*_FIELDS, "children", "counts", "recency", "place")
+        saved = {name: tensor.tolist() for name in names if (tensor := state.get(f"trie_{name}")) is not None}
+        size = len(saved.get("parent", ()))
+        fits = len(saved) == len(names) and 1 <= size <= self.most
+        fits = fits and all(len(saved[name]) == size for name in (*_FIELDS, "counts"))
+        fits = fits and len(saved["place"]) == 1 and sum(saved["counts"]) == len(saved["children"])
+        nodes = ("parent", "fail", "children", "place")
+        fits = fits and all(0 <= node < size for name in nodes for node in saved[name])
+        fits = fits and sorted(saved["recency"]) == list(range(size)) and max(saved["depth"]) <= self.length
+        fits = fits and all(0 <= token < vocab_size for token in saved["token"])
+        if not fits:
+            raise UserError(
+                f"start: the saved trie is not one of at most {self.most} nodes for {self.length}-grams of token ids "
+                f"below {vocab_size}"
+            )
+        for name in _FIELDS:
+            setattr(self, name, saved[name])
+        children = iter(saved["children"])
+        self.children = [
+            {self.token[child]: child for child, _ in zip(children, range(count), strict=False)}
+            for count in saved["counts"]
+        ]
+        self.recency = OrderedDict.fromkeys(saved["recency"])
+        self.place = saved["place"][0]
+
+
+def grown(buckets: int, count: int) -> int:
+    """The buckets of a hash map of `count` tokens when one more comes; a new map says 1 and has none."""
+    if buckets > 1 and count < buckets:
+        return buckets
+    return next((more for more in BUCKETS if more > buckets), 2 * buckets + 1)
+
+
+def add_in_hash_order(order: list[int], token: int, buckets: int) -> int:
+    """Add a token to those of a hash map, as libstdc++'s unordered_map<int> would list them.
+
+    Returns:
+        The buckets that the map has then. When they change, all tokens are placed anew in the order they had.
+    """
+    more = grown(buckets, len(order))
+    if more != buckets:
+        old = order[:]
+        order.clear()
+        for other in old:
+            _place(order, other, more)
+    _place(order, token, more)
+    return more
+
+
+def _place(order: list[int], token: int, buckets: int) -> None:
+    """Before the first token of its bucket; if the bucket was empty, before all others."""
+    bucket = token % buckets
+    order.insert(next((i for i, other in enumerate(order) if other % buckets == bucket), 0), token)

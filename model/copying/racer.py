@@ -1,0 +1,284 @@
+"""RACER: retrieved n-grams and recycled candidates in one tree of fixed capacity (arXiv 2604.14885).
+
+Its public code (github.com/hkr04/RACER) has had three states, and all are here: `april`, the first release; `paper`, which
+grows the recycled part by the paper's equation 3; `refill`, which grows it inside the merged tree, so that no node is
+wasted. The code is followed step by step; where this project departs on purpose is listed in NOTES.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from functools import lru_cache
+from typing import Literal
+
+import torch
+
+from ..decoding import Draft, Drafter, Session, Tree, Verification
+from ..decoding.selection import top_k
+from ..errors import UserError
+from ..recycling.matrix import AdjacencyMatrix
+from .ngram_trie import NgramTrie, add_in_hash_order
+
+MAX_NODES = 4096
+MAX_TRIE = 1 << 24
+# The depth at which a node's breadth goes on to its first child whole; elsewhere half of it does.
+WHOLE = {"april": 1, "paper": 0, "refill": 0}
+
+
+class Racer(Drafter):
+    """Drafts what followed the text's longest matches, and fills the budget from the matrix of candidates.
+
+    Everything is carried from prompt to prompt, as in the public code: the matrix, the trie of n-grams of prompts and
+    answers, and the place in it where the last answer ended.
+
+    Rank paths in step records: siblings are ranked as they came into the tree, retrieved ones first.
+
+    Args:
+        vocab_size: V.
+        nodes: of every draft, the root not counted; the public code's capacity of 64 counts it.
+        version: the state of the public code: april | paper | refill.
+        k: candidates kept a token, and children of the root.
+        ngram: n, the tokens of a stored n-gram.
+        trie_nodes: of the trie, its root included.
+        min_match: the least number of matched tokens, the root of the draft included, that is retrieved from.
+        eos: ids that end an answer; what is accepted behind them is not inserted into the trie.
+
+    Raises:
+        UserError: a setting out of range.
+    """
+
+    stateful = True
+    needs_prompt_logits = True
+
+    def __init__(
+        self,
+        vocab_size: int,
+        *,
+        nodes: int = 63,
+        version: Literal["april", "paper", "refill"] = "refill",
+        k: int = 8,
+        ngram: int = 10,
+        trie_nodes: int = 10000,
+        min_match: int = 2,
+        device: torch.device | str = "cpu",
+        eos: Collection[int] = (),
+    ) -> None:
+        if version not in WHOLE:
+            raise UserError(f"racer: version={version} must be one of {', '.join(WHOLE)}")
+        for name, value, least, most in (
+            ("nodes", nodes, 1, MAX_NODES),
+            ("ngram", ngram, 2, MAX_NODES),
+            ("min_match", min_match, 1, ngram),
+            ("trie_nodes", trie_nodes, ngram + 2, MAX_TRIE),  # so that no n-gram evicts its own prefix
+        ):
+            if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+                raise UserError(f"racer: {name}={value} must be from {least} to {most}")
+        super().__init__(torch.device(device))
+        self.version, self.capacity, self.eos = version, 1 + nodes, frozenset(eos)
+        self.max_nodes, self.needs_candidates = 1 + nodes, k
+        self._trie_settings = (ngram, trie_nodes, min_match)
+        self.matrix = AdjacencyMatrix(vocab_size, k, dtype=torch.int32)
+        self.trie = NgramTrie(*self._trie_settings)
+
+    def session(self) -> RacerSession:
+        return RacerSession(self)
+
+    def reset(self) -> None:
+        self.matrix.reset()
+        self.trie = NgramTrie(*self._trie_settings)
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return {"candidates": self.matrix.candidates} | self.trie.state_dict()
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        trie = NgramTrie(*self._trie_settings)
+        trie.load_state_dict(state, len(self.matrix.candidates))
+        self.matrix.load(state.get("candidates", torch.zeros(0)))
+        self.trie = trie
+
+    def tree(self, root: int, retrieved: int, paths: list[list[int]]) -> MergedTree:
+        """The tree of a step: the retrieved paths below the root, and what the matrix adds.
+
+        Args:
+            retrieved: nodes that retrieval selected, which are taken off the budget of the matrix but for `refill`.
+            paths: tokens below the root.
+        """
+        tree = MergedTree(root)
+        for path in paths:
+            tree.insert(path)
+        if self.version == "refill":
+            self._refill(tree)
+        else:
+            self._add_growth(tree, self.capacity - retrieved)
+        return tree
+
+    def _add_growth(self, tree: MergedTree, budget: int) -> None:
+        """Grow a tree of `budget` nodes, the root included, by the matrix alone, and merge it into this one."""
+        candidates = self.matrix.candidates.numpy()
+        rows: dict[int, list[int]] = {}
+        nodes = [0]
+        for parent, rank in growth(budget, self.matrix.k, WHOLE[self.version]):
+            token = tree.tokens[nodes[parent]]
+            if token not in rows:
+                rows[token] = candidates[token].tolist()
+            nodes.append(tree.child(nodes[parent], rows[token][rank]))
+
+    def _refill(self, tree: MergedTree) -> None:
+        """Add candidates breadth-first below the nodes of this tree, found or new, until it is full."""
+        candidates, tokens, children = self.matrix.candidates.numpy(), tree.tokens, tree.children
+        queue, queued = [(0, self.matrix.k)], {0}
+        for node, breadth in queue:  # grows while it is walked; every node has a child, so it ends with a full tree
+            below = breadth if node == 0 else breadth // 2
+            for token in candidates[tokens[node]].tolist()[:breadth]:
+                child = children[node].get(token)
+                if child is None:
+                    if len(tokens) == self.capacity:
+                        return
+                    child = tree.child(node, token)
+                if child not in queued:
+                    queued.add(child)
+                    queue.append((child, max(1, below)))
+                below //= 2
+
+
+class RacerSession(Session):
+    """A sequence's place in the trie, and its newest tokens."""
+
+    method: Racer
+
+    def __init__(self, method: Racer) -> None:
+        super().__init__(method)
+        self._trie, self._place = method.trie, method.trie.place
+        self._newest: list[int] = []  # n - 1 of them
+        self._next: int | None = None  # the next root, if the answer goes on
+        self._drafted = False
+
+    def begin(self, prompt: list[int]) -> Draft:
+        """The prompt's n-grams are inserted, but its tokens are not followed: the place is where the last answer ended.
+
+        The first step is the prefill's own, as in the public code.
+        """
+        trie = self._trie = self.method.trie
+        self._place = trie.place
+        trie.insert_text(prompt)
+        trie.build_fail_links()
+        self._newest = prompt[-(trie.length - 1) :]
+        return self.method.root_alone(prompt[-1])
+
+    def observe_prompt(self, prompt: list[int], logits: torch.Tensor) -> None:
+        matrix = self.method.matrix
+        matrix.update(torch.tensor(prompt), top_k(logits, matrix.k).cpu())  # (m, k)
+
+    def draft(self, root: int) -> Draft:
+        self._place, borders = self._trie.step(self._place, root)
+        self._next, self._drafted = None, True
+        retrieved, paths = self._trie.continuations(borders, self.method.capacity) if borders else (0, [])
+        return self.method.tree(root, retrieved, paths).draft()
+
+    def observe(self, verification: Verification) -> None:
+        tokens, candidates, eos = verification.draft.tokens, verification.candidates, self.method.eos
+        assert candidates is not None
+        self.method.matrix.update(tokens.cpu(), candidates.cpu())
+        committed = [int(tokens[0]), *verification.tokens[:-1]]
+        ended = next((i for i, token in enumerate(committed) if token in eos), None)
+        self._next = verification.tokens[-1] if ended is None else None
+        if self._drafted:  # else the root is the prompt's last token
+            committed = committed if ended is None else committed[: ended + 1]
+            self._read(committed)
+            if len(committed) > 1:
+                self._place = self._trie.walk(self._place, committed[1:])
+
+    def _read(self, tokens: list[int]) -> None:
+        """The text goes on: insert the n-grams that end in it."""
+        text = self._newest + tokens
+        self._trie.insert_newest(text, len(tokens))
+        self._newest = text[-(self._trie.length - 1) :]
+
+    def close(self) -> None:
+        """The last token has been no root of a draft here; in the public code it has, so it is followed and inserted."""
+        if self._next is not None:
+            self._place, _ = self._trie.step(self._place, self._next)
+            self._read([self._next])
+            self._next = None
+        if self._newest:
+            self._trie.place = self._place
+
+
+class MergedTree:
+    """A tree of tokens in which equal paths fall together. Node 0 is the root.
+
+    Attributes:
+        tokens: of each node.
+        children: of each node, by token, in the order in which they came.
+    """
+
+    def __init__(self, root: int) -> None:
+        self.tokens = [root]
+        self.children: list[dict[int, int]] = [{}]
+        self._ranks = [0]  # among siblings
+
+    def child(self, node: int, token: int) -> int:
+        """The child of a node with this token, made if it is missing."""
+        siblings = self.children[node]
+        found = siblings.get(token)
+        if found is None:
+            found = len(self.tokens)
+            self._ranks.append(len(siblings))
+            siblings[token] = found
+            self.tokens.append(token)
+            self.children.append({})
+        return found
+
+    def insert(self, path: list[int]) -> None:
+        """A path below the root."""
+        node = 0
+        for token in path:
+            node = self.child(node, token)
+
+    def draft(self) -> Draft:
+        """Breadth-first, siblings in hash order: of equal tokens the last node's candidates count."""
+        order, parents = [0], [0]
+        for place, node in enumerate(order):  # grows while it is walked
+            siblings = self.children[node]
+            if len(siblings) > 2:
+                listed: list[int] = []
+                buckets = 1
+                for token in siblings:
+                    buckets = add_in_hash_order(listed, token, buckets)
+                order += [siblings[token] for token in listed]
+            else:  # of two the second comes first, whether they share a bucket or not
+                order += reversed(siblings.values())
+            parents += [place] * len(siblings)
+        tree = Tree(parents, [self._ranks[node] for node in order], once=True)
+        return Draft(tree, torch.tensor([self.tokens[node] for node in order]))
+
+
+@lru_cache(maxsize=1024)
+def growth(budget: int, k: int, whole: int) -> list[tuple[int, int]]:
+    """The shape that the matrix grows into with `budget` nodes, the root included: parent and rank of each but the root.
+
+    Breadth-first, a node of breadth b has the children of rank 0 to b - 1 while there are slots. The child of rank i
+    has breadth h / 2^i, rounded down and at least 1, where h is b at depth `whole` and half of b elsewhere; the root's
+    is k. Numbered, the root 0, as they are first met on the paths from the root to the leaves, leaves breadth-first.
+    """
+    parents, ranks, breadths, depths = [0], [0], [k], [0]
+    node = 0
+    while len(parents) < budget:
+        breadth, depth = breadths[node], depths[node]
+        for rank in range(min(breadth, budget - len(parents))):
+            parents.append(node)
+            ranks.append(rank)
+            breadths.append(max(1, (breadth if depth == whole else breadth // 2) >> rank))
+            depths.append(depth + 1)
+        node += 1
+    number = {0: 0}
+    shape: list[tuple[int, int]] = []
+    for leaf in range(node, len(parents)):
+        path = []
+        while leaf not in number:
+            path.append(leaf)
+            leaf = parents[leaf]
+        for met in reversed(path):
+            number[met] = len(number)
+            shape.append((number[parents[met]], ranks[met]))
+    return shape
