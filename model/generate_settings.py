@@ -107,7 +107,7 @@ def refuse(model: Any, input_ids: torch.Tensor, config: Any, kwargs: dict[str, A
     Raises:
         UserError: what there is of it.
     """
-    defaults = getattr(config, "_get_default_generation_params", dict)()
+    defaults: dict[str, Any] = getattr(config, "_get_default_generation_params", dict)()
     known = HONOURED.keys() | IRRELEVANT.keys() | REFUSED.keys() | set(OUTPUTS)
     own = [name for name in vars(type(config)()) if not name.startswith("_")]  # others are a checkpoint's own remarks
     new = {name: getattr(config, name) not in (None, defaults.get(name)) for name in own if name not in known}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ class AttentionSwitch:
 
         self._sdpa = AttentionInterface()["sdpa"]
         self.active: TreeAttention | None = None
+        self._thread = 0  # whose forwards it is for
         self.number = len(_switches)
         _switches.append(self)
 
@@ -38,8 +40,9 @@ class AttentionSwitch:
 
     @contextmanager
     def use(self, attention: TreeAttention) -> Iterator[None]:
-        """Attend by this until the block ends."""
+        """Attend by this until the block ends, in this thread: what others do with the model meanwhile is theirs."""
         before, self.active = self.active, attention
+        self._thread = get_ident()
         try:
             yield
         finally:
@@ -61,7 +64,8 @@ class AttentionSwitch:
         Raises:
             UserError: a mask, a dropout or a score modification comes with a tree; it would have no effect.
         """
-        if self.active is None:
+        compiling = torch.compiler.is_compiling()  # which a step of this thread's does alone
+        if self.active is None or (not compiling and get_ident() != self._thread):
             output: tuple[torch.Tensor, None] = self._sdpa(
                 module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs
             )
@@ -70,7 +74,7 @@ class AttentionSwitch:
         given += ["attention_mask"] * (attention_mask is not None) + ["dropout"] * bool(dropout)
         if given:
             raise UserError(f"tree attention: {type(module).__name__} asks for {', '.join(given)}; use sdpa")
-        if torch.compiler.is_compiling():
+        if compiling:
             return _attend(query, key, value, scaling, self.number), None
         return self.active(query, key, value, scale=scaling).transpose(1, 2).contiguous(), None
 

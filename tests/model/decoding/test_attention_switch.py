@@ -1,6 +1,7 @@
 """Tree attention inside a model: what transformers is told to attend by."""
 
 import random
+import threading
 
 import pytest
 import torch
@@ -85,3 +86,25 @@ def test_what_the_kernel_does_not_know_is_refused():
             with pytest.raises(UserError, match="use sdpa"):
                 switch(module, q, k, v, **wrong)
     assert switch.active is None
+
+
+def test_a_tree_is_attended_by_the_thread_that_uses_it():
+    """Another thread's forward in the meantime is sdpa's."""
+    switch, seen = register_tree_attention("tree_attention_of_threads"), []
+    switch._sdpa = lambda *args, **kwargs: seen.append("sdpa")
+    q, kv = torch.zeros(1, 2, 3, 4), torch.zeros(1, 1, 8, 4)
+
+    def attend():
+        switch(torch.nn.Module(), q, kv, kv, None)
+
+    def active(q, k, v, *, scale):
+        seen.append("tree")
+        return q
+
+    with switch.use(active):
+        attend()
+        other = threading.Thread(target=attend)
+        other.start()
+        other.join()
+    attend()
+    assert seen == ["tree", "sdpa", "sdpa"]
