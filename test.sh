@@ -1,16 +1,19 @@
 #!/usr/bin/env bash
-# bash test.sh [pytest arguments]   lint, types, tests; no GPU and no download of models or data
+# bash test.sh                      lint, types, tests; no GPU and no download of models or data
+# bash test.sh --slow               the tests that take long: processes that are killed, ranks, whole experiments
+# bash test.sh [pytest arguments]   lint, types, and the tests that these choose
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 source tools/environment.sh
 environment requirements.txt tests/requirements.txt requirements-cluster.txt
-"$PYTHON" -m ruff check --quiet .
-"$PYTHON" -m ruff format --check --quiet . || { echo "error: not formatted; run: $PYTHON -m ruff format ." >&2; exit 1; }
-"$PYTHON" -m mypy --no-error-summary
 # A worker a core, at most four; one thread each, as toy sizes gain nothing from more and would wait for each other.
 export PYTHON OMP_NUM_THREADS=1
 tests=("$PYTHON" -m pytest -n auto --maxprocesses 4)
+if [ "$*" = --slow ]; then exec "${tests[@]}" -m "slow and not extras"; fi
+"$PYTHON" -m ruff check --quiet .
+"$PYTHON" -m ruff format --check --quiet . || { echo "error: not formatted; run: $PYTHON -m ruff format ." >&2; exit 1; }
+"$PYTHON" -m mypy --no-error-summary
 if [ $# -gt 0 ]; then exec "${tests[@]}" "$@"; fi
-"${tests[@]}" -m "not extras"
+"${tests[@]}" -m "not extras and not slow"
 extras
 PYTHONPATH="$EXTRAS" exec "${tests[@]}" -m extras

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import pytest
 
 from evaluation import run as run_module
+from evaluation.figures import style
 from tests.checkpoint import write_checkpoint
 
 CATEGORIES = ["writing", "math", "translation", "qa", "rag", "code", "poetry"]
@@ -17,6 +18,18 @@ CATEGORIES = ["writing", "math", "translation", "qa", "rag", "code", "poetry"]
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory) -> Path:
     return write_checkpoint(tmp_path_factory.mktemp("models") / "vicuna-toy")
+
+
+@pytest.fixture
+def every_kind() -> None:
+    """For tests that look at the files of figures: they are written in every kind, as for users."""
+
+
+@pytest.fixture(autouse=True)
+def one_kind_of_figure(request, monkeypatch) -> None:
+    """Elsewhere as SVG alone, which the page shows: PDF and PNG are three quarters of what drawing a report takes."""
+    if "every_kind" not in request.fixturenames:
+        monkeypatch.setattr(style, "KINDS", ("svg",))
 
 
 @pytest.fixture(scope="session")

@@ -208,6 +208,7 @@ def test_everything_from_outside_is_escaped(tmp_path):
 WITHOUT = ("hydra", "omegaconf", "fastchat", "pandas", "matplotlib", "psutil", "accelerate", "datasets", "pytest")
 
 
+@pytest.mark.slow
 def test_it_runs_where_nothing_else_is_installed(tmp_path):
     """torch, transformers, safetensors and numpy, and what they need themselves; everything else cannot be imported."""
     code = f"""

@@ -13,6 +13,8 @@ from evaluation.figures.style import PALETTE, STYLE, WIDTH, panels
 from evaluation.statistics.tables import main_table
 from tests.evaluation.made_runs import answer, made
 
+pytestmark = pytest.mark.usefixtures("every_kind")
+
 TREE = [[0], [1], [0, 0]]
 
 

@@ -136,6 +136,7 @@ def test_torchrun_without_tensor_parallelism_and_with_a_launcher(monkeypatch):
     processes.check_launcher(["-m", "launcher=basic"])
 
 
+@pytest.mark.slow
 def test_two_ranks_decode_what_one_process_decodes(evaluate, checkpoint, bench_file, tmp_path):
     """Tensor parallelism on two gloo ranks: same records; goes on where it stopped; the first error ends all."""
     one, two = tmp_path / "one", tmp_path / "two"

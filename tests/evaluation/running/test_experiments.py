@@ -79,8 +79,13 @@ FIGURE = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", sorted(FIGURE))
-def test_every_experiment_runs_and_draws_its_figure(evaluate, tmp_path, name):
+FAST = ("order", "table1", "tree_size")  # of the bench, of the methods, of a tree; the others are of the same kinds
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in sorted(FIGURE)]
+)
+def test_every_experiment_runs_and_draws_its_figure(evaluate, every_kind, tmp_path, name):
     few = {"tree_shape": ["tree.depth=1,2,3"], "tree_size": ["tree.nodes=0,4,8"]}
     few |= {
         "budget": [

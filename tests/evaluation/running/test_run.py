@@ -45,7 +45,7 @@ def test_a_run_leaves_records_that_add_up(evaluate, tmp_path, method):
     assert (folder / "state.safetensors").exists() == (method == "recycling")
 
 
-def test_every_method_gives_the_same_text_and_the_tables_add_up(evaluate, tmp_path):
+def test_every_method_gives_the_same_text_and_the_tables_add_up(evaluate, every_kind, tmp_path):
     outcome = evaluate("-m", "method=hf,vanilla,pld,recycling", "start=cold,hot", "tree=2.2.2,best", "name=all")
     assert outcome.code == 0, outcome.err
     runs = sorted((tmp_path / "results/all/runs").iterdir())
@@ -97,6 +97,7 @@ def test_cut_anywhere_and_resumed_equals_uninterrupted(evaluate, tmp_path, metho
     assert core(answers_in(folder)) == whole
 
 
+@pytest.mark.slow
 def test_killed_at_random_moments_and_resumed_equals_uninterrupted(checkpoint, tmp_path):
     """kill -9 from outside, hot start, real processes on the sample bench; the answers must equal a calm run's."""
     command = [sys.executable, "-m", "evaluation.run", "model=path", f"model.path={checkpoint}", "start=hot"]

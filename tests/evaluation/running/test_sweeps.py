@@ -196,7 +196,7 @@ def test_a_saved_start_is_the_hot_runs_state(evaluate, tmp_path):
     assert "start=hot,saved" in evaluate("start=saved", "name=alone").err
 
 
-def test_parts_of_a_step_are_timed_on_request(evaluate, tmp_path):
+def test_parts_of_a_step_are_timed_on_request(evaluate, every_kind, tmp_path):
     assert evaluate("method=recycling", "phases=true", "bench.end=1", "name=p").code == 0
     (row,) = answers_in(tmp_path / "results/p")
     for phases in row["choices"][0]["phase_time"]:

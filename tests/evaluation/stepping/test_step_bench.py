@@ -25,7 +25,7 @@ def test_the_step_bench_ends_in_one_json_object(call, checkpoint):
     assert "rest               not measured: " in outcome.out, "the shipped datastore is of another vocabulary"
 
 
-def test_the_step_bench_takes_a_shape_and_compares(call, tmp_path):
+def test_the_step_bench_takes_a_shape_and_compares(call, every_kind, tmp_path):
     base = ["--shape", "tiny", "--context", 40, "--repeats", 1, "--max-new-tokens", 8, "--tree", "best:12"]
     saved = tmp_path / "first.json"
     assert call(bench_step.main, *base, "--save", saved, "--mat", 2.7, "--draw", tmp_path / "roof").code == 0
