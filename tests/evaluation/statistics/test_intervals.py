@@ -100,6 +100,18 @@ def test_questions_and_repeats_are_drawn_together(monkeypatch, missing):
     assert speed_interval(own, base) == pytest.approx(slow(own[kept], base[kept]), rel=1e-9)
 
 
+@pytest.mark.parametrize("n", [2, 3, 5])
+def test_repeats_are_drawn_and_widened_by_their_laws(n):
+    """By mean and variance, as the slow figure above takes both from the same function."""
+    drawn, wider = repeat_draws(n)
+    assert (drawn.sum(axis=1) == n).all()
+    assert drawn.mean(axis=0) == pytest.approx([1] * n, abs=0.1)
+    assert drawn.var(axis=0) == pytest.approx([1 - 1 / n] * n, abs=0.1)
+    chi_squared = n / wider**2  # with n - 1 degrees of freedom
+    assert chi_squared.mean() == pytest.approx(n - 1, rel=0.1)
+    assert chi_squared.var() == pytest.approx(2 * (n - 1), rel=0.2)
+
+
 def test_without_drift_it_is_the_interval_over_questions():
     rng = np.random.default_rng(2)
     own, base = rng.uniform(1, 5, 30), rng.uniform(1, 5, 30)
