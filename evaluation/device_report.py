@@ -1,7 +1,8 @@
 """python -m evaluation.device_report: what this device makes of the method, as a JSON and a page, in at most 8 minutes.
 
 Needs torch, transformers, safetensors and numpy alone, and fetches nothing. Random weights of a shape tell how long a
-step takes and nothing else. The exit code is 1 if a check failed.
+step takes and nothing else. What it does on CUDA was never run on a GPU by this project; it says so first. The exit
+code is 1 if a check failed.
 """
 
 from __future__ import annotations

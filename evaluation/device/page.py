@@ -23,6 +23,10 @@ th { font-weight: 600; background: #f6f6f6; } th.text, td.text { text-align: lef
 svg text { font: 11px system-ui, sans-serif; fill: #444; } svg .grid { stroke: #e0e0e0; }
 .note { color: #555; font-size: 13.5px; }
 """
+UNTRIED = (
+    "Never run on a GPU by this project: captured graphs, compiled steps on CUDA, the tree attention kernel, counts "
+    "by the profiler and the figures for graph memory. A line that fails here may be the report's own defect."
+)
 TITLES = (
     ("device", "1. The device", sections.device),
     ("checks", "2. Checks", sections.checks),
@@ -43,6 +47,7 @@ def page(data: dict[str, Any]) -> str:
         "<!DOCTYPE html>",
         f'<html lang="en"><head><meta charset="utf-8"><title>{name}</title><style>{STYLE}</style></head><body>',
         f"<h1>Token Recycling on {name}</h1>",
+        f'<p class="note">{escape(UNTRIED)}</p>',
         f'<p class="headline">{escape(str(data.get("headline", "Nothing was timed yet.")))}</p>',
         *_news(data),
     ]

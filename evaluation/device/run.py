@@ -17,6 +17,7 @@ from .against import ratios, told
 from .checks import check_steps
 from .findings import failed
 from .kernel import compare_kernels
+from .page import UNTRIED
 from .plan import DTYPES, Budget, Plan
 from .report import Report
 from .searches import compare_searches
@@ -38,6 +39,7 @@ def make_report(plan: Plan, folder: Path, before: list[dict[str, Any]] | None = 
         KeyboardInterrupt: with the report so far on the disk.
     """
     report = Report(folder, Budget(plan.minutes), plan.mat)
+    print(UNTRIED)
     report.keep()  # so that a folder that cannot be written to is told now
     _device(plan, report, rates := dict[torch.dtype, Rates]())
     _checks(plan, report)

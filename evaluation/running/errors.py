@@ -24,7 +24,9 @@ def told(error: Exception) -> str | None:
         where = f"{error.filename}: " if error.filename else ""
         return f"{where}{error.strerror or one_line(error)}"
     if type(error).__name__ == "OutOfMemoryError":  # torch's, wherever this torch keeps it
-        return f"out of device memory; use a smaller model.context, dtype or model ({one_line(error)[:120]})"
+        return (
+            f"out of device memory; set model.context lower, or use a smaller model or dtype ({one_line(error)[:120]})"
+        )
     if type(error).__name__ in ("UncompletedJobError", "FailedJobError"):  # submitit's: the job's process died
         return f"a job of the launcher ended before it was done, give the same command again ({one_line(error)[:300]})"
     return None

@@ -1,4 +1,4 @@
-"""Peak memory of an answer: what the devices' allocator held, or the process's resident set on the CPU."""
+"""Memory: what a model needs before it is loaded; the peak of an answer, of a GPU's allocator or a CPU's process."""
 
 from __future__ import annotations
 
@@ -7,12 +7,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 import torch
+from transformers import AutoModelForCausalLM
 
 from model.decoding import Target
+from model.decoding.target import DEFAULT_CONTEXT
+from model.errors import UserError
 
+MARGIN = 500 * 10**6  # bytes for what a step computes, CUDA's own and captured graphs
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
@@ -78,3 +83,37 @@ def _resident_peak() -> int:
 
     scale = 1 if sys.platform == "darwin" else 1024  # macOS counts bytes
     return scale * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def check_room(name: str, config: Any, dtype: torch.dtype, device: torch.device, context: int | None) -> None:
+    """Refuse what cannot fit on a GPU before its weights are read: these, and a cache for the context.
+
+    Args:
+        config: the model's, as transformers has it.
+        context: tokens; None: as `Target` chooses.
+
+    Raises:
+        UserError: it does not fit; says which context would.
+    """
+    if device.type != "cuda":
+        return
+    text = config.get_text_config()
+    if not all(hasattr(text, name) for name in ("num_hidden_layers", "num_attention_heads", "hidden_size")):
+        return  # of another kind: what its cache takes is not known before it is loaded
+    limit = getattr(text, "max_position_embeddings", None)
+    context = context or min(limit or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
+    with torch.device("meta"):
+        shapes = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    weights = sum(p.numel() * p.element_size() for p in shapes.parameters())
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    token = 2 * text.num_hidden_layers * heads * width * dtype.itemsize  # bytes of keys and values
+    free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
+    if weights + token * context <= free:
+        return
+    fits = (free - weights - MARGIN) // token // 256 * 256
+    advice = f"set model.context={fits} or less" if fits > 0 else "use model.quantize, model.device_map or a larger GPU"
+    raise UserError(
+        f"model {name}: weights of {weights / 1e9:.1f} GB and a cache of {token * context / 1e9:.1f} GB for {context} "
+        f"tokens do not fit into the {free / 1e9:.1f} GB free on {device}; {advice}"
+    )

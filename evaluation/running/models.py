@@ -13,7 +13,7 @@ import psutil
 import torch
 from huggingface_hub import constants
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.utils import logging as transformers_logging
 
 from model.decoder import eos_of
@@ -29,6 +29,7 @@ from .conversation import DEFAULT, choose_template
 from .devices import check_placement, choose_device, place, placement
 from .errors import one_line
 from .locks import before_letting_go
+from .memory import check_room
 from .model_settings import ModelSettings
 from .processes import world_size
 from .shapes import choose_dtype, known, random_weights
@@ -125,6 +126,9 @@ def _load(settings: ModelSettings) -> LoadedModel:
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise UserError(f"model {settings.path}: no tokenizer could be loaded ({why}{one_line(error)[:300]})") from None
     try:
+        if settings.quantize is None and not settings.trust_remote_code and not placement(settings):
+            config = AutoConfig.from_pretrained(path, **common)
+            check_room(settings.path, config, dtype, device, settings.context)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             model = AutoModelForCausalLM.from_pretrained(

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
+
 from ..errors import UserError
+from .cache import TreeCache
 
 
 @contextmanager
@@ -32,3 +35,21 @@ def compiling(frozen: bool) -> Iterator[None]:
     except (TorchDynamoException, FailOnRecompileLimitHit) as error:
         why = " ".join(str(error).strip().split("\n\n")[0].split())  # what follows is advice on debugging torch
         raise UserError(f"execution=compiled: torch.compile failed ({why[:300]}); use execution=eager") from None
+
+
+def sizes_change(cache: TreeCache, tokens: torch.Tensor, mask: torch.Tensor | None, positions: torch.Tensor) -> None:
+    """Say that rows, bucket and capacity are no constants, so that a second compilation finds that out for none.
+
+    One row alone stays a constant: torch takes sizes of 1 for one.
+    """
+    from torch._dynamo import maybe_mark_dynamic  # as above
+
+    write_at = cache.place.write_at
+    assert write_at is not None
+    for tensor in (tokens, positions, write_at):
+        maybe_mark_dynamic(tensor, 0)
+    if mask is not None:
+        maybe_mark_dynamic(mask, [2, 3])
+    for layer in cache.layers:
+        maybe_mark_dynamic(layer.keys, 2)
+        maybe_mark_dynamic(layer.values, 2)

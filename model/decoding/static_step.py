@@ -29,11 +29,26 @@ from .static_forward import StaticForward
 from .target import Target
 from .tree import Draft, Tree
 
-BUCKET = 256  # a static step attends over the context rounded up to a multiple of this
+BUCKET = 256  # a static step attends over the context rounded up to a multiple of this; of a long one to more
 # Rows of a step whose draft is fed in: the least of these that holds it, so that a few steps serve all drafts.
 ROWS = (1, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
-MOST_STEPS = 64  # static steps kept for a drafter on a cache; the one used longest ago goes first
+# Static steps kept for a drafter on a cache; the one used longest ago goes first. All sizes of tree=auto over all
+# buckets of 4,096 tokens are fewer: else each would be captured anew whenever it comes up.
+MOST_STEPS = 192
+LEAST_FREE = 1 << 30  # bytes of a GPU below which steps go before others are made
 Mark = Callable[[str], None]
+
+
+def bucket_of(tokens: int) -> int:
+    """The bucket that holds so many: multiples of BUCKET up to 4 of them, then 6, 8, 12, 16, ...
+
+    So a context of 4,096 has 8 and not 16, and no more than a third of a bucket is read for nothing.
+    """
+    buckets = -(-tokens // BUCKET)
+    if buckets > 4:
+        part = 1 << (buckets - 1).bit_length() - 2
+        buckets = -(-buckets // part) * part
+    return buckets * BUCKET
 
 
 class Step(Protocol):
@@ -238,14 +253,14 @@ class StaticSteps:
         """Positions that a step may see: with the tree kernel, whose cost follows the length, all there are."""
         if self._on_cuda and self.target.switch is not None:
             return cache.capacity
-        return min(-(-(cache.length + nodes) // BUCKET) * BUCKET, cache.capacity)
+        return min(bucket_of(cache.length + nodes), cache.capacity)
 
     def _kept(
         self, key: Hashable, make: Callable[[bool], AStep], cache: TreeCache, mark: Mark
     ) -> tuple[AStep, Callable[[], None]]:
         """The step of that key, made if it is not there."""
         if key not in self._made:
-            while len(self._made) >= MOST_STEPS:
+            while len(self._made) >= MOST_STEPS or (self._made and self._short_of_memory()):
                 self._made.popitem(last=False)
             self.target.synchronize()
             start = time.perf_counter()
@@ -256,6 +271,14 @@ class StaticSteps:
             mark("setup")
         self._made.move_to_end(key)
         return self._made[key]
+
+    def _short_of_memory(self) -> bool:
+        """Whether a GPU has too little left, of what torch holds as well, for one more captured step."""
+        device = self.target.device
+        if device.type != "cuda":
+            return False
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + unused < LEAST_FREE
 
     def _prepared(self, step: Step, length: int) -> Callable[[], None]:
         """Compile and capture the step. Both run it, which writes into the drafter's state: that is put back."""

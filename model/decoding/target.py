@@ -15,6 +15,7 @@ from .attention import TreeAttention
 from .attention_switch import AttentionSwitch, register_tree_attention
 from .cache import CachePool, LayerShape, TreeCache
 from .checks import check_forward, check_hooks, check_positions, form_of, probe_layers, unwrapped
+from .compiling import sizes_change
 from .devices import give_back, synchronize, triton_problem, without_cudnn_attention
 from .graphs import Graphs
 from .grouped_attention import Grouped
@@ -325,18 +326,29 @@ class Target:
         """The model on a static step's arguments."""
         if not compiled:
             return self._run_model(*args)
+        cache, tokens, *more = args
+        args = cache, tokens.clone(), *more  # an inference tensor, as the others are: one that is not compiles anew
+        sizes_change(*args)
         if self._hook is None:
             return self._compiled_model(*args)
         logits, self.hidden = self._compiled_both(*args)
         return logits
 
+    def _run_sized(
+        self, cache: TreeCache, tokens: torch.Tensor, mask: torch.Tensor | None, positions: torch.Tensor
+    ) -> torch.Tensor:
+        """To be compiled: sizes are read from tensors, as a number of the host's is a constant until it changes."""
+        whole = cache.layers[0].keys  # which the tree attention may see: it follows the length
+        cache.place.bucket = whole.shape[2] if mask is None else mask.shape[-1]
+        return self._run_model(cache, tokens, mask, positions)
+
     def _run_both(self, *args: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Logits and hidden states: of its own, as a compiled function does not notice that a hook came or went."""
-        return self._run_model(*args), self.hidden
+        return self._run_sized(*args), self.hidden
 
     @cached_property
     def _compiled_model(self) -> Callable[..., torch.Tensor]:
-        return torch.compile(self._run_model, fullgraph=True)  # made when first asked for: its import takes seconds
+        return torch.compile(self._run_sized, fullgraph=True)  # made when first asked for: its import takes seconds
 
     @cached_property
     def _compiled_both(self) -> Callable[..., tuple[torch.Tensor, torch.Tensor | None]]:

@@ -91,6 +91,9 @@ def test_the_embedded_model_on_the_cpu_end_to_end(brief, traced, call, tmp_path,
     assert drafted["operators"] > eager["operators"] > 50
     assert out.out.splitlines()[-2] == found["headline"] and "2.2.2 at MAT 2.70" in found["headline"]
     html = (tmp_path / "report.html").read_text()
+    assert out.out.startswith("Never run on a GPU by this project") and html.index("Never run") < html.index(
+        'headline">'
+    )
     assert Balanced(html).tags.count("svg") == 1 and html.count("<h2") == 8 and "http" not in html
     # and once more beside itself
     again = call(device_report.main, "--out", tmp_path / "b", "--shapes", "embedded", "--executions", "eager", *BRIEF)

@@ -11,9 +11,9 @@ import torch
 
 from model.copying.suffix_recycling import SuffixRecycling
 from model.decoding import Target, generate
-from model.decoding.static_step import FedStep, StaticStep, StaticSteps
+from model.decoding.static_step import MOST_STEPS, FedStep, StaticStep, StaticSteps, bucket_of
 from model.recycling import TokenRecycling, build_template
-from model.recycling.auto import SIZES
+from model.recycling.auto import SIZES, TILED
 from tests.conftest import toy_model
 from tests.model.decoding.test_step import MAKE, V, outcomes
 
@@ -127,3 +127,22 @@ def test_two_sources_of_one_tree_are_two_captured_steps(monkeypatch):
     graphs, drafter = _FakeGraphs(monkeypatch), make()
     assert generate(graphs.target(model), drafter, prompt, max_new_tokens=60).steps == eager.steps
     assert len(graphs.captured) == 2
+
+
+def test_all_steps_of_auto_have_room():
+    """Every size over every bucket of a long context: none is captured twice."""
+    buckets = {bucket_of(tokens) for tokens in range(1, 4096 + 1)}
+    assert sorted(buckets) == [256, 512, 768, 1024, 1536, 2048, 3072, 4096]
+    assert all(tokens <= bucket_of(tokens) < max(257, 1.5 * tokens + 256) for tokens in range(1, 9000))
+    assert len(buckets) * len({*SIZES, *TILED}) <= MOST_STEPS
+
+
+def test_steps_go_where_a_gpu_has_no_memory_left(monkeypatch):
+    graphs, drafter = _FakeGraphs(monkeypatch), TokenRecycling(V, build_template("best", nodes=9))
+    target = graphs.target(toy_model("llama"))
+    free = iter([False, False, True, False])
+    monkeypatch.setattr(StaticSteps, "_short_of_memory", lambda steps: next(free))
+    for nodes in (2, 3, 4, 5):  # before the second, third and fourth it is asked; the third makes room
+        drafter.use_tree(build_template("best", nodes=nodes))
+        generate(target, drafter, [5, 6, 7], max_new_tokens=4)
+    assert len(graphs.captured) == 4 and sum(graph() is not None for graph in graphs.captured) == 3

@@ -95,6 +95,20 @@ def test_few_compilations_serve_all_trees_and_buckets(traced, tree_attention):
     assert torch._dynamo.config.recompile_limit == 8, "the process's own switches are as they were"
 
 
+@pytest.mark.parametrize("tree_attention", [False, True])
+def test_two_compilations_serve_all_rows_buckets_and_capacities(traced, tree_attention):
+    """One for a row alone, one for all others; a trial's or another method's cache has another capacity."""
+    model = long_answers()[0]
+    model.set_attn_implementation("sdpa")  # which another test's tree attention took the place of
+    target = Target(model, execution="compiled", tree_attention=tree_attention)
+    makes = [partial(TokenRecycling, V, build_template("best", nodes=n)) for n in (12, 80, 4)]
+    makes += [MAKE["vanilla"], MAKE["dynamic"]]
+    for make in makes:
+        for length in (5, 300):
+            generate(target, make(), [3 + i % 50 for i in range(length)], max_new_tokens=4)
+    assert traced["unique_graphs"] == 2
+
+
 def test_what_cannot_be_compiled_is_told_in_one_line(monkeypatch):
     """On a machine without a C++ compiler, for one."""
 
