@@ -178,6 +178,7 @@ class GooseSession(Session):
         self._index = NgramIndex(NGRAMS)
         self._acceptance = FIRST
         self._dtype = torch.float32  # of the logits
+        self._before = -1  # the token before the next root
         self._drafted = False  # the first step has no draft: its rows are among the prompt's
 
     def begin(self, prompt: list[int]) -> Draft | None:
