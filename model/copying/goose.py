@@ -11,10 +11,11 @@ import math
 from bisect import bisect_right
 from itertools import accumulate, islice
 
+import numpy as np
 import torch
 
 from ..decoding import Draft, Drafter, Session, Tree, Verification
-from ..decoding.selection import top_k_and_bits
+from ..decoding.selection import top_k
 from ..decoding.tree import breadth_first
 from ..errors import UserError
 from .ngram_index import NgramIndex
@@ -57,7 +58,7 @@ class Goose(Drafter):
     """
 
     stateful = True
-    needs_bits = needs_prompt_logits = True
+    needs_logits = needs_prompt_logits = True
 
     def __init__(
         self,
@@ -116,8 +117,10 @@ class Rows:
 
         Args:
             before: -1: no row by pair is written.
+            scores: float32.
         """
-        written = ids.tolist(), scores.tolist(), scores.half().tolist()
+        exact_scores = scores.cpu().numpy()
+        written = ids.tolist(), exact_scores.tolist(), exact_scores.astype(np.float16).tolist()
         by_token, by_pair, vocab = self.by_token, self.by_pair, self.vocab_size
         for first, token, row, exact, rounded in zip(before, tokens, *written, strict=True):
             by_token[token] = row, rounded
@@ -177,7 +180,7 @@ class GooseSession(Session):
         super().__init__(method)
         self._index = NgramIndex(NGRAMS)
         self._acceptance = FIRST
-        self._dtype = torch.float32  # of the logits
+        self._before = -1  # the token before the next root
         self._drafted = False  # the first step has no draft: its rows are among the prompt's
 
     def begin(self, prompt: list[int]) -> Draft | None:
@@ -186,9 +189,8 @@ class GooseSession(Session):
         return super().begin(prompt)
 
     def observe_prompt(self, prompt: list[int], logits: torch.Tensor) -> None:
-        self._dtype = logits.dtype
-        ids, bits = top_k_and_bits(logits, self.method.needs_candidates)
-        self.method.rows.write([-1, *prompt[:-1]], prompt, ids, scores_of(bits, self._dtype))
+        ids = top_k(logits, self.method.needs_candidates)
+        self.method.rows.write([-1, *prompt[:-1]], prompt, ids, scores_of(logits, ids))
 
     def draft(self, root: int) -> Draft:
         chain, unanimous = self._copied([])
@@ -273,12 +275,12 @@ class GooseSession(Session):
         draft, node = verification.draft, verification.node
         if self._drafted:
             before, tokens = self._built
-            place = [0] * len(self._order)  # of each node in the draft
-            for i, built in enumerate(self._order):
-                place[built] = i
-            assert verification.candidates is not None and verification.bits is not None
-            scores = scores_of(verification.bits.cpu()[place], self._dtype)
-            self.method.rows.write(before, tokens, verification.candidates.cpu()[place], scores)
+            place = np.empty(len(tokens), dtype=np.int64)  # of each node in the draft
+            place[self._order] = np.arange(len(tokens))
+            ids, logits = verification.candidates, verification.logits
+            assert ids is not None and logits is not None
+            built = torch.from_numpy(place).to(ids.device)
+            self.method.rows.write(before, tokens, ids[built], scores_of(logits, ids)[built])
             if self._spine:
                 accepted = bisect_right([self._order[i] for i in draft.tree.chain_of[node]], self._spine) - 1
                 self._acceptance = NEWEST * accepted / self._spine + OLDER * self._acceptance
@@ -306,6 +308,6 @@ def shares(branches: int, spine: int) -> list[int]:
     return found
 
 
-def scores_of(bits: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The softmax over the candidates alone, (n, k), as logits of this type give it; float32."""
-    return torch.softmax(-math.log(2) * bits, -1).to(dtype).float()
+def scores_of(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """The softmax over the candidates alone, in the logits' own type: (n, V) and (n, k) -> float32 (n, k)."""
+    return torch.softmax(logits.gather(1, ids), -1).float()
