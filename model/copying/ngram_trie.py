@@ -8,8 +8,9 @@ libstdc++'s hash map.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from heapq import heappush, heapreplace
+from itertools import islice
 
 import torch
 
@@ -89,31 +90,40 @@ class NgramTrie:
             self.parent[node], self.token[node], self.depth[node] = parent, token, self.depth[parent] + 1
             self.fail[node], self.freq[node] = ROOT, 0
         self.recency[node] = None
-        listed, buckets = self.children[parent], self.buckets[parent]
-        if listed and self.depth[parent] >= self.shortest:
-            order = list(listed)
-            self.buckets[parent] = add_in_hash_order(order, token, buckets)
-            listed[token] = node
-            self.children[parent] = {other: listed[other] for other in order}
-        else:
-            self.buckets[parent] = grown(buckets, len(listed))
-            listed[token] = node
+        self._list(parent, token, node)
         return node
+
+    def _list(self, parent: int, token: int, node: int) -> None:
+        """Add a node to its parent's children."""
+        listed, buckets = self.children[parent], self.buckets[parent]
+        listed[token] = node
+        if len(listed) == 1 or self.depth[parent] < self.shortest:
+            if len(listed) > buckets or buckets == 1:
+                self.buckets[parent] = more_buckets(buckets)
+        else:
+            order = [*listed][:-1]
+            self.buckets[parent] = add_in_hash_order(order, token, buckets)
+            self.children[parent] = {other: listed[other] for other in order}
 
     def build_fail_links(self) -> None:
         """Link every node that is reached from the root to the longest proper suffix of its path that is a path."""
         children, fail = self.children, self.fail
-        reached = list(children[ROOT].values())
-        for node in reached:
+        for node in children[ROOT].values():
             fail[node] = ROOT
-        for node in reached:  # grows while it is walked
-            suffix = fail[node]
-            for token, child in children[node].items():
+        # of each node in breadth-first order: its children, and where its own link leads
+        below, links = [children[node] for node in children[ROOT].values()], [ROOT] * len(children[ROOT])
+        for siblings, suffix in zip(below, links, strict=True):  # both grow while they are walked
+            beside = children[suffix]
+            for token, node in siblings.items():
+                link = beside.get(token)
                 at = suffix
-                while (found := children[at].get(token)) is None and at:
+                while link is None and at:
                     at = fail[at]
-                fail[child] = found or ROOT
-            reached += children[node].values()
+                    link = children[at].get(token)
+                fail[node] = link = link or ROOT
+                if children[node]:
+                    below.append(children[node])
+                    links.append(link)
 
     def step(self, place: int, token: int) -> tuple[int, list[int]]:
         """Follow the token from `place` and from the suffixes that its fail links lead to.
@@ -217,13 +227,22 @@ class NgramTrie:
         names = (*_FIELDS, "children", "counts", "recency", "place")
         saved = {name: tensor.tolist() for name in names if (tensor := state.get(f"trie_{name}")) is not None}
         size = len(saved.get("parent", ()))
-        fits = len(saved) == len(names) and 1 <= size <= self.most
-        fits = fits and all(len(saved[name]) == size for name in (*_FIELDS, "counts"))
-        fits = fits and len(saved["place"]) == 1 and sum(saved["counts"]) == len(saved["children"])
-        nodes = ("parent", "fail", "children", "place")
-        fits = fits and all(0 <= node < size for name in nodes for node in saved[name])
-        fits = fits and sorted(saved["recency"]) == list(range(size)) and max(saved["depth"]) <= self.length
-        fits = fits and all(0 <= token < vocab_size for token in saved["token"])
+        fits = (
+            len(saved) == len(names)
+            and 1 <= size <= self.most
+            and all(len(saved[name]) == size for name in (*_FIELDS, "counts"))
+            and all(0 <= node < size for name in ("parent", "fail", "children", "place") for node in saved[name])
+            and all(0 <= token < vocab_size for token in saved["token"])
+            and all(0 <= depth <= self.length for depth in saved["depth"])
+            and min(saved["buckets"]) >= 1
+            and min(saved["counts"]) >= 0
+            and len(saved["place"]) == 1
+            and sorted(saved["recency"]) == list(range(size))
+            and _lead_to_root(saved["parent"])
+            and _lead_to_root(saved["fail"])
+            # each node is listed once at most, the root nowhere
+            and len({ROOT, *saved["children"]}) == 1 + len(saved["children"]) == 1 + sum(saved["counts"])
+        )
         if not fits:
             raise UserError(
                 f"start: the saved trie is not one of at most {self.most} nodes for {self.length}-grams of token ids "
@@ -232,38 +251,60 @@ class NgramTrie:
         for name in _FIELDS:
             setattr(self, name, saved[name])
         children = iter(saved["children"])
-        self.children = [
-            {self.token[child]: child for child, _ in zip(children, range(count), strict=False)}
-            for count in saved["counts"]
-        ]
+        self.children = [{self.token[child]: child for child in islice(children, count)} for count in saved["counts"]]
         self.recency = OrderedDict.fromkeys(saved["recency"])
         self.place = saved["place"][0]
 
 
-def grown(buckets: int, count: int) -> int:
-    """The buckets of a hash map of `count` tokens when one more comes; a new map says 1 and has none."""
-    if buckets > 1 and count < buckets:
-        return buckets
+def _lead_to_root(links: Sequence[int]) -> bool:
+    """Whether every node comes to the root by these links."""
+    led = {ROOT}
+    for start in range(len(links)):
+        node, path = start, set[int]()
+        while node not in led:
+            if node in path:
+                return False
+            path.add(node)
+            node = links[node]
+        led |= path
+    return True
+
+
+def more_buckets(buckets: int) -> int:
+    """The next greater number of buckets; a new map says 1."""
     return next((more for more in BUCKETS if more > buckets), 2 * buckets + 1)
 
 
 def add_in_hash_order(order: list[int], token: int, buckets: int) -> int:
     """Add a token to those of a hash map, as libstdc++'s unordered_map<int> would list them.
 
+    A token comes before the first one of its bucket; if the bucket was empty, before all others.
+
     Returns:
         The buckets that the map has then. When they change, all tokens are placed anew in the order they had.
     """
-    more = grown(buckets, len(order))
-    if more != buckets:
-        old = order[:]
-        order.clear()
-        for other in old:
-            _place(order, other, more)
-    _place(order, token, more)
-    return more
-
-
-def _place(order: list[int], token: int, buckets: int) -> None:
-    """Before the first token of its bucket; if the bucket was empty, before all others."""
+    if len(order) >= buckets or buckets == 1:
+        buckets = more_buckets(buckets)
+        order[:] = _placed(order, buckets)
     bucket = token % buckets
     order.insert(next((i for i, other in enumerate(order) if other % buckets == bucket), 0), token)
+    return buckets
+
+
+def hash_order(tokens: Collection[int]) -> list[int]:
+    """The order of a new hash map into which these tokens come one by one."""
+    rest, order, buckets = [*tokens], list[int](), 1
+    while rest:
+        buckets = more_buckets(buckets)
+        room = buckets - len(order)
+        order = _placed(order + rest[:room], buckets)
+        rest = rest[room:]
+    return order
+
+
+def _placed(tokens: Iterable[int], buckets: int) -> list[int]:
+    """The order of tokens that come one by one into so many empty buckets: what came last stands first."""
+    filled: dict[int, list[int]] = {}
+    for token in tokens:
+        filled.setdefault(token % buckets, []).append(token)
+    return [token for bucket in filled.values() for token in bucket][::-1]

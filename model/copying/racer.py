@@ -11,13 +11,14 @@ from collections.abc import Collection
 from functools import lru_cache
 from typing import Literal
 
+import numpy as np
 import torch
 
 from ..decoding import Draft, Drafter, Session, Tree, Verification
 from ..decoding.selection import top_k
 from ..errors import UserError
 from ..recycling.matrix import AdjacencyMatrix
-from .ngram_trie import NgramTrie, add_in_hash_order
+from .ngram_trie import NgramTrie, hash_order
 
 MAX_NODES = 4096
 MAX_TRIE = 1 << 24
@@ -134,7 +135,7 @@ class Racer(Drafter):
                 if child is None:
                     if len(tokens) == self.capacity:
                         return
-                    child = tree.child(node, token)
+                    child = tree.add(node, token)
                 if child not in queued:
                     queued.add(child)
                     queue.append((child, max(1, below)))
@@ -195,13 +196,13 @@ class RacerSession(Session):
         self._newest = text[-(self._trie.length - 1) :]
 
     def close(self) -> None:
-        """The last token has been no root of a draft here; in the public code it has, so it is followed and inserted."""
+        """The last token was no root of a draft here; in the public code it is, so it is followed and inserted."""
         if self._next is not None:
             self._place, _ = self._trie.step(self._place, self._next)
             self._read([self._next])
-            self._next = None
         if self._newest:
             self._trie.place = self._place
+        self._newest, self._next = [], None
 
 
 class MergedTree:
@@ -219,15 +220,17 @@ class MergedTree:
 
     def child(self, node: int, token: int) -> int:
         """The child of a node with this token, made if it is missing."""
+        found = self.children[node].get(token)
+        return self.add(node, token) if found is None else found
+
+    def add(self, node: int, token: int) -> int:
+        """A new child of a node."""
         siblings = self.children[node]
-        found = siblings.get(token)
-        if found is None:
-            found = len(self.tokens)
-            self._ranks.append(len(siblings))
-            siblings[token] = found
-            self.tokens.append(token)
-            self.children.append({})
-        return found
+        self._ranks.append(len(siblings))
+        siblings[token] = child = len(self.tokens)
+        self.tokens.append(token)
+        self.children.append({})
+        return child
 
     def insert(self, path: list[int]) -> None:
         """A path below the root."""
@@ -240,17 +243,14 @@ class MergedTree:
         order, parents = [0], [0]
         for place, node in enumerate(order):  # grows while it is walked
             siblings = self.children[node]
-            if len(siblings) > 2:
-                listed: list[int] = []
-                buckets = 1
-                for token in siblings:
-                    buckets = add_in_hash_order(listed, token, buckets)
-                order += [siblings[token] for token in listed]
-            else:  # of two the second comes first, whether they share a bucket or not
-                order += reversed(siblings.values())
-            parents += [place] * len(siblings)
+            if len(siblings) > 1:
+                order += [siblings[token] for token in hash_order(siblings)]
+                parents += [place] * len(siblings)
+            elif siblings:
+                order += siblings.values()
+                parents.append(place)
         tree = Tree(parents, [self._ranks[node] for node in order], once=True)
-        return Draft(tree, torch.tensor([self.tokens[node] for node in order]))
+        return Draft(tree, torch.from_numpy(np.array([self.tokens[node] for node in order])))
 
 
 @lru_cache(maxsize=1024)
