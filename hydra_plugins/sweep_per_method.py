@@ -55,7 +55,8 @@ class PerMethodSweeper(BasicSweeper):
 
     def __init__(self, max_batch_size: int | None, params: Any = None) -> None:
         swept = dict(params or {})
-        self.also = [shlex.split(job) for job in swept.pop("also", ())]
+        also = swept.pop("also", ())  # a text where it comes by interpolation, which Hydra allows for texts alone
+        self.also = [shlex.split(job) for job in (also.split(";") if isinstance(also, str) else also)]
         self.equal = frozenset(swept.pop("equal", ()))
         self.jobs: list[Planned] = []
         self._cache: dict[tuple[str, ...], DictConfig] = {}

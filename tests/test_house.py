@@ -250,7 +250,7 @@ def test_the_quickstart_runs_from_the_shell(tmp_path):
     command = ["bash", str(ROOT / "eval.sh"), "bench.per_category=1", f"results_dir={tmp_path}", "max_new_tokens=64"]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr[-2000:]
-    for method in ("hf", "vanilla", "pld", "recycling (cold)", "recycling (hot)"):
+    for method in ("hf", "vanilla", "pld", "sps", "medusa", "eagle2", "recycling (auto)", "recycling (hot)"):
         assert re.search(rf"^{re.escape(method)} +7 ", done.stdout, flags=re.M), done.stdout
     assert (tmp_path / "quickstart/tables/main.csv").exists()
 

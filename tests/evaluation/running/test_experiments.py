@@ -144,6 +144,14 @@ def test_the_papers_setting_has_a_folder_for_each_model_and_bench(call, evaluate
     }
 
 
+def test_the_quickstart_is_short_and_preset_full_has_every_method():
+    """A method that is added is one line in configs/preset/full.yaml, too."""
+    short, full = (composed(["experiment=quickstart", f"preset={preset}"]) for preset in ("default", "full"))
+    assert len(short) == 10 and {cfg.bench.per_category for cfg in short} == {4}
+    assert {cfg.method.name for cfg in full} == {path.stem for path in (ROOT / "configs/method").glob("*.yaml")}
+    assert {cfg.start for cfg in full} == {"cold", "hot"} and {cfg.bench.per_category for cfg in full} == {None}
+
+
 @pytest.mark.parametrize(
     ("arguments", "name"),
     [
@@ -166,3 +174,4 @@ def test_where_eval_sh_writes(tmp_path, arguments, name):
     done = subprocess.run(shell, env=os.environ | {"PYTHON": str(told)}, capture_output=True, text=True, check=True)
     given = [word for word in done.stdout.splitlines() if "=" in word]
     assert {cfg.name for cfg in composed(given, multirun="-m" in arguments)} == {name}
+    assert ("preset=full" in given) is name.startswith("quickstart-"), "of another bench every question is asked"
