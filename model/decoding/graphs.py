@@ -35,7 +35,8 @@ class Graphs:
                 for _ in range(WARM_UPS):
                     warm_up()
             now.wait_stream(stream)
-            return self._captured(run, stream).replay
+            replay: Callable[[], None] = self._captured(run, stream).replay
+            return replay
 
     def _captured(self, run: Callable[[], None], stream: Any) -> Any:
         """The graph. Other threads may go on with what a capture of their own would not allow."""

@@ -136,7 +136,7 @@ class FedStep:
         self.target, self.choice, self._n = target, choice, nodes
         self._k, self._needs_bits = drafter.needs_candidates, drafter.needs_bits
         # One buffer goes in: length, tokens, depths, ancestors as `packed` has them. One comes out: see `_reported`.
-        self._sizes = (1, nodes, nodes, nodes * -(-nodes // WORD))
+        self._sizes = [1, nodes, nodes, nodes * -(-nodes // WORD)]
         self._fed = torch.zeros(sum(self._sizes), dtype=torch.long, device=target.device)
         length, self._tokens, self._depths, words = torch.split(self._fed, self._sizes)
         self.length, self._words = length[0], words.view(nodes, -1)

@@ -77,8 +77,8 @@ def standing(tree: Tree, tokens: Any, choices: Any, *, out: torch.Tensor | None 
                 best = node
         return stands, best
     matches = tokens == choices.index_select(0, tree.parents)
-    stands = torch.all(matches | tree.missing, -1, out=out)  # (n, n) -> (n,): the node and all its ancestors match
-    return stands, (tree.depths * stands).argmax(keepdim=True)  # (1,): an index of no dimension is read on the host
+    upright: Any = torch.all(matches | tree.missing, -1, out=out)  # (n,): it and all its ancestors match
+    return upright, (tree.depths * upright).argmax(keepdim=True)  # (1,): an index of no dimension is read on the host
 
 
 def verify(draft: Draft, choices: torch.Tensor) -> Verification:
