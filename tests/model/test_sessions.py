@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from model.copying.pld import PromptLookup
+from model.copying.racer import Racer
 from model.copying.spine import Spine
 from model.copying.suffix import Suffix
 from model.copying.suffix_recycling import SuffixRecycling
@@ -39,6 +40,7 @@ MAKE = {
     "suffix (carried)": lambda target, folder: Suffix(V, carry=4096),
     "suffix_recycling": lambda target, folder: SuffixRecycling(V, build_template("best", nodes=12), min_match=2),
     "spine": lambda target, folder: Spine(V, nodes=12),
+    "racer": lambda target, folder: Racer(V, nodes=12, trie_nodes=300),
     "recycling": lambda target, folder: TokenRecycling(V, build_template("2.2.2")),
     "auto": lambda target, folder: AutoRecycling(V, step_seconds={n: 1 + n / 30 for n in SIZES}),
     "dynamic": lambda target, folder: DynamicRecycling(V, nodes=12, pairs=64),

@@ -10,6 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from model.copying.pld import PromptLookup
+from model.copying.racer import Racer
 from model.decoding import Target, generate
 from model.decoding.static_step import BUCKET, ROWS, StaticSteps
 from model.decoding.step import EagerStep, FedSequence, Sequence, StaticSequence, make_step
@@ -27,6 +28,7 @@ MAKE = {
     "chain": lambda: TokenRecycling(V, build_template("chain", depth=3, k=2), k=2, dtype=torch.int32),
     "auto": lambda: AutoRecycling(V, step_seconds={n: 1 + n / 30 for n in SIZES}),
     "pld": PromptLookup,
+    "racer": lambda: Racer(V, nodes=20, trie_nodes=200),
     "dynamic": lambda: DynamicRecycling(V, nodes=10, k=4, pairs=64),
     "dynamic-sized": lambda: DynamicRecycling(V, nodes=40, k=4, step_seconds={n: 1 + n / 30 for n in SIZES}),
 }
