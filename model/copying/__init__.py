@@ -1,4 +1,5 @@
-"""Methods that copy what stood before: prompt look-up, suffix automaton, and trees of copied and recycled candidates.
+"""Methods that copy what stood before: prompt look-up, suffix automaton, n-gram trie, and trees of copied and recycled
+candidates.
 
 From outside: the class of each method's file. May import `decoding` and `recycling`.
 """

@@ -1,8 +1,10 @@
 """The bounded Aho-Corasick trie of n-grams from which RACER retrieves (arXiv 2604.14885).
 
-Its public code is followed in what looks like chance, too, as accepted lengths depend on it: a full trie reuses the node
-that was touched longest ago, even one with children; fail links are built once a prompt; siblings come in the order of
-libstdc++'s hash map.
+Its public code is followed in what looks like chance, too, as accepted lengths depend on it:
+
+- A full trie reuses the node that was touched longest ago, even one with children.
+- Fail links are built once a prompt; a node made later links to the root.
+- Siblings come in the order of libstdc++'s hash map.
 """
 
 from __future__ import annotations

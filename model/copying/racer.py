@@ -1,8 +1,12 @@
 """RACER: retrieved n-grams and recycled candidates in one tree of fixed capacity (arXiv 2604.14885).
 
-Its public code (github.com/hkr04/RACER) has had three states, and all are here: `april`, the first release; `paper`, which
-grows the recycled part by the paper's equation 3; `refill`, which grows it inside the merged tree, so that no node is
-wasted. The code is followed step by step; where this project departs on purpose is listed in NOTES.md.
+Its public code (github.com/hkr04/RACER) has had three states, and all are here:
+
+- `april`: the first release.
+- `paper`: the recycled part grows by the paper's equation 3.
+- `refill`: the recycled part grows inside the merged tree, so that no node is wasted.
+
+They are followed step by step; where this project departs on purpose is listed in NOTES.md ("The rivals").
 """
 
 from __future__ import annotations
@@ -255,7 +259,7 @@ class MergedTree:
 
 @lru_cache(maxsize=1024)
 def growth(budget: int, k: int, whole: int) -> list[tuple[int, int]]:
-    """The shape that the matrix grows into with `budget` nodes, the root included: parent and rank of each but the root.
+    """The shape of a tree of `budget` nodes by the matrix alone: parent and rank of each but the root.
 
     Breadth-first, a node of breadth b has the children of rank 0 to b - 1 while there are slots. The child of rank i
     has breadth h / 2^i, rounded down and at least 1, where h is b at depth `whole` and half of b elsewhere; the root's

@@ -11,6 +11,7 @@ import torch
 from model.copying.goose import Goose
 from model.copying.logitspec import LogitSpec
 from model.copying.pld import PromptLookup
+from model.copying.racer import Racer
 from model.copying.spine import Spine
 from model.copying.suffix import Suffix
 from model.copying.suffix_recycling import SuffixRecycling
@@ -43,6 +44,7 @@ MAKE = {
     "spine": lambda target, folder: Spine(V, nodes=12),
     "goose": lambda target, folder: Goose(V),
     "logitspec": lambda target, folder: LogitSpec(V),
+    "racer": lambda target, folder: Racer(V, nodes=12, trie_nodes=300),
     "recycling": lambda target, folder: TokenRecycling(V, build_template("2.2.2")),
     "auto": lambda target, folder: AutoRecycling(V, step_seconds={n: 1 + n / 30 for n in SIZES}),
     "dynamic": lambda target, folder: DynamicRecycling(V, nodes=12, pairs=64),

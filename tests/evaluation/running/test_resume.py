@@ -18,6 +18,7 @@ KINDS = {
     "auto": ("method=recycling", "tree=auto", "tree.nodes=8"),
     "ngram_cache": ("method=ngram_cache",),
     "spine": ("method=spine", "method.carry=1000"),
+    "racer": ("method=racer", "method.trie_nodes=500"),
     "dynamic": ("method=dynamic", "tree=auto", "tree.nodes=8", "method.pairs=1024"),
     "pld": ("method=pld",),
     "hf": ("method=hf",),

@@ -87,7 +87,7 @@ def test_retrieval_by_hand():
     place, borders = trie.step(place, 2)
     assert [trie.depth[b] for b in borders] == [2]
     assert trie.continuations(borders, 64) == (2, [[3]])
-    (two,) = [b for b in [trie.children[0][2]]]
+    two = trie.children[0][2]
     place = trie.walk(place, [3])  # 1 2 3, whose link leads to 2 3
     place, borders = trie.step(place, 5)
     assert place == trie.children[trie.children[two][3]][5] and borders == [place]

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from model.copying.goose import Goose
 from model.copying.logitspec import LogitSpec
 from model.copying.pld import PromptLookup
+from model.copying.racer import Racer
 from model.decoding import Target, generate
 from model.decoding.static_step import BUCKET, ROWS, StaticSteps
 from model.decoding.step import EagerStep, FedSequence, Sequence, StaticSequence, make_step
@@ -32,6 +33,7 @@ MAKE = {
     "pld": PromptLookup,
     "goose": lambda: Goose(V, nodes=20),
     "logitspec": lambda: LogitSpec(V, nodes=20),
+    "racer": lambda: Racer(V, nodes=20, trie_nodes=200),
     "dynamic": lambda: DynamicRecycling(V, nodes=10, k=4, pairs=64),
     "dynamic-sized": lambda: DynamicRecycling(V, nodes=40, k=4, step_seconds={n: 1 + n / 30 for n in SIZES}),
 }
