@@ -111,13 +111,13 @@ def refuse(model: Any, input_ids: torch.Tensor, config: Any, kwargs: dict[str, A
     known = HONOURED.keys() | IRRELEVANT.keys() | REFUSED.keys() | set(OUTPUTS)
     own = [name for name in vars(type(config)()) if not name.startswith("_")]  # others are a checkpoint's own remarks
     new = {name: getattr(config, name) not in (None, defaults.get(name)) for name in own if name not in known}
-    cache, positions = kwargs.get("past_key_values"), kwargs.get("position_ids")
+    cache, positions, mask = (kwargs.get(name) for name in ("past_key_values", "position_ids", "attention_mask"))
     cannot = {
         "a batch of several sequences": input_ids.shape[0] > 1,
         **{name: getattr(config, name, None) not in idle for name, idle in REFUSED.items()},
         **{name: bool(config.return_dict_in_generate and getattr(config, name, False)) for name in OUTPUTS},
         **new,
-        "padding (attention_mask)": kwargs.get("attention_mask") is not None,
+        "padding (attention_mask)": mask is not None and not bool((mask == 1).all()),
         "past_key_values": cache is not None and cache.get_seq_length() > 0,
         "inputs_embeds": kwargs.get("inputs_embeds") is not None,
         "position_ids": positions is not None and not _counted(positions),

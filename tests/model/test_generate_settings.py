@@ -153,6 +153,14 @@ def test_inputs_that_this_decoding_would_not_see_are_refused():
         model.generate(ids, position_ids=torch.arange(5)[None] + 3, max_new_tokens=4, custom_generate=Generate())
 
 
+def test_a_mask_that_hides_nothing_is_no_padding():
+    """transformers leaves it out by 5.23, and hands it on by 5.17."""
+    model, ids, config = toy_model("llama"), torch.tensor([PROMPT]), GenerationConfig(max_length=20)
+    generate_settings.refuse(model, ids, config, {"attention_mask": torch.ones_like(ids)})
+    with pytest.raises(UserError, match="padding"):
+        generate_settings.refuse(model, ids, config, {"attention_mask": torch.tensor([[0, 1, 1, 1, 1]])})
+
+
 def test_irrelevant_settings_change_nothing():
     for settings in ({"use_cache": False}, {"cache_implementation": "static"}, {"length_penalty": 2.0}):
         assert answer(settings, custom_generate=Generate()).equal(answer({}))
