@@ -89,15 +89,22 @@ def test_what_nobody_can_reach_any_more_is_freed(llama, monkeypatch, sizes):
         made.append(weakref.ref(self))
 
     monkeypatch.setattr(shared_text.Context, "__init__", noted)
-    target, most = Target(llama), []
+
+    class Hidden(TokenRecycling):
+        needs_hidden = True
+
+    target, most, held = Target(llama), [], set()
     learn = shared_text._Sequence.learn
 
     def counted(self, *arguments):
-        most.append(sum(ref() is not None for ref in made))
+        alive = [context for ref in made if (context := ref()) is not None]
+        most.append(len(alive))
+        kept = [tensor for context in alive for tensor in (context.logits, context.hidden) if tensor is not None]
+        held.update((len(tensor), tensor.untyped_storage().nbytes()) for tensor in kept)
         return learn(self, *arguments)
 
     monkeypatch.setattr(shared_text._Sequence, "learn", counted)
-    drafters = [TokenRecycling(V, build_template("best", nodes=n)) for n in sizes]
+    drafters = [Hidden(V, build_template("best", nodes=n)) for n in sizes]
     gc.disable()  # by reference alone
     try:
         generate_together(target, drafters, [5, 6, 7, 8] * 3, max_new_tokens=150)
@@ -105,6 +112,7 @@ def test_what_nobody_can_reach_any_more_is_freed(llama, monkeypatch, sizes):
         gc.enable()
     assert max(most[len(most) // 2 :]) <= 1.5 * max(most[: len(most) // 2]), "late in the text no more than early"
     assert max(most) <= 3 * (2 + sum(sizes))
+    assert held == {(V, 4 * V), (32, 4 * 32)}, "a row of logits or of states holds itself, and not its whole forward"
 
 
 def test_with_the_prompts_own_logits_recycled(llama):
