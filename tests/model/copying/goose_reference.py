@@ -52,13 +52,9 @@ class SlowGoose:
         followers = {self.text[i + n] for i in starts}
         return self.text[starts[0] + n :][:20], len(starts) > 1 and len(followers) == 1
 
-    def plan(self) -> tuple[str, list[Path], list[Path]]:
-        """The route, the spine's nodes and the branches, as paths below the anchor, in the order they are made."""
-        anchor, before = self.text[-1], self.text[-2]
+    def chain(self) -> tuple[list[int], float]:
+        """What is copied, extended where there is confidence, and the confidence."""
         chain, agreed = self.copy(self.text)
-        if (before, anchor) not in self.pair_rows and anchor not in self.token_rows:
-            chain = chain[: self.most]
-            return ("c", [tuple(chain[: i + 1]) for i in range(len(chain))], []) if chain else ("s", [], [])
         c = 0.0
         if chain:
             length = len(chain)
@@ -71,6 +67,15 @@ class SlowGoose:
                 chain = chain + more
                 if c == 1.0 and not sure:
                     break
+        return chain, c
+
+    def plan(self) -> tuple[str, list[Path], list[Path]]:
+        """The route, the spine's nodes and the branches, as paths below the anchor, in the order they are made."""
+        anchor, before = self.text[-1], self.text[-2]
+        if (before, anchor) not in self.pair_rows and anchor not in self.token_rows:
+            chain = self.copy(self.text)[0][: self.most]
+            return ("c", [tuple(chain[: i + 1]) for i in range(len(chain))], []) if chain else ("s", [], [])
+        chain, c = self.chain()
         b = self.base + int(c * (self.largest - self.base))
         r0 = 0.15 if self.ema < 0.2 else 0.3 if self.ema < 0.4 else 0.5
         s = min(len(chain), int(b * (r0 + c * (1 - r0))), self.most)
@@ -126,7 +131,7 @@ class SlowGoose:
     def step(self) -> tuple[str, list[Path], list[Path], list[int]]:
         """Draft, verify, learn, commit: the route, spine and branches, and the tokens committed."""
         route, spine, branches = self.plan()
-        before, nodes = self.text[:-1], [(), *spine, *branches]
+        nodes = [(), *spine, *branches]
         for path in nodes:
             context = [*self.text, *path]
             self.write(context, pair=bool(path) or route != "t")
@@ -137,6 +142,5 @@ class SlowGoose:
             bonus = int(logits_of([*self.text, *path], self.seed).argmax())
         if spine and route == "t":
             self.ema = 0.3 * sum(path[: i + 1] in spine for i in range(len(path))) / len(spine) + 0.7 * self.ema
-        assert before == self.text[:-1]
         self.text += [*path, bonus]
         return route, spine, branches, [*path, bonus]
