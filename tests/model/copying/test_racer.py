@@ -106,6 +106,18 @@ def test_the_most_frequent_continuations_are_selected():
     assert trie.continuations([border], 1) == (1, [[]])
 
 
+def test_of_the_least_frequent_the_deepest_leaves():
+    """Two borders, 9 1 2 seen once and 1 2 seen four times: for 1 2 4 there goes 9 1 2 3, and not 9 1 2."""
+    trie = NgramTrie(4, 100, 2)
+    for gram in ([9, 1, 2, 3], *[[1, 2, 4, 5]] * 4):
+        trie.insert(gram)
+    trie.build_fail_links()
+    borders = trie.step(trie.children[trie.children[0][9]][1], 2)[1]
+    assert [(trie.depth[border], trie.freq[border]) for border in borders] == [(3, 1), (2, 4)]
+    assert trie.continuations(borders, 3) == (3, [[4, 5]]), "and for 1 2 4 5 then 9 1 2"
+    assert trie.continuations(borders, 4) == (4, [[4, 5], []])
+
+
 def test_the_oldest_node_is_reused_with_its_children():
     """A prefix is older than its extension: 1 goes first, and 1 2 and 1 2 3 cannot be reached any more."""
     trie = NgramTrie(3, 5, 2)
