@@ -20,7 +20,9 @@ from tests.model.copying.public_traces import EOS, embedded, public_turns
 from tests.model.copying.streams import V, drafts, paths_of, random_prompt
 
 
-@pytest.mark.parametrize(("execution", "every"), [("eager", 1), ("static", 8)])
+@pytest.mark.parametrize(
+    ("execution", "every"), [("eager", 4), ("static", 8), pytest.param("eager", 1, marks=pytest.mark.slow)]
+)
 def test_every_step_is_the_public_codes(execution, every, monkeypatch):
     sizes, draft = [], GooseSession.draft
 

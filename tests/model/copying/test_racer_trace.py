@@ -66,13 +66,14 @@ def answer_of(turn):
     return ids[: ids.index(EOS)] if EOS in ids else ids
 
 
+@pytest.mark.parametrize("first", [10, pytest.param(56, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("start", ["cold", "hot"])
 @pytest.mark.parametrize("version", ["april", "refill"])
-def test_every_length_and_every_tree_is_the_recorded_one(targets, version, start):
+def test_every_length_and_every_tree_is_the_recorded_one(targets, version, start, first):
     target, turns = targets[version], [turn for turn in TRACE if turn["start"] == start]
     drafter = Racer(target.vocab_size, version=version, eos={EOS})
     hashes, trees = hashed(drafter), 0
-    for turn in turns:
+    for turn in turns[:first]:
         recorded, answer = RECORDED[version, start, turn["question_id"]], [*answer_of(turn), EOS]
         if start == "cold":
             drafter.reset()
@@ -86,7 +87,9 @@ def test_every_length_and_every_tree_is_the_recorded_one(targets, version, start
         if "trees" in recorded:
             assert hashes == recorded["trees"]
             trees += 1
-    assert len(turns) == 56 and trees == {"april cold": 1, "april hot": 2}.get(f"{version} {start}", 0)
+    assert len(turns) == 56
+    if first == len(turns):
+        assert trees == {"april cold": 1, "april hot": 2}.get(f"{version} {start}", 0)
 
 
 @pytest.mark.parametrize("version", ["april", "refill"])
