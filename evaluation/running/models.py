@@ -126,7 +126,8 @@ def _load(settings: ModelSettings) -> LoadedModel:
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise UserError(f"model {settings.path}: no tokenizer could be loaded ({why}{one_line(error)[:300]})") from None
     try:
-        if settings.quantize is None and not settings.trust_remote_code and not placement(settings):
+        one_gpu = device.type == "cuda" and settings.quantize is None and not placement(settings)
+        if one_gpu and not settings.trust_remote_code:
             config = AutoConfig.from_pretrained(path, **common)
             check_room(settings.path, config, dtype, device, settings.context)
         with warnings.catch_warnings():

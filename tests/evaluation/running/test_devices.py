@@ -206,8 +206,14 @@ def test_a_failure_arrives_from_another_process():
 
 def test_a_second_run_waits_for_the_device(evaluate, monkeypatch, tmp_path):
     release = threading.Timer(0.5, locks._try_lock("cpu").close)
-    tell = locks._tell
-    monkeypatch.setattr(locks, "_tell", lambda what: (tell(what), release.start()))  # let go when the other one waits
+    until = locks._until
+
+    def waits(look, why):  # let go when the other one waits
+        if "being timed" in why and not release.ident:
+            release.start()
+        return until(look, why)
+
+    monkeypatch.setattr(locks, "_until", waits)
     outcome = evaluate("bench.end=1", "method=vanilla", "model.device=cpu", f"run_dir={tmp_path / 'run'}")
     release.join()
     assert outcome.code == 0 and outcome.err.count("waiting: another run is being timed on cpu") == 1
