@@ -108,6 +108,7 @@ class Generate:
             session,
             prompt,
             max_new_tokens=config.max_length - len(prompt),
+            eos=ended_by(config),
             sampling=Sampling(temperature=temperature, seed=seed, processors=processors),
         )
         ids = input_ids
@@ -142,6 +143,12 @@ class Generate:
             drafters[self], drafter = (target, new), new
         assert drafter is not None
         return drafter
+
+
+def ended_by(config: Any) -> set[int]:
+    """The ids whose criterion ends the text: told to the loop, too, so that no method learns what lies behind them."""
+    ids = config.eos_token_id
+    return set() if ids is None else {ids} if isinstance(ids, int) else set(ids)
 
 
 def target_of(model: Any, length: int) -> Target:

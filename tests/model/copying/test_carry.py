@@ -18,6 +18,7 @@ from model.errors import UserError
 from model.ngrams.ngram_cache import NgramCache
 from model.ngrams.ngram_table import NgramTable
 from model.recycling import build_template
+from model.transformers_generate import KEPT, Generate
 from tests.conftest import greedy, toy_model
 
 V = 61
@@ -183,3 +184,15 @@ def test_what_is_carried_ends_where_the_answer_ends(name, way):
         }
     else:
         assert text(drafter).tokens == [token for tokens in said for token in tokens]
+
+
+def test_generate_carries_nothing_behind_the_end_that_transformers_criterion_sees():
+    model, generate, prompt = toy_model("llama"), Generate("spine", nodes=12, carry=4096), [5, 9, 5, 9, 7]
+    free = greedy(model, prompt, 40)
+    said: list[int] = []
+    for end in (None, None, free[11], [free[17], free[23]], free[29]):
+        ids = torch.tensor([prompt])
+        settings = dict(max_new_tokens=40, do_sample=False, eos_token_id=end, pad_token_id=0)
+        said += model.generate(ids, custom_generate=generate, **settings)[0].tolist()
+    _, drafter = vars(model)[KEPT].drafters[generate]
+    assert text(drafter).tokens == said

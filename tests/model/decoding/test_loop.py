@@ -93,14 +93,17 @@ def test_identity_for_every_architecture_and_drafter(name):
             if label == "vanilla":
                 assert out.accept_lengths == [1] * 60 and out.forwards == 60
             else:
-                alone = label not in (
-                    "pld",
-                    "goose",
-                    "logitspec",
-                    "vanilla",
-                )  # the prompt's other tokens have a forward of their own
+                # of the others the prompt's tokens but the last have a forward of their own
+                alone = label not in ("pld", "goose", "logitspec")
                 assert out.forwards == len(out.steps) + alone <= 60
         assert len(out.steps) < 40, "the oracle must get paths accepted"
+
+
+def test_a_prompt_of_one_token_has_no_forward_of_its_own():
+    target = Target(toy_model("llama"))
+    for label, drafter in drafters().items():
+        out = generate(target, drafter, [5], max_new_tokens=8)
+        assert out.forwards == len(out.steps), label
 
 
 @pytest.mark.parametrize("kernel", ["sdpa", "eager"])
