@@ -72,6 +72,8 @@ def converted(file: Path) -> Path:
         tokenizer.save_pretrained(partial)
         write_json(partial / NOTE, {"file": file.name, "sha256": digest, "tensor_types": types})
         partial.rename(folder)
+    except UserError:  # which is a ValueError
+        raise
     except (OSError, SafetensorError) as error:
         if folder.is_dir():  # another process was faster
             return folder

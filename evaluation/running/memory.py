@@ -95,7 +95,7 @@ def check_room(name: str, config: Any, dtype: torch.dtype, device: torch.device,
     Raises:
         UserError: it does not fit; says which context would.
     """
-    if device.type != "cuda":
+    if device.type != "cuda" or getattr(config, "quantization_config", None):  # smaller than its shapes say
         return
     text = config.get_text_config()
     if not all(hasattr(text, name) for name in ("num_hidden_layers", "num_attention_heads", "hidden_size")):
@@ -108,7 +108,8 @@ def check_room(name: str, config: Any, dtype: torch.dtype, device: torch.device,
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     token = 2 * text.num_hidden_layers * heads * width * dtype.itemsize  # bytes of keys and values
-    free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    free = torch.cuda.mem_get_info(device)[0] + unused
     if weights + token * context <= free:
         return
     fits = (free - weights - MARGIN) // token // 256 * 256

@@ -140,6 +140,8 @@ def _load(settings: ModelSettings) -> LoadedModel:
                 **placement(settings),
                 **common,
             )
+    except UserError:  # which is a ValueError
+        raise
     except (OSError, ValueError, KeyError, ImportError, SafetensorError) as error:
         raise UserError(f"model {settings.path}: cannot be loaded ({why}{one_line(error)[:300]})") from None
     if files is None:

@@ -100,7 +100,7 @@ class Runner:
         more = {
             "label": method.label.replace("state)", f"{SAVED})") if saved else method.label,
             "execution_used": execution_used(method),
-            **({"execution_why": self.execution.why} if self.execution.why else {}),
+            **({"execution_why": self.execution.why} if self.execution.why and method.drafter else {}),
             **({"cudnn_attention": False} if loaded.target.device.type == "cuda" else {}),
             "questions": len(self.bench.questions),
             "question_hashes": [question.key for question in self.bench.questions],

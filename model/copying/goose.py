@@ -280,7 +280,8 @@ class GooseSession(Session):
             ids, logits = verification.candidates, verification.logits
             assert ids is not None and logits is not None
             built = torch.from_numpy(place).to(ids.device)
-            self.method.rows.write(before, tokens, ids[built], scores_of(logits, ids)[built])
+            scores = scores_of(logits, ids.to(logits.device)).to(ids.device)  # ids alone may have come to the host
+            self.method.rows.write(before, tokens, ids[built], scores[built])
             if self._spine:
                 accepted = bisect_right([self._order[i] for i in draft.tree.chain_of[node]], self._spine) - 1
                 self._acceptance = NEWEST * accepted / self._spine + OLDER * self._acceptance

@@ -184,9 +184,11 @@ class RacerSession(Session):
         tokens, candidates, eos = verification.draft.tokens, verification.candidates, self.method.eos
         assert candidates is not None
         self.method.matrix.update(tokens.cpu(), candidates.cpu())
-        committed = [int(tokens[0]), *verification.tokens[:-1]]
+        said = verification.tokens
+        goes_on = len(said) == len(verification.path)  # else the answer ends with an accepted draft
+        committed = [int(tokens[0]), *(said[:-1] if goes_on else said)]
         ended = next((i for i, token in enumerate(committed) if token in eos), None)
-        self._next = verification.tokens[-1] if ended is None else None
+        self._next = said[-1] if goes_on and ended is None else None
         if self._drafted:  # else the root is the prompt's last token
             committed = committed if ended is None else committed[: ended + 1]
             self._read(committed)

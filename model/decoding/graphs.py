@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 
 from .devices import current
 
+_capturing = threading.RLock()  # the stream is the process's, and what else ran on it would be captured, too
 WARM_UPS = 2  # runs before a capture: what compiles, plans or allocates does so outside the graph
 
 
@@ -28,7 +30,7 @@ class Graphs:
 
     def capture(self, run: Callable[[], None], warm_up: Callable[[], None]) -> Callable[[], None]:
         """Run `warm_up` some times, then capture `run`, which does not run it. Returns what replays it."""
-        with current(self.device):
+        with _capturing, current(self.device):
             stream, now = _stream(self.device), torch.cuda.current_stream()
             stream.wait_stream(now)
             with torch.cuda.stream(stream):

@@ -191,14 +191,15 @@ def mirrored(drafter, reference, eos):
         def new_observe(verification):
             tokens = verification.draft.tokens.tolist()
             reference.learn(tokens, verification.candidates.tolist())
-            path = [tokens[node] for node in verification.path]
+            path = [tokens[node] for node in verification.path][: 1 + len(verification.tokens)]  # what is put out
             path = next((path[: i + 1] for i, token in enumerate(path) if token in eos), path)
+            own = len(verification.tokens) == len(verification.path)  # the target's own next token, too
             if not seen["first"]:
                 reference.commit(path)
                 if path[1:]:
                     reference.walk(path[1:])
             seen["first"] = False
-            seen["next"] = None if path[-1] in eos else verification.tokens[-1]
+            seen["next"] = verification.tokens[-1] if own and path[-1] not in eos else None
             observe(verification)
 
         def new_close():
