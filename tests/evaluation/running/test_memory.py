@@ -38,3 +38,10 @@ def test_what_fits_and_what_runs_elsewhere_is_not_refused(free):
     memory.check_room("vicuna", VICUNA, torch.float16, GPU, None)
     free[0] = 0
     memory.check_room("vicuna", VICUNA, torch.float32, torch.device("cpu"), None)
+
+
+def test_a_quantised_checkpoint_is_not_counted_by_its_shapes(free):
+    """Of weights in 4 bits a quarter is read: how much it is, its own loader knows."""
+    free[0] = 8_000_000_000
+    config = LlamaConfig(**VICUNA.to_dict() | {"quantization_config": {"quant_method": "awq", "bits": 4}})
+    memory.check_room("vicuna", config, torch.float16, GPU, None)
