@@ -248,7 +248,7 @@ def test_the_quickstart_runs_from_the_shell(tmp_path):
     """bash eval.sh, cut to one question a subtask, in the environment that runs the tests."""
     environment = os.environ | {"PYTHON": sys.executable}
     command = ["bash", str(ROOT / "eval.sh"), "bench.per_category=1", f"results_dir={tmp_path}", "max_new_tokens=64"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=280)
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=560)
     assert done.returncode == 0, done.stderr[-2000:]
     for method in ("hf", "vanilla", "pld", "sps", "medusa", "eagle2", "recycling (auto)", "recycling (hot)"):
         assert re.search(rf"^{re.escape(method)} +7 ", done.stdout, flags=re.M), done.stdout
