@@ -17,15 +17,14 @@ import torch
 from model.errors import UserError
 from model.files import write_json
 
+from .errors import user_errors
+from .loading.bench import load_bench, prompt_ids
+from .loading.locks import exclusive, keeping
+from .loading.models import load_model
+from .loading.settings import ModelSettings
 from .records.comparison import difference
 from .records.questions import Question
 from .records.runs import Run, read_runs
-from .running.bench import load_bench
-from .running.conversation import prompt_ids
-from .running.errors import user_errors
-from .running.locks import exclusive, keeping
-from .running.model_settings import ModelSettings
-from .running.models import load_model
 from .statistics.audits import GAPS, audits, write_audit
 from .statistics.pools import pools
 

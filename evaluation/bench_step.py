@@ -16,16 +16,15 @@ import torch
 from model.errors import UserError
 from model.files import write_json
 
+from .errors import user_errors
 from .figures.roofline import roofline
 from .figures.style import save, styled
+from .loading.locks import exclusive
+from .loading.models import load_model, random_model
+from .loading.settings import ModelSettings
 from .records.provenance import describe_device, versions
-from .running.errors import user_errors
-from .running.locks import exclusive
-from .running.model_settings import ModelSettings
-from .running.models import load_model, random_model
-from .stepping.drafting_cost import bench_drafting, method_names
-from .stepping.floor import measure_rates
-from .stepping.step_bench import StepBench, compare, prompts_for, saved, tree_settings
+from .timing.floor import measure_rates
+from .timing.step_bench import StepBench, bench_drafting, compare, method_names, prompts_for, saved, tree_settings
 
 
 def flags() -> argparse.ArgumentParser:

@@ -14,14 +14,14 @@ from pathlib import Path
 
 import torch
 
-from .device.against import read_report
-from .device.findings import failed
-from .device.plan import EMBEDDED, make_plan
-from .device.run import make_report
-from .running.devices import choose_device
-from .running.errors import INTERRUPTED, fail, user_errors
-from .running.locks import exclusive
-from .running.model_settings import ModelSettings
+from .errors import INTERRUPTED, fail, user_errors
+from .loading.devices import choose_device
+from .loading.locks import exclusive
+from .loading.settings import ModelSettings
+from .timing.against import read_report
+from .timing.page import failed
+from .timing.plan import EMBEDDED, make_plan
+from .timing.run import make_report
 
 
 def flags() -> argparse.ArgumentParser:

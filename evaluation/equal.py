@@ -6,9 +6,9 @@ import argparse
 import sys
 from pathlib import Path
 
+from .errors import user_errors
 from .records.answer_file import common_questions, read_answers
 from .records.comparison import describe_files, first_difference
-from .running.errors import user_errors
 
 
 def compare(first: Path, second: Path) -> bool:

@@ -15,8 +15,8 @@ from omegaconf import OmegaConf
 from model.errors import UserError
 from model.files import ROOT
 
+from .errors import user_errors
 from .run import run
-from .running.errors import user_errors
 
 BENCHES = ("sample", "spec_bench", "mbpp")
 

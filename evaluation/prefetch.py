@@ -16,9 +16,9 @@ from omegaconf.errors import OmegaConfBaseException
 
 from model.errors import UserError
 
+from .configuration.needs import composed, needs, prefetch
+from .errors import user_errors
 from .run import config_error
-from .running.errors import user_errors
-from .running.needs import composed, needs, prefetch
 
 
 def main() -> None:

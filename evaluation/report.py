@@ -13,12 +13,12 @@ import pandas as pd
 from model.errors import UserError
 from model.files import write_text
 
+from .errors import user_errors
 from .figures import draw_all
 from .page import write_page
 from .records.foreign import read_foreign
 from .records.runs import Run, read_runs
 from .records.sweeps import missing_jobs
-from .running.errors import user_errors
 from .statistics import auto_tree
 from .statistics.audits import write_audit
 from .statistics.caveats import doubts

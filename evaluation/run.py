@@ -16,10 +16,10 @@ from omegaconf.errors import OmegaConfBaseException
 from model.errors import UserError
 from model.files import ROOT
 
-from .running import processes
-from .running.config import checked
-from .running.errors import Failure, fail, one_line, told, user_errors
-from .running.locks import keeping
+from .configuration.config import checked
+from .errors import Failure, fail, one_line, told, user_errors
+from .loading import processes
+from .loading.locks import keeping
 from .running.together import Job, run_alone, waits
 
 

@@ -9,10 +9,10 @@ from transformers import AutoTokenizer
 
 from model.errors import UserError
 
+from .errors import one_line, user_errors
 from .records.answer_file import common_questions, read_answers
 from .records.comparison import describe_files
 from .records.rows import check_records
-from .running.errors import one_line, user_errors
 from .statistics.spec_bench import compare
 
 

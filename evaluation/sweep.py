@@ -26,13 +26,13 @@ from omegaconf.errors import OmegaConfBaseException
 from model.errors import UserError
 from model.files import ROOT
 
+from .configuration.config import checked
+from .configuration.fingerprint import SAVED
+from .configuration.overrides import applicable, key_of
+from .loading.locks import keeping
 from .records.provenance import flat
 from .records.runs import runs_at
 from .run import config_error
-from .running.config import checked
-from .running.fingerprint import SAVED
-from .running.locks import keeping
-from .running.overrides import applicable, key_of
 from .running.together import Job, run_jobs
 from .statistics.tables import main_table
 

@@ -17,7 +17,7 @@ from hydra.core.override_parser.types import Quote, QuotedString
 
 from model.files import write_text
 
-from .running.errors import user_errors
+from .errors import user_errors
 from .statistics.best_tree import HALVES, find
 
 

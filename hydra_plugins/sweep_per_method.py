@@ -33,13 +33,13 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
+from evaluation.configuration.companions import lacking
+from evaluation.configuration.config import register_names
+from evaluation.configuration.fingerprint import SAVED
+from evaluation.configuration.overrides import GROUPS, Find, applicable, key_of
+from evaluation.loading.processes import rank
 from evaluation.records.sweeps import Planned, available, write_down
 from evaluation.running.callback import report_at_end
-from evaluation.running.companions import lacking
-from evaluation.running.config import register_names
-from evaluation.running.fingerprint import SAVED
-from evaluation.running.overrides import GROUPS, Find, applicable, key_of
-from evaluation.running.processes import rank
 from evaluation.running.together import collected
 from model.errors import UserError
 

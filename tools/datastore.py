@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from transformers import AutoConfig, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
-from evaluation.running.errors import one_line, user_errors
+from evaluation.errors import one_line, user_errors
 from model.errors import UserError
 from model.files import located
 from model.retrieval.datastore import Datastore, write_datastore

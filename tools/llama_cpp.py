@@ -18,16 +18,16 @@ from typing import Any
 
 import torch
 
+from evaluation.configuration.methods import Method, build_method
+from evaluation.errors import one_line, user_errors
+from evaluation.loading import gguf
+from evaluation.loading.bench import prompt_ids
+from evaluation.loading.locks import exclusive
+from evaluation.loading.models import LoadedModel, load_model
+from evaluation.loading.settings import ModelSettings
+from evaluation.loading.step_times import warm_up_prompt
 from evaluation.records.provenance import describe_device
 from evaluation.records.questions import read_questions
-from evaluation.running import gguf
-from evaluation.running.conversation import prompt_ids
-from evaluation.running.errors import one_line, user_errors
-from evaluation.running.locks import exclusive
-from evaluation.running.methods import Method, build_method
-from evaluation.running.model_settings import ModelSettings
-from evaluation.running.models import LoadedModel, load_model
-from evaluation.running.step_times import warm_up_prompt
 from model.errors import UserError
 from model.files import ROOT, located, write_json
 

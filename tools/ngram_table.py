@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from evaluation.running.errors import user_errors
+from evaluation.errors import user_errors
 from model.errors import UserError
 from model.ngrams.ngram_table import NgramTable
 

@@ -1,4 +1,4 @@
-"""A configuration becomes answers: model, method, bench, conversation, devices, processes, runs that take turns.
+"""Running questions: one run, runs that take turns, progress, and the report at the end.
 
-From outside: what the commands call. May import `records` and `statistics`; no other room imports it but `stepping`.
+From outside: what the commands call. May import `configuration`, `loading`, `records` and `statistics`.
 """

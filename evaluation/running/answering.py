@@ -14,13 +14,12 @@ from model.decoding import Generation, generate_together
 from model.decoding.sampling import Sampling
 from model.decoding.step import unmarked
 
+from ..configuration.methods import Method
+from ..loading.bench import answer_text, prompt_ids
+from ..loading.devices import cache_bytes, peak_bytes, restart_peak
+from ..loading.step_times import PhaseClock, warm_up_prompt
 from ..records.questions import Question
 from ..records.rows import RECORDS, Row, repeated_ngrams
-from .conversation import answer_text, prompt_ids
-from .memory import cache_bytes, peak_bytes, restart_peak
-from .methods import Method
-from .phases import PhaseClock
-from .step_times import warm_up_prompt
 
 
 def warm_up(method: Method) -> None:

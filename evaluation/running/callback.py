@@ -10,9 +10,9 @@ from omegaconf import DictConfig
 
 from model.errors import UserError
 
-from .config import TRACKERS
-from .errors import Failure
-from .processes import rank
+from ..configuration.config import TRACKERS
+from ..errors import Failure
+from ..loading.processes import rank
 
 
 class ReportAtEnd(Callback):
@@ -27,7 +27,7 @@ def report_at_end(config: DictConfig, folder: Path) -> None:
     if rank() > 0:  # the first of several processes does it for all
         return
     if config.run_dir is None and any(folder.glob("runs/*/answers.jsonl")):
-        from ..report import report  # matplotlib and pandas are needed only now
+        from ..report import report
 
         runs, table = report(folder)
         if config.tracking in TRACKERS:

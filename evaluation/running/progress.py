@@ -8,8 +8,8 @@ from typing import Any
 
 from tqdm import tqdm
 
+from ..loading.processes import rank
 from ..statistics.metrics import Measures, measure
-from .processes import rank
 
 EVERY = 60.0  # seconds between two lines of a log
 

@@ -16,20 +16,18 @@ import torch
 from model.decoding.sampling import Sampling
 from model.errors import UserError
 
+from ..configuration.fingerprint import SAVED, default_folder, execution_used, run_settings, saved_start
+from ..configuration.methods import CATEGORY, COLD, HOT, Method, build_method
+from ..loading import processes
+from ..loading.bench import Bench, load_bench, prompt_ids, template_hash
+from ..loading.devices import Holding, cores_busy
+from ..loading.execution import choose_execution
+from ..loading.models import LoadedModel, devices_in_words
 from ..records.provenance import circumstances, collect
 from ..records.questions import FILE_ORDER, Question, subtask
 from ..records.rows import Row
 from ..statistics.metrics import measure
-from . import processes
 from .answering import answer_question, warm_up
-from .bench import Bench, load_bench
-from .conversation import prompt_ids, template_hash
-from .cores import cores_busy
-from .execution import choose_execution
-from .fingerprint import SAVED, default_folder, execution_used, run_settings, saved_start
-from .memory import Holding
-from .methods import CATEGORY, COLD, HOT, Method, build_method
-from .models import LoadedModel, devices_in_words
 
 
 class Runner:

@@ -13,15 +13,15 @@ import torch
 
 from model.errors import UserError
 
+from ..configuration.methods import AUTO
+from ..errors import Failure, told
+from ..loading import processes
+from ..loading.bench import load_bench
+from ..loading.locks import exclusive
+from ..loading.models import load_model
+from ..loading.settings import ModelSettings
 from ..records.sweeps import note_done
-from . import processes
 from .answering import answer_together
-from .bench import load_bench
-from .errors import Failure, told
-from .locks import exclusive
-from .methods import AUTO
-from .model_settings import ModelSettings
-from .models import load_model
 from .progress import Progress
 from .runner import Runner
 

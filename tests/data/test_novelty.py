@@ -3,7 +3,7 @@
 import json
 
 from data.novelty.write import FILE, questions
-from evaluation.running.bench import load_bench
+from evaluation.loading.bench import load_bench
 
 
 def test_the_committed_file_is_what_the_program_writes():

@@ -8,10 +8,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from evaluation import audit
+from evaluation.loading.bench import prompt_ids
 from evaluation.page.audit import findings
 from evaluation.page.circumstances import configurations
 from evaluation.records.runs import read_runs
-from evaluation.running.conversation import prompt_ids
 from evaluation.statistics.audits import GAPS, audit_table, audits, read_gaps, wording, write_audit
 from evaluation.statistics.pools import pools
 from tests.evaluation.made_runs import answer, made

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from evaluation import inference_recycling, report, run, speed
+from evaluation.loading import bench, hub
 from evaluation.records.run_folder import AnswerStore
-from evaluation.running import bench, hub
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -263,7 +263,7 @@ def test_run_module_reports_config_errors_as_a_user_sees_them(call):
 
 def test_a_hub_out_of_reach_is_told_at_once(evaluate, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")  # nobody listens there
-    monkeypatch.setattr("evaluation.running.models._loaded", None)
+    monkeypatch.setattr("evaluation.loading.models._loaded", None)
     hub.in_reach.cache_clear()
     started = time.perf_counter()
     outcome = evaluate("model.path=nobody/nothing")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from evaluation.running import bench
+from evaluation.loading import bench
 from model.errors import UserError
 from model.files import load_state, replaced, save_state, write_json, write_text
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from evaluation.running import models, step_times
-from evaluation.running.model_settings import ModelSettings
+from evaluation.loading import models, step_times
+from evaluation.loading.settings import ModelSettings
 from model.decoder import Decoder
 from model.decoding import Target, generate
 from model.errors import UserError

@@ -15,9 +15,9 @@ import torch
 from torch import nn
 
 from data.embedded.training.dialogue import batches
-from evaluation.running.errors import one_line
-from evaluation.running.model_settings import ModelSettings
-from evaluation.running.models import load_model
+from evaluation.errors import one_line
+from evaluation.loading.models import load_model
+from evaluation.loading.settings import ModelSettings
 from model.decoding import Target
 from model.errors import UserError
 from model.files import save_state, write_json

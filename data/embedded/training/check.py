@@ -22,8 +22,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from evaluation.errors import user_errors
 from evaluation.records.questions import subtask
-from evaluation.running.errors import user_errors
 from model.errors import UserError
 from model.files import ROOT
 

@@ -13,7 +13,7 @@ from functools import cache
 from itertools import count, islice
 from pathlib import Path
 
-from evaluation.running.errors import user_errors
+from evaluation.errors import user_errors
 from model.files import ROOT, write_text
 from tools.datastore import build, load_tokenizer
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
-from evaluation.running.errors import user_errors
+from evaluation.errors import user_errors
 from model.errors import UserError
 from model.files import ROOT
 

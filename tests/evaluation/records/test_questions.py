@@ -5,9 +5,9 @@ import json
 
 import pytest
 
+from evaluation.loading import bench
+from evaluation.loading.bench import load_bench
 from evaluation.records.questions import read_questions
-from evaluation.running import bench
-from evaluation.running.bench import load_bench
 from model.errors import UserError
 
 GOOD = {"question_id": 1, "category": "qa", "turns": ["why?"]}

@@ -13,11 +13,10 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from evaluation import run
+from evaluation.configuration.needs import composed
+from evaluation.loading import hub
+from evaluation.loading.settings import ModelSettings, check
 from evaluation.records.sweeps import missing_jobs
-from evaluation.running import hub
-from evaluation.running.model_settings import ModelSettings
-from evaluation.running.needs import composed
-from evaluation.running.signatures import check
 from model.methods import METHODS
 
 ROOT = Path(__file__).resolve().parents[3]

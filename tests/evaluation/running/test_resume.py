@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from evaluation.loading import step_times
 from evaluation.records import provenance
 from evaluation.running import runner as session
-from evaluation.running import step_times
 from tests.evaluation.conftest import answers_in
 from tests.evaluation.running.test_run import core
 from tests.evaluation.test_errors import check

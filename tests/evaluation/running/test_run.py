@@ -145,7 +145,7 @@ def test_hot_starts_from_a_saved_matrix(evaluate, tmp_path):
 
 
 def test_a_loaded_model_is_kept_for_the_next_job(evaluate, monkeypatch):
-    from evaluation.running import models
+    from evaluation.loading import models
 
     loads = []
     original = models._load
@@ -241,7 +241,7 @@ def test_a_state_of_before_there_were_settings_is_found(evaluate, tmp_path):
 
 
 def test_tree_auto_measures_once_and_gives_the_same_text(evaluate, tmp_path, monkeypatch):
-    from evaluation.running import step_times
+    from evaluation.loading import step_times
 
     monkeypatch.setattr(step_times, "CACHE", tmp_path / "step_times")
     outcome = evaluate("-m", "method=recycling,vanilla", "tree=auto", "start=hot,cold", "name=auto", "tree.nodes=16")

@@ -11,11 +11,11 @@ from hydra.core.plugins import Plugins
 from omegaconf import OmegaConf
 
 from evaluation import report
+from evaluation.configuration.overrides import applicable
+from evaluation.loading.bench import ordered
 from evaluation.records.questions import Question
 from evaluation.records.runs import read_runs
 from evaluation.records.sweeps import missing_jobs
-from evaluation.running.bench import ordered
-from evaluation.running.overrides import applicable
 from evaluation.statistics.pools import pools
 from hydra_plugins.sweep_per_method import BASIC, command, find_in, further, in_rounds
 from model.errors import UserError

@@ -8,12 +8,13 @@ import pytest
 import torch
 from hydra import compose, initialize_config_dir
 
+from evaluation.loading import devices
+from evaluation.loading.devices import Holding
 from evaluation.records.questions import Question
 from evaluation.records.runs import read_runs
 from evaluation.records.sweeps import missing_jobs
-from evaluation.running import answering, memory, together
+from evaluation.running import answering, together
 from evaluation.running import runner as runner
-from evaluation.running.memory import Holding
 from evaluation.running.together import Job, groups
 from model.decoding import Target
 from model.errors import UserError
@@ -209,7 +210,7 @@ def test_a_peak_counts_neither_the_other_methods_nor_for_hf_the_cache(monkeypatc
         target.caches.nbytes = 50
         device.take(50)
         device.take(5)
-    assert (medusa.bytes, recycling.bytes, memory.cache_bytes(target)) == (305, 20, 50)
+    assert (medusa.bytes, recycling.bytes, devices.cache_bytes(target)) == (305, 20, 50)
 
     def peak(method, others):
         monkeypatch.setattr(answering.Conversation, "answer_next", lambda self: device.take(7, stays=False))
@@ -223,5 +224,5 @@ def test_a_peak_counts_neither_the_other_methods_nor_for_hf_the_cache(monkeypatc
     assert peak(SimpleNamespace(label="recycling", drafter=object()), medusa.bytes) == 1000 + 20 + 50 + 7
     assert peak(SimpleNamespace(label="hf", drafter=None), medusa.bytes + recycling.bytes) == 1000 + 7
     target.devices = [torch.device("cpu")]
-    assert memory.cache_bytes(target) == 0 and memory.peak_bytes([torch.device("mps")]) is None
-    assert memory.peak_bytes(target.devices, 2**60) > 2**20, "a process's resident set is all of it"
+    assert devices.cache_bytes(target) == 0 and devices.peak_bytes([torch.device("mps")]) is None
+    assert devices.peak_bytes(target.devices, 2**60) > 2**20, "a process's resident set is all of it"

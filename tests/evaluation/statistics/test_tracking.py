@@ -100,12 +100,12 @@ def test_a_refusal_ends_the_command_with_its_results_kept(evaluate, tmp_path, mo
 
 def test_a_tracker_that_is_not_there(evaluate, tmp_path, monkeypatch):
     for found in (None, SimpleNamespace(origin=None)):  # the other one is a folder, as wandb leaves one
-        monkeypatch.setattr("evaluation.running.config.find_spec", lambda name, found=found: found)
+        monkeypatch.setattr("evaluation.configuration.config.find_spec", lambda name, found=found: found)
         outcome = evaluate("method=vanilla", "tracking=wandb")
         assert outcome.code == 2 and "tracking=wandb: is not installed; pip install -r requirements" in outcome.err
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     there = {"mlflow": SimpleNamespace(origin="x"), "wandb": SimpleNamespace(origin="x")}
-    monkeypatch.setattr("evaluation.running.config.find_spec", there.get)
+    monkeypatch.setattr("evaluation.configuration.config.find_spec", there.get)
     assert "tracking=mlflow: say where in MLFLOW_TRACKING_URI" in evaluate("method=vanilla", "tracking=mlflow").err
     told = evaluate("method=vanilla", "tracking=wandb", f"run_dir={tmp_path / 'one'}").err
     assert "with run_dir there is none" in told

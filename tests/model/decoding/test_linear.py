@@ -8,9 +8,9 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from evaluation.running import models
-from evaluation.running.model_settings import ModelSettings
-from evaluation.running.models import random_model
+from evaluation.loading import models
+from evaluation.loading.models import random_model
+from evaluation.loading.settings import ModelSettings
 from model.copying.pld import PromptLookup
 from model.decoding import Target, generate, linear
 from model.decoding.linear import SMALL, PackedLinear, linear_bytes, pack_linears, packable

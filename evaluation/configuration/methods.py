@@ -1,0 +1,245 @@
+"""A method ready to answer prompts: a drafter on the engine, or transformers' own generate."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import inspect
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import GenerationConfig
+
+from model.decoding import Drafter, Generation, StepRecord, Tree, generate
+from model.decoding.sampling import GREEDY, Sampling
+from model.decoding.step import unmarked
+from model.errors import UserError
+from model.files import load_state
+from model.recycling import TokenRecycling, build_template
+from model.recycling.auto import AutoRecycling, best_of
+
+from ..loading.digests import sha256_of
+from ..loading.models import LoadedModel
+from ..loading.settings import check
+from ..loading.step_times import step_seconds
+from .companions import make_ready, where
+
+COLD, HOT, CATEGORY = "cold", "hot", "category"
+AUTO = "auto"  # the tree that is chosen for the machine
+SECONDS = "step_seconds"  # what a method takes whose own trees follow the machine
+RANKS = 32  # candidates a node that a template may ask for, where the method has no k of its own
+DTYPES = {"int64": torch.int64, "int32": torch.int32}
+
+
+@dataclass
+class Method:
+    """One way to answer prompts.
+
+    Attributes:
+        name: of the method, as in configs/method/.
+        drafter: None for `hf`, which does not run on this engine.
+        start: cold, hot, category, or the file of a saved state; None where nothing is carried from prompt to prompt.
+        tree: None where the method has no template.
+        settings: everything that decides the output, for the run's fingerprint.
+    """
+
+    name: str
+    loaded: LoadedModel
+    drafter: Drafter | None
+    start: str | None
+    tree: Tree | None
+    settings: dict[str, Any]
+
+    @property
+    def label(self) -> str:
+        """How tables name it: a method that carries state names its start; tree=auto is hot unless it says cold."""
+        if self.start is None:
+            return self.name
+        start = Path(self.start).stem
+        if self.settings.get("tree") == AUTO:
+            start = AUTO if self.start == HOT else f"{AUTO}, {start}"
+        return f"{self.name} ({start})"
+
+    def prepare(self) -> None:
+        """The state at the start of a run."""
+        if self.drafter is not None:
+            self.drafter.reset()
+            if self.start not in (None, COLD, HOT, CATEGORY):
+                self.drafter.load_state_dict(load_state(Path(str(self.start))))
+
+    def begin_prompt(self) -> None:
+        """A cold start forgets what was before."""
+        if self.start == COLD and self.drafter is not None:
+            self.drafter.reset()
+
+    def answer(
+        self,
+        prompt: list[int],
+        max_new_tokens: int,
+        mark: Callable[[str], None] = unmarked,
+        sampling: Sampling = GREEDY,
+    ) -> Generation:
+        """Answer one prompt. `mark` and `sampling`: as `generate` takes them."""
+        if self.drafter is None:
+            return _transformers_generate(self.loaded, prompt, max_new_tokens, sampling)
+        self.begin_prompt()
+        return generate(
+            self.loaded.target,
+            self.drafter,
+            prompt,
+            max_new_tokens=max_new_tokens,
+            eos=self.loaded.eos,
+            sampling=sampling,
+            mark=mark,
+        )
+
+
+def build_method(loaded: LoadedModel, method: dict[str, Any], tree: dict[str, Any], start: str) -> Method:
+    """Build the method that the settings describe.
+
+    Args:
+        method: `name`, `drafter` (import path of a class or function; None: transformers' own generate), and the
+            method's own settings, which become keyword arguments. A drafter is given besides whichever of these its
+            signature names: vocab_size, device, eos, tree, target.
+        tree: `name` and parameters of a template; used by methods that take a `tree`.
+        start: cold | hot | category | path of a saved state; methods without state have none of them.
+
+    Raises:
+        UserError: unknown drafter, start, setting or value, a tree that does not fit k, a companion that is not there.
+    """
+    make_ready(method, loaded.settings.name)
+    own = {key: value for key, value in method.items() if key not in ("name", "drafter")}
+    found = {key: where(key, value) for key, value in own.items() if key.endswith("path") and isinstance(value, str)}
+    name, source = method["name"], method["drafter"]
+    target = loaded.target
+    template: Tree | None = None
+    drafter: Drafter | None = None
+    sized: dict[str, Any] = {}  # what tree=auto sets of a method whose own trees follow the machine
+    if "k" in own and (not isinstance(own["k"], int) or own["k"] < 1):
+        raise UserError(f"method.k={own['k']}: must be a whole number, at least 1")
+    if source is not None:
+        factory = _locate(source)
+        given: dict[str, Any] = {
+            "vocab_size": target.vocab_size,
+            "device": target.device,
+            "eos": loaded.eos,
+            "target": target,
+        }
+        check(own, factory, "method.", without={*given, "tree", SECONDS} - own.keys())
+        takes = inspect.signature(factory).parameters
+        if tree["name"] == AUTO and not {"tree", SECONDS}.isdisjoint(takes):
+            factory = _auto(factory, loaded, tree, own)
+            sized = {"nodes": tree["nodes"]} if SECONDS in takes else {}  # the budget
+        elif "tree" in takes:
+            given["tree"] = template = build_template(**tree, k=own.get("k", RANKS))
+        drafter = _make(factory, own | sized | {key: str(path) for key, path in found.items()}, given)
+        if isinstance(drafter, AutoRecycling):
+            template = drafter.largest
+    stateful = drafter is not None and drafter.stateful
+    settings: dict[str, Any] = dict(method) | ({"tree": AUTO} | sized if sized else {})
+    settings |= {f"{key}_sha256": sha256_of(path) for key, path in found.items()}  # the method has opened it
+    if template is not None:
+        nodes = [list(path) for path in template.rank_paths[1:]]
+        settings |= {"tree": tree["name"], "tree_nodes": len(nodes), "tree_sha256": _sha256(repr(nodes).encode())}
+    if stateful:
+        settings["start"] = start
+        if start not in (COLD, HOT, CATEGORY):
+            if not Path(start).is_file():
+                raise UserError(
+                    f"start={start}: must be cold, hot, category or the file of a saved state; there is no such file"
+                )
+            settings["start_sha256"] = sha256_of(Path(start))
+    made = Method(name, loaded, drafter, start if stateful else None, template, settings)
+    made.prepare()  # a saved state that does not fit is told now
+    return made
+
+
+def _locate(source: Any) -> Callable[..., Any]:
+    """The class or function that an import path names."""
+    module, _, attribute = str(source).rpartition(".")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UserError(f"method.drafter={source}: must be the import path of a drafter ({error})") from None
+    if not callable(found):
+        raise UserError(f"method.drafter={source}: must be a class or a function")
+    return found  # type: ignore[no-any-return]
+
+
+def _make(factory: Callable[..., Any], own: dict[str, Any], given: dict[str, Any]) -> Drafter:
+    """Call it with its own settings and what it asks for by name."""
+    takes = inspect.signature(factory).parameters
+    arguments = {key: value for key, value in given.items() if key in takes} | own
+    if "dtype" in own:
+        if str(own["dtype"]) not in DTYPES:
+            raise UserError(f"method.dtype={own['dtype']}: the matrix is int64 or int32")
+        arguments["dtype"] = DTYPES[own["dtype"]]
+    drafter = factory(**arguments)
+    if not isinstance(drafter, Drafter):
+        raise UserError(f"method.drafter: {factory.__name__} does not make a drafter (model.decoding.Drafter)")
+    if type(drafter).session is Drafter.session:
+        raise UserError(f"method.drafter: {factory.__name__} has no sessions; derive from DeviceDrafter, or write one")
+    return drafter
+
+
+def _auto(
+    factory: Callable[..., Any], loaded: LoadedModel, tree: dict[str, Any], own: dict[str, Any]
+) -> Callable[..., Drafter]:
+    """A method whose tree follows the machine; its step times are measured once a machine, model and setting."""
+    takes_seconds = SECONDS in inspect.signature(factory).parameters
+    if factory is not TokenRecycling and not takes_seconds:
+        raise UserError("tree=auto: chooses recycling's trees and dynamic ones; with another method name a template")
+    unused = [key for key in ("depth", "branching", "path") if tree[key] is not None]
+    if unused or not isinstance(tree["nodes"], int) or tree["nodes"] < 0:
+        raise UserError(
+            f"tree=auto takes tree.nodes, a budget of at least 0, and nothing else ({unused or tree['nodes']})"
+        )
+    target = loaded.target
+    make: Callable[[int], Drafter] = partial(best_of, target, own["k"])
+    if takes_seconds:
+
+        def make(n: int) -> Drafter:
+            return factory(target.vocab_size, **own | {"nodes": n}, device=target.device)  # type: ignore[no-any-return]
+
+    plain, seconds = step_seconds(loaded, factory.__name__, make, budget=tree["nodes"], k=own["k"])
+    if takes_seconds:
+        return partial(factory, step_seconds=seconds, plain_seconds=plain)
+    return partial(AutoRecycling, step_seconds=seconds, plain_seconds=plain, budget=tree["nodes"])
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _transformers_generate(
+    loaded: LoadedModel, prompt: list[int], max_new_tokens: int, sampling: Sampling
+) -> Generation:
+    """transformers' own decoding, the baseline the paper compares with; what it draws is torch's. One step a token."""
+    target = loaded.target
+    limit = target.room(prompt, max_new_tokens)
+    eos = sorted(loaded.eos)
+    drawn: dict[str, Any] = {}
+    if sampling.temperature:
+        torch.manual_seed(sampling.seed)
+        drawn = {key: getattr(sampling, key) for key in ("temperature", "top_k", "top_p", "min_p")}
+    config = GenerationConfig(
+        max_new_tokens=limit,
+        do_sample=bool(sampling.temperature),
+        repetition_penalty=sampling.repetition_penalty,
+        eos_token_id=eos or None,
+        pad_token_id=eos[0] if eos else 0,
+        **drawn,
+    )
+    target.synchronize()
+    start = time.perf_counter()
+    ids = torch.tensor([prompt], device=target.device)
+    output = target.model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)
+    tokens = output[0, len(prompt) :].tolist()
+    elapsed = time.perf_counter() - start
+    stop = "eos" if tokens[-1] in loaded.eos else "length" if limit == max_new_tokens else "context"
+    return Generation(tokens, [StepRecord([token], 1, ()) for token in tokens], stop, len(tokens), 0.0, elapsed)

@@ -1,0 +1,230 @@
+"""Where a model goes (a device, several, processes), whether it fits, its peak memory, and whether cores are busy."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from transformers import AutoModelForCausalLM
+
+from model.decoding import Target
+from model.decoding.target import DEFAULT_CONTEXT
+from model.errors import UserError
+
+from .processes import local_world_size, world_size
+from .settings import ModelSettings
+
+
+def choose_device(name: str) -> torch.device:
+    """`auto` is CUDA where there is one, else the CPU. Which of several GPUs, `locks.exclusive` says."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UserError(f"model.device={name}: unknown device; use auto, cpu, cuda, cuda:N or mps") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UserError(f"model.device={name}: this machine has no CUDA device (or a torch build without CUDA)")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UserError(f"model.device={name}: this machine has {torch.cuda.device_count()} CUDA device(s)")
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise UserError(f"model.device={name}: this machine has no MPS device")
+    if device.type not in ("cpu", "cuda", "mps"):
+        raise UserError(f"model.device={name}: unknown device; use auto, cpu, cuda, cuda:N or mps")
+    return torch.device("cuda", device.index or 0) if device.type == "cuda" else device
+
+
+def check_placement(settings: ModelSettings) -> None:
+    """Refuse settings that contradict each other or the way this process was started.
+
+    Raises:
+        UserError: says which.
+    """
+    given, parallel, processes = settings.device_map, settings.tensor_parallel, world_size()
+    if given is not None and settings.device != "auto":
+        raise UserError(f"model.device={settings.device} and model.device_map={given}: give one of the two")
+    if parallel and (given is not None or settings.device != "auto"):
+        raise UserError(
+            "model.tensor_parallel=true places the model itself; leave out model.device and model.device_map"
+        )
+    if settings.quantize is not None and (given is not None or parallel):
+        raise UserError(
+            f"model.quantize={settings.quantize}: is for a model on one device; leave out device_map, tensor_parallel"
+        )
+    if parallel and processes == 1:
+        raise UserError(
+            "model.tensor_parallel=true: needs several processes; start it with "
+            "torchrun --nproc-per-node NUMBER_OF_GPUS -m evaluation.run ..."
+        )
+    if not parallel and processes > 1:
+        raise UserError(
+            f"torchrun started {processes} processes, which work together with model.tensor_parallel=true only"
+        )
+    if parallel and torch.cuda.is_available() and local_world_size() > torch.cuda.device_count():
+        raise UserError(
+            f"torchrun started {local_world_size()} processes, but this machine has {torch.cuda.device_count()} CUDA "
+            "device(s); give as many to --nproc-per-node"
+        )
+
+
+def placement(settings: ModelSettings) -> dict[str, Any]:
+    """What `from_pretrained` is told: nothing for one device, as the model is moved there afterwards."""
+    if settings.tensor_parallel:
+        from transformers.distributed import DistributedConfig  # slow to import, and for this alone
+
+        return {"distributed_config": DistributedConfig(tp_size=world_size(), tp_plan="auto")}
+    return {} if settings.device_map is None else {"device_map": settings.device_map}
+
+
+def place(model: Any, settings: ModelSettings, device: torch.device) -> Any:
+    """The model where it belongs; refuses one that is not wholly on its devices.
+
+    Raises:
+        UserError: a device map that leaves weights in main memory or on the disk, heads that do not divide.
+    """
+    if settings.tensor_parallel:
+        config = model.config.get_text_config()
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        if heads % world_size():
+            raise UserError(
+                f"{settings.name}: its {heads} key-value heads cannot be shared by {world_size()} processes"
+            )
+        return model
+    if settings.device_map is None:
+        return model.to(device)
+    places = {str(place) for place in getattr(model, "hf_device_map", {}).values()}
+    if "disk" in places or ("cpu" in places and len(places) > 1):
+        raise UserError(
+            f"{settings.name}: does not fit on the devices of model.device_map={settings.device_map}, and a step would "
+            "wait for weights from main memory or disk; use more devices or a smaller model.dtype"
+        )
+    return model
+
+
+WORK = ("user", "nice", "system", "irq", "softirq")  # neither idle, nor waiting for a disk, nor stolen by a host
+
+
+def cores_busy(seconds: float = 0.2) -> float | None:
+    """Cores that other processes keep busy while this one sleeps; None where the system does not say."""
+    try:
+        before = _busy_seconds()
+        time.sleep(seconds)
+        return (_busy_seconds() - before) / seconds
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _busy_seconds() -> float:
+    """Since the start, of all cores together, on work."""
+    times = psutil.cpu_times()
+    return sum(getattr(times, kind, 0.0) for kind in WORK)
+
+
+MARGIN = 500 * 10**6  # bytes for what a step computes, CUDA's own and captured graphs
+_STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+
+
+@dataclass
+class Holding:
+    """What one of several methods on the same target holds on its CUDA devices: bytes, the shared cache left out."""
+
+    target: Target
+    bytes: int = 0
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """What is allocated inside and stays is this method's: nobody else is at work meanwhile."""
+        before = self._allocated()
+        try:
+            yield
+        finally:
+            self.bytes += self._allocated() - before
+
+    def _allocated(self) -> int:
+        devices = _cuda(self.target.devices)
+        return sum(int(torch.cuda.memory_allocated(device)) for device in devices) - cache_bytes(self.target)
+
+
+def cache_bytes(target: Target) -> int:
+    """Bytes of the engine's cache on CUDA devices, which transformers' own generate has no use for."""
+    return target.caches.nbytes if _cuda(target.devices) else 0
+
+
+def restart_peak(devices: Sequence[torch.device]) -> None:
+    """Forget the peak so far. Where Linux does not let a process do so for its resident set, it stays."""
+    for device in _cuda(devices):
+        torch.cuda.reset_peak_memory_stats(device)
+    if all(device.type == "cpu" for device in devices):
+        with suppress(OSError):
+            _CLEAR.write_text("5", encoding="ascii")  # 5: reset the peak resident set (proc(5))
+
+
+def peak_bytes(devices: Sequence[torch.device], not_its_own: int = 0) -> int | None:
+    """Bytes at the peak since `restart_peak`, weights and cache included.
+
+    CUDA: allocated by tensors, the sum over devices, less `not_its_own`. CPU: the resident set of the whole process.
+    Others: not known.
+    """
+    if all(device.type == "cuda" for device in devices):
+        return sum(int(torch.cuda.max_memory_allocated(device)) for device in devices) - not_its_own
+    if all(device.type == "cpu" for device in devices):
+        return _resident_peak()
+    return None
+
+
+def _cuda(devices: Sequence[torch.device]) -> list[torch.device]:
+    return [device for device in devices if device.type == "cuda"]
+
+
+def _resident_peak() -> int:
+    with suppress(OSError, StopIteration):
+        lines = _STATUS.read_text(encoding="ascii", errors="replace").splitlines()
+        return 1024 * int(next(line for line in lines if line.startswith("VmHWM:")).split()[1])
+    if sys.platform == "win32":
+        return int(psutil.Process().memory_info().peak_wset)
+    import resource  # not on Windows
+
+    scale = 1 if sys.platform == "darwin" else 1024  # macOS counts bytes
+    return scale * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def check_room(name: str, config: Any, dtype: torch.dtype, device: torch.device, context: int | None) -> None:
+    """Refuse what cannot fit on a GPU before its weights are read: these, and a cache for the context.
+
+    Args:
+        config: the model's, as transformers has it.
+        context: tokens; None: as `Target` chooses.
+
+    Raises:
+        UserError: it does not fit; says which context would.
+    """
+    if device.type != "cuda" or getattr(config, "quantization_config", None):  # smaller than its shapes say
+        return
+    text = config.get_text_config()
+    if not all(hasattr(text, name) for name in ("num_hidden_layers", "num_attention_heads", "hidden_size")):
+        return  # of another kind: what its cache takes is not known before it is loaded
+    limit = getattr(text, "max_position_embeddings", None)
+    context = context or min(limit or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
+    with torch.device("meta"):
+        shapes = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    weights = sum(p.numel() * p.element_size() for p in shapes.parameters())
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    token = 2 * text.num_hidden_layers * heads * width * dtype.itemsize  # bytes of keys and values
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    free = torch.cuda.mem_get_info(device)[0] + unused
+    if weights + token * context <= free:
+        return
+    fits = (free - weights - MARGIN) // token // 256 * 256
+    advice = f"set model.context={fits} or less" if fits > 0 else "use model.quantize, model.device_map or a larger GPU"
+    raise UserError(
+        f"model {name}: weights of {weights / 1e9:.1f} GB and a cache of {token * context / 1e9:.1f} GB for {context} "
+        f"tokens do not fit into the {free / 1e9:.1f} GB free on {device}; {advice}"
+    )

@@ -1,0 +1,258 @@
+"""Loading a model: the embedded one, a local folder, or a hub name; wrong input told in one line."""
+
+from __future__ import annotations
+
+import gc
+import json
+import warnings
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from huggingface_hub import constants
+from safetensors import SafetensorError
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers.utils import logging as transformers_logging
+
+from model.decoder import eos_of
+from model.decoding import Target
+from model.decoding.linear import fastest_linear, linear_bytes, packable
+from model.errors import UserError
+from model.files import located
+from model.quantization import quantize
+
+from ..errors import one_line
+from ..records.provenance import describe_device
+from . import digests, gguf, hub
+from .bench import DEFAULT, choose_template
+from .devices import check_placement, check_room, choose_device, place, placement
+from .locks import before_letting_go
+from .processes import world_size
+from .settings import ModelSettings, check
+from .shapes import choose_dtype, known, random_weights
+
+SPECIAL_IDS = ("eos_token_id", "pad_token_id", "bos_token_id")  # what a generation config says of the tokenizer
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model ready to decode; `left_out` are the checkpoint's own generation settings, which plain greedy has not."""
+
+    settings: ModelSettings
+    target: Target
+    tokenizer: Any
+    template: str
+    eos: frozenset[int]
+    left_out: dict[str, Any] = field(default_factory=dict)
+    converted_from: dict[str, Any] = field(default_factory=dict)  # a GGUF file: its name, hash and tensor types
+    files: dict[str, str] = field(default_factory=dict)  # what was read: digests of a folder's files, or a hub's commit
+
+
+_loaded: LoadedModel | None = None
+
+
+def load_model(settings: ModelSettings) -> LoadedModel:
+    """Load a model, or hand out the one of the job before if the settings, and the files in its folder, are the same.
+
+    Raises:
+        UserError: unknown dtype or device, no such folder, config, weights or tokenizer, a model the engine refuses.
+    """
+    global _loaded
+    if _loaded is None or _loaded.settings != settings or _files(settings) not in (None, _loaded.files):
+        forget_model()  # free the old weights before the new ones come
+        _loaded = _load(settings)
+    return _loaded
+
+
+def forget_model() -> None:
+    """Free the weights that `load_model` keeps, and give their memory back to the device."""
+    global _loaded
+    if _loaded is None:
+        return
+    on_gpu = any(device.type == "cuda" for device in _loaded.target.devices)
+    _loaded = None
+    gc.collect()  # a target and its hooks, a drafter and its steps name one another
+    if on_gpu:
+        torch.cuda.empty_cache()
+
+
+before_letting_go.append(forget_model)
+
+
+def random_model(shape: str, settings: ModelSettings) -> LoadedModel:
+    """A model of a known shape with random weights and no tokenizer: for step times, not for text.
+
+    Raises:
+        UserError: unknown shape, dtype or device.
+    """
+    known(shape, "--shape")
+    device = _placed(settings)
+    model = random_weights(shape, device, choose_dtype(settings.dtype, device), settings.kernel)
+    if settings.quantize is not None:
+        quantize(model, settings.quantize, device)
+    return LoadedModel(settings, _target(model, settings), None, DEFAULT, frozenset())
+
+
+def _placed(settings: ModelSettings) -> torch.device:
+    """The device; a GPU becomes the current one, where streams, captured graphs and kernels of our own go."""
+    check(vars(settings), ModelSettings, "model.")  # before weights are read, which can take minutes
+    device = choose_device(settings.device)
+    if settings.device != "auto" and device.type == "cuda":
+        torch.cuda.set_device(device)
+    return device
+
+
+def _load(settings: ModelSettings) -> LoadedModel:
+    check_placement(settings)
+    device = _placed(settings)
+    dtype = choose_dtype(settings.dtype, device)
+    path, files = locate(settings.path, settings.allow_pickle), _files(settings)
+    commit = hub.commit_of(path, settings.revision) if files is None else None
+    revision = commit or settings.revision  # one for tokenizer and weights, be it that somebody pushes between the two
+    common: dict[str, Any] = dict(revision=revision, trust_remote_code=settings.trust_remote_code)
+    why = ""
+    if not Path(path).is_dir() and not hub.in_reach():  # then only what an earlier run has fetched
+        common["local_files_only"] = True
+        why = f"{constants.ENDPOINT} is not in reach, and this machine holds no copy of the model; "
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path, **common)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise UserError(f"model {settings.path}: no tokenizer could be loaded ({why}{one_line(error)[:300]})") from None
+    try:
+        one_gpu = device.type == "cuda" and settings.quantize is None and not placement(settings)
+        if one_gpu and not settings.trust_remote_code:
+            config = AutoConfig.from_pretrained(path, **common)
+            check_room(settings.path, config, dtype, device, settings.context)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model = AutoModelForCausalLM.from_pretrained(
+                path,
+                dtype=dtype,
+                attn_implementation=settings.kernel,
+                use_safetensors=None if settings.allow_pickle else True,
+                **placement(settings),
+                **common,
+            )
+    except UserError:  # which is a ValueError
+        raise
+    except (OSError, ValueError, KeyError, ImportError, SafetensorError) as error:
+        raise UserError(f"model {settings.path}: cannot be loaded ({why}{one_line(error)[:300]})") from None
+    if files is None:
+        commit = commit or getattr(model.config, "_commit_hash", None)
+        if commit is None:
+            raise UserError(f"model {settings.path}: its commit is not known; fetch it, and name the folder")
+        files = {"commit": commit}
+    if settings.quantize is not None:
+        quantize(model, settings.quantize, device)
+    model = place(model, settings, device).eval()
+    eos = eos_of(model, tokenizer)
+    left_out = plain_greedy(model)
+    return LoadedModel(
+        settings,
+        _target(model, settings),
+        tokenizer,
+        choose_template(settings.template, tokenizer),
+        eos,
+        left_out,
+        gguf.note(Path(path)),
+        files,
+    )
+
+
+def _files(settings: ModelSettings) -> dict[str, str] | None:
+    """Digests of what lies in the model's folder now; None of a hub's model, which a commit stands for."""
+    folder = Path(locate(settings.path, settings.allow_pickle))
+    return digests.model_files(folder, weights(settings.allow_pickle)) if folder.is_dir() else None
+
+
+def plain_greedy(model: Any) -> dict[str, Any]:
+    """Take a checkpoint's own generation settings from it, all but the special tokens' ids, and return them.
+
+    `generate` fills in from them whatever its caller leaves open: a repetition penalty, a least length, forced tokens.
+    Then `hf` would not be the model's plain greedy decoding, which every method here reproduces.
+    """
+    own: dict[str, Any] = json.loads(model.generation_config.to_json_string())  # those that are not the class's own
+    defaults = GenerationConfig._get_default_generation_params()
+    model.generation_config = GenerationConfig(**{key: own[key] for key in SPECIAL_IDS if key in own})
+    told = (key for key in own if key not in (*SPECIAL_IDS, "transformers_version") and not key.startswith("_"))
+    return {key: own[key] for key in told if own[key] != defaults.get(key, False)}
+
+
+def _target(model: Any, settings: ModelSettings) -> Target:
+    return Target(
+        model,
+        context=settings.context,
+        execution=settings.first_execution,
+        tree_attention=settings.attention == "tree",
+        linear=_linear(model, settings),
+    )
+
+
+def _linear(model: Any, settings: ModelSettings) -> str:
+    """model.linear=auto packs where that can be and half the free memory holds the copies; on CUDA products are joint.
+
+    Raises:
+        UserError: packed, where that cannot be.
+    """
+    if settings.quantize is not None:
+        if settings.linear not in ("auto", "stock"):
+            raise UserError(f"model.linear={settings.linear}: is for weights that are not quantised")
+        return "stock"
+    weight = model.get_input_embeddings().weight
+    can = packable(weight.device, weight.dtype) and not settings.tensor_parallel
+    if settings.linear == "packed" and not can:
+        raise UserError(
+            f"model.linear=packed: is for one x86 processor, float32 and, where it gains, bfloat16; this model "
+            f"is {weight.dtype} on {weight.device}"
+        )
+    if settings.linear != "auto":
+        return settings.linear
+    best = "stock" if settings.tensor_parallel else fastest_linear(weight.device, weight.dtype)
+    free: int = psutil.virtual_memory().available
+    return "stock" if best == "packed" and linear_bytes(model) >= free / 2 else best
+
+
+def weights(allow_pickle: bool) -> tuple[str, ...]:
+    """Patterns of the files that weights are read from, the best kind first."""
+    return ("*.safetensors", "*.bin") if allow_pickle else ("*.safetensors",)
+
+
+def locate(path: str, allow_pickle: bool) -> str:
+    """A folder (as given, or relative to the repository), or a hub name; local folders are looked through first."""
+    folder = located(path)
+    if not folder.exists():
+        if not hub.is_name(path):
+            raise UserError(f"model {path}: no such folder, and not a hub name (owner/name) either")
+        return path
+    if gguf.stands_for_one(folder):
+        folder = gguf.converted(gguf.file_of(folder))
+    if not folder.is_dir():
+        raise UserError(f"model {path}: a file; name a GGUF file or the folder with config.json, weights and tokenizer")
+    if not (folder / "config.json").is_file():
+        more = f" (a {gguf.PACKAGE} counts in folders that ship with this project alone)"
+        raise UserError(
+            f"model {path}: the folder has no config.json{more if (folder / gguf.PACKAGE).exists() else ''}"
+        )
+    if not any(folder.glob("*.safetensors")):
+        if not any(folder.glob("*.bin")):
+            raise UserError(f"model {path}: the folder has no weights (*.safetensors)")
+        if not allow_pickle:
+            raise UserError(
+                f"model {path}: the folder has pickled weights only (*.bin); convert them to safetensors, or say "
+                "model.allow_pickle=true (torch reads them as weights only, no code is run)"
+            )
+    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
+        raise UserError(f"model {path}: the folder has no tokenizer (tokenizer.json or tokenizer.model)")
+    return str(folder)
+
+
+def devices_in_words(loaded: LoadedModel) -> str:
+    """The devices as they stand above every table: how many, of what."""
+    one = describe_device(loaded.target.device)
+    count = world_size() if loaded.settings.tensor_parallel else len(loaded.target.devices)
+    return one if count == 1 else f"{count} x {one}"

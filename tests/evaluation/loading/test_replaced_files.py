@@ -1,0 +1,213 @@
+"""Other files behind an unchanged path are another run: nobody's answers are taken for another model's."""
+
+import hashlib
+import json
+import os
+import shutil
+
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from evaluation.loading import digests, hub, models
+from evaluation.loading.settings import ModelSettings
+from evaluation.records.runs import read_runs
+from evaluation.run import run
+from evaluation.statistics.printing import to_markdown
+from evaluation.statistics.tables import main_table
+from model.errors import UserError
+from model.files import ROOT
+from tests.evaluation.running.test_gguf import cache, write  # noqa: F401  (a fixture)
+
+
+@pytest.fixture
+def model(checkpoint, tmp_path):
+    """A model's folder that may be written to."""
+    return shutil.copytree(checkpoint, tmp_path / "model")
+
+
+@pytest.fixture
+def again(model, bench_file, tmp_path):
+    """A run of this model, without a report; gives the runs there are."""
+
+    def running(*overrides):
+        base = ["model=path", f"model.path={model}", "model.name=toy", "bench=file", f"bench.path={bench_file}"]
+        base += ["bench.end=2", "max_new_tokens=8", "timed=false", f"results_dir={tmp_path / 'results'}"]
+        with initialize_config_dir(str(ROOT / "configs"), version_base=None):
+            run(compose("config", [*base, *overrides]))
+        return read_runs(tmp_path / "results/default")
+
+    return running
+
+
+def table(runs):
+    return to_markdown(runs, main_table(runs))
+
+
+def other_weights(model):
+    """Weights of the same shapes, under the same names."""
+    for path in model.glob("*.safetensors"):
+        torch.manual_seed(1)
+        tensors = {name: tensor + torch.randn_like(tensor) for name, tensor in load_file(path).items()}
+        save_file(tensors, path, metadata={"format": "pt"})
+
+
+def changed(name, **keys):
+    def change(model):
+        held = json.loads((model / name).read_text())
+        (model / name).write_text(json.dumps(held | keys))
+
+    return change
+
+
+def own_template(model):
+    (model / "chat_template.jinja").write_text("{{ messages[0]['content'] }}!")
+
+
+KINDS = {
+    "weights": other_weights,
+    "config": changed("generation_config.json", eos_token_id=[2, 50]),
+    "tokenizer": changed("tokenizer_config.json", add_bos_token=False),
+    "chat template": own_template,
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_finished_run_is_not_taken_for_one_of_the_files_that_lie_there_now(again, model, kind):
+    """The old answers were returned as this model's."""
+    (one,) = again("method=vanilla")
+    before = {path: path.read_bytes() for path in one.folder.iterdir()}
+    KINDS[kind](model)
+    first, second = sorted(again("method=vanilla"), key=lambda run: run.folder != one.folder)
+    assert {path: path.read_bytes() for path in one.folder.iterdir()} == before and first.folder == one.folder
+    differ = {key for key in first.files if first.files[key] != second.files[key]}
+    assert differ == {kind if kind != "chat template" else "tokenizer"}
+    if kind == "weights":
+        ids = [[row["choices"][0]["output_ids"] for row in run.answers] for run in (first, second)]
+        assert ids[0] != ids[1], "the weights of the job before are not used again"
+    assert first.bench_key != second.bench_key, "they are not compared"
+    assert all(f"files={run.circumstances['files']}" in table([first, second]) for run in (first, second))
+    assert len(again("method=vanilla")) == 2
+
+
+def test_an_unfinished_run_does_not_go_on_with_other_weights(again, model, tmp_path):
+    """The answers of two models stood in one record."""
+    folder = tmp_path / "run"
+    (one,) = again("method=vanilla")
+    again("method=vanilla", f"run_dir={folder}")
+    for own in (one.folder, folder):
+        lines = (own / "answers.jsonl").read_text().splitlines(keepends=True)
+        (own / "answers.jsonl").write_text(lines[0])
+        (own / "summary.json").unlink()
+    other_weights(model)
+    runs = again("method=vanilla")
+    assert {run.folder == one.folder: len(run.answers) for run in runs} == {True: 1, False: 2}
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    with pytest.raises(UserError, match=r"another configuration: model.files.weights is .* use another run_dir"):
+        again("method=vanilla", f"run_dir={folder}")
+    assert {path: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_a_run_of_before_digests_is_read_and_not_gone_on_with(again):
+    (one,) = again("method=vanilla")
+    old = one.folder.rename(one.folder.with_name("toy-file-vanilla-00000000"))
+    held = one.metadata
+    del held["settings"]["model"]["files"]
+    (old / "metadata.json").write_text(json.dumps(held))
+    runs = again("method=vanilla")
+    assert {run.folder.name == old.name: bool(run.files) for run in runs} == {True: False, False: True}
+    assert "of unknown weights: vanilla, repeat 0: made before" in table(runs) and "files=unknown" in table(runs)
+    with pytest.raises(UserError, match=r"another configuration: model.files is not recorded there and"):
+        again("method=vanilla", f"run_dir={old}")
+
+
+def test_a_saved_state_is_of_the_same_files(again, model):
+    recycling = ("method=recycling", "tree=best", "tree.nodes=6")
+    again(*recycling, "start=hot")
+    assert len(again(*recycling, "start=saved")) == 2
+    other_weights(model)
+    with pytest.raises(UserError, match=r"start=saved: there is no finished run .*the one there is of other weights"):
+        again(*recycling, "start=saved")
+
+
+def test_a_replaced_gguf_file_is_another_model(tmp_path, cache):  # noqa: F811
+    settings = ModelSettings("toy", str(tmp_path / "toy.gguf"), device="cpu")
+    write(tmp_path / "toy.gguf")
+    one = models.load_model(settings)
+    assert models.load_model(settings) is one and set(one.files) == {"weights", "config", "tokenizer"}
+    write(tmp_path / "toy.gguf", fields={"rope.scaling.factor": 4.0})
+    other = models.load_model(settings)
+    assert other.target.model.config.rope_parameters["rope_type"] == "linear", "not the one in memory"
+    assert one.files["weights"] == other.files["weights"] and one.files["config"] != other.files["config"]
+
+
+def test_a_hub_model_is_its_commit(checkpoint, monkeypatch):
+    """Tokenizer and weights are read from one commit, which a run records."""
+    asked = []
+    for name, kind in (("AutoTokenizer", AutoTokenizer), ("AutoModelForCausalLM", AutoModelForCausalLM)):
+
+        class Stand:
+            @staticmethod
+            def from_pretrained(path, revision, kind=kind, **more):
+                asked.append((path, revision))
+                return kind.from_pretrained(checkpoint, **more)
+
+        monkeypatch.setattr(models, name, Stand)
+    monkeypatch.setattr(hub, "in_reach", lambda: True)
+    for commit in ("a" * 40, "b" * 40):
+        monkeypatch.setattr("huggingface_hub.model_info", lambda name, revision, sha=commit: hub_info(sha))
+        loaded = models._load(ModelSettings("toy", "owner/toy", revision="main", device="cpu"))
+        assert loaded.files == {"commit": commit} and asked[-2:] == [("owner/toy", commit)] * 2
+
+
+class hub_info:
+    def __init__(self, sha):
+        self.sha = sha
+
+
+def test_replaced_companions_are_another_run(again, checkpoint, tmp_path):
+    draft, tree = shutil.copytree(checkpoint, tmp_path / "draft"), tmp_path / "tree.yaml"
+    tree.write_text("[[0], [1]]")
+    (hot,) = again("method=recycling", "tree=file", f"tree.path={tree}", "start=hot")
+    state = shutil.copy(hot.folder / "state.safetensors", tmp_path / "state.safetensors")
+    commands = {
+        "sps": ("method=sps", f"method.draft_path={draft}"),
+        "tree": ("method=recycling", "tree=file", f"tree.path={tree}"),
+        "start": ("method=recycling", "tree=best", "tree.nodes=4", f"start={state}"),
+    }
+    count = [len(again(*command)) for command in commands.values()][-1]
+    assert count == 4 == len(again(*commands["sps"]))
+    other_weights(draft)
+    tree.write_text("[[0], [0, 0]]")
+    save_file({name: tensor + 1 for name, tensor in load_file(state).items()}, state)
+    assert [len(again(*command)) for command in commands.values()] == [5, 6, 7]
+
+
+def test_a_large_file_is_hashed_once_until_it_is_another(tmp_path, monkeypatch):
+    monkeypatch.setattr(digests, "CACHE", tmp_path / "kept")
+    monkeypatch.setattr(digests, "LARGE", 4)
+    hashed, real = [], hashlib.file_digest
+    monkeypatch.setattr(
+        hashlib, "file_digest", lambda stream, kind: (hashed.append(stream.name), real(stream, kind))[1]
+    )
+    file = tmp_path / "weights"
+    file.write_bytes(b"one weight")
+    digest = digests.file_sha256(file)
+    assert digests.file_sha256(file) == digest == hashlib.sha256(b"one weight").hexdigest() and len(hashed) == 2, (
+        "written just now: the next change may have the same time"
+    )
+    monkeypatch.setattr(digests, "SETTLED", -1)
+    assert [digests.file_sha256(file) for _ in range(3)] == [digest] * 3 and len(hashed) == 3
+    times = file.stat()
+    file.write_bytes(b"two weight")
+    os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert digests.file_sha256(file) == hashlib.sha256(b"two weight").hexdigest(), "of the same size and time"
+    (tmp_path / "other").write_bytes(b"any weight")
+    (tmp_path / "other").replace(file)
+    assert digests.file_sha256(file) == hashlib.sha256(b"any weight").hexdigest()
+    small = tmp_path / "small"
+    for text in (b"a", b"b"):
+        small.write_bytes(text)
+        assert digests.file_sha256(small) == hashlib.sha256(text).hexdigest()
