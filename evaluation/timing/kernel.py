@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
+import random
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
+from transformers import AttentionInterface
 
+from model.decoding.attention import TreeAttention, tree_attention_reference
 from model.decoding.devices import synchronize, triton_problem
 from model.decoding.sampling import GREEDY, Choice
+from model.decoding.tree import Tree
 
 from .checks import failure
 from .forecast import K
@@ -27,16 +32,144 @@ REPEATS = 7
 LONGEST = 15.0  # seconds of a case, most of which compiles; a guess until one was seen
 
 
+MOST_LAYERS = 64
+BEYOND_L2 = 256 << 20  # bytes of keys and values that a timed graph touches; an H200's L2 holds 60 MB
+Layer = tuple[torch.Tensor, torch.Tensor]
+Call = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # of one layer's k and v
+
+
+@dataclass(frozen=True)
+class Case:
+    """One point: H, Hkv, D, nodes n, committed tokens."""
+
+    heads: int
+    kv_heads: int
+    dim: int
+    nodes: int
+    length: int
+
+    @property
+    def capacity(self) -> int:
+        return 1 << (self.length + self.nodes - 1).bit_length()
+
+    def nbytes(self, itemsize: int) -> int:
+        """Bytes that must move: used keys and values once, queries and outputs once."""
+        used = self.kv_heads * (self.length + self.nodes) + self.heads * self.nodes
+        return 2 * used * self.dim * itemsize
+
+
+def seconds(call: Call, layers: list[Layer], repeats: int) -> float:
+    """Median seconds of one call, over replays of a graph (CUDA) or plain loops (CPU) of one call a layer."""
+
+    def loop() -> None:
+        for k, v in layers:
+            call(k, v)
+
+    def nothing() -> None:
+        """What there is to wait for on a CPU."""
+
+    run: Callable[[], None] = loop
+    wait: Callable[[], None] = nothing
+    loop()
+    if layers[0][0].is_cuda:
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            loop()
+        run, wait = graph.replay, torch.cuda.synchronize
+        run()
+    times = []
+    for _ in range(repeats):
+        wait()
+        start = time.perf_counter()
+        run()
+        wait()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times) / len(layers)
+
+
+def sdpa_call(case: Case, q: torch.Tensor, ancestors: torch.Tensor) -> Call:
+    """transformers' own function on the used part of the cache, with an additive mask (1, 1, n, length + n)."""
+    used = case.length + case.nodes
+    mask = torch.zeros(1, 1, case.nodes, used, dtype=q.dtype, device=q.device)
+    mask[..., case.length :].masked_fill_(~ancestors, torch.finfo(q.dtype).min)
+    module, sdpa = SimpleNamespace(num_key_value_groups=case.heads // case.kv_heads), AttentionInterface()["sdpa"]
+
+    def call(k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = sdpa(module, q, k[:, :, :used], v[:, :, :used], mask, scaling=case.dim**-0.5)[0]
+        return output.transpose(1, 2)
+
+    return call
+
+
+def flex_call(case: Case, q: torch.Tensor, ancestors: torch.Tensor, length: torch.Tensor) -> Call:
+    """FlexAttention over the whole capacity; its block mask skips what lies behind the draft."""
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    def mask(b: torch.Tensor, h: torch.Tensor, node: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
+        other = row - length
+        inside = (other >= 0) & (other < case.nodes)
+        return (row < length) | (inside & ancestors[node, other.clamp(0, case.nodes - 1)])
+
+    blocks = create_block_mask(mask, None, None, case.nodes, case.capacity, device=str(q.device))
+    torch.compiler.reset()  # or the limit of recompilations makes later cases run uncompiled, in silence
+    compiled: Any = torch.compile(flex_attention, dynamic=False)
+    return lambda k, v: compiled(q, k, v, block_mask=blocks, enable_gqa=case.heads != case.kv_heads)
+
+
+def measure(case: Case, dtype: torch.dtype, device: torch.device, repeats: int = REPEATS) -> dict[str, Any]:
+    """One row of the table: microseconds a layer, by kernel; one that cannot run has None and the reason.
+
+    On CUDA a graph of many layers is replayed, each with a cache of its own, so that keys and values come from memory
+    as they do in a model and not from the L2 cache. GB/s counts each used row of the cache once, and queries and
+    outputs.
+    """
+    torch.manual_seed(0)
+    count = max(1, min(MOST_LAYERS, BEYOND_L2 // case.nbytes(dtype.itemsize))) if device.type == "cuda" else 2
+    shape = (1, case.kv_heads, case.capacity, case.dim)
+    layers = [
+        (torch.randn(shape, dtype=dtype, device=device), torch.randn(shape, dtype=dtype, device=device))
+        for _ in range(count)
+    ]
+    q = torch.randn(1, case.nodes, case.heads, case.dim, dtype=dtype, device=device).transpose(1, 2)
+    rng = random.Random(0)
+    parents = sorted(rng.randrange(max(1, i // 2)) for i in range(1, case.nodes))
+    ancestors = Tree([0, *parents]).ancestors.to(device)
+    length = torch.tensor(case.length, device=device)
+    sizes = (case.heads, case.kv_heads, case.dim, case.nodes, case.capacity)
+
+    ours = TreeAttention(*sizes, length, dtype)
+    ours.set_tree(ancestors)
+    expected = tree_attention_reference(q, *layers[0], length, ancestors).float()
+    row: dict[str, Any] = asdict(case) | {"layers": count, "backend": ours.backend, "notes": {}}
+    calls: dict[str, Callable[[], Call]] = {
+        "tree": lambda: partial(ours, q),
+        "sdpa": lambda: sdpa_call(case, q, ancestors),
+        "flex": lambda: flex_call(case, q, ancestors, length),
+    }
+    if device.type != "cuda":
+        del calls["flex"]  # it would compile C++ for half a minute
+    for name, make in calls.items():
+        try:
+            call = make()
+            row[f"{name}_error"] = float((call(*layers[0]).float() - expected).abs().max())
+            row[f"{name}_us"] = 1e6 * seconds(call, layers, repeats)
+        except Exception as error:  # a benchmark goes on without a rival, and says so
+            if name == "tree":
+                raise
+            row[f"{name}_us"], row["notes"][name] = None, f"{type(error).__name__}: {str(error).splitlines()[0]}"
+    if ours.backend == "triton":
+        row["plan"] = asdict(ours.plan)
+    row["gb_per_s"] = case.nbytes(dtype.itemsize) / row["tree_us"] / 1e3
+    return row
+
+
 def compare_kernels(plan: Plan, report: Report) -> dict[str, Any]:
-    """Rows of microseconds a layer, kept as they come; on a CPU and without these functions why not."""
+    """Rows of microseconds a layer, kept as they come; on a CPU why not."""
     if plan.device.type != "cuda":
         return {"rows": [], "problem": "skipped: the kernel is for CUDA"}
     if why := triton_problem(plan.device):
         return {"rows": [], "problem": f"skipped: {why}"}
-    try:
-        from tools import bench_attention as bench
-    except ImportError as error:
-        return {"rows": [], "problem": f"skipped: {failure(error)}"}
     rows: list[dict[str, Any]] = []
     longest = LONGEST
     for heads in HEADS:
@@ -46,19 +179,19 @@ def compare_kernels(plan: Plan, report: Report) -> dict[str, Any]:
                     report.note(f"kernel: {heads[0]}/{heads[1]} heads, {nodes} nodes at {length} tokens was cut")
                     continue
                 started = report.budget.spent()
-                case = bench.Case(*heads, nodes, length)
+                case = Case(*heads, nodes, length)
                 try:
                     with torch.inference_mode():
-                        rows.append(bench.measure(case, plan.dtypes[0], "cuda", REPEATS, sweep=False))
+                        rows.append(measure(case, plan.dtypes[0], plan.device))
                 except Exception as error:
-                    rows.append(dataclasses.asdict(case) | {"error": failure(error)})
+                    rows.append(asdict(case) | {"error": failure(error)})
                 longest = report.budget.spent() - started
                 report.keep(kernel={"rows": rows, "dtype": named(plan.dtypes[0]), "problem": None})
     return {"rows": rows, "dtype": named(plan.dtypes[0]), "problem": None}
 
 
 VOCABULARIES = {"Vicuna": 32000, "Llama-3": 128256, "Qwen3": 151936}
-REPEATS, CALLS = 7, 8  # calls of one repeat; on a CPU, where one takes long, it is one call twice
+CALLS = 8  # calls of one repeat; on a CPU, where one takes long, it is one call twice
 
 
 def compare_searches(plan: Plan, report: Report) -> dict[str, Any]:

@@ -1,6 +1,5 @@
-"""What a step asks of the device, counted; and the kernels' section, whose functions are a tool's."""
+"""What a step asks of the device, counted; and the kernels' section, by hand."""
 
-import builtins
 from collections import Counter
 from types import SimpleNamespace
 
@@ -8,6 +7,7 @@ import pytest
 import torch
 
 from evaluation.loading.shapes import random_weights
+from evaluation.timing import kernel
 from evaluation.timing.checks import load_target
 from evaluation.timing.floor import Rates, step_cost
 from evaluation.timing.kernel import compare_kernels
@@ -15,7 +15,6 @@ from evaluation.timing.plan import Budget
 from evaluation.timing.report import Report
 from evaluation.timing.stepper import Burst, CountedOperators, Stepper, cuda_calls, operator_calls
 from evaluation.timing.steps import cell, floor
-from tools import bench_attention
 
 CUDA = SimpleNamespace(device=SimpleNamespace(type="cuda"), dtypes=(torch.float32,))
 
@@ -61,28 +60,14 @@ def test_cells_and_floors_by_hand():
 def test_kernels_are_compared_and_one_that_fails_is_a_row(monkeypatch, tmp_path):
     monkeypatch.setattr("evaluation.timing.kernel.triton_problem", lambda device: "")
 
-    def measure(case, dtype, device, repeats, sweep):
+    def measure(case, dtype, device):
         if case.kv_heads == 8:
             raise RuntimeError("no registers")
         return {**vars(case), "tree_us": 1.0, "sdpa_us": 2.0, "flex_us": None, "notes": {}, "gb_per_s": 3.0}
 
-    monkeypatch.setattr(bench_attention, "measure", measure)
+    monkeypatch.setattr(kernel, "measure", measure)
     report = Report(tmp_path, Budget(8), 2.7)
     found = compare_kernels(CUDA, report)
     assert [row.get("error") for row in found["rows"]] == [None] * 4 + ["RuntimeError: no registers"] * 4
     html = report.html.read_text()
     assert "32/32/128" in html and html.count("no registers") == 8, "among the failures, and in the table"
-
-
-def test_without_the_tool_it_is_said(monkeypatch, tmp_path):
-    load = builtins.__import__
-
-    def without(name, *arguments):
-        if name == "tools":
-            raise ImportError("no tools")
-        return load(name, *arguments)
-
-    monkeypatch.setattr("evaluation.timing.kernel.triton_problem", lambda device: "")
-    monkeypatch.setattr(builtins, "__import__", without)
-    found = compare_kernels(CUDA, Report(tmp_path, Budget(8), 2.7))
-    assert found == {"rows": [], "problem": "skipped: ImportError: no tools"}

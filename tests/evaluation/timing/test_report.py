@@ -217,7 +217,7 @@ def test_it_runs_where_nothing_else_is_installed(tmp_path):
 import runpy, sys
 for name in {WITHOUT}:
     sys.modules[name] = None
-from evaluation.device import checks, plan, steps
+from evaluation.timing import checks, plan, steps
 checks.PROMPTS, checks.TOKENS, plan.SIZES_CPU, steps.MOST_ROUNDS = 1, 4, (0, 80), 1
 sys.argv = ["device_report", *sys.argv[1:]]
 runpy.run_module("evaluation.device_report", run_name="__main__")
