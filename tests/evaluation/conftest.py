@@ -1,15 +1,20 @@
 """A toy checkpoint and bench, and the command lines called in this process."""
 
+import copy
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
+from hydra._internal.core_plugins.file_config_source import FileConfigSource
 
+from evaluation import figures
 from evaluation import run as run_module
 from evaluation.figures import style
+from evaluation.loading import devices
+from evaluation.running import runner
 from tests.checkpoint import write_checkpoint
 
 CATEGORIES = ["writing", "math", "translation", "qa", "rag", "code", "poetry"]
@@ -25,11 +30,46 @@ def every_kind() -> None:
     """For tests that look at the files of figures: they are written in every kind, as for users."""
 
 
+@pytest.fixture
+def drawn() -> None:
+    """For tests that look at figures on the page: they are drawn, as SVG alone."""
+
+
 @pytest.fixture(autouse=True)
-def one_kind_of_figure(request, monkeypatch) -> None:
-    """Elsewhere as SVG alone, which the page shows: PDF and PNG are three quarters of what drawing a report takes."""
-    if "every_kind" not in request.fixturenames:
-        monkeypatch.setattr(style, "KINDS", ("svg",))
+def few_figures(request, monkeypatch) -> None:
+    """Elsewhere no figure is drawn: they are most of what a report of a few toy answers takes."""
+    if "every_kind" in request.fixturenames:
+        return
+    monkeypatch.setattr(style, "KINDS", ("svg",))
+    if "drawn" not in request.fixturenames:
+        monkeypatch.setattr(figures, "FIGURES", ())
+        monkeypatch.setattr(figures, "ACROSS", ())
+
+
+@pytest.fixture(scope="session", autouse=True)
+def configs_parsed_once() -> Iterator[None]:
+    """Hydra parses a file of configs/ again for each job, with a parser in Python; tests compose some thousand jobs."""
+    held: dict[tuple[str, str, int], Any] = {}
+    load = FileConfigSource.load_config
+
+    def once(self: FileConfigSource, config_path: str) -> Any:
+        file = Path(self.path) / (config_path if config_path.endswith(".yaml") else f"{config_path}.yaml")
+        if not file.exists():
+            return load(self, config_path)
+        key = (self.provider, str(file), file.stat().st_mtime_ns)
+        if key not in held:
+            held[key] = load(self, config_path)
+        return copy.deepcopy(held[key])
+
+    FileConfigSource.load_config = once
+    yield
+    FileConfigSource.load_config = load
+
+
+@pytest.fixture(autouse=True)
+def machine_looked_at_briefly(monkeypatch) -> None:
+    """Whether other processes keep the cores busy is asked for 0.2 s a run; tests of it call it themselves."""
+    monkeypatch.setattr(runner, "cores_busy", lambda: devices.cores_busy(0.001))
 
 
 @pytest.fixture(scope="session")
