@@ -28,7 +28,7 @@ METHODS = {
     "sps": "learned.sps.Speculative",
     "medusa": "learned.medusa.Medusa",
     "eagle": "learned.eagle.Eagle",
-    "eagle2": "learned.eagle2.Eagle2",
+    "eagle2": "learned.eagle.Eagle2",
 }
 
 

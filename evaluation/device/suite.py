@@ -12,7 +12,7 @@ from typing import Any
 
 from model.files import ROOT
 
-FILES = tuple(f"tests/model/decoding/test_{name}.py" for name in ("attention", "selection", "settlement", "step"))
+FILES = tuple(f"tests/model/decoding/test_{name}.py" for name in ("attention", "selection", "step", "verification"))
 
 
 def run_tests(seconds: float, files: tuple[str, ...] = FILES, root: Path = ROOT) -> dict[str, Any]:

@@ -19,8 +19,7 @@ from model.decoding import Target, decode, generate
 from model.decoding.sampling import Sampling
 from model.dynamic.dynamic_recycling import DynamicRecycling
 from model.errors import UserError
-from model.learned.eagle import Eagle
-from model.learned.eagle2 import Eagle2
+from model.learned.eagle import Eagle, Eagle2
 from model.learned.medusa import Medusa
 from model.learned.sps import Speculative
 from model.ngrams.lookahead import Lookahead
