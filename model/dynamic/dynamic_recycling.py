@@ -95,7 +95,7 @@ class DynamicRecycling(Drafter):
         super().__init__(torch.device(device))
         self.size: MachineSize | None = None
         if step_seconds is not None:
-            self.size = MachineSize(step_seconds, plain_seconds or step_seconds.get(0, 0.0), nodes)
+            self.size = MachineSize(step_seconds, plain_seconds, nodes)
             nodes = self.size.sizes[-1]
         self.nodes, self.k, self.copy, self.siblings, self.max_nodes = nodes, k, copy, siblings, 1 + nodes
         self.needs = Needs(candidates=k, bits=True, choices=True, prompt_logits=recycle_prompt)
