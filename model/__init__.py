@@ -2,11 +2,27 @@
 
 Imports itself relatively and knows neither Hydra nor the harness, so that it can be vendored under another name.
 
-From outside: any class by its file; `errors`, `files` and `tree_files` are everyone's.
+From outside: what is named here, any class by its file; `errors`, `files` and `tree_files` are everyone's.
 """
 
+import importlib
 import logging
+from typing import Any
 
 # Where torchao is installed transformers imports it, and it tells of every kernel that was not built for this machine.
 for _name in ("torchao", "torch.utils._pytree"):
     logging.getLogger(_name).setLevel(logging.ERROR)
+
+_EXPORTS = {"Decoder": "decoder", "Generate": "transformers_generate", "METHODS": "methods"}
+_EXPORTS |= dict.fromkeys(("DeviceDrafter", "Draft", "Drafter", "Session", "Tree"), "decoding")
+
+
+def __getattr__(name: str) -> Any:
+    """What is exported, imported when it is first asked for: torch and transformers take seconds."""
+    if name not in _EXPORTS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f".{_EXPORTS[name]}", __name__), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_EXPORTS})

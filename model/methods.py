@@ -1,15 +1,19 @@
-"""Methods by name, for use in code; the harness makes them by its configurations."""
+"""The register of methods: each by its name, and where tables show it. configs/method/NAME.yaml holds its settings.
+
+Imports nothing heavy before a method is asked for, so that what reads records can ask for the order alone.
+"""
 
 from __future__ import annotations
 
 import importlib
 import inspect
 from collections.abc import Collection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from .decoding import Drafter, Target, Tree
 from .errors import UserError
-from .recycling import build_template
+
+if TYPE_CHECKING:
+    from .decoding import Drafter, Target
 
 METHODS = {
     "vanilla": "vanilla.Vanilla",
@@ -28,8 +32,29 @@ METHODS = {
     "sps": "learned.sps.Speculative",
     "medusa": "learned.medusa.Medusa",
     "eagle": "learned.eagle.Eagle",
-    "eagle2": "learned.eagle2.Eagle2",
+    "eagle2": "learned.eagle.Eagle2",
 }
+# In the order of tables and figures, transformers' own decoding first. Other methods come next, and recycling is last.
+FIRST_IN_TABLES = (
+    *("hf", "vanilla", "lookahead", "pld", "ngram_cache", "rest", "suffix", "sps"),
+    *("medusa", "eagle", "eagle2"),
+)
+
+
+def table_place(name: str) -> int:
+    """What tables and figures sort a method by."""
+    if name in FIRST_IN_TABLES:
+        return FIRST_IN_TABLES.index(name)
+    return len(FIRST_IN_TABLES) + (name == "recycling")
+
+
+def method_class(name: str) -> type[Drafter]:
+    """The class of a method. Raises UserError if there is none of that name."""
+    if name not in METHODS:
+        raise UserError(f"method {name}: unknown; there is {', '.join(METHODS)}")
+    module, _, kind = METHODS[name].rpartition(".")
+    found: type[Drafter] = getattr(importlib.import_module(f".{module}", __package__), kind)
+    return found
 
 
 def make_method(name: str, target: Target, /, *, eos: Collection[int] = (), **settings: Any) -> Drafter:
@@ -43,10 +68,10 @@ def make_method(name: str, target: Target, /, *, eos: Collection[int] = (), **se
     Raises:
         UserError: no such method, or a setting that it does not take.
     """
-    if name not in METHODS:
-        raise UserError(f"method {name}: unknown; there is {', '.join(METHODS)}")
-    module, _, kind = METHODS[name].rpartition(".")
-    factory = getattr(importlib.import_module(f".{module}", __package__), kind)
+    factory = method_class(name)
+    from .decoding import Tree  # not above: see there
+    from .recycling import build_template
+
     takes = inspect.signature(factory).parameters
     given: dict[str, Any] = {"vocab_size": target.vocab_size, "device": target.device, "target": target, "eos": eos}
     if "tree" in takes and not isinstance(tree := settings.get("tree", "2.2.2"), Tree):
@@ -62,7 +87,6 @@ def make_method(name: str, target: Target, /, *, eos: Collection[int] = (), **se
     if needed:
         raise UserError(f"method {name}: needs {', '.join(needed)}")
     try:
-        found: Drafter = factory(**{key: value for key, value in given.items() if key in takes} | settings)
+        return factory(**{key: value for key, value in given.items() if key in takes} | settings)
     except (TypeError, ValueError, AttributeError) as error:  # a setting of another type
         raise UserError(f"method {name}: {', '.join(map(str, settings.items()))}: {error}") from None
-    return found

@@ -13,8 +13,8 @@ from weakref import WeakKeyDictionary
 import torch
 
 from .decoding import Drafter, Target, decode
+from .decoding.devices import turns_of
 from .decoding.sampling import Sampling
-from .decoding.turns import turns_of
 from .errors import UserError
 from .generate_settings import refuse
 from .methods import make_method

@@ -145,7 +145,8 @@ def recorded(method: dict[str, Any], drawn: dict[str, Any]) -> dict[str, Any]:
     """
     shares = method.get("share_noise") and drawn.get("temperature")
     method = {key: value for key, value in method.items() if key != "share_noise" or shares}
-    return method | {"drafter": re.sub(r"^model\.\w+\.(\w+\.\w+)$", r"model.\1", str(method["drafter"] or "")) or None}
+    drafter = re.sub(r"^model\.\w+\.(\w+\.\w+)$", r"model.\1", str(method["drafter"] or ""))
+    return method | {"drafter": drafter.replace("model.eagle.Eagle2", "model.eagle2.Eagle2") or None}  # once its file
 
 
 def _sha256(data: Any) -> str:

@@ -14,6 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from model.decoding import Target
+from model.decoding.devices import free_bytes
 from model.decoding.target import DEFAULT_CONTEXT
 from model.errors import UserError
 
@@ -221,8 +222,7 @@ def check_room(name: str, config: Any, dtype: torch.dtype, device: torch.device,
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     token = 2 * text.num_hidden_layers * heads * width * dtype.itemsize  # bytes of keys and values
-    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    free = torch.cuda.mem_get_info(device)[0] + unused
+    free = free_bytes(device)
     if weights + token * context <= free:
         return
     fits = (free - weights - MARGIN) // token // 256 * 256

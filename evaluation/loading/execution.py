@@ -11,7 +11,7 @@ import torch
 
 from model.decoding import Draft, Target, Tree, generate
 from model.decoding.devices import give_back, synchronize
-from model.decoding.static_step import StaticSteps
+from model.decoding.step import Executor, unmarked
 from model.errors import UserError
 from model.recycling import TokenRecycling, build_template
 from model.vanilla import Vanilla
@@ -181,7 +181,7 @@ def _logits(target: Target, name: str, prompt: list[int], draft: Draft) -> Any:
         if name == "eager":
             return target.forward(cache, draft).float()
         drafter = TokenRecycling(target.vocab_size, draft.tree, device=target.device)
-        step, launch = StaticSteps(target).fed(cache, n, drafter, lambda phase: None)
+        step, launch = Executor(target).padded(cache, n, drafter, unmarked)
         for _ in range(2):  # what a first run leaves behind is seen by the second
             step.feed(draft, cache.length)
             launch()

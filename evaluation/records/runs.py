@@ -15,17 +15,13 @@ from typing import Any
 import pandas as pd
 
 from model.errors import UserError
+from model.methods import table_place
 
 from .answer_file import SharedNumbers, read_answers, read_object
 from .drawing import drawing
 from .questions import question_key, subtask
 from .rows import Row, accept_lengths, check_records, question_speed
 
-# In the order tables and figures show them; a method that is not here stands between the others and recycling.
-METHODS = (
-    *("hf", "vanilla", "lookahead", "pld", "ngram_cache", "rest", "suffix", "sps"),
-    *("medusa", "eagle", "eagle2"),
-)
 _TAKEN = ("dtype", "device", "model", "bench", "method", "variant", "seed")  # names of other columns of a table
 _HIDDEN = ("name", "drafter", "start", "tree", "tree_nodes")  # told by the label or by words of their own
 GENERATE = "transformers generate"  # the execution of hf, which takes no steps of this engine
@@ -181,17 +177,15 @@ def runs_at(folders: Iterable[Path]) -> list[Run]:
 
 
 def _order(run: Run) -> tuple[Any, ...]:
-    """What may be compared together; methods as in METHODS, numbers as numbers, repeats last, within one its shards."""
+    """What may be compared together; methods as in tables, numbers as numbers, repeats last, within one its shards."""
     method = run.settings["method"]
-    place = len(METHODS) + 1 if method["name"] == "recycling" else len(METHODS)
-    place = METHODS.index(method["name"]) if method["name"] in METHODS else place
     numbers = [
         method.get(key) if isinstance(method.get(key), int | float) else 0
         for key in ("k", "tree_nodes", "nodes", "max_draft")
     ]
     facets = natural(str(sorted(run.facets.items(), key=str)))
     bench, first = natural("|".join(run.bench_key)), natural("".join(run.asked[:1]))
-    return bench, place, natural(run.label), *numbers, facets, run.repeat, first
+    return bench, table_place(method["name"]), natural(run.label), *numbers, facets, run.repeat, first
 
 
 def natural(text: str) -> tuple[str | float, ...]:

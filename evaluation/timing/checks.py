@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -15,23 +14,15 @@ from typing import Any
 
 import torch
 
-from model.copying.pld import PromptLookup
-from model.decoding import Draft, Drafter, Generation, Target, Tree, generate
+from model.decoding import Draft, Generation, Target, Tree, generate
 from model.decoding.linear import fastest_linear
-from model.dynamic.dynamic_recycling import DynamicRecycling
 from model.files import ROOT
-from model.recycling import TokenRecycling, build_template
-from model.vanilla import Vanilla
+from model.methods import make_method
 
 from .plan import EMBEDDED, Plan, load, named, spoken_prompts
 from .report import Report
 
-METHODS: dict[str, Callable[[Target], Drafter]] = {
-    "vanilla": lambda target: Vanilla(target.device),
-    "recycling": lambda target: TokenRecycling(target.vocab_size, build_template("2.2.2"), device=target.device),
-    "dynamic": lambda target: DynamicRecycling(target.vocab_size, device=target.device),
-    "pld": lambda target: PromptLookup(device=target.device),
-}
+METHODS = ("vanilla", "recycling", "dynamic", "pld")  # two that draft on the device, two that draft on the host
 PROMPTS, TOKENS = 2, 64
 # Two tokens whose logits are nearer than so many roundings of the largest one are a tie, which may fall either way.
 ROUNDINGS = 16
@@ -65,7 +56,7 @@ class Difference:
 
 def answers(target: Target, method: str, prompts: list[list[int]]) -> list[Generation]:
     """What a method says to these prompts, one after the other with one state."""
-    drafter = METHODS[method](target)
+    drafter = make_method(method, target)
     return [generate(target, drafter, prompt, max_new_tokens=TOKENS) for prompt in prompts]
 
 
@@ -165,7 +156,7 @@ def failure(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:240]}"
 
 
-FILES = tuple(f"tests/model/decoding/test_{name}.py" for name in ("attention", "selection", "settlement", "step"))
+FILES = tuple(f"tests/model/decoding/test_{name}.py" for name in ("attention", "selection", "step", "verification"))
 
 
 def run_tests(seconds: float, files: tuple[str, ...] = FILES, root: Path = ROOT) -> dict[str, Any]:

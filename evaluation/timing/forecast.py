@@ -12,7 +12,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from model.recycling.auto import FILLING, PROBE, PROBE_IDLE, PROBE_UP, SIZES
+from model.draft_size import FILLING, SIZES, best_size, between
+from model.recycling.auto import PROBE, PROBE_IDLE, PROBE_UP
 from model.recycling.templates import best_order, likelihood
 
 from .plan import PUBLISHED
@@ -27,15 +28,6 @@ def expected_mat(n: int, mat: float) -> float:
         return sum(map(likelihood, best_order(nodes, K))) * math.pow(1 + nodes, FILLING)
 
     return 1 + (mat - 1) * law(n) / law(PUBLISHED)
-
-
-def between(seconds: Mapping[int, float], n: int) -> float:
-    """T(n) on the straight line between the measured sizes about it; the ends beyond them."""
-    below = max((size for size in seconds if size <= n), default=min(seconds))
-    above = min((size for size in seconds if size >= n), default=max(seconds))
-    if above <= below:
-        return seconds[below]
-    return seconds[below] + (seconds[above] - seconds[below]) * (n - below) / (above - below)
 
 
 def forecast(seconds: Mapping[int, float], plain: float, mat: float) -> dict[str, dict[str, float]]:
@@ -63,7 +55,7 @@ def _auto(seconds: Mapping[int, float], mat: float) -> tuple[int, float, float]:
     """Nodes, MAT and tokens a second of its settled choice, its probes of a larger tree included."""
     times = [between(seconds, n) for n in SIZES]
     tokens = [expected_mat(n, mat) for n in SIZES]
-    at = max(range(len(SIZES)), key=lambda i: tokens[i] / times[i])
+    at = best_size(tokens, times)
     probe, every = min(at + PROBE_UP, len(SIZES) - 1), PROBE if at else PROBE_IDLE
     made, spent = ((every - 1) * each[at] + each[probe] for each in (tokens, times))
     return SIZES[at], made / every, made / spent

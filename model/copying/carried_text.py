@@ -9,7 +9,6 @@ import torch
 
 from ..decoding import Draft, Drafter, Session, Verification
 from ..errors import UserError
-from .suffix_automaton import SuffixAutomaton
 
 
 class Text(Protocol):
@@ -77,13 +76,6 @@ class Carried(Generic[T]):
         self.text.extend(ids.tolist())
 
 
-class CarriedText(Carried[SuffixAutomaton]):
-    """Text in a suffix automaton."""
-
-    def __init__(self, carry: int) -> None:
-        super().__init__(carry, SuffixAutomaton)
-
-
 class TextSession(Session, Generic[T]):
     """A sequence's text: what is carried, its prompt, its answer so far."""
 
@@ -120,7 +112,3 @@ class TextSession(Session, Generic[T]):
     def _end(self) -> None:
         """No text: closing once more does nothing."""
         self.text, self._from, self._era = self.method.carried.text_of(()), 0, None
-
-
-class ReadingSession(TextSession[SuffixAutomaton]):
-    """A sequence's text, with the longest match of its end."""

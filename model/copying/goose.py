@@ -14,8 +14,8 @@ from itertools import accumulate, islice
 import numpy as np
 import torch
 
-from ..decoding import Draft, Drafter, Session, Tree, Verification
-from ..decoding.selection import top_k
+from ..decoding import Draft, Drafter, Needs, Session, Tree, Verification
+from ..decoding.sampling import top_k
 from ..decoding.tree import breadth_first
 from ..errors import UserError
 from .ngram_index import NgramIndex
@@ -58,7 +58,6 @@ class Goose(Drafter):
     """
 
     stateful = True
-    needs_logits = needs_prompt_logits = True
 
     def __init__(
         self,
@@ -76,7 +75,8 @@ class Goose(Drafter):
         # Sizes of a tree, root included: without confidence, and what all of it adds; and the most below the root.
         self.base, self.growth, self.most = (BASE, LARGEST - BASE, LARGEST) if nodes is None else (nodes + 1, 0, nodes)
         self.max_nodes = 1 + self.most
-        self.needs_candidates = min(CANDIDATES, vocab_size)
+        self.k = min(CANDIDATES, vocab_size)
+        self.needs = Needs(logits=True, candidates=self.k, prompt_logits=True)
         self.carry_pairs = carry_pairs
         self.rows = Rows(vocab_size)
 
@@ -87,10 +87,10 @@ class Goose(Drafter):
         self.rows.reset()
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        return self.rows.state_dict(self.needs_candidates)
+        return self.rows.state_dict(self.k)
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        self.rows.load_state_dict(state, self.needs_candidates)
+        self.rows.load_state_dict(state, self.k)
 
 
 class Rows:
@@ -189,7 +189,7 @@ class GooseSession(Session):
         return super().begin(prompt)
 
     def observe_prompt(self, prompt: list[int], logits: torch.Tensor) -> None:
-        ids = top_k(logits, self.method.needs_candidates)
+        ids = top_k(logits, self.method.k)
         self.method.rows.write([-1, *prompt[:-1]], prompt, ids, scores_of(logits, ids))
 
     def draft(self, root: int) -> Draft:

@@ -11,8 +11,8 @@ from functools import partial
 
 import torch
 
-from ..decoding import Draft, Drafter, Tree, Verification
-from ..decoding.selection import top_k
+from ..decoding import Draft, Drafter, Needs, Tree, Verification
+from ..decoding.sampling import top_k
 from ..errors import UserError
 from .carried_text import Carried, TextSession
 
@@ -43,7 +43,7 @@ class LogitSpec(Drafter):
         UserError: a setting out of range.
     """
 
-    needs_logits = True  # of the last node that stands alone, whose many candidates are wanted
+    needs = Needs(logits=True)  # of the last accepted node alone, whose many candidates are wanted
 
     def __init__(
         self, vocab_size: int, *, nodes: int = 63, carry: int = 32768, device: torch.device | str = "cpu"

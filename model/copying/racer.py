@@ -18,8 +18,8 @@ from typing import Literal
 import numpy as np
 import torch
 
-from ..decoding import Draft, Drafter, Session, Tree, Verification
-from ..decoding.selection import top_k
+from ..decoding import Draft, Drafter, Needs, Session, Tree, Verification
+from ..decoding.sampling import top_k
 from ..errors import UserError
 from ..recycling.matrix import AdjacencyMatrix
 from .ngram_trie import NgramTrie, hash_order
@@ -53,7 +53,6 @@ class Racer(Drafter):
     """
 
     stateful = True
-    needs_prompt_logits = True
 
     def __init__(
         self,
@@ -80,7 +79,7 @@ class Racer(Drafter):
                 raise UserError(f"racer: {name}={value} must be from {least} to {most}")
         super().__init__(torch.device(device))
         self.version, self.capacity, self.eos = version, 1 + nodes, frozenset(eos)
-        self.max_nodes, self.needs_candidates = 1 + nodes, k
+        self.max_nodes, self.needs = 1 + nodes, Needs(candidates=k, prompt_logits=True)
         self._trie_settings = (ngram, trie_nodes, min_match)
         self.matrix = AdjacencyMatrix(vocab_size, k, dtype=torch.int32)
         self.trie = NgramTrie(*self._trie_settings)
@@ -93,12 +92,12 @@ class Racer(Drafter):
         self.trie = NgramTrie(*self._trie_settings)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        return {"candidates": self.matrix.candidates} | self.trie.state_dict()
+        return self.matrix.state_dict() | self.trie.state_dict()
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         trie = NgramTrie(*self._trie_settings)
         trie.load_state_dict(state, len(self.matrix.candidates))
-        self.matrix.load(state.get("candidates", torch.zeros(0)))
+        self.matrix.load_state_dict({"candidates": state.get("candidates", torch.zeros(0))})
         self.trie = trie
 
     def tree(self, root: int, retrieved: int, paths: list[list[int]]) -> MergedTree:

@@ -18,7 +18,7 @@ from ..decoding.tree import RankPath
 from ..errors import UserError
 from ..recycling import RecyclingSession, TokenRecycling
 from ..recycling.templates import best_order, likelihood
-from .carried_text import CarriedText, ReadingSession
+from .carried_text import Carried, TextSession
 from .suffix_automaton import SuffixAutomaton
 
 MAX_NODES = 4096
@@ -66,7 +66,7 @@ class Spine(TokenRecycling):
         super().__init__(vocab_size, Tree.chain(0), **settings)  # type: ignore[arg-type]
         made = [spine_tree(match, nodes, k, stands) for match in range(len(stands) + 1)]
         self._topologies = [Topology(tree.on(device), spine) for tree, spine in made]  # by length of match
-        self.max_nodes, self.carried = 1 + nodes, CarriedText(carry)
+        self.max_nodes, self.carried = 1 + nodes, Carried(carry, SuffixAutomaton)
         self._line = torch.zeros(1 + nodes, dtype=torch.long, device=device)  # the root and the spine, filled each step
         self._cells = fastest(self._line)
         self.take_topology(SuffixAutomaton())
@@ -116,7 +116,7 @@ class Spine(TokenRecycling):
         self.carried.load_state_dict(state, len(self.matrix.candidates))
 
 
-class SpineSession(ReadingSession, RecyclingSession):
+class SpineSession(TextSession[SuffixAutomaton], RecyclingSession):
     """A sequence's text."""
 
     method: Spine

@@ -8,7 +8,8 @@ import torch
 
 from ..decoding import DeviceDrafter, DeviceSession, Tree
 from ..errors import UserError
-from .carried_text import CarriedText, ReadingSession
+from .carried_text import Carried, TextSession
+from .suffix_automaton import SuffixAutomaton
 
 
 class Suffix(DeviceDrafter):
@@ -45,7 +46,7 @@ class Suffix(DeviceDrafter):
         super().__init__(torch.device(device))
         self.min_match, self.max_draft, self.factor = min_match, max_draft, factor
         self.max_nodes = 1 + max_draft
-        self.vocab_size, self.carried = vocab_size, CarriedText(carry)
+        self.vocab_size, self.carried = vocab_size, Carried(carry, SuffixAutomaton)
         self.stateful = carry > 0
         self.line = torch.zeros(1 + max_draft, dtype=torch.long, device=self.device)  # the draft, filled every step
 
@@ -69,7 +70,7 @@ class Suffix(DeviceDrafter):
         self.carried.load_state_dict(state, self.vocab_size)
 
 
-class SuffixSession(ReadingSession, DeviceSession):
+class SuffixSession(TextSession[SuffixAutomaton], DeviceSession):
     """A sequence's text."""
 
     method: Suffix

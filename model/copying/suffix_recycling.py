@@ -54,7 +54,7 @@ class SuffixRecycling(DeviceDrafter):
             vocab_size, tree, k=k, recycle_prompt=recycle_prompt, dtype=dtype, device=device, eos=eos
         )
         self.max_nodes = max(self.suffix.max_nodes, self.recycling.max_nodes)
-        self.needs_candidates, self.needs_prompt_logits = self.recycling.needs_candidates, recycle_prompt
+        self.needs = self.recycling.needs
         self.take_from(self.recycling)
 
     def session(self) -> SuffixRecyclingSession:
@@ -68,8 +68,8 @@ class SuffixRecycling(DeviceDrafter):
     def grow(self, root: torch.Tensor) -> torch.Tensor:
         return self._chosen.grow(root)
 
-    def learn(self, tokens: torch.Tensor, candidates: torch.Tensor, stands: torch.Tensor) -> None:
-        self.recycling.learn(tokens, candidates, stands)
+    def learn(self, tokens: torch.Tensor, candidates: torch.Tensor, accepted: torch.Tensor) -> None:
+        self.recycling.learn(tokens, candidates, accepted)
 
     def reset(self) -> None:
         self.recycling.reset()

@@ -1,9 +1,9 @@
 """The one engine: tree, cache, target, verification, loop. It knows no method by name.
 
-From outside: what is named here, and what a method is made with (`selection`, `devices`, `cache`).
+From outside: what is named here, and what a method is made with (`sampling`, `devices`, `cache`).
 """
 
-from .drafter import DeviceDrafter, DeviceSession, Drafter, Session
+from .drafter import DeviceDrafter, DeviceSession, Drafter, Needs, Session
 from .loop import Generation, StepRecord, decode, generate
 from .shared_text import generate_together
 from .target import Target
@@ -16,6 +16,7 @@ __all__ = [
     "Draft",
     "Drafter",
     "Generation",
+    "Needs",
     "Session",
     "StepRecord",
     "Target",

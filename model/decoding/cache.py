@@ -1,4 +1,4 @@
-"""Preallocated KV cache that commits an accepted path in place.
+"""Preallocated KV cache that commits an accepted path in place, and the masks by which draft trees attend to it.
 
 Stock transformers caches cannot do this: DynamicCache reallocates by concatenation at every step, StaticCache keeps its
 own counter and attends over its whole capacity. Here a forward writes its n draft nodes behind the committed tokens and
@@ -7,12 +7,18 @@ attends over the used part alone; `commit` moves the accepted nodes together; th
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
+
+from .tree import Tree
+
+MOST_MASKS = 64  # trees whose masks are kept
+ALIGNED = 16  # numbers: CUDA's kernels take rows that begin at a multiple of this, and copy all others once more
 
 
 @dataclass(frozen=True)
@@ -194,6 +200,47 @@ class CachePool:
     def nbytes(self) -> int:
         """Bytes of those that nobody has now."""
         return sum(cache.nbytes for cache in self._free)
+
+
+class TreeMasks:
+    """What the nodes of a tree attend to behind any number of committed tokens; no step builds a mask.
+
+    Additive, and not bool, as `eager` attention reads a bool mask wrongly and in silence. A tree's buffer is
+    (n, room + n): zeros, then the tree's own (n, n). A mask is a part of it, whose left edge is all that a longer past
+    moves.
+    """
+
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        self.dtype, self.device, self.room = dtype, device, 0
+        self._kept: OrderedDict[int, tuple[Tree, torch.Tensor]] = OrderedDict()
+
+    def make_room(self, tokens: int) -> None:
+        """So many tokens may be committed from now on."""
+        if tokens > self.room:
+            self.room = tokens
+            self._kept.clear()
+
+    def behind(self, past: int, tree: Tree) -> torch.Tensor:
+        """Additive mask (n, past + n) of a tree behind `past` committed tokens."""
+        if tree.once:
+            return self._made(tree, past)
+        buffer = self._kept.get(id(tree))
+        if buffer is None:
+            buffer = self._kept[id(tree)] = (tree, self._made(tree, self.room))  # holds the tree: its id stays its own
+            if len(self._kept) > MOST_MASKS:
+                self._kept.popitem(last=False)
+        mask = buffer[1][:, self.room - past :]
+        return self._empty(*mask.shape).copy_(mask) if mask.is_cuda else mask
+
+    def _made(self, tree: Tree, past: int) -> torch.Tensor:
+        mask = self._empty(len(tree), past + len(tree)).zero_()
+        mask[:, past:].masked_fill_(~tree.ancestors.to(self.device), torch.finfo(self.dtype).min)
+        return mask
+
+    def _empty(self, rows: int, columns: int) -> torch.Tensor:
+        """(rows, columns), each row aligned."""
+        width = -(-columns // ALIGNED) * ALIGNED
+        return torch.empty(rows, width, dtype=self.dtype, device=self.device)[:, :columns]
 
 
 def _finite(states: torch.Tensor) -> torch.Tensor:

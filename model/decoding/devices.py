@@ -1,12 +1,21 @@
-"""What differs between kinds of devices."""
+"""What differs between kinds of devices; and what steps on them share: compiler, captured graphs, turns."""
 
 from __future__ import annotations
 
 import importlib.util
-from contextlib import AbstractContextManager, nullcontext
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
+
+from ..errors import UserError
+
+_capturing = threading.RLock()  # the stream is the process's, and what else ran on it would be captured, too
+WARM_UPS = 2  # runs before a capture: what compiles, plans or allocates does so outside the graph
 
 
 def synchronize(device: torch.device) -> None:
@@ -61,6 +70,12 @@ def without_cudnn_attention(device: torch.device) -> None:
         torch.backends.cuda.enable_cudnn_sdp(False)
 
 
+def free_bytes(device: torch.device) -> int:
+    """Bytes of a GPU that can be allocated: what the device has free, and what torch holds and no tensor uses."""
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + unused
+
+
 def give_back(device: torch.device) -> None:
     """Give memory that torch holds and no tensor uses back to the device."""
     if device.type == "cuda":
@@ -71,3 +86,108 @@ def give_back(device: torch.device) -> None:
 def triton_installed() -> bool:
     """Whether triton could be imported, without importing it."""
     return importlib.util.find_spec("triton") is not None
+
+
+class Graphs:
+    """The captured steps of one target, which share their memory: a step is read before the next one is replayed.
+
+    torch gives a pool back when its last graph goes, and opening the same pool once more is an error or, worse, memory
+    that is still in use. So one tiny graph stays as long as this object does. A pool for all targets of the process
+    would do for that, too, but two models in two threads would then write over each other's steps, and memory of a
+    model that is gone could not go to the next one's weights.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._kept: tuple[Any, ...] = ()  # the pool, the tiny graph and its tensor
+
+    def capture(self, run: Callable[[], None], warm_up: Callable[[], None]) -> Callable[[], None]:
+        """Run `warm_up` some times, then capture `run`, which does not run it. Returns what replays it."""
+        with _capturing, current(self.device):
+            stream, now = _stream(self.device), torch.cuda.current_stream()
+            stream.wait_stream(now)
+            with torch.cuda.stream(stream):
+                for _ in range(WARM_UPS):
+                    warm_up()
+            now.wait_stream(stream)
+            replay: Callable[[], None] = self._captured(run, stream).replay
+            return replay
+
+    def _captured(self, run: Callable[[], None], stream: Any) -> Any:
+        """The graph. Other threads may go on with what a capture of their own would not allow."""
+        if not self._kept:
+            pool, tiny = torch.cuda.graph_pool_handle(), torch.cuda.CUDAGraph()
+            with torch.cuda.graph(tiny, pool=pool, stream=stream, capture_error_mode="thread_local"):
+                tensor = torch.zeros(1, device=self.device)
+            self._kept = pool, tiny, tensor
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._kept[0], stream=stream, capture_error_mode="thread_local"):
+            run()
+        return graph
+
+
+@cache
+def _stream(device: torch.device) -> Any:
+    """A device's stream for warm-ups and captures alike: cuBLAS keeps 32 MiB for each stream that it has met."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def compiling(frozen: bool) -> Iterator[None]:
+    """What torch is to compile by, inside: these switches are the process's, and are put back as they were.
+
+    Sizes that change become symbols, so that a few compilations serve all. Where they do not, torch would go on without
+    compiling after some attempts, and only say so in a log; here it raises.
+
+    Args:
+        frozen: take weights as constants, so that the compiler packs them in the layout that its products like.
+
+    Raises:
+        UserError: what torch cannot compile, or has no compiler for.
+    """
+    import torch._dynamo.config as limits  # not above: they load the whole of the compiler
+    import torch._inductor.config as inductor
+    from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
+
+    try:
+        # freezing is no option of torch.compile here: the part that traces would not know of it
+        with limits.patch(recompile_limit=32, fail_on_recompile_limit_hit=True), inductor.patch(freezing=frozen):
+            yield
+    except (TorchDynamoException, FailOnRecompileLimitHit) as error:
+        why = " ".join(str(error).strip().split("\n\n")[0].split())  # what follows is advice on debugging torch
+        raise UserError(f"execution=compiled: torch.compile failed ({why[:300]}); use execution=eager") from None
+
+
+class Turns:
+    """A re-entrant lock of one model, held for a step: those who wait go before the one who just had it.
+
+    A plain lock would be taken again by its last holder before a waiting thread has woken up. Here whoever comes next
+    stands at the front of `_queue` until the lock is free. Both are re-entrant, as an abandoned answer may be closed by
+    the garbage collector at any point of this very code.
+    """
+
+    def __init__(self) -> None:
+        self._queue, self._held = threading.RLock(), threading.RLock()
+
+    def __enter__(self) -> None:
+        if self._held._is_owned():  # type: ignore[attr-defined]  # as threading.Condition asks
+            self._held.acquire()
+            return
+        with self._queue:
+            self._held.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self._held.release()
+
+
+_turns: WeakKeyDictionary[torch.nn.Module, Turns] = WeakKeyDictionary()
+_making = threading.RLock()
+
+
+def turns_of(model: Any) -> Turns:
+    """The turns of a transformers model: one object for all targets of it, and for shallow copies of it.
+
+    They belong to the module that these have in common, the one whose hidden states are read.
+    """
+    with _making:
+        return _turns.setdefault(model.get_decoder(), Turns())

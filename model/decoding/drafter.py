@@ -7,7 +7,8 @@ likes, and the kind whose step runs on the device, in one of a few trees.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -17,31 +18,53 @@ from .sampling import Choice
 from .tree import Draft, Tree
 from .verification import Verification
 
-LAST = 1e5  # logits less that much stand behind all others
+LAST = 1e5  # logits less that much come behind all others
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a method needs of the target, besides the tokens that are put out.
+
+    Attributes:
+        logits: all of `Verification.logits`; a shared text keeps them, too.
+        candidates: so many of the greatest logits after each node: `Verification.candidates`, `learn`.
+        bits: and how likely these are: `Verification.bits`.
+        choices: of all nodes; else sampling finds those of the accepted nodes, and -1 for others.
+        prompt_logits: `Session.observe_prompt` is called, at the price of (P, V) logits.
+        hidden: last hidden states, what enters the target's own head: `Verification.hidden`, `take` and
+            `observe_prompt_hidden`.
+    """
+
+    logits: bool = False
+    candidates: int = 0
+    bits: bool = False
+    choices: bool = False
+    prompt_logits: bool = False
+    hidden: bool = False
 
 
 class Drafter:
     """A method: what its sequences share, and the state that is carried from prompt to prompt.
 
     `reset` forgets the state, `state_dict` holds all of it, so that a resumed run continues exactly.
+
+    Attributes:
+        needs: of the target; the same for as long as the drafter lives.
+        stateful: whether anything outlives a prompt. Then cold and hot start differ.
+        shares_noise: whether `Session.scores` adds the target's noise.
+        max_nodes: of the largest draft it will ever make, root included; the cache keeps room for it.
     """
 
-    stateful: bool = False  # does anything outlive a prompt? Then cold and hot start differ.
-    needs_logits: bool = False  # all of `Verification.logits`: a shared text keeps them too.
-    needs_candidates: int = 0  # so many of the greatest logits after each node are: `Verification.candidates`, `learn`.
-    needs_bits: bool = False  # and `Verification.bits`, how likely these are.
-    needs_choices: bool = False  # of all nodes: else sampling finds those of the nodes that stand, and -1 for others.
-    needs_prompt_logits: bool = False  # then `observe_prompt` is called, at the price of (P, V) logits.
-    # Last hidden states, what enters the target's own head: `Verification.hidden`, `take` and `observe_prompt_hidden`.
-    needs_hidden: ClassVar[bool] = False
-    shares_noise: bool = False  # does `Session.scores` add the target's noise?
-    max_nodes: int = 1  # the largest draft it will ever make, root included; the cache keeps room for it.
+    needs: Needs = Needs()
+    stateful: bool = False
+    shares_noise: bool = False
+    max_nodes: int = 1
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._alone = Tree.chain(0).on(device)
         # By cache, kept here by the engine: they live as long as both.
-        self.static_steps: WeakKeyDictionary[TreeCache, Any] = WeakKeyDictionary()
+        self.executors: WeakKeyDictionary[TreeCache, Any] = WeakKeyDictionary()
 
     def session(self) -> Session:
         """What belongs to one sequence, from `begin` to `close`. Several can be open and take steps in turns.
@@ -102,16 +125,16 @@ class Session:
         raise NotImplementedError
 
     def observe(self, verification: Verification) -> None:
-        """Learn from a step: what was drafted, what the target chose, what stood."""
+        """Learn from a step: what was drafted, what the target chose, what was accepted."""
 
     def observe_prompt(self, prompt: list[int], logits: torch.Tensor) -> None:
-        """Learn from the logits (m, V) after the prompt's first m tokens, where `needs_prompt_logits`.
+        """Learn from the logits (m, V) after the prompt's first m tokens, where `needs.prompt_logits`.
 
         m is P where the first step goes through one forward with the prompt, else P - 1.
         """
 
     def observe_prompt_hidden(self, prompt: list[int], hidden: torch.Tensor) -> None:
-        """Learn from the hidden states (m, H) of the same tokens, where `needs_hidden`. Called before `observe`."""
+        """Learn from the hidden states (m, H) of the same tokens, where `needs.hidden`. Called before `observe`."""
 
     def close(self) -> None:
         """The sequence has ended: what it borrowed goes back."""
@@ -142,17 +165,17 @@ class DeviceDrafter(Drafter):
         """
         return root
 
-    def learn(self, tokens: torch.Tensor, candidates: torch.Tensor, stands: torch.Tensor) -> None:
-        """Learn from a step, where `needs_candidates`. On the device, as `grow`.
+    def learn(self, tokens: torch.Tensor, candidates: torch.Tensor, accepted: torch.Tensor) -> None:
+        """Learn from a step, where `needs.candidates`. On the device, as `grow`.
 
         Args:
             tokens: int64 (n,).
             candidates: int64 (n, k), the tokens of the k greatest logits after each node, best first.
-            stands: bool (n,), which nodes are what the target picks, all the way from the root.
+            accepted: bool (n,), which nodes are what the target picks, all the way from the root.
         """
 
     def take(self, hidden: torch.Tensor) -> None:
-        """The hidden state (1, H) that chose the next root, where `needs_hidden`. On the device, as `grow`."""
+        """The hidden state (1, H) that chose the next root, where `needs.hidden`. On the device, as `grow`."""
 
     def step_state(self) -> dict[str, torch.Tensor]:
         """What a step on the device writes into; more than `state_dict` where something lives within a sequence."""
@@ -168,7 +191,7 @@ class DeviceSession(Session):
         """Before a step: set the method's `tree` and `source`, and fill what its `grow` reads."""
 
     def account(self, verification: Verification) -> None:
-        """After a step: what stood."""
+        """After a step: what was accepted."""
 
     def draft(self, root: int) -> Draft:
         self.choose()
@@ -177,7 +200,7 @@ class DeviceSession(Session):
 
     def observe(self, verification: Verification) -> None:
         if verification.candidates is not None:
-            self.method.learn(verification.draft.tokens, verification.candidates, verification.stands)
+            self.method.learn(verification.draft.tokens, verification.candidates, verification.accepted)
         if verification.hidden is not None:
             self.method.take(verification.hidden[verification.node : verification.node + 1])
         self.account(verification)

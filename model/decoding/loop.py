@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Generator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from .drafter import Drafter, Session
 from .sampling import GREEDY, Sampling
-from .static_step import Mark
-from .step import AnyStep, Sequence, chosen, conclude, make_step, unmarked
+from .step import DeviceStep, Forwarded, HostStep, Mark, Sequence, conclude, make_step, unmarked
 from .target import Target
 from .tree import RankPath
 from .verification import Verification
@@ -23,7 +22,7 @@ class StepRecord:
     """What one step, a forward over a root, added to the output; every metric derives from these.
 
     Attributes:
-        tokens: those added: the drafts that stand and the target's own next token, cut at the answer's end. Plain
+        tokens: those added: the accepted drafts and the target's own next token, cut at the answer's end. Plain
             decoding adds one.
         nodes: nodes forwarded, root included.
         rank_path: ranks of the accepted nodes from the root down.
@@ -92,7 +91,7 @@ def decode(
     """Decode a step at a time: the output is the target's own, whatever the session tries.
 
     The root is the last token known, at first the prompt's last one. A step forwards it with a draft below it, commits
-    it with the drafts that stand, and puts out these and the target's own next token, which is the next root.
+    it with the accepted drafts, and puts out these and the target's own next token, which is the next root.
 
     Other sequences may be decoded between two steps, on the same target and method, too, and by other threads: a step
     is a turn of the model's. Its times count what its consumer does between them, and what it waits.
@@ -151,8 +150,8 @@ def whole(steps: Generator[StepRecord, None, Generation]) -> Generation:
         try:
             next(steps)
         except StopIteration as end:
-            found: Generation = end.value
-            return found
+            out: Generation = end.value
+            return out
 
 
 def _decode(
@@ -169,7 +168,7 @@ def _decode(
 
     def hidden_kept(run: Callable[..., Verification], *args: Any) -> Verification:
         """A step with the hook that it needs: never on between two steps, which may be other sequences' time."""
-        if not session.method.needs_hidden:
+        if not session.method.needs.hidden:
             return run(*args)
         target.keep_hidden(True)
         try:
@@ -182,11 +181,12 @@ def _decode(
         with target.cache(session.method.max_nodes) as cache:
             of = Sequence(target, cache, session, list(prompt), sampling, mark, len(prompt) + limit, eos)
             step = make_step(of)
-            session.choice, made = step.choice, step.setup_s
+            executor = step.executor
+            session.choice, made = executor.choice, executor.setup_s
             target.synchronize()
             start = time.perf_counter()
             verification = hidden_kept(_first_step, of, step, out)
-            out.prefill_s = time.perf_counter() - start - (step.setup_s - made)
+            out.prefill_s = time.perf_counter() - start - (executor.setup_s - made)
             goes_on = out.add(verification, limit, eos)
             mark("loop")
             yield out.steps[-1]
@@ -198,17 +198,17 @@ def _decode(
                 mark("loop")
                 yield out.steps[-1]
             target.synchronize()
-            out.setup_s = step.setup_s - made
+            out.setup_s = executor.setup_s - made
             out.decode_s = time.perf_counter() - start - out.prefill_s - out.setup_s
     finally:
         session.close()
     out.end(limit, max_new_tokens, eos)
 
 
-def _first_step(of: Sequence, step: AnyStep, out: Generation) -> Verification:
+def _first_step(of: Sequence, step: HostStep | DeviceStep, out: Generation) -> Verification:
     """The prompt and the first step, in one forward where the session begins with a chain, else in two."""
     target, session, prompt = of.target, of.session, list(of.text)
-    draft, wants = session.begin(prompt), session.method.needs_prompt_logits
+    draft, wants = session.begin(prompt), session.method.needs.prompt_logits
     first = prompt if draft is not None else prompt[:-1]  # tokens whose logits are the prompt's own
     logits = target.prefill(of.cache, prompt, draft, all_logits=wants)
     if first and wants:
@@ -221,6 +221,7 @@ def _first_step(of: Sequence, step: AnyStep, out: Generation) -> Verification:
         return step()
     out.forwards = 1
     logits = logits[-len(draft.tree) :]
-    verification = conclude(replace(of, mark=unmarked), draft, logits, chosen(of, step.choice, draft, logits))
+    forwarded = Forwarded(step.executor.chosen(of, draft, logits), logits, target.hidden)
+    verification = conclude(session, draft, forwarded, room=of.room, eos=of.eos, cache=of.cache)
     of.mark("prefill")
     return verification

@@ -18,10 +18,9 @@ from .cache import TreeCache
 from .drafter import Drafter, Session
 from .loop import Generation
 from .sampling import GREEDY, Choice, Sampling
-from .selection import candidates_of
+from .step import Forwarded, conclude
 from .target import Target
 from .tree import Draft
-from .verification import verify
 
 
 class Context:
@@ -47,10 +46,10 @@ class Context:
 
     def then(self, token: int) -> Context:
         """The context that is longer by this token."""
-        found = self.below.get(token)
-        if found is None:
-            found = self.below[token] = Context(self.position + 1)
-        return found
+        longer = self.below.get(token)
+        if longer is None:
+            longer = self.below[token] = Context(self.position + 1)
+        return longer
 
 
 class SharedText:
@@ -89,7 +88,7 @@ class SharedText:
 
     def ask(self, tries: Sequence[tuple[Context, Draft]]) -> list[list[Context]]:
         """The context of every node of these drafts, each below the context of its root; none is left unasked."""
-        found: list[list[Context]] = []
+        asked: list[list[Context]] = []  # of each try, by node
         rows: dict[Context, int] = {}  # of the forward
         above: list[Context] = []  # of each row
         tokens: list[int] = []
@@ -100,16 +99,16 @@ class SharedText:
                 nodes.append(nodes[parent].then(token))
             for node, context in enumerate(nodes):
                 if context.choice is None and context not in rows:
-                    # with those above it whose states are nowhere: of what was asked earlier and did not stand
+                    # with those above it whose states are nowhere: of what was asked earlier and not accepted
                     missing = [i for i in draft.tree.chain_of[node] if not nodes[i].committed and nodes[i] not in rows]
                     for i in missing:
                         rows[nodes[i]] = len(rows)
                         above.append(nodes[parents[i]] if i else self._tip)
                         tokens.append(drafted[i])
-            found.append(nodes)
+            asked.append(nodes)
         if rows:
             self._forward(rows, above, tokens)
-        return found
+        return asked
 
     def _forward(self, rows: dict[Context, int], above: list[Context], tokens: list[int]) -> None:
         target, past = self.target, self.cache.length
@@ -138,12 +137,12 @@ class SharedText:
         past, path = self.cache.length, list[int]()
         while True:
             assert self._tip.choice is not None  # what is committed was asked
-            stands = self._tip.below.get(self._tip.choice)
-            if stands is None or stands not in rows:
+            accepted = self._tip.below.get(self._tip.choice)
+            if accepted is None or accepted not in rows:
                 break
-            path.append(rows[stands])
-            stands.committed = True
-            self._tip = stands
+            path.append(rows[accepted])
+            accepted.committed = True
+            self._tip = accepted
         if path:
             source = torch.tensor(path, device=self.target.device) + past
             self.cache.move(source, torch.arange(past, past + len(path), device=self.target.device))
@@ -159,40 +158,35 @@ class _Sequence:
         self._begun = session.begin(prompt)
         if self._begun is None:
             self.out.forwards = int(len(prompt) > 1)
-            self._tell_prompt(prompt[:-1], [])
+            self._observe_prompt(prompt[:-1], [])
 
     def draft(self) -> Draft:
         return self._begun or self.session.draft(self.root)
 
     def learn(self, draft: Draft, nodes: list[Context], limit: int, eos: Collection[int]) -> bool:
         """What follows the forward, as in a step of its own; whether the answer goes on."""
-        method = self.session.method
-        choices = torch.tensor([context.choice for context in nodes], device=draft.tokens.device)
-        verification = verify(draft, choices)
-        if method.needs_logits or method.needs_candidates:
-            logits = torch.stack([known(context.logits) for context in nodes])
-            verification.logits = logits if method.needs_logits else None
-            found = candidates_of(logits, method.needs_candidates, method.needs_bits)
-            verification.candidates, verification.bits = found
-        if method.needs_hidden:
-            verification.hidden = torch.stack([known(context.hidden) for context in nodes])
+        needs = self.session.method.needs
         if self._begun is not None:
             self._begun = None
-            self._tell_prompt(self.prompt, [self.context])
-        verification.cut(limit - len(self.out.tokens), eos)
-        self.session.observe(verification)
+            self._observe_prompt(self.prompt, [self.context])
+        choices = torch.tensor([context.choice for context in nodes], device=draft.tokens.device)
+        wanted = needs.logits or needs.candidates
+        logits = torch.stack([known(context.logits) for context in nodes]) if wanted else None
+        hidden = torch.stack([known(context.hidden) for context in nodes]) if needs.hidden else None
+        forwarded = Forwarded(choices, logits, hidden)
+        verification = conclude(self.session, draft, forwarded, room=limit - len(self.out.tokens), eos=eos)
         self.out.forwards += 1
         for token in verification.tokens:
             self.context = self.context.then(token)
         self.root = verification.tokens[-1]
         return self.out.add(verification, limit, eos)
 
-    def _tell_prompt(self, first: list[int], last: list[Context]) -> None:
+    def _observe_prompt(self, first: list[int], last: list[Context]) -> None:
         """The prompt's own logits and hidden states, with those of its last token if its chain is forwarded with it."""
-        method, text = self.session.method, self.text
-        if first and method.needs_prompt_logits:
+        needs, text = self.session.method.needs, self.text
+        if first and needs.prompt_logits:
             self.session.observe_prompt(first, torch.stack(text.prompt_logits + [known(c.logits) for c in last]))
-        if first and method.needs_hidden:
+        if first and needs.hidden:
             self.session.observe_prompt_hidden(first, torch.stack(text.prompt_hidden + [known(c.hidden) for c in last]))
 
 
@@ -237,11 +231,11 @@ def generate_together(
         for session in sessions:
             session.choice = choice
             ends.callback(session.close)
-        if any(drafter.needs_hidden for drafter in drafters):
+        if any(drafter.needs.hidden for drafter in drafters):
             target.keep_hidden(True)
             ends.callback(target.keep_hidden, False)
-        of_prompt = any(drafter.needs_prompt_logits for drafter in drafters)
-        of_steps = of_prompt or any(drafter.needs_logits or drafter.needs_candidates for drafter in drafters)
+        of_prompt = any(drafter.needs.prompt_logits for drafter in drafters)
+        of_steps = of_prompt or any(drafter.needs.logits or drafter.needs.candidates for drafter in drafters)
         text = SharedText(target, cache, prompt, choice, keep=of_steps, keep_prompt=of_prompt)
         first = text.begin(prompt[-1])
         sequences = [_Sequence(session, prompt, text, first) for session in sessions]

@@ -1,30 +1,60 @@
-"""One decoding step, in three forms with the same outcome.
+"""One decoding step, of two kinds with the same outcome, and what executes them.
 
-Eager; static, for drafters that work on the device: root, length and draft stay there, and one small tensor is read
-back; and fed, for all other drafters: a draft of any tree goes through a forward of fixed shape.
+A `HostStep` is drafted on the host, which also verifies and commits. A `DeviceStep` is drafted on the device: root,
+length and draft stay there, and one small tensor is read back. The `Executor` alone decides between eager, static,
+compiled and captured.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection
-from dataclasses import dataclass
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Hashable
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import torch
 
 from ..errors import UserError
 from .cache import TreeCache
-from .drafter import DeviceSession, Session
-from .sampling import GREEDY, Choice, Sampling
-from .selection import Found, candidates_of
-from .static_step import Mark, StaticStep, StaticSteps
+from .devices import compiling, free_bytes
+from .drafter import DeviceDrafter, DeviceSession, Drafter, Session
+from .sampling import GREEDY, Candidates, Choice, Sampling, candidates_of
+from .static_step import ROWS, PaddedForward, Repeatable, WholeStep, bucket_of
 from .target import Target
 from .tree import Draft
-from .verification import Verification, told, verify
+from .verification import Verification, verify
+
+# Static steps kept for a drafter on a cache; the one used longest ago goes first. All sizes of tree=auto over all
+# buckets of 4,096 tokens are fewer: else each would be captured anew whenever it comes up.
+MOST_STEPS = 192
+LEAST_FREE = 1 << 30  # bytes of a GPU below which steps go before others are made,
+MOST_DROPPED = 4  # so many at once at most: what else takes the memory, more of them would not give back
+Mark = Callable[[str], None]
+Made = TypeVar("Made", bound=Repeatable)
 
 
 def unmarked(phase: str) -> None:
     """The default `mark`: nobody is timing phases."""
+
+
+@dataclass(slots=True)
+class Forwarded:
+    """What a forward over a draft of n nodes gave.
+
+    Attributes:
+        choices: int64 (n,), what the target picks after each node, as far as the method needs it.
+        logits: (n, V); None where the method needs nothing of them.
+        hidden: (m, H), of the n nodes, behind a prompt's own where it was forwarded with them; None if not kept.
+        candidates: what the method needs of the logits, where it is known already.
+    """
+
+    choices: torch.Tensor
+    logits: torch.Tensor | None
+    hidden: torch.Tensor | None
+    candidates: Candidates | None = None
 
 
 @dataclass
@@ -46,139 +76,243 @@ class Sequence:
     end: int = sys.maxsize
     eos: Collection[int] = ()
 
+    @property
+    def room(self) -> int:
+        """Tokens that the answer may still have."""
+        return self.end - len(self.text)
+
 
 def conclude(
-    of: Sequence, draft: Draft, logits: torch.Tensor, choices: torch.Tensor, found: Found | None = None
+    session: Session,
+    draft: Draft,
+    forwarded: Forwarded,
+    *,
+    room: int,
+    eos: Collection[int],
+    cache: TreeCache | None = None,
+    mark: Mark = unmarked,
 ) -> Verification:
     """Verify, commit, observe: what follows a forward over a draft of n nodes. What is put out ends with the answer.
 
     Args:
-        logits: (n, V).
-        choices: what the target picks by them, int64 (n,).
-        found: what the method needs of the logits, where it is known already.
+        room, eos: as `Verification.cut` takes them.
+        cache: where the accepted nodes are committed; None: that is the caller's.
     """
-    verification = verify(draft, choices)
-    of.mark("verify")
+    verification = verify(draft, forwarded.choices)
+    mark("verify")
     tree, node = draft.tree, verification.node
-    of.cache.commit(tree.depth_of[node] + 1, None if tree.is_chain else tree.below(node))
-    of.mark("commit")
-    method = of.session.method
-    if method.needs_logits:
+    if cache is not None:
+        cache.commit(tree.depth_of[node] + 1, None if tree.is_chain else tree.below(node))
+    mark("commit")
+    needs, logits = session.method.needs, forwarded.logits
+    if needs.logits:
         verification.logits = logits
-    found = found or candidates_of(logits, method.needs_candidates, method.needs_bits)
-    verification.candidates, verification.bits = found
-    hidden = of.target.hidden
-    if hidden is not None:  # behind a prompt's own, if it was forwarded with the prompt
-        verification.hidden = hidden[-len(tree) :]
-    verification.cut(of.end - len(of.text), of.eos)
-    of.session.observe(verification)
-    of.mark("observe")
+    if needs.candidates:
+        assert logits is not None
+        known = forwarded.candidates or candidates_of(logits, needs.candidates, needs.bits)
+        verification.candidates, verification.bits = known
+    if forwarded.hidden is not None:
+        verification.hidden = forwarded.hidden[-len(tree) :]
+    verification.cut(room, eos)
+    session.observe(verification)
+    mark("observe")
     return verification
 
 
-def chosen(of: Sequence, choice: Choice, draft: Draft, logits: torch.Tensor) -> torch.Tensor:
-    """What the target picks after each node, as far as the method needs it: int64 (n,)."""
-    return choice.after(logits, draft, of.text, every=of.session.method.needs_choices)
-
-
-class EagerStep:
+class HostStep:
     """Draft, forward, verify, commit, observe: whatever the session drafts."""
 
-    def __init__(self, of: Sequence) -> None:
-        self.of, self.choice = of, Choice(of.sampling, of.target.device)
-
-    @property
-    def setup_s(self) -> float:
-        """Nothing is made for a tree."""
-        return 0.0
+    def __init__(self, of: Sequence, executor: Executor) -> None:
+        self.of, self.executor = of, executor
 
     def __call__(self) -> Verification:
         of = self.of
+        self.executor.choice.take(of.sampling.seed)  # sequences of other seeds may take turns with this one
         draft = of.session.draft(of.text[-1])
         of.mark("draft")
-        logits = of.target.forward(of.cache, draft)
-        of.mark("forward")
-        return conclude(of, draft, logits, chosen(of, self.choice, draft, logits))
+        forwarded = self.executor.forward(of, draft)
+        return conclude(of.session, draft, forwarded, room=of.room, eos=of.eos, cache=of.cache, mark=of.mark)
 
 
-class StaticSequence:
-    """One sequence by static steps, for a session of the kind whose step runs on the device."""
+class DeviceStep:
+    """The same for a session whose step runs on the device."""
 
-    def __init__(self, of: Sequence) -> None:
+    def __init__(self, of: Sequence, executor: Executor) -> None:
         assert isinstance(of.session, DeviceSession)
-        self.of, self.session = of, of.session
-        self.steps = StaticSteps.of(of.target, of.cache, of.session.method, of.sampling)
-        self.choice = self.steps.choice
-        self.choice.take(of.sampling.seed)
-        self._now: StaticStep | None = None  # the step that holds root and length: until then they are the host's
-
-    @property
-    def setup_s(self) -> float:
-        return self.steps.setup_s
+        self.of, self.session, self.executor = of, of.session, executor
+        self._last: WholeStep | None = None  # it holds root and length: until there is one they are the host's
 
     def __call__(self) -> Verification:
+        of, method = self.of, self.session.method
         self.session.choose()
-        method, cache = self.session.method, self.of.cache
-        step, launch = self.steps.whole(cache, method, self.of.mark)
-        if step is not self._now:
-            step.root.fill_(self.of.text[-1])
-            step.length.fill_(cache.length)
-            self._now = step
-        self.choice.take(self.of.sampling.seed)  # sequences of other seeds may take turns with this one
+        step, launch = self.executor.whole(of.cache, method, of.mark)
+        if step is not self._last:
+            step.root.fill_(of.text[-1])
+            step.length.fill_(of.cache.length)
+            self._last = step
+        self.executor.choice.take(of.sampling.seed)  # as above
         launch()
-        verification = told(
-            Draft(step.tree, step.tokens, method.source), step.choices, step.settlement.stands, step.settlement.read()
-        )
-        self.of.mark("step")
-        cache.length += step.tree.depth_of[verification.node] + 1
-        verification.cut(self.of.end - len(self.of.text), self.of.eos)
+        draft = Draft(step.tree, step.tokens, method.source)
+        verification = Verification.of_report(draft, step.choices, step.commit.accepted, step.commit.read())
+        of.mark("step")
+        of.cache.length += step.tree.depth_of[verification.node] + 1
+        verification.cut(of.room, of.eos)
         self.session.account(verification)
         return verification
 
 
-class FedSequence:
-    """One sequence whose drafts are fed into static steps, for a session that drafts as it likes."""
-
-    def __init__(self, of: Sequence) -> None:
-        self.of = of
-        self.steps = StaticSteps.of(of.target, of.cache, of.session.method, of.sampling)
-        self.choice = self.steps.choice
-        self.choice.take(of.sampling.seed)
-
-    @property
-    def setup_s(self) -> float:
-        return self.steps.setup_s
-
-    def __call__(self) -> Verification:
-        of = self.of
-        self.choice.take(of.sampling.seed)
-        draft = of.session.draft(of.text[-1])
-        of.mark("draft")
-        n = len(draft.tree)
-        step, launch = self.steps.fed(of.cache, n, of.session.method, of.mark)
-        step.feed(draft, of.cache.length)
-        launch()
-        if step.hidden is not None:  # what a replay wrote, no hook has seen
-            of.target.hidden = step.hidden[:n]
-        choices, found = step.read(n) if draft.tree.device.type == "cpu" else (step.choices[:n], step.found(n))
-        of.mark("forward")
-        return conclude(of, draft, step.logits[:n], choices, found)
-
-
-AnyStep = EagerStep | StaticSequence | FedSequence
-
-
-def make_step(of: Sequence) -> AnyStep:
-    """The form of step that the target's execution and the session's kind ask for.
+def make_step(of: Sequence) -> HostStep | DeviceStep:
+    """The kind of step that the target's execution and the session's kind ask for.
 
     Raises:
         UserError: what is sampled reads the text, and steps are to be of fixed shape.
     """
-    if of.target.execution == "eager":
-        return EagerStep(of)
-    if of.sampling.reads_text:
-        raise UserError(
-            f"sampling: a repetition penalty and other processors that read the text take execution=eager, "
-            f"not {of.target.execution}"
-        )
-    return StaticSequence(of) if isinstance(of.session, DeviceSession) else FedSequence(of)
+    executor = Executor.of(of.target, of.cache, of.session.method, of.sampling)
+    on_device = executor.execution != "eager" and isinstance(of.session, DeviceSession)
+    return DeviceStep(of, executor) if on_device else HostStep(of, executor)
+
+
+class Executor:
+    """What executes a drafter's steps on one cache; those of fixed shape are made when first needed, and kept.
+
+    The target's execution says how: eager (the model as it is called), static (of fixed shape), graph (captured as one
+    CUDA graph and replayed), compiled (the model's forward by torch.compile; on CUDA the step is captured, too, as its
+    host work would hide what that gains).
+
+    Attributes:
+        choice: the target's rule, for whatever sequence takes its turn.
+        setup_s: seconds spent on making steps so far, compiling and capturing included. They are not decoding: a shape
+            is paid for by whichever prompt comes first, and again only behind MOST_STEPS others.
+
+    Raises:
+        UserError: what is sampled reads the text, and steps are to be of fixed shape.
+    """
+
+    def __init__(self, target: Target, sampling: Sampling = GREEDY) -> None:
+        self.target, self.execution = target, target.execution
+        if sampling.reads_text and self.execution != "eager":
+            raise UserError(
+                f"sampling: a repetition penalty and other processors that read the text take execution=eager, "
+                f"not {self.execution}"
+            )
+        self.choice = Choice(sampling, target.device)
+        self.setup_s = 0.0
+        self._made: OrderedDict[Hashable, tuple[Any, Callable[[], None]]] = OrderedDict()
+
+    @staticmethod
+    def of(target: Target, cache: TreeCache, drafter: Drafter, sampling: Sampling = GREEDY) -> Executor:
+        """The one that there is for this cache, which is the target's, its execution and this sampling; or a new one.
+
+        An eager one has made nothing that would be worth keeping.
+        """
+        if target.execution == "eager":
+            return Executor(target, sampling)
+        executor = drafter.executors.get(cache)
+        if (
+            executor is None
+            or executor.execution != target.execution
+            or replace(executor.choice.sampling, seed=0) != replace(sampling, seed=0)
+        ):
+            executor = drafter.executors[cache] = Executor(target, sampling)
+        executor.choice.take(sampling.seed)
+        return executor
+
+    def chosen(self, of: Sequence, draft: Draft, logits: torch.Tensor) -> torch.Tensor:
+        """What the target picks after each node of an eager forward: int64 (n,)."""
+        return self.choice.after(logits, draft, of.text, every=of.session.method.needs.choices)
+
+    def forward(self, of: Sequence, draft: Draft) -> Forwarded:
+        """A draft that the host has, forwarded: eagerly, or padded to one of a few fixed shapes."""
+        if self.execution == "eager":
+            logits = self.target.forward(of.cache, draft)
+            of.mark("forward")
+            return Forwarded(self.chosen(of, draft, logits), logits, self.target.hidden)
+        n = len(draft.tree)
+        padded, launch = self.padded(of.cache, n, of.session.method, of.mark)
+        padded.feed(draft, of.cache.length)
+        launch()
+        choices, candidates = padded.read(n) if draft.tree.device.type == "cpu" else padded.on_device(n)
+        of.mark("forward")
+        hidden = None if padded.hidden is None else padded.hidden[:n]  # what a replay wrote, no hook has seen
+        return Forwarded(choices, padded.logits[:n], hidden, candidates)
+
+    def whole(self, cache: TreeCache, drafter: DeviceDrafter, mark: Mark) -> tuple[WholeStep, Callable[[], None]]:
+        """The step of the drafter's tree and source now, and what runs it."""
+        tree, bucket = drafter.tree, self._bucket(cache, len(drafter.tree))
+
+        def make(compiled: bool) -> WholeStep:
+            return WholeStep(self.target, cache, drafter, tree, bucket, choice=self.choice, compiled=compiled)
+
+        return self._kept((tree, drafter.source, bucket), make, cache, mark)
+
+    def padded(
+        self, cache: TreeCache, nodes: int, drafter: Drafter, mark: Mark
+    ) -> tuple[PaddedForward, Callable[[], None]]:
+        """A forward that holds a draft of `nodes` nodes, of those that the drafter makes; and what runs it."""
+        most = drafter.max_nodes
+        rows = min(next((n for n in ROWS if n >= nodes), most), most)
+        bucket = self._bucket(cache, rows)
+
+        def make(compiled: bool) -> PaddedForward:
+            return PaddedForward(self.target, cache, drafter, rows, bucket, choice=self.choice, compiled=compiled)
+
+        return self._kept((rows, bucket), make, cache, mark)
+
+    def _bucket(self, cache: TreeCache, nodes: int) -> int:
+        """Positions that a step may see: with the tree kernel, whose cost follows the length, all there are."""
+        if self._on_cuda and self.target.switch is not None:
+            return cache.capacity
+        return min(bucket_of(cache.length + nodes), cache.capacity)
+
+    def _kept(
+        self, key: Hashable, make: Callable[[bool], Made], cache: TreeCache, mark: Mark
+    ) -> tuple[Made, Callable[[], None]]:
+        """The step of that key, made if it is not there."""
+        if key not in self._made:
+            self._make_room()
+            self.target.synchronize()
+            start = time.perf_counter()
+            step = make(self.execution == "compiled")
+            self._made[key] = (step, step.run if self.execution == "static" else self._prepared(step, cache.length))
+            self.target.synchronize()
+            self.setup_s += time.perf_counter() - start
+            mark("setup")
+        self._made.move_to_end(key)
+        return self._made[key]
+
+    def _make_room(self) -> None:
+        """Drop the steps used longest ago, where there are too many or a GPU's memory is short."""
+        for _ in range(MOST_DROPPED):
+            if not self._made or not (len(self._made) >= MOST_STEPS or self._short_of_memory()):
+                return
+            self._made.popitem(last=False)
+
+    def _short_of_memory(self) -> bool:
+        """Whether a GPU has too little left, of what torch holds as well, for one more captured step."""
+        return self.target.device.type == "cuda" and free_bytes(self.target.device) < LEAST_FREE
+
+    def _prepared(self, step: Repeatable, length: int) -> Callable[[], None]:
+        """Compile and capture the step. Both run it, which writes into the drafter's state: that is put back."""
+        before = {name: tensor.clone() for name, tensor in step.state().items()}
+        step.length.fill_(length)
+        try:
+            with compiling(self.target.linear == "packed") if self.execution == "compiled" else nullcontext():
+                return self._captured(step, length) if self._on_cuda else self._run_once(step)
+        finally:
+            for name, tensor in step.state().items():
+                tensor.copy_(before[name])
+
+    @property
+    def _on_cuda(self) -> bool:
+        return self.target.device.type == "cuda"
+
+    def _run_once(self, step: Repeatable) -> Callable[[], None]:
+        step.run()
+        return step.run
+
+    def _captured(self, step: Repeatable, length: int) -> Callable[[], None]:
+        def warm_up() -> None:
+            step.run()
+            step.length.fill_(length)  # what it wrote lies behind the committed tokens
+
+        return self.target.graphs.capture(lambda: step.run(), warm_up)  # as it is when it is captured

@@ -1,4 +1,4 @@
-"""Verification: which drafted nodes are what the target itself picks."""
+"""Verification: which drafted nodes are what the target itself picks, and where they go in the cache."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from .devices import on_host_like, wait
 from .tree import Draft, Tree
 
 
@@ -19,23 +20,33 @@ class Verification:
     Attributes:
         draft: what was tried.
         choices: int64 (n,); the token that the target picks after each node.
-        stands: bool (n,); whether the node and all above it are what the target picks. The root always stands.
-        node: the deepest standing node, 0 if only the root stands.
+        accepted: bool (n,); whether the node and all above it are what the target picks. The root always is.
+        node: the deepest accepted node, 0 if only the root is accepted.
         tokens: the accepted drafts, then the target's own next token (the bonus). Never empty. Before a session
             observes, `cut` at the answer's end, unlike all the others.
         logits: (n, V), for a drafter that asked for them.
-        candidates: int64 (n, k), bits: (n, k), hidden: (n, H), the same; bits as `selection.top_k_and_bits` has them.
+        candidates: int64 (n, k), bits: (n, k), hidden: (n, H), the same; bits as `sampling.top_k_and_bits` has them.
     """
 
     draft: Draft
     choices: torch.Tensor
-    stands: torch.Tensor
+    accepted: torch.Tensor
     node: int
     tokens: list[int]
     logits: torch.Tensor | None = None
     candidates: torch.Tensor | None = None
     bits: torch.Tensor | None = None
     hidden: torch.Tensor | None = None
+
+    @classmethod
+    def of_report(cls, draft: Draft, choices: torch.Tensor, accepted: torch.Tensor, report: list[int]) -> Verification:
+        """A verification on a device by what was reported of it.
+
+        Args:
+            report: 1 + max_depth + 1 numbers: the deepest accepted node, and the choices along its path.
+        """
+        node, *path_choices = report
+        return cls(draft, choices, accepted, node, path_choices[: draft.tree.depth_of[node] + 1])
 
     @property
     def path(self) -> list[int]:
@@ -53,8 +64,8 @@ class Verification:
         self.tokens = self.tokens[: min(room, next(ends, room))]
 
 
-def standing(tree: Tree, tokens: Any, choices: Any, *, out: torch.Tensor | None = None) -> tuple[Any, Any]:
-    """The rule: a node stands if its token is what is picked after its parent, and its parent stands.
+def accepted_nodes(tree: Tree, tokens: Any, choices: Any, *, out: torch.Tensor | None = None) -> tuple[Any, Any]:
+    """The rule: a node is accepted if its token is what is picked after its parent, and its parent is accepted.
 
     What is picked after a node, `choices`, is the caller's to say. Of lists the rule is followed from parents to
     children; of tensors all at once, without a host value, as a device likes it. (NumPy's arrays are no third form:
@@ -62,27 +73,27 @@ def standing(tree: Tree, tokens: Any, choices: Any, *, out: torch.Tensor | None 
 
     Args:
         tokens, choices: (n,) each, lists or int64 tensors on the tree's device.
-        out: bool (n,), which nodes stand, for a caller whose tensors stay where they are.
+        out: bool (n,), which nodes are accepted, for a caller whose tensors stay where they are.
 
     Returns:
-        Which nodes stand, (n,), and the deepest of them, the first in breadth-first order: a list and a number, or
-        tensors (n,) and (1,).
+        Which nodes are accepted, (n,), and the deepest of them, the first in breadth-first order: a list and a number,
+        or tensors (n,) and (1,).
     """
     if isinstance(tokens, list):
-        best, stands = 0, [True] * len(tokens)
+        deepest, accepted = 0, [True] * len(tokens)
         for node in range(1, len(tokens)):
             parent = tree.parent_of[node]
-            stands[node] = stands[parent] and tokens[node] == choices[parent]
-            if stands[node] and tree.depth_of[node] > tree.depth_of[best]:
-                best = node
-        return stands, best
+            accepted[node] = accepted[parent] and tokens[node] == choices[parent]
+            if accepted[node] and tree.depth_of[node] > tree.depth_of[deepest]:
+                deepest = node
+        return accepted, deepest
     matches = tokens == choices.index_select(0, tree.parents)
-    upright: Any = torch.all(matches | tree.missing, -1, out=out)  # (n,): it and all its ancestors match
-    return upright, (tree.depths * upright).argmax(keepdim=True)  # (1,): an index of no dimension is read on the host
+    whole: Any = torch.all(matches | tree.missing, -1, out=out)  # (n,): it and all its ancestors match
+    return whole, (tree.depths * whole).argmax(keepdim=True)  # (1,): an index of no dimension is read on the host
 
 
 def verify(draft: Draft, choices: torch.Tensor) -> Verification:
-    """The draft beside what the target picks: the deepest standing node wins and its choice is the bonus token.
+    """The draft next to what the target picks: the deepest accepted node wins and its choice is the bonus token.
 
     Runs where the tree is: on a device one small copy goes to the host, of the winner and the choices along its path;
     for a tree that is the host's it is the choices.
@@ -96,19 +107,54 @@ def verify(draft: Draft, choices: torch.Tensor) -> Verification:
     if tree.device.type == "cpu":
         choices = choices.cpu()
         picked = choices.tolist()
-        stands, node = standing(tree, draft.tokens.tolist(), picked)
-        stood = torch.from_numpy(np.array(stands))
-        return Verification(draft, choices, stood, node, [picked[i] for i in tree.chain_of[node]])
-    stands, winner = standing(tree, draft.tokens, choices)
+        accepted, node = accepted_nodes(tree, draft.tokens.tolist(), picked)
+        mask = torch.from_numpy(np.array(accepted))
+        return Verification(draft, choices, mask, node, [picked[i] for i in tree.chain_of[node]])
+    accepted, winner = accepted_nodes(tree, draft.tokens, choices)
     path = tree.paths.index_select(0, winner)[0]  # (max_depth + 1,), itself repeated at the end
-    return told(draft, choices, stands, torch.cat((winner, choices.index_select(0, path))).tolist())
+    report = torch.cat((winner, choices.index_select(0, path))).tolist()
+    return Verification.of_report(draft, choices, accepted, report)
 
 
-def told(draft: Draft, choices: torch.Tensor, stands: torch.Tensor, report: list[int]) -> Verification:
-    """A verification on a device by what the host was told of it.
+class Commit:
+    """The end of steps with one tree of n nodes, all on the device; its buffers stay where they are, for captures.
+
+    Attributes:
+        root, length: int64 (1,) and (), the next ones once it was called.
+        report: int64 (1 + max_depth + 1,), for the host: the deepest accepted node, and the choices along its path.
+        accepted: bool (n,).
+        source, to: int64 (max_depth + 1,): positions in the cache of the accepted path, and where it belongs; behind
+            its end the last node again, which nobody sees.
 
     Args:
-        report: 1 + max_depth + 1 numbers: the deepest standing node, and the choices along its path.
+        tree: on the device.
+        length: its attribute, the caller's.
     """
-    node, *chosen = report
-    return Verification(draft, choices, stands, node, chosen[: draft.tree.depth_of[node] + 1])
+
+    def __init__(self, tree: Tree, length: torch.Tensor) -> None:
+        n, depth, device = len(tree), tree.max_depth, tree.device
+        self.tree, self.length = tree, length
+        self.root = torch.zeros(1, dtype=torch.long, device=device)
+        self.report = torch.zeros(2 + depth, dtype=torch.long, device=device)
+        self.accepted = torch.zeros(n, dtype=torch.bool, device=device)
+        self.source, self.to = (torch.zeros(depth + 1, dtype=torch.long, device=device) for _ in range(2))
+        self._depths = torch.arange(depth + 1, device=device)
+        self._added = tree.depths + 1  # (n,): tokens that a step adds whose deepest accepted node is this
+        self._host_report = on_host_like(self.report)
+
+    def __call__(self, tokens: torch.Tensor, choices: torch.Tensor) -> None:
+        """End a step by its draft and what the target picks after each node, int64 (n,) each."""
+        tree = self.tree
+        _, winner = accepted_nodes(tree, tokens, choices, out=self.accepted)  # (1,)
+        path = tree.paths.index_select(0, winner)[0]  # (max_depth + 1,), itself repeated at the end
+        torch.add(path, self.length, out=self.source)
+        torch.add(self._depths, self.length, out=self.to)
+        torch.cat((winner, choices.index_select(0, path)), out=self.report)
+        torch.index_select(choices, 0, winner, out=self.root)
+        self.length.add_(self._added.index_select(0, winner)[0])
+
+    def read(self) -> list[int]:
+        """The report: the only transfer of a step, and where the host waits for it."""
+        self._host_report.copy_(self.report, non_blocking=True)
+        wait(self.report.device)
+        return self._host_report.tolist()

@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..copying.carried_text import CarriedText, ReadingSession
-from ..decoding import Draft, Drafter, Tree, Verification
+from ..copying.carried_text import Carried, TextSession
+from ..copying.suffix_automaton import SuffixAutomaton
+from ..decoding import Draft, Drafter, Needs, Tree, Verification
 from ..decoding.tree import breadth_first
 from ..errors import UserError
 from .machine_size import MachineSize
@@ -70,7 +71,6 @@ class DynamicRecycling(Drafter):
     """
 
     stateful = True
-    needs_choices = needs_bits = True
 
     def __init__(
         self,
@@ -95,13 +95,13 @@ class DynamicRecycling(Drafter):
         super().__init__(torch.device(device))
         self.size: MachineSize | None = None
         if step_seconds is not None:
-            self.size = MachineSize(step_seconds, plain_seconds or step_seconds.get(0, 0.0), nodes)
+            self.size = MachineSize(step_seconds, plain_seconds, nodes)
             nodes = self.size.sizes[-1]
-        self.nodes, self.k, self.copy, self.siblings, self.needs_candidates = nodes, k, copy, siblings, k
-        self.max_nodes, self.needs_prompt_logits = 1 + nodes, recycle_prompt
+        self.nodes, self.k, self.copy, self.siblings, self.max_nodes = nodes, k, copy, siblings, 1 + nodes
+        self.needs = Needs(candidates=k, bits=True, choices=True, prompt_logits=recycle_prompt)
         self.rows = TokenRows(vocab_size, k)
         self.pairs = PairRows(pairs, k) if pairs else None
-        self.weights, self.carried = Weights(calibrate), CarriedText(carry)
+        self.weights, self.carried = Weights(calibrate), Carried(carry, SuffixAutomaton)
 
     def session(self) -> DynamicSession:
         return DynamicSession(self)
@@ -169,7 +169,7 @@ class DynamicRecycling(Drafter):
         return {"rows_bytes": held} | ({} if self.size is None else self.size.describe())
 
 
-class DynamicSession(ReadingSession):
+class DynamicSession(TextSession[SuffixAutomaton]):
     """A sequence's text, and what the last step says of what follows the next root."""
 
     method: DynamicRecycling
@@ -250,7 +250,7 @@ class DynamicSession(ReadingSession):
         tokens = draft.tokens.numpy()
         before = tokens[draft.tree.parent_of]
         before[0] = self._before
-        order = np.argsort(verification.stands.numpy(), kind="stable")  # what stands is written last, and counts
+        order = np.argsort(verification.accepted.numpy(), kind="stable")  # what is accepted is written last, and counts
         own.keep(before[order], tokens[order], ids[order], levels[order])
         node = verification.node
         rejected = [child for child, parent in enumerate(draft.tree.parent_of) if child and parent == node]

@@ -8,15 +8,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..errors import UserError
+from .. import draft_size
+from ..draft_size import StepCosts
 
 MEMORY = 64.0  # drafts whose speed is remembered
-# A draft of n nodes also writes n rows, which later drafts live on: what is accepted grows with (1 + n) to this power,
-# as with recycling's trees for the machine, where it was measured.
-FILLING = 0.2
 
 
-class MachineSize:
+class MachineSize(StepCosts):
     """Chooses a size for each draft, so that all of them together give most expected tokens a second.
 
     The expected tokens of n nodes are the root and the likelihoods of the n likeliest nodes, so a step on text that is
@@ -24,38 +22,24 @@ class MachineSize:
     greatest is the tokens of all steps over the seconds of all steps, so a step takes the n with the greatest
     tokens - speed * T(n), where speed is that of the steps before it (Dinkelbach's way to the best quotient), and the
     tokens are those of later drafts, too, that its rows help to find.
-
-    Args:
-        seconds: T(n) of a whole step by nodes below the root; must hold 0.
-        plain_seconds: of a step that neither drafts nor learns, for the prediction.
-        budget: at most so many nodes.
-
-    Raises:
-        UserError: no step time for 0 nodes, or a negative budget.
     """
 
-    def __init__(self, seconds: Mapping[int, float], plain_seconds: float, budget: int) -> None:
-        if budget < 0 or 0 not in seconds:
-            raise UserError(f"tree=auto: needs a budget of at least 0 (is {budget}) and the step time of 0 nodes")
-        self.sizes = sorted(n for n in seconds if n <= budget)
-        self.plain_seconds = plain_seconds
-        self._seconds = np.array([seconds[n] for n in self.sizes])
+    def __init__(self, seconds: Mapping[int, float], plain_seconds: float | None, budget: int) -> None:
+        super().__init__(seconds, plain_seconds, budget)
+        self._seconds = np.array(self.seconds)
         self._taught = np.log1p(self.sizes)
         self._place = {n: i for i, n in enumerate(self.sizes)}
-        self.reset()
 
     def reset(self) -> None:
-        """Nothing was chosen yet."""
+        super().reset()
         self._expected = np.zeros(len(self.sizes))  # tokens of all drafts by size, as far as each was grown
-        self._used = np.zeros(len(self.sizes), dtype=np.int64)  # drafts by size
-        self._predicted = np.zeros(2)  # tokens and seconds of all drafts, each as foreseen
-        self._lately = np.array([1.0, self._seconds[0]])  # the same of the last MEMORY drafts or so
+        self._lately = [1.0, self.seconds[0]]  # tokens and seconds of the last MEMORY drafts or so, as foreseen
 
     @property
     def _costs(self) -> Any:
         """Of each size: the tokens decoded in its time at the speed of the drafts before, less what it teaches."""
         tokens, seconds = self._lately
-        return tokens / seconds * self._seconds - FILLING * (tokens - 1) * self._taught
+        return tokens / seconds * self._seconds - draft_size.FILLING * (tokens - 1) * self._taught
 
     def enough(self, likelihoods: Sequence[float], following: float) -> bool:
         """Whether no larger size can be the best one, however likely its nodes: at most as likely as the next one is.
@@ -77,33 +61,22 @@ class MachineSize:
         tokens = np.cumsum(likelihoods)[np.minimum(self.sizes, len(likelihoods) - 1)]
         at = int((tokens - self._costs).argmax())
         self._expected += tokens
-        self._used[at] += 1
-        now = np.array([tokens[at], self._seconds[at]])
-        self._predicted += now
-        self._lately += (now - self._lately) / MEMORY
+        now = float(tokens[at]), self.seconds[at]
+        self.count(at, now[0])
+        self._lately = [mean + (new - mean) / MEMORY for mean, new in zip(self._lately, now, strict=True)]
         return min(self.sizes[at], len(likelihoods) - 1)
 
     def describe(self) -> dict[str, Any]:
         """What was measured, chosen and promised, as of recycling's tree for the machine."""
-        tokens, seconds = self._predicted.tolist()
-        expected = self._expected / max(self._used.sum(), 1)
-        return {
-            "sizes": self.sizes,
-            "step_seconds": self._seconds.tolist(),
-            "plain_seconds": self.plain_seconds,
-            "expected_accepted": (expected - 1).tolist(),
-            "predicted_speedup_by_size": (self.plain_seconds * expected / self._seconds).tolist(),
-            "chosen": self.sizes[int(self._used.argmax())],
-            "choice": "most often",
-            "steps_by_size": self._used.tolist(),
-            "predicted_speedup": self.plain_seconds * tokens / seconds if seconds else None,
-        }
+        expected = self._expected / max(sum(self.used), 1)
+        most_used = self.sizes[int(np.argmax(self.used))]
+        return self.promised(expected.tolist(), (expected - 1).tolist(), chosen=most_used, choice="most often")
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """`size_used`, int64: drafts by size; `size_expectation`, float64."""
         return {
-            "size_used": torch.from_numpy(self._used.copy()),
-            "size_expectation": torch.from_numpy(np.concatenate((self._expected, self._predicted, self._lately))),
+            "size_used": torch.tensor(self.used),
+            "size_expectation": torch.from_numpy(np.concatenate((self._expected, self.predicted, self._lately))),
         }
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
@@ -111,8 +84,6 @@ class MachineSize:
         self.reset()
         if "size_used" not in state:
             return
-        if len(state["size_used"]) != len(self.sizes):
-            raise UserError("tree=auto: the saved state considered other sizes; start from another one or cold")
-        known = state["size_expectation"].numpy().copy()
-        self._used, self._expected = state["size_used"].numpy().copy(), known[:-4]
-        self._predicted, self._lately = known[-4:-2], known[-2:]
+        known = state["size_expectation"].tolist()
+        self.load(state["size_used"].tolist(), known[-4:-2])
+        self._expected, self._lately = np.array(known[:-4]), known[-2:]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..decoding.selection import top_k_and_bits
+from ..decoding.sampling import top_k_and_bits
 from ..errors import UserError
 
 LEVELS = 16  # of probability, as `likely` estimates it: level l is 2^-(l + 1) to 2^-l, the last one all below

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ..decoding import DeviceDrafter, DeviceSession, Target, Verification
+from ..decoding import DeviceDrafter, DeviceSession, Needs, Target, Verification
 from ..errors import UserError
 from .head_files import check_shapes, check_sizes, hidden_size, locate, read_config, read_weights, template
 
@@ -101,7 +101,7 @@ class Medusa(DeviceDrafter):
         UserError: what `load_heads` raises; a tree deeper than there are heads, or of more ranks than tokens.
     """
 
-    needs_hidden = True
+    needs = Needs(hidden=True)
 
     def __init__(self, target: Target, *, heads_path: str, tree_path: str | None = None) -> None:
         super().__init__(target.device)

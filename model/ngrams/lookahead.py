@@ -12,7 +12,7 @@ levels and W = 3 columns (levels 0 and 1 are kept; what follows level 1 is compu
       |       |        |            root -- g1 -- g2
     (1,0)   (1,1)    (1,2)
 
-Both branches are one draft. The engine accepts the deepest node that stands, be it of the lookahead branch: such a
+Both branches are one draft. The engine accepts the deepest node that is accepted, be it of the lookahead branch: such a
 token is the target's own choice, which the authors' code computes and leaves.
 """
 
@@ -24,7 +24,7 @@ from itertools import chain
 
 import torch
 
-from ..decoding import DeviceSession, Draft, Verification
+from ..decoding import DeviceSession, Draft, Needs, Verification
 from ..decoding.tree import RankPath
 from ..errors import UserError
 from .layouts import Layout, LayoutDrafter
@@ -56,7 +56,7 @@ class Lookahead(LayoutDrafter):
         UserError: level < 3, window < 1 or guess < 1.
     """
 
-    needs_choices = True  # the window moves by them
+    needs = Needs(choices=True)  # the window moves by them
 
     def __init__(
         self,

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from ..decoding import DeviceDrafter, DeviceSession, Draft, Tree
+from ..decoding import DeviceDrafter, DeviceSession, Draft, Needs, Tree
 from ..decoding.devices import fastest
-from ..decoding.selection import top_k
+from ..decoding.sampling import top_k
 from ..errors import UserError
 from .matrix import AdjacencyMatrix
 
@@ -33,7 +33,8 @@ class TokenRecycling(DeviceDrafter):
         dtype: of the matrix, int64 or int32.
         update: whose candidates a step writes back: all nodes (as published), the accepted path, the root, or none
             (frozen: the matrix stays as it was loaded).
-        eos: ids that end an answer. The official loop writes nothing back of a step in which a draft of these stood.
+        eos: ids that end an answer. The official loop writes nothing back of a step in which a draft of these was
+            accepted.
 
     Raises:
         UserError: the template needs a rank that k candidates do not have, or an unknown update.
@@ -65,8 +66,7 @@ class TokenRecycling(DeviceDrafter):
         self.max_nodes = len(tree)
         self.update = update
         self.eos = frozenset(eos)
-        self.needs_candidates = 0 if update == "frozen" else k
-        self.needs_prompt_logits = recycle_prompt
+        self.needs = Needs(candidates=0 if update == "frozen" else k, prompt_logits=recycle_prompt)
         self.use_tree(tree.on(device))
 
     def use_tree(self, tree: Tree) -> None:
@@ -87,35 +87,33 @@ class TokenRecycling(DeviceDrafter):
             level[:] = self.matrix.look_up(self._cells[parents], ranks)
         return self._tokens
 
-    def learn(self, tokens: torch.Tensor, candidates: torch.Tensor, stands: torch.Tensor) -> None:
+    def learn(self, tokens: torch.Tensor, candidates: torch.Tensor, accepted: torch.Tensor) -> None:
         """Recycle: the top-k after every node, rejected ones too, replaces that token's candidates (paper, 3.3)."""
-        kept = stands if self.update == "path" else None
+        kept = accepted if self.update == "path" else None
         if self.eos:
-            ended = self._ended(fastest(tokens), fastest(stands))
+            ended = self._ended(fastest(tokens), fastest(accepted))
             if self.matrix.on_host:
                 if ended:
                     return
             else:  # no host value is read: all of it is looked up again, and written as it was
-                kept = ~ended & (stands if kept is not None else torch.ones_like(stands))
+                kept = ~ended & (accepted if kept is not None else torch.ones_like(accepted))
         if self.update == "root":
             tokens, candidates, kept = tokens[:1], candidates[:1], None if kept is None else kept[:1]
         self.matrix.update(tokens, candidates, kept)
 
-    def _ended(self, tokens: Any, stands: Any) -> Any:
-        """Whether a draft stands that ends the answer: bool (), NumPy's or the device's."""
-        drafts, stands = tokens[1:], stands[1:]  # the root is no draft
-        return reduce(or_, (((drafts == end) & stands).any() for end in self.eos))
+    def _ended(self, tokens: Any, accepted: Any) -> Any:
+        """Whether a draft is accepted that ends the answer: bool (), NumPy's or the device's."""
+        drafts, accepted = tokens[1:], accepted[1:]  # the root is no draft
+        return reduce(or_, (((drafts == end) & accepted).any() for end in self.eos))
 
     def reset(self) -> None:
         self.matrix.reset()
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        return {"candidates": self.matrix.candidates}
+        return self.matrix.state_dict()
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        if set(state) != {"candidates"}:
-            raise UserError(f"matrix: a saved matrix holds 'candidates', this file {sorted(state)}")
-        self.matrix.load(state["candidates"])
+        self.matrix.load_state_dict(state)
 
 
 class RecyclingSession(DeviceSession):

@@ -77,8 +77,15 @@ class AdjacencyMatrix:
         """Bytes, measured: V * k * itemsize."""
         return self.candidates.numel() * self.candidates.element_size()
 
-    def load(self, candidates: torch.Tensor) -> None:
-        """Take over saved candidates (V, k). Raises UserError if they are of another vocabulary or k."""
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """`candidates`, (V, k)."""
+        return {"candidates": self.candidates}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        """Take over saved candidates. Raises UserError if they are of another vocabulary or k, or not alone."""
+        if set(state) != {"candidates"}:
+            raise UserError(f"matrix: a saved matrix holds 'candidates', this file {sorted(state)}")
+        candidates = state["candidates"]
         if candidates.shape != self.candidates.shape:
             raise UserError(f"matrix: saved one is {list(candidates.shape)}, this run's {list(self.candidates.shape)}")
         if candidates.numel() and not 0 <= int(candidates.min()) <= int(candidates.max()) < candidates.shape[0]:

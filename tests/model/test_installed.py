@@ -21,6 +21,27 @@ for name, module in modules.items():  # modules that are loaded by a text
 assert "model" not in sys.modules
 print(*kernels)
 """
+LAZY = """
+import sys
+import model
+assert not {"torch", "transformers", "numpy"} & set(sys.modules), "importing the library loads nothing heavy"
+import model.methods
+assert model.methods.table_place("hf") == 0 and "torch" not in sys.modules
+from model import METHODS, Decoder, DeviceDrafter, Draft, Drafter, Generate, Session, Tree, decoding
+assert Decoder.__module__ == "model.decoder" and Generate.__module__ == "model.transformers_generate"
+assert decoding.Tree is Tree and {"Decoder", "Tree"} <= set(dir(model)) and "vanilla" in METHODS
+try:
+    model.Nonesuch
+except AttributeError as error:
+    assert "has no attribute 'Nonesuch'" in str(error)
+else:
+    raise AssertionError
+"""
+
+
+def test_exports_are_imported_when_they_are_asked_for():
+    done = subprocess.run([sys.executable, "-c", LAZY], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 def test_every_kernel_loads_under_the_installed_name(tmp_path):

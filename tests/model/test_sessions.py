@@ -17,16 +17,16 @@ from model.copying.suffix import Suffix
 from model.copying.suffix_recycling import SuffixRecycling
 from model.decoding import Target, decode, generate
 from model.decoding.sampling import Sampling
+from model.draft_size import SIZES
 from model.dynamic.dynamic_recycling import DynamicRecycling
 from model.errors import UserError
-from model.learned.eagle import Eagle
-from model.learned.eagle2 import Eagle2
+from model.learned.eagle import Eagle, Eagle2
 from model.learned.medusa import Medusa
 from model.learned.sps import Speculative
 from model.ngrams.lookahead import Lookahead
 from model.ngrams.ngram_cache import NgramCache
 from model.recycling import TokenRecycling, build_template
-from model.recycling.auto import SIZES, AutoRecycling
+from model.recycling.auto import AutoRecycling
 from model.retrieval.datastore import write_datastore
 from model.retrieval.rest import Rest
 from model.vanilla import Vanilla

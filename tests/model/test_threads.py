@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from model.decoder import Decoder
 from model.decoding import Target, decode
 from model.decoding.cache import CachePool
-from model.decoding.turns import Turns, turns_of
+from model.decoding.devices import Turns, turns_of
 from model.files import ROOT
 from model.methods import make_method
 from model.transformers_generate import Generate

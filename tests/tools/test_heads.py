@@ -15,8 +15,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from data.embedded.training.corpus import held_out_questions
 from model.decoding import Target, generate
 from model.errors import UserError
-from model.learned.eagle import Eagle
-from model.learned.eagle2 import Eagle2
+from model.learned.eagle import Eagle, Eagle2
 from model.learned.medusa import Medusa, MedusaHeads
 from tests.conftest import greedy, toy_model
 from tools.heads.losses import eagle_loss, medusa_loss

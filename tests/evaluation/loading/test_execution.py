@@ -11,8 +11,8 @@ from evaluation.loading.models import LoadedModel
 from evaluation.loading.settings import ModelSettings
 from evaluation.statistics.caveats import executed
 from model.decoding import Target, generate
-from model.decoding.settlement import Settlement
-from model.decoding.static_step import FedStep, StaticStep
+from model.decoding.static_step import PaddedForward, WholeStep
+from model.decoding.verification import Commit
 from model.errors import UserError
 from model.recycling import TokenRecycling, build_template
 from tests.conftest import greedy, toy_model
@@ -55,8 +55,8 @@ def test_wrong_logits_are_refused(dtype, monkeypatch):
     monkeypatch.setattr(execution, "CAPTURED", "static")
     target = Target(toy_model("llama-grouped", dtype=dtype))
     assert trial(target, "static", False) == ""
-    original = FedStep.feed
-    monkeypatch.setattr(FedStep, "feed", lambda step, draft, length: original(step, draft, length - 1))
+    original = PaddedForward.feed
+    monkeypatch.setattr(PaddedForward, "feed", lambda step, draft, length: original(step, draft, length - 1))
     found = tried(target, "auto")
     assert found.name == "eager" and not found.tree_attention
     assert "of the greatest away from eager ones" in found.why
@@ -67,7 +67,7 @@ def test_wrong_logits_are_refused(dtype, monkeypatch):
 def test_small_errors_of_short_types_are_seen(monkeypatch):
     """Of one row alone, and less than a twentieth of its greatest logit: more than rounding makes of it."""
     target = Target(toy_model("llama-grouped", dtype=torch.float16))
-    run = FedStep.run
+    run = PaddedForward.run
 
     def slightly(step):
         run(step)
@@ -75,7 +75,7 @@ def test_small_errors_of_short_types_are_seen(monkeypatch):
         step.logits[5, 7] += 0.04 * step.logits[5].abs().max()
 
     assert trial(target, "static", False) == ""
-    monkeypatch.setattr(FedStep, "run", slightly)
+    monkeypatch.setattr(PaddedForward, "run", slightly)
     assert "of the greatest away from eager ones" in trial(target, "static", False)
 
 
@@ -83,7 +83,7 @@ def test_nan_is_wrong(loaded, monkeypatch):
     def filled(step):
         step.logits = torch.full((13, V), float("nan"))
 
-    monkeypatch.setattr(FedStep, "run", filled)
+    monkeypatch.setattr(PaddedForward, "run", filled)
     assert "nan of the greatest" in trial(loaded.target, "static", False)
 
 
@@ -93,14 +93,14 @@ def test_a_whole_step_that_fails_is_passed_over(loaded, monkeypatch):
     def refused(step):
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    monkeypatch.setattr(StaticStep, "run", refused)
+    monkeypatch.setattr(WholeStep, "run", refused)
     assert "RuntimeError: operation not permitted" in trial(loaded.target, "static", False)
 
 
 def test_a_step_that_is_put_together_wrongly_is_passed_over(loaded, monkeypatch):
     """Right logits, and no error: only the text tells."""
-    settle = Settlement.__call__
-    monkeypatch.setattr(Settlement, "__call__", lambda own, tokens, choices: settle(own, tokens, choices.roll(1)))
+    settle = Commit.__call__
+    monkeypatch.setattr(Commit, "__call__", lambda own, tokens, choices: settle(own, tokens, choices.roll(1)))
     found = tried(loaded.target, "auto")
     assert found.name == "eager" and ", eager decoding's " in found.why
 
@@ -109,8 +109,8 @@ def test_a_tie_may_fall_either_way(loaded, monkeypatch):
     monkeypatch.setattr(
         execution, "_tie", lambda target, prompt: 10.0
     )  # twenty times the greatest logit is no gap at all
-    settle = Settlement.__call__
-    monkeypatch.setattr(Settlement, "__call__", lambda own, tokens, choices: settle(own, tokens, choices.roll(1)))
+    settle = Commit.__call__
+    monkeypatch.setattr(Commit, "__call__", lambda own, tokens, choices: settle(own, tokens, choices.roll(1)))
     assert trial(loaded.target, "static", False) == ""
 
 
@@ -146,7 +146,7 @@ def refused(loaded, monkeypatch):
         raise RuntimeError("operation not permitted when stream is capturing")
 
     loaded.target.asked = []
-    monkeypatch.setattr(StaticStep, "run", run)
+    monkeypatch.setattr(WholeStep, "run", run)
     monkeypatch.setattr(execution, "synchronize", lambda device: loaded.target.asked.append("wait"), raising=False)
     return loaded
 

@@ -10,8 +10,8 @@ from evaluation.timing.checks import Difference, check_steps, judged, read_lines
 from evaluation.timing.page import failed
 from evaluation.timing.plan import Budget, make_plan
 from evaluation.timing.report import Report
-from model.decoding import step as decoding_step
-from model.decoding.static_step import StaticStep
+from model.decoding import Verification
+from model.decoding.static_step import WholeStep
 
 CPU = torch.device("cpu")
 
@@ -36,14 +36,14 @@ def test_static_steps_are_the_eager_ones(checked):
 
 
 def test_another_token_is_found_with_its_gap(checked, monkeypatch):
-    told = decoding_step.told
+    of_report = Verification.of_report
 
     def wrong(*arguments):
-        verification = told(*arguments)
+        verification = of_report(*arguments)
         verification.tokens[-1] = 7 if verification.tokens[-1] != 7 else 8
         return verification
 
-    monkeypatch.setattr(decoding_step, "told", wrong)
+    monkeypatch.setattr(Verification, "of_report", wrong)
     rows, report = checked()
     by_method = {row["method"]: row for row in rows}
     assert not by_method["vanilla"]["passed"] and not by_method["recycling"]["passed"]
@@ -58,7 +58,7 @@ def test_an_execution_that_breaks_is_a_finding(checked, monkeypatch):
     def broken(self):
         raise RuntimeError("no such\nkernel")
 
-    monkeypatch.setattr(StaticStep, "run", broken)
+    monkeypatch.setattr(WholeStep, "run", broken)
     rows, report = checked()
     assert [row["passed"] for row in rows] == [False, False, True, True], "drafts that are fed in take other steps"
     assert rows[0]["found"] == "RuntimeError: no such kernel" and len(failed(report.data)) == 2

@@ -2,7 +2,7 @@
 
 import pytest
 
-from evaluation.timing.forecast import between, expected_mat, forecast, forecasts, headline
+from evaluation.timing.forecast import expected_mat, forecast, forecasts, headline
 from evaluation.timing.plan import published_mat
 from model.recycling.auto import PROBE, PROBE_IDLE
 
@@ -27,7 +27,7 @@ def test_the_best_cut_by_hand():
     assert found["published"]["speedup"] == pytest.approx(2.7 * 0.009 / 0.090)
 
 
-def test_where_nodes_are_free_the_largest_is_best_and_where_they_are_dear_none():
+def test_where_nodes_are_free_the_largest_is_best_and_where_they_are_expensive_none():
     assert forecast(FREE | {160: 0.01}, 0.01, 2.7)["best"]["nodes"] == 160
     assert forecast({0: 0.01, 1: 0.02, 80: 1.0}, 0.01, 2.7)["best"]["nodes"] == 0
 
@@ -35,17 +35,12 @@ def test_where_nodes_are_free_the_largest_is_best_and_where_they_are_dear_none()
 def test_auto_pays_for_its_probes():
     found = forecast(FREE, 0.01, 2.7)["auto"]
     assert found["nodes"] == 80 and found["tokens_per_second"] == pytest.approx(270), "there is nothing larger to probe"
-    dear = {0: 0.01, 1: 0.02, 2: 0.03, 3: 0.05, 80: 1.0}
-    found = forecast(dear, 0.01, 2.7)["auto"]
+    expensive = {0: 0.01, 1: 0.02, 2: 0.03, 3: 0.05, 80: 1.0}
+    found = forecast(expensive, 0.01, 2.7)["auto"]
     mat = (PROBE_IDLE - 1 + expected_mat(3, 2.7)) / PROBE_IDLE
     assert found["nodes"] == 0 and found["mat"] == pytest.approx(mat)
     assert found["tokens_per_second"] == pytest.approx(mat * PROBE_IDLE / ((PROBE_IDLE - 1) * 0.01 + 0.05))
     assert PROBE < PROBE_IDLE
-
-
-def test_between_measured_sizes_lies_a_straight_line():
-    assert between({0: 1.0, 4: 3.0}, 1) == pytest.approx(1.5)
-    assert between({0: 1.0, 4: 3.0}, 4) == 3.0 and between({0: 1.0, 4: 3.0}, 9) == 3.0
 
 
 def cell(execution, plain, at_80, context=500):

@@ -7,7 +7,7 @@ from functools import cache
 import torch
 
 from model.decoding import Draft, Drafter
-from model.decoding.selection import candidates_of
+from model.decoding.sampling import candidates_of
 from model.decoding.verification import Verification, verify
 
 V = 40
@@ -40,8 +40,8 @@ def observed(drafter: Drafter, draft: Draft, before: list[int], seed: int) -> Ve
     paths = [[tokens[i] for i in chain] for chain in draft.tree.chain_of]
     logits = torch.stack([logits_of(before + path, seed) for path in paths])
     verification = verify(draft, logits.argmax(-1))
-    verification.candidates, verification.bits = candidates_of(logits, drafter.needs_candidates, drafter.needs_bits)
-    verification.logits = logits if drafter.needs_logits else None
+    verification.candidates, verification.bits = candidates_of(logits, drafter.needs.candidates, drafter.needs.bits)
+    verification.logits = logits if drafter.needs.logits else None
     return verification
 
 
@@ -52,7 +52,7 @@ def drafts(drafter: Drafter, prompt: list[int], steps: int, seed: int):
     """
     session, text = drafter.session(), list(prompt)
     draft = session.begin(prompt)
-    if drafter.needs_prompt_logits:
+    if drafter.needs.prompt_logits:
         session.observe_prompt(prompt, torch.stack([logits_of(prompt[: i + 1], seed) for i in range(len(prompt))]))
     for _ in range(steps):
         verification = observed(drafter, draft, text[:-1], seed)

@@ -6,10 +6,11 @@ from functools import partial
 import pytest
 import torch
 
-from model.copying.carried_text import CarriedText, ReadingSession
+from model.copying.carried_text import Carried, TextSession
 from model.copying.logitspec import LogitSpec
 from model.copying.spine import Spine
 from model.copying.suffix import Suffix
+from model.copying.suffix_automaton import SuffixAutomaton
 from model.copying.suffix_recycling import SuffixRecycling
 from model.decoding import Target, generate
 from model.decoding.shared_text import generate_together
@@ -41,13 +42,13 @@ def text(drafter):
 def read(carried, prompt):
     method = Suffix(V)
     method.carried = carried
-    session = ReadingSession(method)
+    session = TextSession(method)
     session.begin(prompt)
     return session
 
 
 def test_by_hand():
-    carried = CarriedText(8)
+    carried = Carried(8, SuffixAutomaton)
     first = read(carried, [1, 2, 3, 4])
     first.text.extend([5, 6])
     first.close()
@@ -58,11 +59,11 @@ def test_by_hand():
     second.close()
     third = read(carried, [7, 3]).text  # nine tokens are more than eight: the newest four stay
     assert third.tokens == [6, 9, 3, 4, 7, 3] and (third.length, third.copy(third.end, 1)) == (1, [4])
-    assert read(CarriedText(0), [1, 2]).text.tokens == [1, 2]
+    assert read(Carried(0, SuffixAutomaton), [1, 2]).text.tokens == [1, 2]
 
 
 def test_two_at_once_do_not_read_each_other_and_both_are_carried():
-    carried = CarriedText(100)
+    carried = Carried(100, SuffixAutomaton)
     before = read(carried, [1, 2])
     before.close()
     one, other = read(carried, [3]), read(carried, [4])
@@ -79,7 +80,7 @@ def test_two_at_once_do_not_read_each_other_and_both_are_carried():
 
 
 def test_a_reset_forgets_what_is_being_read_too():
-    carried = CarriedText(100)
+    carried = Carried(100, SuffixAutomaton)
     lender, other = read(carried, [1, 2]), read(carried, [3])
     carried.reset()
     lender.close()
@@ -88,7 +89,7 @@ def test_a_reset_forgets_what_is_being_read_too():
 
 
 def test_what_is_said_beside_a_borrowed_text_is_bounded():
-    carried = CarriedText(8)
+    carried = Carried(8, SuffixAutomaton)
     lender = read(carried, [1])
     for i in range(20):
         read(carried, [2, i, i]).close()

@@ -9,7 +9,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from model.decoding import Draft, Target
 from model.decoding.attention import TreeAttention
-from model.decoding.attention_switch import register_tree_attention
+from model.decoding.attention_switch import AttentionSwitch
 from model.errors import UserError
 from tests.conftest import toy_model
 from tests.model.decoding.test_attention import BACKENDS, DEVICE, NAN, inputs
@@ -66,8 +66,8 @@ def test_a_model_gives_the_same_logits_as_with_sdpa(name, backend):
     _, kv_heads, _, dim = layers[0].keys.shape
     attention = TreeAttention(4, kv_heads, dim, len(tree), 64, length, torch.float32, backend=backend)
     attention.set_tree(tree.ancestors)
-    switch = register_tree_attention("tree_attention_of_a_test")
-    model.set_attn_implementation("tree_attention_of_a_test")
+    switch = AttentionSwitch()
+    model.set_attn_implementation(switch.name)
     arguments = dict(input_ids=draft.tokens[None], position_ids=(tree.depths + past)[None], use_cache=True)
     with switch.use(attention):
         got = model(**arguments, past_key_values=Cache(layers=layers)).logits[0]
@@ -79,7 +79,7 @@ def test_a_model_gives_the_same_logits_as_with_sdpa(name, backend):
 def test_what_the_kernel_does_not_know_is_refused():
     q, k, v, length, _ = inputs(4, 2, 16, 5, 64, 3)
     attention = TreeAttention(4, 2, 16, 5, 64, length, torch.float32, backend="torch")
-    switch = register_tree_attention("tree_attention_of_a_test")
+    switch = AttentionSwitch()
     module = torch.nn.Identity()
     with switch.use(attention):
         for wrong in (dict(attention_mask=q), dict(attention_mask=None, softcap=30.0)):
@@ -90,7 +90,7 @@ def test_what_the_kernel_does_not_know_is_refused():
 
 def test_a_tree_is_attended_by_the_thread_that_uses_it():
     """Another thread's forward in the meantime is sdpa's."""
-    switch, seen = register_tree_attention("tree_attention_of_threads"), []
+    switch, seen = AttentionSwitch(), []
     switch._sdpa = lambda *args, **kwargs: seen.append("sdpa")
     q, kv = torch.zeros(1, 2, 3, 4), torch.zeros(1, 1, 8, 4)
 

@@ -11,9 +11,10 @@ import torch
 
 from model.copying.suffix_recycling import SuffixRecycling
 from model.decoding import Target, generate
-from model.decoding.static_step import MOST_STEPS, FedStep, StaticStep, StaticSteps, bucket_of
+from model.decoding.static_step import PaddedForward, WholeStep, bucket_of
+from model.decoding.step import MOST_DROPPED, MOST_STEPS, Executor
+from model.draft_size import SIZES, TILED
 from model.recycling import TokenRecycling, build_template
-from model.recycling.auto import SIZES, TILED
 from tests.conftest import toy_model
 from tests.model.decoding.test_step import MAKE, V, outcomes
 
@@ -28,21 +29,21 @@ class _FakeGraphs:
         class Graph:
             def replay(self):
                 graphs.replays += 1
-                if isinstance(self.step, StaticStep):
+                if isinstance(self.step, WholeStep):
                     assert self.step.drafter.source == self.source, "a replay fills the tree from where the capture did"
                 self.run()
 
         @contextmanager
         def capture(graph, pool, **how):
-            whole, fed = StaticStep.run, FedStep.run
+            whole, fed = WholeStep.run, PaddedForward.run
 
             def record(step):
-                graph.step, graph.run = step, partial(whole if isinstance(step, StaticStep) else fed, step)
-                graph.source = step.drafter.source if isinstance(step, StaticStep) else None
+                graph.step, graph.run = step, partial(whole if isinstance(step, WholeStep) else fed, step)
+                graph.source = step.drafter.source if isinstance(step, WholeStep) else None
 
-            StaticStep.run = FedStep.run = record  # not by monkeypatch, which would keep what it replaces: the graph
+            WholeStep.run = PaddedForward.run = record  # not by monkeypatch, which keeps what it replaces: the graph
             yield
-            StaticStep.run, FedStep.run = whole, fed
+            WholeStep.run, PaddedForward.run = whole, fed
             if hasattr(graph, "step"):  # not the one that only keeps the pool open
                 graphs.captured.append(weakref.ref(graph))
             graphs.pools.add(pool)
@@ -57,7 +58,7 @@ class _FakeGraphs:
         }
         for name, fake in (fakes | {"stream": lambda stream: nullcontext()}).items():
             monkeypatch.setattr(torch.cuda, name, fake)
-        monkeypatch.setattr(StaticSteps, "_on_cuda", property(lambda self: True))
+        monkeypatch.setattr(Executor, "_on_cuda", property(lambda self: True))
 
     def target(self, model):
         """On the CPU, and yet captured."""
@@ -74,13 +75,13 @@ def test_captured_steps_equal_eager_ones(monkeypatch, method):
     graphs, drafter = _FakeGraphs(monkeypatch), MAKE[method]()
     found = outcomes(graphs.target(model), drafter, seed=3)
     assert found == eager
-    assert len(graphs.captured) == sum(len(steps._made) for steps in drafter.static_steps.values()) <= len(SIZES)
+    assert len(graphs.captured) == sum(len(steps._made) for steps in drafter.executors.values()) <= len(SIZES)
     assert graphs.replays == sum(forwards - 1 for _, _, forwards, _ in found[0])  # all but the prompts' own
 
 
 def test_captured_steps_are_bounded_and_share_one_pool(monkeypatch):
     """Forty trees in turn: no more graphs than the bound live, however many were captured, in one pool of memory."""
-    monkeypatch.setattr("model.decoding.static_step.MOST_STEPS", 6)
+    monkeypatch.setattr("model.decoding.step.MOST_STEPS", 6)
     graphs, drafter = _FakeGraphs(monkeypatch), TokenRecycling(V, build_template("best", nodes=40))
     target = graphs.target(toy_model("llama"))
     trees = [build_template("best", nodes=n) for n in range(1, 41)]
@@ -141,8 +142,20 @@ def test_steps_go_where_a_gpu_has_no_memory_left(monkeypatch):
     graphs, drafter = _FakeGraphs(monkeypatch), TokenRecycling(V, build_template("best", nodes=9))
     target = graphs.target(toy_model("llama"))
     free = iter([False, False, True, False])
-    monkeypatch.setattr(StaticSteps, "_short_of_memory", lambda steps: next(free))
+    monkeypatch.setattr(Executor, "_short_of_memory", lambda steps: next(free))
     for nodes in (2, 3, 4, 5):  # before the second, third and fourth it is asked; the third makes room
         drafter.use_tree(build_template("best", nodes=nodes))
         generate(target, drafter, [5, 6, 7], max_new_tokens=4)
     assert len(graphs.captured) == 4 and sum(graph() is not None for graph in graphs.captured) == 3
+
+
+def test_few_steps_go_at_once_where_memory_stays_short(monkeypatch):
+    """What else takes the memory, all of them would not give back, and each would be captured anew."""
+    graphs, drafter = _FakeGraphs(monkeypatch), TokenRecycling(V, build_template("best", nodes=9))
+    target, short = graphs.target(toy_model("llama")), [False]
+    monkeypatch.setattr(Executor, "_short_of_memory", lambda executor: short[0])
+    for nodes in range(1, 10):
+        short[0] = nodes == 9
+        drafter.use_tree(build_template("best", nodes=nodes))
+        generate(target, drafter, [5, 6, 7], max_new_tokens=4)
+    assert sum(graph() is not None for graph in graphs.captured) == 9 - MOST_DROPPED == 5

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from model.decoding import Target
-from model.decoding.static_step import StaticSteps
+from model.decoding.step import Executor
 from tests.conftest import toy_model
 
 
@@ -70,7 +70,7 @@ def cuda(monkeypatch):
 def steps_on(index):
     """Steps of a target that calls itself that GPU's, and a step that runs nothing."""
     target = Target(toy_model("llama"))
-    steps = StaticSteps(target)
+    steps = Executor(target)
     target.device = torch.device("cuda", index)
     return steps, SimpleNamespace(run=lambda: None, length=torch.tensor(3))
 

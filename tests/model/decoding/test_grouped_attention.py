@@ -8,7 +8,7 @@ import torch
 
 from model.decoder import Decoder
 from model.decoding import Draft, Target, decode, generate
-from model.decoding.grouped_attention import NAME, GroupedAttention
+from model.decoding.attention_switch import SDPA_GROUPED, GroupedAttention
 from model.errors import UserError
 from model.recycling import TokenRecycling, build_template
 from model.transformers_generate import Generate
@@ -25,14 +25,14 @@ def test_logits_are_those_of_sdpa_to_the_last_bit(kind, monkeypatch):
     prompt = [rng.randrange(3, 61) for _ in range(30)]
     draft = Draft(tree, torch.tensor([rng.randrange(3, 61) for _ in range(13)]))
     found = {}
-    for name in (NAME, "sdpa"):
+    for name in (SDPA_GROUPED, "sdpa"):
         if name == "sdpa":
             target._grouped = contextlib.nullcontext()
         with target.cache(13) as cache:
             target.prefill(cache, prompt)
             found[name] = target.forward(cache, draft)
     assert len(calls) == 2 * model.config.num_hidden_layers, "a prefill and a forward of the first alone"
-    assert torch.equal(found[NAME], found["sdpa"])
+    assert torch.equal(found[SDPA_GROUPED], found["sdpa"])
 
 
 @pytest.mark.parametrize("execution", ["eager", "static"])

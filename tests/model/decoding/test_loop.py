@@ -15,7 +15,7 @@ from transformers import LlamaConfig, MambaConfig, MistralConfig, T5Config
 from model.copying.goose import Goose
 from model.copying.logitspec import LogitSpec
 from model.copying.pld import PromptLookup
-from model.decoding import Draft, Drafter, Session, Target, generate
+from model.decoding import Draft, Drafter, Needs, Session, Target, generate
 from model.errors import UserError
 from model.recycling import TokenRecycling, build_template
 from model.vanilla import Vanilla
@@ -58,7 +58,7 @@ class OracleSession(Session):
 
 
 class NeedsHidden(Vanilla):
-    needs_hidden = True
+    needs = Needs(hidden=True)
 
 
 def drafters(eos=()):

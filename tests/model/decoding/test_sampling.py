@@ -253,4 +253,4 @@ def test_choices_along_the_path_are_those_of_all_nodes():
         every, along = (choice.after(logits, draft, text, every=whole) for whole in (True, False))
         one, other = verify(draft, every), verify(draft, along)
         assert (one.node, one.tokens) == (other.node, other.tokens)
-        assert one.stands.tolist() == other.stands.tolist() or one.tokens == other.tokens
+        assert one.accepted.tolist() == other.accepted.tolist() or one.tokens == other.tokens

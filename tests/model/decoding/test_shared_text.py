@@ -3,6 +3,7 @@
 import gc
 import random
 import weakref
+from dataclasses import replace
 
 import pytest
 import torch
@@ -91,7 +92,9 @@ def test_what_nobody_can_reach_any_more_is_freed(llama, monkeypatch, sizes):
     monkeypatch.setattr(shared_text.Context, "__init__", noted)
 
     class Hidden(TokenRecycling):
-        needs_hidden = True
+        def __init__(self, *args, **settings):
+            super().__init__(*args, **settings)
+            self.needs = replace(self.needs, hidden=True)
 
     target, most, held = Target(llama), [], set()
     learn = shared_text._Sequence.learn

@@ -14,12 +14,13 @@ from model.copying.logitspec import LogitSpec
 from model.copying.pld import PromptLookup
 from model.copying.racer import Racer
 from model.decoding import Target, generate
-from model.decoding.static_step import BUCKET, ROWS, StaticSteps
-from model.decoding.step import EagerStep, FedSequence, Sequence, StaticSequence, make_step
+from model.decoding.static_step import BUCKET, ROWS
+from model.decoding.step import DeviceStep, Executor, HostStep, Sequence, make_step
+from model.draft_size import SIZES
 from model.dynamic.dynamic_recycling import DynamicRecycling
 from model.errors import UserError
 from model.recycling import TokenRecycling, build_template
-from model.recycling.auto import SIZES, AutoRecycling
+from model.recycling.auto import AutoRecycling
 from model.vanilla import Vanilla
 from tests.conftest import toy_model
 from tests.model.sessions import comparable
@@ -153,7 +154,7 @@ def test_making_steps_is_not_decoding(monkeypatch):
         calls.append(step.forward.bucket)
         return step.run
 
-    monkeypatch.setattr(StaticSteps, "_prepared", slow)
+    monkeypatch.setattr(Executor, "_prepared", slow)
     monkeypatch.setattr(Target, "_compiled_model", property(lambda self: self._run_model))
     phases = []
     first = generate(target, drafter, [5, 6, 7], max_new_tokens=20, mark=phases.append)
@@ -177,7 +178,7 @@ def test_static_crosses_buckets_and_ends_at_the_context():
         outs.append(generate(target, drafter, [5, 6, 7], max_new_tokens=400))
     assert outs[0].tokens == outs[1].tokens and outs[0].accept_lengths == outs[1].accept_lengths
     assert outs[1].stop == "context" and len(outs[1].tokens) == 253
-    (steps,) = drafter.static_steps.values()
+    (steps,) = drafter.executors.values()
     assert {bucket for _, _, bucket in steps._made} == {
         BUCKET,
         256 + 48,
@@ -187,12 +188,13 @@ def test_static_crosses_buckets_and_ends_at_the_context():
 def test_what_drafts_as_it_likes_is_fed_into_steps_of_a_few_sizes():
     target, drafter = Target(toy_model("llama"), execution="static"), MAKE["dynamic-sized"]()
     with target.cache(90) as cache:
-        assert isinstance(make_step(Sequence(target, cache, drafter.session(), [5])), FedSequence)
-        assert isinstance(make_step(Sequence(target, cache, MAKE["recycling"]().session(), [5])), StaticSequence)
+        assert isinstance(make_step(Sequence(target, cache, drafter.session(), [5])), HostStep)
+        assert isinstance(make_step(Sequence(target, cache, MAKE["recycling"]().session(), [5])), DeviceStep)
         eager = Target(toy_model("llama"))
-        assert isinstance(make_step(Sequence(eager, cache, drafter.session(), [5])), EagerStep)
+        for method in (drafter, MAKE["recycling"]()):
+            assert isinstance(make_step(Sequence(eager, cache, method.session(), [5])), HostStep)
     drafted = {nodes for answer in outcomes(target, drafter, seed=1)[0] for _, nodes, _ in answer[1]}
-    (steps,) = drafter.static_steps.values()
+    (steps,) = drafter.executors.values()
     rows = {rows for rows, _ in steps._made}
     assert rows <= {*ROWS, drafter.max_nodes} and max(rows) <= drafter.max_nodes
     assert rows == {min(next(n for n in ROWS if n >= nodes), drafter.max_nodes) for nodes in drafted} and len(rows) > 2
@@ -210,7 +212,7 @@ def test_steps_are_made_once_and_anew_for_another_cache():
 
     def steps(nodes):
         with target.cache(nodes) as cache:
-            return make_step(Sequence(target, cache, drafter.session(), [5])).steps
+            return make_step(Sequence(target, cache, drafter.session(), [5])).executor
 
     first = steps(81)
     assert steps(81) is first

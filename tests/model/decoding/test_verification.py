@@ -7,8 +7,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from model.decoding import Draft, Tree, verify
-from model.decoding.verification import standing
+from model.decoding.verification import Commit, accepted_nodes
 from tests.model.decoding.test_tree import random_tree
+
+DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 
 
 def test_by_hand():
@@ -17,7 +19,7 @@ def test_by_hand():
     # after the root the target picks 5 (node 2), after it 8 (node 5), after that 3
     verification = verify(draft, torch.tensor([5, 6, 8, 1, 1, 3]))
     assert verification.node == 5 and verification.path == [0, 2, 5] and verification.tokens == [5, 8, 3]
-    # nothing stands: a node that matches below one that does not is worth nothing
+    # nothing is accepted: a node that matches below one that does not match is worth nothing
     verification = verify(draft, torch.tensor([1, 6, 8, 1, 1, 3]))
     assert verification.node == 0 and verification.tokens == [1]
 
@@ -47,9 +49,9 @@ def test_against_a_walk_down_the_tree(seed):
     verification = verify(Draft(tree, torch.tensor(tokens)), torch.tensor(choices))
     assert verification.path == best
     assert verification.tokens == [choices[i] for i in best]
-    stands, winner = standing(tree, torch.tensor(tokens), torch.tensor(choices))
+    accepted, winner = accepted_nodes(tree, torch.tensor(tokens), torch.tensor(choices))
     assert winner.tolist() == best[-1:], "as on a GPU"
-    assert stands.tolist() == verification.stands.tolist()
+    assert accepted.tolist() == verification.accepted.tolist()
 
 
 class HostReads(TorchDispatchMode):
@@ -65,7 +67,28 @@ class HostReads(TorchDispatchMode):
 def test_on_the_device_no_number_is_read():
     tree = Tree.from_rank_paths([[0], [1], [0, 0]])
     with HostReads() as reads:
-        standing(tree, torch.tensor([9, 4, 5, 6]), torch.tensor([4, 6, 1, 2]))
+        accepted_nodes(tree, torch.tensor([9, 4, 5, 6]), torch.tensor([4, 6, 1, 2]))
         assert reads.count == 0
         tree.paths[torch.tensor(1)]
     assert reads.count == 1, "what an index of no dimension does"
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_commit_on_the_device_is_the_walk_over_lists(seed):
+    rng = random.Random(seed)
+    tree = random_tree(rng.randint(0, 30), rng)
+    length = torch.tensor(40, device=DEVICE)
+    commit, before = Commit(tree.on(DEVICE), length), 40
+    for _ in range(5):
+        tokens, candidates = torch.randint(0, 3, (len(tree),)), torch.randint(0, 3, (len(tree), 4))
+        choices = candidates[:, 0]
+        commit(tokens.to(DEVICE), candidates.to(DEVICE)[:, 0])
+        expected = verify(Draft(tree, tokens), choices)
+        node, *choices_there = commit.read()
+        depth = tree.depth_of[node]
+        assert (node, choices_there[: depth + 1]) == (expected.node, expected.tokens)
+        assert commit.accepted.tolist() == expected.accepted.tolist()
+        assert (commit.source - before).tolist()[: depth + 1] == expected.path
+        assert (commit.to - before).tolist() == list(range(tree.max_depth + 1))
+        assert int(commit.root) == expected.tokens[-1] and int(length) == before + len(expected.tokens)
+        before = int(length)

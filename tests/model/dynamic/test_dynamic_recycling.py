@@ -3,6 +3,7 @@
 import heapq
 import math
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -125,7 +126,7 @@ class Slow:
         self.known = {}
         for stood in (False, True):
             for node, path in enumerate(paths):
-                if bool(verification.stands[node]) == stood:
+                if bool(verification.accepted[node]) == stood:
                     before, token = (self.text + path)[-2:]
                     self.by_token[token] = self.by_pair[before, token] = rows[node]
         node, beside = verification.node, dict(rows[verification.node])
@@ -192,7 +193,7 @@ def test_every_draft_is_that_of_a_slow_reference(nodes, k, seed, recycle_prompt,
         session.observe_prompt = observed_prompt
 
     tables, carried = ({}, {}, {}, {}), list[int]()
-    drafter.needs_logits = True  # the slow one reads them
+    drafter.needs = replace(drafter.needs, logits=True)  # the slow one reads them
     each_session(drafter, watch)
     for prompt in prompts():
         assert generate(Target(model), drafter, prompt, max_new_tokens=40).tokens == greedy(model, prompt, 40)

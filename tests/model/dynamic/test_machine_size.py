@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from model.dynamic import machine_size
+from model import draft_size
 from model.dynamic.machine_size import MachineSize
 from model.errors import UserError
 
@@ -42,7 +42,7 @@ def test_what_a_draft_teaches_counts():
 
 def test_it_finds_the_sizes_that_are_best_together(monkeypatch):
     """Two kinds of steps: the best pair of sizes by trying all of them, and what it settles on."""
-    monkeypatch.setattr(machine_size, "FILLING", 0.0)
+    monkeypatch.setattr(draft_size, "FILLING", 0.0)
     sure, poor = [1.0, *[0.9] * 8], [1.0, 0.15, 0.12, *[0.02] * 6]
     size = MachineSize(SECONDS, 1.0, 8)
     for _ in range(500):

@@ -9,8 +9,7 @@ from safetensors.torch import load_file
 
 from model.decoding import Target, generate
 from model.errors import UserError
-from model.learned.eagle import Eagle
-from model.learned.eagle2 import Eagle2
+from model.learned.eagle import Eagle, Eagle2
 from model.learned.eagle_head import load_head
 from tests.conftest import greedy, toy_model
 from tests.model.learned.heads import write_eagle

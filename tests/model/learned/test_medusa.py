@@ -9,7 +9,7 @@ import torch.nn.functional as F
 import yaml
 from safetensors.torch import load_file
 
-from model.decoding import Target, generate
+from model.decoding import Needs, Target, generate
 from model.errors import UserError
 from model.learned.medusa import Medusa, load_heads
 from model.vanilla import Vanilla
@@ -83,7 +83,7 @@ def test_compiled_steps_hand_out_hidden_states(tmp_path, monkeypatch):
     eager = generate(Target(model), Medusa(Target(model), heads_path=folder), [5, 6, 7], max_new_tokens=20)
     target = Target(model, execution="compiled")
     plain = Medusa(target, heads_path=folder)
-    monkeypatch.setattr(Medusa, "needs_hidden", False)
+    monkeypatch.setattr(Medusa, "needs", Needs())
     generate(target, plain, [5, 6, 7], max_new_tokens=5)
     assert target.hidden is None
     monkeypatch.undo()

@@ -6,8 +6,7 @@ import torch
 from model.decoding import Session, Target, generate
 from model.decoding.sampling import Sampling, gumbel
 from model.decoding.shared_text import generate_together
-from model.learned.eagle import Eagle
-from model.learned.eagle2 import Eagle2
+from model.learned.eagle import Eagle, Eagle2
 from model.learned.sps import Speculative
 from tests.conftest import toy_model
 from tests.model.learned.heads import write_eagle

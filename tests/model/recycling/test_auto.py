@@ -1,48 +1,37 @@
 """The tree for the machine: it follows step times and acceptance, and changes no output."""
 
-import itertools
 import random
 
 import pytest
 import torch
 
-from model.decoding import Draft, Generation, StepRecord, Target, Tree, Verification, generate
+from model.decoding import Draft, Target, Tree, Verification, generate
+from model.draft_size import FILLING, SIZES
 from model.errors import UserError
-from model.recycling import auto, build_template
+from model.recycling import build_template
 from model.recycling.acceptance import MEMORY, PATH_PRIOR, RANK_PRIOR, Acceptance
-from model.recycling.auto import (
-    FILLING,
-    LEARN,
-    SIZES,
-    AutoRecycling,
-    best_of,
-    considered,
-    is_reorder,
-    measure_step_seconds,
-    rising,
-    sizes_on,
-)
+from model.recycling.auto import LEARN, AutoRecycling, considered, is_reorder
 from model.recycling.templates import best_order, likelihood
 from tests.conftest import greedy, toy_model
 
 V = 61
 FREE = dict.fromkeys(SIZES, 1.0)  # nodes cost nothing
-DEAR = {n: 1.0 + n for n in SIZES}  # a node costs as much as a step
+EXPENSIVE = {n: 1.0 + n for n in SIZES}  # a node costs as much as a step
 
 
 def step(drafter, accepted):
-    """One made-up step in which the path `accepted` stands."""
+    """One made-up step in which the path `accepted` is accepted."""
     session = drafter.session()
     tree = session.draft(5).tree
     node = max(i for i, path in enumerate(tree.rank_paths) if path == accepted[: len(path)])
     tokens = torch.zeros(len(tree), dtype=torch.long)
-    stands = tree.ancestors[node]
+    accepted_nodes = tree.ancestors[node]
     candidates = torch.zeros(len(tree), 8, dtype=torch.long)
-    session.observe(Verification(Draft(tree, tokens), tokens, stands, node, [1], candidates=candidates))
+    session.observe(Verification(Draft(tree, tokens), tokens, accepted_nodes, node, [1], candidates=candidates))
     return len(tree) - 1
 
 
-@pytest.mark.parametrize("seconds", [FREE, DEAR, {n: 1 + n / 30 for n in SIZES}])
+@pytest.mark.parametrize("seconds", [FREE, EXPENSIVE, {n: 1 + n / 30 for n in SIZES}])
 def test_the_output_is_the_targets_own(seconds):
     model, rng = toy_model("llama"), random.Random(0)
     target, drafter = Target(model), AutoRecycling(V, step_seconds=seconds)
@@ -125,7 +114,7 @@ def test_the_choice_is_the_greatest_expected_speed():
     seconds = {n: 1 + n / 5 for n in SIZES}
     drafter = AutoRecycling(V, step_seconds=seconds)
     for _ in range(1500):
-        step(drafter, (0,))  # one draft stands whatever the size: more than one node cannot pay
+        step(drafter, (0,))  # one draft is accepted whatever the size: more than one node cannot pay
     assert drafter.size == 1
     assert drafter.expected()[1] == pytest.approx(1.0, abs=0.1)
     assert drafter.predicted_speedup()[1] == pytest.approx(2.0 / 1.2, abs=0.1)
@@ -194,18 +183,6 @@ def test_the_prediction_is_tokens_over_seconds_of_the_steps_made():
     assert sum(told["steps_by_size"]) == 200
 
 
-def made(n):
-    return best_of(Target(toy_model("llama")), 8, n)
-
-
-def test_step_times_are_measured_for_every_size_within_the_budget():
-    target = Target(toy_model("llama"))
-    plain, seconds = measure_step_seconds(target, [5, 6, 7], made, budget=8, tokens=6, rounds=1)
-    assert list(seconds) == [0, 1, 2, 3, 4, 6, 8] and plain > 0
-    times = [plain, *seconds.values()]
-    assert times == sorted(times), "whatever the clock said, more work never takes less"
-
-
 @pytest.mark.parametrize("wrong", [dict(step_seconds={2: 1.0}), dict(step_seconds=FREE, budget=-1)])
 def test_bad_settings_are_refused(wrong):
     with pytest.raises(UserError, match="tree=auto"):
@@ -213,60 +190,5 @@ def test_bad_settings_are_refused(wrong):
 
 
 def test_learning_comes_first():
-    drafter = AutoRecycling(V, step_seconds=DEAR)
+    drafter = AutoRecycling(V, step_seconds=EXPENSIVE)
     assert [step(drafter, ()) for _ in range(LEARN)] == [24] * LEARN
-
-
-@pytest.mark.parametrize(
-    ("ratios", "curve"),
-    [
-        ([1.0, 1.2, 1.5], [1.0, 1.2, 1.5]),
-        ([0.9, 1.2, 1.1], [1.0, 1.15, 1.15]),
-        ([1.0, 2.0, 1.2, 1.4], [1.0, 1.6, 1.6, 1.7]),  # one that is too slow moves what follows by half as much
-    ],
-)
-def test_step_times_rise_whatever_the_noise(ratios, curve):
-    assert rising(ratios) == pytest.approx(curve)
-
-
-def test_a_runs_first_steps_are_not_timed(monkeypatch):
-    """After steps of another size the first ones are slower; what counts is how long they take from then on."""
-    clock = iter(itertools.count())
-
-    def generate(target, drafter, prompt, *, max_new_tokens, mark=lambda phase: None):
-        if max_new_tokens == 8:  # the warm-up
-            return Generation([5] * 8, [StepRecord([5], 1, ())] * 8)
-        for phase in ["prefill", *["draft", "loop"] * 12]:
-            mark(phase)
-
-    ticks = [100.0, 50.0, 9.0, 9.0, *[2.0] * 8]  # seconds of the steps
-    ends = [0.0, *itertools.accumulate(ticks)]
-    monkeypatch.setattr(auto, "generate", generate)
-    monkeypatch.setattr(auto.time, "perf_counter", lambda: ends[next(clock) % len(ends)])
-    plain, seconds = measure_step_seconds(Target(toy_model("llama")), [5, 6], made, budget=4, rounds=2)
-    assert plain == 2.0 and set(seconds.values()) == {2.0}
-
-
-@pytest.mark.parametrize(("step", "expected"), [(0.001, (48, 5)), (0.16, (15, 5)), (2.0, (12, 2))])
-def test_a_slow_model_is_measured_by_less(monkeypatch, step, expected):
-    """Five ways to decode in 60 seconds: 48 tokens in five rounds would take 1.2, 192 and 2,400."""
-    asked = []
-
-    def generate(target, drafter, prompt, *, max_new_tokens, mark=None):
-        if mark is not None:
-            asked.append(max_new_tokens)
-            for _ in range(1 + max_new_tokens):
-                mark("loop")
-        steps = [StepRecord([5], 1, ())] * max_new_tokens
-        return Generation([5] * max_new_tokens, steps, "length", max_new_tokens, 0.0, step * (max_new_tokens - 1))
-
-    monkeypatch.setattr(auto, "generate", generate)
-    measure_step_seconds(Target(toy_model("llama")), [5, 6], made, budget=3)
-    assert set(asked) == {expected[0]} and len(asked) == 5 * expected[1]
-
-
-def test_a_gpus_sizes_fill_its_tiles():
-    assert sizes_on(torch.device("cpu")) == SIZES
-    found = sizes_on(torch.device("cuda"))
-    assert {*SIZES, 7, 15, 31, 63, 79} == set(found) and list(found) == sorted(found)
-    assert AutoRecycling(V, step_seconds=dict.fromkeys(found, 1.0), budget=31).sizes == [n for n in found if n <= 31]

@@ -50,10 +50,10 @@ def test_each_rule_is_a_plain_loop(update, seed, form):
                 if same:
                     logits[node] = logits[other]
         expected = plain_loop(drafter.matrix.candidates, draft, logits, update)
-        if drafter.needs_candidates:
-            best = logits.topk(drafter.needs_candidates).indices
-            drafter.learn(draft.tokens, best, verify(draft, logits.argmax(-1)).stands)
-        assert (drafter.needs_candidates == 0) == (update == "frozen")
+        if drafter.needs.candidates:
+            best = logits.topk(drafter.needs.candidates).indices
+            drafter.learn(draft.tokens, best, verify(draft, logits.argmax(-1)).accepted)
+        assert (drafter.needs.candidates == 0) == (update == "frozen")
         assert torch.equal(drafter.matrix.candidates, expected)
 
 
