@@ -28,7 +28,7 @@ from model.files import ROOT
 
 from .configuration.config import checked
 from .configuration.fingerprint import SAVED
-from .configuration.overrides import applicable, key_of
+from .configuration.jobs import expand
 from .loading.locks import keeping
 from .records.provenance import flat
 from .records.runs import runs_at
@@ -101,12 +101,11 @@ def _combinations(given: dict[str, Any]) -> list[list[str]]:
         for key, value in given.items()
     ]
     defaults = {"method": "recycling", "tree": "2.2.2"}
-    jobs = dict.fromkeys(tuple(applicable(job, defaults, _find)) for job in product(*lists))
-    used = {key_of(override) for job in jobs for override in job}
+    jobs, used = expand(product(*lists), defaults, _find)
     for key in given:
         if "." in key and key not in used:
             raise UserError(f"{key}: none of the methods or trees has this setting")
-    return [list(job) for job in jobs]
+    return jobs
 
 
 @lru_cache(maxsize=64)

@@ -20,6 +20,7 @@ Hydra finds plugins in a package of this name and nowhere else. Seven things dif
 
 from __future__ import annotations
 
+import copy
 import shlex
 import sys
 from collections.abc import Sequence
@@ -31,12 +32,13 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra._internal.sources_registry import SourcesRegistry
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
+from hydra.core.utils import HydraContext
 from omegaconf import DictConfig, OmegaConf
 
 from evaluation.configuration.companions import lacking
 from evaluation.configuration.config import register_names
 from evaluation.configuration.fingerprint import SAVED
-from evaluation.configuration.overrides import GROUPS, Find, applicable, key_of
+from evaluation.configuration.jobs import GROUPS, Find, expand, further, in_rounds, key_of
 from evaluation.loading.processes import rank
 from evaluation.records.sweeps import Planned, available, write_down
 from evaluation.running.callback import report_at_end
@@ -62,9 +64,12 @@ class PerMethodSweeper(BasicSweeper):
         self._cache: dict[tuple[str, ...], DictConfig] = {}
         super().__init__(max_batch_size, swept)
 
-    def setup(self, **context: Any) -> None:
-        super().setup(**context)
-        if self.config.hydra.launcher._target_ == BASIC:
+    def setup(self, *, config: DictConfig, hydra_context: HydraContext, **context: Any) -> None:
+        here = config.hydra.launcher._target_ == BASIC
+        if here:  # it composes each job again
+            hydra_context = HydraContext(ComposedOnce(hydra_context.config_loader), hydra_context.callbacks)
+        super().setup(config=config, hydra_context=hydra_context, **context)
+        if here:
             self.launcher = Together(self.launcher)
 
     @cached_property
@@ -105,19 +110,12 @@ class PerMethodSweeper(BasicSweeper):
         chosen = {group: self._default(group) for group in GROUPS}
         product: list[list[str]] = [job for batch in batches for job in batch]
         product += further(product, self.also)
-        jobs: dict[tuple[str, ...], None] = {}  # in order, without repeats
-        used: set[str] = set()
-        for job in product:
-            kept = applicable(job, chosen, self.find)
-            if len({override.partition("=")[2] for override in kept if key_of(override) in self.equal}) > 1:
-                continue
-            used |= {key_of(override) for override in kept}
-            jobs[tuple(kept)] = None
+        jobs, used = expand(product, chosen, self.find, self.equal)
         for override in product[0] if product else []:
             named = key_of(override) not in (self.params or {})  # on the command line, not by the experiment's file
             if named and "." in key_of(override) and key_of(override) not in used:
                 raise UserError(f"{override}: none of the methods or trees of this sweep has this setting")
-        rounds = in_rounds([list(job) for job in jobs])
+        rounds = in_rounds(jobs)
         if self.config.timed or not any("repeat=0" in job for job in rounds):
             return rounds
         return [job for job in rounds if "repeat=0" in job]  # the others would be the same
@@ -132,6 +130,24 @@ class PerMethodSweeper(BasicSweeper):
     def _default(self, group: str) -> str:
         """The choice of a group where the sweep names none."""
         return str(self.config.hydra.runtime.choices.get(group))
+
+
+class ComposedOnce:
+    """Hydra's config loader, which keeps what the jobs of a sweep compose to: each takes some tenths of a second."""
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+        self._held: dict[tuple[str, ...], DictConfig] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def load_sweep_config(self, master: DictConfig, overrides: Sequence[str]) -> DictConfig:
+        """A job's configuration, a copy of its own: Hydra writes the job's number into it."""
+        key = tuple(overrides)
+        if key not in self._held:
+            self._held[key] = self._loader.load_sweep_config(master, list(overrides))
+        return copy.deepcopy(self._held[key])
 
 
 class Together:
@@ -168,24 +184,3 @@ def command(arguments: Sequence[str]) -> str:
     """What to type to give the same sweep again."""
     shell = any(word in ("-m", "--multirun") or word.startswith("experiment=") for word in arguments)
     return f"{'bash eval.sh' if shell else 'python -m evaluation.run'} {shlex.join(arguments)}".strip()
-
-
-def further(product: Sequence[Sequence[str]], also: Sequence[Sequence[str]]) -> list[list[str]]:
-    """The product's jobs with the settings of each further job in place of their own; repeats are dropped later."""
-    swept: dict[str, set[str]] = {}
-    for override in (override for job in product for override in job):
-        swept.setdefault(key_of(override), set()).add(override)
-    found = []
-    for more in also:
-        keys = {key_of(override) for override in more}
-        if all(override in swept.get(key_of(override), {override}) for override in more):
-            found += [[o for o in job if key_of(o) not in keys] + list(more) for job in product]
-    return found
-
-
-def in_rounds(jobs: Sequence[list[str]]) -> list[list[str]]:
-    """The jobs of a repeat together, further ones too: what is measured at another time meets another machine."""
-    repeats: dict[str, list[list[str]]] = {}
-    for job in jobs:
-        repeats.setdefault(next((o for o in job if key_of(o) == "repeat"), ""), []).append(job)
-    return [job for members in repeats.values() for job in members]

@@ -11,7 +11,7 @@ from hydra.core.plugins import Plugins
 from omegaconf import OmegaConf
 
 from evaluation import report
-from evaluation.configuration.overrides import applicable
+from evaluation.configuration.jobs import applicable
 from evaluation.loading.bench import ordered
 from evaluation.records.questions import Question
 from evaluation.records.runs import read_runs

@@ -1,10 +1,10 @@
-"""Overrides of a sweep's job: which of them its own method and tree have."""
+"""From lists of settings to jobs: every combination, each with the overrides that its own method and tree have."""
 
 from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -21,6 +21,46 @@ def value_of(override: str) -> str:
     """The value of `key=value`, of a quoted one what it quotes."""
     value = override.partition("=")[2]
     return value[1:-1] if len(value) > 1 and value[0] == value[-1] in "'\"" else value
+
+
+def expand(
+    product: Iterable[Sequence[str]], defaults: dict[str, str], find: Find, equal: Collection[str] = ()
+) -> tuple[list[list[str]], set[str]]:
+    """The jobs of a product of overrides, in its order and each once; and the keys that any of them uses.
+
+    Args:
+        defaults: the choice of each of GROUPS where a job names none.
+        equal: keys that have one value in each job; a job in which two of them differ is left out.
+    """
+    jobs: dict[tuple[str, ...], None] = {}
+    used: set[str] = set()
+    for job in product:
+        kept = applicable(job, defaults, find)
+        if len({override.partition("=")[2] for override in kept if key_of(override) in equal}) <= 1:
+            used |= {key_of(override) for override in kept}
+            jobs[tuple(kept)] = None
+    return [list(job) for job in jobs], used
+
+
+def further(product: Sequence[Sequence[str]], also: Sequence[Sequence[str]]) -> list[list[str]]:
+    """The product's jobs with the settings of each further job in place of their own; repeats are dropped later."""
+    swept: dict[str, set[str]] = {}
+    for override in (override for job in product for override in job):
+        swept.setdefault(key_of(override), set()).add(override)
+    found = []
+    for more in also:
+        keys = {key_of(override) for override in more}
+        if all(override in swept.get(key_of(override), {override}) for override in more):
+            found += [[o for o in job if key_of(o) not in keys] + list(more) for job in product]
+    return found
+
+
+def in_rounds(jobs: Sequence[list[str]]) -> list[list[str]]:
+    """The jobs of a repeat together, further ones too: what is measured at another time meets another machine."""
+    repeats: dict[str, list[list[str]]] = {}
+    for job in jobs:
+        repeats.setdefault(next((o for o in job if key_of(o) == "repeat"), ""), []).append(job)
+    return [job for members in repeats.values() for job in members]
 
 
 def applicable(job: Sequence[str], defaults: dict[str, str], find: Find) -> list[str]:
