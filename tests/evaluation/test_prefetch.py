@@ -12,7 +12,7 @@ import pytest
 from evaluation import prefetch
 from evaluation.configuration.needs import composed, needs
 from evaluation.loading import bench, hub
-from tests.evaluation.running.test_companions import a_hub, files, out_of_reach  # noqa: F401  (fixtures)
+from tests.evaluation.configuration.test_companions import a_hub, files, out_of_reach  # noqa: F401  (fixtures)
 
 ROOT = Path(__file__).resolve().parents[2]
 

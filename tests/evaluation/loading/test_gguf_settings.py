@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from evaluation.loading import gguf, models
 from model.errors import UserError
 from tests.conftest import CONFIGS, toy_model
-from tests.evaluation.running.test_gguf import cache, write  # noqa: F401  (a fixture)
+from tests.evaluation.loading.test_gguf import cache, write  # noqa: F401  (a fixture)
 
 FREQS = "rope_freqs.weight"
 TEXT = torch.tensor([[(7 * i + i * i) % 59 + 1 for i in range(200)]])

@@ -58,7 +58,7 @@ def cpu(monkeypatch):
 def elsewhere(timed: bool) -> subprocess.Popen:
     """Another process that holds the CPU until it is written to; it prints a line when it has it."""
     code = (
-        "import sys; from evaluation.running import locks\nfrom evaluation.loading.models import ModelSettings\n"
+        "import sys; from evaluation.loading import locks\nfrom evaluation.loading.models import ModelSettings\n"
         "locks.CPU = sys.argv[1]; locks._identity = lambda device: sys.argv[1]\n"
         "with locks.exclusive(ModelSettings('toy', 'nowhere', device='cpu'), timed=sys.argv[2] == 'True'):\n"
         "    print('held', flush=True); sys.stdin.readline()\n"
@@ -247,7 +247,7 @@ def test_another_user_can_lock_what_a_careful_one_made(gpus, monkeypatch, tmp_pa
 
 
 def test_a_killed_holder_lets_go(gpus):
-    hold = "import sys, time; from evaluation.running import locks; "
+    hold = "import sys, time; from evaluation.loading import locks; "
     hold += "held = locks._try_lock(sys.argv[1]); print(held, flush=True); time.sleep(60)"
     holder = subprocess.Popen([sys.executable, "-c", hold, name(0)], cwd=ROOT, stdout=subprocess.PIPE)
     assert holder.stdout is not None and holder.stdout.readline() and not is_free(0)

@@ -19,7 +19,7 @@ from evaluation.statistics.printing import to_markdown
 from evaluation.statistics.tables import main_table
 from model.errors import UserError
 from model.files import ROOT
-from tests.evaluation.running.test_gguf import cache, write  # noqa: F401  (a fixture)
+from tests.evaluation.loading.test_gguf import cache, write  # noqa: F401  (a fixture)
 
 
 @pytest.fixture
