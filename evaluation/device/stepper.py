@@ -74,15 +74,15 @@ class Stepper:
         self.cache.length = self._context
         of = Sequence(self.target, self.cache, self.drafters[n].session(), [self._root])
         step = make_step(of)
-        made = step.setup_s
+        made = step.executor.setup_s
         of.text += step().tokens
         self.target.synchronize()
-        warm, start = step.setup_s, time.perf_counter()
+        warm, start = step.executor.setup_s, time.perf_counter()
         for _ in range(steps):
             of.text += step().tokens
         self.target.synchronize()  # a step's last writes are awaited with the burst, not one by one
-        elapsed = time.perf_counter() - start - (step.setup_s - warm)
-        return Burst(elapsed / steps, step.setup_s - made)
+        elapsed = time.perf_counter() - start - (step.executor.setup_s - warm)
+        return Burst(elapsed / steps, step.executor.setup_s - made)
 
     def calls(self, n: int | None) -> dict[str, float] | str:
         """What a step asks for: on CUDA launches, copies, synchronisations; on a CPU operators, copies, host reads.
