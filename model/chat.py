@@ -68,20 +68,20 @@ class Chat:
 
     def _command(self, name: str, rest: list[str]) -> str:
         """Do it; what to tell. Raises UserError for what cannot be."""
-        own = self.decoder
+        decoder = self.decoder
         if name == "reset":
             self.turns.clear()
-            own.method.reset()
+            decoder.method.reset()
             return "forgotten"
         if name == "temperature" and len(rest) == 1:
             self.sampling = replace(self.sampling, temperature=number(rest[0]))
             return f"temperature {self.sampling.temperature:g}"
         if name == "method" and rest and all("=" in setting for setting in rest[1:]):
             settings = {key: value_of(value) for key, _, value in (setting.partition("=") for setting in rest[1:])}
-            own.method = make_method(rest[0], own.target, eos=own.eos, **settings)
+            decoder.method = make_method(rest[0], decoder.target, eos=decoder.eos, **settings)
             return f"method {rest[0]}"
         if name == "tree" and len(rest) == 1:
-            own.method = make_method("recycling", own.target, eos=own.eos, tree=rest[0])
+            decoder.method = make_method("recycling", decoder.target, eos=decoder.eos, tree=rest[0])
             return f"recycling with {rest[0]}"
         if name == "help":
             return f"{HELP}\nmethods: {', '.join(METHODS)}"
@@ -89,27 +89,28 @@ class Chat:
 
     def _answer(self) -> None:
         """Stream an answer; Ctrl-C ends it, and what there is of it stays in the chat."""
-        prompt, own = prompt_of(self.decoder, self.turns), self.decoder
+        decoder = self.decoder
+        prompt = prompt_of(decoder, self.turns)
         if self.colours and self._plain is None:
-            self._plain = plain_speed(own, prompt)
+            self._plain = plain_speed(decoder, prompt)
         seed = self.sampling.seed + len(self.turns)
-        steps = own.stream(prompt, max_new_tokens=self.max_new_tokens, sampling=replace(self.sampling, seed=seed))
-        text, taken, tokens, decoded, start = "", 0, 0, 0, time.perf_counter()
+        steps = decoder.stream(prompt, max_new_tokens=self.max_new_tokens, sampling=replace(self.sampling, seed=seed))
+        text, step_count, tokens, decoded, start = "", 0, 0, 0, time.perf_counter()
         first = start
 
         def counted(record: StepRecord) -> StepRecord:
-            nonlocal taken, tokens, decoded, first
-            taken, tokens = taken + 1, tokens + record.accepted
-            if taken == 1:  # the prompt's own time is no decoding
+            nonlocal step_count, tokens, decoded, first
+            step_count, tokens = step_count + 1, tokens + record.accepted
+            if step_count == 1:  # the prompt's own time is no decoding
                 first = time.perf_counter()
             else:
                 decoded += record.accepted
-                self._show(f"\033]2;{self._figures(tokens, taken, decoded, time.perf_counter() - first)}\007")
+                self._show(f"\033]2;{self._figures(tokens, step_count, decoded, time.perf_counter() - first)}\007")
             return record
 
         self._show("\033[22;2t")  # keep the terminal's own title
         with closing(steps), suppress(KeyboardInterrupt):
-            for piece, length in pieces(map(counted, steps), own.text_of):
+            for piece, length in pieces(map(counted, steps), decoder.text_of):
                 text += piece
                 shown = visible(piece)
                 self._put(f"\033[{COLOURS[min(length, len(COLOURS)) - 1]}m{shown}\033[0m" if self.colours else shown)
@@ -117,8 +118,8 @@ class Chat:
         self._put("\n")
         self._show("\033[23;2t")
         self.turns.append({"role": "assistant", "content": text})
-        if self.colours and taken > 1:
-            self._note(f"{self._figures(tokens, taken, decoded, seconds)}; first after {first - start:.1f} s")
+        if self.colours and step_count > 1:
+            self._note(f"{self._figures(tokens, step_count, decoded, seconds)}; first after {first - start:.1f} s")
 
     def _figures(self, tokens: int, steps: int, decoded: int, seconds: float) -> str:
         """MAT of all steps, and the speed of those behind the first."""

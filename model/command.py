@@ -18,8 +18,10 @@ from .terminal import one_line, visible
 
 
 def parser() -> argparse.ArgumentParser:
-    own = argparse.ArgumentParser(prog="token-recycling", description="Lossless speculative decoding without training.")
-    commands = own.add_subparsers(dest="command", required=True)
+    made = argparse.ArgumentParser(
+        prog="token-recycling", description="Lossless speculative decoding without training."
+    )
+    commands = made.add_subparsers(dest="command", required=True)
     for name, what in (("chat", "talk to a model"), ("generate", "answer prompts, to stdout or as JSONL")):
         command = commands.add_parser(name, help=what)
         command.add_argument("model", help="a folder, or a name on the hub")
@@ -38,7 +40,7 @@ def parser() -> argparse.ArgumentParser:
             given.add_argument("--file", type=Path, help="a prompt a line; - is standard input")
             command.add_argument("--raw", action="store_true", help="the prompt as it is, without a chat template")
             command.add_argument("--jsonl", action="store_true", help="an object a prompt: text, ids, accepted lengths")
-    return own
+    return made
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -90,12 +92,12 @@ def run(given: argparse.Namespace) -> None:
 def answer(decoder: Decoder, prompt: str, given: argparse.Namespace, sampling: Sampling) -> None:
     """One prompt's answer to standard output: exact, but for control characters in a terminal."""
     ids = decoder.ids_of(prompt) if given.raw else prompt_of(decoder, [{"role": "user", "content": prompt}])
-    found = decoder.generate(ids, max_new_tokens=given.max_new_tokens, sampling=sampling)
+    reply = decoder.generate(ids, max_new_tokens=given.max_new_tokens, sampling=sampling)
     if given.jsonl:
-        row = {"prompt": prompt, "text": found.text, "ids": found.ids, "accept_lengths": found.accept_lengths}
-        print(visible(json.dumps(row | {"stop": found.stop}, ensure_ascii=False)), flush=True)
+        row = {"prompt": prompt, "text": reply.text, "ids": reply.ids, "accept_lengths": reply.accept_lengths}
+        print(visible(json.dumps(row | {"stop": reply.stop}, ensure_ascii=False)), flush=True)
     else:  # exact in a file or a pipe; a terminal would obey what the model says
-        print(visible(found.text) if sys.stdout.isatty() else found.text, flush=True)
+        print(visible(reply.text) if sys.stdout.isatty() else reply.text, flush=True)
 
 
 def prompts_of(given: argparse.Namespace) -> list[str]:
@@ -107,21 +109,21 @@ def prompts_of(given: argparse.Namespace) -> list[str]:
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"--file {given.file}: cannot be read ({error})") from None
     lines = [line.removesuffix("\r") for line in text.split("\n")]  # U+2028, form feeds and others are text
-    found = [line for line in lines if line.strip()]
-    if not found:
+    prompts = [line for line in lines if line.strip()]
+    if not prompts:
         raise UserError(f"--file {given.file}: holds no prompt")
-    return found
+    return prompts
 
 
 def settings_of(texts: list[str]) -> dict[str, Any]:
     """KEY=VALUE, numbers, true and false as such. Raises UserError for anything else."""
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals:
             raise UserError(f"--set {text}: must be KEY=VALUE")
-        found[key] = value_of(value)
-    return found
+        settings[key] = value_of(value)
+    return settings
 
 
 def quiet() -> None:

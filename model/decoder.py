@@ -236,23 +236,23 @@ def pieces(steps: Iterator[StepRecord], text_of: Any) -> Iterator[tuple[str, int
     A character that a step leaves unfinished comes with the step that finishes it.
     """
     ids: list[int] = []
-    told = ""
+    shown = ""
     held = 0
     for step in steps:
         ids += step.tokens
         held += step.accepted
         text = text_of(ids)
         if not text.endswith("\ufffd"):  # bytes of a character that is not whole yet
-            yield text[len(told) :], held
-            told, held = text, 0
+            yield text[len(shown) :], held
+            shown, held = text, 0
     if held:
-        yield text_of(ids)[len(told) :], held
+        yield text_of(ids)[len(shown) :], held
 
 
 def eos_of(model: Any, tokenizer: Any) -> frozenset[int]:
     """Every id that the generation config, the config or the tokenizer calls an end of sequence."""
-    found: set[int] = set()
+    eos: set[int] = set()
     for source in (model.generation_config, model.config, tokenizer):
         ids = getattr(source, "eos_token_id", None)
-        found |= {ids} if isinstance(ids, int) else set(ids or ())
-    return frozenset(found)
+        eos |= {ids} if isinstance(ids, int) else set(ids or ())
+    return frozenset(eos)

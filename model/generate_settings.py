@@ -109,8 +109,8 @@ def refuse(model: Any, input_ids: torch.Tensor, config: Any, kwargs: dict[str, A
     """
     defaults: dict[str, Any] = getattr(config, "_get_default_generation_params", dict)()
     known = HONOURED.keys() | IRRELEVANT.keys() | REFUSED.keys() | set(OUTPUTS)
-    own = [name for name in vars(type(config)()) if not name.startswith("_")]  # others are a checkpoint's own remarks
-    new = {name: getattr(config, name) not in (None, defaults.get(name)) for name in own if name not in known}
+    names = [name for name in vars(type(config)()) if not name.startswith("_")]  # others are a checkpoint's own remarks
+    new = {name: getattr(config, name) not in (None, defaults.get(name)) for name in names if name not in known}
     cache, positions, mask = (kwargs.get(name) for name in ("past_key_values", "position_ids", "attention_mask"))
     cannot = {
         "a batch of several sequences": input_ids.shape[0] > 1,

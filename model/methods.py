@@ -53,8 +53,8 @@ def method_class(name: str) -> type[Drafter]:
     if name not in METHODS:
         raise UserError(f"method {name}: unknown; there is {', '.join(METHODS)}")
     module, _, kind = METHODS[name].rpartition(".")
-    found: type[Drafter] = getattr(importlib.import_module(f".{module}", __package__), kind)
-    return found
+    method: type[Drafter] = getattr(importlib.import_module(f".{module}", __package__), kind)
+    return method
 
 
 def make_method(name: str, target: Target, /, *, eos: Collection[int] = (), **settings: Any) -> Drafter:
@@ -80,10 +80,12 @@ def make_method(name: str, target: Target, /, *, eos: Collection[int] = (), **se
         if nodes and not nodes.isdigit():
             raise UserError(f"tree={tree}: what follows the colon must be a number of nodes")
         settings["tree"] = build_template(template, nodes=int(nodes) if nodes else None)
-    own = [key for key in takes if key not in given]
-    if unknown := sorted(settings.keys() - set(own)):
-        raise UserError(f"method {name}: does not take {', '.join(unknown)}; it takes {', '.join(own) or 'nothing'}")
-    needed = [key for key in own if takes[key].default is inspect.Parameter.empty and key not in settings]
+    options = [key for key in takes if key not in given]
+    if unknown := sorted(settings.keys() - set(options)):
+        raise UserError(
+            f"method {name}: does not take {', '.join(unknown)}; it takes {', '.join(options) or 'nothing'}"
+        )
+    needed = [key for key in options if takes[key].default is inspect.Parameter.empty and key not in settings]
     if needed:
         raise UserError(f"method {name}: needs {', '.join(needed)}")
     try:

@@ -136,13 +136,13 @@ class Rows:
 
     def state_dict(self, k: int) -> dict[str, torch.Tensor]:
         """All rows, (m, k) each: their keys, int64 (m,), the newest last; candidates int32; scores."""
-        found = {}
+        tensors = {}
         for name, rows, dtype in (("token", self.by_token, torch.float16), ("pair", self.by_pair, torch.float32)):
             ids, scores = [row[0] for row in rows.values()], [row[1] for row in rows.values()]
-            found[f"{name}_keys"] = torch.tensor(list(rows), dtype=torch.int64)
-            found[f"{name}_ids"] = torch.tensor(ids, dtype=torch.int32).view(-1, k)
-            found[f"{name}_scores"] = torch.tensor(scores, dtype=dtype).view(-1, k)
-        return found
+            tensors[f"{name}_keys"] = torch.tensor(list(rows), dtype=torch.int64)
+            tensors[f"{name}_ids"] = torch.tensor(ids, dtype=torch.int32).view(-1, k)
+            tensors[f"{name}_scores"] = torch.tensor(scores, dtype=dtype).view(-1, k)
+        return tensors
 
     def load_state_dict(self, state: dict[str, torch.Tensor], k: int) -> None:
         """Raises UserError if the rows are of another form or vocabulary."""
@@ -232,21 +232,21 @@ class GooseSession(Session):
 
         Nodes are the spine, the root's branches, the spine's branches, and branches of branches, in this order.
         """
-        own, find = self.method, self.method.rows.find
-        budget = own.base + int(sure * own.growth)
+        method, find = self.method, self.method.rows.find
+        budget = method.base + int(sure * method.growth)
         share = next(share for below, share in SHARES if self._acceptance < below)
-        spine = min(len(chain), int(budget * (share + sure * (1 - share))), own.most)
+        spine = min(len(chain), int(budget * (share + sure * (1 - share))), method.most)
         tokens, parents = [root, *chain[:spine]], [0, *range(spine)]
         queue: list[tuple[int, int, float]] = []  # branches to go on from: node, depth, score
 
-        def attach(parent: int, depth: int, row: Row | None, most: int, taken: int | None, width: int) -> int:
-            """Branches below a node: candidates but `taken`, of the best `width`; how many."""
+        def attach(parent: int, depth: int, row: Row | None, most: int, spine_token: int | None, width: int) -> int:
+            """Branches below a node: candidates but `spine_token`, of the best `width`; how many."""
             count = 0
             if row is not None and most > 0:
                 for token, score in zip(row[0][:width], row[1], strict=False):
                     if score < LEAST_SCORE:
                         break
-                    if token != taken:
+                    if token != spine_token:
                         if depth < DEPTH:
                             queue.append((len(tokens), depth, score))
                         tokens.append(token)
@@ -260,8 +260,8 @@ class GooseSession(Session):
         on_spine = max(1, int(left * SPINE_SHARE)) if spine and left > 0 else 0
         attach(0, 1, find(self._before, root), left - on_spine, chain[0] if spine else None, CANDIDATES)
         for node, share_of_node in enumerate(shares(on_spine, spine), 1):
-            taken = chain[node] if node < spine else None
-            attach(node, node + 1, find(tokens[node - 1], tokens[node]), share_of_node, taken, CANDIDATES)
+            spine_token = chain[node] if node < spine else None
+            attach(node, node + 1, find(tokens[node - 1], tokens[node]), share_of_node, spine_token, CANDIDATES)
         remaining = budget - len(tokens)
         for node, depth, score in queue:  # grows while it is walked
             if remaining <= 0:
@@ -300,13 +300,13 @@ def confidence(length: int, unanimous: bool) -> float:
 
 def shares(branches: int, spine: int) -> list[int]:
     """How many branches each node of the spine may have: by 1/depth, at least one as long as there are any."""
-    found, left = list[int](), branches
+    counts, left = list[int](), branches
     for depth in range(1, spine + 1):
         if left <= 0:
             break
-        found.append(min(max(1, int(branches * (1 / depth) / HARMONIC[spine])), left))
-        left -= found[-1]
-    return found
+        counts.append(min(max(1, int(branches * (1 / depth) / HARMONIC[spine])), left))
+        left -= counts[-1]
+    return counts
 
 
 def scores_of(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:

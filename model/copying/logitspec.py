@@ -122,14 +122,14 @@ class Continuations:
         """
         vocab, (singles, pairs, triples) = self.vocab_size, self._pools
         pair = older * vocab + token
-        found = triples.get(oldest * vocab * vocab + pair) if oldest >= 0 else None
-        if found is None:
-            found = pairs.get(pair)
-        if found is None:
-            found = singles.get(token)
-        if found is None:
+        entry = triples.get(oldest * vocab * vocab + pair) if oldest >= 0 else None
+        if entry is None:
+            entry = pairs.get(pair)
+        if entry is None:
+            entry = singles.get(token)
+        if entry is None:
             return []
-        end, count = divmod(found, COPIED + 1)
+        end, count = divmod(entry, COPIED + 1)
         return self.tokens[end : end + min(count, most)]
 
 

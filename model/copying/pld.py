@@ -56,14 +56,14 @@ class PromptLookupSession(Session):
         return self.draft(prompt[-1])
 
     def draft(self, root: int) -> Draft:
-        own, text = self.method, self._index.tokens
-        start, _ = self._index.find(text[-own.max_ngram :])
+        method, text = self.method, self._index.tokens
+        start, _ = self._index.find(text[-method.max_ngram :])
         if not start:
-            return own.root_alone(root)
-        copied = text[start : start + own.draft_tokens]
-        copied = next((copied[:i] for i, token in enumerate(copied) if token in own.eos), copied)
-        tree = Tree.chain(len(copied)).on(own.device)
-        return Draft(tree, torch.tensor([root, *copied], device=own.device))
+            return method.root_alone(root)
+        copied = text[start : start + method.draft_tokens]
+        copied = next((copied[:i] for i, token in enumerate(copied) if token in method.eos), copied)
+        tree = Tree.chain(len(copied)).on(method.device)
+        return Draft(tree, torch.tensor([root, *copied], device=method.device))
 
     def observe(self, verification: Verification) -> None:
         self._index.extend(verification.tokens)

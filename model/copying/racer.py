@@ -225,8 +225,8 @@ class MergedTree:
 
     def child(self, node: int, token: int) -> int:
         """The child of a node with this token, made if it is missing."""
-        found = self.children[node].get(token)
-        return self.add(node, token) if found is None else found
+        child = self.children[node].get(token)
+        return self.add(node, token) if child is None else child
 
     def add(self, node: int, token: int) -> int:
         """A new child of a node."""

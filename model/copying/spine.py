@@ -84,7 +84,7 @@ class Spine(TokenRecycling):
     def grow(self, root: torch.Tensor) -> torch.Tensor:
         """Spine first, then all children of its nodes at once, then theirs: off the spine the look-up is recycling's.
 
-        A child of a spine node is one of its candidates other than the spine's next token, which stands there already.
+        A child of a spine node is one of its candidates other than the spine's next token, which is there already.
         """
         now, cells, matrix = self._now, self._now.cells, self.matrix
         self._cells[:1] = fastest(root)
@@ -94,9 +94,9 @@ class Spine(TokenRecycling):
             if generation == 0 and now.spine:
                 rows = matrix.rows(line[:-1])  # (L, k)
                 # (L,): the spine's next token is that candidate; k: none
-                now.taken[:-1] = (rows != line[1:, None]).cumprod(1).sum(1)
+                now.spine_ranks[:-1] = (rows != line[1:, None]).cumprod(1).sum(1)
                 # rank r is candidate r - 1 before the one that is taken, and candidate r behind it
-                ranks = ranks - 1 * (ranks <= now.taken[now.depths])
+                ranks = ranks - 1 * (ranks <= now.spine_ranks[now.depths])
             cells[nodes] = matrix.look_up(cells[parents], ranks)
         return now.tokens
 
@@ -135,7 +135,7 @@ class Topology:
         spine_nodes: int64 (1 + L,), root included.
         generations: nodes, parents and ranks by their distance from the spine, 1 first; int64 (m,) each.
         depths: of the first generation's parents, int64 (m,).
-        taken: int64 (1 + L,), filled each step; -1 at the spine's tip, where no candidate is taken.
+        spine_ranks: int64 (1 + L,), filled each step; -1 at the spine's tip, where no candidate is taken.
         tokens: int64 (n,), filled each step, by way of `cells`, which is the same memory.
     """
 
@@ -157,7 +157,7 @@ class Topology:
             for _, nodes in sorted(generations.items())
         ]
         self.depths = numbers([len(tree.rank_paths[i]) - 1 for i in generations.get(1, [])])
-        self.taken = numbers([-1] * (spine + 1))
+        self.spine_ranks = numbers([-1] * (spine + 1))
         self.tokens = torch.zeros(len(tree), dtype=torch.long, device=tree.device)
         self.cells = fastest(self.tokens)
 
@@ -177,18 +177,18 @@ def spine_tree(match: int, nodes: int, k: int, stands: Sequence[float]) -> tuple
         return Tree.from_rank_paths(best_order(nodes, k)), 0
     frontier: list[tuple[float, RankPath, bool]] = []  # (-likelihood, rank path, on the spine)
 
-    def open_spine(path: RankPath, stood: float) -> None:
+    def open_spine(path: RankPath, reached: float) -> None:
         right = stands[min(match + len(path), len(stands)) - 1]
-        heapq.heappush(frontier, (-stood * right, (*path, 0), True))
+        heapq.heappush(frontier, (-reached * right, (*path, 0), True))
         for rank in range(k - 1):
-            heapq.heappush(frontier, (-stood * (1 - right) * likelihood((rank,)), (*path, rank + 1), False))
+            heapq.heappush(frontier, (-reached * (1 - right) * likelihood((rank,)), (*path, rank + 1), False))
 
     open_spine((), 1.0)
-    taken: list[RankPath] = []
+    paths: list[RankPath] = []
     spine = 0
-    while len(taken) < nodes:
+    while len(paths) < nodes:
         likely, path, copied = heapq.heappop(frontier)
-        taken.append(path)
+        paths.append(path)
         if copied:
             spine = len(path)
             open_spine(path, -likely)
@@ -196,8 +196,8 @@ def spine_tree(match: int, nodes: int, k: int, stands: Sequence[float]) -> tuple
             for rank in range(k):
                 heapq.heappush(frontier, (likely * likelihood((rank,)), (*path, rank), False))
     # At the tip no candidate is taken by the spine: its children begin with the best one.
-    at_tip = [path[:spine] == (0,) * spine and len(path) > spine for path in taken]
+    at_tip = [path[:spine] == (0,) * spine and len(path) > spine for path in paths]
     return Tree.from_rank_paths(
         (*path[:spine], path[spine] - 1, *path[spine + 1 :]) if below else path
-        for path, below in zip(taken, at_tip, strict=True)
+        for path, below in zip(paths, at_tip, strict=True)
     ), spine

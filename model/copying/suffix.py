@@ -76,8 +76,8 @@ class SuffixSession(TextSession[SuffixAutomaton], DeviceSession):
     method: Suffix
 
     def choose(self) -> None:
-        own, text = self.method, self.text
-        count = min(own.max_draft, math.ceil(own.factor * text.length)) if text.length >= own.min_match else 0
-        own.tree = Tree.chain(count).on(own.device)
+        method, text = self.method, self.text
+        count = min(method.max_draft, math.ceil(method.factor * text.length)) if text.length >= method.min_match else 0
+        method.tree = Tree.chain(count).on(method.device)
         if count:
-            own.line[1 : 1 + count] = torch.tensor(text.copy(text.end, count))
+            method.line[1 : 1 + count] = torch.tensor(text.copy(text.end, count))

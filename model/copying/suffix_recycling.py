@@ -100,9 +100,9 @@ class SuffixRecyclingSession(DeviceSession):
         return self.recycling.begin(prompt)
 
     def choose(self) -> None:
-        own = self.method
+        method = self.method
         self.suffix.choose()
-        own.take_from(own.suffix if own.suffix.tree.max_depth > 0 else own.recycling)
+        method.take_from(method.suffix if method.suffix.tree.max_depth > 0 else method.recycling)
 
     def account(self, verification: Verification) -> None:
         self.suffix.account(verification)

@@ -238,8 +238,8 @@ class TreeAttention:
 
 def _size(device: torch.device) -> tuple[int, int]:
     """Multiprocessors of a GPU, and the shared memory that a program may have."""
-    found = torch.cuda.get_device_properties(device)
-    return found.multi_processor_count, getattr(found, "shared_memory_per_block_optin", 0)  # unknown: small tiles
+    gpu = torch.cuda.get_device_properties(device)
+    return gpu.multi_processor_count, getattr(gpu, "shared_memory_per_block_optin", 0)  # unknown: small tiles
 
 
 def packed(ancestors: torch.Tensor, n: int) -> torch.Tensor:

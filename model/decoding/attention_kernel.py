@@ -130,19 +130,20 @@ def reduce_kernel(
     tl.store(out_ptr + to * D + dims, value.to(out_ptr.dtype.element_ty), mask=dims < D)
 
 
-def launch(own: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> None:
-    """Both kernels, into own.output. q (1, H, n, D), k and v (1, Hkv, B, D), unit stride in the last dimension."""
-    plan, dim, capacity = own.plan, own.head_dim, k.shape[2]
-    group, width = own.heads // own.kv_heads, max(16, triton.next_power_of_2(own.head_dim))
-    split_kernel[(plan.splits, own.kv_heads, triton.cdiv(group * own.nodes, plan.block_m))](
-        q, k, v, own.length, own.words, own.partial, own.maxima, own.sums,
+def launch(attention: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> None:
+    """Both kernels, into its `output`. q (1, H, n, D), k and v (1, Hkv, B, D), unit stride in the last dimension."""
+    plan, dim, capacity = attention.plan, attention.head_dim, k.shape[2]
+    group, width = attention.heads // attention.kv_heads, max(16, triton.next_power_of_2(attention.head_dim))
+    split_kernel[(plan.splits, attention.kv_heads, triton.cdiv(group * attention.nodes, plan.block_m))](
+        q, k, v, attention.length, attention.words, attention.partial, attention.maxima, attention.sums,
         q.stride(1), q.stride(2), k.stride(1), k.stride(2), v.stride(1), v.stride(2),
-        own.words.shape[1], own.nodes, group, capacity, scale * math.log2(math.e),
+        attention.words.shape[1], attention.nodes, group, capacity, scale * math.log2(math.e),
         D=dim, BLOCK_M=plan.block_m, BLOCK_N=plan.block_n, BLOCK_D=width,
         num_warps=plan.warps, num_stages=plan.stages,
     )  # fmt: skip
-    reduce_kernel[(own.heads * own.nodes,)](
-        own.partial, own.maxima, own.sums, own.length, own.output, own.nodes, own.heads, capacity, plan.splits,
+    reduce_kernel[(attention.heads * attention.nodes,)](
+        attention.partial, attention.maxima, attention.sums, attention.length, attention.output,
+        attention.nodes, attention.heads, capacity, plan.splits,
         D=dim, SPLITS_2=triton.next_power_of_2(plan.splits), BLOCK_N=plan.block_n, BLOCK_D=width,
         num_warps=4 if plan.splits > 4 else 1,
     )  # fmt: skip

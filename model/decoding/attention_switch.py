@@ -156,8 +156,8 @@ class GroupedAttention:
         **kwargs: Any,
     ) -> tuple[torch.Tensor, None]:
         """transformers' contract: query (1, H, n, D), key and value (1, Hkv, L, D) -> (1, n, H, D)."""
-        own = attention_mask is not None and query.shape[2] > 1 and query.device.type == "cpu"  # layers may be spread
-        if not own or any(kwargs.get(name) is not None for name in AttentionSwitch.UNSUPPORTED):
+        grouped = attention_mask is not None and query.shape[2] > 1 and query.device.type == "cpu"  # or spread
+        if not grouped or any(kwargs.get(name) is not None for name in AttentionSwitch.UNSUPPORTED):
             output: tuple[torch.Tensor, None] = self._sdpa(
                 module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs
             )

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 
-SMALL = 1 << 19  # multiplications below which the dearer call outweighs the faster product
+SMALL = 1 << 19  # multiplications below which the expensive call outweighs the faster product
 
 
 class Product:
@@ -54,11 +54,11 @@ class Product:
             return self.multiply(input)
         if self._input is not input or self._parts[part] is None:
             self._input, self._parts = input, list(torch.split(self.multiply(input), self.widths, dim=-1))
-        taken, self._parts[part] = self._parts[part], None
-        assert taken is not None
+        product, self._parts[part] = self._parts[part], None
+        assert product is not None
         if part == len(self.widths) - 1:
             self._input = None  # the last one: nothing is held on to
-        return taken
+        return product
 
     def multiply(self, input: torch.Tensor) -> torch.Tensor:
         """All parts at once: (..., in) -> (..., sum of widths)."""

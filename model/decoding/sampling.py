@@ -4,8 +4,8 @@ Sampling's output does not depend on what was drafted: the noise belongs to a pl
 
 The token at position p is the arg-max of the processed logits over the temperature plus Gumbel noise g(seed, p), which
 is a draw from their softmax (the Gumbel-max trick). The noise depends on the seed and on p alone: all nodes of one
-depth have the same. So a drafted token stands where it is its parent's choice, as in greedy decoding, and the text is,
-token for token, what plain sampling with that seed gives, whatever was tried on the way.
+depth have the same. So a drafted token is accepted where it is its parent's choice, as in greedy decoding, and the text
+is, token for token, what plain sampling with that seed gives, whatever was tried on the way.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Choice:
         self.sampling = sampling
         self.seed = torch.zeros((), dtype=torch.long, device=device)  # where it stays, for captured steps
         self._now = 0
-        # Noise (V,) by seed and place, on a CPU; what was used last stands last.
+        # Noise (V,) by seed and place, on a CPU; what was used last comes last.
         self._rows: dict[tuple[int, int], torch.Tensor] = {}
         self._processors, self._warpers = _processors(sampling), _warpers(sampling)
         self.take(sampling.seed)
@@ -126,7 +126,7 @@ class Choice:
         """The choices (n,) after each node of a draft, whose root is the text's last token.
 
         Args:
-            every: False: where it saves work only the nodes that stand have a choice, and the others -1.
+            every: False: where it saves work only the accepted nodes have a choice, and the others -1.
         """
         tree = draft.tree
         if self.sampling.temperature == 0 and not self._processors:
@@ -139,7 +139,7 @@ class Choice:
         return self.among(logits, tree.depths.to(logits.device) + len(text))
 
     def _along(self, logits: torch.Tensor, draft: Draft, text: Sequence[int]) -> torch.Tensor:
-        """The choices of the nodes that stand, found from the root down: a step's depth of rows, and not n of them."""
+        """The choices of the accepted nodes, found from the root down: a step's depth of rows, and not n of them."""
         tree, tokens = draft.tree, draft.tokens.tolist()
         choices, node = [-1] * len(tokens), 0
         while True:
@@ -234,18 +234,18 @@ def _warpers(sampling: Sampling) -> list[Any]:
     """What a temperature brings with it, in `generate`'s order."""
     if sampling.temperature == 0:
         return []
-    from transformers.generation import logits_process as own
+    from transformers.generation import logits_process as library
 
-    found: list[Any] = []
+    warpers: list[Any] = []
     if sampling.temperature != 1:
-        found.append(own.TemperatureLogitsWarper(float(sampling.temperature)))
+        warpers.append(library.TemperatureLogitsWarper(float(sampling.temperature)))
     if sampling.top_k:
-        found.append(own.TopKLogitsWarper(sampling.top_k))
+        warpers.append(library.TopKLogitsWarper(sampling.top_k))
     if sampling.top_p < 1:
-        found.append(own.TopPLogitsWarper(sampling.top_p))
+        warpers.append(library.TopPLogitsWarper(sampling.top_p))
     if sampling.min_p:
-        found.append(own.MinPLogitsWarper(sampling.min_p))
-    return found
+        warpers.append(library.MinPLogitsWarper(sampling.min_p))
+    return warpers
 
 
 def argmax(logits: torch.Tensor) -> torch.Tensor:

@@ -398,8 +398,8 @@ def check_inputs(model: Any) -> None:
 def check_hooks(model: Any, name: str) -> None:
     """Refuse a model whose forward its owner had compiled, where a method needs a hook inside it."""
     for module in (model, model.get_decoder()):
-        own = vars(module).get("forward")
-        if module._compiled_call_impl is not None or hasattr(own, "_torchdynamo_orig_callable"):
+        forward = vars(module).get("forward")
+        if module._compiled_call_impl is not None or hasattr(forward, "_torchdynamo_orig_callable"):
             raise UserError(
                 f"{name}: its forward is compiled, and this method reads hidden states inside it; give it uncompiled"
             )

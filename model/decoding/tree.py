@@ -29,7 +29,7 @@ class Tree:
         parents, depths, ranks: int64 (n,).
         ancestors: bool (n, n); [i, j] says that j is i or one of its ancestors, that is, what node i attends to.
         host_ancestors: the same in the host's memory.
-        missing: bool (n, n); ~ancestors, root column True: what need not match for a node to stand.
+        missing: bool (n, n); ~ancestors, root column True: what need not match for a node to be accepted.
         paths: int64 (n, max_depth + 1); the nodes from the root to node i, then node i repeated.
         levels: (first, last + 1) node of each depth; level 0 is the root.
         rank_paths: per node, the ranks from the root down; () is the root.

@@ -119,16 +119,16 @@ class DynamicRecycling(Drafter):
             copied: the token that follows in the text behind a match of `match` tokens; None and 0: there is none.
         """
         at = bucket(match)
-        found: dict[int, int] = {}
+        cells: dict[int, int] = {}
         pair = None if self.pairs is None else self.pairs.find_pair(before, token)
         row = self.rows.find(token)
         if row is not None:
-            found = self._kept(self.rows, row, FIRST[TOKEN if pair is None else BEHIND][at])
+            cells = self._kept(self.rows, row, FIRST[TOKEN if pair is None else BEHIND][at])
         if self.pairs is not None and pair is not None:
-            found |= self._kept(self.pairs, pair, FIRST[PAIR][at])
+            cells |= self._kept(self.pairs, pair, FIRST[PAIR][at])
         if copied is not None:
-            found[copied] = found[copied] + LEVELS if copied in found else FIRST[COPIED][at] + LEVELS
-        return found
+            cells[copied] = cells[copied] + LEVELS if copied in cells else FIRST[COPIED][at] + LEVELS
+        return cells
 
     @staticmethod
     def _kept(rows: TokenRows, row: int, first: int) -> dict[int, int]:
@@ -157,8 +157,8 @@ class DynamicRecycling(Drafter):
                     "start: the saved rows are by pairs of tokens as well; method.pairs=0 has none of these"
                 )
             if rows is not None:
-                own = {name.removeprefix(table): t for name, t in state.items() if name.startswith(table)}
-                rows.load_state_dict(own, len(self.rows.ids))
+                of_table = {name.removeprefix(table): t for name, t in state.items() if name.startswith(table)}
+                rows.load_state_dict(of_table, len(self.rows.ids))
         self.weights.load_state_dict(state)
         self.carried.load_state_dict(state, len(self.rows.ids))
         if self.size is not None:
@@ -190,16 +190,16 @@ class DynamicSession(TextSession[SuffixAutomaton]):
 
     def draft(self, root: int) -> Draft:
         """Best first: the likeliest candidate of all nodes taken so far is the next one, until there are n."""
-        own, text, weights = self.method, self.text, self.method.weights.now
+        method, text, weights = self.method, self.text, self.method.weights.now
         tokens, parents, likelihoods = [root], [0], [1.0]
-        matches = [text.match if own.copy else (0, 0)]  # of each node: the automaton's state, and the match's length
-        found = [self._below_root(root, *matches[0])]  # of each node: its candidates and their cells
+        matches = [text.match if method.copy else (0, 0)]  # of each node: the automaton's state, and the match's length
+        child_cells = [self._below_root(root, *matches[0])]  # of each node: its candidates and their cells
         # The best candidates so far, no more than there is room for, the best last: likelihood, -serial, parent, token
         frontier: list[tuple[float, int, int, int]] = []
-        serial, room, least = 0, own.nodes, -1.0
-        for node in range(own.nodes):
+        serial, room, least = 0, method.nodes, -1.0
+        for node in range(method.nodes):
             above = likelihoods[node]
-            for token, at in found[node].items():
+            for token, at in child_cells[node].items():
                 likelihood = above * weights[at]
                 if likelihood > least:
                     serial -= 1
@@ -207,51 +207,51 @@ class DynamicSession(TextSession[SuffixAutomaton]):
                     if len(frontier) > room:
                         del frontier[0]
                         least = frontier[0][0]
-            if not frontier or (own.size is not None and own.size.enough(likelihoods, frontier[-1][0])):
+            if not frontier or (method.size is not None and method.size.enough(likelihoods, frontier[-1][0])):
                 break
             likelihood, _, parent, token = frontier.pop()
             room -= 1
-            match = text.transfer(*matches[parent], token) if own.copy else (0, 0)
+            match = text.transfer(*matches[parent], token) if method.copy else (0, 0)
             tokens.append(token)
             parents.append(parent)
             likelihoods.append(likelihood)
             matches.append(match)
-            found.append(own.candidates(tokens[parent], token, *text.following(*match)))
-        size = len(likelihoods) - 1 if own.size is None else own.size.choose(likelihoods)
+            child_cells.append(method.candidates(tokens[parent], token, *text.following(*match)))
+        size = len(likelihoods) - 1 if method.size is None else method.size.choose(likelihoods)
         order, parents = breadth_first(parents[: 1 + size])
-        self._found = [found[node] for node in order]
+        self._child_cells = [child_cells[node] for node in order]
         return Draft(Tree(parents, once=True), torch.tensor([tokens[node] for node in order]))
 
     def _below_root(self, root: int, state: int, length: int) -> dict[int, int]:
         """What may follow the root: what may follow any node, and what the last step says."""
-        found = self.method.candidates(self._before, root, *self.text.following(state, length))
+        cells = self.method.candidates(self._before, root, *self.text.following(state, length))
         if self.method.siblings:
             for suggested, source, listed in (
                 (AND_FOLLOWED, FOLLOWED, self._followed),
                 (AND_BESIDE, BESIDE, self._beside),
             ):
                 for token, level in listed:
-                    at = found.get(token)
+                    at = cells.get(token)
                     if at is None:
-                        found[token] = cell(source, ALONE, 0, False, level)
+                        cells[token] = cell(source, ALONE, 0, False, level)
                     elif is_alone(at):
-                        found[token] = at + cell(PAIR, suggested, 0, False)
-        return found
+                        cells[token] = at + cell(PAIR, suggested, 0, False)
+        return cells
 
     def observe(self, verification: Verification) -> None:
-        own, draft = self.method, verification.draft
+        method, draft = self.method, verification.draft
         assert verification.candidates is not None and verification.bits is not None
         ids, levels = on_host(verification.candidates, verification.bits)  # (n, k)
         choices = verification.choices.tolist()
-        own.weights.learn(
-            [at for found in self._found for at in found.values()],
-            [found[choice] for found, choice in zip(self._found, choices, strict=True) if choice in found],
+        method.weights.learn(
+            [at for cells in self._child_cells for at in cells.values()],
+            [cells[choice] for cells, choice in zip(self._child_cells, choices, strict=True) if choice in cells],
         )
         tokens = draft.tokens.numpy()
         before = tokens[draft.tree.parent_of]
         before[0] = self._before
         order = np.argsort(verification.accepted.numpy(), kind="stable")  # what is accepted is written last, and counts
-        own.keep(before[order], tokens[order], ids[order], levels[order])
+        method.keep(before[order], tokens[order], ids[order], levels[order])
         node = verification.node
         rejected = [child for child, parent in enumerate(draft.tree.parent_of) if child and parent == node]
         self._note_siblings(ids, levels, node, [(child, int(tokens[child])) for child in rejected], choices[node])
@@ -259,7 +259,7 @@ class DynamicSession(TextSession[SuffixAutomaton]):
         self.read(verification.tokens)
 
     def _note_siblings(self, ids: Any, levels: Any, node: int, rejected: list[tuple[int, int]], root: int) -> None:
-        """Of the last step's rows (n, k): what stood beside the next root below `node`, and what followed there.
+        """Of the last step's rows (n, k): what was next to the new root below `node`, and what followed there.
 
         Args:
             rejected: children of `node` that were tried, and their tokens.

@@ -1,4 +1,4 @@
-"""How likely a candidate is to stand: the share of candidates like it that did, learnt while decoding."""
+"""How likely a candidate is to be accepted: the share of candidates like it that were, learnt while decoding."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BUCKETS = 8  # of the match whose continuation is copied: 0 (no match), 1, 2, 3,
 # Before anything is learnt, as if each cell had seen PRIOR candidates: what a copied token is worth by bucket, and what
 # a source's probabilities are worth. From 48 questions of Spec-Bench on a real model, apart from those reported.
 PRIOR = 4.0
-STANDS = (0.0, 0.0, 0.2, 0.45, 0.55, 0.7, 0.85, 0.85)
+COPIED_SHARE = (0.0, 0.0, 0.2, 0.45, 0.55, 0.7, 0.85, 0.85)
 TRUST = {PAIR: 0.9, TOKEN: 0.6, BEHIND: 0.1, FOLLOWED: 0.3, BESIDE: 0.1, COPIED: 0.0}
 
 
@@ -35,7 +35,7 @@ def cell(source: int, suggested: int, match: int, copied: bool, level: int = 0) 
 
 
 def is_alone(at: int) -> bool:
-    """Whether neither of the root's two suggests what is in this cell."""
+    """True if candidates of this cell come from no sibling source."""
     return at // cell(PAIR, AND_FOLLOWED, 0, False) % 3 == ALONE
 
 
@@ -45,15 +45,15 @@ CELLS = cell(COPIED, AND_BESIDE, BUCKETS - 1, True, LEVELS - 1) + 1
 
 def _guesses() -> Any:
     """float64 (CELLS,)."""
-    found = np.zeros(CELLS)
+    guesses = np.zeros(CELLS)
     for source, trust in TRUST.items():
         for suggested in (ALONE, AND_FOLLOWED, AND_BESIDE):
-            for match, stands in enumerate(STANDS):
+            for match, copied_share in enumerate(COPIED_SHARE):
                 for level in range(LEVELS):
-                    drawn = (1 - stands) * trust * 2.0 ** -(level + 0.5)
-                    found[cell(source, suggested, match, False, level)] = drawn
-                    found[cell(source, suggested, match, True, level)] = max(stands, drawn)
-    return found
+                    drawn = (1 - copied_share) * trust * 2.0 ** -(level + 0.5)
+                    guesses[cell(source, suggested, match, False, level)] = drawn
+                    guesses[cell(source, suggested, match, True, level)] = max(copied_share, drawn)
+    return guesses
 
 
 class Weights:
@@ -73,27 +73,27 @@ class Weights:
         self.reset()
 
     def reset(self) -> None:
-        self._seen, self._stood = np.full(CELLS, PRIOR), PRIOR * self._first
+        self._seen, self._accepted = np.full(CELLS, PRIOR), PRIOR * self._first
         self.now: list[float] = self._first.tolist()
 
-    def learn(self, cells: list[int], stood: list[int]) -> None:
+    def learn(self, cells: list[int], accepted: list[int]) -> None:
         """Candidates of nodes whose next token is known now: their cells, and those of the ones that were it."""
         if not self.learning:
             return
         np.add.at(self._seen, cells, 1.0)
-        np.add.at(self._stood, stood, 1.0)
+        np.add.at(self._accepted, accepted, 1.0)
         now, changed = self.now, list(set(cells))
-        for at, weight in zip(changed, (self._stood[changed] / self._seen[changed]).tolist(), strict=True):
+        for at, weight in zip(changed, (self._accepted[changed] / self._seen[changed]).tolist(), strict=True):
             now[at] = weight
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """`weights`, float64 (2, CELLS): seen and stood."""
-        return {"weights": torch.from_numpy(np.stack((self._seen, self._stood)))}
+        """`weights`, float64 (2, CELLS): seen and accepted."""
+        return {"weights": torch.from_numpy(np.stack((self._seen, self._accepted)))}
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         """Raises UserError if it is no such table."""
         saved = state.get("weights")
         if saved is None or saved.shape != (2, CELLS) or not bool(((saved[1] >= 0) & (saved[1] <= saved[0])).all()):
             raise UserError("start: the saved state has no weights of this method")
-        self._seen, self._stood = saved.double().numpy().copy()
-        self.now = (self._stood / self._seen).tolist()
+        self._seen, self._accepted = saved.double().numpy().copy()
+        self.now = (self._accepted / self._seen).tolist()

@@ -13,6 +13,7 @@ import torch
 
 from ..decoding import Draft, Drafter, Needs, Session, Target, Tree, Verification
 from ..decoding.cache import CachePool
+from ..decoding.tree import breadth_first
 from ..errors import UserError
 from .eagle_head import load_head
 from .head_files import template
@@ -276,14 +277,14 @@ class Eagle2Session(EagleSession):
     method: Eagle2
 
     def expand(self, root: int, feature: torch.Tensor) -> Draft:
-        own, k = self.method, self.method.top_k
+        method, k = self.method, self.method.top_k
         best = self._log_probabilities(feature, 0).topk(k, dim=-1)
         value, token = best.values.view(-1), best.indices.view(-1)  # of the nodes to expand: (k,)
-        whose, node = torch.zeros_like(own.children), own.children  # row of the parent's feature; number
+        whose, node = torch.zeros_like(method.children), method.children  # row of the parent's feature; number
         values, tokens, parents = [value], [token], [whose - 1]  # of all nodes seen; -1 is the root
-        visible = own.itself  # (k, expanded so far)
+        visible = method.itself  # (k, expanded so far)
         features, seen = feature, k
-        for depth in range(1, own.depth):
+        for depth in range(1, method.depth):
             mask = self._show(visible)
             features = self.continue_nodes(features.index_select(0, whose), token, depth, mask)  # (k, H)
             best = self._log_probabilities(features, depth).topk(k, dim=-1)
@@ -293,36 +294,29 @@ class Eagle2Session(EagleSession):
             parents.append(node.repeat_interleave(k))
             value, flat = below.topk(k)
             token, whose, node = tokens[-1].index_select(0, flat), flat // k, flat + seen
-            visible = torch.cat((visible.index_select(0, whose), own.itself), dim=1)
+            visible = torch.cat((visible.index_select(0, whose), method.itself), dim=1)
             seen += k * k
         # A child is never worth more than its parent and stands behind it, so a stable order keeps parents.
-        kept = torch.cat(values).sort(descending=True, stable=True).indices[: own.nodes]
-        found = torch.stack((kept, torch.cat(parents)[kept], torch.cat(tokens)[kept]))
-        return self._breadth_first(root, *found.tolist())  # one transfer
+        kept = torch.cat(values).sort(descending=True, stable=True).indices[: method.nodes]
+        nodes = torch.stack((kept, torch.cat(parents)[kept], torch.cat(tokens)[kept]))
+        return self._breadth_first(root, *nodes.tolist())  # one transfer
 
     def _log_probabilities(self, features: torch.Tensor, depth: int) -> torch.Tensor:
         return torch.log_softmax(self.head_scores(features, depth).float(), dim=-1)  # (w, V)
 
     def _show(self, visible: torch.Tensor) -> torch.Tensor:
         """Write the topology into the mask."""
-        own = self.method
-        part = own.tree_mask[:, own.capacity : own.capacity + visible.shape[1]]
-        part.zero_().masked_fill_(~visible, own.blocked)
-        return own.tree_mask
+        method = self.method
+        part = method.tree_mask[:, method.capacity : method.capacity + visible.shape[1]]
+        part.zero_().masked_fill_(~visible, method.blocked)
+        return method.tree_mask
 
     def _breadth_first(self, root: int, kept: list[int], parents: list[int], tokens: list[int]) -> Draft:
         """The draft of the nodes kept: their numbers, their parents' numbers (-1: the root), their tokens."""
-        children: dict[int, list[int]] = {}
-        for number, parent in sorted(zip(kept, parents, strict=True)):
-            children.setdefault(parent, []).append(number)
-        order, tree_parents = [-1], [0]
-        for i, number in enumerate(order):  # grows while it is walked
-            below = children.get(number, [])
-            order += below
-            tree_parents += [i] * len(below)
-        token = dict(zip(kept, tokens, strict=True)) | {-1: root}
-        ranks = [0] + [
-            number % self.method.top_k for number in order[1:]
-        ]  # numbers of siblings start at a multiple of top_k
-        tree = Tree(tree_parents, ranks, self.method.device, once=True)
-        return Draft(tree, torch.tensor([token[number] for number in order], device=self.method.device))
+        device, nodes = self.method.device, [(-1, -1, root), *sorted(zip(kept, parents, tokens, strict=True))]
+        place = {number: i for i, (number, _, _) in enumerate(nodes)}
+        order, tree_parents = breadth_first([place[parent] for _, parent, _ in nodes])
+        # numbers of siblings start at a multiple of top_k
+        ranks = [0] + [nodes[i][0] % self.method.top_k for i in order[1:]]
+        tree = Tree(tree_parents, ranks, device, once=True)
+        return Draft(tree, torch.tensor([nodes[i][2] for i in order], device=device))

@@ -121,13 +121,13 @@ def load_head(path: str, target: Target) -> EagleHead:
     check_sizes(folder, values, target)
     file, state = read_weights(folder, WEIGHTS, PUBLIC_WEIGHTS)
     state = {name: tensor for name, tensor in state.items() if not name.endswith("rotary_emb.inv_freq")}
-    own: torch.Tensor = target.model.get_input_embeddings().weight.detach()
-    embedding = state.pop(EMBEDDING, own)
-    if embedding is not own:
-        check_shapes(file, {EMBEDDING: embedding}, {EMBEDDING: tuple(own.shape)}, target.name)
-        embedding = embedding.to(own.device, own.dtype)
-        embedding = own if torch.equal(embedding, own) else embedding
-    head = EagleHead(head_config(values), own, bias="fc.bias" in state)
+    target_embedding: torch.Tensor = target.model.get_input_embeddings().weight.detach()
+    embedding = state.pop(EMBEDDING, target_embedding)
+    if embedding is not target_embedding:
+        check_shapes(file, {EMBEDDING: embedding}, {EMBEDDING: tuple(target_embedding.shape)}, target.name)
+        embedding = embedding.to(target_embedding.device, target_embedding.dtype)
+        embedding = target_embedding if torch.equal(embedding, target_embedding) else embedding
+    head = EagleHead(head_config(values), target_embedding, bias="fc.bias" in state)
     if head.config.hidden_size != hidden_size(target):
         raise UserError(f"{folder}: hidden_size {head.config.hidden_size}, {target.name} has {hidden_size(target)}")
     check_shapes(file, state, {name: tuple(p.shape) for name, p in head.state_dict().items()}, "its config.json")

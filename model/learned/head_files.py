@@ -93,9 +93,9 @@ def check_shapes(
 
 def check_sizes(folder: Path, config: dict[str, Any], target: Target) -> None:
     """Raises UserError where the config names another hidden size or vocabulary than the target's."""
-    for key, own in (("hidden_size", hidden_size(target)), ("vocab_size", target.vocab_size)):
-        if config.get(key, own) != own:
-            raise UserError(f"{folder}: made for a {key} of {config[key]}, {target.name} has {own}")
+    for key, of_target in (("hidden_size", hidden_size(target)), ("vocab_size", target.vocab_size)):
+        if config.get(key, of_target) != of_target:
+            raise UserError(f"{folder}: made for a {key} of {config[key]}, {target.name} has {of_target}")
 
 
 def hidden_size(target: Target) -> int:

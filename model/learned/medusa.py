@@ -40,10 +40,10 @@ class MedusaHeads(nn.ModuleList):
     """
 
     def __init__(self, heads: int, layers: int, hidden: int, vocab_size: int, *, shared: bool) -> None:
-        own = [] if shared else [vocab_size]
+        widths = [] if shared else [vocab_size]
         super().__init__(
             nn.Sequential(
-                *(ResBlock(hidden) for _ in range(layers)), *(nn.Linear(hidden, size, bias=False) for size in own)
+                *(ResBlock(hidden) for _ in range(layers)), *(nn.Linear(hidden, size, bias=False) for size in widths)
             )
             for _ in range(heads)
         )
@@ -69,10 +69,10 @@ def load_heads(path: str, target: Target) -> MedusaHeads:
     file, state = read_weights(folder, WEIGHTS, PUBLIC_WEIGHTS)
     shared = bool(config.get("shared_lm_head", False))
     heads, layers = _count(file, state, shared)
-    for key, found in (("medusa_num_heads", heads), ("medusa_num_layers", layers)):
-        stated = config.get(key, found)
-        if not isinstance(stated, int) or stated > found:
-            raise UserError(f"{file}: holds {found} where {folder / 'config.json'} says {key}={stated}; cut short?")
+    for key, held in (("medusa_num_heads", heads), ("medusa_num_layers", layers)):
+        stated = config.get(key, held)
+        if not isinstance(stated, int) or stated > held:
+            raise UserError(f"{file}: holds {held} where {folder / 'config.json'} says {key}={stated}; cut short?")
     made = MedusaHeads(heads, layers, hidden_size(target), target.vocab_size, shared=shared)
     check_shapes(file, state, {name: tuple(p.shape) for name, p in made.state_dict().items()}, target.name)
     made.load_state_dict(state)
@@ -164,9 +164,9 @@ class MedusaSession(DeviceSession):
             self.method.whose = None
 
     def _take_place(self) -> None:
-        own = self.method
-        if own.whose is not self:
-            if own.whose is not None:
-                own.whose._kept.copy_(own.hidden)
-            own.hidden.copy_(self._kept)
-            own.whose = self
+        method = self.method
+        if method.whose is not self:
+            if method.whose is not None:
+                method.whose._kept.copy_(method.hidden)
+            method.hidden.copy_(self._kept)
+            method.whose = self

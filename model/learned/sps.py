@@ -23,7 +23,7 @@ TRAIN = "python -m data.embedded.training.train --draft"
 
 
 class Speculative(Drafter):
-    """Drafts a chain with a second model on a cache of its own, which follows the tokens that stand.
+    """Drafts a chain with a second model on a cache of its own, which follows the accepted tokens.
 
     Nothing is carried from prompt to prompt.
 
@@ -80,24 +80,25 @@ class SpeculativeSession(Session):
         self._held = ExitStack()
 
     def begin(self, prompt: list[int]) -> Draft:
-        own = self.method
-        self.cache = self._held.enter_context(own.model.cache(own.max_nodes))
+        method = self.method
+        self.cache = self._held.enter_context(method.model.cache(method.max_nodes))
         self._text = list(prompt)
-        root = own.root_alone(prompt[-1])
-        if len(prompt) >= own.model.context:  # the draft model does not see so far
+        root = method.root_alone(prompt[-1])
+        if len(prompt) >= method.model.context:  # the draft model does not see so far
             return root
-        logits = own.model.prefill(self.cache, prompt, root)  # (1, V)
+        logits = method.model.prefill(self.cache, prompt, root)  # (1, V)
         self.cache.commit(1)
         return self._propose(logits)
 
     def draft(self, root: int) -> Draft:
-        own = self.method
-        if len(self._text) >= own.model.context:
-            return own.root_alone(root)
-        # The root, and where the last draft stood whole its last token, too: it was drafted and never forwarded.
+        method = self.method
+        if len(self._text) >= method.model.context:
+            return method.root_alone(root)
+        # The root, and where the last draft was accepted whole its last token, too: it was drafted and never forwarded.
         unseen = self._text[self.cache.length :]
-        chain = Tree.chain(len(unseen) - 1).on(own.device)
-        logits = own.model.forward(self.cache, Draft(chain, torch.tensor(unseen, device=own.device)))  # (1 or 2, V)
+        chain = Tree.chain(len(unseen) - 1).on(method.device)
+        tokens = torch.tensor(unseen, device=method.device)
+        logits = method.model.forward(self.cache, Draft(chain, tokens))  # (1 or 2, V)
         self.cache.commit(len(unseen))
         return self._propose(logits[-1:])
 
@@ -111,16 +112,16 @@ class SpeculativeSession(Session):
 
     def _propose(self, logits: torch.Tensor) -> Draft:
         """The draft after the root, whose logits (1, V) these are. One transfer to the host, at the end."""
-        own, root = self.method, Tree.chain(0).on(self.method.device)
+        method, root = self.method, Tree.chain(0).on(self.method.device)
         drafts = [self.scores(logits, len(self._text)).argmax(dim=-1)]  # (1,) each
-        while len(drafts) < own.draft_tokens:
-            logits = own.model.forward(self.cache, Draft(root, drafts[-1]))
+        while len(drafts) < method.draft_tokens:
+            logits = method.model.forward(self.cache, Draft(root, drafts[-1]))
             drafts.append(self.scores(logits, len(self._text) + len(drafts)).argmax(dim=-1))
             self.cache.commit(1)
         tokens = torch.cat(drafts).tolist()
-        tokens = next((tokens[:i] for i, token in enumerate(tokens) if token in own.eos), tokens)
-        tree = Tree.chain(len(tokens)).on(own.device)
-        return Draft(tree, torch.tensor([self._text[-1], *tokens], device=own.device))
+        tokens = next((tokens[:i] for i, token in enumerate(tokens) if token in method.eos), tokens)
+        tree = Tree.chain(len(tokens)).on(method.device)
+        return Draft(tree, torch.tensor([self._text[-1], *tokens], device=method.device))
 
 
 def load_draft_model(path: str, target: Target) -> Any:

@@ -6,7 +6,7 @@ ends, and so on. A dynamic table learns from prompt and output; a frozen one, ma
 
 The tree is taken from a few fixed ones, so that no step builds one: a chain of nodes for each follower, by how many
 followers the root has. Followers that begin alike are drafted as they are, side by side. A place that no follower fills
-repeats its parent's last token: it costs a node, and stands only where that is what the target says.
+repeats its parent's last token: it costs a node, and is accepted only where that is what the target says.
 """
 
 from __future__ import annotations
@@ -81,11 +81,11 @@ class NgramCache(LayoutDrafter):
 
     def due(self, leader: Gram) -> list[Gram]:
         """The followers of a leader, the likeliest first: the dynamic table's, then the frozen one's that are new."""
-        found = self.table.followers_of(leader)
-        if self.frozen is not None and len(found) < self.followers:
-            more = [gram for gram in self.frozen.followers_of(leader) if gram not in found]
-            found = found + more[: self.followers - len(found)]
-        return found
+        followers = self.table.followers_of(leader)
+        if self.frozen is not None and len(followers) < self.followers:
+            more = [gram for gram in self.frozen.followers_of(leader) if gram not in followers]
+            followers = followers + more[: self.followers - len(followers)]
+        return followers
 
 
 class NgramCacheSession(DeviceSession):
@@ -102,23 +102,23 @@ class NgramCacheSession(DeviceSession):
         return self.method.root_alone(prompt[-1])
 
     def choose(self) -> None:
-        own, root = self.method, self._recent[-1]
-        start = tuple(self._recent[-own.leader :])
-        due = own.due(start)
-        now = own.shapes[len(due)]
+        method, root = self.method, self._recent[-1]
+        start = tuple(self._recent[-method.leader :])
+        due = method.due(start)
+        now = method.shapes[len(due)]
         # Per slot: the leader that its follower leaves behind, and the followers of that, looked up when asked for.
         ends: list[Gram] = []
         tokens = [root]
         known: dict[int, list[Gram]] = {-1: due}
         for parent, rank in now.slots:
             if parent not in known:
-                known[parent] = own.due(ends[parent])
+                known[parent] = method.due(ends[parent])
             before = start if parent < 0 else ends[parent]
-            found = known[parent]
-            gram = found[rank] if rank < len(found) else before[-1:] * own.follower
+            followers = known[parent]
+            gram = followers[rank] if rank < len(followers) else before[-1:] * method.follower
             tokens += gram
-            ends.append((before + gram)[-own.leader :])
-        own.lay_out(now, tokens)
+            ends.append((before + gram)[-method.leader :])
+        method.lay_out(now, tokens)
 
     def account(self, verification: Verification) -> None:
         self._extend(verification.tokens)

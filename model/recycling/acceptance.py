@@ -1,4 +1,4 @@
-"""How likely each node of a draft tree is to stand, learnt while decoding."""
+"""How likely each node of a draft tree is to be accepted, learnt while decoding."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ RANK_PRIOR = 16.0  # and a rank's as much as the power law's
 
 
 class Acceptance:
-    """P(path), the probability that the node at a rank path stands, for a fixed set of paths.
+    """P(path), the probability that the node at a rank path is accepted, for a fixed set of paths.
 
-    P(path) = P(parent) * c(path), where c is the share of path's visits in which it stood; a visit is a step in which
-    the path was drafted and its parent stood. Conditioned so, c can be learnt from trees of any shape. A path seen
-    rarely borrows from all paths that end in the same rank, and those from the power law of `templates.likelihood`.
+    P(path) = P(parent) * c(path), where c is the share of path's visits in which it was accepted; a visit is a step in
+    which the path was drafted and its parent accepted. Conditioned so, c can be learnt from trees of any shape. A path
+    seen rarely borrows from all paths that end in the same rank, and those from the power law of
+    `templates.likelihood`.
 
     Args:
         paths: parents before children.
@@ -38,29 +39,29 @@ class Acceptance:
 
     def reset(self) -> None:
         """Back to the power law."""
-        self._visits, self._stood = [0.0] * len(self.rank_paths), [0.0] * len(self.rank_paths)
+        self._visits, self._accepted = [0.0] * len(self.rank_paths), [0.0] * len(self.rank_paths)
         self._rank_visits = [RANK_PRIOR] * len(self._law)
-        self._rank_stood = [RANK_PRIOR * law for law in self._law]
+        self._rank_accepted = [RANK_PRIOR * law for law in self._law]
 
     def update(self, tree: Tree, node: int) -> None:
-        """Count a step: `node` of `tree` was the deepest that stood."""
+        """Count a step: `node` of `tree` was the deepest that was accepted."""
         keep = 1 - 1 / MEMORY
         children = self._children_of(tree)
         chain = tree.chain_of[node]
-        for parent, stood in zip(chain, [*chain[1:], -1], strict=True):
+        for parent, accepted in zip(chain, [*chain[1:], -1], strict=True):
             for child, path in children[parent]:
-                hit, rank = float(child == stood), self._rank[path]
+                hit, rank = float(child == accepted), self._rank[path]
                 self._visits[path] = self._visits[path] * keep + 1
-                self._stood[path] = self._stood[path] * keep + hit
+                self._accepted[path] = self._accepted[path] * keep + hit
                 self._rank_visits[rank] = self._rank_visits[rank] * keep + 1
-                self._rank_stood[rank] = self._rank_stood[rank] * keep + hit
+                self._rank_accepted[rank] = self._rank_accepted[rank] * keep + hit
 
     def probabilities(self) -> list[float]:
         """P(path) for every path."""
-        by_rank = [stood / visits for stood, visits in zip(self._rank_stood, self._rank_visits, strict=True)]
+        by_rank = [accepted / visits for accepted, visits in zip(self._rank_accepted, self._rank_visits, strict=True)]
         p = list[float]()
-        for stood, visits, rank, parent in zip(self._stood, self._visits, self._rank, self._parent, strict=True):
-            share = (stood + PATH_PRIOR * by_rank[rank]) / (visits + PATH_PRIOR)
+        for accepted, visits, rank, parent in zip(self._accepted, self._visits, self._rank, self._parent, strict=True):
+            share = (accepted + PATH_PRIOR * by_rank[rank]) / (visits + PATH_PRIOR)
             p.append(share * (p[parent] if parent >= 0 else 1.0))
         return p
 
@@ -77,8 +78,8 @@ class Acceptance:
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Everything learnt, float64."""
         return {
-            "path_counts": torch.tensor([self._visits, self._stood], dtype=torch.float64),  # (2, paths)
-            "rank_counts": torch.tensor([self._rank_visits, self._rank_stood], dtype=torch.float64),  # (2, ranks)
+            "path_counts": torch.tensor([self._visits, self._accepted], dtype=torch.float64),  # (2, paths)
+            "rank_counts": torch.tensor([self._rank_visits, self._rank_accepted], dtype=torch.float64),  # (2, ranks)
         }
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
@@ -86,5 +87,5 @@ class Acceptance:
         paths, ranks = state["path_counts"], state["rank_counts"]
         if paths.shape != (2, len(self.rank_paths)) or ranks.shape != (2, len(self._law)):
             raise UserError("tree=auto: the saved state was learnt with another k; start from another one or cold")
-        self._visits, self._stood = paths.tolist()
-        self._rank_visits, self._rank_stood = ranks.tolist()
+        self._visits, self._accepted = paths.tolist()
+        self._rank_visits, self._rank_accepted = ranks.tolist()

@@ -71,8 +71,8 @@ def build_template(
         paths = itertools.islice(
             _level_by_level(branching or 0, depth or 0), _MAX_NODES + 1 if nodes is None else nodes
         )
-        tree = Tree.from_rank_paths(taken := list(paths))
-        if len(taken) > _MAX_NODES:
+        tree = Tree.from_rank_paths(listed := list(paths))
+        if len(listed) > _MAX_NODES:
             raise UserError(f"tree: branching={branching} and depth={depth} make more than {_MAX_NODES} nodes")
     elif name == "shape":
         tree = Tree.from_rank_paths(shaped(nodes or 0, depth or 0, branching or 0))
@@ -96,10 +96,10 @@ def shaped(n: int, depth: int, branching: int) -> list[RankPath]:
     order: list[RankPath] = [(0,) * level for level in range(1, depth + 1)] + [(rank,) for rank in range(1, branching)]
     frontier: list[tuple[float, RankPath]] = [(-likelihood((rank,)), (rank,)) for rank in range(branching)]
     heapq.heapify(frontier)
-    taken = set(order)
+    listed = set(order)
     while len(order) < n and frontier:
         _, path = heapq.heappop(frontier)
-        if path not in taken:
+        if path not in listed:
             order.append(path)
         if len(path) < depth:
             for rank in range(branching):
@@ -124,12 +124,12 @@ def best_order(n: int, k: int) -> tuple[RankPath, ...]:
     """The n best nodes with ranks below k: published nodes first, likelier ones first; each after its parent."""
     published = [p for p in read_tree(_SHIPPED / "2.2.2.yaml").rank_paths[1:] if max(p) < k]
     order = sorted(published, key=lambda p: (-likelihood(p), p))
-    taken = set(order)
+    listed = set(order)
     frontier: list[tuple[float, RankPath]] = [(-likelihood((rank,)), (rank,)) for rank in range(k)]
     heapq.heapify(frontier)
     while len(order) < n:
         _, path = heapq.heappop(frontier)
-        if path not in taken:
+        if path not in listed:
             order.append(path)
         for rank in range(k):
             heapq.heappush(frontier, (-likelihood((*path, rank)), (*path, rank)))

@@ -107,8 +107,8 @@ class Datastore:
         Raises:
             UserError: the file holds a number that cannot be: it is corrupt.
         """
-        found = last - first
-        rows = first + np.arange(min(limit, found)) * found // min(limit, found)
+        places_held = last - first
+        rows = first + np.arange(min(limit, places_held)) * places_held // min(limit, places_held)
         suffixes = self._suffixes[rows].astype(np.int64)
         places = suffixes[:, None] + np.arange(skip, skip + length)  # (s, length)
         beyond = places >= self._count

@@ -79,14 +79,14 @@ class RestSession(Session):
         return self.method.root_alone(prompt[-1])  # as in the official code, the prefill verifies nothing
 
     def draft(self, root: int) -> Draft:
-        own = self.method
-        n, first, last = own.datastore.longest(self._context, least=own.min_ngram, most=own.max_ngram)
+        method = self.method
+        n, first, last = method.datastore.longest(self._context, least=method.min_ngram, most=method.max_ngram)
         if not n:
-            return own.root_alone(root)
-        found = own.datastore.continuations(first, last, skip=n, length=own.depth, limit=own.places)
-        if len(own.eos):
-            found[np.logical_or.accumulate(np.isin(found, own.eos), axis=1)] = -1
-        parents, tokens = most_frequent(found, own.nodes)
+            return method.root_alone(root)
+        continuations = method.datastore.continuations(first, last, skip=n, length=method.depth, limit=method.places)
+        if len(method.eos):
+            continuations[np.logical_or.accumulate(np.isin(continuations, method.eos), axis=1)] = -1
+        parents, tokens = most_frequent(continuations, method.nodes)
         return Draft(Tree(parents, once=True), torch.tensor([root, *tokens]))
 
     def observe(self, verification: Verification) -> None:

@@ -80,7 +80,8 @@ def test_eos_inside_a_draft_and_as_bonus_cut_where_the_reference_stops():
 
 def test_the_draft_is_the_breadth_first_look_up_by_hand():
     drafter = TokenRecycling(10, Tree.from_rank_paths([[0], [1], [0, 0], [1, 1]]), k=2)
-    drafter.matrix.load(torch.tensor([[t + 1, t + 2] for t in range(8)] + [[0, 0]] * 2))
+    candidates = torch.tensor([[t + 1, t + 2] for t in range(8)] + [[0, 0]] * 2)
+    drafter.matrix.load_state_dict({"candidates": candidates})
     assert drafter.session().draft(3).tokens.tolist() == [3, 4, 5, 5, 7]
 
 

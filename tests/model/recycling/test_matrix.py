@@ -42,7 +42,7 @@ def test_saved_and_loaded_is_the_same(tmp_path):
     matrix.update(torch.tensor([4, 5]), torch.tensor([[1, 2, 3], [4, 5, 6]]))
     save_state({"candidates": matrix.candidates}, tmp_path / "m.safetensors")
     other = AdjacencyMatrix(9, 3)
-    other.load(load_state(tmp_path / "m.safetensors")["candidates"])
+    other.load_state_dict(load_state(tmp_path / "m.safetensors"))
     assert torch.equal(other.candidates, matrix.candidates.long())
     assert [p.name for p in tmp_path.iterdir()] == ["m.safetensors"]
 
@@ -50,9 +50,9 @@ def test_saved_and_loaded_is_the_same(tmp_path):
 def test_a_matrix_that_does_not_fit_or_is_no_matrix_is_refused(tmp_path):
     matrix = AdjacencyMatrix(9, 3)
     with pytest.raises(UserError, match=r"\[8, 3\].*\[9, 3\]"):
-        matrix.load(torch.zeros(8, 3, dtype=torch.long))
+        matrix.load_state_dict({"candidates": torch.zeros(8, 3, dtype=torch.long)})
     with pytest.raises(UserError, match="outside its vocabulary"):
-        matrix.load(torch.full((9, 3), 9))
+        matrix.load_state_dict({"candidates": torch.full((9, 3), 9)})
     with pytest.raises(UserError, match="no saved state"):
         load_state(tmp_path / "none.safetensors")
     (tmp_path / "bad.safetensors").write_bytes(b"not a tensor file")
