@@ -17,8 +17,8 @@ import torch
 from model.errors import UserError
 from model.files import write_json
 
-from .records.comparison import difference
 from .records.questions import Question
+from .records.rows import difference
 from .records.runs import Run, read_runs
 from .running.bench import load_bench
 from .running.conversation import prompt_ids

@@ -16,7 +16,7 @@ import torch
 from model.errors import UserError
 from model.files import write_json
 
-from .figures.roofline import roofline
+from .figures.costs import roofline
 from .figures.style import save, styled
 from .records.provenance import describe_device, versions
 from .running.errors import user_errors

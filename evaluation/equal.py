@@ -6,8 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from .records.answer_file import common_questions, read_answers
-from .records.comparison import describe_files, first_difference
+from .records.rows import common_questions, describe_files, first_difference, read_answers
 from .running.errors import user_errors
 
 

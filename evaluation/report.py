@@ -15,8 +15,7 @@ from model.files import write_text
 
 from .figures import draw_all
 from .page import write_page
-from .records.foreign import read_foreign
-from .records.runs import Run, read_runs
+from .records.runs import Run, read_foreign, read_runs
 from .records.sweeps import missing_jobs
 from .running.errors import user_errors
 from .statistics import auto_tree

@@ -9,9 +9,7 @@ from transformers import AutoTokenizer
 
 from model.errors import UserError
 
-from .records.answer_file import common_questions, read_answers
-from .records.comparison import describe_files
-from .records.rows import check_records
+from .records.rows import check_records, common_questions, describe_files, read_answers
 from .running.errors import one_line, user_errors
 from .statistics.spec_bench import compare
 

@@ -18,11 +18,9 @@ from ..records.runs import Run
 from ..statistics.pools import Pool, pools
 from ..statistics.printing import group_names, heading
 from ..statistics.tables import GROUP
-from .bars import order, start, update
 from .block import Block
-from .budget import budget
-from .costs import memory, novelty, overhead
-from .curves import machine_tree, temperature, topk, tree_family, tree_shape, tree_size
+from .costs import budget, memory, novelty, overhead
+from .curves import machine_tree, order, start, temperature, topk, tree_family, tree_shape, tree_size, update
 from .methods import (
     acceptance_by_depth,
     accepted_lengths,

@@ -14,8 +14,7 @@ from ..statistics.acceptance import Accepted, by_depth
 from ..statistics.metrics import OVERALL
 from ..statistics.tables import BASELINES
 from .block import MOST, Block
-from .grid import grid
-from .style import INTERVAL, colour, dash, footnote, legend, mark, marker, panels, printed
+from .style import INTERVAL, colour, dash, footnote, grid, legend, mark, marker, panels, printed
 
 LONGEST = 9  # accepted lengths from here on share a column of the grid
 FAR = 16  # and from here on the last point of a line
@@ -47,7 +46,7 @@ def _by_category(block: Block, column: str, label: str) -> Figure | None:
         values = [_by_its_category(block, row, categories)[column].tolist() for row in rows]
         shown = [printed(c) for c in categories]
         middle = 1.0 if column.startswith("speedup") else None
-        return grid([row["name"] for row in rows], shown, values, label, block, middle=middle)
+        return grid([row["name"] for row in rows], shown, values, label, block.measured, middle=middle)
     figure, (axes,) = panels(height=0.8 + 0.27 * len(categories))
     for i, row in enumerate(rows):
         at = [len(categories) - 1 - y + 0.5 * ((len(rows) - 1) / 2 - i) / len(rows) for y in range(len(categories))]
@@ -115,7 +114,7 @@ def _accepted_lengths_grid(block: Block, rows: Sequence[dict[str, Any]]) -> Figu
         values.append([100 * c / max(len(lengths), 1) for c in [*counts, sum(n >= LONGEST for n in lengths)]])
     columns = [*map(str, range(1, LONGEST)), f"{LONGEST}+"]
     label = "% of steps by accepted length (tokens a step)"
-    return grid([row["name"] for row in rows], columns, values, label, block, decimals=0)
+    return grid([row["name"] for row in rows], columns, values, label, block.measured, decimals=0)
 
 
 def acceptance_by_depth(block: Block) -> Figure | None:
@@ -131,7 +130,7 @@ def acceptance_by_depth(block: Block) -> Figure | None:
         ]
         columns = [str(depth) for depth in range(1, deepest + 1)]
         label = "% of steps that reach a depth of the draft"
-        return grid([row["name"] for row, _ in rows], columns, values, label, block, decimals=0)
+        return grid([row["name"] for row, _ in rows], columns, values, label, block.measured, decimals=0)
     figure, (joint, conditional) = panels(2, height=3.1, sharex=True)
     for row, depths in rows:
         options = mark(row["place"]) | {"label": row["name"]}

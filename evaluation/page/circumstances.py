@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..records.drawing import in_words
 from ..records.rows import Row
-from ..records.runs import Run
+from ..records.runs import Run, sampling_words
 from ..statistics.pools import Pool, pools
 from ..statistics.printing import generation_left_out
 
@@ -154,7 +153,8 @@ def _decoding(metadata: dict[str, Any]) -> str:
     settings = metadata["settings"]
     choices, seed = settings.get("num_choices", 1), settings.get("seed")
     often = f"{choices} answers a question, " if choices > 1 else ""
-    return f"{in_words(settings)}, batch 1, at most {settings['max_new_tokens']} new tokens a turn, {often}seed {seed}"
+    most = f"at most {settings['max_new_tokens']} new tokens a turn"
+    return f"{sampling_words(settings)}, batch 1, {most}, {often}seed {seed}"
 
 
 def _code(metadata: dict[str, Any]) -> str:

@@ -19,9 +19,7 @@ from filelock import lock_descriptor
 from model.errors import UserError
 from model.files import PARTIAL, load_state, save_state, write_json
 
-from .answer_file import read_answers
-from .comparison import difference
-from .rows import Row
+from .rows import Row, difference, read_answers
 
 
 class AnswerStore:

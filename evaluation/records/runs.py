@@ -1,7 +1,8 @@
-"""The runs of an experiment as they lie on disk."""
+"""Runs as they lie on disk: those of an experiment, and other people's answer files in Spec-Bench's format."""
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 import re
@@ -16,10 +17,8 @@ import pandas as pd
 
 from model.errors import UserError
 
-from .answer_file import SharedNumbers, read_answers, read_object
-from .drawing import drawing
 from .questions import question_key, subtask
-from .rows import Row, accept_lengths, check_records, question_speed
+from .rows import Row, SharedNumbers, accept_lengths, check_records, question_speed, read_answers, read_object
 
 # In the order tables and figures show them; a method that is not here stands between the others and recycling.
 METHODS = (
@@ -121,7 +120,7 @@ class Run:
         if settings["bench"].get("order", "file") != "file":
             found["order"] = settings["bench"]["order"]
         found |= {key: settings[key] for key in ("execution", "seed", "timed") if key in settings}
-        found |= drawing(settings)
+        found |= sampling_facets(settings)
         return found | {"phases": bool(settings.get("phases"))}
 
     @property
@@ -197,3 +196,88 @@ def _order(run: Run) -> tuple[Any, ...]:
 def natural(text: str) -> tuple[str | float, ...]:
     """A text to sort by, its numbers as numbers: 60 before 480. Texts and numbers stand in turn."""
     return tuple(float(part) if i % 2 else part for i, part in enumerate(_NUMBER.split(text)))
+
+
+# The settings of sampling, by the names of their columns: a method may have a top_k of its own.
+SAMPLING_COLUMNS = {
+    "temperature": "temperature",
+    **{key: f"sampling_{key}" for key in ("top_k", "top_p", "min_p")},
+    "repetition_penalty": "repetition_penalty",
+}
+
+
+def sampling_facets(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return by column what is not greedy decoding's, and the temperature: 0 in runs from before sampling existed."""
+    sampling = {SAMPLING_COLUMNS[key]: value for key, value in settings.get("sampling", {}).items()}
+    return {SAMPLING_COLUMNS["temperature"]: 0.0} | sampling
+
+
+def sampling_words(settings: dict[str, Any]) -> str:
+    """Say how tokens were chosen: greedy, or temperature 0.7, top_p 0.9."""
+    sampling: dict[str, Any] = settings.get("sampling", {})
+    words = [] if sampling.get("temperature") else ["greedy"]
+    return ", ".join(words + [f"{key} {value}" for key, value in sampling.items()])
+
+
+BASELINE_NAMES = ("vanilla", "baseline", "autoregressive", "hf")  # what such files call plain decoding
+
+
+def read_foreign(pattern: str) -> list[Run]:
+    """The files that match, one run each, named after the file. Plain decoding, so named, is the baseline.
+
+    Answers are as they were recorded: which model, device and settings they are of is not known and not guessed. They
+    are paired by their questions' hashes where all files have them, else by the questions' ids.
+
+    Raises:
+        UserError: no file matches, or one holds no answer.
+    """
+    paths = sorted(Path(name) for name in glob.glob(pattern, recursive=True) if Path(name).is_file())  # noqa: PTH207
+    if not paths:
+        raise UserError(f"--answers {pattern}: no such file")
+    shared = SharedNumbers()
+    names = unique_names(paths)
+    runs = []
+    for path in paths:
+        rows, damage = read_answers(path, shared)
+        if str(damage):
+            print(f"note: {path}: {damage}", file=sys.stderr)
+        if not rows:
+            raise UserError(f"{path}: holds no answer in Spec-Bench's format")
+        check_records(rows.values(), path)
+        runs.append(Run(path.parent, _metadata(names[path], len(rows)), list(rows.values())))
+    if not all(row.get("question_sha256") for run in runs for row in run.answers):
+        for row in (row for run in runs for row in run.answers):
+            row.pop("question_sha256", None)  # only some know their questions: ids stand in for all
+    most = max(len(run.answers) for run in runs)
+    for run in runs:
+        run.metadata["questions"] = run.metadata["settings"]["bench"]["questions"] = most
+    return sorted(runs, key=lambda run: (run.label not in ("hf", "vanilla"), run.label))
+
+
+def unique_names(paths: list[Path]) -> dict[Path, str]:
+    """The file's name without its ending; with its folders where two files have the same; plain decoding: vanilla."""
+    names = {path: path.stem for path in paths}
+    for path in paths:
+        if list(names.values()).count(path.stem) > 1:
+            names[path] = str(path.with_suffix(""))
+    plain = [p for p in paths if any(word in p.stem.lower().replace("_", "-").split("-") for word in BASELINE_NAMES)]
+    if len(plain) == 1:  # several: which one is meant is not guessed
+        names[plain[0]] = "hf" if "hf" in plain[0].stem.lower().split("-") else "vanilla"
+    return names
+
+
+def _metadata(name: str, questions: int) -> dict[str, Any]:
+    unknown = "not recorded"
+    return {
+        "label": name,
+        "device": unknown,
+        "questions": questions,
+        "versions": {"torch": unknown, "transformers": unknown},
+        "settings": {
+            "model": {"name": "answers", "dtype": unknown},
+            "bench": {"name": "files", "questions": questions},
+            "method": {"name": name},
+            "max_new_tokens": unknown,
+            "execution": unknown,
+        },
+    }

@@ -16,7 +16,7 @@ from typing import Any
 from model.errors import UserError
 from model.files import write_json
 
-from .answer_file import read_object
+from .rows import read_object
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from transformers.utils import logging as transformers_logging
 from model.errors import UserError
 from model.files import ROOT, replaced, write_json
 
-from ..records.answer_file import read_object
+from ..records.rows import read_object
 from .digests import file_sha256
 from .errors import one_line
 from .gguf_settings import complete

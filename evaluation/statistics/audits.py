@@ -14,8 +14,7 @@ import pandas as pd
 
 from model.files import write_text
 
-from ..records.comparison import common_turns, diverge
-from ..records.rows import Row
+from ..records.rows import Row, common_turns, diverge
 from ..records.runs import Run, row_key
 from .markdown import markdown, shown
 from .pools import Pool, pools

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from ..records.comparison import difference
+from ..records.rows import difference
 from ..records.runs import Run
 from .pools import pools
 

@@ -13,8 +13,7 @@ import torch
 from model.files import write_text
 from model.recycling.matrix import AdjacencyMatrix
 
-from ..records.drawing import in_words
-from ..records.runs import Run
+from ..records.runs import Run, sampling_words
 from ..records.sweeps import not_available
 from . import executions
 from .acceptance import TEMPLATE, Accepted, by_depth, by_node, template
@@ -112,7 +111,7 @@ def heading(runs: Sequence[Run]) -> list[str]:
         settings, versions = run.settings, run.metadata["versions"]
         line = (
             f"{settings['model']['name']} ({settings['model']['dtype']}) on {run.metadata['device']}; "
-            f"torch {versions['torch']}, transformers {versions['transformers']}; {in_words(settings)}, batch 1, "
+            f"torch {versions['torch']}, transformers {versions['transformers']}; {sampling_words(settings)}, batch 1, "
             f"max_new_tokens {settings['max_new_tokens']}{'' if settings.get('timed', True) else '; not timed'}"
         )
         if line not in lines:

@@ -6,8 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from ..records.answer_file import common_questions
-from ..records.rows import Row, accept_lengths
+from ..records.rows import Row, accept_lengths, common_questions
 from .metrics import by_subtask, mean
 
 

@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..records.drawing import COLUMNS
 from ..records.rows import Row
-from ..records.runs import Run
+from ..records.runs import SAMPLING_COLUMNS, Run
 from .intervals import Floats, deviation, ratio_interval, speed_interval
 from .metrics import OVERALL, by_subtask, measure
 from .pools import Cells, Pool, closest, paired, pools
@@ -53,7 +52,7 @@ def main_table(runs: Sequence[Run]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-DRAWN = tuple(COLUMNS.values())  # how a run's tokens were drawn
+DRAWN = tuple(SAMPLING_COLUMNS.values())  # how a run's tokens were drawn
 KIND = ("execution", "phases", "timed", *DRAWN)  # how its steps were taken, and whether their time says anything
 
 
