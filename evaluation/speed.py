@@ -11,7 +11,7 @@ from model.errors import UserError
 
 from .records.rows import check_records, common_questions, describe_files, read_answers
 from .running.errors import one_line, user_errors
-from .statistics.spec_bench import compare
+from .statistics.metrics import compare
 
 
 def main() -> None:

@@ -15,9 +15,9 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from ..records.runs import Run
+from ..statistics.caveats import heading
 from ..statistics.pools import Pool, pools
-from ..statistics.printing import group_names, heading
-from ..statistics.tables import GROUP
+from ..statistics.tables import GROUP, group_names
 from .block import Block
 from .costs import budget, memory, novelty, overhead
 from .curves import machine_tree, order, start, temperature, topk, tree_family, tree_shape, tree_size, update

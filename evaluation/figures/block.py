@@ -86,15 +86,15 @@ class Block:
         found: list[dict[str, Any]] = []
         for method in dict.fromkeys(row["pool"].method for row in self.drafting):
             rows = [row for row in self.drafting if row["pool"].method == method]
-            rows = alike(
+            rows = largest_group(
                 [row for row in rows if str(row.get(setting)) not in ("None", "nan")], {setting, *follow}, setting
             )
             found += rows if len({str(row[setting]) for row in rows}) > 1 else []
         return found
 
 
-def alike(rows: Sequence[dict[str, Any]], moving: Collection[str], setting: str) -> list[dict[str, Any]]:
-    """Of these rows the ones that have all settings but the moving ones in common: where this setting varies most."""
+def largest_group(rows: Sequence[dict[str, Any]], moving: Collection[str], setting: str) -> list[dict[str, Any]]:
+    """Keep the rows that have all settings but the moving ones in common, where this setting varies most."""
     groups: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         fixed = {key: str(value) for key, value in row["pool"].first.facets.items() if key not in moving}

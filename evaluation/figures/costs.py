@@ -14,7 +14,7 @@ from ..statistics.intervals import quotient_interval
 from ..statistics.pools import paired
 from ..statistics.published import read_published
 from ..statistics.tables import BASELINES
-from .block import MOST, TREE, Block, alike, speed_of
+from .block import MOST, TREE, Block, largest_group, speed_of
 from .style import INTERVAL, colour, footnote, legend, mark, marker, panels
 
 PHASES = ("draft", "forward", "verify", "commit", "observe", "loop", "step")
@@ -141,7 +141,7 @@ def budget(block: Block) -> Figure | None:
     lines: dict[str, dict[int, dict[str, Any]]] = {}
     rows = [row | {"budget": most} for row in block.drafting if row["tree"] != "shape" and (most := allowed(row))]
     for method in dict.fromkeys(row["pool"].method for row in rows):
-        own = alike([row for row in rows if row["pool"].method == method], {*TREE, *BUDGETS}, "budget")
+        own = largest_group([row for row in rows if row["pool"].method == method], {*TREE, *BUDGETS}, "budget")
         lines[method] = {row["budget"]: row for row in own}
     lines = {name: line for name, line in lines.items() if len(line) > 2}
     if REFERENCE not in lines or len(lines) < 2:

@@ -8,8 +8,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ..statistics.auto_tree import auto_runs, told_by
 from ..statistics.published import read_published
+from ..statistics.trees import auto_figures, auto_runs
 from .block import TREE, Block, speed_of
 from .style import INTERVAL, colour, footnote, legend, mark, marker, panels
 
@@ -148,20 +148,20 @@ def tree_family(block: Block) -> Figure | None:
 
 def machine_tree(block: Block) -> Figure | None:
     """What tree=auto measured and promised: step time over the size of the tree, speed, and the last choices (dots)."""
-    known = [(pool, found) for pool in block.pools if (found := told_by(pool.first)) is not None]
+    known = [(pool, figures) for pool in block.pools if (figures := auto_figures(pool.first)) is not None]
     if not known:
         return None
     figure, (time, speed) = panels(2, height=3.0, sharex=True)
-    for i, (pool, found) in enumerate(known):
-        sizes: list[int] = found["sizes"]
+    for i, (pool, figures) in enumerate(known):
+        sizes: list[int] = figures["sizes"]
         options = mark(i + 2) | {"label": pool.name}
-        time.plot(sizes, [1e3 * seconds for seconds in found["step_seconds"]], **options)
-        speed.plot(sizes, found["predicted_speedup_by_size"], **options)
-        for own in (run for run in auto_runs(block.pools) if run.pool is pool):
-            told, at = own.told, own.told["sizes"].index(own.told["chosen"])
-            speed.plot(told["sizes"][at], told["predicted_speedup_by_size"][at], "o", color="#000000", markersize=5)
-            if own.achieved == own.achieved:
-                speed.axhline(own.achieved, color=colour(i + 2), linewidth=0.9, linestyle=":")
+        time.plot(sizes, [1e3 * seconds for seconds in figures["step_seconds"]], **options)
+        speed.plot(sizes, figures["predicted_speedup_by_size"], **options)
+        for run in (run for run in auto_runs(block.pools) if run.pool is pool):
+            last, at = run.figures, run.figures["sizes"].index(run.figures["chosen"])
+            speed.plot(last["sizes"][at], last["predicted_speedup_by_size"][at], "o", color="#000000", markersize=5)
+            if run.achieved == run.achieved:
+                speed.axhline(run.achieved, color=colour(i + 2), linewidth=0.9, linestyle=":")
     time.set_ylabel("a step (ms)")
     speed.set_ylabel("decoding speed\nover vanilla")
     speed.set_xlabel("nodes in the draft tree, root not counted")

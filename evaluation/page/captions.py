@@ -12,8 +12,7 @@ import pandas as pd
 from .. import figures
 from ..records.rows import accept_lengths
 from ..statistics.metrics import OVERALL
-from ..statistics.printing import group_names
-from ..statistics.tables import BASELINES, GROUP
+from ..statistics.tables import BASELINES, GROUP, group_names
 from .circumstances import Configuration
 
 PLAIN = 1.005  # a MAT up to this is plain decoding's, which reads 1.00

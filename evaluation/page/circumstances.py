@@ -11,8 +11,8 @@ from typing import Any
 
 from ..records.rows import Row
 from ..records.runs import Run, sampling_words
+from ..statistics.caveats import generation_left_out
 from ..statistics.pools import Pool, pools
-from ..statistics.printing import generation_left_out
 
 _UNNAMED = re.compile(r"sha256|(^|\.)path$|bench\.questions|method\.name")  # settings that would name a run badly
 _PLAIN = ("model.name", "bench.name")  # settings whose value says enough without their key

@@ -18,12 +18,10 @@ from model.files import write_text
 
 from ..figures import plain
 from ..records.runs import Run
-from ..statistics import executions
-from ..statistics.caveats import mixed, unknown_files
-from ..statistics.printing import group_names
-from ..statistics.tables import GROUP
-from ..statistics.unavailable import with_unavailable
-from . import audit, captions, circumstances, reader, table, tree_svg
+from ..statistics.caveats import execution_words, mixed, not_compared, unknown_files
+from ..statistics.tables import GROUP, group_names, with_unavailable
+from ..statistics.view import page_view
+from . import audit, captions, circumstances, reader, tree_svg
 from .circumstances import Configuration
 from .tokens import Decoder
 
@@ -62,8 +60,8 @@ def render(runs: list[Run], measured: pd.DataFrame, folder: Path) -> str:
         incomplete=[(c.name, len(c.rows), c.asked) for c in ran if len(c.rows) < c.asked],
         mixed=[*mixed(runs), *unknown_files(runs)],
         facts=circumstances.facts(ran),
-        table=table.view(with_unavailable(measured, folder)),
-        executed=executions.in_words(measured) + executions.not_compared([c.pool for c in ran]),
+        table=page_view(with_unavailable(measured, folder)),
+        executed=execution_words(measured) + not_compared([c.pool for c in ran]),
         figures=figures,
         figures_left_out=figures_left_out,
         trees=trees,

@@ -13,8 +13,7 @@ from ..records.questions import read_questions, subtask
 from ..records.rows import Row
 from ..records.runs import Run, row_key
 from .circumstances import Configuration
-from .ranks import spelled
-from .tokens import Decoder
+from .tokens import Decoder, spelled
 
 MOST_QUESTIONS, MOST_BYTES = 40, 2_000_000
 MOST_PROMPT = 600  # characters of a question's turn that are shown

@@ -1,18 +1,21 @@
-"""Token ids as text pieces, for people: with the model's own tokenizer where it is on this machine."""
+"""Token ids and rank paths as text, for people: with the model's own tokenizer where it is on this machine."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import groupby
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from model.decoding.tree import RankPath
 from model.files import ROOT
 
 from ..records.runs import Run
 
 CONTEXT = 6  # tokens before a piece that decide its leading space and join broken characters
 Decode = Callable[[list[int]], str]
+MOST_EQUAL = 3  # ranks in a row that are spelled out
 BROKEN = "\ufffd"  # what a tokenizer decodes an unfinished character to
 
 
@@ -86,3 +89,9 @@ def visible(piece: str) -> str:
     """A token as a label: spaces and line ends can be seen, and long ones are cut."""
     shown = piece.replace(" ", "␣").replace("\n", "↵").replace("\t", "⇥")
     return shown if len(shown) <= 12 else shown[:11] + "…"
+
+
+def spelled(path: RankPath) -> str:
+    """Spell the ranks from the root down: 0·0·1; of a deep path 0×36 is the same rank 36 times. Empty for the root."""
+    runs = [(str(rank), len(list(same))) for rank, same in groupby(path)]
+    return "·".join(f"{rank}×{n}" if n > MOST_EQUAL else "·".join([rank] * n) for rank, n in runs)

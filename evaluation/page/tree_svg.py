@@ -20,8 +20,7 @@ from ..statistics.acceptance import (
     template,
 )
 from .circumstances import Configuration
-from .ranks import spelled
-from .tokens import Decoder, visible
+from .tokens import Decoder, spelled, visible
 
 BOUNDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.7)  # upper ends of the colour classes 1, 2, ...; class 0 never stood
 MOST_NODES = 300  # drawn of one tree; the most accepted ones

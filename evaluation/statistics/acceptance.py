@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import pandas as pd
 
 from model.decoding.tree import RankPath
 
 from ..records.rows import Row
 from ..records.runs import Run
+from .pools import pools
+from .tables import identity
 
 AUTO = "auto"  # its order is learnt, so which nodes a step tried is not known afterwards
 TEMPLATE = "recycling"  # the source whose steps draft from the template, where a method has others, too
@@ -176,3 +181,25 @@ def most_accepted(nodes: Iterable[Node], most: int) -> list[Node]:
     A node stands at most as often as its parent, so each comes after its parent.
     """
     return sorted(nodes, key=lambda node: (-node.stood, len(node.path), node.path))[:most]
+
+
+def depths_table(runs: Sequence[Run]) -> pd.DataFrame:
+    """Build acceptance by depth of every method that drafts from a template, all questions together."""
+    rows: list[dict[str, Any]] = []
+    for pool in pools(runs):
+        for depth in by_depth(Accepted.of(pool.rows)):
+            shares = {"joint_acceptance": depth.joint, "conditional_acceptance": depth.conditional}
+            rows.append(identity(pool) | {"depth": depth.depth, "steps": depth.steps} | shares)
+    return pd.DataFrame(rows)
+
+
+def nodes_table(runs: Sequence[Run]) -> pd.DataFrame:
+    """Build acceptance by node of a fixed template: the share of steps that accepted it, once its parent was."""
+    rows: list[dict[str, Any]] = []
+    for pool in pools(runs):
+        if order := template(pool.first):
+            for node in by_node(Accepted.of(pool.rows, TEMPLATE), order):
+                words = {"rank_path": ",".join(map(str, node.path)), "parent_stood_steps": node.parent_stood}
+                share = node.given_parent if node.parent_stood else math.nan
+                rows.append(identity(pool) | words | {"stood_steps": node.stood, "conditional_acceptance": share})
+    return pd.DataFrame(rows)

@@ -16,9 +16,9 @@ from model.files import write_text
 
 from ..records.rows import Row, common_turns, diverge
 from ..records.runs import Run, row_key
-from .markdown import markdown, shown
 from .pools import Pool, pools
-from .tables import about, baseline
+from .tables import baseline, identity
+from .view import markdown, shown, write_csv
 
 GAPS = "audit_gaps.json"
 HF = "hf"  # transformers' own decoding
@@ -88,7 +88,7 @@ def audits(pooled: Sequence[Pool], bases: Sequence[str] = ("vanilla",)) -> list[
         if base is not None and pool.label != bases[-1] and not (HF in (pool.label, base.label) and _drawn(pool)):
             audit = Audit(pool, base)
             for repeat, shards in pool.repeats.items():
-                theirs = base.answers_beside(repeat)
+                theirs = base.answers_to_compare(repeat)
                 for run in shards:
                     for row in run.answers:
                         if row_key(row) in theirs:
@@ -117,7 +117,7 @@ def audit_table(runs: Sequence[Run], gaps: Gaps) -> pd.DataFrame:
         known = [gaps[turn.key] for turn in partings if turn.key in gaps]
         first = partings[0] if partings else None
         rows.append(
-            about(audit.pool)
+            identity(audit.pool)
             | {
                 "turns": len(audit.turns),
                 "identical_turns": audit.identical,
@@ -174,7 +174,7 @@ def write_audit(runs: Sequence[Run], folder: Path) -> list[str]:
         return []
     lines = wording(table, folder)
     target = folder / "tables"
-    write_text(target / "audit.csv", table.to_csv(index=False))
+    write_csv(target / "audit.csv", table)
     cells = ([shown(value, ".4g") for value in row] for row in table.itertuples(index=False))
     write_text(target / "audit.md", "\n\n".join(["# Audit", *lines, markdown(table.columns, cells)]) + "\n")
     return lines

@@ -140,7 +140,7 @@ class Pool:
             for repeat, shards in self.repeats.items()
         }
 
-    def answers_beside(self, repeat: int) -> dict[str, Row]:
+    def answers_to_compare(self, repeat: int) -> dict[str, Row]:
         """What this repeat of another configuration is compared with: the same one's rows, else any one's."""
         every = {key: row for answers in reversed(self.answers.values()) for key, row in answers.items()}
         return every | self.answers.get(repeat, {})

@@ -14,7 +14,7 @@ from evaluation import report, run
 from evaluation.records.sweeps import missing_jobs
 from evaluation.running import companions, hub, models, together
 from evaluation.running.companions import lacking
-from evaluation.statistics.table1 import table1
+from evaluation.statistics.published import table1
 from model.errors import UserError
 from tests.evaluation.made_runs import answer, made
 from tests.evaluation.test_errors import check

@@ -15,10 +15,10 @@ from evaluation.records.runs import read_runs
 from evaluation.run import run
 from evaluation.running import digests, hub, models
 from evaluation.running.model_settings import ModelSettings
-from evaluation.statistics.printing import to_markdown
 from evaluation.statistics.tables import main_table
 from model.errors import UserError
 from model.files import ROOT
+from tests.evaluation.made_runs import on_paper
 from tests.evaluation.running.test_gguf import cache, write  # noqa: F401  (a fixture)
 
 
@@ -43,7 +43,7 @@ def again(model, bench_file, tmp_path):
 
 
 def table(runs):
-    return to_markdown(runs, main_table(runs))
+    return on_paper(runs, main_table(runs))
 
 
 def other_weights(model):

@@ -8,7 +8,7 @@ import yaml
 
 from evaluation import tree_search
 from evaluation.statistics.acceptance import TEMPLATE, Accepted, Node, by_depth, by_node, longest, template, turns
-from evaluation.statistics.best_tree import best, half_of
+from evaluation.statistics.trees import best, half_of
 from model.errors import UserError
 from model.recycling import build_template
 from tests.evaluation.made_runs import answer, made, write
