@@ -32,23 +32,8 @@ from .methods import (
 from .style import KINDS, save, styled
 
 FIGURES: tuple[Callable[[Block], Figure | None], ...] = (
-    speedup_over_hf,
-    speedup_over_vanilla,
-    mat,
-    accepted_lengths,
-    acceptance_by_depth,
-    mat_over_questions,
-    tree_size,
-    topk,
-    temperature,
-    tree_shape,
-    tree_family,
-    budget,
-    start,
-    update,
-    order,
-    memory,
-    machine_tree,
+    *(speedup_over_hf, speedup_over_vanilla, mat, accepted_lengths, acceptance_by_depth, mat_over_questions),
+    *(tree_size, topk, temperature, tree_shape, tree_family, budget, start, update, order, memory, machine_tree),
 )
 ACROSS: tuple[Callable[[Sequence[Block]], Figure | None], ...] = (overhead, novelty)
 
@@ -68,23 +53,21 @@ def draw_all(runs: Sequence[Run], table: pd.DataFrame, folder: Path) -> list[Pat
         for name, block in blocks.items():
             suffix = "" if len(blocks) == 1 else "-" + plain(name)
             for draw in FIGURES:
-                figure = draw(block)
-                if figure is not None:
+                if (figure := draw(block)) is not None:
                     made.append(save(figure, folder / f"{draw.__name__}{suffix}"))
         for across in ACROSS:
-            figure = across(list(blocks.values()))
-            if figure is not None:
+            if (figure := across(list(blocks.values()))) is not None:
                 made.append(save(figure, folder / across.__name__))
     return made
 
 
 def plain(name: str) -> str:
-    """A block's name as its figures' files have it."""
+    """Return a block's name as its figures' files have it."""
     return "".join(c if c.isalnum() or c in "._" else "-" for c in name)
 
 
 def split(runs: Sequence[Run], table: pd.DataFrame) -> dict[str, Block]:
-    """The runs by what may be compared, each group with its rows of the table and what ran on what."""
+    """Group the runs by what may be compared, each group with its rows of the table and what ran on what."""
     names = group_names(table)
     by_name: dict[str, list[Pool]] = {}
     for pool in pools(runs):

@@ -15,10 +15,12 @@ from ..statistics.pools import paired
 from ..statistics.published import read_published
 from ..statistics.tables import BASELINES
 from .block import MOST, TREE, Block, largest_group, speed_of
-from .style import INTERVAL, colour, footnote, legend, mark, marker, panels
+from .style import INTERVAL, colour, finish, mark, marker, panels, sideways
 
 PHASES = ("draft", "forward", "verify", "commit", "observe", "loop", "step")
 PHASE_NAMES = {"observe": "update", "step": "whole step"}
+BUDGETS = ("nodes", "tree_nodes", "max_draft")  # settings that say how many nodes a step drafts at most
+REFERENCE = "recycling"  # whose MAT the others are measured by
 
 
 def memory(block: Block) -> Figure | None:
@@ -40,44 +42,32 @@ def memory(block: Block) -> Figure | None:
             axes.plot(row["memory_mb"], row["speedup"], marker(i), color="#777777", markerfacecolor="none",
                       label=f"{row['method']}, published")  # fmt: skip
     axes.set_xscale("log")
-    axes.set_xlabel("state beside the model (MiB; published: MB)")
-    axes.set_ylabel(speed_label)
-    legend(figure, axes)
-    footnote(figure, block.measured)
-    return figure
+    return finish(figure, axes, block.measured, x="state beside the model (MiB; published: MB)", y=speed_label)
 
 
 def overhead(blocks: Sequence[Block]) -> Figure | None:
     """Where a step's time goes, by method and model: the device is waited for after each part."""
     bars: list[tuple[str, dict[str, float]]] = []
-    several = len(blocks) > 1
     for block in blocks:
         for row in block.overall:
-            parts = phase_ms(row["pool"].rows)
-            if parts:
-                model = f"{row['model']}: " if several else ""
-                bars.append((f"{model}{row['name']}", parts))
+            if parts := phase_ms(row["pool"].rows):
+                bars.append((f"{row['model']}: {row['name']}" if len(blocks) > 1 else row["name"], parts))
     if not bars:
         return None
-    present = [phase for phase in PHASES if any(phase in parts for _, parts in bars)]
     figure, (axes,) = panels(height=0.8 + 0.3 * len(bars))
     left = [0.0] * len(bars)
     at = list(range(len(bars)))[::-1]
-    for i, phase in enumerate(present):
+    for i, phase in enumerate(phase for phase in PHASES if any(phase in parts for _, parts in bars)):
         values = [parts.get(phase, 0.0) for _, parts in bars]
         axes.barh(at, values, 0.7, left=left, color=colour(i + 1), label=PHASE_NAMES.get(phase, phase))
         left = [a + b for a, b in zip(left, values, strict=True)]
     axes.set_yticks(at, [name for name, _ in bars])
-    axes.grid(axis="x")
-    axes.grid(axis="y", visible=False)
-    axes.set_xlabel("a step (ms)")
-    legend(figure, axes)
-    footnote(figure, _what(blocks))
-    return figure
+    sideways(axes)
+    return finish(figure, axes, _what(blocks), x="a step (ms)")
 
 
 def phase_ms(rows: Sequence[dict[str, object]]) -> dict[str, float]:
-    """Mean milliseconds of a step by phase; empty where the run did not time them."""
+    """Return mean milliseconds of a step by phase; empty where the run did not time them."""
     seconds: dict[str, float] = {}
     steps = 0
     for row in rows:
@@ -91,7 +81,7 @@ def phase_ms(rows: Sequence[dict[str, object]]) -> dict[str, float]:
 
 
 def _what(blocks: Sequence[Block]) -> str:
-    """The models and machines of all blocks, each once."""
+    """Name the models and machines of all blocks, each once."""
     return "; ".join(dict.fromkeys(block.measured.split(";")[0] for block in blocks))
 
 
@@ -100,11 +90,8 @@ def novelty(blocks: Sequence[Block]) -> Figure | None:
     points: list[tuple[str, str, float, float]] = []  # method, bench, repetition, MAT
     for block in blocks:
         for row in block.shown():
-            if row["method"] in BASELINES:
-                continue
-            for answer in row["pool"].first_answers:
-                lengths = accept_lengths(answer)
-                repeated = repetition(answer)
+            for answer in row["pool"].first_answers if row["method"] not in BASELINES else ():
+                lengths, repeated = accept_lengths(answer), repetition(answer)
                 if lengths and repeated == repeated:
                     points.append((row["name"], row["bench"], repeated, sum(lengths) / len(lengths)))
     names, benches = (list(dict.fromkeys(p[i] for p in points)) for i in (0, 1))
@@ -118,22 +105,15 @@ def novelty(blocks: Sequence[Block]) -> Figure | None:
                       markersize=3, linestyle="none", markerfacecolor="none" if j else colour(i + 2),
                       label=f"{name}, {bench}" if len(benches) > 1 else name)  # fmt: skip
     axes.axhline(1.0, color="#444444", linewidth=0.7)
-    axes.set_xlabel("% of the answer's 3-grams that stand earlier, in the prompt or in it")
-    axes.set_ylabel("MAT of the question")
-    legend(figure, axes)
-    footnote(figure, _what(blocks))
-    return figure
+    share = "% of the answer's 3-grams that stand earlier, in the prompt or in it"
+    return finish(figure, axes, _what(blocks), x=share, y="MAT of the question")
 
 
 def repetition(row: dict[str, object]) -> float:
-    """Mean over a question's turns of the share of repeated 3-grams; NaN where the row does not say."""
+    """Return the mean over a question's turns of the share of repeated 3-grams; NaN where the row does not say."""
     turns = [share for choice in row["choices"] for share in choice.get("repeated_3grams") or []]  # type: ignore[attr-defined]
     shares = [share for share in turns if share is not None]
     return sum(shares) / len(shares) if shares else math.nan
-
-
-BUDGETS = ("nodes", "tree_nodes", "max_draft")  # settings that say how many nodes a step drafts at most
-REFERENCE = "recycling"  # whose MAT the others are measured by
 
 
 def budget(block: Block) -> Figure | None:
@@ -167,19 +147,17 @@ def budget(block: Block) -> Figure | None:
         axes.set_ylabel("speedup\nover vanilla")
         axes.axhline(1.0, color="#444444", linewidth=0.7)
     drawn[-1].set_xlabel("nodes that a step drafts at most, root not counted")
-    legend(figure, mats)
-    footnote(figure, f"shaded: {INTERVAL}, paired; {block.measured}")
-    return figure
+    return finish(figure, mats, f"shaded: {INTERVAL}, paired; {block.measured}")
 
 
 def allowed(row: dict[str, Any]) -> int | None:
-    """The most nodes, root not counted, that a run's settings let a step draft; None of a method without such a one."""
+    """Return the most nodes, root not counted, that a run's settings let a step draft; None if they say none."""
     own = row["pool"].first.settings["method"]
     return next((int(own[key]) for key in BUDGETS if own.get(key)), None)
 
 
 def gain(row: dict[str, Any], reference: dict[str, Any]) -> tuple[float, float, float]:
-    """MAT over the reference's on the questions both have, and its paired interval."""
+    """Return MAT over the reference's on the questions both have, and its paired interval."""
     both = paired(row["pool"].cells, reference["pool"].cells)
     columns = [np.nansum(values, axis=1) for cells in both for values in (cells.tokens, cells.steps)]
     value = (columns[0].sum() / columns[1].sum()) / (columns[2].sum() / columns[3].sum())
@@ -187,7 +165,7 @@ def gain(row: dict[str, Any], reference: dict[str, Any]) -> tuple[float, float, 
 
 
 def roofline(found: Mapping[str, Any]) -> Figure:
-    """Operations a second over operations a byte: no step lies above the line of the measured copy and product rates.
+    """Draw operations a second over operations a byte: no step lies above the line of measured copy and product rates.
 
     Args:
         found: the step bench's JSON object.
@@ -208,9 +186,6 @@ def roofline(found: Mapping[str, Any]) -> Figure:
         axes.plot(intensity[name], reached, marker(i + 2), color=colour(i + 2), markersize=5, label=label)
     axes.set_xlim(left, right)
     axes.margins(y=0.1)
-    axes.set_xlabel("FLOP a byte that must be read")
-    axes.set_ylabel("GFLOP/s of a whole step")
     axes.grid(axis="x")
-    legend(figure, axes)
-    footnote(figure, f"{found['what']} on {found['device']}, {found['execution']}")
-    return figure
+    measured = f"{found['what']} on {found['device']}, {found['execution']}"
+    return finish(figure, axes, measured, x="FLOP a byte that must be read", y="GFLOP/s of a whole step")

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from ..statistics.published import read_published
 from ..statistics.trees import auto_figures, auto_runs
 from .block import TREE, Block, speed_of
-from .style import INTERVAL, colour, footnote, legend, mark, marker, panels
+from .style import INTERVAL, colour, finish, mark, marker, panels, sideways
 
 
 def tree_size(block: Block) -> Figure | None:
@@ -50,14 +50,8 @@ def _curves(
         if star and speed in columns:
             at = columns.index(speed)
             axes[at].plot(fastest[setting], fastest[speed], "*", color=colour(i + 2), markersize=9, zorder=5)
-            axes[at].annotate(
-                f"{fastest[setting]:.0f}",
-                (fastest[setting], fastest[speed]),
-                xytext=(0, 5),
-                textcoords="offset points",
-                ha="center",
-                fontsize=6.5,
-            )
+            options = {"xytext": (0, 5), "textcoords": "offset points", "ha": "center", "fontsize": 6.5}
+            axes[at].annotate(f"{fastest[setting]:.0f}", (fastest[setting], fastest[speed]), **options)
     titles = {"mat": "MAT\n(tokens a step)", "step_ms": "a step (ms)", "state_mib": "state (MiB)"}
     titles[speed] = speed_label.replace(" ", "\n", 1)
     for panel, column in zip(axes, columns, strict=True):
@@ -70,18 +64,14 @@ def _curves(
         values = sorted({int(row[setting]) for row in rows})
         axes[-1].set_xticks(values, [str(v) for v in values])
     axes[-1].set_xlabel(label)
-    legend(figure, axes[0])
-    footnote(figure, f"shaded: {INTERVAL}; {block.measured}")
-    return figure
+    return finish(figure, axes[0], f"shaded: {INTERVAL}; {block.measured}")
 
 
 def _line(axes: Axes, line: list[dict[str, Any]], setting: str, column: str, i: int, name: str) -> None:
-    """One line with its interval as a band."""
+    """Draw one line with its interval as a band."""
     x = [float(row[setting]) for row in line]
-    if column == "state_mib":
-        axes.plot(x, [row["state_bytes"] / 2**20 for row in line], label=name, **mark(i))
-        return
-    axes.plot(x, [row[column] for row in line], label=name, **mark(i))
+    values = [row["state_bytes"] / 2**20 if column == "state_mib" else row[column] for row in line]
+    axes.plot(x, values, label=name, **mark(i))
     if f"{column}_low" in line[0]:
         low, high = ([row[f"{column}_{end}"] for row in line] for end in ("low", "high"))
         axes.fill_between(x, low, high, color=colour(i), alpha=0.18, linewidth=0)
@@ -113,11 +103,9 @@ def tree_shape(block: Block) -> Figure | None:
     axes.set_xticks(range(len(deep)), [str(d) for d in deep])
     axes.set_yticks(range(len(wide)), [str(w) for w in wide])
     axes.grid(visible=False)
-    axes.set_xlabel("depth of the draft tree")
-    axes.set_ylabel("breadth (root)")
     figure.colorbar(image, ax=axes, label="MAT", fraction=0.05)
-    footnote(figure, f"{most} nodes, or as many as fit (small numbers); {block.measured}")
-    return figure
+    note = f"{most} nodes, or as many as fit (small numbers); {block.measured}"
+    return finish(figure, axes, note, x="depth of the draft tree", y="breadth (root)")
 
 
 def tree_family(block: Block) -> Figure | None:
@@ -129,21 +117,12 @@ def tree_family(block: Block) -> Figure | None:
     figure, (axes,) = panels(height=2.1)
     for i, family in enumerate(families):
         own = [row for row in rows if row["tree"] == family]
-        axes.plot(
-            [row["tree_nodes"] for row in own],
-            [row["mat"] for row in own],
-            marker(i + 2),
-            color=colour(i + 2),
-            label=family,
-            markersize=8 if len(own) == 1 else 4,
-            markerfacecolor="none" if len(own) > 1 else colour(i + 2),
-        )
+        nodes, mats = ([row[column] for row in own] for column in ("tree_nodes", "mat"))
+        size, face = (8, colour(i + 2)) if len(own) == 1 else (4, "none")
+        options = {"color": colour(i + 2), "label": family, "markersize": size, "markerfacecolor": face}
+        axes.plot(nodes, mats, marker(i + 2), **options)
     axes.margins(0.08)  # a large mark on the edge is not cut
-    axes.set_xlabel("nodes in the draft tree, root not counted")
-    axes.set_ylabel("MAT (tokens a step)")
-    legend(figure, axes)
-    footnote(figure, block.measured)
-    return figure
+    return finish(figure, axes, block.measured, x="nodes in the draft tree, root not counted", y="MAT (tokens a step)")
 
 
 def machine_tree(block: Block) -> Figure | None:
@@ -168,9 +147,8 @@ def machine_tree(block: Block) -> Figure | None:
     for axes in (time, speed):
         axes.margins(y=0.1)  # room for the dot
         axes.set_ylim(bottom=0)
-    legend(figure, time)
-    footnote(figure, f"dot: a run's last choice, or its most frequent one; dotted: what it achieved; {block.measured}")
-    return figure
+    note = "dot: a run's last choice, or its most frequent one; dotted: what it achieved"
+    return finish(figure, time, f"{note}; {block.measured}")
 
 
 def start(block: Block) -> Figure | None:
@@ -197,7 +175,7 @@ def order(block: Block) -> Figure | None:
 
 
 def published_starts() -> list[tuple[str, float, float]]:
-    """(name, MAT, speedup) of the published hot and cold pair."""
+    """Return (name, MAT, speedup) of the published hot and cold pair."""
     own = [row for row in read_published("unofficial_a100_40gb") if row["method"].startswith("recycling (")]
     return [(f"{row['method'][11:-1]}, published", row["mat"], row["speedup"]) for row in own]
 
@@ -205,7 +183,7 @@ def published_starts() -> list[tuple[str, float, float]]:
 def _bars(
     block: Block, rows: list[dict[str, Any]], setting: str, published: list[tuple[str, float, float]] | None = None
 ) -> Figure:
-    """Two panels of horizontal bars, MAT and speedup (or tokens/s), one bar a run; published figures hatched."""
+    """Draw two panels of horizontal bars, MAT and speedup (or tokens/s), one bar a run; published figures hatched."""
     speed, speed_label = speed_of(rows)
     labels = [_label(row, rows, setting) for row in rows]
     extra = published or []
@@ -228,17 +206,15 @@ def _bars(
             panel.barh(at[len(rows) :], [entry[place] for entry in extra], 0.7, color="#ffffff", edgecolor="#777777",
                        hatch="////", linewidth=0.6)  # fmt: skip
         panel.set_yticks(at, labels + [entry[0] for entry in extra])
-        panel.grid(axis="x")
-        panel.grid(axis="y", visible=False)
+        sideways(panel)
         if column.startswith("speedup"):
             panel.axvline(1.0, color="#444444", linewidth=0.7)
     hatched = "; hatched: Vicuna-7B, A100-40GB, speedup over its own baseline" if extra else ""
-    footnote(figure, f"lines: {INTERVAL}{hatched}; {block.measured}")
-    return figure
+    return finish(figure, axes[0], f"lines: {INTERVAL}{hatched}; {block.measured}")
 
 
 def _label(row: dict[str, Any], rows: list[dict[str, Any]], setting: str) -> str:
-    """The choice, and what else tells the bar from others of the same choice."""
+    """Name the choice, and what else tells the bar from others of the same choice."""
     twins = [other for other in rows if str(other[setting]) == str(row[setting])]
     words = [str(row[setting])]
     if len({other["pool"].method for other in rows}) > 1:

@@ -59,13 +59,13 @@ def styled() -> Iterator[None]:
 
 
 def panels(rows: int = 1, height: float = 2.3, **options: Any) -> tuple[Figure, list[Axes]]:
-    """A figure of a column's width with panels below one another; height in inches, of all."""
+    """Make a figure of a column's width with panels below one another; height in inches, of all."""
     figure, axes = plt.subplots(rows, 1, figsize=(WIDTH, height), layout="constrained", squeeze=False, **options)
     return figure, [axes[i, 0] for i in range(rows)]
 
 
 def printed(category: object) -> str:
-    """A category as axes print it."""
+    """Return a category as axes print it."""
     return NAMES.get(str(category), str(category).replace("_", " "))
 
 
@@ -78,17 +78,17 @@ def marker(i: int) -> str:
 
 
 def mark(i: int) -> dict[str, Any]:
-    """A line's options: its marker and its colour."""
+    """Return a line's options: its marker and its colour."""
     return {"marker": marker(i), "color": colour(i)}
 
 
 def dash(i: int) -> str:
-    """For lines without markers: another stroke where the colours begin anew."""
+    """Return the stroke of a line without markers: another one where the colours begin anew."""
     return ("-", "--", ":")[i // len(PALETTE) % 3]
 
 
 def legend(figure: Figure, axes: Axes) -> None:
-    """The legend above the panels, one entry a name; the figure grows by its lines, so that the panels keep theirs."""
+    """Put one entry a name above the panels; the figure grows by their lines, so that the panels keep theirs."""
     handles, labels = axes.get_legend_handles_labels()
     unique = dict(zip(labels, handles, strict=True))
     if unique:
@@ -98,9 +98,21 @@ def legend(figure: Figure, axes: Axes) -> None:
         figure.set_figheight(figure.get_figheight() + 0.135 * -(-len(unique) // fit))
 
 
-def footnote(figure: Figure, text: str) -> None:
-    """What was measured on what, below the panels."""
-    figure.supxlabel(text, fontsize=5, color="#555555", x=0.99, ha="right", wrap=True)
+def finish(figure: Figure, axes: Axes, note: str, *, x: str = "", y: str = "") -> Figure:
+    """Label the axes, put their names above the panels and below them what was measured; returns the figure."""
+    if x:
+        axes.set_xlabel(x)
+    if y:
+        axes.set_ylabel(y)
+    legend(figure, axes)
+    figure.supxlabel(note, fontsize=5, color="#555555", x=0.99, ha="right", wrap=True)
+    return figure
+
+
+def sideways(axes: Axes) -> None:
+    """Draw the grid for values that run along x."""
+    axes.grid(axis="x")
+    axes.grid(axis="y", visible=False)
 
 
 def save(figure: Figure, path: Path) -> Path:
@@ -157,5 +169,4 @@ def grid(
     for spine in axes.spines.values():
         spine.set_visible(False)
     axes.set_title(label, fontsize=7)
-    footnote(figure, measured)
-    return figure
+    return finish(figure, axes, measured)

@@ -20,7 +20,7 @@ Caption = Callable[[str, pd.DataFrame, list[Configuration]], str]
 
 
 def caption(stem: str, table: pd.DataFrame, ran: list[Configuration]) -> str:
-    """The sentence for the figure of this file name.
+    """Return the sentence for the figure of this file name.
 
     A figure that this module does not know by name is told by the docstring of the function in evaluation.figures
     that its file is named after.
@@ -37,13 +37,13 @@ def caption(stem: str, table: pd.DataFrame, ran: list[Configuration]) -> str:
 
 
 def place(stem: str) -> tuple[int, str]:
-    """Where the page shows a figure: known ones in their order, others behind them by name."""
+    """Return where the page shows a figure: known ones in their order, others behind them by name."""
     kind, known = stem.split("-")[0], list(CAPTIONS)
     return known.index(kind) if kind in known else len(known), stem
 
 
 def short(table: pd.DataFrame) -> list[str]:
-    """The table's overall rows in a few sentences, one line a block of the table."""
+    """Say the table's overall rows in a few sentences, one line a block of the table."""
     names = group_names(table)
     groups: dict[str, list[dict[Any, Any]]] = {}
     for row, _ in _overall(table):
@@ -65,7 +65,7 @@ def short(table: pd.DataFrame) -> list[str]:
 
 
 def _overall(table: pd.DataFrame) -> list[tuple[dict[Any, Any], list[dict[Any, Any]]]]:
-    """The overall rows, each with the rows by subtask that stand before it."""
+    """Return the overall rows, each with the rows by subtask that stand before it."""
     found: list[tuple[dict[Any, Any], list[dict[Any, Any]]]] = []
     before: list[dict[Any, Any]] = []
     for row in table.to_dict("records"):

@@ -62,7 +62,7 @@ class Command:
 
 
 def configurations(runs: list[Run]) -> list[Configuration]:
-    """The runs by configuration, named as tables and figures name them, and by what else tells those of one name."""
+    """Group the runs by configuration, named as in tables and figures, each name once."""
     pooled = pools(runs)
     flat = [_flatten(pool.first.settings | {"device": pool.first.metadata.get("device")}) for pool in pooled]
     names: list[str] = []
@@ -84,7 +84,7 @@ def _flatten(settings: dict[str, Any], above: str = "") -> dict[str, Any]:
 
 
 def facts(ran: list[Configuration]) -> list[Fact]:
-    """What ran on what; a fact in which configurations differ lists each value with those it holds for."""
+    """Say what ran on what; a fact in which configurations differ lists each value with those it holds for."""
     found = [
         ("device", _of_runs(lambda m: str(m.get("device", "")))),
         ("model", _of_runs(_model)),
@@ -108,12 +108,12 @@ def facts(ran: list[Configuration]) -> list[Fact]:
 
 
 def _of_runs(of: Callable[[dict[str, Any]], str]) -> Callable[[Configuration], list[str]]:
-    """What the metadata of each run say."""
+    """Return a function that reads the metadata of each run."""
     return lambda configuration: [of(run.metadata) for run in configuration.runs]
 
 
 def _fact(term: str, of: Callable[[Configuration], Sequence[str]], ran: list[Configuration]) -> Fact:
-    """The values of a term, each with the names of those that have it."""
+    """Return the values of a term, each with the names of those that have it."""
     held: dict[str, list[str]] = {}
     for configuration in ran:
         for value in dict.fromkeys(of(configuration)):
@@ -137,7 +137,7 @@ def _quantized(model: dict[str, Any]) -> str:
 
 
 def _converted(metadata: dict[str, Any]) -> str:
-    """What the weights were before they were de-quantised; empty where they never were."""
+    """Say what the weights were before they were de-quantised; empty where they never were."""
     told: dict[str, Any] = metadata.get("converted_from", {})
     types = ", ".join(f"{count} tensors {kind}" for kind, count in told.get("tensor_types", {}).items())
     return f"; de-quantised from {told['file']} ({types})" if told else ""
@@ -168,7 +168,7 @@ def _moment(stamp: str) -> str:
 
 
 def commands(ran: list[Configuration]) -> list[Command]:
-    """The command lines as recorded, each once. Given again, a command answers what is missing and nothing twice."""
+    """Return the recorded command lines, each once. Repeated, a command answers what is missing and nothing twice."""
     held: dict[str, tuple[list[str], list[int]]] = {}
     for configuration in ran:
         for run in configuration.runs:
@@ -181,7 +181,7 @@ def commands(ran: list[Configuration]) -> list[Command]:
 
 
 def command_line(argv: list[str]) -> str:
-    """What to type: `python -m evaluation.NAME ...` for a module of this repository, else as recorded."""
+    """Return what to type: `python -m evaluation.NAME ...` for a module of this repository, else as recorded."""
     parts = [str(part) for part in argv]
     for i, part in enumerate(parts[:2]):
         path = Path(part)

@@ -39,7 +39,7 @@ def write_page(runs: list[Run], measured: pd.DataFrame, folder: Path) -> Path:
 
 
 def render(runs: list[Run], measured: pd.DataFrame, folder: Path) -> str:
-    """The page as HTML. Everything that a model or a user wrote goes through autoescaping or `script_json`."""
+    """Render the page as HTML. Everything that a model or a user wrote goes through autoescaping or `script_json`."""
     ran, decoder = circumstances.configurations(runs), Decoder()
     style, script = ((HERE / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     figures, figures_left_out = _figures(ran, measured, folder / "figures")
@@ -76,7 +76,7 @@ def render(runs: list[Run], measured: pd.DataFrame, folder: Path) -> str:
 
 
 def script_json(data: Any) -> Markup:
-    """JSON that may stand inside <script>: no <, > or &, so that no text in it can end the element or open a comment.
+    """Write JSON that may stand inside <script>: without <, > or & no text can end the element or open a comment.
 
     U+2028 and U+2029, which end a line in older JavaScript, are escaped, too.
     """
@@ -87,7 +87,7 @@ def script_json(data: Any) -> Markup:
 
 
 def _policy(style: str, script: str) -> str:
-    """A content security policy: this style and this script by their hashes, images inside the page, nothing else."""
+    """Write a content security policy: this style and script by their hashes, images inside the page, nothing else."""
     hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (style, script)]
     return (
         f"default-src 'none'; style-src 'sha256-{hashes[0]}'; script-src 'sha256-{hashes[1]}'; img-src data:; "
@@ -96,7 +96,7 @@ def _policy(style: str, script: str) -> str:
 
 
 def _figures(ran: list[Configuration], measured: pd.DataFrame, folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """The figures as images inside the page, with their sentences, and the names of those that do not fit."""
+    """Return the figures as images inside the page, with their sentences, and the names of those that do not fit."""
     figures, left_out, size = [], [], 0
     for path in sorted(folder.glob("*.svg"), key=lambda p: captions.place(p.stem)):
         drawn = path.read_bytes()
@@ -113,7 +113,7 @@ def _figures(ran: list[Configuration], measured: pd.DataFrame, folder: Path) -> 
 
 
 def _drawn(stem: str, ran: list[Configuration], measured: pd.DataFrame) -> tuple[pd.DataFrame, list[Configuration]]:
-    """What a figure draws: all, or the block of the table whose name its file has behind the first "-"."""
+    """Return what a figure draws: all, or the block of the table whose name its file has behind the first "-"."""
     names = group_names(measured)
     named = [key for key, name in names.items() if stem.endswith("-" + plain(name))]
     if not named:

@@ -20,7 +20,7 @@ MOST_PROMPT = 600  # characters of a question's turn that are shown
 
 
 def collect(ran: list[Configuration], decoder: Decoder) -> dict[str, Any]:
-    """What the reader shows: `runs`, `questions`, `texts` (each once) and `answers`; and what was left out, in words.
+    """Collect what the reader shows: `runs`, `questions`, `texts` (each once), `answers`; and what was left out.
 
     Questions are taken from all subtasks in turn, each with the answers of all configurations, as long as they fit. Of
     several answers to a question, and of repeats, the first is taken.
@@ -59,7 +59,7 @@ def collect(ran: list[Configuration], decoder: Decoder) -> dict[str, Any]:
 
 
 def _in_turn(rows: list[dict[Any, Row]]) -> list[tuple[Any, str]]:
-    """(question, category) of all questions, one of each subtask in turn, so that a part shows every subtask."""
+    """Order (question, category) with one question of each subtask in turn, so that a part shows every subtask."""
     held: dict[Any, str] = {}
     for own in rows:
         for key, row in own.items():
@@ -95,7 +95,7 @@ class _Texts:
 
 
 def _turns(run: Run, row: Row, texts: _Texts) -> list[dict[str, Any]]:
-    """Each turn of the first answer: its text, and its steps' accepted lengths, paths and nodes where recorded."""
+    """Return each turn of the first answer: its text, and its steps' lengths, paths and nodes where recorded."""
     choice = row["choices"][0]
     ids, counts = choice.get("output_ids") or [], choice.get("decoding_steps") or []
     paths, nodes = choice.get("step_paths") or [], choice.get("step_nodes") or []
@@ -116,7 +116,7 @@ def _turns(run: Run, row: Row, texts: _Texts) -> list[dict[str, Any]]:
 
 
 def _prompts(runs: list[Run]) -> dict[Any, list[str]]:
-    """The questions' own turns, by key, from the bench's file where it is still the one that was run."""
+    """Read the questions' own turns, by key, from the bench's file where it is still the one that was run."""
     found: dict[Any, list[str]] = {}
     for path, digest in dict.fromkeys(map(_bench_file, runs)):
         file = ROOT / path / "question.jsonl" if (ROOT / path).is_dir() else ROOT / path
@@ -141,7 +141,7 @@ def _cut(text: str) -> str:
 
 
 def _notes(ran: list[Configuration], shown: int, there: int, decoder: Decoder, mismatched: int) -> list[str]:
-    """What the reader does not show, in words."""
+    """Say what the reader does not show."""
     notes = []
     if shown < there:
         notes.append(

@@ -57,26 +57,26 @@ class Drawing:
 
 
 def legend() -> list[tuple[int, str]]:
-    """Colour classes and what they mean."""
+    """Return the colour classes and what they mean."""
     edges = [f"{100 * b:g}" for b in BOUNDS]
     middle = [(i + 1, f"{a}–{b} %") for i, (a, b) in enumerate(zip(["0", *edges], edges, strict=False))]
     return [(0, "never"), *middle, (len(BOUNDS) + 1, f"over {edges[-1]} %")]
 
 
 def shade(share: float) -> int:
-    """The colour class of a share: 0 for none, then one more for each bound it has passed."""
+    """Return the colour class of a share: 0 for none, then one more for each bound it has passed."""
     return 0 if share <= 0 else 1 + sum(share > bound for bound in BOUNDS)
 
 
 def has_tree(configuration: Configuration) -> bool:
-    """Does it draft from a template, and do its records hold the accepted rank paths?"""
+    """Return whether it drafts from a template and its records hold the accepted rank paths."""
     if not configuration.first.settings["method"].get("tree"):
         return False
     return any(choice.get("step_paths") for row in configuration.rows for choice in row["choices"])
 
 
 def draw(configuration: Configuration, decoder: Decoder) -> Drawing | None:
-    """Its draft tree, over all repeats; None if no step drafted."""
+    """Draw its draft tree, over all repeats; None if no step drafted."""
     run = configuration.first
     accepted, order = Accepted.of(configuration.rows, TEMPLATE), template(run)
     nodes = by_node(accepted, order)
@@ -102,13 +102,13 @@ def draw(configuration: Configuration, decoder: Decoder) -> Drawing | None:
 
 
 def _closed(nodes: list[Node]) -> list[Node]:
-    """Without nodes whose parent was cut off; a parent stands at least as often, so only ties of nothing lose it."""
+    """Leave out nodes whose parent was cut off; a parent is accepted at least as often: only ties of 0 lose it."""
     have = {node.path for node in nodes} | {()}
     return [node for node in nodes if all(node.path[:d] in have for d in range(len(node.path)))]
 
 
 def _layout(paths: list[RankPath]) -> tuple[dict[RankPath, tuple[float, float]], int]:
-    """Where each node goes: a leaf takes the next row, a parent the middle of its children. Also the number of rows."""
+    """Place each node and count the rows: a leaf takes the next row, a parent the middle of its children."""
     children: dict[RankPath, list[RankPath]] = {(): []}
     for path in sorted(paths):  # parents come before their children, siblings by rank
         children[path] = []
@@ -140,7 +140,7 @@ def _dot(node: Node, places: dict[RankPath, tuple[float, float]], real: RankPath
 
 
 def _real_step(run: Run, step: Step | None, decoder: Decoder) -> tuple[list[str], str]:
-    """The tokens of a step with a path, from the root on, and a sentence that names it."""
+    """Return the tokens of a step with a path, from the root on, and a sentence that names it."""
     if step is None:
         return [], ""
     outputs = step.row["choices"][step.choice].get("output_ids") or []
@@ -159,7 +159,7 @@ def _real_step(run: Run, step: Step | None, decoder: Decoder) -> tuple[list[str]
 
 
 def _in_words(nodes: list[Node], depths: list[float]) -> str:
-    """What the tree shows, from its figures."""
+    """Say what the tree shows, from its figures."""
     never = sum(node.stood == 0 for node in nodes)
     best = max(nodes, key=lambda n: n.share)
     words = (
@@ -171,7 +171,7 @@ def _in_words(nodes: list[Node], depths: list[float]) -> str:
 
 
 def _falls(depths: list[float]) -> str:
-    """The shares from depth 1 on, as far as they are few and not nothing; then that of the deepest."""
+    """Say the shares from depth 1 on, as far as they are few and not nothing; then that of the deepest."""
     percents = [100 * share for share in depths]
     near = [percent for percent in percents[:MOST_DEPTHS] if percent >= 0.5]
     told = [", ".join(f"{percent:.0f} %" for percent in near)] if near else []

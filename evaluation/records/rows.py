@@ -16,7 +16,7 @@ RECORDS = 2  # how step records count, in every row and run of this project; bef
 
 
 def accept_lengths(row: Row) -> list[int]:
-    """Accepted lengths of all steps of a question, over choices and turns."""
+    """Return the accepted lengths of all steps of a question, over choices and turns."""
     return [n for choice in row["choices"] for n in choice.get("accept_lengths") or []]
 
 
@@ -35,24 +35,24 @@ def check_records(rows: Iterable[Row], where: object) -> None:
 
 
 def new_tokens(row: Row) -> int:
-    """New tokens of a question, over choices and turns."""
+    """Count the new tokens of a question, over choices and turns."""
     return sum(sum(choice["new_tokens"]) for choice in row["choices"])
 
 
 def wall_time(row: Row) -> float:
-    """Seconds a question took, prefill included, over choices and turns."""
+    """Return the seconds a question took, prefill included, over choices and turns."""
     return float(sum(sum(choice["wall_time"]) for choice in row["choices"]))
 
 
 def repeated_ngrams(before: Sequence[int], tokens: Sequence[int], n: int = 3) -> float | None:
-    """Share of a text's n-grams of tokens that stand earlier, in it or in what is before it; None where it has none."""
+    """Return the share of a text's n-grams that stand earlier, in it or in what is before it; None if it has none."""
     seen = set(zip(*(before[i:] for i in range(n)), strict=False))
     grams = list(zip(*(tokens[i:] for i in range(n)), strict=False))
     return 1 - len(set(grams) - seen) / len(grams) if grams else None
 
 
 def question_speed(row: Row) -> float:
-    """Tokens per second of one question; NaN where no time was spent."""
+    """Return the tokens per second of one question; NaN where no time was spent."""
     seconds = wall_time(row)
     return new_tokens(row) / seconds if seconds > 0 else float("nan")
 
@@ -147,7 +147,7 @@ def read_answers(path: Path, shared: SharedNumbers | None = None) -> tuple[dict[
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """A JSON file's object; empty if there is none, or a broken one."""
+    """Read a JSON file's object; empty if there is none, or a broken one."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -156,7 +156,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def common_questions(rows: dict[Any, Row], others: dict[Any, Row]) -> list[Any]:
-    """The ids that both files have, less those whose recorded hashes say that they are different questions."""
+    """Return the ids that both files have, less those whose recorded hashes differ."""
     hashes = {key: [file[key].get("question_sha256") for file in (rows, others)] for key in rows if key in others}
     return [key for key, (one, other) in hashes.items() if None in (one, other) or one == other]
 
@@ -168,7 +168,7 @@ _LISTS = ("output_ids", "step_nodes", "step_paths", "step_sources")
 
 
 def _fault(row: Any) -> str:
-    """What is wrong with a line's answer, in words; empty if nothing is."""
+    """Say what is wrong with a line's answer; empty if nothing is."""
     if not isinstance(row, dict):
         return "not a JSON object"
     if type(row.get("question_id")) not in (int, str):
@@ -206,7 +206,7 @@ def _fault_of_choice(choice: Row) -> str:
 
 
 def _numbers(values: Any, count: int | None = None) -> bool:
-    """Whether these are so many numbers from 0; None: however many."""
+    """Return whether these are so many numbers from 0; None: however many."""
     return isinstance(values, list) and count in (None, len(values)) and all(map(_is_number, values))
 
 
@@ -215,7 +215,7 @@ def _is_number(value: Any) -> bool:
 
 
 def difference(held: Any, now: Any, where: str = "") -> str:
-    """The first setting in which two runs differ, in words, values shortened; empty if none."""
+    """Name the first setting in which two runs differ, values shortened; empty if none."""
     if isinstance(held, dict) and isinstance(now, dict):
         for key in sorted(held.keys() | now.keys()):
             found = difference(held.get(key), now.get(key), f"{where}.{key}" if where else key)
@@ -232,7 +232,7 @@ def _short(value: Any) -> str:
 
 
 def first_difference(one: Row, other: Row) -> str | None:
-    """Where two answers to a question differ first, in words; None if they are the same.
+    """Say where two answers to a question differ first; None if they are the same.
 
     Token ids are compared where both rows hold them, the text of every turn in any case.
     """
@@ -253,7 +253,7 @@ def first_difference(one: Row, other: Row) -> str | None:
 
 
 def common_turns(one: Row, other: Row) -> tuple[list[tuple[int, int, list[int], list[int]]], int]:
-    """The turns that two rows answered from the same prompt: choice, turn, token ids of the one and of the other.
+    """Return the turns answered from the same prompt: choice, turn, token ids of the one and of the other.
 
     Also how many turns are left out: those behind an answer that differs, as their prompts differ too.
     """
@@ -267,12 +267,12 @@ def common_turns(one: Row, other: Row) -> tuple[list[tuple[int, int, list[int], 
 
 
 def diverge(a: Any, b: Any) -> int:
-    """The first index at which two sequences differ."""
+    """Return the first index at which two sequences differ."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 def describe_files(first: Path, rows: dict[Any, Row], second: Path, others: dict[Any, Row]) -> list[str]:
-    """Which questions only one of two files has, in words; nothing if both have the same."""
+    """Say which questions only one of two files has; nothing if both have the same."""
     lines = []
     common = set(common_questions(rows, others))
     if changed := [key for key in rows if key in others and key not in common]:

@@ -149,12 +149,12 @@ class Run:
 
 
 def row_key(row: Row) -> str:
-    """What an answer is paired by: its question's id and hash."""
+    """Return what an answer is paired by: its question's id and hash."""
     return question_key(row["question_id"], row.get("question_sha256"))
 
 
 def read_runs(folder: Path) -> list[Run]:
-    """All runs below an experiment's folder, methods in the tables' order. Raises UserError if there is none."""
+    """Read all runs below an experiment's folder, methods in the tables' order. Raises UserError if there is none."""
     runs = runs_at(path.parent for path in folder.glob("runs/*/metadata.json"))
     if not runs:
         raise UserError(f"{folder}: no runs here (runs/*/metadata.json with answers.jsonl)")
@@ -162,7 +162,7 @@ def read_runs(folder: Path) -> list[Run]:
 
 
 def runs_at(folders: Iterable[Path]) -> list[Run]:
-    """The runs in these folders that have answers, methods in the tables' order."""
+    """Read the runs in these folders that have answers, methods in the tables' order."""
     runs = []
     shared = SharedNumbers()
     for folder in sorted(folders):
@@ -180,7 +180,7 @@ def runs_at(folders: Iterable[Path]) -> list[Run]:
 
 
 def _order(run: Run) -> tuple[Any, ...]:
-    """What may be compared together; methods as in METHODS, numbers as numbers, repeats last, within one its shards."""
+    """Order runs by what is compared together, methods as in METHODS, numbers, then repeats, and shards within one."""
     method = run.settings["method"]
     place = len(METHODS) + 1 if method["name"] == "recycling" else len(METHODS)
     place = METHODS.index(method["name"]) if method["name"] in METHODS else place
@@ -194,7 +194,7 @@ def _order(run: Run) -> tuple[Any, ...]:
 
 
 def natural(text: str) -> tuple[str | float, ...]:
-    """A text to sort by, its numbers as numbers: 60 before 480. Texts and numbers stand in turn."""
+    """Split a text to sort by, its numbers as numbers: 60 before 480. Texts and numbers stand in turn."""
     return tuple(float(part) if i % 2 else part for i, part in enumerate(_NUMBER.split(text)))
 
 
@@ -223,7 +223,7 @@ BASELINE_NAMES = ("vanilla", "baseline", "autoregressive", "hf")  # what such fi
 
 
 def read_foreign(pattern: str) -> list[Run]:
-    """The files that match, one run each, named after the file. Plain decoding, so named, is the baseline.
+    """Read the files that match, one run each, named after the file. Plain decoding, so named, is the baseline.
 
     Answers are as they were recorded: which model, device and settings they are of is not known and not guessed. They
     are paired by their questions' hashes where all files have them, else by the questions' ids.
@@ -255,7 +255,7 @@ def read_foreign(pattern: str) -> list[Run]:
 
 
 def unique_names(paths: list[Path]) -> dict[Path, str]:
-    """The file's name without its ending; with its folders where two files have the same; plain decoding: vanilla."""
+    """Name each file without its ending, with its folders where two have the same name, plain decoding `vanilla`."""
     names = {path: path.stem for path in paths}
     for path in paths:
         if list(names.values()).count(path.stem) > 1:

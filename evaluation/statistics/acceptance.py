@@ -47,7 +47,7 @@ Turn = tuple[Row, int, int, Sequence[int], Sequence[Sequence[int]], Sequence[str
 
 
 def turns(rows: Iterable[Row]) -> Iterator[Turn]:
-    """All turns in order: row, choice, turn, and of its steps the nodes forwarded, the paths accepted, the sources.
+    """Yield all turns in order: row, choice, turn, and of its steps the nodes forwarded, paths accepted and sources.
 
     Nothing of answers whose records lack what it takes.
     """
@@ -59,7 +59,7 @@ def turns(rows: Iterable[Row]) -> Iterator[Turn]:
 
 
 def longest(rows: Iterable[Row], source: str | None = None) -> Step | None:
-    """The first step of the longest accepted path, of those that drafted; from this source, where there are several."""
+    """Return the first step of the longest accepted path, drafted from this source if there are several."""
     best: Step | None = None
     for row, choice, turn, nodes, paths, sources in turns(rows):
         for number, (path, drafted_by) in enumerate(zip(paths, sources, strict=True)):
@@ -116,7 +116,7 @@ class Depth:
 
 
 def by_depth(accepted: Accepted) -> list[Depth]:
-    """Acceptance from depth 1 down to the deepest that ever stood; nothing without step records."""
+    """Return acceptance from depth 1 down to the deepest that was ever accepted; nothing without step records."""
     deepest = max((len(path) for _, path in accepted.counts), default=0)
     reached = [sum(n for (_, path), n in accepted.counts.items() if len(path) >= depth) for depth in range(deepest + 1)]
     return [Depth(d, reached[d], reached[d] / reached[0], reached[d] / reached[d - 1]) for d in range(1, deepest + 1)]
@@ -147,14 +147,14 @@ class Node:
 
 
 def template(run: Run) -> list[RankPath] | None:
-    """The template's nodes below the root, breadth-first; None where there is none, or where it changes (auto)."""
+    """Return the template's nodes below the root, breadth-first; None without one, or where it changes (auto)."""
     if run.settings["method"].get("tree") == AUTO or run.draft_tree is None:
         return None
     return [tuple(path) for path in run.draft_tree]
 
 
 def by_node(accepted: Accepted, order: Sequence[RankPath] | None) -> list[Node]:
-    """The nodes of a tree, each behind its parent, and how often they stood.
+    """Return the nodes of a tree, each behind its parent, and how often they were accepted.
 
     Args:
         order: the template's nodes, as `template` gives them; of a smaller tree a step had the first ones. None: only
@@ -176,7 +176,7 @@ def by_node(accepted: Accepted, order: Sequence[RankPath] | None) -> list[Node]:
 
 
 def most_accepted(nodes: Iterable[Node], most: int) -> list[Node]:
-    """The nodes most often on an accepted path, best first; of equals the shallower, then the better rank.
+    """Return the nodes most often on an accepted path, best first; of equals the shallower, then the better rank.
 
     A node stands at most as often as its parent, so each comes after its parent.
     """

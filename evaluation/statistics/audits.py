@@ -76,7 +76,7 @@ class Audit:
 
 
 def audits(pooled: Sequence[Pool], bases: Sequence[str] = ("vanilla",)) -> list[Audit]:
-    """Every configuration against the first of these baselines that it has; the last of them is compared with nothing.
+    """Audit every configuration against the first of these baselines that it has; the last of them is audited by none.
 
     An answer is compared with the same repeat's, where the baseline has the question there, else with any repeat's.
     Where tokens are drawn, transformers' own noise is another one: its answers are compared with none.
@@ -110,7 +110,7 @@ def _compare(audit: Audit, run: Run, row: Row, theirs: Row) -> None:
 
 
 def audit_table(runs: Sequence[Run], gaps: Gaps) -> pd.DataFrame:
-    """One row a configuration; the first parting and the largest gap at one, where gaps are known."""
+    """Build one row a configuration, with the first difference and the largest gap at one, where gaps are known."""
     rows = []
     for audit in audits(pools(runs)):
         partings = audit.partings
@@ -135,7 +135,7 @@ def audit_table(runs: Sequence[Run], gaps: Gaps) -> pd.DataFrame:
 
 
 def wording(table: pd.DataFrame, folder: Path) -> list[str]:
-    """The claim in its three layers: the rule, the implementation in float32, what happens in other types."""
+    """Word the claim in its three layers: the rule, the implementation in float32, what happens in other types."""
     lines = [
         "The rule is exact: a drafted token stands only where it is the token that the target itself picks "
         "(model/decoding/verification.py)."
@@ -181,7 +181,7 @@ def write_audit(runs: Sequence[Run], folder: Path) -> list[str]:
 
 
 def read_gaps(folder: Path) -> Gaps:
-    """What the command has measured in this folder; nothing if it was not given yet."""
+    """Read what the command has measured in this folder; nothing if it was not given yet."""
     try:
         found = json.loads((folder / GAPS).read_text(encoding="utf-8"))
         return {tuple(entry["at"]): float(entry["gap"]) for entry in found}

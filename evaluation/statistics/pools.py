@@ -39,16 +39,16 @@ class Cells:
     speed: Floats
 
     def take(self, rows: NDArray[Any]) -> Cells:
-        """Some of the questions: a mask (n,) or places (m,)."""
+        """Return some of the questions: a mask (n,) or places (m,)."""
         columns = (self.tokens[rows], self.steps[rows], self.speed[rows])
         return Cells(self.questions[rows], self.subtasks[rows], self.repeats, *columns)
 
     def of(self, *categories: str) -> Cells:
-        """The questions of these subtasks."""
+        """Return the questions of these subtasks."""
         return self if OVERALL in categories else self.take(np.isin(self.subtasks, categories))
 
     def mean_speed(self) -> Floats:
-        """A question's speed, the mean over its repeats: (n,)."""
+        """Return each question's speed, the mean over its repeats: (n,)."""
         known = np.isfinite(self.speed)
         total: Floats = np.where(known, self.speed, 0.0).sum(axis=1)
         total[~known.any(axis=1)] = np.nan
@@ -56,12 +56,12 @@ class Cells:
         return total / counts
 
     def columns(self, repeats: Sequence[int]) -> Floats:
-        """The speeds of these repeats only: (n, len(repeats))."""
+        """Return the speeds of these repeats only: (n, len(repeats))."""
         return self.speed[:, [self.repeats.index(repeat) for repeat in repeats]]
 
 
 def paired(own: Cells, theirs: Cells) -> tuple[Cells, Cells]:
-    """Of both, the questions that both have, in the order of the first."""
+    """Return of both the questions that both have, in the order of the first."""
     at = theirs.questions.get_indexer(own.questions)
     return own.take(at >= 0), theirs.take(at[at >= 0])
 
@@ -141,7 +141,7 @@ class Pool:
         }
 
     def answers_to_compare(self, repeat: int) -> dict[str, Row]:
-        """What this repeat of another configuration is compared with: the same one's rows, else any one's."""
+        """Return what this repeat of another configuration is compared with: the same repeat's rows, else any one's."""
         every = {key: row for answers in reversed(self.answers.values()) for key, row in answers.items()}
         return every | self.answers.get(repeat, {})
 
@@ -170,7 +170,7 @@ class Pool:
 
 
 def pools(runs: Sequence[Run]) -> list[Pool]:
-    """The runs with the repeats and shards of a configuration together; each has a name of its own in its block.
+    """Pool the repeats and shards of each configuration, under a name of its own in its block.
 
     In the runs' order, but of what may be compared the pools of most questions come first.
     """
@@ -191,7 +191,7 @@ def pools(runs: Sequence[Run]) -> list[Pool]:
 
 
 def joined(runs: Sequence[Run]) -> list[list[Run]]:
-    """The runs of one configuration: repeats of the same questions together, and shards, which share no question.
+    """Group the runs of one configuration: repeats of the same questions together, and shards, which share no question.
 
     Selections that overlap (a part beside the whole) stay apart, and so do those whose questions are not known.
     """
@@ -211,7 +211,7 @@ def joined(runs: Sequence[Run]) -> list[list[Run]]:
 
 
 def closest(pool: Pool, candidates: Sequence[Pool]) -> Pool | None:
-    """Of those that may be compared with it, the one with most questions in common, of equals the one with fewest.
+    """Return the comparable one with most questions in common, of equals the one with fewest questions.
 
     None where nobody has any in common.
     """
@@ -227,7 +227,7 @@ def closest(pool: Pool, candidates: Sequence[Pool]) -> Pool | None:
 
 
 def distinguish(runs: Sequence[Run]) -> list[str]:
-    """For runs of one label: the settings in which they differ, in words; empty where there is one run only.
+    """Word the settings in which runs of one label differ; empty where there is one run only.
 
     Where they differ in many, what more than half of them have in common is left out, but the first setting is not.
     """
