@@ -74,7 +74,7 @@ def split(runs: Sequence[Run], table: pd.DataFrame) -> dict[str, Block]:
         by_name.setdefault(names[tuple(pool.group[column] for column in GROUP)], []).append(pool)
     blocks = {}
     for key, rows in table.groupby(GROUP, sort=False):
-        own = by_name[names[key]]
-        what = heading([pool.first for pool in own])[0].split(";")[0]
-        blocks[names[key]] = Block(own, rows, f"{what}; {rows['bench'].iloc[0]}")
+        pooled = by_name[names[key]]
+        what = heading([pool.first for pool in pooled])[0].split(";")[0]
+        blocks[names[key]] = Block(pooled, rows, f"{what}; {rows['bench'].iloc[0]}")
     return blocks

@@ -34,9 +34,9 @@ def memory(block: Block) -> Figure | None:
         return None
     figure, (axes,) = panels(height=2.1)
     for i, label in enumerate(dict.fromkeys(row["method"] for row in rows)):
-        own = [row for row in rows if row["method"] == label]
-        x = [row["state_bytes"] / 2**20 for row in own]
-        axes.plot(x, [row[column] for row in own], marker(i + 2), color=colour(i + 2), label=label)
+        points = [row for row in rows if row["method"] == label]
+        x = [row["state_bytes"] / 2**20 for row in points]
+        axes.plot(x, [row[column] for row in points], marker(i + 2), color=colour(i + 2), label=label)
     if column != "tokens_per_second":
         for i, row in enumerate(read_published("memory")):
             axes.plot(row["memory_mb"], row["speedup"], marker(i), color="#777777", markerfacecolor="none",
@@ -100,8 +100,8 @@ def novelty(blocks: Sequence[Block]) -> Figure | None:
     figure, (axes,) = panels(height=2.2)
     for i, name in enumerate(names):
         for j, bench in enumerate(benches):
-            own = [p for p in points if p[0] == name and p[1] == bench]
-            axes.plot([100 * p[2] for p in own], [p[3] for p in own], marker(j), color=colour(i + 2), alpha=0.55,
+            chosen = [p for p in points if p[0] == name and p[1] == bench]
+            axes.plot([100 * p[2] for p in chosen], [p[3] for p in chosen], marker(j), color=colour(i + 2), alpha=0.55,
                       markersize=3, linestyle="none", markerfacecolor="none" if j else colour(i + 2),
                       label=f"{name}, {bench}" if len(benches) > 1 else name)  # fmt: skip
     axes.axhline(1.0, color="#444444", linewidth=0.7)
@@ -121,8 +121,8 @@ def budget(block: Block) -> Figure | None:
     lines: dict[str, dict[int, dict[str, Any]]] = {}
     rows = [row | {"budget": most} for row in block.drafting if row["tree"] != "shape" and (most := allowed(row))]
     for method in dict.fromkeys(row["pool"].method for row in rows):
-        own = largest_group([row for row in rows if row["pool"].method == method], {*TREE, *BUDGETS}, "budget")
-        lines[method] = {row["budget"]: row for row in own}
+        group = largest_group([row for row in rows if row["pool"].method == method], {*TREE, *BUDGETS}, "budget")
+        lines[method] = {row["budget"]: row for row in group}
     lines = {name: line for name, line in lines.items() if len(line) > 2}
     if REFERENCE not in lines or len(lines) < 2:
         return None
@@ -138,9 +138,9 @@ def budget(block: Block) -> Figure | None:
             low, high = ([line[n][f"{column}_{end}"] for n in at] for end in ("low", "high"))
             axes.fill_between(at, low, high, color=colour(i + 2), alpha=0.15, linewidth=0)
         both = [n for n in at if n in lines[REFERENCE]]
-        found = [gain(line[n], lines[REFERENCE][n]) for n in both]
-        gains.plot(both, [value for value, _, _ in found], **options)
-        gains.fill_between(both, [g[1] for g in found], [g[2] for g in found], color=colour(i + 2), alpha=0.15, lw=0)
+        ratios = [gain(line[n], lines[REFERENCE][n]) for n in both]
+        gains.plot(both, [value for value, _, _ in ratios], **options)
+        gains.fill_between(both, [g[1] for g in ratios], [g[2] for g in ratios], color=colour(i + 2), alpha=0.15, lw=0)
     mats.set_ylabel("MAT\n(tokens a step)")
     gains.set_ylabel(f"MAT over\n{REFERENCE}'s")
     for axes in drawn[2:]:
@@ -152,8 +152,8 @@ def budget(block: Block) -> Figure | None:
 
 def allowed(row: dict[str, Any]) -> int | None:
     """Return the most nodes, root not counted, that a run's settings let a step draft; None if they say none."""
-    own = row["pool"].first.settings["method"]
-    return next((int(own[key]) for key in BUDGETS if own.get(key)), None)
+    settings = row["pool"].first.settings["method"]
+    return next((int(settings[key]) for key in BUDGETS if settings.get(key)), None)
 
 
 def gain(row: dict[str, Any], reference: dict[str, Any]) -> tuple[float, float, float]:
@@ -164,14 +164,14 @@ def gain(row: dict[str, Any], reference: dict[str, Any]) -> tuple[float, float, 
     return (float(value), *quotient_interval(*columns))
 
 
-def roofline(found: Mapping[str, Any]) -> Figure:
+def roofline(bench: Mapping[str, Any]) -> Figure:
     """Draw operations a second over operations a byte: no step lies above the line of measured copy and product rates.
 
     Args:
-        found: the step bench's JSON object.
+        bench: the step bench's JSON object.
     """
-    bandwidth, peak = found["rates"]["bytes_per_second"] / 1e9, found["rates"]["flop_per_second"] / 1e9
-    steps = {name: found[name] for name in ("vanilla", "recycling")}
+    bandwidth, peak = bench["rates"]["bytes_per_second"] / 1e9, bench["rates"]["flop_per_second"] / 1e9
+    steps = {name: bench[name] for name in ("vanilla", "recycling")}
     ridge = peak / bandwidth  # where the device's two limits meet
     intensity = {name: step["flop"] / step["bytes"] for name, step in steps.items()}
     left, right = min(*intensity.values(), ridge) / 3, max(*intensity.values(), ridge) * 3
@@ -187,5 +187,5 @@ def roofline(found: Mapping[str, Any]) -> Figure:
     axes.set_xlim(left, right)
     axes.margins(y=0.1)
     axes.grid(axis="x")
-    measured = f"{found['what']} on {found['device']}, {found['execution']}"
+    measured = f"{bench['what']} on {bench['device']}, {bench['execution']}"
     return finish(figure, axes, measured, x="FLOP a byte that must be read", y="GFLOP/s of a whole step")

@@ -50,7 +50,7 @@ def _curves(
         if star and speed in columns:
             at = columns.index(speed)
             axes[at].plot(fastest[setting], fastest[speed], "*", color=colour(i + 2), markersize=9, zorder=5)
-            options = {"xytext": (0, 5), "textcoords": "offset points", "ha": "center", "fontsize": 6.5}
+            options: dict[str, Any] = {"xytext": (0, 5), "textcoords": "offset points", "ha": "center", "fontsize": 6.5}
             axes[at].annotate(f"{fastest[setting]:.0f}", (fastest[setting], fastest[speed]), **options)
     titles = {"mat": "MAT\n(tokens a step)", "step_ms": "a step (ms)", "state_mib": "state (MiB)"}
     titles[speed] = speed_label.replace(" ", "\n", 1)
@@ -116,9 +116,9 @@ def tree_family(block: Block) -> Figure | None:
         return None
     figure, (axes,) = panels(height=2.1)
     for i, family in enumerate(families):
-        own = [row for row in rows if row["tree"] == family]
-        nodes, mats = ([row[column] for row in own] for column in ("tree_nodes", "mat"))
-        size, face = (8, colour(i + 2)) if len(own) == 1 else (4, "none")
+        members = [row for row in rows if row["tree"] == family]
+        nodes, mats = ([row[column] for row in members] for column in ("tree_nodes", "mat"))
+        size, face = (8, colour(i + 2)) if len(members) == 1 else (4, "none")
         options = {"color": colour(i + 2), "label": family, "markersize": size, "markerfacecolor": face}
         axes.plot(nodes, mats, marker(i + 2), **options)
     axes.margins(0.08)  # a large mark on the edge is not cut
@@ -176,8 +176,8 @@ def order(block: Block) -> Figure | None:
 
 def published_starts() -> list[tuple[str, float, float]]:
     """Return (name, MAT, speedup) of the published hot and cold pair."""
-    own = [row for row in read_published("unofficial_a100_40gb") if row["method"].startswith("recycling (")]
-    return [(f"{row['method'][11:-1]}, published", row["mat"], row["speedup"]) for row in own]
+    pair = [row for row in read_published("unofficial_a100_40gb") if row["method"].startswith("recycling (")]
+    return [(f"{row['method'][11:-1]}, published", row["mat"], row["speedup"]) for row in pair]
 
 
 def _bars(

@@ -44,8 +44,8 @@ class Finding:
 def findings(ran: list[Configuration]) -> list[Finding]:
     """Audit each method against vanilla, and vanilla against hf, where they ran on the same model, bench and device."""
     names = {id(configuration.pool): configuration.name for configuration in ran}
-    found = audits([configuration.pool for configuration in ran], BASES)
-    return [Finding(names[id(audit.pool)], names[id(audit.base)], audit) for audit in found]
+    audited = audits([configuration.pool for configuration in ran], BASES)
+    return [Finding(names[id(audit.pool)], names[id(audit.base)], audit) for audit in audited]
 
 
 def _where(turn: Turn) -> str:

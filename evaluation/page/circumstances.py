@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..records.provenance import flat
 from ..records.rows import Row
 from ..records.runs import Run, sampling_words
 from ..statistics.caveats import generation_left_out
@@ -64,28 +65,23 @@ class Command:
 def configurations(runs: list[Run]) -> list[Configuration]:
     """Group the runs by configuration, named as in tables and figures, each name once."""
     pooled = pools(runs)
-    flat = [_flatten(pool.first.settings | {"device": pool.first.metadata.get("device")}) for pool in pooled]
+    every = [pool.first.settings | {"device": pool.first.metadata.get("device")} for pool in pooled]
+    named = [{key: value for key, value in flat(settings) if value != {}} for settings in every]
     names: list[str] = []
-    for pool, own in zip(pooled, flat, strict=True):
-        peers = [other for p, other in zip(pooled, flat, strict=True) if p.name == pool.name]
-        keys = [k for k in own if not _UNNAMED.search(k) and any(peer.get(k) != own[k] for peer in peers)]
-        parts = [str(own[k]) if k in _PLAIN else f"{k.rsplit('.', 1)[-1]}={own[k]}" for k in keys]
+    for pool, settings in zip(pooled, named, strict=True):
+        peers = [other for p, other in zip(pooled, named, strict=True) if p.name == pool.name]
+        keys = [k for k in settings if not _UNNAMED.search(k) and any(peer.get(k) != settings[k] for peer in peers)]
+        parts = [str(settings[k]) if k in _PLAIN else f"{k.rsplit('.', 1)[-1]}={settings[k]}" for k in keys]
         names.append(", ".join([pool.name, *parts]))
-    told = [f"{n}, {p.questions} questions" if names.count(n) > 1 else n for n, p in zip(names, pooled, strict=True)]
-    unique = [f"{n}, {p.first.folder.name[-8:]}" if told.count(n) > 1 else n for n, p in zip(told, pooled, strict=True)]
-    return [Configuration(name, pool) for name, pool in zip(unique, pooled, strict=True)]
-
-
-def _flatten(settings: dict[str, Any], above: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in settings.items():
-        flat |= _flatten(value, f"{above}{key}.") if isinstance(value, dict) else {above + key: value}
-    return flat
+    for tell in (lambda pool: f"{pool.questions} questions", lambda pool: pool.first.folder.name[-8:]):
+        pairs = zip(names, pooled, strict=True)
+        names = [f"{name}, {tell(pool)}" if names.count(name) > 1 else name for name, pool in pairs]
+    return [Configuration(name, pool) for name, pool in zip(names, pooled, strict=True)]
 
 
 def facts(ran: list[Configuration]) -> list[Fact]:
     """Say what ran on what; a fact in which configurations differ lists each value with those it holds for."""
-    found = [
+    terms = [
         ("device", _of_runs(lambda m: str(m.get("device", "")))),
         ("model", _of_runs(_model)),
         ("bench", _bench),
@@ -96,7 +92,7 @@ def facts(ran: list[Configuration]) -> list[Fact]:
         ("code", _of_runs(_code)),
         ("platform", _of_runs(lambda m: str(m.get("platform", "")))),
     ]
-    lines = [_fact(term, of, ran) for term, of in found]
+    lines = [_fact(term, of, ran) for term, of in terms]
     started = sorted(str(r.metadata["started"]) for c in ran for r in c.runs if r.metadata.get("started"))
     if started:
         first, last = (_moment(t) for t in (started[0], started[-1]))
@@ -138,9 +134,9 @@ def _quantized(model: dict[str, Any]) -> str:
 
 def _converted(metadata: dict[str, Any]) -> str:
     """Say what the weights were before they were de-quantised; empty where they never were."""
-    told: dict[str, Any] = metadata.get("converted_from", {})
-    types = ", ".join(f"{count} tensors {kind}" for kind, count in told.get("tensor_types", {}).items())
-    return f"; de-quantised from {told['file']} ({types})" if told else ""
+    source: dict[str, Any] = metadata.get("converted_from", {})
+    types = ", ".join(f"{count} tensors {kind}" for kind, count in source.get("tensor_types", {}).items())
+    return f"; de-quantised from {source['file']} ({types})" if source else ""
 
 
 def _bench(configuration: Configuration) -> list[str]:

@@ -119,5 +119,5 @@ def _drawn(stem: str, ran: list[Configuration], measured: pd.DataFrame) -> tuple
     if not named:
         return measured, ran
     drawn = max(named, key=lambda key: len(names[key]))
-    own = [c for c in ran if tuple(c.pool.group[column] for column in GROUP) == drawn]
-    return measured[(measured[GROUP] == list(drawn)).all(axis=1)], own
+    drawing = [c for c in ran if tuple(c.pool.group[column] for column in GROUP) == drawn]
+    return measured[(measured[GROUP] == list(drawn)).all(axis=1)], drawing

@@ -36,11 +36,11 @@ def collect(ran: list[Configuration], decoder: Decoder) -> dict[str, Any]:
     for key, category in order[:MOST_QUESTIONS]:
         known = len(texts.items)
         new = [
-            {"run": i, "question": len(questions), "turns": _turns(run, own[key], texts)}
-            for i, (run, own) in enumerate(zip(runs, rows, strict=True))
-            if key in own
+            {"run": i, "question": len(questions), "turns": _turns(run, answered[key], texts)}
+            for i, (run, answered) in enumerate(zip(runs, rows, strict=True))
+            if key in answered
         ]
-        shown_id = str(next(own[key] for own in rows if key in own)["question_id"])
+        shown_id = str(next(answered[key] for answered in rows if key in answered)["question_id"])
         question = {"id": shown_id, "category": category, "turns": prompts.get(key, [])}
         size += len(json.dumps([new, question, texts.items[known:]], ensure_ascii=False).encode(errors="replace"))
         if size > MOST_BYTES and questions:
@@ -61,8 +61,8 @@ def collect(ran: list[Configuration], decoder: Decoder) -> dict[str, Any]:
 def _in_turn(rows: list[dict[Any, Row]]) -> list[tuple[Any, str]]:
     """Order (question, category) with one question of each subtask in turn, so that a part shows every subtask."""
     held: dict[Any, str] = {}
-    for own in rows:
-        for key, row in own.items():
+    for answered in rows:
+        for key, row in answered.items():
             held.setdefault(key, str(row.get("category", "unknown")))
     counts: dict[str, int] = {}
     places = []
@@ -105,8 +105,8 @@ def _turns(run: Run, row: Row, texts: _Texts) -> list[dict[str, Any]]:
     turns = []
     for i, text in enumerate(choice["turns"]):
         count = counts[i] if i < len(counts) else 0
-        own, lengths = lengths[:count], lengths[count:]
-        turn: dict[str, Any] = {"text": texts.add(run, text, ids[i] if i < len(ids) else None), "lengths": own}
+        accepted, lengths = lengths[:count], lengths[count:]
+        turn: dict[str, Any] = {"text": texts.add(run, text, ids[i] if i < len(ids) else None), "lengths": accepted}
         if i < len(paths):
             turn["paths"] = [spelled(tuple(path)) for path in paths[i]]
         if i < len(nodes):
@@ -117,7 +117,7 @@ def _turns(run: Run, row: Row, texts: _Texts) -> list[dict[str, Any]]:
 
 def _prompts(runs: list[Run]) -> dict[Any, list[str]]:
     """Read the questions' own turns, by key, from the bench's file where it is still the one that was run."""
-    found: dict[Any, list[str]] = {}
+    prompts: dict[Any, list[str]] = {}
     for path, digest in dict.fromkeys(map(_bench_file, runs)):
         file = ROOT / path / "question.jsonl" if (ROOT / path).is_dir() else ROOT / path
         try:
@@ -125,10 +125,10 @@ def _prompts(runs: list[Run]) -> dict[Any, list[str]]:
                 continue
             for question in read_questions(file):
                 for key in (question.key, str(question.question_id)):
-                    found.setdefault(key, [_cut(turn) for turn in question.turns])
+                    prompts.setdefault(key, [_cut(turn) for turn in question.turns])
         except (OSError, UserError):
             continue  # the page shows the question's number and category, as for other people's files
-    return found
+    return prompts
 
 
 def _bench_file(run: Run) -> tuple[str, str]:

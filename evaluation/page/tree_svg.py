@@ -85,12 +85,12 @@ def draw(configuration: Configuration, decoder: Decoder) -> Drawing | None:
     kept = sorted(_closed(most_accepted(nodes, MOST_NODES)), key=lambda node: node.path)
     places, leaves = _layout([node.path for node in kept])
     real = longest(configuration.rows, TEMPLATE)
-    tokens, told = _real_step(run, real, decoder)
+    tokens, sentence = _real_step(run, real, decoder)
     path = real.path if real else ()
     dots = [_dot(node, places, path, tokens) for node in kept]
     deepest = max(len(node.path) for node in kept)
     root = places[()]
-    words = [_in_words(nodes, [depth.joint for depth in by_depth(accepted)]), *([told] if told else [])]
+    words = [_in_words(nodes, [depth.joint for depth in by_depth(accepted)]), *([sentence] if sentence else [])]
     if order is None:
         changes = run.settings["method"].get("tree") == AUTO
         why = "Its nodes changed along the run" if changes else "The records do not hold its nodes"
@@ -132,8 +132,8 @@ def _dot(node: Node, places: dict[RankPath, tuple[float, float]], real: RankPath
     on_path = real[:depth] == node.path
     title = (
         f"ranks {spelled(node.path)}: stood in {100 * node.share:.1f} % of {node.tried:,} steps "
-        f"({node.stood:,}); in {100 * node.given_parent:.1f} % of those in which its parent stood "
-        f"({node.parent_stood:,})"
+        f"({node.accepted:,}); in {100 * node.given_parent:.1f} % of those in which its parent stood "
+        f"({node.parent_accepted:,})"
     )
     token = tokens[depth] if on_path and depth < len(tokens) else ""
     return Dot(x, y, from_x, from_y, shade(node.share), shade(node.given_parent), title, token, on_path)
@@ -150,17 +150,19 @@ def _real_step(run: Run, step: Step | None, decoder: Decoder) -> tuple[list[str]
         tokens = ["", *tokens]
     where = f"question {step.row['question_id']}, turn {step.turn + 1}, step {step.number + 1}"
     drafts = f"{len(step.path)} draft{'s' if len(step.path) > 1 else ''}"
-    told = f"Outlined: one real step ({where}), which accepted the ranks {spelled(step.path)}: {drafts} in one forward."
+    ranks = f"{spelled(step.path)}: {drafts} in one forward"
+    sentence = f"Outlined: one real step ({where}), which accepted the ranks {ranks}."
     if tokens:
-        told += " Its tokens stand at the nodes, the root's first. Drafts that were rejected are not in the records."
+        sentence += " Its tokens stand at the nodes, the root's first."
+        sentence += " Drafts that were rejected are not in the records."
     else:
-        told += " Its tokens cannot be shown: no tokenizer is at hand."
-    return tokens, told
+        sentence += " Its tokens cannot be shown: no tokenizer is at hand."
+    return tokens, sentence
 
 
 def _in_words(nodes: list[Node], depths: list[float]) -> str:
     """Say what the tree shows, from its figures."""
-    never = sum(node.stood == 0 for node in nodes)
+    never = sum(node.accepted == 0 for node in nodes)
     best = max(nodes, key=lambda n: n.share)
     words = (
         f"{len(nodes)} nodes, depth {max(len(n.path) for n in nodes)}. Share of drafting steps that accepted at least "
@@ -174,8 +176,8 @@ def _falls(depths: list[float]) -> str:
     """Say the shares from depth 1 on, as far as they are few and not nothing; then that of the deepest."""
     percents = [100 * share for share in depths]
     near = [percent for percent in percents[:MOST_DEPTHS] if percent >= 0.5]
-    told = [", ".join(f"{percent:.0f} %" for percent in near)] if near else []
+    words = [", ".join(f"{percent:.0f} %" for percent in near)] if near else []
     if len(near) < len(percents):
         last = percents[-1]
-        told.append(f"the most, {len(percents)}, in {f'{last:.0f}' if last >= 1 else f'{last:.1g}'} %")
-    return "; ".join(told) or "none did"
+        words.append(f"the most, {len(percents)}, in {f'{last:.0f}' if last >= 1 else f'{last:.1g}'} %")
+    return "; ".join(words) or "none did"

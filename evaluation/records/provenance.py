@@ -51,13 +51,13 @@ def _cpu_name() -> str:
 
 def versions(*more: str) -> dict[str, str]:
     """Return the versions of Python, of the main packages, and of others that a run uses."""
-    found = {"python": platform.python_version()}
+    installed = {"python": platform.python_version()}
     for package in (*PACKAGES, *more):
         try:
-            found[package] = metadata.version(package)
+            installed[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
-            found[package] = "not installed"
-    return found
+            installed[package] = "not installed"
+    return installed
 
 
 def git_state() -> dict[str, Any]:

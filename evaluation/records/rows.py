@@ -149,10 +149,10 @@ def read_answers(path: Path, shared: SharedNumbers | None = None) -> tuple[dict[
 def read_object(path: Path) -> dict[str, Any]:
     """Read a JSON file's object; empty if there is none, or a broken one."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return value if isinstance(value, dict) else {}
 
 
 def common_questions(rows: dict[Any, Row], others: dict[Any, Row]) -> list[Any]:
@@ -218,9 +218,9 @@ def difference(held: Any, now: Any, where: str = "") -> str:
     """Name the first setting in which two runs differ, values shortened; empty if none."""
     if isinstance(held, dict) and isinstance(now, dict):
         for key in sorted(held.keys() | now.keys()):
-            found = difference(held.get(key), now.get(key), f"{where}.{key}" if where else key)
-            if found:
-                return found
+            words = difference(held.get(key), now.get(key), f"{where}.{key}" if where else key)
+            if words:
+                return words
         return ""
     there = "not recorded" if held is None and isinstance(now, dict) else _short(held)
     return "" if held == now else f"{where} is {there} there and {_short(now)} now"
@@ -257,13 +257,13 @@ def common_turns(one: Row, other: Row) -> tuple[list[tuple[int, int, list[int], 
 
     Also how many turns are left out: those behind an answer that differs, as their prompts differ too.
     """
-    found, left_out = [], 0
+    turns, left_out = [], 0
     for index, (choice, theirs) in enumerate(zip(one["choices"], other["choices"], strict=False)):
         pairs = list(zip(choice.get("output_ids") or [], theirs.get("output_ids") or [], strict=False))
         same = next((turn for turn, (a, b) in enumerate(pairs) if a != b), len(pairs))
-        found += [(index, turn, a, b) for turn, (a, b) in enumerate(pairs[: same + 1])]
+        turns += [(index, turn, a, b) for turn, (a, b) in enumerate(pairs[: same + 1])]
         left_out += len(pairs[same + 1 :])
-    return found, left_out
+    return turns, left_out
 
 
 def diverge(a: Any, b: Any) -> int:

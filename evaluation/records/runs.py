@@ -107,21 +107,21 @@ class Run:
         """What may tell this run from others of the same label: its method's settings, its tree's shape, its order."""
         settings = self.settings
         method: dict[str, Any] = settings["method"]
-        found = {key: method.get(key) for key in ("start", "tree", "tree_nodes")}
+        facets = {key: method.get(key) for key in ("start", "tree", "tree_nodes")}
         if "start_sha256" in method:  # a file: by its name, or how it was asked for
             asked = self.metadata.get("config", {}).get("start")
-            found["start"] = asked if asked == "saved" else Path(str(method["start"])).stem
+            facets["start"] = asked if asked == "saved" else Path(str(method["start"])).stem
         if tree := self.draft_tree:
-            found["tree_depth"] = max(len(path) for path in tree)
-            found["tree_breadth"] = 1 + max(path[0] for path in tree)
-        own = {k: v for k, v in method.items() if k not in _HIDDEN and not k.endswith("sha256")}
-        own = {k: str(v) if isinstance(v, list | dict) else v for k, v in own.items()}  # a cell holds one value
-        found |= {f"method_{k}" if k in _TAKEN else k: v for k, v in own.items()}
+            facets["tree_depth"] = max(len(path) for path in tree)
+            facets["tree_breadth"] = 1 + max(path[0] for path in tree)
+        others = {k: v for k, v in method.items() if k not in _HIDDEN and not k.endswith("sha256")}
+        others = {k: str(v) if isinstance(v, list | dict) else v for k, v in others.items()}  # a cell holds one value
+        facets |= {f"method_{k}" if k in _TAKEN else k: v for k, v in others.items()}
         if settings["bench"].get("order", "file") != "file":
-            found["order"] = settings["bench"]["order"]
-        found |= {key: settings[key] for key in ("execution", "seed", "timed") if key in settings}
-        found |= sampling_facets(settings)
-        return found | {"phases": bool(settings.get("phases"))}
+            facets["order"] = settings["bench"]["order"]
+        facets |= {key: settings[key] for key in ("execution", "seed", "timed") if key in settings}
+        facets |= sampling_facets(settings)
+        return facets | {"phases": bool(settings.get("phases"))}
 
     @property
     def circumstances(self) -> dict[str, Any]:

@@ -67,10 +67,10 @@ def note_done(config: dict[str, Any], job: list[str], folders: Sequence[Path]) -
 def write_down(jobs: Sequence[Planned], command: str) -> None:
     """Write each experiment's jobs in its folder; mark those not available, and remove marks that no longer hold."""
     for folder in dict.fromkeys(job.folder for job in jobs):
-        own = [job for job in jobs if job.folder == folder]
+        planned = [job for job in jobs if job.folder == folder]
         (folder / "jobs").mkdir(parents=True, exist_ok=True)
-        write_json(folder / "sweep.json", {"command": command, "jobs": [job.overrides for job in own]})
-        for job in own:
+        write_json(folder / "sweep.json", {"command": command, "jobs": [job.overrides for job in planned]})
+        for job in planned:
             if job.not_available:
                 about = {"model": job.model, "bench": job.bench, "method": job.method}
                 write_json(job.mark, {"job": job.overrides, "not_available": job.not_available} | about)
@@ -95,11 +95,11 @@ def available(jobs: Sequence[Planned]) -> tuple[list[Planned], list[str]]:
 
 def not_available(folder: Path) -> list[dict[str, str]]:
     """Return what sweeps into this folder left out, by model, bench and method, each with `why`."""
-    found: dict[tuple[str, ...], str] = {}
+    reasons: dict[tuple[str, ...], str] = {}
     for path in sorted(folder.glob("jobs/*.json")):
         if why := (mark := read_object(path)).get("not_available"):
-            found[str(mark["model"]), str(mark["bench"]), str(mark["method"])] = str(why)
-    return [{"model": m, "bench": b, "method": method, "why": why} for (m, b, method), why in sorted(found.items())]
+            reasons[str(mark["model"]), str(mark["bench"]), str(mark["method"])] = str(why)
+    return [{"model": m, "bench": b, "method": method, "why": why} for (m, b, method), why in sorted(reasons.items())]
 
 
 def missing_jobs(folder: Path) -> Missing | None:

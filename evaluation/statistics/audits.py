@@ -81,7 +81,7 @@ def audits(pooled: Sequence[Pool], bases: Sequence[str] = ("vanilla",)) -> list[
     An answer is compared with the same repeat's, where the baseline has the question there, else with any repeat's.
     Where tokens are drawn, transformers' own noise is another one: its answers are compared with none.
     """
-    found = []
+    audited = []
     for pool in pooled:
         others = (baseline(pool, name, pooled) for name in bases if name != pool.label)
         base = next((base for base in others if base is not None), None)
@@ -93,8 +93,8 @@ def audits(pooled: Sequence[Pool], bases: Sequence[str] = ("vanilla",)) -> list[
                     for row in run.answers:
                         if row_key(row) in theirs:
                             _compare(audit, run, row, theirs[row_key(row)])
-            found.append(audit)
-    return found
+            audited.append(audit)
+    return audited
 
 
 def _drawn(pool: Pool) -> bool:
@@ -141,22 +141,22 @@ def wording(table: pd.DataFrame, folder: Path) -> list[str]:
         "(model/decoding/verification.py)."
     ]
     for dtype in ["float32", *sorted(set(table["dtype"]) - {"float32"})]:
-        own = table[table["dtype"] == dtype]
-        turns, same = int(own["turns"].sum()), int(own["identical_turns"].sum())
+        rows = table[table["dtype"] == dtype]
+        turns, same = int(rows["turns"].sum()), int(rows["identical_turns"].sum())
         if not turns:
             if dtype == "float32":
                 lines.append("The implementation in float32: not measured in this folder.")
             continue
-        about = f"{int(own['tokens'].sum())} tokens in {turns} turns of {len(own)} configuration(s)"
+        about = f"{int(rows['tokens'].sum())} tokens in {turns} turns of {len(rows)} configuration(s)"
         if same == turns:
             exact = "The implementation is exact in float32" if dtype == "float32" else f"In {dtype} all is identical"
             lines.append(f"{exact} on {about}: every turn equals vanilla's.")
             continue
-        known, apart = int(own["gaps_known"].sum()), turns - same
+        known, apart = int(rows["gaps_known"].sum()), turns - same
         text = f"In {dtype} {100 * same / turns:.2f} % of the turns equal vanilla's ({about})"
         if known == apart:
             text += (
-                f", and every difference starts at a top-2 logit gap of at most {own['largest_logit_gap'].max():.3g}."
+                f", and every difference starts at a top-2 logit gap of at most {rows['largest_logit_gap'].max():.3g}."
             )
         else:
             text += (
@@ -183,7 +183,7 @@ def write_audit(runs: Sequence[Run], folder: Path) -> list[str]:
 def read_gaps(folder: Path) -> Gaps:
     """Read what the command has measured in this folder; nothing if it was not given yet."""
     try:
-        found = json.loads((folder / GAPS).read_text(encoding="utf-8"))
-        return {tuple(entry["at"]): float(entry["gap"]) for entry in found}
+        entries = json.loads((folder / GAPS).read_text(encoding="utf-8"))
+        return {tuple(entry["at"]): float(entry["gap"]) for entry in entries}
     except (OSError, ValueError, KeyError, TypeError):
         return {}

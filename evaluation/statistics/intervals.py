@@ -66,23 +66,23 @@ def repeat_draws(n: int) -> tuple[Floats, Floats]:
     return drawn, np.sqrt(n / rng.chisquare(n - 1, RESAMPLES))
 
 
-def speed_interval(own: Floats, base: Floats) -> tuple[float, float]:
+def speed_interval(speeds: Floats, base: Floats) -> tuple[float, float]:
     """Return the interval of a mean speed over another's, over questions and, from two repeats on, over repeats.
 
     Args:
-        own, base: (n, R), a question's speed in each repeat; NaN where it has none. Ones for `base`: of `own` itself.
+        speeds, base: (n, R), a question's speed in each repeat, NaN if it has none. Ones for `base`: of `speeds`.
 
     Returns:
         (NaN, NaN) of fewer than two questions.
     """
-    known = np.isfinite(own) & np.isfinite(base)
+    known = np.isfinite(speeds) & np.isfinite(base)
     some = np.ix_(known.any(axis=1), known.any(axis=0))
-    own, base, known = own[some], base[some], known[some]
+    speeds, base, known = speeds[some], base[some], known[some]
     questions, repeats = known.shape
     if repeats < 2 or questions < 2:
-        return ratio_interval(own.ravel(), base.ravel())
+        return ratio_interval(speeds.ravel(), base.ravel())
     share = known * (repeats / known.sum(axis=1, keepdims=True))  # a question counts as one, whatever it lacks
-    cells = np.where(known, np.stack([own, base]), 0.0) * share  # (2, n, R)
+    cells = np.where(known, np.stack([speeds, base]), 0.0) * share  # (2, n, R)
     drawn, wider = repeat_draws(repeats)
     both = np.einsum("cbr,br->cb", draws(questions) @ cells, drawn)  # questions and repeats drawn: (2, RESAMPLES)
     drift = cells.sum(axis=1) @ drawn.T  # repeats drawn alone: (2, RESAMPLES)

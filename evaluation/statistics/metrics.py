@@ -3,7 +3,7 @@
 Definitions:
     step: one target forward over a root, the last token known, with a draft below it; the first root is the prompt's
         last token.
-    accepted length: tokens a step adds to the output: the drafts that stand and the model's own next token. Plain
+    accepted length: tokens a step adds to the output: the accepted drafts and the model's own next token. Plain
         decoding: 1.
     mat: micro mean of accepted lengths over all steps. mat_macro: mean over questions of the question's own mean.
     tokens_per_second: mean over questions of (new tokens / wall time, prefill included); Spec-Bench's figure.

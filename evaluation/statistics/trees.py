@@ -73,7 +73,7 @@ def find_tree(folder: Path, nodes: int, *, method: str | None = None, half: str 
     chosen = best(by_node(accepted, template(pool.first)), nodes)
     return {
         "source": f"{folder}: {pool.label}, {half} questions, {accepted.steps} steps",
-        "expected_accepted": round(sum(node.stood for node in chosen) / accepted.steps, 4),
+        "expected_accepted": round(sum(node.accepted for node in chosen) / accepted.steps, 4),
         "nodes": [list(path) for path in sorted((node.path for node in chosen), key=lambda p: (len(p), p))],
     }
 
