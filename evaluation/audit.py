@@ -22,8 +22,8 @@ from .loading.bench import load_bench, prompt_ids
 from .loading.locks import exclusive, keeping
 from .loading.models import load_model
 from .loading.settings import ModelSettings
-from .records.comparison import difference
 from .records.questions import Question
+from .records.rows import difference
 from .records.runs import Run, read_runs
 from .statistics.audits import GAPS, audits, write_audit
 from .statistics.pools import pools

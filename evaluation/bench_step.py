@@ -17,7 +17,7 @@ from model.errors import UserError
 from model.files import write_json
 
 from .errors import user_errors
-from .figures.roofline import roofline
+from .figures.costs import roofline
 from .figures.style import save, styled
 from .loading.locks import exclusive
 from .loading.models import load_model, random_model

@@ -7,8 +7,7 @@ import sys
 from pathlib import Path
 
 from .errors import user_errors
-from .records.answer_file import common_questions, read_answers
-from .records.comparison import describe_files, first_difference
+from .records.rows import common_questions, describe_files, first_difference, read_answers
 
 
 def compare(first: Path, second: Path) -> bool:

@@ -16,17 +16,16 @@ from model.files import write_text
 from .errors import user_errors
 from .figures import draw_all
 from .page import write_page
-from .records.foreign import read_foreign
-from .records.runs import Run, read_runs
+from .records.runs import Run, read_foreign, read_runs
 from .records.sweeps import missing_jobs
-from .statistics import auto_tree
 from .statistics.audits import write_audit
 from .statistics.caveats import doubts
-from .statistics.printing import to_markdown, to_text, write_tables
-from .statistics.published import beside
-from .statistics.tables import main_table
-from .statistics.turns import write_parquet
-from .statistics.unavailable import with_unavailable
+from .statistics.exports import write_parquet
+from .statistics.metrics import OVERALL
+from .statistics.published import with_published
+from .statistics.tables import main_table, with_unavailable
+from .statistics.trees import auto_lines, write_auto_runs
+from .statistics.view import main_view, to_markdown, to_text, write_csv, write_tables
 
 FOREIGN = Path("results/report/tables/main.csv")
 
@@ -46,9 +45,9 @@ def report(folder: Path, parquet: Path | None = None) -> tuple[list[Run], pd.Dat
     table = write_tables(runs, folder / "tables", notes)
     audit = write_audit(runs, folder)
     figures = draw_all(runs, table, folder / "figures")
-    auto_tree.write_auto_runs(runs, folder / "tables" / "machine_tree.json")
-    print(f"\n{to_text(runs, with_unavailable(table, folder))}\n")
-    for line in [*auto_tree.to_lines(runs), *audit, *doubts(runs), *notes]:
+    write_auto_runs(runs, folder / "tables" / "machine_tree.json")
+    print(f"\n{to_text(main_view(runs, with_unavailable(table, folder), category=OVERALL))}\n")
+    for line in [*auto_lines(runs), *audit, *doubts(runs), *notes]:
         print(line)
     print(
         f"by category: {folder / 'tables' / 'main.csv'} (and .md)   "
@@ -63,10 +62,10 @@ def report(folder: Path, parquet: Path | None = None) -> tuple[list[Run], pd.Dat
 def report_answers(pattern: str, out: Path) -> None:
     """The main table of answer files of any origin, as CSV and Markdown."""
     runs = read_foreign(pattern)
-    table = beside(main_table(runs))
-    write_text(out, table.to_csv(index=False))
-    write_text(out.with_suffix(".md"), to_markdown(runs, table))
-    print(f"\n{to_text(runs, table)}\n\nby category: {out} (and .md)")
+    table = with_published(main_table(runs))
+    write_csv(out, table)
+    write_text(out.with_suffix(".md"), to_markdown(main_view(runs, table)))
+    print(f"\n{to_text(main_view(runs, table, category=OVERALL))}\n\nby category: {out} (and .md)")
 
 
 def main() -> None:

@@ -10,10 +10,8 @@ from transformers import AutoTokenizer
 from model.errors import UserError
 
 from .errors import one_line, user_errors
-from .records.answer_file import common_questions, read_answers
-from .records.comparison import describe_files
-from .records.rows import check_records
-from .statistics.spec_bench import compare
+from .records.rows import check_records, common_questions, describe_files, read_answers
+from .statistics.metrics import compare
 
 
 def main() -> None:

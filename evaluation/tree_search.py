@@ -18,7 +18,7 @@ from hydra.core.override_parser.types import Quote, QuotedString
 from model.files import write_text
 
 from .errors import user_errors
-from .statistics.best_tree import HALVES, find
+from .statistics.trees import HALVES, find_tree
 
 
 def main() -> None:
@@ -30,13 +30,11 @@ def main() -> None:
     parser.add_argument("--half", choices=list(HALVES), default="all", help="search in one half of the questions only")
     arguments = parser.parse_args()
     with user_errors():
-        found = find(arguments.folder, arguments.nodes, method=arguments.method, half=arguments.half)
-        text = yaml.safe_dump({k: v for k, v in found.items() if k != "nodes"}, sort_keys=False)
-        text += "nodes:\n" + "".join(f"- {node}\n" for node in found["nodes"])
+        tree = find_tree(arguments.folder, arguments.nodes, method=arguments.method, half=arguments.half)
+        text = yaml.safe_dump({k: v for k, v in tree.items() if k != "nodes"}, sort_keys=False)
+        text += "nodes:\n" + "".join(f"- {node}\n" for node in tree["nodes"])
         write_text(arguments.output, text)
-        print(
-            f"{arguments.output}: {len(found['nodes'])} nodes, {found['expected_accepted']:.2f} drafts accepted a step"
-        )
+        print(f"{arguments.output}: {len(tree['nodes'])} nodes, {tree['expected_accepted']:.2f} drafts accepted a step")
         print(f"use it: tree=file {shlex.quote(f'tree.path={_for_hydra(arguments.output)}')}")
 
 

@@ -15,14 +15,12 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from ..records.runs import Run
+from ..statistics.caveats import heading
 from ..statistics.pools import Pool, pools
-from ..statistics.printing import group_names, heading
-from ..statistics.tables import GROUP
-from .bars import order, start, update
+from ..statistics.tables import GROUP, group_names
 from .block import Block
-from .budget import budget
-from .costs import memory, novelty, overhead
-from .curves import machine_tree, temperature, topk, tree_family, tree_shape, tree_size
+from .costs import budget, memory, novelty, overhead
+from .curves import machine_tree, order, start, temperature, topk, tree_family, tree_shape, tree_size, update
 from .methods import (
     acceptance_by_depth,
     accepted_lengths,
@@ -34,23 +32,8 @@ from .methods import (
 from .style import KINDS, save, styled
 
 FIGURES: tuple[Callable[[Block], Figure | None], ...] = (
-    speedup_over_hf,
-    speedup_over_vanilla,
-    mat,
-    accepted_lengths,
-    acceptance_by_depth,
-    mat_over_questions,
-    tree_size,
-    topk,
-    temperature,
-    tree_shape,
-    tree_family,
-    budget,
-    start,
-    update,
-    order,
-    memory,
-    machine_tree,
+    *(speedup_over_hf, speedup_over_vanilla, mat, accepted_lengths, acceptance_by_depth, mat_over_questions),
+    *(tree_size, topk, temperature, tree_shape, tree_family, budget, start, update, order, memory, machine_tree),
 )
 ACROSS: tuple[Callable[[Sequence[Block]], Figure | None], ...] = (overhead, novelty)
 
@@ -70,30 +53,28 @@ def draw_all(runs: Sequence[Run], table: pd.DataFrame, folder: Path) -> list[Pat
         for name, block in blocks.items():
             suffix = "" if len(blocks) == 1 else "-" + plain(name)
             for draw in FIGURES:
-                figure = draw(block)
-                if figure is not None:
+                if (figure := draw(block)) is not None:
                     made.append(save(figure, folder / f"{draw.__name__}{suffix}"))
         for across in ACROSS:
-            figure = across(list(blocks.values()))
-            if figure is not None:
+            if (figure := across(list(blocks.values()))) is not None:
                 made.append(save(figure, folder / across.__name__))
     return made
 
 
 def plain(name: str) -> str:
-    """A block's name as its figures' files have it."""
+    """Return a block's name as its figures' files have it."""
     return "".join(c if c.isalnum() or c in "._" else "-" for c in name)
 
 
 def split(runs: Sequence[Run], table: pd.DataFrame) -> dict[str, Block]:
-    """The runs by what may be compared, each group with its rows of the table and what ran on what."""
+    """Group the runs by what may be compared, each group with its rows of the table and what ran on what."""
     names = group_names(table)
     by_name: dict[str, list[Pool]] = {}
     for pool in pools(runs):
         by_name.setdefault(names[tuple(pool.group[column] for column in GROUP)], []).append(pool)
     blocks = {}
     for key, rows in table.groupby(GROUP, sort=False):
-        own = by_name[names[key]]
-        what = heading([pool.first for pool in own])[0].split(";")[0]
-        blocks[names[key]] = Block(own, rows, f"{what}; {rows['bench'].iloc[0]}")
+        pooled = by_name[names[key]]
+        what = heading([pool.first for pool in pooled])[0].split(";")[0]
+        blocks[names[key]] = Block(pooled, rows, f"{what}; {rows['bench'].iloc[0]}")
     return blocks

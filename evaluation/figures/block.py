@@ -33,7 +33,7 @@ class Block:
 
     @cached_property
     def overall(self) -> list[dict[str, Any]]:
-        """The row of all categories together, one a pool and in their order, with its `pool` and `name`."""
+        """Return the row of all categories together, one a pool and in their order, with its `pool` and `name`."""
         rows: list[dict[str, Any]] = self.table[self.table["category"] == OVERALL].to_dict("records")  # type: ignore[assignment]
         return [row | {"pool": pool, "name": pool.name} for row, pool in zip(rows, self.pools, strict=True)]
 
@@ -42,7 +42,7 @@ class Block:
         return [row for row in self.overall if row["method"] not in BASELINES]
 
     def shown(self) -> list[dict[str, Any]]:
-        """All, or where they are too many to tell apart, of each label the one that accepts most.
+        """Return all, or where they are too many to tell apart, of each label the one that accepts most.
 
         `place` is the row's colour and marker, the same in all figures: baselines first, then who drafts.
         """
@@ -60,7 +60,7 @@ class Block:
         return [row | {"place": places[row["name"]]} for row in rows]
 
     def lines(self, setting: str, follow: Sequence[str] = ()) -> dict[str, list[dict[str, Any]]]:
-        """Drafting runs that differ in one setting only, by what they have in common; at least three points each.
+        """Group drafting runs that differ in one setting only, by what they have in common; at least three points each.
 
         Where two of them share a value they differ in more, as trees of one size and several depths do: no line then.
 
@@ -69,41 +69,43 @@ class Block:
             follow: settings that change along with it.
         """
         moving = {setting, *follow}
-        found: dict[str, list[dict[str, Any]]] = {}
+        groups: dict[str, list[dict[str, Any]]] = {}
         for row in self.drafting:
             if row.get(setting) is not None and row[setting] == row[setting]:
-                fixed = {k: str(v) for k, v in row["pool"].first.facets.items() if k not in moving}
-                found.setdefault(f"{row['method']}|{sorted(fixed.items())}", []).append(row)
-        chosen = [sorted(rows, key=lambda row: float(row[setting])) for rows in found.values()]
+                groups.setdefault(f"{row['method']}|{_fixed(row, moving)}", []).append(row)
+        chosen = [sorted(rows, key=lambda row: float(row[setting])) for rows in groups.values()]
         chosen = [rows for rows in chosen if len({row[setting] for row in rows}) == len(rows) > 2]
         return named(chosen, moving)
 
     def varied(self, setting: str, follow: Sequence[str] = ()) -> list[dict[str, Any]]:
-        """Drafting runs of the methods for which a setting that is no number takes several values.
+        """Return drafting runs of the methods for which a setting that is no number takes several values.
 
         Of each method those that differ in this setting and those that `follow` it, and in nothing else.
         """
-        found: list[dict[str, Any]] = []
-        for method in dict.fromkeys(row["pool"].method for row in self.drafting):
-            rows = [row for row in self.drafting if row["pool"].method == method]
-            rows = alike(
-                [row for row in rows if str(row.get(setting)) not in ("None", "nan")], {setting, *follow}, setting
-            )
-            found += rows if len({str(row[setting]) for row in rows}) > 1 else []
-        return found
+        varied: list[dict[str, Any]] = []
+        known = [row for row in self.drafting if str(row.get(setting)) not in ("None", "nan")]
+        for method in dict.fromkeys(row["pool"].method for row in known):
+            rows = [row for row in known if row["pool"].method == method]
+            rows = largest_group(rows, {setting, *follow}, setting)
+            varied += rows if len({str(row[setting]) for row in rows}) > 1 else []
+        return varied
 
 
-def alike(rows: Sequence[dict[str, Any]], moving: Collection[str], setting: str) -> list[dict[str, Any]]:
-    """Of these rows the ones that have all settings but the moving ones in common: where this setting varies most."""
+def largest_group(rows: Sequence[dict[str, Any]], moving: Collection[str], setting: str) -> list[dict[str, Any]]:
+    """Keep the rows that have all settings but the moving ones in common, where this setting varies most."""
     groups: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
-        fixed = {key: str(value) for key, value in row["pool"].first.facets.items() if key not in moving}
-        groups.setdefault(str(sorted(fixed.items())), []).append(row)
+        groups.setdefault(_fixed(row, moving), []).append(row)
     return max(groups.values(), key=lambda group: len({str(row.get(setting)) for row in group}), default=[])
 
 
+def _fixed(row: dict[str, Any], moving: Collection[str]) -> str:
+    """Return the settings of a row's runs but for the moving ones, as a key."""
+    return str(sorted((key, str(value)) for key, value in row["pool"].first.facets.items() if key not in moving))
+
+
 def speed_of(rows: Sequence[dict[str, Any]]) -> tuple[str, str]:
-    """The column that tells their speed, and its label: over vanilla, else over hf, else in tokens a second."""
+    """Return the column of their speed, and its label: over vanilla, else over hf, else in tokens a second."""
     for name in reversed(BASELINES):
         if any(row[f"speedup_{name}"] == row[f"speedup_{name}"] for row in rows):
             return f"speedup_{name}", f"speedup over {name}"
@@ -111,8 +113,8 @@ def speed_of(rows: Sequence[dict[str, Any]]) -> tuple[str, str]:
 
 
 def named(groups: Sequence[list[dict[str, Any]]], moving: set[str]) -> dict[str, list[dict[str, Any]]]:
-    """Each line with the name of its method, and the settings that tell it from other lines of the same name."""
-    out: dict[str, list[dict[str, Any]]] = {}
+    """Name each line by its method, and by the settings that tell it from other lines of that method."""
+    lines: dict[str, list[dict[str, Any]]] = {}
     for rows in groups:
         label = rows[0]["method"]
         twins = [other for other in groups if other[0]["method"] == label]
@@ -120,5 +122,5 @@ def named(groups: Sequence[list[dict[str, Any]]], moving: set[str]) -> dict[str,
         mine = rows[0]["pool"].first.facets
         varied = [k for k in mine if k not in moving and len({str(f.get(k)) for f in facets}) > 1]
         words = [f"{k.removeprefix('method_')}={mine[k]}" for k in varied]
-        out[", ".join([label, *words])] = rows
-    return out
+        lines[", ".join([label, *words])] = rows
+    return lines

@@ -1,20 +1,26 @@
-"""What drafting costs and when it pays: memory, the parts of a step, repetition of the text."""
+"""What drafting costs and when it pays: memory, the parts of a step, budgets of nodes, repetition, the roofline."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+import numpy as np
 from matplotlib.figure import Figure
 
 from ..records.rows import accept_lengths
+from ..statistics.intervals import quotient_interval
+from ..statistics.pools import paired
 from ..statistics.published import read_published
 from ..statistics.tables import BASELINES
-from .block import MOST, Block, speed_of
-from .style import colour, footnote, legend, marker, panels
+from .block import MOST, TREE, Block, largest_group, speed_of
+from .style import INTERVAL, colour, finish, mark, marker, panels, sideways
 
 PHASES = ("draft", "forward", "verify", "commit", "observe", "loop", "step")
 PHASE_NAMES = {"observe": "update", "step": "whole step"}
+BUDGETS = ("nodes", "tree_nodes", "max_draft")  # settings that say how many nodes a step drafts at most
+REFERENCE = "recycling"  # whose MAT the others are measured by
 
 
 def memory(block: Block) -> Figure | None:
@@ -28,52 +34,40 @@ def memory(block: Block) -> Figure | None:
         return None
     figure, (axes,) = panels(height=2.1)
     for i, label in enumerate(dict.fromkeys(row["method"] for row in rows)):
-        own = [row for row in rows if row["method"] == label]
-        x = [row["state_bytes"] / 2**20 for row in own]
-        axes.plot(x, [row[column] for row in own], marker(i + 2), color=colour(i + 2), label=label)
+        points = [row for row in rows if row["method"] == label]
+        x = [row["state_bytes"] / 2**20 for row in points]
+        axes.plot(x, [row[column] for row in points], marker(i + 2), color=colour(i + 2), label=label)
     if column != "tokens_per_second":
         for i, row in enumerate(read_published("memory")):
             axes.plot(row["memory_mb"], row["speedup"], marker(i), color="#777777", markerfacecolor="none",
                       label=f"{row['method']}, published")  # fmt: skip
     axes.set_xscale("log")
-    axes.set_xlabel("state beside the model (MiB; published: MB)")
-    axes.set_ylabel(speed_label)
-    legend(figure, axes)
-    footnote(figure, block.measured)
-    return figure
+    return finish(figure, axes, block.measured, x="state beside the model (MiB; published: MB)", y=speed_label)
 
 
 def overhead(blocks: Sequence[Block]) -> Figure | None:
     """Where a step's time goes, by method and model: the device is waited for after each part."""
     bars: list[tuple[str, dict[str, float]]] = []
-    several = len(blocks) > 1
     for block in blocks:
         for row in block.overall:
-            parts = phase_ms(row["pool"].rows)
-            if parts:
-                model = f"{row['model']}: " if several else ""
-                bars.append((f"{model}{row['name']}", parts))
+            if parts := phase_ms(row["pool"].rows):
+                bars.append((f"{row['model']}: {row['name']}" if len(blocks) > 1 else row["name"], parts))
     if not bars:
         return None
-    present = [phase for phase in PHASES if any(phase in parts for _, parts in bars)]
     figure, (axes,) = panels(height=0.8 + 0.3 * len(bars))
     left = [0.0] * len(bars)
     at = list(range(len(bars)))[::-1]
-    for i, phase in enumerate(present):
+    for i, phase in enumerate(phase for phase in PHASES if any(phase in parts for _, parts in bars)):
         values = [parts.get(phase, 0.0) for _, parts in bars]
         axes.barh(at, values, 0.7, left=left, color=colour(i + 1), label=PHASE_NAMES.get(phase, phase))
         left = [a + b for a, b in zip(left, values, strict=True)]
     axes.set_yticks(at, [name for name, _ in bars])
-    axes.grid(axis="x")
-    axes.grid(axis="y", visible=False)
-    axes.set_xlabel("a step (ms)")
-    legend(figure, axes)
-    footnote(figure, _what(blocks))
-    return figure
+    sideways(axes)
+    return finish(figure, axes, _what(blocks), x="a step (ms)")
 
 
 def phase_ms(rows: Sequence[dict[str, object]]) -> dict[str, float]:
-    """Mean milliseconds of a step by phase; empty where the run did not time them."""
+    """Return mean milliseconds of a step by phase; empty where the run did not time them."""
     seconds: dict[str, float] = {}
     steps = 0
     for row in rows:
@@ -87,7 +81,7 @@ def phase_ms(rows: Sequence[dict[str, object]]) -> dict[str, float]:
 
 
 def _what(blocks: Sequence[Block]) -> str:
-    """The models and machines of all blocks, each once."""
+    """Name the models and machines of all blocks, each once."""
     return "; ".join(dict.fromkeys(block.measured.split(";")[0] for block in blocks))
 
 
@@ -96,11 +90,8 @@ def novelty(blocks: Sequence[Block]) -> Figure | None:
     points: list[tuple[str, str, float, float]] = []  # method, bench, repetition, MAT
     for block in blocks:
         for row in block.shown():
-            if row["method"] in BASELINES:
-                continue
-            for answer in row["pool"].first_answers:
-                lengths = accept_lengths(answer)
-                repeated = repetition(answer)
+            for answer in row["pool"].first_answers if row["method"] not in BASELINES else ():
+                lengths, repeated = accept_lengths(answer), repetition(answer)
                 if lengths and repeated == repeated:
                     points.append((row["name"], row["bench"], repeated, sum(lengths) / len(lengths)))
     names, benches = (list(dict.fromkeys(p[i] for p in points)) for i in (0, 1))
@@ -109,20 +100,92 @@ def novelty(blocks: Sequence[Block]) -> Figure | None:
     figure, (axes,) = panels(height=2.2)
     for i, name in enumerate(names):
         for j, bench in enumerate(benches):
-            own = [p for p in points if p[0] == name and p[1] == bench]
-            axes.plot([100 * p[2] for p in own], [p[3] for p in own], marker(j), color=colour(i + 2), alpha=0.55,
+            chosen = [p for p in points if p[0] == name and p[1] == bench]
+            axes.plot([100 * p[2] for p in chosen], [p[3] for p in chosen], marker(j), color=colour(i + 2), alpha=0.55,
                       markersize=3, linestyle="none", markerfacecolor="none" if j else colour(i + 2),
                       label=f"{name}, {bench}" if len(benches) > 1 else name)  # fmt: skip
     axes.axhline(1.0, color="#444444", linewidth=0.7)
-    axes.set_xlabel("% of the answer's 3-grams that stand earlier, in the prompt or in it")
-    axes.set_ylabel("MAT of the question")
-    legend(figure, axes)
-    footnote(figure, _what(blocks))
-    return figure
+    share = "% of the answer's 3-grams that stand earlier, in the prompt or in it"
+    return finish(figure, axes, _what(blocks), x=share, y="MAT of the question")
 
 
 def repetition(row: dict[str, object]) -> float:
-    """Mean over a question's turns of the share of repeated 3-grams; NaN where the row does not say."""
+    """Return the mean over a question's turns of the share of repeated 3-grams; NaN where the row does not say."""
     turns = [share for choice in row["choices"] for share in choice.get("repeated_3grams") or []]  # type: ignore[attr-defined]
     shares = [share for share in turns if share is not None]
     return sum(shares) / len(shares) if shares else math.nan
+
+
+def budget(block: Block) -> Figure | None:
+    """MAT, MAT over recycling's, and speed, over the most nodes that a step of the method drafts."""
+    lines: dict[str, dict[int, dict[str, Any]]] = {}
+    rows = [row | {"budget": most} for row in block.drafting if row["tree"] != "shape" and (most := allowed(row))]
+    for method in dict.fromkeys(row["pool"].method for row in rows):
+        group = largest_group([row for row in rows if row["pool"].method == method], {*TREE, *BUDGETS}, "budget")
+        lines[method] = {row["budget"]: row for row in group}
+    lines = {name: line for name, line in lines.items() if len(line) > 2}
+    if REFERENCE not in lines or len(lines) < 2:
+        return None
+    timed = any(row["speedup_vanilla"] == row["speedup_vanilla"] for line in lines.values() for row in line.values())
+    figure, drawn = panels(2 + timed, height=1.2 + 1.0 * (2 + timed), sharex=True)
+    mats, gains = drawn[:2]
+    columns = list(zip((mats, *drawn[2:]), ("mat", "speedup_vanilla"), strict=False))
+    for i, (name, line) in enumerate(lines.items()):
+        options = mark(i + 2) | {"label": name}
+        at = sorted(line)
+        for axes, column in columns:
+            axes.plot(at, [line[n][column] for n in at], **options)
+            low, high = ([line[n][f"{column}_{end}"] for n in at] for end in ("low", "high"))
+            axes.fill_between(at, low, high, color=colour(i + 2), alpha=0.15, linewidth=0)
+        both = [n for n in at if n in lines[REFERENCE]]
+        ratios = [gain(line[n], lines[REFERENCE][n]) for n in both]
+        gains.plot(both, [value for value, _, _ in ratios], **options)
+        gains.fill_between(both, [g[1] for g in ratios], [g[2] for g in ratios], color=colour(i + 2), alpha=0.15, lw=0)
+    mats.set_ylabel("MAT\n(tokens a step)")
+    gains.set_ylabel(f"MAT over\n{REFERENCE}'s")
+    for axes in drawn[2:]:
+        axes.set_ylabel("speedup\nover vanilla")
+        axes.axhline(1.0, color="#444444", linewidth=0.7)
+    drawn[-1].set_xlabel("nodes that a step drafts at most, root not counted")
+    return finish(figure, mats, f"shaded: {INTERVAL}, paired; {block.measured}")
+
+
+def allowed(row: dict[str, Any]) -> int | None:
+    """Return the most nodes, root not counted, that a run's settings let a step draft; None if they say none."""
+    settings = row["pool"].first.settings["method"]
+    return next((int(settings[key]) for key in BUDGETS if settings.get(key)), None)
+
+
+def gain(row: dict[str, Any], reference: dict[str, Any]) -> tuple[float, float, float]:
+    """Return MAT over the reference's on the questions both have, and its paired interval."""
+    both = paired(row["pool"].cells, reference["pool"].cells)
+    columns = [np.nansum(values, axis=1) for cells in both for values in (cells.tokens, cells.steps)]
+    value = (columns[0].sum() / columns[1].sum()) / (columns[2].sum() / columns[3].sum())
+    return (float(value), *quotient_interval(*columns))
+
+
+def roofline(bench: Mapping[str, Any]) -> Figure:
+    """Draw operations a second over operations a byte: no step lies above the line of measured copy and product rates.
+
+    Args:
+        bench: the step bench's JSON object.
+    """
+    bandwidth, peak = bench["rates"]["bytes_per_second"] / 1e9, bench["rates"]["flop_per_second"] / 1e9
+    steps = {name: bench[name] for name in ("vanilla", "recycling")}
+    ridge = peak / bandwidth  # where the device's two limits meet
+    intensity = {name: step["flop"] / step["bytes"] for name, step in steps.items()}
+    left, right = min(*intensity.values(), ridge) / 3, max(*intensity.values(), ridge) * 3
+    figure, (axes,) = panels(height=2.2)
+    label = f"the device: {bandwidth:.0f} GB/s copied, {peak:.0f} GFLOP/s multiplied"
+    axes.loglog([left, ridge, right], [left * bandwidth, peak, peak], color=colour(1), label=label)
+    for i, (name, step) in enumerate(steps.items()):
+        reached = step["flop"] / step["step_us"] / 1e3
+        share = 100 * step["floor_us"] / step["step_us"]
+        nodes = f"{step['nodes']} node{'s' if step['nodes'] > 1 else ''}"
+        label = f"{name}, {nodes}: {step['step_us'] / 1e3:.2f} ms a step, {share:.0f} % of the limit"
+        axes.plot(intensity[name], reached, marker(i + 2), color=colour(i + 2), markersize=5, label=label)
+    axes.set_xlim(left, right)
+    axes.margins(y=0.1)
+    axes.grid(axis="x")
+    measured = f"{bench['what']} on {bench['device']}, {bench['execution']}"
+    return finish(figure, axes, measured, x="FLOP a byte that must be read", y="GFLOP/s of a whole step")

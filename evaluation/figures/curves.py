@@ -1,4 +1,4 @@
-"""Curves over a setting: the number of nodes, the number of candidates; and the map of tree shapes."""
+"""Figures over one setting: curves where it is a number, bars where it is a choice, and the map of tree shapes."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ..statistics.auto_tree import auto_runs, told_by
+from ..statistics.published import read_published
+from ..statistics.trees import auto_figures, auto_runs
 from .block import TREE, Block, speed_of
-from .style import INTERVAL, colour, footnote, legend, mark, marker, panels
+from .style import INTERVAL, colour, finish, mark, marker, panels, sideways
 
 
 def tree_size(block: Block) -> Figure | None:
@@ -49,14 +50,8 @@ def _curves(
         if star and speed in columns:
             at = columns.index(speed)
             axes[at].plot(fastest[setting], fastest[speed], "*", color=colour(i + 2), markersize=9, zorder=5)
-            axes[at].annotate(
-                f"{fastest[setting]:.0f}",
-                (fastest[setting], fastest[speed]),
-                xytext=(0, 5),
-                textcoords="offset points",
-                ha="center",
-                fontsize=6.5,
-            )
+            options: dict[str, Any] = {"xytext": (0, 5), "textcoords": "offset points", "ha": "center", "fontsize": 6.5}
+            axes[at].annotate(f"{fastest[setting]:.0f}", (fastest[setting], fastest[speed]), **options)
     titles = {"mat": "MAT\n(tokens a step)", "step_ms": "a step (ms)", "state_mib": "state (MiB)"}
     titles[speed] = speed_label.replace(" ", "\n", 1)
     for panel, column in zip(axes, columns, strict=True):
@@ -69,18 +64,14 @@ def _curves(
         values = sorted({int(row[setting]) for row in rows})
         axes[-1].set_xticks(values, [str(v) for v in values])
     axes[-1].set_xlabel(label)
-    legend(figure, axes[0])
-    footnote(figure, f"shaded: {INTERVAL}; {block.measured}")
-    return figure
+    return finish(figure, axes[0], f"shaded: {INTERVAL}; {block.measured}")
 
 
 def _line(axes: Axes, line: list[dict[str, Any]], setting: str, column: str, i: int, name: str) -> None:
-    """One line with its interval as a band."""
+    """Draw one line with its interval as a band."""
     x = [float(row[setting]) for row in line]
-    if column == "state_mib":
-        axes.plot(x, [row["state_bytes"] / 2**20 for row in line], label=name, **mark(i))
-        return
-    axes.plot(x, [row[column] for row in line], label=name, **mark(i))
+    values = [row["state_bytes"] / 2**20 if column == "state_mib" else row[column] for row in line]
+    axes.plot(x, values, label=name, **mark(i))
     if f"{column}_low" in line[0]:
         low, high = ([row[f"{column}_{end}"] for row in line] for end in ("low", "high"))
         axes.fill_between(x, low, high, color=colour(i), alpha=0.18, linewidth=0)
@@ -112,11 +103,9 @@ def tree_shape(block: Block) -> Figure | None:
     axes.set_xticks(range(len(deep)), [str(d) for d in deep])
     axes.set_yticks(range(len(wide)), [str(w) for w in wide])
     axes.grid(visible=False)
-    axes.set_xlabel("depth of the draft tree")
-    axes.set_ylabel("breadth (root)")
     figure.colorbar(image, ax=axes, label="MAT", fraction=0.05)
-    footnote(figure, f"{most} nodes, or as many as fit (small numbers); {block.measured}")
-    return figure
+    note = f"{most} nodes, or as many as fit (small numbers); {block.measured}"
+    return finish(figure, axes, note, x="depth of the draft tree", y="breadth (root)")
 
 
 def tree_family(block: Block) -> Figure | None:
@@ -127,46 +116,111 @@ def tree_family(block: Block) -> Figure | None:
         return None
     figure, (axes,) = panels(height=2.1)
     for i, family in enumerate(families):
-        own = [row for row in rows if row["tree"] == family]
-        axes.plot(
-            [row["tree_nodes"] for row in own],
-            [row["mat"] for row in own],
-            marker(i + 2),
-            color=colour(i + 2),
-            label=family,
-            markersize=8 if len(own) == 1 else 4,
-            markerfacecolor="none" if len(own) > 1 else colour(i + 2),
-        )
+        members = [row for row in rows if row["tree"] == family]
+        nodes, mats = ([row[column] for row in members] for column in ("tree_nodes", "mat"))
+        size, face = (8, colour(i + 2)) if len(members) == 1 else (4, "none")
+        options = {"color": colour(i + 2), "label": family, "markersize": size, "markerfacecolor": face}
+        axes.plot(nodes, mats, marker(i + 2), **options)
     axes.margins(0.08)  # a large mark on the edge is not cut
-    axes.set_xlabel("nodes in the draft tree, root not counted")
-    axes.set_ylabel("MAT (tokens a step)")
-    legend(figure, axes)
-    footnote(figure, block.measured)
-    return figure
+    return finish(figure, axes, block.measured, x="nodes in the draft tree, root not counted", y="MAT (tokens a step)")
 
 
 def machine_tree(block: Block) -> Figure | None:
     """What tree=auto measured and promised: step time over the size of the tree, speed, and the last choices (dots)."""
-    known = [(pool, found) for pool in block.pools if (found := told_by(pool.first)) is not None]
+    known = [(pool, figures) for pool in block.pools if (figures := auto_figures(pool.first)) is not None]
     if not known:
         return None
     figure, (time, speed) = panels(2, height=3.0, sharex=True)
-    for i, (pool, found) in enumerate(known):
-        sizes: list[int] = found["sizes"]
+    for i, (pool, figures) in enumerate(known):
+        sizes: list[int] = figures["sizes"]
         options = mark(i + 2) | {"label": pool.name}
-        time.plot(sizes, [1e3 * seconds for seconds in found["step_seconds"]], **options)
-        speed.plot(sizes, found["predicted_speedup_by_size"], **options)
-        for own in (run for run in auto_runs(block.pools) if run.pool is pool):
-            told, at = own.told, own.told["sizes"].index(own.told["chosen"])
-            speed.plot(told["sizes"][at], told["predicted_speedup_by_size"][at], "o", color="#000000", markersize=5)
-            if own.achieved == own.achieved:
-                speed.axhline(own.achieved, color=colour(i + 2), linewidth=0.9, linestyle=":")
+        time.plot(sizes, [1e3 * seconds for seconds in figures["step_seconds"]], **options)
+        speed.plot(sizes, figures["predicted_speedup_by_size"], **options)
+        for run in (run for run in auto_runs(block.pools) if run.pool is pool):
+            last, at = run.figures, run.figures["sizes"].index(run.figures["chosen"])
+            speed.plot(last["sizes"][at], last["predicted_speedup_by_size"][at], "o", color="#000000", markersize=5)
+            if run.achieved == run.achieved:
+                speed.axhline(run.achieved, color=colour(i + 2), linewidth=0.9, linestyle=":")
     time.set_ylabel("a step (ms)")
     speed.set_ylabel("decoding speed\nover vanilla")
     speed.set_xlabel("nodes in the draft tree, root not counted")
     for axes in (time, speed):
         axes.margins(y=0.1)  # room for the dot
         axes.set_ylim(bottom=0)
-    legend(figure, time)
-    footnote(figure, f"dot: a run's last choice, or its most frequent one; dotted: what it achieved; {block.measured}")
-    return figure
+    note = "dot: a run's last choice, or its most frequent one; dotted: what it achieved"
+    return finish(figure, time, f"{note}; {block.measured}")
+
+
+def start(block: Block) -> Figure | None:
+    """What the state at the start of a prompt is worth: MAT and speedup by start, a published pair beside it."""
+    rows = block.varied("start", ("recycle_prompt", "order"))
+    if not rows or len({row["pool"].method for row in rows}) > 2:  # among many methods the other figures show it
+        return None
+    return _bars(block, rows, "start", published_starts())
+
+
+def update(block: Block) -> Figure | None:
+    """What is written back to the matrix: every node, the accepted path, the root, nothing."""
+    rows = block.varied("update", ("start", "order"))
+    return _bars(block, rows, "update") if rows else None
+
+
+def order(block: Block) -> Figure | None:
+    """How much a method that carries state owes to the order of its questions."""
+    rows = [row for row in block.drafting if row.get("start") not in (None, "cold") and row["start"] == row["start"]]
+    rows = [row | {"order": row["pool"].first.settings["bench"].get("order", "file")} for row in rows]
+    if len({row["order"] for row in rows}) < 2:
+        return None
+    return _bars(block, rows, "order")
+
+
+def published_starts() -> list[tuple[str, float, float]]:
+    """Return (name, MAT, speedup) of the published hot and cold pair."""
+    pair = [row for row in read_published("unofficial_a100_40gb") if row["method"].startswith("recycling (")]
+    return [(f"{row['method'][11:-1]}, published", row["mat"], row["speedup"]) for row in pair]
+
+
+def _bars(
+    block: Block, rows: list[dict[str, Any]], setting: str, published: list[tuple[str, float, float]] | None = None
+) -> Figure:
+    """Draw two panels of horizontal bars, MAT and speedup (or tokens/s), one bar a run; published figures hatched."""
+    speed, speed_label = speed_of(rows)
+    labels = [_label(row, rows, setting) for row in rows]
+    extra = published or []
+    count = len(rows) + len(extra)
+    columns = [("mat", "MAT (tokens a step)", 1), (speed, speed_label, 2)]
+    columns = [entry for entry in columns if any(row[entry[0]] == row[entry[0]] for row in rows)]  # not all is timed
+    figure, axes = panels(len(columns), height=(0.6 + 0.3 * len(columns)) + 0.18 * len(columns) * count, sharey=True)
+    at = list(range(count))[::-1]
+    for panel, (column, label, place) in zip(axes, columns, strict=True):
+        panel.set_xlabel(label)
+        values = [float(row[column]) for row in rows]
+        panel.barh(at[: len(rows)], values, 0.7, color=colour(4))
+        for y, row, value in zip(at, rows, values, strict=False):
+            low, high = row[f"{column}_low"], row[f"{column}_high"]
+            if low == low:
+                panel.hlines(y, low, high, color="#000000", linewidth=0.9)
+            panel.text(0, y, f" {value:.2f}" if column != "tokens_per_second" else f" {value:.0f}",
+                       va="center", color="#ffffff", fontsize=6.5)  # fmt: skip
+        if column != "tokens_per_second":
+            panel.barh(at[len(rows) :], [entry[place] for entry in extra], 0.7, color="#ffffff", edgecolor="#777777",
+                       hatch="////", linewidth=0.6)  # fmt: skip
+        panel.set_yticks(at, labels + [entry[0] for entry in extra])
+        sideways(panel)
+        if column.startswith("speedup"):
+            panel.axvline(1.0, color="#444444", linewidth=0.7)
+    hatched = "; hatched: Vicuna-7B, A100-40GB, speedup over its own baseline" if extra else ""
+    return finish(figure, axes[0], f"lines: {INTERVAL}{hatched}; {block.measured}")
+
+
+def _label(row: dict[str, Any], rows: list[dict[str, Any]], setting: str) -> str:
+    """Name the choice, and what else tells the bar from others of the same choice."""
+    twins = [other for other in rows if str(other[setting]) == str(row[setting])]
+    words = [str(row[setting])]
+    if len({other["pool"].method for other in rows}) > 1:
+        words.insert(0, row["pool"].method)
+    mine = row["pool"].first.facets
+    for key in mine:
+        if key != setting and len({str(other["pool"].first.facets.get(key)) for other in twins}) > 1:
+            words.append(key if mine[key] is True else "" if mine[key] is False else f"{mine[key]}")
+    return ", ".join(word for word in words if word)

@@ -14,8 +14,7 @@ from ..statistics.acceptance import Accepted, by_depth
 from ..statistics.metrics import OVERALL
 from ..statistics.tables import BASELINES
 from .block import MOST, Block
-from .grid import grid
-from .style import INTERVAL, colour, dash, footnote, legend, mark, marker, panels, printed
+from .style import INTERVAL, colour, dash, finish, grid, mark, marker, panels, printed, sideways
 
 LONGEST = 9  # accepted lengths from here on share a column of the grid
 FAR = 16  # and from here on the last point of a line
@@ -38,44 +37,39 @@ def speedup_over_vanilla(block: Block) -> Figure | None:
 
 
 def _by_category(block: Block, column: str, label: str) -> Figure | None:
-    """One line a subtask, one mark a method, so that many methods fit a column; bars are 95 % intervals."""
+    """Draw one line a subtask, one mark a method, so that many methods fit a column; bars are 95 % intervals."""
     rows = [row for row in block.shown() if row[column] == row[column]]
     if not rows:
         return None
     categories = list(dict.fromkeys(block.table["category"]))
     if len(rows) > MOST:
-        values = [_by_its_category(block, row, categories)[column].tolist() for row in rows]
-        shown = [printed(c) for c in categories]
+        cells = [_by_its_category(block, row, categories)[column].tolist() for row in rows]
         middle = 1.0 if column.startswith("speedup") else None
-        return grid([row["name"] for row in rows], shown, values, label, block, middle=middle)
+        names, columns = [row["name"] for row in rows], list(map(printed, categories))
+        return grid(names, columns, cells, label, block.measured, middle=middle)
     figure, (axes,) = panels(height=0.8 + 0.27 * len(categories))
     for i, row in enumerate(rows):
         at = [len(categories) - 1 - y + 0.5 * ((len(rows) - 1) / 2 - i) / len(rows) for y in range(len(categories))]
-        own = _by_its_category(block, row, categories)
-        ink = colour(row["place"])
-        axes.hlines(at, own[f"{column}_low"], own[f"{column}_high"], color=ink, linewidth=0.8, alpha=0.8)
-        axes.plot(own[column], at, marker(row["place"]), color=ink, label=row["name"])
+        values, ink = _by_its_category(block, row, categories), colour(row["place"])
+        axes.hlines(at, values[f"{column}_low"], values[f"{column}_high"], color=ink, linewidth=0.8, alpha=0.8)
+        axes.plot(values[column], at, marker(row["place"]), color=ink, label=row["name"])
     axes.axvline(1.0, color="#444444", linewidth=0.7)
     axes.set_yticks(range(len(categories)), [printed(c) for c in reversed(categories)])
-    axes.grid(axis="x")
-    axes.grid(axis="y", visible=False)
+    sideways(axes)
     if OVERALL in categories:
         axes.axhline(0.5, color="#bbbbbb", linewidth=0.7, linestyle=":")
-    axes.set_xlabel(label)
-    legend(figure, axes)
-    footnote(figure, f"lines: {INTERVAL}; {block.measured}")
-    return figure
+    return finish(figure, axes, f"lines: {INTERVAL}; {block.measured}", x=label)
 
 
 def _by_its_category(block: Block, row: dict[str, Any], categories: Sequence[str]) -> pd.DataFrame:
-    """A configuration's rows of the table, one a category."""
-    own = block.table[(block.table["method"] == row["method"]) & (block.table["variant"] == row["variant"])]
-    found: pd.DataFrame = own.set_index("category").reindex(categories)
-    return found
+    """Return a configuration's rows of the table, one a category."""
+    rows = block.table[(block.table["method"] == row["method"]) & (block.table["variant"] == row["variant"])]
+    by_category: pd.DataFrame = rows.set_index("category").reindex(categories)
+    return by_category
 
 
 def _lengths(row: dict[str, Any]) -> list[int]:
-    """The accepted lengths of all its steps."""
+    """Return the accepted lengths of all its steps."""
     return [n for answer in row["pool"].rows for n in accept_lengths(answer)]
 
 
@@ -99,15 +93,11 @@ def accepted_lengths(block: Block) -> Figure | None:
         axes.set_xticks([1, 4, 8, 12, FAR], ["1", "4", "8", "12", f"{FAR}+"])
     axes.set_xlim(0.5, min(longest, FAR) + 0.5)
     axes.set_ylim(bottom=0)
-    axes.set_xlabel("accepted length (tokens a step)")
-    axes.set_ylabel("% of steps")
-    legend(figure, axes)
-    footnote(figure, block.measured)
-    return figure
+    return finish(figure, axes, block.measured, x="accepted length (tokens a step)", y="% of steps")
 
 
 def _accepted_lengths_grid(block: Block, rows: Sequence[dict[str, Any]]) -> Figure:
-    """The same for many methods; the last column takes all longer ones."""
+    """Draw the same for many methods; the last column takes all longer ones."""
     values = []
     for row in rows:
         lengths = _lengths(row)
@@ -115,7 +105,7 @@ def _accepted_lengths_grid(block: Block, rows: Sequence[dict[str, Any]]) -> Figu
         values.append([100 * c / max(len(lengths), 1) for c in [*counts, sum(n >= LONGEST for n in lengths)]])
     columns = [*map(str, range(1, LONGEST)), f"{LONGEST}+"]
     label = "% of steps by accepted length (tokens a step)"
-    return grid([row["name"] for row in rows], columns, values, label, block, decimals=0)
+    return grid([row["name"] for row in rows], columns, values, label, block.measured, decimals=0)
 
 
 def acceptance_by_depth(block: Block) -> Figure | None:
@@ -126,12 +116,11 @@ def acceptance_by_depth(block: Block) -> Figure | None:
         return None
     if len(rows) > MOST:
         deepest = min(max(len(depths) for _, depths in rows), DEEPEST)
-        values = [
-            [100 * d.joint for d in depths[:deepest]] + [float("nan")] * (deepest - len(depths)) for _, depths in rows
-        ]
+        shares = [[100 * depth.joint for depth in depths[:deepest]] for _, depths in rows]
+        values = [row + [float("nan")] * (deepest - len(row)) for row in shares]
         columns = [str(depth) for depth in range(1, deepest + 1)]
         label = "% of steps that reach a depth of the draft"
-        return grid([row["name"] for row, _ in rows], columns, values, label, block, decimals=0)
+        return grid([row["name"] for row, _ in rows], columns, values, label, block.measured, decimals=0)
     figure, (joint, conditional) = panels(2, height=3.1, sharex=True)
     for row, depths in rows:
         options = mark(row["place"]) | {"label": row["name"]}
@@ -145,9 +134,7 @@ def acceptance_by_depth(block: Block) -> Figure | None:
     conditional.set_xticks(range(1, min(deepest, DEEPEST) + 1))
     for axes in (joint, conditional):
         axes.set_ylim(bottom=0)
-    legend(figure, joint)
-    footnote(figure, block.measured)
-    return figure
+    return finish(figure, joint, block.measured)
 
 
 def mat_over_questions(block: Block) -> Figure | None:
@@ -159,21 +146,13 @@ def mat_over_questions(block: Block) -> Figure | None:
     window = 1
     for row in rows:
         answers = row["pool"].first_answers
-        steps = pd.Series([len(accept_lengths(answer)) for answer in answers])
-        tokens = pd.Series([sum(accept_lengths(answer)) for answer in answers])
         window = max(1, len(answers) // 8)
-        smooth = tokens.rolling(window, min_periods=1).sum() / steps.rolling(window, min_periods=1).sum()
-        axes.plot(
-            range(1, len(smooth) + 1),
-            smooth,
-            label=row["name"],
-            color=colour(row["place"]),
-            linestyle=dash(row["place"]),
-        )
-    axes.set_xlabel("question, in the order asked" + (f" (mean of the last {window})" if window > 1 else ""))
+        lengths = [accept_lengths(answer) for answer in answers]
+        tokens, steps = (pd.Series(list(map(of, lengths))).rolling(window, min_periods=1).sum() for of in (sum, len))
+        smooth = tokens / steps
+        options = {"label": row["name"], "color": colour(row["place"]), "linestyle": dash(row["place"])}
+        axes.plot(range(1, len(smooth) + 1), smooth, **options)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_ylabel("MAT (tokens a step)")
     axes.set_xlim(left=1)
-    legend(figure, axes)
-    footnote(figure, block.measured)
-    return figure
+    asked = "question, in the order asked" + (f" (mean of the last {window})" if window > 1 else "")
+    return finish(figure, axes, block.measured, x=asked, y="MAT (tokens a step)")

@@ -1,18 +1,20 @@
-"""One style for all figures: a column's width (3.3 in), colour-blind safe, as PDF, SVG and PNG."""
+"""One style for all figures: a column's width (3.3 in), colour-blind safe, as PDF, SVG and PNG; a grid of numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import matplotlib
+import numpy as np
 
 matplotlib.use("Agg")  # no window, on any machine
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.colors import TwoSlopeNorm
 from matplotlib.figure import Figure
 
 from model.files import replaced
@@ -57,13 +59,13 @@ def styled() -> Iterator[None]:
 
 
 def panels(rows: int = 1, height: float = 2.3, **options: Any) -> tuple[Figure, list[Axes]]:
-    """A figure of a column's width with panels below one another; height in inches, of all."""
+    """Make a figure of a column's width with panels below one another; height in inches, of all."""
     figure, axes = plt.subplots(rows, 1, figsize=(WIDTH, height), layout="constrained", squeeze=False, **options)
     return figure, [axes[i, 0] for i in range(rows)]
 
 
 def printed(category: object) -> str:
-    """A category as axes print it."""
+    """Return a category as axes print it."""
     return NAMES.get(str(category), str(category).replace("_", " "))
 
 
@@ -76,17 +78,17 @@ def marker(i: int) -> str:
 
 
 def mark(i: int) -> dict[str, Any]:
-    """A line's options: its marker and its colour."""
+    """Return a line's options: its marker and its colour."""
     return {"marker": marker(i), "color": colour(i)}
 
 
 def dash(i: int) -> str:
-    """For lines without markers: another stroke where the colours begin anew."""
+    """Return the stroke of a line without markers: another one where the colours begin anew."""
     return ("-", "--", ":")[i // len(PALETTE) % 3]
 
 
 def legend(figure: Figure, axes: Axes) -> None:
-    """The legend above the panels, one entry a name; the figure grows by its lines, so that the panels keep theirs."""
+    """Put one entry a name above the panels; the figure grows by their lines, so that the panels keep theirs."""
     handles, labels = axes.get_legend_handles_labels()
     unique = dict(zip(labels, handles, strict=True))
     if unique:
@@ -96,9 +98,21 @@ def legend(figure: Figure, axes: Axes) -> None:
         figure.set_figheight(figure.get_figheight() + 0.135 * -(-len(unique) // fit))
 
 
-def footnote(figure: Figure, text: str) -> None:
-    """What was measured on what, below the panels."""
-    figure.supxlabel(text, fontsize=5, color="#555555", x=0.99, ha="right", wrap=True)
+def finish(figure: Figure, axes: Axes, note: str, *, x: str = "", y: str = "") -> Figure:
+    """Label the axes, put their names above the panels and below them what was measured; returns the figure."""
+    if x:
+        axes.set_xlabel(x)
+    if y:
+        axes.set_ylabel(y)
+    legend(figure, axes)
+    figure.supxlabel(note, fontsize=5, color="#555555", x=0.99, ha="right", wrap=True)
+    return figure
+
+
+def sideways(axes: Axes) -> None:
+    """Draw the grid for values that run along x."""
+    axes.grid(axis="x")
+    axes.grid(axis="y", visible=False)
 
 
 def save(figure: Figure, path: Path) -> Path:
@@ -110,3 +124,49 @@ def save(figure: Figure, path: Path) -> Path:
             figure.savefig(partial, format=kind, metadata=metadata)
     plt.close(figure)
     return Path(f"{path}.png")
+
+
+def grid(
+    rows: Sequence[str],
+    columns: Sequence[str],
+    values: Sequence[Sequence[float]],
+    label: str,
+    measured: str,
+    *,
+    middle: float | None = None,
+    decimals: int = 2,
+) -> Figure:
+    """Draw one row a method, one column a category, the number in each cell; NaN stays empty.
+
+    Marks for many methods would cover one another; numbers on colours stay readable.
+
+    Args:
+        measured: what ran on what, for below the grid.
+        middle: where the colours turn (no gain), darker blue above it and darker orange below; None: from 0 up.
+    """
+    cells = np.array(values, dtype=float)  # (rows, columns)
+    figure, (axes,) = panels(height=0.75 + 0.155 * len(rows))
+    known = cells[np.isfinite(cells)]
+    low, high = (float(known.min()), float(known.max())) if known.size else (0.0, 1.0)
+    if middle is None:
+        axes.imshow(cells, cmap="Blues", vmin=0, vmax=high * 1.25, aspect="auto")
+        shade = cells / max(high * 1.25, 1e-9)
+    else:
+        norm = TwoSlopeNorm(middle, min(low, middle - 0.1), max(high, middle + 0.1))
+        axes.imshow(cells, cmap="PuOr", norm=norm, aspect="auto")
+        shade = np.abs(np.ma.filled(norm(cells), 0.5) - 0.5) * 2
+    for (y, x), value in np.ndenumerate(cells):
+        if np.isfinite(value):
+            dark = shade[y, x] > 0.62
+            axes.text(x, y, f"{value:.{decimals}f}", ha="center", va="center", fontsize=5, color="w" if dark else "k")
+    slanted: dict[str, Any] = (
+        {"rotation": 35, "ha": "right", "rotation_mode": "anchor"} if max(map(len, columns)) > 3 else {}
+    )
+    axes.set_xticks(range(len(columns)), columns, fontsize=6, **slanted)
+    axes.set_yticks(range(len(rows)), rows, fontsize=6)
+    axes.tick_params(length=0)
+    axes.grid(visible=False)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+    axes.set_title(label, fontsize=7)
+    return finish(figure, axes, measured)

@@ -16,7 +16,7 @@ from pathlib import Path
 from model.errors import UserError
 from model.files import ROOT, write_json
 
-from ..records.answer_file import read_object
+from ..records.rows import read_object
 
 CACHE = ROOT / "data/.digests"
 LARGE = 1 << 20  # bytes; smaller files are hashed each time, which takes as long as reading what is kept

@@ -39,7 +39,7 @@ from model.errors import UserError
 from model.files import ROOT, replaced, write_json
 
 from ..errors import one_line
-from ..records.answer_file import read_object
+from ..records.rows import read_object
 from .digests import file_sha256
 
 CACHE = ROOT / "data/.models"

@@ -25,7 +25,7 @@ class Finding:
         return [(i, _where(turn), turn) for i, turn in enumerate(self.audit.turns) if turn.parts is not None]
 
     def in_words(self) -> str:
-        """What was found, as a sentence."""
+        """Say in a sentence how far the output is the baseline's."""
         audit = self.audit
         if not audit.turns:
             return "The records share no turn with token ids, so nothing can be said."
@@ -42,10 +42,10 @@ class Finding:
 
 
 def findings(ran: list[Configuration]) -> list[Finding]:
-    """Each method against vanilla, and vanilla against hf, where they ran on the same model, bench and device."""
+    """Audit each method against vanilla, and vanilla against hf, where they ran on the same model, bench and device."""
     names = {id(configuration.pool): configuration.name for configuration in ran}
-    found = audits([configuration.pool for configuration in ran], BASES)
-    return [Finding(names[id(audit.pool)], names[id(audit.base)], audit) for audit in found]
+    audited = audits([configuration.pool for configuration in ran], BASES)
+    return [Finding(names[id(audit.pool)], names[id(audit.base)], audit) for audit in audited]
 
 
 def _where(turn: Turn) -> str:

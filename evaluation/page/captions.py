@@ -12,8 +12,7 @@ import pandas as pd
 from .. import figures
 from ..records.rows import accept_lengths
 from ..statistics.metrics import OVERALL
-from ..statistics.printing import group_names
-from ..statistics.tables import BASELINES, GROUP
+from ..statistics.tables import BASELINES, GROUP, group_names
 from .circumstances import Configuration
 
 PLAIN = 1.005  # a MAT up to this is plain decoding's, which reads 1.00
@@ -21,7 +20,7 @@ Caption = Callable[[str, pd.DataFrame, list[Configuration]], str]
 
 
 def caption(stem: str, table: pd.DataFrame, ran: list[Configuration]) -> str:
-    """The sentence for the figure of this file name.
+    """Return the sentence for the figure of this file name.
 
     A figure that this module does not know by name is told by the docstring of the function in evaluation.figures
     that its file is named after.
@@ -33,18 +32,18 @@ def caption(stem: str, table: pd.DataFrame, ran: list[Configuration]) -> str:
     if kind in CAPTIONS:
         return CAPTIONS[kind](stem, table, ran)
     function = getattr(figures, kind, None)
-    told = inspect.getdoc(function) if inspect.isfunction(function) else None
-    return told.split("\n\n")[0].replace("\n", " ") if told else ""
+    doc = inspect.getdoc(function) if inspect.isfunction(function) else None
+    return doc.split("\n\n")[0].replace("\n", " ") if doc else ""
 
 
 def place(stem: str) -> tuple[int, str]:
-    """Where the page shows a figure: known ones in their order, others behind them by name."""
+    """Return where the page shows a figure: known ones in their order, others behind them by name."""
     kind, known = stem.split("-")[0], list(CAPTIONS)
     return known.index(kind) if kind in known else len(known), stem
 
 
 def short(table: pd.DataFrame) -> list[str]:
-    """The table's overall rows in a few sentences, one line a block of the table."""
+    """Say the table's overall rows in a few sentences, one line a block of the table."""
     names = group_names(table)
     groups: dict[str, list[dict[Any, Any]]] = {}
     for row, _ in _overall(table):
@@ -66,16 +65,16 @@ def short(table: pd.DataFrame) -> list[str]:
 
 
 def _overall(table: pd.DataFrame) -> list[tuple[dict[Any, Any], list[dict[Any, Any]]]]:
-    """The overall rows, each with the rows by subtask that stand before it."""
-    found: list[tuple[dict[Any, Any], list[dict[Any, Any]]]] = []
+    """Return the overall rows, each with the rows by subtask that stand before it."""
+    pairs: list[tuple[dict[Any, Any], list[dict[Any, Any]]]] = []
     before: list[dict[Any, Any]] = []
     for row in table.to_dict("records"):
         if row["category"] == OVERALL:
-            found.append((row, before))
+            pairs.append((row, before))
             before = []
         else:
             before.append(row)
-    return found
+    return pairs
 
 
 def _has(row: dict[Any, Any], column: str) -> bool:
@@ -90,23 +89,23 @@ def _speedup(stem: str, table: pd.DataFrame, ran: list[Configuration]) -> str:
     baseline = stem.removeprefix("speedup_over_").split("-")[0]
     column = f"speedup_{baseline}"
     parts = []
-    found = [pair for pair in _overall(table) if _has(pair[0], column) and pair[0]["method"] != baseline]
-    for row, subtasks in sorted(found, key=lambda pair: -pair[0][column]):
-        if own := [r for r in subtasks if _has(r, column)]:
-            gains = sum(r[column] > 1 for r in own)
-            parts.append(f"{_name(row)} {row[column]:.2f} × overall, faster in {gains} of {len(own)} subtasks")
+    pairs = [pair for pair in _overall(table) if _has(pair[0], column) and pair[0]["method"] != baseline]
+    for row, subtasks in sorted(pairs, key=lambda pair: -pair[0][column]):
+        if known := [r for r in subtasks if _has(r, column)]:
+            gains = sum(r[column] > 1 for r in known)
+            parts.append(f"{_name(row)} {row[column]:.2f} × overall, faster in {gains} of {len(known)} subtasks")
     text = f"Tokens per second over those of {baseline}, by subtask; the line at 1 is no gain. "
     return text + _list(parts)
 
 
 def _mat(stem: str, table: pd.DataFrame, ran: list[Configuration]) -> str:
     parts = []
-    found = [pair for pair in _overall(table) if _has(pair[0], "mat") and pair[0]["mat"] > PLAIN]
-    for row, subtasks in sorted(found, key=lambda pair: -pair[0]["mat"]):
-        own = sorted((r for r in subtasks if _has(r, "mat")), key=lambda r: r["mat"])
+    pairs = [pair for pair in _overall(table) if _has(pair[0], "mat") and pair[0]["mat"] > PLAIN]
+    for row, subtasks in sorted(pairs, key=lambda pair: -pair[0]["mat"]):
+        known = sorted((r for r in subtasks if _has(r, "mat")), key=lambda r: r["mat"])
         part = f"{_name(row)} {row['mat']:.2f} overall"
-        if len(own) > 1:
-            low, high = own[0], own[-1]
+        if len(known) > 1:
+            low, high = known[0], known[-1]
             part += f", from {low['mat']:.2f} ({low['category']}) to {high['mat']:.2f} ({high['category']})"
         parts.append(part)
     text = "Tokens that a step adds on average (MAT), by subtask; plain decoding is 1. "

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..records.drawing import in_words
+from ..records.provenance import flat
 from ..records.rows import Row
-from ..records.runs import Run
+from ..records.runs import Run, sampling_words
+from ..statistics.caveats import generation_left_out
 from ..statistics.pools import Pool, pools
-from ..statistics.printing import generation_left_out
 
 _UNNAMED = re.compile(r"sha256|(^|\.)path$|bench\.questions|method\.name")  # settings that would name a run badly
 _PLAIN = ("model.name", "bench.name")  # settings whose value says enough without their key
@@ -63,30 +63,25 @@ class Command:
 
 
 def configurations(runs: list[Run]) -> list[Configuration]:
-    """The runs by configuration, named as tables and figures name them, and by what else tells those of one name."""
+    """Group the runs by configuration, named as in tables and figures, each name once."""
     pooled = pools(runs)
-    flat = [_flatten(pool.first.settings | {"device": pool.first.metadata.get("device")}) for pool in pooled]
+    every = [pool.first.settings | {"device": pool.first.metadata.get("device")} for pool in pooled]
+    named = [{key: value for key, value in flat(settings) if value != {}} for settings in every]
     names: list[str] = []
-    for pool, own in zip(pooled, flat, strict=True):
-        peers = [other for p, other in zip(pooled, flat, strict=True) if p.name == pool.name]
-        keys = [k for k in own if not _UNNAMED.search(k) and any(peer.get(k) != own[k] for peer in peers)]
-        parts = [str(own[k]) if k in _PLAIN else f"{k.rsplit('.', 1)[-1]}={own[k]}" for k in keys]
+    for pool, settings in zip(pooled, named, strict=True):
+        peers = [other for p, other in zip(pooled, named, strict=True) if p.name == pool.name]
+        keys = [k for k in settings if not _UNNAMED.search(k) and any(peer.get(k) != settings[k] for peer in peers)]
+        parts = [str(settings[k]) if k in _PLAIN else f"{k.rsplit('.', 1)[-1]}={settings[k]}" for k in keys]
         names.append(", ".join([pool.name, *parts]))
-    told = [f"{n}, {p.questions} questions" if names.count(n) > 1 else n for n, p in zip(names, pooled, strict=True)]
-    unique = [f"{n}, {p.first.folder.name[-8:]}" if told.count(n) > 1 else n for n, p in zip(told, pooled, strict=True)]
-    return [Configuration(name, pool) for name, pool in zip(unique, pooled, strict=True)]
-
-
-def _flatten(settings: dict[str, Any], above: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in settings.items():
-        flat |= _flatten(value, f"{above}{key}.") if isinstance(value, dict) else {above + key: value}
-    return flat
+    for tell in (lambda pool: f"{pool.questions} questions", lambda pool: pool.first.folder.name[-8:]):
+        pairs = zip(names, pooled, strict=True)
+        names = [f"{name}, {tell(pool)}" if names.count(name) > 1 else name for name, pool in pairs]
+    return [Configuration(name, pool) for name, pool in zip(names, pooled, strict=True)]
 
 
 def facts(ran: list[Configuration]) -> list[Fact]:
-    """What ran on what; a fact in which configurations differ lists each value with those it holds for."""
-    found = [
+    """Say what ran on what; a fact in which configurations differ lists each value with those it holds for."""
+    terms = [
         ("device", _of_runs(lambda m: str(m.get("device", "")))),
         ("model", _of_runs(_model)),
         ("bench", _bench),
@@ -97,7 +92,7 @@ def facts(ran: list[Configuration]) -> list[Fact]:
         ("code", _of_runs(_code)),
         ("platform", _of_runs(lambda m: str(m.get("platform", "")))),
     ]
-    lines = [_fact(term, of, ran) for term, of in found]
+    lines = [_fact(term, of, ran) for term, of in terms]
     started = sorted(str(r.metadata["started"]) for c in ran for r in c.runs if r.metadata.get("started"))
     if started:
         first, last = (_moment(t) for t in (started[0], started[-1]))
@@ -109,12 +104,12 @@ def facts(ran: list[Configuration]) -> list[Fact]:
 
 
 def _of_runs(of: Callable[[dict[str, Any]], str]) -> Callable[[Configuration], list[str]]:
-    """What the metadata of each run say."""
+    """Return a function that reads the metadata of each run."""
     return lambda configuration: [of(run.metadata) for run in configuration.runs]
 
 
 def _fact(term: str, of: Callable[[Configuration], Sequence[str]], ran: list[Configuration]) -> Fact:
-    """The values of a term, each with the names of those that have it."""
+    """Return the values of a term, each with the names of those that have it."""
     held: dict[str, list[str]] = {}
     for configuration in ran:
         for value in dict.fromkeys(of(configuration)):
@@ -138,10 +133,10 @@ def _quantized(model: dict[str, Any]) -> str:
 
 
 def _converted(metadata: dict[str, Any]) -> str:
-    """What the weights were before they were de-quantised; empty where they never were."""
-    told: dict[str, Any] = metadata.get("converted_from", {})
-    types = ", ".join(f"{count} tensors {kind}" for kind, count in told.get("tensor_types", {}).items())
-    return f"; de-quantised from {told['file']} ({types})" if told else ""
+    """Say what the weights were before they were de-quantised; empty where they never were."""
+    source: dict[str, Any] = metadata.get("converted_from", {})
+    types = ", ".join(f"{count} tensors {kind}" for kind, count in source.get("tensor_types", {}).items())
+    return f"; de-quantised from {source['file']} ({types})" if source else ""
 
 
 def _bench(configuration: Configuration) -> list[str]:
@@ -154,7 +149,8 @@ def _decoding(metadata: dict[str, Any]) -> str:
     settings = metadata["settings"]
     choices, seed = settings.get("num_choices", 1), settings.get("seed")
     often = f"{choices} answers a question, " if choices > 1 else ""
-    return f"{in_words(settings)}, batch 1, at most {settings['max_new_tokens']} new tokens a turn, {often}seed {seed}"
+    most = f"at most {settings['max_new_tokens']} new tokens a turn"
+    return f"{sampling_words(settings)}, batch 1, {most}, {often}seed {seed}"
 
 
 def _code(metadata: dict[str, Any]) -> str:
@@ -168,7 +164,7 @@ def _moment(stamp: str) -> str:
 
 
 def commands(ran: list[Configuration]) -> list[Command]:
-    """The command lines as recorded, each once. Given again, a command answers what is missing and nothing twice."""
+    """Return the recorded command lines, each once. Repeated, a command answers what is missing and nothing twice."""
     held: dict[str, tuple[list[str], list[int]]] = {}
     for configuration in ran:
         for run in configuration.runs:
@@ -181,7 +177,7 @@ def commands(ran: list[Configuration]) -> list[Command]:
 
 
 def command_line(argv: list[str]) -> str:
-    """What to type: `python -m evaluation.NAME ...` for a module of this repository, else as recorded."""
+    """Return what to type: `python -m evaluation.NAME ...` for a module of this repository, else as recorded."""
     parts = [str(part) for part in argv]
     for i, part in enumerate(parts[:2]):
         path = Path(part)

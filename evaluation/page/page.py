@@ -18,12 +18,10 @@ from model.files import write_text
 
 from ..figures import plain
 from ..records.runs import Run
-from ..statistics import executions
-from ..statistics.caveats import mixed, unknown_files
-from ..statistics.printing import group_names
-from ..statistics.tables import GROUP
-from ..statistics.unavailable import with_unavailable
-from . import audit, captions, circumstances, reader, table, tree_svg
+from ..statistics.caveats import execution_words, mixed, not_compared, unknown_files
+from ..statistics.tables import GROUP, group_names, with_unavailable
+from ..statistics.view import page_view
+from . import audit, captions, circumstances, reader, tree_svg
 from .circumstances import Configuration
 from .tokens import Decoder
 
@@ -41,7 +39,7 @@ def write_page(runs: list[Run], measured: pd.DataFrame, folder: Path) -> Path:
 
 
 def render(runs: list[Run], measured: pd.DataFrame, folder: Path) -> str:
-    """The page as HTML. Everything that a model or a user wrote goes through autoescaping or `script_json`."""
+    """Render the page as HTML. Everything that a model or a user wrote goes through autoescaping or `script_json`."""
     ran, decoder = circumstances.configurations(runs), Decoder()
     style, script = ((HERE / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     figures, figures_left_out = _figures(ran, measured, folder / "figures")
@@ -62,8 +60,8 @@ def render(runs: list[Run], measured: pd.DataFrame, folder: Path) -> str:
         incomplete=[(c.name, len(c.rows), c.asked) for c in ran if len(c.rows) < c.asked],
         mixed=[*mixed(runs), *unknown_files(runs)],
         facts=circumstances.facts(ran),
-        table=table.view(with_unavailable(measured, folder)),
-        executed=executions.in_words(measured) + executions.not_compared([c.pool for c in ran]),
+        table=page_view(with_unavailable(measured, folder)),
+        executed=execution_words(measured) + not_compared([c.pool for c in ran]),
         figures=figures,
         figures_left_out=figures_left_out,
         trees=trees,
@@ -78,7 +76,7 @@ def render(runs: list[Run], measured: pd.DataFrame, folder: Path) -> str:
 
 
 def script_json(data: Any) -> Markup:
-    """JSON that may stand inside <script>: no <, > or &, so that no text in it can end the element or open a comment.
+    """Write JSON that may stand inside <script>: without <, > or & no text can end the element or open a comment.
 
     U+2028 and U+2029, which end a line in older JavaScript, are escaped, too.
     """
@@ -89,7 +87,7 @@ def script_json(data: Any) -> Markup:
 
 
 def _policy(style: str, script: str) -> str:
-    """A content security policy: this style and this script by their hashes, images inside the page, nothing else."""
+    """Write a content security policy: this style and script by their hashes, images inside the page, nothing else."""
     hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (style, script)]
     return (
         f"default-src 'none'; style-src 'sha256-{hashes[0]}'; script-src 'sha256-{hashes[1]}'; img-src data:; "
@@ -98,7 +96,7 @@ def _policy(style: str, script: str) -> str:
 
 
 def _figures(ran: list[Configuration], measured: pd.DataFrame, folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """The figures as images inside the page, with their sentences, and the names of those that do not fit."""
+    """Return the figures as images inside the page, with their sentences, and the names of those that do not fit."""
     figures, left_out, size = [], [], 0
     for path in sorted(folder.glob("*.svg"), key=lambda p: captions.place(p.stem)):
         drawn = path.read_bytes()
@@ -115,11 +113,11 @@ def _figures(ran: list[Configuration], measured: pd.DataFrame, folder: Path) -> 
 
 
 def _drawn(stem: str, ran: list[Configuration], measured: pd.DataFrame) -> tuple[pd.DataFrame, list[Configuration]]:
-    """What a figure draws: all, or the block of the table whose name its file has behind the first "-"."""
+    """Return what a figure draws: all, or the block of the table whose name its file has behind the first "-"."""
     names = group_names(measured)
     named = [key for key, name in names.items() if stem.endswith("-" + plain(name))]
     if not named:
         return measured, ran
     drawn = max(named, key=lambda key: len(names[key]))
-    own = [c for c in ran if tuple(c.pool.group[column] for column in GROUP) == drawn]
-    return measured[(measured[GROUP] == list(drawn)).all(axis=1)], own
+    drawing = [c for c in ran if tuple(c.pool.group[column] for column in GROUP) == drawn]
+    return measured[(measured[GROUP] == list(drawn)).all(axis=1)], drawing

@@ -13,15 +13,14 @@ from ..records.questions import read_questions, subtask
 from ..records.rows import Row
 from ..records.runs import Run, row_key
 from .circumstances import Configuration
-from .ranks import spelled
-from .tokens import Decoder
+from .tokens import Decoder, spelled
 
 MOST_QUESTIONS, MOST_BYTES = 40, 2_000_000
 MOST_PROMPT = 600  # characters of a question's turn that are shown
 
 
 def collect(ran: list[Configuration], decoder: Decoder) -> dict[str, Any]:
-    """What the reader shows: `runs`, `questions`, `texts` (each once) and `answers`; and what was left out, in words.
+    """Collect what the reader shows: `runs`, `questions`, `texts` (each once), `answers`; and what was left out.
 
     Questions are taken from all subtasks in turn, each with the answers of all configurations, as long as they fit. Of
     several answers to a question, and of repeats, the first is taken.
@@ -37,11 +36,11 @@ def collect(ran: list[Configuration], decoder: Decoder) -> dict[str, Any]:
     for key, category in order[:MOST_QUESTIONS]:
         known = len(texts.items)
         new = [
-            {"run": i, "question": len(questions), "turns": _turns(run, own[key], texts)}
-            for i, (run, own) in enumerate(zip(runs, rows, strict=True))
-            if key in own
+            {"run": i, "question": len(questions), "turns": _turns(run, answered[key], texts)}
+            for i, (run, answered) in enumerate(zip(runs, rows, strict=True))
+            if key in answered
         ]
-        shown_id = str(next(own[key] for own in rows if key in own)["question_id"])
+        shown_id = str(next(answered[key] for answered in rows if key in answered)["question_id"])
         question = {"id": shown_id, "category": category, "turns": prompts.get(key, [])}
         size += len(json.dumps([new, question, texts.items[known:]], ensure_ascii=False).encode(errors="replace"))
         if size > MOST_BYTES and questions:
@@ -60,10 +59,10 @@ def collect(ran: list[Configuration], decoder: Decoder) -> dict[str, Any]:
 
 
 def _in_turn(rows: list[dict[Any, Row]]) -> list[tuple[Any, str]]:
-    """(question, category) of all questions, one of each subtask in turn, so that a part shows every subtask."""
+    """Order (question, category) with one question of each subtask in turn, so that a part shows every subtask."""
     held: dict[Any, str] = {}
-    for own in rows:
-        for key, row in own.items():
+    for answered in rows:
+        for key, row in answered.items():
             held.setdefault(key, str(row.get("category", "unknown")))
     counts: dict[str, int] = {}
     places = []
@@ -96,7 +95,7 @@ class _Texts:
 
 
 def _turns(run: Run, row: Row, texts: _Texts) -> list[dict[str, Any]]:
-    """Each turn of the first answer: its text, and its steps' accepted lengths, paths and nodes where recorded."""
+    """Return each turn of the first answer: its text, and its steps' lengths, paths and nodes where recorded."""
     choice = row["choices"][0]
     ids, counts = choice.get("output_ids") or [], choice.get("decoding_steps") or []
     paths, nodes = choice.get("step_paths") or [], choice.get("step_nodes") or []
@@ -106,8 +105,8 @@ def _turns(run: Run, row: Row, texts: _Texts) -> list[dict[str, Any]]:
     turns = []
     for i, text in enumerate(choice["turns"]):
         count = counts[i] if i < len(counts) else 0
-        own, lengths = lengths[:count], lengths[count:]
-        turn: dict[str, Any] = {"text": texts.add(run, text, ids[i] if i < len(ids) else None), "lengths": own}
+        accepted, lengths = lengths[:count], lengths[count:]
+        turn: dict[str, Any] = {"text": texts.add(run, text, ids[i] if i < len(ids) else None), "lengths": accepted}
         if i < len(paths):
             turn["paths"] = [spelled(tuple(path)) for path in paths[i]]
         if i < len(nodes):
@@ -117,8 +116,8 @@ def _turns(run: Run, row: Row, texts: _Texts) -> list[dict[str, Any]]:
 
 
 def _prompts(runs: list[Run]) -> dict[Any, list[str]]:
-    """The questions' own turns, by key, from the bench's file where it is still the one that was run."""
-    found: dict[Any, list[str]] = {}
+    """Read the questions' own turns, by key, from the bench's file where it is still the one that was run."""
+    prompts: dict[Any, list[str]] = {}
     for path, digest in dict.fromkeys(map(_bench_file, runs)):
         file = ROOT / path / "question.jsonl" if (ROOT / path).is_dir() else ROOT / path
         try:
@@ -126,10 +125,10 @@ def _prompts(runs: list[Run]) -> dict[Any, list[str]]:
                 continue
             for question in read_questions(file):
                 for key in (question.key, str(question.question_id)):
-                    found.setdefault(key, [_cut(turn) for turn in question.turns])
+                    prompts.setdefault(key, [_cut(turn) for turn in question.turns])
         except (OSError, UserError):
             continue  # the page shows the question's number and category, as for other people's files
-    return found
+    return prompts
 
 
 def _bench_file(run: Run) -> tuple[str, str]:
@@ -142,7 +141,7 @@ def _cut(text: str) -> str:
 
 
 def _notes(ran: list[Configuration], shown: int, there: int, decoder: Decoder, mismatched: int) -> list[str]:
-    """What the reader does not show, in words."""
+    """Say what the reader does not show."""
     notes = []
     if shown < there:
         notes.append(

@@ -1,18 +1,21 @@
-"""Token ids as text pieces, for people: with the model's own tokenizer where it is on this machine."""
+"""Token ids and rank paths as text, for people: with the model's own tokenizer where it is on this machine."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import groupby
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from model.decoding.tree import RankPath
 from model.files import ROOT
 
 from ..records.runs import Run
 
 CONTEXT = 6  # tokens before a piece that decide its leading space and join broken characters
 Decode = Callable[[list[int]], str]
+MOST_EQUAL = 3  # ranks in a row that are spelled out
 BROKEN = "\ufffd"  # what a tokenizer decodes an unfinished character to
 
 
@@ -29,7 +32,7 @@ class Decoder:
         self.failures: dict[str, str] = {}
 
     def pieces(self, run: Run, ids: list[int]) -> list[str] | None:
-        """One text for each id, which join to the whole text; None if there is no tokenizer."""
+        """Return one text for each id, which join to the whole text; None if there is no tokenizer."""
         model = run.settings["model"]
         path = str(model.get("path"))
         key = (path, tuple(ids))
@@ -52,7 +55,7 @@ class Decoder:
 
 
 def load(path: str, revision: str | None = None) -> Decode:
-    """The decoding of a model's tokenizer, special tokens included; from local files only, and no code of the model."""
+    """Load the decoding of a model's tokenizer, special tokens included, from local files only and without its code."""
     folder = next((p for p in (Path(path).expanduser(), ROOT / path) if p.is_dir()), None)
     if folder is not None and (folder / "tokenizer.json").is_file():
         fast = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -68,7 +71,7 @@ def load(path: str, revision: str | None = None) -> Decode:
 
 
 def split(decode: Decode, ids: list[int]) -> list[str]:
-    """The text that each id adds; an id in the middle of a character adds nothing, the one that ends it all of it."""
+    """Return the text that each id adds; inside a character an id adds nothing, the last id of it adds all of it."""
     pieces: list[str] = []
     begin = done = 0  # ids[begin:done] is context; what is decoded anew starts at done
     for end in range(1, len(ids) + 1):
@@ -83,6 +86,12 @@ def split(decode: Decode, ids: list[int]) -> list[str]:
 
 
 def visible(piece: str) -> str:
-    """A token as a label: spaces and line ends can be seen, and long ones are cut."""
+    """Write a token as a label: spaces and line ends can be seen, and long ones are cut."""
     shown = piece.replace(" ", "␣").replace("\n", "↵").replace("\t", "⇥")
     return shown if len(shown) <= 12 else shown[:11] + "…"
+
+
+def spelled(path: RankPath) -> str:
+    """Spell the ranks from the root down: 0·0·1; of a deep path 0×36 is the same rank 36 times. Empty for the root."""
+    runs = [(str(rank), len(list(same))) for rank, same in groupby(path)]
+    return "·".join(f"{rank}×{n}" if n > MOST_EQUAL else "·".join([rank] * n) for rank, n in runs)

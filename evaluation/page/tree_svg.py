@@ -20,8 +20,7 @@ from ..statistics.acceptance import (
     template,
 )
 from .circumstances import Configuration
-from .ranks import spelled
-from .tokens import Decoder, visible
+from .tokens import Decoder, spelled, visible
 
 BOUNDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.7)  # upper ends of the colour classes 1, 2, ...; class 0 never stood
 MOST_NODES = 300  # drawn of one tree; the most accepted ones
@@ -58,26 +57,26 @@ class Drawing:
 
 
 def legend() -> list[tuple[int, str]]:
-    """Colour classes and what they mean."""
+    """Return the colour classes and what they mean."""
     edges = [f"{100 * b:g}" for b in BOUNDS]
     middle = [(i + 1, f"{a}–{b} %") for i, (a, b) in enumerate(zip(["0", *edges], edges, strict=False))]
     return [(0, "never"), *middle, (len(BOUNDS) + 1, f"over {edges[-1]} %")]
 
 
 def shade(share: float) -> int:
-    """The colour class of a share: 0 for none, then one more for each bound it has passed."""
+    """Return the colour class of a share: 0 for none, then one more for each bound it has passed."""
     return 0 if share <= 0 else 1 + sum(share > bound for bound in BOUNDS)
 
 
 def has_tree(configuration: Configuration) -> bool:
-    """Does it draft from a template, and do its records hold the accepted rank paths?"""
+    """Return whether it drafts from a template and its records hold the accepted rank paths."""
     if not configuration.first.settings["method"].get("tree"):
         return False
     return any(choice.get("step_paths") for row in configuration.rows for choice in row["choices"])
 
 
 def draw(configuration: Configuration, decoder: Decoder) -> Drawing | None:
-    """Its draft tree, over all repeats; None if no step drafted."""
+    """Draw its draft tree, over all repeats; None if no step drafted."""
     run = configuration.first
     accepted, order = Accepted.of(configuration.rows, TEMPLATE), template(run)
     nodes = by_node(accepted, order)
@@ -86,12 +85,12 @@ def draw(configuration: Configuration, decoder: Decoder) -> Drawing | None:
     kept = sorted(_closed(most_accepted(nodes, MOST_NODES)), key=lambda node: node.path)
     places, leaves = _layout([node.path for node in kept])
     real = longest(configuration.rows, TEMPLATE)
-    tokens, told = _real_step(run, real, decoder)
+    tokens, sentence = _real_step(run, real, decoder)
     path = real.path if real else ()
     dots = [_dot(node, places, path, tokens) for node in kept]
     deepest = max(len(node.path) for node in kept)
     root = places[()]
-    words = [_in_words(nodes, [depth.joint for depth in by_depth(accepted)]), *([told] if told else [])]
+    words = [_in_words(nodes, [depth.joint for depth in by_depth(accepted)]), *([sentence] if sentence else [])]
     if order is None:
         changes = run.settings["method"].get("tree") == AUTO
         why = "Its nodes changed along the run" if changes else "The records do not hold its nodes"
@@ -103,13 +102,13 @@ def draw(configuration: Configuration, decoder: Decoder) -> Drawing | None:
 
 
 def _closed(nodes: list[Node]) -> list[Node]:
-    """Without nodes whose parent was cut off; a parent stands at least as often, so only ties of nothing lose it."""
+    """Leave out nodes whose parent was cut off; a parent is accepted at least as often: only ties of 0 lose it."""
     have = {node.path for node in nodes} | {()}
     return [node for node in nodes if all(node.path[:d] in have for d in range(len(node.path)))]
 
 
 def _layout(paths: list[RankPath]) -> tuple[dict[RankPath, tuple[float, float]], int]:
-    """Where each node goes: a leaf takes the next row, a parent the middle of its children. Also the number of rows."""
+    """Place each node and count the rows: a leaf takes the next row, a parent the middle of its children."""
     children: dict[RankPath, list[RankPath]] = {(): []}
     for path in sorted(paths):  # parents come before their children, siblings by rank
         children[path] = []
@@ -133,15 +132,15 @@ def _dot(node: Node, places: dict[RankPath, tuple[float, float]], real: RankPath
     on_path = real[:depth] == node.path
     title = (
         f"ranks {spelled(node.path)}: stood in {100 * node.share:.1f} % of {node.tried:,} steps "
-        f"({node.stood:,}); in {100 * node.given_parent:.1f} % of those in which its parent stood "
-        f"({node.parent_stood:,})"
+        f"({node.accepted:,}); in {100 * node.given_parent:.1f} % of those in which its parent stood "
+        f"({node.parent_accepted:,})"
     )
     token = tokens[depth] if on_path and depth < len(tokens) else ""
     return Dot(x, y, from_x, from_y, shade(node.share), shade(node.given_parent), title, token, on_path)
 
 
 def _real_step(run: Run, step: Step | None, decoder: Decoder) -> tuple[list[str], str]:
-    """The tokens of a step with a path, from the root on, and a sentence that names it."""
+    """Return the tokens of a step with a path, from the root on, and a sentence that names it."""
     if step is None:
         return [], ""
     outputs = step.row["choices"][step.choice].get("output_ids") or []
@@ -151,17 +150,19 @@ def _real_step(run: Run, step: Step | None, decoder: Decoder) -> tuple[list[str]
         tokens = ["", *tokens]
     where = f"question {step.row['question_id']}, turn {step.turn + 1}, step {step.number + 1}"
     drafts = f"{len(step.path)} draft{'s' if len(step.path) > 1 else ''}"
-    told = f"Outlined: one real step ({where}), which accepted the ranks {spelled(step.path)}: {drafts} in one forward."
+    ranks = f"{spelled(step.path)}: {drafts} in one forward"
+    sentence = f"Outlined: one real step ({where}), which accepted the ranks {ranks}."
     if tokens:
-        told += " Its tokens stand at the nodes, the root's first. Drafts that were rejected are not in the records."
+        sentence += " Its tokens stand at the nodes, the root's first."
+        sentence += " Drafts that were rejected are not in the records."
     else:
-        told += " Its tokens cannot be shown: no tokenizer is at hand."
-    return tokens, told
+        sentence += " Its tokens cannot be shown: no tokenizer is at hand."
+    return tokens, sentence
 
 
 def _in_words(nodes: list[Node], depths: list[float]) -> str:
-    """What the tree shows, from its figures."""
-    never = sum(node.stood == 0 for node in nodes)
+    """Say what the tree shows, from its figures."""
+    never = sum(node.accepted == 0 for node in nodes)
     best = max(nodes, key=lambda n: n.share)
     words = (
         f"{len(nodes)} nodes, depth {max(len(n.path) for n in nodes)}. Share of drafting steps that accepted at least "
@@ -172,11 +173,11 @@ def _in_words(nodes: list[Node], depths: list[float]) -> str:
 
 
 def _falls(depths: list[float]) -> str:
-    """The shares from depth 1 on, as far as they are few and not nothing; then that of the deepest."""
+    """Say the shares from depth 1 on, as far as they are few and not nothing; then that of the deepest."""
     percents = [100 * share for share in depths]
     near = [percent for percent in percents[:MOST_DEPTHS] if percent >= 0.5]
-    told = [", ".join(f"{percent:.0f} %" for percent in near)] if near else []
+    words = [", ".join(f"{percent:.0f} %" for percent in near)] if near else []
     if len(near) < len(percents):
         last = percents[-1]
-        told.append(f"the most, {len(percents)}, in {f'{last:.0f}' if last >= 1 else f'{last:.1g}'} %")
-    return "; ".join(told) or "none did"
+        words.append(f"the most, {len(percents)}, in {f'{last:.0f}' if last >= 1 else f'{last:.1g}'} %")
+    return "; ".join(words) or "none did"

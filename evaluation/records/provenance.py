@@ -31,7 +31,7 @@ PACKAGES = (
 
 
 def describe_device(device: torch.device) -> str:
-    """The device in words, as it stands above every table."""
+    """Name the device as it stands above every table."""
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         return f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"
@@ -50,18 +50,18 @@ def _cpu_name() -> str:
 
 
 def versions(*more: str) -> dict[str, str]:
-    """Python's and the main packages' versions, and those of others that a run uses."""
-    found = {"python": platform.python_version()}
+    """Return the versions of Python, of the main packages, and of others that a run uses."""
+    installed = {"python": platform.python_version()}
     for package in (*PACKAGES, *more):
         try:
-            found[package] = metadata.version(package)
+            installed[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
-            found[package] = "not installed"
-    return found
+            installed[package] = "not installed"
+    return installed
 
 
 def git_state() -> dict[str, Any]:
-    """Commit and whether files differ from it; empty outside a checkout."""
+    """Return the commit and whether files differ from it; empty outside a checkout."""
     try:
         commit = subprocess.run(
             ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, timeout=10, check=True
@@ -76,7 +76,7 @@ def git_state() -> dict[str, Any]:
 
 @lru_cache(maxsize=1)
 def sources_sha256() -> str:
-    """Of the code that decodes and measures: every Python file of model/ and evaluation/, with its name."""
+    """Hash the code that decodes and measures: every Python file of model/ and evaluation/, with its name."""
     digest = hashlib.sha256()
     for path in sorted(path for folder in ("model", "evaluation") for path in (ROOT / folder).rglob("*.py")):
         digest.update(f"{path.relative_to(ROOT)}\0{path.stat().st_size}\0".encode() + path.read_bytes())
@@ -84,7 +84,7 @@ def sources_sha256() -> str:
 
 
 def flat(settings: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """Settings by their names as a command line has them: method.k for {"method": {"k": ...}}."""
+    """Yield settings by their names as a command line has them: method.k for {"method": {"k": ...}}."""
     for key, value in settings.items():
         if isinstance(value, dict) and value:
             yield from flat(value, f"{above}{key}.")
@@ -93,7 +93,7 @@ def flat(settings: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]
 
 
 def circumstances(device: str, linear: str, *packages: str) -> dict[str, Any]:
-    """What decides a run's speed or its rounding and is no setting of it.
+    """Collect what decides a run's speed or its rounding and is no setting of it.
 
     Args:
         device: in words, the number of threads of a CPU included.
@@ -111,7 +111,7 @@ def circumstances(device: str, linear: str, *packages: str) -> dict[str, Any]:
 
 
 def collect(settings: dict[str, Any], now: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any]:
-    """The metadata of a run: its settings (what decides the output) and the circumstances (what decides the speed)."""
+    """Collect the metadata of a run: settings, which decide the output, and circumstances, which decide the speed."""
     return {
         "settings": settings,
         "command": [sys.executable, *sys.argv],

@@ -16,7 +16,7 @@ SUBTASKS = ("mt_bench", "translation", "summarization", "qa", "math_reasoning", 
 
 
 def subtask(category: str) -> str:
-    """The row a question counts in; an unknown category is its own row."""
+    """Return the row a question counts in; an unknown category is its own row."""
     return "mt_bench" if category in MT_BENCH else category
 
 
@@ -39,7 +39,7 @@ class Question:
 
 
 def question_key(question_id: int | str, sha256: str | None) -> str:
-    """What questions are paired by: id and hash; the id alone where no hash was recorded (other people's files)."""
+    """Return what questions are paired by: id and hash, or the id alone where no hash was recorded."""
     return f"{question_id}:{sha256}" if sha256 else str(question_id)
 
 

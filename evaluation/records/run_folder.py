@@ -19,9 +19,7 @@ from filelock import lock_descriptor
 from model.errors import UserError
 from model.files import PARTIAL, load_state, save_state, write_json
 
-from .answer_file import read_answers
-from .comparison import difference
-from .rows import Row
+from .rows import Row, difference, read_answers
 
 
 class AnswerStore:
@@ -118,18 +116,18 @@ class AnswerStore:
             write_json(path, held | {"parts": parts})
 
     def is_finished(self) -> bool:
-        """Whether the run's summary is there; of a run whose questions are all answered, that is its last file."""
+        """Return whether the run's summary is there: the last file of a run whose questions are all answered."""
         return self._summarised()
 
     def _summarised(self) -> bool:
         return (self.folder / "summary.json").exists()
 
     def state_at(self, answered: int) -> dict[str, torch.Tensor]:
-        """The drafter's state after so many questions. Raises UserError if it is gone."""
+        """Load the drafter's state after so many questions. Raises UserError if it is gone."""
         return load_state(self._state_path(answered))
 
     def last_state(self, answered: int) -> dict[str, torch.Tensor]:
-        """The same after the last question, be it that a kill came before or after the state got its last name."""
+        """Load the state after the last question, whether a kill came before or after it got its last name."""
         path = self._state_path(answered)
         return load_state(path if path.exists() else self.folder / "state.safetensors")
 

@@ -1,7 +1,8 @@
-"""The runs of an experiment as they lie on disk."""
+"""Runs as they lie on disk: those of an experiment, and other people's answer files in Spec-Bench's format."""
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 import re
@@ -17,10 +18,8 @@ import pandas as pd
 from model.errors import UserError
 from model.methods import table_place
 
-from .answer_file import SharedNumbers, read_answers, read_object
-from .drawing import drawing
 from .questions import question_key, subtask
-from .rows import Row, accept_lengths, check_records, question_speed
+from .rows import Row, SharedNumbers, accept_lengths, check_records, question_speed, read_answers, read_object
 
 _TAKEN = ("dtype", "device", "model", "bench", "method", "variant", "seed")  # names of other columns of a table
 _HIDDEN = ("name", "drafter", "start", "tree", "tree_nodes")  # told by the label or by words of their own
@@ -104,21 +103,21 @@ class Run:
         """What may tell this run from others of the same label: its method's settings, its tree's shape, its order."""
         settings = self.settings
         method: dict[str, Any] = settings["method"]
-        found = {key: method.get(key) for key in ("start", "tree", "tree_nodes")}
+        facets = {key: method.get(key) for key in ("start", "tree", "tree_nodes")}
         if "start_sha256" in method:  # a file: by its name, or how it was asked for
             asked = self.metadata.get("config", {}).get("start")
-            found["start"] = asked if asked == "saved" else Path(str(method["start"])).stem
+            facets["start"] = asked if asked == "saved" else Path(str(method["start"])).stem
         if tree := self.draft_tree:
-            found["tree_depth"] = max(len(path) for path in tree)
-            found["tree_breadth"] = 1 + max(path[0] for path in tree)
-        own = {k: v for k, v in method.items() if k not in _HIDDEN and not k.endswith("sha256")}
-        own = {k: str(v) if isinstance(v, list | dict) else v for k, v in own.items()}  # a cell holds one value
-        found |= {f"method_{k}" if k in _TAKEN else k: v for k, v in own.items()}
+            facets["tree_depth"] = max(len(path) for path in tree)
+            facets["tree_breadth"] = 1 + max(path[0] for path in tree)
+        others = {k: v for k, v in method.items() if k not in _HIDDEN and not k.endswith("sha256")}
+        others = {k: str(v) if isinstance(v, list | dict) else v for k, v in others.items()}  # a cell holds one value
+        facets |= {f"method_{k}" if k in _TAKEN else k: v for k, v in others.items()}
         if settings["bench"].get("order", "file") != "file":
-            found["order"] = settings["bench"]["order"]
-        found |= {key: settings[key] for key in ("execution", "seed", "timed") if key in settings}
-        found |= drawing(settings)
-        return found | {"phases": bool(settings.get("phases"))}
+            facets["order"] = settings["bench"]["order"]
+        facets |= {key: settings[key] for key in ("execution", "seed", "timed") if key in settings}
+        facets |= sampling_facets(settings)
+        return facets | {"phases": bool(settings.get("phases"))}
 
     @property
     def circumstances(self) -> dict[str, Any]:
@@ -146,12 +145,12 @@ class Run:
 
 
 def row_key(row: Row) -> str:
-    """What an answer is paired by: its question's id and hash."""
+    """Return what an answer is paired by: its question's id and hash."""
     return question_key(row["question_id"], row.get("question_sha256"))
 
 
 def read_runs(folder: Path) -> list[Run]:
-    """All runs below an experiment's folder, methods in the tables' order. Raises UserError if there is none."""
+    """Read all runs below an experiment's folder, methods in the tables' order. Raises UserError if there is none."""
     runs = runs_at(path.parent for path in folder.glob("runs/*/metadata.json"))
     if not runs:
         raise UserError(f"{folder}: no runs here (runs/*/metadata.json with answers.jsonl)")
@@ -159,7 +158,7 @@ def read_runs(folder: Path) -> list[Run]:
 
 
 def runs_at(folders: Iterable[Path]) -> list[Run]:
-    """The runs in these folders that have answers, methods in the tables' order."""
+    """Read the runs in these folders that have answers, methods in the tables' order."""
     runs = []
     shared = SharedNumbers()
     for folder in sorted(folders):
@@ -177,7 +176,7 @@ def runs_at(folders: Iterable[Path]) -> list[Run]:
 
 
 def _order(run: Run) -> tuple[Any, ...]:
-    """What may be compared together; methods as in tables, numbers as numbers, repeats last, within one its shards."""
+    """Order runs by what is compared together, methods as in tables, numbers, then repeats, and shards within one."""
     method = run.settings["method"]
     numbers = [
         method.get(key) if isinstance(method.get(key), int | float) else 0
@@ -189,5 +188,90 @@ def _order(run: Run) -> tuple[Any, ...]:
 
 
 def natural(text: str) -> tuple[str | float, ...]:
-    """A text to sort by, its numbers as numbers: 60 before 480. Texts and numbers stand in turn."""
+    """Split a text to sort by, its numbers as numbers: 60 before 480. Texts and numbers stand in turn."""
     return tuple(float(part) if i % 2 else part for i, part in enumerate(_NUMBER.split(text)))
+
+
+# The settings of sampling, by the names of their columns: a method may have a top_k of its own.
+SAMPLING_COLUMNS = {
+    "temperature": "temperature",
+    **{key: f"sampling_{key}" for key in ("top_k", "top_p", "min_p")},
+    "repetition_penalty": "repetition_penalty",
+}
+
+
+def sampling_facets(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return by column what is not greedy decoding's, and the temperature: 0 in runs from before sampling existed."""
+    sampling = {SAMPLING_COLUMNS[key]: value for key, value in settings.get("sampling", {}).items()}
+    return {SAMPLING_COLUMNS["temperature"]: 0.0} | sampling
+
+
+def sampling_words(settings: dict[str, Any]) -> str:
+    """Say how tokens were chosen: greedy, or temperature 0.7, top_p 0.9."""
+    sampling: dict[str, Any] = settings.get("sampling", {})
+    words = [] if sampling.get("temperature") else ["greedy"]
+    return ", ".join(words + [f"{key} {value}" for key, value in sampling.items()])
+
+
+BASELINE_NAMES = ("vanilla", "baseline", "autoregressive", "hf")  # what such files call plain decoding
+
+
+def read_foreign(pattern: str) -> list[Run]:
+    """Read the files that match, one run each, named after the file. Plain decoding, so named, is the baseline.
+
+    Answers are as they were recorded: which model, device and settings they are of is not known and not guessed. They
+    are paired by their questions' hashes where all files have them, else by the questions' ids.
+
+    Raises:
+        UserError: no file matches, or one holds no answer.
+    """
+    paths = sorted(Path(name) for name in glob.glob(pattern, recursive=True) if Path(name).is_file())  # noqa: PTH207
+    if not paths:
+        raise UserError(f"--answers {pattern}: no such file")
+    shared = SharedNumbers()
+    names = unique_names(paths)
+    runs = []
+    for path in paths:
+        rows, damage = read_answers(path, shared)
+        if str(damage):
+            print(f"note: {path}: {damage}", file=sys.stderr)
+        if not rows:
+            raise UserError(f"{path}: holds no answer in Spec-Bench's format")
+        check_records(rows.values(), path)
+        runs.append(Run(path.parent, _metadata(names[path], len(rows)), list(rows.values())))
+    if not all(row.get("question_sha256") for run in runs for row in run.answers):
+        for row in (row for run in runs for row in run.answers):
+            row.pop("question_sha256", None)  # only some know their questions: ids stand in for all
+    most = max(len(run.answers) for run in runs)
+    for run in runs:
+        run.metadata["questions"] = run.metadata["settings"]["bench"]["questions"] = most
+    return sorted(runs, key=lambda run: (run.label not in ("hf", "vanilla"), run.label))
+
+
+def unique_names(paths: list[Path]) -> dict[Path, str]:
+    """Name each file without its ending, with its folders where two have the same name, plain decoding `vanilla`."""
+    names = {path: path.stem for path in paths}
+    for path in paths:
+        if list(names.values()).count(path.stem) > 1:
+            names[path] = str(path.with_suffix(""))
+    plain = [p for p in paths if any(word in p.stem.lower().replace("_", "-").split("-") for word in BASELINE_NAMES)]
+    if len(plain) == 1:  # several: which one is meant is not guessed
+        names[plain[0]] = "hf" if "hf" in plain[0].stem.lower().split("-") else "vanilla"
+    return names
+
+
+def _metadata(name: str, questions: int) -> dict[str, Any]:
+    unknown = "not recorded"
+    return {
+        "label": name,
+        "device": unknown,
+        "questions": questions,
+        "versions": {"torch": unknown, "transformers": unknown},
+        "settings": {
+            "model": {"name": "answers", "dtype": unknown},
+            "bench": {"name": "files", "questions": questions},
+            "method": {"name": name},
+            "max_new_tokens": unknown,
+            "execution": unknown,
+        },
+    }

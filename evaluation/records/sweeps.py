@@ -16,7 +16,7 @@ from typing import Any
 from model.errors import UserError
 from model.files import write_json
 
-from .answer_file import read_object
+from .rows import read_object
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Missing:
 
 
 def job_key(job: Sequence[str]) -> str:
-    """A file name for a job, from its overrides; their order does not matter."""
+    """Return a file name for a job, from its overrides; their order does not matter."""
     return hashlib.sha256(json.dumps(sorted(job)).encode()).hexdigest()[:16]
 
 
@@ -65,12 +65,12 @@ def note_done(config: dict[str, Any], job: list[str], folders: Sequence[Path]) -
 
 
 def write_down(jobs: Sequence[Planned], command: str) -> None:
-    """Each experiment's jobs in its folder; those not available are marked, and marks that no longer hold go."""
+    """Write each experiment's jobs in its folder; mark those not available, and remove marks that no longer hold."""
     for folder in dict.fromkeys(job.folder for job in jobs):
-        own = [job for job in jobs if job.folder == folder]
+        planned = [job for job in jobs if job.folder == folder]
         (folder / "jobs").mkdir(parents=True, exist_ok=True)
-        write_json(folder / "sweep.json", {"command": command, "jobs": [job.overrides for job in own]})
-        for job in own:
+        write_json(folder / "sweep.json", {"command": command, "jobs": [job.overrides for job in planned]})
+        for job in planned:
             if job.not_available:
                 about = {"model": job.model, "bench": job.bench, "method": job.method}
                 write_json(job.mark, {"job": job.overrides, "not_available": job.not_available} | about)
@@ -79,7 +79,7 @@ def write_down(jobs: Sequence[Planned], command: str) -> None:
 
 
 def available(jobs: Sequence[Planned]) -> tuple[list[Planned], list[str]]:
-    """The jobs that can run, and lines that tell of the others, each reason once.
+    """Return the jobs that can run, and lines that name the others, each reason once.
 
     Raises:
         UserError: none can run.
@@ -94,16 +94,16 @@ def available(jobs: Sequence[Planned]) -> tuple[list[Planned], list[str]]:
 
 
 def not_available(folder: Path) -> list[dict[str, str]]:
-    """What sweeps into this folder left out, by model, bench and method, each with `why`."""
-    found: dict[tuple[str, ...], str] = {}
+    """Return what sweeps into this folder left out, by model, bench and method, each with `why`."""
+    reasons: dict[tuple[str, ...], str] = {}
     for path in sorted(folder.glob("jobs/*.json")):
         if why := (mark := read_object(path)).get("not_available"):
-            found[str(mark["model"]), str(mark["bench"]), str(mark["method"])] = str(why)
-    return [{"model": m, "bench": b, "method": method, "why": why} for (m, b, method), why in sorted(found.items())]
+            reasons[str(mark["model"]), str(mark["bench"]), str(mark["method"])] = str(why)
+    return [{"model": m, "bench": b, "method": method, "why": why} for (m, b, method), why in sorted(reasons.items())]
 
 
 def missing_jobs(folder: Path) -> Missing | None:
-    """What the last sweep into this folder has not finished; None if all is done or it was no sweep."""
+    """Return what the last sweep into this folder has not finished; None if all is done or it was no sweep."""
     sweep = read_object(folder / "sweep.json")
     jobs, command = sweep.get("jobs"), str(sweep.get("command"))
     if not isinstance(jobs, list):
@@ -114,7 +114,7 @@ def missing_jobs(folder: Path) -> Missing | None:
 
 
 def _done(folder: Path, job: Sequence[str]) -> bool:
-    """Whether the job is not available, or left its mark and all its runs are still there, finished."""
+    """Return whether the job is not available, or left its mark and all its runs are still there, finished."""
     mark = read_object(folder / "jobs" / f"{job_key(job)}.json")
     if "not_available" in mark:
         return True

@@ -35,7 +35,7 @@ def report_at_end(config: DictConfig, folder: Path) -> None:
 
 
 def _send(runs: Any, table: Any, tracker: str, folder: Path) -> None:
-    from ..statistics.tracking import track
+    from ..statistics.exports import track
 
     try:
         print(f"{tracker}: {track(runs, table, tracker, folder.name)} configurations")

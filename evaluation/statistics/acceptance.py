@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import pandas as pd
 
 from model.decoding.tree import RankPath
 
 from ..records.rows import Row
 from ..records.runs import Run
+from .pools import pools
+from .tables import identity
 
 AUTO = "auto"  # its order is learnt, so which nodes a step tried is not known afterwards
 TEMPLATE = "recycling"  # the source whose steps draft from the template, where a method has others, too
@@ -22,9 +27,9 @@ class Step(NamedTuple):
     Attributes:
         turn, number: of the choice's turns, and of the turn's steps, from 0.
         nodes: forwarded, the root included.
-        path: the ranks accepted; () where only the root stood.
+        path: the ranks accepted; () where no draft was accepted.
         source: what drafted it, of a method that has several.
-        start: where its tokens begin in the turn's output. They are the drafts that stand and the target's own next
+        start: where its tokens begin in the turn's output. They are the accepted drafts and the target's own next
             token; the root is the token before them.
     """
 
@@ -42,7 +47,7 @@ Turn = tuple[Row, int, int, Sequence[int], Sequence[Sequence[int]], Sequence[str
 
 
 def turns(rows: Iterable[Row]) -> Iterator[Turn]:
-    """All turns in order: row, choice, turn, and of its steps the nodes forwarded, the paths accepted, the sources.
+    """Yield all turns in order: row, choice, turn, and of its steps the nodes forwarded, paths accepted and sources.
 
     Nothing of answers whose records lack what it takes.
     """
@@ -54,7 +59,7 @@ def turns(rows: Iterable[Row]) -> Iterator[Turn]:
 
 
 def longest(rows: Iterable[Row], source: str | None = None) -> Step | None:
-    """The first step of the longest accepted path, of those that drafted; from this source, where there are several."""
+    """Return the first step of the longest accepted path, drafted from this source if there are several."""
     best: Step | None = None
     for row, choice, turn, nodes, paths, sources in turns(rows):
         for number, (path, drafted_by) in enumerate(zip(paths, sources, strict=True)):
@@ -83,11 +88,11 @@ class Accepted:
         Args:
             source: of a method with several sources, only the steps that drafted from this one.
         """
-        found: Counter[tuple[int, RankPath]] = Counter()
+        counts: Counter[tuple[int, RankPath]] = Counter()
         for *_, nodes, paths, sources in turns(rows):
             kept = zip(nodes, map(tuple, paths), sources, strict=True)
-            found.update([(n, path) for n, path, by in kept if n > 1 and (source is None or by in (None, source))])
-        return cls(found)
+            counts.update([(n, path) for n, path, by in kept if n > 1 and (source is None or by in (None, source))])
+        return cls(counts)
 
     @property
     def steps(self) -> int:
@@ -111,7 +116,7 @@ class Depth:
 
 
 def by_depth(accepted: Accepted) -> list[Depth]:
-    """Acceptance from depth 1 down to the deepest that ever stood; nothing without step records."""
+    """Return acceptance from depth 1 down to the deepest that was ever accepted; nothing without step records."""
     deepest = max((len(path) for _, path in accepted.counts), default=0)
     reached = [sum(n for (_, path), n in accepted.counts.items() if len(path) >= depth) for depth in range(deepest + 1)]
     return [Depth(d, reached[d], reached[d] / reached[0], reached[d] / reached[d - 1]) for d in range(1, deepest + 1)]
@@ -119,60 +124,82 @@ def by_depth(accepted: Accepted) -> list[Depth]:
 
 @dataclass(frozen=True)
 class Node:
-    """A node of the tree and how often it stood. Shares of nothing are 0.
+    """A node of the tree and how often it was accepted. Shares of nothing are 0.
 
     Attributes:
         tried: drafting steps whose tree had this node.
-        stood: those in which it was on the accepted path.
-        parent_stood: those in which its parent was; the tries of the conditional share.
+        accepted: those in which it was on the accepted path.
+        parent_accepted: those in which its parent was; the tries of the conditional share.
     """
 
     path: RankPath
     tried: int
-    stood: int
-    parent_stood: int
+    accepted: int
+    parent_accepted: int
 
     @property
     def share(self) -> float:
-        return self.stood / self.tried if self.tried else 0.0
+        return self.accepted / self.tried if self.tried else 0.0
 
     @property
     def given_parent(self) -> float:
-        return self.stood / self.parent_stood if self.parent_stood else 0.0
+        return self.accepted / self.parent_accepted if self.parent_accepted else 0.0
 
 
 def template(run: Run) -> list[RankPath] | None:
-    """The template's nodes below the root, breadth-first; None where there is none, or where it changes (auto)."""
+    """Return the template's nodes below the root, breadth-first; None without one, or where it changes (auto)."""
     if run.settings["method"].get("tree") == AUTO or run.draft_tree is None:
         return None
     return [tuple(path) for path in run.draft_tree]
 
 
 def by_node(accepted: Accepted, order: Sequence[RankPath] | None) -> list[Node]:
-    """The nodes of a tree, each behind its parent, and how often they stood.
+    """Return the nodes of a tree, each behind its parent, and how often they were accepted.
 
     Args:
         order: the template's nodes, as `template` gives them; of a smaller tree a step had the first ones. None: only
-            nodes that once stood are known, and every step counts as a try of each.
+            nodes that were once accepted are known, and every step counts as a try of each.
     """
     counted = accepted.counts
     known = order is not None
     if order is None:
-        stood = {path[:depth] for _, path in counted for depth in range(1, len(path) + 1)}
-        order = sorted(stood, key=lambda path: (len(path), path))
+        prefixes = {path[:depth] for _, path in counted for depth in range(1, len(path) + 1)}
+        order = sorted(prefixes, key=lambda path: (len(path), path))
     nodes = []
     for place, path in enumerate(order):
-        having = [(other, n) for (size, other), n in counted.items() if place < size - 1 or not known]
-        above, own = (
-            sum(n for other, n in having if other[: len(start)] == start) for start in (path[:-1], tuple(path))
+        tries = [(other, n) for (size, other), n in counted.items() if place < size - 1 or not known]
+        parents, times = (
+            sum(n for other, n in tries if other[: len(start)] == start) for start in (path[:-1], tuple(path))
         )
-        nodes.append(Node(path, sum(n for _, n in having), own, above))
+        nodes.append(Node(path, sum(n for _, n in tries), times, parents))
     return nodes
 
 
 def most_accepted(nodes: Iterable[Node], most: int) -> list[Node]:
-    """The nodes most often on an accepted path, best first; of equals the shallower, then the better rank.
+    """Return the nodes most often on an accepted path, best first; of equals the shallower, then the better rank.
 
-    A node stands at most as often as its parent, so each comes after its parent.
+    A node is accepted at most as often as its parent, so each comes after its parent.
     """
-    return sorted(nodes, key=lambda node: (-node.stood, len(node.path), node.path))[:most]
+    return sorted(nodes, key=lambda node: (-node.accepted, len(node.path), node.path))[:most]
+
+
+def depths_table(runs: Sequence[Run]) -> pd.DataFrame:
+    """Build acceptance by depth of every method that drafts from a template, all questions together."""
+    rows: list[dict[str, Any]] = []
+    for pool in pools(runs):
+        for depth in by_depth(Accepted.of(pool.rows)):
+            shares = {"joint_acceptance": depth.joint, "conditional_acceptance": depth.conditional}
+            rows.append(identity(pool) | {"depth": depth.depth, "steps": depth.steps} | shares)
+    return pd.DataFrame(rows)
+
+
+def nodes_table(runs: Sequence[Run]) -> pd.DataFrame:
+    """Build acceptance by node of a fixed template: the share of steps that accepted it, once its parent was."""
+    rows: list[dict[str, Any]] = []
+    for pool in pools(runs):
+        if order := template(pool.first):
+            for node in by_node(Accepted.of(pool.rows, TEMPLATE), order):
+                words = {"rank_path": ",".join(map(str, node.path)), "parent_stood_steps": node.parent_accepted}
+                share = node.given_parent if node.parent_accepted else math.nan
+                rows.append(identity(pool) | words | {"stood_steps": node.accepted, "conditional_acceptance": share})
+    return pd.DataFrame(rows)

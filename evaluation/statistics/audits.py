@@ -14,12 +14,11 @@ import pandas as pd
 
 from model.files import write_text
 
-from ..records.comparison import common_turns, diverge
-from ..records.rows import Row
+from ..records.rows import Row, common_turns, diverge
 from ..records.runs import Run, row_key
-from .markdown import markdown, shown
 from .pools import Pool, pools
-from .tables import about, baseline
+from .tables import baseline, identity
+from .view import markdown, shown, write_csv
 
 GAPS = "audit_gaps.json"
 HF = "hf"  # transformers' own decoding
@@ -77,25 +76,25 @@ class Audit:
 
 
 def audits(pooled: Sequence[Pool], bases: Sequence[str] = ("vanilla",)) -> list[Audit]:
-    """Every configuration against the first of these baselines that it has; the last of them is compared with nothing.
+    """Audit every configuration against the first of these baselines that it has; the last of them is audited by none.
 
     An answer is compared with the same repeat's, where the baseline has the question there, else with any repeat's.
     Where tokens are drawn, transformers' own noise is another one: its answers are compared with none.
     """
-    found = []
+    audited = []
     for pool in pooled:
         others = (baseline(pool, name, pooled) for name in bases if name != pool.label)
         base = next((base for base in others if base is not None), None)
         if base is not None and pool.label != bases[-1] and not (HF in (pool.label, base.label) and _drawn(pool)):
             audit = Audit(pool, base)
             for repeat, shards in pool.repeats.items():
-                theirs = base.answers_beside(repeat)
+                theirs = base.answers_to_compare(repeat)
                 for run in shards:
                     for row in run.answers:
                         if row_key(row) in theirs:
                             _compare(audit, run, row, theirs[row_key(row)])
-            found.append(audit)
-    return found
+            audited.append(audit)
+    return audited
 
 
 def _drawn(pool: Pool) -> bool:
@@ -111,14 +110,14 @@ def _compare(audit: Audit, run: Run, row: Row, theirs: Row) -> None:
 
 
 def audit_table(runs: Sequence[Run], gaps: Gaps) -> pd.DataFrame:
-    """One row a configuration; the first parting and the largest gap at one, where gaps are known."""
+    """Build one row a configuration, with the first difference and the largest gap at one, where gaps are known."""
     rows = []
     for audit in audits(pools(runs)):
         partings = audit.partings
         known = [gaps[turn.key] for turn in partings if turn.key in gaps]
         first = partings[0] if partings else None
         rows.append(
-            about(audit.pool)
+            identity(audit.pool)
             | {
                 "turns": len(audit.turns),
                 "identical_turns": audit.identical,
@@ -136,28 +135,28 @@ def audit_table(runs: Sequence[Run], gaps: Gaps) -> pd.DataFrame:
 
 
 def wording(table: pd.DataFrame, folder: Path) -> list[str]:
-    """The claim in its three layers: the rule, the implementation in float32, what happens in other types."""
+    """Word the claim in its three layers: the rule, the implementation in float32, what happens in other types."""
     lines = [
         "The rule is exact: a drafted token stands only where it is the token that the target itself picks "
         "(model/decoding/verification.py)."
     ]
     for dtype in ["float32", *sorted(set(table["dtype"]) - {"float32"})]:
-        own = table[table["dtype"] == dtype]
-        turns, same = int(own["turns"].sum()), int(own["identical_turns"].sum())
+        rows = table[table["dtype"] == dtype]
+        turns, same = int(rows["turns"].sum()), int(rows["identical_turns"].sum())
         if not turns:
             if dtype == "float32":
                 lines.append("The implementation in float32: not measured in this folder.")
             continue
-        about = f"{int(own['tokens'].sum())} tokens in {turns} turns of {len(own)} configuration(s)"
+        about = f"{int(rows['tokens'].sum())} tokens in {turns} turns of {len(rows)} configuration(s)"
         if same == turns:
             exact = "The implementation is exact in float32" if dtype == "float32" else f"In {dtype} all is identical"
             lines.append(f"{exact} on {about}: every turn equals vanilla's.")
             continue
-        known, apart = int(own["gaps_known"].sum()), turns - same
+        known, apart = int(rows["gaps_known"].sum()), turns - same
         text = f"In {dtype} {100 * same / turns:.2f} % of the turns equal vanilla's ({about})"
         if known == apart:
             text += (
-                f", and every difference starts at a top-2 logit gap of at most {own['largest_logit_gap'].max():.3g}."
+                f", and every difference starts at a top-2 logit gap of at most {rows['largest_logit_gap'].max():.3g}."
             )
         else:
             text += (
@@ -175,16 +174,16 @@ def write_audit(runs: Sequence[Run], folder: Path) -> list[str]:
         return []
     lines = wording(table, folder)
     target = folder / "tables"
-    write_text(target / "audit.csv", table.to_csv(index=False))
+    write_csv(target / "audit.csv", table)
     cells = ([shown(value, ".4g") for value in row] for row in table.itertuples(index=False))
     write_text(target / "audit.md", "\n\n".join(["# Audit", *lines, markdown(table.columns, cells)]) + "\n")
     return lines
 
 
 def read_gaps(folder: Path) -> Gaps:
-    """What the command has measured in this folder; nothing if it was not given yet."""
+    """Read what the command has measured in this folder; nothing if it was not given yet."""
     try:
-        found = json.loads((folder / GAPS).read_text(encoding="utf-8"))
-        return {tuple(entry["at"]): float(entry["gap"]) for entry in found}
+        entries = json.loads((folder / GAPS).read_text(encoding="utf-8"))
+        return {tuple(entry["at"]): float(entry["gap"]) for entry in entries}
     except (OSError, ValueError, KeyError, TypeError):
         return {}

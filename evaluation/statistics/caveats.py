@@ -1,19 +1,120 @@
-"""What a reader must know before believing a table: mixed circumstances, noise, runs that are not done."""
+"""What stands around a table: what ran on what above it, and below it what a reader must know before believing it."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
-from ..records.comparison import difference
-from ..records.runs import Run
-from .pools import pools
+import pandas as pd
+
+from ..records.rows import difference
+from ..records.runs import GENERATE, Run, sampling_words
+from .intervals import spans_one
+from .pools import Pool, closest, pools
+from .tables import BASELINES, COMPARED, baseline, share_facets
 
 BUSY = 0.5  # cores taken by others from which timings are doubtful
+UNSURE = "~"  # the mark of a speedup whose interval spans 1
+ONE_REPEAT = (
+    "one repeat: the intervals of its speeds are over questions only and leave out how the machine drifts from run to "
+    "run; repeats=3 measures it"
+)
+
+
+def unsure_note(interval: str) -> str:
+    """Say what `~` means; `interval` names the interval as the table has introduced it."""
+    return f"{UNSURE}: the {interval} of this speedup spans 1, so it does not say which of the two is faster"
+
+
+def drift_unknown(table: pd.DataFrame) -> bool:
+    """Return whether an interval of a speed comes from one repeat, so that it is over questions only."""
+    speeds = [c for c in ("tokens_per_second", *(f"speedup_{b}" for b in BASELINES)) if f"{c}_std" in table]
+    return any(bool((table[f"{c}_std"].isna() & (table[f"{c}_low"] < table[f"{c}_high"])).any()) for c in speeds)
+
+
+def table_notes(table: pd.DataFrame, intervals: bool) -> list[str]:
+    """Explain the marks and columns that these rows of the main table show, and its intervals where it prints them."""
+    notes = []
+    if intervals:
+        of = "of MAT over questions, of a speedup over questions and repeats"
+        notes.append(f"[low, high]: 95 % bootstrap interval, {of}")
+    ends = [(table[f"speedup_{b}_low"], table[f"speedup_{b}_high"]) for b in BASELINES]
+    if any(spans_one(low, high) for lows, highs in ends for low, high in zip(lows, highs, strict=True)):
+        notes.append(unsure_note("95 % interval"))
+    if drift_unknown(table):
+        notes.append(ONE_REPEAT)
+    if "published_source" in table and (sources := table["published_source"].dropna().unique().tolist()):
+        names = "; ".join(sources)
+        notes.append(f"published: {names} (data/reference); speedups over transformers' own decoding there")
+    return notes
+
+
+def heading(runs: Sequence[Run]) -> list[str]:
+    """Say what ran on what, one line a device and setting, and which generation settings were left out."""
+    lines = []
+    for run in runs:
+        settings, versions = run.settings, run.metadata["versions"]
+        lines.append(
+            f"{settings['model']['name']} ({settings['model']['dtype']}) on {run.metadata['device']}; "
+            f"torch {versions['torch']}, transformers {versions['transformers']}; {sampling_words(settings)}, batch 1, "
+            f"max_new_tokens {settings['max_new_tokens']}{'' if settings.get('timed', True) else '; not timed'}"
+        )
+    lines += [line for run in runs if (line := generation_left_out(run.metadata))]
+    return list(dict.fromkeys(lines))
+
+
+def generation_left_out(metadata: dict[str, Any]) -> str:
+    """Say which generation settings of the checkpoint no method uses, `hf` included; empty if it has none."""
+    left_out: dict[str, Any] = metadata.get("generation_config_left_out") or {}
+    if not left_out:
+        return ""
+    words = ", ".join(f"{key}={value}" for key, value in left_out.items())
+    return f"{metadata['settings']['model']['name']}: the checkpoint's own {words} left out (plain greedy)"
+
+
+def executions(table: pd.DataFrame) -> list[str]:
+    """Return this engine's executions, by the rows of the main table; each once."""
+    known = table["execution"].dropna() if "execution" in table else pd.Series(dtype=str)
+    return [name for name in known.unique() if name not in ("", GENERATE)]
+
+
+def execution_words(table: pd.DataFrame) -> list[str]:
+    """Say in one line how steps were taken: one execution for all rows, or several and which are compared."""
+    names = executions(table)
+    if not names:
+        return []
+    parts = [f"execution: {names[0]}" if len(names) == 1 else "execution: see its column"]
+    if len(names) > 1 and _compared(table, "vanilla"):
+        parts.append("speedup_vanilla is over vanilla in the row's own execution")
+    if (table["method"] == "hf").any():
+        over = ", so speedup_hf is over another execution" if _compared(table, "hf") else ""
+        parts.append(f"hf is transformers' own generate{over}")
+    return ["; ".join(parts)]
+
+
+def _compared(table: pd.DataFrame, name: str) -> bool:
+    column = f"speedup_{name}"
+    return column in table and bool(table.loc[table["method"] != name, column].notna().any())
+
+
+def not_compared(pooled: Sequence[Pool]) -> list[str]:
+    """Say what has no speedup because vanilla ran in another execution only; one line for each pair of executions."""
+    names: dict[tuple[str, str], list[str]] = {}
+    for pool in pooled:
+        if pool.label in BASELINES or baseline(pool, "vanilla", pooled) is not None:
+            continue
+        facets = set(COMPARED) - {"execution"}
+        if other := closest(pool, [p for p in pooled if p.label == "vanilla" and share_facets(p, pool, facets)]):
+            names.setdefault((pool.first.execution, other.first.execution), []).append(pool.name)
+    return [
+        f"no speedup over vanilla, which ran {theirs} while these ran {execution}: {'; '.join(of)}"
+        for (execution, theirs), of in names.items()
+    ]
 
 
 def mixed(runs: Sequence[Run]) -> list[str]:
-    """What was not measured under one set of circumstances, one line each: a run in parts, runs beside each other.
+    """Say what was not measured under one set of circumstances, one line each: a run in parts, runs next to each other.
 
     Runs on other devices than the first are blocks of their own in every table, and no matter here.
     """
@@ -26,24 +127,23 @@ def mixed(runs: Sequence[Run]) -> list[str]:
             for before, part in itertools.pairwise(parts)
         ]
         if changes:
-            lines.append(f"mixed: {run.label}, repeat {run.repeat}: {'; '.join(changes)}")
+            lines.append(f"mixed: {_repeat(run)}: {'; '.join(changes)}")
     first = next((run for run in runs if "circumstances" in run.metadata), None)
     others: dict[str, list[str]] = {}
     for run in runs:
-        own = run.metadata.get("circumstances")
-        if first is not None and own is not None and run.metadata["device"] == first.metadata["device"]:
-            words = difference(first.metadata["circumstances"], own)
+        circumstances = run.metadata.get("circumstances")
+        if first is not None and circumstances is not None and run.metadata["device"] == first.metadata["device"]:
+            words = difference(first.metadata["circumstances"], circumstances)
             if words:
-                others.setdefault(words, []).append(f"{run.label}, repeat {run.repeat}")
+                others.setdefault(words, []).append(_repeat(run))
     for words, names in others.items():
-        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         words = words.replace(" there and ", f" for {first.label if first else ''}, ").removesuffix(" now")
-        lines.append(f"measured under other circumstances ({words} for {'; '.join(names[:3])}{more})")
+        lines.append(f"measured under other circumstances ({words} for {_first_three(names)})")
     return lines
 
 
 def doubts(runs: Sequence[Run]) -> list[str]:
-    """One line for the report where runs on a CPU began while other processes were at work."""
+    """Say in one line which runs on a CPU began while other processes were at work."""
     noisy = [
         f"{pool.name}{f', repeat {repeat}' if len(pool.repeats) > 1 else ''} ({cores:.1f})"
         for pool in pools(runs)
@@ -60,37 +160,43 @@ def doubts(runs: Sequence[Run]) -> list[str]:
 
 
 def executed(runs: Sequence[Run]) -> list[str]:
-    """What execution=auto took, and why, one line for the runs of which it is the same; and what CUDA goes without."""
-    found: dict[str, str] = {}
-    for run in runs:
-        if run.metadata.get("execution_why"):
-            found[run.metadata["execution_why"]] = run.metadata["execution_used"]
-    lines = [f"execution=auto took {used}: {why}" for why, used in found.items()]
+    """Say what execution=auto took, and why, one line for each reason; and what CUDA goes without."""
+    reasons = {
+        r.metadata["execution_why"]: r.metadata["execution_used"] for r in runs if r.metadata.get("execution_why")
+    }
+    lines = [f"execution=auto took {used}: {why}" for why, used in reasons.items()]
     if any(run.metadata.get("cudnn_attention") is False for run in runs):
         lines.append("cuDNN's attention is off, for hf as well: it would plan anew for the shape of every eager step")
     return lines
 
 
 def unknown_files(runs: Sequence[Run]) -> list[str]:
-    """One line for the runs of before a model's files were recorded: nobody can say of which weights they are."""
-    names = [f"{run.label}, repeat {run.repeat}" for run in runs if "config" in run.metadata and not run.files]
+    """Say in one line which runs recorded no digests of the model's files, so that their weights are unknown."""
+    names = [_repeat(run) for run in runs if "config" in run.metadata and not run.files]
     if not names:
         return []
-    more = f" and {len(names) - 3} more" if names[3:] else ""
     return [
-        f"of unknown weights: {'; '.join(names[:3])}{more}: made before the digests of a model's files were recorded; "
+        f"of unknown weights: {_first_three(names)}: made before the digests of a model's files were recorded; "
         "not taken for runs of the files that lie there now, nor compared with those"
     ]
 
 
 def incomplete(runs: Sequence[Run]) -> list[str]:
-    """The runs that are not done, a line for those that stopped at the same place."""
-    found: dict[str, list[str]] = {}
+    """Name the runs that are not done, a line for those that stopped at the same place."""
+    stopped: dict[str, list[str]] = {}
     for run in runs:
         if not run.complete:
             place = f"{len(run.answers)} of {run.metadata['questions']} questions"
-            found.setdefault(place, []).append(f"{run.label}, repeat {run.repeat}")
+            stopped.setdefault(place, []).append(_repeat(run))
     return [
         f"incomplete: {names[0]}{f', and {len(names) - 1} more' if names[1:] else ''}: {place}"
-        for place, names in found.items()
+        for place, names in stopped.items()
     ]
+
+
+def _repeat(run: Run) -> str:
+    return f"{run.label}, repeat {run.repeat}"
+
+
+def _first_three(names: Sequence[str]) -> str:
+    return "; ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -24,14 +24,14 @@ Floats = NDArray[np.float64]
 
 @lru_cache(maxsize=32)
 def draws(n: int) -> Floats:
-    """How often each of n questions is drawn: (RESAMPLES, n), the same for every method, as it is seeded."""
+    """Draw how often each of n questions is taken: (RESAMPLES, n), the same for every method, as it is seeded."""
     drawn = np.random.default_rng(SEED).integers(0, n, (RESAMPLES, n))
     offsets = drawn + n * np.arange(RESAMPLES)[:, None]
     return np.bincount(offsets.ravel(), minlength=RESAMPLES * n).reshape(RESAMPLES, n).astype(np.float64)
 
 
 def ratio_interval(numerators: Iterable[float], denominators: Iterable[float]) -> tuple[float, float]:
-    """The interval of sum(numerators) / sum(denominators), one pair a question.
+    """Return the interval of sum(numerators) / sum(denominators), one pair a question.
 
     MAT: tokens over steps. A mean: values over ones.
     Questions with a NaN in either are left out; (NaN, NaN) of fewer than two.
@@ -46,7 +46,7 @@ def ratio_interval(numerators: Iterable[float], denominators: Iterable[float]) -
 
 
 def _ends(figures: Floats) -> tuple[float, float]:
-    """The percentiles of the resampled figures; a resample that has none, as it drew no step, counts for nothing."""
+    """Return the percentiles of the resampled figures; a resample without one (it drew no step) is left out."""
     finite = figures[np.isfinite(figures)]
     if not len(finite):
         return math.nan, math.nan
@@ -56,7 +56,7 @@ def _ends(figures: Floats) -> tuple[float, float]:
 
 @lru_cache(maxsize=32)
 def repeat_draws(n: int) -> tuple[Floats, Floats]:
-    """How often each of n repeats is drawn (RESAMPLES, n), and how much wider each draw's drift is (RESAMPLES,).
+    """Draw how often each of n repeats is taken (RESAMPLES, n), and how much wider each drift is (RESAMPLES,).
 
     A few repeats tell the drift's size but roughly, and draws from them spread less than it does. As in Student's t,
     the drift of a draw is therefore scaled by sqrt(n / a draw of chi squared with n - 1 degrees of freedom).
@@ -66,23 +66,23 @@ def repeat_draws(n: int) -> tuple[Floats, Floats]:
     return drawn, np.sqrt(n / rng.chisquare(n - 1, RESAMPLES))
 
 
-def speed_interval(own: Floats, base: Floats) -> tuple[float, float]:
-    """The interval of a mean speed over another's, over questions and, from two repeats on, over repeats.
+def speed_interval(speeds: Floats, base: Floats) -> tuple[float, float]:
+    """Return the interval of a mean speed over another's, over questions and, from two repeats on, over repeats.
 
     Args:
-        own, base: (n, R), a question's speed in each repeat; NaN where it has none. Ones for `base`: of `own` itself.
+        speeds, base: (n, R), a question's speed in each repeat, NaN if it has none. Ones for `base`: of `speeds`.
 
     Returns:
         (NaN, NaN) of fewer than two questions.
     """
-    known = np.isfinite(own) & np.isfinite(base)
+    known = np.isfinite(speeds) & np.isfinite(base)
     some = np.ix_(known.any(axis=1), known.any(axis=0))
-    own, base, known = own[some], base[some], known[some]
+    speeds, base, known = speeds[some], base[some], known[some]
     questions, repeats = known.shape
     if repeats < 2 or questions < 2:
-        return ratio_interval(own.ravel(), base.ravel())
+        return ratio_interval(speeds.ravel(), base.ravel())
     share = known * (repeats / known.sum(axis=1, keepdims=True))  # a question counts as one, whatever it lacks
-    cells = np.where(known, np.stack([own, base]), 0.0) * share  # (2, n, R)
+    cells = np.where(known, np.stack([speeds, base]), 0.0) * share  # (2, n, R)
     drawn, wider = repeat_draws(repeats)
     both = np.einsum("cbr,br->cb", draws(questions) @ cells, drawn)  # questions and repeats drawn: (2, RESAMPLES)
     drift = cells.sum(axis=1) @ drawn.T  # repeats drawn alone: (2, RESAMPLES)
@@ -93,7 +93,7 @@ def speed_interval(own: Floats, base: Floats) -> tuple[float, float]:
 
 
 def quotient_interval(*columns: Floats) -> tuple[float, float]:
-    """The interval of (sum a / sum b) / (sum c / sum d), paired: one value of each column a question.
+    """Return the interval of (sum a / sum b) / (sum c / sum d), paired: one value of each column a question.
 
     One method's MAT over another's: their tokens and steps.
 
@@ -109,11 +109,11 @@ def quotient_interval(*columns: Floats) -> tuple[float, float]:
 
 
 def deviation(values: Sequence[float]) -> float:
-    """Sample standard deviation (n - 1) of the finite values; NaN of fewer than two."""
+    """Return the sample standard deviation (n - 1) of the finite values; NaN of fewer than two."""
     finite = [value for value in values if math.isfinite(value)]
     return float(np.std(finite, ddof=1)) if len(finite) > 1 else math.nan
 
 
 def spans_one(low: float, high: float) -> bool:
-    """Whether an interval leaves open which of two is faster; not where both ends are 1, the baseline itself."""
+    """Return whether an interval leaves open which of two is faster; False if both ends are 1, the baseline itself."""
     return low <= 1.0 <= high and low < high

@@ -3,7 +3,7 @@
 Definitions:
     step: one target forward over a root, the last token known, with a draft below it; the first root is the prompt's
         last token.
-    accepted length: tokens a step adds to the output: the drafts that stand and the model's own next token. Plain
+    accepted length: tokens a step adds to the output: the accepted drafts and the model's own next token. Plain
         decoding: 1.
     mat: micro mean of accepted lengths over all steps. mat_macro: mean over questions of the question's own mean.
     tokens_per_second: mean over questions of (new tokens / wall time, prefill included); Spec-Bench's figure.
@@ -13,6 +13,8 @@ Definitions:
         time / all steps but the first of each turn.
     time_to_first_token_ms: mean over turns, from the question's text to the first new token: prompt and prefill.
     peak_memory_mib: the largest over questions of what the devices (on the CPU: the process) held.
+
+Below them Spec-Bench's own figures of two answer files: speed and accepted lengths of the first choice, by subtask.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..records.questions import SUBTASKS, subtask
-from ..records.rows import Row, accept_lengths, new_tokens, question_speed, wall_time
+from ..records.rows import Row, accept_lengths, common_questions, new_tokens, question_speed, wall_time
 
 OVERALL = "overall"
 
@@ -50,13 +52,13 @@ class Measures:
 
 
 def mean(values: Iterable[float]) -> float:
-    """Arithmetic mean; NaN of nothing."""
+    """Return the arithmetic mean; NaN of nothing."""
     items = list(values)
     return sum(items) / len(items) if items else float("nan")
 
 
 def measure(rows: Sequence[Row]) -> Measures:
-    """The figures of these answers, one row a question."""
+    """Compute the figures of these answers, one row a question."""
     lengths = [accept_lengths(row) for row in rows]
     seconds = sum(wall_time(row) for row in rows)
     tokens = sum(new_tokens(row) for row in rows)
@@ -81,7 +83,7 @@ def _peak(rows: Sequence[Row]) -> float:
 
 
 def _times(rows: Sequence[Row]) -> dict[str, float]:
-    """Milliseconds of a turn's parts and of a step; NaN where a row does not hold what a figure needs."""
+    """Return milliseconds of a turn's parts and of a step; NaN where a row does not hold what a figure needs."""
     prefill = per_turn(rows, "prefill_time")
     decode, prompt = per_turn(rows, "decode_time"), per_turn(rows, "prompt_time")
     steps = sum(max(n - 1, 0) for n in per_turn(rows, "decoding_steps"))
@@ -96,24 +98,24 @@ def _times(rows: Sequence[Row]) -> dict[str, float]:
 
 
 def per_turn(rows: Sequence[Row], key: str) -> list[float]:
-    """A key that holds one number a turn, over all turns that decoded; empty if any row lacks it."""
-    found: list[float] = []
+    """Return a key that holds one number a turn, over all turns that decoded; empty if any row lacks it."""
+    values: list[float] = []
     for row in rows:
         for choice in row["choices"]:
             if not _known(choice, key):
                 return []
-            found += [value for value, tokens in zip(choice[key], choice["new_tokens"], strict=True) if tokens]
-    return found
+            values += [value for value, tokens in zip(choice[key], choice["new_tokens"], strict=True) if tokens]
+    return values
 
 
 def _known(choice: Row, key: str) -> bool:
-    """Whether a choice has a number for each of its turns."""
+    """Return whether a choice has a number for each of its turns."""
     values = choice.get(key)
     return values is not None and None not in values and len(values) == len(choice["new_tokens"])
 
 
 def _decode_speed(rows: Sequence[Row]) -> float:
-    """NaN unless every row knows its decoding time apart from the prefill, and its steps."""
+    """Return NaN unless every row knows its decoding time apart from the prefill, and its steps."""
     tokens, seconds = 0, 0.0
     for row in rows:
         for choice in row["choices"]:
@@ -126,17 +128,48 @@ def _decode_speed(rows: Sequence[Row]) -> float:
 
 
 def _first_lengths(choice: Row) -> list[int]:
-    """The accepted length of each turn's first step."""
+    """Return the accepted length of each turn's first step."""
     lengths = iter(choice["accept_lengths"])
     turns = [list(itertools.islice(lengths, count)) for count in choice["decoding_steps"]]
     return [turn[0] for turn in turns if turn]
 
 
 def by_subtask(rows: Iterable[Row]) -> dict[str, list[Row]]:
-    """Rows grouped as the tables print them: Spec-Bench's subtasks, then others by name, then all."""
+    """Group rows as the tables print them: Spec-Bench's subtasks, then others by name, then all."""
     items = list(rows)
     groups: dict[str, list[Row]] = {}
     for row in items:
         groups.setdefault(subtask(str(row.get("category", "unknown"))), []).append(row)
     names = [name for name in SUBTASKS if name in groups] + sorted(groups.keys() - set(SUBTASKS))
     return {name: groups[name] for name in names} | {OVERALL: items}
+
+
+def mean_speed(rows: Sequence[Row], tokenizer: Any = None) -> float:
+    """Return tokens per second: the mean over questions of tokens / seconds, of the first choice.
+
+    With a tokenizer the tokens are counted from the text, less the BOS of each turn, as that project does for its
+    baseline; without one they are the answers' own new_tokens.
+    """
+    values = []
+    for row in rows:
+        choice = row["choices"][0]
+        if tokenizer is None:
+            tokens = sum(choice["new_tokens"])
+        else:
+            tokens = sum(len(tokenizer(text).input_ids) - 1 for text in choice["turns"])
+        if sum(choice["wall_time"]) > 0:
+            values.append(tokens / sum(choice["wall_time"]))
+    return mean(values)
+
+
+def compare(rows: dict[Any, Row], baseline: dict[Any, Row], tokenizer: Any = None) -> list[dict[str, Any]]:
+    """Compare two files in one entry a subtask, over the questions that both have; `mat` is over those, too."""
+    common = [rows[key] for key in common_questions(rows, baseline)]
+    entries = []
+    for name, group in by_subtask(common).items():
+        base = mean_speed([baseline[row["question_id"]] for row in group], tokenizer)
+        speed = mean_speed(group)
+        mat = mean(n for row in group for n in accept_lengths({"choices": row["choices"][:1]}))
+        speedup = speed / base if base else math.nan  # of a baseline that said nothing there is none
+        entries.append({"subtask": name, "mat": mat, "tokens_per_second": speed, "baseline": base, "speedup": speedup})
+    return entries

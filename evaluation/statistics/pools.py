@@ -39,16 +39,16 @@ class Cells:
     speed: Floats
 
     def take(self, rows: NDArray[Any]) -> Cells:
-        """Some of the questions: a mask (n,) or places (m,)."""
+        """Return some of the questions: a mask (n,) or places (m,)."""
         columns = (self.tokens[rows], self.steps[rows], self.speed[rows])
         return Cells(self.questions[rows], self.subtasks[rows], self.repeats, *columns)
 
     def of(self, *categories: str) -> Cells:
-        """The questions of these subtasks."""
+        """Return the questions of these subtasks."""
         return self if OVERALL in categories else self.take(np.isin(self.subtasks, categories))
 
     def mean_speed(self) -> Floats:
-        """A question's speed, the mean over its repeats: (n,)."""
+        """Return each question's speed, the mean over its repeats: (n,)."""
         known = np.isfinite(self.speed)
         total: Floats = np.where(known, self.speed, 0.0).sum(axis=1)
         total[~known.any(axis=1)] = np.nan
@@ -56,14 +56,14 @@ class Cells:
         return total / counts
 
     def columns(self, repeats: Sequence[int]) -> Floats:
-        """The speeds of these repeats only: (n, len(repeats))."""
+        """Return the speeds of these repeats only: (n, len(repeats))."""
         return self.speed[:, [self.repeats.index(repeat) for repeat in repeats]]
 
 
-def paired(own: Cells, theirs: Cells) -> tuple[Cells, Cells]:
-    """Of both, the questions that both have, in the order of the first."""
-    at = theirs.questions.get_indexer(own.questions)
-    return own.take(at >= 0), theirs.take(at[at >= 0])
+def paired(cells: Cells, theirs: Cells) -> tuple[Cells, Cells]:
+    """Return of both the questions that both have, in the order of the first."""
+    at = theirs.questions.get_indexer(cells.questions)
+    return cells.take(at >= 0), theirs.take(at[at >= 0])
 
 
 @dataclass(frozen=True)
@@ -124,13 +124,13 @@ class Pool:
     @cached_property
     def repeats(self) -> dict[int, tuple[Run, ...]]:
         """By repeat: the runs that are its shards, in the order of the bench."""
-        found: dict[int, tuple[Run, ...]] = {}
+        shards: dict[int, tuple[Run, ...]] = {}
         for run in self.runs:
             place = run.repeat
-            while any(other.selection == run.selection for other in found.get(place, ())):
+            while any(other.selection == run.selection for other in shards.get(place, ())):
                 place += 1  # the same run in two directories: a repeat all the same
-            found[place] = (*found.get(place, ()), run)
-        return found
+            shards[place] = (*shards.get(place, ()), run)
+        return shards
 
     @cached_property
     def answers(self) -> dict[int, dict[str, Row]]:
@@ -140,8 +140,8 @@ class Pool:
             for repeat, shards in self.repeats.items()
         }
 
-    def answers_beside(self, repeat: int) -> dict[str, Row]:
-        """What this repeat of another configuration is compared with: the same one's rows, else any one's."""
+    def answers_to_compare(self, repeat: int) -> dict[str, Row]:
+        """Return what this repeat of another configuration is compared with: the same repeat's rows, else any one's."""
         every = {key: row for answers in reversed(self.answers.values()) for key, row in answers.items()}
         return every | self.answers.get(repeat, {})
 
@@ -170,7 +170,7 @@ class Pool:
 
 
 def pools(runs: Sequence[Run]) -> list[Pool]:
-    """The runs with the repeats and shards of a configuration together; each has a name of its own in its block.
+    """Pool the repeats and shards of each configuration, under a name of its own in its block.
 
     In the runs' order, but of what may be compared the pools of most questions come first.
     """
@@ -180,73 +180,75 @@ def pools(runs: Sequence[Run]) -> list[Pool]:
     for i, run in enumerate(runs):
         configurations.setdefault(run.configuration, []).append(run)
         begins.setdefault(run.bench_key, i)
-    groups = [sorted(g, key=lambda run: place[id(run)]) for own in configurations.values() for g in joined(own)]
-    found = [Pool(tuple(group)) for group in groups]
-    found.sort(key=lambda pool: (begins[pool.first.bench_key], -pool.questions, place[id(pool.first)]))
+    groups = [sorted(g, key=lambda run: place[id(run)]) for peers in configurations.values() for g in joined(peers)]
+    pooled = [Pool(tuple(group)) for group in groups]
+    pooled.sort(key=lambda pool: (begins[pool.first.bench_key], -pool.questions, place[id(pool.first)]))
     alike: dict[tuple[Any, ...], list[Pool]] = {}
-    for pool in found:
+    for pool in pooled:
         alike.setdefault((*pool.group.values(), pool.label), []).append(pool)
-    words = {id(p): w for own in alike.values() for p, w in zip(own, distinguish([p.first for p in own]), strict=True)}
-    return [Pool(pool.runs, words[id(pool)]) if words[id(pool)] else pool for pool in found]
+    words: dict[int, str] = {}
+    for peers in alike.values():
+        words |= zip(map(id, peers), distinguish([pool.first for pool in peers]), strict=True)
+    return [Pool(pool.runs, words[id(pool)]) if words[id(pool)] else pool for pool in pooled]
 
 
 def joined(runs: Sequence[Run]) -> list[list[Run]]:
-    """The runs of one configuration: repeats of the same questions together, and shards, which share no question.
+    """Group the runs of one configuration: repeats of the same questions together, and shards, which share no question.
 
     Selections that overlap (a part beside the whole) stay apart, and so do those whose questions are not known.
     """
     selections: dict[frozenset[str], list[Run]] = {}
     for run in runs:
         selections.setdefault(run.selection, []).append(run)
-    found: list[tuple[set[str], list[Run]]] = []
-    for selection, own in sorted(selections.items(), key=lambda pair: -len(pair[0])):
-        known = [(asked, group) for asked, group in found if own[0].asked and group[0].asked]
+    groups: list[tuple[set[str], list[Run]]] = []
+    for selection, same in sorted(selections.items(), key=lambda pair: -len(pair[0])):
+        known = [(asked, group) for asked, group in groups if same[0].asked and group[0].asked]
         home = next((pair for pair in known if pair[0].isdisjoint(selection)), None)
         if home is None:
-            found.append((set(selection), own))
+            groups.append((set(selection), same))
         else:
             home[0].update(selection)
-            home[1].extend(own)
-    return [group for _, group in found]
+            home[1].extend(same)
+    return [group for _, group in groups]
 
 
 def closest(pool: Pool, candidates: Sequence[Pool]) -> Pool | None:
-    """Of those that may be compared with it, the one with most questions in common, of equals the one with fewest.
+    """Return the comparable one with most questions in common, of equals the one with fewest questions.
 
     None where nobody has any in common.
     """
-    own = pool.cells.questions
-    found: list[tuple[int, int, Pool]] = []
+    questions = pool.cells.questions
+    ranked: list[tuple[int, int, Pool]] = []
     for other in candidates:
         if other.first.bench_key == pool.first.bench_key:
             theirs = other.cells.questions
-            common = len(own) if own.equals(theirs) else int((theirs.get_indexer(own) >= 0).sum())
-            found.append((common, -len(theirs), other))
-    best = max(found, key=lambda entry: entry[:2], default=None)  # of equals the first
+            common = len(questions) if questions.equals(theirs) else int((theirs.get_indexer(questions) >= 0).sum())
+            ranked.append((common, -len(theirs), other))
+    best = max(ranked, key=lambda entry: entry[:2], default=None)  # of equals the first
     return best[2] if best is not None and best[0] else None
 
 
 def distinguish(runs: Sequence[Run]) -> list[str]:
-    """For runs of one label: the settings in which they differ, in words; empty where there is one run only.
+    """Word the settings in which runs of one label differ; empty where there is one run only.
 
     Where they differ in many, what more than half of them have in common is left out, but the first setting is not.
     """
     facets = [run.facets | run.circumstances for run in runs]
-    keys = list(dict.fromkeys(key for found in facets for key in found))
-    varied = [key for key in keys if len({str(found.get(key)) for found in facets}) > 1]
+    keys = list(dict.fromkeys(key for settings in facets for key in settings))
+    varied = [key for key in keys if len({str(settings.get(key)) for settings in facets}) > 1]
     plain = [key for key in varied if key not in ("tree_depth", "tree_breadth")]
     if len(plain) > MANY:
-        counts = {key: Counter(str(found.get(key)) for found in facets).most_common(1)[0] for key in plain[1:]}
+        counts = {key: Counter(str(settings.get(key)) for settings in facets).most_common(1)[0] for key in plain[1:]}
         usual = {key: value for key, (value, times) in counts.items() if 2 * times > len(runs)}
-        told = [[key for key in plain if str(found.get(key)) != usual.get(key)] for found in facets]
+        unusual = [[key for key in plain if str(settings.get(key)) != usual.get(key)] for settings in facets]
         words = [
-            ", ".join(w for w in (_words(key, found, plain) for key in own) if w)
-            for own, found in zip(told, facets, strict=True)
+            ", ".join(w for w in (_words(key, settings, plain) for key in kept) if w)
+            for kept, settings in zip(unusual, facets, strict=True)
         ]
         if len(set(words)) == len(runs):
             return words
     for chosen in (plain, varied):  # a tree's depth and breadth are told where its name and size do not suffice
-        words = [", ".join(w for w in (_words(key, found, chosen) for key in chosen) if w) for found in facets]
+        words = [", ".join(w for w in (_words(key, settings, chosen) for key in chosen) if w) for settings in facets]
         if len(set(words)) == len(runs):
             return words
     marks = [_hash_of(run) for run in runs]  # told apart by nothing else: files of the same name, other contents
@@ -255,12 +257,12 @@ def distinguish(runs: Sequence[Run]) -> list[str]:
     return [f"{word}, {mark}" if word else mark for word, mark in zip(words, marks, strict=True)]
 
 
-def _words(key: str, found: dict[str, Any], varied: list[str]) -> str:
-    value = found.get(key)
+def _words(key: str, settings: dict[str, Any], varied: list[str]) -> str:
+    value = settings.get(key)
     if key == "tree_nodes" and "tree" in varied:
         return ""  # told with the tree
     if key == "tree":
-        return f"{value} ({found.get('tree_nodes')})"
+        return f"{value} ({settings.get('tree_nodes')})"
     if key == "tree_nodes":
         return f"{value} nodes"
     if key in ("tree_depth", "tree_breadth"):

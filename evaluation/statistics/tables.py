@@ -5,26 +5,33 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
 
-from ..records.drawing import COLUMNS
+from model.recycling.matrix import AdjacencyMatrix
+
 from ..records.rows import Row
-from ..records.runs import Run
+from ..records.runs import SAMPLING_COLUMNS, Run
+from ..records.sweeps import not_available
 from .intervals import Floats, deviation, ratio_interval, speed_interval
 from .metrics import OVERALL, by_subtask, measure
 from .pools import Cells, Pool, closest, paired, pools
 
 BASELINES = ("hf", "vanilla")
-SHOWN = ("method", "category", "questions", "new_tokens", "mat", "mat_macro", "tokens_per_second")
 # One block of a table, one figure.
 GROUP = ["model", "dtype", "bench", "bench_questions", "questions_sha256", "max_new_tokens", "device"]
+SAMPLED = tuple(SAMPLING_COLUMNS.values())  # how a run's tokens were chosen
+COMPARED = ("execution", "phases", "timed", *SAMPLED)  # and how its steps were taken, and whether their time counts
+VOCABULARIES = (32_000, 128_256, 151_936)  # of LLaMA-2, LLaMA-3, Qwen
+NOTE = "note"  # the column of what is not available
 
 
 def main_table(runs: Sequence[Run]) -> pd.DataFrame:
-    """One row for each model, bench, method and category, repeats pooled; speedups are against runs of the same folder.
+    """Build one row for each model, bench, method and category, repeats pooled; speedups are within the folder.
 
     Columns: counts are sums over repeats but for `questions`; X_std is over repeats, X_low and X_high are the 95 %
     bootstrap interval (docs/metrics.md); then the settings of the method.
@@ -41,10 +48,10 @@ def main_table(runs: Sequence[Run]) -> pd.DataFrame:
                 "variant": pool.variant,
                 "category": category,
                 "repeats": len(pool.repeats),
-                **measures_of(pool, category, answers),
+                **_measures(pool, category, answers),
             }
             for name, pair in pairs.items():
-                row |= speedups(name, pair, category)
+                row |= _speedups(name, pair, category)
             row["state_bytes"] = pool.first.summary.get("state_bytes", math.nan)
             row |= pool.first.facets | {"execution": pool.first.execution}
             row |= {f"execution_{name}": base and base.first.execution for name, base in bases.items()}
@@ -53,79 +60,148 @@ def main_table(runs: Sequence[Run]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-DRAWN = tuple(COLUMNS.values())  # how a run's tokens were drawn
-KIND = ("execution", "phases", "timed", *DRAWN)  # how its steps were taken, and whether their time says anything
-
-
 def baseline(pool: Pool, name: str, pooled: Sequence[Pool]) -> Pool | None:
-    """The baseline's runs to compare with: of those of the same model, bench file and device, and of the same execution
-    where it has one, those that have most questions in common; None where none has any.
+    """Return the baseline's runs to compare with, or None where none have a question in common.
+
+    They are of the same model, bench file and device, and of the same execution where the baseline has one. Of several
+    the one with most questions in common is taken.
     """
-    found = [p for p in pooled if p.label == name and alike(p, pool, DRAWN)]
-    same = [p for p in found if alike(p, pool, KIND)]
-    best = closest(pool, same)
-    return closest(pool, found) if best is None and name == "hf" else best
+    candidates = [other for other in pooled if other.label == name and share_facets(other, pool, SAMPLED)]
+    best = closest(pool, [other for other in candidates if share_facets(other, pool, COMPARED)])
+    return closest(pool, candidates) if best is None and name == "hf" else best
 
 
-def alike(pool: Pool, other: Pool, keys: Iterable[str]) -> bool:
-    """Whether two configurations have these facets in common."""
+def share_facets(pool: Pool, other: Pool, keys: Iterable[str]) -> bool:
+    """Return whether two configurations have these facets in common."""
     return all(pool.first.facets.get(key) == other.first.facets.get(key) for key in keys)
 
 
-def about(pool: Pool) -> dict[str, Any]:
-    """What names a configuration in the tables beside the main one."""
+def identity(pool: Pool) -> dict[str, Any]:
+    """Return what names a configuration in the tables next to the main one."""
     group = {key: pool.group[key] for key in ("model", "dtype", "bench", "bench_questions")}
     return group | {"method": pool.label, "variant": pool.variant}
 
 
-def measures_of(pool: Pool, category: str, answers: Sequence[Row]) -> dict[str, Any]:
-    """The measures of a category, with deviation and interval of MAT and tokens/s."""
-    found = asdict(measure(answers))
-    own = pool.cells.of(category)
-    found["questions"] = len(own.questions)
-    found["tokens_per_second"] = _mean(own.mean_speed())  # of the questions' own means over their repeats
-    tokens, steps = np.nansum(own.tokens, axis=1), np.nansum(own.steps, axis=1)
-    mats = [t / s if s else math.nan for t, s in zip(_sums(own.tokens), _sums(own.steps), strict=True)]
+def _measures(pool: Pool, category: str, answers: Sequence[Row]) -> dict[str, Any]:
+    """Return the measures of a category, with deviation and interval of MAT and tokens/s."""
+    measures = asdict(measure(answers))
+    cells = pool.cells.of(category)
+    measures["questions"] = len(cells.questions)
+    measures["tokens_per_second"] = _mean(cells.mean_speed())  # of the questions' own means over their repeats
+    tokens, steps = np.nansum(cells.tokens, axis=1), np.nansum(cells.steps, axis=1)
+    sums = (list(np.nansum(counts, axis=0)) for counts in (cells.tokens, cells.steps))
+    mats = [t / s if s else math.nan for t, s in zip(*sums, strict=True)]
     spread = {
         "mat": (mats, ratio_interval(np.where(steps > 0, tokens, np.nan), steps)),
-        "tokens_per_second": ([_mean(v) for v in own.speed.T], speed_interval(own.speed, np.ones_like(own.speed))),
+        "tokens_per_second": (
+            [_mean(v) for v in cells.speed.T],
+            speed_interval(cells.speed, np.ones_like(cells.speed)),
+        ),
     }
     for key, (values, (low, high)) in spread.items():
-        found |= {f"{key}_std": deviation(values), f"{key}_low": low, f"{key}_high": high}
-    return found
+        measures |= {f"{key}_std": deviation(values), f"{key}_low": low, f"{key}_high": high}
+    return measures
 
 
-def speedups(name: str, pair: tuple[Cells, Cells] | None, category: str) -> dict[str, float]:
-    """The speedup over a baseline on the questions both have; deviation and interval from the repeats both have."""
+def _speedups(name: str, pair: tuple[Cells, Cells] | None, category: str) -> dict[str, float]:
+    """Return the speedup over a baseline on the questions both have; its spread is over the repeats both have."""
     keys = [f"speedup_{name}{end}" for end in ("", "_std", "_low", "_high")]
     if pair is None:
         return dict.fromkeys(keys, math.nan)
-    own, theirs = pair if category == OVERALL else (cells.take(pair[0].subtasks == category) for cells in pair)
-    both = [repeat for repeat in own.repeats if repeat in theirs.repeats]
-    mine, base = own.columns(both), theirs.columns(both)
+    cells, theirs = pair if category == OVERALL else (cells.take(pair[0].subtasks == category) for cells in pair)
+    both = [repeat for repeat in cells.repeats if repeat in theirs.repeats]
+    mine, base = cells.columns(both), theirs.columns(both)
     ratios = [speedup(a, b) for a, b in zip(mine.T, base.T, strict=True)]
     if len(both) < 2:
-        mine, base = own.mean_speed()[:, None], theirs.mean_speed()[:, None]
-    value = speedup(own.mean_speed(), theirs.mean_speed())
+        mine, base = cells.mean_speed()[:, None], theirs.mean_speed()[:, None]
+    value = speedup(cells.mean_speed(), theirs.mean_speed())
     return dict(zip(keys, (value, deviation(ratios), *speed_interval(mine, base)), strict=True))
 
 
-def speedup(own: Floats, base: Floats) -> float:
-    """Mean speed over the other's, on the questions that have both: (n,) and (n,)."""
-    both = np.isfinite(own) & np.isfinite(base)
-    return float(own[both].mean() / base[both].mean()) if both.any() else math.nan
-
-
-def drift_unknown(table: pd.DataFrame) -> bool:
-    """Whether an interval of a speed comes from one repeat, so that it is over questions only."""
-    speeds = [c for c in ("tokens_per_second", *(f"speedup_{b}" for b in BASELINES)) if f"{c}_std" in table]
-    return any(bool((table[f"{c}_std"].isna() & (table[f"{c}_low"] < table[f"{c}_high"])).any()) for c in speeds)
-
-
-def _sums(cells: Floats) -> list[float]:
-    return list(np.nansum(cells, axis=0))
+def speedup(speeds: Floats, base: Floats) -> float:
+    """Return the mean speed over the other's, on the questions that have both: (n,) and (n,)."""
+    both = np.isfinite(speeds) & np.isfinite(base)
+    return float(speeds[both].mean() / base[both].mean()) if both.any() else math.nan
 
 
 def _mean(values: Floats) -> float:
     known = values[np.isfinite(values)]
     return float(known.mean()) if len(known) else math.nan
+
+
+def group_names(table: pd.DataFrame) -> dict[tuple[Any, ...], str]:
+    """Name each block of the table: model and bench, and what else tells it from other blocks."""
+    keys: list[tuple[Any, ...]] = [tuple(key) for key, _ in table.groupby(GROUP, sort=False)]
+    names = {}
+    for key in keys:
+        words = [str(key[GROUP.index("model")]), str(key[GROUP.index("bench")])]
+        twins = [k for k in keys if k != key and (k[0], k[2]) == (key[0], key[2])]
+        for i, column in enumerate(GROUP):
+            if column == "questions_sha256":  # said where their number does not tell them apart
+                twins = [k for k in twins if k[i - 1] == key[i - 1]]
+            if column not in ("model", "bench") and any(k[i] != key[i] for k in twins):
+                forms = {"bench_questions": "{} questions", "max_new_tokens": "max_new_tokens {}"}
+                words.append((forms | {"questions_sha256": "questions #{}"}).get(column, "{}").format(key[i]))
+        names[key] = ", ".join(words)
+    return names
+
+
+def unavailable(why: str) -> str:
+    """Word what could not be measured, in every table: no companion for that model."""
+    return f"not available: {why}"
+
+
+def with_unavailable(table: pd.DataFrame, folder: Path) -> pd.DataFrame:
+    """Return the main table with a row for each method that a sweep into this experiment's folder left out.
+
+    The row stands in the block of its model and bench; where they have several (another type or device), in each; where
+    they have none, in one of its own. Counts are 0, measures empty, the column `note` says why. A method that was
+    measured since has no such row. Without any the table stays as it is.
+    """
+    rows: list[dict[Any, Any]] = []
+    empty_row = {name: _empty(table[name]) for name in table.columns}
+    empty_block: dict[Any, Any] = {key: "" if empty_row[key] is None else empty_row[key] for key in GROUP}
+    for left_out in not_available(folder):
+        row = {key: left_out[key] for key in ("model", "bench", "method")}
+        same = table[(table["model"] == row["model"]) & (table["bench"] == row["bench"])]
+        methods = same["method"].astype(str).str.split(" (", regex=False).str[0]  # without their starts
+        if not (methods == row["method"]).any():
+            row |= {"category": OVERALL, NOTE: unavailable(left_out["why"])}
+            blocks = same[GROUP].drop_duplicates().to_dict("records")
+            rows += [empty_row | block | row for block in blocks or [empty_block]]
+    if not rows:
+        return table
+    below = pd.DataFrame(rows).astype({name: table[name].dtype for name in table.columns})
+    return pd.concat([table.assign(**{NOTE: None}), below], ignore_index=True)
+
+
+def _empty(values: pd.Series[Any]) -> Any:
+    """Return what an empty cell of this column holds."""
+    if pd.api.types.is_bool_dtype(values):
+        return False
+    if pd.api.types.is_integer_dtype(values):
+        return 0
+    return math.nan if pd.api.types.is_float_dtype(values) else None
+
+
+def memory_table(runs: Sequence[Run]) -> pd.DataFrame:
+    """Measure what methods keep next to the model, and what a matrix of the same k and type takes elsewhere.
+
+    For the usual vocabularies a real matrix is allocated and its bytes are read.
+    """
+    rows: list[dict[str, Any]] = []
+    kinds: dict[tuple[int, str], None] = {}
+    for pool in pools(runs):
+        size, method = pool.first.summary.get("state_bytes"), pool.first.settings["method"]
+        if size:
+            row = {"method": pool.name, "k": method.get("k"), "dtype": method.get("dtype")}
+            rows.append(row | {"vocabulary": pool.first.metadata.get("vocab_size"), "bytes": size, "source": "run"})
+            if method["name"] == "recycling" and "dtype" in method:
+                kinds[int(method["k"]), str(method["dtype"])] = None
+    for vocabulary in VOCABULARIES:
+        for k, dtype in kinds:
+            size = AdjacencyMatrix(vocabulary, k, dtype=getattr(torch, dtype)).nbytes
+            row = {"method": "recycling", "k": k, "dtype": dtype, "vocabulary": vocabulary}
+            rows.append(row | {"bytes": size, "source": "allocated"})
+    frame = pd.DataFrame(rows).drop_duplicates()
+    return frame.assign(mib=frame["bytes"] / 2**20) if rows else frame

@@ -6,6 +6,7 @@ from pathlib import Path
 from evaluation.records.questions import Question
 from evaluation.records.rows import RECORDS
 from evaluation.records.runs import Run, row_key
+from evaluation.statistics.view import main_view, to_markdown, to_text
 
 
 def answer(question_id, category, turns, **more):
@@ -79,3 +80,13 @@ def shard(label, answers, **more):
     """A run that asked just these questions, each with its hash, of the bench file "f"."""
     own = {"sha256": "f"} | more.pop("bench", {})
     return made(label, answers, bench=own, question_hashes=[row_key(row) for row in answers], **more)
+
+
+def in_terminal(runs, table):
+    """The main table as the terminal shows it."""
+    return to_text(main_view(runs, table, category="overall"))
+
+
+def on_paper(runs, table):
+    """The main table as main.md holds it."""
+    return to_markdown(main_view(runs, table))

@@ -16,7 +16,7 @@ from evaluation.configuration.companions import lacking
 from evaluation.loading import hub, models
 from evaluation.records.sweeps import missing_jobs
 from evaluation.running import together
-from evaluation.statistics.table1 import table1
+from evaluation.statistics.published import table1
 from model.errors import UserError
 from tests.evaluation.made_runs import answer, made
 from tests.evaluation.test_errors import check

@@ -7,8 +7,7 @@ import yaml
 from evaluation import figures, report
 from evaluation.figures import draw_all, split
 from evaluation.figures.block import Block
-from evaluation.figures.budget import gain
-from evaluation.figures.roofline import roofline
+from evaluation.figures.costs import gain, roofline
 from evaluation.figures.style import PALETTE, STYLE, WIDTH, panels
 from evaluation.statistics.tables import main_table
 from tests.evaluation.made_runs import answer, made

@@ -15,11 +15,11 @@ from evaluation.loading import digests, hub, models
 from evaluation.loading.settings import ModelSettings
 from evaluation.records.runs import read_runs
 from evaluation.run import run
-from evaluation.statistics.printing import to_markdown
 from evaluation.statistics.tables import main_table
 from model.errors import UserError
 from model.files import ROOT
 from tests.evaluation.loading.test_gguf import cache, write  # noqa: F401  (a fixture)
+from tests.evaluation.made_runs import on_paper
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def again(model, bench_file, tmp_path):
 
 
 def table(runs):
-    return to_markdown(runs, main_table(runs))
+    return on_paper(runs, main_table(runs))
 
 
 def other_weights(model):

@@ -15,11 +15,11 @@ from evaluation.page.audit import findings
 from evaluation.page.captions import caption, short
 from evaluation.page.circumstances import command_line, commands, configurations, facts
 from evaluation.page.page import script_json
-from evaluation.page.table import view
 from evaluation.page.tokens import Decoder
 from evaluation.records.runs import read_runs
 from evaluation.statistics.pools import pools
 from evaluation.statistics.tables import main_table
+from evaluation.statistics.view import page_view
 from tests.evaluation.page.conftest import HOSTILE, answer, plain, report, write_run
 
 
@@ -144,17 +144,18 @@ def test_the_table_keeps_numbers_and_hides_what_says_nothing():
         }
         | {"k": 8, "peak": float("nan"), "speedup_hf": float("nan"), "speedup_hf_low": 0.9, "speedup_hf_high": 1.2},
     ]
-    shown = view(pd.DataFrame(rows))
-    assert [(c.name, c.extra) for c in shown.columns] == [
+    shown = page_view(pd.DataFrame(rows))
+    (block,) = shown.blocks
+    assert [(c.name, c.extra) for c in block.columns] == [
         ("method", False), ("category", False), ("mat", False), ("speedup_hf", False), ("steps", True), ("k", True),
     ]  # fmt: skip
-    hf, x = ({c.name: cell for c, cell in zip(shown.columns, line.cells, strict=True)} for line in shown.lines)
+    hf, x = ({c.name: cell for c, cell in zip(block.columns, line.cells, strict=True)} for line in block.lines)
     assert (x["mat"].text, x["mat"].value, x["mat"].interval) == ("2.35", "2.345", "2.00–3.00")
     assert x["steps"].text == "1,234" and (hf["k"].text, hf["k"].value, x["k"].text) == ("–", "", "8")
-    assert x["speedup_hf"].text == "–" and x["speedup_hf"].interval == "~ 0.90–1.20"
-    assert hf["mat"].interval == "" and len(shown.marks) == 2
-    assert shown.lines[0].baseline and not shown.lines[1].baseline and shown.baselines == ["hf"]
-    assert next(c for c in shown.columns if c.name == "mat").meaning.startswith("micro mean")
+    assert x["speedup_hf"].text == "–" and x["speedup_hf"][1:3] == ("0.90–1.20", "~")
+    assert hf["mat"].interval == "" and len(shown.footnotes) == 2
+    assert block.lines[0].baseline and not block.lines[1].baseline and block.baselines == ["hf"]
+    assert next(c for c in block.columns if c.name == "mat").meaning.startswith("micro mean")
 
 
 def test_settings_that_the_variant_tells_are_hidden():
@@ -162,10 +163,10 @@ def test_settings_that_the_variant_tells_are_hidden():
         {"model": "m", "method": "x", "variant": f"{tree} ({n})", "category": "overall", "tree": tree, "tree_nodes": n}
         for tree, n in [("chain", 36), ("best", 24)]
     ]
-    assert [(c.name, c.extra) for c in view(pd.DataFrame(rows)).columns if "tree" in c.name] == [
+    assert [(c.name, c.extra) for c in page_view(pd.DataFrame(rows)).blocks[0].columns if "tree" in c.name] == [
         ("tree", True), ("tree_nodes", True),
     ]  # fmt: skip
-    alone = view(pd.DataFrame(rows).drop(columns="variant")).columns
+    alone = page_view(pd.DataFrame(rows).drop(columns="variant")).blocks[0].columns
     assert [(c.name, c.extra) for c in alone if "tree" in c.name] == [("tree", False), ("tree_nodes", False)]
 
 

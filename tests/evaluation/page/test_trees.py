@@ -4,8 +4,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from evaluation.page.circumstances import configurations
-from evaluation.page.ranks import spelled
-from evaluation.page.tokens import Decoder, load, split, visible
+from evaluation.page.tokens import Decoder, load, spelled, split, visible
 from evaluation.page.tree_svg import BOUNDS, draw, legend, shade
 from evaluation.records.runs import read_runs
 from model.recycling import build_template

@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 
 from evaluation import report
-from evaluation.records.foreign import read_foreign
 from evaluation.records.questions import MT_BENCH
+from evaluation.records.runs import read_foreign
 from evaluation.statistics.tables import main_table
 from tests.evaluation.made_runs import answer, asked
 

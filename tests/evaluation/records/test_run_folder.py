@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from evaluation import report
-from evaluation.records.answer_file import read_answers
 from evaluation.records.questions import Question
+from evaluation.records.rows import read_answers
 from evaluation.records.run_folder import AnswerStore
 from evaluation.records.runs import read_runs
 from model.errors import UserError

@@ -8,7 +8,7 @@ import yaml
 
 from evaluation import tree_search
 from evaluation.statistics.acceptance import TEMPLATE, Accepted, Node, by_depth, by_node, longest, template, turns
-from evaluation.statistics.best_tree import best, half_of
+from evaluation.statistics.trees import best, half_of
 from model.errors import UserError
 from model.recycling import build_template
 from tests.evaluation.made_runs import answer, made, write
@@ -41,13 +41,13 @@ def test_by_node_by_hand():
 
 def test_without_a_template_only_what_stood_is_known():
     nodes = by_node(Accepted.of([stepped((0, 0), (1,), (), (0,))]), None)
-    assert [(node.path, node.tried, node.stood) for node in nodes] == [((0,), 4, 2), ((1,), 4, 1), ((0, 0), 4, 1)]
+    assert [(node.path, node.tried, node.accepted) for node in nodes] == [((0,), 4, 2), ((1,), 4, 1), ((0, 0), 4, 1)]
 
 
 def test_a_tree_that_shrinks_tries_its_first_nodes_only():
     records = {"step_nodes": [[3, 2]], "step_paths": [[[0], [0]]]}
     nodes = by_node(Accepted.of([answer(1, "qa", [([2, 2], 1.0)], **records)]), [(0,), (1,), (0, 0)])
-    assert [(node.tried, node.stood) for node in nodes] == [(2, 2), (1, 0), (0, 0)]
+    assert [(node.tried, node.accepted) for node in nodes] == [(2, 2), (1, 0), (0, 0)]
     assert nodes[2].share == nodes[2].given_parent == 0.0
 
 
@@ -78,14 +78,14 @@ def test_the_search_is_as_good_as_trying_every_tree():
     rng = random.Random(1)
     tree = [tuple(p) for p in build_template("balanced", branching=2, depth=3).rank_paths[1:]]
     nodes = by_node(Accepted.of([stepped(*[rng.choice([(), *tree]) for _ in range(300)], nodes=15)]), tree)
-    stood = {node.path: node.stood for node in nodes}
+    stood = {node.path: node.accepted for node in nodes}
     for n in (1, 3, 5):
         most = max(
             sum(stood[p] for p in chosen)
             for chosen in itertools.combinations(tree, n)
             if all(p[:-1] in (*chosen, ()) for p in chosen)
         )
-        assert sum(node.stood for node in best(nodes, n)) == most
+        assert sum(node.accepted for node in best(nodes, n)) == most
     with pytest.raises(UserError, match="14 nodes"):
         best(nodes, 15)
 

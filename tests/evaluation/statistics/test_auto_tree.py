@@ -7,8 +7,8 @@ import matplotlib.pyplot as plt
 from evaluation import figures
 from evaluation.figures import split
 from evaluation.records.runs import read_runs
-from evaluation.statistics.auto_tree import to_lines, write_auto_runs
 from evaluation.statistics.tables import main_table
+from evaluation.statistics.trees import auto_lines, write_auto_runs
 from tests.evaluation.made_runs import answer, made, write
 
 
@@ -35,7 +35,7 @@ def test_every_repeat_and_variant_is_told(tmp_path):
         ("recycling (auto), k=8", 0, 8, 4.0),
         ("recycling (auto), k=8", 1, 16, 4.0),
     ]
-    lines = to_lines(runs)
+    lines = auto_lines(runs)
     assert len(lines) == 4 and lines[1].startswith("recycling (auto), k=4, repeat 1, file: last choice 16 nodes")
     (block,) = split(runs, main_table(runs)).values()
     drawn = figures.machine_tree(block)
@@ -47,4 +47,4 @@ def test_every_repeat_and_variant_is_told(tmp_path):
 def test_nothing_is_written_without_a_choice(tmp_path):
     runs = [made("vanilla", [answer(1, "qa", [([1], 1.0)])], folder=str(tmp_path))]
     write_auto_runs(runs, tmp_path / "machine_tree.json")
-    assert to_lines(runs) == [] and not (tmp_path / "machine_tree.json").exists()
+    assert auto_lines(runs) == [] and not (tmp_path / "machine_tree.json").exists()

@@ -7,13 +7,12 @@ import pandas as pd
 import pytest
 
 from evaluation.page import write_page
-from evaluation.page.table import view
 from evaluation.records.runs import GENERATE
-from evaluation.statistics.executions import in_words, not_compared
+from evaluation.statistics.caveats import execution_words, not_compared
 from evaluation.statistics.pools import pools
-from evaluation.statistics.printing import to_markdown, to_text
 from evaluation.statistics.tables import main_table
-from tests.evaluation.made_runs import answer, made
+from evaluation.statistics.view import page_view
+from tests.evaluation.made_runs import answer, in_terminal, made, on_paper
 
 ROWS = [answer(1, "qa", [([2, 1], 1.0)]), answer(2, "rag", [([3], 0.5)])]
 
@@ -34,11 +33,12 @@ MIXED = [*ALIKE, ran("vanilla", "compiled"), ran("pld", "compiled"), ran("recycl
 
 
 def test_one_execution_is_said_once():
-    for write_out in (to_text, to_markdown):
+    for write_out in (in_terminal, on_paper):
         text = write_out(ALIKE, main_table(ALIKE))
         assert "\nexecution: eager; hf is transformers' own generate, so speedup_hf is over another execution\n" in text
         assert text.count("execution: ") == 1 and not re.search(r"execution [ |]", text), "no column"
-    assert "execution: eager" in to_text(ALIKE[1:], main_table(ALIKE[1:])) and in_words(main_table(ALIKE[:1])) == []
+    assert "execution: eager" in in_terminal(ALIKE[1:], main_table(ALIKE[1:]))
+    assert execution_words(main_table(ALIKE[:1])) == []
 
 
 def test_several_are_a_column_and_pairs_are_of_one():
@@ -49,7 +49,7 @@ def test_several_are_a_column_and_pairs_are_of_one():
     assert theirs[1:5] == rows["execution"].tolist()[1:5] and pd.isna(theirs[5])
     assert rows["speedup_vanilla"].notna().tolist() == [True] * 5 + [False]
     told = "no speedup over vanilla, which ran eager while these ran graph: recycling (hot)"
-    for write_out in (to_text, to_markdown):
+    for write_out in (in_terminal, on_paper):
         text = write_out(MIXED, main_table(MIXED))
         (line,) = [line for line in text.splitlines() if line.startswith("execution: ")]
         assert "see its column; speedup_vanilla is over vanilla in the row's own execution; hf is" in line
@@ -71,7 +71,7 @@ def test_the_page_says_it(tmp_path, runs, said, column):
     text = html.unescape(write_page(runs, table, tmp_path).read_text())
     paragraph = text[text.index("<h2>Main table") : text.index('id="filters"')]
     assert said in paragraph and ("No speedup over vanilla, which ran eager" in paragraph) is column
-    (shown,) = [c for c in view(table).columns if c.name == "execution"]
+    (shown,) = [c for c in page_view(table).blocks[0].columns if c.name == "execution"]
     assert shown.extra is not column, "hidden until asked for where there is one"
 
 

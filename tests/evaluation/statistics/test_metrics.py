@@ -4,12 +4,10 @@ import math
 
 import pytest
 
-from evaluation.records.foreign import read_foreign
 from evaluation.records.questions import MT_BENCH, subtask
 from evaluation.records.rows import check_records, repeated_ngrams
-from evaluation.records.runs import read_runs
-from evaluation.statistics.metrics import by_subtask, measure
-from evaluation.statistics.spec_bench import mean_speed
+from evaluation.records.runs import read_foreign, read_runs
+from evaluation.statistics.metrics import by_subtask, mean_speed, measure
 from model.errors import UserError
 from tests.evaluation.made_runs import answer, made, write
 

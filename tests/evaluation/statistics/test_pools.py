@@ -9,12 +9,11 @@ from evaluation.page.circumstances import configurations, facts
 from evaluation.records.questions import Question
 from evaluation.records.runs import natural, read_runs
 from evaluation.statistics.audits import audits
-from evaluation.statistics.best_tree import pick
 from evaluation.statistics.pools import distinguish, pools
-from evaluation.statistics.printing import to_text
 from evaluation.statistics.tables import baseline, main_table
+from evaluation.statistics.trees import pick
 from tests.evaluation.conftest import answers_in
-from tests.evaluation.made_runs import answer, asked, made, shard, write
+from tests.evaluation.made_runs import answer, asked, in_terminal, made, shard, write
 
 
 def rows(ids, seconds=1.0, prompt="why?"):
@@ -52,7 +51,7 @@ def test_two_files_of_one_name_and_count_are_never_paired(tmp_path):
     table = main_table(runs)
     assert table["questions_sha256"].nunique() == 2 and table["bench_questions"].eq(4).all()
     assert math.isnan(overall(runs, "pld")["speedup_vanilla"].item()) and audits(pools(runs)) == []
-    text = to_text(runs, table)
+    text = in_terminal(runs, table)
     assert text.count("toy, file, questions #") == 2, "a block each"
     assert {p.stem.rsplit("-", 1)[-1] for p in draw_all(runs, table, tmp_path)} >= set(table["questions_sha256"])
 
@@ -116,7 +115,7 @@ def test_a_part_beside_the_whole_stays_apart_and_finds_its_own_baseline():
     rest = next(p for p in pooled if p.label == "rest")
     assert baseline(rest, "vanilla", pooled).questions == 6, "the one with most questions in common"
     assert overall(runs, "rest")["speedup_vanilla"].item() == pytest.approx(2.0)
-    text = to_text(runs, main_table(runs))
+    text = in_terminal(runs, main_table(runs))
     assert "toy, file, 6 questions, overall" in text and "toy, file, 2 questions, overall" in text
 
 

@@ -4,10 +4,9 @@ import pandas as pd
 import pytest
 
 from evaluation.statistics import published as module
-from evaluation.statistics.printing import to_text
-from evaluation.statistics.published import as_published, beside, default_settings
+from evaluation.statistics.published import as_published, default_settings, with_published
 from evaluation.statistics.tables import main_table
-from tests.evaluation.made_runs import answer, made
+from tests.evaluation.made_runs import answer, in_terminal, made
 
 SPEC = [("spec_bench", "mt_bench"), ("spec_bench", "qa"), ("spec_bench", "overall")]
 PAPER, LEADERBOARD = "paper, A100-80GB", "Spec-Bench leaderboard, A100"
@@ -41,8 +40,8 @@ def rows(model, method, cases=(*SPEC, ("mbpp", "code"), ("other", "qa")), **more
 def test_other_variants_and_parts_of_a_bench_have_none(other):
     """The published figures of 80 nodes and 480 questions had stood beside every tree, k and subset."""
     as_it_was = rows("vicuna-7b", "recycling (hot)", SPEC)
-    assert beside(as_it_was)["published_speedup_hf"].notna().all()
-    table = beside(pd.concat([as_it_was, as_it_was.assign(**other)], ignore_index=True))
+    assert with_published(as_it_was)["published_speedup_hf"].notna().all()
+    table = with_published(pd.concat([as_it_was, as_it_was.assign(**other)], ignore_index=True))
     assert table["published_speedup_hf"][3:].isna().all() and table["published_source"][3:].isna().all()
     assert table["published_mat"].tolist()[2] == 2.70 and table["published_mat"][3:].isna().all()
 
@@ -57,7 +56,7 @@ def test_a_methods_weights_and_types_are_its_models_own():
 
 
 def test_the_papers_own_figures_come_first():
-    table = beside(rows("vicuna-7b", "recycling (hot)"))
+    table = with_published(rows("vicuna-7b", "recycling (hot)"))
     assert table["published_speedup_hf"].tolist()[:4] == [2.17, 1.95, 2.03, 2.34]
     assert table["published_mat"].tolist()[2:4] == [2.70, 2.93] and table["published_mat"][:2].isna().all()
     assert table["published_source"].tolist()[:4] == [PAPER] * 4
@@ -66,7 +65,7 @@ def test_the_papers_own_figures_come_first():
 
 def test_what_the_paper_lacks_comes_from_the_other_sources():
     def overall(model, method):
-        table = beside(rows(model, method, SPEC))
+        table = with_published(rows(model, method, SPEC))
         return table.iloc[2][["published_mat", "published_speedup_hf", "published_source"]].tolist()
 
     assert overall("vicuna-7b", "hf") == [1.0, 1.0, PAPER]
@@ -75,14 +74,14 @@ def test_what_the_paper_lacks_comes_from_the_other_sources():
     assert overall("vicuna-7b", "recycling (cold)") == [2.55, 1.93, "smpanaro/token-recycling, A100-40GB"]
     assert overall("vicuna-7b", "suffix_recycling (hot)") == [3.03, 2.27, "SAM-Decoding, A6000"]
     # MBPP is in the paper's table only, and there without Medusa
-    assert beside(table := rows("vicuna-7b", "medusa", [("mbpp", "code"), ("mbpp", "overall")])) is table
+    assert with_published(table := rows("vicuna-7b", "medusa", [("mbpp", "code"), ("mbpp", "overall")])) is table
 
 
 def test_other_models_have_none(tmp_path):
     ours = rows("embedded", "recycling (hot)")
-    assert beside(ours) is ours
+    assert with_published(ours) is ours
     theirs = rows("vicuna-7b", "recycling (hot)")
-    assert beside(theirs, tmp_path) is theirs, "a checkout without the published figures"
+    assert with_published(theirs, tmp_path) is theirs, "a checkout without the published figures"
 
 
 def test_the_terminal_names_the_source(monkeypatch):
@@ -91,5 +90,5 @@ def test_the_terminal_names_the_source(monkeypatch):
     run = made("recycling (hot)", [answer(1, "qa", [([2, 1], 1.0)])], model={"name": "vicuna-7b"},
                bench={"name": "spec_bench"}, method=own)  # fmt: skip
     run.metadata["settings"]["max_new_tokens"] = 1024
-    text = to_text([run], beside(main_table([run])))
+    text = in_terminal([run], with_published(main_table([run])))
     assert "published_mat" in text and f"published: {PAPER} (data/reference)" in text

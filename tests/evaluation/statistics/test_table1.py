@@ -5,8 +5,8 @@ import math
 import pandas as pd
 import pytest
 
-from evaluation.statistics.published import read_published
-from evaluation.statistics.table1 import table1, write_table1
+from evaluation.statistics.published import read_published, table1
+from evaluation.statistics.view import write_table1
 from tests.evaluation.made_runs import answer, asked, made, shard
 from tests.evaluation.statistics.test_tables import METHOD, VANILLA
 

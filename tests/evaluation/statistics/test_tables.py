@@ -6,21 +6,14 @@ import math
 import numpy as np
 import pytest
 
-from evaluation.page.table import view
 from evaluation.records.runs import read_runs
-from evaluation.statistics.caveats import mixed
+from evaluation.statistics.acceptance import depths_table
+from evaluation.statistics.caveats import ONE_REPEAT, mixed
 from evaluation.statistics.intervals import deviation, speed_interval
 from evaluation.statistics.pools import pools
-from evaluation.statistics.printing import (
-    QUESTIONS_ONLY,
-    acceptance_table,
-    memory_table,
-    to_markdown,
-    to_text,
-    write_tables,
-)
-from evaluation.statistics.tables import main_table
-from tests.evaluation.made_runs import answer, made, write
+from evaluation.statistics.tables import main_table, memory_table
+from evaluation.statistics.view import page_view, write_tables
+from tests.evaluation.made_runs import answer, in_terminal, made, on_paper, write
 
 # Two questions, two repeats. Vanilla: 2 tokens/s on both. The method: question 1 at 4 and 2, question 2 at 8 and 6.
 VANILLA = [
@@ -54,22 +47,22 @@ def test_a_speedup_that_may_be_none_is_marked_and_explained():
     slow = made("pld", [answer(1, "qa", [([3, 1], 4.0)]), answer(2, "qa", [([4, 4], 1.0)])])  # 1 and 8 tokens/s
     runs = [VANILLA[0], slow]
     table = main_table(runs)
-    for text in (to_text(runs, table), to_markdown(runs, table)):
+    for text in (in_terminal(runs, table), on_paper(runs, table)):
         assert "2.25~" in text and "spans 1" in text and "1.00~" not in text
     calm = [*VANILLA, METHOD[0], made("pld", METHOD[0].answers, repeat=1)]  # twice the same
     sure = main_table(calm)
-    assert "~" not in to_text(calm, sure) and "3.00 [2.00, 4.00]" in to_markdown(calm, sure)
+    assert "~" not in in_terminal(calm, sure) and "3.00 [2.00, 4.00]" in on_paper(calm, sure)
 
 
 def test_one_repeat_says_that_its_intervals_leave_out_the_drift():
     once, twice = [VANILLA[0], METHOD[0]], [*VANILLA, *METHOD]
-    for write_out in (to_text, to_markdown):
-        assert QUESTIONS_ONLY in write_out(once, main_table(once))
-        assert QUESTIONS_ONLY not in write_out(twice, main_table(twice))
+    for write_out in (in_terminal, on_paper):
+        assert ONE_REPEAT in write_out(once, main_table(once))
+        assert ONE_REPEAT not in write_out(twice, main_table(twice))
     one = [*VANILLA[:1], *METHOD]  # the baseline has no second repeat to be paired with
-    assert QUESTIONS_ONLY in to_text(one, main_table(one))
-    assert any("how the machine drifts" in mark for mark in view(main_table(once)).marks)
-    assert not any("how the machine drifts" in mark for mark in view(main_table(twice)).marks)
+    assert ONE_REPEAT in in_terminal(one, main_table(one))
+    assert any("how the machine drifts" in note for note in page_view(main_table(once)).footnotes)
+    assert not any("how the machine drifts" in note for note in page_view(main_table(twice)).footnotes)
 
 
 def test_what_a_repeat_lacks_does_not_become_a_guess():
@@ -77,7 +70,7 @@ def test_what_a_repeat_lacks_does_not_become_a_guess():
     table = main_table([*VANILLA, METHOD[0], half])
     row = table[(table["method"] == "pld") & (table["category"] == "overall")].iloc[0]
     assert row["tokens_per_second"] == pytest.approx((3 + 8) / 2) and not row["complete"]
-    assert "incomplete: pld, repeat 1: 1 of 2" in to_text([half], table)
+    assert "incomplete: pld, repeat 1: 1 of 2" in in_terminal([half], table)
 
 
 def test_runs_of_one_label_are_told_apart_by_what_differs():
@@ -104,7 +97,7 @@ def test_other_limits_and_types_are_not_compared_and_not_mixed():
     runs = [made("pld", rows), other]
     table = main_table(runs)
     assert table["speedup_vanilla"].isna().sum() == 2  # pld's two rows; vanilla's own stay 1
-    text = to_text(runs, table)
+    text = in_terminal(runs, table)
     assert "max_new_tokens 16, overall" in text and "max_new_tokens 32, overall" in text
 
 
@@ -115,7 +108,7 @@ def test_runs_beside_each_other_under_other_circumstances_are_told():
     runs = [made("vanilla", rows, repeat=i, circumstances=c) for i, c in enumerate((one, one, two))]
     (line,) = mixed(runs)
     assert "versions.torch is 2.13.0" in line and "2.14.0 for vanilla, repeat 2" in line
-    assert line in to_markdown(runs, main_table(runs)) and mixed(runs[:2]) == []
+    assert line in on_paper(runs, main_table(runs)) and mixed(runs[:2]) == []
 
 
 def test_all_tables_are_written_and_read_again(tmp_path):
@@ -129,7 +122,7 @@ def test_all_tables_are_written_and_read_again(tmp_path):
     runs = read_runs(tmp_path)
     write_tables(runs, tmp_path / "tables", ["a note"])
     assert "a note" in (tmp_path / "tables/main.md").read_text()
-    depths = acceptance_table(runs)
+    depths = depths_table(runs)
     assert depths["joint_acceptance"].tolist() == [0.5, 0.5] and depths["conditional_acceptance"].tolist() == [0.5, 1.0]
     memory = memory_table(runs).set_index("vocabulary")
     assert memory.loc[100, "bytes"] == 6400

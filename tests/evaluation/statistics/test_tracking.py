@@ -10,9 +10,8 @@ import pytest
 
 from evaluation import report
 from evaluation.records.runs import read_runs
+from evaluation.statistics.exports import track, tracked, turns_table, write_parquet
 from evaluation.statistics.tables import main_table
-from evaluation.statistics.tracking import track, tracked
-from evaluation.statistics.turns import turns_table, write_parquet
 from model.errors import UserError
 from tests.evaluation.made_runs import answer, made
 
