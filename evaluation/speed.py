@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 from model.errors import UserError
 
 from .errors import one_line, user_errors
-from .records.rows import check_records, common_questions, describe_files, read_answers
+from .records.rows import check_rows, common_questions, describe_files, read_answers
 from .statistics.metrics import compare
 
 
@@ -41,7 +41,7 @@ def report(arguments: argparse.Namespace) -> None:
         print("note: --tokenizer-path is read with --retokenize only; counting new_tokens on both sides")
     rows, damage = read_answers(arguments.file_path)
     baseline, base_damage = read_answers(arguments.base_path)
-    check_records(rows.values(), arguments.file_path)
+    check_rows(rows.values(), arguments.file_path)
     for path, found in ((arguments.file_path, damage), (arguments.base_path, base_damage)):
         if str(found):
             print(f"note: {path}: {found}")

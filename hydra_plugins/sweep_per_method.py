@@ -142,11 +142,11 @@ class ComposedOnce:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
 
-    def load_sweep_config(self, master: DictConfig, overrides: Sequence[str]) -> DictConfig:
+    def load_sweep_config(self, master_config: DictConfig, sweep_overrides: Sequence[str]) -> DictConfig:
         """A job's configuration, a copy of its own: Hydra writes the job's number into it."""
-        key = tuple(overrides)
+        key = tuple(sweep_overrides)
         if key not in self._held:
-            self._held[key] = self._loader.load_sweep_config(master, list(overrides))
+            self._held[key] = self._loader.load_sweep_config(master_config, list(sweep_overrides))
         return copy.deepcopy(self._held[key])
 
 

@@ -15,7 +15,7 @@ from model.errors import UserError
 
 from ..loading import processes
 from ..loading.bench import Bench
-from ..records.rows import RECORDS
+from ..records.rows import SCHEMA
 from ..records.runs import GENERATE
 from .methods import HOT, Method
 
@@ -27,7 +27,7 @@ _NOT_THE_STATE = ("run_dir", "repeat", "repeats", "mixed", "interleave", "timed"
 def run_settings(config: dict[str, Any], bench: Bench, method: Method) -> dict[str, Any]:
     """Everything that decides a run's answers and what it measures: its fingerprint."""
     loaded = method.loaded
-    model = _model(asdict(loaded.settings)) | {
+    model = asdict(loaded.settings) | {
         "dtype": str(loaded.target.dtype).removeprefix("torch."),
         "device": loaded.target.device.type,
         "template": loaded.template,
@@ -45,18 +45,18 @@ def run_settings(config: dict[str, Any], bench: Bench, method: Method) -> dict[s
         "execution": loaded.target.execution,
         "max_new_tokens": config["max_new_tokens"],
         "num_choices": config["num_choices"],
-        "records": RECORDS,
+        "schema": SCHEMA,
         "seed": config["seed"],
         "phases": config["phases"],
         "repeat": config["repeat"],
-        **({} if config["timed"] else {"timed": False}),
-        **({"sampling": drawn} if (drawn := sampled(config)) else {}),
+        "timed": config["timed"],
+        "sampling": sampled(config),
     }
 
 
 def sampled(config: dict[str, Any]) -> dict[str, Any]:
-    """The settings of sampling that are not plain greedy decoding's; runs of before there were any have none."""
-    plain, own = asdict(Sampling()), config.get("sampling", {})
+    """The settings of sampling that are not plain greedy decoding's."""
+    plain, own = asdict(Sampling()), config["sampling"]
     idle = () if own.get("temperature") else ("top_k", "top_p", "min_p")  # what is left over makes no other arg-max
     return {key: value for key, value in own.items() if value != plain[key] and key not in idle}
 
@@ -98,10 +98,12 @@ def saved_start(config: dict[str, Any], settings: dict[str, Any]) -> str:
         for path in sorted(folder.glob("*/state.safetensors")):
             metadata = json.loads((path.parent / "metadata.json").read_text(encoding="utf-8"))
             held = metadata["config"]
+            if metadata["settings"].get("schema") != SCHEMA:
+                continue
             same = _source(held, held["method"].get("update", "all")) == wanted
             if same and _contents(metadata["settings"]) != _contents(settings):
                 others += 1
-            elif same and (held.get("timed", True) == config["timed"]) is alike:
+            elif same and (held["timed"] == config["timed"]) is alike:
                 found.setdefault(int(held["repeat"] or 0), str(path))
     if found:  # the same repeat's, as another one may not be there yet, and then this run would not be the same again
         return found.get(int(config["repeat"] or 0), found[min(found)])
@@ -114,39 +116,26 @@ def saved_start(config: dict[str, Any], settings: dict[str, Any]) -> str:
 
 
 def _contents(settings: dict[str, Any]) -> dict[str, Any]:
-    """Which files a run was made from; of runs of before the model's were recorded those are None, and no other's."""
+    """Which files a run was made from."""
     companions = {k: v for k, v in settings["method"].items() if k.endswith("sha256") and k != "start_sha256"}
-    return {"model": settings["model"].get("files"), "bench": settings["bench"].get("sha256"), **companions}
+    return {"model": settings["model"]["files"], "bench": settings["bench"]["sha256"], **companions}
 
 
 def _source(config: dict[str, Any], update: str) -> dict[str, Any]:
     """What decides the state that a run leaves."""
     kept = {key: value for key, value in config.items() if key not in _NOT_THE_STATE}
-    bench = {"spread": False, "half": None} | config["bench"]  # which runs of before they were settings lack
-    kept |= {"sampling": sampled(config)}
-    attention = config["model"].get("attention")  # "auto" is what "sdpa" was while it was the default
-    kept |= {"model": _model(config["model"]) | {"attention": "auto" if attention == "sdpa" else attention}}
-    return kept | {"bench": bench, "method": recorded(config["method"], sampled(config)) | {"update": update}}
-
-
-def _model(settings: dict[str, Any]) -> dict[str, Any]:
-    """Runs of before weights could be quantised are those of weights that are not."""
-    return {key: value for key, value in settings.items() if key != "quantize" or value is not None}
+    method = recorded(config["method"], sampled(config)) | {"update": update}
+    return kept | {"sampling": sampled(config), "method": method}
 
 
 def recorded(method: dict[str, Any], drawn: dict[str, Any]) -> dict[str, Any]:
-    """A method's settings as records hold them: a shipped drafter by its file and class, whatever room it stands in.
-
-    So model.copying.spine.Spine is model.spine.Spine, as it was before there were rooms: its runs go on. Noise is
-    shared only where there is some, and runs of before it could be did not share it.
+    """A method's settings as records hold them: that noise is shared only where there is some.
 
     Args:
         drawn: the settings of sampling that are not plain greedy decoding's.
     """
     shares = method.get("share_noise") and drawn.get("temperature")
-    method = {key: value for key, value in method.items() if key != "share_noise" or shares}
-    drafter = re.sub(r"^model\.\w+\.(\w+\.\w+)$", r"model.\1", str(method["drafter"] or ""))
-    return method | {"drafter": drafter.replace("model.eagle.Eagle2", "model.eagle2.Eagle2") or None}  # once its file
+    return {key: value for key, value in method.items() if key != "share_noise" or shares}
 
 
 def _sha256(data: Any) -> str:

@@ -18,7 +18,7 @@ from model.files import write_text
 
 from ..figures import plain
 from ..records.runs import Run
-from ..statistics.caveats import execution_words, mixed, not_compared, unknown_files
+from ..statistics.caveats import execution_words, mixed, not_compared
 from ..statistics.tables import GROUP, group_names, with_unavailable
 from ..statistics.view import page_view
 from . import audit, captions, circumstances, reader, tree_svg
@@ -58,7 +58,7 @@ def render(runs: list[Run], measured: pd.DataFrame, folder: Path) -> str:
         script=Markup(script),
         short=captions.short(measured),
         incomplete=[(c.name, len(c.rows), c.asked) for c in ran if len(c.rows) < c.asked],
-        mixed=[*mixed(runs), *unknown_files(runs)],
+        mixed=mixed(runs),
         facts=circumstances.facts(ran),
         table=page_view(with_unavailable(measured, folder)),
         executed=execution_words(measured) + not_compared([c.pool for c in ran]),

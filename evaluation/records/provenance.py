@@ -28,6 +28,7 @@ PACKAGES = (
     "pandas",
     "matplotlib",
 )
+ANSWERING = ("model", "evaluation/configuration", "evaluation/loading", "evaluation/running")
 
 
 def describe_device(device: torch.device) -> str:
@@ -76,9 +77,9 @@ def git_state() -> dict[str, Any]:
 
 @lru_cache(maxsize=1)
 def sources_sha256() -> str:
-    """Hash the code that decodes and measures: every Python file of model/ and evaluation/, with its name."""
+    """Hash the code that answers and measures: every Python file of these folders, with its name; not the page's."""
     digest = hashlib.sha256()
-    for path in sorted(path for folder in ("model", "evaluation") for path in (ROOT / folder).rglob("*.py")):
+    for path in sorted(path for folder in ANSWERING for path in (ROOT / folder).rglob("*.py")):
         digest.update(f"{path.relative_to(ROOT)}\0{path.stat().st_size}\0".encode() + path.read_bytes())
     return digest.hexdigest()
 

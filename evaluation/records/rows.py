@@ -12,7 +12,7 @@ from typing import Any
 from model.errors import UserError
 
 Row = dict[str, Any]
-RECORDS = 2  # how step records count, in every row and run of this project; before it had a number it was otherwise
+SCHEMA = 3  # of rows and of metadata, in every one of this project: raised when either changes its meaning
 
 
 def accept_lengths(row: Row) -> list[int]:
@@ -20,18 +20,24 @@ def accept_lengths(row: Row) -> list[int]:
     return [n for choice in row["choices"] for n in choice.get("accept_lengths") or []]
 
 
-def check_records(rows: Iterable[Row], where: object) -> None:
-    """Refuse step records of another count: once, a step was given its root and not the target's own next token.
+def check_schema(held: dict[str, Any], where: object) -> None:
+    """Refuse a row or the settings of a run whose schema is another one.
 
     Raises:
         UserError: names the file.
     """
+    if held.get("schema") != SCHEMA:
+        raise UserError(
+            f"{where}: recorded by another version of this project (schema {held.get('schema', 'unknown')}, this one "
+            f"reads {SCHEMA}); run it again in another folder, or move it away"
+        )
+
+
+def check_rows(rows: Iterable[Row], where: object) -> None:
+    """Raise UserError as `check_schema` for rows that hold steps; other people's hold none."""
     for row in rows:
-        if any("step_nodes" in choice for choice in row["choices"]) and row.get("records") != RECORDS:
-            raise UserError(
-                f"{where}: recorded by an earlier version, which counted steps otherwise (their accepted lengths do "
-                "not compare); run it again, or move it away"
-            )
+        if any("step_nodes" in choice for choice in row["choices"]):
+            check_schema(row, where)
 
 
 def new_tokens(row: Row) -> int:

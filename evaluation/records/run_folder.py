@@ -19,7 +19,7 @@ from filelock import lock_descriptor
 from model.errors import UserError
 from model.files import PARTIAL, load_state, save_state, write_json
 
-from .rows import Row, difference, read_answers
+from .rows import Row, check_schema, difference, read_answers
 
 
 class AnswerStore:
@@ -58,8 +58,9 @@ class AnswerStore:
         if path.exists():
             try:
                 held = json.loads(path.read_text(encoding="utf-8"))
+                check_schema(held["settings"], self.folder)
                 different = difference(held["settings"], metadata["settings"])
-            except (json.JSONDecodeError, KeyError, TypeError):
+            except (json.JSONDecodeError, KeyError, TypeError, AttributeError):
                 raise UserError(f"{path} is broken; delete the directory to start the run anew") from None
             if different:
                 raise UserError(

@@ -19,7 +19,16 @@ from model.errors import UserError
 from model.methods import table_place
 
 from .questions import question_key, subtask
-from .rows import Row, SharedNumbers, accept_lengths, check_records, question_speed, read_answers, read_object
+from .rows import (
+    Row,
+    SharedNumbers,
+    accept_lengths,
+    check_rows,
+    check_schema,
+    question_speed,
+    read_answers,
+    read_object,
+)
 
 _TAKEN = ("dtype", "device", "model", "bench", "method", "variant", "seed")  # names of other columns of a table
 _HIDDEN = ("name", "drafter", "start", "tree", "tree_nodes")  # told by the label or by words of their own
@@ -167,7 +176,8 @@ def runs_at(folders: Iterable[Path]) -> list[Run]:
             metadata = json.loads((folder / "metadata.json").read_text(encoding="utf-8"))
             rows = list(read_answers(answers, shared)[0].values())
             try:
-                check_records(rows, folder)
+                check_schema(metadata["settings"], folder)
+                check_rows(rows, folder)
             except UserError as refused:
                 print(f"left out: {refused}", file=sys.stderr)
                 continue
@@ -237,7 +247,7 @@ def read_foreign(pattern: str) -> list[Run]:
             print(f"note: {path}: {damage}", file=sys.stderr)
         if not rows:
             raise UserError(f"{path}: holds no answer in Spec-Bench's format")
-        check_records(rows.values(), path)
+        check_rows(rows.values(), path)
         runs.append(Run(path.parent, _metadata(names[path], len(rows)), list(rows.values())))
     if not all(row.get("question_sha256") for run in runs for row in run.answers):
         for row in (row for run in runs for row in run.answers):

@@ -19,7 +19,7 @@ from ..loading.bench import answer_text, prompt_ids
 from ..loading.devices import cache_bytes, peak_bytes, restart_peak
 from ..loading.step_times import PhaseClock, warm_up_prompt
 from ..records.questions import Question
-from ..records.rows import RECORDS, Row, repeated_ngrams
+from ..records.rows import SCHEMA, Row, repeated_ngrams
 
 
 def warm_up(method: Method) -> None:
@@ -86,7 +86,7 @@ def row(question: Question, choices: Sequence[Conversation], peak: int | None) -
     method = choices[0].method
     return {
         "question_id": question.question_id,
-        "records": RECORDS,
+        "schema": SCHEMA,
         "category": question.category,
         "question_sha256": question.sha256,
         "answer_id": uuid.uuid4().hex,

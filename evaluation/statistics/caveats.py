@@ -170,17 +170,6 @@ def executed(runs: Sequence[Run]) -> list[str]:
     return lines
 
 
-def unknown_files(runs: Sequence[Run]) -> list[str]:
-    """Say in one line which runs recorded no digests of the model's files, so that their weights are unknown."""
-    names = [_repeat(run) for run in runs if "config" in run.metadata and not run.files]
-    if not names:
-        return []
-    return [
-        f"of unknown weights: {_first_three(names)}: made before the digests of a model's files were recorded; "
-        "not taken for runs of the files that lie there now, nor compared with those"
-    ]
-
-
 def incomplete(runs: Sequence[Run]) -> list[str]:
     """Name the runs that are not done, a line for those that stopped at the same place."""
     stopped: dict[str, list[str]] = {}

@@ -167,7 +167,7 @@ def main_view(runs: Sequence[Run], table: pd.DataFrame, notes: Sequence[str] = (
     head = ["\n".join(caveats.heading(runs)), *caveats.execution_words(table)]
     footnotes = caveats.table_notes(rows, any(cell.interval for cell in View(blocks).cells))
     footnotes += [*caveats.not_compared(pools(runs)), *caveats.incomplete(runs), *caveats.mixed(runs)]
-    footnotes += [*caveats.unknown_files(runs), *([] if category else caveats.executed(runs)), *notes]
+    footnotes += [*([] if category else caveats.executed(runs)), *notes]
     return View(blocks, "Main table", head, footnotes)
 
 

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from evaluation.records.questions import Question
-from evaluation.records.rows import RECORDS
+from evaluation.records.rows import SCHEMA
 from evaluation.records.runs import Run, row_key
 from evaluation.statistics.view import main_view, to_markdown, to_text
 
@@ -19,7 +19,7 @@ def answer(question_id, category, turns, **more):
         "wall_time": [seconds for _, seconds in turns],
         "accept_lengths": [n for lengths, _ in turns for n in lengths],
     }
-    return {"question_id": question_id, "records": RECORDS, "category": category, "choices": [choice | more]}
+    return {"question_id": question_id, "schema": SCHEMA, "category": category, "choices": [choice | more]}
 
 
 def asked(question_id, category, turns, prompt="why?", **more):
@@ -50,6 +50,7 @@ def made(
         "questions": len(answers) if questions is None else questions,
         "versions": {"torch": "2", "transformers": "5"},
         "settings": {
+            "schema": SCHEMA,
             "model": {"name": "toy", "dtype": "float32"} | (model or {}),
             "bench": {"name": "file", "questions": questions or len(answers), "order": "file"} | (bench or {}),
             "method": own,

@@ -1,10 +1,10 @@
-"""What tells runs apart, and what does not: runs of before a setting existed go on."""
+"""What tells runs apart, and what does not."""
 
 import json
 
 import pytest
 
-from evaluation.configuration.fingerprint import _model, recorded
+from evaluation.configuration.fingerprint import recorded
 
 SPS = {"name": "sps", "drafter": "model.learned.sps.Speculative", "draft_tokens": 4}
 
@@ -20,19 +20,12 @@ def test_shared_noise_counts_where_there_is_noise_to_share(share, temperature, k
     assert ("share_noise" in now) == kept and (now == before) != kept
 
 
-def test_weights_that_are_not_quantised_are_as_before():
-    assert _model({"path": "x", "quantize": None}) == {"path": "x"}
-    assert _model({"path": "x", "quantize": "int8"}) == {"path": "x", "quantize": "int8"}
-
-
 def test_a_tracker_is_no_part_of_a_state(evaluate, tmp_path, monkeypatch):
     """A run from a saved state finds the hot run of another command, sent somewhere or not."""
     assert evaluate("start=hot", "timed=false").code == 0
     (metadata,) = (tmp_path / "results").rglob("metadata.json")
     held = json.loads(metadata.read_text())
     held["config"]["tracking"] = "wandb"
-    for group, key in (("model", "quantize"), ("config", "nothing")):
-        held["config"].get(group, {}).pop(key, None)  # as a run of before it was a setting
     metadata.write_text(json.dumps(held))
     outcome = evaluate("start=saved", "timed=false")
     assert outcome.code == 0, outcome.err

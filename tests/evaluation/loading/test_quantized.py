@@ -29,7 +29,7 @@ def test_an_installed_torchao_changes_nothing_of_other_runs(evaluate, tmp_path):
     assert evaluate("bench.per_category=1").code == 0
     (metadata,) = (tmp_path / "results").rglob("metadata.json")
     held = json.loads(metadata.read_text())
-    assert "torchao" not in held["versions"] and "quantize" not in held["settings"]["model"]
+    assert "torchao" not in held["versions"] and held["settings"]["model"]["quantize"] is None
     assert evaluate("bench.per_category=1", "model.quantize=int8", "name=own").code == 0
     (metadata,) = (tmp_path / "results/own").rglob("metadata.json")
     assert json.loads(metadata.read_text())["versions"]["torchao"] == "0.18.0"

@@ -110,16 +110,15 @@ def test_an_unfinished_run_does_not_go_on_with_other_weights(again, model, tmp_p
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
 
 
-def test_a_run_of_before_digests_is_read_and_not_gone_on_with(again):
+def test_a_run_of_another_schema_is_left_alone_and_named(again, capsys):
     (one,) = again("method=vanilla")
     old = one.folder.rename(one.folder.with_name("toy-file-vanilla-00000000"))
     held = one.metadata
-    del held["settings"]["model"]["files"]
+    held["settings"]["schema"] = 2
     (old / "metadata.json").write_text(json.dumps(held))
-    runs = again("method=vanilla")
-    assert {run.folder.name == old.name: bool(run.files) for run in runs} == {True: False, False: True}
-    assert "of unknown weights: vanilla, repeat 0: made before" in table(runs) and "files=unknown" in table(runs)
-    with pytest.raises(UserError, match=r"another configuration: model.files is not recorded there and"):
+    (run,) = again("method=vanilla")
+    assert run.folder != old and f"left out: {old}: recorded by another version" in capsys.readouterr().err
+    with pytest.raises(UserError, match=r"recorded by another version of this project \(schema 2, this one reads 3\)"):
         again("method=vanilla", f"run_dir={old}")
 
 

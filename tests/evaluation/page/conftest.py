@@ -8,7 +8,7 @@ from transformers import AutoTokenizer
 
 from evaluation.figures import draw_all
 from evaluation.page import write_page
-from evaluation.records.rows import RECORDS
+from evaluation.records.rows import SCHEMA
 from evaluation.records.runs import read_runs
 from evaluation.statistics.tables import main_table
 
@@ -21,6 +21,7 @@ def write_run(folder: Path, label: str, rows: list[dict], *, questions: int | No
     """A run's folder: metadata and answers. `more`: settings by group, `model`, `bench`, `method`, or of metadata."""
     name = label.split(" ")[0]
     settings = {
+        "schema": SCHEMA,
         "model": {"name": "toy", "path": "nowhere/toy", "dtype": "float32"} | more.pop("model", {}),
         "bench": {"name": "sample", "sha256": "0" * 64} | more.pop("bench", {}),
         "method": {"name": name} | more.pop("method", {}),
@@ -56,7 +57,7 @@ def answer(question_id, category: str, turns: list[dict]) -> dict:
         "step_nodes": [[nodes for _, nodes, _ in turn["steps"]] for turn in turns],
         "step_paths": [[path for _, _, path in turn["steps"]] for turn in turns],
     }
-    return {"question_id": question_id, "records": RECORDS, "category": category, "choices": [choice]}
+    return {"question_id": question_id, "schema": SCHEMA, "category": category, "choices": [choice]}
 
 
 def plain(ids: list[int]) -> list[tuple]:

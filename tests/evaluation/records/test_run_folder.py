@@ -7,7 +7,7 @@ import torch
 
 from evaluation import report
 from evaluation.records.questions import Question
-from evaluation.records.rows import read_answers
+from evaluation.records.rows import SCHEMA, read_answers
 from evaluation.records.run_folder import AnswerStore
 from evaluation.records.runs import read_runs
 from model.errors import UserError
@@ -17,7 +17,11 @@ from tests.evaluation.statistics.test_metrics import ROWS
 
 def about(settings, **circumstances):
     """The metadata of a run of three questions."""
-    return {"settings": settings, "circumstances": {"device": "a machine"} | circumstances, "questions": 3}
+    return {
+        "settings": {"schema": SCHEMA} | settings,
+        "circumstances": {"device": "a machine"} | circumstances,
+        "questions": 3,
+    }
 
 
 def test_files_met_in_the_wild(tmp_path):

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from evaluation.records.questions import MT_BENCH, subtask
-from evaluation.records.rows import check_records, repeated_ngrams
+from evaluation.records.rows import check_rows, repeated_ngrams
 from evaluation.records.runs import read_foreign, read_runs
 from evaluation.statistics.metrics import by_subtask, mean_speed, measure
 from model.errors import UserError
@@ -27,22 +27,22 @@ def test_by_hand():
     assert figures.tokens_per_second_decode == (1 + 4 + 5) / 3.75  # all but what each turn's first step gave
 
 
-def test_step_records_of_the_earlier_count_are_refused(tmp_path, capsys):
-    """They gave a step its root and not the target's next token, so their accepted lengths mean something else."""
+def test_records_of_another_schema_are_refused(tmp_path, capsys):
+    """By name: their accepted lengths may mean something else."""
     old = answer(1, "qa", [([1, 2, 1], 1.0)], step_nodes=[[1, 4, 0]], step_paths=[[[], [0], []]])
-    check_records([old], "here")
-    del old["records"]
-    with pytest.raises(UserError, match="here: recorded by an earlier version"):
-        check_records([old], "here")
-    check_records([{**answer(1, "qa", [([1], 1.0)]), "records": None}], "other people's rows have no step records")
+    check_rows([old], "here")
+    del old["schema"]
+    with pytest.raises(UserError, match="here: recorded by another version"):
+        check_rows([old], "here")
+    check_rows([{**answer(1, "qa", [([1], 1.0)]), "schema": None}], "other people's rows have no step records")
     earlier, now = made("recycling (hot)", [old]), made("vanilla", [answer(1, "qa", [([1], 1.0)])])
     where = write(earlier, tmp_path)
     with pytest.raises(UserError, match="no runs here"):
         read_runs(tmp_path)
     write(now, tmp_path)
     assert [run.label for run in read_runs(tmp_path)] == ["vanilla"]
-    assert f"left out: {where}: recorded by an earlier version" in capsys.readouterr().err
-    with pytest.raises(UserError, match="recorded by an earlier version"):
+    assert f"left out: {where}: recorded by another version" in capsys.readouterr().err
+    with pytest.raises(UserError, match="recorded by another version"):
         read_foreign(str(where / "answers.jsonl"))
 
 

@@ -42,7 +42,7 @@ def test_a_run_records_its_questions_hashes(evaluate, tmp_path):
     assert run.asked == tuple(run.by_question.index) and run.asked[0] == f"10:{first['question_sha256']}"
 
 
-def test_two_files_of_one_name_and_count_are_never_paired(tmp_path):
+def test_two_files_of_one_name_and_count_are_never_paired(drawn, tmp_path):
     """They had been: a speedup over other prompts, in one block of the table."""
     runs = [
         shard("vanilla", rows(range(4), prompt="a")),
