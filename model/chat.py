@@ -84,7 +84,8 @@ class Chat:
             decoder.method = make_method("recycling", decoder.target, eos=decoder.eos, tree=rest[0])
             return f"recycling with {rest[0]}"
         if name == "help":
-            return f"{HELP}\nmethods: {', '.join(METHODS)}"
+            chosen = "\n".join(f"{key}: {value}" for key, value in self.decoder.settings.items())
+            return f"{HELP}\nmethods: {', '.join(METHODS)}\n{chosen}"
         raise UserError(f"/{name}: no such command, or not so\n{HELP}")
 
     def _answer(self) -> None:

@@ -13,7 +13,7 @@ from .chat import Chat, prompt_of, talk, value_of
 from .decoder import Decoder
 from .decoding.sampling import Sampling
 from .errors import UserError
-from .methods import METHODS
+from .methods import DEFAULT, METHODS
 from .terminal import one_line, visible
 
 
@@ -25,13 +25,15 @@ def parser() -> argparse.ArgumentParser:
     for name, what in (("chat", "talk to a model"), ("generate", "answer prompts, to stdout or as JSONL")):
         command = commands.add_parser(name, help=what)
         command.add_argument("model", help="a folder, or a name on the hub")
-        command.add_argument("--method", default="recycling", help=f"one of {', '.join(METHODS)}")
+        command.add_argument("--method", default=DEFAULT, help=f"one of {', '.join(METHODS)}")
         command.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the method")
         command.add_argument("--max-new-tokens", type=int, default=512)
         command.add_argument("--temperature", type=float, default=0.0)
         command.add_argument("--seed", type=int, default=0)
         command.add_argument("--dtype", default="auto", help="auto, float32, float16, bfloat16")
         command.add_argument("--device", help="default: CUDA where there is one")
+        command.add_argument("--execution", default="auto", help="auto, eager, static, compiled, graph")
+        command.add_argument("--linear", default="auto", help="auto, packed, joint, stock")
         command.add_argument("--quantize", help="weights of int8 or int4, by torchao")
         command.add_argument("--trust-remote-code", action="store_true")
         if name == "generate":
@@ -69,6 +71,8 @@ def run(given: argparse.Namespace) -> None:
         trust_remote_code=given.trust_remote_code,
         quantize=given.quantize,
         method=given.method,
+        execution=given.execution,
+        linear=given.linear,
         **settings_of(given.set),
     )
     if given.command == "generate":

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,14 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 
 from .decoding import Drafter, Generation, StepRecord, Target, decode
+from .decoding.linear import unpack_linears
 from .decoding.loop import whole
 from .decoding.sampling import GREEDY, Sampling
 from .errors import UserError
-from .files import load_state
-from .methods import make_method
+from .files import load_state, save_state
+from .methods import DEFAULT, make_method
 from .quantization import quantize as quantized
+from .tuning import described, make_fast
 
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 # Text; a chat; or ids: a list or an array (NumPy's, torch's) of one row, or a mapping that has them as input_ids.
@@ -54,12 +56,19 @@ class Decoder:
     answers at once are no faster than one after the other. Each has a cache of its own.
 
     Args:
-        model: a transformers causal LM with full attention; its weights stay as they are. What peft or torch.compile
-            made of it is taken, too; steps call it as it is inside `torch.compile(model)`.
+        model: a transformers causal LM with full attention. What peft or torch.compile made of it is taken, too; steps
+            call it as it is inside `torch.compile(model)`.
         tokenizer: its tokenizer; None: ids in, ids out.
-        method: a name of `methods.METHODS`, or a drafter; settings are the method's own.
+        method: a name of `methods.METHODS`, or a drafter; settings are the method's own. Default: the fastest on real
+            text; the published one is "recycling".
         start: hot: what is learnt is carried on; cold: forgotten before each prompt; or the file of a saved state.
         context: tokens of prompt and answer together; default: the model's limit, at most 4096.
+        execution: auto, eager, static, compiled or graph; see `tuning.choose_execution`.
+        linear: auto, packed, joint or stock; see `tuning.choose_linear`. All but stock change the layout of the model's
+            linear layers, not what they compute, until `release`; packed keeps a second copy of their weights.
+
+    Attributes:
+        settings: what was chosen, and why, by name.
 
     Raises:
         UserError: a model, method or setting that does not fit; says which.
@@ -70,12 +79,15 @@ class Decoder:
         model: Any,
         tokenizer: Any = None,
         *,
-        method: str | Drafter = "recycling",
+        method: str | Drafter = DEFAULT,
         start: str | Path = "hot",
         context: int | None = None,
+        execution: str = "auto",
+        linear: str = "auto",
         **settings: Any,
     ) -> None:
-        self.target, self.tokenizer, self.start = Target(model, context=context), tokenizer, str(start)
+        self.tokenizer, self.start = tokenizer, str(start)
+        self.target = make_fast(Target, model, context=context, execution=execution, linear=linear)
         self.eos = eos_of(self.target.model, tokenizer)
         if isinstance(method, str):
             method = make_method(method, self.target, eos=self.eos, **settings)
@@ -83,7 +95,27 @@ class Decoder:
             raise UserError(f"method {type(method).__name__}: is made already and takes no {', '.join(settings)}")
         self.method = method
         if self.start not in ("hot", "cold"):
-            self.method.load_state_dict(load_state(Path(start)))
+            self.load_state(start)
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """What decides the speed, by name: what was asked for, or what auto chose and why."""
+        return {"method": type(self.method).__name__, **described(self.target)}
+
+    def release(self) -> None:
+        """Give the model's linear layers their own layout back; this decoder is not to be used afterwards."""
+        with self.target.turns:
+            unpack_linears(self.target.model)
+
+    def save_state(self, path: str | Path) -> None:
+        """Write what the method has learnt to a file. Raises UserError if the disk refuses it."""
+        with self.target.turns:
+            save_state(self.method.state_dict(), Path(path))
+
+    def load_state(self, path: str | Path) -> None:
+        """Go on from what `save_state` wrote. Raises UserError if it cannot be read, or is another method's."""
+        with self.target.turns:
+            self.method.load_state_dict(load_state(Path(path)))
 
     @classmethod
     def from_pretrained(
@@ -172,6 +204,8 @@ class Decoder:
     ) -> Generator[StepRecord, None, Generation]:
         """The answer's steps, each as soon as its tokens are known; returns the whole.
 
+        What the last answer left in the cache of this prompt's beginning, as in a conversation, is not computed again.
+
         Raises:
             UserError: as `ids_of` and `decode`, and where the model is not what it was when this decoder was made.
         """
@@ -185,7 +219,9 @@ class Decoder:
             if self.start == "cold":
                 self.method.reset()
             session = self.method.session()
-        return decode(self.target, session, ids, max_new_tokens=max_new_tokens, eos=self.eos, sampling=sampling)
+        return decode(
+            self.target, session, ids, max_new_tokens=max_new_tokens, eos=self.eos, sampling=sampling, reuse=True
+        )
 
     def generate(
         self,
@@ -197,6 +233,30 @@ class Decoder:
         """The whole answer. Raises as `stream` does."""
         out = whole(self.stream(prompt, max_new_tokens=max_new_tokens, sampling=sampling))
         return Answer(self.text_of(out.tokens), out.tokens, out.accept_lengths, out.stop)
+
+    def generate_all(
+        self,
+        prompts: Iterable[Prompt],
+        *,
+        max_new_tokens: int = 256,
+        sampling: Sampling = GREEDY,
+        progress: bool = True,
+    ) -> list[Answer]:
+        """The answers to several prompts, one after the other, each drawn by noise of its own.
+
+        Args:
+            progress: a bar on standard error.
+
+        Raises:
+            UserError: as `stream`.
+        """
+        from tqdm.auto import tqdm  # transformers brings it
+
+        answers = []
+        for number, prompt in enumerate(tqdm(list(prompts), unit="prompt", disable=not progress)):
+            own = replace(sampling, seed=sampling.seed + number)
+            answers.append(self.generate(prompt, max_new_tokens=max_new_tokens, sampling=own))
+        return answers
 
     def text_of(self, ids: list[int]) -> str:
         """Without special tokens; empty without a tokenizer."""

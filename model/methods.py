@@ -34,6 +34,7 @@ METHODS = {
     "eagle": "learned.eagle.Eagle",
     "eagle2": "learned.eagle.Eagle2",
 }
+DEFAULT = "dynamic"  # of the library: the fastest known on real text
 # In the order of tables and figures, transformers' own decoding first. Other methods come next, and recycling is last.
 FIRST_IN_TABLES = (
     *("hf", "vanilla", "lookahead", "pld", "ngram_cache", "rest", "suffix", "sps"),

@@ -14,10 +14,12 @@ import torch
 
 from .decoding import Drafter, Target, decode
 from .decoding.devices import turns_of
+from .decoding.linear import unpack_linears
 from .decoding.sampling import Sampling
 from .errors import UserError
 from .generate_settings import refuse
-from .methods import make_method
+from .methods import DEFAULT, make_method
+from .tuning import make_fast
 
 ROOM = 1024  # a target's context grows by multiples of this
 KEPT = "_token_recycling"  # the attribute of a model that holds what is `Kept`
@@ -40,6 +42,7 @@ class Kept:
 
     def __init__(self) -> None:
         self.target: Target | None = None
+        self.asked = ("", "")  # execution and linear that it was made with
         self.drafters: WeakKeyDictionary[Generate, tuple[Target, Drafter]] = WeakKeyDictionary()
 
     def __reduce__(self) -> tuple[type[Kept], tuple[()]]:
@@ -64,16 +67,34 @@ class Generate:
     Args:
         method: a name of `methods.METHODS`; settings are its own.
         start: hot, or cold: what was learnt is forgotten before each call.
+        execution: as `Decoder` has it.
+        linear: stock leaves the model as it is. auto, packed and joint change the layout of its linear layers, for
+            whoever else uses it, too, until `release`.
 
     Raises:
         UserError: when called, for what it cannot do (several sequences, beams, padding, scores), by name: see
             `generate_settings`.
     """
 
-    def __init__(self, method: str = "recycling", *, start: str = "hot", **settings: Any) -> None:
+    def __init__(
+        self,
+        method: str = DEFAULT,
+        *,
+        start: str = "hot",
+        execution: str = "auto",
+        linear: str = "stock",
+        **settings: Any,
+    ) -> None:
         if start not in ("hot", "cold"):
             raise UserError(f"start={start}: must be hot or cold")
         self.method, self.start, self.settings = method, start, settings
+        self.execution, self.linear = execution, linear
+
+    def release(self, model: Any) -> None:
+        """Give a model's linear layers their own layout back, and forget what was made for it."""
+        with turns_of(model):
+            unpack_linears(model)
+            vars(model).pop(KEPT, None)
 
     def __call__(
         self,
@@ -95,7 +116,7 @@ class Generate:
         refuse(model, input_ids, config, kwargs)
         prompt = input_ids[0].tolist()
         with turns_of(model):
-            target = target_of(model, config.max_length)
+            target = target_of(model, config.max_length, self.execution, self.linear)
             drafter = self._drafter(model, target)
             if self.start == "cold":
                 drafter.reset()
@@ -151,11 +172,14 @@ def ended_by(config: Any) -> set[int]:
     return set() if ids is None else {ids} if isinstance(ids, int) else set(ids)
 
 
-def target_of(model: Any, length: int) -> Target:
+def target_of(model: Any, length: int, execution: str = "auto", linear: str = "stock") -> Target:
     """The model's target, made once and kept with it, with room for so many tokens.
 
     Made anew where the text is longer than its context, or the model is another one since: copied, resized, moved,
     cast, with other layers or attention. In a turn of the model's.
+
+    Args:
+        execution, linear: as `tuning.make_fast` takes them, where a target is made.
 
     Raises:
         UserError: more than the model's positions, or a model that the engine cannot drive.
@@ -164,10 +188,12 @@ def target_of(model: Any, length: int) -> Target:
     target = kept.target
     if target is None or target.model is not model or target.changed:
         kept = Kept()
-    elif target.context >= length:
+    elif target.context >= length and kept.asked == (execution, linear):
         return target
     limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     context = -(-length // ROOM) * ROOM
-    kept.target = KeptTarget(model, context=context if limit is None or length > limit else min(context, limit))
+    context = context if limit is None or length > limit else min(context, limit)
+    kept.target = make_fast(KeptTarget, model, context=context, execution=execution, linear=linear)
+    kept.asked = (execution, linear)
     object.__setattr__(model, KEPT, kept)  # not by Module.__setattr__, which looks for parameters in it
     return kept.target

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 from huggingface_hub import constants
 from safetensors import SafetensorError
@@ -18,10 +17,10 @@ from transformers.utils import logging as transformers_logging
 
 from model.decoder import eos_of
 from model.decoding import Target
-from model.decoding.linear import fastest_linear, linear_bytes, packable
 from model.errors import UserError
 from model.files import located
 from model.quantization import quantize
+from model.tuning import choose_linear
 
 from ..errors import one_line
 from ..records.provenance import describe_device
@@ -189,32 +188,8 @@ def _target(model: Any, settings: ModelSettings) -> Target:
         context=settings.context,
         execution=settings.first_execution,
         tree_attention=settings.attention == "tree",
-        linear=_linear(model, settings),
+        linear=choose_linear(model, settings.linear, sharded=settings.tensor_parallel),
     )
-
-
-def _linear(model: Any, settings: ModelSettings) -> str:
-    """model.linear=auto packs where that can be and half the free memory holds the copies; on CUDA products are joint.
-
-    Raises:
-        UserError: packed, where that cannot be.
-    """
-    if settings.quantize is not None:
-        if settings.linear not in ("auto", "stock"):
-            raise UserError(f"model.linear={settings.linear}: is for weights that are not quantised")
-        return "stock"
-    weight = model.get_input_embeddings().weight
-    can = packable(weight.device, weight.dtype) and not settings.tensor_parallel
-    if settings.linear == "packed" and not can:
-        raise UserError(
-            f"model.linear=packed: is for one x86 processor, float32 and, where it gains, bfloat16; this model "
-            f"is {weight.dtype} on {weight.device}"
-        )
-    if settings.linear != "auto":
-        return settings.linear
-    best = "stock" if settings.tensor_parallel else fastest_linear(weight.device, weight.dtype)
-    free: int = psutil.virtual_memory().available
-    return "stock" if best == "packed" and linear_bytes(model) >= free / 2 else best
 
 
 def weights(allow_pickle: bool) -> tuple[str, ...]:

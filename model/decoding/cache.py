@@ -104,6 +104,7 @@ class TreeCache(Cache):
 
     def __init__(self, shapes: Sequence[LayerShape], capacity: int) -> None:
         self.capacity, self.place = capacity, Place()
+        self.text: list[int] = []  # token ids of what the last sequence committed, as far as they are its text
         self._buffers: list[torch.Tensor] = []  # keys and values of each group: (layers, heads, capacity, dim)
         layers: list[CacheLayerMixin | None] = [None] * len(shapes)
         for shape in dict.fromkeys(shapes):
@@ -129,6 +130,18 @@ class TreeCache(Cache):
     def reset(self) -> None:
         """Forget all tokens; nothing is freed or zeroed, as nothing behind `length` is ever attended to."""
         self.length = 0
+        self.text = []
+
+    def keep(self, prompt: Sequence[int]) -> int:
+        """Keep what is committed of this prompt's beginning, less its last token, and forget the rest.
+
+        Returns:
+            How many tokens.
+        """
+        same = next((i for i, (a, b) in enumerate(zip(self.text, prompt, strict=False)) if a != b), len(self.text))
+        self.length = min(same, len(prompt) - 1)
+        self.text = self.text[: self.length]
+        return self.length
 
     def commit(self, count: int, nodes: torch.Tensor | None = None) -> None:
         """Keep `count` of the tokens that the last forward wrote.
@@ -175,10 +188,10 @@ class CachePool:
         self._free.append(self._taken(capacity))
 
     @contextmanager
-    def borrowed(self, capacity: int) -> Iterator[TreeCache]:
-        """An empty cache with room for so many tokens."""
+    def borrowed(self, capacity: int, prompt: Sequence[int] = ()) -> Iterator[TreeCache]:
+        """A cache with room for so many tokens, empty but for what the last sequence on it had of this prompt."""
         cache = self._taken(capacity)
-        cache.reset()
+        cache.keep(prompt) if prompt else cache.reset()
         try:
             yield cache
         finally:

@@ -122,6 +122,14 @@ def pack_linears(module: nn.Module, forward: Callable[[], object] | None = None,
             vars(layer).update(product=product, part=part)
 
 
+def unpack_linears(module: nn.Module) -> None:
+    """Undo `pack_linears`: the layers are torch's own again; those that were joined stay views of one weight."""
+    for layer in module.modules():
+        if isinstance(layer, PackedLinear):
+            layer.__class__ = nn.Linear  # type: ignore[assignment]
+            del vars(layer)["product"], vars(layer)["part"]
+
+
 def _given_the_same(layers: Sequence[nn.Linear], forward: Callable[[], object]) -> list[list[nn.Linear]]:
     """Layers that one forward calls one after the other with the same tensor, each of them once."""
     calls: list[tuple[nn.Linear, object]] = []  # holds the tensors, so that `is` tells them apart

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Generator
+from collections.abc import Callable, Collection, Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from .cache import TreeCache
 from .drafter import Drafter, Session
 from .sampling import GREEDY, Sampling
 from .step import DeviceStep, Forwarded, HostStep, Mark, Sequence, conclude, make_step, unmarked
@@ -87,6 +89,7 @@ def decode(
     eos: Collection[int] = (),
     sampling: Sampling = GREEDY,
     mark: Mark = unmarked,
+    reuse: bool = False,
 ) -> Generator[StepRecord, None, Generation]:
     """Decode a step at a time: the output is the target's own, whatever the session tries.
 
@@ -104,6 +107,8 @@ def decode(
         sampling: how the next token is drawn; the target's choices are the same whatever is drafted.
         mark: called with a phase's name when it ends: prefill, then for each step draft, forward, verify, commit,
             observe and loop; in static steps setup (when one is made), step and loop.
+        reuse: what the last sequence committed of this prompt's beginning is not forwarded again, where the method
+            needs nothing of those forwards: a conversation's earlier turns.
 
     Yields:
         Each step's record, as soon as its tokens are known.
@@ -115,7 +120,7 @@ def decode(
         UserError: max_new_tokens < 1, or the prompt leaves no room for an answer.
     """
     out, turns = Generation(), target.turns
-    steps = _decode(target, session, prompt, max_new_tokens, eos, sampling, mark, out)
+    steps = _decode(target, session, prompt, max_new_tokens, eos, sampling, mark, reuse, out)
     try:
         while True:
             with turns, torch.inference_mode():  # for one step, and not while the consumer is at work
@@ -162,6 +167,7 @@ def _decode(
     eos: Collection[int],
     sampling: Sampling,
     mark: Mark,
+    reuse: bool,
     out: Generation,
 ) -> Generator[StepRecord, None, None]:
     """Step after step until the answer ends, each added to `out`."""
@@ -178,7 +184,9 @@ def _decode(
 
     try:
         limit = target.room(prompt, max_new_tokens)
-        with target.cache(session.method.max_nodes) as cache:
+        needs = session.method.needs
+        known = prompt if reuse and not (needs.prompt_logits or needs.hidden) else ()
+        with target.cache(session.method.max_nodes, known) as cache, noted(cache, prompt, out):
             of = Sequence(target, cache, session, list(prompt), sampling, mark, len(prompt) + limit, eos)
             step = make_step(of)
             executor = step.executor
@@ -205,12 +213,22 @@ def _decode(
     out.end(limit, max_new_tokens, eos)
 
 
+@contextmanager
+def noted(cache: TreeCache, prompt: list[int], out: Generation) -> Iterator[None]:
+    """Tell a cache at the end of a sequence, however it comes, which text it has committed."""
+    try:
+        yield
+    finally:
+        cache.text = (prompt + out.tokens)[: cache.length]
+
+
 def _first_step(of: Sequence, step: HostStep | DeviceStep, out: Generation) -> Verification:
     """The prompt and the first step, in one forward where the session begins with a chain, else in two."""
     target, session, prompt = of.target, of.session, list(of.text)
     draft, wants = session.begin(prompt), session.method.needs.prompt_logits
-    first = prompt if draft is not None else prompt[:-1]  # tokens whose logits are the prompt's own
-    logits = target.prefill(of.cache, prompt, draft, all_logits=wants)
+    kept = of.cache.length
+    first = prompt[kept:] if draft is not None else prompt[kept:-1]  # tokens that are forwarded as the prompt's own
+    logits = target.prefill(of.cache, prompt, draft, all_logits=wants, kept=kept)
     if first and wants:
         session.observe_prompt(first, logits[: len(first)])
     if first and target.hidden is not None:  # (P - 1 + n, H)

@@ -172,6 +172,11 @@ def make_step(of: Sequence) -> HostStep | DeviceStep:
     return DeviceStep(of, executor) if on_device else HostStep(of, executor)
 
 
+def execution_for(target: Target, sampling: Sampling) -> str:
+    """The target's execution, or eager where that was its own choice and sampling reads the text."""
+    return "eager" if sampling.reads_text and target.eager_where_needed else target.execution
+
+
 class Executor:
     """What executes a drafter's steps on one cache; those of fixed shape are made when first needed, and kept.
 
@@ -189,7 +194,7 @@ class Executor:
     """
 
     def __init__(self, target: Target, sampling: Sampling = GREEDY) -> None:
-        self.target, self.execution = target, target.execution
+        self.target, self.execution = target, execution_for(target, sampling)
         if sampling.reads_text and self.execution != "eager":
             raise UserError(
                 f"sampling: a repetition penalty and other processors that read the text take execution=eager, "
@@ -205,12 +210,13 @@ class Executor:
 
         An eager one has made nothing that would be worth keeping.
         """
-        if target.execution == "eager":
+        execution = execution_for(target, sampling)
+        if execution == "eager":
             return Executor(target, sampling)
         executor = drafter.executors.get(cache)
         if (
             executor is None
-            or executor.execution != target.execution
+            or executor.execution != execution
             or replace(executor.choice.sampling, seed=0) != replace(sampling, seed=0)
         ):
             executor = drafter.executors[cache] = Executor(target, sampling)

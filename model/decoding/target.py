@@ -6,7 +6,7 @@ What the engine cannot drive is refused by name, before a prompt is decoded.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property, partial
 from threading import get_ident
@@ -90,6 +90,8 @@ class Target:
         self._hook: Any = None
         self._thread = 0  # whose forwards the hook listens to
         self.execution = self.check_execution(execution)
+        self.eager_where_needed = False  # where sampling reads the text, whatever the execution is
+        self.why = ""  # the execution was chosen, in words
         self._form = form_of(model)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -153,10 +155,14 @@ class Target:
         """What captures steps on this target."""
         return Graphs(self.device)
 
-    def cache(self, nodes: int) -> AbstractContextManager[TreeCache]:
-        """A cache for one sequence, with room for a full context and drafts of `nodes` nodes."""
+    def cache(self, nodes: int, prompt: Sequence[int] = ()) -> AbstractContextManager[TreeCache]:
+        """A cache for one sequence, with room for a full context and drafts of `nodes` nodes.
+
+        Args:
+            prompt: what is committed of it already is kept, for `prefill`.
+        """
         self.masks.make_room(self.context + nodes)
-        return self.caches.borrowed(self._capacity(nodes))
+        return self.caches.borrowed(self._capacity(nodes), prompt)
 
     def reserve(self, nodes: int) -> None:
         """Allocate such a cache now, if there is none; the next sequence has it."""
@@ -205,36 +211,44 @@ class Target:
 
     @torch.inference_mode()
     def prefill(
-        self, cache: TreeCache, prompt: list[int], draft: Draft | None = None, *, all_logits: bool = False
+        self,
+        cache: TreeCache,
+        prompt: list[int],
+        draft: Draft | None = None,
+        *,
+        all_logits: bool = False,
+        kept: int = 0,
     ) -> torch.Tensor:
         """Start a sequence: a causal forward, without a mask, over all of the prompt (P tokens) but its last one.
 
         Leaves these P - 1 tokens committed: the last one is the first root.
 
         Args:
-            cache: whatever it held is forgotten.
+            cache: whatever it holds behind `kept` is forgotten.
             draft: a chain of n nodes that goes with them, its root the prompt's last token; None: n is 0.
+            kept: so many of the prompt's first tokens the cache has already (`TreeCache.keep`).
 
         Returns:
-            Logits, the last of them after the draft's nodes: at least (n, V); with `all_logits` (P - 1 + n, V).
+            Logits, the last of them after the draft's nodes: at least (n, V); with `all_logits` (P - 1 - kept + n, V).
 
         Raises:
             UserError: the draft is no chain.
         """
         n, past = len(draft.tree) if draft is not None else 0, len(prompt) - 1
-        cache.reset()
-        tokens = torch.tensor(prompt[:-1], dtype=torch.long, device=self.device)
+        if not kept:
+            cache.reset()
+        tokens = torch.tensor(prompt[kept:-1], dtype=torch.long, device=self.device)
         if draft is not None:
             if not draft.tree.is_chain:
                 raise UserError(f"{draft.tree}: what a drafter begins with is a chain, or None (see Session.begin)")
             tokens = torch.cat((tokens, draft.tokens))
         if not len(tokens):
             return torch.zeros(0, self.vocab_size, dtype=self.dtype, device=self.device)
-        positions = self._within(torch.arange(past + n, device=self.device), past + n - 1)
+        positions = self._within(torch.arange(kept, past + n, device=self.device), past + n - 1)
         kwargs = {"logits_to_keep": 0 if all_logits else max(n, 1)} if self._keeps_logits else {}
         with self._grouped:
             logits = self._run_model(cache, tokens, None, positions, **kwargs)
-        cache.commit(past)
+        cache.commit(past - kept)
         return logits
 
     @torch.inference_mode()

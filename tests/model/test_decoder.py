@@ -198,7 +198,7 @@ def test_a_cold_decoder_forgets_and_a_hot_one_does_not():
     model, prompt = toy_model("llama"), [5, 6, 7, 8]
     lengths = {}
     for start in ("cold", "hot"):
-        decoder = Decoder(model, start=start, tree="best:20")
+        decoder = Decoder(model, start=start, method="recycling", tree="best:20")
         lengths[start] = [len(decoder.generate(prompt, max_new_tokens=60).accept_lengths) for _ in range(2)]
     assert lengths["cold"][0] == lengths["cold"][1] == lengths["hot"][0] > lengths["hot"][1]
 
@@ -228,7 +228,7 @@ def test_the_folder_in_the_hubs_layout_does_the_same():
 
 
 def test_a_model_that_is_cast_or_copied_gets_a_target_of_its_own():
-    model, ids, generate = toy_model("llama"), ids_of(5, 9, 5), Generate()
+    model, ids, generate = toy_model("llama"), ids_of(5, 9, 5), Generate("recycling")
     model.generate(ids, max_new_tokens=8, do_sample=False, custom_generate=generate)
     for other in (copy.deepcopy(model), copy.copy(model), model.to(torch.float64)):
         expected = other.generate(ids, max_new_tokens=30, do_sample=False)
@@ -238,7 +238,7 @@ def test_a_model_that_is_cast_or_copied_gets_a_target_of_its_own():
 
 def test_what_was_learnt_outlives_a_longer_text_and_another_model(monkeypatch):
     monkeypatch.setattr(transformers_generate, "ROOM", 32)
-    first, second, ids, generate = toy_model("llama"), toy_model("qwen3"), ids_of(5, 9, 5), Generate()
+    first, second, ids, generate = toy_model("llama"), toy_model("qwen3"), ids_of(5, 9, 5), Generate("recycling")
     for model in (first, second):
         model.generate(ids, max_new_tokens=20, do_sample=False, custom_generate=generate)
     learnt = vars(first)[KEPT].drafters[generate][1].state_dict()["candidates"].clone()
@@ -337,3 +337,95 @@ def test_what_is_no_row_of_ids_is_refused_by_name(prompt, says):
 def test_settings_that_do_not_fit_are_told(name, settings, says):
     with pytest.raises(UserError, match=says):
         make_method(name, Target(toy_model("llama")), **settings)
+
+
+@pytest.mark.parametrize("method", ["dynamic", "recycling", "spine", "pld"])
+def test_a_conversation_keeps_the_cache_of_its_earlier_turns(method, monkeypatch):
+    """The text is what it would be without; only what is new of a prompt is forwarded."""
+    model, forwarded = toy_model("llama-grouped"), []
+    run = Target._run_model
+
+    def counted(target, cache, tokens, *more, **kwargs):
+        forwarded.append(len(tokens))
+        return run(target, cache, tokens, *more, **kwargs)
+
+    decoder = Decoder(model, method=method, linear="stock")
+    monkeypatch.setattr(Target, "_run_model", counted)
+    prompt = [5, 9, 7, 11, 8, 20, 31, 5, 9]
+    for turn in range(3):
+        forwarded.clear()
+        answer = decoder.generate(prompt, max_new_tokens=20)
+        first = forwarded[0]
+        assert answer.ids == greedy(model, prompt, 20, [2])
+        assert first <= 4 if turn else first >= len(prompt) - 1, "the prompt less what the cache has of it"
+        prompt = [*prompt, *answer.ids, 40 + turn, 6, 7]
+    other = [5, 9, 8, *prompt[3:]]  # an edited conversation: two tokens are the same
+    forwarded.clear()
+    assert decoder.generate(other, max_new_tokens=20).ids == greedy(model, other, 20, [2])
+    assert forwarded[0] >= len(other) - 3
+
+
+def test_an_abandoned_answer_leaves_a_cache_that_says_what_it_holds():
+    model = toy_model("llama-grouped")
+    decoder, prompt = Decoder(model, method="recycling", tree="best:9"), [5, 9, 7, 11, 8]
+    steps = decoder.stream(prompt, max_new_tokens=40)
+    ids = [token for _, step in zip(range(3), steps, strict=False) for token in step.tokens]
+    steps.close()
+    again = [*prompt, *ids, 6]
+    assert decoder.generate(again, max_new_tokens=20).ids == greedy(model, again, 20, [2])
+
+
+def test_settings_say_what_was_chosen_and_release_undoes_it():
+    model, ids = toy_model("llama-grouped"), ids_of(5, 9, 7)
+    before = model(ids).logits
+    decoder = Decoder(model, method="vanilla")
+    settings = decoder.settings
+    assert settings["method"] == "Vanilla" and settings["dtype"] == "float32" and settings["device"] == "cpu"
+    assert settings["execution"].startswith("eager (") and settings["linear"].split()[0] in ("packed", "stock")
+    decoder.release()
+    assert not [layer for layer in model.modules() if "Packed" in type(layer).__name__]
+    assert torch.equal(model(ids).logits, before)
+    with pytest.raises(UserError, match=r"linear=fast: there is auto, packed, joint, stock"):
+        Decoder(model, linear="fast")
+    with pytest.raises(UserError, match=r"execution=quick: there is auto"):
+        Decoder(model, execution="quick")
+
+
+def test_generate_leaves_a_users_model_as_it_is_unless_asked():
+    model, ids = toy_model("llama-grouped"), ids_of(5, 9, 7)
+    expected = model.generate(ids, max_new_tokens=20, do_sample=False).tolist()
+
+    def layers():
+        return {type(layer).__name__ for layer in model.modules() if isinstance(layer, torch.nn.Linear)}
+
+    assert model.generate(ids, max_new_tokens=20, do_sample=False, custom_generate=Generate()).tolist() == expected
+    assert layers() == {"Linear"}
+    packing = Generate(linear="joint")
+    assert model.generate(ids, max_new_tokens=20, do_sample=False, custom_generate=packing).tolist() == expected
+    assert "PackedLinear" in layers()
+    packing.release(model)
+    assert layers() == {"Linear"}
+    assert model.generate(ids, max_new_tokens=20, do_sample=False, custom_generate=Generate()).tolist() == expected
+
+
+def test_several_prompts_one_after_the_other(capsys):
+    model = toy_model("llama")
+    prompts = [[5, 9, 7], [8, 3], [5, 9, 7]]
+    decoder = Decoder(model)
+    answers = decoder.generate_all(prompts, max_new_tokens=12)
+    assert [answer.ids for answer in answers] == [greedy(model, prompt, 12, [2]) for prompt in prompts]
+    assert "3/3" in capsys.readouterr().err
+    decoder.generate_all(prompts[:1], max_new_tokens=4, progress=False)
+    assert not capsys.readouterr().err
+
+
+def test_what_was_learnt_is_saved_to_a_file(tmp_path):
+    model, prompt = toy_model("llama"), [5, 9, 7]
+    first, second = Decoder(model, method="recycling"), Decoder(model, method="recycling")
+    first.generate(prompt, max_new_tokens=30)
+    first.save_state(tmp_path / "state.safetensors")
+    second.load_state(tmp_path / "state.safetensors")
+    warm = [decoder.generate(prompt, max_new_tokens=30).accept_lengths for decoder in (first, second)]
+    assert warm[0] == warm[1]
+    with pytest.raises(UserError, match=r"nowhere"):
+        second.load_state(tmp_path / "nowhere.safetensors")

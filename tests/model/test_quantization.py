@@ -62,7 +62,7 @@ def test_every_method_reproduces_the_quantised_model(name, execution):
     "how, says",
     [
         ({"quantize": "int4"}, "quantize=int4: is for bfloat16 on a CUDA device"),
-        ({"quantize": "int8", "linear": "packed"}, "model.linear=packed: is for weights that are not quantised"),
+        ({"quantize": "int8", "linear": "packed"}, "linear=packed: is for weights that are not quantised"),
         ({"quantize": "int3"}, "model.quantize=int3"),
     ],
 )

@@ -5,16 +5,17 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from evaluation.loading import execution
-from evaluation.loading.execution import Execution, choose_execution, trial, tried
+from evaluation.loading.execution import choose_execution
 from evaluation.loading.models import LoadedModel
 from evaluation.loading.settings import ModelSettings
 from evaluation.statistics.caveats import executed
+from model import tuning
 from model.decoding import Target, generate
 from model.decoding.static_step import PaddedForward, WholeStep
 from model.decoding.verification import Commit
 from model.errors import UserError
 from model.recycling import TokenRecycling, build_template
+from model.tuning import Execution, trial, tried
 from tests.conftest import greedy, toy_model
 
 V = 61
@@ -25,7 +26,7 @@ AGREED = "a trial gave eager steps' logits and text"
 def loaded(monkeypatch):
     """A target that calls itself a GPU's, whose captured steps are static ones."""
     target = Target(toy_model("llama-grouped"))
-    monkeypatch.setattr(execution, "CAPTURED", "static")
+    monkeypatch.setattr(tuning, "CAPTURED", "static")
     return LoadedModel(ModelSettings("toy", ""), target, None, "chat", frozenset())
 
 
@@ -45,14 +46,14 @@ def test_the_tree_kernel_is_taken_by_name_and_refused_where_it_fails(loaded, mon
         raise RuntimeError("no such\ninstruction")
 
     monkeypatch.setattr("model.decoding.attention.tree_attention_reference", broken)
-    with pytest.raises(UserError, match=r"model.attention=tree: .*no such instruction.*use model.attention=sdpa"):
+    with pytest.raises(UserError, match=r"attention=tree: .*no such instruction.*use attention=sdpa"):
         tried(loaded.target, "tree")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_wrong_logits_are_refused(dtype, monkeypatch):
     """A kernel that attends to one column too few runs without an error: only its logits tell."""
-    monkeypatch.setattr(execution, "CAPTURED", "static")
+    monkeypatch.setattr(tuning, "CAPTURED", "static")
     target = Target(toy_model("llama-grouped", dtype=dtype))
     assert trial(target, "static", False) == ""
     original = PaddedForward.feed
@@ -106,9 +107,7 @@ def test_a_step_that_is_put_together_wrongly_is_passed_over(loaded, monkeypatch)
 
 
 def test_a_tie_may_fall_either_way(loaded, monkeypatch):
-    monkeypatch.setattr(
-        execution, "_tie", lambda target, prompt: 10.0
-    )  # twenty times the greatest logit is no gap at all
+    monkeypatch.setattr(tuning, "_tie", lambda target, prompt: 10.0)  # twenty times the greatest logit is no gap at all
     settle = Commit.__call__
     monkeypatch.setattr(Commit, "__call__", lambda own, tokens, choices: settle(own, tokens, choices.roll(1)))
     assert trial(loaded.target, "static", False) == ""
@@ -117,7 +116,7 @@ def test_a_tie_may_fall_either_way(loaded, monkeypatch):
 def test_auto_is_tried_once_a_model_and_only_on_cuda(loaded, monkeypatch):
     assert choose_execution("auto", loaded) == Execution("eager", False), "this target is on the CPU"
     asked = []
-    monkeypatch.setattr(execution, "tried", lambda target, own: asked.append(own) or Execution("static", False, "why"))
+    monkeypatch.setattr(tuning, "tried", lambda target, own: asked.append(own) or Execution("static", False, "why"))
     monkeypatch.setattr(loaded.target, "device", torch.device("cuda", 0))
     for _ in range(3):
         assert choose_execution("auto", loaded) == Execution("static", False, "why")
@@ -147,13 +146,13 @@ def refused(loaded, monkeypatch):
 
     loaded.target.asked = []
     monkeypatch.setattr(WholeStep, "run", run)
-    monkeypatch.setattr(execution, "synchronize", lambda device: loaded.target.asked.append("wait"), raising=False)
+    monkeypatch.setattr(tuning, "synchronize", lambda device: loaded.target.asked.append("wait"), raising=False)
     return loaded
 
 
 def test_after_a_trial_that_raised_the_device_is_asked_whether_it_still_works(refused, monkeypatch):
     asked = refused.target.asked
-    monkeypatch.setattr(execution, "give_back", lambda device: asked.append("give back"), raising=False)
+    monkeypatch.setattr(tuning, "give_back", lambda device: asked.append("give back"), raising=False)
     assert tried(refused.target, "auto").name == "eager" and asked == ["wait", "give back"]
 
 
@@ -161,7 +160,7 @@ def test_a_trial_that_left_the_device_unusable_stops_the_run(refused, monkeypatc
     def poisoned(device):
         raise RuntimeError("captures_underway.empty() INTERNAL ASSERT FAILED\nand much more")
 
-    monkeypatch.setattr(execution, "give_back", poisoned, raising=False)
+    monkeypatch.setattr(tuning, "give_back", poisoned, raising=False)
     with pytest.raises(UserError, match=r"not permitted.*captures_underway.*restart with execution=eager") as told:
         tried(refused.target, "auto")
     assert "\n" not in str(told.value)

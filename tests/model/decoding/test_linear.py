@@ -15,6 +15,7 @@ from model.copying.pld import PromptLookup
 from model.decoding import Target, generate, linear
 from model.decoding.linear import SMALL, PackedLinear, linear_bytes, pack_linears, packable
 from model.errors import UserError
+from model.tuning import choose_linear
 from model.vanilla import Vanilla
 from tests.conftest import greedy
 
@@ -108,9 +109,9 @@ def test_auto_joins_on_cuda(monkeypatch):
     monkeypatch.setattr(models, "packable", lambda device, dtype: False)
     embedding = type("E", (), {"weight": type("W", (), {"device": torch.device("cuda"), "dtype": torch.float16})})
     model = type("M", (), {"get_input_embeddings": lambda self: embedding})()
-    assert models._linear(model, ModelSettings("x", "x")) == "joint"
-    assert models._linear(model, ModelSettings("x", "x", linear="stock")) == "stock"
-    assert models._linear(model, ModelSettings("x", "x", tensor_parallel=True)) == "stock"
+    assert choose_linear(model) == "joint"
+    assert choose_linear(model, "stock") == "stock"
+    assert choose_linear(model, sharded=True) == "stock"
 
 
 @needs_packing
@@ -198,7 +199,7 @@ def test_packing_is_for_a_cpu(monkeypatch):
     monkeypatch.setattr(linear, "packable", lambda device, dtype: device.type == "cpu" and dtype == torch.float32)
     monkeypatch.setattr(models, "packable", linear.packable)
     assert not packable(torch.device("cuda"), torch.float32) and not packable(CPU, torch.float16)
-    with pytest.raises(UserError, match=r"model.linear=packed: is for one x86 processor.*bfloat16"):
+    with pytest.raises(UserError, match=r"linear=packed: is for one x86 processor.*bfloat16"):
         random_model("tiny", ModelSettings("x", "x", device="cpu", dtype="bfloat16", linear="packed"))
     with pytest.raises(UserError, match=r"model.linear=quick: use one of auto, packed, joint, stock"):
         random_model("tiny", ModelSettings("x", "x", device="cpu", linear="quick"))

@@ -1,0 +1,245 @@
+"""What makes a model fast on this machine: how its steps are executed, and how its linear layers multiply.
+
+Both are chosen by `auto`, by the harness and by the library alike, and say why.
+"""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import dataclass
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
+
+import psutil
+import torch
+
+from .decoding import Draft, Target, Tree, generate
+from .decoding.devices import give_back, synchronize
+from .decoding.linear import fastest_linear, linear_bytes, packable
+from .decoding.step import Executor, unmarked
+from .decoding.target import unwrapped
+from .errors import UserError
+from .recycling import TokenRecycling, build_template
+from .terminal import one_line
+from .vanilla import Vanilla
+
+CAPTURED = "graph"  # what auto tries on a CUDA device
+NODES = 12  # below the root of the trial's draft
+TOKENS = 24  # of the trial's answers
+# A difference of logits that is none: so many times what two eager forwards differ by, and at least so many roundings
+TIMES, ROUNDINGS = 8, 4
+LINEAR = ("auto", "packed", "joint", "stock")
+T = TypeVar("T", bound=Target)
+
+
+@dataclass(frozen=True)
+class Execution:
+    """How steps are taken.
+
+    Attributes:
+        tree_attention: nodes attend by this project's kernel.
+        why: what auto took it for, on one line; "" where it was asked for or nothing else could be.
+    """
+
+    name: str
+    tree_attention: bool = False
+    why: str = ""
+
+    def take(self, target: Target) -> None:
+        """Let a target take steps so from now on. Raises UserError if it cannot, or there is none of that name."""
+        target.attend_by_tree(self.tree_attention)
+        target.execution = target.check_execution(self.name)
+
+
+_chosen: WeakKeyDictionary[Target, Execution] = WeakKeyDictionary()  # by auto
+
+
+def choose_execution(target: Target, name: str = "auto", attention: str = "auto") -> Execution:
+    """The execution that was asked for, or what auto makes of this model on this device; tried once a target.
+
+    On one CUDA device auto takes captured steps where they give eager decoding's logits and text in a trial, else
+    eager ones. Elsewhere it is eager. Compiled steps and the tree kernel are taken by name: they take minutes to
+    compile, and the kernel was never run on a GPU by this project.
+
+    Args:
+        attention: tree: nodes attend by this project's kernel.
+
+    Raises:
+        UserError: attention=tree, whose steps fail the trial; a trial that left the device unusable.
+    """
+    if name != "auto" or target.device.type != "cuda" or len(target.devices) > 1:
+        return Execution("eager" if name == "auto" else name, attention == "tree")
+    if target not in _chosen:
+        _chosen[target] = tried(target, attention)
+    return _chosen[target]
+
+
+def choose_linear(model: Any, name: str = "auto", *, sharded: bool = False) -> str:
+    """How linear layers multiply: packed, joint or stock, as `Target` takes it.
+
+    auto packs where that can be and half the free memory holds the copies; on CUDA products are joint. Quantised
+    weights stay as they are.
+
+    Args:
+        sharded: each of several processes holds a part of them: stock.
+
+    Raises:
+        UserError: packed, where that cannot be; or a name that there is not.
+    """
+    if name not in LINEAR:
+        raise UserError(f"linear={name}: there is {', '.join(LINEAR)}")
+    if any(hasattr(parameter, "__tensor_flatten__") for parameter in model.parameters()):
+        if name not in ("auto", "stock"):
+            raise UserError(f"linear={name}: is for weights that are not quantised")
+        return "stock"
+    weight = model.get_input_embeddings().weight
+    if name == "packed" and (sharded or not packable(weight.device, weight.dtype)):
+        raise UserError(
+            f"linear=packed: is for one x86 processor, float32 and, where it gains, bfloat16; this model "
+            f"is {weight.dtype} on {weight.device}"
+        )
+    if name != "auto":
+        return name
+    best = "stock" if sharded else fastest_linear(weight.device, weight.dtype)
+    free: int = psutil.virtual_memory().available
+    return "stock" if best == "packed" and linear_bytes(model) >= free / 2 else best
+
+
+def make_fast(kind: type[T], model: Any, *, context: int | None, execution: str, linear: str, **more: Any) -> T:
+    """A target of this kind, with steps and linear layers as asked for, or as auto chooses them.
+
+    Raises:
+        UserError: as `Target`, `choose_linear` and `choose_execution`.
+    """
+    target = kind(model, context=context, linear=choose_linear(unwrapped(model), linear), **more)
+    chosen = choose_execution(target, execution)
+    chosen.take(target)
+    target.eager_where_needed = execution == "auto"
+    target.why = chosen.why or (
+        "" if execution != "auto" or target.execution != "eager" else "captured steps are for one CUDA device"
+    )
+    return target
+
+
+def described(target: Target) -> dict[str, str]:
+    """What decides the speed of a target's steps, by name, in words."""
+    linear = {
+        "packed": "packed (oneDNN's layout, a second copy of the weights)",
+        "joint": "joint (layers of one input in one product)",
+        "stock": "stock (torch's own products)",
+    }
+    return {
+        "execution": f"{target.execution} ({target.why})" if target.why else target.execution,
+        "linear": linear[target.linear],
+        "dtype": str(target.dtype).removeprefix("torch."),
+        "device": ", ".join(map(str, target.devices)),
+        "context": f"{target.context} tokens",
+    }
+
+
+def tried(target: Target, attention: str) -> Execution:
+    """Captured steps if they pass, or eager ones. `attention`: as in configs/model."""
+    by_tree = attention == "tree"
+    why = trial(target, CAPTURED, by_tree)
+    if not why:
+        return Execution(CAPTURED, by_tree, "a trial gave eager steps' logits and text")
+    if by_tree:
+        raise UserError(f"attention=tree: steps failed their trial ({why}); use attention=sdpa")
+    return Execution("eager", False, f"{CAPTURED} failed its trial: {why}")
+
+
+def trial(target: Target, name: str, tree_attention: bool) -> str:
+    """Decode some steps so, and compare the logits of a draft, and a text, with eager ones: what is wrong, or "".
+
+    Any error at all counts: compilers, kernels and drivers raise what they like, and eager steps need none of them.
+
+    Raises:
+        UserError: it failed in a way that later steps would not survive, either.
+    """
+    try:
+        return _differs(target, name, tree_attention)
+    except Exception as error:
+        why = f"{type(error).__name__}: {one_line(error)[:200]}"
+    _recover(target, name, why)
+    return why
+
+
+def _recover(target: Target, name: str, why: str) -> None:
+    """Leave nothing of a trial that raised. After an illegal access, or a capture that was broken off before torch
+    2.12, torch fails at whatever comes next, somewhere else: so it is asked here."""
+    try:
+        gc.collect()
+        synchronize(target.device)
+        give_back(target.device)
+    except Exception as error:
+        raise UserError(
+            f"execution=auto: the trial of {name} steps left {target.device} unusable ({why}; then "
+            f"{one_line(error)[:100]}); restart with execution=eager"
+        ) from None
+
+
+def _differs(target: Target, name: str, tree_attention: bool) -> str:
+    """Where steps of an execution differ from eager ones, or ""."""
+    prompt = [3 + i % 97 for i in range(40)]
+    tree = build_template("best", nodes=NODES).on(target.device)
+    draft = Draft(tree, torch.arange(3, 3 + len(tree), device=target.device))
+    target.attend_by_tree(False)
+    tie = _tie(target, prompt)
+    expected = _logits(target, "eager", prompt, draft)
+    text = generate(target, Vanilla(target.device), prompt, max_new_tokens=TOKENS).tokens
+    target.attend_by_tree(tree_attention)
+    apart = _apart(_logits(target, name, prompt, draft), expected)
+    if not apart <= tie:  # NaN is none
+        return f"its logits are {apart:.1e} of the greatest away from eager ones, which differ by {tie:.1e} at most"
+    drafters = (Vanilla(target.device), TokenRecycling(target.vocab_size, tree, device=target.device))
+    found = [generate(target, drafter, prompt, max_new_tokens=TOKENS).tokens for drafter in drafters]
+    return next(filter(None, (_wrong(target, prompt, text, answer, tie) for answer in found if answer != text)), "")
+
+
+def _apart(logits: Any, expected: Any) -> float:
+    """The largest difference of logits (n, V) in any row, over that row's greatest: a few wrong rows count in full."""
+    gaps: Any = (logits - expected).abs().amax(1) / expected.abs().amax(1)
+    return float(gaps.amax())
+
+
+@torch.inference_mode()
+def _tie(target: Target, prompt: list[int]) -> float:
+    """What is no difference between two logits, over the greatest: what two ways to the same eager ones make of it.
+
+    A chain behind the prompt, under a tree's mask and, in one forward with the prompt, without a mask.
+    """
+    chain = Tree.chain(NODES).on(target.device)
+    draft = Draft(chain, torch.arange(3, 3 + len(chain), device=target.device))
+    masked = _logits(target, "eager", prompt, draft)
+    with target.cache(len(chain)) as cache:
+        plain = target.prefill(cache, [*prompt[:-1], *draft.tokens.tolist(), 0], all_logits=True)
+    noise = _apart(plain[-len(chain) :].float(), masked)
+    return max(TIMES * noise, ROUNDINGS * torch.finfo(target.dtype).eps)
+
+
+def _wrong(target: Target, prompt: list[int], text: list[int], found: list[int], tie: float) -> str:
+    """Where an answer leaves the eager one, if that is no tie: what would be so were a step put together wrongly."""
+    at = next(i for i, (one, other) in enumerate(zip(text, found, strict=True)) if one != other)
+    before = prompt + text[:at]
+    target.attend_by_tree(False)
+    root = Draft(Tree.chain(0).on(target.device), torch.tensor(before[-1:], device=target.device))
+    logits = _logits(target, "eager", before, root)[0]
+    gap = (logits[text[at]] - logits[found[at]]).abs().item() / logits.abs().max().item()
+    return "" if gap <= tie else f"its token {at} is {found[at]}, eager decoding's {text[at]}"
+
+
+@torch.inference_mode()
+def _logits(target: Target, name: str, prompt: list[int], draft: Draft) -> Any:
+    """Of a draft behind a prompt, float32 (n, V)."""
+    n = len(draft.tree)
+    target.execution = target.check_execution(name)
+    with target.cache(n) as cache:
+        target.prefill(cache, prompt)
+        if name == "eager":
+            return target.forward(cache, draft).float()
+        drafter = TokenRecycling(target.vocab_size, draft.tree, device=target.device)
+        step, launch = Executor(target).padded(cache, n, drafter, unmarked)
+        for _ in range(2):  # what a first run leaves behind is seen by the second
+            step.feed(draft, cache.length)
+            launch()
+        return step.logits.float().clone()
