@@ -60,7 +60,7 @@ def report(folder: Path, parquet: Path | None = None) -> tuple[list[Run], pd.Dat
 
 
 def report_answers(pattern: str, out: Path) -> None:
-    """The main table of answer files of any origin, as CSV and Markdown."""
+    """Write the main table of answer files of any origin, as CSV and Markdown, and print it."""
     runs = read_foreign(pattern)
     table = with_published(main_table(runs))
     write_csv(out, table)

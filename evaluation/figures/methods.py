@@ -1,4 +1,4 @@
-"""Methods beside one another: by subtask, by accepted length, by depth of the tree, over the questions."""
+"""Methods next to one another: by subtask, by accepted length, by depth of the tree, over the questions."""
 
 from __future__ import annotations
 

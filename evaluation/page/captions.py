@@ -22,8 +22,8 @@ Caption = Callable[[str, pd.DataFrame, list[Configuration]], str]
 def caption(stem: str, table: pd.DataFrame, ran: list[Configuration]) -> str:
     """Return the sentence for the figure of this file name.
 
-    A figure that this module does not know by name is told by the docstring of the function in evaluation.figures
-    that its file is named after.
+    A figure that this module does not know by name has the docstring of the function in evaluation.figures that its
+    file is named after.
 
     Args:
         table, ran: what the figure shows.
@@ -116,7 +116,7 @@ def _lengths(stem: str, table: pd.DataFrame, ran: list[Configuration]) -> str:
     text = "How many tokens a step adds: share of steps by accepted length, the model's own token included. "
     parts = []
     for configuration in ran:
-        lengths = [n for row in configuration.rows for n in accept_lengths(row)]
+        lengths = [n for row in configuration.pool.rows for n in accept_lengths(row)]
         if lengths and max(lengths) > 1:
             none = 100 * sum(n == 1 for n in lengths) / len(lengths)
             parts.append(
@@ -132,7 +132,7 @@ def _over_questions(stem: str, table: pd.DataFrame, ran: list[Configuration]) ->
     for configuration in ran:
         steps = [accept_lengths(row) for row in configuration.pool.first_answers]
         quarter = len(steps) // 4
-        if configuration.first.settings["method"].get("start") and quarter:
+        if configuration.pool.first.settings["method"].get("start") and quarter:
             first, last = (
                 statistics.mean(n for row in part for n in row) if any(part) else float("nan")
                 for part in (steps[:quarter], steps[-quarter:])

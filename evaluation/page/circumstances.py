@@ -5,12 +5,10 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..records.provenance import flat
-from ..records.rows import Row
 from ..records.runs import Run, sampling_words
 from ..statistics.caveats import generation_left_out
 from ..statistics.pools import Pool, pools
@@ -19,42 +17,21 @@ _UNNAMED = re.compile(r"sha256|(^|\.)path$|bench\.questions|method\.name")  # se
 _PLAIN = ("model.name", "bench.name")  # settings whose value says enough without their key
 
 
-@dataclass(frozen=True)
-class Configuration:
+class Configuration(NamedTuple):
     """What ran, its repeats and shards together, under a name that no other configuration of the page has."""
 
     name: str
     pool: Pool
 
-    @property
-    def runs(self) -> tuple[Run, ...]:
-        return self.pool.runs
 
-    @property
-    def first(self) -> Run:
-        return self.pool.first
-
-    @property
-    def rows(self) -> list[Row]:
-        """The answers of all repeats."""
-        return self.pool.rows
-
-    @property
-    def asked(self) -> int:
-        """Questions to be answered, over all repeats."""
-        return sum(int(run.metadata["questions"]) for run in self.runs)
-
-
-@dataclass(frozen=True)
-class Fact:
+class Fact(NamedTuple):
     """One line of what ran: `values` are the distinct ones, each with those it holds for (none named: all)."""
 
     term: str
     values: list[tuple[str, str]]
 
 
-@dataclass(frozen=True)
-class Command:
+class Command(NamedTuple):
     """A recorded command line, what it ran, and how many answers are still to be given."""
 
     line: str
@@ -79,6 +56,12 @@ def configurations(runs: list[Run]) -> list[Configuration]:
     return [Configuration(name, pool) for name, pool in zip(names, pooled, strict=True)]
 
 
+def incomplete(ran: list[Configuration]) -> list[tuple[str, int, int]]:
+    """Return the name of each configuration that is not done, its answers, and those asked for, over all repeats."""
+    asked = [sum(int(run.metadata["questions"]) for run in configuration.pool.runs) for configuration in ran]
+    return [(c.name, len(c.pool.rows), n) for c, n in zip(ran, asked, strict=True) if len(c.pool.rows) < n]
+
+
 def facts(ran: list[Configuration]) -> list[Fact]:
     """Say what ran on what; a fact in which configurations differ lists each value with those it holds for."""
     terms = [
@@ -93,7 +76,7 @@ def facts(ran: list[Configuration]) -> list[Fact]:
         ("platform", _of_runs(lambda m: str(m.get("platform", "")))),
     ]
     lines = [_fact(term, of, ran) for term, of in terms]
-    started = sorted(str(r.metadata["started"]) for c in ran for r in c.runs if r.metadata.get("started"))
+    started = sorted(str(r.metadata["started"]) for c in ran for r in c.pool.runs if r.metadata.get("started"))
     if started:
         first, last = (_moment(t) for t in (started[0], started[-1]))
         lines.append(Fact("started", [(first if first == last else f"{first} to {last}", "")]))
@@ -105,7 +88,7 @@ def facts(ran: list[Configuration]) -> list[Fact]:
 
 def _of_runs(of: Callable[[dict[str, Any]], str]) -> Callable[[Configuration], list[str]]:
     """Return a function that reads the metadata of each run."""
-    return lambda configuration: [of(run.metadata) for run in configuration.runs]
+    return lambda configuration: [of(run.metadata) for run in configuration.pool.runs]
 
 
 def _fact(term: str, of: Callable[[Configuration], Sequence[str]], ran: list[Configuration]) -> Fact:
@@ -140,7 +123,7 @@ def _converted(metadata: dict[str, Any]) -> str:
 
 
 def _bench(configuration: Configuration) -> list[str]:
-    bench, pool = configuration.first.settings["bench"], configuration.pool
+    bench, pool = configuration.pool.first.settings["bench"], configuration.pool
     count = pool.questions if pool.first.asked else pool.first.metadata["questions"]
     return [f"{bench['name']}, {count} questions, sha256 {str(bench.get('sha256'))[:12]}"]
 
@@ -167,7 +150,7 @@ def commands(ran: list[Configuration]) -> list[Command]:
     """Return the recorded command lines, each once. Repeated, a command answers what is missing and nothing twice."""
     held: dict[str, tuple[list[str], list[int]]] = {}
     for configuration in ran:
-        for run in configuration.runs:
+        for run in configuration.pool.runs:
             line = command_line(run.metadata.get("command") or [])
             if line:
                 of, missing = held.setdefault(line, ([], []))

@@ -1,4 +1,4 @@
-"""Assembles `report.html`: one file that needs no network, and no script but its own."""
+"""Assemble `report.html`: one file that needs no network, and no script but its own."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def render(runs: list[Run], measured: pd.DataFrame, folder: Path) -> str:
         style=Markup(style),  # our own files: nothing to escape
         script=Markup(script),
         short=captions.short(measured),
-        incomplete=[(c.name, len(c.rows), c.asked) for c in ran if len(c.rows) < c.asked],
+        incomplete=circumstances.incomplete(ran),
         mixed=mixed(runs),
         facts=circumstances.facts(ran),
         table=page_view(with_unavailable(measured, folder)),

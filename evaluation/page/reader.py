@@ -25,7 +25,7 @@ def collect(ran: list[Configuration], decoder: Decoder) -> dict[str, Any]:
     Questions are taken from all subtasks in turn, each with the answers of all configurations, as long as they fit. Of
     several answers to a question, and of repeats, the first is taken.
     """
-    runs = [configuration.first for configuration in ran]
+    runs = [configuration.pool.first for configuration in ran]
     texts = _Texts(decoder)
     rows = [{row_key(row): row for row in configuration.pool.first_answers} for configuration in ran]
     order = _in_turn(rows)
@@ -148,7 +148,7 @@ def _notes(ran: list[Configuration], shown: int, there: int, decoder: Decoder, m
             f"Here are {shown} of {there} questions, some of every subtask, so that the page stays small; "
             "all answers are in runs/*/answers.jsonl."
         )
-    if any(len(c.pool.repeats) > 1 or any(len(row["choices"]) > 1 for row in c.rows) for c in ran):
+    if any(len(c.pool.repeats) > 1 or any(len(row["choices"]) > 1 for row in c.pool.rows) for c in ran):
         notes.append("Of repeats, and of several answers to a question, the first is shown.")
     for path, reason in decoder.failures.items():
         notes.append(

@@ -22,9 +22,17 @@ from ..statistics.acceptance import (
 from .circumstances import Configuration
 from .tokens import Decoder, spelled, visible
 
-BOUNDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.7)  # upper ends of the colour classes 1, 2, ...; class 0 never stood
+BOUNDS = (
+    0.01,
+    0.02,
+    0.05,
+    0.1,
+    0.2,
+    0.4,
+    0.7,
+)  # upper ends of colour classes 1, 2, ...; 0: never accepted
 MOST_NODES = 300  # drawn of one tree; the most accepted ones
-MOST_DEPTHS = 8  # whose share is told in words
+MOST_DEPTHS = 8  # whose share is put into words
 COLUMN, ROW, MARGIN, LEFT = 112, 13, 16, 96  # units of the drawing; LEFT is room for the root's token
 
 
@@ -70,21 +78,21 @@ def shade(share: float) -> int:
 
 def has_tree(configuration: Configuration) -> bool:
     """Return whether it drafts from a template and its records hold the accepted rank paths."""
-    if not configuration.first.settings["method"].get("tree"):
+    if not configuration.pool.first.settings["method"].get("tree"):
         return False
-    return any(choice.get("step_paths") for row in configuration.rows for choice in row["choices"])
+    return any(choice.get("step_paths") for row in configuration.pool.rows for choice in row["choices"])
 
 
 def draw(configuration: Configuration, decoder: Decoder) -> Drawing | None:
     """Draw its draft tree, over all repeats; None if no step drafted."""
-    run = configuration.first
-    accepted, order = Accepted.of(configuration.rows, TEMPLATE), template(run)
+    run = configuration.pool.first
+    accepted, order = Accepted.of(configuration.pool.rows, TEMPLATE), template(run)
     nodes = by_node(accepted, order)
     if not accepted.counts or not nodes:
         return None
     kept = sorted(_closed(most_accepted(nodes, MOST_NODES)), key=lambda node: node.path)
     places, leaves = _layout([node.path for node in kept])
-    real = longest(configuration.rows, TEMPLATE)
+    real = longest(configuration.pool.rows, TEMPLATE)
     tokens, sentence = _real_step(run, real, decoder)
     path = real.path if real else ()
     dots = [_dot(node, places, path, tokens) for node in kept]

@@ -70,7 +70,7 @@ class AnswerStore:
                 self._go_on(held, metadata, answered, mixed)
         elif self.answers.exists() and self.answers.stat().st_size:
             raise UserError(
-                f"{self.answers} holds answers of an unknown configuration (no metadata.json beside it); move it away"
+                f"{self.answers} holds answers of an unknown configuration (no metadata.json next to it); move it away"
             )
         else:
             write_json(path, metadata)

@@ -31,7 +31,7 @@ from .rows import (
 )
 
 _TAKEN = ("dtype", "device", "model", "bench", "method", "variant", "seed")  # names of other columns of a table
-_HIDDEN = ("name", "drafter", "start", "tree", "tree_nodes")  # told by the label or by words of their own
+_HIDDEN = ("name", "drafter", "start", "tree", "tree_nodes")  # said by the label or by words of their own
 GENERATE = "transformers generate"  # the execution of hf, which takes no steps of this engine
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?)")
 

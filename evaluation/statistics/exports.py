@@ -143,7 +143,7 @@ def _rows(run: Run, variant: str) -> Iterator[dict[str, Any]]:
 
 
 def _turns(choice: Row) -> Iterator[dict[str, Any]]:
-    """Yield what was measured of each turn; the accepted lengths of all turns stand in one list."""
+    """Yield what was measured of each turn; the accepted lengths of all turns are in one list."""
     lengths, start = choice.get("accept_lengths"), 0
     for turn, steps in enumerate(choice["decoding_steps"]):
         measured = {key: choice[key][turn] if key in choice else None for key in TURN_KEYS}

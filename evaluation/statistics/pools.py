@@ -19,7 +19,7 @@ from ..records.runs import Run, row_key
 from .intervals import Floats
 from .metrics import OVERALL
 
-MANY = 3  # settings are told of each run of a label; of more only what is not usual there
+MANY = 3  # settings that are named of each run of a label; of more only what is unusual there
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,7 @@ def pools(runs: Sequence[Run]) -> list[Pool]:
 def joined(runs: Sequence[Run]) -> list[list[Run]]:
     """Group the runs of one configuration: repeats of the same questions together, and shards, which share no question.
 
-    Selections that overlap (a part beside the whole) stay apart, and so do those whose questions are not known.
+    Selections that overlap (a part and the whole) stay apart, and so do those whose questions are not known.
     """
     selections: dict[frozenset[str], list[Run]] = {}
     for run in runs:
@@ -247,11 +247,11 @@ def distinguish(runs: Sequence[Run]) -> list[str]:
         ]
         if len(set(words)) == len(runs):
             return words
-    for chosen in (plain, varied):  # a tree's depth and breadth are told where its name and size do not suffice
+    for chosen in (plain, varied):  # a tree's depth and breadth are named where its name and size do not suffice
         words = [", ".join(w for w in (_words(key, settings, chosen) for key in chosen) if w) for settings in facets]
         if len(set(words)) == len(runs):
             return words
-    marks = [_hash_of(run) for run in runs]  # told apart by nothing else: files of the same name, other contents
+    marks = [_hash_of(run) for run in runs]  # they differ in nothing else: files of the same name, other contents
     if len(set(zip(words, marks, strict=True))) < len(runs):
         marks = ["#" + run.folder.name[-6:] for run in runs]
     return [f"{word}, {mark}" if word else mark for word, mark in zip(words, marks, strict=True)]
@@ -260,7 +260,7 @@ def distinguish(runs: Sequence[Run]) -> list[str]:
 def _words(key: str, settings: dict[str, Any], varied: list[str]) -> str:
     value = settings.get(key)
     if key == "tree_nodes" and "tree" in varied:
-        return ""  # told with the tree
+        return ""  # named with the tree
     if key == "tree":
         return f"{value} ({settings.get('tree_nodes')})"
     if key == "tree_nodes":

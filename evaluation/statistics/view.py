@@ -6,9 +6,9 @@ Terminal text, Markdown and LaTeX are rendered here, HTML by the page's template
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -142,8 +142,9 @@ def missing(value: Any) -> bool:
 
 def _interval(row: dict[Any, Any], name: str) -> tuple[float, float, str] | None:
     """Return the ends of a value's interval and its mark; None where it has no interval."""
-    low, high = row.get(f"{name}_low"), row.get(f"{name}_high")
-    if low is None or high is None or missing(low) or missing(high):
+    ends: list[Any] = [row.get(f"{name}_{end}") for end in ("low", "high")]
+    low, high = ends
+    if missing(low) or missing(high):
         return None
     return low, high, UNSURE if name.startswith("speedup") and spans_one(low, high) else ""
 
@@ -159,16 +160,21 @@ def main_view(runs: Sequence[Run], table: pd.DataFrame, notes: Sequence[str] = (
     blocks = []
     for key, group in rows.groupby(GROUP, sort=False):
         columns = [Column(name, name) for name in _paper_columns(group, table) if not category or name != "category"]
-        lines = [
-            Line([_paper_cell(row, c.name, not category) for c in columns], str(row["method"]), str(row["category"]))
-            for row in group.to_dict("records")
-        ]
+        lines = _lines(group, columns, partial(_paper_cell, with_interval=not category))
         blocks.append(Block(columns, lines, f"{names[key]}, {category}" if category else names[key]))
     head = ["\n".join(caveats.heading(runs)), *caveats.execution_words(table)]
     footnotes = caveats.table_notes(rows, any(cell.interval for cell in View(blocks).cells))
     footnotes += [*caveats.not_compared(pools(runs)), *caveats.incomplete(runs), *caveats.mixed(runs)]
     footnotes += [*([] if category else caveats.executed(runs)), *notes]
     return View(blocks, "Main table", head, footnotes)
+
+
+def _lines(table: pd.DataFrame, columns: Sequence[Column], cell: Callable[[dict[Any, Any], str], Cell]) -> list[Line]:
+    """Return the rows of the main table, each value as `cell` prints it."""
+    return [
+        Line([cell(row, column.name) for column in columns], str(row["method"]), str(row["category"]))
+        for row in table.to_dict("records")
+    ]
 
 
 def _paper_columns(block: pd.DataFrame, table: pd.DataFrame) -> list[str]:
@@ -218,14 +224,9 @@ def page_view(table: pd.DataFrame) -> View:
                 main = name == "execution" and len(caveats.executions(table)) > 1
             columns.append(_page_column(name, name in SETTINGS, extra=not main))
     columns.sort(key=lambda c: (c.extra, c.name != "method", c.number))  # stable: names, then numbers, then extras
-    lines = [
-        Line([_page_cell(row, c.name) for c in columns], str(row["method"]), str(row["category"]))
-        for row in table.to_dict("records")
-    ]
     said = [(term, value) for name, term, value in same if name not in SAID and value not in ("–", "False")]
-    view = View([Block(columns, lines)], same=said)
-    view.footnotes.extend(_page_footnotes(view.cells, caveats.drift_unknown(table)))
-    return view
+    blocks = [Block(columns, _lines(table, columns, _page_cell))]
+    return View(blocks, footnotes=_page_footnotes(View(blocks).cells, caveats.drift_unknown(table)), same=said)
 
 
 def _page_footnotes(cells: Sequence[Cell], one_repeat: bool) -> list[str]:

@@ -98,7 +98,7 @@ def test_configurations_have_names_of_their_own(tmp_path):
     write_run(tmp_path / "runs/9", "vanilla", rows)
     found = configurations(read_runs(tmp_path))
     assert sorted(c.name for c in found) == ["recycling (hot), k=4", "recycling (hot), k=8", "vanilla"]
-    assert {c.name: len(c.runs) for c in found}["recycling (hot), k=4"] == 2
+    assert {c.name: len(c.pool.runs) for c in found}["recycling (hot), k=4"] == 2
     lines = {fact.term: fact.values for fact in facts(found)}
     assert lines["started"] == [("2026-02-03 04:05 +0000", "")] and lines["repeats"] == [("2", "")]
     assert lines["device"] == [("a <b>device</b>", "")]

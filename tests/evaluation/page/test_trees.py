@@ -55,7 +55,10 @@ def test_deep_paths_are_told_in_few_words(tmp_path):
 
 def test_the_real_steps_tokens_stand_at_its_nodes(report_folder):
     (tree,) = [
-        d for c in configurations(read_runs(report_folder)) if c.first.label != "vanilla" for d in [draw(c, Decoder())]
+        d
+        for c in configurations(read_runs(report_folder))
+        if c.pool.first.label != "vanilla"
+        for d in [draw(c, Decoder())]
     ]
     run = next(r for r in read_runs(report_folder) if r.label != "vanilla")
     ids = run.answers[0]["choices"][0]["output_ids"][0]
