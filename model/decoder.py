@@ -220,7 +220,13 @@ class Decoder:
                 self.method.reset()
             session = self.method.session()
         return decode(
-            self.target, session, ids, max_new_tokens=max_new_tokens, eos=self.eos, sampling=sampling, reuse=True
+            self.target,
+            session,
+            ids,
+            max_new_tokens=max_new_tokens,
+            eos=self.eos,
+            sampling=sampling,
+            reuse=self.start != "cold",
         )
 
     def generate(

@@ -128,7 +128,7 @@ class Session:
         """Learn from a step: what was drafted, what the target chose, what was accepted."""
 
     def observe_prompt(self, prompt: list[int], logits: torch.Tensor) -> None:
-        """Learn from the logits (m, V) after the prompt's first m tokens, where `needs.prompt_logits`.
+        """Learn from the logits (m, V) after the prompt's tokens, where `needs.prompt_logits`: all but the last one.
 
         m is P where the first step goes through one forward with the prompt, else P - 1.
         """

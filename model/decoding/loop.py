@@ -107,8 +107,8 @@ def decode(
         sampling: how the next token is drawn; the target's choices are the same whatever is drafted.
         mark: called with a phase's name when it ends: prefill, then for each step draft, forward, verify, commit,
             observe and loop; in static steps setup (when one is made), step and loop.
-        reuse: what the last sequence committed of this prompt's beginning is not forwarded again, where the method
-            needs nothing of those forwards: a conversation's earlier turns.
+        reuse: what the last sequence committed of this prompt's beginning is not forwarded again (a conversation's
+            earlier turns), unless the method needs something of that forward which it did not keep.
 
     Yields:
         Each step's record, as soon as its tokens are known.
@@ -185,7 +185,8 @@ def _decode(
     try:
         limit = target.room(prompt, max_new_tokens)
         needs = session.method.needs
-        known = prompt if reuse and not (needs.prompt_logits or needs.hidden) else ()
+        learns_prompts = needs.prompt_logits and not session.method.stateful  # anew in each sequence
+        known = prompt if reuse and not (learns_prompts or needs.hidden) else ()
         with target.cache(session.method.max_nodes, known) as cache, noted(cache, prompt, out):
             of = Sequence(target, cache, session, list(prompt), sampling, mark, len(prompt) + limit, eos)
             step = make_step(of)
