@@ -22,7 +22,7 @@ from .cache import TreeCache
 from .devices import compiling, free_bytes
 from .drafter import DeviceDrafter, DeviceSession, Drafter, Session
 from .sampling import GREEDY, Candidates, Choice, Sampling, candidates_of
-from .static_step import ROWS, PaddedForward, Repeatable, WholeStep, bucket_of
+from .static_step import ROWS, PaddedForward, Repeatable, Setup, WholeStep, bucket_of
 from .target import Target
 from .tree import Draft
 from .verification import Verification, verify
@@ -238,12 +238,9 @@ class Executor:
 
     def whole(self, cache: TreeCache, drafter: DeviceDrafter, mark: Mark) -> tuple[WholeStep, Callable[[], None]]:
         """The step of the drafter's tree and source now, and what runs it."""
-        tree, bucket = drafter.tree, self._bucket(cache, len(drafter.tree))
-
-        def make(compiled: bool) -> WholeStep:
-            return WholeStep(self.target, cache, drafter, tree, bucket, choice=self.choice, compiled=compiled)
-
-        return self._kept((tree, drafter.source, bucket), make, cache, mark)
+        tree, setup = drafter.tree, self._setup(cache, len(drafter.tree))
+        key = tree, drafter.source, setup.bucket
+        return self._kept(key, lambda: WholeStep(setup, drafter, tree), cache, mark)
 
     def padded(
         self, cache: TreeCache, nodes: int, drafter: Drafter, mark: Mark
@@ -251,28 +248,24 @@ class Executor:
         """A forward that holds a draft of `nodes` nodes, of those that the drafter makes; and what runs it."""
         most = drafter.max_nodes
         rows = min(next((n for n in ROWS if n >= nodes), most), most)
-        bucket = self._bucket(cache, rows)
+        setup = self._setup(cache, rows)
+        return self._kept((rows, setup.bucket), lambda: PaddedForward(setup, drafter, rows), cache, mark)
 
-        def make(compiled: bool) -> PaddedForward:
-            return PaddedForward(self.target, cache, drafter, rows, bucket, choice=self.choice, compiled=compiled)
-
-        return self._kept((rows, bucket), make, cache, mark)
-
-    def _bucket(self, cache: TreeCache, nodes: int) -> int:
-        """Positions that a step may see: with the tree kernel, whose cost follows the length, all there are."""
-        if self._on_cuda and self.target.switch is not None:
-            return cache.capacity
-        return min(bucket_of(cache.length + nodes), cache.capacity)
+    def _setup(self, cache: TreeCache, nodes: int) -> Setup:
+        """Of a step of so many nodes. With the tree kernel, whose cost follows the length, it sees the whole cache."""
+        whole = self._on_cuda and self.target.switch is not None
+        bucket = cache.capacity if whole else min(bucket_of(cache.length + nodes), cache.capacity)
+        return Setup(self.target, cache, bucket, self.choice, self.execution == "compiled")
 
     def _kept(
-        self, key: Hashable, make: Callable[[bool], Made], cache: TreeCache, mark: Mark
+        self, key: Hashable, make: Callable[[], Made], cache: TreeCache, mark: Mark
     ) -> tuple[Made, Callable[[], None]]:
         """The step of that key, made if it is not there."""
         if key not in self._made:
             self._make_room()
             self.target.synchronize()
             start = time.perf_counter()
-            step = make(self.execution == "compiled")
+            step = make()
             self._made[key] = (step, step.run if self.execution == "static" else self._prepared(step, cache.length))
             self.target.synchronize()
             self.setup_s += time.perf_counter() - start
