@@ -26,7 +26,7 @@ MAX_NODES = 4096
 
 
 class LogitSpec(Drafter):
-    """Drafts a copied continuation of the root, then the candidates beside it, each with a short continuation.
+    """Drafts a copied continuation of the root, then the candidates next to it, each with a short continuation.
 
     Paths are not merged: a token may be drafted twice below the root. In a cold start, as published, nothing is carried
     from prompt to prompt. Carrying the newest text, to copy from, is a variant of this project.
