@@ -18,10 +18,8 @@ from .terminal import one_line, visible
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
-        prog="token-recycling", description="Lossless speculative decoding without training."
-    )
-    commands = made.add_subparsers(dest="command", required=True)
+    top = argparse.ArgumentParser(prog="token-recycling", description="Lossless speculative decoding without training.")
+    commands = top.add_subparsers(dest="command", required=True)
     for name, what in (("chat", "talk to a model"), ("generate", "answer prompts, to stdout or as JSONL")):
         command = commands.add_parser(name, help=what)
         command.add_argument("model", help="a folder, or a name on the hub")
@@ -42,7 +40,7 @@ def parser() -> argparse.ArgumentParser:
             given.add_argument("--file", type=Path, help="a prompt a line; - is standard input")
             command.add_argument("--raw", action="store_true", help="the prompt as it is, without a chat template")
             command.add_argument("--jsonl", action="store_true", help="an object a prompt: text, ids, accepted lengths")
-    return made
+    return top
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -23,7 +23,7 @@ PARTIAL = ".*.part"  # what a killed writer leaves; the pattern finds it in the 
 
 @contextmanager
 def replaced(path: Path) -> Iterator[Path]:
-    """A new name beside `path` to write to, which becomes `path` at the end; the folder is made where it is missing.
+    """A new name next to `path` to write to, which becomes `path` at the end; the folder is made where it is missing.
 
     No other writer has the same name, so that of several the last one wins and none breaks another. What fails leaves
     the old file as it was and no new one.

@@ -81,12 +81,10 @@ def make_method(name: str, target: Target, /, *, eos: Collection[int] = (), **se
         if nodes and not nodes.isdigit():
             raise UserError(f"tree={tree}: what follows the colon must be a number of nodes")
         settings["tree"] = build_template(template, nodes=int(nodes) if nodes else None)
-    options = [key for key in takes if key not in given]
-    if unknown := sorted(settings.keys() - set(options)):
-        raise UserError(
-            f"method {name}: does not take {', '.join(unknown)}; it takes {', '.join(options) or 'nothing'}"
-        )
-    needed = [key for key in options if takes[key].default is inspect.Parameter.empty and key not in settings]
+    known = [key for key in takes if key not in given]
+    if unknown := sorted(settings.keys() - set(known)):
+        raise UserError(f"method {name}: does not take {', '.join(unknown)}; it takes {', '.join(known) or 'nothing'}")
+    needed = [key for key in known if takes[key].default is inspect.Parameter.empty and key not in settings]
     if needed:
         raise UserError(f"method {name}: needs {', '.join(needed)}")
     try:

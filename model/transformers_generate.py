@@ -167,7 +167,7 @@ class Generate:
 
 
 def ended_by(config: Any) -> set[int]:
-    """The ids whose criterion ends the text: told to the loop, too, so that no method learns what lies behind them."""
+    """The ids whose criterion ends the text: given to the loop, too, so that no method learns what lies behind them."""
     ids = config.eos_token_id
     return set() if ids is None else {ids} if isinstance(ids, int) else set(ids)
 

@@ -1,5 +1,4 @@
-"""Methods that copy what stood before: prompt look-up, suffix automaton, n-gram trie, and trees of copied and recycled
-candidates.
+"""Methods that copy earlier text: prompt look-up, suffix automaton, n-gram trie, trees of copied and recycled tokens.
 
 From outside: the class of each method's file. May import `decoding` and `recycling`.
 """

@@ -13,6 +13,7 @@ import torch
 
 from ..decoding import Draft, Drafter, Needs, Tree, Verification
 from ..decoding.sampling import top_k
+from ..decoding.tree import breadth_first
 from ..errors import UserError
 from .carried_text import Carried, TextSession
 
@@ -25,7 +26,7 @@ MAX_NODES = 4096
 
 
 class LogitSpec(Drafter):
-    """Drafts a copied continuation of the root, then the candidates beside it, each with a short continuation.
+    """Drafts a copied continuation of the root, then the candidates next to it, each with a short continuation.
 
     Paths are not merged: a token may be drafted twice below the root. In a cold start, as published, nothing is carried
     from prompt to prompt. Carrying the newest text, to copy from, is a variant of this project.
@@ -176,13 +177,8 @@ class LogitSpecSession(TextSession[Continuations]):
 def side_by_side(root: int, paths: list[list[int]]) -> tuple[list[int], list[int]]:
     """A tree of paths that share the root alone, breadth-first: its tokens and its parents."""
     tokens, parents = [root], [0]
-    tips, depth = [(0, path) for path in paths], 0
-    while tips:
-        longer = []
-        for tip, path in tips:
-            if depth + 1 < len(path):
-                longer.append((len(tokens), path))
-            tokens.append(path[depth])
-            parents.append(tip)
-        tips, depth = longer, depth + 1
-    return tokens, parents
+    for path in paths:
+        parents += [0, *range(len(tokens), len(tokens) + len(path) - 1)]
+        tokens += path
+    order, parents = breadth_first(parents)
+    return [tokens[node] for node in order], parents

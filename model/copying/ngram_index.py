@@ -1,4 +1,4 @@
-"""Where the n-grams of a text stood first, for methods that copy what followed there."""
+"""Where the n-grams of a text occurred first, for methods that copy what followed there."""
 
 from __future__ import annotations
 

@@ -115,9 +115,9 @@ class NgramTrie:
         # of each node in breadth-first order: its children, and where its own link leads
         below, links = [children[node] for node in children[ROOT].values()], [ROOT] * len(children[ROOT])
         for siblings, suffix in zip(below, links, strict=True):  # both grow while they are walked
-            beside = children[suffix]
+            suffix_children = children[suffix]
             for token, node in siblings.items():
-                link = beside.get(token)
+                link = suffix_children.get(token)
                 at = suffix
                 while link is None and at:
                     at = fail[at]
@@ -305,7 +305,7 @@ def hash_order(tokens: Collection[int]) -> list[int]:
 
 
 def _placed(tokens: Iterable[int], buckets: int) -> list[int]:
-    """The order of tokens that come one by one into so many empty buckets: what came last stands first."""
+    """The order of tokens that come one by one into so many empty buckets: what came last is first."""
     filled: dict[int, list[int]] = {}
     for token in tokens:
         filled.setdefault(token % buckets, []).append(token)

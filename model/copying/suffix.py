@@ -13,7 +13,7 @@ from .suffix_automaton import SuffixAutomaton
 
 
 class Suffix(DeviceDrafter):
-    """Drafts a chain copied from where the longest suffix of prompt and output stood before.
+    """Drafts a chain copied from where the longest suffix of prompt and output occurred before.
 
     The automaton over prompt and output is the prompt's own, as in the paper, unless `carry` says otherwise.
 

@@ -1,4 +1,4 @@
-"""Suffix automaton: the longest suffix of a text that stood in it before, in O(1) amortised per token.
+"""Suffix automaton: the longest suffix of a text that occurred in it before, in O(1) amortised per token.
 
 Blumer et al. 1984, as SAM-Decoding uses it (arXiv 2411.10666, 3.1 and algorithm 1).
 """
@@ -12,12 +12,12 @@ class SuffixAutomaton:
     """Reads every substring of a text that grows at its end.
 
     A state stands for substrings that end at the same places; its link leads to the longest of their suffixes that ends
-    elsewhere, too. So the link of the whole text's state is the longest suffix that stood there before, and no search
+    elsewhere, too. So the link of the whole text's state is the longest suffix that occurred before, and no search
     is needed. A text of n tokens has fewer than 2n states and 3n transitions; appending it follows O(n) links in all.
 
     Attributes:
         tokens: the text.
-        length: of its longest suffix that stood there before; 0 where none did. The two may overlap.
+        length: of its longest suffix that occurred before; 0 where none did. The two may overlap.
         end: the place behind that earlier occurrence, where it was continued.
     """
 
@@ -70,13 +70,13 @@ class SuffixAutomaton:
 
     @property
     def match(self) -> tuple[int, int]:
-        """The state and length of the longest suffix that stood before; (0, 0) where none did."""
+        """The state and length of the longest suffix that occurred before; (0, 0) where none did."""
         return (self._link[self._whole], self.length) if self.length else (0, 0)
 
     def following(self, state: int, length: int) -> tuple[int | None, int]:
         """The token that followed a match before, and how long a match it followed; None and 0 where none did.
 
-        A match that stood at the text's end alone was not followed; its longest end that was is that of the text.
+        A match that occurred at the text's end alone was not followed; its longest end that was is that of the text.
         """
         end = self._end[state]
         if end == len(self.tokens):

@@ -188,19 +188,19 @@ def _decode(
         learns_prompts = needs.prompt_logits and not session.method.stateful  # anew in each sequence
         known = prompt if reuse and not (learns_prompts or needs.hidden) else ()
         with target.cache(session.method.max_nodes, known) as cache, noted(cache, prompt, out):
-            of = Sequence(target, cache, session, list(prompt), sampling, mark, len(prompt) + limit, eos)
-            step = make_step(of)
+            sequence = Sequence(target, cache, session, list(prompt), sampling, mark, len(prompt) + limit, eos)
+            step = make_step(sequence)
             executor = step.executor
             session.choice, made = executor.choice, executor.setup_s
             target.synchronize()
             start = time.perf_counter()
-            verification = hidden_kept(_first_step, of, step, out)
+            verification = hidden_kept(_first_step, sequence, step, out)
             out.prefill_s = time.perf_counter() - start - (executor.setup_s - made)
             goes_on = out.add(verification, limit, eos)
             mark("loop")
             yield out.steps[-1]
             while goes_on:
-                of.text += out.steps[-1].tokens
+                sequence.text += out.steps[-1].tokens
                 verification = hidden_kept(step)
                 out.forwards += 1
                 goes_on = out.add(verification, limit, eos)
@@ -223,24 +223,24 @@ def noted(cache: TreeCache, prompt: list[int], out: Generation) -> Iterator[None
         cache.text = (prompt + out.tokens)[: cache.length]
 
 
-def _first_step(of: Sequence, step: HostStep | DeviceStep, out: Generation) -> Verification:
+def _first_step(sequence: Sequence, step: HostStep | DeviceStep, out: Generation) -> Verification:
     """The prompt and the first step, in one forward where the session begins with a chain, else in two."""
-    target, session, prompt = of.target, of.session, list(of.text)
+    target, session, prompt = sequence.target, sequence.session, list(sequence.text)
     draft, wants = session.begin(prompt), session.method.needs.prompt_logits
-    kept = of.cache.length
+    kept = sequence.cache.length
     first = prompt[kept:] if draft is not None else prompt[kept:-1]  # tokens that are forwarded as the prompt's own
-    logits = target.prefill(of.cache, prompt, draft, all_logits=wants, kept=kept)
+    logits = target.prefill(sequence.cache, prompt, draft, all_logits=wants, kept=kept)
     if first and wants:
         session.observe_prompt(first, logits[: len(first)])
     if first and target.hidden is not None:  # (P - 1 + n, H)
         session.observe_prompt_hidden(first, target.hidden[: len(first)])
     if draft is None:
-        of.mark("prefill")
+        sequence.mark("prefill")
         out.forwards = 1 + bool(first)
         return step()
     out.forwards = 1
     logits = logits[-len(draft.tree) :]
-    forwarded = Forwarded(step.executor.chosen(of, draft, logits), logits, target.hidden)
-    verification = conclude(session, draft, forwarded, room=of.room, eos=of.eos, cache=of.cache)
-    of.mark("prefill")
+    forwarded = Forwarded(step.executor.chosen(sequence, draft, logits), logits, target.hidden)
+    verification = conclude(session, draft, forwarded, room=sequence.room, eos=sequence.eos, cache=sequence.cache)
+    sequence.mark("prefill")
     return verification

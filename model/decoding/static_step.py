@@ -7,7 +7,7 @@ target's choices (`PaddedForward`): its draft is fed in, whatever tree it has.
 from __future__ import annotations
 
 import weakref
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -50,6 +50,23 @@ class Repeatable(Protocol):
         """What a run writes into that outlives it."""
 
 
+class Setup(NamedTuple):
+    """What a step of fixed shape is made with.
+
+    Attributes:
+        cache: which the step does not keep alive: a larger one may take its place.
+        bucket: positions of the cache that can be seen; at least its length and the nodes of the step.
+        choice: the target's rule.
+        compiled: the model as `devices.compiling` has it compiled.
+    """
+
+    target: Target
+    cache: TreeCache
+    bucket: int
+    choice: Choice
+    compiled: bool
+
+
 class StaticForward:
     """Forwards drafts of up to n nodes over one bucket of the cache, with the same shapes every time.
 
@@ -57,18 +74,13 @@ class StaticForward:
     tokens and themselves alone, and nobody sees them.
 
     Args:
-        cache: not kept alive: a larger one may take its place.
         length: int64 (), the committed tokens; the caller's to fill.
-        bucket: positions of the cache that can be seen; at least length + n.
-        compiled: the model as `devices.compiling` has it compiled.
     """
 
-    def __init__(
-        self, target: Target, cache: TreeCache, nodes: int, bucket: int, length: torch.Tensor, *, compiled: bool
-    ) -> None:
-        self.target, self.bucket, self.compiled, self._cache = target, bucket, compiled, weakref.ref(cache)
-        device = target.device
-        self.length = length
+    def __init__(self, setup: Setup, nodes: int, length: torch.Tensor) -> None:
+        self.target, cache, self.bucket, _, self.compiled = setup
+        self._cache, self.length = weakref.ref(cache), length
+        target, bucket, device = self.target, self.bucket, self.target.device
         self.depths = torch.zeros(nodes, dtype=torch.long, device=device)
         self._nodes = torch.arange(nodes, device=device)
         self._columns = torch.arange(bucket, device=device)
@@ -140,26 +152,16 @@ class WholeStep:
     `run` reads and writes buffers that stay where they are: `root` (1,), `length` () and what else `commit` has.
     """
 
-    def __init__(
-        self,
-        target: Target,
-        cache: TreeCache,
-        drafter: DeviceDrafter,
-        tree: Tree,
-        bucket: int,
-        *,
-        choice: Choice,
-        compiled: bool,
-    ) -> None:
-        self.choice = choice
+    def __init__(self, setup: Setup, drafter: DeviceDrafter, tree: Tree) -> None:
+        self.target, self.choice, self._cache = setup.target, setup.choice, weakref.ref(setup.cache)
         # the drafter owns its steps: a cycle would keep its tensors until it is collected
-        self.target, self.drafter, self.tree, self._cache = target, weakref.proxy(drafter), tree, weakref.ref(cache)
-        self.length = torch.zeros((), dtype=torch.long, device=target.device)
-        self.forward = StaticForward(target, cache, len(tree), bucket, self.length, compiled=compiled)
+        self.drafter, self.tree = weakref.proxy(drafter), tree
+        self.length = torch.zeros((), dtype=torch.long, device=self.target.device)
+        self.forward = StaticForward(setup, len(tree), self.length)
         self.forward.set_tree(tree)
         self.commit = Commit(tree, self.length)
         self.root, self._k = self.commit.root, drafter.needs.candidates
-        self.tokens = self.choices = torch.zeros(len(tree), dtype=torch.long, device=target.device)
+        self.tokens = self.choices = torch.zeros(len(tree), dtype=torch.long, device=self.target.device)
 
     def run(self) -> None:
         commit, cache = self.commit, self._cache()
@@ -190,27 +192,17 @@ class PaddedForward:
         hidden: (n, H), where the target keeps it.
     """
 
-    def __init__(
-        self,
-        target: Target,
-        cache: TreeCache,
-        drafter: Drafter,
-        nodes: int,
-        bucket: int,
-        *,
-        choice: Choice,
-        compiled: bool,
-    ) -> None:
-        self.target, self.choice, self._n = target, choice, nodes
+    def __init__(self, setup: Setup, drafter: Drafter, nodes: int) -> None:
+        self.target, self.choice, self._n = setup.target, setup.choice, nodes
         self._k, self._bits = drafter.needs.candidates, drafter.needs.bits
         # One buffer goes in: length, tokens, depths, ancestors as `packed` has them. One comes out: see `_reported`.
         self._sizes = [1, nodes, nodes, nodes * -(-nodes // WORD)]
-        self._fed = torch.zeros(sum(self._sizes), dtype=torch.long, device=target.device)
+        self._fed = torch.zeros(sum(self._sizes), dtype=torch.long, device=self.target.device)
         length, self._tokens, self._depths, words = torch.split(self._fed, self._sizes)
         self.length, self._words = length[0], words.view(nodes, -1)
         self._host = on_host_like(self._fed)
         self._host_report = on_host_like(self._fed.new_zeros(nodes, 1 + self._k * (1 + self._bits)))
-        self.forward = StaticForward(target, cache, nodes, bucket, self.length, compiled=compiled)
+        self.forward = StaticForward(setup, nodes, self.length)
         self._words.copy_(packed(torch.ones(1, 1, dtype=torch.bool), nodes))  # for a run before anything is fed
         self._report = self.logits = self.choices = self._tokens
         self.hidden: torch.Tensor | None = None

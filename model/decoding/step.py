@@ -22,7 +22,7 @@ from .cache import TreeCache
 from .devices import compiling, free_bytes
 from .drafter import DeviceDrafter, DeviceSession, Drafter, Session
 from .sampling import GREEDY, Candidates, Choice, Sampling, candidates_of
-from .static_step import ROWS, PaddedForward, Repeatable, WholeStep, bucket_of
+from .static_step import ROWS, PaddedForward, Repeatable, Setup, WholeStep, bucket_of
 from .target import Target
 from .tree import Draft
 from .verification import Verification, verify
@@ -122,54 +122,55 @@ def conclude(
 class HostStep:
     """Draft, forward, verify, commit, observe: whatever the session drafts."""
 
-    def __init__(self, of: Sequence, executor: Executor) -> None:
-        self.of, self.executor = of, executor
+    def __init__(self, sequence: Sequence, executor: Executor) -> None:
+        self.sequence, self.executor = sequence, executor
 
     def __call__(self) -> Verification:
-        of = self.of
-        self.executor.choice.take(of.sampling.seed)  # sequences of other seeds may take turns with this one
-        draft = of.session.draft(of.text[-1])
-        of.mark("draft")
-        forwarded = self.executor.forward(of, draft)
-        return conclude(of.session, draft, forwarded, room=of.room, eos=of.eos, cache=of.cache, mark=of.mark)
+        sequence, session = self.sequence, self.sequence.session
+        self.executor.choice.take(sequence.sampling.seed)  # sequences of other seeds may take turns with this one
+        draft = session.draft(sequence.text[-1])
+        sequence.mark("draft")
+        forwarded = self.executor.forward(sequence, draft)
+        room, eos = sequence.room, sequence.eos
+        return conclude(session, draft, forwarded, room=room, eos=eos, cache=sequence.cache, mark=sequence.mark)
 
 
 class DeviceStep:
     """The same for a session whose step runs on the device."""
 
-    def __init__(self, of: Sequence, executor: Executor) -> None:
-        assert isinstance(of.session, DeviceSession)
-        self.of, self.session, self.executor = of, of.session, executor
+    def __init__(self, sequence: Sequence, executor: Executor) -> None:
+        assert isinstance(sequence.session, DeviceSession)
+        self.sequence, self.session, self.executor = sequence, sequence.session, executor
         self._last: WholeStep | None = None  # it holds root and length: until there is one they are the host's
 
     def __call__(self) -> Verification:
-        of, method = self.of, self.session.method
+        sequence, method = self.sequence, self.session.method
         self.session.choose()
-        step, launch = self.executor.whole(of.cache, method, of.mark)
+        step, launch = self.executor.whole(sequence.cache, method, sequence.mark)
         if step is not self._last:
-            step.root.fill_(of.text[-1])
-            step.length.fill_(of.cache.length)
+            step.root.fill_(sequence.text[-1])
+            step.length.fill_(sequence.cache.length)
             self._last = step
-        self.executor.choice.take(of.sampling.seed)  # as above
+        self.executor.choice.take(sequence.sampling.seed)  # as above
         launch()
         draft = Draft(step.tree, step.tokens, method.source)
         verification = Verification.of_report(draft, step.choices, step.commit.accepted, step.commit.read())
-        of.mark("step")
-        of.cache.length += step.tree.depth_of[verification.node] + 1
-        verification.cut(of.room, of.eos)
+        sequence.mark("step")
+        sequence.cache.length += step.tree.depth_of[verification.node] + 1
+        verification.cut(sequence.room, sequence.eos)
         self.session.account(verification)
         return verification
 
 
-def make_step(of: Sequence) -> HostStep | DeviceStep:
+def make_step(sequence: Sequence) -> HostStep | DeviceStep:
     """The kind of step that the target's execution and the session's kind ask for.
 
     Raises:
         UserError: what is sampled reads the text, and steps are to be of fixed shape.
     """
-    executor = Executor.of(of.target, of.cache, of.session.method, of.sampling)
-    on_device = executor.execution != "eager" and isinstance(of.session, DeviceSession)
-    return DeviceStep(of, executor) if on_device else HostStep(of, executor)
+    executor = Executor.of(sequence.target, sequence.cache, sequence.session.method, sequence.sampling)
+    on_device = executor.execution != "eager" and isinstance(sequence.session, DeviceSession)
+    return DeviceStep(sequence, executor) if on_device else HostStep(sequence, executor)
 
 
 def execution_for(target: Target, sampling: Sampling) -> str:
@@ -223,33 +224,30 @@ class Executor:
         executor.choice.take(sampling.seed)
         return executor
 
-    def chosen(self, of: Sequence, draft: Draft, logits: torch.Tensor) -> torch.Tensor:
+    def chosen(self, sequence: Sequence, draft: Draft, logits: torch.Tensor) -> torch.Tensor:
         """What the target picks after each node of an eager forward: int64 (n,)."""
-        return self.choice.after(logits, draft, of.text, every=of.session.method.needs.choices)
+        return self.choice.after(logits, draft, sequence.text, every=sequence.session.method.needs.choices)
 
-    def forward(self, of: Sequence, draft: Draft) -> Forwarded:
+    def forward(self, sequence: Sequence, draft: Draft) -> Forwarded:
         """A draft that the host has, forwarded: eagerly, or padded to one of a few fixed shapes."""
         if self.execution == "eager":
-            logits = self.target.forward(of.cache, draft)
-            of.mark("forward")
-            return Forwarded(self.chosen(of, draft, logits), logits, self.target.hidden)
+            logits = self.target.forward(sequence.cache, draft)
+            sequence.mark("forward")
+            return Forwarded(self.chosen(sequence, draft, logits), logits, self.target.hidden)
         n = len(draft.tree)
-        padded, launch = self.padded(of.cache, n, of.session.method, of.mark)
-        padded.feed(draft, of.cache.length)
+        padded, launch = self.padded(sequence.cache, n, sequence.session.method, sequence.mark)
+        padded.feed(draft, sequence.cache.length)
         launch()
         choices, candidates = padded.read(n) if draft.tree.device.type == "cpu" else padded.on_device(n)
-        of.mark("forward")
+        sequence.mark("forward")
         hidden = None if padded.hidden is None else padded.hidden[:n]  # what a replay wrote, no hook has seen
         return Forwarded(choices, padded.logits[:n], hidden, candidates)
 
     def whole(self, cache: TreeCache, drafter: DeviceDrafter, mark: Mark) -> tuple[WholeStep, Callable[[], None]]:
         """The step of the drafter's tree and source now, and what runs it."""
-        tree, bucket = drafter.tree, self._bucket(cache, len(drafter.tree))
-
-        def make(compiled: bool) -> WholeStep:
-            return WholeStep(self.target, cache, drafter, tree, bucket, choice=self.choice, compiled=compiled)
-
-        return self._kept((tree, drafter.source, bucket), make, cache, mark)
+        tree, setup = drafter.tree, self._setup(cache, len(drafter.tree))
+        key = tree, drafter.source, setup.bucket
+        return self._kept(key, lambda: WholeStep(setup, drafter, tree), cache, mark)
 
     def padded(
         self, cache: TreeCache, nodes: int, drafter: Drafter, mark: Mark
@@ -257,28 +255,24 @@ class Executor:
         """A forward that holds a draft of `nodes` nodes, of those that the drafter makes; and what runs it."""
         most = drafter.max_nodes
         rows = min(next((n for n in ROWS if n >= nodes), most), most)
-        bucket = self._bucket(cache, rows)
+        setup = self._setup(cache, rows)
+        return self._kept((rows, setup.bucket), lambda: PaddedForward(setup, drafter, rows), cache, mark)
 
-        def make(compiled: bool) -> PaddedForward:
-            return PaddedForward(self.target, cache, drafter, rows, bucket, choice=self.choice, compiled=compiled)
-
-        return self._kept((rows, bucket), make, cache, mark)
-
-    def _bucket(self, cache: TreeCache, nodes: int) -> int:
-        """Positions that a step may see: with the tree kernel, whose cost follows the length, all there are."""
-        if self._on_cuda and self.target.switch is not None:
-            return cache.capacity
-        return min(bucket_of(cache.length + nodes), cache.capacity)
+    def _setup(self, cache: TreeCache, nodes: int) -> Setup:
+        """Of a step of so many nodes. With the tree kernel, whose cost follows the length, it sees the whole cache."""
+        whole = self._on_cuda and self.target.switch is not None
+        bucket = cache.capacity if whole else min(bucket_of(cache.length + nodes), cache.capacity)
+        return Setup(self.target, cache, bucket, self.choice, self.execution == "compiled")
 
     def _kept(
-        self, key: Hashable, make: Callable[[bool], Made], cache: TreeCache, mark: Mark
+        self, key: Hashable, make: Callable[[], Made], cache: TreeCache, mark: Mark
     ) -> tuple[Made, Callable[[], None]]:
         """The step of that key, made if it is not there."""
         if key not in self._made:
             self._make_room()
             self.target.synchronize()
             start = time.perf_counter()
-            step = make(self.execution == "compiled")
+            step = make()
             self._made[key] = (step, step.run if self.execution == "static" else self._prepared(step, cache.length))
             self.target.synchronize()
             self.setup_s += time.perf_counter() - start

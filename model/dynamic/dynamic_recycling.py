@@ -25,14 +25,14 @@ from .machine_size import MachineSize
 from .rows import LEVELS, PairRows, TokenRows, likely, on_host
 from .weights import (
     ALONE,
-    AND_BESIDE,
     AND_FOLLOWED,
+    AND_SIBLING,
     BEHIND,
-    BESIDE,
     COPIED,
     FIRST,
     FOLLOWED,
     PAIR,
+    SIBLING,
     TOKEN,
     Weights,
     bucket,
@@ -178,7 +178,7 @@ class DynamicSession(TextSession[SuffixAutomaton]):
         """The first step is like all others: it drafts, and it learns."""
         super().begin(prompt)
         self._before = prompt[-2] if len(prompt) > 1 else prompt[-1]
-        self._followed, self._beside = list[Likely](), list[Likely]()
+        self._followed, self._siblings = list[Likely](), list[Likely]()
         return None
 
     def observe_prompt(self, prompt: list[int], logits: torch.Tensor) -> None:
@@ -228,7 +228,7 @@ class DynamicSession(TextSession[SuffixAutomaton]):
         if self.method.siblings:
             for suggested, source, listed in (
                 (AND_FOLLOWED, FOLLOWED, self._followed),
-                (AND_BESIDE, BESIDE, self._beside),
+                (AND_SIBLING, SIBLING, self._siblings),
             ):
                 for token, level in listed:
                     at = cells.get(token)
@@ -264,12 +264,12 @@ class DynamicSession(TextSession[SuffixAutomaton]):
         Args:
             rejected: children of `node` that were tried, and their tokens.
         """
-        beside = dict(zip(ids[node].tolist(), levels[node].tolist(), strict=True))
-        self._beside = [(token, level) for token, level in beside.items() if token != root]
+        level_of = dict(zip(ids[node].tolist(), levels[node].tolist(), strict=True))
+        self._siblings = [(token, level) for token, level in level_of.items() if token != root]
         mass: dict[int, float] = {}
         whole = 0.0
         for child, token in rejected:
-            weight = 2.0 ** -beside.get(token, UNLISTED)
+            weight = 2.0 ** -level_of.get(token, UNLISTED)
             whole += weight
             for candidate, level in zip(ids[child].tolist(), levels[child].tolist(), strict=True):
                 mass[candidate] = mass.get(candidate, 0.0) + weight * 2.0**-level

@@ -13,15 +13,15 @@ from .rows import LEVELS
 # Where a candidate is from: the row of its parent's pair; the row of its parent's token, where there is none of the
 # pair; that row, where the pair's lacks the candidate; what followed the root's rejected siblings; the root's siblings
 # themselves; nothing but text that is copied.
-PAIR, TOKEN, BEHIND, FOLLOWED, BESIDE, COPIED = range(6)
-ALONE, AND_FOLLOWED, AND_BESIDE = range(3)  # whether one of the root's two suggests it as well
+PAIR, TOKEN, BEHIND, FOLLOWED, SIBLING, COPIED = range(6)
+ALONE, AND_FOLLOWED, AND_SIBLING = range(3)  # whether one of the root's two suggests it as well
 BUCKETS = 8  # of the match whose continuation is copied: 0 (no match), 1, 2, 3, 4, 5 to 7, 8 to 15, 16 and more tokens
 
 # Before anything is learnt, as if each cell had seen PRIOR candidates: what a copied token is worth by bucket, and what
 # a source's probabilities are worth. From 48 questions of Spec-Bench on a real model, apart from those reported.
 PRIOR = 4.0
 COPIED_SHARE = (0.0, 0.0, 0.2, 0.45, 0.55, 0.7, 0.85, 0.85)
-TRUST = {PAIR: 0.9, TOKEN: 0.6, BEHIND: 0.1, FOLLOWED: 0.3, BESIDE: 0.1, COPIED: 0.0}
+TRUST = {PAIR: 0.9, TOKEN: 0.6, BEHIND: 0.1, FOLLOWED: 0.3, SIBLING: 0.1, COPIED: 0.0}
 
 
 def bucket(match: int) -> int:
@@ -40,14 +40,14 @@ def is_alone(at: int) -> bool:
 
 
 FIRST = [[cell(source, ALONE, match, False) for match in range(BUCKETS)] for source in TRUST]  # of level 0
-CELLS = cell(COPIED, AND_BESIDE, BUCKETS - 1, True, LEVELS - 1) + 1
+CELLS = cell(COPIED, AND_SIBLING, BUCKETS - 1, True, LEVELS - 1) + 1
 
 
 def _guesses() -> Any:
     """float64 (CELLS,)."""
     guesses = np.zeros(CELLS)
     for source, trust in TRUST.items():
-        for suggested in (ALONE, AND_FOLLOWED, AND_BESIDE):
+        for suggested in (ALONE, AND_FOLLOWED, AND_SIBLING):
             for match, copied_share in enumerate(COPIED_SHARE):
                 for level in range(LEVELS):
                     drawn = (1 - copied_share) * trust * 2.0 ** -(level + 0.5)

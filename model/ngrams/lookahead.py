@@ -1,4 +1,4 @@
-"""Lookahead decoding: Jacobi iterations beside the text make n-grams, which are verified when their turn comes.
+"""Lookahead decoding: Jacobi iterations next to the text make n-grams, which are verified when their turn comes.
 
 Source: arXiv 2402.02057, sections 3.1 to 3.3; details (how the window fills, that it moves by one column a step) as in
 the authors' implementation, github.com/hao-ai-lab/LookaheadDecoding, which the public leaderboard runs.

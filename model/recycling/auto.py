@@ -168,7 +168,9 @@ class AutoRecycling(TokenRecycling):
         self.acceptance.load_state_dict(state)
         steps, index, *used = state["clock"].tolist()
         *expected, tokens, seconds, usual = state["expectation"].tolist()
-        self.costs.load(used if len(state["order"]) == self.sizes[-1] else [], [tokens, seconds])
+        if len(state["order"]) != self.sizes[-1]:
+            used = []  # of other sizes
+        self.costs.load(used, [tokens, seconds])
         self._order, self._steps, self._index = state["order"].tolist(), steps, index
         self._expected, self._usual = expected, usual
 

@@ -94,7 +94,12 @@ def shaped(n: int, depth: int, branching: int) -> list[RankPath]:
     if not depth or not branching:
         return []
     order: list[RankPath] = [(0,) * level for level in range(1, depth + 1)] + [(rank,) for rank in range(1, branching)]
-    frontier: list[tuple[float, RankPath]] = [(-likelihood((rank,)), (rank,)) for rank in range(branching)]
+    return filled(order, n, branching, depth)
+
+
+def filled(order: list[RankPath], n: int, ranks: int, depth: int = _MAX_NODES) -> list[RankPath]:
+    """At most n nodes: those listed, each after its parent, then the likeliest others with ranks below `ranks`."""
+    frontier: list[tuple[float, RankPath]] = [(-likelihood((rank,)), (rank,)) for rank in range(ranks)]
     heapq.heapify(frontier)
     listed = set(order)
     while len(order) < n and frontier:
@@ -102,7 +107,7 @@ def shaped(n: int, depth: int, branching: int) -> list[RankPath]:
         if path not in listed:
             order.append(path)
         if len(path) < depth:
-            for rank in range(branching):
+            for rank in range(ranks):
                 heapq.heappush(frontier, (-likelihood((*path, rank)), (*path, rank)))
     return order[:n]
 
@@ -123,14 +128,4 @@ def likelihood(path: RankPath) -> float:
 def best_order(n: int, k: int) -> tuple[RankPath, ...]:
     """The n best nodes with ranks below k: published nodes first, likelier ones first; each after its parent."""
     published = [p for p in read_tree(_SHIPPED / "2.2.2.yaml").rank_paths[1:] if max(p) < k]
-    order = sorted(published, key=lambda p: (-likelihood(p), p))
-    listed = set(order)
-    frontier: list[tuple[float, RankPath]] = [(-likelihood((rank,)), (rank,)) for rank in range(k)]
-    heapq.heapify(frontier)
-    while len(order) < n:
-        _, path = heapq.heappop(frontier)
-        if path not in listed:
-            order.append(path)
-        for rank in range(k):
-            heapq.heappush(frontier, (-likelihood((*path, rank)), (*path, rank)))
-    return tuple(order[:n])
+    return tuple(filled(sorted(published, key=lambda p: (-likelihood(p), p)), n, k))

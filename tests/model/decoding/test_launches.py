@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from model.decoding import Draft, Target, Tree
 from model.decoding.cache import LayerShape, TreeCache
 from model.decoding.sampling import GREEDY, Choice
-from model.decoding.static_step import PaddedForward, WholeStep
+from model.decoding.static_step import PaddedForward, Setup, WholeStep
 from model.dynamic.dynamic_recycling import DynamicRecycling
 from model.recycling import TokenRecycling, build_template
 from model.vanilla import Vanilla
@@ -72,7 +72,7 @@ def on_meta(monkeypatch):
 )
 def test_a_step_launches_few_operators_of_its_own(make, most, monkeypatch):
     target, cache, drafter = *on_meta(monkeypatch), make()
-    step = WholeStep(target, cache, drafter, drafter.tree, 256, choice=Choice(GREEDY, META), compiled=False)
+    step = WholeStep(Setup(target, cache, 256, Choice(GREEDY, META), False), drafter, drafter.tree)
     with torch.inference_mode():
         step.run()  # what a tree derives when it is first asked for
         with Launches() as launches:
@@ -85,7 +85,7 @@ def test_a_draft_is_fed_in_one_transfer(device, monkeypatch):
     """And its tokens in a second one where the drafter has them on the device."""
     target, cache = on_meta(monkeypatch)
     drafter = DynamicRecycling(V, nodes=20)
-    step = PaddedForward(target, cache, drafter, 24, 256, choice=Choice(GREEDY, META), compiled=False)
+    step = PaddedForward(Setup(target, cache, 256, Choice(GREEDY, META), False), drafter, 24)
     draft = Draft(Tree([0, 0, 0, 1, 2], device=device), torch.zeros(5, dtype=torch.long, device=device))
     with torch.inference_mode():
         with Launches() as launches:

@@ -11,7 +11,7 @@ import torch
 from model.decoding import Target, Tree, generate, generate_together
 from model.decoding.tree import breadth_first
 from model.dynamic.dynamic_recycling import DynamicRecycling
-from model.dynamic.weights import BEHIND, BESIDE, COPIED, FOLLOWED, PAIR, TOKEN, Weights, cell
+from model.dynamic.weights import BEHIND, COPIED, FOLLOWED, PAIR, SIBLING, TOKEN, Weights, cell
 from model.errors import UserError
 from tests.conftest import CONFIGS, greedy, toy_model
 from tests.model.sessions import each_session
@@ -144,7 +144,7 @@ class Slow:
         self.text += verification.tokens
 
 
-SOURCES = {"pair": PAIR, "token": TOKEN, "behind": BEHIND, "followed": FOLLOWED, "beside": BESIDE, "copied": COPIED}
+SOURCES = {"pair": PAIR, "token": TOKEN, "behind": BEHIND, "followed": FOLLOWED, "beside": SIBLING, "copied": COPIED}
 
 
 @pytest.mark.parametrize(("recycle_prompt", "carry"), [(False, 0), (True, 0), (True, 1000)])
@@ -277,7 +277,7 @@ def test_what_followed_rejected_siblings_by_hand():
     ids = torch.tensor([[10, 11], [20, 21], [21, 22]]).numpy()
     levels = torch.tensor([[1, 2], [0, 1], [0, 3]]).numpy()
     session._note_siblings(ids, levels, 0, [(1, 11), (2, 12)], 10)
-    assert session._beside == [(11, 2)]
+    assert session._siblings == [(11, 2)]
     # Weights: 11 has 1/4, 12 is not listed and has 1/256. 20: 1/4; 21: 1/8 + 1/256; of 65/256 in all.
     assert session._followed == [(20, 0), (21, int(math.log2((65 / 256) / (33 / 256))))]
 

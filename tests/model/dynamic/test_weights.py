@@ -9,15 +9,15 @@ import torch
 from model.dynamic.rows import LEVELS
 from model.dynamic.weights import (
     ALONE,
-    AND_BESIDE,
     AND_FOLLOWED,
+    AND_SIBLING,
     BEHIND,
-    BESIDE,
     BUCKETS,
     CELLS,
     COPIED,
     FOLLOWED,
     PAIR,
+    SIBLING,
     TOKEN,
     Weights,
     bucket,
@@ -26,7 +26,7 @@ from model.dynamic.weights import (
 )
 from model.errors import UserError
 
-SOURCES, SUGGESTED = (PAIR, TOKEN, BEHIND, FOLLOWED, BESIDE, COPIED), (ALONE, AND_FOLLOWED, AND_BESIDE)
+SOURCES, SUGGESTED = (PAIR, TOKEN, BEHIND, FOLLOWED, SIBLING, COPIED), (ALONE, AND_FOLLOWED, AND_SIBLING)
 
 
 def test_every_kind_has_a_cell_of_its_own():
@@ -35,8 +35,8 @@ def test_every_kind_has_a_cell_of_its_own():
     assert all(is_alone(cell(*kind)) == (kind[1] == ALONE) for kind in kinds)
     assert cell(PAIR, ALONE, 3, False, 5) + LEVELS == cell(PAIR, ALONE, 3, True, 5), "copied, too"
     for kind in ((TOKEN, 2, True, 7), (COPIED, 6, True, 0)):
-        assert cell(kind[0], ALONE, *kind[1:]) + cell(PAIR, AND_BESIDE, 0, False) == cell(
-            kind[0], AND_BESIDE, *kind[1:]
+        assert cell(kind[0], ALONE, *kind[1:]) + cell(PAIR, AND_SIBLING, 0, False) == cell(
+            kind[0], AND_SIBLING, *kind[1:]
         )
 
 
@@ -47,7 +47,7 @@ def test_buckets():
 def test_guesses_by_hand():
     now = Weights().now
     assert now[cell(PAIR, ALONE, 0, False, 0)] == pytest.approx(0.9 * 2**-0.5)
-    assert now[cell(TOKEN, AND_BESIDE, 0, False, 3)] == pytest.approx(0.6 * 2**-3.5)
+    assert now[cell(TOKEN, AND_SIBLING, 0, False, 3)] == pytest.approx(0.6 * 2**-3.5)
     assert now[cell(PAIR, ALONE, 4, False, 1)] == pytest.approx(0.45 * 0.9 * 2**-1.5)  # a match of 4 stands with 0.55
     assert now[cell(PAIR, ALONE, 4, True, 1)] == now[cell(COPIED, ALONE, 4, True)] == 0.55
     assert now[cell(COPIED, ALONE, 1, True)] == 0.0, "one token that matches says nothing yet"
