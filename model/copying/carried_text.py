@@ -7,6 +7,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
+from .. import jit
 from ..decoding import Draft, Drafter, Session, Verification
 from ..errors import UserError
 from .suffix_automaton import SuffixAutomaton
@@ -81,7 +82,17 @@ class CarriedText(Carried[SuffixAutomaton]):
     """Text in a suffix automaton."""
 
     def __init__(self, carry: int) -> None:
-        super().__init__(carry, SuffixAutomaton)
+        super().__init__(carry, _automaton())
+
+
+def _automaton() -> type[SuffixAutomaton]:
+    """The compiled one if there is one; its loops are compiled or loaded here, before anything is timed."""
+    if not jit.compiled():
+        return SuffixAutomaton
+    from .compiled_automaton import CompiledAutomaton, compile_loops
+
+    compile_loops()
+    return CompiledAutomaton
 
 
 class TextSession(Session, Generic[T]):

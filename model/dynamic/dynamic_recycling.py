@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from .. import jit
 from ..copying.carried_text import CarriedText, ReadingSession
 from ..decoding import Draft, Drafter, Tree, Verification
 from ..decoding.tree import breadth_first
@@ -102,9 +103,18 @@ class DynamicRecycling(Drafter):
         self.rows = TokenRows(vocab_size, k)
         self.pairs = PairRows(pairs, k) if pairs else None
         self.weights, self.carried = Weights(calibrate), CarriedText(carry)
+        self.compiled = jit.compiled()
+        if self.compiled:  # now, and not while something is timed
+            from .compiled_session import compile_loops
+
+            compile_loops()
 
     def session(self) -> DynamicSession:
-        return DynamicSession(self)
+        if not self.compiled:
+            return DynamicSession(self)
+        from .compiled_session import CompiledSession
+
+        return CompiledSession(self)
 
     def keep(self, before: Any, tokens: Any, ids: Any, levels: Any) -> None:
         """Keep candidates (m, k) seen after `tokens`, int64 (m,), each behind one of `before`, in order."""
@@ -190,7 +200,7 @@ class DynamicSession(ReadingSession):
 
     def draft(self, root: int) -> Draft:
         """Best first: the likeliest candidate of all nodes taken so far is the next one, until there are n."""
-        own, text, weights = self.method, self.text, self.method.weights.now
+        own, text, weights = self.method, self.text, self.method.weights.each
         tokens, parents, likelihoods = [root], [0], [1.0]
         matches = [text.match if own.copy else (0, 0)]  # of each node: the automaton's state, and the match's length
         found = [self._below_root(root, *matches[0])]  # of each node: its candidates and their cells

@@ -60,7 +60,9 @@ class Weights:
     """The weight of every cell.
 
     Attributes:
-        now: by cell, a list, as it is read one by one.
+        seen, stood: by cell, float64 (CELLS,): candidates, and those of them that were the next token.
+        now: by cell, float64 (CELLS,).
+        each: the same memory, for reading one by one.
 
     Args:
         learning: False: the guesses hold for good.
@@ -73,27 +75,29 @@ class Weights:
         self.reset()
 
     def reset(self) -> None:
-        self._seen, self._stood = np.full(CELLS, PRIOR), PRIOR * self._first
-        self.now: list[float] = self._first.tolist()
+        self._take(np.full(CELLS, PRIOR), PRIOR * self._first, self._first.copy())
+
+    def _take(self, seen: Any, stood: Any, now: Any) -> None:
+        self.seen, self.stood, self.now = seen, stood, now
+        self.each = memoryview(now)
 
     def learn(self, cells: list[int], stood: list[int]) -> None:
         """Candidates of nodes whose next token is known now: their cells, and those of the ones that were it."""
         if not self.learning:
             return
-        np.add.at(self._seen, cells, 1.0)
-        np.add.at(self._stood, stood, 1.0)
-        now, changed = self.now, list(set(cells))
-        for at, weight in zip(changed, (self._stood[changed] / self._seen[changed]).tolist(), strict=True):
-            now[at] = weight
+        changed = np.array(cells, dtype=np.int64)
+        np.add.at(self.seen, changed, 1.0)
+        np.add.at(self.stood, stood, 1.0)
+        self.now[changed] = self.stood[changed] / self.seen[changed]
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """`weights`, float64 (2, CELLS): seen and stood."""
-        return {"weights": torch.from_numpy(np.stack((self._seen, self._stood)))}
+        return {"weights": torch.from_numpy(np.stack((self.seen, self.stood)))}
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         """Raises UserError if it is no such table."""
         saved = state.get("weights")
         if saved is None or saved.shape != (2, CELLS) or not bool(((saved[1] >= 0) & (saved[1] <= saved[0])).all()):
             raise UserError("start: the saved state has no weights of this method")
-        self._seen, self._stood = saved.double().numpy().copy()
-        self.now = (self._stood / self._seen).tolist()
+        seen, stood = saved.double().numpy().copy()
+        self._take(seen, stood, stood / seen)

@@ -1,0 +1,181 @@
+"""Dynamic recycling's sessions by compiled loops. Imported only where `jit.compiled` says so."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+
+from .. import host_loops as loops
+from ..copying.compiled_automaton import CompiledAutomaton
+from ..decoding import Draft, Tree, Verification
+from .dynamic_recycling import UNLISTED, DynamicSession, Likely
+from .machine_size import MachineSize
+from .rows import LEVELS, PairRows, TokenRows, on_host
+from .weights import (
+    AND_BESIDE,
+    AND_FOLLOWED,
+    BEHIND,
+    BESIDE,
+    COPIED,
+    FIRST,
+    FOLLOWED,
+    PAIR,
+    TOKEN,
+    Weights,
+    cell,
+)
+
+Order = tuple[Any, list[int], Any]  # of a draft's nodes: in which they were taken, their parents, their tokens
+CELLS = (
+    np.array([FIRST[source] for source in (PAIR, TOKEN, BEHIND, FOLLOWED, BESIDE, COPIED)]),
+    np.array([LEVELS, cell(PAIR, AND_FOLLOWED, 0, False), cell(PAIR, AND_BESIDE, 0, False)]),
+)
+
+
+class CompiledSession(DynamicSession):
+    """The drafts of a DynamicSession, node by node, and what it learns, bit by bit."""
+
+    def begin(self, prompt: list[int]) -> Draft | None:
+        own = self.method
+        self._growth = Growth(own.nodes, own.k, own.rows, own.pairs)
+        return super().begin(prompt)
+
+    def draft(self, root: int) -> Draft:
+        own, text = self.method, self.text
+        assert isinstance(text, CompiledAutomaton)
+        match = text.match if own.copy else None
+        order, parents, tokens = self._growth.draft(self._before, root, match, text, own.weights, own.size)
+        self._order = order
+        return Draft(Tree(parents, once=True), torch.from_numpy(tokens))
+
+    def observe(self, verification: Verification) -> None:
+        own, draft, node = self.method, verification.draft, verification.node
+        tokens, choices = draft.tokens.numpy(), np.ascontiguousarray(verification.choices.numpy())
+        ids, bits = _on_host(verification)
+        if own.weights.learning:
+            self._growth.learn_weights(self._order, choices, own.weights)
+        parents = np.array(draft.tree.parent_of)
+        self._growth.write_rows(self._before, tokens, parents, verification.stands.numpy(), ids, bits)
+        if own.siblings:
+            self._growth.note_siblings(node, choices[node], tokens, parents, ids, bits)
+        self._before = int(tokens[node])
+        self.read(verification.tokens)
+
+    def _note_siblings(self, ids: Any, levels: Any, node: int, rejected: list[tuple[int, int]], root: int) -> None:
+        """Behind a prompt."""
+        super()._note_siblings(ids, levels, node, rejected, root)
+        if self.method.siblings:
+            self._growth.siblings = self._followed, self._beside
+
+
+class Growth:
+    """A draft as it grows, in the arrays that `host_loops` calls a draft; it is good until the next one.
+
+    Attributes:
+        rows: the drafter's, as `host_loops` has them; written where the drafter's own are.
+    """
+
+    def __init__(self, nodes: int, k: int, rows: TokenRows, pairs: PairRows | None) -> None:
+        most = (1 + nodes) * (2 * k + 1) + 2 * k  # candidates
+        self.nodes = nodes
+        self._counts, self._nodes = np.zeros(6, dtype=np.int64), np.zeros((2 + nodes, 5), dtype=np.int64)
+        self._likelihoods, self._found = np.ones(1 + nodes), np.empty((most, 3), dtype=np.int32)
+        self._siblings = np.empty((2, k, 2), dtype=np.int32)
+        heap = np.empty(most), np.empty(most, dtype=np.int64)
+        self._draft = (self._counts, self._nodes, self._likelihoods, self._found, self._siblings, *heap)
+        self._masses, self._met = np.zeros(len(rows.ids)), np.empty(nodes * k, dtype=np.int64)
+        self._places = np.empty((2, 1 + nodes), dtype=np.int64)
+        by_pair = PairRows(2, k) if pairs is None else pairs
+        keys = by_pair.keys[: 0 if pairs is None else None]
+        arrays = rows.ids, rows.levels, rows.seen, by_pair.ids, by_pair.levels, by_pair.seen
+        self.rows = (*arrays, keys, by_pair.shift)
+
+    def draft(
+        self,
+        before: int,
+        root: int,
+        match: tuple[int, int] | None,
+        text: CompiledAutomaton,
+        weights: Weights,
+        size: MachineSize | None,
+    ) -> Order:
+        """The draft below a root, breadth-first; see DynamicSession.draft.
+
+        Args:
+            match: of the text's end; None: nothing is copied.
+            size: None: as many nodes as there may be.
+        """
+        counts, nodes, likelihoods = self._counts, self._nodes, self._likelihoods
+        counts[:4] = 1, 0, 0, 0
+        nodes[0, :4] = root, 0, *(match or (0, 0))
+        rest = before, match is not None, self._draft, self.rows, text.arrays, CELLS, weights.now
+        if size is None:
+            loops.grow(self.nodes, *rest)
+            count = int(counts[loops.NODES])
+        else:
+            for limit in size.sizes:
+                following = loops.grow(limit, *rest)
+                count = int(counts[loops.NODES])
+                if following < 0 or size.enough(likelihoods[:count], following):
+                    break
+            count = 1 + size.choose(likelihoods[:count])
+        order, parents, tokens = np.empty((3, count), dtype=np.int64)
+        loops.arrange(count, nodes, order, parents, tokens, self._places)
+        return order, parents.tolist(), tokens
+
+    def learn_weights(self, order: Any, choices: Any, weights: Weights) -> None:
+        loops.learn_weights(order, choices, self._nodes, self._found, weights.seen, weights.stood, weights.now)
+
+    def write_rows(self, before: int, tokens: Any, parents: Any, stands: Any, ids: Any, bits: Any) -> None:
+        loops.write_rows(before, tokens, parents, stands, ids, bits, LEVELS, self.rows)
+
+    def note_siblings(self, node: int, root: int, tokens: Any, parents: Any, ids: Any, bits: Any) -> None:
+        scratch = self._masses, self._met
+        loops.note_siblings(node, root, tokens, parents, ids, bits, LEVELS, UNLISTED, self._draft, *scratch)
+
+    @property
+    def siblings(self) -> tuple[list[Likely], list[Likely]]:
+        """What the last step says of the next root: followers of its rejected siblings, and these siblings."""
+        counts = self._counts[loops.FOLLOWED_LISTED :].tolist()
+        followed, beside = (
+            [(token, level) for token, level in rows[:count].tolist()]
+            for rows, count in zip(self._siblings, counts, strict=True)
+        )
+        return followed, beside
+
+    @siblings.setter
+    def siblings(self, listed: tuple[list[Likely], list[Likely]]) -> None:
+        for which, rows in enumerate(listed):
+            self._counts[loops.FOLLOWED_LISTED + which] = len(rows)
+            if rows:
+                self._siblings[which, : len(rows)] = rows
+
+
+def _on_host(verification: Verification) -> tuple[Any, Any]:
+    """Candidates and bits, (n, k) each, int64 and float32; of what lies on a device the bits are whole ones."""
+    best, bits = verification.candidates, verification.bits
+    assert best is not None and bits is not None
+    if best.device.type != "cpu":
+        ids, levels = on_host(best, bits)
+        return ids.astype(np.int64), levels.astype(np.float32)
+    return np.ascontiguousarray(best.numpy()), np.ascontiguousarray(bits.float().numpy())
+
+
+@cache
+def compile_loops() -> None:
+    """Compile all loops for the types they are called with, or load them."""
+    text, rows, weights = CompiledAutomaton([0, 1, 0]), TokenRows(2, 1), Weights()
+    growth = Growth(1, 1, rows, PairRows(2, 1))
+    growth.siblings = [(0, 0)], []
+    order, parents, tokens = growth.draft(0, 0, text.match, text, weights, None)
+    growth.learn_weights(order, tokens, weights)
+    nodes, ids, bits = (
+        len(tokens),
+        np.zeros((len(tokens), 1), dtype=np.int64),
+        np.zeros((len(tokens), 1), dtype=np.float32),
+    )
+    growth.write_rows(0, tokens, np.array(parents), np.ones(nodes, dtype=bool), ids, bits)
+    growth.note_siblings(0, 0, tokens, np.array(parents), ids, bits)
