@@ -228,13 +228,13 @@ def _add(found: Any, at: Any, node: Any, token: Any, cell: Any) -> Any:
 
 
 @loop
-def _add_row(found: Any, first: Any, last: Any, node: Any, ids: Any, levels: Any, cell: Any) -> Any:
+def _add_row(found: Any, first: Any, last: Any, node: Any, ids: Any, levels: Any, row: Any, cell: Any) -> Any:
     """Add a row to a node's candidates, which begin at `first`; those that are there get the new cell. Their end."""
-    for rank in range(len(ids)):
-        at = _find(found, first, last, ids[rank])
+    for rank in range(ids.shape[1]):
+        at = _find(found, first, last, ids[row, rank])
         if at == last:
-            last = _add(found, at, node, ids[rank], 0)
-        found[at, CELL] = cell + levels[rank]
+            last = _add(found, at, node, ids[row, rank], 0)
+        found[at, CELL] = cell + levels[row, rank]
     return last
 
 
@@ -252,9 +252,9 @@ def _add_candidates(draft: Any, node: Any, before: Any, copied: Any, match: Any,
             row = np.int64(NONE)
     if token_seen[token]:
         source = BEHIND if row >= 0 else TOKEN_ROW
-        last = _add_row(found, first, last, node, token_ids[token], token_levels[token], first_cells[source, place])
+        last = _add_row(found, first, last, node, token_ids, token_levels, token, first_cells[source, place])
     if row >= 0:
-        last = _add_row(found, first, last, node, pair_ids[row], pair_levels[row], first_cells[PAIR, place])
+        last = _add_row(found, first, last, node, pair_ids, pair_levels, row, first_cells[PAIR, place])
     if copied >= 0:
         at = _find(found, first, last, copied)
         if at == last:
@@ -271,30 +271,13 @@ def _add_siblings(draft: Any, cells: Any) -> None:
     last = counts[CANDIDATES]
     for which, source in ((0, FOLLOWED), (1, BESIDE)):
         for i in range(counts[FOLLOWED_LISTED + which]):
-            token, level = siblings[which, i]
+            token, level = siblings[which, i, 0], siblings[which, i, 1]
             at = _find(found, 0, last, token)
             if at == last:
                 last = _add(found, at, 0, token, first_cells[source, 0] + level)
             elif found[at, CELL] // steps[FOLLOWED_STEP] % 3 == 0:
                 found[at, CELL] += steps[FOLLOWED_STEP + which]
     counts[CANDIDATES] = last
-
-
-@loop
-def _open(node: Any, before: Any, copies: Any, draft: Any, rows: Any, text: Any, cells: Any, weights: Any) -> None:
-    """List a node's candidates, and put them into the heap."""
-    counts, nodes, likelihoods, found, _, worth, listed = draft
-    first = counts[CANDIDATES]
-    copied, match = np.int64(NONE), np.int64(0)
-    if copies:
-        copied, match = following(text, nodes[node, NODE_STATE], nodes[node, NODE_MATCH])
-    above = nodes[nodes[node, NODE_PARENT], NODE_TOKEN] if node else before
-    _add_candidates(draft, node, above, copied, match, rows, cells)
-    if node == 0:
-        _add_siblings(draft, cells)
-    nodes[node, NODE_FIRST], nodes[node + 1, NODE_FIRST] = first, counts[CANDIDATES]
-    for at in range(first, counts[CANDIDATES]):
-        counts[HEAP] = _push(worth, listed, counts[HEAP], likelihoods[node] * weights[found[at, CELL]], at)
 
 
 @loop
@@ -308,9 +291,20 @@ def grow(limit: Any, before: Any, copies: Any, draft: Any, rows: Any, text: Any,
     """
     counts, nodes, likelihoods, found, _, worth, listed = draft
     while True:
-        if counts[PUSHED] < counts[NODES]:
-            _open(counts[PUSHED], before, copies, draft, rows, text, cells, weights)
-            counts[PUSHED] += 1
+        node = counts[PUSHED]
+        if node < counts[NODES]:  # the newest node, whose candidates are not listed yet
+            first = nodes[node, NODE_FIRST] = counts[CANDIDATES]
+            copied, match = np.int64(NONE), np.int64(0)
+            if copies:
+                copied, match = following(text, nodes[node, NODE_STATE], nodes[node, NODE_MATCH])
+            above = nodes[nodes[node, NODE_PARENT], NODE_TOKEN] if node else before
+            _add_candidates(draft, node, above, copied, match, rows, cells)
+            if node == 0:
+                _add_siblings(draft, cells)
+            nodes[node + 1, NODE_FIRST] = counts[CANDIDATES]
+            for at in range(first, counts[CANDIDATES]):
+                counts[HEAP] = _push(worth, listed, counts[HEAP], likelihoods[node] * weights[found[at, CELL]], at)
+            counts[PUSHED] = node + 1
         if counts[HEAP] == 0:
             return -1.0
         if counts[NODES] > limit:
@@ -350,8 +344,10 @@ def arrange(count: Any, nodes: Any, order: Any, parents: Any, tokens: Any, place
 
 
 @loop
-def learn_weights(order: Any, choices: Any, nodes: Any, found: Any, seen: Any, stood: Any, weights: Any) -> None:
+def _learn_weights(order: Any, choices: Any, draft: Any, weights: Any) -> None:
     """dynamic.weights.Weights.learn, of the candidates of each node and of those among them that the target chose."""
+    _, nodes, _, found, _, _, _ = draft
+    seen, stood, now = weights
     for place in range(len(order)):
         node = order[place]
         for at in range(nodes[node, NODE_FIRST], nodes[node + 1, NODE_FIRST]):
@@ -362,7 +358,7 @@ def learn_weights(order: Any, choices: Any, nodes: Any, found: Any, seen: Any, s
     for place in range(len(order)):
         node = order[place]
         for at in range(nodes[node, NODE_FIRST], nodes[node + 1, NODE_FIRST]):
-            weights[found[at, CELL]] = stood[found[at, CELL]] / seen[found[at, CELL]]
+            now[found[at, CELL]] = stood[found[at, CELL]] / seen[found[at, CELL]]
 
 
 @loop
@@ -374,7 +370,7 @@ def _level(bits: Any, levels: Any) -> Any:
 
 
 @loop
-def write_rows(
+def _write_rows(
     before: Any, tokens: Any, parents: Any, stands: Any, candidates: Any, bits: Any, levels: Any, rows: Any
 ) -> None:
     """DynamicRecycling.keep: rejected nodes' rows first, so that of equal ones those of accepted nodes count."""
@@ -396,7 +392,7 @@ def write_rows(
 
 
 @loop
-def note_siblings(
+def _note_siblings(
     node: Any, root: Any, tokens: Any, parents: Any, candidates: Any, bits: Any, levels: Any, unlisted: Any, draft: Any,
     masses: Any, met: Any,
 ) -> None:  # fmt: skip
@@ -437,3 +433,30 @@ def note_siblings(
     for i in range(seen):
         masses[met[i]] = 0.0
     counts[FOLLOWED_LISTED], counts[BESIDE_LISTED] = min(seen, k), beside
+
+
+@loop
+def learn(
+    before: Any, node: Any, arranged: Any, told: Any, levels: Any, unlisted: Any, learning: Any, siblings: Any,
+    draft: Any, rows: Any, weights: Any, scratch: Any,
+) -> None:  # fmt: skip
+    """DynamicSession.observe: from what the target says of a draft's n nodes.
+
+    Args:
+        before: the token before the root.
+        node: the deepest accepted one.
+        arranged: order, parents and tokens, as `arrange` fills them.
+        told: choices int64 (n,), accepted bool (n,), candidates int64 (n, k), bits float32 (n, k).
+        levels, unlisted: how many levels there are, and that of siblings that are no candidates.
+        learning, siblings: whether weights are learnt, and siblings noted.
+        weights: seen, stood and now, float64 each.
+        scratch: see `_note_siblings`.
+    """
+    order, parents, tokens = arranged
+    choices, stands, candidates, bits = told
+    if learning:
+        _learn_weights(order, choices, draft, weights)
+    _write_rows(before, tokens, parents, stands, candidates, bits, levels, rows)
+    if siblings:
+        masses, met = scratch
+        _note_siblings(node, choices[node], tokens, parents, candidates, bits, levels, unlisted, draft, masses, met)

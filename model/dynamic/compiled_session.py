@@ -28,7 +28,6 @@ from .weights import (
     cell,
 )
 
-Order = tuple[Any, list[int], Any]  # of a draft's nodes: in which they were taken, their parents, their tokens
 CELLS = (
     np.array([FIRST[source] for source in (PAIR, TOKEN, BEHIND, FOLLOWED, BESIDE, COPIED)]),
     np.array([LEVELS, cell(PAIR, AND_FOLLOWED, 0, False), cell(PAIR, AND_BESIDE, 0, False)]),
@@ -47,20 +46,15 @@ class CompiledSession(DynamicSession):
         own, text = self.method, self.text
         assert isinstance(text, CompiledAutomaton)
         match = text.match if own.copy else None
-        order, parents, tokens = self._growth.draft(self._before, root, match, text, own.weights, own.size)
-        self._order = order
+        parents, tokens = self._growth.draft(self._before, root, match, text, own.weights, own.size)
         return Draft(Tree(parents, once=True), torch.from_numpy(tokens))
 
     def observe(self, verification: Verification) -> None:
         own, draft, node = self.method, verification.draft, verification.node
-        tokens, choices = draft.tokens.numpy(), np.ascontiguousarray(verification.choices.numpy())
-        ids, bits = _on_host(verification)
-        if own.weights.learning:
-            self._growth.learn_weights(self._order, choices, own.weights)
-        parents = np.array(draft.tree.parent_of)
-        self._growth.write_rows(self._before, tokens, parents, verification.stands.numpy(), ids, bits)
-        if own.siblings:
-            self._growth.note_siblings(node, choices[node], tokens, parents, ids, bits)
+        tokens, stands = draft.tokens.numpy(), verification.stands.numpy()
+        choices = np.ascontiguousarray(verification.choices.numpy())
+        told = choices, stands, *_on_host(verification)
+        self._growth.learn(self._before, node, told, own.weights, siblings=own.siblings)
         self._before = int(tokens[node])
         self.read(verification.tokens)
 
@@ -86,7 +80,7 @@ class Growth:
         self._siblings = np.empty((2, k, 2), dtype=np.int32)
         heap = np.empty(most), np.empty(most, dtype=np.int64)
         self._draft = (self._counts, self._nodes, self._likelihoods, self._found, self._siblings, *heap)
-        self._masses, self._met = np.zeros(len(rows.ids)), np.empty(nodes * k, dtype=np.int64)
+        self._scratch = np.zeros(len(rows.ids)), np.empty(nodes * k, dtype=np.int64)
         self._places = np.empty((2, 1 + nodes), dtype=np.int64)
         by_pair = PairRows(2, k) if pairs is None else pairs
         keys = by_pair.keys[: 0 if pairs is None else None]
@@ -101,8 +95,8 @@ class Growth:
         text: CompiledAutomaton,
         weights: Weights,
         size: MachineSize | None,
-    ) -> Order:
-        """The draft below a root, breadth-first; see DynamicSession.draft.
+    ) -> tuple[list[int], Any]:
+        """The draft below a root, parents and tokens breadth-first; see DynamicSession.draft.
 
         Args:
             match: of the text's end; None: nothing is copied.
@@ -122,19 +116,20 @@ class Growth:
                 if following < 0 or size.enough(likelihoods[:count], following):
                     break
             count = 1 + size.choose(likelihoods[:count])
-        order, parents, tokens = np.empty((3, count), dtype=np.int64)
+        order, parents, tokens = self._order = tuple(np.empty((3, count), dtype=np.int64))
         loops.arrange(count, nodes, order, parents, tokens, self._places)
-        return order, parents.tolist(), tokens
+        return parents.tolist(), tokens
 
-    def learn_weights(self, order: Any, choices: Any, weights: Weights) -> None:
-        loops.learn_weights(order, choices, self._nodes, self._found, weights.seen, weights.stood, weights.now)
+    def learn(self, before: int, node: int, told: tuple[Any, ...], weights: Weights, *, siblings: bool) -> None:
+        """Learn from the last draft; see DynamicSession.observe.
 
-    def write_rows(self, before: int, tokens: Any, parents: Any, stands: Any, ids: Any, bits: Any) -> None:
-        loops.write_rows(before, tokens, parents, stands, ids, bits, LEVELS, self.rows)
-
-    def note_siblings(self, node: int, root: int, tokens: Any, parents: Any, ids: Any, bits: Any) -> None:
-        scratch = self._masses, self._met
-        loops.note_siblings(node, root, tokens, parents, ids, bits, LEVELS, UNLISTED, self._draft, *scratch)
+        Args:
+            told: of each node, what the target chose, whether it stands, candidates and bits.
+            siblings: whether they are noted for the next root.
+        """
+        settings = LEVELS, UNLISTED, weights.learning, siblings
+        tables = weights.seen, weights.stood, weights.now
+        loops.learn(before, node, self._order, told, *settings, self._draft, self.rows, tables, self._scratch)
 
     @property
     def siblings(self) -> tuple[list[Likely], list[Likely]]:
@@ -170,12 +165,7 @@ def compile_loops() -> None:
     text, rows, weights = CompiledAutomaton([0, 1, 0]), TokenRows(2, 1), Weights()
     growth = Growth(1, 1, rows, PairRows(2, 1))
     growth.siblings = [(0, 0)], []
-    order, parents, tokens = growth.draft(0, 0, text.match, text, weights, None)
-    growth.learn_weights(order, tokens, weights)
-    nodes, ids, bits = (
-        len(tokens),
-        np.zeros((len(tokens), 1), dtype=np.int64),
-        np.zeros((len(tokens), 1), dtype=np.float32),
-    )
-    growth.write_rows(0, tokens, np.array(parents), np.ones(nodes, dtype=bool), ids, bits)
-    growth.note_siblings(0, 0, tokens, np.array(parents), ids, bits)
+    _, tokens = growth.draft(0, 0, text.match, text, weights, None)
+    shape = len(tokens), 1
+    told = tokens, np.ones(len(tokens), dtype=bool), np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.float32)
+    growth.learn(0, 0, told, weights, siblings=True)
