@@ -47,11 +47,6 @@ class CompiledAutomaton(SuffixAutomaton):
         loops.rehash(self.arrays)
 
     @property
-    def size(self) -> tuple[int, int]:
-        states, transitions = self.arrays[4][[loops.STATES, loops.TRANSITIONS]].tolist()
-        return states, transitions
-
-    @property
     def match(self) -> tuple[int, int]:
         _, states, _, _, counts = self.arrays
         return (int(states[counts[loops.WHOLE], loops.LINK]), self.length) if self.length else (0, 0)

@@ -69,11 +69,6 @@ class SuffixAutomaton:
         return len(self._next) - 1
 
     @property
-    def size(self) -> tuple[int, int]:
-        """How many states and transitions there are."""
-        return len(self._next), sum(map(len, self._next))
-
-    @property
     def match(self) -> tuple[int, int]:
         """The state and length of the longest suffix that stood before; (0, 0) where none did."""
         return (self._link[self._whole], self.length) if self.length else (0, 0)
