@@ -25,6 +25,7 @@ PACKAGES = (
     "fschat",
     "accelerate",
     "hydra-core",
+    "numba",
     "pandas",
     "matplotlib",
 )

@@ -19,7 +19,7 @@ from ..errors import UserError
 from ..recycling import RecyclingSession, TokenRecycling
 from ..recycling.templates import best_order, likelihood
 from .carried_text import Carried, TextSession
-from .suffix_automaton import SuffixAutomaton
+from .suffix_automaton import SuffixAutomaton, automaton_class
 
 MAX_NODES = 4096
 
@@ -66,7 +66,7 @@ class Spine(TokenRecycling):
         super().__init__(vocab_size, Tree.chain(0), **settings)  # type: ignore[arg-type]
         made = [spine_tree(match, nodes, k, stands) for match in range(len(stands) + 1)]
         self._topologies = [Topology(tree.on(device), spine) for tree, spine in made]  # by length of match
-        self.max_nodes, self.carried = 1 + nodes, Carried(carry, SuffixAutomaton)
+        self.max_nodes, self.carried = 1 + nodes, Carried(carry, automaton_class())
         self._line = torch.zeros(1 + nodes, dtype=torch.long, device=device)  # the root and the spine, filled each step
         self._cells = fastest(self._line)
         self.take_topology(SuffixAutomaton())

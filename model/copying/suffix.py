@@ -9,7 +9,7 @@ import torch
 from ..decoding import DeviceDrafter, DeviceSession, Tree
 from ..errors import UserError
 from .carried_text import Carried, TextSession
-from .suffix_automaton import SuffixAutomaton
+from .suffix_automaton import SuffixAutomaton, automaton_class
 
 
 class Suffix(DeviceDrafter):
@@ -46,7 +46,7 @@ class Suffix(DeviceDrafter):
         super().__init__(torch.device(device))
         self.min_match, self.max_draft, self.factor = min_match, max_draft, factor
         self.max_nodes = 1 + max_draft
-        self.vocab_size, self.carried = vocab_size, Carried(carry, SuffixAutomaton)
+        self.vocab_size, self.carried = vocab_size, Carried(carry, automaton_class())
         self.stateful = carry > 0
         self.line = torch.zeros(1 + max_draft, dtype=torch.long, device=self.device)  # the draft, filled every step
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from .. import jit
+
 
 class SuffixAutomaton:
     """Reads every substring of a text that grows at its end.
@@ -95,3 +97,13 @@ class SuffixAutomaton:
             length = self._length[state]
         follower = self._next[state].get(token)
         return (0, 0) if follower is None else (follower, length + 1)
+
+
+def automaton_class() -> type[SuffixAutomaton]:
+    """The compiled automaton where there is one; its loops are compiled or loaded here, before anything is timed."""
+    if not jit.compiled():
+        return SuffixAutomaton
+    from .compiled_automaton import CompiledAutomaton, compile_loops
+
+    compile_loops()
+    return CompiledAutomaton

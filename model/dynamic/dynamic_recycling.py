@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from .. import jit
 from ..copying.carried_text import Carried, TextSession
-from ..copying.suffix_automaton import SuffixAutomaton
+from ..copying.suffix_automaton import SuffixAutomaton, automaton_class
 from ..decoding import Draft, Drafter, Needs, Tree, Verification
 from ..decoding.tree import breadth_first
 from ..errors import UserError
@@ -101,10 +102,19 @@ class DynamicRecycling(Drafter):
         self.needs = Needs(candidates=k, bits=True, choices=True, prompt_logits=recycle_prompt)
         self.rows = TokenRows(vocab_size, k)
         self.pairs = PairRows(pairs, k) if pairs else None
-        self.weights, self.carried = Weights(calibrate), Carried(carry, SuffixAutomaton)
+        self.weights, self.carried = Weights(calibrate), Carried(carry, automaton_class())
+        self.compiled = jit.compiled()
+        if self.compiled:  # now, and not while something is timed
+            from .compiled_session import compile_loops
+
+            compile_loops()
 
     def session(self) -> DynamicSession:
-        return DynamicSession(self)
+        if not self.compiled:
+            return DynamicSession(self)
+        from .compiled_session import CompiledSession
+
+        return CompiledSession(self)
 
     def keep(self, before: Any, tokens: Any, ids: Any, levels: Any) -> None:
         """Keep candidates (m, k) seen after `tokens`, int64 (m,), each behind one of `before`, in order."""
@@ -190,7 +200,7 @@ class DynamicSession(TextSession[SuffixAutomaton]):
 
     def draft(self, root: int) -> Draft:
         """Best first: the likeliest candidate of all nodes taken so far is the next one, until there are n."""
-        method, text, weights = self.method, self.text, self.method.weights.now
+        method, text, weights = self.method, self.text, self.method.weights.each
         tokens, parents, likelihoods = [root], [0], [1.0]
         matches = [text.match if method.copy else (0, 0)]  # of each node: the automaton's state, and the match's length
         child_cells = [self._below_root(root, *matches[0])]  # of each node: its candidates and their cells

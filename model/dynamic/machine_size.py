@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from .. import draft_size
 from ..draft_size import StepCosts
 
+Likelihoods = Sequence[float] | NDArray[np.float64]
 MEMORY = 64.0  # drafts whose speed is remembered
 
 
@@ -41,7 +43,7 @@ class MachineSize(StepCosts):
         tokens, seconds = self._lately
         return tokens / seconds * self._seconds - draft_size.FILLING * (tokens - 1) * self._taught
 
-    def enough(self, likelihoods: Sequence[float], following: float) -> bool:
+    def enough(self, likelihoods: Likelihoods, following: float) -> bool:
         """Whether no larger size can be the best one, however likely its nodes: at most as likely as the next one is.
 
         Args:
@@ -56,7 +58,7 @@ class MachineSize(StepCosts):
         worth = tokens - self._costs[: at + 1]
         return not (most - self._costs[at + 1 :] > worth.max()).any()
 
-    def choose(self, likelihoods: Sequence[float]) -> int:
+    def choose(self, likelihoods: Likelihoods) -> int:
         """Nodes below the root; `likelihoods` are those of the root, 1, and of the nodes, the likeliest first."""
         tokens = np.cumsum(likelihoods)[np.minimum(self.sizes, len(likelihoods) - 1)]
         at = int((tokens - self._costs).argmax())

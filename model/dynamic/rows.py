@@ -76,6 +76,10 @@ class TokenRows:
 class PairRows(TokenRows):
     """A row a pair of tokens, in a table of fixed size: the newest pair takes the place of any other with its hash.
 
+    Attributes:
+        keys: int64 (size,), the pair that a row is of: its first token times 2^32, and its second.
+        shift: of the pair's hash, which leaves the row.
+
     Args:
         size: rows, a power of two; a row takes 9 + 5 k bytes.
 
@@ -87,19 +91,19 @@ class PairRows(TokenRows):
         if not isinstance(size, int) or not 2 <= size <= MAX_PAIRS or size & (size - 1):
             raise UserError(f"method.pairs={size}: must be a power of two from 2 to {MAX_PAIRS}, or 0")
         super().__init__(size, k)
-        self.keys = np.zeros(size, dtype=np.int64)  # the pair: its first token times 2^32, and its second
-        self._shift = 64 - (size - 1).bit_length()
+        self.keys = np.zeros(size, dtype=np.int64)
+        self.shift = 64 - (size - 1).bit_length()
 
     def find_pair(self, before: int, token: int) -> int | None:
         """The row of a pair; None where it was not seen, or another one has its place."""
         key = before << 32 | token
-        row = (key * _ODD & _WORD) >> self._shift
+        row = (key * _ODD & _WORD) >> self.shift
         return row if self.keys[row] == key and self.seen[row] else None
 
     def write_pairs(self, before: Any, tokens: Any, ids: Any, levels: Any) -> None:
         """Rows (m, k) for the pairs of `before` and `tokens`, int64 (m,) each, in order."""
         keys = before << 32 | tokens
-        rows = (keys.view(np.uint64) * np.uint64(_ODD) >> np.uint64(self._shift)).astype(np.int64)
+        rows = (keys.view(np.uint64) * np.uint64(_ODD) >> np.uint64(self.shift)).astype(np.int64)
         self.keys[rows] = keys
         self.write(rows, ids, levels)
 

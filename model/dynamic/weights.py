@@ -60,7 +60,9 @@ class Weights:
     """The weight of every cell.
 
     Attributes:
-        now: by cell, a list, as it is read one by one.
+        seen, accepted: by cell, float64 (CELLS,): candidates, and those of them that were the next token.
+        now: by cell, float64 (CELLS,).
+        each: the same memory, for reading one by one.
 
     Args:
         learning: False: the guesses hold for good.
@@ -73,27 +75,29 @@ class Weights:
         self.reset()
 
     def reset(self) -> None:
-        self._seen, self._accepted = np.full(CELLS, PRIOR), PRIOR * self._first
-        self.now: list[float] = self._first.tolist()
+        self._take(np.full(CELLS, PRIOR), PRIOR * self._first, self._first.copy())
+
+    def _take(self, seen: Any, accepted: Any, now: Any) -> None:
+        self.seen, self.accepted, self.now = seen, accepted, now
+        self.each = memoryview(now)
 
     def learn(self, cells: list[int], accepted: list[int]) -> None:
         """Candidates of nodes whose next token is known now: their cells, and those of the ones that were it."""
         if not self.learning:
             return
-        np.add.at(self._seen, cells, 1.0)
-        np.add.at(self._accepted, accepted, 1.0)
-        now, changed = self.now, list(set(cells))
-        for at, weight in zip(changed, (self._accepted[changed] / self._seen[changed]).tolist(), strict=True):
-            now[at] = weight
+        changed = np.array(cells, dtype=np.int64)
+        np.add.at(self.seen, changed, 1.0)
+        np.add.at(self.accepted, accepted, 1.0)
+        self.now[changed] = self.accepted[changed] / self.seen[changed]
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """`weights`, float64 (2, CELLS): seen and accepted."""
-        return {"weights": torch.from_numpy(np.stack((self._seen, self._accepted)))}
+        return {"weights": torch.from_numpy(np.stack((self.seen, self.accepted)))}
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         """Raises UserError if it is no such table."""
         saved = state.get("weights")
         if saved is None or saved.shape != (2, CELLS) or not bool(((saved[1] >= 0) & (saved[1] <= saved[0])).all()):
             raise UserError("start: the saved state has no weights of this method")
-        self._seen, self._accepted = saved.double().numpy().copy()
-        self.now = (self._accepted / self._seen).tolist()
+        seen, accepted = saved.double().numpy().copy()
+        self._take(seen, accepted, accepted / seen)

@@ -23,6 +23,7 @@ from model.transformers_generate import KEPT, Generate
 from tests.conftest import greedy, toy_model
 
 V = 61
+pytestmark = pytest.mark.usefixtures("either_way")
 
 
 def made(name, carry):

@@ -17,6 +17,29 @@ from tests.conftest import greedy, toy_model
 from tests.model.decoding.test_tree import random_tree
 
 V = 61
+pytestmark = pytest.mark.usefixtures("either_way")
+
+
+@pytest.fixture
+def automaton_class(either_way):
+    if not either_way:
+        return SuffixAutomaton
+    from model.copying.compiled_automaton import CompiledAutomaton
+
+    return CompiledAutomaton
+
+
+def size_of(automaton: SuffixAutomaton) -> tuple[int, int]:
+    """States and transitions."""
+    if type(automaton) is SuffixAutomaton:
+        return len(automaton._next), sum(map(len, automaton._next))
+    _, states, transitions, *_ = automaton.arrays[4].tolist()
+    return states, transitions
+
+
+def end_of(automaton: SuffixAutomaton, state: int) -> int:
+    """The place behind an occurrence of what a state stands for."""
+    return automaton._end[state] if type(automaton) is SuffixAutomaton else int(automaton.arrays[1][state, 2])
 
 
 def longest_repeat(text: list[int]) -> int:
@@ -48,45 +71,45 @@ def random_text(rng: random.Random, n: int) -> list[int]:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_the_longest_match_after_every_token_is_brute_forces(seed):
+def test_the_longest_match_after_every_token_is_brute_forces(seed, automaton_class):
     rng = random.Random(seed)
     text = random_text(rng, rng.randrange(1, 60))
-    automaton = SuffixAutomaton()
+    automaton = automaton_class()
     for n, token in enumerate(text, 1):
         automaton.extend([token])
         m, end = automaton.length, automaton.end
         assert m == longest_repeat(text[:n])
         assert m == 0 or (m <= end < n and text[end - m : end] == text[n - m : n])
-    states, transitions = len(automaton._next), sum(map(len, automaton._next))
+    states, transitions = size_of(automaton)
     assert states <= max(2 * len(text), 2) and transitions <= 3 * len(text)
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_reading_along_another_text_finds_the_longest_match_in_it(seed):
+def test_reading_along_another_text_finds_the_longest_match_in_it(seed, automaton_class):
     rng = random.Random(seed)
     corpus, text = random_text(rng, rng.randrange(1, 30)), random_text(rng, 30)
-    automaton, place = SuffixAutomaton(corpus), (0, 0)
+    automaton, place = automaton_class(corpus), (0, 0)
     for n, token in enumerate(text, 1):
         place = automaton.transfer(*place, token)
         state, m = place
-        end = automaton._end[state]
+        end = end_of(automaton, state)
         assert m == longest_in(corpus, text[:n])
         assert m == 0 or corpus[end - m : end] == text[n - m : n]
 
 
-def test_by_hand():
-    automaton = SuffixAutomaton([1, 2, 3, 9, 1, 2])
+def test_by_hand(automaton_class):
+    automaton = automaton_class([1, 2, 3, 9, 1, 2])
     assert (automaton.length, automaton.end) == (2, 2)
     assert automaton.copy(2, 3) == [3, 9, 1]
     automaton.extend([4, 1, 2])  # of the places behind (1, 2), 2 and 6, the newer
     assert (automaton.length, automaton.end) == (2, 6)
     automaton.extend([3])
     assert (automaton.length, automaton.end) == (3, 3)
-    assert (SuffixAutomaton([5, 6]).length, SuffixAutomaton().length) == (0, 0)
+    assert (automaton_class([5, 6]).length, automaton_class().length) == (0, 0)
 
 
-def test_a_copy_that_reaches_the_texts_end_goes_on_with_itself():
-    automaton = SuffixAutomaton([7, 1, 2, 1, 2, 1])  # the match (1, 2, 1) overlaps its earlier place
+def test_a_copy_that_reaches_the_texts_end_goes_on_with_itself(automaton_class):
+    automaton = automaton_class([7, 1, 2, 1, 2, 1])  # the match (1, 2, 1) overlaps its earlier place
     assert (automaton.length, automaton.end) == (3, 4)
     assert automaton.copy(4, 5) == [2, 1, 2, 1, 2]
 

@@ -17,6 +17,7 @@ from tests.conftest import CONFIGS, greedy, toy_model
 from tests.model.sessions import each_session
 
 V = 61
+pytestmark = pytest.mark.usefixtures("either_way")
 
 
 def prompts(count=3, seed=0):

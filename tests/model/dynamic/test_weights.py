@@ -79,7 +79,9 @@ def test_what_is_saved_comes_back_bit_for_bit():
     other.load_state_dict(state)
     weights.learn([5, 7], [5])
     other.learn([5, 7], [5])
-    assert weights.now == other.now and torch.equal(weights.state_dict()["weights"], other.state_dict()["weights"])
+    assert weights.now.tolist() == other.now.tolist() and torch.equal(
+        weights.state_dict()["weights"], other.state_dict()["weights"]
+    )
     for broken in ({}, {"weights": torch.ones(2, 5)}, {"weights": torch.full((2, CELLS), math.nan)}):
         with pytest.raises(UserError, match="no weights of this method"):
             other.load_state_dict(broken)

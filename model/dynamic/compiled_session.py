@@ -1,0 +1,171 @@
+"""Dynamic recycling's sessions by compiled loops. Imported only where `jit.compiled` says so."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+
+from .. import host_loops as loops
+from ..copying.compiled_automaton import CompiledAutomaton
+from ..decoding import Draft, Tree, Verification
+from .dynamic_recycling import UNLISTED, DynamicSession, Likely
+from .machine_size import MachineSize
+from .rows import LEVELS, PairRows, TokenRows, on_host
+from .weights import (
+    AND_FOLLOWED,
+    AND_SIBLING,
+    BEHIND,
+    COPIED,
+    FIRST,
+    FOLLOWED,
+    PAIR,
+    SIBLING,
+    TOKEN,
+    Weights,
+    cell,
+)
+
+CELLS = (
+    np.array([FIRST[source] for source in (PAIR, TOKEN, BEHIND, FOLLOWED, SIBLING, COPIED)]),
+    np.array([LEVELS, cell(PAIR, AND_FOLLOWED, 0, False), cell(PAIR, AND_SIBLING, 0, False)]),
+)
+
+
+class CompiledSession(DynamicSession):
+    """The drafts of a DynamicSession, node by node, and what it learns, bit by bit."""
+
+    def begin(self, prompt: list[int]) -> Draft | None:
+        method = self.method
+        self._growth = Growth(method.nodes, method.k, method.rows, method.pairs)
+        return super().begin(prompt)
+
+    def draft(self, root: int) -> Draft:
+        method, text = self.method, self.text
+        assert isinstance(text, CompiledAutomaton)
+        match = text.match if method.copy else None
+        parents, tokens = self._growth.draft(self._before, root, match, text, method.weights, method.size)
+        return Draft(Tree(parents, once=True), torch.from_numpy(tokens))
+
+    def observe(self, verification: Verification) -> None:
+        method, draft, node = self.method, verification.draft, verification.node
+        tokens, accepted = draft.tokens.numpy(), verification.accepted.numpy()
+        choices = np.ascontiguousarray(verification.choices.numpy())
+        told = choices, accepted, *_on_host(verification)
+        self._growth.learn(self._before, node, told, method.weights, siblings=method.siblings)
+        self._before = int(tokens[node])
+        self.read(verification.tokens)
+
+    def _note_siblings(self, ids: Any, levels: Any, node: int, rejected: list[tuple[int, int]], root: int) -> None:
+        """Behind a prompt."""
+        super()._note_siblings(ids, levels, node, rejected, root)
+        if self.method.siblings:
+            self._growth.siblings = self._followed, self._siblings
+
+
+class Growth:
+    """A draft as it grows, in the arrays that `host_loops` calls a draft; it is good until the next one.
+
+    Attributes:
+        rows: the drafter's, as `host_loops` has them; written where the drafter's method are.
+    """
+
+    def __init__(self, nodes: int, k: int, rows: TokenRows, pairs: PairRows | None) -> None:
+        most = (1 + nodes) * (2 * k + 1) + 2 * k  # candidates
+        self.nodes = nodes
+        self._counts, self._nodes = np.zeros(6, dtype=np.int64), np.zeros((2 + nodes, 5), dtype=np.int64)
+        self._likelihoods, self._found = np.ones(1 + nodes), np.empty((most, 3), dtype=np.int32)
+        self._siblings = np.empty((2, k, 2), dtype=np.int32)
+        heap = np.empty(most), np.empty(most, dtype=np.int64)
+        self._draft = (self._counts, self._nodes, self._likelihoods, self._found, self._siblings, *heap)
+        self._scratch = np.zeros(len(rows.ids)), np.empty(nodes * k, dtype=np.int64)
+        self._places = np.empty((2, 1 + nodes), dtype=np.int64)
+        by_pair = PairRows(2, k) if pairs is None else pairs
+        keys = by_pair.keys[: 0 if pairs is None else None]
+        arrays = rows.ids, rows.levels, rows.seen, by_pair.ids, by_pair.levels, by_pair.seen
+        self.rows = (*arrays, keys, by_pair.shift)
+
+    def draft(
+        self,
+        before: int,
+        root: int,
+        match: tuple[int, int] | None,
+        text: CompiledAutomaton,
+        weights: Weights,
+        size: MachineSize | None,
+    ) -> tuple[list[int], Any]:
+        """The draft below a root, parents and tokens breadth-first; see DynamicSession.draft.
+
+        Args:
+            match: of the text's end; None: nothing is copied.
+            size: None: as many nodes as there may be.
+        """
+        counts, nodes, likelihoods = self._counts, self._nodes, self._likelihoods
+        counts[:4] = 1, 0, 0, 0
+        nodes[0, :4] = root, 0, *(match or (0, 0))
+        rest = before, match is not None, self._draft, self.rows, text.arrays, CELLS, weights.now
+        if size is None:
+            loops.grow(self.nodes, *rest)
+            count = int(counts[loops.NODES])
+        else:
+            for limit in size.sizes:
+                following = loops.grow(limit, *rest)
+                count = int(counts[loops.NODES])
+                if following < 0 or size.enough(likelihoods[:count], following):
+                    break
+            count = 1 + size.choose(likelihoods[:count])
+        order, parents, tokens = self._order = tuple(np.empty((3, count), dtype=np.int64))
+        loops.arrange(count, nodes, order, parents, tokens, self._places)
+        return parents.tolist(), tokens
+
+    def learn(self, before: int, node: int, told: tuple[Any, ...], weights: Weights, *, siblings: bool) -> None:
+        """Learn from the last draft; see DynamicSession.observe.
+
+        Args:
+            told: of each node, what the target chose, whether it is accepted, candidates and bits.
+            siblings: whether they are noted for the next root.
+        """
+        settings = LEVELS, UNLISTED, weights.learning, siblings
+        tables = weights.seen, weights.accepted, weights.now
+        loops.learn(before, node, self._order, told, *settings, self._draft, self.rows, tables, self._scratch)
+
+    @property
+    def siblings(self) -> tuple[list[Likely], list[Likely]]:
+        """What the last step says of the next root: followers of its rejected siblings, and these siblings."""
+        counts = self._counts[loops.FOLLOWED_LISTED :].tolist()
+        followed, rejected = (
+            [(token, level) for token, level in rows[:count].tolist()]
+            for rows, count in zip(self._siblings, counts, strict=True)
+        )
+        return followed, rejected
+
+    @siblings.setter
+    def siblings(self, listed: tuple[list[Likely], list[Likely]]) -> None:
+        for which, rows in enumerate(listed):
+            self._counts[loops.FOLLOWED_LISTED + which] = len(rows)
+            if rows:
+                self._siblings[which, : len(rows)] = rows
+
+
+def _on_host(verification: Verification) -> tuple[Any, Any]:
+    """Candidates and bits, (n, k) each, int64 and float32; of what lies on a device the bits are whole ones."""
+    best, bits = verification.candidates, verification.bits
+    assert best is not None and bits is not None
+    if best.device.type != "cpu":
+        ids, levels = on_host(best, bits)
+        return ids.astype(np.int64), levels.astype(np.float32)
+    return np.ascontiguousarray(best.numpy()), np.ascontiguousarray(bits.float().numpy())
+
+
+@cache
+def compile_loops() -> None:
+    """Compile all loops for the types they are called with, or load them."""
+    text, rows, weights = CompiledAutomaton([0, 1, 0]), TokenRows(2, 1), Weights()
+    growth = Growth(1, 1, rows, PairRows(2, 1))
+    growth.siblings = [(0, 0)], []
+    _, tokens = growth.draft(0, 0, text.match, text, weights, None)
+    shape = len(tokens), 1
+    told = tokens, np.ones(len(tokens), dtype=bool), np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.float32)
+    growth.learn(0, 0, told, weights, siblings=True)
