@@ -177,9 +177,9 @@ def _value(value: Any) -> str:
 
 @lru_cache(maxsize=1)
 def definitions() -> dict[str, str]:
-    """The written definition of each column, from docs/metrics.md: the one place that has them."""
+    """The written definition of each column, from docs/concepts.md: the one place that has them."""
     try:
-        text = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
+        text = (ROOT / "docs" / "concepts.md").read_text(encoding="utf-8")
     except OSError:
         return {}
     found: dict[str, str] = {}
