@@ -7,6 +7,7 @@ key goes on with that key's comment.
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +24,7 @@ For those who change a run: each setting, its default and its meaning.
 Written by `python -m tools.document_settings` from the comments of `configs/`: edit those.
 
 - Set a value: `python -m evaluation.run method=recycling method.k=4 tree=best tree.nodes=24`.
-- Sweep: `bash eval.sh -m method.k=2,4,8 start=cold,hot`. A method without a swept setting runs once.
+- Sweep: `bash eval.sh -m tree=best tree.nodes=8,24 start=cold,hot`. A method without a swept setting runs once.
 - Choose a file of a group by its name: `model=vicuna-7b`. Change a setting in it: `model.dtype=bfloat16`.
 - Add a group's folder of your own: `--config-dir=FOLDER` ([extending.md](extending.md)).
 - In Python write `method__k=4` for `method.k=4` ([library.md](library.md#measure-from-a-notebook)).
@@ -136,14 +137,14 @@ def page() -> str:
     lines += ["", "## method"]
     for path in files("method"):
         document = read(path)
-        lines += ["", f"### {path.stem}", "", about(document)]
+        lines += ["", f"### {path.stem}", "", *textwrap.wrap(about(document), 118)]
         lines += table(document.besides("name", "drafter"), "method.")
     lines += ["", "## experiment", *choices("experiment", title="`bash eval.sh experiment=`")]
     lines += ["", "## preset", *choices("preset", title="`preset=`")]
     lines += ["", "## launcher"]
     for path in files("launcher"):
         document = read(path)
-        lines += ["", f"### {path.stem}", "", about(document)]
+        lines += ["", f"### {path.stem}", "", *textwrap.wrap(about(document), 118)]
         own = [setting for setting in document.settings if setting.name.startswith("hydra.launcher.")]
         lines += table(setting for setting in own if not setting.name.endswith("_target_"))
     return "\n".join(lines) + "\n"
