@@ -3,7 +3,7 @@
 # bash eval.sh preset=full                  the same with every method, cold and hot, on all questions
 # bash eval.sh model=NAME bench=NAME ...    all of it on another model or bench, in a folder of its own
 # bash eval.sh experiment=NAME [k=v ...]    an experiment of configs/experiment/, with changes
-# bash eval.sh -m method.k=4,8 tree=...     any Hydra multirun
+# bash eval.sh -m tree=best tree.nodes=8,24 any Hydra multirun
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 source tools/environment.sh

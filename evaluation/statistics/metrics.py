@@ -1,4 +1,4 @@
-"""What the numbers mean. Every one is derived from answer rows in Spec-Bench's format; see docs/metrics.md.
+"""What the numbers mean. Every one is derived from answer rows in Spec-Bench's format; see docs/concepts.md.
 
 Definitions:
     step: one target forward over a root, the last token known, with a draft below it; the first root is the prompt's

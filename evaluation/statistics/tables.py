@@ -34,7 +34,7 @@ def main_table(runs: Sequence[Run]) -> pd.DataFrame:
     """Build one row for each model, bench, method and category, repeats pooled; speedups are within the folder.
 
     Columns: counts are sums over repeats but for `questions`; X_std is over repeats, X_low and X_high are the 95 %
-    bootstrap interval (docs/metrics.md); then the settings of the method.
+    bootstrap interval (docs/concepts.md); then the settings of the method.
     """
     pooled = pools(runs)
     rows: list[dict[str, Any]] = []

@@ -275,9 +275,9 @@ def _page_text(value: Any, name: str = "") -> str:
 
 @lru_cache(maxsize=1)
 def definitions() -> dict[str, str]:
-    """Read the written definition of each column from docs/metrics.md, the one place that has them."""
+    """Read the written definition of each column from docs/concepts.md, the one place that has them."""
     try:
-        text = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
+        text = (ROOT / "docs" / "concepts.md").read_text(encoding="utf-8")
     except OSError:
         return {}
     meanings: dict[str, str] = {}

@@ -1,7 +1,7 @@
 """Goose: a copied chain with recycled candidates as its branches, in one tree that grows with confidence.
 
 Jin, Nguyen, Inoue: arXiv 2604.02047 (COLM 2026). The rules are those of the public code at its default settings,
-github.com/2kinto/GOOSE_Speculative_Decoding at c5c8bb3; NOTES.md says where this engine
+github.com/2kinto/GOOSE_Speculative_Decoding at c5c8bb3; docs/design.md says where this engine
 differs.
 """
 

@@ -1,7 +1,7 @@
 """LogitSpec: the last logits' runners-up are tried as the token after next, each with what followed it before.
 
 Liu, Lv, Li, Gao, Sun, Sun: arXiv 2507.01449 (Findings of ACL 2026). The rules are those of the public code at its
-default settings, github.com/smart-lty/LogitSpec at 659bba9; NOTES.md says where this engine differs.
+default settings, github.com/smart-lty/LogitSpec at 659bba9; docs/design.md says where this engine differs.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ Its public code (github.com/hkr04/RACER) has had three states, and all are here:
 - `paper`: the recycled part grows by the paper's equation 3.
 - `refill`: the recycled part grows inside the merged tree, so that no node is wasted.
 
-They are followed step by step; where this project departs on purpose is listed in NOTES.md ("The rivals").
+They are followed step by step; where this project departs on purpose is listed in docs/design.md.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Token Recycling: the candidates that decoding throws away draft the next steps (arXiv 2408.08696).
 
 The official loop (github.com/Luowaterbi/TokenRecycling, evaluation/inference_recycling.py and model/recycling/) is
-followed step by step; where this project departs on purpose is listed in NOTES.md.
+followed step by step; where this project departs on purpose is listed in docs/design.md.
 """
 
 from __future__ import annotations

@@ -1,0 +1,249 @@
+"""README and docs: links lead somewhere, commands parse, code runs as it stands, and a newcomer can read them."""
+
+import argparse
+import importlib
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+
+from evaluation import run as evaluation_run
+from model import command as terminal
+from model.decoder import Decoder
+from tests.evaluation.conftest import configs_parsed_once, few_figures  # noqa: F401 - fixtures
+from tools import document_settings
+
+ROOT = Path(__file__).resolve().parents[1]
+README = ROOT / "README.md"
+FOR_DEVELOPERS = {"design.md", "negative-results.md"}
+PAGES = sorted((ROOT / "docs").glob("*.md"))
+USER_PAGES = [README, *(page for page in PAGES if page.name not in FOR_DEVELOPERS)]
+EVERY_PAGE = [README, ROOT / "NOTES.md", *PAGES, *(ROOT / "data").glob("**/README.md")]
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", flags=re.M | re.S)
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+# Words that the field says otherwise: accepted, expensive, kept between prompts, reported, next to, folder.
+DIALECT = r"stands|stood|dear|dearer|carries|carried|told|beside|rooms?|likeliest|rivals?|whoever|somebody"
+HISTORY = r"no longer|used to|formerly|until now|earlier version|from before|have been changed"
+
+
+def blocks(page: Path, *languages: str) -> list[str]:
+    """The page's blocks of code in these languages."""
+    return [code for language, code in FENCE.findall(page.read_text()) if language in languages]
+
+
+def prose(page: Path) -> str:
+    """The page's text without code, tables' rules and the targets of links."""
+    text = FENCE.sub("", page.read_text())
+    return re.sub(r"`[^`]*`", "", re.sub(r"\]\([^)\s]*\)", "]", text))
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", FENCE.sub("", page.read_text()), flags=re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", EVERY_PAGE, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_to_files_and_headings(page):
+    for target in LINK.findall(FENCE.sub("", page.read_text())):
+        name, _, anchor = target.partition("#")
+        if re.match(r"https?://|\.\./\.\./actions/", target):  # the badge is a path of the hosting site
+            continue
+        file = (page.parent / name).resolve() if name else page
+        assert file.exists(), f"{page.name}: {target}"
+        assert not anchor or anchor in anchors(file), f"{page.name}: {target}"
+
+
+def test_every_page_is_linked_from_the_readme():
+    linked = {target.partition("#")[0] for target in LINK.findall(README.read_text())}
+    assert {f"docs/{page.name}" for page in PAGES} <= linked
+
+
+def commands() -> list[str]:
+    """Every command of the shell blocks once, without its comment."""
+    found: dict[str, None] = {}
+    for page in (README, *PAGES):
+        for block in blocks(page, "bash"):
+            for line in block.splitlines():
+                for part in re.split(r"(?:^|\s+)#(?: |$)", line)[0].split(" && "):
+                    found |= {part.strip(): None} if part.strip() else {}
+    return list(found)
+
+
+class Parsed(BaseException):
+    """Raised where a command would begin its work."""
+
+
+@pytest.mark.parametrize("line", commands())
+def test_commands_parse(line, monkeypatch):
+    first, *words = shlex.split(line)
+    if first == "torchrun":
+        first, words = "python", words[words.index("-m") :]
+    if first == "bash" and words[0] == "eval.sh":
+        composes(words[1:])
+    elif first == "bash":
+        assert (ROOT / words[0]).is_file()
+    elif first == "token-recycling":
+        terminal.parser().parse_args(words)
+    elif first == "python" and words[1] == "pytest":
+        assert all((ROOT / word).exists() for word in words[2:])
+    elif first == "python" and words[1] in ("evaluation.run", "evaluation.prefetch"):
+        composes(words[2:])
+    elif first == "python":
+        assert words[0] == "-m"
+        parses(words[1], words[2:], monkeypatch)
+    else:
+        assert first in ("pip", "source", "mkdir", "echo"), f"{line}: a command that no test knows"
+
+
+def composes(words: list[str]) -> None:
+    """Hydra composes the first value of each override; a config of one's own is tried by another test."""
+    if any(word.startswith("--config-dir") for word in words):
+        return
+    for name in ("slurm", "ray", "submitit_local"):
+        if f"launcher={name}" in words:
+            plugin = name if name == "ray" else "submitit"
+            pytest.importorskip(f"hydra_plugins.hydra_{plugin}_launcher", reason="optional: requirements-cluster.txt")
+    overrides = [word.split(",")[0] for word in words if "=" in word]
+    with initialize_config_dir(str(ROOT / "configs"), version_base=None):
+        compose("config", overrides=overrides, return_hydra_config=True)
+
+
+def parses(module: str, words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The module's own parser takes these arguments; one without a parser is given none."""
+    main = importlib.import_module(module).main
+    parse = argparse.ArgumentParser.parse_args
+
+    def parsing(self, *arguments, **named):
+        parse(self, *arguments, **named)
+        raise Parsed
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parsing)
+    monkeypatch.setattr(sys, "argv", [module, *words])
+    if module != "tools.document_settings":
+        with pytest.raises(Parsed):
+            main()
+    else:
+        assert not words
+
+
+@pytest.fixture
+def clean_folder(tmp_path, monkeypatch) -> Path:
+    """An empty folder with data/ in it, where the library is found under the name that pip installs it by."""
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib/token_recycling").symlink_to(ROOT / "model")
+    (tmp_path / "data").symlink_to(ROOT / "data")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path / "lib"))
+    yield tmp_path
+    for name in [name for name in sys.modules if name.split(".")[0] == "token_recycling"]:
+        del sys.modules[name]
+
+
+def ran(code: str) -> dict:
+    """The names that a block of Python leaves."""
+    names: dict = {"__name__": "documents"}
+    exec(compile(code, "block", "exec"), names)
+    return names
+
+
+def test_the_readmes_python_runs(clean_folder, capsys):
+    decoding, sweeping = (block for block in blocks(README, "python") if not block.startswith("#"))
+    names = ran(decoding)
+    assert names["fast"].equal(names["plain"]) and names["answer"].mat > 1
+    assert "the same tokens: True" in capsys.readouterr().out
+    frame = ran(sweeping)["frame"]
+    assert {method.split()[0] for method in frame.method} == {"vanilla", "recycling"}
+
+
+def test_the_readmes_method_of_ones_own_runs(clean_folder, monkeypatch):
+    (module,) = (block for block in blocks(README, "python") if block.startswith("# "))
+    Path(module.splitlines()[0].removeprefix("# ")).write_text(module)
+    (shell,) = (block for block in blocks(README, "bash") if "--config-dir" in block)
+    configure, run = shell.splitlines()
+    subprocess.run(["bash", "-ec", configure], check=True)
+    monkeypatch.syspath_prepend(str(clean_folder))
+    assert run.startswith("python -m evaluation.run ")
+    monkeypatch.setattr(sys, "argv", shlex.split(run)[2:])
+    evaluation_run.main()  # leaves with a code where it fails
+    assert list(clean_folder.glob("results/**/answers.jsonl"))
+
+
+def test_the_librarys_examples_run(clean_folder):
+    for block in blocks(ROOT / "docs/library.md", "python"):
+        if "token_recycling" in block:  # the others measure, which takes a while
+            ran(block)
+
+
+def test_the_method_that_learns_is_lossless(clean_folder):
+    (code,) = blocks(ROOT / "docs/extending.md", "python")
+    plain = Decoder.from_pretrained("data/embedded", method="vanilla", device="cpu")
+    target = plain.target
+    own = ran(code)["Successor"](length=3, vocab_size=target.vocab_size, device=target.device)
+    prompt = "USER: You are a wizard. Tell me about yourself. ASSISTANT:"
+    answer = Decoder(target.model, plain.tokenizer, method=own).generate(prompt, max_new_tokens=64)
+    assert answer.ids == plain.generate(prompt, max_new_tokens=64).ids
+    assert answer.mat > 1.2
+    own.load_state_dict({name: state.clone() for name, state in own.state_dict().items()})
+    own.reset()
+    assert not own.state_dict()["next"].any()
+
+
+def test_the_terminals_commands_run(clean_folder, capsys):
+    (line,) = (line for line in commands() if line.startswith("token-recycling generate") and "wizard" in line)
+    terminal.main([*shlex.split(line)[1:], "--max-new-tokens", "8"])
+    assert capsys.readouterr().out.strip()
+
+
+def test_the_settings_page_is_what_the_configs_say():
+    assert document_settings.PAGE.read_text() == document_settings.page(), "python -m tools.document_settings"
+
+
+def test_a_setting_is_read_with_all_of_its_comment(tmp_path):
+    file = tmp_path / "x.yaml"
+    file.write_text("# What it is.\n# bash eval.sh x\na:\n  b: 3 # one |\n# two\n  c: [1, 2]\nd: null\n")
+    document = document_settings.read(file)
+    assert [(s.name, s.value, s.comment) for s in document.settings] == [
+        ("a.b", "3", "one | two"),
+        ("a.c", "[1, 2]", ""),
+        ("d", "null", ""),
+    ]
+    assert document_settings.about(document) == "What it is."
+    assert "one \\| two" in "\n".join(document_settings.table(document.settings))
+
+
+def test_the_readme_is_read_in_ten_minutes():
+    text = README.read_text()
+    assert len(text.splitlines()) <= 150 and len(text.split()) <= 1700
+
+
+@pytest.mark.parametrize("page", [README, *PAGES], ids=lambda page: page.name)
+def test_lines_fit_a_screen(page):
+    lines = enumerate(page.read_text().splitlines(), 1)
+    assert not [number for number, line in lines if len(line) > 120 and not line.startswith("|")]
+
+
+WRITTEN = [page for page in USER_PAGES if page != document_settings.PAGE]
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=lambda page: page.name)
+def test_paragraphs_are_short(page):
+    parts = re.split(r"\n\n|\n(?=\s*(?:- |\d+\. ))", FENCE.sub("\n", page.read_text()))
+    long = [part[:60] for part in parts if not part.lstrip().startswith(("|", "#")) and part.strip().count("\n") >= 5]
+    assert not long
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_page_says_first_whom_it_is_for(page):
+    title, intro = page.read_text().split("\n\n")[:2]
+    assert title.startswith("# ") and "\n" not in title and intro.startswith("For ")
+
+
+@pytest.mark.parametrize("page", USER_PAGES, ids=lambda page: page.name)
+def test_user_pages_use_the_fields_words(page):
+    assert not re.findall(rf"\b(?:{DIALECT})\b", prose(page), flags=re.I)
+    assert not re.findall(rf"\b(?:{HISTORY})\b", prose(page), flags=re.I)
