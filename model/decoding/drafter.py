@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from ..errors import UserError
 from .cache import TreeCache
 from .sampling import Choice
 from .tree import Draft, Tree
@@ -59,6 +60,12 @@ class Drafter:
     stateful: bool = False
     shares_noise: bool = False
     max_nodes: int = 1
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Raises UserError for `needs_...`, which would be read by nobody."""
+        super().__init_subclass__(**kwargs)
+        if loose := [name for name in vars(cls) if name.startswith("needs_")]:
+            raise UserError(f"{cls.__name__}.{loose[0]}: write needs = Needs({loose[0].removeprefix('needs_')}=...)")
 
     def __init__(self, device: torch.device) -> None:
         self.device = device

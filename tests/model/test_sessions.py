@@ -247,3 +247,10 @@ def test_two_targets_in_two_threads():
     for i, model in enumerate(models):
         model.set_attn_implementation("sdpa")
         assert found[i] == [greedy(model, prompts[i], 60)] * 6
+
+
+def test_a_need_under_another_name_is_refused():
+    with pytest.raises(UserError, match=r"Own.needs_candidates: write needs = Needs\(candidates=...\)"):
+
+        class Own(Drafter):
+            needs_candidates = 3

@@ -175,6 +175,7 @@ def test_two_ranks_decode_what_one_process_decodes(evaluate, checkpoint, bench_f
 # launchers
 
 
+@pytest.mark.slow
 def test_jobs_in_processes_of_their_own(checkpoint, bench_file, tmp_path):
     """submitit's local executor: complete runs, one report, and the mistake in one job told in one line."""
     pytest.importorskip("submitit", reason="optional: requirements-cluster.txt")

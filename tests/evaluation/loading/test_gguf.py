@@ -99,7 +99,7 @@ def test_a_converted_model_is_the_model_that_was_written(tmp_path, cache, monkey
 
 
 def test_digits_are_pieces_of_their_own_where_the_file_says_so(tmp_path, cache):
-    """A merge of two digits is then never made. (On 879 prompts the shipped model's ids are llama.cpp's: docs/design.md.)"""
+    """A merge of two digits is then never made. (On 879 prompts the ids are llama.cpp's: docs/design.md.)"""
     found = {}
     for pieces in (None, "gpt-2", "smollm"):
         write(tmp_path / f"{pieces}.gguf", merge="1 2", pieces=pieces)

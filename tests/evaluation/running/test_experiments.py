@@ -75,13 +75,13 @@ FIGURE = {
 }  # fmt: skip
 
 
-FAST = ("order", "table1", "tree_size")  # of the bench, of the methods, of a tree; the others are of the same kinds
+FAST = ("table1",)  # the others are of the same kind
 
 
 @pytest.mark.parametrize(
     "name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in sorted(FIGURE)]
 )
-def test_every_experiment_runs_and_draws_its_figure(evaluate, every_kind, tmp_path, name):
+def test_every_experiment_runs_and_draws_its_figure(evaluate, drawn, tmp_path, name):
     few = {"tree_shape": ["tree.depth=1,2,3"], "tree_size": ["tree.nodes=0,4,8"]}
     few |= {
         "budget": [
@@ -99,7 +99,7 @@ def test_every_experiment_runs_and_draws_its_figure(evaluate, every_kind, tmp_pa
     assert outcome.code == 0, outcome.err
     folder = tmp_path / "results" / ("paper-toy-file" if name == "paper" else name)
     made = sorted(p.name for p in (folder / "figures").iterdir() if p.stem.startswith(FIGURE[name]))
-    assert {Path(p).suffix for p in made} == {".pdf", ".png", ".svg"}, made
+    assert made and {Path(p).suffix for p in made} == {".svg"}, made
     assert (folder / "tables/audit.csv").exists() and (folder / "tables/main.csv").exists()
     assert (folder / "tables/table1.tex").exists() == (name in ("table1", "paper", "temperature"))
     sweep = json.loads((folder / "sweep.json").read_text())

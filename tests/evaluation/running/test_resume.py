@@ -34,8 +34,7 @@ def files(folder: Path) -> dict[str, tuple[bytes, int]]:
     return {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.iterdir()}
 
 
-@pytest.mark.parametrize("start", ["hot", "cold"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "start"), [*((kind, "hot") for kind in KINDS), ("spine", "cold")])
 def test_a_finished_run_is_left_alone_and_a_lost_summary_is_made_again(
     evaluate, tmp_path, monkeypatch, times, kind, start
 ):

@@ -181,6 +181,7 @@ def test_every_execution_gives_the_same_records(evaluate, tmp_path):
     assert records["pld", "eager"] == records["pld", "static"]
 
 
+@pytest.mark.slow
 def test_sampled_text_is_plain_samplings_for_every_method(evaluate, tmp_path):
     """Timed or not; the noise of a question and choice is its own, the seed's, and the same for all methods."""
     sweep = ["-m", "method=hf,vanilla,pld,recycling", "start=hot", "num_choices=2", "bench.end=3", "max_new_tokens=30"]

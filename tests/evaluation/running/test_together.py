@@ -21,7 +21,7 @@ from model.errors import UserError
 from tests.evaluation.running.test_run import core
 
 ROOT = Path(__file__).resolve().parents[3]
-SWEEP = ("-m", "method=hf,vanilla,pld,recycling", "start=cold,hot,category", "bench.end=4", "max_new_tokens=16")
+SWEEP = ("-m", "method=hf,vanilla,pld,recycling", "start=cold,hot,category", "bench.end=4", "max_new_tokens=10")
 
 
 def asked(folder: Path) -> list[tuple[int, str, int]]:
