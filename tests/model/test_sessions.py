@@ -15,7 +15,7 @@ from model.copying.racer import Racer
 from model.copying.spine import Spine
 from model.copying.suffix import Suffix
 from model.copying.suffix_recycling import SuffixRecycling
-from model.decoding import Target, decode, generate
+from model.decoding import Drafter, Target, decode, generate
 from model.decoding.sampling import Sampling
 from model.draft_size import SIZES
 from model.dynamic.dynamic_recycling import DynamicRecycling

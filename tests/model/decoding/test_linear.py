@@ -8,9 +8,9 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from evaluation.loading import models
 from evaluation.loading.models import random_model
 from evaluation.loading.settings import ModelSettings
+from model import tuning
 from model.copying.pld import PromptLookup
 from model.decoding import Target, generate, linear
 from model.decoding.linear import SMALL, PackedLinear, linear_bytes, pack_linears, packable
@@ -106,9 +106,9 @@ def test_compiled_code_multiplies_once_for_layers_that_share_their_input(packed)
 
 
 def test_auto_joins_on_cuda(monkeypatch):
-    monkeypatch.setattr(models, "packable", lambda device, dtype: False)
+    monkeypatch.setattr(tuning, "packable", lambda device, dtype: False)
     embedding = type("E", (), {"weight": type("W", (), {"device": torch.device("cuda"), "dtype": torch.float16})})
-    model = type("M", (), {"get_input_embeddings": lambda self: embedding})()
+    model = type("M", (), {"get_input_embeddings": lambda self: embedding, "parameters": lambda self: []})()
     assert choose_linear(model) == "joint"
     assert choose_linear(model, "stock") == "stock"
     assert choose_linear(model, sharded=True) == "stock"
@@ -197,7 +197,7 @@ def test_bfloat16_products_are_those_of_the_weight(rows):
 
 def test_packing_is_for_a_cpu(monkeypatch):
     monkeypatch.setattr(linear, "packable", lambda device, dtype: device.type == "cpu" and dtype == torch.float32)
-    monkeypatch.setattr(models, "packable", linear.packable)
+    monkeypatch.setattr(tuning, "packable", linear.packable)
     assert not packable(torch.device("cuda"), torch.float32) and not packable(CPU, torch.float16)
     with pytest.raises(UserError, match=r"linear=packed: is for one x86 processor.*bfloat16"):
         random_model("tiny", ModelSettings("x", "x", device="cpu", dtype="bfloat16", linear="packed"))
