@@ -11,10 +11,13 @@ import torch
 
 from .drafter import Drafter, Session
 from .sampling import GREEDY, Sampling
-from .step import DeviceStep, Forwarded, HostStep, Mark, Sequence, conclude, make_step, unmarked
+from .step import DeviceStep, Executor, Forwarded, HostStep, Mark, Sequence, conclude, make_step, unmarked
 from .target import Target
 from .tree import RankPath
 from .verification import Verification
+
+
+Clock = Callable[[], float]
 
 
 @dataclass(slots=True)
@@ -87,6 +90,7 @@ def decode(
     eos: Collection[int] = (),
     sampling: Sampling = GREEDY,
     mark: Mark = unmarked,
+    clock: Clock = time.perf_counter,
 ) -> Generator[StepRecord, None, Generation]:
     """Decode a step at a time: the output is the target's own, whatever the session tries.
 
@@ -104,6 +108,7 @@ def decode(
         sampling: how the next token is drawn; the target's choices are the same whatever is drafted.
         mark: called with a phase's name when it ends: prefill, then for each step draft, forward, verify, commit,
             observe and loop; in static steps setup (when one is made), step and loop.
+        clock: by which the method's `Sizing` is told what steps take.
 
     Yields:
         Each step's record, as soon as its tokens are known.
@@ -115,7 +120,7 @@ def decode(
         UserError: max_new_tokens < 1, or the prompt leaves no room for an answer.
     """
     out, turns = Generation(), target.turns
-    steps = _decode(target, session, prompt, max_new_tokens, eos, sampling, mark, out)
+    steps = _decode(target, session, prompt, max_new_tokens, eos, sampling, mark, out, clock)
     try:
         while True:
             with turns, torch.inference_mode():  # for one step, and not while the consumer is at work
@@ -137,11 +142,13 @@ def generate(
     eos: Collection[int] = (),
     sampling: Sampling = GREEDY,
     mark: Mark = unmarked,
+    clock: Clock = time.perf_counter,
 ) -> Generation:
     """The whole answer at once: `decode` from the first step to the last, in a session of its own."""
     with target.turns:
         session = drafter.session()
-    return whole(decode(target, session, prompt, max_new_tokens=max_new_tokens, eos=eos, sampling=sampling, mark=mark))
+    settings: dict[str, Any] = dict(max_new_tokens=max_new_tokens, eos=eos, sampling=sampling, mark=mark, clock=clock)
+    return whole(decode(target, session, prompt, **settings))
 
 
 def whole(steps: Generator[StepRecord, None, Generation]) -> Generation:
@@ -163,6 +170,7 @@ def _decode(
     sampling: Sampling,
     mark: Mark,
     out: Generation,
+    clock: Clock,
 ) -> Generator[StepRecord, None, None]:
     """Step after step until the answer ends, each added to `out`."""
 
@@ -183,6 +191,8 @@ def _decode(
             step = make_step(of)
             executor = step.executor
             session.choice, made = executor.choice, executor.setup_s
+            if session.method.sizing is not None:
+                session.method.sizing.opened()
             target.synchronize()
             start = time.perf_counter()
             verification = hidden_kept(_first_step, of, step, out)
@@ -192,7 +202,7 @@ def _decode(
             yield out.steps[-1]
             while goes_on:
                 of.text += out.steps[-1].tokens
-                verification = hidden_kept(step)
+                verification = _timed(lambda: hidden_kept(step), session, executor, clock)
                 out.forwards += 1
                 goes_on = out.add(verification, limit, eos)
                 mark("loop")
@@ -205,10 +215,23 @@ def _decode(
     out.end(limit, max_new_tokens, eos)
 
 
+def _timed(run: Callable[[], Verification], session: Session, executor: Executor, clock: Clock) -> Verification:
+    """A step, of which the method's `Sizing` is told the seconds; of one that made a shape nothing is to be learnt."""
+    sizing, made = session.method.sizing, executor.setup_s
+    if sizing is None:
+        return run()
+    begun = clock()
+    verification = run()
+    if executor.setup_s == made:
+        sizing.took(len(verification.draft.tree) - 1, len(verification.tokens), clock() - begun)
+    return verification
+
+
 def _first_step(of: Sequence, step: HostStep | DeviceStep, out: Generation) -> Verification:
     """The prompt and the first step, in one forward where the session begins with a chain, else in two."""
     target, session, prompt = of.target, of.session, list(of.text)
-    draft, wants = session.begin(prompt), session.method.needs.prompt_logits
+    draft, sizing = session.begin(prompt), session.method.sizing
+    wants = session.method.needs.prompt_logits and not (sizing is not None and sizing.resting)
     first = prompt if draft is not None else prompt[:-1]  # tokens whose logits are the prompt's own
     logits = target.prefill(of.cache, prompt, draft, all_logits=wants)
     if first and wants:
@@ -221,7 +244,7 @@ def _first_step(of: Sequence, step: HostStep | DeviceStep, out: Generation) -> V
         return step()
     out.forwards = 1
     logits = logits[-len(draft.tree) :]
-    forwarded = Forwarded(step.executor.chosen(of, draft, logits), logits, target.hidden)
+    forwarded = Forwarded(step.executor.chosen(of, draft, logits, session.method), logits, target.hidden)
     verification = conclude(session, draft, forwarded, room=of.room, eos=of.eos, cache=of.cache)
     of.mark("prefill")
     return verification

@@ -119,19 +119,30 @@ def conclude(
     return verification
 
 
+def rests(session: Session) -> bool:
+    """Is the next step a plain one, by what finds the size of the method's drafts?"""
+    return session.method.sizing is not None and session.method.sizing.rests()
+
+
 class HostStep:
     """Draft, forward, verify, commit, observe: whatever the session drafts."""
 
     def __init__(self, of: Sequence, executor: Executor) -> None:
         self.of, self.executor = of, executor
+        self._plain = executor.idle.session()
 
     def __call__(self) -> Verification:
         of = self.of
+        plain = rests(of.session)
+        session = self._plain if plain else of.session
         self.executor.choice.take(of.sampling.seed)  # sequences of other seeds may take turns with this one
-        draft = of.session.draft(of.text[-1])
+        draft = session.draft(of.text[-1])
         of.mark("draft")
-        forwarded = self.executor.forward(of, draft)
-        return conclude(of.session, draft, forwarded, room=of.room, eos=of.eos, cache=of.cache, mark=of.mark)
+        forwarded = self.executor.forward(of, draft, session.method)
+        verification = conclude(session, draft, forwarded, room=of.room, eos=of.eos, cache=of.cache, mark=of.mark)
+        if plain:
+            of.session.passed(verification.tokens)
+        return verification
 
 
 class DeviceStep:
@@ -143,8 +154,10 @@ class DeviceStep:
         self._last: WholeStep | None = None  # it holds root and length: until there is one they are the host's
 
     def __call__(self) -> Verification:
-        of, method = self.of, self.session.method
-        self.session.choose()
+        of, plain = self.of, rests(self.session)
+        method = self.executor.idle if plain else self.session.method
+        if not plain:
+            self.session.choose()
         step, launch = self.executor.whole(of.cache, method, of.mark)
         if step is not self._last:
             step.root.fill_(of.text[-1])
@@ -157,7 +170,10 @@ class DeviceStep:
         of.mark("step")
         of.cache.length += step.tree.depth_of[verification.node] + 1
         verification.cut(of.room, of.eos)
-        self.session.account(verification)
+        if plain:
+            self.session.passed(verification.tokens)
+        else:
+            self.session.account(verification)
         return verification
 
 
@@ -181,6 +197,7 @@ class Executor:
 
     Attributes:
         choice: the target's rule, for whatever sequence takes its turn.
+        idle: drafts and learns nothing; plain steps of a method that rests are its.
         setup_s: seconds spent on making steps so far, compiling and capturing included. They are not decoding: a shape
             is paid for by whichever prompt comes first, and again only behind MOST_STEPS others.
 
@@ -196,6 +213,7 @@ class Executor:
                 f"not {self.execution}"
             )
         self.choice = Choice(sampling, target.device)
+        self.idle = DeviceDrafter(target.device)
         self.setup_s = 0.0
         self._made: OrderedDict[Hashable, tuple[Any, Callable[[], None]]] = OrderedDict()
 
@@ -217,18 +235,18 @@ class Executor:
         executor.choice.take(sampling.seed)
         return executor
 
-    def chosen(self, of: Sequence, draft: Draft, logits: torch.Tensor) -> torch.Tensor:
+    def chosen(self, of: Sequence, draft: Draft, logits: torch.Tensor, drafter: Drafter) -> torch.Tensor:
         """What the target picks after each node of an eager forward: int64 (n,)."""
-        return self.choice.after(logits, draft, of.text, every=of.session.method.needs.choices)
+        return self.choice.after(logits, draft, of.text, every=drafter.needs.choices)
 
-    def forward(self, of: Sequence, draft: Draft) -> Forwarded:
-        """A draft that the host has, forwarded: eagerly, or padded to one of a few fixed shapes."""
+    def forward(self, of: Sequence, draft: Draft, drafter: Drafter) -> Forwarded:
+        """A draft of the drafter's that the host has, forwarded: eagerly, or padded to one of a few fixed shapes."""
         if self.execution == "eager":
             logits = self.target.forward(of.cache, draft)
             of.mark("forward")
-            return Forwarded(self.chosen(of, draft, logits), logits, self.target.hidden)
+            return Forwarded(self.chosen(of, draft, logits, drafter), logits, self.target.hidden)
         n = len(draft.tree)
-        padded, launch = self.padded(of.cache, n, of.session.method, of.mark)
+        padded, launch = self.padded(of.cache, n, drafter, of.mark)
         padded.feed(draft, of.cache.length)
         launch()
         choices, candidates = padded.read(n) if draft.tree.device.type == "cpu" else padded.on_device(n)
@@ -243,7 +261,7 @@ class Executor:
         def make(compiled: bool) -> WholeStep:
             return WholeStep(self.target, cache, drafter, tree, bucket, choice=self.choice, compiled=compiled)
 
-        return self._kept((tree, drafter.source, bucket), make, cache, mark)
+        return self._kept((type(drafter), tree, drafter.source, bucket), make, cache, mark)
 
     def padded(
         self, cache: TreeCache, nodes: int, drafter: Drafter, mark: Mark
@@ -256,7 +274,7 @@ class Executor:
         def make(compiled: bool) -> PaddedForward:
             return PaddedForward(self.target, cache, drafter, rows, bucket, choice=self.choice, compiled=compiled)
 
-        return self._kept((rows, bucket), make, cache, mark)
+        return self._kept((type(drafter), rows, bucket), make, cache, mark)
 
     def _bucket(self, cache: TreeCache, nodes: int) -> int:
         """Positions that a step may see: with the tree kernel, whose cost follows the length, all there are."""

@@ -1,0 +1,225 @@
+"""The size of a draft, found while decoding: `nodes="auto"`.
+
+Step times are learnt from the steps (`step_times`), what a draft of n nodes adds is the method's to say. Drafting never
+costs much: each step is booked, what it added and what it took, both in plain steps, and drafting goes on as long as
+the balance lasts. It starts with ALLOWED, and RATE is added a step: over 200 tokens no more than 3 % can be lost to
+drafts that do not pay. Without a balance steps are plain for a while, then drafting is tried again.
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from .draft_size import SIZES, StepCosts, sizes_on
+from .errors import UserError
+from .step_times import PLAIN, StepTimes
+
+ALLOWED, RATE = 1.5, 0.015  # plain steps that may be lost: at once, and more for each step
+SAVED = 6.0  # plain steps won in an answer that it may lose again
+REST = (16, 256)  # steps without drafts, at first; twice as many each time that drafting did not pay, up to the second
+PROBE = (2, 48)  # steps between two plain ones that measure the scale: at first; then twice as many, up to the second
+MOVED = 0.25  # relative change of the scale after which it is measured again soon
+STALE, APART = 96, 16  # a neighbour of the best size is measured again after so many steps; so far apart are these
+RISK = 0.25  # tokens that measuring it may cost
+MEMORY = 32.0  # steps whose speed is remembered
+SLOPES = {"cpu": 0.04, "cuda": 0.004}  # of a node over a plain step, before anything is measured
+PAID = 4.0  # plain steps won without a rest, after which drafting is said to pay
+CREDIT, RECALLED = 2.0, 64.0  # accepted drafts as which a law counts; drafts that are remembered
+UNPAID = 3  # rests in a row after which it is said not to
+log = logging.getLogger(__name__)
+
+
+class OnlineSize(StepCosts):
+    """Chooses sizes by step times that it learns, within what may be lost. All seconds here are in plain steps.
+
+    Sequences may take turns; a step is `rests`, unless that is so `best`, and `took`. Times outlive a cold start: they
+    are the machine's and say nothing of a text.
+
+    Args:
+        budget: at most so many nodes.
+        device: of the target; its kind says what is believed before a step is timed.
+
+    Attributes:
+        resting: nothing is drafted for now.
+        pays: whether drafting paid so far; None: not known yet.
+        balance: plain steps that drafts may lose.
+    """
+
+    def __init__(self, budget: int, device: torch.device) -> None:
+        if budget < 0:
+            raise UserError(f"nodes=auto: the budget of {budget} nodes must be at least 0")
+        self.times = StepTimes(budget, SLOPES.get(device.type, SLOPES["cuda"]))
+        self.resting, self.balance = False, ALLOWED
+        self.pays: bool | None = None
+        self._left, self._unpaid, self._won = 0, 0, 0.0  # steps to rest; rests in a row; plain steps won since the last
+        self._plain, self._untimed, self._said = False, True, False
+        self._probe, self._probed_at, self._scale, self._shifts = PROBE[0], 0, 0.0, 0
+        super().__init__(dict.fromkeys(sizes_on(device), 1.0), 1.0, budget)
+        self.seconds = self.times.curve(self.sizes)
+
+    def reset(self) -> None:
+        super().reset()
+        self._lately, self._counted = [1.0, 1.0], (0, 1.0)
+
+    @property
+    def largest(self) -> int:
+        """The index of the largest size that may be tried now."""
+        return 0 if self.resting else bisect_right(self.sizes, self.times.reach) - 1
+
+    def opened(self) -> None:
+        """A sequence begins: it may lose so much by itself, whatever others won."""
+        self.balance, self._untimed = min(self.balance, ALLOWED), True
+        self._left = min(self._left, REST[0])
+
+    def rests(self) -> bool:
+        """Before a step: is it to be plain? To measure the scale, or while resting, where learning costs, too."""
+        untimed, self._untimed, self._counted = self._untimed, False, (0, 1.0)
+        if self.resting:
+            self._left -= 1
+            if self._left <= 0 < self.balance:
+                self.resting, self._won = False, 0.0
+        if self.resting:
+            self._plain = self.times.at(0) > 1.0 + RATE
+        else:
+            self._plain = not untimed and self._unsure()
+        return self._plain
+
+    def _unsure(self) -> bool:
+        """Is the scale to be measured?"""
+        times, since = self.times, self.times.steps - self.times.plain_at
+        if times.plain_seconds is not None and self._scale:
+            moved = abs(times.plain_seconds / self._scale - 1.0) > max(MOVED, 3 * times.noise)
+            if times.shifts > self._shifts or (moved and since > PROBE[0]):
+                self._probe, self._shifts = PROBE[0], times.shifts
+        if since < self._probe:
+            return False
+        self._probe = min(2 * self._probe, PROBE[1])
+        return True
+
+    def best(self, tokens: Sequence[float]) -> int:
+        """The index of the size to draft.
+
+        Args:
+            tokens: that a step of each size is expected to add, as far as may be told.
+        """
+        added, took = self._lately
+        speed = max(added / took, 1.0)
+        worth = [t - speed * s for t, s in zip(tokens[: self.largest + 1], self.seconds, strict=False)]
+        at = max(range(len(worth)), key=worth.__getitem__)
+        if self.times.steps - self._probed_at >= APART:
+            for near in (at + 1, at - 1, at + 2, at - 2):
+                known = 0 < near < len(worth) and self.times.unseen(self.sizes[near]) <= STALE
+                if 0 < near < len(worth) and not known and worth[at] - worth[near] < RISK:
+                    at, self._probed_at = near, self.times.steps
+                    break
+        self.count(at, tokens[at])
+        self._lately = [m + (x - m) / MEMORY for m, x in zip(self._lately, (tokens[at], self.seconds[at]), strict=True)]
+        return at
+
+    def count(self, index: int, tokens: float) -> None:
+        """The step under way is of the size of that index; it counts when it was timed."""
+        self._counted = index, tokens
+
+    def took(self, nodes: int, tokens: int, seconds: float) -> None:
+        """A step is over: it teaches what its size takes, and what it won or lost is booked."""
+        size = PLAIN if self._plain else nodes
+        self.times.note(size, seconds)
+        if size == PLAIN:
+            assert self.times.plain_seconds is not None
+            self._scale = self.times.plain_seconds
+        self.seconds = self.times.curve(self.sizes)
+        super().count(*self._counted)
+        won = tokens - self.times.at(size)
+        self._won += won
+        self.balance = min(self.balance + won + RATE, max(ALLOWED, min(self.balance + won, SAVED)))
+        if self._won > PAID:
+            self.pays, self._unpaid = True, 0
+        if self.balance < 0 and not self.resting:
+            self._rest()
+
+    def _rest(self) -> None:
+        """Drafts have cost what they may: none for a while."""
+        self._unpaid = 1 if self._won > 0 else self._unpaid + 1
+        self.resting, self._left = True, min(REST[0] << (self._unpaid - 1), REST[1])
+        if self._unpaid >= UNPAID:
+            self.pays = False
+            if not self._said:
+                self._said = True
+                some = min(4, self.sizes[-1])
+                log.warning(
+                    "nodes=auto: drafting does not pay here (a step of %d nodes takes %.2f plain ones): "
+                    "decoding plainly, and trying again from time to time",
+                    some,
+                    self.times.at(some),
+                )
+
+    def promised(self, tokens: Sequence[float], accepted: Sequence[float], **chosen: Any) -> dict[str, Any]:
+        scale = self.times.plain_seconds or 1.0
+        own = {"step_seconds": [scale * t for t in self.seconds], "plain_seconds": scale}
+        return super().promised(tokens, accepted, **chosen) | own | {"resting": self.resting, "pays": self.pays}
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """`size_times` as `StepTimes.state` has them; `size_balance`, float64: and whether it rests, and how long."""
+        known = [self.balance, self._won, self.resting, self._left, self._unpaid]
+        return {"size_times": self.times.state(), "size_balance": torch.tensor(known, dtype=torch.float64)}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        """Starts anew from a state without step times. Raises UserError if they are of another budget."""
+        if "size_times" not in state:
+            return
+        self.times.load(state["size_times"])
+        self.seconds = self.times.curve(self.sizes)
+        self.balance, self._won, resting, left, unpaid = state["size_balance"].tolist()
+        self.resting, self._left, self._unpaid = bool(resting), int(left), int(unpaid)
+
+
+class Calibration:
+    """How far a law of what is accepted holds: accepted over expected drafts of late, by kind of draft."""
+
+    def __init__(self, kinds: int) -> None:
+        self.kinds = kinds
+        self.reset()
+
+    def reset(self) -> None:
+        """The law is believed."""
+        self._expected, self._accepted = [CREDIT] * self.kinds, [CREDIT] * self.kinds
+
+    def factor(self, kind: int) -> float:
+        """What the law's expectation is to be multiplied by."""
+        return self._accepted[kind] / self._expected[kind]
+
+    def learn(self, kind: int, expected: float, accepted: int) -> None:
+        """A draft of this kind, of which the law expected so much."""
+        for counted, new in ((self._expected, expected), (self._accepted, accepted)):
+            counted[kind] += new - counted[kind] / RECALLED
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """`calibration`, float64 (2, kinds)."""
+        return {"calibration": torch.tensor([self._expected, self._accepted], dtype=torch.float64)}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        """Starts anew from a state without it."""
+        saved = state.get("calibration")
+        if saved is None or saved.shape != (2, self.kinds):
+            self.reset()
+        else:
+            self._expected, self._accepted = saved.tolist()
+
+
+def budget_of(nodes: int | str) -> int | None:
+    """The most nodes of `nodes=auto` or `auto:N`; None where it is a number.
+
+    Raises:
+        UserError: another word.
+    """
+    if not isinstance(nodes, str):
+        return None
+    word, _, most = nodes.partition(":")
+    if word != "auto" or (most and not most.isdigit()) or nodes.endswith(":"):
+        raise UserError(f"nodes={nodes}: must be a number, auto, or auto:N for at most N")
+    return int(most) if most else SIZES[-1]
