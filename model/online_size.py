@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -178,37 +179,61 @@ class OnlineSize(StepCosts):
         self.resting, self._left, self._unpaid = bool(resting), int(left), int(unpaid)
 
 
-class Calibration:
-    """How far a law of what is accepted holds: accepted over expected drafts of late, by kind of draft."""
+class LawfulSize:
+    """Sizes for drafts of a few kinds, of which a law says how likely each node is; how far that holds is learnt.
 
-    def __init__(self, kinds: int) -> None:
-        self.kinds = kinds
+    Args:
+        laws: likelihoods by kind, the likeliest node first.
+    """
+
+    def __init__(self, sizing: OnlineSize, laws: Sequence[Sequence[float]]) -> None:
+        self.sizing = sizing
+        sums = [[0.0, *accumulate(law)] for law in laws]
+        self._accepted_by_law = [[own[min(n, len(own) - 1)] for n in sizing.sizes] for own in sums]
         self.reset()
 
     def reset(self) -> None:
-        """The law is believed."""
-        self._expected, self._accepted = [CREDIT] * self.kinds, [CREDIT] * self.kinds
+        """The laws are believed."""
+        kinds = len(self._accepted_by_law)
+        self._expected, self._accepted = [CREDIT] * kinds, [CREDIT] * kinds
+        self._last = 0, 0
 
-    def factor(self, kind: int) -> float:
-        """What the law's expectation is to be multiplied by."""
-        return self._accepted[kind] / self._expected[kind]
+    def choose(self, kind: int) -> int:
+        """Nodes of a draft of that kind."""
+        holds = self._accepted[kind] / self._expected[kind]
+        sizes, law = self.sizing.sizes, self._accepted_by_law[kind]
+        at = self.sizing.best([1.0 + min(holds * e, n) for e, n in zip(law, sizes, strict=True)])
+        self._last = kind, at
+        return sizes[at]
 
-    def learn(self, kind: int, expected: float, accepted: int) -> None:
-        """A draft of this kind, of which the law expected so much."""
-        for counted, new in ((self._expected, expected), (self._accepted, accepted)):
-            counted[kind] += new - counted[kind] / RECALLED
+    def learn(self, accepted: int) -> None:
+        """So many nodes of the last draft were accepted."""
+        kind, at = self._last
+        if at:
+            for counted, new in ((self._expected, self._accepted_by_law[kind][at]), (self._accepted, accepted)):
+                counted[kind] += new - counted[kind] / RECALLED
+
+    def describe(self) -> dict[str, Any]:
+        """What was learnt, chosen and promised."""
+        sizing, used = self.sizing, self.sizing.used
+        kinds = range(len(self._expected))
+        # of all kinds alike, as no kind is known to be frequent
+        law = [sum(self._accepted_by_law[kind][i] for kind in kinds) / len(kinds) for i in range(len(used))]
+        most_used = sizing.sizes[used.index(max(used))]
+        return sizing.promised([1.0 + e for e in law], law, chosen=most_used, choice="most often")
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """`calibration`, float64 (2, kinds)."""
-        return {"calibration": torch.tensor([self._expected, self._accepted], dtype=torch.float64)}
+        """`law_holds`, float64 (2, kinds): drafts expected and accepted; and what `OnlineSize` has."""
+        counts = torch.tensor([self._expected, self._accepted], dtype=torch.float64)
+        return {"law_holds": counts} | self.sizing.state_dict()
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Starts anew from a state without it."""
-        saved = state.get("calibration")
-        if saved is None or saved.shape != (2, self.kinds):
-            self.reset()
-        else:
-            self._expected, self._accepted = saved.tolist()
+        """Starts anew from a state without it. Raises UserError if it is of another budget."""
+        self.reset()
+        counts = state.get("law_holds")
+        if counts is not None and counts.shape == (2, len(self._expected)):
+            self._expected, self._accepted = counts.tolist()
+        self.sizing.load_state_dict(state)
 
 
 def budget_of(nodes: int | str) -> int | None:

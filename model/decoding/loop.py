@@ -16,7 +16,6 @@ from .target import Target
 from .tree import RankPath
 from .verification import Verification
 
-
 Clock = Callable[[], float]
 
 
