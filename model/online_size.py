@@ -20,11 +20,10 @@ from .draft_size import SIZES, StepCosts, sizes_on
 from .errors import UserError
 from .step_times import PLAIN, StepTimes
 
-ALLOWED, RATE = 1.5, 0.015  # plain steps that may be lost: at once, and more for each step
+ALLOWED, RATE = 1.25, 0.015  # plain steps that may be lost: at once, and more for each step
 SAVED = 6.0  # plain steps won in an answer that it may lose again
 REST = (16, 256)  # steps without drafts, at first; twice as many each time that drafting did not pay, up to the second
 PROBE = (2, 48)  # steps between two plain ones that measure the scale: at first; then twice as many, up to the second
-MOVED = 0.25  # relative change of the scale after which it is measured again soon
 STALE, APART = 96, 16  # a neighbour of the best size is measured again after so many steps; so far apart are these
 RISK = 0.25  # tokens that measuring it may cost
 MEMORY = 32.0  # steps whose speed is remembered
@@ -59,7 +58,7 @@ class OnlineSize(StepCosts):
         self.pays: bool | None = None
         self._left, self._unpaid, self._won = 0, 0, 0.0  # steps to rest; rests in a row; plain steps won since the last
         self._plain, self._untimed, self._said = False, True, False
-        self._probe, self._probed_at, self._scale, self._shifts = PROBE[0], 0, 0.0, 0
+        self._probe, self._tried_at, self._shifts = PROBE[0], 0, 0
         super().__init__(dict.fromkeys(sizes_on(device), 1.0), 1.0, budget)
         self.seconds = self.times.curve(self.sizes)
 
@@ -80,6 +79,8 @@ class OnlineSize(StepCosts):
     def rests(self) -> bool:
         """Before a step: is it to be plain? To measure the scale, or while resting, where learning costs, too."""
         untimed, self._untimed, self._counted = self._untimed, False, (0, 1.0)
+        if self.times.shifts > self._shifts:  # what was known of this machine may hold no longer
+            self._shifts, self._probe, self._left = self.times.shifts, PROBE[0], min(self._left, PROBE[0])
         if self.resting:
             self._left -= 1
             if self._left <= 0 < self.balance:
@@ -92,14 +93,11 @@ class OnlineSize(StepCosts):
 
     def _unsure(self) -> bool:
         """Is the scale to be measured?"""
-        times, since = self.times, self.times.steps - self.times.plain_at
-        if times.plain_seconds is not None and self._scale:
-            moved = abs(times.plain_seconds / self._scale - 1.0) > max(MOVED, 3 * times.noise)
-            if times.shifts > self._shifts or (moved and since > PROBE[0]):
-                self._probe, self._shifts = PROBE[0], times.shifts
+        since = self.times.steps - self.times.plain_at
         if since < self._probe:
             return False
-        self._probe = min(2 * self._probe, PROBE[1])
+        added, took = self._lately  # far above plain decoding it matters less
+        self._probe = min(2 * self._probe, int(PROBE[1] * min(max(added / took, 1.0) ** 2, 4.0)))
         return True
 
     def best(self, tokens: Sequence[float]) -> int:
@@ -112,14 +110,22 @@ class OnlineSize(StepCosts):
         speed = max(added / took, 1.0)
         worth = [t - speed * s for t, s in zip(tokens[: self.largest + 1], self.seconds, strict=False)]
         at = max(range(len(worth)), key=worth.__getitem__)
-        if self.times.steps - self._probed_at >= APART:
-            for near in (at + 1, at - 1, at + 2, at - 2):
-                known = 0 < near < len(worth) and self.times.unseen(self.sizes[near]) <= STALE
-                if 0 < near < len(worth) and not known and worth[at] - worth[near] < RISK:
-                    at, self._probed_at = near, self.times.steps
-                    break
+        at = self._tried(at, worth, speed)
         self.count(at, tokens[at])
         self._lately = [m + (x - m) / MEMORY for m, x in zip(self._lately, (tokens[at], self.seconds[at]), strict=True)]
+        return at
+
+    def _tried(self, at: int, worth: Sequence[float], speed: float) -> int:
+        """A neighbour of the best size, where it was not measured for long and may be nearly as good; else the best."""
+        times = self.times
+        if times.steps - self._tried_at < (APART if times.steps - times.shift_at > STALE else APART // 4):
+            return at
+        for near in (at + 1, at - 1, at + 2, at - 2):
+            if 0 < near < len(worth) and times.unseen(self.sizes[near]) > STALE:
+                hoped = worth[near] + speed * self.seconds[near] * times.unsure(self.sizes[near])
+                if hoped > worth[at] - RISK:
+                    self._tried_at = times.steps
+                    return near
         return at
 
     def count(self, index: int, tokens: float) -> None:
@@ -130,12 +136,10 @@ class OnlineSize(StepCosts):
         """A step is over: it teaches what its size takes, and what it won or lost is booked."""
         size = PLAIN if self._plain else nodes
         self.times.note(size, seconds)
-        if size == PLAIN:
-            assert self.times.plain_seconds is not None
-            self._scale = self.times.plain_seconds
         self.seconds = self.times.curve(self.sizes)
         super().count(*self._counted)
-        won = tokens - self.times.at(size)
+        known, assumed = self.times.at(size), self.times.plain_seconds or seconds
+        won = tokens - (known + min(max(seconds / assumed, known / 2), 2 * known)) / 2  # as measured, and as foreseen
         self._won += won
         self.balance = min(self.balance + won + RATE, max(ALLOWED, min(self.balance + won, SAVED)))
         if self._won > PAID:

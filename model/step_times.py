@@ -19,8 +19,10 @@ WINDOW = 8  # steps that a step is compared with; the scale is their median
 OVERHEAD = 0.02  # of a step without nodes over a plain one, before anything is measured: drafting and learning
 DRIFT = 0.015**2  # variance that a curve's value gains a step, while it is not measured
 NOISE = 0.05  # relative deviation of a step, at first
-FORGOTTEN = 64  # steps after which a value follows what is learnt about its neighbours
+FORGOTTEN = 400  # steps after which a value becomes no less sure
+LEAST = 0.02  # of a step over a plain one, below which nothing is in proportion
 SURPRISE = 3.0  # standard deviations: whether the size or the machine is to blame, the step behind it tells
+LEVEL, MOVED = 3, 0.2  # steps, and their relative change, that tell that the machine is slower or faster
 SETTLED = 2.0  # steps of about a size after which it counts as measured
 
 
@@ -36,11 +38,11 @@ class StepTimes:
         steps: that were timed.
         plain_at: the step at which the last plain one was timed.
         noise: relative deviation of a step.
-        shifts: how often the machine became slower or faster from one step to the next.
+        shifts, shift_at: how often the machine became slower or faster from one step to the next, and when it last did.
     """
 
     def __init__(self, budget: int, slope: float) -> None:
-        self.knots = [0]
+        self.knots, self._slope = [0], slope
         while self.knots[-1] < budget:
             self.knots.append(min(max(2 * self.knots[-1], 1), budget))
         self._values = [1.0 + OVERHEAD + slope * n for n in self.knots]
@@ -51,7 +53,7 @@ class StepTimes:
         self.noise = NOISE
         self._window: deque[tuple[int, float]] = deque(maxlen=WINDOW)  # nodes and seconds
         self._surprise: tuple[int, float, float] | None = None  # of the last step: nodes, deviation, spread
-        self.steps, self.plain_at, self.shifts = 0, -FORGOTTEN, 0
+        self.steps, self.plain_at, self.shifts, self.shift_at = 0, -FORGOTTEN, 0, -FORGOTTEN
         self.plain_seconds: float | None = None
         self._settle()
 
@@ -72,8 +74,13 @@ class StepTimes:
         return self.knots[min(max(top, 1) + 1, len(self.knots) - 1)]
 
     def unseen(self, nodes: int) -> int:
-        """Steps since one of about so many nodes."""
-        return self.steps - self._seen_at[max(self._about(nodes), key=lambda place: place[1])[0]]
+        """Steps since one of about so many nodes; FORGOTTEN where the machine is another one since."""
+        seen = self._seen_at[max(self._about(nodes), key=lambda place: place[1])[0]]
+        return self.steps - seen if seen > self.shift_at else FORGOTTEN
+
+    def unsure(self, nodes: int) -> float:
+        """The relative standard deviation of T(n)."""
+        return min(self._variance_of(nodes), 0.25) ** 0.5
 
     def note(self, nodes: int, seconds: float) -> None:
         """A step of so many nodes took so long."""
@@ -83,6 +90,7 @@ class StepTimes:
         if nodes == PLAIN:
             self.plain_at = self.steps
         self._window.append((nodes, seconds))
+        self._forget_another_level()
         self.plain_seconds = _median([s / self.at(n) for n, s in self._window])
         off = abs(seconds / self.at(nodes) / self.plain_seconds - 1.0)
         self.noise += (min(off, 1.0) - self.noise) / 32
@@ -96,10 +104,7 @@ class StepTimes:
         before, self._surprise = self._surprise, None
         if abs(off) > SURPRISE * (self._variance_of(nodes) + self._variation * spread) ** 0.5:
             if before is not None and before[0] != nodes and (before[1] > 0) == (off > 0):
-                self.shifts += 1  # two sizes, one after the other: it is the machine
-                last = self._window[-1]
-                self._window.clear()
-                self._window.append(last)
+                self._shifted(1)  # two sizes, one after the other: it is the machine
                 return
             if before is None:
                 self._surprise = nodes, off, spread
@@ -107,6 +112,24 @@ class StepTimes:
         if before is not None:
             self._learn(*before)
         self._learn(nodes, off, spread)
+
+    def _forget_another_level(self) -> None:
+        """Where the newest steps all took longer than those before them, or all less, the machine is another one."""
+        scales = [s / self.at(n) for n, s in self._window]
+        if len(scales) < 2 * LEVEL:
+            return
+        before, least = _median(scales[:-LEVEL]), 1.0 + max(MOVED, SURPRISE * self.noise)
+        newest = scales[-LEVEL:]
+        if min(newest) > before * least or max(newest) < before / least:
+            self._shifted(LEVEL)
+
+    def _shifted(self, kept: int) -> None:
+        """The machine became slower or faster: only so many steps are like those that come."""
+        self.shifts, self.shift_at = self.shifts + 1, self.steps
+        last = list(self._window)[-kept:]
+        self._window.clear()
+        self._window.extend(last)
+        self._surprise = None
 
     @property
     def _variation(self) -> float:
@@ -125,29 +148,19 @@ class StepTimes:
     def _learn(self, nodes: int, off: float, spread: float) -> None:
         """A step took (1 + off) times what its size should, next to steps of other sizes."""
         noise = self._variation * spread
-        if nodes == PLAIN:  # whose value is 1: it is the others that move
+        if nodes == PLAIN:  # whose value is 1: it is the others that move, in proportion to what they take over it
             change, self._plain_variance = _believed(self._variance_of(PLAIN), noise, off)
-            self._values = [max(value / (1.0 + change), 1.0) for value in self._values]
+            was = _median([self.at(n) for n, _ in self._window if n != PLAIN])
+            part = max(was / (1.0 + change) - 1.0, 0.0) / max(was - 1.0, LEAST)
+            self._values = [1.0 + (value - 1.0) * part for value in self._values]
         else:
             old = list(self._values)
             for knot, part in self._about(nodes):
                 change, self._variance[knot] = _believed(self._variance_at(knot), noise / part, off)
                 self._values[knot] = max(old[knot] * (1.0 + change), 1.0)
                 self._count[knot] += part
-            for knot, part in self._about(nodes):
-                if part >= 0.5:
-                    self._follow(knot, old)
                 self._seen_at[knot] = self.steps
         self._settle()
-
-    def _follow(self, knot: int, old: list[float]) -> None:
-        """Values not measured for long move with this one, in proportion to what nodes take over none."""
-        values = self._values
-        now, before = values[knot] - values[0], old[knot] - old[0]
-        factor = min(max(now / before, 0.5), 2.0) if knot and now > 0 and before > 0 else 1.0
-        for other in range(1, len(values)):
-            if other != knot and self.steps - self._seen_at[other] > FORGOTTEN:
-                values[other] = values[0] + factor * (old[other] - old[0])
 
     def _about(self, nodes: int) -> list[tuple[int, float]]:
         """The knots that a size stands between, and how near it is to each, in parts of 1."""
@@ -160,7 +173,11 @@ class StepTimes:
         return [(len(self.knots) - 1, 1.0)]
 
     def _settle(self) -> None:
-        """The curve as it is read: between the values' running greatest and least to come."""
+        """The curve as it is read. What was not measured lies on the line through what was, and nothing falls."""
+        known = [knot for knot, count in enumerate(self._count) if count > 0]
+        for knot, nodes in enumerate(self.knots):
+            if knot not in known:
+                self._values[knot] = self._on_line(nodes, known)
         rising, greatest, least = [], 1.0, float("inf")
         for value in self._values:
             greatest = max(greatest, value)
@@ -169,6 +186,21 @@ class StepTimes:
             least = min(least, self._values[knot])
             rising[knot] = (rising[knot] + least) / 2
         self._rising = rising
+
+    def _on_line(self, nodes: int, known: list[int]) -> float:
+        """T(n) of a size between or above the measured knots."""
+        below = [knot for knot in known if self.knots[knot] <= nodes]
+        above = [knot for knot in known if self.knots[knot] > nodes]
+        start, value = (self.knots[below[-1]], self._values[below[-1]]) if below else (0, 1.0 + OVERHEAD)
+        if above:
+            end = above[0]
+            slope = (self._values[end] - value) / (self.knots[end] - start)
+        elif start:  # as a node takes on average, at least a part of what was believed
+            slope = (value - (self._values[0] if known[0] == 0 else 1.0 + OVERHEAD)) / start
+            slope = max(slope, self._slope / 4)
+        else:
+            slope = self._slope
+        return max(value + slope * (nodes - start), 1.0)
 
     def state(self) -> torch.Tensor:
         """float64 (3, knots + 1): values, variances and counts; of a plain step its seconds (0: unknown) and so on."""
