@@ -141,7 +141,8 @@ class OnlineSize(StepCosts):
         known, assumed = self.times.at(size), self.times.plain_seconds or seconds
         won = tokens - (known + min(max(seconds / assumed, known / 2), 2 * known)) / 2  # as measured, and as foreseen
         self._won += won
-        self.balance = min(self.balance + won + RATE, max(ALLOWED, min(self.balance + won, SAVED)))
+        most = max(ALLOWED, min(self.balance + won, SAVED))
+        self.balance = max(min(self.balance + won + RATE, most), -ALLOWED)
         if self._won > PAID:
             self.pays, self._unpaid = True, 0
         if self.balance < 0 and not self.resting:
@@ -238,6 +239,11 @@ class LawfulSize:
         if counts is not None and counts.shape == (2, len(self._expected)):
             self._expected, self._accepted = counts.tolist()
         self.sizing.load_state_dict(state)
+
+
+def finds_size(method: Any) -> bool:
+    """Whether it is the class of a method that takes `nodes=auto`: these say so by a `sizing` of their own."""
+    return "sizing" in vars(method)
 
 
 def budget_of(nodes: int | str) -> int | None:

@@ -22,6 +22,7 @@ NOISE = 0.05  # relative deviation of a step, at first
 FORGOTTEN = 400  # steps after which a value becomes no less sure
 LEAST = 0.02  # of a step over a plain one, below which nothing is in proportion
 SURPRISE = 3.0  # standard deviations: whether the size or the machine is to blame, the step behind it tells
+SHIFTED = 0.15**2  # variance that all sizes gain where the machine becomes another one
 LEVEL, MOVED = 3, 0.2  # steps, and their relative change, that tell that the machine is slower or faster
 SETTLED = 2.0  # steps of about a size after which it counts as measured
 
@@ -130,6 +131,7 @@ class StepTimes:
         self._window.clear()
         self._window.extend(last)
         self._surprise = None
+        self._variance = [variance + SHIFTED for variance in self._variance]
 
     @property
     def _variation(self) -> float:
@@ -148,11 +150,11 @@ class StepTimes:
     def _learn(self, nodes: int, off: float, spread: float) -> None:
         """A step took (1 + off) times what its size should, next to steps of other sizes."""
         noise = self._variation * spread
-        if nodes == PLAIN:  # whose value is 1: it is the others that move, in proportion to what they take over it
+        if nodes == PLAIN:  # whose value is 1: it is the others that move, smaller ones less
             change, self._plain_variance = _believed(self._variance_of(PLAIN), noise, off)
             was = _median([self.at(n) for n, _ in self._window if n != PLAIN])
-            part = max(was / (1.0 + change) - 1.0, 0.0) / max(was - 1.0, LEAST)
-            self._values = [1.0 + (value - 1.0) * part for value in self._values]
+            more, above = was / (1.0 + change) - was, max(was - 1.0, LEAST)
+            self._values = [max(value + more * min((value - 1.0) / above, 1.0), 1.0) for value in self._values]
         else:
             old = list(self._values)
             for knot, part in self._about(nodes):

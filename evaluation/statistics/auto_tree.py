@@ -1,4 +1,4 @@
-"""What `tree=auto` measured, chose and promised, beside what came of it."""
+"""What `tree=auto` and `tree=online` measured, chose and promised, beside what came of it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def told_by(run: Run) -> dict[str, Any] | None:
 
 
 class AutoRun(NamedTuple):
-    """A run with tree=auto: what the drafter told, and its decoding speed over vanilla's on the questions both have."""
+    """A run with such a tree: what the drafter told, and its decoding speed over vanilla's on what both answered."""
 
     pool: Pool
     repeat: int
@@ -49,7 +49,7 @@ def _speedup(run: Run, theirs: dict[str, Row]) -> float:
 
 
 def to_lines(runs: Sequence[Run]) -> list[str]:
-    """One line a run with tree=auto: the choice, the promise, and what came of it."""
+    """One line a run with such a tree: the choice, the promise, and what came of it."""
     lines = []
     for pool, repeat, run, told, achieved in auto_runs(pools(runs)):
         beside = f"achieved {achieved:.2f} x" if achieved == achieved else "no vanilla run here to compare with"
