@@ -53,6 +53,11 @@ class StepCosts:
         self.plain_seconds = seconds[0] if plain_seconds is None else plain_seconds
         self.reset()
 
+    @property
+    def largest(self) -> int:
+        """The index of the largest size that may be chosen now."""
+        return len(self.sizes) - 1
+
     def reset(self) -> None:
         """No step was taken yet."""
         self.used, self.predicted = [0] * len(self.sizes), [0.0, 0.0]

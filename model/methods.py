@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 from .errors import UserError
 
 if TYPE_CHECKING:
-    from .decoding import Drafter, Target
+    from .decoding import Drafter, Target, Tree
 
+AUTO = "auto"
+SIZED = ("dynamic", "recycling", "spine", "suffix", "suffix_recycling")  # whose drafts have any size: nodes=auto
 METHODS = {
     "vanilla": "vanilla.Vanilla",
     "pld": "copying.pld.PromptLookup",
@@ -64,23 +66,21 @@ def make_method(name: str, target: Target, /, *, eos: Collection[int] = (), **se
     Args:
         name: one of METHODS.
         eos: ids that end an answer; some methods do not draft beyond them.
-        settings: its own, see its class; `tree` may be a template's name (2.2.2 unless said) or `best:N`.
+        settings: its own, see its class. Of a method that takes them `tree` may be a template's name or `best:N`, and
+            `nodes` is `auto` where neither is said: as many as pay, found while decoding.
 
     Raises:
         UserError: no such method, or a setting that it does not take.
     """
     factory = method_class(name)
-    from .decoding import Tree  # not above: see there
-    from .recycling import build_template
-
+    if name in SIZED and settings.keys().isdisjoint({"tree", "nodes"}):
+        settings["nodes"] = AUTO
+    if name == "recycling":
+        factory = _recycling(settings, target)
     takes = inspect.signature(factory).parameters
     given: dict[str, Any] = {"vocab_size": target.vocab_size, "device": target.device, "target": target, "eos": eos}
-    if "tree" in takes and not isinstance(tree := settings.get("tree", "2.2.2"), Tree):
-        tree = str(tree)
-        template, _, nodes = tree.partition(":")
-        if nodes and not nodes.isdigit():
-            raise UserError(f"tree={tree}: what follows the colon must be a number of nodes")
-        settings["tree"] = build_template(template, nodes=int(nodes) if nodes else None)
+    if "tree" in settings and "tree" in takes:
+        settings["tree"] = _template(settings["tree"])
     known = [key for key in takes if key not in given]
     if unknown := sorted(settings.keys() - set(known)):
         raise UserError(f"method {name}: does not take {', '.join(unknown)}; it takes {', '.join(known) or 'nothing'}")
@@ -91,3 +91,39 @@ def make_method(name: str, target: Target, /, *, eos: Collection[int] = (), **se
         return factory(**{key: value for key, value in given.items() if key in takes} | settings)
     except (TypeError, ValueError, AttributeError) as error:  # a setting of another type
         raise UserError(f"method {name}: {', '.join(map(str, settings.items()))}: {error}") from None
+
+
+def _recycling(settings: dict[str, Any], target: Target) -> type[Drafter]:
+    """Recycling by a tree, by the best so many nodes, or by as many as pay: what it is, and its settings.
+
+    Raises:
+        UserError: a tree and a number of nodes.
+    """
+    from .online_size import OnlineSize, budget_of
+    from .recycling import TokenRecycling
+    from .recycling.auto import AutoRecycling
+
+    nodes = settings.pop("nodes", None)
+    if nodes is None:
+        return TokenRecycling
+    if "tree" in settings:
+        raise UserError(f"method recycling: takes a tree, or nodes={nodes}, and not both")
+    most = budget_of(nodes)
+    if most is None:
+        settings["tree"] = _template(f"best:{nodes}")
+        return TokenRecycling
+    settings["sizing"] = OnlineSize(most, target.device)
+    return AutoRecycling
+
+
+def _template(tree: Any) -> Tree:
+    """A draft tree as it is, or by its template's name or `best:N`."""
+    from .decoding import Tree
+    from .recycling import build_template
+
+    if isinstance(tree, Tree):
+        return tree
+    template, _, nodes = str(tree).partition(":")
+    if nodes and not nodes.isdigit():
+        raise UserError(f"tree={tree}: what follows the colon must be a number of nodes")
+    return build_template(template, nodes=int(nodes) if nodes else None)

@@ -85,6 +85,8 @@ def checked(cfg: DictConfig) -> dict[str, Any]:
         raise UserError(
             "phases=true: times the parts of a step, and timed=false takes no times; leave out one of the two"
         )
+    if config["tree"]["name"] == "online" and not config["timed"]:
+        raise UserError("tree=online: sizes follow the times of steps, and timed=false takes none; use tree=auto")
     Sampling(**config["sampling"])
     check_tracking(config["tracking"], config["run_dir"])
     make_ready(config["method"], config["model"]["name"])

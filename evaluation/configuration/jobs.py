@@ -8,7 +8,10 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
+from model.online_size import finds_size
+
 GROUPS = ("method", "tree")  # whose choices differ in the settings they have
+FINDS = "nodes=auto"  # among a drafter's parameters, where the size of its drafts can be found while decoding
 Find = Callable[[str], Any]  # a config of Hydra's search path by its name, e.g. method/pld; None where there is none
 
 
@@ -94,7 +97,8 @@ def _drafts_from_a_tree(method: str, tree: str, find: Find) -> bool:
 
 def _follows_the_machine(method: str, tree: str, find: Find) -> bool:
     """Whether it is asked for trees of its own whose size follows step times."""
-    return tree == "auto" and "step_seconds" in (_taken_by(method, find) or ())
+    taken = _taken_by(method, find) or ()
+    return (tree == "auto" and "step_seconds" in taken) or (tree == "online" and FINDS in taken)
 
 
 def _taken_by(method: str, find: Find) -> frozenset[str] | None:
@@ -105,12 +109,13 @@ def _taken_by(method: str, find: Find) -> frozenset[str] | None:
 
 @lru_cache(maxsize=64)
 def _taken(source: str | None) -> frozenset[str] | None:
-    """The parameters of the drafter of that name; None where there is none of that name."""
+    """The parameters of the drafter of that name, and FINDS; None where there is none of that name."""
     if source is None:
         return frozenset()
     module, _, name = str(source).rpartition(".")
     try:
-        return frozenset(inspect.signature(getattr(importlib.import_module(module), name)).parameters)
+        found = getattr(importlib.import_module(module), name)
+        return frozenset((*inspect.signature(found).parameters, *([FINDS] if finds_size(found) else [])))
     except (ImportError, AttributeError, ValueError, TypeError):
         return None
 

@@ -20,6 +20,7 @@ from model.decoding.sampling import GREEDY, Sampling
 from model.decoding.step import unmarked
 from model.errors import UserError
 from model.files import load_state
+from model.online_size import finds_size
 from model.recycling import TokenRecycling, build_template
 from model.recycling.auto import AutoRecycling, best_of
 
@@ -30,7 +31,7 @@ from ..loading.step_times import step_seconds
 from .companions import make_ready, where
 
 COLD, HOT, CATEGORY = "cold", "hot", "category"
-AUTO = "auto"  # the tree that is chosen for the machine
+AUTO, ONLINE = "auto", "online"  # trees for the machine: by recorded step times, and by those learnt while decoding
 SECONDS = "step_seconds"  # what a method takes whose own trees follow the machine
 RANKS = 32  # candidates a node that a template may ask for, where the method has no k of its own
 DTYPES = {"int64": torch.int64, "int32": torch.int32}
@@ -58,11 +59,13 @@ class Method:
     @property
     def label(self) -> str:
         """How tables name it: a method that carries state names its start; tree=auto is hot unless it says cold."""
+        tree = self.settings.get("tree")
+        tree = tree if tree in (AUTO, ONLINE) else None
         if self.start is None:
-            return self.name
+            return self.name if tree is None else f"{self.name} ({tree})"
         start = Path(self.start).stem
-        if self.settings.get("tree") == AUTO:
-            start = AUTO if self.start == HOT else f"{AUTO}, {start}"
+        if tree is not None:
+            start = tree if self.start == HOT else f"{tree}, {start}"
         return f"{self.name} ({start})"
 
     def prepare(self) -> None:
@@ -119,7 +122,7 @@ def build_method(loaded: LoadedModel, method: dict[str, Any], tree: dict[str, An
     target = loaded.target
     template: Tree | None = None
     drafter: Drafter | None = None
-    sized: dict[str, Any] = {}  # what tree=auto sets of a method whose own trees follow the machine
+    sized: dict[str, Any] = {}  # what tree=auto and online set of a method whose own trees follow the machine
     if "k" in own and (not isinstance(own["k"], int) or own["k"] < 1):
         raise UserError(f"method.k={own['k']}: must be a whole number, at least 1")
     if source is not None:
@@ -130,9 +133,15 @@ def build_method(loaded: LoadedModel, method: dict[str, Any], tree: dict[str, An
             "eos": loaded.eos,
             "target": target,
         }
-        check(own, factory, "method.", without={*given, "tree", SECONDS} - own.keys())
+        check(own, factory, "method.", without={*given, "tree", "sizing", SECONDS} - own.keys())
+        if isinstance(own.get("nodes"), str):
+            raise UserError(f"method.nodes={own['nodes']}: must be a number; tree=online finds it while decoding")
         takes = inspect.signature(factory).parameters
-        if tree["name"] == AUTO and not {"tree", SECONDS}.isdisjoint(takes):
+        if tree["name"] == ONLINE and (finds_size(factory) or "tree" in takes):
+            factory = _online(factory, tree)
+            sized = {} if factory is AutoRecycling else {"nodes": f"auto:{tree['nodes']}"}
+            given["budget"] = tree["nodes"]
+        elif tree["name"] == AUTO and not {"tree", SECONDS}.isdisjoint(takes):
             factory = _auto(factory, loaded, tree, own)
             sized = {"nodes": tree["nodes"]} if SECONDS in takes else {}  # the budget
         elif "tree" in takes:
@@ -141,7 +150,9 @@ def build_method(loaded: LoadedModel, method: dict[str, Any], tree: dict[str, An
         if isinstance(drafter, AutoRecycling):
             template = drafter.largest
     stateful = drafter is not None and drafter.stateful
-    settings: dict[str, Any] = dict(method) | ({"tree": AUTO} | sized if sized else {})
+    settings: dict[str, Any] = dict(method)
+    if sized:
+        settings |= {"tree": tree["name"], "nodes": tree["nodes"]}
     settings |= {f"{key}_sha256": sha256_of(path) for key, path in found.items()}  # the method has opened it
     if template is not None:
         nodes = [list(path) for path in template.rank_paths[1:]]
@@ -194,11 +205,7 @@ def _auto(
     takes_seconds = SECONDS in inspect.signature(factory).parameters
     if factory is not TokenRecycling and not takes_seconds:
         raise UserError("tree=auto: chooses recycling's trees and dynamic ones; with another method name a template")
-    unused = [key for key in ("depth", "branching", "path") if tree[key] is not None]
-    if unused or not isinstance(tree["nodes"], int) or tree["nodes"] < 0:
-        raise UserError(
-            f"tree=auto takes tree.nodes, a budget of at least 0, and nothing else ({unused or tree['nodes']})"
-        )
+    _check_budget(tree)
     target = loaded.target
     make: Callable[[int], Drafter] = partial(best_of, target, own["k"])
     if takes_seconds:
@@ -210,6 +217,22 @@ def _auto(
     if takes_seconds:
         return partial(factory, step_seconds=seconds, plain_seconds=plain)
     return partial(AutoRecycling, step_seconds=seconds, plain_seconds=plain, budget=tree["nodes"])
+
+
+def _online(factory: Callable[..., Any], tree: dict[str, Any]) -> Callable[..., Any]:
+    """What makes a method that finds the size of its drafts while decoding."""
+    if factory is not TokenRecycling and not finds_size(factory):
+        raise UserError("tree=online: is for methods whose drafts have any size; with this one name a template")
+    _check_budget(tree)
+    return AutoRecycling if factory is TokenRecycling else factory
+
+
+def _check_budget(tree: dict[str, Any]) -> None:
+    """Raises UserError for a tree for the machine of which more is said than its budget."""
+    unused = [key for key in ("depth", "branching", "path") if tree[key] is not None]
+    if unused or not isinstance(tree["nodes"], int) or tree["nodes"] < 0:
+        wrong = unused or tree["nodes"]
+        raise UserError(f"tree={tree['name']} takes tree.nodes, a budget of at least 0, and nothing else ({wrong})")
 
 
 def _sha256(data: bytes) -> str:

@@ -8,6 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from ..statistics.acceptance import LEARNT
 from ..statistics.published import read_published
 from ..statistics.trees import auto_figures, auto_runs
 from .block import TREE, Block, speed_of
@@ -110,7 +111,9 @@ def tree_shape(block: Block) -> Figure | None:
 
 def tree_family(block: Block) -> Figure | None:
     """MAT over the number of nodes by family of trees: balanced against imbalanced."""
-    rows = [row for row in block.varied("tree", TREE) if row["tree"] != "auto"]  # whose size changes: see machine_tree
+    rows = [
+        row for row in block.varied("tree", TREE) if row["tree"] not in LEARNT
+    ]  # their size changes: see machine_tree
     families = list(dict.fromkeys(row["tree"] for row in rows))
     if len(families) < 2:
         return None
@@ -126,7 +129,7 @@ def tree_family(block: Block) -> Figure | None:
 
 
 def machine_tree(block: Block) -> Figure | None:
-    """What tree=auto measured and promised: step time over the size of the tree, speed, and the last choices (dots)."""
+    """What tree=auto and online measured and promised: step time and speed by size, and the last choices (dots)."""
     known = [(pool, figures) for pool in block.pools if (figures := auto_figures(pool.first)) is not None]
     if not known:
         return None

@@ -8,7 +8,7 @@ from model.decoding.tree import RankPath
 
 from ..records.runs import Run
 from ..statistics.acceptance import (
-    AUTO,
+    LEARNT,
     TEMPLATE,
     Accepted,
     Node,
@@ -100,7 +100,7 @@ def draw(configuration: Configuration, decoder: Decoder) -> Drawing | None:
     root = places[()]
     words = [_in_words(nodes, [depth.joint for depth in by_depth(accepted)]), *([sentence] if sentence else [])]
     if order is None:
-        changes = run.settings["method"].get("tree") == AUTO
+        changes = run.settings["method"].get("tree") in LEARNT
         why = "Its nodes changed along the run" if changes else "The records do not hold its nodes"
         words.append(f"{why}: only those that stood at least once are drawn, and every step counts as a try of each.")
     if len(kept) < len(nodes):

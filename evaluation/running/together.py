@@ -13,7 +13,7 @@ import torch
 
 from model.errors import UserError
 
-from ..configuration.methods import AUTO
+from ..configuration.methods import AUTO, ONLINE
 from ..errors import Failure, told
 from ..loading import processes
 from ..loading.bench import load_bench
@@ -53,8 +53,8 @@ class Job:
 
 
 def clocked(job: Job) -> bool:
-    """Whether a clock decides something of it: its own times, or with tree=auto the step times that it chooses by."""
-    return bool(job.config["timed"]) or job.config["tree"]["name"] == AUTO
+    """Whether a clock decides something of it: its own times, or the step times that it chooses trees by."""
+    return bool(job.config["timed"]) or job.config["tree"]["name"] in (AUTO, ONLINE)
 
 
 def takes_turns(job: Job) -> bool:

@@ -1,4 +1,4 @@
-"""Trees that runs ask for: the nodes accepted most often, and what tree=auto chose, promised and achieved."""
+"""Trees that runs ask for: nodes accepted most often; what tree=auto and online chose, promised and achieved."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def auto_figures(run: Run) -> dict[str, Any] | None:
 
 
 class AutoRun(NamedTuple):
-    """A run with tree=auto: the drafter's figures, and its decoding speed over vanilla's on the questions both have."""
+    """Such a run: the drafter's figures, and its decoding speed over vanilla's on the questions both have."""
 
     pool: Pool
     repeat: int
@@ -112,7 +112,7 @@ def _speedup(run: Run, theirs: dict[str, Row]) -> float:
 
 
 def auto_lines(runs: Sequence[Run]) -> list[str]:
-    """Say in one line a run with tree=auto: the choice, the promise, and what came of it."""
+    """Say in one line of a run with such a tree: the choice, the promise, and what came of it."""
     lines = []
     for pool, repeat, run, figures, achieved in auto_runs(pools(runs)):
         outcome = f"achieved {achieved:.2f} x" if achieved == achieved else "no vanilla run here to compare with"

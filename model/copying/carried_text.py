@@ -102,6 +102,9 @@ class TextSession(Session, Generic[T]):
         """After a step on the device."""
         self.read(verification.tokens)
 
+    def passed(self, tokens: list[int]) -> None:
+        self.read(tokens)
+
     def close(self) -> None:
         carried = self.method.carried
         if self.text is carried.text:

@@ -12,10 +12,11 @@ from typing import Any
 
 import torch
 
-from ..decoding import Tree
+from ..decoding import Tree, Verification
 from ..decoding.devices import fastest
 from ..decoding.tree import RankPath
 from ..errors import UserError
+from ..online_size import LawfulSize, OnlineSize, budget_of
 from ..recycling import RecyclingSession, TokenRecycling
 from ..recycling.templates import best_order, likelihood
 from .carried_text import Carried, TextSession
@@ -34,7 +35,7 @@ class Spine(TokenRecycling):
     have ranks 1, 2, ..., best first. Elsewhere ranks are the matrix's own.
 
     Args:
-        nodes: of every draft, the root not counted.
+        nodes: of every draft, the root not counted. auto: as many as pay, found while decoding; `auto:N`: at most N.
         stands: how likely the token that followed a match of 1, 2, 3, ... tokens follows it again; the last one holds
             for longer matches. 0: such a match is not copied from.
         carry: earlier prompts and answers are matched against, too, up to so many tokens; 0: the prompt alone.
@@ -44,11 +45,13 @@ class Spine(TokenRecycling):
         UserError: nodes or stands out of range.
     """
 
+    sizing: OnlineSize | None = None
+
     def __init__(
         self,
         vocab_size: int,
         *,
-        nodes: int = 24,
+        nodes: int | str = 24,
         stands: Sequence[float] = (0.0, 0.2, 0.45, 0.55, 0.65, 0.75, 0.85),
         carry: int = 32768,
         k: int = 8,
@@ -57,6 +60,8 @@ class Spine(TokenRecycling):
         dtype: torch.dtype = torch.int64,
         eos: Collection[int] = (),
     ) -> None:
+        most = budget_of(nodes)
+        nodes = nodes if most is None else most
         if not isinstance(nodes, int) or not 1 <= nodes <= MAX_NODES:
             raise UserError(f"spine: nodes={nodes} must be from 1 to {MAX_NODES}")
         if not stands or not all(isinstance(p, int | float) and 0 <= p <= 1 for p in stands):
@@ -64,22 +69,38 @@ class Spine(TokenRecycling):
         device = torch.device(device)
         settings = dict(k=k, recycle_prompt=recycle_prompt, device=device, dtype=dtype, eos=eos)
         super().__init__(vocab_size, Tree.chain(0), **settings)  # type: ignore[arg-type]
-        made = [spine_tree(match, nodes, k, stands) for match in range(len(stands) + 1)]
-        self._topologies = [Topology(tree.on(device), spine) for tree, spine in made]  # by length of match
+        self.nodes, self.stands, kinds = nodes, stands, range(len(stands) + 1)  # of drafts: by the length of the match
+        self._topologies: dict[tuple[int, int], Topology] = {}  # by kind and nodes
+        self.size: LawfulSize | None = None
+        if most is not None:
+            self.sizing = OnlineSize(most, device)
+            laws = [[likely for likely, _, _ in likeliest(match, nodes, k, stands)] for match in kinds]
+            self.size = LawfulSize(self.sizing, laws)
+        for match in kinds if most is None else ():
+            self._topology(match, nodes)
         self.max_nodes, self.carried = 1 + nodes, Carried(carry, automaton_class())
         self._line = torch.zeros(1 + nodes, dtype=torch.long, device=device)  # the root and the spine, filled each step
         self._cells = fastest(self._line)
-        self.take_topology(SuffixAutomaton())
+        self._now = self._topology(0, nodes)
+        self.tree = self._now.tree
 
     def session(self) -> SpineSession:
         return SpineSession(self)
 
     def take_topology(self, text: SuffixAutomaton) -> None:
         """That of the length of the text's match, whose continuation is the spine."""
-        now = self._now = self._topologies[min(text.length, len(self._topologies) - 1)]
+        match = min(text.length, len(self.stands))
+        now = self._now = self._topology(match, self.nodes if self.size is None else self.size.choose(match))
         self.tree = now.tree
         if now.spine:
             self._line[1 : 1 + now.spine] = torch.tensor(text.copy(text.end, now.spine))
+
+    def _topology(self, match: int, nodes: int) -> Topology:
+        """That of a match's length; made when it is first needed."""
+        if (match, nodes) not in self._topologies:
+            tree, spine = spine_tree(match, nodes, self.matrix.k, self.stands)
+            self._topologies[match, nodes] = Topology(tree.on(self.device), spine)
+        return self._topologies[match, nodes]
 
     def grow(self, root: torch.Tensor) -> torch.Tensor:
         """Spine first, then all children of its nodes at once, then theirs: off the spine the look-up is recycling's.
@@ -103,17 +124,25 @@ class Spine(TokenRecycling):
     def reset(self) -> None:
         super().reset()
         self.carried.reset()
+        if self.size is not None:
+            self.size.reset()
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        return super().state_dict() | self.carried.state_dict()
+        chosen = {} if self.size is None else self.size.state_dict()
+        return super().state_dict() | self.carried.state_dict() | chosen
 
     def step_state(self) -> dict[str, torch.Tensor]:
         return super().state_dict()
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         """Takes a plain matrix, too: then no text is known."""
-        super().load_state_dict({name: tensor for name, tensor in state.items() if name != "text"})
+        super().load_state_dict({"candidates": state["candidates"]} if "candidates" in state else state)
         self.carried.load_state_dict(state, len(self.matrix.candidates))
+        if self.size is not None:
+            self.size.load_state_dict(state)
+
+    def describe(self) -> dict[str, Any]:
+        return {} if self.size is None else self.size.describe()
 
 
 class SpineSession(TextSession[SuffixAutomaton], RecyclingSession):
@@ -123,6 +152,11 @@ class SpineSession(TextSession[SuffixAutomaton], RecyclingSession):
 
     def choose(self) -> None:
         self.method.take_topology(self.text)
+
+    def account(self, verification: Verification) -> None:
+        if self.method.size is not None:
+            self.method.size.learn(len(verification.path) - 1)
+        super().account(verification)
 
 
 class Topology:
@@ -173,8 +207,31 @@ def spine_tree(match: int, nodes: int, k: int, stands: Sequence[float]) -> tuple
     The law: behind a match of m tokens the copied token is right with stands(m), and then the match is one longer.
     Where it is wrong, the other candidates are right by the recycled ones' power law, `likelihood`; so is all below.
     """
-    if match == 0 or stands[min(match, len(stands)) - 1] == 0:
-        return Tree.from_rank_paths(best_order(nodes, k)), 0
+    taken = likeliest(match, nodes, k, stands)
+    paths = [path for _, path, _ in taken]
+    if not copies(match, stands):
+        return Tree.from_rank_paths(paths), 0
+    spine = max((len(path) for _, path, copied in taken if copied), default=0)
+    # At the tip no candidate is taken by the spine: its children begin with the best one.
+    at_tip = [path[:spine] == (0,) * spine and len(path) > spine for path in paths]
+    return Tree.from_rank_paths(
+        (*path[:spine], path[spine] - 1, *path[spine + 1 :]) if below else path
+        for path, below in zip(paths, at_tip, strict=True)
+    ), spine
+
+
+def copies(match: int, stands: Sequence[float]) -> bool:
+    """Whether a match of so many tokens is copied from."""
+    return match > 0 and stands[min(match, len(stands)) - 1] > 0
+
+
+def likeliest(match: int, nodes: int, k: int, stands: Sequence[float]) -> list[tuple[float, RankPath, bool]]:
+    """The `nodes` likeliest nodes by the law of `spine_tree`: likelihood, rank path, whether it is of the spine.
+
+    Behind the spine's next token a node's other candidates have ranks from 1 on.
+    """
+    if not copies(match, stands):
+        return [(likelihood(path), path, False) for path in best_order(nodes, k)]
     frontier: list[tuple[float, RankPath, bool]] = []  # (-likelihood, rank path, on the spine)
 
     def open_spine(path: RankPath, reached: float) -> None:
@@ -184,20 +241,13 @@ def spine_tree(match: int, nodes: int, k: int, stands: Sequence[float]) -> tuple
             heapq.heappush(frontier, (-reached * (1 - right) * likelihood((rank,)), (*path, rank + 1), False))
 
     open_spine((), 1.0)
-    paths: list[RankPath] = []
-    spine = 0
-    while len(paths) < nodes:
+    taken: list[tuple[float, RankPath, bool]] = []
+    while len(taken) < nodes:
         likely, path, copied = heapq.heappop(frontier)
-        paths.append(path)
+        taken.append((-likely, path, copied))
         if copied:
-            spine = len(path)
             open_spine(path, -likely)
         else:
             for rank in range(k):
                 heapq.heappush(frontier, (likely * likelihood((rank,)), (*path, rank), False))
-    # At the tip no candidate is taken by the spine: its children begin with the best one.
-    at_tip = [path[:spine] == (0,) * spine and len(path) > spine for path in paths]
-    return Tree.from_rank_paths(
-        (*path[:spine], path[spine] - 1, *path[spine + 1 :]) if below else path
-        for path, below in zip(paths, at_tip, strict=True)
-    ), spine
+    return taken

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import math
+import operator
+from itertools import accumulate
+from typing import Any
 
 import torch
 
-from ..decoding import DeviceDrafter, DeviceSession, Tree
+from ..decoding import DeviceDrafter, DeviceSession, Tree, Verification
 from ..errors import UserError
+from ..online_size import LawfulSize, OnlineSize, budget_of
 from .carried_text import Carried, TextSession
 from .suffix_automaton import SuffixAutomaton, automaton_class
+
+# How likely the token that followed a match of 1, 2, 3, ... tokens follows it again, before that is learnt.
+STANDS = (0.1, 0.2, 0.45, 0.55, 0.65, 0.75, 0.85)
+KINDS = range(1, len(STANDS) + 1)
 
 
 class Suffix(DeviceDrafter):
@@ -23,10 +31,14 @@ class Suffix(DeviceDrafter):
         max_draft: at most so many tokens are copied (paper: 40, for code 16).
         factor: a match of m tokens drafts ceil(factor * m) tokens, at most max_draft (paper: max_draft always).
         carry: earlier prompts and answers are matched against, too, up to so many tokens (paper: 0).
+        nodes: auto: of these as many as pay, found while decoding; `auto:N`: at most N. None: as above.
+        sizing: what finds them, where others share it.
 
     Raises:
         UserError: a setting out of range.
     """
+
+    sizing: OnlineSize | None = None
 
     def __init__(
         self,
@@ -36,7 +48,9 @@ class Suffix(DeviceDrafter):
         max_draft: int = 40,
         factor: float = 4.0,
         carry: int = 0,
+        nodes: str | None = None,
         device: torch.device | str = "cpu",
+        sizing: OnlineSize | None = None,
     ) -> None:
         for name, value in (("min_match", min_match), ("max_draft", max_draft)):
             if not isinstance(value, int) or value < 1:
@@ -44,6 +58,12 @@ class Suffix(DeviceDrafter):
         if not isinstance(factor, int | float) or not factor > 0:
             raise UserError(f"suffix: factor={factor} must be a number above 0")
         super().__init__(torch.device(device))
+        most = None if nodes is None else budget_of(nodes)
+        if nodes is not None:
+            if most is None:
+                raise UserError(f"suffix: nodes={nodes} must be auto or auto:N; max_draft is the number")
+            self.sizing = sizing or OnlineSize(min(most, max_draft), self.device)
+        self.size = None if self.sizing is None else LawfulSize(self.sizing, laws(max_draft))
         self.min_match, self.max_draft, self.factor = min_match, max_draft, factor
         self.max_nodes = 1 + max_draft
         self.vocab_size, self.carried = vocab_size, Carried(carry, automaton_class())
@@ -59,15 +79,28 @@ class Suffix(DeviceDrafter):
 
     def reset(self) -> None:
         self.carried.reset()
+        if self.size is not None:
+            self.size.reset()
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        return self.carried.state_dict()
+        return self.carried.state_dict() | ({} if self.size is None else self.size.state_dict())
 
     def step_state(self) -> dict[str, torch.Tensor]:
         return {}
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         self.carried.load_state_dict(state, self.vocab_size)
+        if self.size is not None:
+            self.size.load_state_dict(state)
+
+    def describe(self) -> dict[str, Any]:
+        return {} if self.size is None else self.size.describe()
+
+
+def laws(most: int) -> list[list[float]]:
+    """By the length of a match, 1 to that from which on STANDS changes no more: how likely each copied token is."""
+    behind = [[STANDS[min(match + place, len(STANDS)) - 1] for place in range(most)] for match in KINDS]
+    return [list(accumulate(own, operator.mul)) for own in behind]
 
 
 class SuffixSession(TextSession[SuffixAutomaton], DeviceSession):
@@ -78,6 +111,13 @@ class SuffixSession(TextSession[SuffixAutomaton], DeviceSession):
     def choose(self) -> None:
         method, text = self.method, self.text
         count = min(method.max_draft, math.ceil(method.factor * text.length)) if text.length >= method.min_match else 0
+        if count and method.size is not None:
+            count = min(count, method.size.choose(min(text.length, len(STANDS)) - 1))
         method.tree = Tree.chain(count).on(method.device)
         if count:
             method.line[1 : 1 + count] = torch.tensor(text.copy(text.end, count))
+
+    def account(self, verification: Verification) -> None:
+        if self.method.size is not None and len(verification.draft.tree) > 1:
+            self.method.size.learn(len(verification.path) - 1)
+        super().account(verification)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any
 
 import torch
 
 from ..decoding import DeviceDrafter, DeviceSession, Draft, Tree, Verification
+from ..errors import UserError
+from ..online_size import OnlineSize, budget_of
 from ..recycling import TokenRecycling
+from ..recycling.auto import AutoRecycling
 from .suffix import Suffix
 
 
@@ -18,23 +22,30 @@ class SuffixRecycling(DeviceDrafter):
     In step records the source is `suffix` or `recycling`; a copied chain's rank path is all zeros.
 
     Args:
-        tree: the recycled tree.
+        tree: the recycled tree; None with `nodes`.
         min_match: a match of so many tokens is copied from (paper: 5).
         max_draft, factor, carry: as Suffix.
+        nodes: auto: of both drafts as many as pay, found while decoding, and the recycled tree is AutoRecycling's;
+            `auto:N`: at most N. None: the tree's.
         others: as TokenRecycling.
+
+    Raises:
+        UserError: a setting out of range; a tree and `nodes`, or neither.
     """
 
     stateful = True
+    sizing: OnlineSize | None = None
 
     def __init__(
         self,
         vocab_size: int,
-        tree: Tree,
+        tree: Tree | None = None,
         *,
         min_match: int = 5,
         max_draft: int = 40,
         factor: float = 4.0,
         carry: int = 0,
+        nodes: str | None = None,
         k: int = 8,
         recycle_prompt: bool = False,
         dtype: torch.dtype = torch.int64,
@@ -42,16 +53,26 @@ class SuffixRecycling(DeviceDrafter):
         eos: Collection[int] = (),
     ) -> None:
         super().__init__(torch.device(device))
+        most = None if nodes is None else budget_of(nodes)
+        if (most is None) == (tree is None) or (nodes is not None and most is None):
+            raise UserError(f"suffix_recycling: takes a tree, or nodes=auto or auto:N (is {nodes})")
+        if most is not None:
+            self.sizing = OnlineSize(most, self.device)
         self.suffix = Suffix(
             vocab_size,
             min_match=min_match,
             max_draft=max_draft,
             factor=factor,
             carry=carry,
+            nodes=nodes,
             device=device,
+            sizing=self.sizing,
         )
-        self.recycling = TokenRecycling(
-            vocab_size, tree, k=k, recycle_prompt=recycle_prompt, dtype=dtype, device=device, eos=eos
+        settings: dict[str, Any] = dict(k=k, recycle_prompt=recycle_prompt, dtype=dtype, device=device, eos=eos)
+        self.recycling = (
+            AutoRecycling(vocab_size, sizing=self.sizing, **settings)
+            if tree is None
+            else TokenRecycling(vocab_size, tree, **settings)
         )
         self.max_nodes = max(self.suffix.max_nodes, self.recycling.max_nodes)
         self.needs = self.recycling.needs
@@ -62,11 +83,11 @@ class SuffixRecycling(DeviceDrafter):
 
     def take_from(self, chosen: Suffix | TokenRecycling) -> None:
         """Whose tree and tokens the next step's are."""
-        self._chosen, self.tree = chosen, chosen.tree
+        self.chosen, self.tree = chosen, chosen.tree
         self.source = "suffix" if chosen is self.suffix else "recycling"
 
     def grow(self, root: torch.Tensor) -> torch.Tensor:
-        return self._chosen.grow(root)
+        return self.chosen.grow(root)
 
     def learn(self, tokens: torch.Tensor, candidates: torch.Tensor, accepted: torch.Tensor) -> None:
         self.recycling.learn(tokens, candidates, accepted)
@@ -81,8 +102,12 @@ class SuffixRecycling(DeviceDrafter):
     def step_state(self) -> dict[str, torch.Tensor]:
         return self.recycling.step_state()
 
+    def describe(self) -> dict[str, Any]:
+        return self.recycling.describe()
+
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        self.recycling.load_state_dict({name: tensor for name, tensor in state.items() if name != "text"})
+        own = self.recycling.state_dict()
+        self.recycling.load_state_dict({name: tensor for name, tensor in state.items() if name in own})
         self.suffix.load_state_dict(state)
 
 
@@ -102,10 +127,19 @@ class SuffixRecyclingSession(DeviceSession):
     def choose(self) -> None:
         method = self.method
         self.suffix.choose()
-        method.take_from(method.suffix if method.suffix.tree.max_depth > 0 else method.recycling)
+        if method.suffix.tree.max_depth > 0:
+            method.take_from(method.suffix)
+        else:
+            self.recycling.choose()
+            method.take_from(method.recycling)
 
     def account(self, verification: Verification) -> None:
+        if self.method.chosen is self.method.recycling:
+            self.recycling.account(verification)
         self.suffix.account(verification)
+
+    def passed(self, tokens: list[int]) -> None:
+        self.suffix.passed(tokens)
 
     def observe_prompt(self, prompt: list[int], logits: torch.Tensor) -> None:
         self.recycling.observe_prompt(prompt, logits)

@@ -8,7 +8,7 @@ likes, and the kind whose step runs on the device, in one of a few trees.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 import torch
@@ -44,6 +44,21 @@ class Needs:
     hidden: bool = False
 
 
+class Sizing(Protocol):
+    """What finds the size of drafts while decoding. Every step of every sequence is `rests`, the step, `took`."""
+
+    resting: bool  # nothing is drafted for now
+
+    def opened(self) -> None:
+        """A sequence begins."""
+
+    def rests(self) -> bool:
+        """Before a step: is it to be a plain one, that neither drafts nor learns?"""
+
+    def took(self, nodes: int, tokens: int, seconds: float) -> None:
+        """After it: nodes below its root, tokens that it added, and its seconds from the draft to what was learnt."""
+
+
 class Drafter:
     """A method: what its sequences share, and the state that is carried from prompt to prompt.
 
@@ -54,12 +69,14 @@ class Drafter:
         stateful: whether anything outlives a prompt. Then cold and hot start differ.
         shares_noise: whether `Session.scores` adds the target's noise.
         max_nodes: of the largest draft it will ever make, root included; the cache keeps room for it.
+        sizing: where the size of drafts is found while decoding; None: the method alone decides it.
     """
 
     needs: Needs = Needs()
     stateful: bool = False
     shares_noise: bool = False
     max_nodes: int = 1
+    sizing: Sizing | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Raises UserError for `needs_...`, which would be read by nobody."""
@@ -133,6 +150,9 @@ class Session:
 
     def observe(self, verification: Verification) -> None:
         """Learn from a step: what was drafted, what the target chose, what was accepted."""
+
+    def passed(self, tokens: list[int]) -> None:
+        """The text went on by a plain step's tokens, which was not drafted and is not observed; see `Sizing`."""
 
     def observe_prompt(self, prompt: list[int], logits: torch.Tensor) -> None:
         """Learn from the logits (m, V) after the prompt's tokens, where `needs.prompt_logits`: all but the last one.

@@ -13,10 +13,12 @@ import torch
 from .cache import TreeCache
 from .drafter import Drafter, Session
 from .sampling import GREEDY, Sampling
-from .step import DeviceStep, Forwarded, HostStep, Mark, Sequence, conclude, make_step, unmarked
+from .step import DeviceStep, Executor, Forwarded, HostStep, Mark, Sequence, conclude, make_step, unmarked
 from .target import Target
 from .tree import RankPath
 from .verification import Verification
+
+Clock = Callable[[], float]
 
 
 @dataclass(slots=True)
@@ -90,6 +92,7 @@ def decode(
     sampling: Sampling = GREEDY,
     mark: Mark = unmarked,
     reuse: bool = False,
+    clock: Clock = time.perf_counter,
 ) -> Generator[StepRecord, None, Generation]:
     """Decode a step at a time: the output is the target's own, whatever the session tries.
 
@@ -109,6 +112,7 @@ def decode(
             observe and loop; in static steps setup (when one is made), step and loop.
         reuse: what the last sequence committed of this prompt's beginning is not forwarded again (a conversation's
             earlier turns), unless the method needs something of that forward which it did not keep.
+        clock: by which the method's `Sizing` is told what steps take.
 
     Yields:
         Each step's record, as soon as its tokens are known.
@@ -120,7 +124,7 @@ def decode(
         UserError: max_new_tokens < 1, or the prompt leaves no room for an answer.
     """
     out, turns = Generation(), target.turns
-    steps = _decode(target, session, prompt, max_new_tokens, eos, sampling, mark, reuse, out)
+    steps = _decode(target, session, prompt, max_new_tokens, eos, sampling, mark, reuse, out, clock)
     try:
         while True:
             with turns, torch.inference_mode():  # for one step, and not while the consumer is at work
@@ -142,11 +146,13 @@ def generate(
     eos: Collection[int] = (),
     sampling: Sampling = GREEDY,
     mark: Mark = unmarked,
+    clock: Clock = time.perf_counter,
 ) -> Generation:
     """The whole answer at once: `decode` from the first step to the last, in a session of its own."""
     with target.turns:
         session = drafter.session()
-    return whole(decode(target, session, prompt, max_new_tokens=max_new_tokens, eos=eos, sampling=sampling, mark=mark))
+    settings: dict[str, Any] = dict(max_new_tokens=max_new_tokens, eos=eos, sampling=sampling, mark=mark, clock=clock)
+    return whole(decode(target, session, prompt, **settings))
 
 
 def whole(steps: Generator[StepRecord, None, Generation]) -> Generation:
@@ -169,6 +175,7 @@ def _decode(
     mark: Mark,
     reuse: bool,
     out: Generation,
+    clock: Clock,
 ) -> Generator[StepRecord, None, None]:
     """Step after step until the answer ends, each added to `out`."""
 
@@ -192,6 +199,8 @@ def _decode(
             step = make_step(sequence)
             executor = step.executor
             session.choice, made = executor.choice, executor.setup_s
+            if session.method.sizing is not None:
+                session.method.sizing.opened()
             target.synchronize()
             start = time.perf_counter()
             verification = hidden_kept(_first_step, sequence, step, out)
@@ -201,7 +210,7 @@ def _decode(
             yield out.steps[-1]
             while goes_on:
                 sequence.text += out.steps[-1].tokens
-                verification = hidden_kept(step)
+                verification = _timed(lambda: hidden_kept(step), session, executor, clock)
                 out.forwards += 1
                 goes_on = out.add(verification, limit, eos)
                 mark("loop")
@@ -212,6 +221,18 @@ def _decode(
     finally:
         session.close()
     out.end(limit, max_new_tokens, eos)
+
+
+def _timed(run: Callable[[], Verification], session: Session, executor: Executor, clock: Clock) -> Verification:
+    """A step, of which the method's `Sizing` is told the seconds; of one that made a shape nothing is to be learnt."""
+    sizing, made = session.method.sizing, executor.setup_s
+    if sizing is None:
+        return run()
+    begun = clock()
+    verification = run()
+    if executor.setup_s == made:
+        sizing.took(len(verification.draft.tree) - 1, len(verification.tokens), clock() - begun)
+    return verification
 
 
 @contextmanager
@@ -226,7 +247,8 @@ def noted(cache: TreeCache, prompt: list[int], out: Generation) -> Iterator[None
 def _first_step(sequence: Sequence, step: HostStep | DeviceStep, out: Generation) -> Verification:
     """The prompt and the first step, in one forward where the session begins with a chain, else in two."""
     target, session, prompt = sequence.target, sequence.session, list(sequence.text)
-    draft, wants = session.begin(prompt), session.method.needs.prompt_logits
+    draft, sizing = session.begin(prompt), session.method.sizing
+    wants = session.method.needs.prompt_logits and not (sizing is not None and sizing.resting)
     kept = sequence.cache.length
     first = prompt[kept:] if draft is not None else prompt[kept:-1]  # tokens that are forwarded as the prompt's own
     logits = target.prefill(sequence.cache, prompt, draft, all_logits=wants, kept=kept)
@@ -240,7 +262,7 @@ def _first_step(sequence: Sequence, step: HostStep | DeviceStep, out: Generation
         return step()
     out.forwards = 1
     logits = logits[-len(draft.tree) :]
-    forwarded = Forwarded(step.executor.chosen(sequence, draft, logits), logits, target.hidden)
+    forwarded = Forwarded(step.executor.chosen(sequence, draft, logits, session.method), logits, target.hidden)
     verification = conclude(session, draft, forwarded, room=sequence.room, eos=sequence.eos, cache=sequence.cache)
     sequence.mark("prefill")
     return verification

@@ -119,20 +119,30 @@ def conclude(
     return verification
 
 
+def rests(session: Session) -> bool:
+    """Is the next step a plain one, by what finds the size of the method's drafts?"""
+    return session.method.sizing is not None and session.method.sizing.rests()
+
+
 class HostStep:
     """Draft, forward, verify, commit, observe: whatever the session drafts."""
 
     def __init__(self, sequence: Sequence, executor: Executor) -> None:
         self.sequence, self.executor = sequence, executor
+        self._plain = executor.idle.session()
 
     def __call__(self) -> Verification:
-        sequence, session = self.sequence, self.sequence.session
+        sequence, plain = self.sequence, rests(self.sequence.session)
+        session = self._plain if plain else sequence.session
         self.executor.choice.take(sequence.sampling.seed)  # sequences of other seeds may take turns with this one
         draft = session.draft(sequence.text[-1])
         sequence.mark("draft")
-        forwarded = self.executor.forward(sequence, draft)
+        forwarded = self.executor.forward(sequence, draft, session.method)
         room, eos = sequence.room, sequence.eos
-        return conclude(session, draft, forwarded, room=room, eos=eos, cache=sequence.cache, mark=sequence.mark)
+        verification = conclude(session, draft, forwarded, room=room, eos=eos, cache=sequence.cache, mark=sequence.mark)
+        if plain:
+            sequence.session.passed(verification.tokens)
+        return verification
 
 
 class DeviceStep:
@@ -144,8 +154,10 @@ class DeviceStep:
         self._last: WholeStep | None = None  # it holds root and length: until there is one they are the host's
 
     def __call__(self) -> Verification:
-        sequence, method = self.sequence, self.session.method
-        self.session.choose()
+        sequence, plain = self.sequence, rests(self.session)
+        method = self.executor.idle if plain else self.session.method
+        if not plain:
+            self.session.choose()
         step, launch = self.executor.whole(sequence.cache, method, sequence.mark)
         if step is not self._last:
             step.root.fill_(sequence.text[-1])
@@ -158,7 +170,10 @@ class DeviceStep:
         sequence.mark("step")
         sequence.cache.length += step.tree.depth_of[verification.node] + 1
         verification.cut(sequence.room, sequence.eos)
-        self.session.account(verification)
+        if plain:
+            self.session.passed(verification.tokens)
+        else:
+            self.session.account(verification)
         return verification
 
 
@@ -187,6 +202,7 @@ class Executor:
 
     Attributes:
         choice: the target's rule, for whatever sequence takes its turn.
+        idle: drafts and learns nothing; plain steps of a method that rests are its.
         setup_s: seconds spent on making steps so far, compiling and capturing included. They are not decoding: a shape
             is paid for by whichever prompt comes first, and again only behind MOST_STEPS others.
 
@@ -202,6 +218,7 @@ class Executor:
                 f"not {self.execution}"
             )
         self.choice = Choice(sampling, target.device)
+        self.idle = DeviceDrafter(target.device)
         self.setup_s = 0.0
         self._made: OrderedDict[Hashable, tuple[Any, Callable[[], None]]] = OrderedDict()
 
@@ -224,18 +241,18 @@ class Executor:
         executor.choice.take(sampling.seed)
         return executor
 
-    def chosen(self, sequence: Sequence, draft: Draft, logits: torch.Tensor) -> torch.Tensor:
+    def chosen(self, sequence: Sequence, draft: Draft, logits: torch.Tensor, drafter: Drafter) -> torch.Tensor:
         """What the target picks after each node of an eager forward: int64 (n,)."""
-        return self.choice.after(logits, draft, sequence.text, every=sequence.session.method.needs.choices)
+        return self.choice.after(logits, draft, sequence.text, every=drafter.needs.choices)
 
-    def forward(self, sequence: Sequence, draft: Draft) -> Forwarded:
-        """A draft that the host has, forwarded: eagerly, or padded to one of a few fixed shapes."""
+    def forward(self, sequence: Sequence, draft: Draft, drafter: Drafter) -> Forwarded:
+        """A draft of the drafter's that the host has, forwarded: eagerly, or padded to one of a few fixed shapes."""
         if self.execution == "eager":
             logits = self.target.forward(sequence.cache, draft)
             sequence.mark("forward")
-            return Forwarded(self.chosen(sequence, draft, logits), logits, self.target.hidden)
+            return Forwarded(self.chosen(sequence, draft, logits, drafter), logits, self.target.hidden)
         n = len(draft.tree)
-        padded, launch = self.padded(sequence.cache, n, sequence.session.method, sequence.mark)
+        padded, launch = self.padded(sequence.cache, n, drafter, sequence.mark)
         padded.feed(draft, sequence.cache.length)
         launch()
         choices, candidates = padded.read(n) if draft.tree.device.type == "cpu" else padded.on_device(n)
@@ -246,7 +263,7 @@ class Executor:
     def whole(self, cache: TreeCache, drafter: DeviceDrafter, mark: Mark) -> tuple[WholeStep, Callable[[], None]]:
         """The step of the drafter's tree and source now, and what runs it."""
         tree, setup = drafter.tree, self._setup(cache, len(drafter.tree))
-        key = tree, drafter.source, setup.bucket
+        key = type(drafter), tree, drafter.source, setup.bucket
         return self._kept(key, lambda: WholeStep(setup, drafter, tree), cache, mark)
 
     def padded(
@@ -256,7 +273,8 @@ class Executor:
         most = drafter.max_nodes
         rows = min(next((n for n in ROWS if n >= nodes), most), most)
         setup = self._setup(cache, rows)
-        return self._kept((rows, setup.bucket), lambda: PaddedForward(setup, drafter, rows), cache, mark)
+        key = type(drafter), rows, setup.bucket
+        return self._kept(key, lambda: PaddedForward(setup, drafter, rows), cache, mark)
 
     def _setup(self, cache: TreeCache, nodes: int) -> Setup:
         """Of a step of so many nodes. With the tree kernel, whose cost follows the length, it sees the whole cache."""

@@ -58,6 +58,10 @@ class CompiledSession(DynamicSession):
         self._before = int(tokens[node])
         self.read(verification.tokens)
 
+    def passed(self, tokens: list[int]) -> None:
+        super().passed(tokens)
+        self._growth.siblings = [], []
+
     def _note_siblings(self, ids: Any, levels: Any, node: int, rejected: list[tuple[int, int]], root: int) -> None:
         """Behind a prompt."""
         super()._note_siblings(ids, levels, node, rejected, root)

@@ -21,7 +21,9 @@ from ..copying.carried_text import Carried, TextSession
 from ..copying.suffix_automaton import SuffixAutomaton, automaton_class
 from ..decoding import Draft, Drafter, Needs, Tree, Verification
 from ..decoding.tree import breadth_first
+from ..draft_size import StepCosts
 from ..errors import UserError
+from ..online_size import OnlineSize, budget_of
 from .machine_size import MachineSize
 from .rows import LEVELS, PairRows, TokenRows, likely, on_host
 from .weights import (
@@ -55,7 +57,8 @@ class DynamicRecycling(Drafter):
 
     Args:
         vocab_size: V.
-        nodes: of every draft, the root not counted; fewer where nothing suggests so many.
+        nodes: of every draft, the root not counted; fewer where nothing suggests so many. auto: as many as pay, found
+            while decoding; `auto:N`: at most N.
         k: candidates kept a row.
         pairs: rows by pairs of tokens, a power of two; 0: none.
         copy: continue the longest match of text and path as well.
@@ -72,12 +75,13 @@ class DynamicRecycling(Drafter):
     """
 
     stateful = True
+    sizing: OnlineSize | None = None
 
     def __init__(
         self,
         vocab_size: int,
         *,
-        nodes: int = 24,
+        nodes: int | str = 24,
         k: int = 8,
         pairs: int = 65536,
         copy: bool = True,
@@ -89,14 +93,22 @@ class DynamicRecycling(Drafter):
         step_seconds: Mapping[int, float] | None = None,
         plain_seconds: float | None = None,
     ) -> None:
+        most = budget_of(nodes)
+        nodes = nodes if most is None else most
         if not isinstance(nodes, int) or not 0 <= nodes <= MAX_NODES:
             raise UserError(f"dynamic: nodes={nodes} must be from 0 to {MAX_NODES}")
+        if most is not None and step_seconds is not None:
+            raise UserError("dynamic: nodes=auto learns step times by itself and takes no step_seconds")
         if not isinstance(k, int) or not 1 <= k <= vocab_size:
             raise UserError(f"k={k}: must be from 1 to the vocabulary's size ({vocab_size})")
         super().__init__(torch.device(device))
         self.size: MachineSize | None = None
         if step_seconds is not None:
-            self.size = MachineSize(step_seconds, plain_seconds, nodes)
+            self.size = MachineSize(StepCosts(step_seconds, plain_seconds, nodes))
+        elif most is not None:
+            self.sizing = OnlineSize(most, self.device)
+            self.size = MachineSize(self.sizing)
+        if self.size is not None:
             nodes = self.size.sizes[-1]
         self.nodes, self.k, self.copy, self.siblings, self.max_nodes = nodes, k, copy, siblings, 1 + nodes
         self.needs = Needs(candidates=k, bits=True, choices=True, prompt_logits=recycle_prompt)
@@ -158,6 +170,8 @@ class DynamicRecycling(Drafter):
         tables = {"token": self.rows} | ({} if self.pairs is None else {"pair": self.pairs})
         named = {f"{table}_{name}": t for table, rows in tables.items() for name, t in rows.state_dict().items()}
         chosen = {} if self.size is None else self.size.state_dict()
+        if self.sizing is not None:
+            chosen |= self.sizing.state_dict()
         return named | self.weights.state_dict() | self.carried.state_dict() | chosen
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
@@ -173,6 +187,8 @@ class DynamicRecycling(Drafter):
         self.carried.load_state_dict(state, len(self.rows.ids))
         if self.size is not None:
             self.size.load_state_dict(state)
+        if self.sizing is not None:
+            self.sizing.load_state_dict(state)
 
     def describe(self) -> dict[str, Any]:
         held = self.rows.nbytes + (0 if self.pairs is None else self.pairs.nbytes)
@@ -267,6 +283,12 @@ class DynamicSession(TextSession[SuffixAutomaton]):
         self._note_siblings(ids, levels, node, [(child, int(tokens[child])) for child in rejected], choices[node])
         self._before = int(tokens[node])
         self.read(verification.tokens)
+
+    def passed(self, tokens: list[int]) -> None:
+        """Nothing is known of what stood beside the next root."""
+        known = [*self.text.tokens[-1:], *tokens]
+        self._before, self._followed, self._siblings = known[-2], [], []
+        self.read(tokens)
 
     def _note_siblings(self, ids: Any, levels: Any, node: int, rejected: list[tuple[int, int]], root: int) -> None:
         """Of the last step's rows (n, k): what was next to the new root below `node`, and what followed there.

@@ -1,6 +1,6 @@
 """A tree for the machine: the draft tree follows from measured step times and observed acceptance.
 
-T(n) is measured once a machine (`draft_size`); which nodes and how many is learnt while decoding.
+T(n) is measured once a machine (`draft_size`) or learnt while decoding, as which nodes and how many always is.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 from ..decoding import Drafter, Target, Tree, Verification
 from ..decoding.tree import RankPath
 from ..draft_size import FILLING, SIZES, StepCosts, best_size
+from ..online_size import OnlineSize
 from .acceptance import MEMORY, Acceptance
 from .drafter import RecyclingSession, TokenRecycling
 from .templates import best_order
@@ -25,6 +26,9 @@ PROBE = 16  # every so many steps a larger tree than the one in use is tried, to
 PROBE_IDLE = 64  # more rarely where drafting does not pay, as a probe then costs most
 PROBE_UP = 3  # larger by so many sizes
 LEARN, LEARN_NODES = 24, 24  # the first steps use this many nodes, whatever the power law promises
+RENEW = 4  # the same while decoding finds T(n), in its first steps
+RIPE = 1.5  # then a filled matrix counts no more than that, as step times are not known to be worth it,
+BEGIN = 4  # and the first drafts have about so many nodes
 SWITCH_GAIN = 1.02  # a change of size must promise this much
 # Acceptance grows as the matrix fills: by the number of steps, to the power FILLING. The choice is made for the matrix
 # as it will be after so many steps; else an empty one looks as if drafting did not pay, small trees are chosen, and the
@@ -40,20 +44,23 @@ class AutoRecycling(TokenRecycling):
     are ever compiled or captured; within an order the trees are nested, and n follows acceptance closely.
 
     Args:
-        step_seconds: measured T(n) by nodes below the root; must hold 0.
+        step_seconds: measured T(n) by nodes below the root; must hold 0. None: it is learnt while decoding.
         plain_seconds: of a step that neither drafts nor learns, for the prediction; default T(0).
         budget: at most so many nodes.
+        sizing: what learns it, where others share it.
         others: as TokenRecycling.
 
     Raises:
         UserError: no step time for 0 nodes, or a negative budget.
     """
 
+    sizing: OnlineSize | None = None
+
     def __init__(
         self,
         vocab_size: int,
         *,
-        step_seconds: Mapping[int, float],
+        step_seconds: Mapping[int, float] | None = None,
         plain_seconds: float | None = None,
         budget: int = 80,
         k: int = 8,
@@ -62,8 +69,11 @@ class AutoRecycling(TokenRecycling):
         dtype: torch.dtype = torch.int64,
         update: str = "all",
         eos: Collection[int] = (),
+        sizing: OnlineSize | None = None,
     ) -> None:
-        self.costs = StepCosts(step_seconds, plain_seconds, budget)
+        if step_seconds is None:
+            self.sizing = sizing or OnlineSize(budget, torch.device(device))
+        self.costs = self.sizing or StepCosts(step_seconds or {}, plain_seconds, budget)
         self.sizes = self.costs.sizes
         self._first = sum(n <= LEARN_NODES for n in self.sizes) - 1  # index of the size to begin with
         self.acceptance = Acceptance(considered(k))
@@ -82,7 +92,8 @@ class AutoRecycling(TokenRecycling):
         self.costs.reset()
         self._order = list(self._first_order)
         self._steps, self._index = 0, 0  # steps seen; index of the size in use
-        self._usual = math.log1p(self.sizes[self._first])  # mean of log(1 + nodes) over the steps that are remembered
+        begin = self.sizes[self._first] if self.sizing is None else BEGIN
+        self._usual = math.log1p(begin)  # mean of log(1 + nodes) over the steps that are remembered
         self._expected = self._expect()
 
     @property
@@ -109,7 +120,9 @@ class AutoRecycling(TokenRecycling):
     def choose(self) -> None:
         """Before a step: the tree that is to be used."""
         index = self._index
-        if self._steps < LEARN:
+        if self.sizing is not None:
+            index = self._online(self.sizing)
+        elif self._steps < LEARN:
             index = self._first
         elif self._steps == LEARN or self._steps % RECONSIDER == 1 or is_reorder(self._steps):
             index = self._reconsider()
@@ -123,18 +136,35 @@ class AutoRecycling(TokenRecycling):
         """After a step: what it taught."""
         tree = verification.draft.tree
         index = self.sizes.index(len(tree) - 1)
-        self.costs.count(index, 1 + self._expected[index])
+        if self.sizing is None:  # else it counts by itself, what was timed
+            self.costs.count(index, 1 + self._expected[index])
+        self._index = index if self.sizing is not None else self._index
         self._steps += 1
         self._usual += (math.log1p(len(tree) - 1) - self._usual) / MEMORY
         self.acceptance.update(tree, verification.node)
 
-    def _reconsider(self) -> int:
+    def _online(self, sizing: OnlineSize) -> int:
+        """The size by step times as they are known now; expectations are often renewed while little is known."""
+        if self._steps and self._steps % (RECONSIDER if self._steps > RENEW * RECONSIDER else RENEW) == 0:
+            self._renew()
+        ripe = min(self._ripe, RIPE)
+        return sizing.best([1 + e * ripe for e in self._expected])
+
+    @property
+    def _ripe(self) -> float:
+        """What will be accepted of a filled matrix, over what is."""
+        return float(max(HORIZON / max(self._steps, 1), 1.0) ** FILLING)
+
+    def _renew(self) -> None:
+        """Order and expectation by what was accepted so far."""
         p = self.acceptance.probabilities()
         if is_reorder(self._steps):
             self._order = sorted(range(len(p)), key=lambda i: (-p[i], i))[: self.sizes[-1]]  # a child is never likelier
         self._expected = self._expect()
-        ripe = max(HORIZON / self._steps, 1.0) ** FILLING
-        tokens, seconds = [1 + e * ripe for e in self._expected], self.costs.seconds
+
+    def _reconsider(self) -> int:
+        self._renew()
+        tokens, seconds = [1 + e * self._ripe for e in self._expected], self.costs.seconds
         best = best_size(tokens, seconds)
         if tokens[best] / seconds[best] > SWITCH_GAIN * (tokens[self._index] / seconds[self._index]):
             self._index = best
@@ -158,6 +188,8 @@ class AutoRecycling(TokenRecycling):
             "clock": torch.tensor([self._steps, self._index, *self.costs.used]),
             "expectation": torch.tensor([*self._expected, *self.costs.predicted, self._usual], dtype=torch.float64),
         }
+        if self.sizing is not None:
+            learnt |= self.sizing.state_dict()
         return super().state_dict() | self.acceptance.state_dict() | learnt
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
@@ -173,6 +205,8 @@ class AutoRecycling(TokenRecycling):
         self.costs.load(used, [tokens, seconds])
         self._order, self._steps, self._index = state["order"].tolist(), steps, index
         self._expected, self._usual = expected, usual
+        if self.sizing is not None:
+            self.sizing.load_state_dict(state)
 
 
 class AutoSession(RecyclingSession):

@@ -248,3 +248,39 @@ def test_tree_auto_measures_once_and_gives_the_same_text(evaluate, tmp_path, mon
         for p in tmp_path.rglob("answers.jsonl")
     }
     assert len(texts) == 1
+
+
+def test_tree_online_finds_sizes_while_decoding_and_gives_the_same_text(evaluate, tmp_path):
+    methods = "method=recycling,dynamic,spine,suffix,suffix_recycling,pld,vanilla"
+    few = ("tree.nodes=16", "bench.end=2", "max_new_tokens=24")
+    outcome = evaluate("-m", methods, "tree=online", "start=hot", "name=online", *few)
+    assert outcome.code == 0, outcome.err
+    assert "measuring step times" not in outcome.err
+    table = pd.read_csv(tmp_path / "results/online/tables/main.csv")
+    found = ("recycling", "dynamic", "spine", "suffix", "suffix_recycling")
+    assert set(table["method"]) == {"vanilla", "pld", *(f"{name} (online)" for name in found)}
+    told = json.loads((tmp_path / "results/online/tables/machine_tree.json").read_text())
+    assert {run["method"] for run in told} <= {f"{name} (online)" for name in found}
+    for run in told:
+        assert (
+            run["sizes"][-1] == 16 and sum(run["steps_by_size"]) > 0 and len(run["step_seconds"]) == len(run["sizes"])
+        )
+        assert run["pays"] in (True, False, None) and run["resting"] in (True, False)
+    texts = {
+        json.dumps([c["output_ids"] for line in p.open() for c in json.loads(line)["choices"]])
+        for p in tmp_path.rglob("answers.jsonl")
+    }
+    assert len(texts) == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (["tree=online", "timed=false"], "timed=false"),
+        (["tree=online", "tree.depth=3"], "tree=online"),
+        (["method=dynamic", "method.nodes=auto"], "tree=online"),
+    ],
+)
+def test_tree_online_takes_times_and_a_budget(evaluate, settings, said):
+    outcome = evaluate(*settings, "bench.end=1", "max_new_tokens=4")
+    assert outcome.code != 0 and said in outcome.err

@@ -7,6 +7,7 @@ import random
 import pytest
 
 from model import draft_size
+from model.draft_size import StepCosts
 from model.dynamic.machine_size import MachineSize
 from model.errors import UserError
 
@@ -14,7 +15,7 @@ SECONDS = {0: 1.0, 1: 1.1, 2: 1.2, 4: 1.4, 8: 1.8}
 
 
 def test_by_hand():
-    size = MachineSize(SECONDS, 0.9, 8)
+    size = MachineSize(StepCosts(SECONDS, 0.9, 8))
     # At first a second is worth a token, the plain step's, and drafts taught nothing yet. Tokens less cost, by size: 0,
     # 0.4, 1.59 - 1.2, 1.64 - 1.4
     assert size.choose([1.0, 0.5, 0.09, 0.05]) == 1
@@ -31,7 +32,7 @@ def test_by_hand():
 
 def test_what_a_draft_teaches_counts():
     """Where drafts add a token a step at the speed of plain decoding, n nodes are worth 0.2 ln(1 + n) tokens more."""
-    size = MachineSize({0: 1.0, 4: 2.0, 8: 3.0}, 1.0, 8)
+    size = MachineSize(StepCosts({0: 1.0, 4: 2.0, 8: 3.0}, 1.0, 8))
     size._lately[:] = 2.0, 2.0
     assert size.choose([1.0, *[0.18] * 4]) == 4  # 0.72 + 0.2 ln 5 = 1.04 tokens for a second
     size._lately[:] = 2.0, 2.0
@@ -44,7 +45,7 @@ def test_it_finds_the_sizes_that_are_best_together(monkeypatch):
     """Two kinds of steps: the best pair of sizes by trying all of them, and what it settles on."""
     monkeypatch.setattr(draft_size, "FILLING", 0.0)
     sure, poor = [1.0, *[0.9] * 8], [1.0, 0.15, 0.12, *[0.02] * 6]
-    size = MachineSize(SECONDS, 1.0, 8)
+    size = MachineSize(StepCosts(SECONDS, 1.0, 8))
     for _ in range(500):
         last = size.choose(sure), size.choose(poor)
 
@@ -57,7 +58,7 @@ def test_it_finds_the_sizes_that_are_best_together(monkeypatch):
 
 
 def test_a_draft_grows_no_further_than_can_pay():
-    size, rng = MachineSize(SECONDS, 0.9, 8), random.Random(0)
+    size, rng = MachineSize(StepCosts(SECONDS, 0.9, 8)), random.Random(0)
     # with one node 1.5 - 1.1 tokens are won; seven more of 0.1 cost as much as they give, of 0.12 less
     assert size.enough([1.0, 0.5], 0.09) and not size.enough([1.0, 0.5], 0.12)
     assert not size.enough([1.0, 0.5, 0.1, 0.1], 0.0), "three are no size: it is looked at with the fourth"
@@ -70,16 +71,16 @@ def test_a_draft_grows_no_further_than_can_pay():
 
 
 def test_the_budget_bounds_it():
-    size = MachineSize(dict.fromkeys(SECONDS, 1.0), 1.0, 3)
+    size = MachineSize(StepCosts(dict.fromkeys(SECONDS, 1.0), 1.0, 3))
     assert size.sizes == [0, 1, 2] and size.choose([1.0] * 9) == 2
     with pytest.raises(UserError, match="budget"):
-        MachineSize(SECONDS, 1.0, -1)
+        MachineSize(StepCosts(SECONDS, 1.0, -1))
     with pytest.raises(UserError, match="step time of 0 nodes"):
-        MachineSize({1: 1.0}, 1.0, 8)
+        MachineSize(StepCosts({1: 1.0}, 1.0, 8))
 
 
 def test_what_is_saved_comes_back():
-    size, other = MachineSize(SECONDS, 0.9, 8), MachineSize(SECONDS, 0.9, 8)
+    size, other = MachineSize(StepCosts(SECONDS, 0.9, 8)), MachineSize(StepCosts(SECONDS, 0.9, 8))
     assert other.describe()["predicted_speedup"] is None
     size.choose([1.0, 0.5])
     other.load_state_dict({name: tensor.clone() for name, tensor in size.state_dict().items()})
@@ -87,4 +88,4 @@ def test_what_is_saved_comes_back():
     other.load_state_dict({})
     assert other.describe()["steps_by_size"] == [0] * 5, "a state that chose no sizes"
     with pytest.raises(UserError, match="other sizes"):
-        MachineSize(SECONDS, 0.9, 2).load_state_dict(size.state_dict())
+        MachineSize(StepCosts(SECONDS, 0.9, 2)).load_state_dict(size.state_dict())
