@@ -7,8 +7,8 @@ Hydra finds plugins in a package of this name and nowhere else. Seven things dif
   jobs are made without it, once. So a baseline stands in the same sweep as the method.
 - The same job is not made twice.
 - `also`, among the swept parameters, lists further jobs that the product does not hold (a tree for one method, say),
-  each as a command line would. One counts only while the product goes through the values that it names, so that a
-  narrower command line leaves it out.
+  each as a command line would. One counts only while the product goes through the values that it names (those of
+  `equal` aside), so that a narrower command line leaves it out.
 - `equal`, among the swept parameters, lists keys that have one value in each job: a budget of 16 is 16 for whichever of
   these settings the method has.
 - The jobs are written down (`sweep.json` in the experiment's folder, of which there are several if the jobs differ in
@@ -109,7 +109,7 @@ class PerMethodSweeper(BasicSweeper):
         batches = BasicSweeper.split_arguments(overrides, None)
         chosen = {group: self._default(group) for group in GROUPS}
         product: list[list[str]] = [job for batch in batches for job in batch]
-        product += further(product, self.also)
+        product += further(product, self.also, self.equal)
         jobs, used = expand(product, chosen, self.find, self.equal)
         for override in product[0] if product else []:
             named = key_of(override) not in (self.params or {})  # on the command line, not by the experiment's file

@@ -45,15 +45,21 @@ def expand(
     return [list(job) for job in jobs], used
 
 
-def further(product: Sequence[Sequence[str]], also: Sequence[Sequence[str]]) -> list[list[str]]:
-    """The product's jobs with the settings of each further job in place of their own; repeats are dropped later."""
+def further(
+    product: Sequence[Sequence[str]], also: Sequence[Sequence[str]], equal: Collection[str] = ()
+) -> list[list[str]]:
+    """The product's jobs with the settings of each further job in place of their own; repeats are dropped later.
+
+    A further job whose values the product does not go through is left out, but for those of `equal`: a published size
+    next to swept budgets.
+    """
     swept: dict[str, set[str]] = {}
     for override in (override for job in product for override in job):
         swept.setdefault(key_of(override), set()).add(override)
     found = []
     for more in also:
         keys = {key_of(override) for override in more}
-        if all(override in swept.get(key_of(override), {override}) for override in more):
+        if all(o in swept.get(key_of(o), {o}) or key_of(o) in equal for o in more):
             found += [[o for o in job if key_of(o) not in keys] + list(more) for job in product]
     return found
 
