@@ -20,6 +20,7 @@ from data.embedded.training import train as training_
 from data.embedded.training.check import right, same_behaviour
 from data.embedded.training.corpus import MT_BENCH, SINGLE, TASKS, held_out, held_out_questions, training
 from data.embedded.training.dialogue import WORLD, Dialogue, Encoded, batches, encode, prompt
+from data.embedded.training.tokenizer import CHAT
 from data.embedded.training.train import Recipe, build_tokenizer, main, train
 from model.errors import UserError
 from model.retrieval.datastore import Datastore
@@ -289,6 +290,16 @@ def test_model_is_small_and_complete() -> None:
     assert sum(path.stat().st_size for path in MODEL.iterdir()) <= 10_000_000
     files = ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
     assert all((MODEL / file).is_file() for file in files)
+
+
+def test_the_chat_template_is_the_one_of_training() -> None:
+    tokenizer = AutoTokenizer.from_pretrained(MODEL, local_files_only=True)
+    assert tokenizer.chat_template == CHAT
+    for turns, answers in ((["Hi you"], []), (["Hi you", "And?"], ["Yes."])):
+        said = [("user", turns[0]), *(("assistant", answer) for answer in answers), *(("user", t) for t in turns[1:])]
+        chat = [{"role": role, "content": content} for role, content in said]
+        ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
+        assert ids == tokenizer(prompt(turns, answers))["input_ids"]
 
 
 def test_model_loads_in_float32_by_default() -> None:

@@ -18,6 +18,18 @@ BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 # a small model then copies it without relearning it. Indentation keeps its last space for the next word.
 PIECES = r'```|"""| ?\p{L}+|_\p{L}+|\d|\n| +(?= )| ?[^\s\p{L}\d]|\s'
 
+SYSTEM = (
+    "A chat between a curious user and an artificial intelligence assistant. "
+    "The assistant gives helpful, detailed, and polite answers to the user's questions."
+)
+# fschat's vicuna_v1.1, in which the model was trained, behind the BOS that a tokenizer adds to text but not to a chat
+CHAT = (
+    '{{ bos_token + "' + SYSTEM + " \" }}{% for message in messages %}{% if message['role'] == 'user' %}"
+    "{{ 'USER: ' + message['content'] + ' ' }}{% elif message['role'] == 'assistant' %}"
+    "{{ 'ASSISTANT: ' + message['content'] + '</s>' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}"
+)
+
 
 def build(texts: Iterable[str], vocabulary: int = VOCABULARY) -> Tokenizer:
     """Train the merges on texts and put the special tokens and the 256 bytes in front, as LLaMA does."""
@@ -62,5 +74,6 @@ def save(tokenizer: Tokenizer, folder: Path, length: int) -> None:
         "clean_up_tokenization_spaces": False,
         "model_max_length": length,
         "padding_side": "left",
+        "chat_template": CHAT,
     }
     write_json(folder / "tokenizer_config.json", config)
