@@ -114,7 +114,7 @@ def extend(text: Any, count: Any) -> Any:
     """SuffixAutomaton._append, of the tokens up to the `count`-th, for which there is room.
 
     Returns:
-        The match's length and end.
+        The match's state, length and end.
     """
     tokens, states, transitions, slots, counts = text
     for place in range(counts[TOKENS], count):
@@ -137,7 +137,7 @@ def extend(text: Any, count: Any) -> Any:
         counts[WHOLE], counts[MATCH], counts[MATCH_END] = new, states[match, LENGTH], states[match, END]
         states[match, END] = place + 1
     counts[TOKENS] = count
-    return counts[MATCH], counts[MATCH_END]
+    return np.int64(states[counts[WHOLE], LINK]), counts[MATCH], counts[MATCH_END]
 
 
 @loop
@@ -281,15 +281,22 @@ def _add_siblings(draft: Any, cells: Any) -> None:
 
 
 @loop
-def grow(limit: Any, before: Any, copies: Any, draft: Any, rows: Any, text: Any, cells: Any, weights: Any) -> Any:
+def grow(
+    limit: Any, root: Any, starts: Any, copies: Any, draft: Any, rows: Any, text: Any, cells: Any, weights: Any
+) -> Any:
     """DynamicSession.draft: take the likeliest candidates until there are `limit` nodes below the root.
 
-    It begins with the root alone and nothing listed. Called again with a larger limit it goes on.
+    Args:
+        root: the token before it, its own, its state and its match.
+        starts: with the root alone. Else it goes on, to a larger limit.
 
     Returns:
-        The likelihood of the next node; -1 if there is none.
+        The nodes so far, root included, and the likelihood of the next one; -1 if there is none.
     """
     counts, nodes, likelihoods, found, _, worth, listed = draft
+    before, nodes[0, NODE_TOKEN], nodes[0, NODE_STATE], nodes[0, NODE_MATCH] = root
+    if starts:
+        counts[NODES], counts[PUSHED], counts[CANDIDATES], counts[HEAP] = 1, 0, 0, 0
     while True:
         node = counts[PUSHED]
         if node < counts[NODES]:  # the newest node, whose candidates are not listed yet
@@ -306,9 +313,9 @@ def grow(limit: Any, before: Any, copies: Any, draft: Any, rows: Any, text: Any,
                 counts[HEAP] = _push(worth, listed, counts[HEAP], likelihoods[node] * weights[found[at, CELL]], at)
             counts[PUSHED] = node + 1
         if counts[HEAP] == 0:
-            return -1.0
+            return counts[NODES], -1.0
         if counts[NODES] > limit:
-            return worth[0]
+            return counts[NODES], worth[0]
         node, at = counts[NODES], listed[0]
         token, parent = np.int64(found[at, CANDIDATE]), np.int64(found[at, OF_NODE])
         nodes[node, NODE_TOKEN], nodes[node, NODE_PARENT], likelihoods[node] = token, parent, worth[0]

@@ -25,7 +25,7 @@ class CompiledAutomaton(SuffixAutomaton):
 
     def __init__(self, tokens: Iterable[int] = ()) -> None:
         self.tokens, self.arrays = [], _arrays(0)
-        self.length = self.end = 0
+        self._matched = self.length = self.end = 0
         self.extend(tokens)
 
     def extend(self, tokens: Iterable[int]) -> None:
@@ -37,7 +37,7 @@ class CompiledAutomaton(SuffixAutomaton):
         if count > len(self.arrays[0]):
             self._grow(max(2 * count, LEAST_ROOM))
         self.arrays[0][first:count] = self.tokens[first:]
-        self.length, self.end = loops.extend(self.arrays, count)
+        self._matched, self.length, self.end = loops.extend(self.arrays, count)
 
     def _grow(self, room: int) -> None:
         old, self.arrays = self.arrays, _arrays(room)
@@ -48,8 +48,7 @@ class CompiledAutomaton(SuffixAutomaton):
 
     @property
     def match(self) -> tuple[int, int]:
-        _, states, _, _, counts = self.arrays
-        return (int(states[counts[loops.WHOLE], loops.LINK]), self.length) if self.length else (0, 0)
+        return self._matched, self.length  # the root's state is 0
 
     def following(self, state: int, length: int) -> tuple[int | None, int]:
         token, length = loops.following(self.arrays, state, length)

@@ -106,22 +106,18 @@ class Growth:
             match: of the text's end; None: nothing is copied.
             size: None: as many nodes as there may be.
         """
-        counts, nodes, likelihoods = self._counts, self._nodes, self._likelihoods
-        counts[:4] = 1, 0, 0, 0
-        nodes[0, :4] = root, 0, *(match or (0, 0))
-        rest = before, match is not None, self._draft, self.rows, text.arrays, CELLS, weights.now
+        place = before, root, *(match or (0, 0))
+        rest = match is not None, self._draft, self.rows, text.arrays, CELLS, weights.now
         if size is None:
-            loops.grow(self.nodes, *rest)
-            count = int(counts[loops.NODES])
+            count, _ = loops.grow(self.nodes, place, True, *rest)
         else:
             for limit in size.sizes:
-                following = loops.grow(limit, *rest)
-                count = int(counts[loops.NODES])
-                if following < 0 or size.enough(likelihoods[:count], following):
+                count, following = loops.grow(limit, place, limit == 0, *rest)
+                if following < 0 or size.enough(self._likelihoods[:count], following):
                     break
-            count = 1 + size.choose(likelihoods[:count])
+            count = 1 + size.choose(self._likelihoods[:count])
         order, parents, tokens = self._order = tuple(np.empty((3, count), dtype=np.int64))
-        loops.arrange(count, nodes, order, parents, tokens, self._places)
+        loops.arrange(count, self._nodes, order, parents, tokens, self._places)
         return parents.tolist(), tokens
 
     def learn(self, before: int, node: int, told: tuple[Any, ...], weights: Weights, *, siblings: bool) -> None:
@@ -160,7 +156,8 @@ def _on_host(verification: Verification) -> tuple[Any, Any]:
     if best.device.type != "cpu":
         ids, levels = on_host(best, bits)
         return ids.astype(np.int64), levels.astype(np.float32)
-    return np.ascontiguousarray(best.numpy()), np.ascontiguousarray(bits.float().numpy())
+    bits = bits if bits.dtype == torch.float32 else bits.float()
+    return np.ascontiguousarray(best.numpy()), np.ascontiguousarray(bits.numpy())
 
 
 @cache
