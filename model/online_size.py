@@ -134,12 +134,11 @@ class OnlineSize(StepCosts):
 
     def took(self, nodes: int, tokens: int, seconds: float) -> None:
         """A step is over: it teaches what its size takes, and what it won or lost is booked."""
-        size = PLAIN if self._plain else nodes
+        size, plain_seconds = PLAIN if self._plain else nodes, self.times.plain_seconds
         self.times.note(size, seconds)
         self.seconds = self.times.curve(self.sizes)
         super().count(*self._counted)
-        known, assumed = self.times.at(size), self.times.plain_seconds or seconds
-        won = tokens - (known + min(max(seconds / assumed, known / 2), 2 * known)) / 2  # as measured, and as foreseen
+        won = tokens - self._cost(size, seconds / (plain_seconds or seconds))
         self._won += won
         most = max(ALLOWED, min(self.balance + won, SAVED))
         self.balance = max(min(self.balance + won + RATE, most), -ALLOWED)
@@ -147,6 +146,13 @@ class OnlineSize(StepCosts):
             self.pays, self._unpaid = True, 0
         if self.balance < 0 and not self.resting:
             self._rest()
+
+    def _cost(self, size: int, measured: float) -> float:
+        """A step in plain steps: as measured, and once its size is known as foreseen, too, half and half."""
+        foreseen = self.times.at(size)
+        if not self.times.settled(size):
+            return min(measured, 4 * foreseen)
+        return (foreseen + min(max(measured, foreseen / 2), 2 * foreseen)) / 2
 
     def _rest(self) -> None:
         """Drafts have cost what they may: none for a while."""

@@ -22,7 +22,7 @@ NOISE = 0.05  # relative deviation of a step, at first
 FORGOTTEN = 400  # steps after which a value becomes no less sure
 LEAST = 0.02  # of a step over a plain one, below which nothing is in proportion
 SURPRISE = 3.0  # standard deviations: whether the size or the machine is to blame, the step behind it tells
-SHIFTED = 0.15**2  # variance that all sizes gain where the machine becomes another one
+SHIFTED = 0.25**2  # variance that all sizes gain where the machine becomes another one
 LEVEL, MOVED = 3, 0.2  # steps, and their relative change, that tell that the machine is slower or faster
 SETTLED = 2.0  # steps of about a size after which it counts as measured
 
@@ -78,6 +78,10 @@ class StepTimes:
         """Steps since one of about so many nodes; FORGOTTEN where the machine is another one since."""
         seen = self._seen_at[max(self._about(nodes), key=lambda place: place[1])[0]]
         return self.steps - seen if seen > self.shift_at else FORGOTTEN
+
+    def settled(self, nodes: int) -> bool:
+        """Whether steps of about so many nodes were measured often enough."""
+        return nodes == PLAIN or all(self._count[knot] >= SETTLED * part for knot, part in self._about(nodes))
 
     def unsure(self, nodes: int) -> float:
         """The relative standard deviation of T(n)."""
@@ -197,11 +201,12 @@ class StepTimes:
         if above:
             end = above[0]
             slope = (self._values[end] - value) / (self.knots[end] - start)
-        elif start:  # as a node takes on average, at least a part of what was believed
-            slope = (value - (self._values[0] if known[0] == 0 else 1.0 + OVERHEAD)) / start
-            slope = max(slope, self._slope / 4)
-        else:
+        else:  # as between the last two sizes with nodes, if they tell: a second row may take more than all others
             slope = self._slope
+            if len(below) > 1 and self.knots[below[-2]] > 0:
+                slope = (value - self._values[below[-2]]) / (start - self.knots[below[-2]])
+            most = max((value - 1.0) / start, self._slope) if start else self._slope
+            slope = min(max(slope, self._slope / 4), most)
         return max(value + slope * (nodes - start), 1.0)
 
     def state(self) -> torch.Tensor:

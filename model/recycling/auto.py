@@ -27,7 +27,7 @@ PROBE_IDLE = 64  # more rarely where drafting does not pay, as a probe then cost
 PROBE_UP = 3  # larger by so many sizes
 LEARN, LEARN_NODES = 24, 24  # the first steps use this many nodes, whatever the power law promises
 RENEW = 4  # the same while decoding finds T(n), in its first steps
-RIPE = 1.5  # then a filled matrix counts no more than that, as step times are not known to be worth it,
+RIPE = 1.25  # then a filled matrix counts no more than that, as step times are not known to be worth it,
 BEGIN = 4  # and the first drafts have about so many nodes
 SWITCH_GAIN = 1.02  # a change of size must promise this much
 # Acceptance grows as the matrix fills: by the number of steps, to the power FILLING. The choice is made for the matrix
