@@ -16,6 +16,7 @@ import torch
 from transformers import GenerationConfig
 
 from model.decoding import Drafter, Generation, StepRecord, Tree, generate
+from model.decoding.linear import stock_linears
 from model.decoding.sampling import GREEDY, Sampling
 from model.decoding.step import unmarked
 from model.errors import UserError
@@ -242,7 +243,10 @@ def _sha256(data: bytes) -> str:
 def _transformers_generate(
     loaded: LoadedModel, prompt: list[int], max_new_tokens: int, sampling: Sampling
 ) -> Generation:
-    """transformers' own decoding, the baseline the paper compares with; what it draws is torch's. One step a token."""
+    """transformers' own decoding on torch's own products, as it is installed: the baseline the paper compares with.
+
+    What it draws is torch's. One step a token.
+    """
     target = loaded.target
     limit = target.room(prompt, max_new_tokens)
     eos = sorted(loaded.eos)
@@ -258,11 +262,12 @@ def _transformers_generate(
         pad_token_id=eos[0] if eos else 0,
         **drawn,
     )
-    target.synchronize()
-    start = time.perf_counter()
-    ids = torch.tensor([prompt], device=target.device)
-    output = target.model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)
-    tokens = output[0, len(prompt) :].tolist()
-    elapsed = time.perf_counter() - start
+    with stock_linears(target.model):
+        target.synchronize()
+        start = time.perf_counter()
+        ids = torch.tensor([prompt], device=target.device)
+        output = target.model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)
+        tokens = output[0, len(prompt) :].tolist()
+        elapsed = time.perf_counter() - start
     stop = "eos" if tokens[-1] in loaded.eos else "length" if limit == max_new_tokens else "context"
     return Generation(tokens, [StepRecord([token], 1, ()) for token in tokens], stop, len(tokens), 0.0, elapsed)

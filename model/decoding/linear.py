@@ -14,7 +14,8 @@ of one with a product a layer at one row, and 0.94 at 25 (two shared cores, over
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import nn
@@ -128,6 +129,19 @@ def unpack_linears(module: nn.Module) -> None:
         if isinstance(layer, PackedLinear):
             layer.__class__ = nn.Linear  # type: ignore[assignment]
             del vars(layer)["product"], vars(layer)["part"]
+
+
+@contextmanager
+def stock_linears(module: nn.Module) -> Iterator[None]:
+    """Within this block packed and joined layers multiply as torch's own do, each by itself; nothing is freed."""
+    layers = [layer for layer in module.modules() if isinstance(layer, PackedLinear)]
+    for layer in layers:
+        layer.__class__ = nn.Linear  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.__class__ = PackedLinear
 
 
 def _given_the_same(layers: Sequence[nn.Linear], forward: Callable[[], object]) -> list[list[nn.Linear]]:

@@ -212,3 +212,16 @@ def test_auto_packs_where_memory_allows(monkeypatch):
     monkeypatch.setattr(psutil, "virtual_memory", lambda: type("Free", (), {"available": 1000})())
     assert random_model("tiny", settings).target.linear == "stock"
     assert random_model("tiny", ModelSettings("x", "x", device="cpu", linear="packed")).target.linear == "packed"
+
+
+@pytest.mark.parametrize("packed", [False, pytest.param(True, marks=needs_packing)])
+def test_stock_products_for_a_while(packed):
+    """Within the block the layers are torch's own, to the last bit; behind it they are packed again."""
+    module, stock = _packed_attention(packed=packed)
+    x = torch.randn(1, 9, 96, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        before = module(x)
+        with pytest.raises(KeyError), linear.stock_linears(module):
+            assert torch.equal(module(x), stock(x))
+            raise KeyError
+        assert torch.equal(module(x), before)
