@@ -22,7 +22,13 @@ from model.methods import make_method
 from .plan import EMBEDDED, Plan, load, named, spoken_prompts
 from .report import Report
 
-METHODS = ("vanilla", "recycling", "dynamic", "pld")  # two that draft on the device, two that draft on the host
+# Two that draft on the device, two that draft on the host; of fixed sizes, as sizes that follow the clock differ.
+METHODS: dict[str, dict[str, Any]] = {
+    "vanilla": {},
+    "recycling": {"tree": "2.2.2"},
+    "dynamic": {"nodes": 24},
+    "pld": {},
+}
 PROMPTS, TOKENS = 2, 64
 # Two tokens whose logits are nearer than so many roundings of the largest one are a tie, which may fall either way.
 ROUNDINGS = 16
@@ -56,7 +62,7 @@ class Difference:
 
 def answers(target: Target, method: str, prompts: list[list[int]]) -> list[Generation]:
     """What a method says to these prompts, one after the other with one state."""
-    drafter = make_method(method, target)
+    drafter = make_method(method, target, **METHODS[method])
     return [generate(target, drafter, prompt, max_new_tokens=TOKENS) for prompt in prompts]
 
 

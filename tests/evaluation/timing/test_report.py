@@ -68,7 +68,7 @@ class Balanced(HTMLParser):
 
 
 def test_the_embedded_model_on_the_cpu_end_to_end(brief, traced, call, tmp_path, monkeypatch):
-    monkeypatch.setattr(checks, "METHODS", ("vanilla", "dynamic"))
+    monkeypatch.setattr(checks, "METHODS", {"vanilla": {}, "dynamic": {"nodes": 8}})
     out = call(device_report.main, "--out", tmp_path, "--shapes", "embedded", *BRIEF)
     assert out.code == 0, out.err
     found = read(tmp_path)
