@@ -46,19 +46,21 @@ class Product:
                 self.bias = torch.cat([layer.bias.detach() for layer in layers])
         rows = 32  # oneDNN chooses the layout for so many; it serves one row and a hundred alike
         self.packed = torch.ops.mkldnn._reorder_linear_weight(self.weight, rows) if packed else None
-        self._input: torch.Tensor | None = None
-        self._parts: list[torch.Tensor | None] = [None] * len(layers)
+        self._held: tuple[torch.Tensor, list[torch.Tensor | None]] | None = (
+            None  # an input, and its parts not yet taken
+        )
 
     def take(self, part: int, input: torch.Tensor) -> torch.Tensor:
         """The part (..., out) of layer number `part`, for an input (..., in)."""
         if len(self.widths) == 1:
             return self.multiply(input)
-        if self._input is not input or self._parts[part] is None:
-            self._input, self._parts = input, list(torch.split(self.multiply(input), self.widths, dim=-1))
-        product, self._parts[part] = self._parts[part], None
+        held = self._held  # by a name of its own: another thread may replace it meanwhile
+        if held is None or held[0] is not input or held[1][part] is None:
+            held = self._held = (input, list(torch.split(self.multiply(input), self.widths, dim=-1)))
+        product, held[1][part] = held[1][part], None
         assert product is not None
         if part == len(self.widths) - 1:
-            self._input = None  # the last one: nothing is held on to
+            self._held = None  # the last one: nothing is held on to
         return product
 
     def multiply(self, input: torch.Tensor) -> torch.Tensor:
@@ -73,15 +75,26 @@ class Product:
 
 
 class PackedLinear(nn.Linear):
-    """A linear layer whose product is a `Product`'s, or a part of one; gradients use its own weight."""
+    """A linear layer whose product is a `Product`'s, or a part of one.
+
+    Gradients use its own weight, as does whatever comes after that was trained, loaded anew, cast, moved or copied.
+    """
 
     product: Product
     part: int
+    packed_from: tuple[int, int]  # what `identity` of the weight was
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         if torch.is_grad_enabled() and input.requires_grad:
             return super().forward(input)
+        if not torch.compiler.is_compiling() and identity(self.weight) != self.packed_from:
+            return super().forward(input)
         return self.product.take(self.part, input)
+
+
+def identity(weight: torch.Tensor) -> tuple[int, int]:
+    """Where a weight lies, and how often it was written into (0 where torch does not count)."""
+    return weight.data_ptr(), 0 if weight.is_inference() else weight._version
 
 
 def packable(device: torch.device, dtype: torch.dtype) -> bool:
@@ -106,12 +119,14 @@ def linear_bytes(module: nn.Module) -> int:
 def pack_linears(module: nn.Module, forward: Callable[[], object] | None = None, *, packed: bool = True) -> None:
     """Make every plain linear layer inside a packed one, in place.
 
-    The weights stay too: small products, gradients and compiled code use them. They must not change any more.
+    The weights stay too: small products, gradients and compiled code use them. Layers whose weights changed since are
+    packed anew.
 
     Args:
         forward: runs the module once, to see which layers are given the same tensor. Default: each is by itself.
         packed: False: layers that are given the same tensor are one product, by torch's own; the others stay.
     """
+    unpack_linears(module, changed=True)
     layers = _plain(module)
     together = _given_the_same(layers, forward) if forward is not None else []
     shared = {layer for group in together for layer in group}
@@ -120,15 +135,19 @@ def pack_linears(module: nn.Module, forward: Callable[[], object] | None = None,
         product = Product(group, packed)
         for part, layer in enumerate(group):
             layer.__class__ = PackedLinear
-            vars(layer).update(product=product, part=part)
+            vars(layer).update(product=product, part=part, packed_from=identity(layer.weight))
 
 
-def unpack_linears(module: nn.Module) -> None:
-    """Undo `pack_linears`: the layers are torch's own again; those that were joined stay views of one weight."""
+def unpack_linears(module: nn.Module, *, changed: bool = False) -> None:
+    """Undo `pack_linears`: the layers are torch's own again; those that were joined stay views of one weight.
+
+    Args:
+        changed: only of layers whose weights are others since.
+    """
     for layer in module.modules():
-        if isinstance(layer, PackedLinear):
+        if isinstance(layer, PackedLinear) and not (changed and identity(layer.weight) == layer.packed_from):
             layer.__class__ = nn.Linear  # type: ignore[assignment]
-            del vars(layer)["product"], vars(layer)["part"]
+            del vars(layer)["product"], vars(layer)["part"], vars(layer)["packed_from"]
 
 
 @contextmanager

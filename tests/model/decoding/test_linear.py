@@ -225,3 +225,30 @@ def test_stock_products_for_a_while(packed):
             assert torch.equal(module(x), stock(x))
             raise KeyError
         assert torch.equal(module(x), before)
+
+
+@pytest.mark.parametrize("packed", [False, pytest.param(True, marks=needs_packing)])
+@pytest.mark.parametrize("change", ["trained", "loaded", "cast", "copied"])
+def test_a_weight_that_changed_is_the_one_that_counts(packed, change):
+    """What was packed of it is old; packed again it is the new one."""
+    module, stock = _packed_attention(packed=packed)
+    x = torch.randn(1, 300, 96, generator=torch.Generator().manual_seed(0))
+    if change == "trained":
+        with torch.no_grad():
+            for own in (module, stock):
+                own.q.weight.mul_(2.0)
+    elif change == "loaded":
+        other = {name: tensor + 1.0 for name, tensor in stock.state_dict().items()}
+        module.load_state_dict(other), stock.load_state_dict(other)
+    elif change == "cast":
+        module, stock, x = module.double(), stock.double(), x.double()
+    else:
+        module = copy.deepcopy(module)
+        with torch.no_grad():
+            module.q.weight.mul_(2.0), stock.q.weight.mul_(2.0)
+    with torch.inference_mode():
+        torch.testing.assert_close(module(x), stock(x), rtol=1e-5, atol=1e-5)
+    if change != "cast":
+        pack_linears(module, lambda: module(torch.ones(1, 1, 96)), packed=packed)
+        with torch.inference_mode():
+            torch.testing.assert_close(module(x), stock(x), rtol=1e-5, atol=1e-5)
