@@ -7,6 +7,7 @@ compare that were taken next to each other, each size as fast as the noise allow
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 
@@ -85,7 +86,7 @@ class StepTimes:
 
     def unsure(self, nodes: int) -> float:
         """The relative standard deviation of T(n)."""
-        return min(self._variance_of(nodes), 0.25) ** 0.5
+        return math.sqrt(min(self._variance_of(nodes), 0.25))
 
     def note(self, nodes: int, seconds: float) -> None:
         """A step of so many nodes took so long."""

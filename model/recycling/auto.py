@@ -153,7 +153,7 @@ class AutoRecycling(TokenRecycling):
     @property
     def _ripe(self) -> float:
         """What will be accepted of a filled matrix, over what is."""
-        return max(HORIZON / max(self._steps, 1), 1.0) ** FILLING
+        return math.pow(max(HORIZON / max(self._steps, 1), 1.0), FILLING)
 
     def _renew(self) -> None:
         """Order and expectation by what was accepted so far."""

@@ -215,7 +215,7 @@ def words(shown):
 
 
 def test_a_chat_in_a_terminal():
-    shown = Terminal("chat", EMBEDDED, "--max-new-tokens", "40")
+    shown = Terminal("chat", EMBEDDED, "--max-new-tokens", "40", "--set", "nodes=24")  # however slow the machine
     try:
         shown.until("> $")
         shown.type("Hello there. Hello there.\n")
