@@ -163,7 +163,7 @@ class OnlineSize(StepCosts):
     def _rest(self) -> None:
         """Drafts have cost what they may: none for a while."""
         self._unpaid = 1 if self._won > 0 else self._unpaid + 1
-        self.resting, self._left = True, min(REST[0] << (self._unpaid - 1), REST[1])
+        self.resting, self._left = True, min(REST[0] << min(self._unpaid - 1, 8), REST[1])
         if self._unpaid >= UNPAID:
             self.pays = False
             if not self._said:
