@@ -24,6 +24,7 @@ ALLOWED, RATE = 1.25, 0.015  # plain steps that may be lost: at once, and more f
 SAVED = 6.0  # plain steps won in an answer that it may lose again
 REST = (16, 256)  # steps without drafts, at first; twice as many each time that drafting did not pay, up to the second
 PROBE = (2, 48)  # steps between two plain ones that measure the scale: at first; then twice as many, up to the second
+EXCUSED = 128  # steps between two changes of the machine after which it may lose as much again
 STALE, APART = 96, 16  # a neighbour of the best size is measured again after so many steps; so far apart are these
 RISK = 0.25  # tokens that measuring it may cost
 MEMORY = 32.0  # steps whose speed is remembered
@@ -58,7 +59,7 @@ class OnlineSize(StepCosts):
         self.pays: bool | None = None
         self._left, self._unpaid, self._won = 0, 0, 0.0  # steps to rest; rests in a row; plain steps won since the last
         self._plain, self._untimed, self._said = False, True, False
-        self._probe, self._tried_at, self._shifts = PROBE[0], 0, 0
+        self._probe, self._tried_at, self._excused_at, self._shifts = PROBE[0], 0, -EXCUSED, 0
         super().__init__(dict.fromkeys(sizes_on(device), 1.0), 1.0, budget)
         self.seconds = self.times.curve(self.sizes)
 
@@ -81,9 +82,12 @@ class OnlineSize(StepCosts):
         untimed, self._untimed, self._counted = self._untimed, False, (0, 1.0)
         if self.times.shifts > self._shifts:  # what was known of this machine may hold no longer
             self._shifts, self._probe, self._left = self.times.shifts, PROBE[0], min(self._left, PROBE[0])
+            if self.times.steps - self._excused_at > EXCUSED:  # and what it lost in between was the machine's fault
+                self._excused_at, self.balance, self._unpaid = self.times.steps, max(self.balance, ALLOWED), 0
         if self.resting:
             self._left -= 1
-            if self._left <= 0 < self.balance:
+            look = min(self.times.at(0) - 1.0, ALLOWED / 2)  # what the first step costs even without nodes
+            if self._left <= 0 and self.balance > look:
                 self.resting, self._won = False, 0.0
         if self.resting:
             self._plain = self.times.at(0) > 1.0 + RATE
@@ -150,14 +154,16 @@ class OnlineSize(StepCosts):
     def _cost(self, size: int, measured: float) -> float:
         """A step in plain steps: as measured, and once its size is known as foreseen, too, half and half."""
         foreseen = self.times.at(size)
+        if size == PLAIN:
+            return 1.0
         if not self.times.settled(size):
             return min(measured, 4 * foreseen)
-        return (foreseen + min(max(measured, foreseen / 2), 2 * foreseen)) / 2
+        return (foreseen + min(max(measured, foreseen / 1.5), 1.5 * foreseen)) / 2
 
     def _rest(self) -> None:
         """Drafts have cost what they may: none for a while."""
         self._unpaid = 1 if self._won > 0 else self._unpaid + 1
-        self.resting, self._left = True, min(REST[0] << (self._unpaid - 1), REST[1])
+        self.resting, self._left = True, min(REST[0] << min(self._unpaid - 1, 8), REST[1])
         if self._unpaid >= UNPAID:
             self.pays = False
             if not self._said:

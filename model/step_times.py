@@ -7,6 +7,7 @@ compare that were taken next to each other, each size as fast as the noise allow
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 
@@ -85,7 +86,7 @@ class StepTimes:
 
     def unsure(self, nodes: int) -> float:
         """The relative standard deviation of T(n)."""
-        return float(min(self._variance_of(nodes), 0.25) ** 0.5)
+        return math.sqrt(min(self._variance_of(nodes), 0.25))
 
     def note(self, nodes: int, seconds: float) -> None:
         """A step of so many nodes took so long."""
@@ -146,7 +147,7 @@ class StepTimes:
         """How unsure T(n) is, relatively."""
         if nodes == PLAIN:
             return self._plain_variance + DRIFT * min(self.steps - self.plain_at, FORGOTTEN)
-        return sum(part * self._variance_at(knot) for knot, part in self._about(nodes))
+        return sum(part**2 * self._variance_at(knot) for knot, part in self._about(nodes))
 
     def _variance_at(self, knot: int) -> float:
         return self._variance[knot] + DRIFT * min(self.steps - self._seen_at[knot], FORGOTTEN)
@@ -156,14 +157,22 @@ class StepTimes:
         noise = self._variation * spread
         if nodes == PLAIN:  # whose value is 1: it is the others that move, smaller ones less
             change, self._plain_variance = _believed(self._variance_of(PLAIN), noise, off)
-            was = _median([self.at(n) for n, _ in self._window if n != PLAIN])
+            others = [self.at(n) for n, _ in self._window if n != PLAIN]
+            if not others:  # they left the window meanwhile
+                return
+            was = _median(others)
             more, above = was / (1.0 + change) - was, max(was - 1.0, LEAST)
             self._values = [max(value + more * min((value - 1.0) / above, 1.0), 1.0) for value in self._values]
         else:
-            old = list(self._values)
-            for knot, part in self._about(nodes):
-                change, self._variance[knot] = _believed(self._variance_at(knot), noise / part, off)
-                self._values[knot] = max(old[knot] * (1.0 + change), 1.0)
+            about = self._about(nodes)
+            variances = [self._variance_at(knot) for knot, _ in about]
+            whole = sum(part**2 * variance for (_, part), variance in zip(about, variances, strict=True))
+            change, left = _believed(whole, noise, off)  # of T(n): each of its knots has the part that it is unsure of
+            for (knot, part), variance in zip(about, variances, strict=True):
+                share = part * variance / max(whole, 1e-12)
+                moved = min(max(share * change, -0.6), 1.5)
+                self._values[knot] = max(self._values[knot] * (1.0 + moved), 1.0)
+                self._variance[knot] = max(variance - share * part * (whole - left), 0.0)
                 self._count[knot] += part
                 self._seen_at[knot] = self.steps
         self._settle()

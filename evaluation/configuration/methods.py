@@ -120,36 +120,14 @@ def build_method(loaded: LoadedModel, method: dict[str, Any], tree: dict[str, An
     own = {key: value for key, value in method.items() if key not in ("name", "drafter")}
     found = {key: where(key, value) for key, value in own.items() if key.endswith("path") and isinstance(value, str)}
     name, source = method["name"], method["drafter"]
-    target = loaded.target
-    template: Tree | None = None
     drafter: Drafter | None = None
-    sized: dict[str, Any] = {}  # what tree=auto and online set of a method whose own trees follow the machine
+    template: Tree | None = None
+    sized: dict[str, Any] = {}
     if "k" in own and (not isinstance(own["k"], int) or own["k"] < 1):
         raise UserError(f"method.k={own['k']}: must be a whole number, at least 1")
     if source is not None:
-        factory = _locate(source)
-        given: dict[str, Any] = {
-            "vocab_size": target.vocab_size,
-            "device": target.device,
-            "eos": loaded.eos,
-            "target": target,
-        }
-        check(own, factory, "method.", without={*given, "tree", "sizing", SECONDS} - own.keys())
-        if isinstance(own.get("nodes"), str):
-            raise UserError(f"method.nodes={own['nodes']}: must be a number; tree=online finds it while decoding")
-        takes = inspect.signature(factory).parameters
-        if tree["name"] == ONLINE and (finds_size(factory) or "tree" in takes):
-            factory = _online(factory, tree)
-            sized = {} if factory is AutoRecycling else {"nodes": f"auto:{tree['nodes']}"}
-            given["budget"] = tree["nodes"]
-        elif tree["name"] == AUTO and not {"tree", SECONDS}.isdisjoint(takes):
-            factory = _auto(factory, loaded, tree, own)
-            sized = {"nodes": tree["nodes"]} if SECONDS in takes else {}  # the budget
-        elif "tree" in takes:
-            given["tree"] = template = build_template(**tree, k=own.get("k", RANKS))
-        drafter = _make(factory, own | sized | {key: str(path) for key, path in found.items()}, given)
-        if isinstance(drafter, AutoRecycling):
-            template = drafter.largest
+        paths = {key: str(path) for key, path in found.items()}
+        drafter, template, sized = _drafter(_locate(source), loaded, tree, own, paths)
     stateful = drafter is not None and drafter.stateful
     settings: dict[str, Any] = dict(method)
     if sized:
@@ -169,6 +147,38 @@ def build_method(loaded: LoadedModel, method: dict[str, Any], tree: dict[str, An
     made = Method(name, loaded, drafter, start if stateful else None, template, settings)
     made.prepare()  # a saved state that does not fit is told now
     return made
+
+
+def _drafter(
+    factory: Callable[..., Any], loaded: LoadedModel, tree: dict[str, Any], own: dict[str, Any], paths: dict[str, str]
+) -> tuple[Drafter, Tree | None, dict[str, Any]]:
+    """The drafter, its template, and what tree=auto and online set of a method whose own trees follow the machine.
+
+    Args:
+        own: the method's settings; `paths` are those of them that name files.
+    """
+    target, template = loaded.target, None
+    given: dict[str, Any] = {
+        "vocab_size": target.vocab_size,
+        "device": target.device,
+        "eos": loaded.eos,
+        "target": target,
+    }
+    check(own, factory, "method.", without={*given, "tree", "sizing", SECONDS} - own.keys())
+    if isinstance(own.get("nodes"), str):
+        raise UserError(f"method.nodes={own['nodes']}: must be a number; tree=online finds it while decoding")
+    takes, sized = inspect.signature(factory).parameters, dict[str, Any]()
+    if tree["name"] == ONLINE and (finds_size(factory) or "tree" in takes):
+        factory = _online(factory, tree)
+        sized = {} if factory is AutoRecycling else {"nodes": f"auto:{tree['nodes']}"}
+        given["budget"] = tree["nodes"]
+    elif tree["name"] == AUTO and not {"tree", SECONDS}.isdisjoint(takes):
+        factory = _auto(factory, loaded, tree, own)
+        sized = {"nodes": tree["nodes"]} if SECONDS in takes else {}  # the budget
+    elif "tree" in takes:
+        given["tree"] = template = build_template(**tree, k=own.get("k", RANKS))
+    drafter = _make(factory, own | sized | paths, given)
+    return drafter, drafter.largest if isinstance(drafter, AutoRecycling) else template, sized
 
 
 def _locate(source: Any) -> Callable[..., Any]:

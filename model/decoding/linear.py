@@ -46,9 +46,11 @@ class Product:
                 self.bias = torch.cat([layer.bias.detach() for layer in layers])
         rows = 32  # oneDNN chooses the layout for so many; it serves one row and a hundred alike
         self.packed = torch.ops.mkldnn._reorder_linear_weight(self.weight, rows) if packed else None
-        self._held: tuple[torch.Tensor, list[torch.Tensor | None]] | None = (
-            None  # an input, and its parts not yet taken
-        )
+        self._held: tuple[torch.Tensor, list[torch.Tensor | None]] | None = None  # an input, its parts not yet taken
+
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        """None: copies and pickles of a layer multiply by their own weight."""
+        return type(None), ()
 
     def take(self, part: int, input: torch.Tensor) -> torch.Tensor:
         """The part (..., out) of layer number `part`, for an input (..., in)."""
@@ -80,16 +82,17 @@ class PackedLinear(nn.Linear):
     Gradients use its own weight, as does whatever comes after that was trained, loaded anew, cast, moved or copied.
     """
 
-    product: Product
+    product: Product | None  # None of a copy
     part: int
     packed_from: tuple[int, int]  # what `identity` of the weight was
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         if torch.is_grad_enabled() and input.requires_grad:
             return super().forward(input)
-        if not torch.compiler.is_compiling() and identity(self.weight) != self.packed_from:
+        product = self.product
+        if product is None or not (torch.compiler.is_compiling() or identity(self.weight) == self.packed_from):
             return super().forward(input)
-        return self.product.take(self.part, input)
+        return product.take(self.part, input)
 
 
 def identity(weight: torch.Tensor) -> tuple[int, int]:
@@ -139,13 +142,15 @@ def pack_linears(module: nn.Module, forward: Callable[[], object] | None = None,
 
 
 def unpack_linears(module: nn.Module, *, changed: bool = False) -> None:
-    """Undo `pack_linears`: the layers are torch's own again; those that were joined stay views of one weight.
+    """Undo `pack_linears`: the layers are torch's own again, each with a weight of its own.
 
     Args:
         changed: only of layers whose weights are others since.
     """
     for layer in module.modules():
         if isinstance(layer, PackedLinear) and not (changed and identity(layer.weight) == layer.packed_from):
+            if layer.product is not None and len(layer.product.widths) > 1:  # a part of one, which no file could take
+                layer.weight = nn.Parameter(layer.weight.detach().clone(), layer.weight.requires_grad)
             layer.__class__ = nn.Linear  # type: ignore[assignment]
             del vars(layer)["product"], vars(layer)["part"], vars(layer)["packed_from"]
 

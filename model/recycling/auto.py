@@ -153,7 +153,7 @@ class AutoRecycling(TokenRecycling):
     @property
     def _ripe(self) -> float:
         """What will be accepted of a filled matrix, over what is."""
-        return float(max(HORIZON / max(self._steps, 1), 1.0) ** FILLING)
+        return math.pow(max(HORIZON / max(self._steps, 1), 1.0), FILLING)
 
     def _renew(self) -> None:
         """Order and expectation by what was accepted so far."""
@@ -200,9 +200,7 @@ class AutoRecycling(TokenRecycling):
         self.acceptance.load_state_dict(state)
         steps, index, *used = state["clock"].tolist()
         *expected, tokens, seconds, usual = state["expectation"].tolist()
-        if len(state["order"]) != self.sizes[-1]:
-            used = []  # of other sizes
-        self.costs.load(used, [tokens, seconds])
+        self.costs.load(used if len(state["order"]) == self.sizes[-1] else [], [tokens, seconds])
         self._order, self._steps, self._index = state["order"].tolist(), steps, index
         self._expected, self._usual = expected, usual
         if self.sizing is not None:

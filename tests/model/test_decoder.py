@@ -376,16 +376,20 @@ def test_an_abandoned_answer_leaves_a_cache_that_says_what_it_holds():
     assert decoder.generate(again, max_new_tokens=20).ids == greedy(model, again, 20, [2])
 
 
-def test_settings_say_what_was_chosen_and_release_undoes_it():
+def test_settings_say_what_was_chosen_and_release_undoes_it(tmp_path):
     model, ids = toy_model("llama-grouped"), ids_of(5, 9, 7)
     before = model(ids).logits
     decoder = Decoder(model, method="vanilla")
     settings = decoder.settings
     assert settings["method"] == "Vanilla" and settings["dtype"] == "float32" and settings["device"] == "cpu"
     assert settings["execution"].startswith("eager (") and settings["linear"].split()[0] in ("packed", "stock")
+    twin = copy.deepcopy(model)
+    assert torch.allclose(twin(ids).logits, before, atol=1e-5)
     decoder.release()
     assert not [layer for layer in model.modules() if "Packed" in type(layer).__name__]
     assert torch.equal(model(ids).logits, before)
+    model.save_pretrained(tmp_path)
+    assert torch.equal(type(model).from_pretrained(tmp_path)(ids).logits, before)
     with pytest.raises(UserError, match=r"linear=fast: there is auto, packed, joint, stock"):
         Decoder(model, linear="fast")
     with pytest.raises(UserError, match=r"execution=quick: there is auto"):

@@ -51,7 +51,7 @@ class Machine:
 
     def answer(self, tokens):
         """The sizes of the steps of one answer."""
-        self.size.opened()
+        self.open()
         end, sizes = self.tokens + tokens, []
         while self.tokens < end:
             n = PLAIN if self.size.rests() else SIZES[self.size.best([1 + self.accepted(n) for n in SIZES])]
@@ -63,6 +63,12 @@ class Machine:
             self.tokens, self.seconds = self.tokens + 1 + drafts, self.seconds + took
             sizes.append(n)
         return sizes
+
+    def open(self):
+        """An answer begins with a step that nobody times, as the prompt goes with it."""
+        self.size.opened()
+        if not self.size.rests():
+            self.size.best([1.0] * len(SIZES))
 
     @property
     def speedup(self):
@@ -81,7 +87,7 @@ class Machine:
 def test_it_comes_to_the_best_size(times, accepted, noise):
     machine = Machine(times, accepted, noise=noise)
     first = machine.answer(200)
-    assert max(first[:4]) <= 2, "it begins near plain decoding"
+    assert max(first[:3]) <= 2, "it begins near plain decoding"
     late = [n for n in machine.answer(600)[-100:] if n != PLAIN]
     usual = sorted(late)[len(late) // 2]
     reached, best = ((1 + accepted(n)) / times(n) for n in (usual, best_of(times, accepted)))
@@ -102,7 +108,7 @@ def test_where_drafts_are_worthless_it_returns_to_plain_decoding(times, noise, h
 
     class Hopeless(Machine):
         def answer(self, tokens):
-            self.size.opened()
+            self.open()
             sizes = []
             for _ in range(tokens):
                 n = PLAIN if self.size.rests() else SIZES[self.size.best([1 + hoped * n / (n + 4) for n in SIZES])]
