@@ -99,9 +99,9 @@ def _recycling(settings: dict[str, Any], target: Target) -> type[Drafter]:
     Raises:
         UserError: a tree and a number of nodes.
     """
-    from .online_size import OnlineSize, budget_of
     from .recycling import TokenRecycling
     from .recycling.auto import AutoRecycling
+    from .sizing.online_size import OnlineSize, budget_of
 
     nodes = settings.pop("nodes", None)
     if nodes is None:

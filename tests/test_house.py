@@ -24,7 +24,7 @@ from tools.requirements_met import unmet
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("model", "evaluation", "hydra_plugins", "tools", "tests", "data/embedded", "data/novelty")
 PYTHON_FILES = [p for folder in FOLDERS for p in (ROOT / folder).rglob("*.py")]
-METHODS = ("decoding", "recycling", "copying", "dynamic", "ngrams", "retrieval", "learned")
+METHODS = ("decoding", "sizing", "recycling", "copying", "dynamic", "ngrams", "retrieval", "learned")
 
 
 def name_of(path: Path) -> str:
@@ -60,11 +60,12 @@ MODULES = {name_of(path): path for path in PYTHON_FILES}
 LIBRARY = {name: path for name, path in MODULES.items() if name.partition(".")[0] == "model"}
 # What each room may import of the project, rooms or single modules, beside itself and what stands in model/ itself.
 MAY_IMPORT = {
-    "model": {"model.decoding", "model.recycling"},
+    "model": {"model.decoding", "model.recycling", "model.sizing"},
     "model.decoding": set(),
-    "model.recycling": {"model.decoding"},
-    "model.copying": {"model.decoding", "model.recycling"},
-    "model.dynamic": {"model.decoding", "model.copying"},
+    "model.sizing": {"model.decoding"},
+    "model.recycling": {"model.decoding", "model.sizing"},
+    "model.copying": {"model.decoding", "model.recycling", "model.sizing"},
+    "model.dynamic": {"model.decoding", "model.copying", "model.sizing"},
     "model.ngrams": {"model.decoding"},
     "model.retrieval": {"model.decoding"},
     "model.learned": {"model.decoding"},
@@ -72,7 +73,7 @@ MAY_IMPORT = {
     "evaluation.statistics": {"evaluation.records", "model.decoding.tree", "model.recycling.matrix"},
     "evaluation.figures": {"evaluation.records", "evaluation.statistics"},
     "evaluation.page": {"evaluation.records", "evaluation.statistics", "evaluation.figures", "model.decoding.tree"},
-    "evaluation.loading": {"evaluation.records", "model.decoding", "model.recycling"},
+    "evaluation.loading": {"evaluation.records", "model.decoding", "model.recycling", "model.sizing"},
     "evaluation.configuration": {"evaluation.loading", "evaluation.records", *(f"model.{room}" for room in METHODS)},
     "evaluation.running": {
         "evaluation.configuration",
@@ -86,7 +87,7 @@ MAY_IMPORT = {
         "evaluation.figures",
         "evaluation.loading",
         "evaluation.records",
-        *(f"model.{room}" for room in ("decoding", "recycling", "dynamic", "copying")),
+        *(f"model.{room}" for room in ("decoding", "sizing", "recycling", "dynamic", "copying")),
     },
 }
 
@@ -255,3 +256,10 @@ def test_shipped_trees_are_lists_of_rank_paths(name, size):
 
 def test_every_shipped_tree_is_looked_at():
     assert sorted(path.stem for path in (ROOT / "model").glob("*/trees/*.yaml")) == ["2.2.2", "eagle-25", "medusa-63"]
+
+
+def test_no_folder_holds_more_than_sixteen_modules():
+    folders = {path.parent for name, path in MODULES.items() if name.split(".")[0] != "tests"}
+    assert not {
+        str(folder): len(list(folder.glob("*.py"))) for folder in folders if len(list(folder.glob("*.py"))) > 16
+    }

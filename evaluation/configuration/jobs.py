@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
-from model.online_size import finds_size
+from model.sizing.online_size import finds_size
 
 GROUPS = ("method", "tree")  # whose choices differ in the settings they have
 FINDS = "nodes=auto"  # among a drafter's parameters, where the size of its drafts can be found while decoding

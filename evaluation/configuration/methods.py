@@ -21,9 +21,9 @@ from model.decoding.sampling import GREEDY, Sampling
 from model.decoding.step import unmarked
 from model.errors import UserError
 from model.files import load_state
-from model.online_size import finds_size
 from model.recycling import TokenRecycling, build_template
 from model.recycling.auto import AutoRecycling, best_of
+from model.sizing.online_size import finds_size
 
 from ..loading.digests import sha256_of
 from ..loading.models import LoadedModel

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from model.decoding import Drafter, Target
-from model.draft_size import measure_step_seconds, sizes_on
 from model.files import ROOT, write_json
+from model.sizing.draft_size import measure_step_seconds, sizes_on
 
 from ..records.provenance import versions
 from ..records.questions import read_questions

@@ -12,9 +12,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from model.draft_size import FILLING, SIZES, best_size, between
 from model.recycling.auto import PROBE, PROBE_IDLE, PROBE_UP
 from model.recycling.templates import best_order, likelihood
+from model.sizing.draft_size import FILLING, SIZES, best_size, between
 
 from .plan import PUBLISHED
 

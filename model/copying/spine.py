@@ -16,9 +16,9 @@ from ..decoding import Tree, Verification
 from ..decoding.devices import fastest
 from ..decoding.tree import RankPath
 from ..errors import UserError
-from ..online_size import LawfulSize, OnlineSize, budget_of
 from ..recycling import RecyclingSession, TokenRecycling
 from ..recycling.templates import best_order, likelihood
+from ..sizing.online_size import LawfulSize, OnlineSize, budget_of
 from .carried_text import Carried, TextSession
 from .suffix_automaton import SuffixAutomaton, automaton_class
 

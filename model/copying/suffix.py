@@ -11,7 +11,7 @@ import torch
 
 from ..decoding import DeviceDrafter, DeviceSession, Tree, Verification
 from ..errors import UserError
-from ..online_size import LawfulSize, OnlineSize, budget_of
+from ..sizing.online_size import LawfulSize, OnlineSize, budget_of
 from .carried_text import Carried, TextSession
 from .suffix_automaton import SuffixAutomaton, automaton_class
 

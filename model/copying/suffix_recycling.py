@@ -9,9 +9,9 @@ import torch
 
 from ..decoding import DeviceDrafter, DeviceSession, Draft, Tree, Verification
 from ..errors import UserError
-from ..online_size import OnlineSize, budget_of
 from ..recycling import TokenRecycling
 from ..recycling.auto import AutoRecycling
+from ..sizing.online_size import OnlineSize, budget_of
 from .suffix import Suffix
 
 

@@ -21,9 +21,9 @@ from ..copying.carried_text import Carried, TextSession
 from ..copying.suffix_automaton import SuffixAutomaton, automaton_class
 from ..decoding import Draft, Drafter, Needs, Tree, Verification
 from ..decoding.tree import breadth_first
-from ..draft_size import StepCosts
 from ..errors import UserError
-from ..online_size import OnlineSize, budget_of
+from ..sizing.draft_size import StepCosts
+from ..sizing.online_size import OnlineSize, budget_of
 from .machine_size import MachineSize
 from .rows import LEVELS, PairRows, TokenRows, likely, on_host
 from .weights import (

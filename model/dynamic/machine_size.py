@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from .. import draft_size
-from ..draft_size import StepCosts
+from ..sizing import draft_size
+from ..sizing.draft_size import StepCosts
 
 Likelihoods = Sequence[float] | NDArray[np.float64]
 MEMORY = 64.0  # drafts whose speed is remembered

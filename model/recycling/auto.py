@@ -14,8 +14,8 @@ import torch
 
 from ..decoding import Drafter, Target, Tree, Verification
 from ..decoding.tree import RankPath
-from ..draft_size import FILLING, SIZES, StepCosts, best_size
-from ..online_size import OnlineSize
+from ..sizing.draft_size import FILLING, SIZES, StepCosts, best_size
+from ..sizing.online_size import OnlineSize
 from .acceptance import MEMORY, Acceptance
 from .drafter import RecyclingSession, TokenRecycling
 from .templates import best_order

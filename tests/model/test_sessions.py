@@ -17,7 +17,6 @@ from model.copying.suffix import Suffix
 from model.copying.suffix_recycling import SuffixRecycling
 from model.decoding import Drafter, Target, decode, generate
 from model.decoding.sampling import Sampling
-from model.draft_size import SIZES
 from model.dynamic.dynamic_recycling import DynamicRecycling
 from model.errors import UserError
 from model.learned.eagle import Eagle, Eagle2
@@ -29,6 +28,7 @@ from model.recycling import TokenRecycling, build_template
 from model.recycling.auto import AutoRecycling
 from model.retrieval.datastore import write_datastore
 from model.retrieval.rest import Rest
+from model.sizing.draft_size import SIZES
 from model.vanilla import Vanilla
 from tests.conftest import greedy, toy_model
 from tests.model.learned.heads import write_eagle, write_medusa

@@ -13,8 +13,8 @@ from model.copying.suffix_recycling import SuffixRecycling
 from model.decoding import Target, generate
 from model.decoding.static_step import PaddedForward, WholeStep, bucket_of
 from model.decoding.step import MOST_DROPPED, MOST_STEPS, Executor
-from model.draft_size import SIZES, TILED
 from model.recycling import TokenRecycling, build_template
+from model.sizing.draft_size import SIZES, TILED
 from tests.conftest import toy_model
 from tests.model.decoding.test_step import MAKE, V, outcomes
 

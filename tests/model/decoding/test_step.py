@@ -16,11 +16,11 @@ from model.copying.racer import Racer
 from model.decoding import Target, generate
 from model.decoding.static_step import BUCKET, ROWS
 from model.decoding.step import DeviceStep, Executor, HostStep, Sequence, make_step
-from model.draft_size import SIZES
 from model.dynamic.dynamic_recycling import DynamicRecycling
 from model.errors import UserError
 from model.recycling import TokenRecycling, build_template
 from model.recycling.auto import AutoRecycling
+from model.sizing.draft_size import SIZES
 from model.vanilla import Vanilla
 from tests.conftest import toy_model
 from tests.model.sessions import comparable

@@ -6,10 +6,10 @@ import random
 
 import pytest
 
-from model import draft_size
-from model.draft_size import StepCosts
 from model.dynamic.machine_size import MachineSize
 from model.errors import UserError
+from model.sizing import draft_size
+from model.sizing.draft_size import StepCosts
 
 SECONDS = {0: 1.0, 1: 1.1, 2: 1.2, 4: 1.4, 8: 1.8}
 

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from model.decoding import Draft, Target, Tree, Verification, generate
-from model.draft_size import FILLING, SIZES
 from model.errors import UserError
 from model.recycling import build_template
 from model.recycling.acceptance import MEMORY, PATH_PRIOR, RANK_PRIOR, Acceptance
 from model.recycling.auto import LEARN, AutoRecycling, considered, is_reorder
 from model.recycling.templates import best_order, likelihood
+from model.sizing.draft_size import FILLING, SIZES
 from tests.conftest import greedy, toy_model
 
 V = 61

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
+from ..errors import UserError
 from .draft_size import SIZES, StepCosts, sizes_on
-from .errors import UserError
 from .step_times import PLAIN, StepTimes
 
 ALLOWED, RATE = 1.25, 0.015  # plain steps that may be lost: at once, and more for each step

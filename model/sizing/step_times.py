@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import torch
 
-from .errors import UserError
+from ..errors import UserError
 
 PLAIN = -1  # stands for the nodes of a plain step, which neither drafts nor learns
 WINDOW = 8  # steps that a step is compared with; the scale is their median

@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
-from .decoding import Drafter, Target, generate
-from .errors import UserError
-from .vanilla import Vanilla
+from ..decoding import Drafter, Target, generate
+from ..errors import UserError
+from ..vanilla import Vanilla
 
 SIZES = (0, 1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64, 80)  # nodes below the root that are considered
 TILED = (7, 15, 31, 63, 79)  # on CUDA these, too: with the root they fill the tiles of its matrix units

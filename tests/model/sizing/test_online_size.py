@@ -11,14 +11,14 @@ from model.copying.spine import Spine
 from model.copying.suffix import Suffix
 from model.copying.suffix_recycling import SuffixRecycling
 from model.decoding import Target, decode, generate
-from model.draft_size import SIZES
 from model.dynamic.dynamic_recycling import DynamicRecycling
 from model.errors import UserError
 from model.methods import SIZED, make_method
-from model.online_size import ALLOWED, PROBE, RATE, UNPAID, LawfulSize, OnlineSize, budget_of, finds_size
 from model.recycling import TokenRecycling, build_template
 from model.recycling.auto import AutoRecycling
-from model.step_times import PLAIN
+from model.sizing.draft_size import SIZES
+from model.sizing.online_size import ALLOWED, PROBE, RATE, UNPAID, LawfulSize, OnlineSize, budget_of, finds_size
+from model.sizing.step_times import PLAIN
 from model.vanilla import Vanilla
 from tests.conftest import greedy, toy_model
 
@@ -131,7 +131,7 @@ def test_where_drafts_are_worthless_it_returns_to_plain_decoding(times, noise, h
 
 
 def test_it_says_once_that_drafting_does_not_pay(caplog):
-    with caplog.at_level(logging.WARNING, logger="model.online_size"):
+    with caplog.at_level(logging.WARNING, logger="model.sizing.online_size"):
         machine = Machine(line(0.1, overhead=0.5), accepting(0.0, 1))
         assert machine.size.pays is None
         for _ in range(5):

@@ -5,10 +5,10 @@ import itertools
 import pytest
 import torch
 
-from model import draft_size
 from model.decoding import Generation, StepRecord, Target
-from model.draft_size import SIZES, best_size, between, measure_step_seconds, rising, sizes_on
 from model.recycling.auto import AutoRecycling, best_of
+from model.sizing import draft_size
+from model.sizing.draft_size import SIZES, best_size, between, measure_step_seconds, rising, sizes_on
 from tests.conftest import toy_model
 
 
