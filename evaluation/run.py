@@ -69,7 +69,7 @@ def config_error(error: Exception) -> str:
     """Hydra's message on one line, without its hints about stack traces."""
     text = one_line(error)
     if "hydra/launcher" in text:
-        return "this launcher is not installed; its pip line stands in requirements-cluster.txt"
+        return "this launcher is not installed; requirements-cluster.txt has its pip line"
     return re.sub(r"\s*(full_key: \S+|object_type=\S+|Config search path:.*|Set the environment variable.*)", "", text)
 
 

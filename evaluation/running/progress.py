@@ -15,11 +15,11 @@ EVERY = 60.0  # seconds between two lines of a log
 
 
 class Progress:
-    """Counts answered questions; the first of several processes shows it.
+    """Counts answers; the first of several processes shows it.
 
     Args:
         label: what runs.
-        total, done: questions, and those of them that were answered before.
+        total, done: answers of all runs, and those of them that were there before.
     """
 
     def __init__(self, label: str, total: int, done: int) -> None:
@@ -27,7 +27,7 @@ class Progress:
         self._start = self._told = time.monotonic()
         self._bar: Any = None
         if rank() == 0 and sys.stderr.isatty():
-            self._bar = tqdm(total=total, initial=done, desc=label, unit="question", dynamic_ncols=True)
+            self._bar = tqdm(total=total, initial=done, desc=label, unit="answer", dynamic_ncols=True)
 
     def __enter__(self) -> Progress:
         return self
@@ -57,7 +57,7 @@ class Progress:
         whose = "" if label == self.label else f"{label}: "
         speed = f", {figures.tokens_per_second:.0f} tokens/s" if timed(figures) else ""
         return (
-            f"{self.label}: {self.done} of {self.total} questions; {whose}MAT {figures.mat:.2f}{speed}; "
+            f"{self.label}: {self.done} of {self.total} answers; {whose}MAT {figures.mat:.2f}{speed}; "
             f"{_time(left)} left"
         )
 

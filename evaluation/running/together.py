@@ -198,7 +198,11 @@ class _Runs:
         """Question after question; what was interrupted catches up with the others first."""
         if not self.runners:
             return
-        label = self.runners[0].method.label if len(self.runners) == 1 else f"{len(self.runners)} runs in turn"
+        label = (
+            self.runners[0].method.label
+            if len(self.runners) == 1
+            else f"{len(self.runners)} configurations, interleaved"
+        )
         done = sum(len(runner.done) for runner in self.runners)
         total = done + sum(len(runner.pending) for runner in self.runners)
         with Progress(label, total, done) as progress:

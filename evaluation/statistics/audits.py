@@ -137,7 +137,7 @@ def audit_table(runs: Sequence[Run], gaps: Gaps) -> pd.DataFrame:
 def wording(table: pd.DataFrame, folder: Path) -> list[str]:
     """Word the claim in its three layers: the rule, the implementation in float32, what happens in other types."""
     lines = [
-        "The rule is exact: a drafted token stands only where it is the token that the target itself picks "
+        "The rule is exact: a drafted token is accepted only where it is the token that the target itself picks "
         "(model/decoding/verification.py)."
     ]
     for dtype in ["float32", *sorted(set(table["dtype"]) - {"float32"})]:

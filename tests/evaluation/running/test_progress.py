@@ -24,13 +24,13 @@ def test_a_log_gets_one_plain_line_a_minute(capsys, clock):
         for second in range(1, 151):
             clock[0] = float(second)
             shown.answered([ROW], "recycling (hot)")
-        shown.label = "9 runs in turn"
+        shown.label = "9 configurations, interleaved"
         clock[0] = 190.0
         shown.answered([ROW] * 2, "pld")
     assert capsys.readouterr().err.splitlines() == [
-        "recycling (hot): 70 of 400 questions; MAT 2.00, 2 tokens/s; 6 min left",
-        "recycling (hot): 130 of 400 questions; MAT 2.00, 2 tokens/s; 4 min left",
-        "9 runs in turn: 161 of 400 questions; pld: MAT 2.00, 2 tokens/s; 5 min left",
+        "recycling (hot): 70 of 400 answers; MAT 2.00, 2 tokens/s; 6 min left",
+        "recycling (hot): 130 of 400 answers; MAT 2.00, 2 tokens/s; 4 min left",
+        "9 configurations, interleaved: 161 of 400 answers; pld: MAT 2.00, 2 tokens/s; 5 min left",
     ]
 
 
@@ -44,10 +44,10 @@ def test_of_several_processes_the_first_one_shows_it(capsys, clock, monkeypatch)
 
 def test_a_terminal_gets_a_bar(capsys, monkeypatch):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    with Progress("2 runs in turn", total=2, done=0) as shown:
+    with Progress("2 configurations, interleaved", total=2, done=0) as shown:
         shown.answered([ROW], "pld")
     err = capsys.readouterr().err
-    assert "2 runs in turn" in err and "question" in err and "mat=2.00" in err and "method=pld" in err
+    assert "2 configurations, interleaved" in err and "answer" in err and "mat=2.00" in err and "method=pld" in err
 
 
 def test_long_times_are_told_in_hours():
