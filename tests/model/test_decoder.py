@@ -426,7 +426,7 @@ def test_several_prompts_one_after_the_other(capsys):
 
 def test_what_was_learnt_is_saved_to_a_file(tmp_path):
     model, prompt = toy_model("llama"), [5, 9, 7]
-    first, second = Decoder(model, method="recycling"), Decoder(model, method="recycling")
+    first, second = (Decoder(model, method="recycling", tree="best:9") for _ in range(2))
     first.generate(prompt, max_new_tokens=30)
     first.save_state(tmp_path / "state.safetensors")
     second.load_state(tmp_path / "state.safetensors")

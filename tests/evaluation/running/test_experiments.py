@@ -33,7 +33,7 @@ def test_every_experiment_composes_for_vicuna_and_states_its_command(name):
         )
         smoke = compose("config", overrides=[f"experiment={name}", "preset=smoke"], return_hydra_config=True)
     own = {"paper": "vicuna-7b-sample", "smollm2": "spec_bench", "curves": "vicuna-7b-spec_bench"}  # in their names
-    own["dynamic_tree"] = own["curves"]
+    own |= {"dynamic_tree": own["curves"], "rivals": own["curves"]}
     folder = f"{name}-{own[name]}" if name in own else name
     assert (cfg.name, cfg.repeats, cfg.model.name, cfg.model.path) == (folder, 3, "vicuna-7b", "here")
     assert (smoke.repeats, smoke.bench.per_category, smoke.max_new_tokens) == (1, 1, 48)
