@@ -274,6 +274,7 @@ def test_ctrl_c_before_an_answer_takes_the_question_back(decoder, monkeypatch):
     assert chat.turns == []
 
 
+@pytest.mark.slow
 def test_a_wheel_works_without_the_harness(tmp_path):
     """Built from what git knows, unpacked elsewhere, and run where the harness's packages cannot be imported."""
     pytest.importorskip("setuptools")

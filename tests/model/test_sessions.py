@@ -94,7 +94,7 @@ def in_turns(target, drafter, prompts, seed, new=50):
     return steps
 
 
-@pytest.mark.parametrize("execution", ["eager", "static"])
+@pytest.mark.parametrize("execution", ["eager", pytest.param("static", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("method", MAKE)
 def test_sequences_on_one_method_do_not_disturb_each_other(method, execution, tmp_path):
     model, rng = toy_model("llama-grouped"), random.Random(1)
@@ -108,7 +108,7 @@ def test_sequences_on_one_method_do_not_disturb_each_other(method, execution, tm
         assert found == [generate(target, drafter, prompt, max_new_tokens=50).steps for prompt in prompts]
 
 
-@pytest.mark.parametrize("execution", ["static", "traced"])
+@pytest.mark.parametrize("execution", ["static", pytest.param("traced", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("method", MAKE)
 def test_every_method_takes_the_same_steps_in_steps_of_fixed_shape(method, execution, tmp_path, monkeypatch):
     if execution == "traced":  # traced, guarded and compiled anew as always, but no code is generated
@@ -127,7 +127,7 @@ def test_every_method_takes_the_same_steps_in_steps_of_fixed_shape(method, execu
     assert outs[0] == outs[1]
 
 
-@pytest.mark.parametrize("execution", ["eager", "static"])
+@pytest.mark.parametrize("execution", ["eager", pytest.param("static", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("method", MAKE)
 def test_every_method_samples_what_plain_sampling_does(method, execution, tmp_path):
     model, rng = toy_model("llama-grouped"), random.Random(5)

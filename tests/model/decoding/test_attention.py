@@ -168,6 +168,7 @@ def test_the_plan_fills_a_large_gpu_at_a_short_context(kv_heads, nodes):
 
 
 @needs_triton
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="Triton's assembler comes with its Linux wheel")
 def test_kernels_compile_for_gpus_without_one(tmp_path):
     """Chained and single nodes are compiled as constants. Nothing is spilled."""

@@ -87,6 +87,7 @@ def long_answers() -> tuple[Any, list[Any], list[Any]]:
     return model, drafters, [outcomes(Target(model), make(), seed=1, limit=2400, prompts=1) for make in drafters]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tree_attention", [False, True])
 def test_few_compilations_serve_all_trees_and_buckets(traced, tree_attention):
     """Compiling for each would reach torch's limit at the eighth, and from there on nothing would be compiled."""
@@ -127,7 +128,10 @@ def test_what_cannot_be_compiled_is_told_in_one_line(monkeypatch):
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize("method", ["recycling", "chain", "auto", "dynamic", "dynamic-sized"])
+@pytest.mark.parametrize(
+    "method",
+    ["recycling", "dynamic", *(pytest.param(m, marks=pytest.mark.slow) for m in ("chain", "auto", "dynamic-sized"))],
+)
 def test_compiling_leaves_no_trace(traced, method):
     """A step is run to compile it, which must not teach the drafter anything."""
     model = toy_model("llama")
