@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 
 from .decoding import Drafter, Generation, StepRecord, Target, decode
-from .decoding.linear import unpack_linears
+from .decoding.linear import linear_of, unpack_linears
 from .decoding.loop import whole
 from .decoding.sampling import GREEDY, Sampling
+from .decoding.target import unwrapped
 from .errors import UserError
 from .files import load_state, save_state
 from .methods import DEFAULT, make_method
@@ -87,15 +88,32 @@ class Decoder:
         **settings: Any,
     ) -> None:
         self.tokenizer, self.start = tokenizer, str(start)
+        before = linear_of(unwrapped(model))
+        try:
+            self._make(model, method, context, execution, linear, settings)
+        except UserError:
+            if before == "stock":  # a decoder that cannot be made leaves the model as it was
+                unpack_linears(unwrapped(model))
+            raise
+
+    def _make(
+        self,
+        model: Any,
+        method: str | Drafter,
+        context: int | None,
+        execution: str,
+        linear: str,
+        settings: dict[str, Any],
+    ) -> None:
         self.target = make_fast(Target, model, context=context, execution=execution, linear=linear)
-        self.eos = eos_of(self.target.model, tokenizer)
+        self.eos = eos_of(self.target.model, self.tokenizer)
         if isinstance(method, str):
             method = make_method(method, self.target, eos=self.eos, **settings)
         elif settings:
             raise UserError(f"method {type(method).__name__}: is made already and takes no {', '.join(settings)}")
         self.method = method
         if self.start not in ("hot", "cold"):
-            self.load_state(start)
+            self.load_state(self.start)
 
     @property
     def settings(self) -> dict[str, str]:

@@ -73,7 +73,11 @@ def make_method(name: str, target: Target, /, *, eos: Collection[int] = (), **se
         UserError: no such method, or a setting that it does not take.
     """
     factory = method_class(name)
-    if name in SIZED and settings.keys().isdisjoint({"tree", "nodes"}):
+    alone = getattr(target.model, "tp_size", None) in (
+        None,
+        1,
+    )  # ranks of one model must draft alike, whatever their clocks say
+    if name in SIZED and alone and settings.keys().isdisjoint({"tree", "nodes"}):
         settings["nodes"] = AUTO
     if name == "recycling":
         factory = _recycling(settings, target)

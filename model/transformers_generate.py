@@ -16,6 +16,7 @@ from .decoding import Drafter, Target, decode
 from .decoding.devices import turns_of
 from .decoding.linear import unpack_linears
 from .decoding.sampling import Sampling
+from .decoding.target import unwrapped
 from .errors import UserError
 from .generate_settings import refuse
 from .methods import DEFAULT, make_method
@@ -38,11 +39,10 @@ class KeptTarget(Target):
 
 
 class Kept:
-    """What is kept with a model: its target, and the drafters made for it. A copy of the model gets none of it."""
+    """What is kept with a model: its targets, and the drafters made for it. A copy of the model gets none of it."""
 
     def __init__(self) -> None:
-        self.target: Target | None = None
-        self.asked = ("", "")  # execution and linear that it was made with
+        self.targets: dict[tuple[str, str], Target] = {}  # by execution and linear
         self.drafters: WeakKeyDictionary[Generate, tuple[Target, Drafter]] = WeakKeyDictionary()
 
     def __reduce__(self) -> tuple[type[Kept], tuple[()]]:
@@ -92,6 +92,7 @@ class Generate:
 
     def release(self, model: Any) -> None:
         """Give a model's linear layers their own layout back, and forget what was made for it."""
+        model = unwrapped(model)
         with turns_of(model):
             unpack_linears(model)
             vars(model).pop(KEPT, None)
@@ -185,15 +186,14 @@ def target_of(model: Any, length: int, execution: str = "auto", linear: str = "s
         UserError: more than the model's positions, or a model that the engine cannot drive.
     """
     kept: Kept = vars(model).get(KEPT, Kept())
-    target = kept.target
-    if target is None or target.model is not model or target.changed:
+    if any(target.model is not model or target.changed for target in kept.targets.values()):
         kept = Kept()
-    elif target.context >= length and kept.asked == (execution, linear):
-        return target
+    asked = execution, linear
+    if asked in kept.targets and kept.targets[asked].context >= length:
+        return kept.targets[asked]
     limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     context = -(-length // ROOM) * ROOM
     context = context if limit is None or length > limit else min(context, limit)
-    kept.target = make_fast(KeptTarget, model, context=context, execution=execution, linear=linear)
-    kept.asked = (execution, linear)
+    kept.targets[asked] = make_fast(KeptTarget, model, context=context, execution=execution, linear=linear)
     object.__setattr__(model, KEPT, kept)  # not by Module.__setattr__, which looks for parameters in it
-    return kept.target
+    return kept.targets[asked]

@@ -15,7 +15,7 @@ import torch
 
 from .decoding import Draft, Target, Tree, generate
 from .decoding.devices import give_back, synchronize
-from .decoding.linear import fastest_linear, linear_bytes, packable
+from .decoding.linear import fastest_linear, linear_bytes, linear_of, packable
 from .decoding.step import Executor, unmarked
 from .decoding.target import unwrapped
 from .errors import UserError
@@ -130,7 +130,7 @@ def described(target: Target) -> dict[str, str]:
     }
     return {
         "execution": f"{target.execution} ({target.why})" if target.why else target.execution,
-        "linear": linear[target.linear],
+        "linear": linear[linear_of(target.model)],
         "dtype": str(target.dtype).removeprefix("torch."),
         "device": ", ".join(map(str, target.devices)),
         "context": f"{target.context} tokens",

@@ -19,6 +19,7 @@ from model.errors import UserError
 from model.recycling import build_template
 
 from ..loading.bench import load_bench
+from ..loading.processes import world_size
 from ..loading.settings import ModelSettings, check
 from .companions import make_ready
 
@@ -88,6 +89,8 @@ def checked(cfg: DictConfig) -> dict[str, Any]:
     if config["tree"]["name"] == "online" and not config["timed"]:
         raise UserError("tree=online: sizes follow the times of steps, and timed=false takes none; use tree=auto")
     Sampling(**config["sampling"])
+    if config["tree"]["name"] == "online" and world_size() > 1:
+        raise UserError("tree=online: follows the clock, and ranks must draft alike; use tree=auto, or a fixed tree")
     check_tracking(config["tracking"], config["run_dir"])
     make_ready(config["method"], config["model"]["name"])
     return config

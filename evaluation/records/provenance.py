@@ -29,7 +29,7 @@ PACKAGES = (
     "pandas",
     "matplotlib",
 )
-ANSWERING = ("model", "evaluation/configuration", "evaluation/loading", "evaluation/running")
+ANSWERING = ("model", "evaluation/configuration", "evaluation/loading", "evaluation/records", "evaluation/running")
 
 
 def describe_device(device: torch.device) -> str:

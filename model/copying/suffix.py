@@ -118,6 +118,6 @@ class SuffixSession(TextSession[SuffixAutomaton], DeviceSession):
             method.line[1 : 1 + count] = torch.tensor(text.copy(text.end, count))
 
     def account(self, verification: Verification) -> None:
-        if self.method.size is not None and len(verification.draft.tree) > 1:
+        if self.method.size is not None and len(self.method.tree) > 1:  # it was this draft that was verified
             self.method.size.learn(len(verification.path) - 1)
         super().account(verification)

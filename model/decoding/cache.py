@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
@@ -105,6 +106,7 @@ class TreeCache(Cache):
     def __init__(self, shapes: Sequence[LayerShape], capacity: int) -> None:
         self.capacity, self.place = capacity, Place()
         self.text: list[int] = []  # token ids of what the last sequence committed, as far as they are its text
+        self.made_by: tuple[Any, ...] = ()  # who committed it: the method, and the weights as they were then
         self._buffers: list[torch.Tensor] = []  # keys and values of each group: (layers, heads, capacity, dim)
         layers: list[CacheLayerMixin | None] = [None] * len(shapes)
         for shape in dict.fromkeys(shapes):
@@ -132,12 +134,17 @@ class TreeCache(Cache):
         self.length = 0
         self.text = []
 
-    def keep(self, prompt: Sequence[int]) -> int:
+    def keep(self, prompt: Sequence[int], made_by: tuple[Any, ...] = ()) -> int:
         """Keep what is committed of this prompt's beginning, less its last token, and forget the rest.
+
+        Args:
+            made_by: who may go on with it; what others committed is forgotten.
 
         Returns:
             How many tokens.
         """
+        if self.made_by != made_by:
+            self.reset()
         same = next((i for i, (a, b) in enumerate(zip(self.text, prompt, strict=False)) if a != b), len(self.text))
         self.length = min(same, len(prompt) - 1)
         self.text = self.text[: self.length]
@@ -188,10 +195,15 @@ class CachePool:
         self._free.append(self._taken(capacity))
 
     @contextmanager
-    def borrowed(self, capacity: int, prompt: Sequence[int] = ()) -> Iterator[TreeCache]:
-        """A cache with room for so many tokens, empty but for what the last sequence on it had of this prompt."""
+    def borrowed(self, capacity: int, prompt: Sequence[int] = (), made_by: tuple[Any, ...] = ()) -> Iterator[TreeCache]:
+        """A cache with room for so many tokens, empty but for what the last sequence on it had of this prompt.
+
+        Args:
+            prompt, made_by: as `TreeCache.keep` takes them.
+        """
         cache = self._taken(capacity)
-        cache.keep(prompt) if prompt else cache.reset()
+        cache.keep(prompt, made_by) if prompt else cache.reset()
+        cache.made_by = made_by
         try:
             yield cache
         finally:

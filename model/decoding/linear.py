@@ -41,7 +41,7 @@ class Product:
         if len(layers) > 1:
             self.weight = torch.cat([layer.weight.detach() for layer in layers])
             for layer, part in zip(layers, torch.split(self.weight, self.widths), strict=True):
-                layer.weight = nn.Parameter(part, requires_grad=layer.weight.requires_grad)
+                layer.weight.data = part  # the parameter stays the one that its owner's optimizer knows
             if self.bias is not None:
                 self.bias = torch.cat([layer.bias.detach() for layer in layers])
         rows = 32  # oneDNN chooses the layout for so many; it serves one row and a hundred alike
@@ -79,7 +79,8 @@ class Product:
 class PackedLinear(nn.Linear):
     """A linear layer whose product is a `Product`'s, or a part of one.
 
-    Gradients use its own weight, as does whatever comes after that was trained, loaded anew, cast, moved or copied.
+    Gradients and autocast use its own weight, as does whatever comes after that was trained, loaded anew, cast, moved
+    or copied. What is written through `weight.data` nobody notices.
     """
 
     product: Product | None  # None of a copy
@@ -87,7 +88,10 @@ class PackedLinear(nn.Linear):
     packed_from: tuple[int, int]  # what `identity` of the weight was
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        if torch.is_grad_enabled() and input.requires_grad:
+        own = self.weight
+        if torch.is_grad_enabled() and (input.requires_grad or own.requires_grad):
+            return super().forward(input)
+        if input.dtype is not own.dtype or torch.is_autocast_enabled(input.device.type):
             return super().forward(input)
         product = self.product
         if product is None or not (torch.compiler.is_compiling() or identity(self.weight) == self.packed_from):
@@ -150,9 +154,16 @@ def unpack_linears(module: nn.Module, *, changed: bool = False) -> None:
     for layer in module.modules():
         if isinstance(layer, PackedLinear) and not (changed and identity(layer.weight) == layer.packed_from):
             if layer.product is not None and len(layer.product.widths) > 1:  # a part of one, which no file could take
-                layer.weight = nn.Parameter(layer.weight.detach().clone(), layer.weight.requires_grad)
+                layer.weight.data = layer.weight.detach().clone()
             layer.__class__ = nn.Linear  # type: ignore[assignment]
             del vars(layer)["product"], vars(layer)["part"], vars(layer)["packed_from"]
+
+
+def linear_of(module: nn.Module) -> str:
+    """How a module's linear layers multiply now: packed, joint or stock."""
+    products = {layer.product for layer in module.modules() if isinstance(layer, PackedLinear)} - {None}
+    packed = any(product is not None and product.packed is not None for product in products)
+    return "packed" if packed else "joint" if products else "stock"
 
 
 @contextmanager

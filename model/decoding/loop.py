@@ -194,7 +194,8 @@ def _decode(
         needs = session.method.needs
         learns_prompts = needs.prompt_logits and not session.method.stateful  # anew in each sequence
         known = prompt if reuse and not (learns_prompts or needs.hidden) else ()
-        with target.cache(session.method.max_nodes, known) as cache, noted(cache, prompt, out):
+        reader = session.method if needs.prompt_logits else None  # which learnt the prompt's rows
+        with target.cache(session.method.max_nodes, known, reader) as cache, noted(cache, prompt, out):
             sequence = Sequence(target, cache, session, list(prompt), sampling, mark, len(prompt) + limit, eos)
             step = make_step(sequence)
             executor = step.executor

@@ -20,7 +20,7 @@ from .attention import TreeAttention
 from .attention_switch import SDPA_GROUPED, AttentionSwitch, Grouped
 from .cache import ALIGNED, CachePool, LayerShape, TreeCache, TreeMasks
 from .devices import Graphs, Turns, give_back, synchronize, triton_problem, turns_of, without_cudnn_attention
-from .linear import pack_linears
+from .linear import identity, pack_linears
 from .tree import Draft
 
 DEFAULT_CONTEXT = 4096
@@ -155,14 +155,16 @@ class Target:
         """What captures steps on this target."""
         return Graphs(self.device)
 
-    def cache(self, nodes: int, prompt: Sequence[int] = ()) -> AbstractContextManager[TreeCache]:
+    def cache(self, nodes: int, prompt: Sequence[int] = (), method: object = None) -> AbstractContextManager[TreeCache]:
         """A cache for one sequence, with room for a full context and drafts of `nodes` nodes.
 
         Args:
-            prompt: what is committed of it already is kept, for `prefill`.
+            prompt: what is committed of it already is kept, for `prefill`, if the weights have not changed since.
+            method: and if this one has seen it.
         """
         self.masks.make_room(self.context + nodes)
-        return self.caches.borrowed(self._capacity(nodes), prompt)
+        made_by = (id(method), *map(identity, self.model.parameters())) if prompt else ()
+        return self.caches.borrowed(self._capacity(nodes), prompt, made_by)
 
     def reserve(self, nodes: int) -> None:
         """Allocate such a cache now, if there is none; the next sequence has it."""
@@ -420,10 +422,14 @@ def check_hooks(model: Any, name: str) -> None:
 
 
 def form_of(model: Any) -> tuple[Any, ...]:
-    """What is known of a model for good: its attention, and each weight's shape, type and device."""
+    """What is known of a model for good: its attention, and each weight's shape, type and device.
+
+    On CUDA its address, too, which captured steps have been given.
+    """
     attention = model.config.get_text_config()._attn_implementation
     attention = "sdpa" if attention == SDPA_GROUPED else attention  # for a moment, by another model of the same config
-    return (attention, *((weight.shape, weight.dtype, weight.device) for weight in model.parameters()))
+    weights = ((w.shape, w.dtype, w.device, w.data_ptr() if w.is_cuda else 0) for w in model.parameters())
+    return (attention, *weights)
 
 
 def check_forward(model: Any, name: str) -> bool:

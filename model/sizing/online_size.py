@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from ..errors import UserError
-from .draft_size import SIZES, StepCosts, sizes_on
+from .draft_size import SIZES, TILED, StepCosts, sizes_on
 from .step_times import PLAIN, StepTimes
 
 ALLOWED, RATE = 1.25, 0.015  # plain steps that may be lost: at once, and more for each step
@@ -60,7 +60,9 @@ class OnlineSize(StepCosts):
         self._left, self._unpaid, self._won = 0, 0, 0.0  # steps to rest; rests in a row; plain steps won since the last
         self._plain, self._untimed, self._said = False, True, False
         self._probe, self._tried_at, self._excused_at, self._shifts = PROBE[0], 0, -EXCUSED, 0
-        super().__init__(dict.fromkeys(sizes_on(device), 1.0), 1.0, budget)
+        # few on CUDA, as steps of each size are captured by themselves
+        sizes = (0, 3, *TILED) if device.type == "cuda" else sizes_on(device)
+        super().__init__(dict.fromkeys(sizes, 1.0), 1.0, budget)
         self.seconds = self.times.curve(self.sizes)
 
     def reset(self) -> None:
@@ -211,6 +213,7 @@ class LawfulSize:
 
     def reset(self) -> None:
         """The laws are believed."""
+        self.sizing.reset()
         kinds = len(self._accepted_by_law)
         self._expected, self._accepted = [CREDIT] * kinds, [CREDIT] * kinds
         self._last = 0, 0
