@@ -60,15 +60,15 @@ def run(cells: list[dict[str, Any]], **parameters: Any) -> tuple[dict[str, Any],
 def test_every_cell_runs_and_the_texts_are_equal(shown, capsys):
     names, done = run(CODE, MODEL=str(ROOT / "data/embedded"), NEW_TOKENS=24)
     assert done == len(CODE)
-    assert list(names["equal"]) == ["stock generate", "dynamic", "recycling"]
+    assert list(names["equal"]) == ["stock generate", "plain", "dynamic", "recycling"]
     count = len(names["QUESTIONS"])
     assert all(same == [True] * count for same in names["equal"].values())
     for answers in names["results"].values():
         assert all(sum(answer["steps"]) == len(answer["ids"]) > 0 for answer in answers)
     table = capsys.readouterr().out
-    assert table.count(f"{count} of {count}") == 3
+    assert table.count(f"{count} of {count}") == 4
     figure, page = shown.objects
-    assert [axes.get_ylabel() for axes in figure.axes] == ["tokens per step", "tokens per second"]
+    assert [axes.get_ylabel() for axes in figure.axes] == ["tokens per step", ""]
     assert "".join(text for text, _ in names["answer"]) and page.count("<span") == 5 + len(names["answer"])
     assert max(length for _, length in names["answer"]) > 1
 
