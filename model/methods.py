@@ -73,10 +73,7 @@ def make_method(name: str, target: Target, /, *, eos: Collection[int] = (), **se
         UserError: no such method, or a setting that it does not take.
     """
     factory = method_class(name)
-    alone = getattr(target.model, "tp_size", None) in (
-        None,
-        1,
-    )  # ranks of one model must draft alike, whatever their clocks say
+    alone = getattr(target.model, "tp_size", None) in (None, 1)  # ranks must draft alike, whatever their clocks say
     if name in SIZED and alone and settings.keys().isdisjoint({"tree", "nodes"}):
         settings["nodes"] = AUTO
     if name == "recycling":

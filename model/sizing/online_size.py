@@ -209,11 +209,14 @@ class LawfulSize:
         self.sizing = sizing
         sums = [[0.0, *accumulate(law)] for law in laws]
         self._accepted_by_law = [[own[min(n, len(own) - 1)] for n in sizing.sizes] for own in sums]
-        self.reset()
+        self._believe()
 
     def reset(self) -> None:
-        """The laws are believed."""
+        """Nothing was chosen yet, and the laws are believed."""
         self.sizing.reset()
+        self._believe()
+
+    def _believe(self) -> None:
         kinds = len(self._accepted_by_law)
         self._expected, self._accepted = [CREDIT] * kinds, [CREDIT] * kinds
         self._last = 0, 0
@@ -249,7 +252,7 @@ class LawfulSize:
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         """Starts anew from a state without it. Raises UserError if it is of another budget."""
-        self.reset()
+        self._believe()
         counts = state.get("law_holds")
         if counts is not None and counts.shape == (2, len(self._expected)):
             self._expected, self._accepted = counts.tolist()

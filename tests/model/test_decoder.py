@@ -439,3 +439,54 @@ def test_what_was_learnt_is_saved_to_a_file(tmp_path):
     assert warm[0] == warm[1]
     with pytest.raises(UserError, match=r"nowhere"):
         second.load_state(tmp_path / "nowhere.safetensors")
+
+
+@pytest.mark.parametrize("change", ["trained", "loaded"])
+def test_a_kept_cache_is_of_the_weights_as_they_are(change):
+    """Keys of the old weights would be attended to by the new ones, in silence."""
+    model, prompt = toy_model("llama-grouped"), [5, 9, 7, 11, 8, 20]
+    decoder = Decoder(model, method="vanilla")
+    answer = decoder.generate(prompt, max_new_tokens=12)
+    with torch.no_grad():
+        if change == "trained":
+            for parameter in model.parameters():
+                parameter.mul_(1.3)
+        else:
+            model.load_state_dict(toy_model("llama-grouped", seed=3).state_dict())
+    prompt = [*prompt, *answer.ids, 40]
+    assert decoder.generate(prompt, max_new_tokens=20).ids == greedy(model, prompt, 20, [2])
+
+
+def test_a_prompt_is_forwarded_again_for_a_method_that_has_not_seen_it(monkeypatch):
+    model, forwarded = toy_model("llama-grouped"), []
+    run = Target._run_model
+
+    def counted(target, cache, tokens, *more, **kwargs):
+        forwarded.append(len(tokens))
+        return run(target, cache, tokens, *more, **kwargs)
+
+    decoder, prompt = Decoder(model, method="vanilla"), [5, 9, 7, 11, 8, 20, 31]
+    decoder.generate(prompt, max_new_tokens=8)
+    monkeypatch.setattr(Target, "_run_model", counted)
+    decoder.method = make_method("dynamic", decoder.target, eos=decoder.eos, nodes=4)
+    decoder.generate(prompt, max_new_tokens=8)
+    assert forwarded[0] == len(prompt) - 1
+
+
+def test_a_decoder_that_cannot_be_made_leaves_the_model_as_it_was():
+    model = toy_model("llama-grouped")
+    for wrong in ({"method": "nope"}, {"execution": "graph"}, {"start": "nowhere"}):
+        with pytest.raises(UserError):
+            Decoder(model, linear="joint", **wrong)
+        assert {type(layer) for layer in model.modules() if isinstance(layer, torch.nn.Linear)} == {torch.nn.Linear}
+
+
+def test_two_settings_of_generate_keep_a_target_each():
+    model, ids = toy_model("llama-grouped"), ids_of(5, 9, 7)
+    ways = Generate(execution="eager"), Generate(execution="static")
+    for way in ways:
+        model.generate(ids, max_new_tokens=8, do_sample=False, custom_generate=way)
+    targets = dict(vars(model)[KEPT].targets)
+    for way in ways:
+        model.generate(ids, max_new_tokens=8, do_sample=False, custom_generate=way)
+    assert vars(model)[KEPT].targets == targets and len(targets) == 2

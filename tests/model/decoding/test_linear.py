@@ -252,3 +252,25 @@ def test_a_weight_that_changed_is_the_one_that_counts(packed, change):
         pack_linears(module, lambda: module(torch.ones(1, 1, 96)), packed=packed)
         with torch.inference_mode():
             torch.testing.assert_close(module(x), stock(x), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("packed", [False, pytest.param(True, marks=needs_packing)])
+def test_parameters_stay_the_owners_own(packed):
+    """An optimizer that was made before goes on training them, with gradients, packed or unpacked again."""
+    module = _Attention().requires_grad_(True)
+    parameters = list(module.parameters())
+    pack_linears(module, lambda: module(torch.ones(1, 1, 96)), packed=packed)
+    assert all(one is other for one, other in zip(parameters, module.parameters(), strict=True))
+    module(torch.ones(1, 3, 96)).sum().backward()  # whose input needs no gradient
+    assert any(parameter.grad is not None for parameter in parameters)
+    linear.unpack_linears(module)
+    assert all(one is other for one, other in zip(parameters, module.parameters(), strict=True))
+    assert len({parameter.untyped_storage().data_ptr() for parameter in parameters}) == len(parameters)
+
+
+@pytest.mark.parametrize("packed", [False, pytest.param(True, marks=needs_packing)])
+def test_autocast_is_torchs_own(packed):
+    module, stock = _packed_attention(packed=packed)
+    x = torch.randn(1, 300, 96, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(module(x), stock(x))
