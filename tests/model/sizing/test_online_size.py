@@ -16,6 +16,7 @@ from model.errors import UserError
 from model.methods import SIZED, make_method
 from model.recycling import TokenRecycling, build_template
 from model.recycling.auto import AutoRecycling
+from model.sizing import online_size
 from model.sizing.draft_size import SIZES
 from model.sizing.online_size import ALLOWED, PROBE, RATE, UNPAID, LawfulSize, OnlineSize, budget_of, finds_size
 from model.sizing.step_times import PLAIN
@@ -130,7 +131,10 @@ def test_where_drafts_are_worthless_it_returns_to_plain_decoding(times, noise, h
         assert late.count(PLAIN) > 150, "nothing costly is learnt, either"
 
 
-def test_it_says_once_that_drafting_does_not_pay(caplog):
+def test_it_says_once_that_drafting_does_not_pay(caplog, monkeypatch):
+    monkeypatch.setattr(
+        online_size.log, "disabled", False
+    )  # Hydra, in tests before, disables all loggers that there are
     with caplog.at_level(logging.WARNING, logger="model.sizing.online_size"):
         machine = Machine(line(0.1, overhead=0.5), accepting(0.0, 1))
         assert machine.size.pays is None
