@@ -2,6 +2,7 @@
 
 import math
 import sys
+import time
 from importlib.util import find_spec
 from types import SimpleNamespace
 
@@ -78,7 +79,9 @@ def test_wandb_without_a_network(runs, table, tmp_path, monkeypatch):
     assert track(runs, table, "wandb", "toy") == 2
     for one in tracked(runs, table, "toy"):
         (file,) = tmp_path.glob(f"wandb/offline-run-*-{one.key}/run-{one.key}.wandb")
-        held = file.read_bytes()
+        until = time.monotonic() + 20
+        while b"rag/mat" not in (held := file.read_bytes()) and time.monotonic() < until:
+            time.sleep(0.05)  # a process of its own writes it
         assert b"rag/mat" in held and str(one.metrics["mat"]).encode() in held
 
 
