@@ -113,3 +113,10 @@ def test_repeated_ngrams_by_hand():
     # copied from the prompt: bca and cab stood there, abc at its edge did not and repeats itself once
     assert repeated_ngrams([2, 3, 1, 2], [1, 2, 3, 1, 2, 3]) == pytest.approx(3 / 4)
     assert repeated_ngrams([9, 1, 2], [3, 1, 2]) == 0.0, "a run across the edge is not the answer's"
+
+
+def test_a_question_that_took_no_time_counts_in_no_speed():
+    """As of a prompt without room for an answer; it counts in the others."""
+    rows = [answer(1, "qa", [([2, 3], 1.0)]), answer(2, "qa", [([], 0.0)])]
+    figures = measure(rows)
+    assert figures.tokens_per_second == 5.0 and figures.questions == 2
