@@ -29,3 +29,10 @@ def test_a_tracker_is_no_part_of_a_state(evaluate, tmp_path, monkeypatch):
     metadata.write_text(json.dumps(held))
     outcome = evaluate("start=saved", "timed=false")
     assert outcome.code == 0, outcome.err
+
+
+def test_another_seed_is_another_run(evaluate, tmp_path):
+    few = ("method=vanilla", "bench.end=1", "max_new_tokens=4", "timed=false")
+    for seed in (0, 1, 1):
+        assert evaluate(*few, f"seed={seed}").code == 0
+    assert len(list((tmp_path / "results/default/runs").iterdir())) == 2
