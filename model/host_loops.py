@@ -10,7 +10,7 @@ What is passed around, each a tuple of arrays:
 - `rows`: ids int32 (V, k), levels uint8 (V, k) and seen bool (V,) by token, the same by pair of tokens with the pairs'
   keys int64 (p,) and their shift; see `dynamic.rows`. p is 0 where no pairs are kept.
 - `draft`: counters int64 (6,), nodes int64 (n, 5), likelihoods float64 (n,), candidates int32 (c, 3), siblings int32
-  (2, k, 2), and a heap, float64 (c,) and int64 (c,); see `dynamic.compiled_draft`.
+  (2, k, 2), and a heap, float64 (c,) and int64 (c,); see `dynamic.compiled_session`.
 - `cells`: the first cell of each source and match, int64 (6, 8), and the steps between cells, int64 (3,).
 """
 

@@ -105,13 +105,13 @@ def choose_linear(model: Any, name: str = "auto", *, sharded: bool = False) -> s
     return "stock" if best == "packed" and linear_bytes(model) >= free / 2 else best
 
 
-def make_fast(kind: type[T], model: Any, *, context: int | None, execution: str, linear: str, **more: Any) -> T:
+def make_fast(kind: type[T], model: Any, *, context: int | None, execution: str, linear: str) -> T:
     """A target of this kind, with steps and linear layers as asked for, or as auto chooses them.
 
     Raises:
         UserError: as `Target`, `choose_linear` and `choose_execution`.
     """
-    target = kind(model, context=context, linear=choose_linear(unwrapped(model), linear), **more)
+    target = kind(model, context=context, linear=choose_linear(unwrapped(model), linear))
     chosen = choose_execution(target, execution)
     chosen.take(target)
     target.eager_where_needed = execution == "auto"

@@ -10,10 +10,12 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
+from statistics import median
 
 import torch
 
 from ..errors import UserError
+from .draft_size import rising
 
 PLAIN = -1  # stands for the nodes of a plain step, which neither drafts nor learns
 WINDOW = 8  # steps that a step is compared with; the scale is their median
@@ -97,7 +99,7 @@ class StepTimes:
             self.plain_at = self.steps
         self._window.append((nodes, seconds))
         self._forget_another_level()
-        self.plain_seconds = _median([s / self.at(n) for n, s in self._window])
+        self.plain_seconds = median([s / self.at(n) for n, s in self._window])
         off = abs(seconds / self.at(nodes) / self.plain_seconds - 1.0)
         self.noise += (min(off, 1.0) - self.noise) / 32
 
@@ -106,7 +108,7 @@ class StepTimes:
         others = [s / self.at(n) for n, s in self._window if n != nodes]
         if not others:
             return
-        off, spread = seconds / self.at(nodes) / _median(others) - 1.0, 1.0 + 1.6 / len(others)
+        off, spread = seconds / self.at(nodes) / median(others) - 1.0, 1.0 + 1.6 / len(others)
         before, self._surprise = self._surprise, None
         if abs(off) > SURPRISE * (self._variance_of(nodes) + self._variation * spread) ** 0.5:
             if before is not None and before[0] != nodes and (before[1] > 0) == (off > 0):
@@ -124,7 +126,7 @@ class StepTimes:
         scales = [s / self.at(n) for n, s in self._window]
         if len(scales) < 2 * LEVEL:
             return
-        before, least = _median(scales[:-LEVEL]), 1.0 + max(MOVED, SURPRISE * self.noise)
+        before, least = median(scales[:-LEVEL]), 1.0 + max(MOVED, SURPRISE * self.noise)
         newest = scales[-LEVEL:]
         if min(newest) > before * least or max(newest) < before / least:
             self._shifted(LEVEL)
@@ -160,7 +162,7 @@ class StepTimes:
             others = [self.at(n) for n, _ in self._window if n != PLAIN]
             if not others:  # they left the window meanwhile
                 return
-            was = _median(others)
+            was = median(others)
             more, above = was / (1.0 + change) - was, max(was - 1.0, LEAST)
             self._values = [max(value + more * min((value - 1.0) / above, 1.0), 1.0) for value in self._values]
         else:
@@ -193,14 +195,7 @@ class StepTimes:
         for knot, nodes in enumerate(self.knots):
             if knot not in known:
                 self._values[knot] = self._on_line(nodes, known)
-        rising, greatest, least = [], 1.0, float("inf")
-        for value in self._values:
-            greatest = max(greatest, value)
-            rising.append(greatest)
-        for knot in range(len(rising) - 1, -1, -1):
-            least = min(least, self._values[knot])
-            rising[knot] = (rising[knot] + least) / 2
-        self._rising = rising
+        self._rising = rising(self._values)
 
     def _on_line(self, nodes: int, known: list[int]) -> float:
         """T(n) of a size between or above the measured knots."""
@@ -243,10 +238,3 @@ def _believed(variance: float, noise: float, off: float) -> tuple[float, float]:
         return gain * (most if off > 0 else -most), variance
     gain = variance / (variance + noise)
     return gain * off, (1.0 - gain) * variance
-
-
-def _median(values: list[float]) -> float:
-    """The middle one, of an even number the mean of two."""
-    values = sorted(values)
-    middle = len(values) // 2
-    return values[middle] if len(values) % 2 else (values[middle - 1] + values[middle]) / 2
