@@ -212,7 +212,7 @@ def _tie(target: Target, prompt: list[int]) -> float:
     draft = Draft(chain, torch.arange(3, 3 + len(chain), device=target.device))
     masked = _logits(target, "eager", prompt, draft)
     with target.cache(len(chain)) as cache:
-        plain = target.prefill(cache, [*prompt[:-1], *draft.tokens.tolist(), 0], all_logits=True)
+        plain = target.prefill(cache, [*prompt[:-1], *draft.tokens.tolist(), 0], rows=len(chain))
     noise = _apart(plain[-len(chain) :].float(), masked)
     return max(TIMES * noise, ROUNDINGS * torch.finfo(target.dtype).eps)
 

@@ -45,9 +45,15 @@ class Needs:
 
 
 class Sizing(Protocol):
-    """What finds the size of drafts while decoding. Every step of every sequence is `rests`, the step, `took`."""
+    """What finds the size of drafts while decoding.
 
-    resting: bool  # nothing is drafted for now
+    A sequence is `opened`, its first step goes with the prompt, without a draft; every other one is `rests`, the step,
+    `took`.
+    """
+
+    @property
+    def prompt_rows(self) -> int:
+        """Of how many of a prompt's last tokens the logits may be computed, for a method that learns from them."""
 
     def opened(self) -> None:
         """A sequence begins."""
@@ -157,7 +163,8 @@ class Session:
     def observe_prompt(self, prompt: list[int], logits: torch.Tensor) -> None:
         """Learn from the logits (m, V) after the prompt's tokens, where `needs.prompt_logits`: all but the last one.
 
-        m is P where the first step goes through one forward with the prompt, else P - 1.
+        m is P where the first step goes through one forward with the prompt, else P - 1. With a `sizing` they are the
+        last tokens alone, and `passed` was called with what follows them.
         """
 
     def observe_prompt_hidden(self, prompt: list[int], hidden: torch.Tensor) -> None:

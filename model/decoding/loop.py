@@ -246,15 +246,26 @@ def noted(cache: TreeCache, prompt: list[int], out: Generation) -> Iterator[None
 
 
 def _first_step(sequence: Sequence, step: HostStep | DeviceStep, out: Generation) -> Verification:
-    """The prompt and the first step, in one forward where the session begins with a chain, else in two."""
+    """The prompt and the first step: in one forward where the session begins with a chain, else in two.
+
+    In one as well where the size of drafts is found while decoding: that forward gives a token without a draft, whatever
+    drafts are worth here.
+    """
     target, session, prompt = sequence.target, sequence.session, list(sequence.text)
     draft, sizing = session.begin(prompt), session.method.sizing
-    wants = session.method.needs.prompt_logits and not (sizing is not None and sizing.resting)
+    rows = len(prompt) if session.method.needs.prompt_logits else 0
+    begins = session
+    if sizing is not None:
+        begins, rows = step.executor.idle.session(), min(rows, sizing.prompt_rows)
+        draft = begins.draft(prompt[-1])
     kept = sequence.cache.length
     first = prompt[kept:] if draft is not None else prompt[kept:-1]  # tokens that are forwarded as the prompt's own
-    logits = target.prefill(sequence.cache, prompt, draft, all_logits=wants, kept=kept)
-    if first and wants:
-        session.observe_prompt(first, logits[: len(first)])
+    rows = min(rows, len(first))
+    logits = target.prefill(sequence.cache, prompt, draft, rows=rows, kept=kept)
+    nodes = 0 if draft is None else len(draft.tree)
+    of_prompt = logits[len(logits) - nodes - rows + bool(nodes) :][:rows]  # the root's row is the prompt's last one
+    if rows and sizing is None:
+        session.observe_prompt(first[-rows:], of_prompt)
     if first and target.hidden is not None:  # (P - 1 + n, H)
         session.observe_prompt_hidden(first, target.hidden[: len(first)])
     if draft is None:
@@ -263,7 +274,11 @@ def _first_step(sequence: Sequence, step: HostStep | DeviceStep, out: Generation
         return step()
     out.forwards = 1
     logits = logits[-len(draft.tree) :]
-    forwarded = Forwarded(step.executor.chosen(sequence, draft, logits, session.method), logits, target.hidden)
-    verification = conclude(session, draft, forwarded, room=sequence.room, eos=sequence.eos, cache=sequence.cache)
+    forwarded = Forwarded(step.executor.chosen(sequence, draft, logits, begins.method), logits, target.hidden)
+    verification = conclude(begins, draft, forwarded, room=sequence.room, eos=sequence.eos, cache=sequence.cache)
+    if begins is not session:
+        session.passed(verification.tokens)
+        if rows:
+            session.observe_prompt(first[-rows:], of_prompt)
     sequence.mark("prefill")
     return verification

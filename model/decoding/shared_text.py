@@ -76,7 +76,7 @@ class SharedText:
         keep_prompt: bool = False,
     ) -> None:
         self.target, self.cache, self.choice, self.keep = target, cache, choice, keep
-        logits = target.prefill(cache, prompt, all_logits=keep_prompt)
+        logits = target.prefill(cache, prompt, rows=len(prompt) if keep_prompt else 0)
         self.prompt_logits = [*logits] if keep_prompt else []  # P - 1 of (V,)
         self.prompt_hidden = [] if target.hidden is None or len(prompt) == 1 else [*target.hidden]  # P - 1 of (H,)
         self._tip = Context(len(prompt) - 2)  # the deepest committed one

@@ -218,7 +218,7 @@ class Target:
         prompt: list[int],
         draft: Draft | None = None,
         *,
-        all_logits: bool = False,
+        rows: int = 0,
         kept: int = 0,
     ) -> torch.Tensor:
         """Start a sequence: a causal forward, without a mask, over all of the prompt (P tokens) but its last one.
@@ -228,10 +228,11 @@ class Target:
         Args:
             cache: whatever it holds behind `kept` is forgotten.
             draft: a chain of n nodes that goes with them, its root the prompt's last token; None: n is 0.
+            rows: logits of so many of the prompt's last tokens are asked for; the draft's root is one of them.
             kept: so many of the prompt's first tokens the cache has already (`TreeCache.keep`).
 
         Returns:
-            Logits, the last of them after the draft's nodes: at least (n, V); with `all_logits` (P - 1 - kept + n, V).
+            Logits, at least those asked for, the last ones after the draft's nodes: at least (n, V).
 
         Raises:
             UserError: the draft is no chain.
@@ -247,7 +248,7 @@ class Target:
         if not len(tokens):
             return torch.zeros(0, self.vocab_size, dtype=self.dtype, device=self.device)
         positions = self._within(torch.arange(kept, past + n, device=self.device), past + n - 1)
-        kwargs = {"logits_to_keep": 0 if all_logits else max(n, 1)} if self._keeps_logits else {}
+        kwargs = {"logits_to_keep": max(rows + max(n, 1) - 1, n, 1)} if self._keeps_logits else {}
         with self._grouped:
             logits = self._run_model(cache, tokens, None, positions, **kwargs)
         cache.commit(past - kept)

@@ -66,10 +66,8 @@ class Machine:
         return sizes
 
     def open(self):
-        """An answer begins with a step that nobody times, as the prompt goes with it."""
+        """An answer begins with a plain step that nobody times, as the prompt goes with it."""
         self.size.opened()
-        if not self.size.rests():
-            self.size.best([1.0] * len(SIZES))
 
     @property
     def speedup(self):
@@ -191,12 +189,6 @@ def test_two_sequences_in_turns_book_into_one():
         for machine in machines:
             machine.answer(5)
     assert size.times.at(8) == pytest.approx(line(0.03)(8), rel=0.05) and size.pays
-
-
-def test_the_first_step_of_an_answer_is_never_a_plain_one_for_measuring():
-    size = OnlineSize(8, CPU)
-    size.opened()
-    assert not size.rests() and size.rests(), "the second one measures what a plain step takes"
 
 
 def test_state_is_saved_and_goes_on():
@@ -360,6 +352,32 @@ def test_a_consumer_that_takes_its_time_is_not_measured():
     for _ in decode(target, drafter.session(), prompts()[0], max_new_tokens=40, clock=clock):
         clock.now += 100.0
     assert drafter.sizing.times.plain_seconds == pytest.approx(SECOND, rel=0.05)
+
+
+@pytest.mark.parametrize("pays", [None, True])
+@pytest.mark.parametrize("method", ["dynamic", "recycling"])
+def test_the_first_step_goes_with_the_prompt_whose_rows_are_read_as_far_as_they_may_cost(method, pays, monkeypatch):
+    monkeypatch.setattr(online_size, "PROMPT_ROWS", 4)
+    target, prompt = Target(toy_model("llama")), prompts()[0]
+    settings = {"recycle_prompt": True} if method == "recycling" else {}
+    drafter, read = make_method(method, target, **settings), []
+    drafter.sizing.pays = pays
+    session = drafter.session()
+    observe = session.observe_prompt
+
+    def observed(tokens, logits):
+        read.append((tokens, logits.argmax(-1).tolist()))
+        observe(tokens, logits)
+
+    session.observe_prompt = observed
+    steps = decode(target, session, prompt, max_new_tokens=8, clock=Clock(target, 0.0))
+    first = next(steps)
+    assert first.nodes == 1 and first.tokens == greedy(target.model, prompt, 1), "no forward of its own, and no draft"
+    ((tokens, chosen),) = read
+    assert tokens == prompt[-4 if pays else -1 :]
+    following = target.model(torch.tensor([prompt])).logits[0].argmax(-1).tolist()
+    assert chosen == following[-len(tokens) :], "the rows are those of the tokens"
+    steps.close()
 
 
 def test_the_library_finds_sizes_unless_told():
