@@ -62,6 +62,8 @@ class OnlineSize(StepCosts):
         self._left, self._unpaid, self._won = 0, 0, 0.0  # steps to rest; rests in a row; plain steps won since the last
         self._plain, self._said = False, False
         self._probe, self._tried_at, self._excused_at, self._shifts = PROBE[0], 0, -EXCUSED, 0
+        # Of these the process has all that is made at the first step of so many rows (1 ms by oneDNN): it says nothing
+        self._met: set[int] = set()
         # few on CUDA, as steps of each size are captured by themselves
         sizes = (0, 3, *TILED) if device.type == "cuda" else sizes_on(device)
         super().__init__(dict.fromkeys(sizes, 1.0), 1.0, budget)
@@ -148,10 +150,14 @@ class OnlineSize(StepCosts):
     def took(self, nodes: int, tokens: int, seconds: float) -> None:
         """A step is over: it teaches what its size takes, and what it won or lost is booked."""
         size, plain_seconds = PLAIN if self._plain else nodes, self.times.plain_seconds
-        self.times.note(size, seconds)
-        self.seconds = self.times.curve(self.sizes)
         super().count(*self._counted)
-        won = tokens - self._cost(size, seconds / (plain_seconds or seconds))
+        if size in self._met:
+            self.times.note(size, seconds)
+            self.seconds = self.times.curve(self.sizes)
+            won = tokens - self._cost(size, seconds / (plain_seconds or seconds))
+        else:
+            self._met.add(size)
+            won = tokens - self.times.at(size)
         self._won += won
         most = max(ALLOWED, min(self.balance + won, SAVED))
         self.balance = max(min(self.balance + won + RATE, most), -ALLOWED)
