@@ -145,19 +145,19 @@ def _notes(ran: list[Configuration], shown: int, there: int, decoder: Decoder, m
     notes = []
     if shown < there:
         notes.append(
-            f"Here are {shown} of {there} questions, some of every subtask, so that the page stays small; "
-            "all answers are in runs/*/answers.jsonl."
+            f"Shown are {shown} of {there} questions, some of each subtask, to keep the page small. All answers are in "
+            "runs/*/answers.jsonl."
         )
     if any(len(c.pool.repeats) > 1 or any(len(row["choices"]) > 1 for row in c.pool.rows) for c in ran):
-        notes.append("Of repeats, and of several answers to a question, the first is shown.")
+        notes.append("Only the first repeat and the first answer to a question are shown.")
     for path, reason in decoder.failures.items():
         notes.append(
-            f"The tokenizer of {path} could not be loaded from this machine ({reason}); so the text stands as it was "
-            "recorded, and its accepted lengths below it."
+            f"The tokenizer of {path} could not be loaded on this machine ({reason}). Texts are shown as recorded, with the "
+            "accepted lengths below them."
         )
     if mismatched:
         notes.append(
-            f"{mismatched} turn(s) decode to another text than the one recorded, so the tokenizer is no longer the "
-            "run's: these stand as recorded, with their accepted lengths."
+            f"{mismatched} turn(s) decode to another text than the recorded one: the tokenizer has changed since the run. "
+            "They are shown as recorded, with the accepted lengths below them."
         )
     return notes

@@ -104,8 +104,18 @@ class Block:
         return list(dict.fromkeys(line.method for line in self.lines))
 
     @property
-    def categories(self) -> list[str]:
-        return list(dict.fromkeys(line.category for line in self.lines))
+    def subtasks(self) -> list[str]:
+        return list(dict.fromkeys(line.category for line in self.lines if not line.overall))
+
+    @property
+    def configurations(self) -> list[list[Line]]:
+        """The lines of each configuration, the overall one first, then its subtasks."""
+        groups: list[list[Line]] = [[]]
+        for line in self.lines:
+            groups[-1].append(line)
+            if line.overall:
+                groups.append([])
+        return [[group[-1], *group[:-1]] for group in groups if group]
 
     @property
     def baselines(self) -> list[str]:
