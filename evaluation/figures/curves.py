@@ -16,17 +16,17 @@ from .style import INTERVAL, colour, finish, mark, marker, panels, sideways
 
 
 def tree_size(block: Block) -> Figure | None:
-    """MAT, time of a step and speed over the number of drafted nodes; the star marks the fastest tree."""
+    """MAT, step time and speed by the number of drafted nodes; the star marks the fastest tree."""
     return _curves(block, "tree_nodes", "nodes in the draft tree, root not counted", TREE[2:], star=True)
 
 
 def topk(block: Block) -> Figure | None:
-    """MAT, speed and the matrix's memory over k, the candidates kept per token."""
+    """MAT, speed and the matrix's memory by k, the number of candidates kept per token."""
     return _curves(block, "k", "candidates kept per token, k", TREE[1:], memory=True)
 
 
 def temperature(block: Block) -> Figure | None:
-    """MAT and speed over the temperature."""
+    """MAT and speed by temperature."""
     return _curves(block, "temperature", "temperature (0: greedy)", ())
 
 
@@ -79,7 +79,7 @@ def _line(axes: Axes, line: list[dict[str, Any]], setting: str, column: str, i: 
 
 
 def tree_shape(block: Block) -> Figure | None:
-    """MAT over depth and breadth of the draft tree; small numbers are the nodes of trees that hold fewer."""
+    """MAT by depth and breadth of the draft tree; small numbers give the nodes of trees that hold fewer."""
     rows = [row for row in block.drafting if row["tree"] == "shape"]
     deep = sorted({int(row["tree_depth"]) for row in rows})
     wide = sorted({int(row["tree_breadth"]) for row in rows})
@@ -110,7 +110,7 @@ def tree_shape(block: Block) -> Figure | None:
 
 
 def tree_family(block: Block) -> Figure | None:
-    """MAT over the number of nodes by family of trees: balanced against imbalanced."""
+    """MAT by number of nodes, for each family of trees."""
     rows = [
         row for row in block.varied("tree", TREE) if row["tree"] not in LEARNT
     ]  # their size changes: see machine_tree
@@ -129,7 +129,8 @@ def tree_family(block: Block) -> Figure | None:
 
 
 def machine_tree(block: Block) -> Figure | None:
-    """What tree=auto and online measured and promised: step time and speed by size, and the last choices (dots)."""
+    """Step time and predicted decoding speed by tree size, as tree=auto or tree=online measured them; dots mark the sizes chosen, dotted
+    lines the speed achieved."""
     known = [(pool, figures) for pool in block.pools if (figures := auto_figures(pool.first)) is not None]
     if not known:
         return None
@@ -150,12 +151,13 @@ def machine_tree(block: Block) -> Figure | None:
     for axes in (time, speed):
         axes.margins(y=0.1)  # room for the dot
         axes.set_ylim(bottom=0)
-    note = "dot: a run's last choice, or its most frequent one; dotted: what it achieved"
+    note = "dot: the size chosen last, or most often; dotted: speed achieved"
     return finish(figure, time, f"{note}; {block.measured}")
 
 
 def start(block: Block) -> Figure | None:
-    """What the state at the start of a prompt is worth: MAT and speedup by start, a published pair beside it."""
+    """MAT and speedup by the state at the start of a prompt (hot: kept between prompts; cold: reset), next to a published
+    pair."""
     rows = block.varied("start", ("recycle_prompt", "order"))
     if not rows or len({row["pool"].method for row in rows}) > 2:  # among many methods the other figures show it
         return None
@@ -163,13 +165,13 @@ def start(block: Block) -> Figure | None:
 
 
 def update(block: Block) -> Figure | None:
-    """What is written back to the matrix: every node, the accepted path, the root, nothing."""
+    """MAT and speedup by what a step writes to the matrix: every node, the accepted path, the root, nothing."""
     rows = block.varied("update", ("start", "order"))
     return _bars(block, rows, "update") if rows else None
 
 
 def order(block: Block) -> Figure | None:
-    """How much a method that carries state owes to the order of its questions."""
+    """MAT and speedup by the order of the questions, for methods that keep state between prompts."""
     rows = [row for row in block.drafting if row.get("start") not in (None, "cold") and row["start"] == row["start"]]
     rows = [row | {"order": row["pool"].first.settings["bench"].get("order", "file")} for row in rows]
     if len({row["order"] for row in rows}) < 2:
