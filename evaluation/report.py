@@ -1,4 +1,4 @@
-"""python -m evaluation.report FOLDER: tables and figures of an experiment again, from its records alone.
+"""python -m evaluation.report FOLDER: rebuild tables, figures and page of an experiment from its records.
 
 With --answers GLOB instead of a folder: the same table from answer files in Spec-Bench's format, of any method.
 """
@@ -6,6 +6,8 @@ With --answers GLOB instead of a folder: the same table from answer files in Spe
 from __future__ import annotations
 
 import argparse
+import shutil
+import sys
 from pathlib import Path
 
 import pandas as pd
@@ -25,7 +27,7 @@ from .statistics.metrics import OVERALL
 from .statistics.published import with_published
 from .statistics.tables import main_table, with_unavailable
 from .statistics.trees import auto_lines, write_auto_runs
-from .statistics.view import main_view, to_markdown, to_text, write_csv, write_tables
+from .statistics.view import main_view, to_markdown, to_text, wrapped, write_csv, write_tables
 
 FOREIGN = Path("results/report/tables/main.csv")
 
@@ -46,16 +48,14 @@ def report(folder: Path, parquet: Path | None = None) -> tuple[list[Run], pd.Dat
     audit = write_audit(runs, folder)
     figures = draw_all(runs, table, folder / "figures")
     write_auto_runs(runs, folder / "tables" / "machine_tree.json")
-    print(f"\n{to_text(main_view(runs, with_unavailable(table, folder), category=OVERALL))}\n")
+    page, width = write_page(runs, table, folder), _width()
+    print(f"\n{to_text(main_view(runs, with_unavailable(table, folder), category=OVERALL), width)}\n")
     for line in [*auto_lines(runs), *audit, *doubts(runs), *notes]:
-        print(line)
-    print(
-        f"by category: {folder / 'tables' / 'main.csv'} (and .md)   "
-        f"figures: {folder / 'figures'} ({len(figures)} as pdf, svg, png)\n"
-        f"all of it on one page: {write_page(runs, table, folder)}"
-    )
+        print(wrapped(line, width))
+    print(f"\nreport:  {page}\ntables:  {folder / 'tables' / 'main.csv'} (by subtask; also .md)")
+    print(f"figures: {folder / 'figures'} ({len(figures)}, each as pdf, svg, png)")
     if parquet is not None:
-        print(f"in Parquet: {', '.join(map(str, write_parquet(runs, table, parquet)))}")
+        print(f"parquet: {', '.join(map(str, write_parquet(runs, table, parquet)))}")
     return runs, table
 
 
@@ -65,7 +65,13 @@ def report_answers(pattern: str, out: Path) -> None:
     table = with_published(main_table(runs))
     write_csv(out, table)
     write_text(out.with_suffix(".md"), to_markdown(main_view(runs, table)))
-    print(f"\n{to_text(main_view(runs, table, category=OVERALL))}\n\nby category: {out} (and .md)")
+    text = to_text(main_view(runs, table, category=OVERALL), _width())
+    print(f"\n{text}\n\ntables:  {out} (by subtask; also .md)")
+
+
+def _width() -> int | None:
+    """Return the width of the terminal; None where the output goes to a file or a pipe."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def main() -> None:

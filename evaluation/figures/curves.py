@@ -129,8 +129,8 @@ def tree_family(block: Block) -> Figure | None:
 
 
 def machine_tree(block: Block) -> Figure | None:
-    """Step time and predicted decoding speed by tree size, as tree=auto or tree=online measured them; dots mark the sizes chosen, dotted
-    lines the speed achieved."""
+    """Step time and predicted decoding speed by tree size, from which tree=auto and tree=online choose; dots mark the
+    sizes chosen, dotted lines the speed achieved."""
     known = [(pool, figures) for pool in block.pools if (figures := auto_figures(pool.first)) is not None]
     if not known:
         return None
@@ -156,8 +156,8 @@ def machine_tree(block: Block) -> Figure | None:
 
 
 def start(block: Block) -> Figure | None:
-    """MAT and speedup by the state at the start of a prompt (hot: kept between prompts; cold: reset), next to a published
-    pair."""
+    """MAT and speedup by the state at the start of a prompt (hot: kept between prompts; cold: reset), next to published
+    ones."""
     rows = block.varied("start", ("recycle_prompt", "order"))
     if not rows or len({row["pool"].method for row in rows}) > 2:  # among many methods the other figures show it
         return None

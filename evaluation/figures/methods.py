@@ -109,8 +109,8 @@ def _accepted_lengths_grid(block: Block, rows: Sequence[dict[str, Any]]) -> Figu
 
 
 def acceptance_by_depth(block: Block) -> Figure | None:
-    """Acceptance by depth in the draft: the share of drafting steps whose accepted path reaches a depth (joint), and, where
-    drawn, of those that reached the depth above it (conditional)."""
+    """Acceptance by depth in the draft: the share of drafting steps whose accepted path reaches a depth (joint) and,
+    where drawn, of those that reached the depth above it (conditional)."""
     rows = [(row, by_depth(Accepted.of(row["pool"].rows))) for row in block.shown()]
     rows = [(row, depths) for row, depths in rows if depths]
     if not rows:

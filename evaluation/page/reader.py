@@ -152,12 +152,12 @@ def _notes(ran: list[Configuration], shown: int, there: int, decoder: Decoder, m
         notes.append("Only the first repeat and the first answer to a question are shown.")
     for path, reason in decoder.failures.items():
         notes.append(
-            f"The tokenizer of {path} could not be loaded on this machine ({reason}). Texts are shown as recorded, with the "
-            "accepted lengths below them."
+            f"The tokenizer of {path} could not be loaded on this machine ({reason}). Texts are shown as recorded, "
+            "with the accepted lengths below them."
         )
     if mismatched:
         notes.append(
-            f"{mismatched} turn(s) decode to another text than the recorded one: the tokenizer has changed since the run. "
+            f"{mismatched} turn(s) decode to another text than the recorded one: the tokenizer has changed since. "
             "They are shown as recorded, with the accepted lengths below them."
         )
     return notes

@@ -140,8 +140,8 @@ def _dot(node: Node, places: dict[RankPath, tuple[float, float]], real: RankPath
     on_path = real[:depth] == node.path
     title = (
         f"ranks {spelled(node.path)}: accepted in {node.accepted:,} of {node.tried:,} steps "
-        f"({100 * node.share:.1f} %), in {100 * node.given_parent:.1f} % of the {node.parent_accepted:,} that accepted its "
-        "parent"
+        f"({100 * node.share:.1f} %), in {100 * node.given_parent:.1f} % of the {node.parent_accepted:,} that accepted "
+        "its parent"
     )
     token = tokens[depth] if on_path and depth < len(tokens) else ""
     return Dot(x, y, from_x, from_y, shade(node.share), shade(node.given_parent), title, token, on_path)
@@ -172,8 +172,8 @@ def _in_words(nodes: list[Node], depths: list[float]) -> str:
     best = max(nodes, key=lambda n: n.share)
     words = (
         f"{len(nodes)} nodes, depth {max(len(n.path) for n in nodes)}. Share of drafting steps that accepted at least "
-        f"1, 2, ... draft tokens: {_falls(depths)}. The node accepted most often (ranks {spelled(best.path)}) was accepted "
-        f"in {100 * best.share:.0f} % of its steps; "
+        f"1, 2, ... draft tokens: {_falls(depths)}. The node accepted most often (ranks {spelled(best.path)}) was "
+        f"accepted in {100 * best.share:.0f} % of its steps; "
     )
     return words + (f"{never} of {len(nodes)} nodes never were." if never else "every node was at least once.")
 
