@@ -51,13 +51,14 @@ def short(table: pd.DataFrame) -> list[str]:
     for name, rows in groups.items():
         text = f"{name.replace(', ', ' on ', 1)}: "
         most = max((r for r in rows if _has(r, "mat")), key=lambda row: row["mat"], default=None)
-        if most and most["mat"] > PLAIN:
+        if drafts := most is not None and most["mat"] > PLAIN:
             text += f"{_name(most)} accepts most, {most['mat']:.2f} tokens per step (MAT). "
         if timed := [row for row in rows if _has(row, "tokens_per_second")]:
             fastest = max(timed, key=lambda row: row["tokens_per_second"])
             others = [name for name in BASELINES if name != fastest["method"]]
             over = [f"{fastest[c]:.2f} × {n}" for n in others if _has(fastest, c := f"speedup_{n}")]
-            text += f"{_name(fastest)} is fastest, {fastest['tokens_per_second']:,.0f} tokens/s"
+            name = "It" if drafts and fastest is most else _name(fastest)
+            text += f"{name} is fastest, {fastest['tokens_per_second']:,.0f} tokens/s"
             text += f" ({' and '.join(over)})." if over else "."
         lines.append(text)
     return lines

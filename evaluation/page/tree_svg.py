@@ -172,10 +172,10 @@ def _in_words(nodes: list[Node], depths: list[float]) -> str:
     best = max(nodes, key=lambda n: n.share)
     words = (
         f"{len(nodes)} nodes, depth {max(len(n.path) for n in nodes)}. Share of drafting steps that accepted at least "
-        f"1, 2, ... draft tokens: {_falls(depths)}. The node accepted most often (ranks {spelled(best.path)}) was "
-        f"accepted in {100 * best.share:.0f} % of its steps; "
+        f"1, 2, ... draft tokens: {_falls(depths)}. The node at ranks {spelled(best.path)} was accepted most often, in "
+        f"{100 * best.share:.0f} % of its steps; "
     )
-    return words + (f"{never} of {len(nodes)} nodes never were." if never else "every node was at least once.")
+    return words + (f"{never} of {len(nodes)} nodes were never accepted." if never else "all were at least once.")
 
 
 def _falls(depths: list[float]) -> str:

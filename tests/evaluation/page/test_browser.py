@@ -64,7 +64,7 @@ def test_it_renders(page):
     assert page.run("document.images.length") >= 3
     heads = page.run("[...document.querySelectorAll('h2')].map((h) => h.textContent)")
     assert heads == [
-        "What ran on what", "Main table", "Figures", "Draft trees", "Single answers", "Losslessness", "Commands",
+        "Setup", "Main table", "Figures", "Draft trees", "Single answers", "Losslessness", "Commands",
     ]  # fmt: skip
     assert page.run("getComputedStyle(document.body).maxWidth") != "none", "the style sheet is refused"
 
@@ -113,7 +113,7 @@ def test_it_shows_the_tree(page):
     assert page.run("document.querySelector('svg.drawn').classList.contains('given')") and joint.startswith("rgb")
     page.run("document.querySelector('.node').focus()")
     page.press("ArrowRight")
-    assert page.run("document.querySelector('.tree .detail').textContent").startswith("ranks 0·0: stood in")
+    assert page.run("document.querySelector('.tree .detail').textContent").startswith("ranks 0·0: accepted in")
 
 
 def test_an_answer_that_holds_markup_stays_text(page):
