@@ -47,9 +47,8 @@ def test_the_words_of_each_type(tmp_path):
         and f"python -m evaluation.audit {tmp_path}" in lines[1]
     )
     gaps = {("other", "1", "0", "0", "2"): 0.25, ("other", "3", "0", "0", "1"): 0.125}
-    assert (
-        "two largest logits are at most 0.25 apart" in wording(audit_table([VANILLA, same, *half], gaps), tmp_path)[1]
-    )
+    measured = wording(audit_table([VANILLA, same, *half], gaps), tmp_path)[1]
+    assert "two largest logits are at most 0.25 apart" in measured
     (wrong,) = wording(audit_table([VANILLA, OTHER], gaps), tmp_path)
     assert "in float32: 1 of 3 turns (33.33 %)" in wrong and "Lossless" not in wrong, "a difference is not lossless"
 

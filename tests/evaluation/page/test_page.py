@@ -159,13 +159,13 @@ def test_the_table_keeps_numbers_and_hides_what_says_nothing():
 
 
 def test_the_table_opens_with_the_overall_rows(text):
-    """Each configuration is a body of the table: its overall row, then its subtasks, with what a model wrote as text."""
+    """Each configuration is a body of the table: its overall row, then its subtasks; names are escaped."""
     table = text[text.index('<table id="main">') : text.index("</table>")]
     bodies = [re.findall(r'<tr class="(\w+)[^"]*" data-method="(.*?)" data-category="(.*?)">', body)
               for body in table.split("<tbody>")[1:]]  # fmt: skip
     hostile = "&lt;img src=x onerror=&#39;window.broken = 3&#39;&gt;"
     assert bodies == [
-        [("overall", method, "overall"), *(("subtask", method, name) for name in ("writing", "qa", hostile))]
+        [("overall", method, "overall"), *(("subtask", method, name) for name in ("mt_bench", "qa", hostile))]
         for method in ("vanilla", "recycling (hot)")
     ]
     assert '<option value="">overall</option>' in text and f"<option>{hostile}</option>" in text

@@ -50,9 +50,8 @@ def test_deep_paths_are_told_in_few_words(tmp_path):
     run_with(tmp_path, [row], method={"tree": "chain"}, draft_tree=" ".join(",".join("0" * n) for n in range(1, 37)))
     drawing = draw(configurations(read_runs(tmp_path))[0], Decoder())
     assert "draft tokens: 53 %, 3 %, 3 %, 3 %, 3 %, 3 %, 3 %, 3 %; the most, 36, in 0.3 %." in drawing.words[0]
-    assert "accepted 36 draft tokens at once, ranks 0×36." in drawing.words[1] and drawing.dots[-1].title.startswith(
-        "ranks 0×36:"
-    )
+    assert "accepted 36 draft tokens at once, ranks 0×36." in drawing.words[1]
+    assert drawing.dots[-1].title.startswith("ranks 0×36:")
 
 
 def test_the_real_steps_tokens_stand_at_its_nodes(report_folder):
