@@ -63,7 +63,7 @@ def overhead(blocks: Sequence[Block]) -> Figure | None:
         left = [a + b for a, b in zip(left, values, strict=True)]
     axes.set_yticks(at, [name for name, _ in bars])
     sideways(axes)
-    return finish(figure, axes, _what(blocks), x="a step (ms)")
+    return finish(figure, axes, _what(blocks), x="step time (ms)")
 
 
 def phase_ms(rows: Sequence[dict[str, object]]) -> dict[str, float]:
@@ -142,7 +142,7 @@ def budget(block: Block) -> Figure | None:
         ratios = [gain(line[n], lines[REFERENCE][n]) for n in both]
         gains.plot(both, [value for value, _, _ in ratios], **options)
         gains.fill_between(both, [g[1] for g in ratios], [g[2] for g in ratios], color=colour(i + 2), alpha=0.15, lw=0)
-    mats.set_ylabel("MAT\n(tokens a step)")
+    mats.set_ylabel("MAT\n(tokens per step)")
     gains.set_ylabel(f"MAT over\n{REFERENCE}'s")
     for axes in drawn[2:]:
         axes.set_ylabel("speedup\nover vanilla")

@@ -53,7 +53,7 @@ def _curves(
             axes[at].plot(fastest[setting], fastest[speed], "*", color=colour(i + 2), markersize=9, zorder=5)
             options: dict[str, Any] = {"xytext": (0, 5), "textcoords": "offset points", "ha": "center", "fontsize": 6.5}
             axes[at].annotate(f"{fastest[setting]:.0f}", (fastest[setting], fastest[speed]), **options)
-    titles = {"mat": "MAT\n(tokens a step)", "step_ms": "a step (ms)", "state_mib": "state (MiB)"}
+    titles = {"mat": "MAT\n(tokens per step)", "step_ms": "step time (ms)", "state_mib": "state (MiB)"}
     titles[speed] = speed_label.replace(" ", "\n", 1)
     for panel, column in zip(axes, columns, strict=True):
         panel.set_ylabel(titles[column])
@@ -125,7 +125,7 @@ def tree_family(block: Block) -> Figure | None:
         options = {"color": colour(i + 2), "label": family, "markersize": size, "markerfacecolor": face}
         axes.plot(nodes, mats, marker(i + 2), **options)
     axes.margins(0.08)  # a large mark on the edge is not cut
-    return finish(figure, axes, block.measured, x="nodes in the draft tree, root not counted", y="MAT (tokens a step)")
+    return finish(figure, axes, block.measured, x="nodes in the draft tree, root not counted", y="MAT (tokens per step)")
 
 
 def machine_tree(block: Block) -> Figure | None:
@@ -145,7 +145,7 @@ def machine_tree(block: Block) -> Figure | None:
             speed.plot(last["sizes"][at], last["predicted_speedup_by_size"][at], "o", color="#000000", markersize=5)
             if run.achieved == run.achieved:
                 speed.axhline(run.achieved, color=colour(i + 2), linewidth=0.9, linestyle=":")
-    time.set_ylabel("a step (ms)")
+    time.set_ylabel("step time (ms)")
     speed.set_ylabel("decoding speed\nover vanilla")
     speed.set_xlabel("nodes in the draft tree, root not counted")
     for axes in (time, speed):
@@ -193,7 +193,7 @@ def _bars(
     labels = [_label(row, rows, setting) for row in rows]
     extra = published or []
     count = len(rows) + len(extra)
-    columns = [("mat", "MAT (tokens a step)", 1), (speed, speed_label, 2)]
+    columns = [("mat", "MAT (tokens per step)", 1), (speed, speed_label, 2)]
     columns = [entry for entry in columns if any(row[entry[0]] == row[entry[0]] for row in rows)]  # not all is timed
     figure, axes = panels(len(columns), height=(0.6 + 0.3 * len(columns)) + 0.18 * len(columns) * count, sharey=True)
     at = list(range(count))[::-1]

@@ -23,7 +23,7 @@ DEEPEST = 12  # and depths beyond this are left out of theirs
 
 def mat(block: Block) -> Figure | None:
     """Tokens per step (MAT) by subtask and method."""
-    return _by_category(block, "mat", "MAT (tokens a step)")
+    return _by_category(block, "mat", "MAT (tokens per step)")
 
 
 def speedup_over_hf(block: Block) -> Figure | None:
@@ -93,7 +93,7 @@ def accepted_lengths(block: Block) -> Figure | None:
         axes.set_xticks([1, 4, 8, 12, FAR], ["1", "4", "8", "12", f"{FAR}+"])
     axes.set_xlim(0.5, min(longest, FAR) + 0.5)
     axes.set_ylim(bottom=0)
-    return finish(figure, axes, block.measured, x="accepted length (tokens a step)", y="% of steps")
+    return finish(figure, axes, block.measured, x="accepted length (tokens per step)", y="% of steps")
 
 
 def _accepted_lengths_grid(block: Block, rows: Sequence[dict[str, Any]]) -> Figure:
@@ -104,7 +104,7 @@ def _accepted_lengths_grid(block: Block, rows: Sequence[dict[str, Any]]) -> Figu
         counts = [sum(n == length for n in lengths) for length in range(1, LONGEST)]
         values.append([100 * c / max(len(lengths), 1) for c in [*counts, sum(n >= LONGEST for n in lengths)]])
     columns = [*map(str, range(1, LONGEST)), f"{LONGEST}+"]
-    label = "% of steps by accepted length (tokens a step)"
+    label = "% of steps by accepted length (tokens per step)"
     return grid([row["name"] for row in rows], columns, values, label, block.measured, decimals=0)
 
 
@@ -156,4 +156,4 @@ def mat_over_questions(block: Block) -> Figure | None:
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlim(left=1)
     asked = "question, in the order asked" + (f" (mean of the last {window})" if window > 1 else "")
-    return finish(figure, axes, block.measured, x=asked, y="MAT (tokens a step)")
+    return finish(figure, axes, block.measured, x=asked, y="MAT (tokens per step)")

@@ -220,7 +220,7 @@ function reader() {
   $("next").addEventListener("click", () => go(1));
   $("choose").addEventListener("submit", (event) => event.preventDefault());
   const swatch = (n) => { const item = element("span"); item.append(element("span", `run even ${depth(n)}`, n === 8 ? " 8+ " : ` ${n} `), element("span", `run odd ${depth(n)}`, n === 8 ? " 8+ " : ` ${n} `)); return item; };
-  $("runs-legend").append("tokens a step added:", ...[1, 2, 4, 6, 8].map(swatch));
+  $("runs-legend").append("tokens that a step added:", ...[1, 2, 4, 6, 8].map(swatch));
   $("runs-legend").hidden = $("choose").hidden = false;
   show();
 }
