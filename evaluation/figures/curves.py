@@ -125,7 +125,7 @@ def tree_family(block: Block) -> Figure | None:
         options = {"color": colour(i + 2), "label": family, "markersize": size, "markerfacecolor": face}
         axes.plot(nodes, mats, marker(i + 2), **options)
     axes.margins(0.08)  # a large mark on the edge is not cut
-    return finish(figure, axes, block.measured, x="nodes in the draft tree, root not counted", y="MAT (tokens per step)")
+    return finish(figure, axes, block.measured, x="nodes in the draft tree without the root", y="MAT (tokens per step)")
 
 
 def machine_tree(block: Block) -> Figure | None:
