@@ -153,7 +153,7 @@ def doubts(runs: Sequence[Run]) -> list[str]:
     if not noisy:
         return []
     return [
-        f"timings are doubtful: other processes kept cores busy when a run began ({'; '.join(noisy)}); on a shared "
+        f"timings are doubtful: other processes kept cores busy when a run began ({_first_three(noisy)}); on a shared "
         "machine OMP_NUM_THREADS=1 suffers least"
     ]
 
