@@ -1,7 +1,7 @@
 """python -m evaluation.contribute RESULTS NAME: an experiment's records as results/reference/NAME, to be kept in git.
 
-Tables, figures and the page are drawn from it as from the results themselves. What names a person or a machine's folders
-is left out, and what is not finished is refused. Without arguments: write results/README.md again.
+Tables, figures and the page are drawn from it as from the results themselves. Names of people, hosts and folders are
+left out or refused, and so is what is not finished. Without arguments: write results/README.md again.
 """
 
 from __future__ import annotations
@@ -117,17 +117,17 @@ def overview(folder: Path = REFERENCE) -> str:
         )
     columns = ["folder", "model", "bench, questions", "configurations, runs", "device", "started"]
     columns += ["torch, transformers", "code", "KiB", "note"]
-    changed = "\n\\*: with uncommitted changes.\n" if any("\\*" in row[7] for row in rows) else ""
-    return f"{HEADING}\n{markdown(columns, rows)}\n{changed}" if rows else HEADING
+    return f"{HEADING}\n{markdown(columns, rows)}\n" if rows else HEADING
 
 
 def _each(values: Iterable[Any]) -> str:
     """Name each value once, in order."""
-    return "; ".join(dict.fromkeys(str(value) for value in values if value))
+    return "; ".join(dict.fromkeys(str(value) for value in values if value)).replace("|", "\\|")
 
 
 def _commit(git: dict[str, Any]) -> str:
-    return f"{git['commit'][:12]}{'\\*' if git.get('modified') else ''}" if git.get("commit") else ""
+    changed = ", with uncommitted changes" if git.get("modified") else ""
+    return f"{git['commit'][:12]}{changed}" if git.get("commit") else ""
 
 
 def main() -> None:

@@ -98,7 +98,7 @@ def _without_text(row: Row) -> Row:
 
 
 def private_names(data: Any) -> set[str]:
-    """Return names that must not be published: this machine's host and user, and the users whose homes the data name."""
+    """Return names not to be published: this machine's host and user, and the users whose homes the data name."""
     try:
         user = getpass.getuser()
     except (OSError, KeyError):  # a container's user without a name
