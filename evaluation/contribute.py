@@ -13,18 +13,18 @@ from pathlib import Path
 from typing import Any
 
 from model.errors import UserError
-from model.files import ROOT, write_bytes, write_json, write_text
+from model.files import write_bytes, write_json, write_text
 
 from .errors import user_errors
 from .records import compact
 from .records.rows import read_object
 from .records.runs import Run, read_runs
 from .records.sweeps import missing_jobs
+from .report import REFERENCE
 from .statistics.audits import GAPS
 from .statistics.pools import pools
 from .statistics.view import markdown
 
-REFERENCE = ROOT / "results" / "reference"
 OF_MARK = ("model", "bench", "method", "not_available")  # of a job that could not run, and why
 HEADING = """# Results that ship
 
