@@ -93,7 +93,7 @@ def unfinished(folder: Path, runs: Sequence[Run]) -> str:
     return ""
 
 
-def overview(folder: Path = REFERENCE) -> str:
+def overview(folder: Path) -> str:
     """Return results/README.md: what ran on what and when, from the records of each folder."""
     rows = []
     for path in sorted(folder.glob(f"*/{compact.FILE}")):
@@ -146,7 +146,7 @@ def main() -> None:
             target = contribute(arguments.folder, arguments.name, arguments.note, **given)
             size = (target / compact.FILE).stat().st_size
             print(f"{target / compact.FILE}: {size / 2**10:.0f} KiB")
-        write_text(REFERENCE.parent / "README.md", overview())
+        write_text(REFERENCE.parent / "README.md", overview(REFERENCE))
         print(f"{REFERENCE.parent / 'README.md'}: written")
 
 

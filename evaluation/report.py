@@ -103,8 +103,8 @@ def against_shipped(runs: list[Run], folder: Path) -> str:
 
 
 def _shown(path: Path) -> Path:
-    """Return a path of the repository as it is typed there."""
-    return path.relative_to(ROOT) if Path.cwd() == ROOT else path
+    """Return a path as it is typed in the current folder."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 def main() -> None:

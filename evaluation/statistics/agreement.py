@@ -122,6 +122,11 @@ class Comparison:
         return sum(self.difference.equal.values())
 
     @property
+    def turns_alike(self) -> tuple[int, int]:
+        """How many turns have the same token ids, and how many there are."""
+        return self.difference.same_text, self.difference.turns
+
+    @property
     def verdict(self) -> str:
         if self.equal == self.questions:
             return EQUAL
@@ -324,7 +329,7 @@ def lines(agreement: Agreement) -> list[str]:
     cells = [head] + [
         [
             *(c.name, str(c.questions), str(c.equal), f"{c.mats[0]:.2f}", f"{c.mats[1]:.2f}", _ratio(c)),
-            *(f"{c.difference.same_text}/{c.difference.turns}", _number(c.speedups[0]), _number(c.speedups[1])),
+            *("{}/{}".format(*c.turns_alike), _number(c.speedups[0]), _number(c.speedups[1])),
             c.verdict,
         ]
         for c in agreement.comparisons
@@ -358,8 +363,7 @@ def summary(agreement: Agreement) -> str:
     for verdict, words in ((WITHIN, "differ within the interval"), (APART, "DIFFER"), (OPEN, "not decided")):
         if names := agreement.of(verdict):
             parts.append(f"{words}: {', '.join(names)}")
-    same = sum(c.difference.same_text for c in agreement.comparisons)
-    turns = sum(c.difference.turns for c in agreement.comparisons)
+    same, turns = (sum(c.turns_alike[i] for c in agreement.comparisons) for i in (0, 1))
     parts.append(f"text equal in {f'all {turns}' if same == turns else f'{same} of {turns}'} turns")
     return "; ".join(parts)
 
