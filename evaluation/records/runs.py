@@ -164,22 +164,24 @@ def row_key(row: Row) -> str:
     return question_key(row["question_id"], row.get("question_sha256"))
 
 
-def read_runs(folder: Path) -> list[Run]:
-    """Read all runs of an experiment's folder, or of its compact records; methods in the tables' order.
+def read_runs(*folders: Path) -> list[Run]:
+    """Read all runs of experiments' folders, or of their compact records; methods in the tables' order.
 
     Raises:
-        UserError: there is none.
+        UserError: one of them has none.
     """
-    if (folder / compact.FILE).is_file():
-        found = (
-            (folder / "runs" / name, metadata, rows) for name, metadata, rows in compact.unpacked(folder / compact.FILE)
-        )
-        runs = _of_this_schema(found)
-    else:
-        runs = runs_at(path.parent for path in folder.glob("runs/*/metadata.json"))
-    if not runs:
-        raise UserError(f"{folder}: no runs here (runs/*/metadata.json with answers.jsonl, or {compact.FILE})")
-    return runs
+    runs = []
+    for folder in folders:
+        file = folder / compact.FILE
+        if file.is_file():
+            held = ((folder / "runs" / name, metadata, rows) for name, metadata, rows in compact.unpacked(file))
+            found = _of_this_schema(held)
+        else:
+            found = runs_at(path.parent for path in folder.glob("runs/*/metadata.json"))
+        if not found:
+            raise UserError(f"{folder}: no runs here (runs/*/metadata.json with answers.jsonl, or {compact.FILE})")
+        runs += found
+    return sorted(runs, key=_order)
 
 
 def runs_at(folders: Iterable[Path]) -> list[Run]:

@@ -7,6 +7,7 @@ import platform
 import subprocess
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from evaluation import contribute, report
@@ -73,6 +74,20 @@ def test_tables_and_figures_are_the_same_as_from_full_records(drawn, evaluate, c
     page = (reference / "toy" / "report.html").read_text()
     assert "hold token ids and no text" in page
     assert "hold token ids and no text" not in (full / "report.html").read_text()
+
+
+def test_folders_of_several_machines_make_one_table(results, reference, call, tmp_path):
+    contribute.contribute(results, "study")
+    other = tmp_path / "other"
+    for label, seconds in (("vanilla", 0.5), ("recycling (hot)", 0.1)):
+        finished(made(label, [answer(1, "qa", [([1, 1, 1], seconds)])], device="a GPU"), other)
+    contribute.contribute(other, "study-gpu")
+    out = tmp_path / "both"
+    outcome = call(report.main, reference / "study", reference / "study-gpu", "--out", out)
+    assert outcome.code == 0 and "toy, file, a machine, overall:" in outcome.out and "a GPU, overall:" in outcome.out
+    table = pd.read_csv(out / "tables/main.csv").query("category == 'overall' and method == 'recycling (hot)'")
+    assert dict(zip(table.device, table.speedup_vanilla, strict=True)) == {"a machine": 1.0, "a GPU": 5.0}
+    assert "--out: with" in call(report.main, reference / "study", "--out", out).err
 
 
 def test_the_same_results_give_the_same_bytes(results, reference):

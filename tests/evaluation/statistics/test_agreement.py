@@ -1,5 +1,6 @@
 """Two experiments next to each other: what is equal, where they differ first and why, and what decides."""
 
+import itertools
 import json
 import random
 
@@ -212,12 +213,12 @@ def test_speedups_are_shown_and_decide_nothing():
 @pytest.fixture
 def folders(tmp_path, monkeypatch):
     """Where shipped records lie, with `study` in it, and a function that writes results."""
-    reference = tmp_path / "reference"
+    reference, count = tmp_path / "reference", itertools.count()
     monkeypatch.setattr(contribute, "REFERENCE", reference)
     monkeypatch.setattr(report, "REFERENCE", reference)
 
     def results(lengths, questions=range(8), name="study"):
-        folder = tmp_path / str(random.random()) / name
+        folder = tmp_path / str(next(count)) / name
         for one in (run("vanilla", BY_ONE, questions=questions), run("pld", lengths, questions=questions)):
             (write(one, folder) / "summary.json").write_text(json.dumps({"steps": 1}))
         return folder
