@@ -96,7 +96,8 @@ class Comparison:
 
     Attributes:
         mats: here and there.
-        decided: the questions that decide; ratio, low, high: of the MATs on these.
+        decided: the questions that decide.
+        ratio, low, high: of the MATs on these; on all where they are equal on these.
         reasons: what the records hold that may be why they differ.
         speedups: over vanilla, here and there; NaN where one was not timed.
     """
@@ -242,8 +243,9 @@ def _compare(here: Pool, there: Pool, mine: Sequence[Pool], theirs: Sequence[Poo
     if len(decided) < len(common):
         more.append(f"state is kept between prompts, and behind other questions in {len(common) - len(decided)}")
     if any(pool.first.settings["method"].get("tree") in LEARNT for pool in (here, there)):
-        decided, more = [], ["the tree follows the machine's step times"]
-    sums = [_sums(pool, decided) for pool in (here, there)]
+        decided, more = [], ["the tree follows the machine's step times", *more]
+    basis = common if all(difference.equal[key] for key in decided) else decided
+    sums = [_sums(pool, basis) for pool in (here, there)]
     low, high = quotient_interval(*sums[0], *sums[1])
     everything = [_mat(*_sums(pool, common)) for pool in (here, there)]
     speedups = [_speedup(pool, side, common) for pool, side in ((here, mine), (there, theirs))]
@@ -369,8 +371,6 @@ def summary(agreement: Agreement) -> str:
 
 
 def _ratio(c: Comparison) -> str:
-    if not c.decided:
-        return "-"
     return f"{c.ratio:.3f}" + (f" [{c.low:.3f}, {c.high:.3f}]" if math.isfinite(c.low) else "")
 
 

@@ -123,6 +123,7 @@ def test_a_tree_that_follows_the_clock_decides_nothing(tree):
     agreement = compare([here], [there])
     assert agreement.comparisons[0].verdict == OPEN and agreement.agrees
     assert agreement.comparisons[0].reasons[0] == "the tree follows the machine's step times"
+    assert agreement.comparisons[0].ratio == 0.5  # shown all the same
     assert f"not decided: recycling ({tree})" in summary(agreement)
 
 
