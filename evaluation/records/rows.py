@@ -12,7 +12,7 @@ from typing import Any
 from model.errors import UserError
 
 Row = dict[str, Any]
-SCHEMA = 3  # of rows and of metadata, in every one of this project: raised when either changes its meaning
+SCHEMA = 4  # of rows and of metadata, in every one of this project: raised when either changes its meaning
 
 
 def accept_lengths(row: Row) -> list[int]:
@@ -29,7 +29,8 @@ def check_schema(held: dict[str, Any], where: object) -> None:
     if held.get("schema") != SCHEMA:
         raise UserError(
             f"{where}: recorded by another version of this project (schema {held.get('schema', 'unknown')}, this one "
-            f"reads {SCHEMA}); run it again in another folder, or move it away"
+            f"reads {SCHEMA}; docs/configuration.md lists what settings are called now); run it again in another "
+            "folder, or move it away"
         )
 
 

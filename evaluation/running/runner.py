@@ -79,7 +79,7 @@ class Runner:
         """
         with self.store.locked():
             self._take_turn()  # what its metadata say of the target is this run's
-            self.done = self.store.begin(self._metadata(), self.config["mixed"])
+            self.done = self.store.begin(self._metadata(), self.config["allow_mixed"])
             self.pending = [q for q in self._asked if q.question_id not in self.done]
             yield self
 

@@ -104,7 +104,7 @@ def test_other_limits_and_types_are_not_compared_and_not_mixed():
 def test_runs_beside_each_other_under_other_circumstances_are_told():
     """A sweep stopped and taken up with other versions pools its repeats, and says so below every table."""
     rows = [answer(1, "qa", [([1, 1], 1.0)])]
-    one, two = ({"device": "a machine", "versions": {"torch": v}, "linear": "packed"} for v in ("2.13.0", "2.14.0"))
+    one, two = ({"device": "a machine", "versions": {"torch": v}, "linear": "onednn"} for v in ("2.13.0", "2.14.0"))
     runs = [made("vanilla", rows, repeat=i, circumstances=c) for i, c in enumerate((one, one, two))]
     (line,) = mixed(runs)
     assert "versions.torch is 2.13.0" in line and "2.14.0 for vanilla, repeat 2" in line
