@@ -7,6 +7,7 @@ In a page, with `E` an experiment's folder in results/reference/ (the words: eva
     columns: {TITLE: WORDS, ...} -->  words of a cell: its row's and its column's
     ... <!-- end -->
 
+    <!-- results: E -->               without columns: what was measured on what, a paragraph
     <!-- = E WORDS -->2.05<!-- -->    one number
 
 Words with commas (nodes=8,24) are a row or column each, and {nodes} in a title is their value. `E?`: while there are no
@@ -19,6 +20,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import re
+import textwrap
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -43,10 +45,10 @@ RESULTS_PAGES = ("README.md", "docs/quickstart.md", "docs/smollm2.md", "docs/dyn
 FIGURES = {
     "quickstart_speedup.png": ("quickstart", "speedup_over_vanilla"),
 }
-BLOCK = re.compile(r"^<!-- results: (?P<spec>.*?)-->\n(?P<text>.*?)^<!-- end -->$", flags=re.M | re.S)
-NUMBER = re.compile(r"<!-- = (?P<experiment>\S+) (?P<words>.*?) -->(?P<text>.*?)<!-- -->", flags=re.S)
-SOURCE = re.compile(r"^<!-- source: .*?-->\n.*?^<!-- end -->$", flags=re.M | re.S)
-UNREAD = re.compile(r"^```.*?^```$|`[^`\n]*`|\]\([^)]*\)|<!--.*?-->", flags=re.M | re.S)
+BLOCK = re.compile(r"^<!-- results: (?P<spec>[^<]*?)-->\n(?:(?!<!-- ).*\n)*?<!-- end -->$", flags=re.M)
+NUMBER = re.compile(r"<!-- = (?P<experiment>\S+) (?P<words>[^<]*?) -->[^<]*?<!-- -->")
+SOURCE = re.compile(r"^<!-- source: [^<]*?-->\n(?:(?!<!-- (?:results|source)).*\n)*?<!-- end -->$", flags=re.M)
+UNREAD = re.compile(r"^```.*?^```$|`[^`\n]*`|\]\([^)]*\)|<!--.*?-->|95 % (?=interval)", flags=re.M | re.S)
 MEASURED = re.compile(r"\d\.\d|\d ?%")  # what a sentence of a results page says only with a source
 TABLED = re.compile(rf"{MEASURED.pattern}|\|\W*\d")  # and a table: its cells that are numbers, too
 FIRST = re.compile(r"^ *(?:[-*] |\d+\. )?<!-- = ", flags=re.M)
@@ -111,14 +113,16 @@ def read_spec(text: str) -> dict[str, Any]:
     except yaml.YAMLError as error:
         raise UserError(f"this table's comment is no YAML: {' '.join(str(error).split())}") from None
     unknown = set(spec) - keys
-    if unknown or "columns" not in spec:
-        wrong = f"'{unknown.pop()}' is unknown" if unknown else "'columns' is missing"
+    if unknown or not isinstance(spec.get("columns", {}), dict):
+        wrong = f"'{unknown.pop()}' is unknown" if unknown else "'columns' is not {TITLE: WORDS, ...}"
         raise UserError(f"of this table {wrong}: it takes {', '.join(sorted(keys))}")
     return dict(spec)
 
 
 def rendered(spec: dict[str, Any], experiment: Experiment) -> str:
     """Return the table: the rows' titles below `first`, a column each, and behind them those that were published."""
+    if "columns" not in spec:
+        return textwrap.fill(experiment.conditions, 118, break_long_words=False, break_on_hyphens=False)
     columns = list(expanded(spec["columns"]))
     rows: dict[Any, str] | list[str] | None = spec.get("rows")
     chosen = list(expanded(dict(enumerate(rows)) if isinstance(rows, list) else rows or {}))

@@ -23,7 +23,9 @@ import pandas as pd
 
 from model.errors import UserError
 
+from ..records.rows import accept_lengths
 from ..records.runs import Run, read_runs
+from .caveats import heading
 from .intervals import ratio_interval
 from .metrics import OVERALL, repetition
 from .pools import Pool, mat_ratio, pools
@@ -81,6 +83,19 @@ class Experiment:
     def settings(self) -> dict[int, dict[str, str]]:
         """What words may name of each configuration, as text."""
         return {id(pool): {key: _text(value) for key, value in _settings(pool).items()} for pool in self.pools}
+
+    @property
+    def conditions(self) -> str:
+        """What was measured on what: a sentence a bench, then one a device and setting."""
+        benches = {}
+        for pool in self.pools:
+            answers = pool.first_answers
+            turns = sum(len(choice["turns"]) for row in answers for choice in row["choices"])
+            tokens = sum(sum(accept_lengths(row)) for row in answers)
+            count = f"{len(answers)} questions of {pool.group['bench']} ({turns:,} turns, {tokens:,} tokens)"
+            benches.setdefault(f"{pool.group['model']} {pool.group['bench']}", count)
+        repeats = max(len(pool.repeats) for pool in self.pools)
+        return f"{'; '.join(benches.values())}; {repeats} repeat{'s' * (repeats > 1)}; {'; '.join(heading(self.runs))}."
 
     def cell(self, *parts: str) -> Cell:
         """Return the figure that these words ask for, those of a row and of a column say.
