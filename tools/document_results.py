@@ -10,6 +10,7 @@ In a page, with `E` an experiment's folder in results/reference/ (the words: eva
     <!-- results: E -->               without columns: what was measured on what, a paragraph
     <!-- = E WORDS -->2.05<!-- -->    one number
 
+Behind E in a results mark, the command writes @ and a digest of the records, which one step more of an answer changes.
 Words with commas (nodes=8,24) are a row or column each, and {nodes} in a title is their value. `E?`: while there are no
 records of E, the page keeps what it says. `<!-- source: ... --> ... <!-- end -->` says where other numbers are from. A
 number's mark begins no line: Markdown reads such a line as HTML.
@@ -44,6 +45,10 @@ RESULTS_PAGES = ("README.md", "docs/quickstart.md", "docs/smollm2.md", "docs/dyn
 # File below docs/figures: the experiment and the name of its figure.
 FIGURES = {
     "quickstart_speedup.png": ("quickstart", "speedup_over_vanilla"),
+    **{f"smollm2/{name}.png": ("curves", name) for name in ("tree_size", "topk", "start", "update", "budget")},
+    "smollm2/dynamic_budget.png": ("dynamic_tree", "budget"),
+    "smollm2/temperature.png": ("temperature", "temperature"),
+    "smollm2/order.png": ("order", "order"),
 }
 BLOCK = re.compile(r"^<!-- results: (?P<spec>[^<]*?)-->\n(?:(?!<!-- ).*\n)*?<!-- end -->$", flags=re.M)
 NUMBER = re.compile(r"<!-- = (?P<experiment>\S+) (?P<words>[^<]*?) -->[^<]*?<!-- -->")
@@ -76,10 +81,11 @@ def written(text: str, records: Records, page: str = "") -> str:
 
     def table(found: re.Match[str]) -> str:
         spec = read_spec(found["spec"])
-        experiment = records.experiment(spec["results"])
+        name = spec["results"].partition("@")[0]
+        experiment = records.experiment(name)
         if experiment is None:
             return found[0]
-        head = re.sub(r"^(\S+)\?", r"\1", found["spec"])  # nothing to wait for
+        head = f"{name.removesuffix('?')}@{experiment.digest}{found['spec'].removeprefix(spec['results'])}"
         return f"<!-- results: {head}-->\n{rendered(spec, experiment)}\n<!-- end -->"
 
     def number(found: re.Match[str]) -> str:
@@ -116,7 +122,7 @@ def read_spec(text: str) -> dict[str, Any]:
     if unknown or not isinstance(spec.get("columns", {}), dict):
         wrong = f"'{unknown.pop()}' is unknown" if unknown else "'columns' is not {TITLE: WORDS, ...}"
         raise UserError(f"of this table {wrong}: it takes {', '.join(sorted(keys))}")
-    return dict(spec)
+    return {**spec, "results": str(spec["results"])}
 
 
 def rendered(spec: dict[str, Any], experiment: Experiment) -> str:
@@ -174,16 +180,16 @@ def blank(found: re.Match[str]) -> str:
 
 def misplaced(text: str) -> list[str]:
     """Return the lines with a mark that is not closed, or that begins a line, which then is HTML and no Markdown."""
-    plain = SOURCE.sub(blank, BLOCK.sub(blank, text))
-    first = [f"{line_of(plain, found.start())}: a number's mark begins the line" for found in FIRST.finditer(plain)]
-    left = [f"{line_of(plain, found.start())}: '{found[0]}' is not closed, or closes nothing"
-            for found in LEFT.finditer(NUMBER.sub(blank, plain))]  # fmt: skip
+    plain = BLOCK.sub(blank, SOURCE.sub(blank, text))
+    first = [f"{line_of(plain, mark.start())}: a number's mark begins the line" for mark in FIRST.finditer(plain)]
+    plain = NUMBER.sub(blank, plain)
+    left = [f"{line_of(plain, mark.start())}: '{mark[0]}' closes nothing or is open" for mark in LEFT.finditer(plain)]
     return first + left
 
 
 def unsourced(text: str, *, prose: bool = True) -> list[str]:
     """Return the lines with a number of unknown origin, in tables and, unless told otherwise, in prose."""
-    for known in (BLOCK, SOURCE, NUMBER, UNREAD):
+    for known in (SOURCE, BLOCK, NUMBER, UNREAD):
         text = known.sub(blank, text)
     lines = [(i, line, line.startswith("|")) for i, line in enumerate(text.splitlines(), 1)]
     wrong = [(i, line) for i, line, table in lines if (table or prose) and (TABLED if table else MEASURED).search(line)]

@@ -13,6 +13,8 @@ Of several configurations that match, the one whose other settings are the metho
 
 from __future__ import annotations
 
+import hashlib
+import json
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -24,7 +26,7 @@ import pandas as pd
 from model.errors import UserError
 
 from ..records.rows import accept_lengths
-from ..records.runs import Run, read_runs
+from ..records.runs import Run, read_runs, row_key
 from .caveats import heading
 from .intervals import ratio_interval
 from .metrics import OVERALL, repetition
@@ -84,10 +86,20 @@ class Experiment:
         """What words may name of each configuration, as text."""
         return {id(pool): {key: _text(value) for key, value in _settings(pool).items()} for pool in self.pools}
 
+    @cached_property
+    def digest(self) -> str:
+        """Of every answer's steps and time: figures that are rounded do not show one step more."""
+        own = hashlib.sha256()
+        for pool in self.pools:
+            for row in pool.rows:
+                times = [choice.get("wall_time") for choice in row["choices"]]
+                own.update(json.dumps([pool.name, row_key(row), accept_lengths(row), times]).encode())
+        return own.hexdigest()[:8]
+
     @property
     def conditions(self) -> str:
         """What was measured on what: a sentence a bench, then one a device and setting."""
-        benches = {}
+        benches: dict[str, str] = {}
         for pool in self.pools:
             answers = pool.first_answers
             turns = sum(len(choice["turns"]) for row in answers for choice in row["choices"])
@@ -187,7 +199,8 @@ class Experiment:
         """Return MAT over another configuration's: one that shares the settings that its method knows at all."""
         method = over.method or query.method
         theirs = [self.settings[id(other)] for other in self.pools if other.method == method]
-        inherited = {key: value for key, value in query.settings.items() if any(key in known for known in theirs)}
+        has = {key for known in theirs for key, value in known.items() if value != "null"}
+        inherited = {key: value for key, value in query.settings.items() if key in has}
         base = self._chosen(replace(over, method=method, settings=inherited | over.settings), f"{OVER} {method}")
         if len(base) > 1:
             names = "; ".join(other.name for other in base)
