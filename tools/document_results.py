@@ -139,7 +139,7 @@ def rendered(spec: dict[str, Any], experiment: Experiment) -> str:
     for title, words in chosen:
         cells = [cell(experiment, words, column, gaps=bool(spec.get("gaps"))) for _, column in columns]
         cells += [str(figures.get(title, "")) for figures in published.values()]
-        lines.append([title, *cells] if titled else cells)
+        lines.append([title.strip(), *cells] if titled else cells)  # titles of one text differ in spaces
     first = [str(spec.get("first", "method"))] if titled else []
     return markdown([*first, *(title for title, _ in columns), *published], lines)
 

@@ -119,7 +119,8 @@ class Experiment:
         left, right = zip(*(part.partition(OVER)[::2] for part in map(_spaced, parts)), strict=True)
         query = self._query(" ".join(left))
         if any(OVER in part.split() for part in parts):
-            query = replace(query, over=self._query(" ".join(right)))
+            over = self._query(" ".join(right))
+            query = replace(query, over=over, interval=query.interval and over.interval)
         chosen = self._chosen(query, " ".join(parts))
         cells = {self._cell(pool, query) for pool in chosen}
         if len(cells) > 1:

@@ -104,6 +104,7 @@ def test_a_table_has_its_rows_and_columns(records):
     table = written(TABLE.format(spec), records)
     assert "| method | 8 | 24 | ratio |\n|---|---|---|---|\n" in table
     assert "| spine | 3.00 [2.00, 4.00] | 3.50 [3.00, 4.00] | 2.33 [2.00, 3.00] |" in table
+    assert records.read("e").cell("spine nodes=8 over recycling interval=no", "start=hot").printed == "2.00"
     assert re.match(r"<!-- results: e@[0-9a-f]{8}\nrows", table) and written(table, records) == table
 
 
