@@ -28,7 +28,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from PIL import Image
 
 from evaluation.errors import user_errors
 from evaluation.figures import draw_one, style
@@ -199,14 +198,11 @@ def unsourced(text: str, *, prose: bool = True) -> list[str]:
 def figure_stale(file: Path, experiment: Experiment, name: str, *, draw: bool = False) -> bool:
     """Return whether a figure shows something else than the records say; `draw` it then."""
     figure = draw_one(experiment.runs, experiment.table, name)
-    digest = style.contents(figure)
-    shown = None
-    if file.exists():
-        with Image.open(file) as image:
-            shown = image.info.get("Contents")
-    if draw and shown != digest:
-        style.save_png(figure, file, Contents=digest)
-    return shown != digest
+    shown = style.contents(figure)
+    stale = not file.exists() or f"Contents\0{shown}".encode() not in file.read_bytes()  # as PNG keeps a text
+    if draw and stale:
+        style.save_png(figure, file, Contents=shown)
+    return stale
 
 
 def document(records: Records, root: Path = ROOT, *, check: bool = False) -> tuple[list[str], list[str]]:
