@@ -74,6 +74,11 @@ class Cell(NamedTuple):
     mark: str = ""
     value: str = ""
 
+    @property
+    def printed(self) -> str:
+        """The value with its mark, and its interval behind it."""
+        return " ".join(filter(None, (self.text + self.mark, self.interval)))
+
 
 @dataclass(frozen=True)
 class Line:
@@ -180,7 +185,8 @@ def main_view(runs: Sequence[Run], table: pd.DataFrame, notes: Sequence[str] = (
             title = f"{title}, {category}" + (f" ({', '.join(said)})" if said else "")
             kept = [name for name in kept if name not in IN_FILES and name not in shared]
         columns = [Column(name, TITLES.get(name, name) if category else name) for name in kept]
-        blocks.append(Block(columns, _lines(group, columns, partial(_paper_cell, with_interval=not category)), title))
+        lines = _lines(group, columns, partial(paper_cell, with_interval=not category))
+        blocks.append(Block(columns, lines, title))
     head = ["\n".join(caveats.heading(runs)), *caveats.execution_words(table)]
     footnotes = caveats.table_notes(rows, any(cell.interval for cell in View(blocks).cells))
     footnotes += [*caveats.not_compared(pools(runs)), *caveats.incomplete(runs), *caveats.mixed(runs)]
@@ -215,7 +221,8 @@ def _paper_columns(block: pd.DataFrame, table: pd.DataFrame) -> list[str]:
     return [SHOWN[0], *variant, *executed, *SHOWN[1:3], *repeats, *measures, *spread, *kept]
 
 
-def _paper_cell(row: dict[Any, Any], name: str, with_interval: bool) -> Cell:
+def paper_cell(row: dict[Any, Any], name: str, with_interval: bool) -> Cell:
+    """Return a value of the main table as on paper: two decimals, the interval of MAT and speedups behind it."""
     text, known = shown(row[name]), _interval(row, name)
     if known is None:
         return Cell(text)
@@ -366,7 +373,7 @@ def to_markdown(view: View) -> str:
     """Render as Markdown: one section a block."""
     out = [f"# {view.title}", *view.head]
     for block in view.blocks:
-        rows = ([" ".join(filter(None, (c.text + c.mark, c.interval))) for c in line.cells] for line in block.lines)
+        rows = ([cell.printed for cell in line.cells] for line in block.lines)
         table = markdown((column.title for column in block.columns), rows)
         out += [f"## {block.title}", *([block.lead] if block.lead else []), table]
     return "\n\n".join([*out, *view.footnotes]) + "\n"
