@@ -37,7 +37,7 @@ def flags() -> argparse.ArgumentParser:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--execution", default="eager", help="eager, static, compiled, graph")
     parser.add_argument("--attention", default="sdpa", help="sdpa, eager; tree with a static execution")
-    parser.add_argument("--linear", default="auto", help="packed, joint, stock; default auto, see configs/model")
+    parser.add_argument("--linear", default="auto", help="onednn, fused, torch; default auto, see configs/model")
     parser.add_argument("--quantize", help="int8, int4; see configs/model")
     parser.add_argument("--prompts", type=int, default=14, help="of the sample bench (default 14: two a subtask)")
     parser.add_argument("--context", type=int, help="one random prompt of so many tokens instead")

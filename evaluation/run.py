@@ -13,7 +13,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from model.errors import UserError
+from model.errors import UserError, new_names
 from model.files import ROOT
 
 from .configuration.config import checked
@@ -70,6 +70,9 @@ def config_error(error: Exception) -> str:
     text = one_line(error)
     if "hydra/launcher" in text:
         return "this launcher is not installed; requirements-cluster.txt has its pip line"
+    known = re.search(r"Could not override '(\S+)'", text)
+    if known and (renamed := new_names(known[1])):
+        return f"{known[1]}: no such setting{renamed}"
     return re.sub(r"\s*(full_key: \S+|object_type=\S+|Config search path:.*|Set the environment variable.*)", "", text)
 
 

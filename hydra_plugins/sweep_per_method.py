@@ -43,7 +43,7 @@ from evaluation.loading.processes import rank
 from evaluation.records.sweeps import Planned, available, write_down
 from evaluation.running.callback import report_at_end
 from evaluation.running.together import collected
-from model.errors import UserError
+from model.errors import UserError, new_names
 
 BASIC = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"  # by name: Hydra imports its plugins anew
 
@@ -114,7 +114,8 @@ class PerMethodSweeper(BasicSweeper):
         for override in product[0] if product else []:
             named = key_of(override) not in (self.params or {})  # on the command line, not by the experiment's file
             if named and "." in key_of(override) and key_of(override) not in used:
-                raise UserError(f"{override}: none of the methods or trees of this sweep has this setting")
+                none = "none of the methods or trees of this sweep has this setting"
+                raise UserError(f"{override}: {none}{new_names(key_of(override))}")
         rounds = in_rounds(jobs)
         if self.config.timed or not any("repeat=0" in job for job in rounds):
             return rounds

@@ -65,8 +65,8 @@ class Decoder:
         start: hot: what is learnt is carried on; cold: forgotten before each prompt; or the file of a saved state.
         context: tokens of prompt and answer together; default: the model's limit, at most 4096.
         execution: auto, eager, static, compiled or graph; see `tuning.choose_execution`.
-        linear: auto, packed, joint or stock; see `tuning.choose_linear`. All but stock change the layout of the model's
-            linear layers, not what they compute, until `release`; packed keeps a second copy of their weights.
+        linear: auto, onednn, fused or torch; see `tuning.choose_linear`. All but torch change the layout of the model's
+            linear layers, not what they compute, until `release`; onednn keeps a second copy of their weights.
 
     Attributes:
         settings: what was chosen, and why, by name.
@@ -92,7 +92,7 @@ class Decoder:
         try:
             self._make(model, method, context, execution, linear, settings)
         except UserError:
-            if before == "stock":  # a decoder that cannot be made leaves the model as it was
+            if before == "torch":  # a decoder that cannot be made leaves the model as it was
                 unpack_linears(unwrapped(model))
             raise
 

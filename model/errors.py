@@ -1,4 +1,22 @@
-"""The one exception for a user's mistake."""
+"""The one exception for a user's mistake, and what to answer to settings by the names that they had before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+# Each as a command line names it. The library takes the last part alone: Spine(carry=0), Decoder(linear="packed").
+RENAMED = {
+    "mixed": "allow_mixed",
+    "bench.half": "bench.split",
+    "bench.half=0": "bench.split=dev",
+    "bench.half=1": "bench.split=held_out",
+    "method.carry": "method.history_tokens",
+    "method.carry_pairs": "method.history_pairs",
+    "method.stands": "method.accept_probs",
+    "model.linear=packed": "model.linear=onednn",
+    "model.linear=joint": "model.linear=fused",
+    "model.linear=stock": "model.linear=torch",
+}
 
 
 class UserError(ValueError):
@@ -6,3 +24,22 @@ class UserError(ValueError):
 
     Command lines print it without a traceback and exit with code 2.
     """
+
+
+def new_names(*asked: str) -> str:
+    """Say what old settings are called now, as the end of a message; empty if none of them is an old one.
+
+    Args:
+        asked: `name` or `name=value`, with its group's prefix or, as the library takes it, without.
+    """
+    said = [f"{old} is called {new} now" for one in asked for old, new in _old(one)]
+    return f"; {', '.join(said)}" if said else ""
+
+
+def _old(asked: str) -> Iterable[tuple[str, str]]:
+    for old, new in RENAMED.items():
+        if asked == old:
+            return [(old, new)]
+        if asked == old.rpartition(".")[2]:
+            return [(asked, new.rpartition(".")[2])]
+    return []

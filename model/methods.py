@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
-from .errors import UserError
+from .errors import UserError, new_names
 
 if TYPE_CHECKING:
     from .decoding import Drafter, Target, Tree
@@ -84,7 +84,10 @@ def make_method(name: str, target: Target, /, *, eos: Collection[int] = (), **se
         settings["tree"] = _template(settings["tree"])
     known = [key for key in takes if key not in given]
     if unknown := sorted(settings.keys() - set(known)):
-        raise UserError(f"method {name}: does not take {', '.join(unknown)}; it takes {', '.join(known) or 'nothing'}")
+        raise UserError(
+            f"method {name}: does not take {', '.join(unknown)}; it takes {', '.join(known) or 'nothing'}"
+            + new_names(*unknown)
+        )
     needed = [key for key in known if takes[key].default is inspect.Parameter.empty and key not in settings]
     if needed:
         raise UserError(f"method {name}: needs {', '.join(needed)}")

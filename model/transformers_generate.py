@@ -68,7 +68,7 @@ class Generate:
         method: a name of `methods.METHODS`; settings are its own.
         start: hot, or cold: what was learnt is forgotten before each call.
         execution: as `Decoder` has it.
-        linear: stock leaves the model as it is. auto, packed and joint change the layout of its linear layers, for
+        linear: torch leaves the model as it is. auto, onednn and fused change the layout of its linear layers, for
             whoever else uses it, too, until `release`.
 
     Raises:
@@ -82,7 +82,7 @@ class Generate:
         *,
         start: str = "hot",
         execution: str = "auto",
-        linear: str = "stock",
+        linear: str = "torch",
         **settings: Any,
     ) -> None:
         if start not in ("hot", "cold"):
@@ -173,7 +173,7 @@ def ended_by(config: Any) -> set[int]:
     return set() if ids is None else {ids} if isinstance(ids, int) else set(ids)
 
 
-def target_of(model: Any, length: int, execution: str = "auto", linear: str = "stock") -> Target:
+def target_of(model: Any, length: int, execution: str = "auto", linear: str = "torch") -> Target:
     """The model's target, made once and kept with it, with room for so many tokens.
 
     Made anew where the text is longer than its context, or the model is another one since: copied, resized, moved,

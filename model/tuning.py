@@ -18,7 +18,7 @@ from .decoding.devices import give_back, synchronize
 from .decoding.linear import fastest_linear, linear_bytes, linear_of, packable
 from .decoding.step import Executor, unmarked
 from .decoding.target import unwrapped
-from .errors import UserError
+from .errors import UserError, new_names
 from .recycling import TokenRecycling, build_template
 from .terminal import one_line
 from .vanilla import Vanilla
@@ -28,7 +28,7 @@ NODES = 12  # below the root of the trial's draft
 TOKENS = 24  # of the trial's answers
 # A difference of logits that is none: so many times what two eager forwards differ by, and at least so many roundings
 TIMES, ROUNDINGS = 8, 4
-LINEAR = ("auto", "packed", "joint", "stock")
+LINEAR = ("auto", "onednn", "fused", "torch")
 T = TypeVar("T", bound=Target)
 
 
@@ -75,34 +75,34 @@ def choose_execution(target: Target, name: str = "auto", attention: str = "auto"
 
 
 def choose_linear(model: Any, name: str = "auto", *, sharded: bool = False) -> str:
-    """How linear layers multiply: packed, joint or stock, as `Target` takes it.
+    """How linear layers multiply: onednn, fused or torch, as `Target` takes it.
 
-    auto packs where that can be and half the free memory holds the copies; on CUDA products are joint. Quantised
+    auto packs where that can be and half the free memory holds the copies; on CUDA products are fused. Quantised
     weights stay as they are.
 
     Args:
-        sharded: each of several processes holds a part of them: stock.
+        sharded: each of several processes holds a part of them: torch.
 
     Raises:
-        UserError: packed, where that cannot be; or a name that there is not.
+        UserError: onednn, where that cannot be; or a name that there is not.
     """
     if name not in LINEAR:
-        raise UserError(f"linear={name}: there is {', '.join(LINEAR)}")
+        raise UserError(f"linear={name}: there is {', '.join(LINEAR)}{new_names(f'linear={name}')}")
     if any(hasattr(parameter, "__tensor_flatten__") for parameter in model.parameters()):
-        if name not in ("auto", "stock"):
+        if name not in ("auto", "torch"):
             raise UserError(f"linear={name}: is for weights that are not quantised")
-        return "stock"
+        return "torch"
     weight = model.get_input_embeddings().weight
-    if name == "packed" and (sharded or not packable(weight.device, weight.dtype)):
+    if name == "onednn" and (sharded or not packable(weight.device, weight.dtype)):
         raise UserError(
-            f"linear=packed: is for one x86 processor, float32 and, where it gains, bfloat16; this model "
+            f"linear=onednn: is for one x86 processor, float32 and, where it gains, bfloat16; this model "
             f"is {weight.dtype} on {weight.device}"
         )
     if name != "auto":
         return name
-    best = "stock" if sharded else fastest_linear(weight.device, weight.dtype)
+    best = "torch" if sharded else fastest_linear(weight.device, weight.dtype)
     free: int = psutil.virtual_memory().available
-    return "stock" if best == "packed" and linear_bytes(model) >= free / 2 else best
+    return "torch" if best == "onednn" and linear_bytes(model) >= free / 2 else best
 
 
 def make_fast(kind: type[T], model: Any, *, context: int | None, execution: str, linear: str) -> T:
@@ -124,9 +124,9 @@ def make_fast(kind: type[T], model: Any, *, context: int | None, execution: str,
 def described(target: Target) -> dict[str, str]:
     """What decides the speed of a target's steps, by name, in words."""
     linear = {
-        "packed": "packed (oneDNN's layout, a second copy of the weights)",
-        "joint": "joint (layers of one input in one product)",
-        "stock": "stock (torch's own products)",
+        "onednn": "onednn (weights packed in oneDNN's layout, a second copy of them)",
+        "fused": "fused (layers of one input in one product)",
+        "torch": "torch (its own products)",
     }
     return {
         "execution": f"{target.execution} ({target.why})" if target.why else target.execution,

@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from model.errors import RENAMED
+
 ROOT = Path(__file__).resolve().parents[1]
 CONFIGS = ROOT / "configs"
 PAGE = ROOT / "docs" / "configuration.md"
@@ -147,6 +149,16 @@ def page() -> str:
         lines += ["", f"### {path.stem}", "", *textwrap.wrap(about(document), 118)]
         own = [setting for setting in document.settings if setting.name.startswith("hydra.launcher.")]
         lines += table(setting for setting in own if not setting.name.endswith("_target_"))
+    lines += [
+        "",
+        "## Renamed settings",
+        "",
+        "An old command line is answered with the new name. Records under old names are refused: run them again.",
+        "",
+        "| before | now |",
+        "|---|---|",
+        *(f"| `{old}` | `{new}` |" for old, new in RENAMED.items()),
+    ]
     return "\n".join(lines) + "\n"
 
 

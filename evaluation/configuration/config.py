@@ -56,7 +56,7 @@ class Settings:
     repeats: int
     repeat: int | None
     interleave: bool
-    mixed: bool
+    allow_mixed: bool
     timed: bool
     phases: bool
     seed: int

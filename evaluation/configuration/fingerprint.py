@@ -21,7 +21,7 @@ from .methods import HOT, Method
 
 SAVED = "saved"  # start=saved: from what the hot run of the same configuration left
 # Keys that leave a state as it is.
-_NOT_THE_STATE = ("run_dir", "repeat", "repeats", "mixed", "interleave", "timed", "tracking")
+_NOT_THE_STATE = ("run_dir", "repeat", "repeats", "allow_mixed", "interleave", "timed", "tracking")
 
 
 def run_settings(config: dict[str, Any], bench: Bench, method: Method) -> dict[str, Any]:

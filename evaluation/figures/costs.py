@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 from matplotlib.figure import Figure
 
 from ..records.rows import accept_lengths
-from ..statistics.intervals import quotient_interval
-from ..statistics.pools import paired
+from ..statistics.metrics import repetition
+from ..statistics.pools import BUDGETS, mat_ratio
 from ..statistics.published import read_published
 from ..statistics.tables import BASELINES
 from .block import MOST, TREE, Block, largest_group, speed_of
@@ -19,12 +17,11 @@ from .style import INTERVAL, colour, finish, mark, marker, panels, sideways
 
 PHASES = ("draft", "forward", "verify", "commit", "observe", "loop", "step")
 PHASE_NAMES = {"observe": "update", "step": "whole step"}
-BUDGETS = ("nodes", "tree_nodes", "max_draft")  # settings that say how many nodes a step drafts at most
 REFERENCE = "recycling"  # whose MAT the others are measured by
 
 
 def memory(block: Block) -> Figure | None:
-    """Speedup against what a method keeps in memory beside the model; published figures for Vicuna-7B hollow."""
+    """Speedup against the memory that a method needs next to the model; hollow marks are published, of Vicuna-7B."""
     rows = [row for row in block.drafting if row["state_bytes"] == row["state_bytes"] and row["state_bytes"] > 0]
     sizes = {(row["pool"].method, row["state_bytes"]) for row in rows}
     if max((sum(m == method for m, _ in sizes) for method, _ in sizes), default=0) < 3:  # of one method
@@ -42,11 +39,11 @@ def memory(block: Block) -> Figure | None:
             axes.plot(row["memory_mb"], row["speedup"], marker(i), color="#777777", markerfacecolor="none",
                       label=f"{row['method']}, published")  # fmt: skip
     axes.set_xscale("log")
-    return finish(figure, axes, block.measured, x="state beside the model (MiB; published: MB)", y=speed_label)
+    return finish(figure, axes, block.measured, x="state next to the model (MiB; published: MB)", y=speed_label)
 
 
 def overhead(blocks: Sequence[Block]) -> Figure | None:
-    """Where a step's time goes, by method and model: the device is waited for after each part."""
+    """Time of a step by its parts, for each method and model; the device is synchronised after each part."""
     bars: list[tuple[str, dict[str, float]]] = []
     for block in blocks:
         for row in block.overall:
@@ -63,7 +60,7 @@ def overhead(blocks: Sequence[Block]) -> Figure | None:
         left = [a + b for a, b in zip(left, values, strict=True)]
     axes.set_yticks(at, [name for name, _ in bars])
     sideways(axes)
-    return finish(figure, axes, _what(blocks), x="a step (ms)")
+    return finish(figure, axes, _what(blocks), x="step time (ms)")
 
 
 def phase_ms(rows: Sequence[dict[str, object]]) -> dict[str, float]:
@@ -86,7 +83,8 @@ def _what(blocks: Sequence[Block]) -> str:
 
 
 def novelty(blocks: Sequence[Block]) -> Figure | None:
-    """When drafting stops paying: MAT of a question against the share of its answer's 3-grams that stand earlier."""
+    """MAT of each question against how much its answer repeats: the share of its 3-grams that occurred earlier, in the
+    prompt or in the answer."""
     points: list[tuple[str, str, float, float]] = []  # method, bench, repetition, MAT
     for block in blocks:
         for row in block.shown():
@@ -105,21 +103,14 @@ def novelty(blocks: Sequence[Block]) -> Figure | None:
                       markersize=3, linestyle="none", markerfacecolor="none" if j else colour(i + 2),
                       label=f"{name}, {bench}" if len(benches) > 1 else name)  # fmt: skip
     axes.axhline(1.0, color="#444444", linewidth=0.7)
-    share = "% of the answer's 3-grams that stand earlier, in the prompt or in it"
+    share = "% of the answer's 3-grams that occurred earlier"
     return finish(figure, axes, _what(blocks), x=share, y="MAT of the question")
 
 
-def repetition(row: dict[str, object]) -> float:
-    """Return the mean over a question's turns of the share of repeated 3-grams; NaN where the row does not say."""
-    turns = [share for choice in row["choices"] for share in choice.get("repeated_3grams") or []]  # type: ignore[attr-defined]
-    shares = [share for share in turns if share is not None]
-    return sum(shares) / len(shares) if shares else math.nan
-
-
 def budget(block: Block) -> Figure | None:
-    """MAT, MAT over recycling's, and speed, over the most nodes that a step of the method drafts."""
+    """MAT, MAT over that of recycling, and speedup over vanilla, by the most nodes that a step drafts."""
     lines: dict[str, dict[int, dict[str, Any]]] = {}
-    rows = [row | {"budget": most} for row in block.drafting if row["tree"] != "shape" and (most := allowed(row))]
+    rows = [row | {"budget": most} for row in block.drafting if row["tree"] != "shape" and (most := row["pool"].budget)]
     for method in dict.fromkeys(row["pool"].method for row in rows):
         group = largest_group([row for row in rows if row["pool"].method == method], {*TREE, *BUDGETS}, "budget")
         lines[method] = {row["budget"]: row for row in group}
@@ -138,30 +129,16 @@ def budget(block: Block) -> Figure | None:
             low, high = ([line[n][f"{column}_{end}"] for n in at] for end in ("low", "high"))
             axes.fill_between(at, low, high, color=colour(i + 2), alpha=0.15, linewidth=0)
         both = [n for n in at if n in lines[REFERENCE]]
-        ratios = [gain(line[n], lines[REFERENCE][n]) for n in both]
+        ratios = [mat_ratio(line[n]["pool"].cells, lines[REFERENCE][n]["pool"].cells) for n in both]
         gains.plot(both, [value for value, _, _ in ratios], **options)
         gains.fill_between(both, [g[1] for g in ratios], [g[2] for g in ratios], color=colour(i + 2), alpha=0.15, lw=0)
-    mats.set_ylabel("MAT\n(tokens a step)")
+    mats.set_ylabel("MAT\n(tokens per step)")
     gains.set_ylabel(f"MAT over\n{REFERENCE}'s")
     for axes in drawn[2:]:
         axes.set_ylabel("speedup\nover vanilla")
         axes.axhline(1.0, color="#444444", linewidth=0.7)
     drawn[-1].set_xlabel("nodes that a step drafts at most, root not counted")
     return finish(figure, mats, f"shaded: {INTERVAL}, paired; {block.measured}")
-
-
-def allowed(row: dict[str, Any]) -> int | None:
-    """Return the most nodes, root not counted, that a run's settings let a step draft; None if they say none."""
-    settings = row["pool"].first.settings["method"]
-    return next((int(settings[key]) for key in BUDGETS if settings.get(key)), None)
-
-
-def gain(row: dict[str, Any], reference: dict[str, Any]) -> tuple[float, float, float]:
-    """Return MAT over the reference's on the questions both have, and its paired interval."""
-    both = paired(row["pool"].cells, reference["pool"].cells)
-    columns = [np.nansum(values, axis=1) for cells in both for values in (cells.tokens, cells.steps)]
-    value = (columns[0].sum() / columns[1].sum()) / (columns[2].sum() / columns[3].sum())
-    return (float(value), *quotient_interval(*columns))
 
 
 def roofline(bench: Mapping[str, Any]) -> Figure:

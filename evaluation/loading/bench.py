@@ -18,6 +18,8 @@ from model.files import ROOT, write_bytes
 
 from ..records.questions import FILE_ORDER, INTERLEAVED, SHUFFLED, Question, read_questions, subtask
 
+SPLITS = {"dev": 0, "held_out": 1}  # which of each two questions of a subtask
+
 
 @dataclass(frozen=True)
 class Bench:
@@ -39,7 +41,7 @@ def load_bench(
     end: int | None = None,
     per_category: int | None = None,
     spread: bool = False,
-    half: int | None = None,
+    split: str | None = None,
     categories: Sequence[str] | None = None,
     order: str = FILE_ORDER,
 ) -> Bench:
@@ -51,16 +53,16 @@ def load_bench(
         begin, end: slice of the file, as Spec-Bench's --question-begin and --question-end.
         per_category: only so many questions of each subtask: the first ones, or
         spread: those that are evenly spread over its part of the file.
-        half: 0 or 1: every other question of each subtask, from its first or second on, so that what is set on one half
-            can be reported on the other.
+        split: dev or held_out: every other question of each subtask, from its first or second on, so that what is
+            chosen on one half can be reported on the other.
         categories: only these subtasks.
         order: file | interleaved (one of each subtask in turn) | shuffled, or shuffled-N with another seed than 0.
 
     Raises:
         UserError: missing, empty, malformed, wrong hash, no network, nothing selected, unknown order.
     """
-    if half not in (None, 0, 1):
-        raise UserError(f"bench.half={half}: must be 0, 1 or null (both)")
+    if split is not None and split not in SPLITS:
+        raise UserError(f"bench.split={split}: must be dev, held_out or null (both)")
     file = bench_file(path, url)
     if not file.exists() and url is not None and file.resolve().is_relative_to(ROOT):  # never to a place of the user's
         fetch(url, sha256 or "", file)
@@ -72,7 +74,11 @@ def load_bench(
         )
     # halves are those of the whole file, so that a slice of it splits no otherwise
     places = dict(zip((question.question_id for question in questions), _places(questions), strict=True))
-    part = [question for question in questions[begin:end] if half is None or places[question.question_id] % 2 == half]
+    part = [
+        question
+        for question in questions[begin:end]
+        if split is None or places[question.question_id] % 2 == SPLITS[split]
+    ]
     groups: dict[str, list[Question]] = {}
     for question in part:
         groups.setdefault(subtask(question.category), []).append(question)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
-from model.errors import UserError
+from model.errors import UserError, new_names
 
 WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 WORDS |= {list: "a list as [a,b]", dict: "a mapping", NoneType: "null"}
@@ -39,12 +39,13 @@ def check(
     for key, value in given.items():
         if key in takes:
             if not _fits(value, takes[key]) and (key != "name" or not isinstance(value, int | float)):  # name=2026
-                raise UserError(f"{place}{key}={value}: {_in_words(takes[key])}")
+                raise UserError(f"{place}{key}={value}: {_in_words(takes[key])}{new_names(f'{place}{key}={value}')}")
             continue
         near = difflib.get_close_matches(key, takes, 1, 0.75)
-        if not own or (near and _fits(value, takes[near[0]])):
+        renamed = new_names(place + key)
+        if renamed or not own or (near and _fits(value, takes[near[0]])):
             meant = f"did you mean {near[0]}?" if near else f"{name} has {', '.join(takes) or 'none'}"
-            raise UserError(f"{place}{key}: no such setting; {meant}")
+            raise UserError(f"{place}{key}: no such setting; {meant}{renamed}")
     for key, parameter in takes.items():
         if parameter.default is parameter.empty and key not in given:
             raise UserError(f"{place}{key}: {name if place else 'a run'} needs this setting")
@@ -84,7 +85,7 @@ class ModelSettings:
     template: str | None = None
     context: int | None = None
     attention: Literal["auto", "sdpa", "eager", "tree"] = "auto"
-    linear: Literal["auto", "packed", "joint", "stock"] = "auto"
+    linear: Literal["auto", "onednn", "fused", "torch"] = "auto"
     quantize: Literal["int8", "int4"] | None = None
     allow_pickle: bool = False
     trust_remote_code: bool = False

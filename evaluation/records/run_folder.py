@@ -110,7 +110,7 @@ class AnswerStore:
         elif not mixed:
             raise UserError(
                 f"{self.folder} holds {answered} answers given under other circumstances: {different}; finish it under "
-                "those, delete it to start anew, or say mixed=true, and every table will name it as mixed"
+                "those, delete it to start anew, or say allow_mixed=true, and every table will name it as mixed"
             )
         elif answered < metadata["questions"]:
             parts = [*kept, {"first_question": answered + 1, "circumstances": now}]

@@ -79,22 +79,23 @@ class Runner:
         """
         with self.store.locked():
             self._take_turn()  # what its metadata say of the target is this run's
-            self.done = self.store.begin(self._metadata(), self.config["mixed"])
+            self.done = self.store.begin(self._metadata(), self.config["allow_mixed"])
             self.pending = [q for q in self._asked if q.question_id not in self.done]
             yield self
 
     def prepare(self) -> None:
-        """Be where the run stopped: warm, and with its state."""
-        torch.manual_seed(self.config["seed"])
+        """Be where the run stopped: warm if it is timed, and with its state."""
         self._take_turn()
-        with self.holding.counted():
-            warm_up(self.method)
+        if self.config["timed"]:
+            with self.holding.counted():
+                warm_up(self.method)
+        torch.manual_seed(self.config["seed"])
         if self.done and self._carries:
             self.method.drafter.load_state_dict(self.store.state_at(len(self.done)))  # type: ignore[union-attr]
 
     def _metadata(self) -> dict[str, Any]:
         loaded, method = self.loaded, self.method
-        saved = self.config["start"] == SAVED
+        saved, timed = self.config["start"] == SAVED, self.config["timed"]
         more = {
             "label": method.label.replace("state)", f"{SAVED})") if saved else method.label,
             "execution_used": execution_used(method),
@@ -106,7 +107,7 @@ class Runner:
             "vocab_size": loaded.target.vocab_size,
             "generation_config_left_out": loaded.left_out,
             **({"converted_from": loaded.converted_from} if loaded.converted_from else {}),
-            "cores_busy_elsewhere": cores_busy() if loaded.target.device.type == "cpu" else None,
+            "cores_busy_elsewhere": cores_busy() if timed and loaded.target.device.type == "cpu" else None,
             "draft_tree": " ".join(",".join(map(str, p)) for p in method.tree.rank_paths[1:]) if method.tree else None,
             "config": self.config,
         }

@@ -30,18 +30,25 @@ class Carried(Generic[T]):
     before; what it says is added when the text is next begun.
 
     Args:
-        carry: at most so many tokens of earlier prompts and answers; 0: none. More than that is cut to the newest half,
-            so that a cut is rare: it reads that half again. A token takes some 440 bytes, so 32768 of them 14 MB; where
-            drafting is compiled 120 to 270.
+        history_tokens: at most so many tokens of earlier prompts and answers; 0: none. More than that is cut to the
+            newest half, so that a cut is rare: it reads that half again. A token takes some 440 bytes, so 32768 of them
+            14 MB; where drafting is compiled 120 to 270.
 
     Raises:
-        UserError: `carry` is no such number.
+        UserError: `history_tokens` is no such number.
     """
 
-    def __init__(self, carry: int, text_of: Callable[[Iterable[int]], T]) -> None:
-        if not isinstance(carry, int) or isinstance(carry, bool) or carry < 0 or carry == 1:
-            raise UserError(f"carry={carry}: must be 0 (the prompt's own text alone) or a number of tokens from 2")
-        self.carry, self.text_of = carry, text_of
+    def __init__(self, history_tokens: int, text_of: Callable[[Iterable[int]], T]) -> None:
+        if (
+            not isinstance(history_tokens, int)
+            or isinstance(history_tokens, bool)
+            or history_tokens < 0
+            or history_tokens == 1
+        ):
+            raise UserError(
+                f"history_tokens={history_tokens}: must be 0 (the prompt's own text alone) or a number of tokens from 2"
+            )
+        self.history_tokens, self.text_of = history_tokens, text_of
         self.reset()
 
     def reset(self) -> None:
@@ -53,20 +60,20 @@ class Carried(Generic[T]):
 
     def borrow(self) -> T:
         """The text for a sequence."""
-        if self.carry == 0:
+        if self.history_tokens == 0:
             return self.text_of(())
         if self.lent is not None:
             return self.text_of(self.text.tokens[: self.lent])
         self.text.extend(self.late)
-        if len(self.text.tokens) > self.carry:
-            self.text = self.text_of(self.text.tokens[-(self.carry // 2) :])
+        if len(self.text.tokens) > self.history_tokens:
+            self.text = self.text_of(self.text.tokens[-(self.history_tokens // 2) :])
         self.late, self.lent = [], len(self.text.tokens)
         return self.text
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """`text`, int64 (n,); empty where nothing is carried."""
         tokens = self.text.tokens + self.late
-        return {"text": torch.tensor(tokens, dtype=torch.int64)} if self.carry else {}
+        return {"text": torch.tensor(tokens, dtype=torch.int64)} if self.history_tokens else {}
 
     def load_state_dict(self, state: dict[str, torch.Tensor], vocab_size: int) -> None:
         """Go on from a saved text, from none where there is none. Raises UserError if it is of another vocabulary."""
@@ -109,8 +116,8 @@ class TextSession(Session, Generic[T]):
         carried = self.method.carried
         if self.text is carried.text:
             carried.lent = None
-        elif carried.carry and self._era is carried.forgotten:
-            carried.late = (carried.late + self.text.tokens[self._from :])[-carried.carry :]
+        elif carried.history_tokens and self._era is carried.forgotten:
+            carried.late = (carried.late + self.text.tokens[self._from :])[-carried.history_tokens :]
         self._end()
 
     def _end(self) -> None:

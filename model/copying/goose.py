@@ -50,7 +50,7 @@ class Goose(Drafter):
         vocab_size: V.
         nodes: of every draft at most, the root not counted, whatever the confidence. None, as published: 59, and up to
             100 with confidence.
-        carry_pairs: rows by pairs of tokens that are kept for the next prompt, the newest; a row takes some 1.2 KB.
+        history_pairs: rows by pairs of tokens that are kept for the next prompt, the newest; a row takes some 1.2 KB.
             Within a prompt all are kept.
 
     Raises:
@@ -64,20 +64,20 @@ class Goose(Drafter):
         vocab_size: int,
         *,
         nodes: int | None = None,
-        carry_pairs: int = 65536,
+        history_pairs: int = 65536,
         device: torch.device | str = "cpu",
     ) -> None:
         if nodes is not None and (not isinstance(nodes, int) or not 1 <= nodes <= MAX_NODES):
             raise UserError(f"goose: nodes={nodes} must be from 1 to {MAX_NODES}, or null for the published sizes")
-        if not isinstance(carry_pairs, int) or isinstance(carry_pairs, bool) or carry_pairs < 0:
-            raise UserError(f"goose: carry_pairs={carry_pairs} must be a whole number, at least 0")
+        if not isinstance(history_pairs, int) or isinstance(history_pairs, bool) or history_pairs < 0:
+            raise UserError(f"goose: history_pairs={history_pairs} must be a whole number, at least 0")
         super().__init__(torch.device(device))
         # Sizes of a tree, root included: without confidence, and what all of it adds; and the most below the root.
         self.base, self.growth, self.most = (BASE, LARGEST - BASE, LARGEST) if nodes is None else (nodes + 1, 0, nodes)
         self.max_nodes = 1 + self.most
         self.k = min(CANDIDATES, vocab_size)
         self.needs = Needs(logits=True, candidates=self.k, prompt_logits=True)
-        self.carry_pairs = carry_pairs
+        self.history_pairs = history_pairs
         self.rows = Rows(vocab_size)
 
     def session(self) -> GooseSession:
@@ -184,7 +184,7 @@ class GooseSession(Session):
         self._drafted = False  # the first step has no draft: its rows are among the prompt's
 
     def begin(self, prompt: list[int]) -> Draft | None:
-        self.method.rows.forget_pairs(self.method.carry_pairs)
+        self.method.rows.forget_pairs(self.method.history_pairs)
         self._index.extend(prompt)
         return super().begin(prompt)
 

@@ -37,8 +37,8 @@ class LogitSpec(Drafter):
         vocab_size: V.
         nodes: of every draft, the root not counted (published: 63, a capacity of 64). The draft is cut behind so many
             nodes; the lengths of paths do not depend on it.
-        carry: earlier prompts and answers are copied from, too, up to so many tokens of some 300 bytes each; 0: the
-            prompt's own alone.
+        history_tokens: earlier prompts and answers are copied from, too, up to so many tokens of some 300 bytes each;
+            0: the prompt's own alone.
 
     Raises:
         UserError: a setting out of range.
@@ -47,14 +47,14 @@ class LogitSpec(Drafter):
     needs = Needs(logits=True)  # of the last accepted node alone, whose many candidates are wanted
 
     def __init__(
-        self, vocab_size: int, *, nodes: int = 63, carry: int = 32768, device: torch.device | str = "cpu"
+        self, vocab_size: int, *, nodes: int = 63, history_tokens: int = 32768, device: torch.device | str = "cpu"
     ) -> None:
         if not isinstance(nodes, int) or not 1 <= nodes <= MAX_NODES:
             raise UserError(f"logitspec: nodes={nodes} must be from 1 to {MAX_NODES}")
         super().__init__(torch.device(device))
         self.nodes, self.vocab_size, self.max_nodes = nodes, vocab_size, 1 + nodes
         self.ranked = min(nodes + 1, vocab_size)  # candidates: one of them is mostly the root
-        self.carried, self.stateful = Carried(carry, partial(Continuations, vocab_size)), carry > 0
+        self.carried, self.stateful = Carried(history_tokens, partial(Continuations, vocab_size)), history_tokens > 0
 
     def session(self) -> LogitSpecSession:
         return LogitSpecSession(self)

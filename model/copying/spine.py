@@ -36,13 +36,13 @@ class Spine(TokenRecycling):
 
     Args:
         nodes: of every draft, the root not counted. auto: as many as pay, found while decoding; `auto:N`: at most N.
-        stands: how likely the token that followed a match of 1, 2, 3, ... tokens follows it again; the last one holds
-            for longer matches. 0: such a match is not copied from.
-        carry: earlier prompts and answers are matched against, too, up to so many tokens; 0: the prompt alone.
+        accept_probs: how likely the token that followed a match of 1, 2, 3, ... tokens follows it again; the last one
+            holds for longer matches. 0: such a match is not copied from.
+        history_tokens: earlier prompts and answers are matched against, too, up to so many tokens; 0: the prompt alone.
         others: as TokenRecycling.
 
     Raises:
-        UserError: nodes or stands out of range.
+        UserError: nodes or accept_probs out of range.
     """
 
     sizing: OnlineSize | None = None
@@ -52,8 +52,8 @@ class Spine(TokenRecycling):
         vocab_size: int,
         *,
         nodes: int | str = 24,
-        stands: Sequence[float] = (0.0, 0.2, 0.45, 0.55, 0.65, 0.75, 0.85),
-        carry: int = 32768,
+        accept_probs: Sequence[float] = (0.0, 0.2, 0.45, 0.55, 0.65, 0.75, 0.85),
+        history_tokens: int = 32768,
         k: int = 8,
         recycle_prompt: bool = False,
         device: torch.device | str = "cpu",
@@ -64,21 +64,27 @@ class Spine(TokenRecycling):
         nodes = nodes if most is None else most
         if not isinstance(nodes, int) or not 1 <= nodes <= MAX_NODES:
             raise UserError(f"spine: nodes={nodes} must be from 1 to {MAX_NODES}")
-        if not stands or not all(isinstance(p, int | float) and 0 <= p <= 1 for p in stands):
-            raise UserError(f"spine: stands={stands} must be a list of probabilities, for matches of 1, 2, ... tokens")
+        if not accept_probs or not all(isinstance(p, int | float) and 0 <= p <= 1 for p in accept_probs):
+            raise UserError(
+                f"spine: accept_probs={accept_probs} must be a list of probabilities, for matches of 1, 2, ... tokens"
+            )
         device = torch.device(device)
         settings = dict(k=k, recycle_prompt=recycle_prompt, device=device, dtype=dtype, eos=eos)
         super().__init__(vocab_size, Tree.chain(0), **settings)  # type: ignore[arg-type]
-        self.nodes, self.stands, kinds = nodes, stands, range(len(stands) + 1)  # of drafts: by the length of the match
+        self.nodes, self.accept_probs, kinds = (
+            nodes,
+            accept_probs,
+            range(len(accept_probs) + 1),
+        )  # of drafts: by the length of the match
         self._topologies: dict[tuple[int, int], Topology] = {}  # by kind and nodes
         self.size: LawfulSize | None = None
         if most is not None:
             self.sizing = OnlineSize(most, device)
-            laws = [[likely for likely, _, _ in likeliest(match, nodes, k, stands)] for match in kinds]
+            laws = [[likely for likely, _, _ in likeliest(match, nodes, k, accept_probs)] for match in kinds]
             self.size = LawfulSize(self.sizing, laws)
         for match in kinds if most is None else ():
             self._topology(match, nodes)
-        self.max_nodes, self.carried = 1 + nodes, Carried(carry, automaton_class())
+        self.max_nodes, self.carried = 1 + nodes, Carried(history_tokens, automaton_class())
         self._line = torch.zeros(1 + nodes, dtype=torch.long, device=device)  # the root and the spine, filled each step
         self._cells = fastest(self._line)
         self._now = self._topology(0, nodes)
@@ -89,7 +95,7 @@ class Spine(TokenRecycling):
 
     def take_topology(self, text: SuffixAutomaton) -> None:
         """That of the length of the text's match, whose continuation is the spine."""
-        match = min(text.length, len(self.stands))
+        match = min(text.length, len(self.accept_probs))
         now = self._now = self._topology(match, self.nodes if self.size is None else self.size.choose(match))
         self.tree = now.tree
         if now.spine:
@@ -98,7 +104,7 @@ class Spine(TokenRecycling):
     def _topology(self, match: int, nodes: int) -> Topology:
         """That of a match's length; made when it is first needed."""
         if (match, nodes) not in self._topologies:
-            tree, spine = spine_tree(match, nodes, self.matrix.k, self.stands)
+            tree, spine = spine_tree(match, nodes, self.matrix.k, self.accept_probs)
             self._topologies[match, nodes] = Topology(tree.on(self.device), spine)
         return self._topologies[match, nodes]
 
@@ -201,15 +207,15 @@ def spine_depth(path: RankPath, spine: int) -> int:
     return next((i for i, rank in enumerate(path[:spine]) if rank), min(len(path), spine))
 
 
-def spine_tree(match: int, nodes: int, k: int, stands: Sequence[float]) -> tuple[Tree, int]:
+def spine_tree(match: int, nodes: int, k: int, accept_probs: Sequence[float]) -> tuple[Tree, int]:
     """The `nodes` likeliest nodes for a match of `match` tokens, and how many of them are the spine.
 
-    The law: behind a match of m tokens the copied token is right with stands(m), and then the match is one longer.
+    The law: behind a match of m tokens the copied token is right with accept_probs(m); then the match is one longer.
     Where it is wrong, the other candidates are right by the recycled ones' power law, `likelihood`; so is all below.
     """
-    taken = likeliest(match, nodes, k, stands)
+    taken = likeliest(match, nodes, k, accept_probs)
     paths = [path for _, path, _ in taken]
-    if not copies(match, stands):
+    if not copies(match, accept_probs):
         return Tree.from_rank_paths(paths), 0
     spine = max((len(path) for _, path, copied in taken if copied), default=0)
     # At the tip no candidate is taken by the spine: its children begin with the best one.
@@ -220,22 +226,22 @@ def spine_tree(match: int, nodes: int, k: int, stands: Sequence[float]) -> tuple
     ), spine
 
 
-def copies(match: int, stands: Sequence[float]) -> bool:
+def copies(match: int, accept_probs: Sequence[float]) -> bool:
     """Whether a match of so many tokens is copied from."""
-    return match > 0 and stands[min(match, len(stands)) - 1] > 0
+    return match > 0 and accept_probs[min(match, len(accept_probs)) - 1] > 0
 
 
-def likeliest(match: int, nodes: int, k: int, stands: Sequence[float]) -> list[tuple[float, RankPath, bool]]:
+def likeliest(match: int, nodes: int, k: int, accept_probs: Sequence[float]) -> list[tuple[float, RankPath, bool]]:
     """The `nodes` likeliest nodes by the law of `spine_tree`: likelihood, rank path, whether it is of the spine.
 
     Behind the spine's next token a node's other candidates have ranks from 1 on.
     """
-    if not copies(match, stands):
+    if not copies(match, accept_probs):
         return [(likelihood(path), path, False) for path in best_order(nodes, k)]
     frontier: list[tuple[float, RankPath, bool]] = []  # (-likelihood, rank path, on the spine)
 
     def open_spine(path: RankPath, reached: float) -> None:
-        right = stands[min(match + len(path), len(stands)) - 1]
+        right = accept_probs[min(match + len(path), len(accept_probs)) - 1]
         heapq.heappush(frontier, (-reached * right, (*path, 0), True))
         for rank in range(k - 1):
             heapq.heappush(frontier, (-reached * (1 - right) * likelihood((rank,)), (*path, rank + 1), False))

@@ -23,14 +23,14 @@ KINDS = range(1, len(STANDS) + 1)
 class Suffix(DeviceDrafter):
     """Drafts a chain copied from where the longest suffix of prompt and output occurred before.
 
-    The automaton over prompt and output is the prompt's own, as in the paper, unless `carry` says otherwise.
+    The automaton over prompt and output is the prompt's own, as in the paper, unless `history_tokens` says otherwise.
 
     Args:
         vocab_size: V.
         min_match: a match of fewer tokens drafts nothing.
         max_draft: at most so many tokens are copied (paper: 40, for code 16).
         factor: a match of m tokens drafts ceil(factor * m) tokens, at most max_draft (paper: max_draft always).
-        carry: earlier prompts and answers are matched against, too, up to so many tokens (paper: 0).
+        history_tokens: earlier prompts and answers are matched against, too, up to so many tokens (paper: 0).
         nodes: auto: of these as many as pay, found while decoding; `auto:N`: at most N. None: as above.
         sizing: what finds them, where others share it.
 
@@ -47,7 +47,7 @@ class Suffix(DeviceDrafter):
         min_match: int = 1,
         max_draft: int = 40,
         factor: float = 4.0,
-        carry: int = 0,
+        history_tokens: int = 0,
         nodes: str | None = None,
         device: torch.device | str = "cpu",
         sizing: OnlineSize | None = None,
@@ -66,8 +66,8 @@ class Suffix(DeviceDrafter):
         self.size = None if self.sizing is None else LawfulSize(self.sizing, laws(max_draft))
         self.min_match, self.max_draft, self.factor = min_match, max_draft, factor
         self.max_nodes = 1 + max_draft
-        self.vocab_size, self.carried = vocab_size, Carried(carry, automaton_class())
-        self.stateful = carry > 0
+        self.vocab_size, self.carried = vocab_size, Carried(history_tokens, automaton_class())
+        self.stateful = history_tokens > 0
         self.line = torch.zeros(1 + max_draft, dtype=torch.long, device=self.device)  # the draft, filled every step
 
     def session(self) -> SuffixSession:

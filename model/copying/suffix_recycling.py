@@ -24,7 +24,7 @@ class SuffixRecycling(DeviceDrafter):
     Args:
         tree: the recycled tree; None with `nodes`.
         min_match: a match of so many tokens is copied from (paper: 5).
-        max_draft, factor, carry: as Suffix.
+        max_draft, factor, history_tokens: as Suffix.
         nodes: auto: of both drafts as many as pay, found while decoding, and the recycled tree is AutoRecycling's;
             `auto:N`: at most N. None: the tree's.
         others: as TokenRecycling.
@@ -44,7 +44,7 @@ class SuffixRecycling(DeviceDrafter):
         min_match: int = 5,
         max_draft: int = 40,
         factor: float = 4.0,
-        carry: int = 0,
+        history_tokens: int = 0,
         nodes: str | None = None,
         k: int = 8,
         recycle_prompt: bool = False,
@@ -63,7 +63,7 @@ class SuffixRecycling(DeviceDrafter):
             min_match=min_match,
             max_draft=max_draft,
             factor=factor,
-            carry=carry,
+            history_tokens=history_tokens,
             nodes=nodes,
             device=device,
             sizing=self.sizing,

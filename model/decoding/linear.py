@@ -114,8 +114,8 @@ def packable(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def fastest_linear(device: torch.device, dtype: torch.dtype) -> str:
-    """packed, joint or stock, as `Target` takes it, where memory does not matter and a model is on one device."""
-    return "packed" if packable(device, dtype) else "joint" if device.type == "cuda" else "stock"
+    """onednn, fused or torch, as `Target` takes it, where memory does not matter and a model is on one device."""
+    return "onednn" if packable(device, dtype) else "fused" if device.type == "cuda" else "torch"
 
 
 def linear_bytes(module: nn.Module) -> int:
@@ -160,10 +160,10 @@ def unpack_linears(module: nn.Module, *, changed: bool = False) -> None:
 
 
 def linear_of(module: nn.Module) -> str:
-    """How a module's linear layers multiply now: packed, joint or stock."""
+    """How a module's linear layers multiply now: onednn, fused or torch."""
     products = {layer.product for layer in module.modules() if isinstance(layer, PackedLinear)} - {None}
     packed = any(product is not None and product.packed is not None for product in products)
-    return "packed" if packed else "joint" if products else "stock"
+    return "onednn" if packed else "fused" if products else "torch"
 
 
 @contextmanager

@@ -314,7 +314,7 @@ class Executor:
         before = {name: tensor.clone() for name, tensor in step.state().items()}
         step.length.fill_(length)
         try:
-            with compiling(self.target.linear == "packed") if self.execution == "compiled" else nullcontext():
+            with compiling(self.target.linear == "onednn") if self.execution == "compiled" else nullcontext():
                 return self._captured(step, length) if self._on_cuda else self._run_once(step)
         finally:
             for name, tensor in step.state().items():

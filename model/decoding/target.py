@@ -38,8 +38,8 @@ class Target:
         context: tokens of prompt and answer together. Default: the model's own limit, at most 4096.
         tree_attention: static steps attend by `attention.TreeAttention` instead of sdpa with a mask: for CUDA.
         execution: of a step: eager, static, compiled or graph; see `step.Executor`.
-        linear: packed: multiply by weights in oneDNN's layout (`linear.packable` says where that can be; compiled code
-            takes weights as constants), layers of one input in one product; joint: that alone. The model is changed.
+        linear: onednn: multiply by weights in oneDNN's layout (`linear.packable` says where that can be; compiled code
+            takes weights as constants), layers of one input in one product; fused: that alone. The model is changed.
 
     Raises:
         UserError: the model cannot work this way (encoder-decoder, recurrent state, a sliding window smaller than the
@@ -53,7 +53,7 @@ class Target:
         context: int | None = None,
         execution: str = "eager",
         tree_attention: bool = False,
-        linear: str = "stock",
+        linear: str = "torch",
     ) -> None:
         self.model, self.linear = unwrapped(model), linear
         with self.turns:
@@ -76,10 +76,10 @@ class Target:
         self._shapes: list[LayerShape] = []
         self._attention = str(model.config.get_text_config()._attn_implementation)  # sdpa or eager
         self._grouped = Grouped(model)
-        if self.linear == "stock":
+        if self.linear == "torch":
             self._probe()
         else:  # one forward tells what layers store and which share their input
-            pack_linears(model, self._probe, packed=self.linear == "packed")
+            pack_linears(model, self._probe, packed=self.linear == "onednn")
             give_back(self.device)  # the weights that were joined
         self.devices = sorted({self.device, *(shape.device for shape in self._shapes)}, key=str)  # layers may be spread
         self.switch: AttentionSwitch | None = None
@@ -113,7 +113,7 @@ class Target:
 
     def equip(self, module: torch.nn.Module) -> None:
         """Give a module the products that the target multiplies with; for a drafter's own network."""
-        if self.linear == "packed":
+        if self.linear == "onednn":
             pack_linears(module)
 
     def attend_by_tree(self, wanted: bool) -> None:

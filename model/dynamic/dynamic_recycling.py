@@ -64,7 +64,7 @@ class DynamicRecycling(Drafter):
         copy: continue the longest match of text and path as well.
         siblings: at the root, also what followed its rejected siblings, and these siblings.
         calibrate: learn the weights; else they stay as they are at first, or as they were saved.
-        carry: earlier prompts and answers are copied from, too, up to so many tokens; 0: the prompt's own alone.
+        history_tokens: earlier prompts and answers are copied from, too, up to so many tokens; 0: the prompt alone.
         recycle_prompt: also keep rows of the prompt's own logits.
         step_seconds: T(n) by nodes below the root, 0 among them: then each draft has as many nodes, at most `nodes`, as
             give most expected tokens a second. None: each has `nodes`.
@@ -87,7 +87,7 @@ class DynamicRecycling(Drafter):
         copy: bool = True,
         siblings: bool = True,
         calibrate: bool = True,
-        carry: int = 32768,
+        history_tokens: int = 32768,
         recycle_prompt: bool = True,
         device: torch.device | str = "cpu",
         step_seconds: Mapping[int, float] | None = None,
@@ -114,7 +114,7 @@ class DynamicRecycling(Drafter):
         self.needs = Needs(candidates=k, bits=True, choices=True, prompt_logits=recycle_prompt)
         self.rows = TokenRows(vocab_size, k)
         self.pairs = PairRows(pairs, k) if pairs else None
-        self.weights, self.carried = Weights(calibrate), Carried(carry, automaton_class())
+        self.weights, self.carried = Weights(calibrate), Carried(history_tokens, automaton_class())
         self.compiled = jit.compiled()
         if self.compiled:  # now, and not while something is timed
             from .compiled_session import compile_loops

@@ -354,7 +354,7 @@ def test_a_conversation_keeps_the_cache_of_its_earlier_turns(method, monkeypatch
         forwarded.append(len(tokens))
         return run(target, cache, tokens, *more, **kwargs)
 
-    decoder = Decoder(model, method=method, linear="stock")
+    decoder = Decoder(model, method=method, linear="torch")
     monkeypatch.setattr(Target, "_run_model", counted)
     prompt = [5, 9, 7, 11, 8, 20, 31, 5, 9]
     for turn in range(3):
@@ -387,7 +387,7 @@ def test_settings_say_what_was_chosen_and_release_undoes_it(tmp_path):
     decoder = Decoder(model, method="vanilla")
     settings = decoder.settings
     assert settings["method"] == "Vanilla" and settings["dtype"] == "float32" and settings["device"] == "cpu"
-    assert settings["execution"].startswith("eager (") and settings["linear"].split()[0] in ("packed", "stock")
+    assert settings["execution"].startswith("eager (") and settings["linear"].split()[0] in ("onednn", "torch")
     twin = copy.deepcopy(model)
     assert torch.allclose(twin(ids).logits, before, atol=1e-5)
     decoder.release()
@@ -395,7 +395,7 @@ def test_settings_say_what_was_chosen_and_release_undoes_it(tmp_path):
     assert torch.equal(model(ids).logits, before)
     model.save_pretrained(tmp_path)
     assert torch.equal(type(model).from_pretrained(tmp_path)(ids).logits, before)
-    with pytest.raises(UserError, match=r"linear=fast: there is auto, packed, joint, stock"):
+    with pytest.raises(UserError, match=r"linear=fast: there is auto, onednn, fused, torch"):
         Decoder(model, linear="fast")
     with pytest.raises(UserError, match=r"execution=quick: there is auto"):
         Decoder(model, execution="quick")
@@ -410,7 +410,7 @@ def test_generate_leaves_a_users_model_as_it_is_unless_asked():
 
     assert model.generate(ids, max_new_tokens=20, do_sample=False, custom_generate=Generate()).tolist() == expected
     assert layers() == {"Linear"}
-    packing = Generate(linear="joint")
+    packing = Generate(linear="fused")
     assert model.generate(ids, max_new_tokens=20, do_sample=False, custom_generate=packing).tolist() == expected
     assert "PackedLinear" in layers()
     packing.release(model)
@@ -477,7 +477,7 @@ def test_a_decoder_that_cannot_be_made_leaves_the_model_as_it_was():
     model = toy_model("llama-grouped")
     for wrong in ({"method": "nope"}, {"execution": "graph"}, {"start": "nowhere"}):
         with pytest.raises(UserError):
-            Decoder(model, linear="joint", **wrong)
+            Decoder(model, linear="fused", **wrong)
         assert {type(layer) for layer in model.modules() if isinstance(layer, torch.nn.Linear)} == {torch.nn.Linear}
 
 

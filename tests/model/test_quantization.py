@@ -62,7 +62,7 @@ def test_every_method_reproduces_the_quantised_model(name, execution):
     "how, says",
     [
         ({"quantize": "int4"}, "quantize=int4: is for bfloat16 on a CUDA device"),
-        ({"quantize": "int8", "linear": "packed"}, "linear=packed: is for weights that are not quantised"),
+        ({"quantize": "int8", "linear": "onednn"}, "linear=onednn: is for weights that are not quantised"),
         ({"quantize": "int3"}, "model.quantize=int3"),
     ],
 )
@@ -99,6 +99,6 @@ def test_a_model_of_other_layers_is_not_called_quantised():
 def test_step_times_of_a_quantised_model_are_its_own():
     keys = set()
     for how in (None, "int8"):
-        settings = ModelSettings("x", "x", device="cpu", linear="stock", quantize=how)
+        settings = ModelSettings("x", "x", device="cpu", linear="torch", quantize=how)
         keys.add(step_times.fingerprint(models.random_model("tiny", settings), "recycling", 8, 8))
     assert len(keys) == 2

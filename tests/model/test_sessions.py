@@ -39,7 +39,7 @@ MAKE = {
     "vanilla": lambda target, folder: Vanilla(target.device),
     "pld": lambda target, folder: PromptLookup(),
     "suffix": lambda target, folder: Suffix(V),
-    "suffix (carried)": lambda target, folder: Suffix(V, carry=4096),
+    "suffix (carried)": lambda target, folder: Suffix(V, history_tokens=4096),
     "suffix_recycling": lambda target, folder: SuffixRecycling(V, build_template("best", nodes=12), min_match=2),
     "spine": lambda target, folder: Spine(V, nodes=12),
     "goose": lambda target, folder: Goose(V),

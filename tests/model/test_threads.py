@@ -137,7 +137,7 @@ def test_hidden_states_are_those_of_the_threads_own_forward():
 def test_a_sequence_survives_that_its_method_forgets(method):
     """A cold start of another answer's, between any two steps."""
     model, prompt = toy_model("llama"), [5, 9, 5, 9, 5]
-    settings = {"carry": 64} if method in ("suffix", "suffix_recycling") else {}
+    settings = {"history_tokens": 64} if method in ("suffix", "suffix_recycling") else {}
     target = Target(model)
     drafter = make_method(method, target, **settings)
     for every in (1, 2, 5):

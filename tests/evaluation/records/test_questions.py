@@ -29,11 +29,13 @@ def test_selection(tmp_path):
     assert ids(begin=1, end=4) == [1, 2, 3]
     assert ids(per_category=1) == [0, 2, 5]
     assert ids(categories=["mt_bench", "zoo"]) == [0, 1, 3, 5]
-    assert (ids(half=0), ids(half=1)) == ([0, 2, 3, 5], [1, 4]), "0, 1 and 3 are mt_bench's"
-    assert ids(half=1, per_category=1) == [1, 4]
-    assert (ids(half=0, begin=1), ids(half=1, begin=1)) == ([2, 3, 5], [1, 4]), "a slice has the same halves"
-    with pytest.raises(UserError, match="bench.half=2"):
-        ids(half=2)
+    assert (ids(split="dev"), ids(split="held_out")) == ([0, 2, 3, 5], [1, 4]), "0, 1 and 3 are mt_bench's"
+    assert ids(split="held_out", per_category=1) == [1, 4]
+    assert (ids(split="dev", begin=1), ids(split="held_out", begin=1)) == ([2, 3, 5], [1, 4]), (
+        "a slice has the same halves"
+    )
+    with pytest.raises(UserError, match="bench.split=test"):
+        ids(split="test")
     with pytest.raises(UserError, match="no question is left of 6"):
         ids(categories=["rag"])
 

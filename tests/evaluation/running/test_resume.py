@@ -17,7 +17,7 @@ FEW = ("bench.end=3", "max_new_tokens=16")
 KINDS = {
     "auto": ("method=recycling", "tree=auto", "tree.nodes=8"),
     "ngram_cache": ("method=ngram_cache",),
-    "spine": ("method=spine", "method.carry=1000"),
+    "spine": ("method=spine", "method.history_tokens=1000"),
     "racer": ("method=racer", "method.trie_nodes=500"),
     "dynamic": ("method=dynamic", "tree=auto", "tree.nodes=8", "method.pairs=1024"),
     "pld": ("method=pld",),
@@ -66,7 +66,7 @@ def test_a_run_goes_on_under_other_circumstances_only_if_told_so(evaluate, tmp_p
     metadata = json.loads((run / "metadata.json").read_text())
     now = metadata["circumstances"]
     assert now.keys() == {"device", "platform", "threads", "versions", "linear", "sources_sha256"}
-    assert now["linear"] in ("packed", "stock") and len(now["sources_sha256"]) == 64
+    assert now["linear"] in ("onednn", "torch") and len(now["sources_sha256"]) == 64
     assert metadata["device"] == now["device"] and metadata["versions"] == now["versions"]
     whole = answers_in(folder)
     lines = (run / "answers.jsonl").read_text().splitlines(keepends=True)
@@ -75,13 +75,13 @@ def test_a_run_goes_on_under_other_circumstances_only_if_told_so(evaluate, tmp_p
     (run / "answers.jsonl").write_text(lines[0])
     (run / "summary.json").unlink()
     before = files(run)
-    check(evaluate("method=vanilla", *FEW), run, "versions.torch", "there and 0.4 now", "mixed=true")
+    check(evaluate("method=vanilla", *FEW), run, "versions.torch", "there and 0.4 now", "allow_mixed=true")
     assert files(run).items() >= before.items()
-    outcome = evaluate("method=vanilla", *FEW, "mixed=true")
+    outcome = evaluate("method=vanilla", *FEW, "allow_mixed=true")
     assert outcome.code == 0 and core(answers_in(folder)) == core(whole)
     parts = json.loads((run / "metadata.json").read_text())["parts"]
     assert [part["first_question"] for part in parts] == [1, 2]
-    said = "mixed: vanilla, repeat 0: from question 2 on under other circumstances (versions.torch is "
+    said = "vanilla, repeat 0: other conditions from question 2 on (versions.torch is "
     table = (tmp_path / "results/default/tables/main.md").read_text()
     page = (tmp_path / "results/default/report.html").read_text()
     assert all(said in text for text in (outcome.out, table, page))
@@ -89,5 +89,5 @@ def test_a_run_goes_on_under_other_circumstances_only_if_told_so(evaluate, tmp_p
 
 
 def test_a_setting_that_is_neither_true_nor_false(evaluate):
-    check(evaluate("mixed=maybe"), "mixed=maybe", "true or false")
+    check(evaluate("allow_mixed=maybe"), "allow_mixed=maybe", "true or false")
     check(evaluate("interleave=1"), "interleave=1", "true or false")

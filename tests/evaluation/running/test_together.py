@@ -226,3 +226,12 @@ def test_a_peak_counts_neither_the_other_methods_nor_for_hf_the_cache(monkeypatc
     target.devices = [torch.device("cpu")]
     assert devices.cache_bytes(target) == 0 and devices.peak_bytes([torch.device("mps")]) is None
     assert devices.peak_bytes(target.devices, 2**60) > 2**20, "a process's resident set is all of it"
+
+
+@pytest.mark.parametrize("timed", [True, False])
+def test_only_what_is_timed_is_warmed_up(evaluate, monkeypatch, timed):
+    """The warm-ups of 54 configurations that took no times had lasted longer than their questions."""
+    warmed = []
+    monkeypatch.setattr(runner, "warm_up", warmed.append)
+    assert evaluate("method=pld", "bench.end=1", "max_new_tokens=4", f"timed={timed}".lower()).code == 0
+    assert len(warmed) == timed

@@ -52,7 +52,7 @@ def test_a_methods_weights_and_types_are_its_models_own():
     (pld,) = rows("vicuna-7b", "pld", SPEC[:1], dtype="float16", k=None).to_dict("records")
     assert as_published(pld) and not as_published(pld | {"max_ngram": 2})
     (spine,) = rows("vicuna-7b", "spine", SPEC[:1]).to_dict("records")
-    assert isinstance(spine["stands"], str) and as_published(spine)
+    assert isinstance(spine["accept_probs"], str) and as_published(spine)
 
 
 def test_the_papers_own_figures_come_first():

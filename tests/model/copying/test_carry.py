@@ -26,14 +26,14 @@ V = 61
 pytestmark = pytest.mark.usefixtures("either_way")
 
 
-def made(name, carry):
+def made(name, history_tokens):
     if name == "spine":
-        return Spine(V, nodes=12, carry=carry)
+        return Spine(V, nodes=12, history_tokens=history_tokens)
     if name == "logitspec":
-        return LogitSpec(V, nodes=12, carry=carry)
+        return LogitSpec(V, nodes=12, history_tokens=history_tokens)
     if name == "suffix":
-        return Suffix(V, carry=carry, max_draft=8)
-    return SuffixRecycling(V, build_template("best", nodes=8), min_match=2, max_draft=8, carry=carry)
+        return Suffix(V, history_tokens=history_tokens, max_draft=8)
+    return SuffixRecycling(V, build_template("best", nodes=8), min_match=2, max_draft=8, history_tokens=history_tokens)
 
 
 def text(drafter):
@@ -104,13 +104,15 @@ def test_the_second_time_a_prompt_is_answered_the_answer_is_copied(name):
     target, rng = Target(model), random.Random(1)
     prompts = [[rng.randrange(3, V) for _ in range(12)] for _ in range(3)]
     forwards = {}
-    for carry in (0, 4096):
-        drafter = made(name, carry)
+    for history_tokens in (0, 4096):
+        drafter = made(name, history_tokens)
         for prompt in prompts * 2:
             out = generate(target, drafter, prompt, max_new_tokens=40)
             assert out.tokens == greedy(model, prompt, 40)
-            forwards[carry] = forwards.get(carry, 0) + out.forwards
-        assert (len(text(drafter).tokens) > 300) == (carry > 0) and drafter.stateful == (carry > 0 or name != "suffix")
+            forwards[history_tokens] = forwards.get(history_tokens, 0) + out.forwards
+        assert (len(text(drafter).tokens) > 300) == (history_tokens > 0) and drafter.stateful == (
+            history_tokens > 0 or name != "suffix"
+        )
     assert forwards[4096] < 0.9 * forwards[0]
 
 
@@ -136,9 +138,9 @@ def test_a_saved_state_goes_on_exactly_and_a_reset_forgets(name):
 
 @pytest.mark.parametrize("name", ["spine", "suffix", "suffix_recycling", "logitspec"])
 def test_bad_settings_and_states_are_refused(name):
-    for carry in (-1, 1, True, 0.5):
-        with pytest.raises(UserError, match="carry="):
-            made(name, carry)
+    for history_tokens in (-1, 1, True, 0.5):
+        with pytest.raises(UserError, match="history_tokens="):
+            made(name, history_tokens)
     drafter = made(name, 64)
     state = drafter.state_dict()
     for wrong in ([3, V], [-1], [[1, 2]]):
@@ -155,7 +157,7 @@ def test_a_plain_matrix_is_taken_as_a_start(name):
 
 
 METHODS = {name: partial(made, name, 4096) for name in ("spine", "suffix", "suffix_recycling")} | {
-    "dynamic": lambda: DynamicRecycling(V, nodes=12, carry=4096),
+    "dynamic": lambda: DynamicRecycling(V, nodes=12, history_tokens=4096),
     "ngram_cache": lambda: NgramCache(V, leader=2, follower=2),
 }
 
@@ -189,7 +191,7 @@ def test_what_is_carried_ends_where_the_answer_ends(name, way):
 
 
 def test_generate_carries_nothing_behind_the_end_that_transformers_criterion_sees():
-    model, generate, prompt = toy_model("llama"), Generate("spine", nodes=12, carry=4096), [5, 9, 5, 9, 7]
+    model, generate, prompt = toy_model("llama"), Generate("spine", nodes=12, history_tokens=4096), [5, 9, 5, 9, 7]
     free = greedy(model, prompt, 40)
     said: list[int] = []
     for end in (None, None, free[11], [free[17], free[23]], free[29]):

@@ -168,7 +168,7 @@ def test_carried_rows_are_worth_something_and_a_saved_state_goes_on_exactly():
 
 
 def test_the_newest_pairs_are_carried_and_within_a_prompt_all_are():
-    drafter, target = Goose(61, carry_pairs=20), Target(toy_model("llama"))
+    drafter, target = Goose(61, history_pairs=20), Target(toy_model("llama"))
     generate(target, drafter, random_prompt(1), max_new_tokens=30)
     newest = list(drafter.rows.by_pair)[-20:]
     assert len(drafter.rows.by_pair) > 100
@@ -186,8 +186,8 @@ def test_settings_and_states_out_of_range_are_refused():
         with pytest.raises(UserError, match=f"goose: nodes={nodes} must be from 1 to 4096, or null"):
             Goose(61, nodes=nodes)
     for carry in (-1, 0.5, True):
-        with pytest.raises(UserError, match=f"goose: carry_pairs={carry} must be a whole number"):
-            Goose(61, carry_pairs=carry)
+        with pytest.raises(UserError, match=f"goose: history_pairs={carry} must be a whole number"):
+            Goose(61, history_pairs=carry)
     drafter = Goose(61)
     generate(Target(toy_model("llama")), drafter, [5, 6, 7], max_new_tokens=5)
     state = drafter.state_dict()

@@ -128,10 +128,10 @@ def test_equal_paths_are_verified_each_for_itself():
 
 
 def test_what_is_carried():
-    """Nothing where carry is 0; else the text but for the answer's last token, whose continuation nobody knows."""
+    """Nothing where history_tokens is 0; else the text but for the answer's last token, which nothing follows yet."""
     target = Target(embedded())
     prompt = public_turns("logitspec_trace.jsonl")[0]["prompt_ids"]
-    alone, drafter = LogitSpec(target.vocab_size, carry=0), LogitSpec(target.vocab_size)
+    alone, drafter = LogitSpec(target.vocab_size, history_tokens=0), LogitSpec(target.vocab_size)
     assert not alone.stateful and alone.state_dict() == {} and drafter.stateful
     out = generate(target, drafter, prompt, max_new_tokens=40)
     text = drafter.state_dict()["text"].tolist()
@@ -145,8 +145,8 @@ def test_settings_out_of_range_are_refused():
     for nodes in (0, 4097, 1.5, None):
         with pytest.raises(UserError, match=f"logitspec: nodes={nodes} must be from 1 to 4096"):
             LogitSpec(61, nodes=nodes)
-    with pytest.raises(UserError, match="carry=1: must be 0"):
-        LogitSpec(61, carry=1)
+    with pytest.raises(UserError, match="history_tokens=1: must be 0"):
+        LogitSpec(61, history_tokens=1)
     with pytest.raises(UserError, match="the saved text is not one of token ids below 61"):
         LogitSpec(61).load_state_dict({"text": torch.tensor([61])})
     assert LogitSpec(61).max_nodes == 64

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("either_way")
 
 
 def test_a_small_topology_by_hand():
-    # After the root the copied token stands with 0.8, the best other one with 0.2 * 0.45 = 0.09; below it 0.5, so:
+    # After the root the copied token is accepted with 0.8, the best other one with 0.2 * 0.45 = 0.09; below it 0.5, so:
     # spine 0.8, 0.4, 0.2, 0.1; beside them 0.09, 0.8 * 0.5 * 0.45 = 0.18, 0.4 * 0.5 * 0.45 = 0.09
     tree, spine = spine_tree(1, 4, 8, [0.8, 0.5])
     assert spine == 3 and tree.rank_paths == [(), (0,), (0, 0), (0, 1), (0, 0, 0)]
@@ -31,8 +31,8 @@ def test_a_small_topology_by_hand():
 
 def test_without_a_match_it_is_the_published_orders_cut():
     best = build_template("best", nodes=24).rank_paths
-    for match, stands in ((0, [0.5]), (1, [0.0, 0.5]), (3, [0.5, 0.0])):
-        tree, spine = spine_tree(match, 24, 8, stands)
+    for match, accept_probs in ((0, [0.5]), (1, [0.0, 0.5]), (3, [0.5, 0.0])):
+        tree, spine = spine_tree(match, 24, 8, accept_probs)
         assert (tree.rank_paths, spine) == (best, 0)
 
 
@@ -45,8 +45,8 @@ def test_sure_copies_make_a_chain_and_longer_matches_a_longer_spine():
 
 @pytest.mark.parametrize(("nodes", "k"), [(1, 8), (2, 1), (5, 2), (16, 8), (24, 4), (80, 8), (200, 32)])
 def test_every_topology_has_the_budget_and_fits_k(nodes, k):
-    for match, stands in itertools.product(range(4), ([0.3, 0.6, 0.9], [1.0], [0.05])):
-        tree, spine = spine_tree(match, nodes, k, stands)
+    for match, accept_probs in itertools.product(range(4), ([0.3, 0.6, 0.9], [1.0], [0.05])):
+        tree, spine = spine_tree(match, nodes, k, accept_probs)
         assert len(tree) == nodes + 1 and tree.max_rank < k
         assert all((0,) * depth in tree.rank_paths for depth in range(spine + 1))
 
@@ -54,9 +54,9 @@ def test_every_topology_has_the_budget_and_fits_k(nodes, k):
 @pytest.mark.parametrize("match", [1, 2, 5])
 def test_no_node_outside_is_likelier_than_one_inside(match):
     """The greedy choice, checked by listing all nodes of depth 3 and less with the law written out."""
-    stands = [0.3, 0.5, 0.7]
-    tree, spine = spine_tree(match, 12, 4, stands)
-    right = [stands[min(match + depth, 3) - 1] for depth in range(4)]
+    accept_probs = [0.3, 0.5, 0.7]
+    tree, spine = spine_tree(match, 12, 4, accept_probs)
+    right = [accept_probs[min(match + depth, 3) - 1] for depth in range(4)]
 
     def recycled(ranks):
         return math.prod(0.45 / (rank + 1) ** 1.9 for rank in ranks)
@@ -83,7 +83,7 @@ def slow_draft(session: SpineSession, root: int) -> list[int]:
     text, end, rows = session.text.tokens, session.text.end, drafter.matrix.candidates.tolist()
     match = longest_repeat(text)
     assert match == 0 or (end < len(text) and text[end - match : end] == text[-match:])
-    tree, spine = spine_tree(match, len(drafter.tree) - 1, drafter.matrix.k, STANDS)
+    tree, spine = spine_tree(match, len(drafter.tree) - 1, drafter.matrix.k, ACCEPT_PROBS)
     copied = [text[end]] if match else []
     while match and len(copied) < spine:
         copied.append((text + copied)[end + len(copied)])
@@ -101,7 +101,7 @@ def slow_draft(session: SpineSession, root: int) -> list[int]:
     return tokens
 
 
-STANDS = (0.0, 0.4, 0.6, 0.8)
+ACCEPT_PROBS = (0.0, 0.4, 0.6, 0.8)
 
 
 @pytest.mark.parametrize("numpy", [True, False])
@@ -113,7 +113,7 @@ def test_drafts_equal_the_slow_reference(seed, dtype, numpy, monkeypatch):
             monkeypatch.setattr(f"{module}.as_array", lambda tensor: None)
     rng = random.Random(seed)
     vocab, k = rng.randrange(5, 9), rng.randrange(1, 5)
-    drafter = Spine(vocab, nodes=rng.randrange(1, 30), stands=STANDS, k=k, dtype=dtype)
+    drafter = Spine(vocab, nodes=rng.randrange(1, 30), accept_probs=ACCEPT_PROBS, k=k, dtype=dtype)
     matches = set()
     for _ in range(12):
         rows = [rng.sample(range(vocab), k) if rng.randrange(5) else [0] * k for _ in range(vocab)]
@@ -130,7 +130,7 @@ def test_drafts_equal_the_slow_reference(seed, dtype, numpy, monkeypatch):
 
 def test_a_spine_token_is_not_drafted_twice():
     """Whatever its rank in the matrix, its siblings are the other candidates, best first."""
-    drafter = Spine(9, nodes=6, stands=[0.5], k=4)
+    drafter = Spine(9, nodes=6, accept_probs=[0.5], k=4)
     for row, others in (([3, 4, 5, 6], [4, 5]), ([4, 3, 5, 6], [4, 5]), ([4, 5, 6, 7], [4, 5]), ([5, 6, 4, 3], [5, 6])):
         drafter.load_state_dict({"candidates": torch.tensor([row] * 9)})
         session = drafter.session()
@@ -141,8 +141,8 @@ def test_a_spine_token_is_not_drafted_twice():
 
 
 def test_of_duplicate_siblings_the_deeper_one_wins():
-    """A row that was never written drafts one token several times; whichever has more below it stands."""
-    drafter = Spine(9, nodes=8, stands=[0.5], k=3)
+    """A row that was never written drafts one token several times; whichever has more below it is kept."""
+    drafter = Spine(9, nodes=8, accept_probs=[0.5], k=3)
     session = drafter.session()
     session.begin([1, 2])
     draft = session.draft(2)  # no match, matrix zero: all nodes are token 0
@@ -185,7 +185,7 @@ def test_static_steps_equal_eager_ones():
 
 def test_without_matches_it_is_token_recycling():
     target = Target(toy_model("llama", seed=4))
-    spine, plain = Spine(V, nodes=24, stands=[0.0]), TokenRecycling(V, build_template("best", nodes=24))
+    spine, plain = Spine(V, nodes=24, accept_probs=[0.0]), TokenRecycling(V, build_template("best", nodes=24))
     for prompt in ([4, 5, 6], [7, 8]):
         a, b = (generate(target, d, prompt, max_new_tokens=50) for d in (spine, plain))
         assert (a.tokens, a.steps) == (b.tokens, b.steps)
@@ -193,15 +193,15 @@ def test_without_matches_it_is_token_recycling():
 
 
 def test_every_node_teaches_and_a_saved_state_goes_on_exactly():
-    drafter = Spine(10, nodes=2, stands=[0.9], k=2)
+    drafter = Spine(10, nodes=2, accept_probs=[0.9], k=2)
     session = drafter.session()
     session.begin([4, 5, 4])
     draft = session.draft(4)
     assert draft.tree.is_chain and draft.tokens.tolist() == [4, 5, 4]
     candidates = torch.tensor([(1, 2), (3, 6), (7, 8)])
-    stands = torch.tensor([True, False, False])
+    accepted = torch.tensor([True, False, False])
     draft = Draft(draft.tree, draft.tokens)
-    session.observe(Verification(draft, candidates[:, 0], stands, 0, [1], candidates=candidates))
+    session.observe(Verification(draft, candidates[:, 0], accepted, 0, [1], candidates=candidates))
     assert drafter.matrix.candidates[[4, 5]].tolist() == [[7, 8], [3, 6]]  # of token 4's two nodes the last counts
     assert session.text.tokens == [4, 5, 4, 1]
 
@@ -221,9 +221,9 @@ def test_every_node_teaches_and_a_saved_state_goes_on_exactly():
         (dict(nodes=0), "nodes=0"),
         (dict(nodes=5000), "nodes=5000"),
         (dict(nodes="many"), "nodes=many"),
-        (dict(stands=[]), "stands="),
-        (dict(stands=[0.5, 1.5]), "stands="),
-        (dict(stands=["often"]), "stands="),
+        (dict(accept_probs=[]), "accept_probs="),
+        (dict(accept_probs=[0.5, 1.5]), "accept_probs="),
+        (dict(accept_probs=["often"]), "accept_probs="),
         (dict(k=0), "k=0"),
     ],
 )

@@ -183,10 +183,10 @@ def test_output_is_the_models_own(seed, execution):
     expected = greedy(model, prompt, 60)
     shared = dict(min_match=rng.randrange(1, 4), max_draft=rng.randrange(1, 20), factor=rng.choice([0.5, 1, 4.0]))
     tree, forwards = random_tree(20, rng, 4), []
-    for carry in (0, 200):
+    for history_tokens in (0, 200):
         for drafter in (
-            Suffix(V, carry=carry, **shared),
-            SuffixRecycling(V, tree, carry=carry, k=4, recycle_prompt=seed % 3 == 0, **shared),
+            Suffix(V, history_tokens=history_tokens, **shared),
+            SuffixRecycling(V, tree, history_tokens=history_tokens, k=4, recycle_prompt=seed % 3 == 0, **shared),
         ):
             for eos in ((), (expected[40],), ()):  # the last time with its own answer in the text that is carried
                 out = generate(target, drafter, prompt, max_new_tokens=60, eos=eos)

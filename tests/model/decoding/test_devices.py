@@ -61,8 +61,8 @@ def on_a_gpu(monkeypatch):
 
 
 def test_cudnn_attention_is_off_on_a_gpu(on_a_gpu):
-    assert ("cudnn", False) in on_a_gpu("stock")
+    assert ("cudnn", False) in on_a_gpu("torch")
 
 
 def test_what_joint_products_leave_is_given_back(on_a_gpu):
-    assert "empty" in on_a_gpu("joint")
+    assert "empty" in on_a_gpu("fused")

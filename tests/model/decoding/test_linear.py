@@ -109,9 +109,9 @@ def test_auto_joins_on_cuda(monkeypatch):
     monkeypatch.setattr(tuning, "packable", lambda device, dtype: False)
     embedding = type("E", (), {"weight": type("W", (), {"device": torch.device("cuda"), "dtype": torch.float16})})
     model = type("M", (), {"get_input_embeddings": lambda self: embedding, "parameters": lambda self: []})()
-    assert choose_linear(model) == "joint"
-    assert choose_linear(model, "stock") == "stock"
-    assert choose_linear(model, sharded=True) == "stock"
+    assert choose_linear(model) == "fused"
+    assert choose_linear(model, "torch") == "torch"
+    assert choose_linear(model, sharded=True) == "torch"
 
 
 @needs_packing
@@ -149,7 +149,7 @@ def test_a_layer_that_is_called_twice_stays_by_itself():
 
 @needs_packing
 def test_an_engine_finds_what_a_models_layers_share():
-    model = random_model("tiny", ModelSettings("x", "x", device="cpu", linear="packed")).target.model
+    model = random_model("tiny", ModelSettings("x", "x", device="cpu", linear="onednn")).target.model
     layer = model.model.layers[1]
     attention, mlp = layer.self_attn, layer.mlp
     assert attention.q_proj.product is attention.k_proj.product is attention.v_proj.product
@@ -178,7 +178,7 @@ def test_a_packed_model_gives_the_stock_models_own_text():
     stock = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()
     packed = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()
     packed.load_state_dict(stock.state_dict())
-    target = Target(packed, context=256, linear="packed")
+    target = Target(packed, context=256, linear="onednn")
     prompt = torch.randint(3, 4096, (12,)).tolist() * 2
     for drafter in (Vanilla(CPU), PromptLookup(device=CPU)):
         assert generate(target, drafter, prompt, max_new_tokens=60).tokens == greedy(stock, prompt, 60)
@@ -199,19 +199,19 @@ def test_packing_is_for_a_cpu(monkeypatch):
     monkeypatch.setattr(linear, "packable", lambda device, dtype: device.type == "cpu" and dtype == torch.float32)
     monkeypatch.setattr(tuning, "packable", linear.packable)
     assert not packable(torch.device("cuda"), torch.float32) and not packable(CPU, torch.float16)
-    with pytest.raises(UserError, match=r"linear=packed: is for one x86 processor.*bfloat16"):
-        random_model("tiny", ModelSettings("x", "x", device="cpu", dtype="bfloat16", linear="packed"))
-    with pytest.raises(UserError, match=r"model.linear=quick: use one of auto, packed, joint, stock"):
+    with pytest.raises(UserError, match=r"linear=onednn: is for one x86 processor.*bfloat16"):
+        random_model("tiny", ModelSettings("x", "x", device="cpu", dtype="bfloat16", linear="onednn"))
+    with pytest.raises(UserError, match=r"model.linear=quick: use one of auto, onednn, fused, torch"):
         random_model("tiny", ModelSettings("x", "x", device="cpu", linear="quick"))
 
 
 @needs_packing
 def test_auto_packs_where_memory_allows(monkeypatch):
     settings = ModelSettings("x", "x", device="cpu")
-    assert random_model("tiny", settings).target.linear == "packed"
+    assert random_model("tiny", settings).target.linear == "onednn"
     monkeypatch.setattr(psutil, "virtual_memory", lambda: type("Free", (), {"available": 1000})())
-    assert random_model("tiny", settings).target.linear == "stock"
-    assert random_model("tiny", ModelSettings("x", "x", device="cpu", linear="packed")).target.linear == "packed"
+    assert random_model("tiny", settings).target.linear == "torch"
+    assert random_model("tiny", ModelSettings("x", "x", device="cpu", linear="onednn")).target.linear == "onednn"
 
 
 @pytest.mark.parametrize("packed", [False, pytest.param(True, marks=needs_packing)])

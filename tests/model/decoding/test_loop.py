@@ -66,8 +66,8 @@ def drafters(eos=()):
     return {
         "vanilla": Vanilla(torch.device("cpu")),
         "pld": PromptLookup(eos=eos),
-        "goose": Goose(61, carry_pairs=0),
-        "logitspec": LogitSpec(61, carry=0),
+        "goose": Goose(61, history_pairs=0),
+        "logitspec": LogitSpec(61, history_tokens=0),
         "recycling": TokenRecycling(61, tree),
         "recycling-prompt": TokenRecycling(61, tree, recycle_prompt=True, dtype=torch.int32),
         "recycling-best": TokenRecycling(61, build_template("best", nodes=120, k=16), k=16),

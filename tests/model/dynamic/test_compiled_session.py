@@ -87,7 +87,7 @@ def test_drafts_and_state_are_those_of_python(take, seed):
         copy=rng.random() < 0.8,
         siblings=rng.random() < 0.8,
         calibrate=rng.random() < 0.8,
-        carry=rng.choice([0, 50, 1000]),
+        history_tokens=rng.choice([0, 50, 1000]),
         recycle_prompt=rng.random() < 0.7,
         step_seconds=STEP_SECONDS if seed % 4 == 0 else None,
     )
@@ -116,7 +116,7 @@ def test_drafts_and_state_are_those_of_python(take, seed):
 @pytest.mark.parametrize("seed", range(6))
 def test_sessions_that_take_turns_draft_as_in_python(take, seed):
     rng, vocab = random.Random(seed), 60
-    drafters = two(take, vocab, nodes=16, k=6, pairs=128, carry=300)
+    drafters = two(take, vocab, nodes=16, k=6, pairs=128, history_tokens=300)
 
     def logits(context: list[int]) -> torch.Tensor:
         return logits_of(context, vocab, seed, 20)

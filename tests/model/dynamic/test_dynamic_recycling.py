@@ -148,11 +148,11 @@ class Slow:
 SOURCES = {"pair": PAIR, "token": TOKEN, "behind": BEHIND, "followed": FOLLOWED, "beside": SIBLING, "copied": COPIED}
 
 
-@pytest.mark.parametrize(("recycle_prompt", "carry"), [(False, 0), (True, 0), (True, 1000)])
+@pytest.mark.parametrize(("recycle_prompt", "history_tokens"), [(False, 0), (True, 0), (True, 1000)])
 @pytest.mark.parametrize(("nodes", "k", "seed"), [(1, 8, 0), (7, 2, 1), (12, 4, 2), (24, 8, 3), (60, 8, 4)])
-def test_every_draft_is_that_of_a_slow_reference(nodes, k, seed, recycle_prompt, carry):
+def test_every_draft_is_that_of_a_slow_reference(nodes, k, seed, recycle_prompt, history_tokens):
     model = toy_model("llama", seed=seed)
-    drafter = DynamicRecycling(V, nodes=nodes, k=k, carry=carry, recycle_prompt=recycle_prompt)
+    drafter = DynamicRecycling(V, nodes=nodes, k=k, history_tokens=history_tokens, recycle_prompt=recycle_prompt)
     compared = []
 
     def watch(session):
@@ -161,7 +161,7 @@ def test_every_draft_is_that_of_a_slow_reference(nodes, k, seed, recycle_prompt,
         observe_prompt = session.observe_prompt
 
         def began(prompt):
-            text = carried if carry else []
+            text = carried if history_tokens else []
             text += prompt
             slow.text = text
             return begin(prompt)

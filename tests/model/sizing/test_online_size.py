@@ -251,7 +251,7 @@ MAKE = {
     "dynamic": lambda: DynamicRecycling(V, nodes="auto", pairs=64),
     "recycling": lambda: AutoRecycling(V),
     "spine": lambda: Spine(V, nodes="auto"),
-    "suffix": lambda: Suffix(V, nodes="auto", carry=1000),
+    "suffix": lambda: Suffix(V, nodes="auto", history_tokens=1000),
     "suffix_recycling": lambda: SuffixRecycling(V, nodes="auto", min_match=2),
 }
 
