@@ -33,6 +33,9 @@ MEMORY = 32.0  # steps whose speed is remembered
 SLOPES = {"cpu": 0.04, "cuda": 0.004}  # of a node over a plain step, before anything is measured
 PAID = 4.0  # plain steps won without a rest, after which drafting is said to pay
 CREDIT, RECALLED = 2.0, 64.0  # accepted drafts as which a law counts; drafts that are remembered
+# The first step of so many rows also makes what all of them use (1 ms by oneDNN): where it takes so much more than it
+# should, it says nothing of the others
+SLOW = 1.2
 UNPAID = 3  # rests in a row after which it is said not to
 log = logging.getLogger(__name__)
 
@@ -62,8 +65,7 @@ class OnlineSize(StepCosts):
         self._left, self._unpaid, self._won = 0, 0, 0.0  # steps to rest; rests in a row; plain steps won since the last
         self._plain, self._said = False, False
         self._probe, self._tried_at, self._excused_at, self._shifts = PROBE[0], 0, -EXCUSED, 0
-        # Of these the process has all that is made at the first step of so many rows (1 ms by oneDNN): it says nothing
-        self._met: set[int] = set()
+        self._met = set[int]()  # nodes that steps had
         # few on CUDA, as steps of each size are captured by themselves
         sizes = (0, 3, *TILED) if device.type == "cuda" else sizes_on(device)
         super().__init__(dict.fromkeys(sizes, 1.0), 1.0, budget)
@@ -151,13 +153,13 @@ class OnlineSize(StepCosts):
         """A step is over: it teaches what its size takes, and what it won or lost is booked."""
         size, plain_seconds = PLAIN if self._plain else nodes, self.times.plain_seconds
         super().count(*self._counted)
-        if size in self._met:
+        measured = seconds / (plain_seconds or seconds)
+        won = tokens - self._cost(size, measured)
+        known = nodes in self._met
+        self._met.add(nodes)
+        if known or measured < SLOW * self.times.at(size):
             self.times.note(size, seconds)
             self.seconds = self.times.curve(self.sizes)
-            won = tokens - self._cost(size, seconds / (plain_seconds or seconds))
-        else:
-            self._met.add(size)
-            won = tokens - self.times.at(size)
         self._won += won
         most = max(ALLOWED, min(self.balance + won, SAVED))
         self.balance = max(min(self.balance + won + RATE, most), -ALLOWED)
