@@ -17,6 +17,7 @@ from model.errors import UserError, new_names
 from model.files import ROOT
 
 from .configuration.config import checked
+from .configuration.jobs import listed
 from .errors import Failure, fail, one_line, told, user_errors
 from .loading import processes
 from .loading.locks import keeping
@@ -56,6 +57,7 @@ def main() -> None:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # let Hydra's own errors come through to us, to be told in one line
     with user_errors(), processes.one_voice(), keeping():
         processes.check_launcher(sys.argv[1:])
+        sys.argv[1:] = listed(sys.argv[1:])
         try:
             _job()
         except (HydraException, OmegaConfBaseException) as error:

@@ -38,7 +38,7 @@ from omegaconf import DictConfig, OmegaConf
 from evaluation.configuration.companions import lacking
 from evaluation.configuration.config import register_names
 from evaluation.configuration.fingerprint import SAVED
-from evaluation.configuration.jobs import GROUPS, Find, expand, further, in_rounds, key_of
+from evaluation.configuration.jobs import GROUPS, Find, expand, further, in_rounds, key_of, typed
 from evaluation.loading.processes import rank
 from evaluation.records.sweeps import Planned, available, write_down
 from evaluation.running.callback import report_at_end
@@ -93,7 +93,7 @@ class PerMethodSweeper(BasicSweeper):
     def split_arguments(self, overrides: list[Override], max_batch_size: int | None) -> list[list[list[str]]]:
         self.jobs = [planned(job, self._composed(job)) for job in self._jobs(overrides)]
         if self.config.run_dir is None and rank() == 0:
-            write_down(self.jobs, command(sys.argv[1:]))
+            write_down(self.jobs, command(typed(sys.argv[1:])))
         left, told = available(self.jobs)
         if told and rank() == 0:
             print("\n  ".join(told), file=sys.stderr)

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+
 from model.sizing.online_size import finds_size
 
 GROUPS = ("method", "tree")  # whose choices differ in the settings they have
+IN_GROUPS = tuple(f"{group}." for group in GROUPS)  # how their settings begin
+ONE = re.compile(rf"^((?:{'|'.join(GROUPS)})\.[^=]+)=choice\(([^,]*)\)$")  # a list of one of them
 FINDS = "nodes=auto"  # among a drafter's parameters, where the size of its drafts can be found while decoding
 Find = Callable[[str], Any]  # a config of Hydra's search path by its name, e.g. method/pld; None where there is none
 
@@ -24,6 +30,30 @@ def value_of(override: str) -> str:
     """The value of `key=value`, of a quoted one what it quotes."""
     value = override.partition("=")[2]
     return value[1:-1] if len(value) > 1 and value[0] == value[-1] in "'\"" else value
+
+
+def listed(arguments: Sequence[str]) -> list[str]:
+    """A sweep's arguments, where `method.K=V` is a list of one.
+
+    Hydra composes what is no list before there are jobs, and refuses what the default method lacks.
+    """
+    sweep = any(word in ("-m", "--multirun") or word.startswith("experiment=") for word in arguments)
+    return [_listed(word) if sweep and word.startswith(IN_GROUPS) else word for word in arguments]
+
+
+def _listed(word: str) -> str:
+    """`K=V` as `K=choice(V)`; a list, an interpolation and what Hydra cannot read stay as they are."""
+    try:
+        override = OverridesParser.create().parse_override(word)
+    except HydraException:
+        return word
+    key, _, value = word.partition("=")
+    return word if override.is_sweep_override() or not value or "${" in value else f"{key}=choice({value})"
+
+
+def typed(arguments: Sequence[str]) -> list[str]:
+    """What `listed` was given."""
+    return [ONE.sub(r"\1=\2", word) for word in arguments]
 
 
 def expand(

@@ -24,6 +24,7 @@ from ..loading.bench import bench_file, load_bench
 from ..loading.models import locate, weights
 from .companions import KINDS, lacking, where
 from .config import check_groups
+from .jobs import listed
 
 KNOWN, FETCHED, MISSING = "known", "fetched", "missing"
 
@@ -45,6 +46,7 @@ def composed(arguments: list[str], *, multirun: bool = False, config_dir: str | 
     with initialize_config_dir(str(ROOT / "configs"), version_base=None):
         engine = GlobalHydra.instance().hydra
         assert engine is not None
+        arguments = listed([*arguments, "-m"] if multirun else arguments)[: len(arguments)]
         master = engine.compose_config("config", [*arguments, *extra], RunMode.MULTIRUN, from_shell=False)
         if master.hydra.mode != RunMode.MULTIRUN:
             return [engine.compose_config("config", [*arguments, *extra], RunMode.RUN, from_shell=False)]

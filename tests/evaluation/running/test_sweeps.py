@@ -96,6 +96,18 @@ def test_a_setting_that_nothing_in_the_sweep_has_is_refused(evaluate):
     assert outcome.code != 0 and "method.k=4: none of the methods" in outcome.err and "Traceback" not in outcome.err
 
 
+def test_one_value_of_a_setting_that_the_default_method_lacks_is_a_list_of_one(evaluate, tmp_path):
+    """Recycling, the default, has no max_ngram; Hydra would refuse the key and advise a +."""
+    outcome = evaluate("-m", "method=vanilla,pld", "method.max_ngram=2", "bench.end=1", "name=one")
+    assert outcome.code == 0, outcome.err
+    methods = [run.settings["method"] for run in read_runs(tmp_path / "results/one")]
+    assert sorted((method["name"], method.get("max_ngram")) for method in methods) == [("pld", 2), ("vanilla", None)]
+    sweep = json.loads((tmp_path / "results/one/sweep.json").read_text())
+    assert "method.max_ngram=2" in json.dumps(sweep) and "choice" not in json.dumps(sweep)
+    refused = evaluate("-m", "method=vanilla,pld", "method.k=4", "bench.end=1")
+    assert refused.code != 0 and "method.k=4: none of the methods" in refused.err and "+method" not in refused.err
+
+
 def test_a_half_finished_sweep_says_what_is_missing_and_what_completes_it(evaluate, call, tmp_path):
     arguments = ("-m", "method=vanilla,pld", "repeats=2", "bench.end=3", "name=half")
     assert evaluate(*arguments).code == 0
