@@ -12,6 +12,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from model.files import ROOT
 from tests.evaluation.conftest import CATEGORIES, answers_in
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -284,3 +285,13 @@ def test_tree_online_finds_sizes_while_decoding_and_gives_the_same_text(evaluate
 def test_tree_online_takes_times_and_a_budget(evaluate, settings, said):
     outcome = evaluate(*settings, "bench.end=1", "max_new_tokens=4")
     assert outcome.code != 0 and said in outcome.err
+
+
+@pytest.mark.parametrize("sweep", [[], ["-m"]])
+def test_what_the_library_warns_of_is_on_standard_error(sweep, tmp_path):
+    """Hydra sets up logging before a job runs."""
+    program = "import sys; sys.modules['numba'] = None; from evaluation.run import main; main()"
+    words = [*sweep, "method=dynamic", "bench.end=1", "max_new_tokens=2", f"results_dir={tmp_path}"]
+    done = subprocess.run([sys.executable, "-c", program, *words], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("drafting runs in Python, several times slower than with numba") == 1
