@@ -165,6 +165,8 @@ class Runner:
         state = drafter.state_dict() if drafter is not None else {}
         summary["state_bytes"] = sum(t.numel() * t.element_size() for t in state.values())
         if drafter is not None and (told := drafter.describe()):
+            if self.method.start == COLD:  # forgotten before each prompt: it would be the last one's alone
+                told.pop("predicted_speedup", None)
             summary["drafter"] = told
         self.store.finish(summary, state if self._carries else {}, len(self.done))
 

@@ -249,6 +249,8 @@ def test_tree_auto_measures_once_and_gives_the_same_text(evaluate, tmp_path, mon
         for p in tmp_path.rglob("answers.jsonl")
     }
     assert len(texts) == 1
+    promised = json.loads((tmp_path / "results/auto/tables/machine_tree.json").read_text())
+    assert {run["method"] for run in promised} == {"recycling (auto)"}, "a cold run's would be of its last prompt alone"
 
 
 def test_tree_online_finds_sizes_while_decoding_and_gives_the_same_text(evaluate, tmp_path):
