@@ -39,7 +39,9 @@ def main() -> None:
     draw(*measure(Decoder.from_pretrained(given.model), chats, given.seconds), given.seconds, given.figure)
 
 
-def measure(decoder: Decoder, chats: list[list[dict[str, str]]], seconds: float) -> tuple[list[float], ...]:
+def measure(
+    decoder: Decoder, chats: list[list[dict[str, str]]], seconds: float
+) -> tuple[list[float], list[float], list[float]]:
     """Of each step: when it ended, the nodes of its draft, and its tokens."""
     others = [multiprocessing.Process(target=busy, daemon=True) for _ in range(os.cpu_count() or 1)]
     ends, nodes, tokens = list[float](), list[float](), list[float]()

@@ -124,7 +124,9 @@ def decode(
         UserError: max_new_tokens < 1, or the prompt leaves no room for an answer.
     """
     out, turns = Generation(), target.turns
-    steps = _decode(target, session, prompt, max_new_tokens, eos, sampling, mark, reuse, out, clock or step_clock(target))
+    steps = _decode(
+        target, session, prompt, max_new_tokens, eos, sampling, mark, reuse, out, clock or step_clock(target)
+    )
     try:
         while True:
             with turns, torch.inference_mode():  # for one step, and not while the consumer is at work
@@ -227,8 +229,8 @@ def _decode(
 def step_clock(target: Target) -> Clock:
     """What tells the time that a step takes: on a CPU this thread's own, which stands still while other processes run.
 
-    So what a draft costs is known from fewer steps: on two cores that three processes want, plain steps of 1 ms took 0.9
-    to 5 by the wall's.
+    So what a draft costs is known from fewer steps: on two cores that three processes want, plain steps of 1 ms took
+    0.9 to 5 by the wall's.
     """
     return time.thread_time if target.device.type == "cpu" else time.perf_counter
 
@@ -257,8 +259,8 @@ def noted(cache: TreeCache, prompt: list[int], out: Generation) -> Iterator[None
 def _first_step(sequence: Sequence, step: HostStep | DeviceStep, out: Generation) -> Verification:
     """The prompt and the first step: in one forward where the session begins with a chain, else in two.
 
-    In one as well where the size of drafts is found while decoding: that forward gives a token without a draft, whatever
-    drafts are worth here.
+    In one as well where the size of drafts is found while decoding: that forward gives a token without a draft,
+    whatever drafts are worth here.
     """
     target, session, prompt = sequence.target, sequence.session, list(sequence.text)
     draft, sizing = session.begin(prompt), session.method.sizing

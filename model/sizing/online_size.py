@@ -27,7 +27,7 @@ PROBE = (2, 48)  # steps between two plain ones that measure the scale: at first
 EXCUSED = 128  # steps between two changes of the machine after which it may lose as much again
 STALE, APART = 96, 16  # a neighbour of the best size is measured again after so many steps; so far apart are these
 RISK = 0.25  # tokens that measuring it may cost
-# A row of the prompt's logits takes a hundredth of a step of SmolLM2 on a CPU; all of them add 0.8 % to what is accepted
+# A row of the prompt's logits takes a hundredth of a step of SmolLM2 on a CPU; all of them add 0.8 % to MAT
 PROMPT_ROWS = 64
 MEMORY = 32.0  # steps whose speed is remembered
 SLOPES = {"cpu": 0.04, "cuda": 0.004}  # of a node over a plain step, before anything is measured

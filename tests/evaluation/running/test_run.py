@@ -12,7 +12,6 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from model.files import ROOT
 from tests.evaluation.conftest import CATEGORIES, answers_in
 
 ROOT = Path(__file__).resolve().parents[3]
