@@ -19,7 +19,7 @@ import torch
 from ..errors import UserError
 
 ROOT = 0
-BUCKETS = (13, 29, 59, 127, 257, 541, 1109, 2357, 5087, 10273, 20753, 42043, 85229, 172933, 351061)  # libstdc++'s
+HASH_BUCKETS = (13, 29, 59, 127, 257, 541, 1109, 2357, 5087, 10273, 20753, 42043, 85229, 172933, 351061)  # libstdc++'s
 _FIELDS = ("parent", "fail", "token", "freq", "depth", "buckets")
 
 
@@ -150,7 +150,7 @@ class NgramTrie:
         return (matches[0] if matches else place), borders
 
     def walk(self, place: int, tokens: Iterable[int]) -> int:
-        """The node of the longest match behind these tokens; the root where there is none."""
+        """Return the node of the longest match after these tokens; the root if there is none."""
         children, fail, touch = self.children, self.fail, self.recency.move_to_end
         for token in tokens:
             touch(place)
@@ -200,7 +200,7 @@ class NgramTrie:
                 entered.append((node, border, len(nodes)))
                 above.append(parent)
                 nodes.append(node)
-            # what did not enter is as frequent as its children, or more: they would not enter either
+            # children of a node that did not enter are no more frequent than it: they would not enter either
             layer = [(child, border, serial) for node, border, serial in entered for child in children[node].values()]
         inner = {above[serial] for *_, serial in selected}
         ends = sorted(((node, border, serial) for *_, node, border, serial in selected if serial not in inner))
@@ -259,22 +259,22 @@ class NgramTrie:
 
 
 def _lead_to_root(links: Sequence[int]) -> bool:
-    """Whether every node comes to the root by these links."""
-    led = {ROOT}
+    """True if these links lead from every node to the root."""
+    reaching = {ROOT}
     for start in range(len(links)):
         node, path = start, set[int]()
-        while node not in led:
+        while node not in reaching:
             if node in path:
                 return False
             path.add(node)
             node = links[node]
-        led |= path
+        reaching |= path
     return True
 
 
 def more_buckets(buckets: int) -> int:
     """The next greater number of buckets; a new map says 1."""
-    return next((more for more in BUCKETS if more > buckets), 2 * buckets + 1)
+    return next((more for more in HASH_BUCKETS if more > buckets), 2 * buckets + 1)
 
 
 def add_in_hash_order(order: list[int], token: int, buckets: int) -> int:
@@ -294,18 +294,18 @@ def add_in_hash_order(order: list[int], token: int, buckets: int) -> int:
 
 
 def hash_order(tokens: Collection[int]) -> list[int]:
-    """The order of a new hash map into which these tokens come one by one."""
-    rest, order, buckets = [*tokens], list[int](), 1
-    while rest:
+    """Return the order of a new hash map into which these tokens are inserted one by one."""
+    waiting, order, buckets = [*tokens], list[int](), 1
+    while waiting:
         buckets = more_buckets(buckets)
-        room = buckets - len(order)
-        order = _placed(order + rest[:room], buckets)
-        rest = rest[room:]
+        free = buckets - len(order)
+        order = _placed(order + waiting[:free], buckets)
+        waiting = waiting[free:]
     return order
 
 
 def _placed(tokens: Iterable[int], buckets: int) -> list[int]:
-    """The order of tokens that come one by one into so many empty buckets: what came last is first."""
+    """Return the order of tokens inserted one by one into so many empty buckets: the last one is first."""
     filled: dict[int, list[int]] = {}
     for token in tokens:
         filled.setdefault(token % buckets, []).append(token)

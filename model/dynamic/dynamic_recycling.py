@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from .. import jit
-from ..copying.carried_text import Carried, TextSession
+from ..copying.history import History, TextSession
 from ..copying.suffix_automaton import SuffixAutomaton, automaton_class
 from ..decoding import Draft, Drafter, Needs, Tree, Verification
 from ..decoding.tree import breadth_first
@@ -51,7 +51,7 @@ Likely = tuple[int, int]  # a token and its level
 class DynamicRecycling(Drafter):
     """Drafts the likeliest nodes, best first; learns from every node of every step.
 
-    A node's likelihood is the product of the weights along its path. Carried from prompt to prompt: the rows, the
+    A node's likelihood is the product of the weights along its path. History from prompt to prompt: the rows, the
     weights and the newest text. The tree is another one each step: it is fed into steps of fixed shape where
     they are not eager.
 
@@ -114,7 +114,7 @@ class DynamicRecycling(Drafter):
         self.needs = Needs(candidates=k, bits=True, choices=True, prompt_logits=recycle_prompt)
         self.rows = TokenRows(vocab_size, k)
         self.pairs = PairRows(pairs, k) if pairs else None
-        self.weights, self.carried = Weights(calibrate), Carried(history_tokens, automaton_class())
+        self.weights, self.history = Weights(calibrate), History(history_tokens, automaton_class())
         self.compiled = jit.compiled()
         if self.compiled:  # now, and not while something is timed
             from .compiled_session import compile_loops
@@ -162,7 +162,7 @@ class DynamicRecycling(Drafter):
         if self.pairs is not None:
             self.pairs.reset()
         self.weights.reset()
-        self.carried.reset()
+        self.history.reset()
         if self.size is not None:
             self.size.reset()
 
@@ -172,7 +172,7 @@ class DynamicRecycling(Drafter):
         chosen = {} if self.size is None else self.size.state_dict()
         if self.sizing is not None:
             chosen |= self.sizing.state_dict()
-        return named | self.weights.state_dict() | self.carried.state_dict() | chosen
+        return named | self.weights.state_dict() | self.history.state_dict() | chosen
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         for table, rows in (("token_", self.rows), ("pair_", self.pairs)):
@@ -184,7 +184,7 @@ class DynamicRecycling(Drafter):
                 of_table = {name.removeprefix(table): t for name, t in state.items() if name.startswith(table)}
                 rows.load_state_dict(of_table, len(self.rows.ids))
         self.weights.load_state_dict(state)
-        self.carried.load_state_dict(state, len(self.rows.ids))
+        self.history.load_state_dict(state, len(self.rows.ids))
         if self.size is not None:
             self.size.load_state_dict(state)
         if self.sizing is not None:

@@ -216,6 +216,6 @@ def test_equal_candidates_are_taken_in_the_order_they_are_listed_in(take):
 
 def test_texts_are_compiled_where_drafts_are(take):
     for drafter in two(take, 10):
-        assert (type(drafter.carried.text) is SuffixAutomaton) == (not drafter.compiled)
+        assert (type(drafter.history.text) is SuffixAutomaton) == (not drafter.compiled)
         session = drafter.session()
         assert (type(session) is DynamicSession) == (not drafter.compiled)
