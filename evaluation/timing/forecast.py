@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from model.recycling.auto import PROBE, PROBE_IDLE, PROBE_UP
+from model.recycling.auto import PROBE_EVERY, PROBE_EVERY_IDLE, PROBE_UP
 from model.recycling.templates import best_order, likelihood
 from model.sizing.draft_size import FILLING, SIZES, best_size, between
 
@@ -56,7 +56,7 @@ def _auto(seconds: Mapping[int, float], mat: float) -> tuple[int, float, float]:
     times = [between(seconds, n) for n in SIZES]
     tokens = [expected_mat(n, mat) for n in SIZES]
     at = best_size(tokens, times)
-    probe, every = min(at + PROBE_UP, len(SIZES) - 1), PROBE if at else PROBE_IDLE
+    probe, every = min(at + PROBE_UP, len(SIZES) - 1), PROBE_EVERY if at else PROBE_EVERY_IDLE
     made, spent = ((every - 1) * each[at] + each[probe] for each in (tokens, times))
     return SIZES[at], made / every, made / spent
 

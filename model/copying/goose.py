@@ -239,7 +239,9 @@ class GooseSession(Session):
         tokens, parents = [root, *chain[:spine]], [0, *range(spine)]
         queue: list[tuple[int, int, float]] = []  # branches to extend: node, depth, score
 
-        def attach(parent: int, depth: int, row: ScoredRow | None, most: int, spine_token: int | None, width: int) -> int:
+        def attach(
+            parent: int, depth: int, row: ScoredRow | None, most: int, spine_token: int | None, width: int
+        ) -> int:
             """Branches below a node: candidates but `spine_token`, of the best `width`; how many."""
             count = 0
             if row is not None and most > 0:

@@ -45,7 +45,7 @@ def verified(draft: Draft, before: list[int], k: int, logits: Callable[[list[int
 
 
 def siblings(session: DynamicSession) -> tuple[list, list]:
-    return session._growth.siblings if session.method.compiled else (session._followed, session._siblings)
+    return session._growth.siblings if session.method.compiled else (session._sibling_children, session._siblings)
 
 
 def same_step(sessions: list[DynamicSession], text: list[int], logits: Callable[[list[int]], torch.Tensor]) -> int:
