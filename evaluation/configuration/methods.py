@@ -258,7 +258,7 @@ def _transformers_generate(
     What it draws is torch's. One step a token.
     """
     target = loaded.target
-    limit = target.room(prompt, max_new_tokens)
+    limit = target.token_budget(prompt, max_new_tokens)
     eos = sorted(loaded.eos)
     drawn: dict[str, Any] = {}
     if sampling.temperature:

@@ -211,7 +211,7 @@ class GooseSession(Session):
         return Draft(Tree(parents, once=True), torch.tensor(ordered))
 
     def _copied(self, chain: list[int]) -> tuple[list[int], bool]:
-        """Return what followed the end of text and `chain` at its first occurrence; True if it was never followed otherwise."""
+        """Return what first followed the end of text and `chain`; True if nothing else ever followed it."""
         text = self._index.tokens
         place, unanimous = self._index.find((text[-NGRAMS[0] :] + chain)[-NGRAMS[0] :])
         return text[place : place + MAX_COPY] if place else [], unanimous

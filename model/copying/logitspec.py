@@ -89,7 +89,7 @@ class Continuations:
         self.extend(tokens)
 
     def extend(self, tokens: Iterable[int]) -> None:
-        """Append a text and write all its positions, and again those of earlier steps, which may have been cut short."""
+        """Append a text and write all its positions; rewrite those of earlier steps, which may have been cut short."""
         self.tokens += tokens
         self._write(self._all_written - MAX_COPY - NGRAM)
         self._all_written = len(self.tokens)

@@ -244,7 +244,7 @@ class MergedTree:
             node = self.child(node, token)
 
     def draft(self) -> Draft:
-        """Return the draft, breadth-first with siblings in hash order: of equal tokens the last node's candidates count."""
+        """List nodes breadth-first, siblings in hash order: of equal tokens the last node's candidates count."""
         order, parents = [0], [0]
         for place, node in enumerate(order):  # grows while it is walked
             siblings = self.children[node]
@@ -263,8 +263,8 @@ def growth(budget: int, k: int, full_depth: int) -> list[tuple[int, int]]:
     """The shape of a tree of `budget` nodes by the matrix alone: parent and rank of each but the root.
 
     Breadth-first, a node of breadth b has the children of rank 0 to b - 1 while there are slots. The child of rank i
-    has breadth h / 2^i, rounded down and at least 1, where h is b at depth `full_depth` and half of b elsewhere; the root's
-    is k. Numbered, the root 0, as they are first met on the paths from the root to the leaves, leaves breadth-first.
+    has breadth h / 2^i, rounded down and at least 1, where h is b at depth `full_depth` and half of b elsewhere; the
+    root's is k. Numbered from the root, 0, by first occurrence on the paths to the leaves, leaves breadth-first.
     """
     parents, ranks, breadths, depths = [0], [0], [k], [0]
     node = 0

@@ -11,18 +11,18 @@ import torch
 from .. import host_loops as loops
 from ..copying.compiled_automaton import CompiledAutomaton
 from ..decoding import Draft, Tree, Verification
-from .dynamic_recycling import UNLISTED, DynamicSession, Candidate
+from .dynamic_recycling import UNLISTED, Candidate, DynamicSession
 from .machine_size import MachineSize
 from .rows import LEVELS, PairRows, TokenRows, on_host
 from .weights import (
-    AND_SIBLING_CHILD,
     AND_SIBLING,
+    AND_SIBLING_CHILD,
     BACKOFF,
     COPIED,
     FIRST_CELL,
-    SIBLING_CHILD,
     PAIR,
     SIBLING,
+    SIBLING_CHILD,
     TOKEN,
     Weights,
     cell,

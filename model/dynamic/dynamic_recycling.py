@@ -28,14 +28,14 @@ from .machine_size import MachineSize
 from .rows import LEVELS, PairRows, TokenRows, on_host, top_k_levels
 from .weights import (
     ALONE,
-    AND_SIBLING_CHILD,
     AND_SIBLING,
+    AND_SIBLING_CHILD,
     BACKOFF,
     COPIED,
     FIRST_CELL,
-    SIBLING_CHILD,
     PAIR,
     SIBLING,
+    SIBLING_CHILD,
     TOKEN,
     Weights,
     bucket,

@@ -20,8 +20,8 @@ class MachineSize:
     """Chooses a size for each draft, so that all of them together give most expected tokens a second.
 
     The expected tokens of n nodes are the root and the likelihoods of the n most likely nodes, so a step on
-    copied text has many nodes, and one without likely candidates has few. T(n) is the machine's, measured once. What is to be
-    greatest is the tokens of all steps over the seconds of all steps, so a step takes the n with the greatest
+    copied text has many nodes, and one without likely candidates has few. T(n) is the machine's, measured once. The aim
+    is the most tokens of all steps over the seconds of all steps, so a step takes the n with the greatest
     tokens - speed * T(n), where speed is that of the steps before it (Dinkelbach's way to the best quotient), and the
     tokens are those of later drafts, too, that its rows help to find.
 

@@ -1,4 +1,4 @@
-"""Acceptance probability of a candidate: the share of candidates of its kind that were accepted, learnt while decoding."""
+"""Acceptance probability of a candidate: the accepted share of candidates of its kind, learnt while decoding."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import torch
 from ..errors import UserError
 from .rows import LEVELS
 
-# Sources of a candidate. PAIR: the row of its parent's pair. TOKEN: the row of its parent's token, if the pair has none.
-# BACKOFF: the same row, if the pair's row lacks the candidate. SIBLING_CHILD: what followed the root's rejected siblings.
-# SIBLING: these siblings themselves. COPIED: the text alone.
+# Sources of a candidate. PAIR: the row of its parent's pair. TOKEN: the row of its parent's token, if the pair has no
+# row. BACKOFF: the row of the token, if the pair's row lacks the candidate. SIBLING_CHILD: what followed the root's
+# rejected siblings. SIBLING: these siblings themselves. COPIED: the text alone.
 PAIR, TOKEN, BACKOFF, SIBLING_CHILD, SIBLING, COPIED = range(6)
 ALONE, AND_SIBLING_CHILD, AND_SIBLING = range(3)  # if a sibling source suggests it as well, which one
 MATCH_BUCKETS = (

@@ -127,7 +127,7 @@ class Medusa(DeviceDrafter):
     def session(self) -> MedusaSession:
         return MedusaSession(self)
 
-    def take(self, hidden: torch.Tensor) -> None:
+    def set_hidden(self, hidden: torch.Tensor) -> None:
         self.hidden.copy_(hidden)
 
     def grow(self, root: torch.Tensor) -> torch.Tensor:

@@ -37,7 +37,7 @@ class AdjacencyMatrix:
         return self._array is not None
 
     def look_up(self, tokens: Any, ranks: Any) -> Any:
-        """Return M[token, rank] for each pair: both int64 (m,), tensors or, on the CPU, NumPy arrays; so is the result."""
+        """Return M[token, rank] for pairs of int64 (m,): tensors or, on the CPU, NumPy arrays, as the result."""
         if isinstance(tokens, torch.Tensor):
             return self.candidates[tokens, ranks].long()  # an indexed write into int64 needs int64
         return self._array[tokens, ranks]

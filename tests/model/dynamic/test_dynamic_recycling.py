@@ -1,4 +1,4 @@
-"""Dynamic recycling: every draft against a slow reference, losslessness, what is kept between prompts, its size, refusals."""
+"""Dynamic recycling: every draft against a slow reference, losslessness, its state, its size, refusals."""
 
 import heapq
 import math
@@ -11,7 +11,7 @@ import torch
 from model.decoding import Target, Tree, generate, generate_together
 from model.decoding.tree import breadth_first
 from model.dynamic.dynamic_recycling import DynamicRecycling
-from model.dynamic.weights import BACKOFF, COPIED, SIBLING_CHILD, PAIR, SIBLING, TOKEN, Weights, cell
+from model.dynamic.weights import BACKOFF, COPIED, PAIR, SIBLING, SIBLING_CHILD, TOKEN, Weights, cell
 from model.errors import UserError
 from tests.conftest import CONFIGS, greedy, toy_model
 from tests.model.sessions import each_session
@@ -50,7 +50,7 @@ class Slow:
         return [(i, min(int(-math.log2(float(probabilities[i]))), LEAST_LEVEL)) for i in best]
 
     def match(self, path):
-        """The longest end of text and path that was sibling_children by something in the text, and what sibling_children it."""
+        """The longest end of text and path that was followed by something in the text, and what followed it."""
         text, end = self.text, (self.text + path)[::-1]
         length, places = 0, [*range(len(text))]  # of what follows an occurrence
         while longer := [i for i in places if length < min(i, len(end)) and text[i - length - 1] == end[length]]:
@@ -264,12 +264,12 @@ def test_state_is_saved_and_goes_on_bit_for_bit(llama, auto):
 )
 def test_every_setting_changes_what_is_drafted_and_nothing_that_is_put_out(llama, setting):
     target = Target(llama)
-    kinds_of = []
+    answers = []
     for settings in ({}, setting):
         drafter = DynamicRecycling(V, nodes=12, **settings)
-        kinds_of.append([generate(target, drafter, prompt, max_new_tokens=60) for prompt in prompts()])
-    assert [out.tokens for out in kinds_of[0]] == [out.tokens for out in kinds_of[1]]
-    assert [out.accept_lengths for out in kinds_of[0]] != [out.accept_lengths for out in kinds_of[1]]
+        answers.append([generate(target, drafter, prompt, max_new_tokens=60) for prompt in prompts()])
+    assert [out.tokens for out in answers[0]] == [out.tokens for out in answers[1]]
+    assert [out.accept_lengths for out in answers[0]] != [out.accept_lengths for out in answers[1]]
 
 
 def test_together_with_others_it_takes_the_steps_that_it_takes_alone(llama):
@@ -295,7 +295,7 @@ def test_what_followed_rejected_siblings_by_hand():
 
 def test_breadth_first_keeps_siblings_in_their_order():
     #      0
-    #    1   3      listed in the order in which they were kinds_of: 2 is below 1, 4 below 3, 5 below 1
+    #    1   3      listed in the order in which they were found: 2 is below 1, 4 below 3, 5 below 1
     #  2 5   4
     order, parents = breadth_first([0, 0, 1, 0, 3, 1])
     assert order == [0, 1, 3, 2, 5, 4] and parents == [0, 0, 0, 1, 1, 2]

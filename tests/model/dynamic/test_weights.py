@@ -9,15 +9,15 @@ import torch
 from model.dynamic.rows import LEVELS
 from model.dynamic.weights import (
     ALONE,
-    AND_SIBLING_CHILD,
     AND_SIBLING,
+    AND_SIBLING_CHILD,
     BACKOFF,
-    MATCH_BUCKETS,
     CELLS,
     COPIED,
-    SIBLING_CHILD,
+    MATCH_BUCKETS,
     PAIR,
     SIBLING,
+    SIBLING_CHILD,
     TOKEN,
     Weights,
     bucket,
@@ -48,9 +48,8 @@ def test_guesses_by_hand():
     probs = Weights().probs
     assert probs[cell(PAIR, ALONE, 0, False, 0)] == pytest.approx(0.9 * 2**-0.5)
     assert probs[cell(TOKEN, AND_SIBLING, 0, False, 3)] == pytest.approx(0.6 * 2**-3.5)
-    assert probs[cell(PAIR, ALONE, 4, False, 1)] == pytest.approx(
-        0.45 * 0.9 * 2**-1.5
-    )  # a match of 4 is accepted with 0.55
+    # a match of 4 is accepted with 0.55
+    assert probs[cell(PAIR, ALONE, 4, False, 1)] == pytest.approx(0.45 * 0.9 * 2**-1.5)
     assert probs[cell(PAIR, ALONE, 4, True, 1)] == probs[cell(COPIED, ALONE, 4, True)] == 0.55
     assert probs[cell(COPIED, ALONE, 1, True)] == 0.0, "one token that matches says nothing yet"
     assert all(0 <= weight < 1 for weight in probs)
