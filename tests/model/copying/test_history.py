@@ -19,7 +19,7 @@ from model.errors import UserError
 from model.ngrams.ngram_cache import NgramCache
 from model.ngrams.ngram_table import NgramTable
 from model.recycling import build_template
-from model.transformers_generate import KEPT, Generate
+from model.transformers_generate import ATTRIBUTE, Generate
 from tests.conftest import greedy, toy_model
 
 V = 61
@@ -198,5 +198,5 @@ def test_generate_carries_nothing_behind_the_end_that_transformers_criterion_see
         ids = torch.tensor([prompt])
         settings = dict(max_new_tokens=40, do_sample=False, eos_token_id=end, pad_token_id=0)
         said += model.generate(ids, custom_generate=generate, **settings)[0].tolist()
-    _, drafter = vars(model)[KEPT].drafters[generate]
+    _, drafter = vars(model)[ATTRIBUTE].drafters[generate]
     assert text(drafter).tokens == said
