@@ -87,7 +87,7 @@ def check(outcome, *names):
         (["run_dir=5"], ["run_dir=5: must be a text or null"]),
         (["model.path=5"], ["model.path=5: must be a text"]),
         (["model.allow_pickle=perhaps"], ["model.allow_pickle=perhaps: must be true or false"]),
-        (["model.linear=quick"], ["model.linear=quick: use one of auto, packed, joint, stock"]),
+        (["model.linear=quick"], ["model.linear=quick: use one of auto, onednn, fused, torch"]),
         (["tree=best", "tree.nodes=2.5"], ["tree.nodes=2.5: must be a whole number or null"]),
         (["method=pld", "method.max_ngram=x"], ["method.max_ngram=x: must be a whole number"]),
         (["method=suffix", "method.factor=x"], ["method.factor=x: must be a number"]),
