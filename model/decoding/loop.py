@@ -225,7 +225,7 @@ def _decode(
 
 
 def _timed(run: Callable[[], Verification], session: Session, executor: Executor, clock: Clock) -> Verification:
-    """A step, of which the method's `Sizing` is told the seconds; of one that made a shape nothing is to be learnt."""
+    """Run a step and report its seconds to the method's `Sizing`, unless it made a new shape."""
     sizing, made = session.method.sizing, executor.setup_s
     if sizing is None:
         return run()
