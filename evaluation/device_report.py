@@ -32,7 +32,7 @@ def flags() -> argparse.ArgumentParser:
     parser.add_argument("--contexts", help="tokens before a step: a,b; the first one counts most")
     parser.add_argument("--executions", help="eager, static, graph, compiled, tree (compiled, with the kernel): a,b")
     parser.add_argument("--mat", help="of the published tree, for the forecast (default: as published, Vicuna-7B)")
-    parser.add_argument("--against", type=Path, help="the report.json of another run, to lay beside")
+    parser.add_argument("--against", type=Path, help="the report.json of another run, to compare with")
     parser.add_argument("--minutes", default="8", help="what does not fit is cut, and said to be (default 8)")
     parser.add_argument("--no-tests", action="store_true", help="leave out the tests that are for CUDA")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:N")
