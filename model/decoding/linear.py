@@ -20,7 +20,7 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-SMALL = 1 << 19  # multiplications below which the call costs more than the faster product saves
+SMALL_PRODUCT = 1 << 19  # multiplications below which the call costs more than the faster product saves
 
 
 class Product:
@@ -68,7 +68,7 @@ class Product:
     def multiply(self, input: torch.Tensor) -> torch.Tensor:
         """Multiply all parts at once: (..., in) -> (..., sum of widths)."""
         stock = self.packed is None or torch.compiler.is_compiling()
-        if stock or input.numel() * self.weight.shape[0] < SMALL:
+        if stock or input.numel() * self.weight.shape[0] < SMALL_PRODUCT:
             return nn.functional.linear(input, self.weight, self.bias)
         product: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(
             input, self.packed, self.bias, "none", [], ""
