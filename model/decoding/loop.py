@@ -110,8 +110,8 @@ def decode(
         sampling: how the next token is drawn; the target's choices are the same whatever is drafted.
         mark: called with a phase's name when it ends: prefill, then for each step draft, forward, verify, commit,
             observe and loop; in static steps setup (when one is made), step and loop.
-        reuse: keep what the last sequence committed of this prompt's beginning (a conversation's earlier turns), unless
-            the method needs something of that forward which was not kept.
+        reuse: what the last sequence committed of this prompt's beginning is not forwarded again (a conversation's
+            earlier turns), unless the method needs something of that forward which it did not keep.
         clock: by which the method's `Sizing` is told what steps take.
 
     Yields:
