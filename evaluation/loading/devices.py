@@ -134,7 +134,7 @@ _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 @dataclass
-class Holding:
+class MemoryUse:
     """What one of several methods on the same target holds on its CUDA devices: bytes, the shared cache left out."""
 
     target: Target

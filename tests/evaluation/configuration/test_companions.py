@@ -12,10 +12,10 @@ from hydra import compose, initialize_config_dir
 
 from evaluation import report, run
 from evaluation.configuration import companions
-from evaluation.configuration.companions import lacking
+from evaluation.configuration.companions import missing_companion
 from evaluation.loading import hub, models
 from evaluation.records.sweeps import missing_jobs
-from evaluation.running import together
+from evaluation.running import scheduling
 from evaluation.statistics.published import table1
 from model.errors import UserError
 from tests.evaluation.made_runs import answer, made
@@ -71,13 +71,13 @@ def out_of_reach(monkeypatch, tmp_path):
     ],
 )
 def test_what_is_lacking_in_words(out_of_reach, method, says):
-    found = lacking({"name": "x"} | method, "toy")
+    found = missing_companion({"name": "x"} | method, "toy")
     assert says in found and bool(says) == bool(found)
 
 
 def test_a_job_without_its_companion_fails_before_the_model_is_loaded(evaluate, monkeypatch, out_of_reach):
     """The target had been loaded first, minutes for nothing."""
-    monkeypatch.setattr(together, "load_model", None)
+    monkeypatch.setattr(scheduling, "load_model", None)
     check(evaluate("method=medusa"), "medusa: not available: no Medusa heads for toy")
     check(evaluate("method=sps", "method.draft_path=owner/name"), "owner/name", "not in reach")
     check(evaluate("-m", "method=rest,medusa"), "none of the 2 jobs can run", "no datastore", "no Medusa heads")
@@ -103,12 +103,12 @@ def test_a_sweep_tells_all_that_is_lacking_and_goes_on(call, two_models, monkeyp
     monkeypatch.setattr(models, "_load", lambda settings: loads.append(settings.name) or load(settings))
     monkeypatch.setattr(models, "_loaded", None)
 
-    class Noted(together.Runner):
+    class Noted(scheduling.Runner):
         def __init__(self, config, loaded, answer_file=None):
             begun.append((loaded.settings.name, config["method"]["name"]))
             super().__init__(config, loaded, answer_file)
 
-    monkeypatch.setattr(together, "Runner", Noted)
+    monkeypatch.setattr(scheduling, "Runner", Noted)
     sweep = [f"--config-dir={two_models}", "experiment=table1", "preset=smoke", "model=toy,embedded", METHODS]
     sweep += ["max_new_tokens=8", f"results_dir={tmp_path / 'results'}", "bench.categories=[qa]"]
     outcome = call(run.main, *sweep)

@@ -195,7 +195,7 @@ def test_two_that_change_places_do_not_wait_for_each_other(gpus):
 
 def test_a_whole_sweep_holds_its_device(evaluate, monkeypatch):
     seen = []
-    monkeypatch.setattr(run, "waits", lambda job: seen.append(set(locks._held)) and False)
+    monkeypatch.setattr(run, "defer", lambda job: seen.append(set(locks._held)) and False)
     assert evaluate("-m", "method=vanilla,pld", "bench.end=1", "max_new_tokens=4", "model.device=cpu").code == 0
     assert seen == [set(), {"cpu"}] and not locks._held
 
