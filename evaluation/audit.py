@@ -19,7 +19,7 @@ from model.files import write_json
 
 from .errors import user_errors
 from .loading.bench import load_bench, prompt_ids
-from .loading.locks import exclusive, keeping
+from .loading.locks import exclusive, keep_devices
 from .loading.models import load_model
 from .loading.settings import ModelSettings
 from .records.questions import Question
@@ -107,7 +107,7 @@ def main() -> None:
         runs = read_runs(arguments.folder)
         if not audits(pools(runs)):
             raise UserError(f"{arguments.folder}: no vanilla run to compare with; add method=vanilla to the sweep")
-        with keeping():  # one model after the other stays, where several audits are of one
+        with keep_devices():  # one model after the other stays, where several audits are of one
             write_json(arguments.folder / GAPS, list(measure_gaps(runs, **permitted)))
         print("\n".join(write_audit(runs, arguments.folder)))
 

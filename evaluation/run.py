@@ -19,7 +19,7 @@ from model.files import ROOT
 from .configuration.config import checked_config
 from .errors import Failure, fail, one_line, user_errors, user_message
 from .loading import processes
-from .loading.locks import keeping
+from .loading.locks import keep_devices
 from .running.scheduling import Job, defer, run_alone
 
 
@@ -38,7 +38,7 @@ def run(cfg: DictConfig, answer_file: Path | None = None) -> list[Path]:
 @hydra.main(version_base=None, config_path=str(ROOT / "configs"), config_name="config")
 def _job(cfg: DictConfig) -> Failure | None:
     try:
-        with processes.one_voice():
+        with processes.report_first_error():
             job = Job(checked_config(cfg), [str(override) for override in HydraConfig.get().overrides.task])
             if not defer(job):
                 run_alone(job)
@@ -54,13 +54,13 @@ def main() -> None:
     """The command line."""
     Failure.noted.clear()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors, which are printed below as one line
-    with user_errors(), processes.one_voice(), keeping():
+    with user_errors(), processes.report_first_error(), keep_devices():
         processes.check_launcher(sys.argv[1:])
         try:
             _job()
         except (HydraException, OmegaConfBaseException) as error:
             raise UserError(config_error(error)) from None
-        processes.leave()
+        processes.destroy_group()
     if Failure.noted:
         fail("; ".join(Failure.noted))
 

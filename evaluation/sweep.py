@@ -29,7 +29,7 @@ from model.files import ROOT
 from .configuration.config import checked_config
 from .configuration.fingerprint import SAVED
 from .configuration.jobs import expand
-from .loading.locks import keeping
+from .loading.locks import keep_devices
 from .records.provenance import flat
 from .records.runs import runs_at
 from .run import config_error
@@ -78,7 +78,7 @@ def evaluate(
         "results_dir": str(results_dir),
     }
     jobs = [Job(checked_config(_composed(job))) for job in _combinations(given)]
-    with keeping():  # what starts from a saved state comes when the runs that save one are done
+    with keep_devices():  # what starts from a saved state comes when the runs that save one are done
         for last in (False, True):
             run_jobs([job for job in jobs if (job.config["start"] == SAVED) == last])
     return main_table(runs_at({folder for job in jobs for folder in job.folders.values()}))

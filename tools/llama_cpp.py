@@ -58,9 +58,9 @@ def main() -> None:
         except ImportError:
             raise UserError("llama-cpp-python is not installed here: pip install llama-cpp-python") from None
         file = located(arguments.model)
-        if not gguf.stands_for_one(file):
+        if not gguf.is_gguf(file):
             raise UserError(f"--model {arguments.model}: must be a GGUF file, as llama.cpp reads nothing else")
-        file = gguf.file_of(file)
+        file = gguf.gguf_file(file)
         settings = ModelSettings("beside", str(file), dtype=arguments.dtype, device="cpu", template="chat")
         with exclusive(settings) as placed:
             compare(load_model(placed), llama_cpp, file, arguments)

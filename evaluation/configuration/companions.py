@@ -73,7 +73,7 @@ def missing_companion(method: dict[str, Any], model: str) -> str:
 
 
 def _is_available(name: str, kind: Kind) -> bool:
-    return hub.local_snapshot(name, kind.weights) is not None or hub.in_reach()
+    return hub.local_snapshot(name, kind.weights) is not None or hub.is_reachable()
 
 
 def fetch_companions(method: dict[str, Any], model: str) -> None:

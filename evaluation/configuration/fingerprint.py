@@ -109,8 +109,8 @@ def saved_start(config: dict[str, Any], settings: dict[str, Any]) -> str:
     raise UserError(
         f"start=saved: there is no finished run of {config['method']['name']} with start=hot on "
         f"{settings['model']['name']} in {config['results_dir']}/{config['name']}"
-        f"{' (the one there is of other weights, tokenizer, questions or companions)' if other_files else ''}; run it first "
-        "(in a sweep: start=hot,saved), or name a file"
+        f"{' (the one there is of other weights, tokenizer, questions or companions)' if other_files else ''}; "
+        "run it first (in a sweep: start=hot,saved), or name a file"
     )
 
 

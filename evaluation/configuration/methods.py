@@ -118,7 +118,9 @@ def build_method(loaded: LoadedModel, method: dict[str, Any], tree: dict[str, An
     """
     fetch_companions(method, loaded.settings.name)
     options = {key: value for key, value in method.items() if key not in ("name", "drafter")}
-    files = {key: path_of(key, value) for key, value in options.items() if key.endswith("path") and isinstance(value, str)}
+    files = {
+        key: path_of(key, value) for key, value in options.items() if key.endswith("path") and isinstance(value, str)
+    }
     name, source = method["name"], method["drafter"]
     drafter: Drafter | None = None
     template: Tree | None = None

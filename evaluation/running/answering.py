@@ -56,7 +56,9 @@ def answer_together(question: Question, methods: Sequence[tuple[Method, dict[str
     for index in range(methods[0][1]["num_choices"]):
         talks = [Conversation(question, method, config, index) for method, config in methods]
         for _ in question.turns:
-            same: dict[tuple[Any, ...], list[Conversation]] = {}  # with equal answers to come, as prompt, limit and sampling are equal
+            same: dict[
+                tuple[Any, ...], list[Conversation]
+            ] = {}  # with equal answers to come, as prompt, limit and sampling are equal
             for talk in talks:
                 prompt = talk.next_prompt()
                 if talk.on_engine and talk.fits(prompt):
@@ -68,7 +70,9 @@ def answer_together(question: Question, methods: Sequence[tuple[Method, dict[str
                     talk.method.begin_prompt()
                 target, eos = group[0].method.loaded.target, group[0].method.loaded.eos
                 drafters = [drafter for talk in group if (drafter := talk.method.drafter) is not None]
-                generations = generate_together(target, drafters, prompt, max_new_tokens=most, eos=eos, sampling=sampling)
+                generations = generate_together(
+                    target, drafters, prompt, max_new_tokens=most, eos=eos, sampling=sampling
+                )
                 for talk, generation in zip(group, generations, strict=True):
                     talk.add(prompt, generation)
         for conversations, talk in zip(choices, talks, strict=True):
@@ -165,7 +169,9 @@ class Conversation:
             "prompt_time": self._prompt_times if timed else [None for _ in generations],
             "prefill_time": [g.prefill_s if timed and self.on_engine else None for g in generations],
             "decode_time": [g.decode_s if timed and self.on_engine else None for g in generations],
-            "setup_time": [g.setup_s if timed and self.on_engine else None for g in generations],  # in none of the other times
+            "setup_time": [
+                g.setup_s if timed and self.on_engine else None for g in generations
+            ],  # in none of the other times
             "forwards": [g.forwards for g in generations],
             "stop": [g.stop for g in generations],
             "output_ids": [g.tokens for g in generations],

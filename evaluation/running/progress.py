@@ -57,8 +57,7 @@ class Progress:
         run = "" if label == self.label else f"{label}: "
         speed = f", {figures.tokens_per_second:.0f} tokens/s" if timed(figures) else ""
         return (
-            f"{self.label}: {self.done} of {self.total} answers; {run}MAT {figures.mat:.2f}{speed}; "
-            f"{_time(left)} left"
+            f"{self.label}: {self.done} of {self.total} answers; {run}MAT {figures.mat:.2f}{speed}; {_time(left)} left"
         )
 
 

@@ -1,4 +1,4 @@
-"""The scheduler: run each job alone, or interleave them question by question, so that a drifting machine favours none."""
+"""Run jobs alone, or interleave them question by question, so that a drifting machine favours none."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def run_deferred() -> Iterator[None]:
         jobs = _deferred
     finally:
         _deferred = None
-    with processes.one_voice():
+    with processes.report_first_error():
         for group in group_repeats(jobs):
             _run(group, _note_failure)
 
@@ -195,9 +195,7 @@ class _Interleaving:
         if not self.active:
             return
         label = (
-            self.active[0].method.label
-            if len(self.active) == 1
-            else f"{len(self.active)} configurations, interleaved"
+            self.active[0].method.label if len(self.active) == 1 else f"{len(self.active)} configurations, interleaved"
         )
         done = sum(len(runner.done) for runner in self.active)
         total = done + sum(len(runner.pending) for runner in self.active)
@@ -208,7 +206,9 @@ class _Interleaving:
                 for sharing in group_by_question(behind):
                     with self._catch_errors(*sharing):
                         if sharing[0].config["timed"]:
-                            sharing[0].answer(sum(other.memory.bytes for other in self.active if other is not sharing[0]))
+                            sharing[0].answer(
+                                sum(other.memory.bytes for other in self.active if other is not sharing[0])
+                            )
                         else:
                             answer_shared(sharing)
                     for runner in [runner for runner in sharing if runner in self.active]:

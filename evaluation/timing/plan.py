@@ -18,7 +18,7 @@ from model.decoding.devices import triton_problem
 from model.errors import UserError
 from model.files import ROOT
 
-from ..loading.shapes import choose_dtype, known, random_weights
+from ..loading.shapes import check_shape, choose_dtype, random_weights
 
 EMBEDDED = "embedded"
 DTYPES = ("float16", "bfloat16", "float32")
@@ -77,7 +77,7 @@ def make_plan(
     cuda = device.type == "cuda"
     models = _listed(shapes, "--shapes") or (("vicuna-7b", "llama-3-8b") if cuda else (EMBEDDED, "small"))
     for model in models:
-        known(model, "--shapes", EMBEDDED)
+        check_shape(model, "--shapes", EMBEDDED)
     types = _listed(dtype, "--dtype")
     for name in types:
         if name not in ("auto", *DTYPES):

@@ -87,7 +87,7 @@ def check(outcome, *names):
         (["run_dir=5"], ["run_dir=5: must be a text or null"]),
         (["model.path=5"], ["model.path=5: must be a text"]),
         (["model.allow_pickle=perhaps"], ["model.allow_pickle=perhaps: must be true or false"]),
-        (["model.linear=quick"], ["model.linear=quick: use one of auto, packed, joint, stock"]),
+        (["model.linear=quick"], ["model.linear=quick: use one of auto, onednn, fused, torch"]),
         (["tree=best", "tree.nodes=2.5"], ["tree.nodes=2.5: must be a whole number or null"]),
         (["method=pld", "method.max_ngram=x"], ["method.max_ngram=x: must be a whole number"]),
         (["method=suffix", "method.factor=x"], ["method.factor=x: must be a number"]),
@@ -264,10 +264,10 @@ def test_run_module_reports_config_errors_as_a_user_sees_them(call):
 def test_a_hub_out_of_reach_is_told_at_once(evaluate, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")  # nobody listens there
     monkeypatch.setattr("evaluation.loading.models._loaded", None)
-    hub.in_reach.cache_clear()
+    hub.is_reachable.cache_clear()
     started = time.perf_counter()
     outcome = evaluate("model.path=nobody/nothing")
-    hub.in_reach.cache_clear()
+    hub.is_reachable.cache_clear()
     assert outcome.code != 0 and "http://127.0.0.1:9 is not in reach" in outcome.err
     assert len(outcome.err.strip().splitlines()) == 1
     assert time.perf_counter() - started < 30

@@ -90,7 +90,7 @@ def test_the_hub_is_asked_once(call, a_hub, monkeypatch):  # noqa: F811
     assert [line.split()[0] for line in outcome.out.splitlines()] == ["fetched", "fetched", "known"]
     assert "owner/model/tokenizer.json" in found.fetched and "owner/model/datastore.bin" not in found.fetched
     once = list(found.fetched)
-    monkeypatch.setattr(hub, "in_reach", lambda: False)
+    monkeypatch.setattr(hub, "is_reachable", lambda: False)
     outcome = call(prefetch.main, *arguments)
     assert [line.split()[0] for line in outcome.out.splitlines()] == ["known"] * 3 and found.fetched == once
     (found.cache / "owner/eagle/model.safetensors").write_bytes(b"half")

@@ -49,7 +49,7 @@ def test_a_models_companions_are_found_by_its_choice(overrides, key, path):
 
 @pytest.fixture
 def out_of_reach(monkeypatch, tmp_path):
-    monkeypatch.setattr(hub, "in_reach", lambda: False)
+    monkeypatch.setattr(hub, "is_reachable", lambda: False)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
 
 
@@ -192,7 +192,7 @@ def a_hub(monkeypatch, tmp_path):
         found = Hub(tmp_path / "cache", **{f"owner/{name}": files for name, files in repositories.items()})
         for name in ("list_repo_files", "snapshot_download"):
             monkeypatch.setattr(f"huggingface_hub.{name}", getattr(found, name))
-        monkeypatch.setattr(hub, "in_reach", lambda: True)
+        monkeypatch.setattr(hub, "is_reachable", lambda: True)
         return found
 
     return made
@@ -209,7 +209,7 @@ def test_a_head_by_hub_name_is_fetched_safetensors_first(call, a_hub, monkeypatc
     arguments = ["bench.end=1", "method=eagle", "max_new_tokens=8", f"results_dir={tmp_path}"]
     assert call(run.main, *arguments, "method.head_path=owner/eagle").code == 0
     assert found.fetched == ["owner/eagle/config.json", "owner/eagle/model.safetensors"]
-    monkeypatch.setattr(hub, "in_reach", lambda: False)
+    monkeypatch.setattr(hub, "is_reachable", lambda: False)
     assert call(run.main, *arguments, "method.head_path=owner/eagle", "start=hot").code == 0, "from the copy here"
     assert len(found.fetched) == 2
     (metadata,) = (json.loads(path.read_text()) for path in tmp_path.rglob("metadata.json"))
@@ -220,17 +220,17 @@ def test_a_head_by_hub_name_is_fetched_safetensors_first(call, a_hub, monkeypatc
 def test_a_repository_without_weights_of_the_kind_is_told(a_hub):
     a_hub(draft={"config.json": ROOT / "README.md", "pytorch_model.bin": ROOT / "README.md"})
     with pytest.raises(UserError, match=r"owner/draft: the repository has no weights \(\*.safetensors\)"):
-        companions.where("draft_path", "owner/draft")
+        companions.path_of("draft_path", "owner/draft")
 
 
 def test_weights_that_are_cut_short_are_no_weights(checkpoint, tmp_path):
     folder = tmp_path / "model"
     shutil.copytree(checkpoint, folder)
-    assert hub.lacks(folder, ["*.safetensors"]) == ""
+    assert hub.missing_weights(folder, ["*.safetensors"]) == ""
     shard = folder / "model-00002-of-00003.safetensors"
     shard = shard if shard.exists() else sorted(folder.glob("*.safetensors"))[1]
     shard.write_bytes(shard.read_bytes()[:-10])
-    assert f"{shard.name} is cut short" in hub.lacks(folder, ["*.safetensors"])
+    assert f"{shard.name} is cut short" in hub.missing_weights(folder, ["*.safetensors"])
     shard.unlink()
-    assert hub.lacks(folder, ["*.safetensors", "*.bin"]) == f"{shard.name} is missing"
-    assert hub.lacks(folder, ["*.pt"]) == "no weights (*.pt)"
+    assert hub.missing_weights(folder, ["*.safetensors", "*.bin"]) == f"{shard.name} is missing"
+    assert hub.missing_weights(folder, ["*.pt"]) == "no weights (*.pt)"
