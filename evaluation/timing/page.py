@@ -326,7 +326,7 @@ def page(data: dict[str, Any]) -> str:
 def _news(data: dict[str, Any]) -> list[str]:
     """Whether it is whole, what failed, what was cut."""
     parts = []
-    if lines := failed(data):
+    if lines := failures(data):
         parts.append(f'<div class="bad"><strong>{len(lines)} failed</strong>{_list(lines)}</div>')
     elif data.get("checks"):
         parts.append(f'<p class="good">All {len(data["checks"])} checks of steps passed.</p>')
@@ -346,7 +346,7 @@ WIDTH, HEIGHT, LEFT, BELOW, RIGHT, ABOVE = 420, 230, 52, 34, 92, 12
 Point = Callable[[float, float], tuple[float, float]]  # nodes and a value as a place in the drawing
 
 
-def failed(data: dict[str, Any]) -> list[str]:
+def failures(data: dict[str, Any]) -> list[str]:
     """What stands first on the page: checks and tests that failed, and executions that did."""
     lines = [
         f"{row['execution']} steps of {row['method']} in {row['dtype']}: {row['found']}"
