@@ -1,23 +1,30 @@
 """python -m evaluation.report FOLDER: tables and figures of an experiment again, from its records alone.
 
 With --answers GLOB instead of a folder: the same table from answer files in Spec-Bench's format, of any method.
+With --against OTHER: the accepted lengths next to those of another folder; exit code 1 if they disagree.
+Several folders, such as one experiment on several machines: tables and figures of all of them.
 """
 
 from __future__ import annotations
 
 import argparse
+import shlex
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
 
 from model.errors import UserError
-from model.files import write_text
+from model.files import ROOT, write_text
 
 from .errors import user_errors
 from .figures import draw_all
 from .page import write_page
+from .records.compact import FILE
 from .records.runs import Run, read_foreign, read_runs
 from .records.sweeps import missing_jobs
+from .statistics.agreement import Agreement, compare, lines, summary
 from .statistics.audits import write_audit
 from .statistics.caveats import doubts
 from .statistics.exports import write_parquet
@@ -27,7 +34,9 @@ from .statistics.tables import main_table, with_unavailable
 from .statistics.trees import auto_lines, write_auto_runs
 from .statistics.view import main_view, to_markdown, to_text, write_csv, write_tables
 
-FOREIGN = Path("results/report/tables/main.csv")
+TOGETHER = Path("results/report")  # of what lies in no experiment's folder
+FOREIGN = TOGETHER / "tables" / "main.csv"
+REFERENCE = ROOT / "results" / "reference"  # records that ship, a folder an experiment
 
 
 def report(folder: Path, parquet: Path | None = None) -> tuple[list[Run], pd.DataFrame]:
@@ -54,9 +63,20 @@ def report(folder: Path, parquet: Path | None = None) -> tuple[list[Run], pd.Dat
         f"figures: {folder / 'figures'} ({len(figures)} as pdf, svg, png)\n"
         f"all of it on one page: {write_page(runs, table, folder)}"
     )
+    if line := against_shipped(runs, folder):
+        print(line)
     if parquet is not None:
         print(f"in Parquet: {', '.join(map(str, write_parquet(runs, table, parquet)))}")
     return runs, table
+
+
+def report_together(folders: Sequence[Path], out: Path) -> None:
+    """Write tables and figures of several folders, such as one experiment on several machines; print the table."""
+    runs = read_runs(*folders)
+    table = write_tables(runs, out / "tables")
+    figures = draw_all(runs, table, out / "figures")
+    print(f"\n{to_text(main_view(runs, table, category=OVERALL))}\n")
+    print(f"by category: {out / 'tables' / 'main.csv'} (and .md)   figures: {out / 'figures'} ({len(figures)})")
 
 
 def report_answers(pattern: str, out: Path) -> None:
@@ -68,24 +88,70 @@ def report_answers(pattern: str, out: Path) -> None:
     print(f"\n{to_text(main_view(runs, table, category=OVERALL))}\n\nby category: {out} (and .md)")
 
 
+def against(folder: Path, other: Path) -> Agreement:
+    """Print an experiment's accepted lengths next to another's.
+
+    Raises:
+        UserError: they have nothing in common.
+    """
+    agreement = compare(read_runs(folder), read_runs(other))
+    if not agreement.comparisons:
+        raise UserError(f"{folder}: no configuration that {other} has, too, on the same questions")
+    print("\n".join(["", f"{folder} against {other}:", *lines(agreement), f"{summary(agreement)}."]))
+    return agreement
+
+
+def against_shipped(runs: list[Run], folder: Path) -> str:
+    """Say in one line how an experiment agrees with the shipped one of its name; empty if there is none to compare."""
+    shipped = REFERENCE / folder.name
+    if not (shipped / FILE).is_file() or folder.resolve() == shipped:
+        return ""
+    agreement = compare(runs, read_runs(shipped))
+    if not agreement.comparisons:
+        return ""
+    again = shlex.join(["python", "-m", "evaluation.report", str(folder), "--against", str(_shown(shipped))])
+    more = "" if agreement.all_equal else f"; more: {again}"
+    return f"against {_shown(shipped)}: {summary(agreement)}{more}"
+
+
+def _shown(path: Path) -> Path:
+    """Return a path as it is typed in the current folder."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m evaluation.report", description=__doc__)
-    parser.add_argument("folder", type=Path, nargs="?", help="an experiment's results, e.g. results/quickstart")
+    parser.add_argument("folders", type=Path, nargs="*", metavar="FOLDER", help="results, e.g. results/quickstart")
     parser.add_argument("--answers", metavar="GLOB", help="answer files instead, e.g. 'model_answer/*.jsonl'")
-    parser.add_argument("--out", type=Path, help=f"with --answers: the table's file (default {FOREIGN})")
+    parser.add_argument(
+        "--out", type=Path, help=f"--answers: the table's file ({FOREIGN}); folders: theirs ({TOGETHER})"
+    )
     parser.add_argument("--parquet", type=Path, metavar="DIR", help="also the table and every turn in Parquet")
+    parser.add_argument("--against", type=Path, metavar="OTHER", help="another folder: are accepted lengths the same?")
     arguments = parser.parse_args()
     with user_errors():
-        if (arguments.folder is None) == (arguments.answers is None):
-            raise UserError("name an experiment's folder, or answer files with --answers GLOB")
-        if arguments.answers is not None and arguments.parquet is not None:
-            raise UserError("--parquet: with an experiment's folder only")
-        if arguments.answers is not None:
-            report_answers(arguments.answers, arguments.out or FOREIGN)
-        elif arguments.out is not None:
-            raise UserError("--out: with --answers only; an experiment's report lies in its folder")
-        else:
-            report(arguments.folder, arguments.parquet)
+        _run(arguments)
+
+
+def _run(arguments: argparse.Namespace) -> None:
+    folders: list[Path] = arguments.folders
+    if bool(folders) == (arguments.answers is not None):
+        raise UserError("name an experiment's folder, or answer files with --answers GLOB")
+    for option in ("parquet", "against"):
+        if len(folders) != 1 and getattr(arguments, option) is not None:
+            raise UserError(f"--{option}: with an experiment's folder only")
+    if arguments.against is not None and arguments.parquet is not None:
+        raise UserError("--against: compares and writes nothing; leave out --parquet")
+    if len(folders) == 1 and arguments.out is not None:
+        raise UserError("--out: with --answers only, or several folders; an experiment's report lies in its folder")
+    if arguments.answers is not None:
+        report_answers(arguments.answers, arguments.out or FOREIGN)
+    elif len(folders) > 1:
+        report_together(folders, arguments.out or TOGETHER)
+    elif arguments.against is not None:
+        sys.exit(0 if against(folders[0], arguments.against).agrees else 1)
+    else:
+        report(folders[0], arguments.parquet)
 
 
 if __name__ == "__main__":

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 from matplotlib.figure import Figure
 
 from ..records.rows import accept_lengths
-from ..statistics.intervals import quotient_interval
-from ..statistics.pools import paired
+from ..statistics.metrics import repetition
+from ..statistics.pools import BUDGETS, mat_ratio
 from ..statistics.published import read_published
 from ..statistics.tables import BASELINES
 from .block import MOST, TREE, Block, largest_group, speed_of
@@ -19,7 +17,6 @@ from .style import INTERVAL, colour, finish, mark, marker, panels, sideways
 
 PHASES = ("draft", "forward", "verify", "commit", "observe", "loop", "step")
 PHASE_NAMES = {"observe": "update", "step": "whole step"}
-BUDGETS = ("nodes", "tree_nodes", "max_draft")  # settings that say how many nodes a step drafts at most
 REFERENCE = "recycling"  # whose MAT the others are measured by
 
 
@@ -109,17 +106,10 @@ def novelty(blocks: Sequence[Block]) -> Figure | None:
     return finish(figure, axes, _what(blocks), x=share, y="MAT of the question")
 
 
-def repetition(row: dict[str, object]) -> float:
-    """Return the mean over a question's turns of the share of repeated 3-grams; NaN where the row does not say."""
-    turns = [share for choice in row["choices"] for share in choice.get("repeated_3grams") or []]  # type: ignore[attr-defined]
-    shares = [share for share in turns if share is not None]
-    return sum(shares) / len(shares) if shares else math.nan
-
-
 def budget(block: Block) -> Figure | None:
     """MAT, MAT over recycling's, and speed, over the most nodes that a step of the method drafts."""
     lines: dict[str, dict[int, dict[str, Any]]] = {}
-    rows = [row | {"budget": most} for row in block.drafting if row["tree"] != "shape" and (most := allowed(row))]
+    rows = [row | {"budget": most} for row in block.drafting if row["tree"] != "shape" and (most := row["pool"].budget)]
     for method in dict.fromkeys(row["pool"].method for row in rows):
         group = largest_group([row for row in rows if row["pool"].method == method], {*TREE, *BUDGETS}, "budget")
         lines[method] = {row["budget"]: row for row in group}
@@ -138,7 +128,7 @@ def budget(block: Block) -> Figure | None:
             low, high = ([line[n][f"{column}_{end}"] for n in at] for end in ("low", "high"))
             axes.fill_between(at, low, high, color=colour(i + 2), alpha=0.15, linewidth=0)
         both = [n for n in at if n in lines[REFERENCE]]
-        ratios = [gain(line[n], lines[REFERENCE][n]) for n in both]
+        ratios = [mat_ratio(line[n]["pool"].cells, lines[REFERENCE][n]["pool"].cells) for n in both]
         gains.plot(both, [value for value, _, _ in ratios], **options)
         gains.fill_between(both, [g[1] for g in ratios], [g[2] for g in ratios], color=colour(i + 2), alpha=0.15, lw=0)
     mats.set_ylabel("MAT\n(tokens a step)")
@@ -148,20 +138,6 @@ def budget(block: Block) -> Figure | None:
         axes.axhline(1.0, color="#444444", linewidth=0.7)
     drawn[-1].set_xlabel("nodes that a step drafts at most, root not counted")
     return finish(figure, mats, f"shaded: {INTERVAL}, paired; {block.measured}")
-
-
-def allowed(row: dict[str, Any]) -> int | None:
-    """Return the most nodes, root not counted, that a run's settings let a step draft; None if they say none."""
-    settings = row["pool"].first.settings["method"]
-    return next((int(settings[key]) for key in BUDGETS if settings.get(key)), None)
-
-
-def gain(row: dict[str, Any], reference: dict[str, Any]) -> tuple[float, float, float]:
-    """Return MAT over the reference's on the questions both have, and its paired interval."""
-    both = paired(row["pool"].cells, reference["pool"].cells)
-    columns = [np.nansum(values, axis=1) for cells in both for values in (cells.tokens, cells.steps)]
-    value = (columns[0].sum() / columns[1].sum()) / (columns[2].sum() / columns[3].sum())
-    return (float(value), *quotient_interval(*columns))
 
 
 def roofline(bench: Mapping[str, Any]) -> Figure:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +18,7 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.colors import TwoSlopeNorm
 from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator
 
 from model.files import replaced
 
@@ -122,8 +125,35 @@ def save(figure: Figure, path: Path) -> Path:
         metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)
         with replaced(Path(f"{path}.{kind}")) as partial:
             figure.savefig(partial, format=kind, metadata=metadata)
-    plt.close(figure)
+    release(figure)
     return Path(f"{path}.png")
+
+
+def release(*figures: Figure) -> None:
+    """Let matplotlib forget the figures, which can be saved all the same: of many that it keeps it warns."""
+    for figure in figures:
+        plt.close(figure)
+
+
+def save_png(figure: Figure, path: Path, **metadata: str) -> None:
+    """Write the figure as PNG alone, with these words in its metadata, and without a version of the software."""
+    with styled(), replaced(path) as partial:
+        figure.savefig(partial, format="png", metadata={"Software": None, **metadata})
+
+
+def contents(figure: Figure) -> str:
+    """Return a digest of what a figure shows: data, names and labels, whatever fonts and version they are drawn by."""
+    parts: list[object] = [text.get_text() for text in figure.texts]
+    for axes in figure.axes:
+        parts += [axes.get_xlabel(), axes.get_ylabel(), axes.get_title(), [text.get_text() for text in axes.texts]]
+        parts += [(line.get_label(), line.get_xydata()) for line in axes.lines]
+        parts += [patch.get_path().transformed(patch.get_patch_transform()).vertices for patch in axes.patches]
+        parts += [path.vertices for shape in axes.collections for path in shape.get_paths()]
+        parts += [np.ma.filled(np.ma.asarray(image.get_array()), np.nan) for image in axes.images]
+        named = [axis for axis in (axes.xaxis, axes.yaxis) if isinstance(axis.get_major_locator(), FixedLocator)]
+        parts += [[label.get_text() for label in axis.get_ticklabels()] for axis in named]
+    rounded = json.dumps(parts, default=lambda array: [f"{value:.5g}" for value in np.ravel(array).tolist()])
+    return hashlib.sha256(rounded.encode()).hexdigest()
 
 
 def grid(

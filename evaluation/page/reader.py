@@ -9,6 +9,7 @@ from typing import Any
 from model.errors import UserError
 from model.files import ROOT
 
+from ..records.compact import FILE
 from ..records.questions import read_questions, subtask
 from ..records.rows import Row
 from ..records.runs import Run, row_key
@@ -143,17 +144,25 @@ def _cut(text: str) -> str:
 def _notes(ran: list[Configuration], shown: int, there: int, decoder: Decoder, mismatched: int) -> list[str]:
     """Say what the reader does not show."""
     notes = []
+    texts = all(c.pool.first.has_texts for c in ran)
     if shown < there:
+        where = "runs/*/answers.jsonl" if texts else FILE
         notes.append(
             f"Here are {shown} of {there} questions, some of every subtask, so that the page stays small; "
-            "all answers are in runs/*/answers.jsonl."
+            f"all answers are in {where}."
+        )
+    if not texts:
+        notes.append(
+            "These records hold token ids and no text: it is decoded here from the ids, by the model's tokenizer where "
+            "that is on this machine."
         )
     if any(len(c.pool.repeats) > 1 or any(len(row["choices"]) > 1 for row in c.pool.rows) for c in ran):
         notes.append("Of repeats, and of several answers to a question, the first is shown.")
     for path, reason in decoder.failures.items():
         notes.append(
-            f"The tokenizer of {path} could not be loaded from this machine ({reason}); so the text stands as it was "
-            "recorded, and its accepted lengths below it."
+            f"The tokenizer of {path} could not be loaded from this machine ({reason}); so "
+            f"{'the text stands as it was recorded, and its' if texts else 'there is no text, only'} accepted lengths"
+            f"{' below it' if texts else ''}."
         )
     if mismatched:
         notes.append(

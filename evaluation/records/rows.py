@@ -111,13 +111,7 @@ class SharedNumbers(dict[str, int]):
 
 
 def read_answers(path: Path, shared: SharedNumbers | None = None) -> tuple[dict[Any, Row], Damage]:
-    """Read an answer file of any origin: rows by question id, and what was wrong with the file.
-
-    A line is broken if it is no JSON object with a question id and choices of turns with matching counts. A key that
-    Spec-Bench's own table of speeds does without (accept_lengths, decoding_steps, ...) may be missing or null.
-
-    Args:
-        shared: numbers seen so far; give the same one for many files that are kept at once.
+    """Read an answer file of any origin, as `parse_answers` does its lines.
 
     Raises:
         UserError: the file cannot be opened.
@@ -126,9 +120,21 @@ def read_answers(path: Path, shared: SharedNumbers | None = None) -> tuple[dict[
         lines = path.read_text(encoding="utf-8-sig", errors="replace").split("\n")  # U+2028 and others are text
     except OSError as error:
         raise UserError(f"answer file {path}: {error.strerror}") from None
+    return parse_answers(lines, SharedNumbers() if shared is None else shared)
+
+
+def parse_answers(lines: Iterable[str], shared: SharedNumbers) -> tuple[dict[Any, Row], Damage]:
+    """Parse answers, one a line: rows by question id, and what was wrong with them.
+
+    A line is broken if it is no JSON object with a question id and choices of turns with matching counts. A key that
+    Spec-Bench's own table of speeds does without (accept_lengths, decoding_steps, ...) may be missing or null.
+
+    Args:
+        shared: numbers seen so far; give the same one for many files that are kept at once.
+    """
     rows: dict[Any, Row] = {}
     damage = Damage()
-    decoder = json.JSONDecoder(parse_int=(SharedNumbers() if shared is None else shared).__getitem__)
+    decoder = json.JSONDecoder(parse_int=shared.__getitem__)
     rank_paths: dict[tuple[int, ...], list[int]] = {}
     for number, line in enumerate(lines, start=1):
         if not line.strip():

@@ -7,7 +7,7 @@ import hashlib
 import json
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +18,7 @@ import pandas as pd
 from model.errors import UserError
 from model.methods import table_place
 
+from . import compact
 from .questions import question_key, subtask
 from .rows import (
     Row,
@@ -51,6 +52,11 @@ class Run:
     @property
     def label(self) -> str:
         return str(self.metadata["label"])
+
+    @property
+    def has_texts(self) -> bool:
+        """Whether its answers hold their text next to the token ids; compact records do not."""
+        return bool(self.metadata.get("texts", True))
 
     @property
     def complete(self) -> bool:
@@ -105,7 +111,7 @@ class Run:
     @cached_property
     def summary(self) -> dict[str, Any]:
         """What the run wrote at its end; empty if it is not there yet."""
-        return read_object(self.folder / "summary.json")
+        return self.metadata.get("summary") or read_object(self.folder / "summary.json")
 
     @property
     def facets(self) -> dict[str, Any]:
@@ -158,30 +164,51 @@ def row_key(row: Row) -> str:
     return question_key(row["question_id"], row.get("question_sha256"))
 
 
-def read_runs(folder: Path) -> list[Run]:
-    """Read all runs below an experiment's folder, methods in the tables' order. Raises UserError if there is none."""
-    runs = runs_at(path.parent for path in folder.glob("runs/*/metadata.json"))
-    if not runs:
-        raise UserError(f"{folder}: no runs here (runs/*/metadata.json with answers.jsonl)")
-    return runs
+def read_runs(*folders: Path) -> list[Run]:
+    """Read all runs of experiments' folders, or of their compact records; methods in the tables' order.
+
+    Raises:
+        UserError: one of them has none.
+    """
+    runs = []
+    for folder in folders:
+        file = folder / compact.FILE
+        if file.is_file():
+            held = ((folder / "runs" / name, metadata, rows) for name, metadata, rows in compact.unpacked(file))
+            found = _of_this_schema(held)
+        else:
+            found = runs_at(path.parent for path in folder.glob("runs/*/metadata.json"))
+        if not found:
+            raise UserError(f"{folder}: no runs here (runs/*/metadata.json with answers.jsonl, or {compact.FILE})")
+        runs += found
+    return sorted(runs, key=_order)
 
 
 def runs_at(folders: Iterable[Path]) -> list[Run]:
     """Read the runs in these folders that have answers, methods in the tables' order."""
-    runs = []
+    return _of_this_schema(_read(sorted(folders)))
+
+
+def _read(folders: Iterable[Path]) -> Iterator[tuple[Path, dict[str, Any], list[Row]]]:
     shared = SharedNumbers()
-    for folder in sorted(folders):
+    for folder in folders:
         answers = folder / "answers.jsonl"
         if answers.exists():
             metadata = json.loads((folder / "metadata.json").read_text(encoding="utf-8"))
-            rows = list(read_answers(answers, shared)[0].values())
-            try:
-                check_schema(metadata["settings"], folder)
-                check_rows(rows, folder)
-            except UserError as refused:
-                print(f"left out: {refused}", file=sys.stderr)
-                continue
-            runs.append(Run(folder, metadata, rows))
+            yield folder, metadata, list(read_answers(answers, shared)[0].values())
+
+
+def _of_this_schema(found: Iterable[tuple[Path, dict[str, Any], list[Row]]]) -> list[Run]:
+    """Return the runs of this schema, methods in the tables' order; the others are named and left out."""
+    runs = []
+    for folder, metadata, rows in found:
+        try:
+            check_schema(metadata["settings"], folder)
+            check_rows(rows, folder)
+        except UserError as refused:
+            print(f"left out: {refused}", file=sys.stderr)
+            continue
+        runs.append(Run(folder, metadata, rows))
     return sorted(runs, key=_order)
 
 

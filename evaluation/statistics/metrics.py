@@ -77,6 +77,13 @@ def measure(rows: Sequence[Row]) -> Measures:
     )
 
 
+def repetition(row: Row) -> float:
+    """Return the mean over a question's turns of the share of repeated 3-grams; NaN where the row does not say."""
+    turns = [share for choice in row["choices"] for share in choice.get("repeated_3grams") or []]
+    shares = [share for share in turns if share is not None]
+    return sum(shares) / len(shares) if shares else math.nan
+
+
 def _peak(rows: Sequence[Row]) -> float:
     peaks: list[Any] = [row.get("peak_memory") for row in rows]
     return float(max(peaks)) / 2**20 if peaks and None not in peaks else math.nan

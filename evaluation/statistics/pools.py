@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 
 from ..records.rows import Row
 from ..records.runs import Run, row_key
-from .intervals import Floats
+from .intervals import Floats, quotient_interval
 from .metrics import OVERALL
 
 MANY = 3  # settings that are named of each run of a label; of more only what is unusual there
+BUDGETS = ("nodes", "tree_nodes", "max_draft")  # settings that say how many nodes a step drafts at most
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,13 @@ def paired(cells: Cells, theirs: Cells) -> tuple[Cells, Cells]:
     return cells.take(at >= 0), theirs.take(at[at >= 0])
 
 
+def mat_ratio(cells: Cells, theirs: Cells) -> tuple[float, float, float]:
+    """Return MAT over the other's on the questions both have, and its paired interval."""
+    columns = [np.nansum(counts, axis=1) for both in paired(cells, theirs) for counts in (both.tokens, both.steps)]
+    tokens, steps, their_tokens, their_steps = (float(column.sum()) for column in columns)
+    return (tokens / steps) / (their_tokens / their_steps), *quotient_interval(*columns)
+
+
 @dataclass(frozen=True)
 class Pool:
     """The repeats and shards of one configuration, and the words that tell it from others of the same label."""
@@ -90,6 +98,12 @@ class Pool:
     def name(self) -> str:
         """As figures name it: unique within its block."""
         return f"{self.label}, {self.variant}" if self.variant else self.label
+
+    @property
+    def budget(self) -> int | None:
+        """The most nodes, root not counted, that its settings let a step draft; None if they say none."""
+        method = self.first.settings["method"]
+        return next((int(method[key]) for key in BUDGETS if method.get(key)), None)
 
     @property
     def complete(self) -> bool:

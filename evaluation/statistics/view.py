@@ -70,6 +70,11 @@ class Cell(NamedTuple):
     mark: str = ""
     value: str = ""
 
+    @property
+    def printed(self) -> str:
+        """The value with its mark, and its interval behind it."""
+        return " ".join(filter(None, (self.text + self.mark, self.interval)))
+
 
 @dataclass(frozen=True)
 class Line:
@@ -160,7 +165,7 @@ def main_view(runs: Sequence[Run], table: pd.DataFrame, notes: Sequence[str] = (
     blocks = []
     for key, group in rows.groupby(GROUP, sort=False):
         columns = [Column(name, name) for name in _paper_columns(group, table) if not category or name != "category"]
-        lines = _lines(group, columns, partial(_paper_cell, with_interval=not category))
+        lines = _lines(group, columns, partial(paper_cell, with_interval=not category))
         blocks.append(Block(columns, lines, f"{names[key]}, {category}" if category else names[key]))
     head = ["\n".join(caveats.heading(runs)), *caveats.execution_words(table)]
     footnotes = caveats.table_notes(rows, any(cell.interval for cell in View(blocks).cells))
@@ -189,7 +194,8 @@ def _paper_columns(block: pd.DataFrame, table: pd.DataFrame) -> list[str]:
     return [SHOWN[0], *variant, *executed, *SHOWN[1:3], *repeats, *measures, *spread, *kept]
 
 
-def _paper_cell(row: dict[Any, Any], name: str, with_interval: bool) -> Cell:
+def paper_cell(row: dict[Any, Any], name: str, with_interval: bool) -> Cell:
+    """Return a value of the main table as on paper: two decimals, the interval of MAT and speedups behind it."""
     text, known = shown(row[name]), _interval(row, name)
     if known is None:
         return Cell(text)
@@ -333,7 +339,7 @@ def to_markdown(view: View) -> str:
     """Render as Markdown: one section a block."""
     out = [f"# {view.title}", *view.head]
     for block in view.blocks:
-        rows = ([" ".join(filter(None, (c.text + c.mark, c.interval))) for c in line.cells] for line in block.lines)
+        rows = ([cell.printed for cell in line.cells] for line in block.lines)
         table = markdown((column.title for column in block.columns), rows)
         out += [f"## {block.title}", *([block.lead] if block.lead else []), table]
     return "\n\n".join([*out, *view.footnotes]) + "\n"

@@ -7,8 +7,9 @@ import yaml
 from evaluation import figures, report
 from evaluation.figures import draw_all, split
 from evaluation.figures.block import Block
-from evaluation.figures.costs import gain, roofline
+from evaluation.figures.costs import roofline
 from evaluation.figures.style import PALETTE, STYLE, WIDTH, panels
+from evaluation.statistics.pools import mat_ratio
 from evaluation.statistics.tables import main_table
 from tests.evaluation.made_runs import answer, made
 
@@ -70,7 +71,7 @@ def test_a_gain_at_equal_budget_is_paired_by_question():
     runs = VARIED["budget"]
     (block,) = split(runs, main_table(runs)).values()
     mats = {row["pool"].method: row for row in block.drafting}
-    value, low, high = gain(mats["spine"], mats["recycling"])
+    value, low, high = mat_ratio(mats["spine"]["pool"].cells, mats["recycling"]["pool"].cells)
     assert value == pytest.approx((6 / 3) / (5 / 3)), "lengths 2, 3, 1 against 2, 2, 1"
     assert (low, high) == pytest.approx((value, value)), "every question gains the same"
 

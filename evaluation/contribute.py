@@ -1,0 +1,154 @@
+"""python -m evaluation.contribute RESULTS NAME: an experiment's records as results/reference/NAME, to be kept in git.
+
+Tables, figures and the page are drawn from it as from the results themselves. Names of people, hosts and folders are
+left out or refused, and so is what is not finished. Without arguments: write results/README.md again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from model.errors import UserError
+from model.files import write_bytes, write_json, write_text
+
+from .errors import user_errors
+from .records import compact
+from .records.rows import read_object
+from .records.runs import Run, read_runs
+from .records.sweeps import missing_jobs
+from .report import REFERENCE
+from .statistics.audits import GAPS
+from .statistics.pools import pools
+from .statistics.view import markdown
+
+OF_MARK = ("model", "bench", "method", "not_available")  # of a job that could not run, and why
+HEADING = """# Results that ship
+
+Records of the experiments that the documents quote, a folder each. Everything else below `results/` is yours and not in
+git. Nothing of this needs a model or a network:
+
+```bash
+python -m evaluation.report results/reference/quickstart                                 # tables, figures and page
+python -m evaluation.report results/quickstart --against results/reference/quickstart    # do I get the same?
+```
+
+How a run on another machine or model gets in: [contributing results](../docs/contributing-results.md). This file is
+written by `python -m evaluation.contribute`.
+"""
+
+
+def contribute(
+    folder: Path, name: str, note: str = "", *, public: Sequence[str] = (), incomplete: bool = False
+) -> Path:
+    """Write an experiment's compact records as results/reference/NAME, and return that folder.
+
+    Args:
+        note: a remark for results/README.md, such as the machine.
+        public: names that may stay, as `compact.packed`.
+        incomplete: keep what is not finished; the note says how much is missing.
+
+    Raises:
+        UserError: the name is no folder's, something is not finished, or the records name a person.
+    """
+    if not re.fullmatch(r"[\w][\w.-]*", name):
+        raise UserError(f"{name}: must be one folder's name of letters, digits, dots and dashes")
+    if (folder / compact.FILE).is_file():
+        raise UserError(f"{folder}: holds compact records already; name a folder of results")
+    runs = read_runs(folder)
+    lacking = unfinished(folder, runs)
+    if lacking and not incomplete:
+        raise UserError(f"{folder}: {lacking}; finish it, or say --incomplete, and the note will say what is missing")
+    notes = {"note": "; ".join(filter(None, [note, f"incomplete: {lacking}" if lacking else ""]))}
+    records = [(run.folder.name, run.metadata | {"summary": run.summary} | notes, run.answers) for run in runs]
+    data = compact.packed(records, public=public)
+    marks = {path.name: mark for path in folder.glob("jobs/*.json") if "not_available" in (mark := read_object(path))}
+    kept = {file: compact.without_folders({key: mark[key] for key in OF_MARK}) for file, mark in marks.items()}
+    compact.refuse_names(map(str, kept.values()), compact.private_names(marks) - set(public))
+    target = REFERENCE / name
+    write_bytes(target / compact.FILE, data)
+    for old in [*target.glob("jobs/*.json"), *target.glob(GAPS)]:  # of what lay here before
+        old.unlink()
+    for file, mark in kept.items():
+        write_json(target / "jobs" / file, mark)
+    if (folder / GAPS).is_file():
+        write_bytes(target / GAPS, (folder / GAPS).read_bytes())
+    return target
+
+
+def unfinished(folder: Path, runs: Sequence[Run]) -> str:
+    """Say what of an experiment is missing; empty if nothing is."""
+    if missing := missing_jobs(folder):
+        return f"{len(missing.jobs)} of {missing.total} jobs are missing"
+    read = {run.folder for run in runs}
+    if unread := [path for path in sorted(folder.glob("runs/*")) if path.is_dir() and path not in read]:
+        return f"runs/{unread[0].name} has no answers that this version reads"
+    cut = [run for run in runs if not run.complete or not run.summary]
+    if cut:
+        have, of = len(cut[0].answers), cut[0].metadata["questions"]
+        return f"{len(cut)} of {len(runs)} runs are not finished (runs/{cut[0].folder.name}: {have} of {of} answers)"
+    return ""
+
+
+def overview(folder: Path) -> str:
+    """Return results/README.md: what ran on what and when, from the records of each folder."""
+    rows = []
+    for path in sorted(folder.glob(f"*/{compact.FILE}")):
+        runs = read_runs(path.parent)
+        pooled, metadata = pools(runs), [run.metadata for run in runs]
+        days = sorted(str(m["started"])[:10] for m in metadata if m.get("started"))
+        when = days[:1] if days[:1] == days[-1:] else [f"{days[0]} to {days[-1]}"]
+        rows.append(
+            [
+                f"`{path.parent.name}`",
+                _each(f"{p.group['model']} ({p.group['dtype']})" for p in pooled),
+                _each(f"{p.group['bench']}, {p.questions}" for p in pooled),
+                f"{len(pooled)}, {len(runs)}",
+                _each(m["device"] for m in metadata),
+                _each(when),
+                _each(f"{m['versions']['torch']}, {m['versions']['transformers']}" for m in metadata),
+                _each(_commit(m.get("git") or {}) for m in metadata),
+                f"{path.stat().st_size / 2**10:.0f}",
+                _each(m.get("note", "") for m in metadata),
+            ]
+        )
+    columns = ["folder", "model", "bench, questions", "configurations, runs", "device", "started"]
+    columns += ["torch, transformers", "code", "KiB", "note"]
+    return f"{HEADING}\n{markdown(columns, rows)}\n" if rows else HEADING
+
+
+def _each(values: Iterable[Any]) -> str:
+    """Name each value once, in order."""
+    return "; ".join(dict.fromkeys(str(value) for value in values if value)).replace("|", "\\|")
+
+
+def _commit(git: dict[str, Any]) -> str:
+    changed = ", with uncommitted changes" if git.get("modified") else ""
+    return f"{git['commit'][:12]}{changed}" if git.get("commit") else ""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m evaluation.contribute", description=__doc__)
+    parser.add_argument("folder", type=Path, nargs="?", metavar="RESULTS", help="an experiment's results")
+    parser.add_argument("name", nargs="?", metavar="NAME", help="of the folder: the experiment, or EXPERIMENT-MACHINE")
+    parser.add_argument("--note", default="", help="a remark for results/README.md")
+    parser.add_argument("--public", action="append", default=[], metavar="NAME", help="a name that may be published")
+    parser.add_argument("--incomplete", action="store_true", help="keep what is not finished, and note what is missing")
+    arguments = parser.parse_args()
+    with user_errors():
+        if arguments.folder is not None:
+            if arguments.name is None:
+                raise UserError("name the folder below results/reference, such as the experiment's own name")
+            given = {"public": arguments.public, "incomplete": arguments.incomplete}
+            target = contribute(arguments.folder, arguments.name, arguments.note, **given)
+            size = (target / compact.FILE).stat().st_size
+            print(f"{target / compact.FILE}: {size / 2**10:.0f} KiB")
+        write_text(REFERENCE.parent / "README.md", overview(REFERENCE))
+        print(f"{REFERENCE.parent / 'README.md'}: written")
+
+
+if __name__ == "__main__":
+    main()
