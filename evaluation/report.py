@@ -1,4 +1,4 @@
-"""python -m evaluation.report FOLDER: tables and figures of an experiment again, from its records alone.
+"""python -m evaluation.report FOLDER: rebuild tables, figures and page of an experiment from its records.
 
 With --answers GLOB instead of a folder: the same table from answer files in Spec-Bench's format, of any method.
 With --against OTHER: the accepted lengths next to those of another folder; exit code 1 if they disagree.
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,7 +33,7 @@ from .statistics.metrics import OVERALL
 from .statistics.published import with_published
 from .statistics.tables import main_table, with_unavailable
 from .statistics.trees import auto_lines, write_auto_runs
-from .statistics.view import main_view, to_markdown, to_text, write_csv, write_tables
+from .statistics.view import main_view, to_markdown, to_text, wrapped, write_csv, write_tables
 
 TOGETHER = Path("results/report")  # of what lies in no experiment's folder
 FOREIGN = TOGETHER / "tables" / "main.csv"
@@ -55,18 +56,16 @@ def report(folder: Path, parquet: Path | None = None) -> tuple[list[Run], pd.Dat
     audit = write_audit(runs, folder)
     figures = draw_all(runs, table, folder / "figures")
     write_auto_runs(runs, folder / "tables" / "machine_tree.json")
-    print(f"\n{to_text(main_view(runs, with_unavailable(table, folder), category=OVERALL))}\n")
+    page, width = write_page(runs, table, folder), _width()
+    print(f"\n{to_text(main_view(runs, with_unavailable(table, folder), category=OVERALL), width)}\n")
     for line in [*auto_lines(runs), *audit, *doubts(runs), *notes]:
-        print(line)
-    print(
-        f"by category: {folder / 'tables' / 'main.csv'} (and .md)   "
-        f"figures: {folder / 'figures'} ({len(figures)} as pdf, svg, png)\n"
-        f"all of it on one page: {write_page(runs, table, folder)}"
-    )
+        print(wrapped(line, width))
+    print(f"\nreport:  {page}\ntables:  {folder / 'tables' / 'main.csv'} (by subtask; also .md)")
+    print(f"figures: {folder / 'figures'} ({len(figures)}, each as pdf, svg, png)")
     if line := against_shipped(runs, folder):
         print(line)
     if parquet is not None:
-        print(f"in Parquet: {', '.join(map(str, write_parquet(runs, table, parquet)))}")
+        print(f"parquet: {', '.join(map(str, write_parquet(runs, table, parquet)))}")
     return runs, table
 
 
@@ -76,7 +75,7 @@ def report_together(folders: Sequence[Path], out: Path) -> None:
     table = write_tables(runs, out / "tables")
     figures = draw_all(runs, table, out / "figures")
     print(f"\n{to_text(main_view(runs, table, category=OVERALL))}\n")
-    print(f"by category: {out / 'tables' / 'main.csv'} (and .md)   figures: {out / 'figures'} ({len(figures)})")
+    print(f"tables:  {out / 'tables' / 'main.csv'} (by subtask; also .md)\nfigures: {out / 'figures'} ({len(figures)})")
 
 
 def report_answers(pattern: str, out: Path) -> None:
@@ -85,7 +84,13 @@ def report_answers(pattern: str, out: Path) -> None:
     table = with_published(main_table(runs))
     write_csv(out, table)
     write_text(out.with_suffix(".md"), to_markdown(main_view(runs, table)))
-    print(f"\n{to_text(main_view(runs, table, category=OVERALL))}\n\nby category: {out} (and .md)")
+    text = to_text(main_view(runs, table, category=OVERALL), _width())
+    print(f"\n{text}\n\ntables:  {out} (by subtask; also .md)")
+
+
+def _width() -> int | None:
+    """Return the width of the terminal; None where the output goes to a file or a pipe."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def against(folder: Path, other: Path) -> Agreement:

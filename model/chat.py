@@ -1,4 +1,4 @@
-"""A chat in the terminal: answers stream, and one sees how many tokens each step took."""
+"""A chat in the terminal: answers stream, coloured by the tokens that each step added."""
 
 from __future__ import annotations
 
@@ -21,20 +21,27 @@ VICUNA = (
     "A chat between a curious user and an artificial intelligence assistant. "
     "The assistant gives helpful, detailed, and polite answers to the user's questions."
 )
-COLOURS = ("39", "36", "32", "33", "35")  # of runs of 1, 2, 3, 4, and 5 and more tokens: default, cyan to magenta
-BASELINE = 12  # tokens of plain decoding that the speedup is over, at least so many
-HELP = """/method NAME [SETTING=NUMBER ...]   another way to draft, e.g. /method dynamic nodes=24
-/tree NAME or best:N                recycling's tree, e.g. /tree best:24
-/temperature T                      0: greedy
-/reset                              forget the chat and what was learnt
-/help, /quit                        Ctrl-C stops an answer, Ctrl-D or /quit ends the chat"""
+COLOURS = (
+    "39",
+    "36",
+    "32",
+    "33",
+    "35",
+)  # of the text of a step of 1, 2, 3, 4, and 5 or more tokens: default to magenta
+BASELINE = 12  # tokens of plain decoding, timed for the speedup
+HELP = """/method NAME [KEY=VALUE ...]  another method, e.g. /method dynamic nodes=24
+/tree NAME or best:N          recycling with this tree, e.g. /tree best:24
+/temperature T                sampling temperature; 0 is greedy
+/reset                        forget the chat and the method's state
+/help, /quit                  Ctrl-C stops an answer, Ctrl-D ends the chat"""
+COMMANDS = ("method", "tree", "temperature", "reset", "help", "quit")
 
 
 class Chat:
-    """One chat, from lines in to text out; control characters in what the model says are shown, not sent.
+    """One chat, from lines in to text out; control characters in the model's text are printed as escapes.
 
     Args:
-        colours: runs of accepted tokens are coloured by their length, and a line of figures stands below each answer.
+        colours: colour the text of each step by its number of tokens, and print MAT and speed below each answer.
     """
 
     def __init__(
@@ -46,7 +53,7 @@ class Chat:
         self._plain: float | None = None  # tokens a second of plain decoding
 
     def say(self, line: str) -> bool:
-        """Answer a line, or do what a command asks for; False: the chat is over."""
+        """Answer a line or run a command; return False if it ends the chat."""
         if line.startswith("/"):
             name, *rest = line[1:].split() or [""]
             if name == "quit":
@@ -67,7 +74,7 @@ class Chat:
         return True
 
     def _command(self, name: str, rest: list[str]) -> str:
-        """Do it; what to tell. Raises UserError for what cannot be."""
+        """Run a command and return what to print. Raises UserError if it cannot be run."""
         decoder = self.decoder
         if name == "reset":
             self.turns.clear()
@@ -86,10 +93,11 @@ class Chat:
         if name == "help":
             chosen = "\n".join(f"{key}: {value}" for key, value in self.decoder.settings.items())
             return f"{HELP}\nmethods: {', '.join(METHODS)}\n{chosen}"
-        raise UserError(f"/{name}: no such command, or not so\n{HELP}")
+        wrong = "these arguments do not fit" if name in COMMANDS else "no such command"
+        raise UserError(f"/{name}: {wrong}; there are\n{HELP}")
 
     def _answer(self) -> None:
-        """Stream an answer; Ctrl-C ends it, and what there is of it stays in the chat."""
+        """Stream an answer; Ctrl-C ends it, and the text so far stays in the chat."""
         decoder = self.decoder
         prompt = prompt_of(decoder, self.turns)
         if self.colours and self._plain is None:
@@ -102,7 +110,7 @@ class Chat:
         def counted(record: StepRecord) -> StepRecord:
             nonlocal step_count, tokens, decoded, first
             step_count, tokens = step_count + 1, tokens + record.accepted
-            if step_count == 1:  # the prompt's own time is no decoding
+            if step_count == 1:  # its time is the prefill's
                 first = time.perf_counter()
             else:
                 decoded += record.accepted
@@ -120,16 +128,18 @@ class Chat:
         self._show("\033[23;2t")
         self.turns.append({"role": "assistant", "content": text})
         if self.colours and step_count > 1:
-            self._note(f"{self._figures(tokens, step_count, decoded, seconds)}; first after {first - start:.1f} s")
+            self._note(
+                f"{self._figures(tokens, step_count, decoded, seconds)}; first token after {first - start:.1f} s"
+            )
 
     def _figures(self, tokens: int, steps: int, decoded: int, seconds: float) -> str:
-        """MAT of all steps, and the speed of those behind the first."""
+        """Word the MAT of all steps, and the speed of all but the first."""
         speed = decoded / seconds
         over = f", {speed / self._plain:.2f} x plain" if self._plain else ""
         return f"MAT {tokens / steps:.2f}, {speed:.1f} tokens/s{over}"
 
     def _show(self, control: str) -> None:
-        """In the terminal's title: it moves while the answer streams, and no line of the answer has to make room."""
+        """Send a control sequence, such as the window's title, to a terminal only."""
         if self.colours:
             self._put(control)
 
@@ -143,13 +153,14 @@ class Chat:
 
 
 def plain_speed(decoder: Decoder, prompt: list[int]) -> float | None:
-    """Tokens a second of plain decoding behind this prompt, greedily; None where an answer is too short to tell."""
-    out = generate(decoder.target, Vanilla(decoder.target.device), prompt, max_new_tokens=BASELINE + 1)
+    """Measure plain greedy decoding after this prompt, in tokens per second; None if the answer is too short."""
+    for _ in range(2):  # the first is the warm-up: on the toy model it was 16 to 24 % slower than later ones
+        out = generate(decoder.target, Vanilla(decoder.target.device), prompt, max_new_tokens=BASELINE + 1)
     return (len(out.tokens) - 1) / out.decode_s if len(out.tokens) > 1 else None
 
 
 def prompt_of(decoder: Decoder, turns: list[dict[str, str]]) -> list[int]:
-    """A chat's ids, by the tokenizer's template; one that has none gets Vicuna's."""
+    """Return a chat's ids by the tokenizer's template, or by Vicuna's if it has none."""
     if decoder.tokenizer is not None and decoder.tokenizer.chat_template is not None:
         return decoder.ids_of(turns)
     names = {"user": "USER", "assistant": "ASSISTANT"}
@@ -158,8 +169,14 @@ def prompt_of(decoder: Decoder, turns: list[dict[str, str]]) -> list[int]:
     return decoder.ids_of(f"{VICUNA} {said}ASSISTANT:")
 
 
+def legend() -> str:
+    """Return the colours of a step's text, by its number of tokens."""
+    counts = [*map(str, range(1, len(COLOURS))), f"{len(COLOURS)}+"]
+    return " ".join(f"\033[{colour}m{count}\033[0m" for colour, count in zip(COLOURS, counts, strict=True))
+
+
 def talk(chat: Chat, read: Callable[[str], str], asks: str) -> None:
-    """Line after line until there is none: Ctrl-D, or /quit; Ctrl-C at the prompt is a line given up."""
+    """Read lines until Ctrl-D or /quit; Ctrl-C at the prompt discards the line."""
     while True:
         try:
             if not chat.say(read(asks)):
@@ -171,7 +188,7 @@ def talk(chat: Chat, read: Callable[[str], str], asks: str) -> None:
 
 
 def value_of(text: str) -> bool | int | float | str:
-    """A setting's value as it is written: true, false, a number, or a text."""
+    """Read a setting's value: true, false, a number, or text."""
     if text in ("true", "false"):
         return text == "true"
     for kind in (int, float):
@@ -181,7 +198,7 @@ def value_of(text: str) -> bool | int | float | str:
 
 
 def number(text: str) -> float:
-    """Raises UserError if it is none."""
+    """Read a number. Raises UserError if it is none."""
     try:
         return float(text)
     except ValueError:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from .chat import Chat, prompt_of, talk, value_of
+from .chat import Chat, legend, prompt_of, talk, value_of
 from .decoder import Decoder
 from .decoding.sampling import Sampling
 from .errors import UserError
@@ -20,7 +20,7 @@ from .terminal import one_line, visible
 def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="token-recycling", description="Lossless speculative decoding without training.")
     commands = top.add_subparsers(dest="command", required=True)
-    for name, what in (("chat", "talk to a model"), ("generate", "answer prompts, to stdout or as JSONL")):
+    for name, what in (("chat", "talk to a model"), ("generate", "answer prompts as text or JSONL")):
         command = commands.add_parser(name, help=what)
         command.add_argument("model", help="a folder, or a name on the hub")
         command.add_argument("--method", default=DEFAULT, help=f"one of {', '.join(METHODS)}")
@@ -29,7 +29,7 @@ def parser() -> argparse.ArgumentParser:
         command.add_argument("--temperature", type=float, default=0.0)
         command.add_argument("--seed", type=int, default=0)
         command.add_argument("--dtype", default="auto", help="auto, float32, float16, bfloat16")
-        command.add_argument("--device", help="default: CUDA where there is one")
+        command.add_argument("--device", help="default: CUDA if available")
         command.add_argument("--execution", default="auto", help="auto, eager, static, compiled, graph")
         command.add_argument("--linear", default="auto", help="auto, onednn, fused, torch")
         command.add_argument("--quantize", help="weights of int8 or int4, by torchao")
@@ -37,9 +37,11 @@ def parser() -> argparse.ArgumentParser:
         if name == "generate":
             given = command.add_mutually_exclusive_group(required=True)
             given.add_argument("--prompt")
-            given.add_argument("--file", type=Path, help="a prompt a line; - is standard input")
-            command.add_argument("--raw", action="store_true", help="the prompt as it is, without a chat template")
-            command.add_argument("--jsonl", action="store_true", help="an object a prompt: text, ids, accepted lengths")
+            given.add_argument("--file", type=Path, help="one prompt per line; - reads standard input")
+            command.add_argument("--raw", action="store_true", help="use the prompt without a chat template")
+            command.add_argument(
+                "--jsonl", action="store_true", help="an object per prompt: text, ids, accepted lengths"
+            )
     return top
 
 
@@ -58,7 +60,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def run(given: argparse.Namespace) -> None:
-    """Load the model and do it. Raises UserError for what a user can mend."""
+    """Load the model and run the command. Raises UserError for a user's mistakes."""
     sampling = Sampling(temperature=given.temperature, seed=given.seed)
     prompts = prompts_of(given) if given.command == "generate" else []
     quiet()
@@ -74,7 +76,7 @@ def run(given: argparse.Namespace) -> None:
         **settings_of(given.set),
     )
     if given.command == "generate":
-        for number, prompt in enumerate(prompts):  # each by noise of its own
+        for number, prompt in enumerate(prompts):  # each with its own noise
             answer(decoder, prompt, given, replace(sampling, seed=sampling.seed + number))
         return
     shown = sys.stdout.isatty()
@@ -87,23 +89,23 @@ def run(given: argparse.Namespace) -> None:
     import readline  # noqa: F401 - lines can be edited, and the arrows bring earlier ones back
 
     if shown:
-        print("/help says what there is; accepted runs are coloured by their length, and the title tells the speed")
+        print(f"Colour: tokens that a step added, {legend()}. /help lists the commands.")
     talk(chat, input, "> ")
 
 
 def answer(decoder: Decoder, prompt: str, given: argparse.Namespace, sampling: Sampling) -> None:
-    """One prompt's answer to standard output: exact, but for control characters in a terminal."""
+    """Print the answer to a prompt: exact, except that a terminal gets control characters as escapes."""
     ids = decoder.ids_of(prompt) if given.raw else prompt_of(decoder, [{"role": "user", "content": prompt}])
     reply = decoder.generate(ids, max_new_tokens=given.max_new_tokens, sampling=sampling)
     if given.jsonl:
         row = {"prompt": prompt, "text": reply.text, "ids": reply.ids, "accept_lengths": reply.accept_lengths}
         print(visible(json.dumps(row | {"stop": reply.stop}, ensure_ascii=False)), flush=True)
-    else:  # exact in a file or a pipe; a terminal would obey what the model says
+    else:  # exact in a file or a pipe; a terminal would obey control characters
         print(visible(reply.text) if sys.stdout.isatty() else reply.text, flush=True)
 
 
 def prompts_of(given: argparse.Namespace) -> list[str]:
-    """Raises UserError if the file cannot be read or holds none."""
+    """Return the prompts. Raises UserError if the file cannot be read or holds none."""
     if given.prompt is not None:
         return [given.prompt]
     try:
@@ -118,7 +120,7 @@ def prompts_of(given: argparse.Namespace) -> list[str]:
 
 
 def settings_of(texts: list[str]) -> dict[str, Any]:
-    """KEY=VALUE, numbers, true and false as such. Raises UserError for anything else."""
+    """Read settings of the form KEY=VALUE. Raises UserError for anything else."""
     settings: dict[str, Any] = {}
     for text in texts:
         key, equals, value = text.partition("=")
@@ -129,7 +131,7 @@ def settings_of(texts: list[str]) -> dict[str, Any]:
 
 
 def quiet() -> None:
-    """transformers' own bars and notes would stand in the answer."""
+    """Silence transformers' progress bars and notes, which would mix with the answer."""
     from transformers.utils import logging
 
     logging.set_verbosity_error()

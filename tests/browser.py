@@ -121,10 +121,11 @@ class Browser:
         return answer["result"].get("value")
 
     def press(self, key: str) -> None:
-        """A key, as a person presses it: Tab, ArrowRight, ..."""
-        code = {"Tab": 9, "ArrowLeft": 37, "ArrowRight": 39}[key]
-        for kind in ("rawKeyDown", "keyUp"):
-            self.send("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code)
+        """Press a key as a person does: Tab, Enter, ArrowRight, ..."""
+        code = {"Tab": 9, "Enter": 13, "ArrowLeft": 37, "ArrowRight": 39}[key]
+        for kind in ("rawKeyDown", *(["char"] if key == "Enter" else []), "keyUp"):
+            text = {"text": "\r"} if kind == "char" else {}
+            self.send("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code, **text)
 
     def look(self, *, width: int, height: int = 900, dark: bool = False) -> None:
         """The window's size in CSS pixels, and what the system says of the colour scheme."""

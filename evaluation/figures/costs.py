@@ -21,7 +21,7 @@ REFERENCE = "recycling"  # whose MAT the others are measured by
 
 
 def memory(block: Block) -> Figure | None:
-    """Speedup against what a method keeps in memory beside the model; published figures for Vicuna-7B hollow."""
+    """Speedup against the memory that a method needs next to the model; hollow marks are published, of Vicuna-7B."""
     rows = [row for row in block.drafting if row["state_bytes"] == row["state_bytes"] and row["state_bytes"] > 0]
     sizes = {(row["pool"].method, row["state_bytes"]) for row in rows}
     if max((sum(m == method for m, _ in sizes) for method, _ in sizes), default=0) < 3:  # of one method
@@ -39,11 +39,11 @@ def memory(block: Block) -> Figure | None:
             axes.plot(row["memory_mb"], row["speedup"], marker(i), color="#777777", markerfacecolor="none",
                       label=f"{row['method']}, published")  # fmt: skip
     axes.set_xscale("log")
-    return finish(figure, axes, block.measured, x="state beside the model (MiB; published: MB)", y=speed_label)
+    return finish(figure, axes, block.measured, x="state next to the model (MiB; published: MB)", y=speed_label)
 
 
 def overhead(blocks: Sequence[Block]) -> Figure | None:
-    """Where a step's time goes, by method and model: the device is waited for after each part."""
+    """Time of a step by its parts, for each method and model; the device is synchronised after each part."""
     bars: list[tuple[str, dict[str, float]]] = []
     for block in blocks:
         for row in block.overall:
@@ -60,7 +60,7 @@ def overhead(blocks: Sequence[Block]) -> Figure | None:
         left = [a + b for a, b in zip(left, values, strict=True)]
     axes.set_yticks(at, [name for name, _ in bars])
     sideways(axes)
-    return finish(figure, axes, _what(blocks), x="a step (ms)")
+    return finish(figure, axes, _what(blocks), x="step time (ms)")
 
 
 def phase_ms(rows: Sequence[dict[str, object]]) -> dict[str, float]:
@@ -83,7 +83,8 @@ def _what(blocks: Sequence[Block]) -> str:
 
 
 def novelty(blocks: Sequence[Block]) -> Figure | None:
-    """When drafting stops paying: MAT of a question against the share of its answer's 3-grams that stand earlier."""
+    """MAT of each question against how much its answer repeats: the share of its 3-grams that occurred earlier, in the
+    prompt or in the answer."""
     points: list[tuple[str, str, float, float]] = []  # method, bench, repetition, MAT
     for block in blocks:
         for row in block.shown():
@@ -102,12 +103,12 @@ def novelty(blocks: Sequence[Block]) -> Figure | None:
                       markersize=3, linestyle="none", markerfacecolor="none" if j else colour(i + 2),
                       label=f"{name}, {bench}" if len(benches) > 1 else name)  # fmt: skip
     axes.axhline(1.0, color="#444444", linewidth=0.7)
-    share = "% of the answer's 3-grams that stand earlier, in the prompt or in it"
+    share = "% of the answer's 3-grams that occurred earlier"
     return finish(figure, axes, _what(blocks), x=share, y="MAT of the question")
 
 
 def budget(block: Block) -> Figure | None:
-    """MAT, MAT over recycling's, and speed, over the most nodes that a step of the method drafts."""
+    """MAT, MAT over that of recycling, and speedup over vanilla, by the most nodes that a step drafts."""
     lines: dict[str, dict[int, dict[str, Any]]] = {}
     rows = [row | {"budget": most} for row in block.drafting if row["tree"] != "shape" and (most := row["pool"].budget)]
     for method in dict.fromkeys(row["pool"].method for row in rows):
@@ -131,7 +132,7 @@ def budget(block: Block) -> Figure | None:
         ratios = [mat_ratio(line[n]["pool"].cells, lines[REFERENCE][n]["pool"].cells) for n in both]
         gains.plot(both, [value for value, _, _ in ratios], **options)
         gains.fill_between(both, [g[1] for g in ratios], [g[2] for g in ratios], color=colour(i + 2), alpha=0.15, lw=0)
-    mats.set_ylabel("MAT\n(tokens a step)")
+    mats.set_ylabel("MAT\n(tokens per step)")
     gains.set_ylabel(f"MAT over\n{REFERENCE}'s")
     for axes in drawn[2:]:
         axes.set_ylabel("speedup\nover vanilla")

@@ -16,17 +16,17 @@ from .style import INTERVAL, colour, finish, mark, marker, panels, sideways
 
 
 def tree_size(block: Block) -> Figure | None:
-    """MAT, time of a step and speed over the number of drafted nodes; the star marks the fastest tree."""
+    """MAT, step time and speed by the number of drafted nodes; the star marks the fastest tree."""
     return _curves(block, "tree_nodes", "nodes in the draft tree, root not counted", TREE[2:], star=True)
 
 
 def topk(block: Block) -> Figure | None:
-    """MAT, speed and the matrix's memory over k, the candidates kept per token."""
+    """MAT, speed and the matrix's memory by k, the number of candidates kept per token."""
     return _curves(block, "k", "candidates kept per token, k", TREE[1:], memory=True)
 
 
 def temperature(block: Block) -> Figure | None:
-    """MAT and speed over the temperature."""
+    """MAT and speed by temperature."""
     return _curves(block, "temperature", "temperature (0: greedy)", ())
 
 
@@ -53,7 +53,7 @@ def _curves(
             axes[at].plot(fastest[setting], fastest[speed], "*", color=colour(i + 2), markersize=9, zorder=5)
             options: dict[str, Any] = {"xytext": (0, 5), "textcoords": "offset points", "ha": "center", "fontsize": 6.5}
             axes[at].annotate(f"{fastest[setting]:.0f}", (fastest[setting], fastest[speed]), **options)
-    titles = {"mat": "MAT\n(tokens a step)", "step_ms": "a step (ms)", "state_mib": "state (MiB)"}
+    titles = {"mat": "MAT\n(tokens per step)", "step_ms": "step time (ms)", "state_mib": "state (MiB)"}
     titles[speed] = speed_label.replace(" ", "\n", 1)
     for panel, column in zip(axes, columns, strict=True):
         panel.set_ylabel(titles[column])
@@ -79,7 +79,7 @@ def _line(axes: Axes, line: list[dict[str, Any]], setting: str, column: str, i: 
 
 
 def tree_shape(block: Block) -> Figure | None:
-    """MAT over depth and breadth of the draft tree; small numbers are the nodes of trees that hold fewer."""
+    """MAT by depth and breadth of the draft tree; small numbers give the nodes of trees that hold fewer."""
     rows = [row for row in block.drafting if row["tree"] == "shape"]
     deep = sorted({int(row["tree_depth"]) for row in rows})
     wide = sorted({int(row["tree_breadth"]) for row in rows})
@@ -110,7 +110,7 @@ def tree_shape(block: Block) -> Figure | None:
 
 
 def tree_family(block: Block) -> Figure | None:
-    """MAT over the number of nodes by family of trees: balanced against imbalanced."""
+    """MAT by number of nodes, for each family of trees."""
     rows = [
         row for row in block.varied("tree", TREE) if row["tree"] not in LEARNT
     ]  # their size changes: see machine_tree
@@ -125,11 +125,12 @@ def tree_family(block: Block) -> Figure | None:
         options = {"color": colour(i + 2), "label": family, "markersize": size, "markerfacecolor": face}
         axes.plot(nodes, mats, marker(i + 2), **options)
     axes.margins(0.08)  # a large mark on the edge is not cut
-    return finish(figure, axes, block.measured, x="nodes in the draft tree, root not counted", y="MAT (tokens a step)")
+    return finish(figure, axes, block.measured, x="nodes in the draft tree without the root", y="MAT (tokens per step)")
 
 
 def machine_tree(block: Block) -> Figure | None:
-    """What tree=auto and online measured and promised: step time and speed by size, and the last choices (dots)."""
+    """Step time and predicted decoding speed by tree size, from which tree=auto and tree=online choose; dots mark the
+    sizes chosen, dotted lines the speed achieved."""
     known = [(pool, figures) for pool in block.pools if (figures := auto_figures(pool.first)) is not None]
     if not known:
         return None
@@ -144,18 +145,19 @@ def machine_tree(block: Block) -> Figure | None:
             speed.plot(last["sizes"][at], last["predicted_speedup_by_size"][at], "o", color="#000000", markersize=5)
             if run.achieved == run.achieved:
                 speed.axhline(run.achieved, color=colour(i + 2), linewidth=0.9, linestyle=":")
-    time.set_ylabel("a step (ms)")
+    time.set_ylabel("step time (ms)")
     speed.set_ylabel("decoding speed\nover vanilla")
     speed.set_xlabel("nodes in the draft tree, root not counted")
     for axes in (time, speed):
         axes.margins(y=0.1)  # room for the dot
         axes.set_ylim(bottom=0)
-    note = "dot: a run's last choice, or its most frequent one; dotted: what it achieved"
+    note = "dot: the size chosen last, or most often; dotted: speed achieved"
     return finish(figure, time, f"{note}; {block.measured}")
 
 
 def start(block: Block) -> Figure | None:
-    """What the state at the start of a prompt is worth: MAT and speedup by start, a published pair beside it."""
+    """MAT and speedup by the state at the start of a prompt (hot: kept between prompts; cold: reset), next to published
+    ones."""
     rows = block.varied("start", ("recycle_prompt", "order"))
     if not rows or len({row["pool"].method for row in rows}) > 2:  # among many methods the other figures show it
         return None
@@ -163,13 +165,13 @@ def start(block: Block) -> Figure | None:
 
 
 def update(block: Block) -> Figure | None:
-    """What is written back to the matrix: every node, the accepted path, the root, nothing."""
+    """MAT and speedup by what a step writes to the matrix: every node, the accepted path, the root, nothing."""
     rows = block.varied("update", ("start", "order"))
     return _bars(block, rows, "update") if rows else None
 
 
 def order(block: Block) -> Figure | None:
-    """How much a method that carries state owes to the order of its questions."""
+    """MAT and speedup by the order of the questions, for methods that keep state between prompts."""
     rows = [row for row in block.drafting if row.get("start") not in (None, "cold") and row["start"] == row["start"]]
     rows = [row | {"order": row["pool"].first.settings["bench"].get("order", "file")} for row in rows]
     if len({row["order"] for row in rows}) < 2:
@@ -191,7 +193,7 @@ def _bars(
     labels = [_label(row, rows, setting) for row in rows]
     extra = published or []
     count = len(rows) + len(extra)
-    columns = [("mat", "MAT (tokens a step)", 1), (speed, speed_label, 2)]
+    columns = [("mat", "MAT (tokens per step)", 1), (speed, speed_label, 2)]
     columns = [entry for entry in columns if any(row[entry[0]] == row[entry[0]] for row in rows)]  # not all is timed
     figure, axes = panels(len(columns), height=(0.6 + 0.3 * len(columns)) + 0.18 * len(columns) * count, sharey=True)
     at = list(range(count))[::-1]

@@ -22,17 +22,17 @@ DEEPEST = 12  # and depths beyond this are left out of theirs
 
 
 def mat(block: Block) -> Figure | None:
-    """MAT by subtask and method: how many tokens a step adds."""
-    return _by_category(block, "mat", "MAT (tokens a step)")
+    """Tokens per step (MAT) by subtask and method."""
+    return _by_category(block, "mat", "MAT (tokens per step)")
 
 
 def speedup_over_hf(block: Block) -> Figure | None:
-    """Speedup by subtask and method over transformers' own generate."""
+    """Speedup over transformers' own generate, by subtask and method."""
     return _by_category(block, "speedup_hf", "speedup over hf")
 
 
 def speedup_over_vanilla(block: Block) -> Figure | None:
-    """Speedup by subtask and method over this engine without drafts."""
+    """Speedup over this engine without drafts, by subtask and method."""
     return _by_category(block, "speedup_vanilla", "speedup over vanilla")
 
 
@@ -74,7 +74,7 @@ def _lengths(row: dict[str, Any]) -> list[int]:
 
 
 def accepted_lengths(block: Block) -> Figure | None:
-    """How many tokens a step adds: share of steps by accepted length."""
+    """Share of steps by the number of tokens that they added."""
     rows = [row for row in block.shown() if row["method"] not in BASELINES]
     if not rows:
         return None
@@ -93,7 +93,7 @@ def accepted_lengths(block: Block) -> Figure | None:
         axes.set_xticks([1, 4, 8, 12, FAR], ["1", "4", "8", "12", f"{FAR}+"])
     axes.set_xlim(0.5, min(longest, FAR) + 0.5)
     axes.set_ylim(bottom=0)
-    return finish(figure, axes, block.measured, x="accepted length (tokens a step)", y="% of steps")
+    return finish(figure, axes, block.measured, x="accepted length (tokens per step)", y="% of steps")
 
 
 def _accepted_lengths_grid(block: Block, rows: Sequence[dict[str, Any]]) -> Figure:
@@ -104,12 +104,13 @@ def _accepted_lengths_grid(block: Block, rows: Sequence[dict[str, Any]]) -> Figu
         counts = [sum(n == length for n in lengths) for length in range(1, LONGEST)]
         values.append([100 * c / max(len(lengths), 1) for c in [*counts, sum(n >= LONGEST for n in lengths)]])
     columns = [*map(str, range(1, LONGEST)), f"{LONGEST}+"]
-    label = "% of steps by accepted length (tokens a step)"
+    label = "% of steps by accepted length (tokens per step)"
     return grid([row["name"] for row in rows], columns, values, label, block.measured, decimals=0)
 
 
 def acceptance_by_depth(block: Block) -> Figure | None:
-    """Acceptance by depth of the draft tree: joint (the path reaches it) and conditional (given the depth above)."""
+    """Acceptance by depth in the draft: the share of drafting steps whose accepted path reaches a depth (joint) and,
+    where drawn, of those that reached the depth above it (conditional)."""
     rows = [(row, by_depth(Accepted.of(row["pool"].rows))) for row in block.shown()]
     rows = [(row, depths) for row, depths in rows if depths]
     if not rows:
@@ -119,7 +120,7 @@ def acceptance_by_depth(block: Block) -> Figure | None:
         shares = [[100 * depth.joint for depth in depths[:deepest]] for _, depths in rows]
         values = [row + [float("nan")] * (deepest - len(row)) for row in shares]
         columns = [str(depth) for depth in range(1, deepest + 1)]
-        label = "% of steps that reach a depth of the draft"
+        label = "% of drafting steps that reach a depth"
         return grid([row["name"] for row, _ in rows], columns, values, label, block.measured, decimals=0)
     figure, (joint, conditional) = panels(2, height=3.1, sharex=True)
     for row, depths in rows:
@@ -127,8 +128,8 @@ def acceptance_by_depth(block: Block) -> Figure | None:
         near = depths[:DEEPEST]
         joint.plot([d.depth for d in near], [100 * d.joint for d in near], **options)
         conditional.plot([d.depth for d in near], [100 * d.conditional for d in near], **options)
-    joint.set_ylabel("% of steps\nreach it (joint)")
-    conditional.set_ylabel("% of those at\nthe depth above")
+    joint.set_ylabel("joint\n(% of steps)")
+    conditional.set_ylabel("conditional (% of\nthe depth above)")
     deepest = max(len(depths) for _, depths in rows)
     conditional.set_xlabel("depth in the draft tree" + (f" (deepest: {deepest})" if deepest > DEEPEST else ""))
     conditional.set_xticks(range(1, min(deepest, DEEPEST) + 1))
@@ -138,7 +139,7 @@ def acceptance_by_depth(block: Block) -> Figure | None:
 
 
 def mat_over_questions(block: Block) -> Figure | None:
-    """What a carried state is worth: MAT over the questions answered so far, mean of a sliding window."""
+    """MAT over the questions in the order asked, as a moving mean."""
     rows = [row for row in block.shown() if row.get("start") is not None and row["start"] == row["start"]]
     if not rows:
         return None
@@ -155,4 +156,4 @@ def mat_over_questions(block: Block) -> Figure | None:
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlim(left=1)
     asked = "question, in the order asked" + (f" (mean of the last {window})" if window > 1 else "")
-    return finish(figure, axes, block.measured, x=asked, y="MAT (tokens a step)")
+    return finish(figure, axes, block.measured, x=asked, y="MAT (tokens per step)")

@@ -8,7 +8,7 @@ from statistics import median
 from ..statistics.audits import Audit, Turn, audits
 from .circumstances import Configuration
 
-BASES = ("vanilla", "hf")  # the first that a run has at its side is what it is compared with
+BASES = ("vanilla", "hf")  # a configuration is compared with the first of these that ran
 
 
 @dataclass(frozen=True)
@@ -25,18 +25,18 @@ class Finding:
         return [(i, _where(turn), turn) for i, turn in enumerate(self.audit.turns) if turn.parts is not None]
 
     def in_words(self) -> str:
-        """Say in a sentence how far the output is the baseline's."""
+        """Say how much of the output equals the baseline's."""
         audit = self.audit
         if not audit.turns:
-            return "The records share no turn with token ids, so nothing can be said."
+            return "No turn can be compared: the records share none that has token ids."
         turns = f"{len(audit.turns):,} turn{'s' if len(audit.turns) > 1 else ''}"
         first = min(audit.partings, key=lambda turn: turn.parts or 0, default=None)
         if first is None:
-            return f"All {turns} ({audit.tokens:,} tokens) equal those of {self.base}, token for token."
+            return f"All {turns} equal those of {self.base}, token for token ({audit.tokens:,} tokens)."
         tokens = [1 + (turn.parts or 0) for turn in audit.partings]
         share = 100 * audit.identical / len(audit.turns)
         return (
-            f"{audit.identical:,} of {turns} ({share:.1f} %) equal those of {self.base}; the earliest difference is at "
+            f"{audit.identical:,} of {turns} ({share:.1f} %) equal those of {self.base}. The earliest difference is at "
             f"token {min(tokens)} ({_where(first)}), the median one at token {median(tokens):g}."
         )
 

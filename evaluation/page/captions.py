@@ -1,4 +1,4 @@
-"""A sentence for each figure: what it shows and what to conclude, from the numbers that it draws."""
+"""A caption for each figure: what it shows, and the result in its numbers."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ Caption = Callable[[str, pd.DataFrame, list[Configuration]], str]
 
 
 def caption(stem: str, table: pd.DataFrame, ran: list[Configuration]) -> str:
-    """Return the sentence for the figure of this file name.
+    """Return the caption of the figure with this file name.
 
-    A figure that this module does not know by name has the docstring of the function in evaluation.figures that its
-    file is named after.
+    Figures without an entry in CAPTIONS use the docstring of their function in evaluation.figures.
 
     Args:
         table, ran: what the figure shows.
@@ -37,13 +36,13 @@ def caption(stem: str, table: pd.DataFrame, ran: list[Configuration]) -> str:
 
 
 def place(stem: str) -> tuple[int, str]:
-    """Return where the page shows a figure: known ones in their order, others behind them by name."""
+    """Return a figure's place on the page: those in CAPTIONS first, in that order, then the others by name."""
     kind, known = stem.split("-")[0], list(CAPTIONS)
     return known.index(kind) if kind in known else len(known), stem
 
 
 def short(table: pd.DataFrame) -> list[str]:
-    """Say the table's overall rows in a few sentences, one line a block of the table."""
+    """Summarise the overall rows in a line per block of the table."""
     names = group_names(table)
     groups: dict[str, list[dict[Any, Any]]] = {}
     for row, _ in _overall(table):
@@ -52,20 +51,21 @@ def short(table: pd.DataFrame) -> list[str]:
     for name, rows in groups.items():
         text = f"{name.replace(', ', ' on ', 1)}: "
         most = max((r for r in rows if _has(r, "mat")), key=lambda row: row["mat"], default=None)
-        if most and most["mat"] > PLAIN:
-            text += f"{_name(most)} accepts most, {most['mat']:.2f} tokens a step (MAT). "
+        if drafts := most is not None and most["mat"] > PLAIN:
+            text += f"{_name(most)} accepts most, {most['mat']:.2f} tokens per step (MAT). "
         if timed := [row for row in rows if _has(row, "tokens_per_second")]:
             fastest = max(timed, key=lambda row: row["tokens_per_second"])
             others = [name for name in BASELINES if name != fastest["method"]]
             over = [f"{fastest[c]:.2f} × {n}" for n in others if _has(fastest, c := f"speedup_{n}")]
-            text += f"Fastest is {_name(fastest)} with {fastest['tokens_per_second']:,.0f} tokens/s"
+            name = "It" if drafts and fastest is most else _name(fastest)
+            text += f"{name} is fastest, {fastest['tokens_per_second']:,.0f} tokens/s"
             text += f" ({' and '.join(over)})." if over else "."
         lines.append(text)
     return lines
 
 
 def _overall(table: pd.DataFrame) -> list[tuple[dict[Any, Any], list[dict[Any, Any]]]]:
-    """Return the overall rows, each with the rows by subtask that stand before it."""
+    """Return the overall rows, each with its rows by subtask, which precede it in the table."""
     pairs: list[tuple[dict[Any, Any], list[dict[Any, Any]]]] = []
     before: list[dict[Any, Any]] = []
     for row in table.to_dict("records"):
@@ -88,46 +88,52 @@ def _name(row: dict[Any, Any]) -> str:
 def _speedup(stem: str, table: pd.DataFrame, ran: list[Configuration]) -> str:
     baseline = stem.removeprefix("speedup_over_").split("-")[0]
     column = f"speedup_{baseline}"
-    parts = []
+    text = f"Speedup over {baseline} by subtask; 1 means as fast. "
     pairs = [pair for pair in _overall(table) if _has(pair[0], column) and pair[0]["method"] != baseline]
-    for row, subtasks in sorted(pairs, key=lambda pair: -pair[0][column]):
-        if known := [r for r in subtasks if _has(r, column)]:
-            gains = sum(r[column] > 1 for r in known)
-            parts.append(f"{_name(row)} {row[column]:.2f} × overall, faster in {gains} of {len(known)} subtasks")
-    text = f"Tokens per second over those of {baseline}, by subtask; the line at 1 is no gain. "
-    return text + _list(parts)
+    if not pairs:
+        return text.strip()
+    (fastest, subtasks), *others = sorted(pairs, key=lambda pair: -pair[0][column])
+    text += f"{_name(fastest)} is fastest, {fastest[column]:.2f} × overall"
+    if known := [row for row in subtasks if _has(row, column)]:
+        text += f" and faster than {baseline} in {sum(row[column] > 1 for row in known)} of {len(known)} subtasks"
+    slower = [row for row, _ in pairs if _has(row, f"{column}_high") and row[f"{column}_high"] < 1]
+    text += _followed([(row, row[column]) for row, _ in others if row not in slower])
+    return text + (f" Slower than {baseline} overall: {_figures([(r, r[column]) for r in slower])}." if slower else "")
 
 
 def _mat(stem: str, table: pd.DataFrame, ran: list[Configuration]) -> str:
-    parts = []
+    text = "Tokens per step (MAT) by subtask; plain decoding adds 1. "
     pairs = [pair for pair in _overall(table) if _has(pair[0], "mat") and pair[0]["mat"] > PLAIN]
-    for row, subtasks in sorted(pairs, key=lambda pair: -pair[0]["mat"]):
-        known = sorted((r for r in subtasks if _has(r, "mat")), key=lambda r: r["mat"])
-        part = f"{_name(row)} {row['mat']:.2f} overall"
-        if len(known) > 1:
-            low, high = known[0], known[-1]
-            part += f", from {low['mat']:.2f} ({low['category']}) to {high['mat']:.2f} ({high['category']})"
-        parts.append(part)
-    text = "Tokens that a step adds on average (MAT), by subtask; plain decoding is 1. "
-    return text + (_list(parts) or "No method here adds more than one.")
+    if not pairs:
+        return text + "No method here adds more than one."
+    (most, subtasks), *others = sorted(pairs, key=lambda pair: -pair[0]["mat"])
+    text += f"{_name(most)} adds most, {most['mat']:.2f} overall"
+    known = sorted((row for row in subtasks if _has(row, "mat")), key=lambda row: row["mat"])
+    if len(known) > 1:
+        low, high = known[0], known[-1]
+        text += f" (from {low['mat']:.2f} in {low['category']} to {high['mat']:.2f} in {high['category']})"
+    return text + _followed([(row, row["mat"]) for row, _ in others])
 
 
 def _lengths(stem: str, table: pd.DataFrame, ran: list[Configuration]) -> str:
-    text = "How many tokens a step adds: share of steps by accepted length, the model's own token included. "
+    text = "Share of steps by the number of tokens that they added, the target's own token included. "
     parts = []
     for configuration in ran:
         lengths = [n for row in configuration.pool.rows for n in accept_lengths(row)]
         if lengths and max(lengths) > 1:
             none = 100 * sum(n == 1 for n in lengths) / len(lengths)
             parts.append(
-                f"{configuration.name}: {none:.0f} % of steps gain nothing, half add "
-                f"{statistics.median_high(lengths)} or more, the best {max(lengths)}"
+                f"{configuration.name} adds only one token in {none:.0f} % of its steps, at least "
+                f"{statistics.median_high(lengths)} in half of them, at most {max(lengths)}"
             )
     return text + _list(parts)
 
 
 def _over_questions(stem: str, table: pd.DataFrame, ran: list[Configuration]) -> str:
-    text = "MAT along the run: a state that is carried on should rise from left to right, a cold one should not. "
+    text = (
+        "MAT over the questions, in the order asked. State that is kept between prompts should make it rise; it also "
+        "depends on the questions themselves. From the first quarter to the last: "
+    )
     parts = []
     for configuration in ran:
         steps = [accept_lengths(row) for row in configuration.pool.first_answers]
@@ -137,8 +143,17 @@ def _over_questions(stem: str, table: pd.DataFrame, ran: list[Configuration]) ->
                 statistics.mean(n for row in part for n in row) if any(part) else float("nan")
                 for part in (steps[:quarter], steps[-quarter:])
             )
-            parts.append(f"{configuration.name}: {first:.2f} in the first quarter of the run, {last:.2f} in the last")
-    return text + _list(parts)
+            parts.append(f"{configuration.name} {first:.2f} to {last:.2f}")
+    return text + _list(parts) if parts else text.rpartition(" From")[0]
+
+
+def _followed(rows: list[tuple[dict[Any, Any], float]]) -> str:
+    """End the sentence on the best with the next ones."""
+    return f", followed by {_figures(rows[:2])}." if rows else "."
+
+
+def _figures(rows: list[tuple[dict[Any, Any], float]]) -> str:
+    return ", ".join(f"{_name(row)} ({value:.2f})" for row, value in rows)
 
 
 def _list(parts: list[str], most: int = 3) -> str:

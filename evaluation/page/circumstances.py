@@ -69,7 +69,7 @@ def facts(ran: list[Configuration]) -> list[Fact]:
         ("model", _of_runs(_model)),
         ("bench", _bench),
         ("decoding", _of_runs(_decoding)),
-        ("left out", _of_runs(generation_left_out)),
+        ("not used", _of_runs(generation_left_out)),
         ("execution", _of_runs(lambda m: str(m.get("execution_used", "")))),
         ("versions", _of_runs(lambda m: ", ".join(f"{k} {v}" for k, v in m.get("versions", {}).items()))),
         ("code", _of_runs(_code)),
@@ -133,7 +133,8 @@ def _decoding(metadata: dict[str, Any]) -> str:
     choices, seed = settings.get("num_choices", 1), settings.get("seed")
     often = f"{choices} answers a question, " if choices > 1 else ""
     most = f"at most {settings['max_new_tokens']} new tokens a turn"
-    return f"{sampling_words(settings)}, batch 1, {most}, {often}seed {seed}"
+    untimed = "" if settings.get("timed", True) else ", not timed"
+    return f"{sampling_words(settings)}, batch 1, {most}, {often}seed {seed}{untimed}"
 
 
 def _code(metadata: dict[str, Any]) -> str:

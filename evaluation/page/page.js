@@ -21,10 +21,12 @@ function theme() {
   label();
 }
 
-// The table: a click on a header sorts by it, numbers downwards first; filters hide rows.
+// The table: a configuration a body, its overall row first and its subtasks by a click; headers sort, filters hide rows.
 function table() {
-  const body = $("main").tBodies[0], rows = [...body.rows], heads = [...$("main").tHead.rows[0].cells];
-  const find = $("find"), method = $("by-method"), category = $("by-category");
+  const table = $("main"), bodies = [...table.tBodies], heads = [...table.tHead.rows[0].cells];
+  const rows = bodies.flatMap((body) => [...body.rows]);
+  const find = $("find"), method = $("by-method"), category = $("by-category"), unfold = $("unfold");
+  let order = null; // (a, b) of two rows, once a header was clicked
 
   function compare(column, number, down) {
     return (a, b) => {
@@ -34,23 +36,44 @@ function table() {
     };
   }
 
-  function sort(column) {
-    const head = heads[column], number = head.classList.contains("number"), was = head.getAttribute("aria-sort");
-    const down = was ? was === "ascending" : number;
-    heads.forEach((other) => other.removeAttribute("aria-sort"));
-    head.setAttribute("aria-sort", down ? "descending" : "ascending");
-    body.append(...rows.toSorted(compare(column, number, down)));
-  }
-
-  function filter() {
+  // Rows that are shown: those that match, and of them the subtasks of folded configurations only while rows are searched.
+  function arrange() {
     const words = find.value.toLowerCase().split(/\s+/).filter(Boolean);
+    const folds = words.length === 0 && category.value === "";
+    table.classList.toggle("folds", folds);
     for (const row of rows) {
       const text = [...row.cells].map((cell) => cell.textContent).join(" ").toLowerCase();
       row.hidden = !words.every((word) => text.includes(word))
         || (method.value !== "" && row.dataset.method !== method.value)
         || (category.value !== "" && row.dataset.category !== category.value);
     }
-    $("count").textContent = `${rows.filter((row) => !row.hidden).length} of ${rows.length} rows`;
+    if (order) {
+      const first = (body) => [...body.rows].find((row) => !row.hidden) || body.rows[0];
+      for (const body of bodies) {
+        const [overall, ...subtasks] = body.rows;
+        body.append(overall, ...subtasks.sort(order));
+      }
+      table.append(...bodies.toSorted((a, b) => order(first(a), first(b))));
+    }
+    const shown = rows.filter((row) => !row.hidden
+      && !(folds && row.classList.contains("subtask") && !row.parentNode.classList.contains("open")));
+    $("count").textContent = `${shown.length} of ${rows.length} rows`;
+  }
+
+  function sort(column) {
+    const head = heads[column], number = head.classList.contains("number"), was = head.getAttribute("aria-sort");
+    const down = was ? was === "ascending" : number;
+    heads.forEach((other) => other.removeAttribute("aria-sort"));
+    head.setAttribute("aria-sort", down ? "descending" : "ascending");
+    order = compare(column, number, down);
+    arrange();
+  }
+
+  function open(body, yes) {
+    const button = body.querySelector(".fold");
+    if (!button) return;
+    body.classList.toggle("open", yes);
+    button.setAttribute("aria-expanded", String(yes));
   }
 
   heads.forEach((head, column) => {
@@ -59,11 +82,21 @@ function table() {
     button.addEventListener("click", () => sort(column));
     head.replaceChildren(button);
   });
-  for (const control of [find, method, category]) control.addEventListener("input", filter);
-  $("extra").addEventListener("change", () => $("main").classList.toggle("wide", $("extra").checked));
+  for (const body of bodies.filter((body) => body.rows.length > 1)) {
+    const cell = body.rows[0].cells[0], button = element("button", "fold");
+    button.type = "button";
+    button.setAttribute("aria-label", `Subtasks of ${cell.textContent}`);
+    cell.classList.add("foldable");
+    cell.prepend(button);
+    open(body, false);
+    cell.addEventListener("click", () => { open(body, !body.classList.contains("open")); arrange(); });
+  }
+  for (const control of [find, method, category]) control.addEventListener("input", arrange);
+  unfold.addEventListener("change", () => { bodies.forEach((body) => open(body, unfold.checked)); arrange(); });
+  $("extra").addEventListener("change", () => table.classList.toggle("wide", $("extra").checked));
   $("filters").addEventListener("submit", (event) => event.preventDefault());
   $("filters").hidden = false;
-  filter();
+  arrange();
 }
 
 // Many small things behind one tab stop: arrow keys move between them, and each says what it is in `detail`.
@@ -187,7 +220,7 @@ function reader() {
   $("next").addEventListener("click", () => go(1));
   $("choose").addEventListener("submit", (event) => event.preventDefault());
   const swatch = (n) => { const item = element("span"); item.append(element("span", `run even ${depth(n)}`, n === 8 ? " 8+ " : ` ${n} `), element("span", `run odd ${depth(n)}`, n === 8 ? " 8+ " : ` ${n} `)); return item; };
-  $("runs-legend").append("tokens a step added:", ...[1, 2, 4, 6, 8].map(swatch));
+  $("runs-legend").append("tokens that a step added:", ...[1, 2, 4, 6, 8].map(swatch));
   $("runs-legend").hidden = $("choose").hidden = false;
   show();
 }

@@ -71,6 +71,7 @@ def render(runs: list[Run], measured: pd.DataFrame, folder: Path) -> str:
         notes=answers.pop("notes"),
         data=script_json(answers),
         commands=circumstances.commands(ran),
+        audit_command=shlex.join(["python", "-m", "evaluation.audit", str(folder)]),
         again=shlex.join(["python", "-m", "evaluation.report", str(folder)]),
     )
 

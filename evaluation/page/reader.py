@@ -148,25 +148,25 @@ def _notes(ran: list[Configuration], shown: int, there: int, decoder: Decoder, m
     if shown < there:
         where = "runs/*/answers.jsonl" if texts else FILE
         notes.append(
-            f"Here are {shown} of {there} questions, some of every subtask, so that the page stays small; "
-            f"all answers are in {where}."
+            f"Shown are {shown} of {there} questions, some of each subtask, to keep the page small. All answers are in "
+            f"{where}."
         )
     if not texts:
         notes.append(
-            "These records hold token ids and no text: it is decoded here from the ids, by the model's tokenizer where "
-            "that is on this machine."
+            "These records hold token ids and no text, which the model's tokenizer decodes here where it is on this "
+            "machine."
         )
     if any(len(c.pool.repeats) > 1 or any(len(row["choices"]) > 1 for row in c.pool.rows) for c in ran):
-        notes.append("Of repeats, and of several answers to a question, the first is shown.")
+        notes.append("Only the first repeat and the first answer to a question are shown.")
     for path, reason in decoder.failures.items():
         notes.append(
-            f"The tokenizer of {path} could not be loaded from this machine ({reason}); so "
-            f"{'the text stands as it was recorded, and its' if texts else 'there is no text, only'} accepted lengths"
-            f"{' below it' if texts else ''}."
+            f"The tokenizer of {path} could not be loaded on this machine ({reason}). "
+            + ("Texts are shown as recorded, with the" if texts else "There is no text, only")
+            + f" accepted lengths{' below them' if texts else ''}."
         )
     if mismatched:
         notes.append(
-            f"{mismatched} turn(s) decode to another text than the one recorded, so the tokenizer is no longer the "
-            "run's: these stand as recorded, with their accepted lengths."
+            f"{mismatched} turn(s) decode to another text than the recorded one: the tokenizer has changed since. "
+            "They are shown as recorded, with the accepted lengths below them."
         )
     return notes

@@ -101,10 +101,10 @@ def draw(configuration: Configuration, decoder: Decoder) -> Drawing | None:
     words = [_in_words(nodes, [depth.joint for depth in by_depth(accepted)]), *([sentence] if sentence else [])]
     if order is None:
         changes = run.settings["method"].get("tree") in LEARNT
-        why = "Its nodes changed along the run" if changes else "The records do not hold its nodes"
-        words.append(f"{why}: only those that stood at least once are drawn, and every step counts as a try of each.")
+        why = "The tree changed during the run" if changes else "The records do not hold the tree"
+        words.append(f"{why}: only nodes accepted at least once are drawn, and each counts as tried in every step.")
     if len(kept) < len(nodes):
-        words.append(f"Drawn are the {len(kept)} most accepted of {len(nodes)} nodes.")
+        words.append(f"Of {len(nodes)} nodes the {len(kept)} most often accepted are drawn.")
     width, height = root[0] + COLUMN * deepest + MARGIN, ROW * leaves + 2 * MARGIN
     return Drawing(configuration.name, width, height, root, tokens[0] if tokens else "", dots, words)
 
@@ -139,9 +139,9 @@ def _dot(node: Node, places: dict[RankPath, tuple[float, float]], real: RankPath
     depth = len(node.path)
     on_path = real[:depth] == node.path
     title = (
-        f"ranks {spelled(node.path)}: stood in {100 * node.share:.1f} % of {node.tried:,} steps "
-        f"({node.accepted:,}); in {100 * node.given_parent:.1f} % of those in which its parent stood "
-        f"({node.parent_accepted:,})"
+        f"ranks {spelled(node.path)}: accepted in {node.accepted:,} of {node.tried:,} steps "
+        f"({100 * node.share:.1f} %), in {100 * node.given_parent:.1f} % of the {node.parent_accepted:,} that accepted "
+        "its parent"
     )
     token = tokens[depth] if on_path and depth < len(tokens) else ""
     return Dot(x, y, from_x, from_y, shade(node.share), shade(node.given_parent), title, token, on_path)
@@ -157,14 +157,12 @@ def _real_step(run: Run, step: Step | None, decoder: Decoder) -> tuple[list[str]
     if tokens and step.start == 0:  # the first step: the root is the prompt's, and no output
         tokens = ["", *tokens]
     where = f"question {step.row['question_id']}, turn {step.turn + 1}, step {step.number + 1}"
-    drafts = f"{len(step.path)} draft{'s' if len(step.path) > 1 else ''}"
-    ranks = f"{spelled(step.path)}: {drafts} in one forward"
-    sentence = f"Outlined: one real step ({where}), which accepted the ranks {ranks}."
+    drafts = f"{len(step.path)} draft token{'s' if len(step.path) > 1 else ''}"
+    sentence = f"Outlined: a recorded step ({where}) that accepted {drafts} at once, ranks {spelled(step.path)}."
     if tokens:
-        sentence += " Its tokens stand at the nodes, the root's first."
-        sentence += " Drafts that were rejected are not in the records."
+        sentence += " Its tokens are written at the nodes; rejected draft tokens are not recorded."
     else:
-        sentence += " Its tokens cannot be shown: no tokenizer is at hand."
+        sentence += " Its tokens are not shown, as the tokenizer could not be loaded."
     return tokens, sentence
 
 
@@ -174,10 +172,10 @@ def _in_words(nodes: list[Node], depths: list[float]) -> str:
     best = max(nodes, key=lambda n: n.share)
     words = (
         f"{len(nodes)} nodes, depth {max(len(n.path) for n in nodes)}. Share of drafting steps that accepted at least "
-        f"1, 2, ... drafts: {_falls(depths)}. The best node ({spelled(best.path)}) stood in "
+        f"1, 2, ... draft tokens: {_falls(depths)}. The node at ranks {spelled(best.path)} was accepted most often, in "
         f"{100 * best.share:.0f} % of its steps; "
     )
-    return words + (f"{never} of {len(nodes)} nodes never stood." if never else "every node stood at least once.")
+    return words + (f"{never} of {len(nodes)} nodes were never accepted." if never else "all were at least once.")
 
 
 def _falls(depths: list[float]) -> str:

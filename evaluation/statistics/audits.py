@@ -21,6 +21,10 @@ from .tables import baseline, identity
 from .view import markdown, shown, write_csv
 
 GAPS = "audit_gaps.json"
+RULE = (
+    "Verification accepts a draft token only if the target itself picks it (model/decoding/verification.py). "
+    "This audit compares the recorded answers with vanilla's."
+)
 HF = "hf"  # transformers' own decoding
 Gaps = dict[tuple[str, ...], float]
 
@@ -135,32 +139,29 @@ def audit_table(runs: Sequence[Run], gaps: Gaps) -> pd.DataFrame:
 
 
 def wording(table: pd.DataFrame, folder: Path) -> list[str]:
-    """Word the claim in its three layers: the rule, the implementation in float32, what happens in other types."""
-    lines = [
-        "The rule is exact: a drafted token is accepted only where it is the token that the target itself picks "
-        "(model/decoding/verification.py)."
-    ]
+    """Say for each type how many turns equal vanilla's; float32 first, where every difference is a defect."""
+    lines = []
     for dtype in ["float32", *sorted(set(table["dtype"]) - {"float32"})]:
         rows = table[table["dtype"] == dtype]
         turns, same = int(rows["turns"].sum()), int(rows["identical_turns"].sum())
         if not turns:
             if dtype == "float32":
-                lines.append("The implementation in float32: not measured in this folder.")
+                lines.append("Nothing was compared in float32.")
             continue
-        about = f"{int(rows['tokens'].sum())} tokens in {turns} turns of {len(rows)} configuration(s)"
+        configurations = f"{len(rows)} configuration{'s' if len(rows) > 1 else ''}"
+        about = f"{configurations}, {int(rows['tokens'].sum()):,} tokens"
         if same == turns:
-            exact = "The implementation is exact in float32" if dtype == "float32" else f"In {dtype} all is identical"
-            lines.append(f"{exact} on {about}: every turn equals vanilla's.")
+            lines.append(f"Lossless in {dtype}: all {turns:,} turns equal vanilla's, token for token ({about}).")
             continue
         known, apart = int(rows["gaps_known"].sum()), turns - same
-        text = f"In {dtype} {100 * same / turns:.2f} % of the turns equal vanilla's ({about})"
+        share = 100 * same / turns
+        text = f"Not identical in {dtype}: {same:,} of {turns:,} turns ({share:.2f} %) equal vanilla's ({about})"
         if known == apart:
-            text += (
-                f", and every difference starts at a top-2 logit gap of at most {rows['largest_logit_gap'].max():.3g}."
-            )
+            gap = rows["largest_logit_gap"].max()
+            text += f"; where a difference starts, the two largest logits are at most {gap:.3g} apart."
         else:
             text += (
-                f"; the gap at {apart - known} of {apart} differences is not known: python -m evaluation.audit "
+                f"; this measures the logit gap at {apart - known} of {apart} differences: python -m evaluation.audit "
                 f"{shlex.quote(str(folder))}"
             )
         lines.append(text)
@@ -168,7 +169,7 @@ def wording(table: pd.DataFrame, folder: Path) -> list[str]:
 
 
 def write_audit(runs: Sequence[Run], folder: Path) -> list[str]:
-    """Write tables/audit.csv and audit.md of an experiment's folder; returns the wording, nothing without vanilla."""
+    """Write tables/audit.csv and audit.md of a folder; returns the lines to print, none without vanilla."""
     table = audit_table(runs, read_gaps(folder))
     if table.empty:
         return []
@@ -176,7 +177,7 @@ def write_audit(runs: Sequence[Run], folder: Path) -> list[str]:
     target = folder / "tables"
     write_csv(target / "audit.csv", table)
     cells = ([shown(value, ".4g") for value in row] for row in table.itertuples(index=False))
-    write_text(target / "audit.md", "\n\n".join(["# Audit", *lines, markdown(table.columns, cells)]) + "\n")
+    write_text(target / "audit.md", "\n\n".join(["# Audit", RULE, *lines, markdown(table.columns, cells)]) + "\n")
     return lines
 
 

@@ -1,4 +1,4 @@
-"""What stands around a table: what ran on what above it, and below it what a reader must know before believing it."""
+"""The lines above a table, which say what ran on what, and the notes below it that a reader needs to judge it."""
 
 from __future__ import annotations
 
@@ -17,14 +17,13 @@ from .tables import BASELINES, COMPARED, baseline, share_facets
 BUSY = 0.5  # cores taken by others from which timings are doubtful
 UNSURE = "~"  # the mark of a speedup whose interval spans 1
 ONE_REPEAT = (
-    "one repeat: the intervals of its speeds are over questions only and leave out how the machine drifts from run to "
-    "run; repeats=3 measures it"
+    "speeds are from one repeat: their intervals leave out how the machine drifts between runs (repeats=3 includes it)"
 )
 
 
 def unsure_note(interval: str) -> str:
     """Say what `~` means; `interval` names the interval as the table has introduced it."""
-    return f"{UNSURE}: the {interval} of this speedup spans 1, so it does not say which of the two is faster"
+    return f"{UNSURE}: the {interval} of this speedup includes 1, so neither of the two is clearly faster"
 
 
 def drift_unknown(table: pd.DataFrame) -> bool:
@@ -37,8 +36,8 @@ def table_notes(table: pd.DataFrame, intervals: bool) -> list[str]:
     """Explain the marks and columns that these rows of the main table show, and its intervals where it prints them."""
     notes = []
     if intervals:
-        of = "of MAT over questions, of a speedup over questions and repeats"
-        notes.append(f"[low, high]: 95 % bootstrap interval, {of}")
+        of = "MAT over questions, speedups over questions and repeats"
+        notes.append(f"[low, high]: 95 % bootstrap interval ({of})")
     ends = [(table[f"speedup_{b}_low"], table[f"speedup_{b}_high"]) for b in BASELINES]
     if any(spans_one(low, high) for lows, highs in ends for low, high in zip(lows, highs, strict=True)):
         notes.append(unsure_note("95 % interval"))
@@ -46,7 +45,7 @@ def table_notes(table: pd.DataFrame, intervals: bool) -> list[str]:
         notes.append(ONE_REPEAT)
     if "published_source" in table and (sources := table["published_source"].dropna().unique().tolist()):
         names = "; ".join(sources)
-        notes.append(f"published: {names} (data/reference); speedups over transformers' own decoding there")
+        notes.append(f"published: {names} (data/reference), with speedups over transformers' own decoding")
     return notes
 
 
@@ -65,12 +64,12 @@ def heading(runs: Sequence[Run]) -> list[str]:
 
 
 def generation_left_out(metadata: dict[str, Any]) -> str:
-    """Say which generation settings of the checkpoint no method uses, `hf` included; empty if it has none."""
+    """Name the checkpoint's generation settings that no method uses, not even `hf`; empty if it has none."""
     left_out: dict[str, Any] = metadata.get("generation_config_left_out") or {}
     if not left_out:
         return ""
     words = ", ".join(f"{key}={value}" for key, value in left_out.items())
-    return f"{metadata['settings']['model']['name']}: the checkpoint's own {words} left out (plain greedy)"
+    return f"{metadata['settings']['model']['name']}: the checkpoint's own {words} not used (plain greedy)"
 
 
 def executions(table: pd.DataFrame) -> list[str]:
@@ -86,9 +85,9 @@ def execution_words(table: pd.DataFrame) -> list[str]:
         return []
     parts = [f"execution: {names[0]}" if len(names) == 1 else "execution: see its column"]
     if len(names) > 1 and _compared(table, "vanilla"):
-        parts.append("speedup_vanilla is over vanilla in the row's own execution")
+        parts.append("speedup_vanilla compares with vanilla in the same execution")
     if (table["method"] == "hf").any():
-        over = ", so speedup_hf is over another execution" if _compared(table, "hf") else ""
+        over = ", so speedup_hf also includes the difference between the two engines" if _compared(table, "hf") else ""
         parts.append(f"hf is transformers' own generate{over}")
     return ["; ".join(parts)]
 
@@ -108,7 +107,7 @@ def not_compared(pooled: Sequence[Pool]) -> list[str]:
         if other := closest(pool, [p for p in pooled if p.label == "vanilla" and share_facets(p, pool, facets)]):
             names.setdefault((pool.first.execution, other.first.execution), []).append(pool.name)
     return [
-        f"no speedup over vanilla, which ran {theirs} while these ran {execution}: {'; '.join(of)}"
+        f"no speedup over vanilla for {'; '.join(of)}: execution {execution} here, {theirs} for vanilla"
         for (execution, theirs), of in names.items()
     ]
 
@@ -122,12 +121,12 @@ def mixed(runs: Sequence[Run]) -> list[str]:
     for run in runs:
         parts = run.metadata.get("parts", [])
         changes = [
-            f"from question {part['first_question']} on under other circumstances "
+            f"other conditions from question {part['first_question']} on "
             f"({difference(before['circumstances'], part['circumstances']).replace(' there and ', ' before, ')})"
             for before, part in itertools.pairwise(parts)
         ]
         if changes:
-            lines.append(f"mixed: {_repeat(run)}: {'; '.join(changes)}")
+            lines.append(f"{_repeat(run)}: {'; '.join(changes)}")
     first = next((run for run in runs if "circumstances" in run.metadata), None)
     others: dict[str, list[str]] = {}
     for run in runs:
@@ -138,14 +137,14 @@ def mixed(runs: Sequence[Run]) -> list[str]:
                 others.setdefault(words, []).append(_repeat(run))
     for words, names in others.items():
         words = words.replace(" there and ", f" for {first.label if first else ''}, ").removesuffix(" now")
-        lines.append(f"measured under other circumstances ({words} for {_first_three(names)})")
+        lines.append(f"runs under different conditions ({words} for {_first_three(names)})")
     return lines
 
 
 def doubts(runs: Sequence[Run]) -> list[str]:
     """Say in one line which runs on a CPU began while other processes were at work."""
     noisy = [
-        f"{pool.name}{f', repeat {repeat}' if len(pool.repeats) > 1 else ''} ({cores:.1f})"
+        f"{pool.name}{f', repeat {repeat}' if len(pool.repeats) > 1 else ''}: {cores:.1f}"
         for pool in pools(runs)
         for repeat, shards in pool.repeats.items()
         if pool.first.settings.get("timed", True)
@@ -154,7 +153,7 @@ def doubts(runs: Sequence[Run]) -> list[str]:
     if not noisy:
         return []
     return [
-        f"cores taken by other processes when a run began: {'; '.join(noisy)}; timings are doubtful. On a shared "
+        f"timings are doubtful: other processes kept cores busy when a run began ({_first_three(noisy)}); on a shared "
         "machine OMP_NUM_THREADS=1 suffers least"
     ]
 
@@ -164,9 +163,9 @@ def executed(runs: Sequence[Run]) -> list[str]:
     reasons = {
         r.metadata["execution_why"]: r.metadata["execution_used"] for r in runs if r.metadata.get("execution_why")
     }
-    lines = [f"execution=auto took {used}: {why}" for why, used in reasons.items()]
+    lines = [f"execution=auto chose {used}: {why}" for why, used in reasons.items()]
     if any(run.metadata.get("cudnn_attention") is False for run in runs):
-        lines.append("cuDNN's attention is off, for hf as well: it would plan anew for the shape of every eager step")
+        lines.append("cuDNN's attention is off, for hf as well: it plans anew for each new shape of an eager step")
     return lines
 
 
@@ -178,7 +177,7 @@ def incomplete(runs: Sequence[Run]) -> list[str]:
             place = f"{len(run.answers)} of {run.metadata['questions']} questions"
             stopped.setdefault(place, []).append(_repeat(run))
     return [
-        f"incomplete: {names[0]}{f', and {len(names) - 1} more' if names[1:] else ''}: {place}"
+        f"incomplete: {names[0]}{f' and {len(names) - 1} more' if names[1:] else ''}: {place}"
         for place, names in stopped.items()
     ]
 

@@ -112,16 +112,16 @@ def _speedup(run: Run, theirs: dict[str, Row]) -> float:
 
 
 def auto_lines(runs: Sequence[Run]) -> list[str]:
-    """Say in one line of a run with such a tree: the choice, the promise, and what came of it."""
+    """Word each such run in a line: the size chosen, the speed predicted and the speed measured."""
     lines = []
     for pool, repeat, run, figures, achieved in auto_runs(pools(runs)):
-        outcome = f"achieved {achieved:.2f} x" if achieved == achieved else "no vanilla run here to compare with"
-        aside = "; drafting does not pay here, so it stepped aside" if figures["chosen"] == 0 else ""
+        outcome = f"{achieved:.2f} x measured" if achieved == achieved else "not measured, as vanilla did not run"
+        aside = "; drafting does not pay here, so it decodes without drafts" if figures["chosen"] == 0 else ""
         chosen = f"{figures.get('choice', 'last choice')} {figures['chosen']} nodes"
         name = pool.name + (f", repeat {repeat}" if len(pool.repeats) > 1 else "")
         lines.append(
-            f"{name}, {run.settings['bench']['name']}: {chosen}; decoding speed over "
-            f"vanilla predicted {figures['predicted_speedup']:.2f} x, {outcome}{aside}"
+            f"{name} on {run.settings['bench']['name']}: {chosen}; decoding speed over vanilla "
+            f"{figures['predicted_speedup']:.2f} x predicted, {outcome}{aside}"
         )
     return lines
 

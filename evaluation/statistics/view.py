@@ -6,6 +6,7 @@ Terminal text, Markdown and LaTeX are rendered here, HTML by the page's template
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -28,11 +29,13 @@ from .published import APART, MEASURED, PUBLISHED, TABLE1_COLUMNS, table1, with_
 from .tables import BASELINES, GROUP, NOTE, group_names, main_table, memory_table, with_unavailable
 
 SHOWN = ("method", "category", "questions", "new_tokens", "mat", "mat_macro", "tokens_per_second")
+IN_FILES = ("category", "new_tokens", "mat_macro")  # left out in a terminal
+COUNTS = ("questions", "repeats")  # in a terminal's title where all rows share them
 # Numbers that are settings and no measures.
 SETTINGS = ("tree_nodes", "tree_depth", "tree_breadth", "k", "seed", "bench_questions", "max_new_tokens")
 # Settings that the page says elsewhere.
 SAID = (
-    *("model", "bench", "dtype", "device", "complete", "execution", "seed", "max_new_tokens"),
+    *("model", "bench", "dtype", "device", "complete", "execution", "seed", "max_new_tokens", "timed"),
     *("bench_questions", "questions_sha256", "temperature", "execution_hf", "execution_vanilla"),
 )
 TITLES = {
@@ -41,6 +44,7 @@ TITLES = {
     "tokens_per_second": "tokens/s",
     "tokens_per_second_total": "tokens/s, total",
     "tokens_per_second_decode": "tokens/s, decode",
+    "tokens_per_second_std": "tokens/s, std",
     "new_tokens": "new tokens",
 }
 
@@ -109,8 +113,18 @@ class Block:
         return list(dict.fromkeys(line.method for line in self.lines))
 
     @property
-    def categories(self) -> list[str]:
-        return list(dict.fromkeys(line.category for line in self.lines))
+    def subtasks(self) -> list[str]:
+        return list(dict.fromkeys(line.category for line in self.lines if not line.overall))
+
+    @property
+    def configurations(self) -> list[list[Line]]:
+        """The lines of each configuration, the overall one first, then its subtasks."""
+        groups: list[list[Line]] = [[]]
+        for line in self.lines:
+            groups[-1].append(line)
+            if line.overall:
+                groups.append([])
+        return [[group[-1], *group[:-1]] for group in groups if group]
 
     @property
     def baselines(self) -> list[str]:
@@ -159,19 +173,32 @@ def main_view(runs: Sequence[Run], table: pd.DataFrame, notes: Sequence[str] = (
 
     Args:
         notes: more footnotes.
-        category: only these rows, without intervals, for a terminal's width; empty: all.
+        category: only these rows and in few columns, without intervals, for a terminal; empty: all.
     """
     names, rows = group_names(table), table[table["category"] == category] if category else table
     blocks = []
     for key, group in rows.groupby(GROUP, sort=False):
-        columns = [Column(name, name) for name in _paper_columns(group, table) if not category or name != "category"]
+        kept, title = _paper_columns(group, table), names[key]
+        if category:
+            shared = _shared_counts(group)
+            said = [f"{count} {name}" for name, count in shared.items() if f"{count} {name}" not in title]
+            title = f"{title}, {category}" + (f" ({', '.join(said)})" if said else "")
+            kept = [name for name in kept if name not in IN_FILES and name not in shared]
+        columns = [Column(name, TITLES.get(name, name) if category else name) for name in kept]
         lines = _lines(group, columns, partial(paper_cell, with_interval=not category))
-        blocks.append(Block(columns, lines, f"{names[key]}, {category}" if category else names[key]))
+        blocks.append(Block(columns, lines, title))
     head = ["\n".join(caveats.heading(runs)), *caveats.execution_words(table)]
     footnotes = caveats.table_notes(rows, any(cell.interval for cell in View(blocks).cells))
     footnotes += [*caveats.not_compared(pools(runs)), *caveats.incomplete(runs), *caveats.mixed(runs)]
     footnotes += [*([] if category else caveats.executed(runs)), *notes]
     return View(blocks, "Main table", head, footnotes)
+
+
+def _shared_counts(rows: pd.DataFrame) -> dict[str, int]:
+    """Return the counts that all measured rows share; repeats only where there are several."""
+    measured = rows[rows["questions"] > 0]
+    shared = {name: int(measured[name].iloc[0]) for name in COUNTS if measured[name].nunique() == 1}
+    return {name: count for name, count in shared.items() if name == "questions" or count > 1}
 
 
 def _lines(table: pd.DataFrame, columns: Sequence[Column], cell: Callable[[dict[Any, Any], str], Cell]) -> list[Line]:
@@ -238,7 +265,7 @@ def page_view(table: pd.DataFrame) -> View:
 def _page_footnotes(cells: Sequence[Cell], one_repeat: bool) -> list[str]:
     notes = []
     if any(cell.interval for cell in cells):
-        notes.append("The small print is the 95 % interval: of MAT over questions, of speeds over repeats, too.")
+        notes.append("Small print: 95 % bootstrap intervals (MAT over questions, speeds over questions and repeats).")
         if one_repeat:
             notes.append(caveats.ONE_REPEAT[0].upper() + caveats.ONE_REPEAT[1:] + ".")
     if any(cell.mark for cell in cells):
@@ -322,9 +349,16 @@ def _table1_cells(row: dict[Any, Any]) -> list[Cell]:
     return [Cell(text) for text in (str(row["name"]), source, *texts)]
 
 
-def to_text(view: View) -> str:
-    """Render for the terminal: aligned columns, no intervals."""
-    out = list(view.head)
+def wrapped(line: str, width: int | None) -> str:
+    """Break a line between words so that it fits a terminal of this width; not one with a command to copy."""
+    if width is None or "python -m" in line:
+        return line
+    return textwrap.fill(line, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+
+
+def to_text(view: View, width: int | None = None) -> str:
+    """Render for a terminal of this width: aligned columns, no intervals."""
+    out = [wrapped(line, width) for text in view.head for line in text.splitlines()]
     for block in view.blocks:
         cells = [[c.title for c in block.columns]] + [[c.text + c.mark for c in line.cells] for line in block.lines]
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
@@ -332,7 +366,7 @@ def to_text(view: View) -> str:
         for first, *rest in cells:
             aligned = [cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True)]
             out.append("  ".join([first.ljust(widths[0]), *aligned]))
-    return "\n".join([*out, *view.footnotes])
+    return "\n".join([*out, *(wrapped(note, width) for note in view.footnotes)])
 
 
 def to_markdown(view: View) -> str:

@@ -67,12 +67,12 @@ def _round_up(value: float) -> float:
 
 
 LAW = (
-    "Random weights measure time alone: what would be accepted is assumed. 2.2.2 has the MAT that was given. The best "
-    "n nodes of its order stand by the power law 0.45 / (rank + 1)^1.9 a rank, multiplied along a path "
+    "Random weights measure time only, so acceptance is assumed. 2.2.2 has the MAT given. The best n nodes of its "
+    "order are accepted by the power law 0.45 / (rank + 1)^1.9 per rank, multiplied along a path "
     "(model/recycling/templates.py), times (n + 1)^0.2 for the rows of the matrix that a step fills "
-    "(model/recycling/auto.py), scaled so that 80 nodes give that MAT; beyond 80 the order and the law go on, and "
-    "nothing published bears them out. auto settles on the best of its own sizes, T(n) between measured sizes on a "
-    "straight line, and pays for its probes. Speedups are over plain decoding in the same execution."
+    "(model/recycling/auto.py), scaled so that 80 nodes give that MAT. Beyond 80 nodes the law is extrapolated; no "
+    "published figure supports it there. auto chooses the best of its sizes, with T(n) interpolated linearly between "
+    "measured sizes, and pays for its probes. Speedups are over plain decoding in the same execution."
 )
 
 
@@ -117,8 +117,8 @@ def section_checks(data: dict[str, Any]) -> str:
         (row["dtype"], row["execution"], row["method"], "passed" if row["passed"] else "FAILED", row["found"])
         for row in sorted(data["checks"], key=lambda row: bool(row["passed"]))
     ]
-    told = "Steps against eager ones on the embedded model: the same tokens and accepted lengths in float32; in other "
-    told += "types the same tokens up to a tie of logits."
+    told = "Each execution is compared with eager steps on the embedded model. In float32 tokens and accepted lengths "
+    told += "must be the same, in other types the tokens up to a tie of logits."
     return paragraph(told) + table(("type", "execution", "method", "", "against eager steps"), rows) + _tests(data)
 
 
@@ -155,13 +155,13 @@ def section_steps(data: dict[str, Any]) -> str:
         ]
         head = ("ms", "plain", "floor's share", *sizes, "rounds")
         tables.append(f"<h3>{title}</h3>{table(head, rows)}")
-    told = "Whole steps of Token Recycling with the n best nodes, milliseconds, medians of rounds in which sizes and "
-    told += (
-        "executions take turns; plain decodes without drafting and learning. The floor's share: what plain decoding "
+    note = (
+        "Milliseconds of a whole step of Token Recycling with the n best nodes: medians of rounds in which sizes and "
+        "executions take turns. plain: without drafting and learning. Floor's share: the time to copy what plain "
+        "decoding must read (weights and used cache), over its step time. Weights other than the embedded model's are "
+        "random, which does not change the time."
     )
-    told += "must read (weights and used cache) at the rate of a copy, over its step. Weights other than the embedded "
-    told += "model's are random, which is nothing to the time."
-    return paragraph(told) + f'<div class="charts">{"".join(charts)}</div>' + "".join(tables)
+    return paragraph(note) + f'<div class="charts">{"".join(charts)}</div>' + "".join(tables)
 
 
 def section_kernel(data: dict[str, Any]) -> str:
@@ -182,9 +182,8 @@ def section_kernel(data: dict[str, Any]) -> str:
         for row in own["rows"]
     ]
     head = ("H/Hkv/D", "nodes", "length", "tree kernel us", "SDPA, mask us", "FlexAttention us", "GB/s", "")
-    return paragraph(f"Microseconds of one layer's attention, {own['dtype']}; keys and values from memory.") + table(
-        head, rows
-    )
+    note = f"Microseconds of one layer's attention in {own['dtype']}, with keys and values read from memory."
+    return paragraph(note) + table(head, rows)
 
 
 def section_searches(data: dict[str, Any]) -> str:
@@ -196,9 +195,9 @@ def section_searches(data: dict[str, Any]) -> str:
         else (row["model"], row["vocab"], "-", "-", row["error"])
         for row in own["rows"]
     ]
-    note = f"Arg-max and the {K} greatest after each of {1 + PUBLISHED} nodes, microseconds, {own['dtype']}: as steps "
-    note += "find them, and torch.argmax with torch.topk."
-    head = ("vocabulary", "columns", "own us", "torch us", "")
+    note = f"Microseconds to find the arg-max and the {K} largest logits after each of {1 + PUBLISHED} nodes in "
+    note += f"{own['dtype']}: by this engine's search, and by torch.argmax with torch.topk."
+    head = ("vocabulary", "columns", "engine us", "torch us", "")
     return paragraph(note) + table(head, rows)
 
 
@@ -210,11 +209,9 @@ def section_calls(data: dict[str, Any]) -> str:
         told = found if isinstance(found, str) else ", ".join(f"{name} {n:.1f}" for name, n in found.items())
         what = PLAIN if row["nodes"] is None else f"{row['nodes']} nodes"
         rows.append((row["model"], row["dtype"], row["execution"], what, told))
-    note = (
-        "On CUDA by the profiler: kernels or graphs launched, copies asked for, waits. On a CPU by counting operators; "
-    )
-    note += "host reads are single numbers taken from a tensor."
-    return paragraph(note) + table(("model", "type", "execution", "step", "a step asks for"), rows)
+    note = "On CUDA the profiler counts launched kernels or graphs, copies and waits; on a CPU operators are counted. "
+    note += "A host read takes a single number from a tensor."
+    return paragraph(note) + table(("model", "type", "execution", "step", "per step"), rows)
 
 
 def section_setup(data: dict[str, Any]) -> str:
@@ -234,8 +231,10 @@ def section_setup(data: dict[str, Any]) -> str:
         for row in data["setup"]
     ]
     head = ("model", "type", "execution", "context", "steps", "first s", "all others s", "slowest other s", "MiB more")
-    note = "Seconds until steps of every size are there, and the GPU's memory that they took (graphs and their work "
-    note += "space). The first step pays for compiling. Eager steps are not made."
+    note = (
+        "Seconds to build the steps of all sizes, and the GPU memory that they take (graphs and their workspace). The "
+        "first step includes compilation. Eager steps are not built."
+    )
     return paragraph(note) + table(head, rows)
 
 
@@ -259,7 +258,7 @@ def section_against(data: dict[str, Any]) -> str:
     """Ratios of step times."""
     rows = data["against"]
     if not rows:
-        return paragraph("The two reports have no model, type, execution and context in common.")
+        return paragraph("The two reports share no combination of model, type, execution and context.")
     sizes = list(dict.fromkeys(n for row in rows for n in row["ratio"]))
     shown = [
         (
@@ -270,7 +269,8 @@ def section_against(data: dict[str, Any]) -> str:
         for row in rows
     ]
     head = ("model", "type", "execution", "context", *sizes, "median")
-    return paragraph("Step times of this report over the other's; below 1 this one is faster.") + table(head, shown)
+    note = "Step times of this report divided by the other's; below 1 this one is faster."
+    return paragraph(note) + table(head, shown)
 
 
 STYLE = """
@@ -294,13 +294,13 @@ UNTRIED = (
 TITLES = (
     ("device", "1. The device", section_device),
     ("checks", "2. Checks", section_checks),
-    ("steps", "3. Seconds of a step by nodes, T(n)", section_steps),
+    ("steps", "3. Step time by nodes, T(n)", section_steps),
     ("kernel", "4. The tree attention kernel", section_kernel),
-    ("searches", "5. The greatest logits", section_searches),
+    ("searches", "5. The largest logits", section_searches),
     ("calls", "6. Launches and waits of a step", section_calls),
     ("setup", "7. Compiling and capturing", section_setup),
-    ("forecast", "8. What it makes of the method", section_forecast),
-    ("against", "9. Beside another report", section_against),
+    ("forecast", "8. Predicted speed", section_forecast),
+    ("against", "9. Against another report", section_against),
 )
 
 
@@ -331,10 +331,10 @@ def _news(data: dict[str, Any]) -> list[str]:
     elif data.get("checks"):
         parts.append(f'<p class="good">All {len(data["checks"])} checks of steps passed.</p>')
     made, minutes = escape(str(data.get("made", ""))), data.get("seconds", 0.0) / 60
-    state = "" if data.get("done") else " <strong>It is not finished, or was cut off.</strong>"
+    state = "" if data.get("done") else " <strong>The report is not finished.</strong>"
     parts.append(f'<p class="note">Made {made}, in {minutes:.1f} minutes of {data.get("minutes", 0):g}.{state}</p>')
     if data.get("notes"):
-        parts.append(f'<div class="note">Left out:{_list(data["notes"])}</div>')
+        parts.append(f'<div class="note">Not measured:{_list(data["notes"])}</div>')
     return parts
 
 

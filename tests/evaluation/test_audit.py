@@ -36,19 +36,21 @@ def test_turn_by_turn_by_hand(tmp_path):
     assert row["gaps_known"] == 1 and row["largest_logit_gap"] == 0.25
 
 
-def test_the_three_layers(tmp_path):
+def test_the_words_of_each_type(tmp_path):
     same = made("pld", VANILLA.answers)
-    rule, float32 = wording(audit_table([VANILLA, same], {}), tmp_path)
-    assert rule.startswith("The rule is exact") and "exact in float32 on 9 tokens in 4 turns" in float32
+    said = "Lossless in float32: all 4 turns equal vanilla's, token for token (1 configuration, 9 tokens)."
+    assert wording(audit_table([VANILLA, same], {}), tmp_path) == [said]
     half = [made(r.label, r.answers, model={"dtype": "float16"}, folder=str(r.folder)) for r in (VANILLA, OTHER)]
     lines = wording(audit_table([VANILLA, same, *half], {}), tmp_path)
     assert (
-        lines[2].startswith("In float16 33.33 % of the turns") and f"python -m evaluation.audit {tmp_path}" in lines[2]
+        lines[1].startswith("Not identical in float16: 1 of 3 turns (33.33 %)")
+        and f"python -m evaluation.audit {tmp_path}" in lines[1]
     )
     gaps = {("other", "1", "0", "0", "2"): 0.25, ("other", "3", "0", "0", "1"): 0.125}
-    assert "at a top-2 logit gap of at most 0.25" in wording(audit_table([VANILLA, same, *half], gaps), tmp_path)[2]
-    wrong = wording(audit_table([VANILLA, OTHER], gaps), tmp_path)[1]
-    assert "In float32 33.33 %" in wrong and "exact" not in wrong, "a difference in float32 is no exactness"
+    measured = wording(audit_table([VANILLA, same, *half], gaps), tmp_path)[1]
+    assert "two largest logits are at most 0.25 apart" in measured
+    (wrong,) = wording(audit_table([VANILLA, OTHER], gaps), tmp_path)
+    assert "in float32: 1 of 3 turns (33.33 %)" in wrong and "Lossless" not in wrong, "a difference is not lossless"
 
 
 def test_without_vanilla_there_is_no_audit(tmp_path, call):
@@ -59,7 +61,7 @@ def test_without_vanilla_there_is_no_audit(tmp_path, call):
 def test_the_gap_is_the_targets_own(evaluate, call, checkpoint, tmp_path):
     assert evaluate("-m", "method=vanilla,recycling", "name=a", "max_new_tokens=8").code == 0
     folder = tmp_path / "results/a"
-    assert "exact in float32" in (folder / "tables/audit.md").read_text()
+    assert "Lossless in float32" in (folder / "tables/audit.md").read_text()
     run = next(r for r in read_runs(folder) if r.label != "vanilla")
     rows = [json.loads(line) for line in (run.folder / "answers.jsonl").open()]
     ids = rows[1]["choices"][0]["output_ids"][0]
@@ -77,7 +79,7 @@ def test_the_gap_is_the_targets_own(evaluate, call, checkpoint, tmp_path):
     assert gap == pytest.approx(float(best[0] - best[1]), abs=1e-4)
     (entry,) = json.loads((folder / GAPS).read_text())
     assert entry["picked"] == pytest.approx(float(best[0] - logits[ids[3]]), abs=1e-4)
-    assert f"gap of at most {gap:.3g}" in outcome.out
+    assert f"at most {gap:.3g} apart" in outcome.out
 
 
 @pytest.fixture

@@ -48,7 +48,7 @@ def test_the_pages_commands(folder):
 
 
 def test_the_audits_command(folder):
-    (line,) = [line for line in wording(audit_table(read_runs(folder), {}), folder) if "is not known" in line]
+    (line,) = [line for line in wording(audit_table(read_runs(folder), {}), folder) if "logit gap" in line]
     assert words(line[line.index("python -m") :]) == ["python", "-m", "evaluation.audit", str(folder)]
 
 

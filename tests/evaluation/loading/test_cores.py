@@ -42,7 +42,7 @@ def test_only_runs_that_began_among_others_are_named():
         return made(label, [answer(1, "qa", [([1], 1.0)])], cores_busy_elsewhere=cores, **more)
 
     (line,) = doubts([run("calm", 0.1), run("unknown", None), run("noisy", 1.53)])
-    assert "noisy (1.5)" in line and "calm" not in line and "unknown" not in line
+    assert "noisy: 1.5" in line and "calm" not in line and "unknown" not in line
     assert doubts([run("calm", 0.4)]) == []
 
 
@@ -52,4 +52,4 @@ def test_each_repeat_and_variant_that_began_among_others_is_named():
     runs = [made("pld", rows, repeat=i, cores_busy_elsewhere=cores) for i, cores in enumerate([1.5, 0.0, 2.0])]
     runs += [made("recycling (hot)", rows, method={"k": k}, cores_busy_elsewhere=c) for k, c in ((4, 1.0), (8, 0.1))]
     (line,) = doubts(runs)
-    assert "pld, repeat 0 (1.5); pld, repeat 2 (2.0); recycling (hot), k=4 (1.0);" in line
+    assert "pld, repeat 0: 1.5; pld, repeat 2: 2.0; recycling (hot), k=4: 1.0)" in line

@@ -132,7 +132,7 @@ def test_what_auto_took_stands_below_the_table():
     runs = [run(execution_used="eager", execution_why="graph failed its trial: no memory")] * 2 + [
         run(execution_used="eager")
     ]
-    assert executed(runs) == ["execution=auto took eager: graph failed its trial: no memory"]
+    assert executed(runs) == ["execution=auto chose eager: graph failed its trial: no memory"]
     (line,) = executed([run(cudnn_attention=False), run()])
     assert line.startswith("cuDNN's attention is off, for hf as well")
 

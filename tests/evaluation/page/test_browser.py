@@ -42,6 +42,10 @@ def click(page, selector: str) -> None:
     page.run(f"document.querySelector({selector!r}).click()")
 
 
+def count(page) -> str:
+    return page.run("document.querySelector('#count').value")
+
+
 def choose(page, selector: str, value: str) -> None:
     page.run(
         f"(() => {{ const e = document.querySelector({selector!r}); e.value = {value!r};"
@@ -64,7 +68,7 @@ def test_it_renders(page):
     assert page.run("document.images.length") >= 3
     heads = page.run("[...document.querySelectorAll('h2')].map((h) => h.textContent)")
     assert heads == [
-        "What ran on what", "Main table", "Figures", "Draft trees", "Single answers", "Losslessness", "Commands",
+        "Setup", "Main table", "Figures", "Draft trees", "Single answers", "Losslessness", "Commands",
     ]  # fmt: skip
     assert page.run("getComputedStyle(document.body).maxWidth") != "none", "the style sheet is refused"
 
@@ -81,18 +85,44 @@ def test_it_sorts(page):
     assert page.run("document.querySelectorAll('#main [aria-sort]').length") == 1
 
 
-def test_it_filters(page):
-    everything = len(values(page, "mat"))
-    choose(page, "#by-category", "overall")
+def test_subtasks_come_by_a_click_and_by_a_key(page):
+    assert values(page, "category") == ["overall"] * 2 and count(page) == "2 of 8 rows"
+    click(page, ".fold")
+    assert values(page, "method") == ["vanilla"] * 4 + ["recycling (hot)"]
+    assert page.run("document.querySelector('.fold').getAttribute('aria-expanded')") == "true"
+    page.run(f"document.querySelectorAll('#main thead button')[{COLUMN.format('mat')}].click()")
+    assert values(page, "method") == ["recycling (hot)", *["vanilla"] * 4], "subtasks follow their configuration"
+    assert values(page, "category")[:2] == ["overall"] * 2
+    page.run("document.querySelector('.fold').focus()")
+    page.press("Enter")
+    assert count(page) == "8 of 8 rows"
+    click(page, "#main tbody td")
+    assert count(page) == "5 of 8 rows"
+    click(page, "#unfold")
+    assert count(page) == "8 of 8 rows"
+    click(page, "#unfold")
     assert values(page, "category") == ["overall"] * 2
+
+
+def test_the_table_can_be_copied(page):
+    click(page, "#unfold")
+    page.run("getSelection().selectAllChildren(document.querySelector('#main'))")
+    copied = page.run("getSelection().toString()").splitlines()
+    assert [line.split("\t")[0] for line in copied if "\toverall\t" in line] == ["vanilla", "recycling (hot)"]
+    assert copied[0].startswith("method\tcategory\t") and any("\tqa\t" in line for line in copied)
+
+
+def test_it_filters(page):
+    choose(page, "#by-category", "qa")
+    assert values(page, "category") == ["qa"] * 2, "of all configurations, folded or not"
     choose(page, "#by-method", "vanilla")
-    assert values(page, "method") == ["vanilla"]
+    assert values(page, "method") == ["vanilla"] and count(page) == "1 of 8 rows"
     choose(page, "#by-category", "")
     choose(page, "#by-method", "")
     choose(page, "#find", "QA vanilla")
-    assert values(page, "category") == ["qa"] and page.run("document.querySelector('#count').value").startswith("1 of")
+    assert values(page, "category") == ["qa"] and count(page) == "1 of 8 rows"
     choose(page, "#find", "")
-    assert len(values(page, "mat")) == everything
+    assert values(page, "category") == ["overall"] * 2
     hidden = page.run("getComputedStyle(document.querySelector('#main .extra')).display")
     click(page, "#extra")
     assert (hidden, page.run("getComputedStyle(document.querySelector('#main .extra')).display")) == (
@@ -113,7 +143,7 @@ def test_it_shows_the_tree(page):
     assert page.run("document.querySelector('svg.drawn').classList.contains('given')") and joint.startswith("rgb")
     page.run("document.querySelector('.node').focus()")
     page.press("ArrowRight")
-    assert page.run("document.querySelector('.tree .detail').textContent").startswith("ranks 0·0: stood in")
+    assert page.run("document.querySelector('.tree .detail').textContent").startswith("ranks 0·0: accepted in")
 
 
 def test_an_answer_that_holds_markup_stays_text(page):
@@ -189,3 +219,7 @@ def test_it_fits_a_narrow_window_and_paper(page, tmp_path):
     page.pdf(tmp_path / "page.pdf")
     assert (tmp_path / "page.pdf").read_bytes().startswith(b"%PDF")
     assert page.run("[...document.querySelectorAll('details')].every((part) => part.open)"), "paper cannot be unfolded"
+    assert len(values(page, "mat")) == 2, "folded on the screen"
+    page.send("Emulation.setEmulatedMedia", media="print")
+    assert len(values(page, "mat")) == 8, "and whole on paper"
+    page.send("Emulation.setEmulatedMedia", media="")

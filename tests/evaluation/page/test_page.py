@@ -86,7 +86,7 @@ def test_a_lone_surrogate_does_not_stop_the_page(tmp_path):
 
 
 def test_it_says_what_is_missing_and_names_the_command(text):
-    assert "Not finished." in text and "4 of 6 questions" in text
+    assert "Not finished." in text and "4 of 6 answers" in text
     assert "python -m evaluation.run -m bench=sample start=cold,hot" in text
     assert "2 answers are missing" in text
 
@@ -158,6 +158,19 @@ def test_the_table_keeps_numbers_and_hides_what_says_nothing():
     assert next(c for c in block.columns if c.name == "mat").meaning.startswith("micro mean")
 
 
+def test_the_table_opens_with_the_overall_rows(text):
+    """Each configuration is a body of the table: its overall row, then its subtasks; names are escaped."""
+    table = text[text.index('<table id="main">') : text.index("</table>")]
+    bodies = [re.findall(r'<tr class="(\w+)[^"]*" data-method="(.*?)" data-category="(.*?)">', body)
+              for body in table.split("<tbody>")[1:]]  # fmt: skip
+    hostile = "&lt;img src=x onerror=&#39;window.broken = 3&#39;&gt;"
+    assert bodies == [
+        [("overall", method, "overall"), *(("subtask", method, name) for name in ("mt_bench", "qa", hostile))]
+        for method in ("vanilla", "recycling (hot)")
+    ]
+    assert '<option value="">overall</option>' in text and f"<option>{hostile}</option>" in text
+
+
 def test_settings_that_the_variant_tells_are_hidden():
     rows = [
         {"model": "m", "method": "x", "variant": f"{tree} ({n})", "category": "overall", "tree": tree, "tree_nodes": n}
@@ -185,12 +198,13 @@ def test_captions_say_what_the_figure_shows(report_folder):
     runs = read_runs(report_folder)
     table, ran = main_table(runs), configurations(runs)
     assert short(table) == [
-        f"toy on sample: recycling (hot) accepts most, {table['mat'].iloc[-1]:.2f} tokens a step (MAT). Fastest is "
-        f"recycling (hot) with {table['tokens_per_second'].iloc[-1]:,.0f} tokens/s (2.00 × vanilla)."
+        f"toy on sample: recycling (hot) accepts most, {table['mat'].iloc[-1]:.2f} tokens per step (MAT). "
+        f"It is fastest, {table['tokens_per_second'].iloc[-1]:,.0f} tokens/s (2.00 × vanilla)."
     ]
-    assert "recycling (hot) 2.00 × overall, faster in 3 of 3 subtasks." in caption("speedup_over_vanilla", table, ran)
+    speedup = caption("speedup_over_vanilla", table, ran)
+    assert speedup.endswith("recycling (hot) is fastest, 2.00 × overall and faster than vanilla in 3 of 3 subtasks.")
     assert "recycling (hot)" in caption("mat", table, ran) and "vanilla" not in caption("mat", table, ran)
-    assert "in the first quarter of the run" in caption("mat_over_questions", table, ran)
+    assert "From the first quarter to the last: recycling (hot) " in caption("mat_over_questions", table, ran)
     assert caption("draw_all", table, ran).startswith("Draw what the runs have to show")  # a function's docstring
     assert caption("unheard_of", table, ran) == ""
 
@@ -204,15 +218,15 @@ def test_a_caption_tells_of_the_block_that_its_figure_draws(tmp_path):
     runs = read_runs(tmp_path)
     table, ran = main_table(runs), configurations(runs)
     assert [line.partition(": ")[::2] for line in short(table)] == [
-        ("toy on sample, 2 questions", "Fastest is pld with 2 tokens/s (2.00 × vanilla)."),
-        ("toy on sample, 1 questions", "Fastest is vanilla with 1 tokens/s."),
+        ("toy on sample, 2 questions", "pld is fastest, 2 tokens/s (2.00 × vanilla)."),
+        ("toy on sample, 1 questions", "vanilla is fastest, 1 tokens/s."),
     ]
     (tmp_path / "figures").mkdir()
     for block in ("2-questions", "1-questions"):
         (tmp_path / f"figures/speedup_over_vanilla-toy--sample--{block}.svg").write_text("<svg/>")
     one, two = page_module._figures(ran, table, tmp_path / "figures")[0]
-    assert "pld 0.50 × overall" in one["caption"] and "2.00" not in one["caption"]
-    assert "pld 2.00 × overall" in two["caption"] and "0.50" not in two["caption"]
+    assert "pld is fastest, 0.50 ×" in one["caption"] and "2.00" not in one["caption"]
+    assert "pld is fastest, 2.00 ×" in two["caption"] and "0.50" not in two["caption"]
 
 
 def test_figures_that_do_not_fit_are_named(report_folder, monkeypatch):

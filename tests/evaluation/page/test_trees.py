@@ -20,10 +20,10 @@ def run_with(tmp_path, rows, **settings):
 
 
 def test_a_tree_that_is_not_known_says_why(tmp_path):
-    for tree, why in (("auto", "Its nodes changed along the run"), ("best", "The records do not hold its nodes")):
+    for tree, why in (("auto", "The tree changed during the run"), ("best", "The records do not hold the tree")):
         run_with(tmp_path / tree, [ROW], method={"tree": tree})
         drawing = draw(configurations(read_runs(tmp_path / tree))[0], Decoder())
-        assert drawing.words[-1].startswith(f"{why}: only those that stood")
+        assert drawing.words[-1].startswith(f"{why}: only nodes accepted at least once")
 
 
 def test_the_drawing_has_every_node_once_and_no_two_on_one_place(tmp_path):
@@ -38,7 +38,7 @@ def test_the_drawing_has_every_node_once_and_no_two_on_one_place(tmp_path):
     assert all(0 < dot.x < drawing.width and 0 < dot.y < drawing.height for dot in drawing.dots)
     path = [dot for dot in drawing.dots if dot.on_path]
     assert [dot.title.split(":")[0] for dot in path] == ["ranks 0", "ranks 0·0"] and path[0].joint == shade(0.5)
-    assert "77 of 80 nodes never stood" in drawing.words[0] and "question 7, turn 1, step 2" in drawing.words[1]
+    assert "77 of 80 nodes were never accepted" in drawing.words[0] and "question 7, turn 1, step 2" in drawing.words[1]
 
 
 def test_deep_paths_are_told_in_few_words(tmp_path):
@@ -49,8 +49,9 @@ def test_deep_paths_are_told_in_few_words(tmp_path):
     row = answer(1, "qa", [{"ids": list(range(sum(n for n, _, _ in steps))), "steps": steps}])
     run_with(tmp_path, [row], method={"tree": "chain"}, draft_tree=" ".join(",".join("0" * n) for n in range(1, 37)))
     drawing = draw(configurations(read_runs(tmp_path))[0], Decoder())
-    assert "drafts: 53 %, 3 %, 3 %, 3 %, 3 %, 3 %, 3 %, 3 %; the most, 36, in 0.3 %." in drawing.words[0]
-    assert "accepted the ranks 0×36: 36 drafts" in drawing.words[1] and drawing.dots[-1].title.startswith("ranks 0×36:")
+    assert "draft tokens: 53 %, 3 %, 3 %, 3 %, 3 %, 3 %, 3 %, 3 %; the most, 36, in 0.3 %." in drawing.words[0]
+    assert "accepted 36 draft tokens at once, ranks 0×36." in drawing.words[1]
+    assert drawing.dots[-1].title.startswith("ranks 0×36:")
 
 
 def test_the_real_steps_tokens_stand_at_its_nodes(report_folder):

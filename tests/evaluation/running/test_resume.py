@@ -81,7 +81,7 @@ def test_a_run_goes_on_under_other_circumstances_only_if_told_so(evaluate, tmp_p
     assert outcome.code == 0 and core(answers_in(folder)) == core(whole)
     parts = json.loads((run / "metadata.json").read_text())["parts"]
     assert [part["first_question"] for part in parts] == [1, 2]
-    said = "mixed: vanilla, repeat 0: from question 2 on under other circumstances (versions.torch is "
+    said = "vanilla, repeat 0: other conditions from question 2 on (versions.torch is "
     table = (tmp_path / "results/default/tables/main.md").read_text()
     page = (tmp_path / "results/default/report.html").read_text()
     assert all(said in text for text in (outcome.out, table, page))

@@ -36,7 +36,7 @@ def test_every_repeat_and_variant_is_told(tmp_path):
         ("recycling (auto), k=8", 1, 16, 4.0),
     ]
     lines = auto_lines(runs)
-    assert len(lines) == 4 and lines[1].startswith("recycling (auto), k=4, repeat 1, file: last choice 16 nodes")
+    assert len(lines) == 4 and lines[1].startswith("recycling (auto), k=4, repeat 1 on file: last choice 16 nodes")
     (block,) = split(runs, main_table(runs)).values()
     drawn = figures.machine_tree(block)
     dots = [line for line in drawn.axes[1].lines if line.get_color() == "#000000"]

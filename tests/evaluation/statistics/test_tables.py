@@ -48,7 +48,7 @@ def test_a_speedup_that_may_be_none_is_marked_and_explained():
     runs = [VANILLA[0], slow]
     table = main_table(runs)
     for text in (in_terminal(runs, table), on_paper(runs, table)):
-        assert "2.25~" in text and "spans 1" in text and "1.00~" not in text
+        assert "2.25~" in text and "includes 1" in text and "1.00~" not in text
     calm = [*VANILLA, METHOD[0], made("pld", METHOD[0].answers, repeat=1)]  # twice the same
     sure = main_table(calm)
     assert "~" not in in_terminal(calm, sure) and "3.00 [2.00, 4.00]" in on_paper(calm, sure)

@@ -124,7 +124,9 @@ def test_a_run_that_is_cut_off_leaves_what_it_had(brief, call, tmp_path, monkeyp
     assert not found["done"] and [cell["context"] for cell in found["steps"]["cells"]] == [30]
     assert found["checks"] and found["device"] and "tiny, float32, 30 tokens" in found["headline"]
     html = (tmp_path / "report.html").read_text()
-    assert "was cut off" in html and "4. The tree attention kernel" in html and "Not reached yet." in html
+    assert (
+        "The report is not finished." in html and "4. The tree attention kernel" in html and "Not reached yet." in html
+    )
 
 
 def test_a_failing_execution_is_one_line_and_the_others_go_on(brief, call, tmp_path, monkeypatch):
