@@ -48,11 +48,10 @@ def load_bench(
     """Load a bench, fetching it first if it is missing.
 
     Args:
-        path: the question file, or a folder that holds `question.jsonl`; relative to the repository.
+        path: the question file, or a folder with `question.jsonl`; relative to the repository.
         url, sha256: where to fetch it, and its hash, which the user's own file must have, too.
         begin, end: slice of the file, as Spec-Bench's --question-begin and --question-end.
-        per_category: keep that many questions of each subtask, the first ones.
-        spread: keep evenly spread ones instead.
+        per_category, spread: keep that many questions of each subtask, the first ones or evenly spread ones.
         split: dev or held_out: every other question of each subtask, from its first or second on, so that what is
             chosen on one half can be reported on the other.
         categories: keep only these subtasks.

@@ -81,8 +81,8 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     texts = [any(isinstance(row[i], str) and not _numeric(row[i]) for row in rows) for i in range(len(head))]
 
     def line(tag: str, cells: Sequence[object]) -> str:
-        told = zip(cells, texts, strict=True)
-        return "<tr>" + "".join(f"<{tag}{' class=text' * left}>{escape(str(c))}</{tag}>" for c, left in told) + "</tr>"
+        pairs = zip(cells, texts, strict=True)
+        return "<tr>" + "".join(f"<{tag}{' class=text' * left}>{escape(str(c))}</{tag}>" for c, left in pairs) + "</tr>"
 
     return f'<div class="wide"><table>{line("th", head)}{"".join(line("td", row) for row in rows)}</table></div>'
 
@@ -100,14 +100,14 @@ def paragraph(text: str) -> str:
 
 def section_device(data: dict[str, Any]) -> str:
     """What it is, what it copies and multiplies, and the versions."""
-    own = data["device"]
+    device = data["device"]
     rates = [
         (name, f"{r['bytes_per_second'] / 1e9:.1f}", f"{r['flop_per_second'] / 1e12:.3g}")
-        for name, r in own["rates"].items()
+        for name, r in device["rates"].items()
     ]
-    told = [(name, version) for name, version in own["versions"].items() if version != "not installed"]
-    about = [("device", own["device"]), ("platform", own["platform"]), ("threads", str(own["threads"]))]
-    about += [("CUDA", own["cuda"] or "none"), ("commit", str(own["git"].get("commit", "unknown"))), *told]
+    installed = [(name, version) for name, version in device["versions"].items() if version != "not installed"]
+    about = [("device", device["device"]), ("platform", device["platform"]), ("threads", str(device["threads"]))]
+    about += [("CUDA", device["cuda"] or "none"), ("commit", str(device["git"].get("commit", "unknown"))), *installed]
     return table(("type", "GB/s copied (read and written)", "TFLOP/s multiplied"), rates) + table(("", ""), about)
 
 
@@ -117,9 +117,9 @@ def section_checks(data: dict[str, Any]) -> str:
         (row["dtype"], row["execution"], row["method"], "passed" if row["passed"] else "FAILED", row["found"])
         for row in sorted(data["checks"], key=lambda row: bool(row["passed"]))
     ]
-    told = "Each execution is compared with eager steps on the embedded model. In float32 tokens and accepted lengths "
-    told += "must be the same, in other types the tokens up to a tie of logits."
-    return paragraph(told) + table(("type", "execution", "method", "", "against eager steps"), rows) + _tests(data)
+    note = "Each execution is compared with eager steps on the embedded model. In float32 tokens and accepted lengths "
+    note += "must be the same, in other types the tokens up to a tie of logits."
+    return paragraph(note) + table(("type", "execution", "method", "", "against eager steps"), rows) + _tests(data)
 
 
 def _tests(data: dict[str, Any]) -> str:
@@ -166,9 +166,9 @@ def section_steps(data: dict[str, Any]) -> str:
 
 def section_kernel(data: dict[str, Any]) -> str:
     """Microseconds a layer."""
-    own = data["kernel"]
-    if not own["rows"]:
-        return paragraph(own["problem"] or "No case fitted into the time.")
+    kernel = data["kernel"]
+    if not kernel["rows"]:
+        return paragraph(kernel["problem"] or "No case fitted into the time.")
     columns = ("tree_us", "sdpa_us", "flex_us")
     rows = [
         (
@@ -179,24 +179,24 @@ def section_kernel(data: dict[str, Any]) -> str:
             f"{row['gb_per_s']:.0f}" if "gb_per_s" in row else "-",
             row.get("error") or "; ".join(f"{name}: {why}" for name, why in row.get("notes", {}).items()),
         )
-        for row in own["rows"]
+        for row in kernel["rows"]
     ]
     head = ("H/Hkv/D", "nodes", "length", "tree kernel us", "SDPA, mask us", "FlexAttention us", "GB/s", "")
-    note = f"Microseconds of one layer's attention in {own['dtype']}, with keys and values read from memory."
+    note = f"Microseconds of one layer's attention in {kernel['dtype']}, with keys and values read from memory."
     return paragraph(note) + table(head, rows)
 
 
 def section_searches(data: dict[str, Any]) -> str:
     """Microseconds a step, by vocabulary."""
-    own = data["searches"]
+    searches = data["searches"]
     rows = [
         (row["model"], row["vocab"], f"{row['own_us']:.0f}", f"{row['torch_us']:.0f}", "" if row["right"] else "WRONG")
         if "right" in row
         else (row["model"], row["vocab"], "-", "-", row["error"])
-        for row in own["rows"]
+        for row in searches["rows"]
     ]
     note = f"Microseconds to find the arg-max and the {K} largest logits after each of {1 + PUBLISHED} nodes in "
-    note += f"{own['dtype']}: by this engine's search, and by torch.argmax with torch.topk."
+    note += f"{searches['dtype']}: by this engine's search, and by torch.argmax with torch.topk."
     head = ("vocabulary", "columns", "engine us", "torch us", "")
     return paragraph(note) + table(head, rows)
 
@@ -205,10 +205,10 @@ def section_calls(data: dict[str, Any]) -> str:
     """Of a step, by execution."""
     rows = []
     for row in data["calls"]:
-        found = row["calls"]
-        told = found if isinstance(found, str) else ", ".join(f"{name} {n:.1f}" for name, n in found.items())
+        calls = row["calls"]
+        counts = calls if isinstance(calls, str) else ", ".join(f"{name} {n:.1f}" for name, n in calls.items())
         what = PLAIN if row["nodes"] is None else f"{row['nodes']} nodes"
-        rows.append((row["model"], row["dtype"], row["execution"], what, told))
+        rows.append((row["model"], row["dtype"], row["execution"], what, counts))
     note = "On CUDA the profiler counts launched kernels or graphs, copies and waits; on a CPU operators are counted. "
     note += "A host read takes a single number from a tensor."
     return paragraph(note) + table(("model", "type", "execution", "step", "per step"), rows)
@@ -244,10 +244,10 @@ def section_forecast(data: dict[str, Any]) -> str:
     for row in data["forecast"]:
         shown = [f"{1 / row['plain_s']:.0f}"]
         for name in ("published", "best", "auto"):
-            own = row[name]
+            tree = row[name]
             if name != "published":
-                shown += [f"{own['nodes']}", f"{own['mat']:.2f}"]
-            shown += [f"{own['tokens_per_second']:.0f}", f"{own['speedup']:.2f} x"]
+                shown += [f"{tree['nodes']}", f"{tree['mat']:.2f}"]
+            shown += [f"{tree['tokens_per_second']:.0f}", f"{tree['speedup']:.2f} x"]
         rows.append((row["model"], row["dtype"], row["context"], row["execution"], *shown))
     head = ["model", "type", "context", "execution", "plain tok/s", f"2.2.2 ({PUBLISHED}) tok/s", "speedup"]
     head += ["best n", "MAT", "tok/s", "speedup", "auto n", "MAT", "tok/s", "speedup"]
@@ -362,9 +362,9 @@ def failures(data: dict[str, Any]) -> list[str]:
         for row in data.get("kernel", {}).get("rows", [])
         if "error" in row
     ]
-    found = data.get("searches", {})
+    searches = data.get("searches", {})
     return lines + [
         f"top-k over {row['vocab']} columns: {row.get('error', 'not the one of torch')}"
-        for row in found.get("rows", [])
+        for row in searches.get("rows", [])
         if not row.get("right")
     ]
