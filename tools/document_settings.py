@@ -44,7 +44,7 @@ class Setting:
 
 @dataclass
 class Document:
-    """What a YAML file says: its first comment, its `defaults` list (group, value, comment), its settings."""
+    """The contents of a YAML file: its first comment, its `defaults` list (group, value, comment), its settings."""
 
     header: list[str] = field(default_factory=list)
     groups: list[Setting] = field(default_factory=list)

@@ -37,7 +37,7 @@ LONGEST_COMPILE = {"cuda": 30.0, "cpu": 20.0}  # seconds to compile an execution
 
 @dataclass(frozen=True)
 class Difference:
-    """Where an answer first differs from the eager one.
+    """The first difference of an answer from the eager one.
 
     Attributes:
         at: the number of the token or step, from 0.
