@@ -68,7 +68,7 @@ def elsewhere(timed: bool) -> subprocess.Popen:
     return subprocess.Popen(command, cwd=ROOT, text=True, **pipes)
 
 
-def place(index: int):
+def slot(index: int):
     """What an untimed run on this CPU holds."""
     return locks._try_lock(f"{locks.CPU}-untimed-{index}")
 
@@ -89,7 +89,7 @@ def test_untimed_runs_share_the_cpu_and_wait_for_who_is_timed(cpu, capsys):
 
 def test_a_timed_run_waits_until_the_untimed_ones_have_ended(cpu, capsys):
     """It was timed beside them."""
-    own, other = place(1), elsewhere(timed=False)
+    own, other = slot(1), elsewhere(timed=False)
     assert other.stdout.readline() == "held\n"
     threading.Timer(0.2, own.close).start()
     threading.Timer(0.4, other.kill).start()  # the system lets go of what it held
@@ -105,7 +105,7 @@ def test_a_timed_run_waits_until_the_untimed_ones_have_ended(cpu, capsys):
 
 def test_one_that_waits_to_be_timed_lets_no_more_untimed_ones_in(cpu, monkeypatch):
     """Else untimed ones that follow one another would keep it waiting for ever."""
-    first, seen, look = place(0), [], locks._all_slots_free
+    first, seen, look = slot(0), [], locks._all_slots_free
 
     def looks():
         seen.append(is_locked(locks.CPU))
@@ -126,8 +126,8 @@ def is_locked(device: str) -> bool:
     return handle is None
 
 
-def test_a_command_of_both_kinds_of_jobs_holds_what_each_needs_and_waits_for_no_place_of_its_own(cpu):
-    """It gives its place away before it asks for the whole CPU: two such commands do not wait for each other."""
+def test_a_command_of_both_kinds_of_jobs_holds_what_each_needs_and_waits_for_no_slot_of_its_own(cpu):
+    """It frees its slot before it asks for the whole CPU: two such commands do not wait for each other."""
     with locks.keep_devices():
         for timed in (False, True, True, False, True):
             with locks.exclusive(cpu, timed):
