@@ -75,11 +75,7 @@ def load_bench(
         )
     # the halves are those of the whole file, so that a slice does not change them
     numbers = dict(zip((question.question_id for question in questions), _numbers(questions), strict=True))
-    part = [
-        question
-        for question in questions[begin:end]
-        if split is None or numbers[question.question_id] % 2 == SPLITS[split]
-    ]
+    part = [q for q in questions[begin:end] if split is None or numbers[q.question_id] % 2 == SPLITS[split]]
     groups: dict[str, list[Question]] = {}
     for question in part:
         groups.setdefault(subtask(question.category), []).append(question)
