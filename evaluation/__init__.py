@@ -1,4 +1,4 @@
-"""How tokens are measured. Here stands only what one runs, `python -m evaluation.NAME`; the work is done in the rooms.
+"""The harness. Modules here are commands, `python -m evaluation.NAME`; the folders do the work.
 
 Imports `model/`, never the reverse.
 """

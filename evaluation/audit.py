@@ -1,7 +1,7 @@
-"""python -m evaluation.audit FOLDER: is the output still the model's own? Each method against vanilla, turn by turn.
+"""python -m evaluation.audit FOLDER: is the output still the model's own? Compares each method with vanilla by turn.
 
-The comparison is made from the records alone, in every report (tables/audit.csv and .md). This command loads the model,
-too, and adds the target's top-2 logit gap where answers part, so that a tie in float16 is told from a defect.
+Every report makes this comparison from the records (tables/audit.csv and .md). This command also loads the model and
+adds the target's top-2 logit gap where answers first differ, which tells a tie in float16 from a defect.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from model.files import write_json
 
 from .errors import user_errors
 from .loading.bench import load_bench, prompt_ids
-from .loading.locks import exclusive, keeping
+from .loading.locks import exclusive, keep_devices
 from .loading.models import load_model
 from .loading.settings import ModelSettings
 from .records.questions import Question
@@ -32,19 +32,19 @@ from .statistics.pools import pools
 def measure_gaps(
     runs: Sequence[Run], *, trust_remote_code: bool = False, allow_pickle: bool = False
 ) -> Iterator[dict[str, Any]]:
-    """The target's two greatest logits where an answer parts from vanilla's; the model is loaded once a model and type.
+    """Measure the target's two largest logits where an answer first differs from vanilla's.
 
-    What a folder's metadata say was written by whoever ran it: they name a model and a bench, and permit nothing.
+    A folder's metadata name the model and bench, but grant no permissions, as anybody may have written them.
 
     Args:
-        trust_remote_code, allow_pickle: what the user of this command permits, as model.X of a run.
+        trust_remote_code, allow_pickle: what the user of this command permits, as the model settings of a run.
 
     Yields:
         `at` (run, question, choice, turn, token), `gap` (first minus second logit, in the run's own type), `picked`
-        (how far below the greatest the logit of the method's token is).
+        (how far the logit of the method's token is below the largest).
 
     Raises:
-        UserError: a run's model needs what is not permitted; nothing is loaded then.
+        UserError: a run's model needs a permission; nothing is loaded then.
     """
     parted = [audit for audit in audits(pools(runs)) if audit.partings]
     permitted = {"trust_remote_code": trust_remote_code, "allow_pickle": allow_pickle}
@@ -58,15 +58,15 @@ def measure_gaps(
                 )
     for audit in parted:
         first = audit.pool.first
-        own = {"dtype": first.settings["model"]["dtype"]}  # what `auto` was there
-        settings = ModelSettings(**first.metadata["config"]["model"] | permitted | own)
+        dtype = {"dtype": first.settings["model"]["dtype"]}  # the one that `auto` chose there
+        settings = ModelSettings(**first.metadata["config"]["model"] | permitted | dtype)
         with exclusive(settings) as settings:
             loaded = load_model(settings)
             if first.files and (other := difference(first.files, loaded.files)):
                 raise UserError(f"{first.folder}: its model is no longer the one in {settings.path} ({other})")
-            asked = {id(turn.run): turn.run for turn in audit.partings}  # shards differ in their questions
-            questions = {i: _questions(run) for i, run in asked.items()}
-            rows = {i: {row["question_id"]: row for row in run.answers} for i, run in asked.items()}
+            involved = {id(turn.run): turn.run for turn in audit.partings}  # shards have different questions
+            questions = {i: _questions(run) for i, run in involved.items()}
+            rows = {i: {row["question_id"]: row for row in run.answers} for i, run in involved.items()}
             for parting in audit.partings:
                 run, token = id(parting.run), parting.parts or 0
                 choice = rows[run][parting.question_id]["choices"][parting.choice]
@@ -77,21 +77,21 @@ def measure_gaps(
                 best = logits.topk(2).values
                 picked = float(best[0] - logits[ids[token]]) if token < len(ids) else math.nan
                 yield {"at": list(parting.key), "gap": float(best[0] - best[1]), "picked": picked}
-            del loaded  # before another model comes
+            del loaded  # before loading another model
 
 
 def _questions(run: Run) -> dict[int | str, Question]:
-    """What a run was asked, by id; nothing is fetched to where a folder says."""
-    given = run.metadata["config"]["bench"] | {"url": None}
-    bench = load_bench(**given)
+    """Return a run's questions by id. Nothing is fetched, as the folder's metadata name the path."""
+    settings = run.metadata["config"]["bench"] | {"url": None}
+    bench = load_bench(**settings)
     if bench.sha256 != run.settings["bench"]["sha256"]:
-        raise UserError(f"{run.folder}: its questions are no longer those of {given['path']}")
+        raise UserError(f"{run.folder}: its questions are no longer those of {settings['path']}")
     return {question.question_id: question for question in bench.questions}
 
 
 @torch.inference_mode()
 def next_logits(model: Any, ids: list[int]) -> torch.Tensor:
-    """The target's logits after these tokens, by a plain forward: float32 (V,)."""
+    """Return the target's logits after these tokens, by a plain forward: float32 (V,)."""
     device = next(model.parameters()).device
     return model(torch.tensor([ids], device=device)).logits[0, -1].float()  # type: ignore[no-any-return]
 
@@ -107,7 +107,7 @@ def main() -> None:
         runs = read_runs(arguments.folder)
         if not audits(pools(runs)):
             raise UserError(f"{arguments.folder}: no vanilla run to compare with; add method=vanilla to the sweep")
-        with keeping():  # one model after the other stays, where several audits are of one
+        with keep_devices():  # several audits may use the same model
             write_json(arguments.folder / GAPS, list(measure_gaps(runs, **permitted)))
         print("\n".join(write_audit(runs, arguments.folder)))
 

@@ -1,4 +1,4 @@
-"""python -m evaluation.bench_step: where a step's time goes, on any model shape, beside plain decoding and the floor.
+"""python -m evaluation.bench_step: where a step's time goes, on any model shape, next to plain decoding and the floor.
 
 The last line of the output is one JSON object with every figure; `--against FILE` compares with a saved one.
 """
@@ -24,7 +24,15 @@ from .loading.models import load_model, random_model
 from .loading.settings import ModelSettings
 from .records.provenance import describe_device, versions
 from .timing.floor import measure_rates
-from .timing.step_bench import StepBench, bench_drafting, compare, method_names, prompts_for, saved, tree_settings
+from .timing.step_bench import (
+    StepBench,
+    bench_drafting,
+    method_names,
+    print_comparison,
+    prompts_for,
+    read_saved,
+    tree_settings,
+)
 
 
 def flags() -> argparse.ArgumentParser:
@@ -40,7 +48,7 @@ def flags() -> argparse.ArgumentParser:
     parser.add_argument("--linear", default="auto", help="onednn, fused, torch; default auto, see configs/model")
     parser.add_argument("--quantize", help="int8, int4; see configs/model")
     parser.add_argument("--prompts", type=int, default=14, help="of the sample bench (default 14: two a subtask)")
-    parser.add_argument("--context", type=int, help="one random prompt of so many tokens instead")
+    parser.add_argument("--context", type=int, help="one random prompt of that many tokens instead")
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--tree", default="2.2.2", help="2.2.2, auto, or best:N for its best N nodes")
@@ -59,12 +67,12 @@ def main() -> None:
     with user_errors():
         if min(arguments.prompts, arguments.repeats, arguments.max_new_tokens) < 1:
             raise UserError("--prompts, --repeats and --max-new-tokens must be at least 1")
-        before = saved(arguments.against) if arguments.against else None
-        given = {key: getattr(arguments, key) for key in ("dtype", "device", "attention", "linear", "quantize")}
-        with exclusive(ModelSettings("bench", arguments.model_path, **given)) as settings:
+        before = read_saved(arguments.against) if arguments.against else None
+        options = {key: getattr(arguments, key) for key in ("dtype", "device", "attention", "linear", "quantize")}
+        with exclusive(ModelSettings("bench", arguments.model_path, **options)) as settings:
             result = bench(arguments, settings)
         if before is not None:
-            compare(before, result)
+            print_comparison(before, result)
         if arguments.save:
             write_json(arguments.save, result)
         if arguments.draw:

@@ -1,8 +1,7 @@
-"""python -m evaluation.device_report: what this device makes of the method, as a JSON and a page, in at most 8 minutes.
+"""python -m evaluation.device_report: step times and checks on this device, as JSON and a page, in at most 8 minutes.
 
-Needs torch, transformers, safetensors and numpy alone, and fetches nothing. Random weights of a shape tell how long a
-step takes and nothing else. What it does on CUDA was never run on a GPU by this project; it says so first. The exit
-code is 1 if a check failed.
+Needs only torch, transformers, safetensors and numpy, and fetches nothing. Random weights of a shape give step times
+only. This project has never run its CUDA parts on a GPU; the report says so first. Exit code 1 if a check failed.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from .loading.devices import choose_device
 from .loading.locks import exclusive
 from .loading.settings import ModelSettings
 from .timing.against import read_report
-from .timing.page import failed
+from .timing.page import failures
 from .timing.plan import EMBEDDED, make_plan
 from .timing.run import make_report
 
@@ -33,8 +32,8 @@ def flags() -> argparse.ArgumentParser:
     parser.add_argument("--executions", help="eager, static, graph, compiled, tree (compiled, with the kernel): a,b")
     parser.add_argument("--mat", help="of the published tree, for the forecast (default: as published, Vicuna-7B)")
     parser.add_argument("--against", type=Path, help="the report.json of another run, to compare with")
-    parser.add_argument("--minutes", default="8", help="what does not fit is cut, and said to be (default 8)")
-    parser.add_argument("--no-tests", action="store_true", help="leave out the tests that are for CUDA")
+    parser.add_argument("--minutes", default="8", help="time budget; the report lists what was cut (default 8)")
+    parser.add_argument("--no-tests", action="store_true", help="skip the tests for CUDA")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:N")
     return parser
 
@@ -63,7 +62,7 @@ def main() -> None:
             except KeyboardInterrupt:
                 fail(f"stopped; the report so far: {where}", code=INTERRUPTED)
         print(f"report: {where}")
-    sys.exit(1 if failed(report.data) else 0)
+    sys.exit(1 if failures(report.data) else 0)
 
 
 if __name__ == "__main__":

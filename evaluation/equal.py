@@ -10,10 +10,10 @@ from .errors import user_errors
 from .records.rows import common_questions, describe_files, first_difference, read_answers
 
 
-def compare(first: Path, second: Path) -> bool:
-    """Print what differs and say whether the files are equal: no damage, same questions, same answers."""
+def compare_files(first: Path, second: Path) -> bool:
+    """Print the differences. Returns True if the files are undamaged and have the same questions and answers."""
     (rows, damage), (others, other_damage) = read_answers(first), read_answers(second)
-    notes = [f"{path}: {found}" for path, found in ((first, damage), (second, other_damage)) if str(found)]
+    notes = [f"{path}: {problem}" for path, problem in ((first, damage), (second, other_damage)) if str(problem)]
     notes += describe_files(first, rows, second, others)
     common = common_questions(rows, others)
     different = {key: where for key in common if (where := first_difference(rows[key], others[key]))}
@@ -37,7 +37,7 @@ def main() -> None:
     flags.add_argument("--jsonfile2", required=True)
     arguments = flags.parse_args()
     with user_errors():
-        equal = compare(arguments.file_path / arguments.jsonfile1, arguments.file_path / arguments.jsonfile2)
+        equal = compare_files(arguments.file_path / arguments.jsonfile1, arguments.file_path / arguments.jsonfile2)
     sys.exit(0 if equal else 1)
 
 

@@ -1,4 +1,4 @@
-"""What every command line shares: a user's mistake ends in one line on stderr and exit code 2, never in a traceback."""
+"""Errors of the command lines: a user's mistake is one line on stderr and exit code 2, never a traceback."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from typing import ClassVar
 from model.errors import UserError
 from model.terminal import one_line
 
-__all__ = ["Failure", "fail", "one_line", "told", "user_errors"]
+__all__ = ["Failure", "fail", "one_line", "user_errors", "user_message"]
 
 INTERRUPTED = 130  # what a shell reports for Ctrl-C
 
 
-def told(error: Exception) -> str | None:
-    """What to tell a user of an error that he can mend, on one line; None for a defect of this project."""
+def user_message(error: Exception) -> str | None:
+    """Return the line to print for an error that the user can fix; None for a defect of this project."""
     if isinstance(error, UserError):
         return one_line(error)
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
         return f"{where}{error.strerror or one_line(error)}"
-    if type(error).__name__ == "OutOfMemoryError":  # torch's, wherever this torch keeps it
+    if type(error).__name__ == "OutOfMemoryError":  # torch's; its module differs by version
         return (
             f"out of device memory; set model.context lower, or use a smaller model or dtype ({one_line(error)[:120]})"
         )
@@ -33,10 +33,10 @@ def told(error: Exception) -> str | None:
 
 
 class Failure:
-    """A job's error that its user can mend; the other jobs of a sweep go on, and all failures are told at the end.
+    """A job's error that the user can fix. The other jobs of a sweep go on; all failures are printed at the end.
 
-    It notes itself wherever it is made: in the job's process and, where a launcher runs jobs in other processes and
-    hands back what they return, once more on arrival in the process that tells the user.
+    It adds itself to `noted` wherever it is made: in the job's process and, if a launcher runs jobs in other
+    processes, again when it is unpickled in the process that prints.
     """
 
     noted: ClassVar[list[str]] = []
@@ -52,22 +52,22 @@ class Failure:
 
 @contextmanager
 def user_errors() -> Iterator[None]:
-    """Turn what a user can mend into one line; a defect of this project keeps its traceback."""
+    """Print an error that the user can fix as one line and exit; a defect of this project keeps its traceback."""
     try:
         yield
     except KeyboardInterrupt:
         fail("stopped; what was finished is kept, and the same command goes on from there", code=INTERRUPTED)
-    except BrokenPipeError:  # `... | head`: nobody reads on
+    except BrokenPipeError:  # `... | head` has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except Exception as error:
-        message = told(error)
+        message = user_message(error)
         if message is None:
             raise
         fail(message)
 
 
 def fail(message: str, code: int = 2) -> None:
-    """Print the line and leave."""
+    """Print the line and exit."""
     print(f"error: {message}", file=sys.stderr)
     sys.exit(code)

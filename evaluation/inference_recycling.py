@@ -1,7 +1,7 @@
 """python -m evaluation.inference_recycling: the command line that Token Recycling's and Spec-Bench's users know.
 
-A thin shell over `evaluation.run`: the same engine, the same records, written to --answer-file. The same command on the
-same file goes on where it stopped; with other settings it is refused.
+It calls `evaluation.run` and writes its records to --answer-file. The same command resumes an interrupted file; other
+settings are refused.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BENCHES = ("sample", "spec_bench", "mbpp")
 
 
 def parser() -> argparse.ArgumentParser:
-    """The flags, by their names there."""
+    """Return a parser with the flags of those command lines."""
     flags = argparse.ArgumentParser(prog="python -m evaluation.inference_recycling", description=__doc__)
     flags.add_argument("--model-path", default="data/embedded", help="folder or hub name (default: the embedded model)")
     flags.add_argument("--model-id", default=None, help="name in the records (default: the path's last part)")
@@ -31,7 +31,7 @@ def parser() -> argparse.ArgumentParser:
     )
     flags.add_argument("--question-file", help="another file in Spec-Bench's format")
     flags.add_argument("--question-begin", type=int, help="first question, counted from 0")
-    flags.add_argument("--question-end", type=int, help="behind the last question")
+    flags.add_argument("--question-end", type=int, help="one past the last question")
     flags.add_argument("--answer-file", help="default: data/BENCH/model_answer/MODEL_ID.jsonl")
     flags.add_argument("--max-new-tokens", type=int, default=1024)
     flags.add_argument("--num-choices", type=int, default=1)
@@ -52,12 +52,12 @@ def main() -> None:
 
 
 def infer(arguments: argparse.Namespace) -> None:
-    """Translate the flags into a config and run it. Raises UserError for a value that cannot be met."""
+    """Translate the flags into a config and run it. Raises UserError for a wrong value."""
     if arguments.bench_name not in BENCHES and arguments.question_file is None:
         raise UserError(
             f"--bench-name {arguments.bench_name}: unknown; use {', '.join(BENCHES)} or give --question-file"
         )
-    known = arguments.bench_name in BENCHES and arguments.question_file is None
+    shipped = arguments.bench_name in BENCHES and arguments.question_file is None
     model_id = arguments.model_id or Path(arguments.model_path).name
     bench_folder = ROOT / "data" / arguments.bench_name
     answer_file = Path(arguments.answer_file or bench_folder / "model_answer" / f"{model_id}.jsonl")
@@ -81,7 +81,7 @@ def infer(arguments: argparse.Namespace) -> None:
     if arguments.question_file is not None:
         settings["bench.path"] = str(Path(arguments.question_file).resolve())
     model = "embedded" if arguments.model_path == "data/embedded" else "path"
-    groups = [f"bench={arguments.bench_name}" if known else "bench=file", "method=recycling", f"model={model}"]
+    groups = [f"bench={arguments.bench_name}" if shipped else "bench=file", "method=recycling", f"model={model}"]
     with initialize_config_dir(str(ROOT / "configs"), version_base=None):
         cfg = compose("config", overrides=groups)
     for key, value in settings.items():

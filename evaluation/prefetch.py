@@ -1,9 +1,9 @@
 """python -m evaluation.prefetch experiment=NAME [k=v ...]: fetch and check what an experiment needs, before it runs.
 
 Models, heads, draft models, datastores and benches of exactly the jobs that `evaluation.run` would start with the same
-arguments: for nodes without a network, give this where there is one. A line for each: `known` is here already and
-whole, `fetched` was not, `missing` says why. What nobody has published (a null in configs/companions) is told and no
-error: its jobs are left out. Exit code 2 if something else is missing.
+arguments: for nodes without a network, run it where there is one. A line for each: `known` was here and
+complete, `fetched` was not, `missing` says why. A null in configs/companions is reported without an error: its jobs are
+left out. Exit code 2 if something else is missing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from model.errors import UserError
 
-from .configuration.needs import composed, needs, prefetch
+from .configuration.needs import compose_jobs, needs, prefetch
 from .errors import user_errors
 from .run import config_error
 
@@ -30,7 +30,7 @@ def main() -> None:
     given = parser.parse_intermixed_args()
     with user_errors():
         try:
-            wanted = needs(composed(given.overrides, multirun=given.multirun, config_dir=given.config_dir))
+            wanted = needs(compose_jobs(given.overrides, multirun=given.multirun, config_dir=given.config_dir))
         except (HydraException, OmegaConfBaseException) as error:
             raise UserError(config_error(error)) from None
         if not prefetch(wanted):

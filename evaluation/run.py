@@ -16,65 +16,65 @@ from omegaconf.errors import OmegaConfBaseException
 from model.errors import UserError, new_names
 from model.files import ROOT
 
-from .configuration.config import checked
+from .configuration.config import checked_config
 from .configuration.jobs import listed
-from .errors import Failure, fail, one_line, told, user_errors
+from .errors import Failure, fail, one_line, user_errors, user_message
 from .loading import processes
-from .loading.locks import keeping
-from .running.together import Job, run_alone, waits
+from .loading.locks import keep_devices
+from .running.scheduling import Job, defer, run_alone
 
 
 def run(cfg: DictConfig, answer_file: Path | None = None) -> list[Path]:
-    """A configuration, as often as it says: load, warm up, answer what is not answered yet, summarise.
+    """Run all repeats of a configuration: load, warm up, answer the remaining questions, summarise.
 
     Returns:
-        The directories, one a repeat.
+        The directories, one per repeat.
 
     Raises:
-        UserError: whatever a user can mend.
+        UserError: a mistake of the user.
     """
-    return run_alone(Job(checked(cfg)), answer_file)
+    return run_alone(Job(checked_config(cfg)), answer_file)
 
 
 @hydra.main(version_base=None, config_path=str(ROOT / "configs"), config_name="config")
 def _job(cfg: DictConfig) -> Failure | None:
     try:
-        with processes.one_voice():
-            job = Job(checked(cfg), [str(override) for override in HydraConfig.get().overrides.task])
-            if not waits(job):
+        with processes.report_first_error():
+            job = Job(checked_config(cfg), [str(override) for override in HydraConfig.get().overrides.task])
+            if not defer(job):
                 run_alone(job)
     except Exception as error:
-        message = told(error)
+        message = user_message(error)
         if message is None:
             raise
-        return Failure(message)  # noted and not raised: the other jobs of a sweep go on
+        return Failure(message)  # noted, not raised: the other jobs of a sweep go on
     return None
 
 
 def main() -> None:
     """The command line."""
     Failure.noted.clear()
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # let Hydra's own errors come through to us, to be told in one line
-    with user_errors(), processes.one_voice(), keeping():
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors, which are printed below as one line
+    with user_errors(), processes.report_first_error(), keep_devices():
         processes.check_launcher(sys.argv[1:])
         sys.argv[1:] = listed(sys.argv[1:])
         try:
             _job()
         except (HydraException, OmegaConfBaseException) as error:
             raise UserError(config_error(error)) from None
-        processes.leave()
+        processes.destroy_group()
     if Failure.noted:
         fail("; ".join(Failure.noted))
 
 
 def config_error(error: Exception) -> str:
-    """Hydra's message on one line, without its hints about stack traces."""
+    """Return Hydra's message on one line, without its hints about stack traces."""
     text = one_line(error)
     if "hydra/launcher" in text:
         return "this launcher is not installed; requirements-cluster.txt has its pip line"
-    known = re.search(r"Could not override '(\S+)'", text)
-    if known and (renamed := new_names(known[1])):
-        return f"{known[1]}: no such setting{renamed}"
+    missing = re.search(r"Could not override '(\S+)'", text)
+    if missing and (renamed := new_names(missing[1])):
+        return f"{missing[1]}: no such setting{renamed}"
     return re.sub(r"\s*(full_key: \S+|object_type=\S+|Config search path:.*|Set the environment variable.*)", "", text)
 
 

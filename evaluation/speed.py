@@ -28,7 +28,7 @@ def main() -> None:
 
 
 def report(arguments: argparse.Namespace) -> None:
-    """Print what is odd about the files, then the four lines of each subtask."""
+    """Print notes on the files, then the four lines of each subtask."""
     tokenizer = None
     if arguments.retokenize:
         if arguments.tokenizer_path is None:
@@ -42,11 +42,11 @@ def report(arguments: argparse.Namespace) -> None:
     rows, damage = read_answers(arguments.file_path)
     baseline, base_damage = read_answers(arguments.base_path)
     check_rows(rows.values(), arguments.file_path)
-    for path, found in ((arguments.file_path, damage), (arguments.base_path, base_damage)):
-        if str(found):
-            print(f"note: {path}: {found}")
+    for path, problem in ((arguments.file_path, damage), (arguments.base_path, base_damage)):
+        if str(problem):
+            print(f"note: {path}: {problem}")
     for line in describe_files(arguments.file_path, rows, arguments.base_path, baseline):
-        print(f"note: {line}; compared is what both have")
+        print(f"note: {line}; only common questions are compared")
     if not common_questions(rows, baseline):
         raise UserError(f"{arguments.file_path} and {arguments.base_path} have no question in common")
     for entry in compare(rows, baseline, tokenizer):

@@ -26,14 +26,14 @@ from omegaconf.errors import OmegaConfBaseException
 from model.errors import UserError, new_names
 from model.files import ROOT
 
-from .configuration.config import checked
+from .configuration.config import checked_config
 from .configuration.fingerprint import SAVED
 from .configuration.jobs import expand
-from .loading.locks import keeping
+from .loading.locks import keep_devices
 from .records.provenance import flat
 from .records.runs import runs_at
 from .run import config_error
-from .running.together import Job, run_jobs
+from .running.scheduling import Job, run_jobs
 from .statistics.tables import main_table
 
 CONFIGS = ROOT / "configs"
@@ -77,8 +77,8 @@ def evaluate(
         "name": str(name),
         "results_dir": str(results_dir),
     }
-    jobs = [Job(checked(_composed(job))) for job in _combinations(given)]
-    with keeping():  # what starts from a saved state comes when the runs that save one are done
+    jobs = [Job(checked_config(_composed(job))) for job in _combinations(given)]
+    with keep_devices():  # what starts from a saved state comes when the runs that save one are done
         for last in (False, True):
             run_jobs([job for job in jobs if (job.config["start"] == SAVED) == last])
     return main_table(runs_at({folder for job in jobs for folder in job.folders.values()}))

@@ -1,8 +1,8 @@
-"""python -m evaluation.tree_search FOLDER --nodes N --output FILE: the tree that a run's own acceptance asks for.
+"""python -m evaluation.tree_search FOLDER --nodes N --output FILE: the best tree by a run's measured acceptance.
 
-From the step records of a run the acceptance of each rank path: how often its node stood where its parent stood. The
-best tree of n nodes takes the nodes most often on an accepted path; a node is never on one more often than its parent,
-so the n best are a tree. Write it as a template and use it: tree=file tree.path=FILE.
+The step records of a run give the acceptance of each rank path: how often its node was accepted when its parent was.
+The best tree has the n nodes most often on an accepted path. A node is never on one more often than its parent, so they
+form a tree. Use the written template with tree=file tree.path=FILE.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def main() -> None:
 
 
 def _for_hydra(path: Path) -> str:
-    """The path as Hydra's grammar takes it: quoted where it holds more than letters, digits and `_./-`."""
+    """Return the path for Hydra's grammar: quoted unless it has only letters, digits and `_./-`."""
     text = str(path)
     return text if re.fullmatch(r"[\w./-]+", text) else QuotedString(text, Quote.single).with_quotes()
 

@@ -35,14 +35,14 @@ from hydra.core.override_parser.types import Override
 from hydra.core.utils import HydraContext
 from omegaconf import DictConfig, OmegaConf
 
-from evaluation.configuration.companions import lacking
+from evaluation.configuration.companions import missing_companion
 from evaluation.configuration.config import register_names
 from evaluation.configuration.fingerprint import SAVED
 from evaluation.configuration.jobs import GROUPS, Find, expand, further, in_rounds, key_of, typed
 from evaluation.loading.processes import rank
 from evaluation.records.sweeps import Planned, available, write_down
 from evaluation.running.callback import report_at_end
-from evaluation.running.together import collected
+from evaluation.running.scheduling import run_deferred
 from model.errors import UserError, new_names
 
 BASIC = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"  # by name: Hydra imports its plugins anew
@@ -158,7 +158,7 @@ class Together:
         self.launcher = launcher
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Any:
-        with collected():
+        with run_deferred():
             return self.launcher.launch(job_overrides, initial_job_idx=initial_job_idx)
 
 
@@ -166,7 +166,7 @@ def planned(job: Sequence[str], cfg: DictConfig) -> Planned:
     """The job of these overrides, which compose to this configuration."""
     method: dict[str, Any] = OmegaConf.to_container(cfg.method, resolve=True)  # type: ignore[assignment]
     model, folder = str(cfg.model.name), Path(cfg.results_dir) / str(cfg.name)
-    return Planned(list(job), folder, model, str(cfg.bench.name), str(method["name"]), lacking(method, model))
+    return Planned(list(job), folder, model, str(cfg.bench.name), str(method["name"]), missing_companion(method, model))
 
 
 def find_in(path: Sequence[str]) -> Find:

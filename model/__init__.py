@@ -1,4 +1,4 @@
-"""How tokens are made: one engine (`decoding/`) and the methods in rooms by what they draft from.
+"""The decoding library: one engine (`decoding/`), and the methods in folders by what they draft from.
 
 Imports itself relatively and knows neither Hydra nor the harness, so that it can be vendored under another name.
 
@@ -9,7 +9,7 @@ import importlib
 import logging
 from typing import Any
 
-# Where torchao is installed transformers imports it, and it tells of every kernel that was not built for this machine.
+# If torchao is installed transformers imports it, and it logs every kernel that was not built for this machine.
 for _name in ("torchao", "torch.utils._pytree"):
     logging.getLogger(_name).setLevel(logging.ERROR)
 
@@ -18,7 +18,7 @@ _EXPORTS |= dict.fromkeys(("DeviceDrafter", "Draft", "Drafter", "Session", "Tree
 
 
 def __getattr__(name: str) -> Any:
-    """What is exported, imported when it is first asked for: torch and transformers take seconds."""
+    """Import an exported name when it is first used: torch and transformers take seconds."""
     if name not in _EXPORTS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f".{_EXPORTS[name]}", __name__), name)

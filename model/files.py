@@ -82,6 +82,6 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def located(path: str | Path) -> Path:
-    """The path as given, if something is there; else relative to the repository, so that shipped files are found."""
-    given = Path(path).expanduser()
-    return given if given.exists() or given.is_absolute() else ROOT / given
+    """Return the path if it exists or is absolute; else relative to the repository, where shipped files are."""
+    local = Path(path).expanduser()
+    return local if local.exists() or local.is_absolute() else ROOT / local

@@ -9,7 +9,7 @@ from importlib import import_module
 
 @cache
 def compiled() -> bool:
-    """Whether numba is installed. Asked by methods that would gain; the first one is told if it is not."""
+    """True if numba is installed; else warn once. Called by methods that it makes faster."""
     try:
         import_module("numba")
     except ImportError as error:  # not there, or it refuses this NumPy

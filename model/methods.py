@@ -45,14 +45,14 @@ FIRST_IN_TABLES = (
 
 
 def table_place(name: str) -> int:
-    """What tables and figures sort a method by."""
+    """Return the sort key of a method in tables and figures."""
     if name in FIRST_IN_TABLES:
         return FIRST_IN_TABLES.index(name)
     return len(FIRST_IN_TABLES) + (name == "recycling")
 
 
 def method_class(name: str) -> type[Drafter]:
-    """The class of a method. Raises UserError if there is none of that name."""
+    """Return the class of a method. Raises UserError if there is none of that name."""
     if name not in METHODS:
         raise UserError(f"method {name}: unknown; there is {', '.join(METHODS)}")
     module, _, kind = METHODS[name].rpartition(".")
@@ -61,13 +61,13 @@ def method_class(name: str) -> type[Drafter]:
 
 
 def make_method(name: str, target: Target, /, *, eos: Collection[int] = (), **settings: Any) -> Drafter:
-    """A method for a target.
+    """Make a method for a target.
 
     Args:
         name: one of METHODS.
         eos: ids that end an answer; some methods do not draft beyond them.
-        settings: its own, see its class. Of a method that takes them `tree` may be a template's name or `best:N`, and
-            `nodes` is `auto` where neither is said: as many as pay, found while decoding.
+        settings: its own, see its class. `tree` may be a template's name or `best:N`. For methods with either setting
+            `nodes` defaults to `auto` if neither is set: as many as pay, found while decoding.
 
     Raises:
         UserError: no such method, or a setting that it does not take.
@@ -78,27 +78,27 @@ def make_method(name: str, target: Target, /, *, eos: Collection[int] = (), **se
         settings["nodes"] = AUTO
     if name == "recycling":
         factory = _recycling(settings, target)
-    takes = inspect.signature(factory).parameters
-    given: dict[str, Any] = {"vocab_size": target.vocab_size, "device": target.device, "target": target, "eos": eos}
-    if "tree" in settings and "tree" in takes:
+    parameters = inspect.signature(factory).parameters
+    supplied: dict[str, Any] = {"vocab_size": target.vocab_size, "device": target.device, "target": target, "eos": eos}
+    if "tree" in settings and "tree" in parameters:
         settings["tree"] = _template(settings["tree"])
-    known = [key for key in takes if key not in given]
-    if unknown := sorted(settings.keys() - set(known)):
+    names = [key for key in parameters if key not in supplied]
+    if unknown := sorted(settings.keys() - set(names)):
         raise UserError(
-            f"method {name}: does not take {', '.join(unknown)}; it takes {', '.join(known) or 'nothing'}"
+            f"method {name}: does not take {', '.join(unknown)}; it takes {', '.join(names) or 'nothing'}"
             + new_names(*unknown)
         )
-    needed = [key for key in known if takes[key].default is inspect.Parameter.empty and key not in settings]
+    needed = [key for key in names if parameters[key].default is inspect.Parameter.empty and key not in settings]
     if needed:
         raise UserError(f"method {name}: needs {', '.join(needed)}")
     try:
-        return factory(**{key: value for key, value in given.items() if key in takes} | settings)
+        return factory(**{key: value for key, value in supplied.items() if key in parameters} | settings)
     except (TypeError, ValueError, AttributeError) as error:  # a setting of another type
         raise UserError(f"method {name}: {', '.join(map(str, settings.items()))}: {error}") from None
 
 
 def _recycling(settings: dict[str, Any], target: Target) -> type[Drafter]:
-    """Recycling by a tree, by the best so many nodes, or by as many as pay: what it is, and its settings.
+    """Return recycling's class for a tree, for N nodes, or for as many nodes as pay; update its settings.
 
     Raises:
         UserError: a tree and a number of nodes.
@@ -121,7 +121,7 @@ def _recycling(settings: dict[str, Any], target: Target) -> type[Drafter]:
 
 
 def _template(tree: Any) -> Tree:
-    """A draft tree as it is, or by its template's name or `best:N`."""
+    """Return a draft tree: itself, or by its template's name or `best:N`."""
     from .decoding import Tree
     from .recycling import build_template
 

@@ -13,8 +13,8 @@ import torch
 from .errors import UserError
 
 QUANTIZE = ("int8", "int4")
-GROUP = 64  # weights of one scale with int4; divides the widths of all models in configs/model
-LEAST = 0.9  # of the weights, embeddings and head not counted; a router may stay as it is
+GROUP_SIZE = 64  # weights of one scale with int4; divides the widths of all models in configs/model
+LEAST_SHARE = 0.9  # of the weights, embeddings and head not counted; a router may stay as it is
 
 
 def quantize(model: Any, to: str, device: torch.device) -> None:
@@ -42,7 +42,7 @@ def quantize(model: Any, to: str, device: torch.device) -> None:
         how = Int8WeightOnlyConfig(set_inductor_config=False)
     else:
         packing = "tile_packed_to_4d"
-        how = Int4WeightOnlyConfig(group_size=GROUP, int4_packing_format=packing, set_inductor_config=False)
+        how = Int4WeightOnlyConfig(group_size=GROUP_SIZE, int4_packing_format=packing, set_inductor_config=False)
 
     def chosen(layer: Any, name: str) -> bool:
         return type(layer) is torch.nn.Linear and (to == "int8" or layer is not head)
@@ -55,15 +55,15 @@ def quantize(model: Any, to: str, device: torch.device) -> None:
 
 
 def _check_done(model: Any, to: str) -> None:
-    """Raises UserError if most of the model is none of what torchao quantises: fused experts, other layers."""
-    apart = {id(own.weight) for own in (model.get_input_embeddings(), model.get_output_embeddings())}
+    """Raise UserError if torchao left most of the model as it was: fused experts, other layers."""
+    apart = {id(module.weight) for module in (model.get_input_embeddings(), model.get_output_embeddings())}
     matrices = [p for p in model.parameters() if p.dim() > 1 and id(p) not in apart]
     done = sum(p.numel() for p in matrices if hasattr(p, "__tensor_flatten__"))
     share = done / max(sum(p.numel() for p in matrices), 1)
-    if share < LEAST:
+    if share < LEAST_SHARE:
         raise UserError(
             f"quantize={to}: torchao quantises {share:.0%} of this model's weights, as the others are no plain linear "
-            f"layers{f' or of a width that {GROUP} does not divide' if to == 'int4' else ''}"
+            f"layers{f' or of a width that {GROUP_SIZE} does not divide' if to == 'int4' else ''}"
         )
 
 

@@ -12,7 +12,7 @@ def visible(text: str) -> str:
     """The text with its control characters written out, such as \\u001b for ESC; newlines and tabs stay.
 
     Each character is replaced by itself alone, so pieces of a stream give what the whole text gives. In JSON, where
-    such characters stand in strings only, the meaning is the same.
+    such characters occur in strings only, the meaning is the same.
     """
     return text.translate(_ESCAPES)
 

@@ -22,12 +22,12 @@ from .generate_settings import refuse
 from .methods import DEFAULT, make_method
 from .tuning import make_fast
 
-ROOM = 1024  # a target's context grows by multiples of this
-KEPT = "_token_recycling"  # the attribute of a model that holds what is `Kept`
+CONTEXT_STEP = 1024  # a target's context is a multiple of this
+ATTRIBUTE = "_token_recycling"  # of a model: holds its `ModelState`
 
 
-class KeptTarget(Target):
-    """A target that is kept with its model, and so does not keep the model: a cycle would outlive its last user."""
+class ModelTarget(Target):
+    """A target kept with its model, which it references weakly: a cycle would outlive its last user."""
 
     @property
     def model(self) -> Any:
@@ -38,20 +38,20 @@ class KeptTarget(Target):
         self._model = weakref.ref(model)
 
 
-class Kept:
-    """What is kept with a model: its targets, and the drafters made for it. A copy of the model gets none of it."""
+class ModelState:
+    """State kept with a model: its targets, and the drafters made for it. A copy of the model gets none of it."""
 
     def __init__(self) -> None:
         self.targets: dict[tuple[str, str], Target] = {}  # by execution and linear
         self.drafters: WeakKeyDictionary[Generate, tuple[Target, Drafter]] = WeakKeyDictionary()
 
-    def __reduce__(self) -> tuple[type[Kept], tuple[()]]:
+    def __reduce__(self) -> tuple[type[ModelState], tuple[()]]:
         """For deep copies and pickles."""
-        return Kept, ()
+        return ModelState, ()
 
 
 class Generate:
-    """A decoding method for `custom_generate`. What it learns is carried from call to call, for each model by itself.
+    """A decoding method for `custom_generate`. What it learns is kept between calls, separately for each model.
 
     Greedy output is the model's own. With `do_sample` each token is drawn from the distribution that transformers'
     processors leave, by noise that belongs to the token's place, so it is not torch's own draw but has its shares;
@@ -68,8 +68,8 @@ class Generate:
         method: a name of `methods.METHODS`; settings are its own.
         start: hot, or cold: what was learnt is forgotten before each call.
         execution: as `Decoder` has it.
-        linear: torch leaves the model as it is. auto, onednn and fused change the layout of its linear layers, for
-            whoever else uses it, too, until `release`.
+        linear: torch leaves the model as it is. auto, onednn and fused change the layout of its linear layers, for all
+            users of the model, until `release`.
 
     Raises:
         UserError: when called, for what it cannot do (several sequences, beams, padding, scores), by name: see
@@ -95,7 +95,7 @@ class Generate:
         model = unwrapped(model)
         with turns_of(model):
             unpack_linears(model)
-            vars(model).pop(KEPT, None)
+            vars(model).pop(ATTRIBUTE, None)
 
     def __call__(
         self,
@@ -136,14 +136,14 @@ class Generate:
         ids = input_ids
         with closing(steps):
             for step in steps:
-                kept = []
+                streamed = []
                 for token in step.tokens:
-                    kept.append(token)
+                    streamed.append(token)
                     ids = torch.cat((ids, torch.tensor([[token]], device=ids.device)), dim=1)
                     if bool(stopping_criteria(ids, None).all()):
                         steps.close()
                         break
-                for token in kept if token_streamer is not None else ():
+                for token in streamed if token_streamer is not None else ():
                     token_streamer.put(torch.tensor([token]))
         if token_streamer is not None:
             token_streamer.end()
@@ -154,11 +154,11 @@ class Generate:
         return GenerateDecoderOnlyOutput(sequences=ids)
 
     def _drafter(self, model: Any, target: Target) -> Drafter:
-        """This method's drafter for a model; where the target is a longer one by now, with what it had learnt."""
-        kept: Kept = vars(model)[KEPT]
-        drafters = kept.drafters
-        made, drafter = drafters.get(self, (None, None))
-        if made is not target:
+        """Return this method's drafter for a model; a new one for a new target inherits its state."""
+        state: ModelState = vars(model)[ATTRIBUTE]
+        drafters = state.drafters
+        drafter_target, drafter = drafters.get(self, (None, None))
+        if drafter_target is not target:
             new = make_method(self.method, target, **dict(self.settings))
             if drafter is not None and new.stateful:
                 new.load_state_dict(drafter.state_dict())
@@ -168,16 +168,16 @@ class Generate:
 
 
 def ended_by(config: Any) -> set[int]:
-    """The ids whose criterion ends the text: given to the loop, too, so that no method learns what lies behind them."""
+    """Return the ids that end the text; the loop needs them so that no method learns what follows them."""
     ids = config.eos_token_id
     return set() if ids is None else {ids} if isinstance(ids, int) else set(ids)
 
 
 def target_of(model: Any, length: int, execution: str = "auto", linear: str = "torch") -> Target:
-    """The model's target, made once and kept with it, with room for so many tokens.
+    """Return the model's target for texts of so many tokens; made once and kept with the model.
 
-    Made anew where the text is longer than its context, or the model is another one since: copied, resized, moved,
-    cast, with other layers or attention. In a turn of the model's.
+    Made anew if the text is longer than its context, or the model has changed: copied, resized, moved, cast, with
+    other layers or attention. Call it in a turn of the model's.
 
     Args:
         execution, linear: as `tuning.make_fast` takes them, where a target is made.
@@ -185,15 +185,15 @@ def target_of(model: Any, length: int, execution: str = "auto", linear: str = "t
     Raises:
         UserError: more than the model's positions, or a model that the engine cannot drive.
     """
-    kept: Kept = vars(model).get(KEPT, Kept())
-    if any(target.model is not model or target.changed for target in kept.targets.values()):
-        kept = Kept()
-    asked = execution, linear
-    if asked in kept.targets and kept.targets[asked].context >= length:
-        return kept.targets[asked]
+    state: ModelState = vars(model).get(ATTRIBUTE, ModelState())
+    if any(target.model is not model or target.changed for target in state.targets.values()):
+        state = ModelState()
+    key = execution, linear
+    if key in state.targets and state.targets[key].context >= length:
+        return state.targets[key]
     limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    context = -(-length // ROOM) * ROOM
+    context = -(-length // CONTEXT_STEP) * CONTEXT_STEP
     context = context if limit is None or length > limit else min(context, limit)
-    kept.targets[asked] = make_fast(KeptTarget, model, context=context, execution=execution, linear=linear)
-    object.__setattr__(model, KEPT, kept)  # not by Module.__setattr__, which looks for parameters in it
-    return kept.targets[asked]
+    state.targets[key] = make_fast(ModelTarget, model, context=context, execution=execution, linear=linear)
+    object.__setattr__(model, ATTRIBUTE, state)  # not by Module.__setattr__, which looks for parameters in it
+    return state.targets[key]

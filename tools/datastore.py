@@ -2,7 +2,7 @@
 
 A .txt file is one document. A .jsonl file has a document a line, {"text": ...}, or is a question or answer file in
 Spec-Bench's format, each of whose turns is a document (references and all choices of an answer, too). Texts are split
-by the model's own tokenizer; the end-of-sequence token stands behind each, so that no draft runs on into the next.
+by the model's own tokenizer; the end-of-sequence token follows each, so that no draft runs on into the next.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from model.errors import UserError
 from model.files import located
 from model.retrieval.datastore import Datastore, write_datastore
 
-BLOCK = 2**16  # characters of a .txt file that are tokenised at once; it is cut at ends of lines
-BATCH = 256  # texts that are tokenised at once
+BLOCK = 2**16  # characters of a .txt file tokenised at once; cut at line ends
+BATCH = 256  # texts tokenised at once
 
 
 def documents(files: Iterable[Path]) -> Iterator[list[str]]:
-    """Every document of some files, in pieces that may be tokenised on their own.
+    """Read the documents of files, in pieces that can be tokenised separately.
 
     Raises:
-        UserError: a file that is missing, not UTF-8, of another kind, or a row without text; names file and line.
+        UserError: a missing file, not UTF-8, another suffix, or a row without text; names file and line.
     """
     for file in files:
         if file.suffix not in (".txt", ".jsonl"):
@@ -54,7 +54,7 @@ def documents(files: Iterable[Path]) -> Iterator[list[str]]:
 
 
 def _blocks(lines: Iterable[str]) -> Iterator[str]:
-    """Lines joined to blocks, so that a large file is not tokenised in one go."""
+    """Join lines to blocks, so that a large file is tokenised in parts."""
     block, size = list[str](), 0
     for line in lines:
         block.append(line)
@@ -67,7 +67,7 @@ def _blocks(lines: Iterable[str]) -> Iterator[str]:
 
 
 def _row(line: str, where: str) -> list[str]:
-    """The texts of one JSONL row."""
+    """Return the texts of one JSONL row."""
     try:
         row = json.loads(line)
     except json.JSONDecodeError as error:
@@ -87,7 +87,7 @@ def _row(line: str, where: str) -> list[str]:
 
 
 def encode(tokenizer: Any, texts: Iterable[Sequence[str]]) -> NDArray[np.int64]:
-    """The token ids of all documents in order, each with the end-of-sequence token behind it: (n,)."""
+    """Return the token ids of all documents in order, each followed by the end-of-sequence token: (n,)."""
     ids = array("q")
     ends = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     pieces = ((piece, i + 1 == len(document)) for document in texts for i, piece in enumerate(document))
@@ -100,10 +100,10 @@ def encode(tokenizer: Any, texts: Iterable[Sequence[str]]) -> NDArray[np.int64]:
 
 
 def load_tokenizer(path: str) -> tuple[Any, int]:
-    """A model's tokenizer and the width of its logits. Raises UserError if there is none."""
+    """Load a model's tokenizer and the width of its logits. Raises UserError if there is none."""
     folder = located(path)
     source = str(folder) if folder.exists() else path
-    transformers_logging.set_verbosity_error()  # texts longer than the model's context are meant
+    transformers_logging.set_verbosity_error()  # no warning of texts longer than the context
     try:
         config = AutoConfig.from_pretrained(source, trust_remote_code=False)
         return AutoTokenizer.from_pretrained(source, trust_remote_code=False), int(config.get_text_config().vocab_size)
@@ -112,7 +112,7 @@ def load_tokenizer(path: str) -> tuple[Any, int]:
 
 
 def build(tokenizer: Any, vocab_size: int, texts: Iterable[Sequence[str]], output: Path) -> Datastore:
-    """Tokenise, sort, write; the datastore, opened."""
+    """Tokenise, sort and write the texts; returns the opened datastore."""
     started = time.perf_counter()
     ids = encode(tokenizer, texts)
     print(f"{len(ids)} tokens in {time.perf_counter() - started:.1f} s", flush=True)

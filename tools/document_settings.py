@@ -1,7 +1,7 @@
 """python -m tools.document_settings: write docs/configuration.md from the comments of configs/*.yaml.
 
-A file's first comment says what the choice is, the comment behind a key what the setting is. A comment line below a
-key goes on with that key's comment.
+A file's first comment describes the choice, the comment after a key the setting. A comment line below a key continues
+that key's comment.
 """
 
 from __future__ import annotations
@@ -44,57 +44,57 @@ class Setting:
 
 @dataclass
 class Document:
-    """What a YAML file says: its first comment, its `defaults` list (group, value, comment), its settings."""
+    """The contents of a YAML file: its first comment, its `defaults` list (group, value, comment), its settings."""
 
     header: list[str] = field(default_factory=list)
     groups: list[Setting] = field(default_factory=list)
     settings: list[Setting] = field(default_factory=list)
 
-    def besides(self, *tops: str) -> list[Setting]:
-        """The settings outside these top-level keys."""
+    def without(self, *tops: str) -> list[Setting]:
+        """Return the settings outside these top-level keys."""
         return [setting for setting in self.settings if setting.name.split(".")[0] not in tops]
 
 
 def read(path: Path) -> Document:
-    """A file's comments and settings. A key without a value or comment only opens a block and is no setting."""
-    found, above, last, in_defaults = Document(), dict[int, str](), None, False
+    """Read a file's comments and settings. A key without value and comment opens a block and is no setting."""
+    document, above, last, in_defaults = Document(), dict[int, str](), None, False
     for line in path.read_text(encoding="utf-8").splitlines():
-        if line.startswith("#") and not found.settings and not found.groups:
-            found.header += [line.removeprefix("#").removeprefix(" ")] if "@package" not in line else []
+        if line.startswith("#") and not document.settings and not document.groups:
+            document.header += [line.removeprefix("#").removeprefix(" ")] if "@package" not in line else []
         elif line.strip().startswith("#"):
             if last is not None and last.comment:
                 last.comment += " " + line.strip().removeprefix("#").strip()
         elif choice := CHOICE.match(line) if in_defaults else None:
             last = Setting(choice["group"], choice["value"], choice["comment"] or "")
-            found.groups.append(last)
+            document.groups.append(last)
         elif key := KEY.match(line):
             indent, name = len(key["indent"]), key["name"]
             above = {depth: part for depth, part in above.items() if depth < indent} | {indent: name}
             in_defaults = name == "defaults"
             last = Setting(".".join(above.values()), (key["value"] or "").strip(), key["comment"] or "")
             if last.value or last.comment:
-                found.settings.append(last)
-    return found
+                document.settings.append(last)
+    return document
 
 
 def table(settings: Iterable[Setting], prefix: str = "") -> list[str]:
-    """Settings as a table; none: no lines."""
+    """Return settings as lines of a table; no lines if there are none."""
     rows = [f"| {code(prefix + s.name)} | {code(s.value)} | {cell(s.comment)} |" for s in settings]
     return ["", "| setting | default | meaning |", "|---|---|---|", *rows] if rows else []
 
 
 def choices(group: str, *, title: str) -> list[str]:
-    """The files of a group by name, with their first comment."""
+    """Return the files of a group as a table, with their first comments."""
     rows = [f"| {code(path.stem)} | {cell(about(read(path)))} |" for path in files(group)]
     return ["", f"| {title} | |", "|---|---|", *rows]
 
 
 def variants(group: str, base: str, *, title: str) -> list[str]:
-    """The same with what each file sets apart from the group's first one."""
+    """Return the files of a group as a table, with what each sets other than the group's base."""
     rows = []
     for path in files(group):
         document = read(path)
-        values = [f"{s.name}={s.value}" for s in document.besides("name", "path") if path.stem != base]
+        values = [f"{s.name}={s.value}" for s in document.without("name", "path") if path.stem != base]
         rows.append(f"| {code(path.stem)} | {cell(about(document))} | {code(' '.join(values))} |")
     return ["", f"| {title} | | sets |", "|---|---|---|", *rows]
 
@@ -104,7 +104,7 @@ def files(group: str) -> list[Path]:
 
 
 def about(document: Document) -> str:
-    """The first comment on one line, without the commands in it."""
+    """Return the first comment on one line, without its commands."""
     lines = [line for line in document.header if not re.match(r" |bash eval\.sh", line)]
     return " ".join(lines)
 
@@ -118,12 +118,12 @@ def cell(text: str) -> str:
 
 
 def page() -> str:
-    """The whole page."""
+    """Return the whole page."""
     top = read(CONFIGS / "config.yaml")
     lines = [HEAD.rstrip(), "", "## Groups"]
     lines += table(group for group in top.groups if group.comment)
-    lines += ["", "## The run", *table(top.besides("companions", "hydra"))]
-    lines += ["", "## model", *table(read(CONFIGS / "model/embedded.yaml").besides("name"), "model.")]
+    lines += ["", "## The run", *table(top.without("companions", "hydra"))]
+    lines += ["", "## model", *table(read(CONFIGS / "model/embedded.yaml").without("name"), "model.")]
     lines += variants("model", "embedded", title="`model=`")
     lines += [
         "",
@@ -132,23 +132,23 @@ def page() -> str:
         "Heads, draft models and datastores of a model: `configs/companions/MODEL.yaml`.",
     ]
     lines += table(read(CONFIGS / "companions/embedded.yaml").settings, "companions.")
-    lines += ["", "## bench", *table(read(CONFIGS / "bench/sample.yaml").besides("name"), "bench.")]
+    lines += ["", "## bench", *table(read(CONFIGS / "bench/sample.yaml").without("name"), "bench.")]
     lines += choices("bench", title="`bench=`")
-    lines += ["", "## tree", *table(read(CONFIGS / "tree/2.2.2.yaml").besides("name"), "tree.")]
+    lines += ["", "## tree", *table(read(CONFIGS / "tree/2.2.2.yaml").without("name"), "tree.")]
     lines += variants("tree", "2.2.2", title="`tree=`")
     lines += ["", "## method"]
     for path in files("method"):
         document = read(path)
         lines += ["", f"### {path.stem}", "", *textwrap.wrap(about(document), 118)]
-        lines += table(document.besides("name", "drafter"), "method.")
+        lines += table(document.without("name", "drafter"), "method.")
     lines += ["", "## experiment", *choices("experiment", title="`bash eval.sh experiment=`")]
     lines += ["", "## preset", *choices("preset", title="`preset=`")]
     lines += ["", "## launcher"]
     for path in files("launcher"):
         document = read(path)
         lines += ["", f"### {path.stem}", "", *textwrap.wrap(about(document), 118)]
-        own = [setting for setting in document.settings if setting.name.startswith("hydra.launcher.")]
-        lines += table(setting for setting in own if not setting.name.endswith("_target_"))
+        options = [setting for setting in document.settings if setting.name.startswith("hydra.launcher.")]
+        lines += table(setting for setting in options if not setting.name.endswith("_target_"))
     lines += [
         "",
         "## Renamed settings",

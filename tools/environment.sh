@@ -1,4 +1,4 @@
-# Sourced by eval.sh and test.sh: puts in $PYTHON an interpreter in which the given requirement files are met.
+# Sourced by eval.sh and test.sh: puts in $PYTHON an interpreter that meets the given requirement files.
 #
 # An active environment that meets them is used as it is; otherwise .venv is made, or brought up to date, once.
 # PYTHON=/path/to/python in the environment overrules both, at your own risk.
@@ -41,8 +41,8 @@ environment() {
     fi
 }
 
-# Puts in $EXTRAS a folder with what requirements-extras.txt pins, beside the environment and not in it: with these
-# packages there pandas keeps its texts otherwise and transformers imports more, which most users' do not.
+# Puts in $EXTRAS a folder with what requirements-extras.txt pins, next to the environment and not in it: with these
+# packages pandas stores text differently and transformers imports more than for most users.
 extras() {
     EXTRAS=.extras
     local stamp

@@ -1,8 +1,8 @@
-"""python -m tools.llama_cpp --model FILE.gguf: this engine beside llama.cpp on one file, prompt by prompt in turns.
+"""python -m tools.llama_cpp --model FILE.gguf: this engine and llama.cpp on one file, prompt by prompt in turns.
 
-Needs llama-cpp-python (pip install llama-cpp-python; it is compiled then, 10 to 20 minutes on 2 cores), which nothing
-else here does. The arithmetic differs: llama.cpp multiplies by the quantised weights, this engine by what they were
-de-quantised to, in float32 or bfloat16; so the texts differ, too, and tokens/s compare and MAT does not.
+Only this tool needs llama-cpp-python (pip install llama-cpp-python compiles it, 10 to 20 minutes on 2 cores). llama.cpp
+multiplies by the quantised weights, this engine by the de-quantised ones in float32 or bfloat16. So the texts differ:
+compare tokens/s, not MAT.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from evaluation.records.questions import read_questions
 from model.errors import UserError
 from model.files import ROOT, located, write_json
 
-Answer = Callable[[list[int]], int]  # decodes one prompt; how many new tokens
+Answer = Callable[[list[int]], int]  # decodes a prompt and returns the number of new tokens
 NO_TREE = {"name": "2.2.2", "nodes": None, "depth": None, "branching": None, "path": None}
 
 
@@ -58,37 +58,39 @@ def main() -> None:
         except ImportError:
             raise UserError("llama-cpp-python is not installed here: pip install llama-cpp-python") from None
         file = located(arguments.model)
-        if not gguf.stands_for_one(file):
+        if not gguf.is_gguf(file):
             raise UserError(f"--model {arguments.model}: must be a GGUF file, as llama.cpp reads nothing else")
-        file = gguf.file_of(file)
-        settings = ModelSettings("beside", str(file), dtype=arguments.dtype, device="cpu", template="chat")
-        with exclusive(settings) as placed:
-            compare(load_model(placed), llama_cpp, file, arguments)
+        file = gguf.gguf_file(file)
+        settings = ModelSettings("llama_cpp", str(file), dtype=arguments.dtype, device="cpu", template="chat")
+        with exclusive(settings) as settings:
+            compare_engines(load_model(settings), llama_cpp, file, arguments)
 
 
-def compare(loaded: LoadedModel, llama_cpp: Any, file: Path, arguments: argparse.Namespace) -> None:
-    """Every way to decode in turn, prompt by prompt; prints medians over the repeats."""
+def compare_engines(loaded: LoadedModel, llama_cpp: Any, file: Path, arguments: argparse.Namespace) -> None:
+    """Time all decoders in turns, prompt by prompt, and print medians over the repeats."""
     questions = read_questions(arguments.questions)
     most = min(arguments.prompts, len(questions))
     turns = [questions[i * len(questions) // most].turns[0] for i in range(most)]
     prompts = [prompt_ids(loaded.template, loaded.tokenizer, [turn], []) for turn in turns]
     nodes = [int(word) for word in arguments.nodes.split(",")]
-    methods = own_methods(loaded, nodes)
-    ways: dict[str, Answer] = {name: own_way(method, arguments.max_new_tokens) for name, method in methods.items()}
-    ways |= llama_ways(llama_cpp, str(file), loaded, arguments.max_new_tokens)
-    for answer in ways.values():
+    methods = engine_methods(loaded, nodes)
+    decoders: dict[str, Answer] = {
+        name: engine_decoder(method, arguments.max_new_tokens) for name, method in methods.items()
+    }
+    decoders |= llama_decoders(llama_cpp, str(file), loaded, arguments.max_new_tokens)
+    for answer in decoders.values():
         answer(warm_up_prompt(loaded))
-    speeds: dict[str, list[float]] = {name: [] for name in ways}
+    speeds: dict[str, list[float]] = {name: [] for name in decoders}
     for _ in range(arguments.repeats):
         for method in methods.values():
-            method.prepare()  # else it would carry on from its own answers to the same prompts
-        tokens, seconds = dict.fromkeys(ways, 0), dict.fromkeys(ways, 0.0)
+            method.prepare()  # else it would draft from its answers of the repeat before
+        tokens, seconds = dict.fromkeys(decoders, 0), dict.fromkeys(decoders, 0.0)
         for prompt in prompts:
-            for name, answer in ways.items():
+            for name, answer in decoders.items():
                 start = time.perf_counter()
                 tokens[name] += answer(prompt)
                 seconds[name] += time.perf_counter() - start
-        for name in ways:
+        for name in decoders:
             speeds[name].append(tokens[name] / seconds[name])
     base = speeds["vanilla"]
     print(
@@ -105,47 +107,47 @@ def compare(loaded: LoadedModel, llama_cpp: Any, file: Path, arguments: argparse
     print(json.dumps(speeds))
 
 
-def own_methods(loaded: LoadedModel, nodes: list[int]) -> dict[str, Method]:
-    """transformers' own generate, and by this engine plain decoding and spine, which carries from prompt to prompt."""
-    chosen: dict[str, dict[str, Any]] = {
+def engine_methods(loaded: LoadedModel, nodes: list[int]) -> dict[str, Method]:
+    """Build hf and, on this engine, vanilla and spine with state kept between prompts."""
+    method_settings: dict[str, dict[str, Any]] = {
         "hf": {"name": "hf", "drafter": None},
         "vanilla": {"name": "vanilla", "drafter": "model.vanilla.Vanilla"},
     }
     for n in nodes:
-        chosen[f"spine, {n} nodes"] = {"name": "spine", "drafter": "model.copying.spine.Spine", "nodes": n}
-    return {name: build_method(loaded, settings, NO_TREE, "hot") for name, settings in chosen.items()}
+        method_settings[f"spine, {n} nodes"] = {"name": "spine", "drafter": "model.copying.spine.Spine", "nodes": n}
+    return {name: build_method(loaded, settings, NO_TREE, "hot") for name, settings in method_settings.items()}
 
 
-def own_way(method: Method, most: int) -> Answer:
+def engine_decoder(method: Method, most: int) -> Answer:
     return lambda prompt: len(method.answer(prompt, most).tokens)
 
 
-def llama_ways(llama_cpp: Any, file: str, loaded: LoadedModel, most: int) -> dict[str, Answer]:
-    """llama.cpp's greedy decoding, plain and with its prompt look-up (10 tokens drafted, as its documentation says)."""
+def llama_decoders(llama_cpp: Any, file: str, loaded: LoadedModel, most: int) -> dict[str, Answer]:
+    """Build llama.cpp's greedy decoders: plain, and with its prompt look-up of 10 draft tokens, as documented."""
     look_up = importlib.import_module("llama_cpp.llama_speculative").LlamaPromptLookupDecoding
     threads = torch.get_num_threads()
     common = {"n_ctx": loaded.target.context, "n_threads": threads, "n_threads_batch": threads, "verbose": False}
 
-    def way(draft: Any) -> Answer:
+    def decoder(draft: Any) -> Answer:
         try:
             llama = llama_cpp.Llama(model_path=file, draft_model=draft, **common)
         except ValueError as error:
             raise UserError(f"{file}: llama.cpp cannot read it ({one_line(error)[:120]})") from None
 
         def answer(prompt: list[int]) -> int:
-            llama.reset()  # else it would find the prompt of the last time
-            found = 0
+            llama.reset()  # else it would reuse the cached prompt
+            count = 0
             for token in llama.generate(prompt, temp=0.0, top_k=1, repeat_penalty=1.0):
-                found += 1
-                if token in loaded.eos or found == most:
+                count += 1
+                if token in loaded.eos or count == most:
                     break
-            return found
+            return count
 
         return answer
 
     return {
-        "llama.cpp": way(None),
-        "llama.cpp, prompt look-up": way(look_up(num_pred_tokens=10)),
+        "llama.cpp": decoder(None),
+        "llama.cpp, prompt look-up": decoder(look_up(num_pred_tokens=10)),
     }
 
 

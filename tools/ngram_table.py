@@ -1,7 +1,7 @@
 """python -m tools.ngram_table IDS... --vocab-size V --output FILE: a frozen table for method=ngram_cache.
 
-IDS are JSONL files of the target's token ids: each line is a list of ids, or a row of a run's answers.jsonl, whose
-outputs are taken then. The most frequent n-grams are kept.
+IDS are JSONL files of the target's token ids: each line is a list of ids, or a row of a run's answers.jsonl, of
+which the output ids are read. The most frequent n-grams are kept.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from model.ngrams.ngram_table import NgramTable
 
 
 def read_ids(path: Path, vocab_size: int) -> Iterator[list[int]]:
-    """The sequences of token ids in a file. Raises UserError naming file and line if there is anything else in it."""
+    """Read the sequences of token ids in a file. Raises UserError, with file and line, for anything else."""
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")  # not at U+2028 and others, which are text
+        lines = path.read_text(encoding="utf-8").split("\n")  # splitlines would also cut at U+2028, which is text
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read ({error})") from None
     for number, line in enumerate(lines, 1):
@@ -28,17 +28,17 @@ def read_ids(path: Path, vocab_size: int) -> Iterator[list[int]]:
         where = f"{path}, line {number}"
         try:
             row = json.loads(line)
-            found = (
+            sequences = (
                 [ids for choice in row["choices"] for ids in choice["output_ids"]] if isinstance(row, dict) else [row]
             )
         except (json.JSONDecodeError, KeyError, TypeError):
             raise UserError(f"{where}: neither a list of token ids nor a row of a run's answers.jsonl") from None
-        for ids in found:
-            yield checked(ids, vocab_size, where)
+        for ids in sequences:
+            yield check_ids(ids, vocab_size, where)
 
 
-def checked(ids: object, vocab_size: int, where: str) -> list[int]:
-    """These ids, if they are ids of this vocabulary."""
+def check_ids(ids: object, vocab_size: int, where: str) -> list[int]:
+    """Return the ids if all are token ids of this vocabulary; raise UserError otherwise."""
     if not isinstance(ids, list) or any(type(token) is not int for token in ids):
         raise UserError(f"{where}: must be a list of token ids (whole numbers)")
     wrong = next((token for token in ids if not 0 <= token < vocab_size), None)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 
 def applies(marker: str) -> bool:
-    """Whether a pin with this environment marker ("" for none) is meant for this machine.
+    """True if a pin with this environment marker ("" for none) applies to this machine.
 
-    Where `packaging` is not installed, as in a fresh environment, a marked pin counts: pip then decides.
+    Also True for any marker if `packaging` is not installed, as in a fresh environment: then pip decides.
     """
     if not marker:
         return True
@@ -20,7 +20,7 @@ def applies(marker: str) -> bool:
 
 
 def unmet(files: list[str]) -> list[str]:
-    """The pins (name==version; marker) that are not met; a local build such as 2.13.0+cpu meets 2.13.0."""
+    """Return the pins (name==version; marker) that are not met; a local build such as 2.13.0+cpu meets 2.13.0."""
     wrong = []
     for file in files:
         for line in Path(file).read_text(encoding="utf-8").splitlines():
@@ -29,10 +29,10 @@ def unmet(files: list[str]) -> list[str]:
                 continue
             name, _, wanted = pin.partition("==")
             try:
-                found = version(name).split("+")[0]
+                installed = version(name).split("+")[0]
             except PackageNotFoundError:
-                found = ""
-            if found != wanted:
+                installed = ""
+            if installed != wanted:
                 wrong.append(pin)
     return wrong
 

@@ -1,4 +1,4 @@
-"""From settings to jobs: which settings there are, what a job needs, its method, and what tells two runs apart.
+"""From settings to jobs: check settings, list what a job needs, build its method, identify its run.
 
 From outside: `methods`, `config`, `needs`, `fingerprint`. May import `loading` and `records`.
 """

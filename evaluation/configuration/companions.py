@@ -1,6 +1,6 @@
-"""What a method needs beside the model: heads, a draft model, a datastore. Which it is, and whether it is there.
+"""Companions: what a method needs next to the model, as heads, a draft model or a datastore.
 
-configs/companions says what there is for a model. A job that lacks its companion is told before anything is loaded.
+configs/companions lists them by model. A job without its companion is reported before anything is loaded.
 """
 
 from __future__ import annotations
@@ -20,9 +20,14 @@ from ..loading import hub
 
 @dataclass(frozen=True)
 class Kind:
-    """A companion: its name in configs/companions, and in words; how to come by one; its files of weights, best first.
+    """A kind of companion.
 
-    Without weights it is a single file and no folder. An optional one may be null.
+    Attributes:
+        name: its key in configs/companions.
+        words: its name in messages.
+        how: how to get one.
+        weights: patterns of its weight files, best first; empty for a single file.
+        optional: True if it may be null.
     """
 
     name: str
@@ -43,12 +48,12 @@ KINDS = {  # by the method's setting
 }
 
 
-def lacking(method: dict[str, Any], model: str) -> str:
-    """Why a method cannot run for want of a companion, in words; empty if it can. Loads and fetches nothing.
+def missing_companion(method: dict[str, Any], model: str) -> str:
+    """Say which companion a method lacks; empty if it lacks none. Loads and fetches nothing.
 
     Args:
         method: its settings.
-        model: the name of the model it is for.
+        model: the model's name.
     """
     for key, kind in KINDS.items():
         value = method.get(key)
@@ -57,30 +62,30 @@ def lacking(method: dict[str, Any], model: str) -> str:
         if value is None:
             return f"no {kind.words} for {model} ({kind.how}; companions.{kind.name}=PATH names it)"
         path = located(str(value))
-        if path.exists() or (kind.weights and hub.is_name(str(value)) and _to_be_had(str(value), kind)):
+        if path.exists() or (kind.weights and hub.is_name(str(value)) and _is_available(str(value), kind)):
             continue
         if kind.weights and hub.is_name(str(value)):
-            where = f"no such folder, and {constants.ENDPOINT} is not in reach"
+            reason = f"no such folder, and {constants.ENDPOINT} is not in reach"
         else:
-            where = "no such folder" if kind.weights else "no such file"
-        return f"no {kind.words} for {model} (method.{key}={value}: {where}; {kind.how})"
+            reason = "no such folder" if kind.weights else "no such file"
+        return f"no {kind.words} for {model} (method.{key}={value}: {reason}; {kind.how})"
     return ""
 
 
-def _to_be_had(name: str, kind: Kind) -> bool:
-    return hub.held(name, kind.weights) is not None or hub.in_reach()
+def _is_available(name: str, kind: Kind) -> bool:
+    return hub.local_snapshot(name, kind.weights) is not None or hub.is_reachable()
 
 
-def make_ready(method: dict[str, Any], model: str) -> None:
-    """Fetch what the method needs from the hub. Raises UserError if it lacks something."""
-    if why := lacking(method, model):
+def fetch_companions(method: dict[str, Any], model: str) -> None:
+    """Fetch a method's companions from the hub. Raises UserError if one is missing."""
+    if why := missing_companion(method, model):
         raise UserError(f"{method['name']}: not available: {why}")
     for key, value in method.items():
-        where(key, value)
+        path_of(key, value)
 
 
-def where(key: str, value: Any) -> Path:
-    """Where a method's path leads: in the file system, or for a companion's hub name its snapshot, fetched if need be.
+def path_of(key: str, value: Any) -> Path:
+    """Return the path of a method's setting: a file or folder, or the snapshot of a hub name, fetched if needed.
 
     Raises:
         UserError: a hub name that cannot be fetched.
@@ -88,4 +93,4 @@ def where(key: str, value: Any) -> Path:
     path, kind = located(str(value)), KINDS.get(key)
     if value is None or path.exists() or kind is None or not kind.weights or not hub.is_name(str(value)):
         return path
-    return hub.fetched(str(value), kind.weights)
+    return hub.fetch_snapshot(str(value), kind.weights)

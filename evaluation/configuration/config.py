@@ -1,6 +1,6 @@
-"""What a configuration may hold: a setting that nobody takes, or not so, is told in one line with its place.
+"""Check a configuration: an unknown setting or a wrong value is reported in one line with its key.
 
-Which settings there are, of which types, and which may be left out: the signatures say it of those who take them.
+Names, types and defaults of the settings come from the signatures of the functions and classes that take them.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from model.recycling import build_template
 
 from ..loading.bench import load_bench
 from ..loading.processes import world_size
-from ..loading.settings import ModelSettings, check
-from .companions import make_ready
+from ..loading.settings import ModelSettings, check_settings
+from .companions import fetch_companions
 
 GROUPS: dict[str, Callable[..., Any]] = {"model": ModelSettings, "bench": load_bench, "tree": build_template}
 GROUPS["sampling"] = Sampling
 Tracker = Literal["wandb", "mlflow"]
 TRACKERS = get_args(Tracker)
-NOT_HERE = ("k", "seed", "processors")  # the method's, where a tree takes it; the run's; and what is code
-LEAST = {"max_new_tokens": 1, "num_choices": 1, "repeats": 1, "repeat": 0}
+NOT_SETTINGS = ("k", "seed", "processors")  # parameters of GROUPS set elsewhere: by the method, by the run, in code
+MINIMUM = {"max_new_tokens": 1, "num_choices": 1, "repeats": 1, "repeat": 0}
 
 
 def register_names() -> None:
-    """Teach OmegaConf ${plain:NAME} of configs/: a name as part of a folder's name, without a path's slashes."""
+    """Register ${plain:NAME} of configs/: a name as part of a folder's name, without slashes."""
     OmegaConf.register_new_resolver("plain", lambda name: re.sub(r"[^\w.-]+", "_", str(name)).strip("_."), replace=True)
 
 
-register_names()  # in every process that a launcher starts, too: it imports the run's module, and that this one
+register_names()  # at import, so that it is done in every process of a launcher
 
 
 @dataclass
@@ -65,18 +65,18 @@ class Settings:
     tracking: Tracker | None
 
 
-def checked(cfg: DictConfig) -> dict[str, Any]:
-    """The configuration of a run, resolved, as its records hold it; what its method needs is there then.
+def checked_config(cfg: DictConfig) -> dict[str, Any]:
+    """Check and resolve a run's configuration and fetch its method's companions. Records hold what is returned.
 
     Raises:
-        UserError: what is wrong with it; nothing is loaded yet, and no device waited for.
+        UserError: a wrong setting, before anything is loaded or a device is waited for.
     """
     config: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)  # type: ignore[assignment]
-    check(config, Settings, own=True)
+    check_settings(config, Settings, allow_extra=True)
     check_groups(config)
     for key in sorted({"name", "drafter"} - config["method"].keys()):
         raise UserError(f"method.{key}: a method needs this setting")
-    for key, least in LEAST.items():
+    for key, least in MINIMUM.items():
         if config[key] is not None and config[key] < least:
             raise UserError(f"{key}={config[key]}: must be a whole number, at least {least}")
     repeats, folder = config["repeats"], config["run_dir"]
@@ -92,16 +92,16 @@ def checked(cfg: DictConfig) -> dict[str, Any]:
     if config["tree"]["name"] == "online" and world_size() > 1:
         raise UserError("tree=online: follows the clock, and ranks must draft alike; use tree=auto, or a fixed tree")
     check_tracking(config["tracking"], config["run_dir"])
-    make_ready(config["method"], config["model"]["name"])
+    fetch_companions(config["method"], config["model"]["name"])
     return config
 
 
 def check_tracking(name: str | None, run_dir: str | None) -> None:
-    """Raises UserError for a tracker that is not there, or that has no place to put anything."""
+    """Raise UserError if the tracker is not installed or has nowhere to send the table."""
     if name is None:
         return
-    found = find_spec(name)
-    if found is None or found.origin is None:  # a folder of that name, as wandb itself makes, is no package
+    package = find_spec(name)
+    if package is None or package.origin is None:  # without origin: a folder of that name, as wandb makes one
         raise UserError(f"tracking={name}: is not installed; pip install -r requirements-extras.txt")
     if run_dir is not None:
         raise UserError(f"tracking={name}: sends an experiment's table, and with run_dir there is none; leave out one")
@@ -113,6 +113,6 @@ def check_tracking(name: str | None, run_dir: str | None) -> None:
 
 
 def check_groups(config: dict[str, Any]) -> None:
-    """`check` of those groups that are given, but of a method's settings, which are its drafter's."""
+    """Check the settings of all groups given but the method's, which are its drafter's parameters."""
     for group in sorted(GROUPS.keys() & config.keys()):
-        check(config[group], GROUPS[group], f"{group}.", without=NOT_HERE)
+        check_settings(config[group], GROUPS[group], f"{group}.", without=NOT_SETTINGS)

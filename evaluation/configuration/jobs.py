@@ -1,4 +1,4 @@
-"""From lists of settings to jobs: every combination, each with the overrides that its own method and tree have."""
+"""Expand lists of settings to jobs: every combination, with only the overrides that its method and tree have."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from hydra.errors import HydraException
 
 from model.sizing.online_size import finds_size
 
-GROUPS = ("method", "tree")  # whose choices differ in the settings they have
+GROUPS = ("method", "tree")  # groups whose choices have different settings
 IN_GROUPS = tuple(f"{group}." for group in GROUPS)  # how their settings begin
 ONE = re.compile(rf"^((?:{'|'.join(GROUPS)})\.[^=]+)=choice\(([^,]*)\)$")  # a list of one of them
-FINDS = "nodes=auto"  # among a drafter's parameters, where the size of its drafts can be found while decoding
-Find = Callable[[str], Any]  # a config of Hydra's search path by its name, e.g. method/pld; None where there is none
+FINDS_SIZE = "nodes=auto"  # marks, among a drafter's parameters, that it can find its draft size while decoding
+Find = Callable[[str], Any]  # returns a config by its name, e.g. method/pld; None if there is none
 
 
 def key_of(override: str) -> str:
-    """The key of `key=value`, without the signs that add it."""
+    """Return the key of `key=value`, without leading `+`."""
     return override.split("=", 1)[0].lstrip("+")
 
 
 def value_of(override: str) -> str:
-    """The value of `key=value`, of a quoted one what it quotes."""
+    """Return the value of `key=value`, without quotes."""
     value = override.partition("=")[2]
     return value[1:-1] if len(value) > 1 and value[0] == value[-1] in "'\"" else value
 
@@ -59,11 +59,11 @@ def typed(arguments: Sequence[str]) -> list[str]:
 def expand(
     product: Iterable[Sequence[str]], defaults: dict[str, str], find: Find, equal: Collection[str] = ()
 ) -> tuple[list[list[str]], set[str]]:
-    """The jobs of a product of overrides, in its order and each once; and the keys that any of them uses.
+    """Return the jobs of a product of overrides, in order and without repeats, and the keys that they use.
 
     Args:
-        defaults: the choice of each of GROUPS where a job names none.
-        equal: keys that have one value in each job; a job in which two of them differ is left out.
+        defaults: the choice of each of GROUPS that a job does not name.
+        equal: keys that must have the same value within a job; other jobs are left out.
     """
     jobs: dict[tuple[str, ...], None] = {}
     used: set[str] = set()
@@ -78,24 +78,24 @@ def expand(
 def further(
     product: Sequence[Sequence[str]], also: Sequence[Sequence[str]], equal: Collection[str] = ()
 ) -> list[list[str]]:
-    """The product's jobs with the settings of each further job in place of their own; repeats are dropped later.
+    """Return the product's jobs with the settings of each job of `also` in place of their own, with repeats.
 
-    A further job whose values the product does not go through is left out, but for those of `equal`: a published size
-    next to swept budgets.
+    A job of `also` is left out if the product sweeps one of its keys without its value. Keys in `equal` are exempt, for
+    a published size next to swept budgets.
     """
     swept: dict[str, set[str]] = {}
     for override in (override for job in product for override in job):
         swept.setdefault(key_of(override), set()).add(override)
-    found = []
-    for more in also:
-        keys = {key_of(override) for override in more}
-        if all(o in swept.get(key_of(o), {o}) or key_of(o) in equal for o in more):
-            found += [[o for o in job if key_of(o) not in keys] + list(more) for job in product]
-    return found
+    jobs = []
+    for overrides in also:
+        keys = {key_of(override) for override in overrides}
+        if all(o in swept.get(key_of(o), {o}) or key_of(o) in equal for o in overrides):
+            jobs += [[o for o in job if key_of(o) not in keys] + list(overrides) for job in product]
+    return jobs
 
 
 def in_rounds(jobs: Sequence[list[str]]) -> list[list[str]]:
-    """The jobs of a repeat together, further ones too: what is measured at another time meets another machine."""
+    """Order the jobs by repeat, those of `also` too, as the machine drifts between repeats."""
     repeats: dict[str, list[list[str]]] = {}
     for job in jobs:
         repeats.setdefault(next((o for o in job if key_of(o) == "repeat"), ""), []).append(job)
@@ -103,7 +103,7 @@ def in_rounds(jobs: Sequence[list[str]]) -> list[list[str]]:
 
 
 def applicable(job: Sequence[str], defaults: dict[str, str], find: Find) -> list[str]:
-    """The overrides of a job that its own method and tree have."""
+    """Return the overrides of a job that its method and tree have."""
     choices = dict(defaults)
     for override in job:
         if (key := override.partition("=")[0]) in GROUPS:
@@ -113,56 +113,56 @@ def applicable(job: Sequence[str], defaults: dict[str, str], find: Find) -> list
         group, _, setting = key_of(override).partition(".")
         if group == "tree" and not _drafts_from_a_tree(choices["method"], choices["tree"], find):
             continue
-        if group == "method" and setting == "nodes" and _follows_the_machine(choices["method"], choices["tree"], find):
+        if group == "method" and setting == "nodes" and _sizes_its_trees(choices["method"], choices["tree"], find):
             continue  # tree.nodes is its budget
-        own = group in GROUPS and setting and not override.startswith("+")
-        if own and not _has(group, choices[group], setting, find):
+        in_group = group in GROUPS and setting and not override.startswith("+")
+        if in_group and not _has(group, choices[group], setting, find):
             continue
         kept.append(override)
     return kept
 
 
 def _drafts_from_a_tree(method: str, tree: str, find: Find) -> bool:
-    """Whether a method's drafter takes this template, or follows the machine if asked for that.
+    """True if a method's drafter takes a template, or sizes its own trees if asked to.
 
-    One that cannot be found is told when its job runs.
+    Also True for an unknown drafter, which its job reports.
     """
-    takes = _taken_by(method, find)
-    return takes is None or "tree" in takes or _follows_the_machine(method, tree, find)
+    parameters = _method_parameters(method, find)
+    return parameters is None or "tree" in parameters or _sizes_its_trees(method, tree, find)
 
 
-def _follows_the_machine(method: str, tree: str, find: Find) -> bool:
-    """Whether it is asked for trees of its own whose size follows step times."""
-    taken = _taken_by(method, find) or ()
-    return (tree == "auto" and "step_seconds" in taken) or (tree == "online" and FINDS in taken)
+def _sizes_its_trees(method: str, tree: str, find: Find) -> bool:
+    """True if the method is asked to build its own trees, of a size that follows step times."""
+    parameters = _method_parameters(method, find) or ()
+    return (tree == "auto" and "step_seconds" in parameters) or (tree == "online" and FINDS_SIZE in parameters)
 
 
-def _taken_by(method: str, find: Find) -> frozenset[str] | None:
-    """The parameters of a method's drafter; None where it cannot be found."""
+def _method_parameters(method: str, find: Find) -> frozenset[str] | None:
+    """Return the parameters of a method's drafter; None if there is no such drafter."""
     config = find(f"method/{method}")
-    return None if config is None else _taken(config.get("drafter"))
+    return None if config is None else _drafter_parameters(config.get("drafter"))
 
 
 @lru_cache(maxsize=64)
-def _taken(source: str | None) -> frozenset[str] | None:
-    """The parameters of the drafter of that name, and FINDS; None where there is none of that name."""
+def _drafter_parameters(source: str | None) -> frozenset[str] | None:
+    """Return the parameters of a drafter by its import path, and FINDS_SIZE; None if there is no such drafter."""
     if source is None:
         return frozenset()
     module, _, name = str(source).rpartition(".")
     try:
-        found = getattr(importlib.import_module(module), name)
-        return frozenset((*inspect.signature(found).parameters, *([FINDS] if finds_size(found) else [])))
+        drafter = getattr(importlib.import_module(module), name)
+        return frozenset((*inspect.signature(drafter).parameters, *([FINDS_SIZE] if finds_size(drafter) else [])))
     except (ImportError, AttributeError, ValueError, TypeError):
         return None
 
 
 def _has(group: str, choice: str, setting: str, find: Find) -> bool:
-    """Whether a method has a setting, or a template a parameter (those it has not are null in its file)."""
-    own = find(f"{group}/{choice}")
-    if own is None:
-        return True  # Hydra tells that there is no such choice
+    """True if a method has a setting, or a template a parameter (null in its file: it has not)."""
+    config = find(f"{group}/{choice}")
+    if config is None:
+        return True  # Hydra reports that there is no such choice
     name = setting.split(".")[0]
-    if name in own:
-        return group != "tree" or own[name] is not None
-    parents = [entry for entry in own.get("defaults", []) if isinstance(entry, str) and entry != "_self_"]
+    if name in config:
+        return group != "tree" or config[name] is not None
+    parents = [entry for entry in config.get("defaults", []) if isinstance(entry, str) and entry != "_self_"]
     return any(_has(group, parent, setting, find) for parent in parents)

@@ -27,14 +27,14 @@ from model.sizing.online_size import finds_size
 
 from ..loading.digests import sha256_of
 from ..loading.models import LoadedModel
-from ..loading.settings import check
+from ..loading.settings import check_settings
 from ..loading.step_times import step_seconds
-from .companions import make_ready, where
+from .companions import fetch_companions, path_of
 
 COLD, HOT, CATEGORY = "cold", "hot", "category"
-AUTO, ONLINE = "auto", "online"  # trees for the machine: by recorded step times, and by those learnt while decoding
-SECONDS = "step_seconds"  # what a method takes whose own trees follow the machine
-RANKS = 32  # candidates a node that a template may ask for, where the method has no k of its own
+AUTO, ONLINE = "auto", "online"  # trees sized by recorded step times, and by those learnt while decoding
+SECONDS = "step_seconds"  # parameter of drafters that size their own trees by step times
+RANKS = 32  # children per node that a template may have if the method has no k
 DTYPES = {"int64": torch.int64, "int32": torch.int32}
 
 
@@ -43,10 +43,10 @@ class Method:
     """One way to answer prompts.
 
     Attributes:
-        name: of the method, as in configs/method/.
+        name: as in configs/method/.
         drafter: None for `hf`, which does not run on this engine.
-        start: cold, hot, category, or the file of a saved state; None where nothing is carried from prompt to prompt.
-        tree: None where the method has no template.
+        start: cold, hot, category, or the file of a saved state; None if no state is kept between prompts.
+        tree: None if the method has no template.
         settings: everything that decides the output, for the run's fingerprint.
     """
 
@@ -59,7 +59,7 @@ class Method:
 
     @property
     def label(self) -> str:
-        """How tables name it: a method that carries state names its start; tree=auto is hot unless it says cold."""
+        """The name in tables, with the start of a method that keeps state; tree=auto is hot unless it says cold."""
         tree = self.settings.get("tree")
         tree = tree if tree in (AUTO, ONLINE) else None
         if self.start is None:
@@ -70,14 +70,14 @@ class Method:
         return f"{self.name} ({start})"
 
     def prepare(self) -> None:
-        """The state at the start of a run."""
+        """Set the state at the start of a run."""
         if self.drafter is not None:
             self.drafter.reset()
             if self.start not in (None, COLD, HOT, CATEGORY):
                 self.drafter.load_state_dict(load_state(Path(str(self.start))))
 
     def begin_prompt(self) -> None:
-        """A cold start forgets what was before."""
+        """Reset the state if the start is cold."""
         if self.start == COLD and self.drafter is not None:
             self.drafter.reset()
 
@@ -88,7 +88,7 @@ class Method:
         mark: Callable[[str], None] = unmarked,
         sampling: Sampling = GREEDY,
     ) -> Generation:
-        """Answer one prompt. `mark` and `sampling`: as `generate` takes them."""
+        """Answer one prompt. `mark` and `sampling` are those of `generate`."""
         if self.drafter is None:
             return _transformers_generate(self.loaded, prompt, max_new_tokens, sampling)
         self.begin_prompt()
@@ -104,35 +104,37 @@ class Method:
 
 
 def build_method(loaded: LoadedModel, method: dict[str, Any], tree: dict[str, Any], start: str) -> Method:
-    """Build the method that the settings describe.
+    """Build a method from its settings.
 
     Args:
         method: `name`, `drafter` (import path of a class or function; None: transformers' own generate), and the
-            method's own settings, which become keyword arguments. A drafter is given besides whichever of these its
-            signature names: vocab_size, device, eos, tree, target.
-        tree: `name` and parameters of a template; used by methods that take a `tree`.
-        start: cold | hot | category | path of a saved state; methods without state have none of them.
+            drafter's keyword arguments. A drafter also gets those of vocab_size, device, eos, tree, target that its
+            signature names.
+        tree: `name` and parameters of a template, for methods that take a `tree`.
+        start: cold | hot | category | path of a saved state; ignored by methods without state.
 
     Raises:
-        UserError: unknown drafter, start, setting or value, a tree that does not fit k, a companion that is not there.
+        UserError: unknown drafter, start, setting or value, a tree that does not fit k, a missing companion.
     """
-    make_ready(method, loaded.settings.name)
-    own = {key: value for key, value in method.items() if key not in ("name", "drafter")}
-    found = {key: where(key, value) for key, value in own.items() if key.endswith("path") and isinstance(value, str)}
+    fetch_companions(method, loaded.settings.name)
+    options = {key: value for key, value in method.items() if key not in ("name", "drafter")}
+    files = {
+        key: path_of(key, value) for key, value in options.items() if key.endswith("path") and isinstance(value, str)
+    }
     name, source = method["name"], method["drafter"]
     drafter: Drafter | None = None
     template: Tree | None = None
     sized: dict[str, Any] = {}
-    if "k" in own and (not isinstance(own["k"], int) or own["k"] < 1):
-        raise UserError(f"method.k={own['k']}: must be a whole number, at least 1")
+    if "k" in options and (not isinstance(options["k"], int) or options["k"] < 1):
+        raise UserError(f"method.k={options['k']}: must be a whole number, at least 1")
     if source is not None:
-        paths = {key: str(path) for key, path in found.items()}
-        drafter, template, sized = _drafter(_locate(source), loaded, tree, own, paths)
+        paths = {key: str(path) for key, path in files.items()}
+        drafter, template, sized = _drafter(_locate(source), loaded, tree, options, paths)
     stateful = drafter is not None and drafter.stateful
     settings: dict[str, Any] = dict(method)
     if sized:
         settings |= {"tree": tree["name"], "nodes": tree["nodes"]}
-    settings |= {f"{key}_sha256": sha256_of(path) for key, path in found.items()}  # the method has opened it
+    settings |= {f"{key}_sha256": sha256_of(path) for key, path in files.items()}
     if template is not None:
         nodes = [list(path) for path in template.rank_paths[1:]]
         settings |= {"tree": tree["name"], "tree_nodes": len(nodes), "tree_sha256": _sha256(repr(nodes).encode())}
@@ -144,63 +146,67 @@ def build_method(loaded: LoadedModel, method: dict[str, Any], tree: dict[str, An
                     f"start={start}: must be cold, hot, category or the file of a saved state; there is no such file"
                 )
             settings["start_sha256"] = sha256_of(Path(start))
-    made = Method(name, loaded, drafter, start if stateful else None, template, settings)
-    made.prepare()  # a saved state that does not fit is told now
-    return made
+    built = Method(name, loaded, drafter, start if stateful else None, template, settings)
+    built.prepare()  # raises now if a saved state does not fit
+    return built
 
 
 def _drafter(
-    factory: Callable[..., Any], loaded: LoadedModel, tree: dict[str, Any], own: dict[str, Any], paths: dict[str, str]
+    factory: Callable[..., Any],
+    loaded: LoadedModel,
+    tree: dict[str, Any],
+    options: dict[str, Any],
+    paths: dict[str, str],
 ) -> tuple[Drafter, Tree | None, dict[str, Any]]:
-    """The drafter, its template, and what tree=auto and online set of a method whose own trees follow the machine.
+    """Build the drafter and its template. Also returns the `nodes` that tree=auto or online gives a drafter.
 
     Args:
-        own: the method's settings; `paths` are those of them that name files.
+        options: the method's settings; `paths` are those that name files.
     """
     target, template = loaded.target, None
-    given: dict[str, Any] = {
+    offered: dict[str, Any] = {
         "vocab_size": target.vocab_size,
         "device": target.device,
         "eos": loaded.eos,
         "target": target,
     }
-    check(own, factory, "method.", without={*given, "tree", "sizing", SECONDS} - own.keys())
-    if isinstance(own.get("nodes"), str):
-        raise UserError(f"method.nodes={own['nodes']}: must be a number; tree=online finds it while decoding")
-    takes, sized = inspect.signature(factory).parameters, dict[str, Any]()
-    if tree["name"] == ONLINE and (finds_size(factory) or "tree" in takes):
+    check_settings(options, factory, "method.", without={*offered, "tree", "sizing", SECONDS} - options.keys())
+    if isinstance(options.get("nodes"), str):
+        raise UserError(f"method.nodes={options['nodes']}: must be a number; tree=online finds it while decoding")
+    parameters, sized = inspect.signature(factory).parameters, dict[str, Any]()
+    if tree["name"] == ONLINE and (finds_size(factory) or "tree" in parameters):
         factory = _online(factory, tree)
         sized = {} if factory is AutoRecycling else {"nodes": f"auto:{tree['nodes']}"}
-        given["budget"] = tree["nodes"]
-    elif tree["name"] == AUTO and not {"tree", SECONDS}.isdisjoint(takes):
-        factory = _auto(factory, loaded, tree, own)
-        sized = {"nodes": tree["nodes"]} if SECONDS in takes else {}  # the budget
-    elif "tree" in takes:
-        given["tree"] = template = build_template(**tree, k=own.get("k", RANKS))
-    drafter = _make(factory, own | sized | paths, given)
+        offered["budget"] = tree["nodes"]
+    elif tree["name"] == AUTO and not {"tree", SECONDS}.isdisjoint(parameters):
+        factory = _auto(factory, loaded, tree, options)
+        sized = {"nodes": tree["nodes"]} if SECONDS in parameters else {}  # the budget
+    elif "tree" in parameters:
+        offered["tree"] = template = build_template(**tree, k=options.get("k", RANKS))
+    drafter = _construct(factory, options | sized | paths, offered)
     return drafter, drafter.largest if isinstance(drafter, AutoRecycling) else template, sized
 
 
 def _locate(source: Any) -> Callable[..., Any]:
-    """The class or function that an import path names."""
+    """Import a class or function by its path."""
     module, _, attribute = str(source).rpartition(".")
     try:
-        found = getattr(importlib.import_module(module), attribute)
+        factory = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
         raise UserError(f"method.drafter={source}: must be the import path of a drafter ({error})") from None
-    if not callable(found):
+    if not callable(factory):
         raise UserError(f"method.drafter={source}: must be a class or a function")
-    return found  # type: ignore[no-any-return]
+    return factory  # type: ignore[no-any-return]
 
 
-def _make(factory: Callable[..., Any], own: dict[str, Any], given: dict[str, Any]) -> Drafter:
-    """Call it with its own settings and what it asks for by name."""
-    takes = inspect.signature(factory).parameters
-    arguments = {key: value for key, value in given.items() if key in takes} | own
-    if "dtype" in own:
-        if str(own["dtype"]) not in DTYPES:
-            raise UserError(f"method.dtype={own['dtype']}: the matrix is int64 or int32")
-        arguments["dtype"] = DTYPES[own["dtype"]]
+def _construct(factory: Callable[..., Any], options: dict[str, Any], offered: dict[str, Any]) -> Drafter:
+    """Call the factory with its options and those of the offered arguments that it names."""
+    parameters = inspect.signature(factory).parameters
+    arguments = {key: value for key, value in offered.items() if key in parameters} | options
+    if "dtype" in options:
+        if str(options["dtype"]) not in DTYPES:
+            raise UserError(f"method.dtype={options['dtype']}: the matrix is int64 or int32")
+        arguments["dtype"] = DTYPES[options["dtype"]]
     drafter = factory(**arguments)
     if not isinstance(drafter, Drafter):
         raise UserError(f"method.drafter: {factory.__name__} does not make a drafter (model.decoding.Drafter)")
@@ -210,28 +216,28 @@ def _make(factory: Callable[..., Any], own: dict[str, Any], given: dict[str, Any
 
 
 def _auto(
-    factory: Callable[..., Any], loaded: LoadedModel, tree: dict[str, Any], own: dict[str, Any]
+    factory: Callable[..., Any], loaded: LoadedModel, tree: dict[str, Any], options: dict[str, Any]
 ) -> Callable[..., Drafter]:
-    """A method whose tree follows the machine; its step times are measured once a machine, model and setting."""
+    """Return the factory for tree=auto. Step times are measured once per machine, model and setting."""
     takes_seconds = SECONDS in inspect.signature(factory).parameters
     if factory is not TokenRecycling and not takes_seconds:
         raise UserError("tree=auto: chooses recycling's trees and dynamic ones; with another method name a template")
     _check_budget(tree)
     target = loaded.target
-    make: Callable[[int], Drafter] = partial(best_of, target, own["k"])
+    make: Callable[[int], Drafter] = partial(best_of, target, options["k"])
     if takes_seconds:
 
         def make(n: int) -> Drafter:
-            return factory(target.vocab_size, **own | {"nodes": n}, device=target.device)  # type: ignore[no-any-return]
+            return factory(target.vocab_size, **options | {"nodes": n}, device=target.device)  # type: ignore[no-any-return]
 
-    plain, seconds = step_seconds(loaded, factory.__name__, make, budget=tree["nodes"], k=own["k"])
+    plain, seconds = step_seconds(loaded, factory.__name__, make, budget=tree["nodes"], k=options["k"])
     if takes_seconds:
         return partial(factory, step_seconds=seconds, plain_seconds=plain)
     return partial(AutoRecycling, step_seconds=seconds, plain_seconds=plain, budget=tree["nodes"])
 
 
 def _online(factory: Callable[..., Any], tree: dict[str, Any]) -> Callable[..., Any]:
-    """What makes a method that finds the size of its drafts while decoding."""
+    """Return the factory for tree=online, which finds the draft size while decoding."""
     if factory is not TokenRecycling and not finds_size(factory):
         raise UserError("tree=online: is for methods whose drafts have any size; with this one name a template")
     _check_budget(tree)
@@ -239,7 +245,7 @@ def _online(factory: Callable[..., Any], tree: dict[str, Any]) -> Callable[..., 
 
 
 def _check_budget(tree: dict[str, Any]) -> None:
-    """Raises UserError for a tree for the machine of which more is said than its budget."""
+    """Raise UserError if tree=auto or online has another setting than a budget of nodes."""
     unused = [key for key in ("depth", "branching", "path") if tree[key] is not None]
     if unused or not isinstance(tree["nodes"], int) or tree["nodes"] < 0:
         wrong = unused or tree["nodes"]
@@ -253,24 +259,24 @@ def _sha256(data: bytes) -> str:
 def _transformers_generate(
     loaded: LoadedModel, prompt: list[int], max_new_tokens: int, sampling: Sampling
 ) -> Generation:
-    """transformers' own decoding on torch's own products, as it is installed: the baseline the paper compares with.
+    """Decode with transformers' generate and torch's own linear layers: the paper's baseline.
 
-    What it draws is torch's. One step a token.
+    It draws with torch's generator. Each token is one step.
     """
     target = loaded.target
-    limit = target.room(prompt, max_new_tokens)
+    limit = target.token_budget(prompt, max_new_tokens)
     eos = sorted(loaded.eos)
-    drawn: dict[str, Any] = {}
+    sampling_options: dict[str, Any] = {}
     if sampling.temperature:
         torch.manual_seed(sampling.seed)
-        drawn = {key: getattr(sampling, key) for key in ("temperature", "top_k", "top_p", "min_p")}
+        sampling_options = {key: getattr(sampling, key) for key in ("temperature", "top_k", "top_p", "min_p")}
     config = GenerationConfig(
         max_new_tokens=limit,
         do_sample=bool(sampling.temperature),
         repetition_penalty=sampling.repetition_penalty,
         eos_token_id=eos or None,
         pad_token_id=eos[0] if eos else 0,
-        **drawn,
+        **sampling_options,
     )
     with stock_linears(target.model):
         target.synchronize()

@@ -1,4 +1,4 @@
-"""What the jobs of a command line need (models, heads, draft models, datastores, benches): is it here? Fetching it."""
+"""Find and fetch what the jobs of a command line need: models, heads, draft models, datastores, benches."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from model.files import ROOT, located
 from ..errors import one_line
 from ..loading import gguf, hub
 from ..loading.bench import bench_file, load_bench
-from ..loading.models import locate, weights
-from .companions import KINDS, lacking, where
+from ..loading.models import locate, weight_patterns
+from .companions import KINDS, missing_companion, path_of
 from .config import check_groups
 from .jobs import listed
 
@@ -31,16 +31,16 @@ KNOWN, FETCHED, MISSING = "known", "fetched", "missing"
 
 @dataclass(frozen=True)
 class Need:
-    """Something that jobs need: `here` is where it lies already, or None; `get` fetches it and raises UserError."""
+    """Something that jobs need: `find` returns its local path or None; `fetch` fetches it and may raise UserError."""
 
     words: str
-    here: Callable[[], Path | None]
-    get: Callable[[], Path]
+    find: Callable[[], Path | None]
+    fetch: Callable[[], Path]
     published: bool = True
 
 
-def composed(arguments: list[str], *, multirun: bool = False, config_dir: str | None = None) -> list[DictConfig]:
-    """The configurations of the jobs that these arguments start, as the sweeper makes them. Nothing is written."""
+def compose_jobs(arguments: list[str], *, multirun: bool = False, config_dir: str | None = None) -> list[DictConfig]:
+    """Return the configurations of the jobs that these arguments start, from the sweeper. Nothing is written."""
     extra = [f"hydra.searchpath=[file://{Path(config_dir).resolve()}]"] if config_dir else []
     extra += ["hydra.mode=MULTIRUN"] if multirun else []
     with initialize_config_dir(str(ROOT / "configs"), version_base=None):
@@ -56,37 +56,37 @@ def composed(arguments: list[str], *, multirun: bool = False, config_dir: str | 
 
 
 def needs(configurations: Iterable[DictConfig]) -> list[Need]:
-    """What the jobs need, each once, models first."""
-    found: dict[str, Need] = {}
+    """Return what the jobs need, each once, models first."""
+    by_words: dict[str, Need] = {}
     for cfg in configurations:
         parts = ("model", "method", "bench")
         config: Any = {key: OmegaConf.to_container(cfg[key], resolve=True, throw_on_missing=True) for key in parts}
         check_groups(config)
         for need in (_model(config["model"]), *_companions(config), _bench(config["bench"])):
-            found.setdefault(need.words, need)
+            by_words.setdefault(need.words, need)
     order = ["model", *(kind.words for kind in KINDS.values()), "bench"]
-    return [need for kind in order for need in found.values() if need.words.startswith(f"{kind} ")]
+    return [need for kind in order for need in by_words.values() if need.words.startswith(f"{kind} ")]
 
 
 def _model(model: dict[str, Any]) -> Need:
-    path, revision, kinds = str(model["path"]), model["revision"], weights(model["allow_pickle"])
+    path, revision, kinds = str(model["path"]), model["revision"], weight_patterns(model["allow_pickle"])
     local = located(path)
-    packed = gguf.stands_for_one(local)
+    is_gguf = gguf.is_gguf(local)
 
-    def here() -> Path | None:
-        if packed:
-            return gguf.held(local)
+    def find() -> Path | None:
+        if is_gguf:
+            return gguf.converted_folder(local)
         folder = Path(locate(path, model["allow_pickle"]))
         if not folder.is_dir():
-            return hub.held(path, kinds, revision)
-        if why := hub.lacks(folder, kinds):
+            return hub.local_snapshot(path, kinds, revision)
+        if why := hub.missing_weights(folder, kinds):
             raise UserError(why)
         return folder
 
-    def get() -> Path:
-        return Path(locate(path, model["allow_pickle"])) if packed else hub.fetched(path, kinds, revision)
+    def fetch() -> Path:
+        return Path(locate(path, model["allow_pickle"])) if is_gguf else hub.fetch_snapshot(path, kinds, revision)
 
-    return Need(f"model {path}", here, get)
+    return Need(f"model {path}", find, fetch)
 
 
 def _companions(config: dict[str, Any]) -> Iterable[Need]:
@@ -94,43 +94,43 @@ def _companions(config: dict[str, Any]) -> Iterable[Need]:
     for key, kind in KINDS.items():
         if key not in method or (method[key] is None and kind.optional):
             continue
-        value, why = method[key], lacking({key: method[key]}, model)
+        value, why = method[key], missing_companion({key: method[key]}, model)
 
-        def here(key: str = key, value: Any = value) -> Path | None:
+        def find(key: str = key, value: Any = value) -> Path | None:
             path, kinds = located(str(value)), KINDS[key].weights
             if value is None or not path.exists():
-                return hub.held(value, kinds) if value and kinds and hub.is_name(value) else None
-            if kinds and (lack := hub.lacks(path, kinds)):
-                raise UserError(lack)
+                return hub.local_snapshot(value, kinds) if value and kinds and hub.is_name(value) else None
+            if kinds and (missing := hub.missing_weights(path, kinds)):
+                raise UserError(missing)
             return path
 
-        def get(key: str = key, value: Any = value, why: str = why) -> Path:
+        def fetch(key: str = key, value: Any = value, why: str = why) -> Path:
             if why:
                 raise UserError(why)
-            return where(key, value)
+            return path_of(key, value)
 
-        yield Need(f"{kind.words} {value or f'for {model}'}", here, get, published=value is not None)
+        yield Need(f"{kind.words} {value or f'for {model}'}", find, fetch, published=value is not None)
 
 
 def _bench(bench: dict[str, Any]) -> Need:
     file = bench_file(str(bench["path"]), bench["url"])
 
-    def get() -> Path:
+    def fetch() -> Path:
         load_bench(**bench)
         return file
 
-    return Need(f"bench {bench['name']}", lambda: get() if file.exists() else None, get)
+    return Need(f"bench {bench['name']}", lambda: fetch() if file.exists() else None, fetch)
 
 
 def prefetch(wanted: Iterable[Need]) -> bool:
-    """Fetch what is not here, print a line for each; whether all is here that can be had."""
+    """Fetch what is missing and print a line for each. Returns False if something published is still missing."""
     complete = True
     for need in wanted:
         try:
-            state, path = KNOWN, need.here()
+            state, path = KNOWN, need.find()
             if path is None:
-                state, path = FETCHED, need.get()
-            print(f"{state:8} {_words(_size(path)):>9}  {need.words}", flush=True)
+                state, path = FETCHED, need.fetch()
+            print(f"{state:8} {_readable(_size(path)):>9}  {need.words}", flush=True)
         except UserError as error:
             print(f"{MISSING:8} {'':9}  {need.words}: {one_line(error)}", flush=True)
             complete = complete and not need.published
@@ -138,11 +138,11 @@ def prefetch(wanted: Iterable[Need]) -> bool:
 
 
 def _size(path: Path) -> int:
-    """Bytes of a file, or of all files of a folder."""
+    """Return the bytes of a file, or of all files of a folder."""
     return sum(file.stat().st_size for file in ([path] if path.is_file() else path.rglob("*")) if file.is_file())
 
 
-def _words(size: float) -> str:
+def _readable(size: float) -> str:
     for unit in ("B", "kB", "MB"):
         if size < 1000:
             return f"{size:.0f} {unit}"

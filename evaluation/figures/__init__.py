@@ -1,7 +1,7 @@
 """Figures, drawn from records alone: each function draws what the runs vary in, or returns None where they do not.
 
-A figure is one function: add it to FIGURES (it is given one `Block`, the runs of a model and bench) or to ACROSS (it is
-given all blocks). Its name is the file's name, its docstring the sentence that the report page prints below it.
+A figure is one function: add it to FIGURES (it gets one `FigureData`, the runs of a model and bench) or to ACROSS (it
+gets all of them). Its name is the file's name, its docstring the sentence that the report page prints below it.
 
 From outside: `draw_all`, and `style` to draw by hand. May import `records` and `statistics`.
 """
@@ -20,9 +20,9 @@ from ..records.runs import Run
 from ..statistics.caveats import heading
 from ..statistics.pools import Pool, pools
 from ..statistics.tables import GROUP, group_names
-from .block import Block
 from .costs import budget, memory, novelty, overhead
 from .curves import machine_tree, order, start, temperature, topk, tree_family, tree_shape, tree_size, update
+from .figure_data import FigureData
 from .methods import (
     acceptance_by_depth,
     accepted_lengths,
@@ -33,11 +33,11 @@ from .methods import (
 )
 from .style import KINDS, release, save, styled
 
-FIGURES: tuple[Callable[[Block], Figure | None], ...] = (
+FIGURES: tuple[Callable[[FigureData], Figure | None], ...] = (
     *(speedup_over_hf, speedup_over_vanilla, mat, accepted_lengths, acceptance_by_depth, mat_over_questions),
     *(tree_size, topk, temperature, tree_shape, tree_family, budget, start, update, order, memory, machine_tree),
 )
-ACROSS: tuple[Callable[[Sequence[Block]], Figure | None], ...] = (overhead, novelty)
+ACROSS: tuple[Callable[[Sequence[FigureData]], Figure | None], ...] = (overhead, novelty)
 
 
 def draw_all(runs: Sequence[Run], table: pd.DataFrame, folder: Path) -> list[Path]:
@@ -50,25 +50,25 @@ def draw_all(runs: Sequence[Run], table: pd.DataFrame, folder: Path) -> list[Pat
         for old in folder.glob(f"*.{kind}"):
             old.unlink()
     made: list[Path] = []
-    blocks = split(runs, table)
+    datasets = split(runs, table)
     with styled():
-        for name, block in blocks.items():
-            suffix = "" if len(blocks) == 1 else "-" + plain(name)
+        for name, data in datasets.items():
+            suffix = "" if len(datasets) == 1 else "-" + plain(name)
             for draw in FIGURES:
-                if (figure := draw(block)) is not None:
+                if (figure := draw(data)) is not None:
                     made.append(save(figure, folder / f"{draw.__name__}{suffix}"))
         for across in ACROSS:
-            if (figure := across(list(blocks.values()))) is not None:
+            if (figure := across(list(datasets.values()))) is not None:
                 made.append(save(figure, folder / across.__name__))
     return made
 
 
 def draw_one(runs: Sequence[Run], table: pd.DataFrame, name: str) -> Figure:
     """Draw one figure by its name. Raises UserError if there is none of this name, or not of these runs."""
-    blocks = list(split(runs, table).values())
+    datasets = list(split(runs, table).values())
     with styled():
-        made = [draw(block) for draw in FIGURES if draw.__name__ == name for block in blocks]
-        made += [draw(blocks) for draw in ACROSS if draw.__name__ == name]
+        made = [draw(data) for draw in FIGURES if draw.__name__ == name for data in datasets]
+        made += [draw(datasets) for draw in ACROSS if draw.__name__ == name]
     if not made:
         raise UserError(f"no figure is named '{name}'; there are {', '.join(d.__name__ for d in (*FIGURES, *ACROSS))}")
     figures = [figure for figure in made if figure is not None]
@@ -83,15 +83,15 @@ def plain(name: str) -> str:
     return "".join(c if c.isalnum() or c in "._" else "-" for c in name)
 
 
-def split(runs: Sequence[Run], table: pd.DataFrame) -> dict[str, Block]:
+def split(runs: Sequence[Run], table: pd.DataFrame) -> dict[str, FigureData]:
     """Group the runs by what may be compared, each group with its rows of the table and what ran on what."""
     names = group_names(table)
     by_name: dict[str, list[Pool]] = {}
     for pool in pools(runs):
         by_name.setdefault(names[tuple(pool.group[column] for column in GROUP)], []).append(pool)
-    blocks = {}
+    datasets = {}
     for key, rows in table.groupby(GROUP, sort=False):
         pooled = by_name[names[key]]
         what = heading([pool.first for pool in pooled])[0].split(";")[0]
-        blocks[names[key]] = Block(pooled, rows, f"{what}; {rows['bench'].iloc[0]}")
-    return blocks
+        datasets[names[key]] = FigureData(pooled, rows, f"{what}; {rows['bench'].iloc[0]}")
+    return datasets

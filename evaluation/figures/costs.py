@@ -12,17 +12,17 @@ from ..statistics.metrics import repetition
 from ..statistics.pools import BUDGETS, mat_ratio
 from ..statistics.published import read_published
 from ..statistics.tables import BASELINES
-from .block import MOST, TREE, Block, largest_group, speed_of
+from .figure_data import MOST, TREE, FigureData, largest_group, speed_of
 from .style import INTERVAL, colour, finish, mark, marker, panels, sideways
 
 PHASES = ("draft", "forward", "verify", "commit", "observe", "loop", "step")
 PHASE_NAMES = {"observe": "update", "step": "whole step"}
-REFERENCE = "recycling"  # whose MAT the others are measured by
+REFERENCE = "recycling"  # the method whose MAT the others are divided by
 
 
-def memory(block: Block) -> Figure | None:
+def memory(data: FigureData) -> Figure | None:
     """Speedup against the memory that a method needs next to the model; hollow marks are published, of Vicuna-7B."""
-    rows = [row for row in block.drafting if row["state_bytes"] == row["state_bytes"] and row["state_bytes"] > 0]
+    rows = [row for row in data.drafting if row["state_bytes"] == row["state_bytes"] and row["state_bytes"] > 0]
     sizes = {(row["pool"].method, row["state_bytes"]) for row in rows}
     if max((sum(m == method for m, _ in sizes) for method, _ in sizes), default=0) < 3:  # of one method
         return None
@@ -39,16 +39,16 @@ def memory(block: Block) -> Figure | None:
             axes.plot(row["memory_mb"], row["speedup"], marker(i), color="#777777", markerfacecolor="none",
                       label=f"{row['method']}, published")  # fmt: skip
     axes.set_xscale("log")
-    return finish(figure, axes, block.measured, x="state next to the model (MiB; published: MB)", y=speed_label)
+    return finish(figure, axes, data.measured, x="state next to the model (MiB; published: MB)", y=speed_label)
 
 
-def overhead(blocks: Sequence[Block]) -> Figure | None:
+def overhead(datasets: Sequence[FigureData]) -> Figure | None:
     """Time of a step by its parts, for each method and model; the device is synchronised after each part."""
     bars: list[tuple[str, dict[str, float]]] = []
-    for block in blocks:
-        for row in block.overall:
+    for data in datasets:
+        for row in data.overall:
             if parts := phase_ms(row["pool"].rows):
-                bars.append((f"{row['model']}: {row['name']}" if len(blocks) > 1 else row["name"], parts))
+                bars.append((f"{row['model']}: {row['name']}" if len(datasets) > 1 else row["name"], parts))
     if not bars:
         return None
     figure, (axes,) = panels(height=0.8 + 0.3 * len(bars))
@@ -60,7 +60,7 @@ def overhead(blocks: Sequence[Block]) -> Figure | None:
         left = [a + b for a, b in zip(left, values, strict=True)]
     axes.set_yticks(at, [name for name, _ in bars])
     sideways(axes)
-    return finish(figure, axes, _what(blocks), x="step time (ms)")
+    return finish(figure, axes, _what(datasets), x="step time (ms)")
 
 
 def phase_ms(rows: Sequence[dict[str, object]]) -> dict[str, float]:
@@ -77,17 +77,17 @@ def phase_ms(rows: Sequence[dict[str, object]]) -> dict[str, float]:
     return {phase: 1e3 * value / steps for phase, value in seconds.items() if phase != "prefill"} if steps else {}
 
 
-def _what(blocks: Sequence[Block]) -> str:
-    """Name the models and machines of all blocks, each once."""
-    return "; ".join(dict.fromkeys(block.measured.split(";")[0] for block in blocks))
+def _what(datasets: Sequence[FigureData]) -> str:
+    """Name the models and machines of all datasets, each once."""
+    return "; ".join(dict.fromkeys(data.measured.split(";")[0] for data in datasets))
 
 
-def novelty(blocks: Sequence[Block]) -> Figure | None:
+def novelty(datasets: Sequence[FigureData]) -> Figure | None:
     """MAT of each question against how much its answer repeats: the share of its 3-grams that occurred earlier, in the
     prompt or in the answer."""
     points: list[tuple[str, str, float, float]] = []  # method, bench, repetition, MAT
-    for block in blocks:
-        for row in block.shown():
+    for data in datasets:
+        for row in data.shown():
             for answer in row["pool"].first_answers if row["method"] not in BASELINES else ():
                 lengths, repeated = accept_lengths(answer), repetition(answer)
                 if lengths and repeated == repeated:
@@ -104,13 +104,13 @@ def novelty(blocks: Sequence[Block]) -> Figure | None:
                       label=f"{name}, {bench}" if len(benches) > 1 else name)  # fmt: skip
     axes.axhline(1.0, color="#444444", linewidth=0.7)
     share = "% of the answer's 3-grams that occurred earlier"
-    return finish(figure, axes, _what(blocks), x=share, y="MAT of the question")
+    return finish(figure, axes, _what(datasets), x=share, y="MAT of the question")
 
 
-def budget(block: Block) -> Figure | None:
+def budget(data: FigureData) -> Figure | None:
     """MAT, MAT over that of recycling, and speedup over vanilla, by the most nodes that a step drafts."""
     lines: dict[str, dict[int, dict[str, Any]]] = {}
-    rows = [row | {"budget": most} for row in block.drafting if row["tree"] != "shape" and (most := row["pool"].budget)]
+    rows = [row | {"budget": most} for row in data.drafting if row["tree"] != "shape" and (most := row["pool"].budget)]
     for method in dict.fromkeys(row["pool"].method for row in rows):
         group = largest_group([row for row in rows if row["pool"].method == method], {*TREE, *BUDGETS}, "budget")
         lines[method] = {row["budget"]: row for row in group}
@@ -138,7 +138,7 @@ def budget(block: Block) -> Figure | None:
         axes.set_ylabel("speedup\nover vanilla")
         axes.axhline(1.0, color="#444444", linewidth=0.7)
     drawn[-1].set_xlabel("nodes that a step drafts at most, root not counted")
-    return finish(figure, mats, f"shaded: {INTERVAL}, paired; {block.measured}")
+    return finish(figure, mats, f"shaded: {INTERVAL}, paired; {data.measured}")
 
 
 def roofline(bench: Mapping[str, Any]) -> Figure:

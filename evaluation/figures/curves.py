@@ -11,29 +11,29 @@ from matplotlib.figure import Figure
 from ..statistics.acceptance import LEARNT
 from ..statistics.published import read_published
 from ..statistics.trees import auto_figures, auto_runs
-from .block import TREE, Block, speed_of
+from .figure_data import TREE, FigureData, speed_of
 from .style import INTERVAL, colour, finish, mark, marker, panels, sideways
 
 
-def tree_size(block: Block) -> Figure | None:
+def tree_size(data: FigureData) -> Figure | None:
     """MAT, step time and speed by the number of drafted nodes; the star marks the fastest tree."""
-    return _curves(block, "tree_nodes", "nodes in the draft tree, root not counted", TREE[2:], star=True)
+    return _curves(data, "tree_nodes", "nodes in the draft tree, root not counted", TREE[2:], star=True)
 
 
-def topk(block: Block) -> Figure | None:
+def topk(data: FigureData) -> Figure | None:
     """MAT, speed and the matrix's memory by k, the number of candidates kept per token."""
-    return _curves(block, "k", "candidates kept per token, k", TREE[1:], memory=True)
+    return _curves(data, "k", "candidates kept per token, k", TREE[1:], memory=True)
 
 
-def temperature(block: Block) -> Figure | None:
+def temperature(data: FigureData) -> Figure | None:
     """MAT and speed by temperature."""
-    return _curves(block, "temperature", "temperature (0: greedy)", ())
+    return _curves(data, "temperature", "temperature (0: greedy)", ())
 
 
 def _curves(
-    block: Block, setting: str, label: str, follow: tuple[str, ...], *, star: bool = False, memory: bool = False
+    data: FigureData, setting: str, label: str, follow: tuple[str, ...], *, star: bool = False, memory: bool = False
 ) -> Figure | None:
-    lines = block.lines(setting, follow)
+    lines = data.lines(setting, follow)
     if setting == "tree_nodes":  # shapes differ in more than their size: they have a map of their own
         lines = {name: line for name, line in lines.items() if line[0]["tree"] != "shape"}
     if not lines:
@@ -65,7 +65,7 @@ def _curves(
         values = sorted({int(row[setting]) for row in rows})
         axes[-1].set_xticks(values, [str(v) for v in values])
     axes[-1].set_xlabel(label)
-    return finish(figure, axes[0], f"shaded: {INTERVAL}; {block.measured}")
+    return finish(figure, axes[0], f"shaded: {INTERVAL}; {data.measured}")
 
 
 def _line(axes: Axes, line: list[dict[str, Any]], setting: str, column: str, i: int, name: str) -> None:
@@ -78,9 +78,9 @@ def _line(axes: Axes, line: list[dict[str, Any]], setting: str, column: str, i: 
         axes.fill_between(x, low, high, color=colour(i), alpha=0.18, linewidth=0)
 
 
-def tree_shape(block: Block) -> Figure | None:
+def tree_shape(data: FigureData) -> Figure | None:
     """MAT by depth and breadth of the draft tree; small numbers give the nodes of trees that hold fewer."""
-    rows = [row for row in block.drafting if row["tree"] == "shape"]
+    rows = [row for row in data.drafting if row["tree"] == "shape"]
     deep = sorted({int(row["tree_depth"]) for row in rows})
     wide = sorted({int(row["tree_breadth"]) for row in rows})
     if len(deep) < 2 or len(wide) < 2:
@@ -88,7 +88,7 @@ def tree_shape(block: Block) -> Figure | None:
     most = max(int(row["tree_nodes"]) for row in rows)
     cells = np.full((len(wide), len(deep)), np.nan)
     nodes = np.zeros_like(cells, dtype=int)
-    for row in sorted(rows, key=lambda row: float(row["mat"])):  # of several starts the one that accepts most
+    for row in sorted(rows, key=lambda row: float(row["mat"])):  # of several starts the largest MAT
         at = wide.index(int(row["tree_breadth"])), deep.index(int(row["tree_depth"]))
         cells[at], nodes[at] = row["mat"], row["tree_nodes"]
     figure, (axes,) = panels(height=1.0 + 0.36 * len(wide))
@@ -105,14 +105,14 @@ def tree_shape(block: Block) -> Figure | None:
     axes.set_yticks(range(len(wide)), [str(w) for w in wide])
     axes.grid(visible=False)
     figure.colorbar(image, ax=axes, label="MAT", fraction=0.05)
-    note = f"{most} nodes, or as many as fit (small numbers); {block.measured}"
+    note = f"{most} nodes, or as many as fit (small numbers); {data.measured}"
     return finish(figure, axes, note, x="depth of the draft tree", y="breadth (root)")
 
 
-def tree_family(block: Block) -> Figure | None:
+def tree_family(data: FigureData) -> Figure | None:
     """MAT by number of nodes, for each family of trees."""
     rows = [
-        row for row in block.varied("tree", TREE) if row["tree"] not in LEARNT
+        row for row in data.varied("tree", TREE) if row["tree"] not in LEARNT
     ]  # their size changes: see machine_tree
     families = list(dict.fromkeys(row["tree"] for row in rows))
     if len(families) < 2:
@@ -124,23 +124,23 @@ def tree_family(block: Block) -> Figure | None:
         size, face = (8, colour(i + 2)) if len(members) == 1 else (4, "none")
         options = {"color": colour(i + 2), "label": family, "markersize": size, "markerfacecolor": face}
         axes.plot(nodes, mats, marker(i + 2), **options)
-    axes.margins(0.08)  # a large mark on the edge is not cut
-    return finish(figure, axes, block.measured, x="nodes in the draft tree without the root", y="MAT (tokens per step)")
+    axes.margins(0.08)  # so that a large mark on the edge is not cut
+    return finish(figure, axes, data.measured, x="nodes in the draft tree without the root", y="MAT (tokens per step)")
 
 
-def machine_tree(block: Block) -> Figure | None:
+def machine_tree(data: FigureData) -> Figure | None:
     """Step time and predicted decoding speed by tree size, from which tree=auto and tree=online choose; dots mark the
     sizes chosen, dotted lines the speed achieved."""
-    known = [(pool, figures) for pool in block.pools if (figures := auto_figures(pool.first)) is not None]
-    if not known:
+    measured = [(pool, figures) for pool in data.pools if (figures := auto_figures(pool.first)) is not None]
+    if not measured:
         return None
     figure, (time, speed) = panels(2, height=3.0, sharex=True)
-    for i, (pool, figures) in enumerate(known):
+    for i, (pool, figures) in enumerate(measured):
         sizes: list[int] = figures["sizes"]
         options = mark(i + 2) | {"label": pool.name}
         time.plot(sizes, [1e3 * seconds for seconds in figures["step_seconds"]], **options)
         speed.plot(sizes, figures["predicted_speedup_by_size"], **options)
-        for run in (run for run in auto_runs(block.pools) if run.pool is pool):
+        for run in (run for run in auto_runs(data.pools) if run.pool is pool):
             last, at = run.figures, run.figures["sizes"].index(run.figures["chosen"])
             speed.plot(last["sizes"][at], last["predicted_speedup_by_size"][at], "o", color="#000000", markersize=5)
             if run.achieved == run.achieved:
@@ -152,31 +152,31 @@ def machine_tree(block: Block) -> Figure | None:
         axes.margins(y=0.1)  # room for the dot
         axes.set_ylim(bottom=0)
     note = "dot: the size chosen last, or most often; dotted: speed achieved"
-    return finish(figure, time, f"{note}; {block.measured}")
+    return finish(figure, time, f"{note}; {data.measured}")
 
 
-def start(block: Block) -> Figure | None:
+def start(data: FigureData) -> Figure | None:
     """MAT and speedup by the state at the start of a prompt (hot: kept between prompts; cold: reset), next to published
     ones."""
-    rows = block.varied("start", ("recycle_prompt", "order"))
+    rows = data.varied("start", ("recycle_prompt", "order"))
     if not rows or len({row["pool"].method for row in rows}) > 2:  # among many methods the other figures show it
         return None
-    return _bars(block, rows, "start", published_starts())
+    return _bars(data, rows, "start", published_starts())
 
 
-def update(block: Block) -> Figure | None:
+def update(data: FigureData) -> Figure | None:
     """MAT and speedup by what a step writes to the matrix: every node, the accepted path, the root, nothing."""
-    rows = block.varied("update", ("start", "order"))
-    return _bars(block, rows, "update") if rows else None
+    rows = data.varied("update", ("start", "order"))
+    return _bars(data, rows, "update") if rows else None
 
 
-def order(block: Block) -> Figure | None:
+def order(data: FigureData) -> Figure | None:
     """MAT and speedup by the order of the questions, for methods that keep state between prompts."""
-    rows = [row for row in block.drafting if row.get("start") not in (None, "cold") and row["start"] == row["start"]]
+    rows = [row for row in data.drafting if row.get("start") not in (None, "cold") and row["start"] == row["start"]]
     rows = [row | {"order": row["pool"].first.settings["bench"].get("order", "file")} for row in rows]
     if len({row["order"] for row in rows}) < 2:
         return None
-    return _bars(block, rows, "order")
+    return _bars(data, rows, "order")
 
 
 def published_starts() -> list[tuple[str, float, float]]:
@@ -186,7 +186,7 @@ def published_starts() -> list[tuple[str, float, float]]:
 
 
 def _bars(
-    block: Block, rows: list[dict[str, Any]], setting: str, published: list[tuple[str, float, float]] | None = None
+    data: FigureData, rows: list[dict[str, Any]], setting: str, published: list[tuple[str, float, float]] | None = None
 ) -> Figure:
     """Draw two panels of horizontal bars, MAT and speedup (or tokens/s), one bar a run; published figures hatched."""
     speed, speed_label = speed_of(rows)
@@ -197,7 +197,7 @@ def _bars(
     columns = [entry for entry in columns if any(row[entry[0]] == row[entry[0]] for row in rows)]  # not all is timed
     figure, axes = panels(len(columns), height=(0.6 + 0.3 * len(columns)) + 0.18 * len(columns) * count, sharey=True)
     at = list(range(count))[::-1]
-    for panel, (column, label, place) in zip(axes, columns, strict=True):
+    for panel, (column, label, index) in zip(axes, columns, strict=True):
         panel.set_xlabel(label)
         values = [float(row[column]) for row in rows]
         panel.barh(at[: len(rows)], values, 0.7, color=colour(4))
@@ -208,24 +208,24 @@ def _bars(
             panel.text(0, y, f" {value:.2f}" if column != "tokens_per_second" else f" {value:.0f}",
                        va="center", color="#ffffff", fontsize=6.5)  # fmt: skip
         if column != "tokens_per_second":
-            panel.barh(at[len(rows) :], [entry[place] for entry in extra], 0.7, color="#ffffff", edgecolor="#777777",
+            panel.barh(at[len(rows) :], [entry[index] for entry in extra], 0.7, color="#ffffff", edgecolor="#777777",
                        hatch="////", linewidth=0.6)  # fmt: skip
         panel.set_yticks(at, labels + [entry[0] for entry in extra])
         sideways(panel)
         if column.startswith("speedup"):
             panel.axvline(1.0, color="#444444", linewidth=0.7)
     hatched = "; hatched: Vicuna-7B, A100-40GB, speedup over its own baseline" if extra else ""
-    return finish(figure, axes[0], f"lines: {INTERVAL}{hatched}; {block.measured}")
+    return finish(figure, axes[0], f"lines: {INTERVAL}{hatched}; {data.measured}")
 
 
 def _label(row: dict[str, Any], rows: list[dict[str, Any]], setting: str) -> str:
-    """Name the choice, and what else tells the bar from others of the same choice."""
+    """Name a bar by its choice, and by the settings that distinguish it from others of the same choice."""
     twins = [other for other in rows if str(other[setting]) == str(row[setting])]
     words = [str(row[setting])]
     if len({other["pool"].method for other in rows}) > 1:
         words.insert(0, row["pool"].method)
-    mine = row["pool"].first.facets
-    for key in mine:
+    settings = row["pool"].first.facets
+    for key in settings:
         if key != setting and len({str(other["pool"].first.facets.get(key)) for other in twins}) > 1:
-            words.append(key if mine[key] is True else "" if mine[key] is False else f"{mine[key]}")
+            words.append(key if settings[key] is True else "" if settings[key] is False else f"{settings[key]}")
     return ", ".join(word for word in words if word)

@@ -13,7 +13,7 @@ from ..records.rows import accept_lengths
 from ..statistics.acceptance import Accepted, by_depth
 from ..statistics.metrics import OVERALL
 from ..statistics.tables import BASELINES
-from .block import MOST, Block
+from .figure_data import MOST, FigureData
 from .style import INTERVAL, colour, dash, finish, grid, mark, marker, panels, printed, sideways
 
 LONGEST = 9  # accepted lengths from here on share a column of the grid
@@ -21,49 +21,49 @@ FAR = 16  # and from here on the last point of a line
 DEEPEST = 12  # and depths beyond this are left out of theirs
 
 
-def mat(block: Block) -> Figure | None:
+def mat(data: FigureData) -> Figure | None:
     """Tokens per step (MAT) by subtask and method."""
-    return _by_category(block, "mat", "MAT (tokens per step)")
+    return _by_category(data, "mat", "MAT (tokens per step)")
 
 
-def speedup_over_hf(block: Block) -> Figure | None:
+def speedup_over_hf(data: FigureData) -> Figure | None:
     """Speedup over transformers' own generate, by subtask and method."""
-    return _by_category(block, "speedup_hf", "speedup over hf")
+    return _by_category(data, "speedup_hf", "speedup over hf")
 
 
-def speedup_over_vanilla(block: Block) -> Figure | None:
+def speedup_over_vanilla(data: FigureData) -> Figure | None:
     """Speedup over this engine without drafts, by subtask and method."""
-    return _by_category(block, "speedup_vanilla", "speedup over vanilla")
+    return _by_category(data, "speedup_vanilla", "speedup over vanilla")
 
 
-def _by_category(block: Block, column: str, label: str) -> Figure | None:
+def _by_category(data: FigureData, column: str, label: str) -> Figure | None:
     """Draw one line a subtask, one mark a method, so that many methods fit a column; bars are 95 % intervals."""
-    rows = [row for row in block.shown() if row[column] == row[column]]
+    rows = [row for row in data.shown() if row[column] == row[column]]
     if not rows:
         return None
-    categories = list(dict.fromkeys(block.table["category"]))
+    categories = list(dict.fromkeys(data.table["category"]))
     if len(rows) > MOST:
-        cells = [_by_its_category(block, row, categories)[column].tolist() for row in rows]
+        cells = [_by_its_category(data, row, categories)[column].tolist() for row in rows]
         middle = 1.0 if column.startswith("speedup") else None
         names, columns = [row["name"] for row in rows], list(map(printed, categories))
-        return grid(names, columns, cells, label, block.measured, middle=middle)
+        return grid(names, columns, cells, label, data.measured, middle=middle)
     figure, (axes,) = panels(height=0.8 + 0.27 * len(categories))
     for i, row in enumerate(rows):
         at = [len(categories) - 1 - y + 0.5 * ((len(rows) - 1) / 2 - i) / len(rows) for y in range(len(categories))]
-        values, ink = _by_its_category(block, row, categories), colour(row["place"])
+        values, ink = _by_its_category(data, row, categories), colour(row["style"])
         axes.hlines(at, values[f"{column}_low"], values[f"{column}_high"], color=ink, linewidth=0.8, alpha=0.8)
-        axes.plot(values[column], at, marker(row["place"]), color=ink, label=row["name"])
+        axes.plot(values[column], at, marker(row["style"]), color=ink, label=row["name"])
     axes.axvline(1.0, color="#444444", linewidth=0.7)
     axes.set_yticks(range(len(categories)), [printed(c) for c in reversed(categories)])
     sideways(axes)
     if OVERALL in categories:
         axes.axhline(0.5, color="#bbbbbb", linewidth=0.7, linestyle=":")
-    return finish(figure, axes, f"lines: {INTERVAL}; {block.measured}", x=label)
+    return finish(figure, axes, f"lines: {INTERVAL}; {data.measured}", x=label)
 
 
-def _by_its_category(block: Block, row: dict[str, Any], categories: Sequence[str]) -> pd.DataFrame:
+def _by_its_category(data: FigureData, row: dict[str, Any], categories: Sequence[str]) -> pd.DataFrame:
     """Return a configuration's rows of the table, one a category."""
-    rows = block.table[(block.table["method"] == row["method"]) & (block.table["variant"] == row["variant"])]
+    rows = data.table[(data.table["method"] == row["method"]) & (data.table["variant"] == row["variant"])]
     by_category: pd.DataFrame = rows.set_index("category").reindex(categories)
     return by_category
 
@@ -73,13 +73,13 @@ def _lengths(row: dict[str, Any]) -> list[int]:
     return [n for answer in row["pool"].rows for n in accept_lengths(answer)]
 
 
-def accepted_lengths(block: Block) -> Figure | None:
+def accepted_lengths(data: FigureData) -> Figure | None:
     """Share of steps by the number of tokens that they added."""
-    rows = [row for row in block.shown() if row["method"] not in BASELINES]
+    rows = [row for row in data.shown() if row["method"] not in BASELINES]
     if not rows:
         return None
     if len(rows) > MOST:
-        return _accepted_lengths_grid(block, rows)
+        return _accepted_lengths_grid(data, rows)
     figure, (axes,) = panels(height=1.9)
     longest = 1
     for row in rows:
@@ -87,16 +87,16 @@ def accepted_lengths(block: Block) -> Figure | None:
         longest = max(longest, lengths.max() if len(lengths) else 1)
         share = lengths.clip(upper=FAR).value_counts(normalize=True).sort_index() * 100
         full = share.reindex(range(1, int(share.index.max()) + 1) if len(share) else [], fill_value=0.0)
-        axes.plot(full.index, full.to_numpy(), label=row["name"], **mark(row["place"]))
+        axes.plot(full.index, full.to_numpy(), label=row["name"], **mark(row["style"]))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if longest > FAR:
         axes.set_xticks([1, 4, 8, 12, FAR], ["1", "4", "8", "12", f"{FAR}+"])
     axes.set_xlim(0.5, min(longest, FAR) + 0.5)
     axes.set_ylim(bottom=0)
-    return finish(figure, axes, block.measured, x="accepted length (tokens per step)", y="% of steps")
+    return finish(figure, axes, data.measured, x="accepted length (tokens per step)", y="% of steps")
 
 
-def _accepted_lengths_grid(block: Block, rows: Sequence[dict[str, Any]]) -> Figure:
+def _accepted_lengths_grid(data: FigureData, rows: Sequence[dict[str, Any]]) -> Figure:
     """Draw the same for many methods; the last column takes all longer ones."""
     values = []
     for row in rows:
@@ -105,13 +105,13 @@ def _accepted_lengths_grid(block: Block, rows: Sequence[dict[str, Any]]) -> Figu
         values.append([100 * c / max(len(lengths), 1) for c in [*counts, sum(n >= LONGEST for n in lengths)]])
     columns = [*map(str, range(1, LONGEST)), f"{LONGEST}+"]
     label = "% of steps by accepted length (tokens per step)"
-    return grid([row["name"] for row in rows], columns, values, label, block.measured, decimals=0)
+    return grid([row["name"] for row in rows], columns, values, label, data.measured, decimals=0)
 
 
-def acceptance_by_depth(block: Block) -> Figure | None:
+def acceptance_by_depth(data: FigureData) -> Figure | None:
     """Acceptance by depth in the draft: the share of drafting steps whose accepted path reaches a depth (joint) and,
     where drawn, of those that reached the depth above it (conditional)."""
-    rows = [(row, by_depth(Accepted.of(row["pool"].rows))) for row in block.shown()]
+    rows = [(row, by_depth(Accepted.of(row["pool"].rows))) for row in data.shown()]
     rows = [(row, depths) for row, depths in rows if depths]
     if not rows:
         return None
@@ -121,10 +121,10 @@ def acceptance_by_depth(block: Block) -> Figure | None:
         values = [row + [float("nan")] * (deepest - len(row)) for row in shares]
         columns = [str(depth) for depth in range(1, deepest + 1)]
         label = "% of drafting steps that reach a depth"
-        return grid([row["name"] for row, _ in rows], columns, values, label, block.measured, decimals=0)
+        return grid([row["name"] for row, _ in rows], columns, values, label, data.measured, decimals=0)
     figure, (joint, conditional) = panels(2, height=3.1, sharex=True)
     for row, depths in rows:
-        options = mark(row["place"]) | {"label": row["name"]}
+        options = mark(row["style"]) | {"label": row["name"]}
         near = depths[:DEEPEST]
         joint.plot([d.depth for d in near], [100 * d.joint for d in near], **options)
         conditional.plot([d.depth for d in near], [100 * d.conditional for d in near], **options)
@@ -135,12 +135,12 @@ def acceptance_by_depth(block: Block) -> Figure | None:
     conditional.set_xticks(range(1, min(deepest, DEEPEST) + 1))
     for axes in (joint, conditional):
         axes.set_ylim(bottom=0)
-    return finish(figure, joint, block.measured)
+    return finish(figure, joint, data.measured)
 
 
-def mat_over_questions(block: Block) -> Figure | None:
+def mat_over_questions(data: FigureData) -> Figure | None:
     """MAT over the questions in the order asked, as a moving mean."""
-    rows = [row for row in block.shown() if row.get("start") is not None and row["start"] == row["start"]]
+    rows = [row for row in data.shown() if row.get("start") is not None and row["start"] == row["start"]]
     if not rows:
         return None
     figure, (axes,) = panels(height=1.9)
@@ -151,9 +151,9 @@ def mat_over_questions(block: Block) -> Figure | None:
         lengths = [accept_lengths(answer) for answer in answers]
         tokens, steps = (pd.Series(list(map(of, lengths))).rolling(window, min_periods=1).sum() for of in (sum, len))
         smooth = tokens / steps
-        options = {"label": row["name"], "color": colour(row["place"]), "linestyle": dash(row["place"])}
+        options = {"label": row["name"], "color": colour(row["style"]), "linestyle": dash(row["style"])}
         axes.plot(range(1, len(smooth) + 1), smooth, **options)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlim(left=1)
     asked = "question, in the order asked" + (f" (mean of the last {window})" if window > 1 else "")
-    return finish(figure, axes, block.measured, x=asked, y="MAT (tokens per step)")
+    return finish(figure, axes, data.measured, x=asked, y="MAT (tokens per step)")

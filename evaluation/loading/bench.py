@@ -1,4 +1,4 @@
-"""Benches (a file of questions, fetched once by URL and hash; a part of it, in an order) and their prompts' ids."""
+"""Benches (questions of a file, fetched once by URL and hash; selected and ordered) and their prompts' ids."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from model.files import ROOT, write_bytes
 
 from ..records.questions import FILE_ORDER, INTERLEAVED, SHUFFLED, Question, read_questions, subtask
 
-SPLITS = {"dev": 0, "held_out": 1}  # which of each two questions of a subtask
+SPLITS = {"dev": 0, "held_out": 1}  # the remainder of a question's number in its subtask by 2
 
 
 @dataclass(frozen=True)
 class Bench:
-    """A bench's name, its questions in the order they are asked, the file's sha256, and which order that is."""
+    """A bench's name, its questions in the order asked, the file's sha256, and the order's name."""
 
     name: str
     questions: tuple[Question, ...]
@@ -45,17 +45,16 @@ def load_bench(
     categories: Sequence[str] | None = None,
     order: str = FILE_ORDER,
 ) -> Bench:
-    """Load a bench, fetching it first if it is not there.
+    """Load a bench, fetching it first if it is missing.
 
     Args:
-        path: the question file, or a folder that holds `question.jsonl`; relative to the repository.
-        url, sha256: where to fetch it and what it must hash to. A file that the user put there is checked, too.
+        path: the question file, or a folder with `question.jsonl`; relative to the repository.
+        url, sha256: where to fetch it, and its hash, which the user's own file must have, too.
         begin, end: slice of the file, as Spec-Bench's --question-begin and --question-end.
-        per_category: only so many questions of each subtask: the first ones, or
-        spread: those that are evenly spread over its part of the file.
+        per_category, spread: keep that many questions of each subtask, the first ones or evenly spread ones.
         split: dev or held_out: every other question of each subtask, from its first or second on, so that what is
             chosen on one half can be reported on the other.
-        categories: only these subtasks.
+        categories: keep only these subtasks.
         order: file | interleaved (one of each subtask in turn) | shuffled, or shuffled-N with another seed than 0.
 
     Raises:
@@ -64,7 +63,9 @@ def load_bench(
     if split is not None and split not in SPLITS:
         raise UserError(f"bench.split={split}: must be dev, held_out or null (both)")
     file = bench_file(path, url)
-    if not file.exists() and url is not None and file.resolve().is_relative_to(ROOT):  # never to a place of the user's
+    if (
+        not file.exists() and url is not None and file.resolve().is_relative_to(ROOT)
+    ):  # never write outside the repository
         fetch(url, sha256 or "", file)
     questions = read_questions(file)
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
@@ -72,13 +73,9 @@ def load_bench(
         raise UserError(
             f"{file} has sha256 {digest[:12]}..., the published one {sha256[:12]}...; delete it to fetch it again"
         )
-    # halves are those of the whole file, so that a slice of it splits no otherwise
-    places = dict(zip((question.question_id for question in questions), _places(questions), strict=True))
-    part = [
-        question
-        for question in questions[begin:end]
-        if split is None or places[question.question_id] % 2 == SPLITS[split]
-    ]
+    # the halves are those of the whole file, so that a slice does not change them
+    numbers = dict(zip((question.question_id for question in questions), _numbers(questions), strict=True))
+    part = [q for q in questions[begin:end] if split is None or numbers[q.question_id] % 2 == SPLITS[split]]
     groups: dict[str, list[Question]] = {}
     for question in part:
         groups.setdefault(subtask(question.category), []).append(question)
@@ -93,30 +90,30 @@ def load_bench(
     return Bench(name, ordered(chosen, order), digest, order)
 
 
-def _places(questions: Sequence[Question]) -> list[int]:
-    """Of each question: how many of its subtask come before it."""
+def _numbers(questions: Sequence[Question]) -> list[int]:
+    """Number the questions of each subtask from 0."""
     seen: dict[str, int] = {}
-    places = []
+    numbers = []
     for question in questions:
         row = subtask(question.category)
-        places.append(seen.get(row, 0))
-        seen[row] = places[-1] + 1
-    return places
+        numbers.append(seen.get(row, 0))
+        seen[row] = numbers[-1] + 1
+    return numbers
 
 
 def bench_file(path: str, url: str | None) -> Path:
-    """Where a bench's questions lie, or will when they are fetched: the file named, or the one in the folder named."""
+    """Return a bench's question file: the one named, or question.jsonl in the folder named."""
     file = ROOT / path
     return file / "question.jsonl" if file.is_dir() or (url is None and not file.suffix) else file
 
 
 def ordered(questions: Sequence[Question], order: str) -> tuple[Question, ...]:
-    """The questions in that order. Raises UserError if there is no such order."""
+    """Order the questions. Raises UserError for an unknown order."""
     kind, _, seed = order.partition("-")
     if order == FILE_ORDER:
         return tuple(questions)
     if order == INTERLEAVED:
-        pairs = zip(_places(questions), questions, strict=True)
+        pairs = zip(_numbers(questions), questions, strict=True)
         return tuple(question for _, question in sorted(pairs, key=lambda pair: pair[0]))
     if kind == SHUFFLED and (seed.isdigit() or order == SHUFFLED):
         shuffled = list(questions)
@@ -126,7 +123,7 @@ def ordered(questions: Sequence[Question], order: str) -> tuple[Question, ...]:
 
 
 def fetch(url: str, sha256: str, file: Path) -> None:
-    """Download to `file`, whole and of the right hash, or not at all."""
+    """Download to `file`; nothing is written unless it is complete and has the hash."""
     try:
         with urllib.request.urlopen(url, timeout=30) as response:
             data = response.read()
@@ -142,27 +139,27 @@ def fetch(url: str, sha256: str, file: Path) -> None:
     write_bytes(file, data)
 
 
-OWN = "chat"  # the name of the tokenizer's own chat template
+CHAT = "chat"  # the tokenizer's own chat template
 DEFAULT = "vicuna_v1.1"
 
 
 def choose_template(name: str | None, tokenizer: Any) -> str:
-    """The template to use: the one asked for, else the model's own, else Vicuna's. Raises UserError if unknown."""
-    has_own = bool(getattr(tokenizer, "chat_template", None))
+    """Return the template asked for, else the model's own, else Vicuna's. Raises UserError if unknown."""
+    has_chat = bool(getattr(tokenizer, "chat_template", None))
     if name is None:
-        return OWN if has_own else DEFAULT
-    if name == OWN and not has_own:
+        return CHAT if has_chat else DEFAULT
+    if name == CHAT and not has_chat:
         raise UserError(
             "model.template=chat: this tokenizer has no chat template; name one of fschat's, e.g. vicuna_v1.1"
         )
-    if name != OWN and name not in conv_templates:
+    if name != CHAT and name not in conv_templates:
         raise UserError(f"model.template={name}: fschat has no such conversation template")
     return name
 
 
 def prompt_text(template: str, tokenizer: Any, turns: list[str], answers: list[str]) -> str:
-    """The prompt before answer number len(answers): `turns` of the user so far, `answers` of the model between them."""
-    if template == OWN:
+    """Return the prompt for the next answer: the user's `turns` so far, the model's `answers` between them."""
+    if template == CHAT:
         messages = []
         for i, turn in enumerate(turns):
             messages.append({"role": "user", "content": turn})
@@ -177,22 +174,22 @@ def prompt_text(template: str, tokenizer: Any, turns: list[str], answers: list[s
 
 
 def prompt_ids(template: str, tokenizer: Any, turns: list[str], answers: list[str]) -> list[int]:
-    """Token ids of `prompt_text`; a chat template writes its own special tokens, so none is added then."""
+    """Return the token ids of `prompt_text`. No special tokens are added to a chat template, which writes its own."""
     text = prompt_text(template, tokenizer, turns, answers)
-    ids = tokenizer(text, add_special_tokens=template != OWN).input_ids
+    ids = tokenizer(text, add_special_tokens=template != CHAT).input_ids
     return [int(i) for i in ids]
 
 
 def answer_text(template: str, tokenizer: Any, tokens: list[int]) -> str:
-    """What the user reads: special tokens left out, cut at the template's stop string."""
+    """Return the answer as the user reads it: without special tokens, cut at the template's stop string."""
     text = tokenizer.decode(tokens, skip_special_tokens=True)
-    stop = None if template == OWN else get_conv_template(template).stop_str
+    stop = None if template == CHAT else get_conv_template(template).stop_str
     for mark in [stop] if isinstance(stop, str) else stop or []:
         text = text.split(mark, 1)[0]
     return str(text.strip())
 
 
 def template_hash(template: str, tokenizer: Any) -> str:
-    """sha256 of a prompt of two turns: changes when the template or the tokenizer's specials do."""
+    """Return the sha256 of a prompt of two turns, which changes with the template and the special tokens."""
     sample = prompt_text(template, tokenizer, ["question one", "question two"], ["answer one"])
     return hashlib.sha256(sample.encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""Where a model goes (a device, several, processes), whether it fits, its peak memory, and whether cores are busy."""
+"""Place a model on devices or processes, check that it fits, measure peak memory and busy cores."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .settings import ModelSettings
 
 
 def choose_device(name: str) -> torch.device:
-    """`auto` is CUDA where there is one, else the CPU. Which of several GPUs, `locks.exclusive` says."""
+    """Return the device; `auto` is CUDA if there is one, else the CPU. `locks.exclusive` chooses among GPUs."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -42,11 +42,7 @@ def choose_device(name: str) -> torch.device:
 
 
 def check_placement(settings: ModelSettings) -> None:
-    """Refuse settings that contradict each other or the way this process was started.
-
-    Raises:
-        UserError: says which.
-    """
+    """Raise UserError if settings contradict each other or the way this process was started."""
     given, parallel, processes = settings.device_map, settings.tensor_parallel, world_size()
     if given is not None and settings.device != "auto":
         raise UserError(f"model.device={settings.device} and model.device_map={given}: give one of the two")
@@ -74,17 +70,17 @@ def check_placement(settings: ModelSettings) -> None:
         )
 
 
-def placement(settings: ModelSettings) -> dict[str, Any]:
-    """What `from_pretrained` is told: nothing for one device, as the model is moved there afterwards."""
+def placement_arguments(settings: ModelSettings) -> dict[str, Any]:
+    """Return arguments of `from_pretrained`: none for one device, to which the model is moved afterwards."""
     if settings.tensor_parallel:
-        from transformers.distributed import DistributedConfig  # slow to import, and for this alone
+        from transformers.distributed import DistributedConfig  # slow to import, needed only here
 
         return {"distributed_config": DistributedConfig(tp_size=world_size(), tp_plan="auto")}
     return {} if settings.device_map is None else {"device_map": settings.device_map}
 
 
-def place(model: Any, settings: ModelSettings, device: torch.device) -> Any:
-    """The model where it belongs; refuses one that is not wholly on its devices.
+def place_model(model: Any, settings: ModelSettings, device: torch.device) -> Any:
+    """Move the model to its device, or check its placement on several.
 
     Raises:
         UserError: a device map that leaves weights in main memory or on the disk, heads that do not divide.
@@ -99,8 +95,8 @@ def place(model: Any, settings: ModelSettings, device: torch.device) -> Any:
         return model
     if settings.device_map is None:
         return model.to(device)
-    places = {str(place) for place in getattr(model, "hf_device_map", {}).values()}
-    if "disk" in places or ("cpu" in places and len(places) > 1):
+    devices = {str(device) for device in getattr(model, "hf_device_map", {}).values()}
+    if "disk" in devices or ("cpu" in devices and len(devices) > 1):
         raise UserError(
             f"{settings.name}: does not fit on the devices of model.device_map={settings.device_map}, and a step would "
             "wait for weights from main memory or disk; use more devices or a smaller model.dtype"
@@ -108,11 +104,11 @@ def place(model: Any, settings: ModelSettings, device: torch.device) -> Any:
     return model
 
 
-WORK = ("user", "nice", "system", "irq", "softirq")  # neither idle, nor waiting for a disk, nor stolen by a host
+WORK = ("user", "nice", "system", "irq", "softirq")  # without idle, waiting for a disk, stolen by a host
 
 
 def cores_busy(seconds: float = 0.2) -> float | None:
-    """Cores that other processes keep busy while this one sleeps; None where the system does not say."""
+    """Return how many cores other processes keep busy while this one sleeps; None if the system does not report it."""
     try:
         before = _busy_seconds()
         time.sleep(seconds)
@@ -122,27 +118,27 @@ def cores_busy(seconds: float = 0.2) -> float | None:
 
 
 def _busy_seconds() -> float:
-    """Since the start, of all cores together, on work."""
+    """Return the seconds of work of all cores since boot."""
     import psutil  # the device report runs without it
 
     times = psutil.cpu_times()
     return sum(getattr(times, kind, 0.0) for kind in WORK)
 
 
-MARGIN = 500 * 10**6  # bytes for what a step computes, CUDA's own and captured graphs
+MARGIN = 500 * 10**6  # bytes for activations, CUDA's context and captured graphs
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 @dataclass
-class Holding:
-    """What one of several methods on the same target holds on its CUDA devices: bytes, the shared cache left out."""
+class MemoryUse:
+    """CUDA memory of one of several methods on a target, without the shared cache."""
 
     target: Target
     bytes: int = 0
 
     @contextmanager
     def counted(self) -> Iterator[None]:
-        """What is allocated inside and stays is this method's: nobody else is at work meanwhile."""
+        """Add what is allocated inside the block and stays; nothing else may run meanwhile."""
         before = self._allocated()
         try:
             yield
@@ -155,12 +151,12 @@ class Holding:
 
 
 def cache_bytes(target: Target) -> int:
-    """Bytes of the engine's cache on CUDA devices, which transformers' own generate has no use for."""
+    """Return the bytes of the engine's cache on CUDA devices; transformers' own generate does not use it."""
     return target.caches.nbytes if _cuda(target.devices) else 0
 
 
 def restart_peak(devices: Sequence[torch.device]) -> None:
-    """Forget the peak so far. Where Linux does not let a process do so for its resident set, it stays."""
+    """Reset the peak. A process's resident set is reset only where Linux permits it."""
     for device in _cuda(devices):
         torch.cuda.reset_peak_memory_stats(device)
     if all(device.type == "cpu" for device in devices):
@@ -168,14 +164,13 @@ def restart_peak(devices: Sequence[torch.device]) -> None:
             _CLEAR.write_text("5", encoding="ascii")  # 5: reset the peak resident set (proc(5))
 
 
-def peak_bytes(devices: Sequence[torch.device], not_its_own: int = 0) -> int | None:
-    """Bytes at the peak since `restart_peak`, weights and cache included.
+def peak_bytes(devices: Sequence[torch.device], other_bytes: int = 0) -> int | None:
+    """Return the peak bytes since `restart_peak`, weights and cache included; None on other devices than these.
 
-    CUDA: allocated by tensors, the sum over devices, less `not_its_own`. CPU: the resident set of the whole process.
-    Others: not known.
+    CUDA: allocated by tensors, summed over devices, less `other_bytes`. CPU: the resident set of the whole process.
     """
     if all(device.type == "cuda" for device in devices):
-        return sum(int(torch.cuda.max_memory_allocated(device)) for device in devices) - not_its_own
+        return sum(int(torch.cuda.max_memory_allocated(device)) for device in devices) - other_bytes
     if all(device.type == "cpu" for device in devices):
         return _resident_peak()
     return None
@@ -199,21 +194,21 @@ def _resident_peak() -> int:
     return scale * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
-def check_room(name: str, config: Any, dtype: torch.dtype, device: torch.device, context: int | None) -> None:
-    """Refuse what cannot fit on a GPU before its weights are read: these, and a cache for the context.
+def check_memory(name: str, config: Any, dtype: torch.dtype, device: torch.device, context: int | None) -> None:
+    """Check before weights are read that they and a cache for the context fit on a GPU.
 
     Args:
-        config: the model's, as transformers has it.
+        config: transformers' configuration of the model.
         context: tokens; None: as `Target` chooses.
 
     Raises:
-        UserError: it does not fit; says which context would.
+        UserError: they do not fit; names a context that would.
     """
-    if device.type != "cuda" or getattr(config, "quantization_config", None):  # smaller than its shapes say
+    if device.type != "cuda" or getattr(config, "quantization_config", None):  # quantised: smaller than its shapes
         return
     text = config.get_text_config()
     if not all(hasattr(text, name) for name in ("num_hidden_layers", "num_attention_heads", "hidden_size")):
-        return  # of another kind: what its cache takes is not known before it is loaded
+        return  # another architecture: the size of its cache is unknown before loading
     limit = getattr(text, "max_position_embeddings", None)
     context = context or min(limit or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
     with torch.device("meta"):

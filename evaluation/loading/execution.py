@@ -1,4 +1,4 @@
-"""How a run's steps are executed: what the library chooses, where the run's other settings leave it the choice."""
+"""Choose how a run's steps are executed: the library's choice, if the run's other settings permit it."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from .models import LoadedModel
 
 
 def choose_execution(name: str, loaded: LoadedModel, timed: bool = True, reads_text: bool = False) -> Execution:
-    """The execution that was asked for, or what `tuning.choose_execution` makes of auto.
+    """Return the execution asked for, or the choice of `tuning.choose_execution` for auto.
 
     Args:
-        timed: else methods share eager forwards.
-        reads_text: sampling looks at the text, which eager steps alone can give it.
+        timed: False if methods share eager forwards.
+        reads_text: True if sampling depends on the text, which only eager steps provide.
 
     Raises:
-        UserError: not with a device map, or not untimed; or as `tuning.choose_execution`.
+        UserError: it excludes a device map or timed=false; or as `tuning.choose_execution`.
     """
     target, attention = loaded.target, loaded.settings.attention
     if name not in ("auto", "eager"):
@@ -31,7 +31,7 @@ def choose_execution(name: str, loaded: LoadedModel, timed: bool = True, reads_t
                 f"execution={name}: a device map's model takes eager steps only; with model.tensor_parallel=true each "
                 "process has one device, and they take any"
             )
-    # no trial with several ranks: one that fails it leaves the others waiting
+    # no trial with several ranks: if one fails, the others would wait for it
     if name == "auto" and (not timed or reads_text or processes.world_size() > 1):
         return Execution("eager", attention == "tree")
     return tuning.choose_execution(target, name, attention)

@@ -1,7 +1,7 @@
-"""The model hub: is it in reach, which of its repositories are on this machine, and fetching one.
+"""The model hub: check that it is reachable, find repositories on this machine, fetch one.
 
-Its own client tries for minutes before it says that a hub is out of reach, so that is asked once and briefly. What the
-client fetches it checks by size, and a file appears in a snapshot when it is whole.
+The hub's client retries for minutes if the hub is unreachable, so that is checked once and briefly. The client checks
+sizes, and a file appears in a snapshot only when it is complete.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from model.errors import UserError
 
 from ..errors import one_line
 
-SMALL = ("*.json", "*.txt", "*.model", "*.jinja", "*.py")  # what a repository holds beside weights
+SMALL = ("*.json", "*.txt", "*.model", "*.jinja", "*.py")  # the files of a repository that are not weights
 _NAME = re.compile(r"\w[\w.-]*/[\w.-]+")
 
 
 @cache
-def in_reach(seconds: float = 5.0) -> bool:
-    """Does the hub's address answer at all, whatever it says? HF_ENDPOINT, HF_HUB_OFFLINE and proxies are honoured."""
+def is_reachable(seconds: float = 5.0) -> bool:
+    """True if the hub answers at all. HF_ENDPOINT, HF_HUB_OFFLINE and proxies are honoured."""
     if constants.HF_HUB_OFFLINE:
         return False
     request = urllib.request.Request(constants.ENDPOINT, method="HEAD")
@@ -43,45 +43,42 @@ def in_reach(seconds: float = 5.0) -> bool:
 
 
 def is_name(path: str) -> bool:
-    """Could this be a repository's name, owner/name? Whether it is a folder is for the caller to ask first."""
+    """True if this could be a repository's name, owner/name; the caller checks first that it is no folder."""
     return _NAME.fullmatch(path) is not None
 
 
-def held(name: str, weights: Sequence[str], revision: str | None = None) -> Path | None:
-    """The repository's snapshot on this machine, if its weights are there; without network.
+def local_snapshot(name: str, weights: Sequence[str], revision: str | None = None) -> Path | None:
+    """Return the repository's snapshot on this machine; None if its weights are missing. Uses no network.
 
     Args:
-        weights: patterns of weight files, the best kind first; one kind suffices.
+        weights: patterns of weight files, best first; one kind suffices.
     """
     try:
         folder = Path(huggingface_hub.snapshot_download(name, revision=revision, local_files_only=True))
     except (OSError, ValueError):  # LocalEntryNotFoundError is both
         return None
-    return None if lacks(folder, weights) else folder
+    return None if missing_weights(folder, weights) else folder
 
 
 def commit_of(name: str, revision: str | None = None) -> str | None:
-    """The commit that a revision of a repository is now, or is in this machine's copy where the hub is out of reach.
-
-    None where neither is to be had.
-    """
+    """Return the current commit of a revision, or of this machine's copy if the hub is unreachable; None if neither."""
     try:
-        if in_reach():
+        if is_reachable():
             return huggingface_hub.model_info(name, revision=revision).sha
         return Path(huggingface_hub.snapshot_download(name, revision=revision, local_files_only=True)).name
     except (OSError, ValueError, HfHubHTTPError):
         return None
 
 
-def fetched(name: str, weights: Sequence[str], revision: str | None = None) -> Path:
-    """The repository's snapshot, fetched if it is not on this machine: small files, and the best kind of weights.
+def fetch_snapshot(name: str, weights: Sequence[str], revision: str | None = None) -> Path:
+    """Return the repository's snapshot, fetched if needed: small files, and the best kind of weights.
 
     Raises:
-        UserError: out of reach, no such repository, no weights of these kinds.
+        UserError: unreachable, no such repository, no weights of these kinds.
     """
-    if folder := held(name, weights, revision):
+    if folder := local_snapshot(name, weights, revision):
         return folder
-    if not in_reach():
+    if not is_reachable():
         raise UserError(f"{name}: {constants.ENDPOINT} is not in reach, and this machine holds no copy")
     try:
         files = huggingface_hub.list_repo_files(name, revision=revision)
@@ -91,30 +88,30 @@ def fetched(name: str, weights: Sequence[str], revision: str | None = None) -> P
         folder = Path(huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=[*SMALL, kind]))
     except (OSError, ValueError, HfHubHTTPError) as error:
         raise UserError(f"{name}: cannot be fetched ({one_line(error)[:300]})") from None
-    if why := lacks(folder, weights):
+    if why := missing_weights(folder, weights):
         raise UserError(f"{name}: {why}")
     return folder
 
 
-def lacks(folder: Path, weights: Sequence[str]) -> str:
-    """What a folder lacks of its weights, in words: every file of an index is there; empty if one kind is whole."""
-    found = ""
+def missing_weights(folder: Path, weights: Sequence[str]) -> str:
+    """Name the missing or broken weights of a folder; empty if one kind is complete, with every file of its index."""
+    problem = ""
     for kind in weights:
         files = {path.name for path in folder.glob(kind)}
         for index in folder.glob(f"{kind}.index.json"):
             try:
                 files |= set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
             except (OSError, ValueError, KeyError, AttributeError):
-                found = found or f"{index.name} is broken"
+                problem = problem or f"{index.name} is broken"
         broken = [why for name in sorted(files) if (why := _broken(folder / name))]
         if files and not broken:
             return ""
-        found = found or "; ".join(broken[:2])
-    return found or f"no weights ({' or '.join(weights)})"
+        problem = problem or "; ".join(broken[:2])
+    return problem or f"no weights ({' or '.join(weights)})"
 
 
 def _broken(file: Path) -> str:
-    """Why a file of weights is none, in words; of safetensors the header is read, which says how long the file is."""
+    """Say why a weight file is broken, or return an empty text. A safetensors header gives the file's length."""
     if not file.is_file():
         return f"{file.name} is missing"
     if file.suffix == ".safetensors":

@@ -1,4 +1,4 @@
-"""Loading a model: the embedded one, a local folder, or a hub name; wrong input told in one line."""
+"""Load a model: the embedded one, a local folder, or a hub name. Wrong input is reported in one line."""
 
 from __future__ import annotations
 
@@ -26,19 +26,23 @@ from ..errors import one_line
 from ..records.provenance import describe_device
 from . import digests, gguf, hub
 from .bench import DEFAULT, choose_template
-from .devices import check_placement, check_room, choose_device, place, placement
-from .locks import before_letting_go
+from .devices import check_memory, check_placement, choose_device, place_model, placement_arguments
+from .locks import before_release
 from .processes import world_size
-from .settings import ModelSettings, check
-from .shapes import choose_dtype, known, random_weights
+from .settings import ModelSettings, check_settings
+from .shapes import check_shape, choose_dtype, random_weights
 
-SPECIAL_IDS = ("eos_token_id", "pad_token_id", "bos_token_id")  # what a generation config says of the tokenizer
+SPECIAL_IDS = (
+    "eos_token_id",
+    "pad_token_id",
+    "bos_token_id",
+)  # the keys of a generation config that belong to the tokenizer
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model ready to decode; `left_out` are the checkpoint's own generation settings, which plain greedy has not."""
+    """A model ready to decode; `left_out` are the checkpoint's generation settings, unused in plain greedy decoding."""
 
     settings: ModelSettings
     target: Target
@@ -46,58 +50,58 @@ class LoadedModel:
     template: str
     eos: frozenset[int]
     left_out: dict[str, Any] = field(default_factory=dict)
-    converted_from: dict[str, Any] = field(default_factory=dict)  # a GGUF file: its name, hash and tensor types
-    files: dict[str, str] = field(default_factory=dict)  # what was read: digests of a folder's files, or a hub's commit
+    converted_from: dict[str, Any] = field(default_factory=dict)  # of a GGUF file: name, hash and tensor types
+    files: dict[str, str] = field(default_factory=dict)  # digests of the folder's files, or the hub's commit
 
 
 _loaded: LoadedModel | None = None
 
 
 def load_model(settings: ModelSettings) -> LoadedModel:
-    """Load a model, or hand out the one of the job before if the settings, and the files in its folder, are the same.
+    """Load a model, or return the previous one if its settings and files are unchanged.
 
     Raises:
-        UserError: unknown dtype or device, no such folder, config, weights or tokenizer, a model the engine refuses.
+        UserError: unknown dtype or device, missing folder, config, weights or tokenizer, a model the engine refuses.
     """
     global _loaded
     if _loaded is None or _loaded.settings != settings or _files(settings) not in (None, _loaded.files):
-        forget_model()  # free the old weights before the new ones come
+        forget_model()  # free the old weights before loading new ones
         _loaded = _load(settings)
     return _loaded
 
 
 def forget_model() -> None:
-    """Free the weights that `load_model` keeps, and give their memory back to the device."""
+    """Free the weights that `load_model` keeps, and their device memory."""
     global _loaded
     if _loaded is None:
         return
     on_gpu = any(device.type == "cuda" for device in _loaded.target.devices)
     _loaded = None
-    gc.collect()  # a target and its hooks, a drafter and its steps name one another
+    gc.collect()  # target and hooks, drafter and steps refer to each other
     if on_gpu:
         torch.cuda.empty_cache()
 
 
-before_letting_go.append(forget_model)
+before_release.append(forget_model)
 
 
 def random_model(shape: str, settings: ModelSettings) -> LoadedModel:
-    """A model of a known shape with random weights and no tokenizer: for step times, not for text.
+    """Build a model of a known shape with random weights and no tokenizer, for step times.
 
     Raises:
         UserError: unknown shape, dtype or device.
     """
-    known(shape, "--shape")
-    device = _placed(settings)
+    check_shape(shape, "--shape")
+    device = _prepare_device(settings)
     model = random_weights(shape, device, choose_dtype(settings.dtype, device), settings.kernel)
     if settings.quantize is not None:
         quantize(model, settings.quantize, device)
     return LoadedModel(settings, _target(model, settings), None, DEFAULT, frozenset())
 
 
-def _placed(settings: ModelSettings) -> torch.device:
-    """The device; a GPU becomes the current one, where streams, captured graphs and kernels of our own go."""
-    check(vars(settings), ModelSettings, "model.")  # before weights are read, which can take minutes
+def _prepare_device(settings: ModelSettings) -> torch.device:
+    """Check the settings and return the device; a GPU is made the current one, for streams, graphs and kernels."""
+    check_settings(vars(settings), ModelSettings, "model.")  # before reading weights, which can take minutes
     device = choose_device(settings.device)
     if settings.device != "auto" and device.type == "cuda":
         torch.cuda.set_device(device)
@@ -106,14 +110,14 @@ def _placed(settings: ModelSettings) -> torch.device:
 
 def _load(settings: ModelSettings) -> LoadedModel:
     check_placement(settings)
-    device = _placed(settings)
+    device = _prepare_device(settings)
     dtype = choose_dtype(settings.dtype, device)
     path, files = locate(settings.path, settings.allow_pickle), _files(settings)
     commit = hub.commit_of(path, settings.revision) if files is None else None
-    revision = commit or settings.revision  # one for tokenizer and weights, be it that somebody pushes between the two
+    revision = commit or settings.revision  # the same for tokenizer and weights, even if one is pushed in between
     common: dict[str, Any] = dict(revision=revision, trust_remote_code=settings.trust_remote_code)
     why = ""
-    if not Path(path).is_dir() and not hub.in_reach():  # then only what an earlier run has fetched
+    if not Path(path).is_dir() and not hub.is_reachable():  # use what an earlier run fetched
         common["local_files_only"] = True
         why = f"{constants.ENDPOINT} is not in reach, and this machine holds no copy of the model; "
     transformers_logging.set_verbosity_error()
@@ -123,10 +127,10 @@ def _load(settings: ModelSettings) -> LoadedModel:
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise UserError(f"model {settings.path}: no tokenizer could be loaded ({why}{one_line(error)[:300]})") from None
     try:
-        one_gpu = device.type == "cuda" and settings.quantize is None and not placement(settings)
+        one_gpu = device.type == "cuda" and settings.quantize is None and not placement_arguments(settings)
         if one_gpu and not settings.trust_remote_code:
             config = AutoConfig.from_pretrained(path, **common)
-            check_room(settings.path, config, dtype, device, settings.context)
+            check_memory(settings.path, config, dtype, device, settings.context)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             model = AutoModelForCausalLM.from_pretrained(
@@ -134,7 +138,7 @@ def _load(settings: ModelSettings) -> LoadedModel:
                 dtype=dtype,
                 attn_implementation=settings.kernel,
                 use_safetensors=None if settings.allow_pickle else True,
-                **placement(settings),
+                **placement_arguments(settings),
                 **common,
             )
     except UserError:  # which is a ValueError
@@ -148,7 +152,7 @@ def _load(settings: ModelSettings) -> LoadedModel:
         files = {"commit": commit}
     if settings.quantize is not None:
         quantize(model, settings.quantize, device)
-    model = place(model, settings, device).eval()
+    model = place_model(model, settings, device).eval()
     eos = eos_of(model, tokenizer)
     left_out = plain_greedy(model)
     return LoadedModel(
@@ -158,28 +162,28 @@ def _load(settings: ModelSettings) -> LoadedModel:
         choose_template(settings.template, tokenizer),
         eos,
         left_out,
-        gguf.note(Path(path)),
+        gguf.read_note(Path(path)),
         files,
     )
 
 
 def _files(settings: ModelSettings) -> dict[str, str] | None:
-    """Digests of what lies in the model's folder now; None of a hub's model, which a commit stands for."""
+    """Return digests of the files in the model's folder; None for a hub's model, which has a commit."""
     folder = Path(locate(settings.path, settings.allow_pickle))
-    return digests.model_files(folder, weights(settings.allow_pickle)) if folder.is_dir() else None
+    return digests.model_files(folder, weight_patterns(settings.allow_pickle)) if folder.is_dir() else None
 
 
 def plain_greedy(model: Any) -> dict[str, Any]:
-    """Take a checkpoint's own generation settings from it, all but the special tokens' ids, and return them.
+    """Remove a checkpoint's generation settings, except the special tokens' ids, and return them.
 
-    `generate` fills in from them whatever its caller leaves open: a repetition penalty, a least length, forced tokens.
-    Then `hf` would not be the model's plain greedy decoding, which every method here reproduces.
+    `generate` would apply them where its caller sets none, as a repetition penalty, a minimum length, forced tokens.
+    Then `hf` would not be plain greedy decoding, which every method here reproduces.
     """
-    own: dict[str, Any] = json.loads(model.generation_config.to_json_string())  # those that are not the class's own
+    settings: dict[str, Any] = json.loads(model.generation_config.to_json_string())  # those that differ from the class
     defaults = GenerationConfig._get_default_generation_params()
-    model.generation_config = GenerationConfig(**{key: own[key] for key in SPECIAL_IDS if key in own})
-    told = (key for key in own if key not in (*SPECIAL_IDS, "transformers_version") and not key.startswith("_"))
-    return {key: own[key] for key in told if own[key] != defaults.get(key, False)}
+    model.generation_config = GenerationConfig(**{key: settings[key] for key in SPECIAL_IDS if key in settings})
+    keys = (key for key in settings if key not in (*SPECIAL_IDS, "transformers_version") and not key.startswith("_"))
+    return {key: settings[key] for key in keys if settings[key] != defaults.get(key, False)}
 
 
 def _target(model: Any, settings: ModelSettings) -> Target:
@@ -192,20 +196,20 @@ def _target(model: Any, settings: ModelSettings) -> Target:
     )
 
 
-def weights(allow_pickle: bool) -> tuple[str, ...]:
-    """Patterns of the files that weights are read from, the best kind first."""
+def weight_patterns(allow_pickle: bool) -> tuple[str, ...]:
+    """Return the patterns of weight files, best first."""
     return ("*.safetensors", "*.bin") if allow_pickle else ("*.safetensors",)
 
 
 def locate(path: str, allow_pickle: bool) -> str:
-    """A folder (as given, or relative to the repository), or a hub name; local folders are looked through first."""
+    """Return a checked local folder (as given, or relative to the repository), or a hub name."""
     folder = located(path)
     if not folder.exists():
         if not hub.is_name(path):
             raise UserError(f"model {path}: no such folder, and not a hub name (owner/name) either")
         return path
-    if gguf.stands_for_one(folder):
-        folder = gguf.converted(gguf.file_of(folder))
+    if gguf.is_gguf(folder):
+        folder = gguf.convert(gguf.gguf_file(folder))
     if not folder.is_dir():
         raise UserError(f"model {path}: a file; name a GGUF file or the folder with config.json, weights and tokenizer")
     if not (folder / "config.json").is_file():
@@ -227,7 +231,7 @@ def locate(path: str, allow_pickle: bool) -> str:
 
 
 def devices_in_words(loaded: LoadedModel) -> str:
-    """The devices as they stand above every table: how many, of what."""
+    """Describe the devices, as above every table: how many of which."""
     one = describe_device(loaded.target.device)
     count = world_size() if loaded.settings.tensor_parallel else len(loaded.target.devices)
     return one if count == 1 else f"{count} x {one}"

@@ -1,7 +1,7 @@
-"""One run on several processes (`torchrun`): who is who, who writes, and who speaks when something fails.
+"""One run on several processes (`torchrun`): ranks, which of them writes files, and which reports an error.
 
-Every rank runs the same loop on the same tokens: the logits are gathered whole, so that all ranks read the same numbers
-and take the same decisions. Files, progress and messages are the first rank's alone.
+Every rank runs the same loop on the same tokens: the logits are gathered, so that all ranks decide alike. Only the
+first rank writes files, progress and messages.
 """
 
 from __future__ import annotations
@@ -29,32 +29,32 @@ T = TypeVar("T")
 
 
 def world_size() -> int:
-    """Processes that torchrun started for this run; 1 without torchrun."""
+    """Return the number of processes that torchrun started for this run; 1 without torchrun."""
     return _torchrun("WORLD_SIZE", 1)
 
 
 def rank() -> int:
-    """This process among them."""
+    """Return this process's number."""
     return _torchrun("RANK", 0)
 
 
 def local_rank() -> int:
-    """This process among those on this host."""
+    """Return this process's number on this host."""
     return _torchrun("LOCAL_RANK", 0)
 
 
 def local_world_size() -> int:
-    """Processes of this run on this host."""
+    """Return the number of this run's processes on this host."""
     return _torchrun("LOCAL_WORLD_SIZE", 1)
 
 
 def _torchrun(name: str, alone: int) -> int:
-    # Clusters set WORLD_SIZE and RANK for purposes of their own; only torchrun sets its run's id.
+    # Clusters also set WORLD_SIZE and RANK; only torchrun sets its run's id.
     return int(os.environ[name]) if "TORCHELASTIC_RUN_ID" in os.environ else alone
 
 
 def check_launcher(arguments: list[str]) -> None:
-    """Raises UserError: under torchrun every rank would start the launcher's jobs once more."""
+    """Raise UserError for a launcher under torchrun, where every rank would start its jobs again."""
     for argument in arguments:
         group, _, choice = argument.lstrip("+").partition("=")
         if world_size() > 1 and group in ("launcher", "hydra/launcher") and choice != "basic":
@@ -62,25 +62,25 @@ def check_launcher(arguments: list[str]) -> None:
 
 
 @contextmanager
-def one_voice() -> Iterator[None]:
-    """Under torchrun an error ends this process at once, and the first rank that fails is the only one to tell.
+def report_first_error() -> Iterator[None]:
+    """Under torchrun end this process at an error; only the first rank that fails prints it.
 
-    At once, because the others wait for this rank in the next collective: torchrun ends them when it sees one gone. No
-    job of a sweep follows, as the ranks could be in different jobs then.
+    The others wait for this rank in the next collective, and torchrun ends them when it sees one exit. No
+    further job of a sweep runs, as the ranks could be in different jobs.
     """
     try:
         yield
     except (Exception, KeyboardInterrupt):
         if world_size() == 1:
             raise
-        if _rendezvous().add("evaluation/failures", 1) > 1:  # the same mistake, or only what the first one's end caused
+        if _rendezvous().add("evaluation/failures", 1) > 1:  # the same error, or a consequence of it
             sys.exit(1)
         with user_errors():
             raise
 
 
-def meet(key: str) -> None:
-    """Wait until all ranks are here, however long. No collective: those spin on the device, which may be in use."""
+def wait_for_ranks(key: str) -> None:
+    """Wait until all ranks are here, without a collective, as that would spin on a device that may be in use."""
     if world_size() > 1:
         _rendezvous().add(f"evaluation/{key}", 1)
         while _rendezvous().add(f"evaluation/{key}", 0) < world_size():
@@ -89,7 +89,7 @@ def meet(key: str) -> None:
 
 @lru_cache(maxsize=1)
 def _rendezvous() -> Any:
-    """torchrun's own key-value store, there before any process group is."""
+    """Return torchrun's key-value store, which needs no process group."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     return TCPStore(
@@ -97,19 +97,19 @@ def _rendezvous() -> Any:
     )
 
 
-def leave() -> None:
-    """Take leave of the others at the end of the last run."""
+def destroy_group() -> None:
+    """Destroy the process group at the end of the last run."""
     if world_size() > 1 and torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 
 
 def open_store(folder: Path, answer_file: Path | None) -> AnswerStore:
-    """The store of a run: the first rank's where there are several."""
-    return AnswerStore(folder, answer_file) if world_size() == 1 else GroupStore(folder, answer_file)
+    """Open the store of a run; with several ranks only the first one uses it."""
+    return AnswerStore(folder, answer_file) if world_size() == 1 else FirstRankStore(folder, answer_file)
 
 
-class GroupStore(AnswerStore):
-    """A store that the first rank alone touches; what it reads, all ranks get."""
+class FirstRankStore(AnswerStore):
+    """A store that only the first rank opens; all ranks get what it reads."""
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -118,18 +118,18 @@ class GroupStore(AnswerStore):
 
     def begin(self, metadata: dict[str, Any], mixed: bool = False) -> dict[Any, Row]:
         read = super().begin
-        return from_first(lambda: read(metadata, mixed))
+        return from_first_rank(lambda: read(metadata, mixed))
 
     def is_finished(self) -> bool:
-        return from_first(super().is_finished)
+        return from_first_rank(super().is_finished)
 
     def state_at(self, answered: int) -> dict[str, torch.Tensor]:
         read = super().state_at
-        return from_first(lambda: read(answered))
+        return from_first_rank(lambda: read(answered))
 
     def last_state(self, answered: int) -> dict[str, torch.Tensor]:
         read = super().last_state
-        return from_first(lambda: read(answered))
+        return from_first_rank(lambda: read(answered))
 
     def append(self, row: Row, state: dict[str, torch.Tensor], answered: int) -> None:
         if rank() == 0:
@@ -140,10 +140,10 @@ class GroupStore(AnswerStore):
             super().finish(summary, state, answered)
 
 
-def from_first(read: Callable[[], T]) -> T:
-    """What the first rank reads, on all of them; for files and clocks, which may differ where the tokens do not."""
+def from_first_rank(read: Callable[[], T]) -> T:
+    """Return on all ranks what the first one reads, as files and clocks may differ between them."""
     if world_size() == 1:
         return read()
-    found = [read() if rank() == 0 else None]
-    torch.distributed.broadcast_object_list(found, src=0)
-    return found[0]  # type: ignore[return-value]
+    values = [read() if rank() == 0 else None]
+    torch.distributed.broadcast_object_list(values, src=0)
+    return values[0]  # type: ignore[return-value]

@@ -1,4 +1,4 @@
-"""Settings checked against the signature of who takes them: names, types, defaults. The settings of a model."""
+"""Check settings against the signature of the function or class that takes them. The settings of a model."""
 
 from __future__ import annotations
 
@@ -15,44 +15,50 @@ WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "
 WORDS |= {list: "a list as [a,b]", dict: "a mapping", NoneType: "null"}
 
 
-def check(
-    given: dict[str, Any], taker: Callable[..., Any], place: str = "", without: Collection[str] = (), own: bool = False
+def check_settings(
+    settings: dict[str, Any],
+    taker: Callable[..., Any],
+    prefix: str = "",
+    without: Collection[str] = (),
+    allow_extra: bool = False,
 ) -> None:
-    """Refuse settings that `taker` does not take, that its annotations do not allow, or that it misses.
+    """Check names and types of settings against the parameters of `taker`, and that none is missing.
 
     Args:
-        place: where they stand.
-        without: parameters of `taker` that are none of the settings.
-        own: others may stand there, too, from which these are interpolated, but no slip of the pen.
+        prefix: of their names in messages, as `model.`.
+        without: parameters of `taker` that are not settings.
+        allow_extra: permit other keys, for interpolation, unless one looks like a misspelt setting.
 
     Raises:
-        UserError: says which, and what there is.
+        UserError: names the setting, and the existing ones.
     """
     try:
         signature = inspect.signature(taker, eval_str=True)
-    except (NameError, AttributeError, TypeError):  # as a type that is imported for type checkers alone
+    except (NameError, AttributeError, TypeError):  # a type imported only for type checkers
         signature = inspect.signature(taker)
-    name, anything = getattr(taker, "__name__", type(taker).__name__), inspect.Parameter.VAR_KEYWORD
-    own = own or anything in {parameter.kind for parameter in signature.parameters.values()}
-    named = {key: p for key, p in signature.parameters.items() if p.kind not in (anything, p.VAR_POSITIONAL)}
-    takes = {key: parameter for key, parameter in named.items() if key not in without}
-    for key, value in given.items():
-        if key in takes:
-            if not _fits(value, takes[key]) and (key != "name" or not isinstance(value, int | float)):  # name=2026
-                raise UserError(f"{place}{key}={value}: {_in_words(takes[key])}{new_names(f'{place}{key}={value}')}")
+    name, keywords = getattr(taker, "__name__", type(taker).__name__), inspect.Parameter.VAR_KEYWORD
+    allow_extra = allow_extra or keywords in {parameter.kind for parameter in signature.parameters.values()}
+    named = {key: p for key, p in signature.parameters.items() if p.kind not in (keywords, p.VAR_POSITIONAL)}
+    parameters = {key: parameter for key, parameter in named.items() if key not in without}
+    for key, value in settings.items():
+        if key in parameters:
+            if not _fits(value, parameters[key]) and (key != "name" or not isinstance(value, int | float)):  # name=2026
+                raise UserError(
+                    f"{prefix}{key}={value}: {_in_words(parameters[key])}{new_names(f'{prefix}{key}={value}')}"
+                )
             continue
-        near = difflib.get_close_matches(key, takes, 1, 0.75)
-        renamed = new_names(place + key)
-        if renamed or not own or (near and _fits(value, takes[near[0]])):
-            meant = f"did you mean {near[0]}?" if near else f"{name} has {', '.join(takes) or 'none'}"
-            raise UserError(f"{place}{key}: no such setting; {meant}{renamed}")
-    for key, parameter in takes.items():
-        if parameter.default is parameter.empty and key not in given:
-            raise UserError(f"{place}{key}: {name if place else 'a run'} needs this setting")
+        near = difflib.get_close_matches(key, parameters, 1, 0.75)
+        renamed = new_names(prefix + key)
+        if renamed or not allow_extra or (near and _fits(value, parameters[near[0]])):
+            meant = f"did you mean {near[0]}?" if near else f"{name} has {', '.join(parameters) or 'none'}"
+            raise UserError(f"{prefix}{key}: no such setting; {meant}{renamed}")
+    for key, parameter in parameters.items():
+        if parameter.default is parameter.empty and key not in settings:
+            raise UserError(f"{prefix}{key}: {name if prefix else 'a run'} needs this setting")
 
 
 def _kinds(annotation: Any) -> list[Any]:
-    """What an annotation allows: types, and the texts of a Literal; `object` is what no configuration can hold."""
+    """Return what an annotation allows: types, and the texts of a Literal; `object` for other types."""
     origin = get_origin(annotation) or annotation
     if origin in (UnionType, Union):
         return [kind for part in get_args(annotation) for kind in _kinds(part)]
@@ -73,7 +79,7 @@ def _in_words(parameter: inspect.Parameter) -> str:
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """What decides which model is loaded and how; equal settings share one loaded model."""
+    """The settings that decide which model is loaded and how; equal settings share a loaded model."""
 
     name: str
     path: str
@@ -92,11 +98,13 @@ class ModelSettings:
 
     @property
     def kernel(self) -> str | None:
-        """What transformers loads the model with; tree stands on sdpa, and with auto it is transformers' own choice:
-        sdpa, or eager for what has none (Gemma 2, gpt-oss)."""
+        """The attention that transformers loads the model with: sdpa for tree, transformers' own choice for auto.
+
+        That is sdpa, or eager for models without it (Gemma 2, gpt-oss).
+        """
         return None if self.attention == "auto" else "eager" if self.attention == "eager" else "sdpa"
 
     @property
     def first_execution(self) -> str:
-        """Until a run says which: what goes with the attention."""
+        """The execution that fits the attention, until a run sets one."""
         return "static" if self.attention == "tree" else "eager"

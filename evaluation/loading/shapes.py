@@ -1,4 +1,4 @@
-"""Models of a known shape with random weights: for step times. Needs torch and transformers alone."""
+"""Models of a known shape with random weights, for step times. Needs only torch and transformers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from model.errors import UserError
 
-SHAPES: dict[str, dict[str, int]] = {  # LLaMA shapes whose step can be timed without their weights
+SHAPES: dict[str, dict[str, int]] = {  # LLaMA shapes
     "vicuna-7b": dict(hidden_size=4096, num_hidden_layers=32, num_attention_heads=32, intermediate_size=11008),
     "vicuna-13b": dict(hidden_size=5120, num_hidden_layers=40, num_attention_heads=40, intermediate_size=13824),
     "vicuna-33b": dict(hidden_size=6656, num_hidden_layers=60, num_attention_heads=52, intermediate_size=17920),
@@ -20,14 +20,14 @@ SHAPES: dict[str, dict[str, int]] = {  # LLaMA shapes whose step can be timed wi
 }
 
 
-def known(shape: str, flag: str, *also: str) -> None:
-    """Raises UserError if it is none of SHAPES; `flag` is where it was given, `also` what else may stand there."""
+def check_shape(shape: str, flag: str, *also: str) -> None:
+    """Raise UserError unless it is one of SHAPES or of `also`; `flag` names the option for the message."""
     if shape not in (*also, *SHAPES):
         raise UserError(f"{flag} {shape}: unknown; use {', '.join((*also, *SHAPES))}")
 
 
 def random_weights(shape: str, device: torch.device, dtype: torch.dtype, kernel: str | None = None) -> Any:
-    """A transformers model of one of SHAPES with weights from seed 0, for use without gradients."""
+    """Build a transformers model of one of SHAPES with weights from seed 0, without gradients."""
     torch.manual_seed(0)
     config = LlamaConfig(**{"vocab_size": 32000, "max_position_embeddings": 4096} | SHAPES[shape])
     with torch.device(device):
@@ -38,5 +38,5 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
     """`auto` is float16 on an accelerator, as in the paper, and float32 on the CPU."""
     if name == "auto":
         return torch.float32 if device.type == "cpu" else torch.float16
-    found: torch.dtype = getattr(torch, name)  # one of those that ModelSettings allows
-    return found
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype

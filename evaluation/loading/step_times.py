@@ -1,4 +1,4 @@
-"""Seconds of a step of n nodes on this machine, kept by fingerprint; seconds by phase of a step."""
+"""Step times T(n) on this machine, cached by fingerprint; seconds by phase of a step."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from ..records.provenance import versions
 from ..records.questions import read_questions
 from .bench import prompt_ids
 from .models import LoadedModel, devices_in_words
-from .processes import from_first, rank
+from .processes import from_first_rank, rank
 
 CACHE = ROOT / "results/.step_times"
-CONTEXT = 400  # tokens, as a question of Spec-Bench and half an answer: attention's part of T(n) grows with it
+CONTEXT = 400  # tokens, as a question of Spec-Bench and half an answer: attention's share of T(n) grows with it
 WARM_UP = ROOT / "data/sample/warmup.jsonl"  # held out from every bench
 
 
 def warm_up_prompt(loaded: LoadedModel) -> list[int]:
-    """A held-out prompt, cut to half the context."""
+    """Return a held-out prompt, cut to half the context."""
     question = read_questions(WARM_UP)[0]
     prompt = prompt_ids(loaded.template, loaded.tokenizer, [question.turns[0]], [])
     return prompt[: max(loaded.target.context // 2, 1)]
 
 
 def fingerprint(loaded: LoadedModel, method: str, budget: int, k: int) -> str:
-    """Changes with whatever changes step times: device, threads, model shape, dtype, kernels, library versions."""
+    """Return a hash of what changes step times: device, threads, model shape, dtype, kernels, library versions."""
     target = loaded.target
     shape = {key: value for key, value in target.model.config.to_dict().items() if isinstance(value, int | float | str)}
     shape.pop("_name_or_path", None)
@@ -58,38 +58,38 @@ def fingerprint(loaded: LoadedModel, method: str, budget: int, k: int) -> str:
 def step_seconds(
     loaded: LoadedModel, method: str, make: Callable[[int], Drafter], *, budget: int, k: int
 ) -> tuple[float, dict[int, float]]:
-    """Seconds of a plain step, and T(n) by nodes below the root; measured now, or read from an earlier measurement.
+    """Return the seconds of a plain step, and T(n) by nodes below the root: measured now, or read from the cache.
 
     Args:
-        method: its name; `make` makes it with so many nodes a draft.
+        method: its name. `make` builds its drafter for a number of nodes.
     """
     path = CACHE / f"{fingerprint(loaded, method, budget, k)}.json"
-    kept = from_first(lambda: _read(path))
-    if kept is not None:
-        return kept
+    cached = from_first_rank(lambda: _read(path))
+    if cached is not None:
+        return cached
     if rank() == 0:
         print(f"tree=auto: measuring step times of {method} (once for this machine and model)", file=sys.stderr)
     prompt = warm_up_prompt(loaded)
     prompt = (prompt * (CONTEXT // len(prompt) + 1))[: min(CONTEXT, loaded.target.context // 2)]
     measured = measure_step_seconds(loaded.target, prompt, make, budget=budget)
-    plain, seconds = from_first(lambda: measured)  # clocks differ, but all ranks must choose the same trees
+    plain, seconds = from_first_rank(lambda: measured)  # clocks differ, but all ranks must choose the same trees
     if rank() == 0:
-        found = {"device": devices_in_words(loaded), "model": loaded.settings.name, "plain": plain, "seconds": seconds}
-        write_json(path, found)
+        entry = {"device": devices_in_words(loaded), "model": loaded.settings.name, "plain": plain, "seconds": seconds}
+        write_json(path, entry)
     return plain, seconds
 
 
 def _read(path: Path) -> tuple[float, dict[int, float]] | None:
-    """A kept measurement; None if there is none or it is broken, so that it is measured anew."""
+    """Read a cached measurement; None if there is none or it is broken, so that it is measured again."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        return float(found["plain"]), {int(n): float(s) for n, s in found["seconds"].items()}
+        entry = json.loads(path.read_text(encoding="utf-8"))
+        return float(entry["plain"]), {int(n): float(s) for n, s in entry["seconds"].items()}
     except (OSError, ValueError, KeyError, AttributeError, TypeError):
         return None
 
 
 class PhaseClock:
-    """Adds up seconds by phase; waits for the device at each mark, so that work counts where it was asked for."""
+    """Add up seconds by phase; synchronises the device at each mark, so that work counts in its phase."""
 
     def __init__(self, target: Target) -> None:
         self.target = target

@@ -1,4 +1,4 @@
-"""Hydra's end of a run or sweep: tables and figures from the records."""
+"""Hydra's callback at the end of a run: write tables and figures from the records."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from ..loading.processes import rank
 
 
 class ReportAtEnd(Callback):
-    """Draws a single run's tables and figures when it is done; a sweep's are drawn by its sweeper."""
+    """Draw a single run's tables and figures when it is finished; a sweep's are drawn by its sweeper."""
 
     def on_run_end(self, config: DictConfig, **kwargs: Any) -> None:
         report_at_end(config, Path(config.results_dir) / config.name)
 
 
 def report_at_end(config: DictConfig, folder: Path) -> None:
-    """Draw an experiment's tables and figures, if anything in it is measured."""
+    """Draw an experiment's tables and figures, if it has answers."""
     if rank() > 0:  # the first of several processes does it for all
         return
     if config.run_dir is None and any(folder.glob("runs/*/answers.jsonl")):
@@ -39,5 +39,5 @@ def _send(runs: Any, table: Any, tracker: str, folder: Path) -> None:
 
     try:
         print(f"{tracker}: {track(runs, table, tracker, folder.name)} configurations")
-    except UserError as error:  # Hydra would only warn of it; all results are there
+    except UserError as error:  # raised here, Hydra would only print a warning
         Failure(f"{error}; the results are in {folder}")

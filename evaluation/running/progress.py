@@ -1,4 +1,4 @@
-"""How far a run is: a bar in a terminal; elsewhere one plain line a minute, as a bar fills a log."""
+"""Show progress: a bar in a terminal, elsewhere one line per minute, as a bar would fill a log."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from tqdm import tqdm
 from ..loading.processes import rank
 from ..statistics.metrics import Measures, measure
 
-EVERY = 60.0  # seconds between two lines of a log
+LOG_SECONDS = 60.0  # between two lines
 
 
 class Progress:
-    """Counts answers; the first of several processes shows it.
+    """Count answers; only the first of several processes shows them.
 
     Args:
-        label: what runs.
-        total, done: answers of all runs, and those of them that were there before.
+        label: what is running.
+        total, done: answers of all runs, and how many of them are finished already.
     """
 
     def __init__(self, label: str, total: int, done: int) -> None:
         self.label, self.total, self.done, self._before = label, total, done, done
-        self._start = self._told = time.monotonic()
+        self._start = self._printed = time.monotonic()
         self._bar: Any = None
         if rank() == 0 and sys.stderr.isatty():
             self._bar = tqdm(total=total, initial=done, desc=label, unit="answer", dynamic_ncols=True)
@@ -37,33 +37,32 @@ class Progress:
             self._bar.close()
 
     def answered(self, rows: list[dict[str, Any]], label: str) -> None:
-        """One question more. `rows`: the answers so far of the run that gave it, `label`: the run's."""
+        """Count one more answer. `rows`: all answers of its run so far. `label`: the run's."""
         self.done += 1
         if self._bar is not None:
             figures = measure(rows[-1:])
-            own = {} if label == self.label else {"method": label}
+            method = {} if label == self.label else {"method": label}
             shown = {"mat": f"{figures.mat:.2f}"}
             if timed(figures):
                 shown["tokens_per_s"] = f"{figures.tokens_per_second:.0f}"
-            self._bar.set_postfix(own | shown, refresh=False)
+            self._bar.set_postfix(method | shown, refresh=False)
             self._bar.update()
-        elif rank() == 0 and time.monotonic() - self._told >= EVERY:
-            self._told = time.monotonic()
+        elif rank() == 0 and time.monotonic() - self._printed >= LOG_SECONDS:
+            self._printed = time.monotonic()
             print(self._line(rows, label), file=sys.stderr, flush=True)
 
     def _line(self, rows: list[dict[str, Any]], label: str) -> str:
         figures = measure(rows)
         left = (time.monotonic() - self._start) / (self.done - self._before) * (self.total - self.done)
-        whose = "" if label == self.label else f"{label}: "
+        run = "" if label == self.label else f"{label}: "
         speed = f", {figures.tokens_per_second:.0f} tokens/s" if timed(figures) else ""
         return (
-            f"{self.label}: {self.done} of {self.total} answers; {whose}MAT {figures.mat:.2f}{speed}; "
-            f"{_time(left)} left"
+            f"{self.label}: {self.done} of {self.total} answers; {run}MAT {figures.mat:.2f}{speed}; {_time(left)} left"
         )
 
 
 def timed(figures: Measures) -> bool:
-    """Whether there is a speed to show."""
+    """True if there is a speed to show."""
     return figures.tokens_per_second == figures.tokens_per_second
 
 

@@ -1,6 +1,6 @@
-"""One run, a question at a time: what it is, where it stopped, its next answer, its summary.
+"""One run, a question at a time: its settings, its resumed state, its next answer, its summary.
 
-So that the runs of a sweep can take turns (`together.py`), a runner does nothing by itself between two answers.
+A runner does nothing between two answers, so that the runs of a sweep can be interleaved (`scheduling.py`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..configuration.fingerprint import SAVED, default_folder, execution_used, r
 from ..configuration.methods import CATEGORY, COLD, HOT, Method, build_method
 from ..loading import processes
 from ..loading.bench import Bench, load_bench, prompt_ids, template_hash
-from ..loading.devices import Holding, cores_busy
+from ..loading.devices import MemoryUse, cores_busy
 from ..loading.execution import choose_execution
 from ..loading.models import LoadedModel, devices_in_words
 from ..records.provenance import circumstances, collect
@@ -34,22 +34,22 @@ class Runner:
     """A run of one repeat of one configuration on a loaded model.
 
     Args:
-        config: the whole of it, `repeat` a number.
-        answer_file: another place for the answers.
+        config: the whole configuration, with `repeat` a number.
+        answer_file: another file for the answers.
 
     Raises:
-        UserError: whatever a user can mend.
+        UserError: a mistake of the user.
     """
 
     def __init__(self, config: dict[str, Any], loaded: LoadedModel, answer_file: Path | None = None) -> None:
-        self.config, self.loaded, self.holding = config, loaded, Holding(loaded.target)
+        self.config, self.loaded, self.memory = config, loaded, MemoryUse(loaded.target)
         reads_text = Sampling(**config["sampling"]).reads_text
         self.execution = choose_execution(str(config["execution"]), loaded, config["timed"], reads_text)
         self.execution.take(loaded.target)
-        self.bench = asked = load_bench(**config["bench"])
-        with self.holding.counted():
+        self.bench = ordered = load_bench(**config["bench"])
+        with self.memory.counted():
             self.method = self._method()
-        if self.method.start in (None, COLD):  # nothing is carried on, so the order decides nothing: one for all orders
+        if self.method.start in (None, COLD):  # no state is kept: one record for all orders
             self.bench = load_bench(**config["bench"] | {"order": FILE_ORDER})
         check_prompts(self.bench, loaded)
         self.settings = run_settings(config, self.bench, self.method)
@@ -57,9 +57,9 @@ class Runner:
         self.folder = Path(given) if given else default_folder(config, self.settings, self.method)
         self.store = processes.open_store(self.folder, answer_file)
         self.done: dict[Any, Row] = {}
-        # Those left, in the order that was asked for, be it that it decides nothing: so it keeps step with the others.
-        self._asked = asked.questions
-        self.pending: list[Question] = list(asked.questions)
+        # In the order asked for, even if it changes no answer: interleaved runs stay at the same question.
+        self._questions = ordered.questions
+        self.pending: list[Question] = list(ordered.questions)
 
     def _method(self) -> Method:
         config, loaded = self.config, self.loaded
@@ -71,26 +71,26 @@ class Runner:
         return method
 
     @contextmanager
-    def begun(self) -> Iterator[Runner]:
-        """Hold the run's directory, and know what is done.
+    def opened(self) -> Iterator[Runner]:
+        """Lock the run's directory and read its finished answers.
 
         Raises:
-            UserError: another process is at work there, or it holds another run.
+            UserError: another process uses the directory, or it holds another run.
         """
         with self.store.locked():
-            self._take_turn()  # what its metadata say of the target is this run's
+            self._apply_execution()  # the metadata describe this run's target
             self.done = self.store.begin(self._metadata(), self.config["allow_mixed"])
-            self.pending = [q for q in self._asked if q.question_id not in self.done]
+            self.pending = [q for q in self._questions if q.question_id not in self.done]
             yield self
 
     def prepare(self) -> None:
-        """Be where the run stopped: warm if it is timed, and with its state."""
-        self._take_turn()
+        """Warm up if the run is timed, and restore the state at which it stopped."""
+        self._apply_execution()
         if self.config["timed"]:
-            with self.holding.counted():
+            with self.memory.counted():
                 warm_up(self.method)
         torch.manual_seed(self.config["seed"])
-        if self.done and self._carries:
+        if self.done and self._keeps_state:
             self.method.drafter.load_state_dict(self.store.state_at(len(self.done)))  # type: ignore[union-attr]
 
     def _metadata(self) -> dict[str, Any]:
@@ -117,33 +117,30 @@ class Runner:
 
     @property
     def rows(self) -> list[Row]:
-        """The answers so far, in their order."""
+        """The answers so far, in the order given."""
         return list(self.done.values())
 
     @property
-    def _carries(self) -> bool:
+    def _keeps_state(self) -> bool:
         return self.method.drafter is not None and self.method.start not in (None, COLD)
 
-    def _take_turn(self) -> None:
-        self.execution.take(self.loaded.target)  # another runner may have set its own
+    def _apply_execution(self) -> None:
+        self.execution.take(self.loaded.target)  # another runner may have set another one
 
-    def answer(self, others: int = 0) -> None:
-        """Answer the next question and keep it, with the state after it.
+    def answer(self, other_bytes: int = 0) -> None:
+        """Answer the next question and save the answer and the state after it.
 
         Args:
-            others: bytes that other runners hold on the CUDA devices.
+            other_bytes: memory of the other runners' methods on the CUDA devices.
         """
         question = self.next_question()
-        with self.holding.counted():
-            row = answer_question(question, self.method, self.config, others)
+        with self.memory.counted():
+            row = answer_question(question, self.method, self.config, other_bytes)
         self.keep(row)
 
     def next_question(self) -> Question:
-        """What is to be answered now, with the state that it is answered from.
-
-        With start=category the state is carried on within a subtask and forgotten where the subtask changes.
-        """
-        self._take_turn()
+        """Return the next question. With start=category, reset the state if it is the first of a subtask."""
+        self._apply_execution()
         question = self.pending[0]
         if self.method.start == CATEGORY and self.done:
             before = str(self.rows[-1]["category"])
@@ -152,38 +149,38 @@ class Runner:
         return question
 
     def keep(self, row: Row) -> None:
-        """The next question is answered: this is its row."""
+        """Save the answer of the next question."""
         self.done[row["question_id"]] = row
-        state = self.method.drafter.state_dict() if self.method.drafter and self._carries else {}
+        state = self.method.drafter.state_dict() if self.method.drafter and self._keeps_state else {}
         self.store.append(row, state, len(self.done))
         del self.pending[0]
 
     def finish(self) -> None:
-        """Write the run's overall figures, and keep the last state for other runs to start from."""
+        """Write the summary, and save the last state for runs with start=saved."""
         summary: dict[str, Any] = asdict(measure(self.rows))
         drafter = self.method.drafter
         state = drafter.state_dict() if drafter is not None else {}
         summary["state_bytes"] = sum(t.numel() * t.element_size() for t in state.values())
-        if drafter is not None and (told := drafter.describe()):
-            if self.method.start == COLD:  # forgotten before each prompt: it would be the last one's alone
-                told.pop("predicted_speedup", None)
-            summary["drafter"] = told
-        self.store.finish(summary, state if self._carries else {}, len(self.done))
+        if drafter is not None and (description := drafter.describe()):
+            if self.method.start == COLD:  # reset before each prompt: it would be of the last prompt alone
+                description.pop("predicted_speedup", None)
+            summary["drafter"] = description
+        self.store.finish(summary, state if self._keeps_state else {}, len(self.done))
 
-    def finish_late(self) -> None:
-        """The same for a run that was killed behind its last answer; of one that is finished nothing is touched."""
+    def finish_if_interrupted(self) -> None:
+        """Write the summary of a run that was killed after its last answer; leave a finished run untouched."""
         if self.store.is_finished():
             return
-        if self._carries:
+        if self._keeps_state:
             self.method.drafter.load_state_dict(self.store.last_state(len(self.done)))  # type: ignore[union-attr]
-        elif self.method.drafter is not None:  # what it held at the end was not kept: it is there after the same answer
-            self._take_turn()
-            answer_question(self._asked[-1], self.method, self.config)
+        elif self.method.drafter is not None:  # the final state was not saved: answer again
+            self._apply_execution()
+            answer_question(self._questions[-1], self.method, self.config)
         self.finish()
 
 
 def check_prompts(bench: Bench, loaded: LoadedModel) -> None:
-    """Refuse now what would stop the run later: a first turn that leaves no room for an answer."""
+    """Raise UserError if a first turn leaves no room for an answer, which would stop the run later."""
     for question in bench.questions:
         length = len(prompt_ids(loaded.template, loaded.tokenizer, [question.turns[0]], []))
         if length >= loaded.target.context:

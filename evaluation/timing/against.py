@@ -1,4 +1,4 @@
-"""Another report laid beside this one: the ratio of step times wherever both have them."""
+"""Compare with another report: the ratio of step times wherever both have them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ PLAIN = "plain"
 
 
 def read_report(path: Path) -> list[dict[str, Any]]:
-    """The measured cells of a saved report. Raises UserError if it is none."""
+    """Read the measured cells of a saved report. Raises UserError for any other file."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        cells: list[dict[str, Any]] = found["steps"]["cells"]
+        report = json.loads(path.read_text(encoding="utf-8"))
+        cells: list[dict[str, Any]] = report["steps"]["cells"]
         for cell in cells:
             if not all(t > 0 for t in (float(cell["plain_s"]), *map(float, cell["step_s"].values()))):
                 raise ValueError("a step time that is not positive")
@@ -29,22 +29,24 @@ def read_report(path: Path) -> list[dict[str, Any]]:
 
 
 def ratios(now: list[dict[str, Any]], before: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Of each cell that both have: seconds now over seconds before, by nodes, `plain` first; and their median."""
+    """Return, for each cell of both reports, seconds now over before, by nodes, `plain` first, and their median."""
     earlier = {tuple(cell[key] for key in SAME): cell for cell in before}
     rows = []
     for cell in now:
         other = earlier.get(tuple(cell[key] for key in SAME))
         if other is None:
             continue
-        own = {PLAIN: cell["plain_s"]} | cell["step_s"]
+        ours = {PLAIN: cell["plain_s"]} | cell["step_s"]
         theirs = {PLAIN: other["plain_s"]} | other["step_s"]
-        found = {str(n): own[n] / theirs[n] for n in own if n in theirs}
-        rows.append({key: cell[key] for key in SAME} | {"ratio": found, "median": statistics.median(found.values())})
+        by_nodes = {str(n): ours[n] / theirs[n] for n in ours if n in theirs}
+        rows.append(
+            {key: cell[key] for key in SAME} | {"ratio": by_nodes, "median": statistics.median(by_nodes.values())}
+        )
     return rows
 
 
-def told(rows: list[dict[str, Any]]) -> list[str]:
-    """The same in lines."""
+def ratio_lines(rows: list[dict[str, Any]]) -> list[str]:
+    """Format ratios as lines of text."""
     if not rows:
         return ["against the other report: no model, type, execution and context that both have"]
     lines = ["against the other report, step times now / then:"]

@@ -1,4 +1,4 @@
-"""Compare steps of every execution with eager ones, token by token; run the tests that need CUDA."""
+"""Compare the steps of every execution with eager ones, token by token. Run the tests for CUDA."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from model.decoding.linear import fastest_linear
 from model.files import ROOT
 from model.methods import make_method
 
-from .plan import EMBEDDED, Plan, load, named, spoken_prompts
+from .plan import EMBEDDED, ReportPlan, conversation_prompts, dtype_name, load
 from .report import Report
 
-# Two that draft on the device, two that draft on the host; of fixed sizes, as sizes that follow the clock differ.
+# Two draft on the device, two on the host; sizes are fixed, as sizes that follow step times differ between runs.
 METHODS: dict[str, dict[str, Any]] = {
     "vanilla": {},
     "recycling": {"tree": "2.2.2"},
@@ -30,20 +30,20 @@ METHODS: dict[str, dict[str, Any]] = {
     "pld": {},
 }
 PROMPTS, TOKENS = 2, 64
-# Two tokens whose logits are nearer than so many roundings of the largest one are a tie, which may fall either way.
-ROUNDINGS = 16
-SHARE = 0.2  # of the time, with all before
-LONGEST_COMPILE = {"cuda": 30.0, "cpu": 20.0}  # seconds of an execution that compiles; a guess until one was seen
+ROUNDINGS = 16  # two logits are a tie if they differ by less than that many roundings of the largest one
+SHARE = 0.2  # of the time, with all sections before
+LONGEST_COMPILE = {"cuda": 30.0, "cpu": 20.0}  # seconds to compile an execution; a guess until one is measured
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Where an answer leaves the eager one.
+    """The first difference of an answer from the eager one.
 
     Attributes:
-        at: the first new token, or the first step, that differs, from 0.
-        what: `tokens`, or `accepted` where the same tokens came in other steps.
-        gap, tie: between the logits of the two tokens, and below which it is one; None for accepted lengths.
+        at: the number of the token or step, from 0.
+        what: `tokens`, or `accepted` if the same tokens came in other steps.
+        gap: between the logits of the two tokens; None for accepted lengths.
+        tie: the gap below which they count as a tie.
     """
 
     prompt: int
@@ -61,32 +61,32 @@ class Difference:
 
 
 def answers(target: Target, method: str, prompts: list[list[int]]) -> list[Generation]:
-    """What a method says to these prompts, one after the other with one state."""
+    """Answer prompts one after the other, with state kept between them."""
     drafter = make_method(method, target, **METHODS[method])
     return [generate(target, drafter, prompt, max_new_tokens=TOKENS) for prompt in prompts]
 
 
-def first_difference(
-    eager: Target, prompts: list[list[int]], expected: list[Generation], found: list[Generation]
+def compare_answers(
+    eager: Target, prompts: list[list[int]], expected: list[Generation], answered: list[Generation]
 ) -> Difference | None:
-    """The first one, tokens before accepted lengths; None where all is equal."""
-    for number, (prompt, one, other) in enumerate(zip(prompts, expected, found, strict=True)):
-        if (tokens := _parting(one.tokens, other.tokens)) is not None:
+    """Return the first difference, tokens before accepted lengths; None if all is equal."""
+    for number, (prompt, one, other) in enumerate(zip(prompts, expected, answered, strict=True)):
+        if (tokens := _first_unequal(one.tokens, other.tokens)) is not None:
             at, a, b = tokens
             return Difference(number, "tokens", at, a, b, *logit_gap(eager, prompt + one.tokens[:at], a, b))
-        if (accepted := _parting(one.accept_lengths, other.accept_lengths)) is not None:
+        if (accepted := _first_unequal(one.accept_lengths, other.accept_lengths)) is not None:
             return Difference(number, "accepted", *accepted)
     return None
 
 
-def _parting(one: list[int], other: list[int]) -> tuple[int, int, int] | None:
-    """Where two lists part, and what each has there; 0 behind the end of the shorter one."""
+def _first_unequal(one: list[int], other: list[int]) -> tuple[int, int, int] | None:
+    """Return the first index at which two lists differ and both values, 0 past the end; None if equal."""
     pairs = enumerate(zip_longest(one, other, fillvalue=0))
     return next(((at, a, b) for at, (a, b) in pairs if a != b), None)
 
 
 def logit_gap(target: Target, text: list[int], a: int, b: int) -> tuple[float, float]:
-    """How far apart the logits of two tokens behind a text are, and what would be a tie in this type."""
+    """Return the gap between the logits of two tokens after a text, and the gap that is a tie in this type."""
     root = Draft(Tree.chain(0).on(target.device), torch.tensor(text[-1:], device=target.device))
     with target.cache(1) as cache:
         logits = target.prefill(cache, text, root)[-1].float()
@@ -94,8 +94,8 @@ def logit_gap(target: Target, text: list[int], a: int, b: int) -> tuple[float, f
     return abs(float(logits[a] - logits[b])), tie
 
 
-def judged(dtype: torch.dtype, difference: Difference | None) -> tuple[bool, str]:
-    """Whether it passes, and in words. In float32 everything is to be equal; else tokens, up to a tie."""
+def judge(dtype: torch.dtype, difference: Difference | None) -> tuple[bool, str]:
+    """Return whether the check passes, and words. In float32 all must be equal, in other types tokens up to a tie."""
     if difference is None:
         return True, "equal"
     if dtype != torch.float32:
@@ -106,47 +106,49 @@ def judged(dtype: torch.dtype, difference: Difference | None) -> tuple[bool, str
     return False, str(difference)
 
 
-def check_steps(plan: Plan, report: Report) -> list[dict[str, Any]]:
-    """A row for each type, execution and method; the report keeps them as they come. What compiles stands last."""
+def check_steps(plan: ReportPlan, report: Report) -> list[dict[str, Any]]:
+    """Return a row for each type, execution and method, those that compile last; the report saves each at once."""
     rows, dtypes = list[dict[str, Any]](), dict.fromkeys((torch.float32, *plan.dtypes))
     if plan.device.type == "cpu":
-        dtypes = dict.fromkeys((torch.float32,))  # shorter types differ on devices that are made for them
+        dtypes = dict.fromkeys((torch.float32,))  # other types are checked on CUDA only
     groups: list[list[str]] = [["static", "graph"], ["compiled", "tree"]]
     for group in groups:
         ways = [way for way in group if way == "static" or way in plan.executions]
         for dtype in dtypes if ways else ():
             _check_model(plan, report, dtype, ways, rows)
-            torch.compiler.reset()  # what was compiled for this model must not count against the next one's limit
+            torch.compiler.reset()  # compilations of this model must not count against the next one's limit
     return rows
 
 
-def _check_model(plan: Plan, report: Report, dtype: torch.dtype, ways: list[str], rows: list[dict[str, Any]]) -> None:
-    prompts, guess = spoken_prompts(PROMPTS), LONGEST_COMPILE[plan.device.type]
+def _check_model(
+    plan: ReportPlan, report: Report, dtype: torch.dtype, ways: list[str], rows: list[dict[str, Any]]
+) -> None:
+    prompts, compile_seconds = conversation_prompts(PROMPTS), LONGEST_COMPILE[plan.device.type]
     model = load(EMBEDDED, plan.device, dtype)
     eager = Target(model, linear=fastest_linear(plan.device, dtype))
     expected = {name: answers(eager, name, prompts) for name in METHODS}
     for way in ways:
-        row = {"dtype": named(dtype), "execution": way}
+        row = {"dtype": dtype_name(dtype), "execution": way}
         target: Target | None = None
         for name in METHODS:
-            if report.budget.left(SHARE) < (guess if way in ("compiled", "tree") and target is None else 0):
+            if report.budget.left(SHARE) < (compile_seconds if way in ("compiled", "tree") and target is None else 0):
                 report.note(
-                    f"checks: {way} steps of {name} and what follows in {named(dtype)} were cut, for want of time"
+                    f"checks: {way} steps of {name} and what follows in {dtype_name(dtype)} were cut, for want of time"
                 )
                 break
             try:
-                # the kernel changes how the model attends: it stands last, and the eager target has answered by then
+                # the kernel changes the model's attention: it comes last, after the eager target has answered
                 target = target or load_target(model, way)
-                difference = first_difference(eager, prompts, expected[name], answers(target, name, prompts))
-                passed, words = judged(dtype, difference)
-            except Exception as error:  # one that fails is a finding, and the others are still to be looked at
-                passed, words = False, failure(error)
+                difference = compare_answers(eager, prompts, expected[name], answers(target, name, prompts))
+                passed, words = judge(dtype, difference)
+            except Exception as error:  # a failure is a result; check the others, too
+                passed, words = False, error_line(error)
             rows.append(row | {"method": name, "passed": passed, "found": words})
             report.keep(checks=rows)
 
 
 def load_target(model: Any, way: str, context: int | None = None) -> Target:
-    """A target of an execution as `plan.EXECUTIONS` names them, with the fastest products there."""
+    """Build a target for one of `plan.EXECUTIONS`, with the fastest linear layers."""
     weight = model.get_input_embeddings().weight
     return Target(
         model,
@@ -157,8 +159,8 @@ def load_target(model: Any, way: str, context: int | None = None) -> Target:
     )
 
 
-def failure(error: Exception) -> str:
-    """An error on one line."""
+def error_line(error: Exception) -> str:
+    """Format an error on one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())[:240]}"
 
 
@@ -166,30 +168,30 @@ FILES = tuple(f"tests/model/decoding/test_{name}.py" for name in ("attention", "
 
 
 def run_tests(seconds: float, files: tuple[str, ...] = FILES, root: Path = ROOT) -> dict[str, Any]:
-    """Run them for at most so long.
+    """Run tests for at most that many seconds.
 
     Returns:
-        `passed`, `skipped`: how many; `failed`: names; `problem`: why not all of them were run, or None.
+        `passed`, `skipped`: counts; `failed`: names; `problem`: why not all were run, or None.
     """
     if importlib.util.find_spec("pytest") is None:
-        return skipped("pytest is not installed")
+        return skipped_tests("pytest is not installed")
     command = [sys.executable, "-m", "pytest", "-v", "--tb=no", "--color=no", "-k", "not without_one", *files]
-    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as told:  # kept where the time runs out
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as output:  # readable after a timeout
         problem = None
         try:
-            done = subprocess.run(command, cwd=root, stdout=told, stderr=subprocess.STDOUT, timeout=seconds)
+            done = subprocess.run(command, cwd=root, stdout=output, stderr=subprocess.STDOUT, timeout=seconds)
         except subprocess.TimeoutExpired:
             problem = f"cut after {seconds:.0f} s"
-        told.seek(0)
-        lines = told.read().splitlines()
-    found = read_lines(lines)
+        output.seek(0)
+        lines = output.read().splitlines()
+    counts = read_lines(lines)
     if problem is None and done.returncode not in (0, 1):  # 1: some failed
         problem = f"pytest ended with exit code {done.returncode}: {(lines or ['nothing was said'])[-1][:200]}"
-    return found | {"problem": problem}
+    return counts | {"problem": problem}
 
 
 def read_lines(lines: list[str]) -> dict[str, Any]:
-    """Count what `pytest -v` printed; a test's name may hold blanks."""
+    """Count the outcomes that `pytest -v` printed; a test's name may contain blanks."""
     outcomes = [
         match.groups() for line in lines if (match := re.match(r"(\S+::.+?) (PASSED|FAILED|ERROR|SKIPPED)", line))
     ]
@@ -198,6 +200,6 @@ def read_lines(lines: list[str]) -> dict[str, Any]:
     return {"passed": counts["PASSED"], "skipped": counts["SKIPPED"], "failed": failed}
 
 
-def skipped(why: str) -> dict[str, Any]:
-    """No test was run."""
+def skipped_tests(why: str) -> dict[str, Any]:
+    """Return the result of `run_tests` if no test was run."""
     return {"passed": 0, "skipped": 0, "failed": [], "problem": f"skipped: {why}"}

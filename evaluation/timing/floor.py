@@ -1,4 +1,4 @@
-"""What a step must cost at least: bytes and operations against the device's own measured rates."""
+"""The least time of a step: its bytes and operations at the device's measured rates."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LAUNCHES = ("cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "cuLaun
 
 @dataclass(frozen=True)
 class Rates:
-    """What the device does, measured: bytes/s of a copy (read and written), FLOP/s of a matrix product."""
+    """Measured rates of a device: bytes/s of a copy (read and written), FLOP/s of a matrix product."""
 
     bytes_per_second: float
     flop_per_second: float
@@ -27,18 +27,18 @@ class Rates:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a step of n nodes needs: bytes read once (weights and used cache), floating-point operations."""
+    """The needs of a step: bytes to read once (weights and used cache), floating-point operations."""
 
     bytes: int
     flop: int
 
     def floor_seconds(self, rates: Rates) -> float:
-        """No step is faster than the larger of the two times."""
+        """Return the larger of the two times, which no step can beat."""
         return max(self.bytes / rates.bytes_per_second, self.flop / rates.flop_per_second)
 
 
 def _seconds(run: Callable[[], object], device: torch.device, repeats: int = 5) -> float:
-    """The best of some repeats: a rate is what the device can do."""
+    """Return the shortest time of several repeats, as a rate is the best that the device reaches."""
     best = float("inf")
     for _ in range(repeats + 1):
         synchronize(device)
@@ -50,7 +50,7 @@ def _seconds(run: Callable[[], object], device: torch.device, repeats: int = 5) 
 
 
 def measure_rates(device: torch.device, dtype: torch.dtype) -> Rates:
-    """Copy and multiply once, well beyond the caches; about a second on a CPU."""
+    """Time a copy and a product that exceed the caches; takes about a second on a CPU."""
     large = device.type == "cuda"
     words = (2**31 if large else 2**27) // 4
     source = torch.ones(words, dtype=torch.float32, device=device)
@@ -66,17 +66,17 @@ def measure_rates(device: torch.device, dtype: torch.dtype) -> Rates:
 
 
 def step_cost(target: Target, nodes: int, context: int) -> Cost:
-    """A step's least cost: every weight but the embedding table read once, the used cache read once.
+    """Return a step's needs: every weight but the embedding table and the used cache, read once.
 
     Args:
-        nodes: forwarded, root included.
+        nodes: root included.
         context: tokens in the cache.
     """
     model = target.model
     embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
     weights = sum(stored_bytes(p) for p in model.parameters())
     matrices = sum(p.numel() for p in model.parameters() if p.dim() > 1)
-    if embedding is not head:  # a table of which n rows are read; tied, it is the head's matrix and read whole
+    if embedding is not head:  # only n rows are read, unless it is tied to the head's matrix
         weights -= stored_bytes(embedding)
         matrices -= embedding.numel()
     with target.cache(nodes) as cache:
@@ -90,17 +90,19 @@ def step_cost(target: Target, nodes: int, context: int) -> Cost:
 
 
 def runtime_calls(run: Callable[[], object], device: torch.device) -> dict[str, int]:
-    """What a run asked of CUDA, by the name of the call (cudaLaunchKernel, cudaMemcpyAsync, ...), by the profiler."""
+    """Count a run's CUDA calls by name (cudaLaunchKernel, cudaMemcpyAsync, ...), with the profiler."""
     from torch.profiler import ProfilerActivity, profile
 
-    with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as found:
+    with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as profiler:
         run()
         synchronize(device)
-    return {event.key: int(event.count) for event in found.key_averages() if event.key.startswith(("cuda", "cuLaunch"))}
+    return {
+        event.key: int(event.count) for event in profiler.key_averages() if event.key.startswith(("cuda", "cuLaunch"))
+    }
 
 
 def launches(target: Target, answer: Callable[[], Generation]) -> float | None:
-    """Kernels (or graphs) launched a forward while answering a prompt; None where there are none."""
+    """Count the kernels (or graphs) launched per forward while answering a prompt; None without CUDA."""
     if target.device.type != "cuda":
         return None
     forwards: list[int] = []

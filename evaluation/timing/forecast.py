@@ -1,9 +1,9 @@
-"""From step times to tokens a second: the published tree, the best cut of it, and the tree that follows the machine.
+"""From step times to tokens per second: for the published tree, its best cut, and tree=auto.
 
-Random weights tell how long a step takes, not what is accepted. So the published tree's MAT is given, and what other
-sizes accept follows from an assumption, the one that `tree=auto` starts from before it has seen a step: the n best
-nodes stand by the power law of `model.recycling.templates.likelihood`, and what is accepted grows with the rows that a
-step fills, by (n + 1) ** FILLING. Both are scaled so that 80 nodes give the MAT.
+Random weights give step times, but no acceptance. So the published tree's MAT is given, and the MAT of other sizes is
+assumed, as `tree=auto` does before its first step: the n best nodes are accepted by the power law of
+`model.recycling.templates.likelihood`, times (n + 1) ** FILLING for the rows that a step fills. Both are scaled so that
+80 nodes give the MAT.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from model.recycling.auto import PROBE, PROBE_IDLE, PROBE_UP
+from model.recycling.auto import PROBE_EVERY, PROBE_EVERY_IDLE, PROBE_UP
 from model.recycling.templates import best_order, likelihood
 from model.sizing.draft_size import FILLING, SIZES, best_size, between
 
 from .plan import PUBLISHED
 
-K = 8  # candidates a token
+K = 8  # candidates per token
 
 
 def expected_mat(n: int, mat: float) -> float:
-    """Tokens a step of the best n nodes, if the published 80 give `mat`."""
+    """Return the tokens per step of the best n nodes, if the published 80 give `mat`."""
 
     def law(nodes: int) -> float:
         return sum(map(likelihood, best_order(nodes, K))) * math.pow(1 + nodes, FILLING)
@@ -31,7 +31,7 @@ def expected_mat(n: int, mat: float) -> float:
 
 
 def forecast(seconds: Mapping[int, float], plain: float, mat: float) -> dict[str, dict[str, float]]:
-    """What is to be expected of the published tree, the best measured size, and `auto`.
+    """Forecast the published tree, the best measured size, and `auto`.
 
     Args:
         seconds: T(n) by nodes below the root, 0 among them.
@@ -42,27 +42,27 @@ def forecast(seconds: Mapping[int, float], plain: float, mat: float) -> dict[str
     """
     speed = {n: expected_mat(n, mat) / t for n, t in seconds.items()}
     best = max(speed, key=speed.__getitem__)
-    found = {"published": (PUBLISHED, mat, mat / between(seconds, PUBLISHED))}
-    found["best"] = (best, expected_mat(best, mat), speed[best])
-    found["auto"] = _auto(seconds, mat)
+    by_tree = {"published": (PUBLISHED, mat, mat / between(seconds, PUBLISHED))}
+    by_tree["best"] = (best, expected_mat(best, mat), speed[best])
+    by_tree["auto"] = _auto(seconds, mat)
     return {
-        name: {"nodes": nodes, "mat": own, "tokens_per_second": rate, "speedup": rate * plain}
-        for name, (nodes, own, rate) in found.items()
+        name: {"nodes": nodes, "mat": accepted, "tokens_per_second": rate, "speedup": rate * plain}
+        for name, (nodes, accepted, rate) in by_tree.items()
     }
 
 
 def _auto(seconds: Mapping[int, float], mat: float) -> tuple[int, float, float]:
-    """Nodes, MAT and tokens a second of its settled choice, its probes of a larger tree included."""
+    """Return nodes, MAT and tokens per second of the size that auto settles on, with its probes of a larger tree."""
     times = [between(seconds, n) for n in SIZES]
     tokens = [expected_mat(n, mat) for n in SIZES]
     at = best_size(tokens, times)
-    probe, every = min(at + PROBE_UP, len(SIZES) - 1), PROBE if at else PROBE_IDLE
+    probe, every = min(at + PROBE_UP, len(SIZES) - 1), PROBE_EVERY if at else PROBE_EVERY_IDLE
     made, spent = ((every - 1) * each[at] + each[probe] for each in (tokens, times))
     return SIZES[at], made / every, made / spent
 
 
 def forecasts(cells: list[dict[str, Any]], mat: float) -> list[dict[str, Any]]:
-    """A forecast for each measured cell, as the report has both."""
+    """Return a forecast for each measured cell, as rows of the report."""
     rows = []
     for cell in cells:
         seconds = {int(n): s for n, s in cell["step_s"].items()}
@@ -72,7 +72,7 @@ def forecasts(cells: list[dict[str, Any]], mat: float) -> list[dict[str, Any]]:
 
 
 def headline(rows: list[dict[str, Any]], mat: float) -> str:
-    """The report in one sentence: the first model at the first context, as executed fastest with the published tree."""
+    """Sum up the report: the first model at the first context, in the execution fastest with the published tree."""
     if not rows:
         return "On this device: no step was timed, so nothing can be said of the speed."
     first = rows[0]

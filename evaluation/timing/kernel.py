@@ -19,17 +19,17 @@ from model.decoding.devices import synchronize, triton_problem
 from model.decoding.sampling import GREEDY, Choice
 from model.decoding.tree import Tree
 
-from .checks import failure
+from .checks import error_line
 from .forecast import K
-from .plan import PUBLISHED, Plan, named
+from .plan import PUBLISHED, ReportPlan, dtype_name
 from .report import Report
 
-SHARE = 0.97  # of the time, with all before
+SHARE = 0.97  # of the time, with all sections before
 HEADS = ((32, 32, 128), (32, 8, 128))  # H, Hkv, D: Vicuna-7B's and Llama-3-8B's
 NODES = (1, 81)  # with the root
 LENGTHS = (500, 2000)
 REPEATS = 7
-LONGEST = 15.0  # seconds of a case, most of which compiles; a guess until one was seen
+LONGEST = 15.0  # seconds of a case, mostly compiling; a guess until one is measured
 
 
 MOST_LAYERS = 64
@@ -40,7 +40,7 @@ Call = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # of one layer's k 
 
 @dataclass(frozen=True)
 class Case:
-    """One point: H, Hkv, D, nodes n, committed tokens."""
+    """One shape: H, Hkv, D, nodes n, committed tokens."""
 
     heads: int
     kv_heads: int
@@ -53,20 +53,20 @@ class Case:
         return 1 << (self.length + self.nodes - 1).bit_length()
 
     def nbytes(self, itemsize: int) -> int:
-        """Bytes that must move: used keys and values once, queries and outputs once."""
+        """Return the bytes to move: used keys and values, queries and outputs, once each."""
         used = self.kv_heads * (self.length + self.nodes) + self.heads * self.nodes
         return 2 * used * self.dim * itemsize
 
 
-def seconds(call: Call, layers: list[Layer], repeats: int) -> float:
-    """Median seconds of one call, over replays of a graph (CUDA) or plain loops (CPU) of one call a layer."""
+def median_seconds(call: Call, layers: list[Layer], repeats: int) -> float:
+    """Time one call: the median over replays of a graph (CUDA) or loops (CPU) of one call per layer."""
 
     def loop() -> None:
         for k, v in layers:
             call(k, v)
 
     def nothing() -> None:
-        """What there is to wait for on a CPU."""
+        """Wait for nothing, on a CPU."""
 
     run: Callable[[], None] = loop
     wait: Callable[[], None] = nothing
@@ -89,7 +89,7 @@ def seconds(call: Call, layers: list[Layer], repeats: int) -> float:
 
 
 def sdpa_call(case: Case, q: torch.Tensor, ancestors: torch.Tensor) -> Call:
-    """transformers' own function on the used part of the cache, with an additive mask (1, 1, n, length + n)."""
+    """Return a call of transformers' sdpa on the used part of the cache; additive mask (1, 1, n, length + n)."""
     used = case.length + case.nodes
     mask = torch.zeros(1, 1, case.nodes, used, dtype=q.dtype, device=q.device)
     mask[..., case.length :].masked_fill_(~ancestors, torch.finfo(q.dtype).min)
@@ -103,7 +103,7 @@ def sdpa_call(case: Case, q: torch.Tensor, ancestors: torch.Tensor) -> Call:
 
 
 def flex_call(case: Case, q: torch.Tensor, ancestors: torch.Tensor, length: torch.Tensor) -> Call:
-    """FlexAttention over the whole capacity; its block mask skips what lies behind the draft."""
+    """Return a call of FlexAttention over the whole capacity; its block mask skips rows behind the draft."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     def mask(b: torch.Tensor, h: torch.Tensor, node: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
@@ -112,17 +112,16 @@ def flex_call(case: Case, q: torch.Tensor, ancestors: torch.Tensor, length: torc
         return (row < length) | (inside & ancestors[node, other.clamp(0, case.nodes - 1)])
 
     blocks = create_block_mask(mask, None, None, case.nodes, case.capacity, device=str(q.device))
-    torch.compiler.reset()  # or the limit of recompilations makes later cases run uncompiled, in silence
+    torch.compiler.reset()  # else later cases exceed the limit of recompilations and run uncompiled
     compiled: Any = torch.compile(flex_attention, dynamic=False)
     return lambda k, v: compiled(q, k, v, block_mask=blocks, enable_gqa=case.heads != case.kv_heads)
 
 
-def measure(case: Case, dtype: torch.dtype, device: torch.device, repeats: int = REPEATS) -> dict[str, Any]:
-    """One row of the table: microseconds a layer, by kernel; one that cannot run has None and the reason.
+def measure_case(case: Case, dtype: torch.dtype, device: torch.device, repeats: int = REPEATS) -> dict[str, Any]:
+    """Return one row of the table: microseconds per layer by kernel; None and a note for one that fails.
 
-    On CUDA a graph of many layers is replayed, each with a cache of its own, so that keys and values come from memory
-    as they do in a model and not from the L2 cache. GB/s counts each used row of the cache once, and queries and
-    outputs.
+    On CUDA a graph of many layers is replayed, each with its own cache, so that keys and values come from memory as in
+    a model and not from the L2 cache. GB/s counts used rows of the cache, queries and outputs once.
     """
     torch.manual_seed(0)
     count = max(1, min(MOST_LAYERS, BEYOND_L2 // case.nbytes(dtype.itemsize))) if device.type == "cuda" else 2
@@ -153,8 +152,8 @@ def measure(case: Case, dtype: torch.dtype, device: torch.device, repeats: int =
         try:
             call = make()
             row[f"{name}_error"] = float((call(*layers[0]).float() - expected).abs().max())
-            row[f"{name}_us"] = 1e6 * seconds(call, layers, repeats)
-        except Exception as error:  # a benchmark goes on without a rival, and says so
+            row[f"{name}_us"] = 1e6 * median_seconds(call, layers, repeats)
+        except Exception as error:  # go on without another kernel, and note it
             if name == "tree":
                 raise
             row[f"{name}_us"], row["notes"][name] = None, f"{type(error).__name__}: {str(error).splitlines()[0]}"
@@ -164,8 +163,8 @@ def measure(case: Case, dtype: torch.dtype, device: torch.device, repeats: int =
     return row
 
 
-def compare_kernels(plan: Plan, report: Report) -> dict[str, Any]:
-    """Rows of microseconds a layer, kept as they come; on a CPU why not."""
+def compare_kernels(plan: ReportPlan, report: Report) -> dict[str, Any]:
+    """Return rows of microseconds per layer, each saved at once, or why they were skipped."""
     if plan.device.type != "cuda":
         return {"rows": [], "problem": "skipped: the kernel is for CUDA"}
     if why := triton_problem(plan.device):
@@ -182,20 +181,20 @@ def compare_kernels(plan: Plan, report: Report) -> dict[str, Any]:
                 case = Case(*heads, nodes, length)
                 try:
                     with torch.inference_mode():
-                        rows.append(measure(case, plan.dtypes[0], plan.device))
+                        rows.append(measure_case(case, plan.dtypes[0], plan.device))
                 except Exception as error:
-                    rows.append(asdict(case) | {"error": failure(error)})
+                    rows.append(asdict(case) | {"error": error_line(error)})
                 longest = report.budget.spent() - started
-                report.keep(kernel={"rows": rows, "dtype": named(plan.dtypes[0]), "problem": None})
-    return {"rows": rows, "dtype": named(plan.dtypes[0]), "problem": None}
+                report.keep(kernel={"rows": rows, "dtype": dtype_name(plan.dtypes[0]), "problem": None})
+    return {"rows": rows, "dtype": dtype_name(plan.dtypes[0]), "problem": None}
 
 
 VOCABULARIES = {"Vicuna": 32000, "Llama-3": 128256, "Qwen3": 151936}
-CALLS = 8  # calls of one repeat; on a CPU, where one takes long, it is one call twice
+CALLS = 8  # of a repeat; on a CPU, where a call is slow, one call
 
 
-def compare_searches(plan: Plan, report: Report) -> dict[str, Any]:
-    """Microseconds for the draft of the published tree, (81, V): arg-max and top-k together. Kept when it is done."""
+def compare_searches(plan: ReportPlan, report: Report) -> dict[str, Any]:
+    """Time arg-max and top-k of the published tree's logits, (81, V), in microseconds."""
     device, dtype = plan.device, plan.dtypes[0]
     rows: list[dict[str, Any]] = []
     for model, vocab in VOCABULARIES.items():
@@ -204,24 +203,24 @@ def compare_searches(plan: Plan, report: Report) -> dict[str, Any]:
             continue
         row = {"model": model, "vocab": vocab}
         try:
-            rows.append(row | _compared(torch.randn(1 + PUBLISHED, vocab, device=device, dtype=dtype)))
-        except Exception as error:  # a finding, and the rest is still to be written
-            rows.append(row | {"error": failure(error)})
-    searches = {"rows": rows, "dtype": named(dtype)}
+            rows.append(row | _compare_search(torch.randn(1 + PUBLISHED, vocab, device=device, dtype=dtype)))
+        except Exception as error:  # a failure is a result; go on
+            rows.append(row | {"error": error_line(error)})
+    searches = {"rows": rows, "dtype": dtype_name(dtype)}
     report.keep(searches=searches)
     return searches
 
 
-def _compared(logits: torch.Tensor) -> dict[str, Any]:
-    """Whether it is right, and microseconds of both, medians of repeats in turns."""
+def _compare_search(logits: torch.Tensor) -> dict[str, Any]:
+    """Return whether this engine's search is right, and microseconds of it and torch's, medians of paired repeats."""
     choice = Choice(GREEDY, logits.device)
-    ways = {"own": partial(_own, choice, logits), "torch": partial(_torchs, logits)}
+    ways = {"own": partial(_engine_search, choice, logits), "torch": partial(_torch_search, logits)}
     (first, best), (_, expected) = ways["own"](), ways["torch"]()
-    greatest = logits.gather(1, expected)  # of equals any one will do
+    greatest = logits.gather(1, expected)  # any of equal logits is right
     right = torch.equal(logits.gather(1, best), greatest) and torch.equal(
         logits.gather(1, first[:, None]), greatest[:, :1]
     )
-    runs = {name: _prepared(way, logits.is_cuda) for name, way in ways.items()}
+    runs = {name: _captured(way, logits.is_cuda) for name, way in ways.items()}
     times: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(REPEATS if logits.is_cuda else 2):
         for name, run in runs.items():
@@ -233,18 +232,18 @@ def _compared(logits: torch.Tensor) -> dict[str, Any]:
     return {"right": right} | {f"{name}_us": 1e6 * statistics.median(seconds) for name, seconds in times.items()}
 
 
-def _own(choice: Choice, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _engine_search(choice: Choice, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     choices, best, _ = choice.ranked(logits, None, K)
     assert best is not None
     return choices, best
 
 
-def _torchs(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _torch_search(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return logits.argmax(dim=-1), logits.topk(K, dim=-1).indices
 
 
-def _prepared(search: Callable[[], Any], cuda: bool) -> Callable[[], Any]:
-    """On CUDA several calls captured as they are in a step, where the host's time would hide the device's."""
+def _captured(search: Callable[[], Any], cuda: bool) -> Callable[[], Any]:
+    """On CUDA capture several calls in a graph, as in a step; the host's time would hide the device's."""
     if not cuda:
         return search
 

@@ -1,4 +1,4 @@
-"""The device report as one page without network: failures first, then its sections. All data is escaped."""
+"""Write the device report as one self-contained page: failures first, then its sections. All data is escaped."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ COLOURS = ("#1f5fa8", "#b5462b", "#3b7d3b", "#7a4a9c", "#6b6b6b")
 
 
 def lines(curves: Mapping[str, Mapping[int, float]], unit: str) -> str:
-    """A chart of named curves, values by nodes below the root, from 0 up; named at their right ends.
+    """Draw a chart of curves, values by nodes below the root, from 0 up; named at their right ends.
 
     Args:
         unit: of the values.
@@ -44,7 +44,7 @@ def lines(curves: Mapping[str, Mapping[int, float]], unit: str) -> str:
 
 
 def _curves(curves: Mapping[str, Mapping[int, float]], at: Point) -> list[str]:
-    """Each as a line with its points, and its name at the right end."""
+    """Draw each curve as a line with its points, and its name at the right end."""
     parts, ends = [], []
     for number, (name, curve) in enumerate(curves.items()):
         colour = COLOURS[number % len(COLOURS)]
@@ -54,14 +54,14 @@ def _curves(curves: Mapping[str, Mapping[int, float]], at: Point) -> list[str]:
         parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.2" fill="{colour}"/>' for x, y in points]
         ends.append((points[-1][1], points[-1][0], name, colour))
     lowest = -math.inf
-    for y, x, name, colour in sorted(ends):  # names of curves that end together stand below one another
+    for y, x, name, colour in sorted(ends):  # names of curves that end together go below one another
         lowest = max(y, lowest + 13)
         parts.append(f'<text x="{x + 6:.1f}" y="{lowest + 4:.1f}" style="fill:{colour}">{escape(name)}</text>')
     return parts
 
 
 def _round_up(value: float) -> float:
-    """The next of 1, 2, 4, 6, 8, 10 times a power of ten."""
+    """Round up to 1, 2, 4, 6, 8 or 10 times a power of ten."""
     power = 10.0 ** math.floor(math.log10(value)) if value > 0 else 1.0
     return next(step * power for step in (1, 2, 4, 6, 8, 10) if step * power >= value * 0.999)
 
@@ -77,53 +77,53 @@ LAW = (
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """A table; columns whose cells are texts stand left."""
+    """Write a table; columns of text are left-aligned."""
     texts = [any(isinstance(row[i], str) and not _numeric(row[i]) for row in rows) for i in range(len(head))]
 
     def line(tag: str, cells: Sequence[object]) -> str:
-        told = zip(cells, texts, strict=True)
-        return "<tr>" + "".join(f"<{tag}{' class=text' * left}>{escape(str(c))}</{tag}>" for c, left in told) + "</tr>"
+        pairs = zip(cells, texts, strict=True)
+        return "<tr>" + "".join(f"<{tag}{' class=text' * left}>{escape(str(c))}</{tag}>" for c, left in pairs) + "</tr>"
 
     return f'<div class="wide"><table>{line("th", head)}{"".join(line("td", row) for row in rows)}</table></div>'
 
 
 def _numeric(cell: object) -> bool:
-    """Whether it reads as a number, perhaps with a unit's sign behind it, or stands for none."""
+    """True if the cell is a number, perhaps followed by a unit's sign, or marks a missing one."""
     text = str(cell).rstrip(" %x")
     return text in ("", "-") or text.replace(".", "", 1).replace("-", "", 1).isdigit()
 
 
 def paragraph(text: str) -> str:
-    """A note."""
+    """Write a note."""
     return f'<p class="note">{escape(text)}</p>'
 
 
 def section_device(data: dict[str, Any]) -> str:
-    """What it is, what it copies and multiplies, and the versions."""
-    own = data["device"]
+    """Show the device, its rates, and versions."""
+    device = data["device"]
     rates = [
         (name, f"{r['bytes_per_second'] / 1e9:.1f}", f"{r['flop_per_second'] / 1e12:.3g}")
-        for name, r in own["rates"].items()
+        for name, r in device["rates"].items()
     ]
-    told = [(name, version) for name, version in own["versions"].items() if version != "not installed"]
-    about = [("device", own["device"]), ("platform", own["platform"]), ("threads", str(own["threads"]))]
-    about += [("CUDA", own["cuda"] or "none"), ("commit", str(own["git"].get("commit", "unknown"))), *told]
+    installed = [(name, version) for name, version in device["versions"].items() if version != "not installed"]
+    about = [("device", device["device"]), ("platform", device["platform"]), ("threads", str(device["threads"]))]
+    about += [("CUDA", device["cuda"] or "none"), ("commit", str(device["git"].get("commit", "unknown"))), *installed]
     return table(("type", "GB/s copied (read and written)", "TFLOP/s multiplied"), rates) + table(("", ""), about)
 
 
 def section_checks(data: dict[str, Any]) -> str:
-    """Every check; the tests in a line."""
+    """Show every check, and the tests in a line."""
     rows = [
         (row["dtype"], row["execution"], row["method"], "passed" if row["passed"] else "FAILED", row["found"])
         for row in sorted(data["checks"], key=lambda row: bool(row["passed"]))
     ]
-    told = "Each execution is compared with eager steps on the embedded model. In float32 tokens and accepted lengths "
-    told += "must be the same, in other types the tokens up to a tie of logits."
-    return paragraph(told) + table(("type", "execution", "method", "", "against eager steps"), rows) + _tests(data)
+    note = "Each execution is compared with eager steps on the embedded model. In float32 tokens and accepted lengths "
+    note += "must be the same, in other types the tokens up to a tie of logits."
+    return paragraph(note) + table(("type", "execution", "method", "", "against eager steps"), rows) + _tests(data)
 
 
 def _tests(data: dict[str, Any]) -> str:
-    """What the tests gave, if they were come to."""
+    """Show the results of the tests, if they were reached."""
     if "tests" not in data:
         return ""
     tests = data["tests"]
@@ -133,7 +133,7 @@ def _tests(data: dict[str, Any]) -> str:
 
 
 def section_steps(data: dict[str, Any]) -> str:
-    """A chart and a table for each model, type and context."""
+    """Show a chart and a table for each model, type and context."""
     groups: dict[tuple[str, str, int], list[dict[str, Any]]] = {}
     for cell in data["steps"]["cells"]:
         groups.setdefault((cell["model"], cell["dtype"], cell["context"]), []).append(cell)
@@ -165,10 +165,10 @@ def section_steps(data: dict[str, Any]) -> str:
 
 
 def section_kernel(data: dict[str, Any]) -> str:
-    """Microseconds a layer."""
-    own = data["kernel"]
-    if not own["rows"]:
-        return paragraph(own["problem"] or "No case fitted into the time.")
+    """Show microseconds per layer."""
+    kernel = data["kernel"]
+    if not kernel["rows"]:
+        return paragraph(kernel["problem"] or "No case fitted into the time.")
     columns = ("tree_us", "sdpa_us", "flex_us")
     rows = [
         (
@@ -179,43 +179,43 @@ def section_kernel(data: dict[str, Any]) -> str:
             f"{row['gb_per_s']:.0f}" if "gb_per_s" in row else "-",
             row.get("error") or "; ".join(f"{name}: {why}" for name, why in row.get("notes", {}).items()),
         )
-        for row in own["rows"]
+        for row in kernel["rows"]
     ]
     head = ("H/Hkv/D", "nodes", "length", "tree kernel us", "SDPA, mask us", "FlexAttention us", "GB/s", "")
-    note = f"Microseconds of one layer's attention in {own['dtype']}, with keys and values read from memory."
+    note = f"Microseconds of one layer's attention in {kernel['dtype']}, with keys and values read from memory."
     return paragraph(note) + table(head, rows)
 
 
 def section_searches(data: dict[str, Any]) -> str:
-    """Microseconds a step, by vocabulary."""
-    own = data["searches"]
+    """Show microseconds per step by vocabulary."""
+    searches = data["searches"]
     rows = [
         (row["model"], row["vocab"], f"{row['own_us']:.0f}", f"{row['torch_us']:.0f}", "" if row["right"] else "WRONG")
         if "right" in row
         else (row["model"], row["vocab"], "-", "-", row["error"])
-        for row in own["rows"]
+        for row in searches["rows"]
     ]
     note = f"Microseconds to find the arg-max and the {K} largest logits after each of {1 + PUBLISHED} nodes in "
-    note += f"{own['dtype']}: by this engine's search, and by torch.argmax with torch.topk."
+    note += f"{searches['dtype']}: by this engine's search, and by torch.argmax with torch.topk."
     head = ("vocabulary", "columns", "engine us", "torch us", "")
     return paragraph(note) + table(head, rows)
 
 
 def section_calls(data: dict[str, Any]) -> str:
-    """Of a step, by execution."""
+    """Show the device calls of a step by execution."""
     rows = []
     for row in data["calls"]:
-        found = row["calls"]
-        told = found if isinstance(found, str) else ", ".join(f"{name} {n:.1f}" for name, n in found.items())
+        calls = row["calls"]
+        counts = calls if isinstance(calls, str) else ", ".join(f"{name} {n:.1f}" for name, n in calls.items())
         what = PLAIN if row["nodes"] is None else f"{row['nodes']} nodes"
-        rows.append((row["model"], row["dtype"], row["execution"], what, told))
+        rows.append((row["model"], row["dtype"], row["execution"], what, counts))
     note = "On CUDA the profiler counts launched kernels or graphs, copies and waits; on a CPU operators are counted. "
     note += "A host read takes a single number from a tensor."
     return paragraph(note) + table(("model", "type", "execution", "step", "per step"), rows)
 
 
 def section_setup(data: dict[str, Any]) -> str:
-    """Seconds and bytes of making steps."""
+    """Show seconds and bytes to build steps."""
     rows = [
         (
             row["model"],
@@ -239,15 +239,15 @@ def section_setup(data: dict[str, Any]) -> str:
 
 
 def section_forecast(data: dict[str, Any]) -> str:
-    """Tokens a second and speedup, with the assumption."""
+    """Show tokens per second and speedup, with the assumption."""
     rows = []
     for row in data["forecast"]:
         shown = [f"{1 / row['plain_s']:.0f}"]
         for name in ("published", "best", "auto"):
-            own = row[name]
+            tree = row[name]
             if name != "published":
-                shown += [f"{own['nodes']}", f"{own['mat']:.2f}"]
-            shown += [f"{own['tokens_per_second']:.0f}", f"{own['speedup']:.2f} x"]
+                shown += [f"{tree['nodes']}", f"{tree['mat']:.2f}"]
+            shown += [f"{tree['tokens_per_second']:.0f}", f"{tree['speedup']:.2f} x"]
         rows.append((row["model"], row["dtype"], row["context"], row["execution"], *shown))
     head = ["model", "type", "context", "execution", "plain tok/s", f"2.2.2 ({PUBLISHED}) tok/s", "speedup"]
     head += ["best n", "MAT", "tok/s", "speedup", "auto n", "MAT", "tok/s", "speedup"]
@@ -255,7 +255,7 @@ def section_forecast(data: dict[str, Any]) -> str:
 
 
 def section_against(data: dict[str, Any]) -> str:
-    """Ratios of step times."""
+    """Show ratios of step times."""
     rows = data["against"]
     if not rows:
         return paragraph("The two reports share no combination of model, type, execution and context.")
@@ -305,7 +305,7 @@ TITLES = (
 
 
 def page(data: dict[str, Any]) -> str:
-    """HTML of a report, finished or not."""
+    """Return the HTML of a report, finished or not."""
     name = escape(str(data.get("device", {}).get("device", "a device")))
     parts = [
         "<!DOCTYPE html>",
@@ -313,7 +313,7 @@ def page(data: dict[str, Any]) -> str:
         f"<h1>Token Recycling on {name}</h1>",
         f'<p class="note">{escape(UNTRIED)}</p>',
         f'<p class="headline">{escape(str(data.get("headline", "Nothing was timed yet.")))}</p>',
-        *_news(data),
+        *_status(data),
     ]
     for key, title, make in TITLES:
         if key in data:
@@ -323,10 +323,10 @@ def page(data: dict[str, Any]) -> str:
     return "\n".join([*parts, "</body></html>"]) + "\n"
 
 
-def _news(data: dict[str, Any]) -> list[str]:
-    """Whether it is whole, what failed, what was cut."""
+def _status(data: dict[str, Any]) -> list[str]:
+    """Say whether the report is complete, what failed and what was cut."""
     parts = []
-    if lines := failed(data):
+    if lines := failures(data):
         parts.append(f'<div class="bad"><strong>{len(lines)} failed</strong>{_list(lines)}</div>')
     elif data.get("checks"):
         parts.append(f'<p class="good">All {len(data["checks"])} checks of steps passed.</p>')
@@ -343,11 +343,11 @@ def _list(lines: Sequence[str]) -> str:
 
 
 WIDTH, HEIGHT, LEFT, BELOW, RIGHT, ABOVE = 420, 230, 52, 34, 92, 12
-Point = Callable[[float, float], tuple[float, float]]  # nodes and a value as a place in the drawing
+Point = Callable[[float, float], tuple[float, float]]  # from nodes and a value to a point of the drawing
 
 
-def failed(data: dict[str, Any]) -> list[str]:
-    """What stands first on the page: checks and tests that failed, and executions that did."""
+def failures(data: dict[str, Any]) -> list[str]:
+    """Name the checks, tests and executions that failed."""
     lines = [
         f"{row['execution']} steps of {row['method']} in {row['dtype']}: {row['found']}"
         for row in data.get("checks", [])
@@ -362,9 +362,9 @@ def failed(data: dict[str, Any]) -> list[str]:
         for row in data.get("kernel", {}).get("rows", [])
         if "error" in row
     ]
-    found = data.get("searches", {})
+    searches = data.get("searches", {})
     return lines + [
         f"top-k over {row['vocab']} columns: {row.get('error', 'not the one of torch')}"
-        for row in found.get("rows", [])
+        for row in searches.get("rows", [])
         if not row.get("right")
     ]

@@ -1,4 +1,4 @@
-"""What a report measures, refused in one line where it cannot be; its time budget and its models."""
+"""The plan of a device report, checked; its time budget, models and prompts."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from model.decoding.devices import triton_problem
 from model.errors import UserError
 from model.files import ROOT
 
-from ..loading.shapes import choose_dtype, known, random_weights
+from ..loading.shapes import check_shape, choose_dtype, random_weights
 
 EMBEDDED = "embedded"
 DTYPES = ("float16", "bfloat16", "float32")
 EXECUTIONS = ("eager", "static", "graph", "compiled", "tree")  # tree: compiled, with the tree attention kernel
 ON_CUDA, ON_CPU = ("eager", "graph", "compiled", "tree"), ("eager", "compiled")
 PUBLISHED = 80  # nodes of the tree 2.2.2
-# Nodes below the root that are timed; with the root 8, 16, 24, 32, ... rows, what matrix units like, and the published.
+# Timed nodes below the root: with the root 8, 16, 24, 32, ... rows, which suit matrix units, and the published size.
 SIZES_CUDA = (0, 1, 3, 7, 15, 23, 31, 47, 63, 79, 80, 95, 127, 160)
 SIZES_CPU = (0, 1, 2, 4, 7, 15, 24, 31, 48, 63, 80)
 POSITIONS = 4096  # of every model here
-MOST_CONTEXT = 3840  # a static step sees the context rounded up, and the largest draft has to fit behind
+MOST_CONTEXT = 3840  # leaves room for the rounding up of a static step and the largest draft
 
 
 @dataclass(frozen=True)
-class Plan:
-    """One report's measurements.
+class ReportPlan:
+    """The measurements of a report.
 
     Attributes:
         models: `embedded`, or shapes with random weights.
@@ -43,8 +43,8 @@ class Plan:
         executions: of EXECUTIONS.
         sizes: nodes below the root.
         mat: mean accepted tokens of the published tree, for the forecast.
-        minutes: what does not fit is cut.
-        tests: also run the tests that are marked for CUDA.
+        minutes: the time budget; measurements beyond it are cut.
+        tests: also run the tests for CUDA.
     """
 
     device: torch.device
@@ -68,16 +68,16 @@ def make_plan(
     mat: str | None = None,
     minutes: str = "8",
     tests: bool = True,
-) -> Plan:
-    """A plan of a command's flags, with the device's defaults where they are left open.
+) -> ReportPlan:
+    """Make a plan from a command's flags and the device's defaults.
 
     Raises:
-        UserError: a value that cannot be; says which flag.
+        UserError: a wrong value; names the flag.
     """
     cuda = device.type == "cuda"
     models = _listed(shapes, "--shapes") or (("vicuna-7b", "llama-3-8b") if cuda else (EMBEDDED, "small"))
     for model in models:
-        known(model, "--shapes", EMBEDDED)
+        check_shape(model, "--shapes", EMBEDDED)
     types = _listed(dtype, "--dtype")
     for name in types:
         if name not in ("auto", *DTYPES):
@@ -93,7 +93,7 @@ def make_plan(
     lengths = [
         int(_number(text, "--contexts", 2, MOST_CONTEXT, whole=True)) for text in _listed(contexts, "--contexts")
     ]
-    return Plan(
+    return ReportPlan(
         device,
         tuple(dict.fromkeys(models)),
         tuple(dict.fromkeys(choose_dtype(name, device) for name in types)),
@@ -107,14 +107,14 @@ def make_plan(
 
 
 def published_mat() -> float:
-    """MAT that the paper's Table 1 has of Token Recycling on Vicuna-7B and Spec-Bench."""
+    """Return the MAT of Token Recycling on Vicuna-7B and Spec-Bench in the paper's Table 1."""
     with (ROOT / "data/reference/paper_table1.csv").open(encoding="utf-8", newline="") as file:
         rows = {(row["model"], row["method"]): row for row in csv.DictReader(file)}
     return float(rows["vicuna-7b", "recycling"]["specbench_mat"])
 
 
 def _listed(text: str | None, flag: str) -> tuple[str, ...]:
-    """a,b as its parts; nothing where it is left open."""
+    """Split a,b into its parts; none if the flag is not given."""
     if text is None:
         return ()
     parts = tuple(part.strip() for part in text.split(","))
@@ -125,17 +125,17 @@ def _listed(text: str | None, flag: str) -> tuple[str, ...]:
 
 def _number(text: str, flag: str, least: float, most: float, *, whole: bool = False) -> float:
     try:
-        found = float(int(text)) if whole else float(text)
+        number = float(int(text)) if whole else float(text)
     except ValueError:
-        found = float("nan")
-    if not least <= found <= most:  # not a number is none of them
+        number = float("nan")
+    if not least <= number <= most:  # also True for NaN
         kind = "whole numbers" if whole else "a number"
         raise UserError(f"{flag} {text}: must be {kind} from {least:g} to {most:g}")
-    return found
+    return number
 
 
 class Budget:
-    """A time allowance, told by a clock that a test can set.
+    """A time budget, with a clock that tests can replace.
 
     Args:
         minutes: of the whole report.
@@ -147,11 +147,11 @@ class Budget:
         self._start = clock()
 
     def left(self, share: float = 1.0) -> float:
-        """Seconds until this share of the allowance is used; negative behind it."""
+        """Return the seconds until this share of the budget is used; negative afterwards."""
         return self._start + share * self.seconds - self._clock()
 
     def spent(self) -> float:
-        """Seconds since the start."""
+        """Return the seconds since the start."""
         return self._clock() - self._start
 
 
@@ -160,7 +160,7 @@ QUESTIONS = ROOT / "data/sample/question.jsonl"
 
 
 def load(name: str, device: torch.device, dtype: torch.dtype) -> Any:
-    """A transformers model, by the name that `Plan.models` has."""
+    """Load a model of `ReportPlan.models` by its name."""
     if name != EMBEDDED:
         return random_weights(name, device, dtype)
     transformers_logging.set_verbosity_error()
@@ -169,21 +169,21 @@ def load(name: str, device: torch.device, dtype: torch.dtype) -> Any:
     return model.to(device).eval()
 
 
-def spoken_prompts(count: int) -> list[list[int]]:
-    """First turns of the sample bench, one of every kind first, in the manner of the embedded model's conversations."""
+def conversation_prompts(count: int) -> list[list[int]]:
+    """Return first turns of the sample bench, one per category, in the embedded model's conversation template."""
     tokenizer = Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
     rows = [json.loads(line) for line in QUESTIONS.read_text(encoding="utf-8").split("\n") if line]
-    kinds = {row["category"]: row for row in reversed(rows)}
-    return [tokenizer.encode(f"USER: {row['turns'][0]} ASSISTANT:").ids for row in list(kinds.values())[:count]]
+    by_category = {row["category"]: row for row in reversed(rows)}
+    return [tokenizer.encode(f"USER: {row['turns'][0]} ASSISTANT:").ids for row in list(by_category.values())[:count]]
 
 
 def random_prompt(vocabulary: int, tokens: int) -> list[int]:
-    """Token ids (tokens,) from seed 0."""
+    """Return random token ids (tokens,), from seed 0."""
     generator = torch.Generator().manual_seed(0)
     ids: list[int] = torch.randint(3, vocabulary, (tokens,), generator=generator).tolist()
     return ids
 
 
-def named(dtype: torch.dtype) -> str:
-    """As flags and reports have it."""
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return a type's name as in flags and reports."""
     return str(dtype).removeprefix("torch.")

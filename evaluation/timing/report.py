@@ -1,4 +1,4 @@
-"""The report as it grows: a JSON and a page, written anew whenever a section is done."""
+"""The report: a JSON file and a page, rewritten after every section."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from .plan import Budget
 
 
 class Report:
-    """Sections by name, on disk as soon as they are there.
+    """Sections by name, written to disk as soon as they are finished.
 
     Args:
-        folder: gets `report.json` and `report.html`; an earlier report's are replaced.
+        folder: for `report.json` and `report.html`; earlier ones are replaced.
     """
 
     def __init__(self, folder: Path, budget: Budget, mat: float) -> None:
@@ -31,16 +31,16 @@ class Report:
         }
 
     def keep(self, **sections: Any) -> None:
-        """Write what there is with these sections in it. Raises UserError if the disk refuses it."""
+        """Add or replace sections and write the report. Raises UserError if it cannot be written."""
         self.data |= sections
         self.data["seconds"] = self.budget.spent()
         write_json(self.json, self.data)
         write_text(self.html, page(self.data))
 
     def note(self, text: str) -> None:
-        """What was cut or left out, and why."""
+        """Add a note on what was cut or left out, and why."""
         self.data["notes"].append(text)
 
     def say(self, text: str) -> None:
-        """A line of progress."""
+        """Print a line of progress."""
         print(f"{text} [{max(self.budget.left(), 0) / 60:.1f} min left]", flush=True)

@@ -1,4 +1,4 @@
-"""The sections one after the other, each kept as soon as it is done."""
+"""Make a device report: run its sections one after the other, and save each at once."""
 
 from __future__ import annotations
 
@@ -12,55 +12,55 @@ import torch
 from model.errors import UserError
 
 from ..records.provenance import describe_device, git_state, versions
-from .against import ratios, told
-from .checks import check_steps, run_tests, skipped
+from .against import ratio_lines, ratios
+from .checks import check_steps, run_tests, skipped_tests
 from .floor import Rates, measure_rates
 from .kernel import compare_kernels, compare_searches
-from .page import UNTRIED, failed
-from .plan import DTYPES, Budget, Plan, named
+from .page import UNTRIED, failures
+from .plan import DTYPES, Budget, ReportPlan, dtype_name
 from .report import Report
 from .steps import time_steps
 
-TESTS = 0.15  # of the time, at most
+TESTS = 0.15  # share of the time, at most
 
 
-def make_report(plan: Plan, folder: Path, before: list[dict[str, Any]] | None = None) -> Report:
-    """Measure, keep and print all of it.
+def make_report(plan: ReportPlan, folder: Path, before: list[dict[str, Any]] | None = None) -> Report:
+    """Measure, save and print all sections.
 
     Args:
-        before: the cells of another report, to lay beside.
+        before: the cells of another report to compare with.
 
     Raises:
-        UserError: the disk refuses the report, or the device a type that is to be timed.
-        KeyboardInterrupt: with the report so far on the disk.
+        UserError: the report cannot be written, or the device does not support a type to be timed.
+        KeyboardInterrupt: the report so far is saved.
     """
     report = Report(folder, Budget(plan.minutes), plan.mat)
     print(UNTRIED)
-    report.keep()  # so that a folder that cannot be written to is told now
+    report.keep()  # raises now if the folder cannot be written to
     _device(plan, report, rates := dict[torch.dtype, Rates]())
     _checks(plan, report)
-    found = time_steps(plan, report, rates)
+    measured = time_steps(plan, report, rates)
     kernel = compare_kernels(plan, report)
     report.keep(kernel=kernel)
     report.say(f"tree attention kernel: {kernel['problem'] or str(len(kernel['rows'])) + ' cases'}")
     searches = compare_searches(plan, report)
     report.say(f"greatest logits: {len(searches['rows'])} vocabularies")
-    report.keep(**found.sections(plan.mat))  # with nothing timed there is a headline, too
+    report.keep(**measured.sections(plan.mat))  # a headline even if nothing was timed
     if before is not None:
-        beside = ratios(found.cells, before)
-        report.keep(against=beside)
-        print("\n".join(told(beside)))
+        compared = ratios(measured.cells, before)
+        report.keep(against=compared)
+        print("\n".join(ratio_lines(compared)))
     report.keep(done=True)
     for note in report.data["notes"]:
         print(f"note: {note}")
-    for line in failed(report.data):
+    for line in failures(report.data):
         print(f"FAILED: {line}")
     print(report.data["headline"])
     return report
 
 
-def _device(plan: Plan, report: Report, rates: dict[torch.dtype, Rates]) -> None:
-    """Section 1."""
+def _device(plan: ReportPlan, report: Report, rates: dict[torch.dtype, Rates]) -> None:
+    """Write section 1: the device and its rates."""
     about: dict[str, Any] = {
         "device": describe_device(plan.device),
         "platform": platform.platform(),
@@ -72,30 +72,30 @@ def _device(plan: Plan, report: Report, rates: dict[torch.dtype, Rates]) -> None
         dtype = getattr(torch, name)
         try:
             rates[dtype] = measure_rates(plan.device, dtype)
-        except RuntimeError as error:  # a type that this device does not multiply
+        except RuntimeError as error:  # this device does not multiply the type
             report.note(f"device: no {name} product ({' '.join(str(error).split())[:120]})")
             continue
         about["rates"][name] = dataclasses.asdict(rates[dtype])
         report.keep(device=about)
     for dtype in plan.dtypes:
         if dtype not in rates:
-            raise UserError(f"--dtype {named(dtype)}: this device does not multiply it")
+            raise UserError(f"--dtype {dtype_name(dtype)}: this device does not multiply it")
     first = rates[plan.dtypes[0]]
     report.say(
         f"device: {about['device']}, {first.bytes_per_second / 1e9:.0f} GB/s copied, "
-        f"{first.flop_per_second / 1e12:.2f} TFLOP/s in {named(plan.dtypes[0])}"
+        f"{first.flop_per_second / 1e12:.2f} TFLOP/s in {dtype_name(plan.dtypes[0])}"
     )
 
 
-def _checks(plan: Plan, report: Report) -> None:
-    """Section 2."""
+def _checks(plan: ReportPlan, report: Report) -> None:
+    """Write section 2: checks and tests."""
     rows = check_steps(plan, report)
     if not plan.tests:
-        tests = skipped("left out by --no-tests")
+        tests = skipped_tests("left out by --no-tests")
     elif plan.device.type != "cuda":
-        tests = skipped("they are for CUDA")
+        tests = skipped_tests("they are for CUDA")
     else:
         tests = run_tests(TESTS * report.budget.seconds)
     report.keep(checks=rows, tests=tests)
-    good = sum(row["passed"] for row in rows)
-    report.say(f"checks: {good} of {len(rows)} passed; tests: {tests['problem'] or str(tests['passed']) + ' passed'}")
+    passed = sum(row["passed"] for row in rows)
+    report.say(f"checks: {passed} of {len(rows)} passed; tests: {tests['problem'] or str(tests['passed']) + ' passed'}")

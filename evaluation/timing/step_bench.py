@@ -1,4 +1,4 @@
-"""Where a step's time goes: plain decoding and recycling in turn, and what drafting alone costs by method."""
+"""Time the parts of a step: plain decoding and recycling in turns, and the drafting cost of each method."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TREE = {"name": "2.2.2", "nodes": None, "depth": None, "branching": None, "path"
 
 
 def tree_settings(text: str) -> dict[str, Any]:
-    """A template from `name` or `name:nodes`."""
+    """Parse a template: `name` or `name:nodes`."""
     name, _, nodes = text.partition(":")
     if nodes and not nodes.isdigit():
         raise UserError(f"--tree {text}: what follows the colon must be a number of nodes")
@@ -35,7 +35,7 @@ def tree_settings(text: str) -> dict[str, Any]:
 
 
 def prompts_for(loaded: LoadedModel, count: int, context: int | None) -> list[list[int]]:
-    """The sample bench's first turns, evenly over subtasks; or one random prompt of the context asked for."""
+    """Return first turns of the sample bench, evenly over subtasks, or one random prompt of the context given."""
     if context or loaded.tokenizer is None:
         generator = torch.Generator().manual_seed(0)
         return [torch.randint(3, loaded.target.vocab_size, (context or 500,), generator=generator).tolist()]
@@ -44,13 +44,13 @@ def prompts_for(loaded: LoadedModel, count: int, context: int | None) -> list[li
 
 
 class StepBench:
-    """hf, vanilla and recycling on one model and the same prompts; every measurement prints what it returns."""
+    """Time hf, vanilla and recycling on one model and the same prompts. Every measurement prints its result."""
 
     def __init__(self, loaded: LoadedModel, tree: dict[str, Any], k: int, prompts: list[list[int]], limit: int) -> None:
         settings = {name: method_settings(name) for name in ("hf", "vanilla", "recycling")}
         settings["recycling"]["k"] = k
         self.prompts, self.limit = prompts, limit
-        self.methods = {name: build_method(loaded, own, tree, "hot") for name, own in settings.items()}
+        self.methods = {name: build_method(loaded, options, tree, "hot") for name, options in settings.items()}
         self.fresh = build_method(loaded, settings["recycling"], tree, "hot")
 
     def warm_up(self) -> None:
@@ -58,21 +58,21 @@ class StepBench:
             method.answer(self.prompts[0], self.limit)
 
     def speeds(self, repeats: int) -> dict[str, Any]:
-        """Tokens a second of each method, medians over repeats, and the medians of paired ratios."""
+        """Measure tokens per second of each method, medians over repeats, and medians of paired ratios."""
         speeds = paired_speeds(self.methods, self.prompts, self.limit, repeats)
         medians = {name: statistics.median(values) for name, values in speeds.items()}
         print(f"\ntokens/s, methods taking turns, median of {repeats} (min - max):")
         for name, values in speeds.items():
             print(f"  {name:10} {medians[name]:8.1f}  ({min(values):.1f} - {max(values):.1f})")
         over_hf, over_vanilla = (
-            statistics.median(a / b for a, b in zip(speeds[own], speeds[base], strict=True))
-            for own, base in (("vanilla", "hf"), ("recycling", "vanilla"))
+            statistics.median(a / b for a, b in zip(speeds[method], speeds[base], strict=True))
+            for method, base in (("vanilla", "hf"), ("recycling", "vanilla"))
         )
         print(f"  vanilla / hf {over_hf:.2f}   recycling / vanilla {over_vanilla:.2f}")
         return {"tokens_per_second": medians, "vanilla_over_hf": over_hf, "recycling_over_vanilla": over_vanilla}
 
     def step(self, name: str, rates: Rates) -> dict[str, Any]:
-        """One method's step: its parts, its nodes, and how near the device's floor it comes."""
+        """Measure one method's step: its parts, nodes and share of the device's floor."""
         method = self.methods[name]
         assert method.drafter is not None
         context = sum(map(len, self.prompts)) // len(self.prompts) + self.limit // 2
@@ -100,9 +100,9 @@ class StepBench:
         }
 
     def drift(self, limit: int = 64, rounds: int = 100) -> dict[str, float]:
-        """Does a step cost more after many prompts? Median microseconds of a step: fresh, and after `rounds` prompts.
+        """Compare the median microseconds of a step from a fresh state and after `rounds` prompts.
 
-        Both answer the same prompt in turns, so that a drifting machine does not look like a growing cost.
+        Both answer the same prompt in turns, so that machine drift does not look like a growing cost.
         """
         prompt, methods = self.prompts[0], {"fresh": self.fresh, "used": self.methods["recycling"]}
         for _ in range(rounds):
@@ -111,7 +111,7 @@ class StepBench:
         for _ in range(15):
             self.fresh.prepare()
             for name, method in methods.items():
-                method.answer(prompt, limit)  # the matrix knows the prompt now, in both alike
+                method.answer(prompt, limit)  # now both matrices have seen the prompt
                 out = method.answer(prompt, limit)
                 times[name].append(1e6 * out.decode_s / max(len(out.steps) - 1, 1))
         fresh, used = (statistics.median(times[name]) for name in methods)
@@ -122,7 +122,7 @@ class StepBench:
 def paired_speeds(
     methods: dict[str, Method], prompts: list[list[int]], limit: int, repeats: int
 ) -> dict[str, list[float]]:
-    """Tokens a second of each method, one a repeat; methods take turns prompt by prompt."""
+    """Measure tokens per second of each method, one value per repeat; methods take turns prompt by prompt."""
     speeds: dict[str, list[float]] = {name: [] for name in methods}
     for _ in range(repeats):
         for method in methods.values():
@@ -139,7 +139,7 @@ def paired_speeds(
 
 
 def phases(method: Method, prompts: list[list[int]], limit: int) -> dict[str, float]:
-    """Mean microseconds a step by phase."""
+    """Measure mean microseconds per step by phase."""
     assert method.drafter is not None
     target = method.loaded.target
     clock = PhaseClock(target)
@@ -150,18 +150,18 @@ def phases(method: Method, prompts: list[list[int]], limit: int) -> dict[str, fl
     return {phase: us for phase, us in times.items() if phase not in ("prefill", "setup")}
 
 
-def saved(path: Path) -> dict[str, Any]:
-    """An earlier run's object. Raises UserError if it is none."""
+def read_saved(path: Path) -> dict[str, Any]:
+    """Read an earlier run's JSON object. Raises UserError for any other file."""
     try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        found["recycling"]["step_us"], found["vanilla"]["step_us"]
+        result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        result["recycling"]["step_us"], result["vanilla"]["step_us"]
     except (OSError, json.JSONDecodeError, KeyError, TypeError) as error:
         raise UserError(f"--against {path}: not a saved run of this bench ({error})") from None
-    return found
+    return result
 
 
-def compare(before: dict[str, Any], now: dict[str, Any]) -> None:
-    """Print step times and speeds beside those of the earlier run."""
+def print_comparison(before: dict[str, Any], now: dict[str, Any]) -> None:
+    """Print step times and speeds next to those of an earlier run."""
     print("\nagainst the earlier run (now / before):")
     for key in ("vanilla", "recycling"):
         ratio = now[key]["step_us"] / before[key]["step_us"]
@@ -173,11 +173,11 @@ def compare(before: dict[str, Any], now: dict[str, Any]) -> None:
 
 EMBEDDED = "data/embedded"  # the model whose heads, draft model and datastore are shipped
 CONTEXT = 2000  # tokens of the prompt
-STEPS = 200  # timed at most, a method
+STEPS = 200  # timed per method, at most
 
 
 def method_settings(name: str, model: str = "embedded") -> dict[str, Any]:
-    """A method as its YAML has it, with the companions of that choice of model."""
+    """Return a method's settings from its YAML file, with the companions of that model config."""
     if name not in method_names():
         raise UserError(f"method {name}: no such method; there are {', '.join(method_names())}")
     with initialize_config_dir(str(ROOT / "configs"), version_base=None):
@@ -186,12 +186,12 @@ def method_settings(name: str, model: str = "embedded") -> dict[str, Any]:
 
 
 def method_names() -> list[str]:
-    """Every method there is a YAML for."""
+    """Return the names of all methods with a YAML file."""
     return sorted(path.stem for path in (ROOT / "configs/method").glob("*.yaml"))
 
 
 def long_prompt(loaded: LoadedModel, context: int = CONTEXT) -> list[int]:
-    """The sample bench's questions one behind the other, the last of them whole: text with its own repeats."""
+    """Join the sample bench's questions to a text of so many tokens, cut at its start."""
     if loaded.tokenizer is None:
         raise UserError("drafting: the cost is measured on text, and this model has no tokenizer")
     questions = load_bench("sample", "data/sample/question.jsonl").questions
@@ -200,7 +200,7 @@ def long_prompt(loaded: LoadedModel, context: int = CONTEXT) -> list[int]:
 
 
 class _StepClock:
-    """Keeps the microseconds of each draft and each observe."""
+    """Record the microseconds of each phase of each step."""
 
     def __init__(self) -> None:
         self.times: dict[str, list[float]] = {}
@@ -213,7 +213,7 @@ class _StepClock:
 
 
 def drafting_cost(method: Method, prompt: list[int], steps: int = STEPS) -> dict[str, float]:
-    """Median microseconds a step: `draft` (look up, grow the tree) and `observe` (learn from what was verified)."""
+    """Measure median microseconds per step: `draft` (build the tree) and `observe` (learn from the verified step)."""
     assert method.drafter is not None
     clock = _StepClock()
     generate(method.loaded.target, method.drafter, prompt, max_new_tokens=steps, mark=clock.mark)
@@ -223,10 +223,10 @@ def drafting_cost(method: Method, prompt: list[int], steps: int = STEPS) -> dict
 def bench_drafting(
     loaded: LoadedModel, names: list[str], tree: dict[str, Any], datastore: str | None
 ) -> dict[str, dict[str, float]]:
-    """Print and return the cost of each method; one that does not fit this model is named with its reason."""
+    """Print and return the drafting cost of each method; print why a method does not fit this model."""
     prompt = long_prompt(loaded, min(CONTEXT, loaded.target.context - STEPS - 1))
-    before, loaded.target.execution = loaded.target.execution, "eager"  # only there are the phases apart
-    found: dict[str, dict[str, float]] = {}
+    before, loaded.target.execution = loaded.target.execution, "eager"  # only eager steps have separate phases
+    costs: dict[str, dict[str, float]] = {}
     print(f"\ndrafting alone at {len(prompt)} tokens of context, median us a step:")
     for name in names:
         settings = method_settings(name, "embedded" if loaded.settings.path == EMBEDDED else "path")
@@ -239,8 +239,8 @@ def bench_drafting(
         except UserError as error:
             print(f"  {name:18} not measured: {error}")
             continue
-        found[name] = drafting_cost(method, prompt)
-        print(f"  {name:18} draft {found[name]['draft']:6.0f}   observe {found[name]['observe']:6.0f}")
+        costs[name] = drafting_cost(method, prompt)
+        print(f"  {name:18} draft {costs[name]['draft']:6.0f}   observe {costs[name]['observe']:6.0f}")
         sys.stdout.flush()
     loaded.target.execution = before
-    return found
+    return costs

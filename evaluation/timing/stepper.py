@@ -1,4 +1,4 @@
-"""Steps of one execution behind a context that stays as it is: timed, and what they ask of the device counted."""
+"""Time steps of one execution at a fixed context, and count their device calls."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from model.vanilla import Vanilla
 from .floor import LAUNCHES, runtime_calls
 from .forecast import K
 
-TIMING = 3  # times that a counted burst waits for the device beside its steps
-STEPS = 4  # of a burst; few, so that the text behind the context stays short
+TIMING = 3  # synchronisations of a counted burst that are not its steps'
+STEPS = 4  # of a burst; few, so that the text after the context stays short
 
 
 @dataclass(frozen=True)
 class Burst:
-    """Some steps in a row.
+    """Several steps in a row.
 
     Attributes:
         seconds: of one step, without setup.
-        setup_s: seconds of steps made meanwhile, compiling and capturing included.
+        setup_s: seconds to build steps meanwhile, with compiling and capturing.
     """
 
     seconds: float
@@ -39,16 +39,16 @@ class Burst:
 
 
 class Stepper:
-    """One way to execute steps on a model, with a cache of its own.
+    """One execution of steps on a model, with its own cache.
 
     Args:
-        target: in the execution that is to be timed.
-        sizes: nodes below the root that will be asked for.
+        target: in the execution to be timed.
+        sizes: nodes below the root.
     """
 
     def __init__(self, name: str, target: Target, cache: TreeCache, sizes: tuple[int, ...]) -> None:
         self.name, self.target, self.cache = name, target, cache
-        # Each size is a drafter, so that a tree's steps are made once; None is plain decoding, which learns nothing.
+        # A drafter per size, so that a tree's steps are built once; None is plain decoding, which learns nothing.
         self.drafters: dict[int | None, DeviceDrafter] = {None: Vanilla(target.device)}
         for n in sizes:
             drafter = best_of(target, K, n)
@@ -59,35 +59,35 @@ class Stepper:
     @classmethod
     @contextmanager
     def opened(cls, name: str, target: Target, sizes: tuple[int, ...]) -> Iterator[Stepper]:
-        """One with a cache that holds the largest draft."""
+        """Open one, with a cache for the largest draft."""
         with target.cache(1 + max(sizes)) as cache:
             yield cls(name, target, cache, sizes)
 
     def go_to(self, prompt: list[int]) -> None:
-        """Steps are taken behind this prompt from now on."""
+        """Take further steps after this prompt."""
         self.target.prefill(self.cache, prompt)
         self._context, self._root = self.cache.length, prompt[-1]
 
     @torch.inference_mode()
     def burst(self, n: int | None, steps: int = STEPS) -> Burst:
-        """So many steps with n nodes, and one before them that is not counted."""
+        """Time steps with n nodes, after one that is not counted."""
         self.cache.length = self._context
-        of = Sequence(self.target, self.cache, self.drafters[n].session(), [self._root])
-        step = make_step(of)
-        made = step.executor.setup_s
-        of.text += step().tokens
+        sequence = Sequence(self.target, self.cache, self.drafters[n].session(), [self._root])
+        step = make_step(sequence)
+        before = step.executor.setup_s
+        sequence.text += step().tokens
         self.target.synchronize()
         warm, start = step.executor.setup_s, time.perf_counter()
         for _ in range(steps):
-            of.text += step().tokens
-        self.target.synchronize()  # a step's last writes are awaited with the burst, not one by one
+            sequence.text += step().tokens
+        self.target.synchronize()  # wait for the writes of the whole burst at once
         elapsed = time.perf_counter() - start - (step.executor.setup_s - warm)
-        return Burst(elapsed / steps, step.executor.setup_s - made)
+        return Burst(elapsed / steps, step.executor.setup_s - before)
 
     def calls(self, n: int | None) -> dict[str, float] | str:
-        """What a step asks for: on CUDA launches, copies, synchronisations; on a CPU operators, copies, host reads.
+        """Count a step's launches, copies and synchronisations on CUDA; operators, copies and host reads on a CPU.
 
-        Or why it cannot be told.
+        Returns a text if they cannot be counted.
         """
         if self.target.device.type == "cuda":
             return cuda_calls(runtime_calls(lambda: self.burst(n), self.target.device))
@@ -99,7 +99,7 @@ class Stepper:
 
 
 class CountedOperators(TorchDispatchMode):
-    """Counts operators by name while it is on."""
+    """Counts operators by name while it is active."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -111,8 +111,8 @@ class CountedOperators(TorchDispatchMode):
 
 
 def operator_calls(counts: Counter[str]) -> dict[str, int]:
-    """Operators in all, copies among them, and single numbers read by the host."""
-    reads = ("aten::_local_scalar_dense", "aten::item", "aten::is_nonzero")  # in inference mode the others stand for it
+    """Count all operators, copies among them, and single numbers read by the host."""
+    reads = ("aten::_local_scalar_dense", "aten::item", "aten::is_nonzero")  # in inference mode only the last two occur
     copies = ("aten::copy_", "aten::_to_copy", "aten::clone", "aten::index_copy_")
     return {
         "operators": counts.total(),
@@ -122,7 +122,7 @@ def operator_calls(counts: Counter[str]) -> dict[str, int]:
 
 
 def cuda_calls(calls: dict[str, int]) -> dict[str, float]:
-    """Of a step: kernels (or graphs) launched, graphs among them, copies, and waits but for the timing's own."""
+    """Count per step: launched kernels (or graphs), graphs among them, copies, and waits except the timing's."""
 
     def each(*parts: str) -> float:
         return sum(count for name, count in calls.items() if any(part in name for part in parts)) / (1 + STEPS)

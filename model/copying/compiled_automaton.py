@@ -11,13 +11,13 @@ import numpy as np
 from .. import host_loops as loops
 from .suffix_automaton import SuffixAutomaton
 
-LEAST_ROOM = 64  # tokens
+MIN_CAPACITY = 64  # tokens
 
 
 class CompiledAutomaton(SuffixAutomaton):
     """A SuffixAutomaton with the same matches, whose states and transitions are rows of arrays.
 
-    Takes 110 to 130 bytes a token of its room, which is at most twice the text.
+    Takes 110 to 130 bytes a token of its capacity, which is at most twice the text.
 
     Attributes:
         arrays: what `host_loops` calls a text; replaced when the text outgrows them.
@@ -35,15 +35,15 @@ class CompiledAutomaton(SuffixAutomaton):
         if count == first:
             return
         if count > len(self.arrays[0]):
-            self._grow(max(2 * count, LEAST_ROOM))
+            self._grow(max(2 * count, MIN_CAPACITY))
         self.arrays[0][first:count] = self.tokens[first:]
         self._matched, self.length, self.end = loops.extend(self.arrays, count)
 
-    def _grow(self, room: int) -> None:
-        old, self.arrays = self.arrays, _arrays(room)
+    def _grow(self, capacity: int) -> None:
+        old, self.arrays = self.arrays, _arrays(capacity)
         tokens, states, transitions, _, counts = self.arrays
-        for now, before in zip((tokens, states, transitions, counts), (*old[:3], old[4]), strict=True):
-            now[: len(before)] = before
+        for array, old_array in zip((tokens, states, transitions, counts), (*old[:3], old[4]), strict=True):
+            array[: len(old_array)] = old_array
         loops.rehash(self.arrays)
 
     @property
@@ -62,12 +62,12 @@ class CompiledAutomaton(SuffixAutomaton):
 @cache
 def compile_loops() -> None:
     """Compile all loops for the types they are called with, or load them."""
-    CompiledAutomaton([0] * LEAST_ROOM).extend([0])
+    CompiledAutomaton([0] * MIN_CAPACITY).extend([0])
 
 
-def _arrays(room: int) -> tuple[Any, ...]:
-    """Those of an empty text with room for so many tokens: n tokens make fewer than 2n states and 3n transitions."""
-    counts, states = np.zeros(6, dtype=np.int64), np.zeros((2 * room + 1, 4), dtype=np.int32)
+def _arrays(capacity: int) -> tuple[Any, ...]:
+    """Arrays of an empty text of this capacity; n tokens make fewer than 2n states and 3n transitions."""
+    counts, states = np.zeros(6, dtype=np.int64), np.zeros((2 * capacity + 1, 4), dtype=np.int32)
     counts[loops.STATES], states[0, loops.LINK] = 1, loops.NONE
-    transitions, slots = np.zeros((3 * room, 4), dtype=np.int32), 1 << (6 * room).bit_length()
-    return np.zeros(room, dtype=np.int32), states, transitions, np.zeros(slots, dtype=np.int32), counts
+    transitions, slots = np.zeros((3 * capacity, 4), dtype=np.int32), 1 << (6 * capacity).bit_length()
+    return np.zeros(capacity, dtype=np.int32), states, transitions, np.zeros(slots, dtype=np.int32), counts

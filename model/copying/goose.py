@@ -23,25 +23,25 @@ from .ngram_index import NgramIndex
 # The public code's settings. Its sizes count the root.
 BASE, LARGEST = 60, 100  # nodes without confidence, and with all of it
 DEPTH = 6  # that branches of branches may reach
-CANDIDATES = 10  # of a row
+ROW_CANDIDATES = 10
 LEAST_SCORE = 0.01  # of a candidate that is drafted
 SPINE_SHARE = 0.5  # of the branches, those that hang on the spine
 NGRAMS = (5, 4, 3)
-COPIED = 20  # tokens of one look-up, at most
-LONG = 8  # tokens of a continuation that counts as long
-EXTENDED = 0.6  # confidence above which the copy goes on
-NEWEST, OLDER, FIRST = 0.3, 0.7, 0.5  # weights in the moving average of the spine's acceptance, and its start
+MAX_COPY = 20  # tokens of one look-up, at most
+LONG_COPY = 8  # tokens of a continuation that counts as long
+EXTEND_ABOVE = 0.6  # confidence above which the copy is extended
+NEWEST, OLDER, FIRST_AVERAGE = 0.3, 0.7, 0.5  # weights in the moving average of the spine's acceptance; its start
 SHARES = ((0.2, 0.15), (0.4, 0.30), (math.inf, 0.50))  # of the budget for the spine, below each average
 
 MAX_NODES = 4096
-Row = tuple[list[int], list[float]]  # candidates, best first, and their scores
+ScoredRow = tuple[list[int], list[float]]  # candidates, best first, and their scores
 HARMONIC = [0.0, *accumulate(1 / i for i in range(1, MAX_NODES + 1))]
 
 
 class Goose(Drafter):
     """Drafts a copied chain, the spine, with candidates of rows by token and by pair of tokens as branches.
 
-    In a cold start, as published, the rows begin anew with each prompt. Carrying them from prompt to prompt is a
+    In a cold start, as published, the rows begin anew with each prompt. Keeping them between prompts is a
     variant of this project, which the public code's evaluation does not run. The text copied from is the prompt's own.
 
     Rank paths in step records: a node's rank is its place among its siblings; a spine node has rank 0.
@@ -75,7 +75,7 @@ class Goose(Drafter):
         # Sizes of a tree, root included: without confidence, and what all of it adds; and the most below the root.
         self.base, self.growth, self.most = (BASE, LARGEST - BASE, LARGEST) if nodes is None else (nodes + 1, 0, nodes)
         self.max_nodes = 1 + self.most
-        self.k = min(CANDIDATES, vocab_size)
+        self.k = min(ROW_CANDIDATES, vocab_size)
         self.needs = Needs(logits=True, candidates=self.k, prompt_logits=True)
         self.history_pairs = history_pairs
         self.rows = Rows(vocab_size)
@@ -94,7 +94,7 @@ class Goose(Drafter):
 
 
 class Rows:
-    """What the target held likely after a token and after a pair of tokens, when last seen there, with scores.
+    """The target's top candidates after a token and after a pair of tokens, when last seen there, with scores.
 
     A score is the softmax over the row's candidates alone. Rows by token keep it as float16.
     """
@@ -104,12 +104,12 @@ class Rows:
         self.reset()
 
     def reset(self) -> None:
-        """Nothing is known."""
-        self.by_token: dict[int, Row] = {}
-        self.by_pair: dict[int, Row] = {}  # by the first token times V and the second, the newest last
+        """Forget all rows."""
+        self.by_token: dict[int, ScoredRow] = {}
+        self.by_pair: dict[int, ScoredRow] = {}  # by the first token times V and the second, the newest last
 
-    def find(self, before: int, token: int) -> Row | None:
-        """The row of a pair of tokens, else of its second token; None if neither was seen."""
+    def find(self, before: int, token: int) -> ScoredRow | None:
+        """Return the row of a pair of tokens, else of its second token; None if neither was seen."""
         return self.by_pair.get(before * self.vocab_size + token) or self.by_token.get(token)
 
     def write(self, before: list[int], tokens: list[int], ids: torch.Tensor, scores: torch.Tensor) -> None:
@@ -153,8 +153,8 @@ class Rows:
             keys, ids, scores = (state[f"{name}_{part}"] for part in ("keys", "ids", "scores"))
             shapes = [tuple(tensor.shape) for tensor in (keys, ids, scores)]
             dtypes = [tensor.dtype for tensor in (keys, ids, scores)]
-            kept = [expected[f"{name}_{part}"].dtype for part in ("keys", "ids", "scores")]
-            if shapes != [(len(keys),), (len(keys), k), (len(keys), k)] or dtypes != kept:
+            wanted_dtypes = [expected[f"{name}_{part}"].dtype for part in ("keys", "ids", "scores")]
+            if shapes != [(len(keys),), (len(keys), k), (len(keys), k)] or dtypes != wanted_dtypes:
                 raise UserError(f"start: goose's saved rows by {name} are not keys (m,) with {k} candidates and scores")
             for tensor, below in ((keys, largest), (ids, self.vocab_size)):
                 if tensor.numel() and not 0 <= int(tensor.min()) <= int(tensor.max()) < below:
@@ -179,7 +179,7 @@ class GooseSession(Session):
     def __init__(self, method: Goose) -> None:
         super().__init__(method)
         self._index = NgramIndex(NGRAMS)
-        self._acceptance = FIRST
+        self._acceptance = FIRST_AVERAGE
         self._before = -1  # the token before the next root
         self._drafted = False  # the first step has no draft: its rows are among the prompt's
 
@@ -199,9 +199,9 @@ class GooseSession(Session):
             tokens, parents = [root, *chain[: self.method.most]], [0, *range(min(len(chain), self.method.most))]
             spine = 0  # the acceptance of a bare chain is not counted
         else:
-            sure = confidence(len(chain), unanimous)
-            self._extend(chain, sure)
-            tokens, parents, spine = self._grow(root, chain, sure)
+            conf = confidence(len(chain), unanimous)
+            self._extend(chain, conf)
+            tokens, parents, spine = self._grow(root, chain, conf)
             pair_written = len(tokens) == 1
         before = [tokens[parent] for parent in parents]
         before[0] = self._before if pair_written else -1
@@ -211,35 +211,37 @@ class GooseSession(Session):
         return Draft(Tree(parents, once=True), torch.tensor(ordered))
 
     def _copied(self, chain: list[int]) -> tuple[list[int], bool]:
-        """What followed the end of text and `chain` first, and whether that is what has always followed it."""
+        """Return what first followed the end of text and `chain`; True if nothing else ever followed it."""
         text = self._index.tokens
         place, unanimous = self._index.find((text[-NGRAMS[0] :] + chain)[-NGRAMS[0] :])
-        return text[place : place + COPIED] if place else [], unanimous
+        return text[place : place + MAX_COPY] if place else [], unanimous
 
-    def _extend(self, chain: list[int], sure: float) -> None:
-        """Copy on behind a confident chain."""
-        if sure <= EXTENDED:
+    def _extend(self, chain: list[int], conf: float) -> None:
+        """Extend a confident chain."""
+        if conf <= EXTEND_ABOVE:
             return
-        limit = int(self.method.most * sure)
+        limit = int(self.method.most * conf)
         while len(chain) < limit:
             more, unanimous = self._copied(chain)
             chain += more
-            if not more or (sure == 1.0 and not unanimous):
+            if not more or (conf == 1.0 and not unanimous):
                 break
 
-    def _grow(self, root: int, chain: list[int], sure: float) -> tuple[list[int], list[int], int]:
+    def _grow(self, root: int, chain: list[int], conf: float) -> tuple[list[int], list[int], int]:
         """The tree: tokens, parents, and how many nodes behind the root are the spine.
 
         Nodes are the spine, the root's branches, the spine's branches, and branches of branches, in this order.
         """
         method, find = self.method, self.method.rows.find
-        budget = method.base + int(sure * method.growth)
+        budget = method.base + int(conf * method.growth)
         share = next(share for below, share in SHARES if self._acceptance < below)
-        spine = min(len(chain), int(budget * (share + sure * (1 - share))), method.most)
+        spine = min(len(chain), int(budget * (share + conf * (1 - share))), method.most)
         tokens, parents = [root, *chain[:spine]], [0, *range(spine)]
-        queue: list[tuple[int, int, float]] = []  # branches to go on from: node, depth, score
+        queue: list[tuple[int, int, float]] = []  # branches to extend: node, depth, score
 
-        def attach(parent: int, depth: int, row: Row | None, most: int, spine_token: int | None, width: int) -> int:
+        def attach(
+            parent: int, depth: int, row: ScoredRow | None, most: int, spine_token: int | None, width: int
+        ) -> int:
             """Branches below a node: candidates but `spine_token`, of the best `width`; how many."""
             count = 0
             if row is not None and most > 0:
@@ -258,16 +260,16 @@ class GooseSession(Session):
 
         left = budget - 1 - spine
         on_spine = max(1, int(left * SPINE_SHARE)) if spine and left > 0 else 0
-        attach(0, 1, find(self._before, root), left - on_spine, chain[0] if spine else None, CANDIDATES)
+        attach(0, 1, find(self._before, root), left - on_spine, chain[0] if spine else None, ROW_CANDIDATES)
         for node, share_of_node in enumerate(shares(on_spine, spine), 1):
             spine_token = chain[node] if node < spine else None
-            attach(node, node + 1, find(tokens[node - 1], tokens[node]), share_of_node, spine_token, CANDIDATES)
+            attach(node, node + 1, find(tokens[node - 1], tokens[node]), share_of_node, spine_token, ROW_CANDIDATES)
         remaining = budget - len(tokens)
         for node, depth, score in queue:  # grows while it is walked
             if remaining <= 0:
                 break
             row = find(tokens[parents[node]], tokens[node])
-            width = min(max(1, math.ceil(remaining * score)), max(1, CANDIDATES // depth))
+            width = min(max(1, math.ceil(remaining * score)), max(1, ROW_CANDIDATES // depth))
             remaining -= attach(node, depth + 1, row, remaining, None, width)
         return tokens, parents, spine
 
@@ -290,12 +292,12 @@ class GooseSession(Session):
 
 
 def confidence(length: int, unanimous: bool) -> float:
-    """How sure a copy of so many tokens is: from 0, for none, to 1, where all occurrences were followed alike."""
+    """Return the confidence in a copy of so many tokens: 0 for none, 1 if all occurrences were followed alike."""
     if unanimous:
         return 1.0
-    if length >= LONG:
-        return min(0.9, 0.7 + 0.2 * (length - LONG) / 12.0)
-    return 0.6 * length / LONG
+    if length >= LONG_COPY:
+        return min(0.9, 0.7 + 0.2 * (length - LONG_COPY) / 12.0)
+    return 0.6 * length / LONG_COPY
 
 
 def shares(branches: int, spine: int) -> list[int]:
@@ -310,5 +312,5 @@ def shares(branches: int, spine: int) -> list[int]:
 
 
 def scores_of(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """The softmax over the candidates alone, in the logits' own type: (n, V) and (n, k) -> float32 (n, k)."""
+    """Return the softmax over the candidates alone, in the logits' own type: (n, V) and (n, k) -> float32 (n, k)."""
     return torch.softmax(logits.gather(1, ids), -1).float()

@@ -1,4 +1,4 @@
-"""LogitSpec: the last logits' runners-up are tried as the token after next, each with what followed it before.
+"""LogitSpec: drafts the runners-up of the last logits as the token after next, each with what followed it before.
 
 Liu, Lv, Li, Gao, Sun, Sun: arXiv 2507.01449 (Findings of ACL 2026). The rules are those of the public code at its
 default settings, github.com/smart-lty/LogitSpec at 659bba9; docs/design.md says where this engine differs.
@@ -15,21 +15,21 @@ from ..decoding import Draft, Drafter, Needs, Tree, Verification
 from ..decoding.sampling import top_k
 from ..decoding.tree import breadth_first
 from ..errors import UserError
-from .carried_text import Carried, TextSession
+from .history import History, TextSession
 
 NGRAM = 3  # the longest
-COPIED = 20  # tokens of one continuation, at most
-WINDOW = 2 * COPIED  # last positions whose continuations are written again after each step
+MAX_COPY = 20  # tokens of one continuation, at most
+REWRITTEN = 2 * MAX_COPY  # last positions whose continuations are written again after each step
 PATHS = ((8, 4), (32, 3))  # tokens of a path, by the highest rank of the candidate it begins with
-ALONE = 1  # tokens of a path that begins with any other candidate
+SHORTEST_PATH = 1  # tokens of a path that begins with any other candidate
 MAX_NODES = 4096
 
 
 class LogitSpec(Drafter):
     """Drafts a copied continuation of the root, then the candidates next to it, each with a short continuation.
 
-    Paths are not merged: a token may be drafted twice below the root. In a cold start, as published, nothing is carried
-    from prompt to prompt. Carrying the newest text, to copy from, is a variant of this project.
+    Paths are not merged: a token may be drafted twice below the root. In a cold start, as published, nothing is kept
+    between prompts. Keeping the newest text, to copy from, is a variant of this project.
 
     Rank paths in step records: the rank below the root is the path's place in the draft, all others are 0.
 
@@ -54,26 +54,26 @@ class LogitSpec(Drafter):
         super().__init__(torch.device(device))
         self.nodes, self.vocab_size, self.max_nodes = nodes, vocab_size, 1 + nodes
         self.ranked = min(nodes + 1, vocab_size)  # candidates: one of them is mostly the root
-        self.carried, self.stateful = Carried(history_tokens, partial(Continuations, vocab_size)), history_tokens > 0
+        self.history, self.stateful = History(history_tokens, partial(Continuations, vocab_size)), history_tokens > 0
 
     def session(self) -> LogitSpecSession:
         return LogitSpecSession(self)
 
     def reset(self) -> None:
-        self.carried.reset()
+        self.history.reset()
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        return self.carried.state_dict()
+        return self.history.state_dict()
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        self.carried.load_state_dict(state, self.vocab_size)
+        self.history.load_state_dict(state, self.vocab_size)
 
 
 class Continuations:
-    """What followed the n-grams of a text that grows at its end: for each one continuation of at most COPIED tokens.
+    """What followed the n-grams of a text that grows at its end: for each one continuation of at most MAX_COPY tokens.
 
     A continuation reaches as far as the text did when it was written, and gives way to one that is as long or longer.
-    So it is of the newest occurrence that had COPIED tokens behind it, and until there is one mostly of the oldest.
+    So it is of the newest occurrence that had MAX_COPY tokens behind it, and until there is one mostly of the oldest.
 
     Attributes:
         tokens: the text.
@@ -84,21 +84,21 @@ class Continuations:
         self.tokens: list[int] = []
         # By n - 1: n-grams as numbers to the base V -> the place behind and the continuation's length, in one number
         self._pools: list[dict[int, int]] = [{} for _ in range(NGRAM)]
-        self._whole = 0  # tokens that there were when all positions were last written
-        self._written = 0  # tokens that there were when any were
+        self._all_written = 0  # length of the text when all positions were last written
+        self._written = 0  # length of the text when any position was last written
         self.extend(tokens)
 
     def extend(self, tokens: Iterable[int]) -> None:
-        """Append a text; all its positions are written. So are those of earlier steps: they may have been cut short."""
+        """Append a text and write all its positions; rewrite those of earlier steps, which may have been cut short."""
         self.tokens += tokens
-        self._write(self._whole - COPIED - NGRAM)
-        self._whole = len(self.tokens)
+        self._write(self._all_written - MAX_COPY - NGRAM)
+        self._all_written = len(self.tokens)
 
     def commit(self, tokens: Iterable[int]) -> None:
-        """Append a step's tokens; the last WINDOW positions are written again."""
+        """Append a step's tokens and write the last REWRITTEN positions again."""
         self.tokens += tokens
-        # What had all its COPIED tokens when it was written in this window before would be written as it is.
-        self._write(len(self.tokens) - WINDOW, self._written - COPIED + 1)
+        # A continuation that had all its MAX_COPY tokens already would be written unchanged.
+        self._write(len(self.tokens) - REWRITTEN, self._written - MAX_COPY + 1)
 
     def _write(self, first: int, first_end: int = 0) -> None:
         """Write n-grams from position `first` on that end at `first_end` or behind it."""
@@ -111,12 +111,12 @@ class Continuations:
                     gram += text[end - 2] * vocab
                 if n > 2:
                     gram += text[end - 3] * vocab * vocab
-                count = min(COPIED, length - end)
-                if count >= pool.get(gram, 0) % (COPIED + 1):
-                    pool[gram] = end * (COPIED + 1) + count
+                count = min(MAX_COPY, length - end)
+                if count >= pool.get(gram, 0) % (MAX_COPY + 1):
+                    pool[gram] = end * (MAX_COPY + 1) + count
 
     def after(self, oldest: int, older: int, token: int, most: int) -> list[int]:
-        """The continuation of the longest known n-gram that ends these three tokens, at most so many tokens of it.
+        """Return the continuation of the longest indexed n-gram that ends these three tokens, cut to `most` tokens.
 
         Args:
             oldest: -1 if there is none.
@@ -130,12 +130,12 @@ class Continuations:
             entry = singles.get(token)
         if entry is None:
             return []
-        end, count = divmod(entry, COPIED + 1)
+        end, count = divmod(entry, MAX_COPY + 1)
         return self.tokens[end : end + min(count, most)]
 
 
 class LogitSpecSession(TextSession[Continuations]):
-    """A sequence's text up to the root, and the root's runners-up."""
+    """A sequence's text up to the root, and the candidates from which the root was chosen."""
 
     method: LogitSpec
 
@@ -148,22 +148,22 @@ class LogitSpecSession(TextSession[Continuations]):
         return Draft(Tree(parents, once=True), torch.tensor(tokens))
 
     def _paths(self, root: int) -> list[list[int]]:
-        """What to try below the root, each behind the other in order."""
-        text, room = self.text, self.method.nodes
+        """List the paths to draft below the root, the first ones first."""
+        text, left = self.text, self.method.nodes  # nodes left to fill
         tokens, paths = text.tokens, []
         last = tokens[-1]
-        first = text.after(tokens[-2] if len(tokens) > 1 else -1, last, root, room)
+        first = text.after(tokens[-2] if len(tokens) > 1 else -1, last, root, left)
         if first:
             paths.append(first)
-            room -= len(first)
+            left -= len(first)
         for rank, token in enumerate(self._ranked or ()):
-            if room == 0:
+            if left == 0:
                 break
             if token != root:
-                most = min(next((most for highest, most in PATHS if rank <= highest), ALONE), room)
+                most = min(next((most for highest, most in PATHS if rank <= highest), SHORTEST_PATH), left)
                 path = [token, *text.after(last, root, token, most - 1)] if most > 1 else [token]
                 paths.append(path)
-                room -= len(path)
+                left -= len(path)
         return paths
 
     def observe(self, verification: Verification) -> None:

@@ -1,4 +1,4 @@
-"""Where the n-grams of a text occurred first, for methods that copy what followed there."""
+"""Index of the first occurrence of each n-gram of a text, for methods that copy what followed there."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 class NgramIndex:
     """The first place of each n-gram of a text that grows at its end.
 
-    An n-gram is known once a token follows it: the one at the text's end is no match of its own.
+    An n-gram is indexed once a token follows it: the one at the text's end does not match itself.
 
     Args:
         lengths: of the n-grams, each at least 1.
@@ -37,11 +37,11 @@ class NgramIndex:
                         unanimous[gram] = unanimous.get(gram, True) and text[place] == text[end]
 
     def find(self, tail: Sequence[int]) -> tuple[int, bool]:
-        """The longest n-gram that ends `tail` and is known.
+        """Find the longest indexed n-gram that ends `tail`.
 
         Returns:
             The place behind its first occurrence, and whether it has occurred twice or more, always followed by the
-            same token. 0 and False if none is known.
+            same token. 0 and False if none is indexed.
         """
         for n in self._lengths:
             if n <= len(tail):

@@ -18,8 +18,8 @@ import torch
 
 from ..errors import UserError
 
-ROOT = 0
-BUCKETS = (13, 29, 59, 127, 257, 541, 1109, 2357, 5087, 10273, 20753, 42043, 85229, 172933, 351061)  # libstdc++'s
+ROOT_NODE = 0
+HASH_BUCKETS = (13, 29, 59, 127, 257, 541, 1109, 2357, 5087, 10273, 20753, 42043, 85229, 172933, 351061)  # libstdc++'s
 _FIELDS = ("parent", "fail", "token", "freq", "depth", "buckets")
 
 
@@ -40,11 +40,11 @@ class NgramTrie:
     """
 
     def __init__(self, length: int, most: int, shortest: int) -> None:
-        self.length, self.most, self.shortest, self.place = length, most, shortest, ROOT
+        self.length, self.most, self.shortest, self.place = length, most, shortest, ROOT_NODE
         self.children: list[dict[int, int]] = [{}]  # in hash order from depth `shortest` on, where order counts
-        self.parent, self.fail, self.token, self.freq, self.depth = [ROOT], [ROOT], [0], [0], [0]
+        self.parent, self.fail, self.token, self.freq, self.depth = [ROOT_NODE], [ROOT_NODE], [0], [0], [0]
         self.buckets = [1]  # of each node's hash map; a reused node keeps them
-        self.recency: OrderedDict[int, None] = OrderedDict({ROOT: None})  # touched longest ago first
+        self.recency: OrderedDict[int, None] = OrderedDict({ROOT_NODE: None})  # touched longest ago first
 
     def __len__(self) -> int:
         return len(self.parent)
@@ -52,7 +52,7 @@ class NgramTrie:
     def insert(self, ngram: Iterable[int]) -> None:
         """Insert or count an n-gram. Each node is touched before its child, so a prefix is older than its extension."""
         children, freq, touch = self.children, self.freq, self.recency.move_to_end
-        node = ROOT
+        node = ROOT_NODE
         for token in ngram:
             touch(node)
             child = children[node].get(token)
@@ -80,7 +80,7 @@ class NgramTrie:
             self.parent.append(parent)
             self.token.append(token)
             self.depth.append(self.depth[parent] + 1)
-            self.fail.append(ROOT)
+            self.fail.append(ROOT_NODE)
             self.freq.append(0)
             self.buckets.append(1)
         else:
@@ -90,7 +90,7 @@ class NgramTrie:
                 del siblings[self.token[node]]
             self.children[node] = {}
             self.parent[node], self.token[node], self.depth[node] = parent, token, self.depth[parent] + 1
-            self.fail[node], self.freq[node] = ROOT, 0
+            self.fail[node], self.freq[node] = ROOT_NODE, 0
         self.recency[node] = None
         self._list(parent, token, node)
         return node
@@ -110,10 +110,10 @@ class NgramTrie:
     def build_fail_links(self) -> None:
         """Link every node that is reached from the root to the longest proper suffix of its path that is a path."""
         children, fail = self.children, self.fail
-        for node in children[ROOT].values():
-            fail[node] = ROOT
+        for node in children[ROOT_NODE].values():
+            fail[node] = ROOT_NODE
         # of each node in breadth-first order: its children, and where its own link leads
-        below, links = [children[node] for node in children[ROOT].values()], [ROOT] * len(children[ROOT])
+        below, links = [children[node] for node in children[ROOT_NODE].values()], [ROOT_NODE] * len(children[ROOT_NODE])
         for siblings, suffix in zip(below, links, strict=True):  # both grow while they are walked
             suffix_children = children[suffix]
             for token, node in siblings.items():
@@ -122,7 +122,7 @@ class NgramTrie:
                 while link is None and at:
                     at = fail[at]
                     link = children[at].get(token)
-                fail[node] = link = link or ROOT
+                fail[node] = link = link or ROOT_NODE
                 if children[node]:
                     below.append(children[node])
                     links.append(link)
@@ -141,7 +141,7 @@ class NgramTrie:
             child = children[at].get(token)
             if child is not None:
                 matches.append(child)
-            if at == ROOT:
+            if at == ROOT_NODE:
                 break
             at = fail[at]
         borders = [node for node in matches if depth[node] >= self.shortest]
@@ -150,7 +150,7 @@ class NgramTrie:
         return (matches[0] if matches else place), borders
 
     def walk(self, place: int, tokens: Iterable[int]) -> int:
-        """The node of the longest match behind these tokens; the root where there is none."""
+        """Return the node of the longest match after these tokens; the root if there is none."""
         children, fail, touch = self.children, self.fail, self.recency.move_to_end
         for token in tokens:
             touch(place)
@@ -167,9 +167,9 @@ class NgramTrie:
         parent, fail, touch = self.parent, self.fail, self.recency.move_to_end
         while node:
             touch(node)
-            fail[node] = ROOT
+            fail[node] = ROOT_NODE
             node = parent[node]
-        touch(ROOT)
+        touch(ROOT_NODE)
 
     def continuations(self, borders: Sequence[int], most: int) -> tuple[int, list[list[int]]]:
         """The most frequent nodes in the subtrees of some borders, the borders included.
@@ -200,7 +200,7 @@ class NgramTrie:
                 entered.append((node, border, len(nodes)))
                 above.append(parent)
                 nodes.append(node)
-            # what did not enter is as frequent as its children, or more: they would not enter either
+            # children of a node that did not enter are no more frequent than it: they would not enter either
             layer = [(child, border, serial) for node, border, serial in entered for child in children[node].values()]
         inner = {above[serial] for *_, serial in selected}
         ends = sorted(((node, border, serial) for *_, node, border, serial in selected if serial not in inner))
@@ -243,7 +243,7 @@ class NgramTrie:
             and _lead_to_root(saved["parent"])
             and _lead_to_root(saved["fail"])
             # each node is listed once at most, the root nowhere
-            and len({ROOT, *saved["children"]}) == 1 + len(saved["children"]) == 1 + sum(saved["counts"])
+            and len({ROOT_NODE, *saved["children"]}) == 1 + len(saved["children"]) == 1 + sum(saved["counts"])
         )
         if not fits:
             raise UserError(
@@ -259,22 +259,22 @@ class NgramTrie:
 
 
 def _lead_to_root(links: Sequence[int]) -> bool:
-    """Whether every node comes to the root by these links."""
-    led = {ROOT}
+    """True if these links lead from every node to the root."""
+    reaching = {ROOT_NODE}
     for start in range(len(links)):
         node, path = start, set[int]()
-        while node not in led:
+        while node not in reaching:
             if node in path:
                 return False
             path.add(node)
             node = links[node]
-        led |= path
+        reaching |= path
     return True
 
 
 def more_buckets(buckets: int) -> int:
     """The next greater number of buckets; a new map says 1."""
-    return next((more for more in BUCKETS if more > buckets), 2 * buckets + 1)
+    return next((more for more in HASH_BUCKETS if more > buckets), 2 * buckets + 1)
 
 
 def add_in_hash_order(order: list[int], token: int, buckets: int) -> int:
@@ -294,18 +294,18 @@ def add_in_hash_order(order: list[int], token: int, buckets: int) -> int:
 
 
 def hash_order(tokens: Collection[int]) -> list[int]:
-    """The order of a new hash map into which these tokens come one by one."""
-    rest, order, buckets = [*tokens], list[int](), 1
-    while rest:
+    """Return the order of a new hash map into which these tokens are inserted one by one."""
+    waiting, order, buckets = [*tokens], list[int](), 1
+    while waiting:
         buckets = more_buckets(buckets)
-        room = buckets - len(order)
-        order = _placed(order + rest[:room], buckets)
-        rest = rest[room:]
+        free = buckets - len(order)
+        order = _placed(order + waiting[:free], buckets)
+        waiting = waiting[free:]
     return order
 
 
 def _placed(tokens: Iterable[int], buckets: int) -> list[int]:
-    """The order of tokens that come one by one into so many empty buckets: what came last is first."""
+    """Return the order of tokens inserted one by one into so many empty buckets: the last one is first."""
     filled: dict[int, list[int]] = {}
     for token in tokens:
         filled.setdefault(token % buckets, []).append(token)

@@ -1,4 +1,4 @@
-"""Prompt look-up decoding: what followed the last n-gram before, follows it again.
+"""Prompt look-up decoding: drafts what followed the last n-gram where it occurred before.
 
 Source: github.com/apoorvumang/prompt-lookup-decoding; the rule is that of transformers' PromptLookupCandidateGenerator:
 the longest n-gram first, and of its earlier places the first one in the text.
@@ -16,7 +16,7 @@ from .ngram_index import NgramIndex
 
 
 class PromptLookup(Drafter):
-    """Drafts a chain copied from the prompt and the output so far. Nothing is carried to the next prompt.
+    """Drafts a chain copied from the prompt and the output so far. Nothing is kept between prompts.
 
     Args:
         max_ngram: longest n-gram to match (transformers: 2, Spec-Bench: 3).
@@ -43,7 +43,7 @@ class PromptLookup(Drafter):
 
 
 class PromptLookupSession(Session):
-    """A sequence's text and where its n-grams stand."""
+    """A sequence's text and the index of its n-grams."""
 
     method: PromptLookup
 

@@ -26,15 +26,15 @@ from .ngram_trie import NgramTrie, hash_order
 
 MAX_NODES = 4096
 MAX_TRIE = 1 << 24
-# The depth at which a node's breadth goes on to its first child whole; elsewhere half of it does.
-WHOLE = {"april": 1, "paper": 0, "refill": 0}
+# The depth at which a node's first child gets all of its breadth; elsewhere it gets half.
+FULL_BREADTH_DEPTH = {"april": 1, "paper": 0, "refill": 0}
 
 
 class Racer(Drafter):
     """Drafts what followed the text's longest matches, and fills the budget from the matrix of candidates.
 
-    Everything is carried from prompt to prompt, as in the public code: the matrix, the trie of n-grams of prompts and
-    answers, and the place in it where the last answer ended.
+    Everything is kept between prompts, as in the public code: the matrix, the trie of n-grams of prompts and answers,
+    and the place in it where the last answer ended.
 
     Rank paths in step records: siblings are ranked as they came into the tree, retrieved ones first.
 
@@ -67,8 +67,8 @@ class Racer(Drafter):
         device: torch.device | str = "cpu",
         eos: Collection[int] = (),
     ) -> None:
-        if version not in WHOLE:
-            raise UserError(f"racer: version={version} must be one of {', '.join(WHOLE)}")
+        if version not in FULL_BREADTH_DEPTH:
+            raise UserError(f"racer: version={version} must be one of {', '.join(FULL_BREADTH_DEPTH)}")
         for name, value, least, most in (
             ("nodes", nodes, 1, MAX_NODES),
             ("ngram", ngram, 2, MAX_NODES),
@@ -101,7 +101,7 @@ class Racer(Drafter):
         self.trie = trie
 
     def tree(self, root: int, retrieved: int, paths: list[list[int]]) -> MergedTree:
-        """The tree of a step: the retrieved paths below the root, and what the matrix adds.
+        """Build the tree of a step: the retrieved paths below the root, and the matrix' candidates.
 
         Args:
             retrieved: nodes that retrieval selected, which are taken off the budget of the matrix but for `refill`.
@@ -121,7 +121,7 @@ class Racer(Drafter):
         candidates = self.matrix.candidates.numpy()
         rows: dict[int, list[int]] = {}
         nodes = [0]
-        for parent, rank in growth(budget, self.matrix.k, WHOLE[self.version]):
+        for parent, rank in growth(budget, self.matrix.k, FULL_BREADTH_DEPTH[self.version]):
             token = tree.tokens[nodes[parent]]
             if token not in rows:
                 rows[token] = candidates[token].tolist()
@@ -158,7 +158,7 @@ class RacerSession(Session):
         self._drafted = False
 
     def begin(self, prompt: list[int]) -> Draft:
-        """The prompt's n-grams are inserted, but its tokens are not followed: the place is where the last answer ended.
+        """Insert the prompt's n-grams; do not follow its tokens: the place is where the last answer ended.
 
         The first step is the prefill's own, as in the public code.
         """
@@ -183,11 +183,11 @@ class RacerSession(Session):
         tokens, candidates, eos = verification.draft.tokens, verification.candidates, self.method.eos
         assert candidates is not None
         self.method.matrix.update(tokens.cpu(), candidates.cpu())
-        said = verification.tokens
-        goes_on = len(said) == len(verification.path)  # else the answer ends with an accepted draft
-        committed = [int(tokens[0]), *(said[:-1] if goes_on else said)]
+        new = verification.tokens
+        goes_on = len(new) == len(verification.path)  # else the answer ends with an accepted draft
+        committed = [int(tokens[0]), *(new[:-1] if goes_on else new)]
         ended = next((i for i, token in enumerate(committed) if token in eos), None)
-        self._next = said[-1] if goes_on and ended is None else None
+        self._next = new[-1] if goes_on and ended is None else None
         if self._drafted:  # else the root is the prompt's last token
             committed = committed if ended is None else committed[: ended + 1]
             self._read(committed)
@@ -195,13 +195,13 @@ class RacerSession(Session):
                 self._place = self._trie.walk(self._place, committed[1:])
 
     def _read(self, tokens: list[int]) -> None:
-        """The text goes on: insert the n-grams that end in it."""
+        """Append to the text and insert the n-grams that end in the new tokens."""
         text = self._newest + tokens
         self._trie.insert_newest(text, len(tokens))
         self._newest = text[-(self._trie.length - 1) :]
 
     def close(self) -> None:
-        """The last token was no root of a draft here; in the public code it is, so it is followed and inserted."""
+        """Follow and insert the last token, which in the public code is the root of one more draft."""
         if self._next is not None:
             self._place, _ = self._trie.step(self._place, self._next)
             self._read([self._next])
@@ -211,7 +211,7 @@ class RacerSession(Session):
 
 
 class MergedTree:
-    """A tree of tokens in which equal paths fall together. Node 0 is the root.
+    """A tree of tokens in which equal paths are merged. Node 0 is the root.
 
     Attributes:
         tokens: of each node.
@@ -224,12 +224,12 @@ class MergedTree:
         self._ranks = [0]  # among siblings
 
     def child(self, node: int, token: int) -> int:
-        """The child of a node with this token, made if it is missing."""
+        """Return the child of a node with this token; add it if it is missing."""
         child = self.children[node].get(token)
         return self.add(node, token) if child is None else child
 
     def add(self, node: int, token: int) -> int:
-        """A new child of a node."""
+        """Add a child to a node and return it."""
         siblings = self.children[node]
         self._ranks.append(len(siblings))
         siblings[token] = child = len(self.tokens)
@@ -238,13 +238,13 @@ class MergedTree:
         return child
 
     def insert(self, path: list[int]) -> None:
-        """A path below the root."""
+        """Insert a path below the root."""
         node = 0
         for token in path:
             node = self.child(node, token)
 
     def draft(self) -> Draft:
-        """Breadth-first, siblings in hash order: of equal tokens the last node's candidates count."""
+        """List nodes breadth-first, siblings in hash order: of equal tokens the last node's candidates count."""
         order, parents = [0], [0]
         for place, node in enumerate(order):  # grows while it is walked
             siblings = self.children[node]
@@ -259,12 +259,12 @@ class MergedTree:
 
 
 @lru_cache(maxsize=1024)
-def growth(budget: int, k: int, whole: int) -> list[tuple[int, int]]:
+def growth(budget: int, k: int, full_depth: int) -> list[tuple[int, int]]:
     """The shape of a tree of `budget` nodes by the matrix alone: parent and rank of each but the root.
 
     Breadth-first, a node of breadth b has the children of rank 0 to b - 1 while there are slots. The child of rank i
-    has breadth h / 2^i, rounded down and at least 1, where h is b at depth `whole` and half of b elsewhere; the root's
-    is k. Numbered, the root 0, as they are first met on the paths from the root to the leaves, leaves breadth-first.
+    has breadth h / 2^i, rounded down and at least 1, where h is b at depth `full_depth` and half of b elsewhere; the
+    root's is k. Numbered from the root, 0, by first occurrence on the paths to the leaves, leaves breadth-first.
     """
     parents, ranks, breadths, depths = [0], [0], [k], [0]
     node = 0
@@ -273,7 +273,7 @@ def growth(budget: int, k: int, whole: int) -> list[tuple[int, int]]:
         for rank in range(min(breadth, budget - len(parents))):
             parents.append(node)
             ranks.append(rank)
-            breadths.append(max(1, (breadth if depth == whole else breadth // 2) >> rank))
+            breadths.append(max(1, (breadth if depth == full_depth else breadth // 2) >> rank))
             depths.append(depth + 1)
         node += 1
     number = {0: 0}
@@ -283,7 +283,7 @@ def growth(budget: int, k: int, whole: int) -> list[tuple[int, int]]:
         while leaf not in number:
             path.append(leaf)
             leaf = parents[leaf]
-        for met in reversed(path):
-            number[met] = len(number)
-            shape.append((number[parents[met]], ranks[met]))
+        for node_on_path in reversed(path):
+            number[node_on_path] = len(number)
+            shape.append((number[parents[node_on_path]], ranks[node_on_path]))
     return shape

@@ -1,7 +1,7 @@
 """Spine: a copied continuation with recycled candidates as its branches, in one tree of a fixed number of nodes.
 
 RACER (2604.14885) and Goose (2604.02047) join retrieved and recycled drafts in one tree, too. How the nodes are shared
-between the two is this project's own: whatever is likelier to stand, by a law of two parts (see `spine_tree`).
+between the two is this project's own: the most likely ones, by a law of two parts (see `spine_tree`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..errors import UserError
 from ..recycling import RecyclingSession, TokenRecycling
 from ..recycling.templates import best_order, likelihood
 from ..sizing.online_size import LawfulSize, OnlineSize, budget_of
-from .carried_text import Carried, TextSession
+from .history import History, TextSession
 from .suffix_automaton import SuffixAutomaton, automaton_class
 
 MAX_NODES = 4096
@@ -28,16 +28,16 @@ MAX_NODES = 4096
 class Spine(TokenRecycling):
     """Token Recycling whose tree grows off the continuation of the longest suffix match in prompt and output.
 
-    There is one topology for each length of match, all built here; a step takes one and fills in its tokens. Without a
-    match it is the published order's best nodes. Carried from prompt to prompt: the matrix, and the newest text.
+    There is one topology for each length of match, all built here; a step chooses one and fills in its tokens. Without
+    a match it is the published order's best nodes. Kept between prompts: the matrix and the newest text.
 
     Rank paths in step records: a spine token has rank 0, and the other candidates of a node that the spine goes through
     have ranks 1, 2, ..., best first. Elsewhere ranks are the matrix's own.
 
     Args:
         nodes: of every draft, the root not counted. auto: as many as pay, found while decoding; `auto:N`: at most N.
-        accept_probs: how likely the token that followed a match of 1, 2, 3, ... tokens follows it again; the last one
-            holds for longer matches. 0: such a match is not copied from.
+        accept_probs: probability that the token that followed a match of 1, 2, 3, ... tokens follows it again; the last
+            one holds for longer matches. 0: such a match is not copied from.
         history_tokens: earlier prompts and answers are matched against, too, up to so many tokens; 0: the prompt alone.
         others: as TokenRecycling.
 
@@ -71,79 +71,76 @@ class Spine(TokenRecycling):
         device = torch.device(device)
         settings = dict(k=k, recycle_prompt=recycle_prompt, device=device, dtype=dtype, eos=eos)
         super().__init__(vocab_size, Tree.chain(0), **settings)  # type: ignore[arg-type]
-        self.nodes, self.accept_probs, kinds = (
-            nodes,
-            accept_probs,
-            range(len(accept_probs) + 1),
-        )  # of drafts: by the length of the match
+        self.nodes, self.accept_probs = nodes, accept_probs
+        matches = range(len(accept_probs) + 1)  # lengths of a match, each with topologies of its own
         self._topologies: dict[tuple[int, int], Topology] = {}  # by kind and nodes
         self.size: LawfulSize | None = None
         if most is not None:
             self.sizing = OnlineSize(most, device)
-            laws = [[likely for likely, _, _ in likeliest(match, nodes, k, accept_probs)] for match in kinds]
+            laws = [[prob for prob, _, _ in best_first(match, nodes, k, accept_probs)] for match in matches]
             self.size = LawfulSize(self.sizing, laws)
-        for match in kinds if most is None else ():
+        for match in matches if most is None else ():
             self._topology(match, nodes)
-        self.max_nodes, self.carried = 1 + nodes, Carried(history_tokens, automaton_class())
+        self.max_nodes, self.history = 1 + nodes, History(history_tokens, automaton_class())
         self._line = torch.zeros(1 + nodes, dtype=torch.long, device=device)  # the root and the spine, filled each step
-        self._cells = fastest(self._line)
-        self._now = self._topology(0, nodes)
-        self.tree = self._now.tree
+        self._line_cells = fastest(self._line)
+        self._chosen = self._topology(0, nodes)
+        self.tree = self._chosen.tree
 
     def session(self) -> SpineSession:
         return SpineSession(self)
 
-    def take_topology(self, text: SuffixAutomaton) -> None:
-        """That of the length of the text's match, whose continuation is the spine."""
+    def choose_topology(self, text: SuffixAutomaton) -> None:
+        """Choose the topology by the length of the text's match, and copy its continuation into the spine."""
         match = min(text.length, len(self.accept_probs))
-        now = self._now = self._topology(match, self.nodes if self.size is None else self.size.choose(match))
-        self.tree = now.tree
-        if now.spine:
-            self._line[1 : 1 + now.spine] = torch.tensor(text.copy(text.end, now.spine))
+        chosen = self._chosen = self._topology(match, self.nodes if self.size is None else self.size.choose(match))
+        self.tree = chosen.tree
+        if chosen.spine:
+            self._line[1 : 1 + chosen.spine] = torch.tensor(text.copy(text.end, chosen.spine))
 
     def _topology(self, match: int, nodes: int) -> Topology:
-        """That of a match's length; made when it is first needed."""
+        """Return the topology for a match of this length; built when first needed."""
         if (match, nodes) not in self._topologies:
             tree, spine = spine_tree(match, nodes, self.matrix.k, self.accept_probs)
             self._topologies[match, nodes] = Topology(tree.on(self.device), spine)
         return self._topologies[match, nodes]
 
     def grow(self, root: torch.Tensor) -> torch.Tensor:
-        """Spine first, then all children of its nodes at once, then theirs: off the spine the look-up is recycling's.
+        """Fill in the spine, then all children of its nodes at once, then theirs; off the spine as recycling does.
 
         A child of a spine node is one of its candidates other than the spine's next token, which is there already.
         """
-        now, cells, matrix = self._now, self._now.cells, self.matrix
-        self._cells[:1] = fastest(root)
-        line = self._cells[: 1 + now.spine]  # (1 + L,)
-        cells[now.spine_nodes] = line
-        for generation, (nodes, parents, ranks) in enumerate(now.generations):
-            if generation == 0 and now.spine:
+        topology, cells, matrix = self._chosen, self._chosen.cells, self.matrix
+        self._line_cells[:1] = fastest(root)
+        line = self._line_cells[: 1 + topology.spine]  # (1 + L,)
+        cells[topology.spine_nodes] = line
+        for generation, (nodes, parents, ranks) in enumerate(topology.generations):
+            if generation == 0 and topology.spine:
                 rows = matrix.rows(line[:-1])  # (L, k)
-                # (L,): the spine's next token is that candidate; k: none
-                now.spine_ranks[:-1] = (rows != line[1:, None]).cumprod(1).sum(1)
-                # rank r is candidate r - 1 before the one that is taken, and candidate r behind it
-                ranks = ranks - 1 * (ranks <= now.spine_ranks[now.depths])
+                # (L,): rank of the spine's next token among the candidates; k if it is none of them
+                topology.spine_ranks[:-1] = (rows != line[1:, None]).cumprod(1).sum(1)
+                # rank r is candidate r - 1 before the spine's token, and candidate r behind it
+                ranks = ranks - 1 * (ranks <= topology.spine_ranks[topology.depths])
             cells[nodes] = matrix.look_up(cells[parents], ranks)
-        return now.tokens
+        return topology.tokens
 
     def reset(self) -> None:
         super().reset()
-        self.carried.reset()
+        self.history.reset()
         if self.size is not None:
             self.size.reset()
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        chosen = {} if self.size is None else self.size.state_dict()
-        return super().state_dict() | self.carried.state_dict() | chosen
+        learnt_size = {} if self.size is None else self.size.state_dict()
+        return super().state_dict() | self.history.state_dict() | learnt_size
 
     def step_state(self) -> dict[str, torch.Tensor]:
         return super().state_dict()
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Takes a plain matrix, too: then no text is known."""
+        """Load a saved state, or a matrix alone: then the text is empty."""
         super().load_state_dict({"candidates": state["candidates"]} if "candidates" in state else state)
-        self.carried.load_state_dict(state, len(self.matrix.candidates))
+        self.history.load_state_dict(state, len(self.matrix.candidates))
         if self.size is not None:
             self.size.load_state_dict(state)
 
@@ -157,7 +154,7 @@ class SpineSession(TextSession[SuffixAutomaton], RecyclingSession):
     method: Spine
 
     def choose(self) -> None:
-        self.method.take_topology(self.text)
+        self.method.choose_topology(self.text)
 
     def account(self, verification: Verification) -> None:
         if self.method.size is not None:
@@ -175,7 +172,7 @@ class Topology:
         spine_nodes: int64 (1 + L,), root included.
         generations: nodes, parents and ranks by their distance from the spine, 1 first; int64 (m,) each.
         depths: of the first generation's parents, int64 (m,).
-        spine_ranks: int64 (1 + L,), filled each step; -1 at the spine's tip, where no candidate is taken.
+        spine_ranks: int64 (1 + L,), filled each step; -1 at the spine's tip, which has no next token.
         tokens: int64 (n,), filled each step, by way of `cells`, which is the same memory.
     """
 
@@ -203,22 +200,22 @@ class Topology:
 
 
 def spine_depth(path: RankPath, spine: int) -> int:
-    """How far a rank path follows a spine of that length."""
+    """Return how many nodes of a spine of that length a rank path follows."""
     return next((i for i, rank in enumerate(path[:spine]) if rank), min(len(path), spine))
 
 
 def spine_tree(match: int, nodes: int, k: int, accept_probs: Sequence[float]) -> tuple[Tree, int]:
-    """The `nodes` likeliest nodes for a match of `match` tokens, and how many of them are the spine.
+    """Build the tree of the `nodes` most likely nodes for a match of `match` tokens; also return the spine's length.
 
     The law: behind a match of m tokens the copied token is right with accept_probs(m); then the match is one longer.
     Where it is wrong, the other candidates are right by the recycled ones' power law, `likelihood`; so is all below.
     """
-    taken = likeliest(match, nodes, k, accept_probs)
-    paths = [path for _, path, _ in taken]
+    listed = best_first(match, nodes, k, accept_probs)
+    paths = [path for _, path, _ in listed]
     if not copies(match, accept_probs):
         return Tree.from_rank_paths(paths), 0
-    spine = max((len(path) for _, path, copied in taken if copied), default=0)
-    # At the tip no candidate is taken by the spine: its children begin with the best one.
+    spine = max((len(path) for _, path, copied in listed if copied), default=0)
+    # The tip has no spine token among its candidates: its children begin with rank 0.
     at_tip = [path[:spine] == (0,) * spine and len(path) > spine for path in paths]
     return Tree.from_rank_paths(
         (*path[:spine], path[spine] - 1, *path[spine + 1 :]) if below else path
@@ -227,33 +224,33 @@ def spine_tree(match: int, nodes: int, k: int, accept_probs: Sequence[float]) ->
 
 
 def copies(match: int, accept_probs: Sequence[float]) -> bool:
-    """Whether a match of so many tokens is copied from."""
+    """True if a match of so many tokens is copied from."""
     return match > 0 and accept_probs[min(match, len(accept_probs)) - 1] > 0
 
 
-def likeliest(match: int, nodes: int, k: int, accept_probs: Sequence[float]) -> list[tuple[float, RankPath, bool]]:
-    """The `nodes` likeliest nodes by the law of `spine_tree`: likelihood, rank path, whether it is of the spine.
+def best_first(match: int, nodes: int, k: int, accept_probs: Sequence[float]) -> list[tuple[float, RankPath, bool]]:
+    """List the `nodes` most likely nodes by the law of `spine_tree`: likelihood, rank path, True on the spine.
 
-    Behind the spine's next token a node's other candidates have ranks from 1 on.
+    The spine's next token has rank 0, a node's other candidates have ranks from 1 on.
     """
     if not copies(match, accept_probs):
         return [(likelihood(path), path, False) for path in best_order(nodes, k)]
     frontier: list[tuple[float, RankPath, bool]] = []  # (-likelihood, rank path, on the spine)
 
     def open_spine(path: RankPath, reached: float) -> None:
-        right = accept_probs[min(match + len(path), len(accept_probs)) - 1]
-        heapq.heappush(frontier, (-reached * right, (*path, 0), True))
+        accept_prob = accept_probs[min(match + len(path), len(accept_probs)) - 1]
+        heapq.heappush(frontier, (-reached * accept_prob, (*path, 0), True))
         for rank in range(k - 1):
-            heapq.heappush(frontier, (-reached * (1 - right) * likelihood((rank,)), (*path, rank + 1), False))
+            heapq.heappush(frontier, (-reached * (1 - accept_prob) * likelihood((rank,)), (*path, rank + 1), False))
 
     open_spine((), 1.0)
-    taken: list[tuple[float, RankPath, bool]] = []
-    while len(taken) < nodes:
-        likely, path, copied = heapq.heappop(frontier)
-        taken.append((-likely, path, copied))
+    listed: list[tuple[float, RankPath, bool]] = []
+    while len(listed) < nodes:
+        negated, path, copied = heapq.heappop(frontier)
+        listed.append((-negated, path, copied))
         if copied:
-            open_spine(path, -likely)
+            open_spine(path, -negated)
         else:
             for rank in range(k):
-                heapq.heappush(frontier, (likely * likelihood((rank,)), (*path, rank), False))
-    return taken
+                heapq.heappush(frontier, (negated * likelihood((rank,)), (*path, rank), False))
+    return listed

@@ -12,12 +12,12 @@ import torch
 from ..decoding import DeviceDrafter, DeviceSession, Tree, Verification
 from ..errors import UserError
 from ..sizing.online_size import LawfulSize, OnlineSize, budget_of
-from .carried_text import Carried, TextSession
+from .history import History, TextSession
 from .suffix_automaton import SuffixAutomaton, automaton_class
 
-# How likely the token that followed a match of 1, 2, 3, ... tokens follows it again, before that is learnt.
-STANDS = (0.1, 0.2, 0.45, 0.55, 0.65, 0.75, 0.85)
-KINDS = range(1, len(STANDS) + 1)
+# Probability that the token that followed a match of 1, 2, 3, ... tokens follows it again, before that is learnt.
+ACCEPT_PROBS = (0.1, 0.2, 0.45, 0.55, 0.65, 0.75, 0.85)
+MATCHES = range(1, len(ACCEPT_PROBS) + 1)  # lengths of a match, the last one and longer ones alike
 
 
 class Suffix(DeviceDrafter):
@@ -32,7 +32,7 @@ class Suffix(DeviceDrafter):
         factor: a match of m tokens drafts ceil(factor * m) tokens, at most max_draft (paper: max_draft always).
         history_tokens: earlier prompts and answers are matched against, too, up to so many tokens (paper: 0).
         nodes: auto: of these as many as pay, found while decoding; `auto:N`: at most N. None: as above.
-        sizing: what finds them, where others share it.
+        sizing: what finds that number, if other methods share it.
 
     Raises:
         UserError: a setting out of range.
@@ -66,7 +66,7 @@ class Suffix(DeviceDrafter):
         self.size = None if self.sizing is None else LawfulSize(self.sizing, laws(max_draft))
         self.min_match, self.max_draft, self.factor = min_match, max_draft, factor
         self.max_nodes = 1 + max_draft
-        self.vocab_size, self.carried = vocab_size, Carried(history_tokens, automaton_class())
+        self.vocab_size, self.history = vocab_size, History(history_tokens, automaton_class())
         self.stateful = history_tokens > 0
         self.line = torch.zeros(1 + max_draft, dtype=torch.long, device=self.device)  # the draft, filled every step
 
@@ -78,18 +78,18 @@ class Suffix(DeviceDrafter):
         return self.line[: len(self.tree)]
 
     def reset(self) -> None:
-        self.carried.reset()
+        self.history.reset()
         if self.size is not None:
             self.size.reset()
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        return self.carried.state_dict() | ({} if self.size is None else self.size.state_dict())
+        return self.history.state_dict() | ({} if self.size is None else self.size.state_dict())
 
     def step_state(self) -> dict[str, torch.Tensor]:
         return {}
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        self.carried.load_state_dict(state, self.vocab_size)
+        self.history.load_state_dict(state, self.vocab_size)
         if self.size is not None:
             self.size.load_state_dict(state)
 
@@ -98,9 +98,10 @@ class Suffix(DeviceDrafter):
 
 
 def laws(most: int) -> list[list[float]]:
-    """By the length of a match, 1 to that from which on STANDS changes no more: how likely each copied token is."""
-    behind = [[STANDS[min(match + place, len(STANDS)) - 1] for place in range(most)] for match in KINDS]
-    return [list(accumulate(own, operator.mul)) for own in behind]
+    """Return, for each length of a match in MATCHES, the probability that each copied token is accepted."""
+    last = len(ACCEPT_PROBS)
+    token_probs = [[ACCEPT_PROBS[min(match + place, last) - 1] for place in range(most)] for match in MATCHES]
+    return [list(accumulate(probs, operator.mul)) for probs in token_probs]
 
 
 class SuffixSession(TextSession[SuffixAutomaton], DeviceSession):
@@ -112,12 +113,12 @@ class SuffixSession(TextSession[SuffixAutomaton], DeviceSession):
         method, text = self.method, self.text
         count = min(method.max_draft, math.ceil(method.factor * text.length)) if text.length >= method.min_match else 0
         if count and method.size is not None:
-            count = min(count, method.size.choose(min(text.length, len(STANDS)) - 1))
+            count = min(count, method.size.choose(min(text.length, len(ACCEPT_PROBS)) - 1))
         method.tree = Tree.chain(count).on(method.device)
         if count:
             method.line[1 : 1 + count] = torch.tensor(text.copy(text.end, count))
 
     def account(self, verification: Verification) -> None:
-        if self.method.size is not None and len(self.method.tree) > 1:  # it was this draft that was verified
+        if self.method.size is not None and len(self.method.tree) > 1:  # the draft was this method's
             self.method.size.learn(len(verification.path) - 1)
         super().account(verification)

@@ -13,14 +13,14 @@ from .. import jit
 class SuffixAutomaton:
     """Reads every substring of a text that grows at its end.
 
-    A state stands for substrings that end at the same places; its link leads to the longest of their suffixes that ends
+    A state represents substrings that end at the same places; its link leads to the longest of their suffixes that ends
     elsewhere, too. So the link of the whole text's state is the longest suffix that occurred before, and no search
     is needed. A text of n tokens has fewer than 2n states and 3n transitions; appending it follows O(n) links in all.
 
     Attributes:
         tokens: the text.
-        length: of its longest suffix that occurred before; 0 where none did. The two may overlap.
-        end: the place behind that earlier occurrence, where it was continued.
+        length: of its longest suffix that occurred before; 0 if none did. The two may overlap.
+        end: the place behind that earlier occurrence, where its continuation begins.
     """
 
     def __init__(self, tokens: Iterable[int] = ()) -> None:
@@ -51,10 +51,10 @@ class SuffixAutomaton:
             match = self._split(match, state, token)
         links[new], self._whole = match, new
         self.length, self.end = self._length[match], self._end[match]
-        self._end[match] = here  # the next time it is this occurrence that is continued, the newest one known
+        self._end[match] = here  # from now on this occurrence, the newest, is continued
 
     def _split(self, long: int, state: int, token: int) -> int:
-        """`long` holds substrings of several lengths, of which only those up to `state` + token end here as well."""
+        """Split off the substrings of `long` that end here as well: those up to `state` + token."""
         nexts, links = self._next, self._link
         short = self._state(nexts[long].copy(), self._length[state] + 1, self._end[long])
         links[short], links[long] = links[long], short
@@ -76,9 +76,9 @@ class SuffixAutomaton:
         return (self._link[self._whole], self.length) if self.length else (0, 0)
 
     def following(self, state: int, length: int) -> tuple[int | None, int]:
-        """The token that followed a match before, and how long a match it followed; None and 0 where none did.
+        """Return the token that followed a match before, and the length of the match that it followed; else None and 0.
 
-        A match that occurred at the text's end alone was not followed; its longest end that was is that of the text.
+        A match that occurred at the text's end alone has no follower; then the text's own match is used.
         """
         end = self._end[state]
         if end == len(self.tokens):
@@ -86,12 +86,12 @@ class SuffixAutomaton:
         return (self.tokens[end], length) if length else (None, 0)
 
     def copy(self, end: int, count: int) -> list[int]:
-        """`count` tokens from place `end` < n on; a copy that reaches the text's end goes on with what it copied."""
+        """Return `count` tokens from place `end` < n on; a copy that reaches the text's end continues with itself."""
         tokens = self.tokens[end : end + count]
         return tokens if len(tokens) == count else (tokens * -(-count // len(tokens)))[:count]
 
     def transfer(self, state: int, length: int, token: int) -> tuple[int, int]:
-        """Read a token: from the state and length of the longest match so far to those of the next (algorithm 1)."""
+        """Return the state and length of the longest match after one more token (algorithm 1)."""
         while state and token not in self._next[state]:
             state = self._link[state]
             length = self._length[state]
@@ -100,7 +100,7 @@ class SuffixAutomaton:
 
 
 def automaton_class() -> type[SuffixAutomaton]:
-    """The compiled automaton where there is one; its loops are compiled or loaded here, before anything is timed."""
+    """Return the compiled automaton if there is one; its loops are compiled here, before anything is timed."""
     if not jit.compiled():
         return SuffixAutomaton
     from .compiled_automaton import CompiledAutomaton, compile_loops

@@ -16,9 +16,9 @@ from .suffix import Suffix
 
 
 class SuffixRecycling(DeviceDrafter):
-    """Each step drafts from one of two: a long match is copied, otherwise the recycled tree grows.
+    """Drafts each step by one of two methods: it copies a long match, otherwise it grows the recycled tree.
 
-    The matrix learns from every step, whichever drafted it, and is all that is carried from prompt to prompt.
+    The matrix learns from every step, whichever drafted it. Kept between prompts: the matrix alone.
     In step records the source is `suffix` or `recycling`; a copied chain's rank path is all zeros.
 
     Args:
@@ -76,13 +76,13 @@ class SuffixRecycling(DeviceDrafter):
         )
         self.max_nodes = max(self.suffix.max_nodes, self.recycling.max_nodes)
         self.needs = self.recycling.needs
-        self.take_from(self.recycling)
+        self.draft_with(self.recycling)
 
     def session(self) -> SuffixRecyclingSession:
         return SuffixRecyclingSession(self)
 
-    def take_from(self, chosen: Suffix | TokenRecycling) -> None:
-        """Whose tree and tokens the next step's are."""
+    def draft_with(self, chosen: Suffix | TokenRecycling) -> None:
+        """Draft the next step with this one of the two."""
         self.chosen, self.tree = chosen, chosen.tree
         self.source = "suffix" if chosen is self.suffix else "recycling"
 
@@ -106,13 +106,13 @@ class SuffixRecycling(DeviceDrafter):
         return self.recycling.describe()
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        own = self.recycling.state_dict()
-        self.recycling.load_state_dict({name: tensor for name, tensor in state.items() if name in own})
+        names = self.recycling.state_dict().keys()
+        self.recycling.load_state_dict({name: tensor for name, tensor in state.items() if name in names})
         self.suffix.load_state_dict(state)
 
 
 class SuffixRecyclingSession(DeviceSession):
-    """A sequence's text; what else there is to a sequence is done by a session of each of the two."""
+    """A session of each of the two methods; the text is the suffix session's."""
 
     method: SuffixRecycling
 
@@ -128,10 +128,10 @@ class SuffixRecyclingSession(DeviceSession):
         method = self.method
         self.suffix.choose()
         if method.suffix.tree.max_depth > 0:
-            method.take_from(method.suffix)
+            method.draft_with(method.suffix)
         else:
             self.recycling.choose()
-            method.take_from(method.recycling)
+            method.draft_with(method.recycling)
 
     def account(self, verification: Verification) -> None:
         if self.method.chosen is self.method.recycling:

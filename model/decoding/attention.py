@@ -21,7 +21,7 @@ from .devices import current, triton_installed, triton_problem
 
 WORD = 64  # bits of an int64, in which a tree is packed
 MAX_HEAD_DIM = 256  # and a multiple of 8, so that a row of float16 is loaded in whole words
-DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+KERNEL_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 H200 = (132, 227 << 10)  # multiprocessors, shared memory of a program; only where there is no GPU to ask
 
 
@@ -62,8 +62,8 @@ def tree_attention_reference(
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """How the kernel cuts its work; fixed by shapes, so that a captured graph stays valid.
+class KernelPlan:
+    """How the kernel divides its work; fixed by shapes, so that a captured graph stays valid.
 
     Attributes:
         block_m: query rows (heads of a group x nodes) a program; 16 to 128.
@@ -81,7 +81,7 @@ class Plan:
     @classmethod
     def choose(
         cls, rows: int, kv_heads: int, head_dim: int, capacity: int, itemsize: int, gpu: tuple[int, int]
-    ) -> Plan:
+    ) -> KernelPlan:
         """A plan for `rows` = G * n query rows a KV head on a GPU: (multiprocessors, shared bytes a program).
 
         Arithmetic, not yet tuned on a GPU; it fits the registers, as compiled for compute capability 9.0. Two programs
@@ -109,12 +109,12 @@ class TreeAttention:
     Args:
         heads, kv_heads, head_dim: H, Hkv, D of q (1, H, n, D) and of k, v (1, Hkv, B, D).
         nodes: n; nodes of a smaller draft are padded by `set_tree`.
-        capacity: B that is planned for; another B is right too, and slower perhaps.
-        length: int32 or int64 (), the committed tokens, read in each call; everything lives on its device. It is for
-            the caller to see that length + n never passes B: the device cannot raise.
+        capacity: B to plan for; another B is correct, too, but may be slower.
+        length: int32 or int64 (), the committed tokens, read in each call; everything lives on its device. The caller
+            must ensure length + n <= B: the device cannot raise.
         dtype: of q, k, v: float16, bfloat16 or float32.
         backend: triton | torch. Default: triton on CUDA, else torch.
-        plan: the cut of the work. Default: `Plan.choose`.
+        plan: how the work is divided. Default: `KernelPlan.choose`.
 
     Raises:
         UserError: shapes, types or devices that the kernel does not take, or triton is not installed.
@@ -131,7 +131,7 @@ class TreeAttention:
         dtype: torch.dtype,
         *,
         backend: str | None = None,
-        plan: Plan | None = None,
+        plan: KernelPlan | None = None,
     ) -> None:
         device = length.device
         if backend is None:
@@ -154,7 +154,7 @@ class TreeAttention:
         if backend == "torch":
             self.ancestors = alone.to(device)
             return
-        if head_dim > MAX_HEAD_DIM or head_dim % 8 or dtype not in DTYPES:
+        if head_dim > MAX_HEAD_DIM or head_dim % 8 or dtype not in KERNEL_DTYPES:
             raise UserError(
                 f"tree attention: the kernel takes multiples of 8 up to {MAX_HEAD_DIM} as head dim, in float16, "
                 f"bfloat16 or float32, not {head_dim} in {dtype}; use backend='torch'"
@@ -169,7 +169,7 @@ class TreeAttention:
 
         self._kernel = attention_kernel
         rows, size = heads // kv_heads * nodes, _size(device) if device.type == "cuda" else H200
-        self.plan = plan or Plan.choose(rows, kv_heads, head_dim, capacity, dtype.itemsize, size)
+        self.plan = plan or KernelPlan.choose(rows, kv_heads, head_dim, capacity, dtype.itemsize, size)
         shape, f32 = (self.plan.splits, heads * nodes), torch.float32
         self.partial = torch.empty(*shape, head_dim, dtype=f32, device=device)  # (splits, H * n, D): weighted sums
         self.maxima = torch.empty(shape, dtype=f32, device=device)  # (splits, H * n), base 2
@@ -200,12 +200,12 @@ class TreeAttention:
             self.ancestors.zero_().fill_diagonal_(True)
         self.ancestors[:m, :m].copy_(ancestors)
 
-    def take(self, words: torch.Tensor, seen: torch.Tensor) -> None:
-        """The same from the device: the tree of all n nodes as `packed` has it, and as bool (n, n)."""
+    def set_packed_tree(self, words: torch.Tensor, ancestors: torch.Tensor) -> None:
+        """Set a tree of all n nodes given on the device: as made by `packed`, and as bool (n, n)."""
         if self.backend == "triton":
             self.words.copy_(words)
         else:
-            self.ancestors.copy_(seen)
+            self.ancestors.copy_(ancestors)
 
     def __call__(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: float | None = None

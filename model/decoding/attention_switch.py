@@ -30,7 +30,7 @@ class AttentionSwitch:
     `model.set_attn_implementation(switch.name)`.
     """
 
-    # Arguments that models give to change what attention computes, none of which the kernel knows.
+    # Arguments by which models change what attention computes; the kernel has none of them.
     UNSUPPORTED = ("softcap", "s_aux", "position_bias", "head_mask")
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class AttentionSwitch:
 
     @contextmanager
     def use(self, attention: TreeAttention) -> Iterator[None]:
-        """Attend by this until the block ends, in this thread: what others do with the model meanwhile is theirs."""
+        """Attend by this until the block ends; only for forwards of this thread."""
         before, self.active = self.active, attention
         self._thread = get_ident()
         try:
@@ -111,8 +111,7 @@ class Grouped:
     it. torch's kernel for the CPU need not, and gives the same numbers to the last bit: a forward over a draft takes
     0.95 of the time (SmolLM2-135M, 9 heads on 3, 8 to 80 nodes behind 200 and 600 tokens).
 
-    The model is its owner's: outside it attends as it did, and forwards of other threads meanwhile get the same
-    numbers.
+    Outside `with` the model attends as before, and other threads' forwards inside it get the same numbers.
     """
 
     def __init__(self, model: Any) -> None:

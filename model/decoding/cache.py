@@ -24,7 +24,7 @@ ALIGNED = 16  # numbers: CUDA's kernels take rows that begin at a multiple of th
 
 @dataclass(frozen=True)
 class LayerShape:
-    """What one layer caches a token: heads, width of key and value, where and in what type."""
+    """What one layer caches for a token: heads, widths of key and value, type, device."""
 
     heads: int
     key_dim: int
@@ -39,8 +39,8 @@ class Place:
 
     Attributes:
         length: committed tokens.
-        write_at: in static steps, int64 (n,): the positions, as the host does not know the length;
-        bucket: and how much of the cache a step attends over; its mask hides what is not in use.
+        write_at: in static steps, int64 (n,): the positions, as the host does not know the length.
+        bucket: in static steps, the positions that a step attends over; its mask hides unused ones.
     """
 
     length: int = 0
@@ -105,8 +105,8 @@ class TreeCache(Cache):
 
     def __init__(self, shapes: Sequence[LayerShape], capacity: int) -> None:
         self.capacity, self.place = capacity, Place()
-        self.text: list[int] = []  # token ids of what the last sequence committed, as far as they are its text
-        self.made_by: tuple[Any, ...] = ()  # who committed it: the method, and the weights as they were then
+        self.text: list[int] = []  # token ids that the last sequence committed
+        self.committed_by: tuple[Any, ...] = ()  # by which method and weights
         self._buffers: list[torch.Tensor] = []  # keys and values of each group: (layers, heads, capacity, dim)
         layers: list[CacheLayerMixin | None] = [None] * len(shapes)
         for shape in dict.fromkeys(shapes):
@@ -134,16 +134,16 @@ class TreeCache(Cache):
         self.length = 0
         self.text = []
 
-    def keep(self, prompt: Sequence[int], made_by: tuple[Any, ...] = ()) -> int:
-        """Keep what is committed of this prompt's beginning, less its last token, and forget the rest.
+    def keep(self, prompt: Sequence[int], committed_by: tuple[Any, ...] = ()) -> int:
+        """Keep the committed beginning of this prompt, except its last token, and forget the rest.
 
         Args:
-            made_by: who may go on with it; what others committed is forgotten.
+            committed_by: method and weights; what others committed is forgotten.
 
         Returns:
             How many tokens.
         """
-        if self.made_by != made_by:
+        if self.committed_by != committed_by:
             self.reset()
         same = next((i for i, (a, b) in enumerate(zip(self.text, prompt, strict=False)) if a != b), len(self.text))
         self.length = min(same, len(prompt) - 1)
@@ -155,8 +155,8 @@ class TreeCache(Cache):
 
         Args:
             count: how many, the root included.
-            nodes: int64 (count - 1,), the accepted nodes below the root in order; None where they are simply the first
-                `count` (a prompt, a chain), which moves nothing.
+            nodes: int64 (count - 1,), the accepted nodes below the root in order; None if they are the first `count` (a
+                prompt, a chain): nothing is moved.
         """
         if nodes is not None and count > 1:
             first = self.length + 1
@@ -178,12 +178,12 @@ class TreeCache(Cache):
 
 
 class CachePool:
-    """Caches that sequences borrow: those one after the other the same one, those at one time each its own.
+    """Caches that sequences borrow: one for all in turn, one each for simultaneous ones.
 
-    Threads may share it: each call of the list is one piece, and nothing is assumed between two of them.
+    Threads may share it: each list operation is atomic, and nothing is assumed between two of them.
 
     Args:
-        make: a cache with room for so many tokens.
+        make: makes a cache of this capacity in tokens.
     """
 
     def __init__(self, make: Callable[[int], TreeCache]) -> None:
@@ -191,26 +191,28 @@ class CachePool:
         self._free: list[TreeCache] = []
 
     def reserve(self, capacity: int) -> None:
-        """See to it that the next sequence finds a cache with that room. Free of cost where it does already."""
-        self._free.append(self._taken(capacity))
+        """Allocate a cache of this capacity for the next sequence, unless there is one."""
+        self._free.append(self._pop(capacity))
 
     @contextmanager
-    def borrowed(self, capacity: int, prompt: Sequence[int] = (), made_by: tuple[Any, ...] = ()) -> Iterator[TreeCache]:
+    def borrowed(
+        self, capacity: int, prompt: Sequence[int] = (), committed_by: tuple[Any, ...] = ()
+    ) -> Iterator[TreeCache]:
         """A cache with room for so many tokens, empty but for what the last sequence on it had of this prompt.
 
         Args:
-            prompt, made_by: as `TreeCache.keep` takes them.
+            prompt, committed_by: see `TreeCache.keep`.
         """
-        cache = self._taken(capacity)
-        cache.keep(prompt, made_by) if prompt else cache.reset()
-        cache.made_by = made_by
+        cache = self._pop(capacity)
+        cache.keep(prompt, committed_by) if prompt else cache.reset()
+        cache.committed_by = committed_by
         try:
             yield cache
         finally:
             self._free.append(cache)
 
-    def _taken(self, capacity: int) -> TreeCache:
-        """A cache with that room, out of the pool: the one that was put back last, or a new one."""
+    def _pop(self, capacity: int) -> TreeCache:
+        """Take a cache of this capacity out of the pool: the one put back last, or a new one."""
         for cache in reversed(self._free.copy()):
             if cache.capacity >= capacity:
                 try:
@@ -223,47 +225,47 @@ class CachePool:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of those that nobody has now."""
+        """Bytes of the caches that are not borrowed."""
         return sum(cache.nbytes for cache in self._free)
 
 
 class TreeMasks:
-    """What the nodes of a tree attend to behind any number of committed tokens; no step builds a mask.
+    """Attention masks of trees behind any number of committed tokens; no step builds one.
 
-    Additive, and not bool, as `eager` attention reads a bool mask wrongly and in silence. A tree's buffer is
-    (n, room + n): zeros, then the tree's own (n, n). A mask is a part of it, whose left edge is all that a longer past
-    moves.
+    Additive, not bool, as `eager` attention silently misreads a bool mask. A tree's buffer is (n, past_limit + n):
+    zeros, then the tree's own (n, n). A mask is a window on it; a longer past moves its left edge.
     """
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
-        self.dtype, self.device, self.room = dtype, device, 0
-        self._kept: OrderedDict[int, tuple[Tree, torch.Tensor]] = OrderedDict()
+        self.dtype, self.device, self.past_limit = dtype, device, 0
+        self._buffers: OrderedDict[int, tuple[Tree, torch.Tensor]] = OrderedDict()
 
-    def make_room(self, tokens: int) -> None:
-        """So many tokens may be committed from now on."""
-        if tokens > self.room:
-            self.room = tokens
-            self._kept.clear()
+    def allow_past(self, tokens: int) -> None:
+        """Allow so many committed tokens from now on."""
+        if tokens > self.past_limit:
+            self.past_limit = tokens
+            self._buffers.clear()
 
     def behind(self, past: int, tree: Tree) -> torch.Tensor:
-        """Additive mask (n, past + n) of a tree behind `past` committed tokens."""
+        """Return the additive mask (n, past + n) of a tree behind `past` committed tokens."""
         if tree.once:
-            return self._made(tree, past)
-        buffer = self._kept.get(id(tree))
+            return self._build(tree, past)
+        buffer = self._buffers.get(id(tree))
         if buffer is None:
-            buffer = self._kept[id(tree)] = (tree, self._made(tree, self.room))  # holds the tree: its id stays its own
-            if len(self._kept) > MOST_MASKS:
-                self._kept.popitem(last=False)
-        mask = buffer[1][:, self.room - past :]
+            # with the tree, which is kept alive so that its id is not reused
+            buffer = self._buffers[id(tree)] = (tree, self._build(tree, self.past_limit))
+            if len(self._buffers) > MOST_MASKS:
+                self._buffers.popitem(last=False)
+        mask = buffer[1][:, self.past_limit - past :]
         return self._empty(*mask.shape).copy_(mask) if mask.is_cuda else mask
 
-    def _made(self, tree: Tree, past: int) -> torch.Tensor:
+    def _build(self, tree: Tree, past: int) -> torch.Tensor:
         mask = self._empty(len(tree), past + len(tree)).zero_()
         mask[:, past:].masked_fill_(~tree.ancestors.to(self.device), torch.finfo(self.dtype).min)
         return mask
 
     def _empty(self, rows: int, columns: int) -> torch.Tensor:
-        """(rows, columns), each row aligned."""
+        """Return an empty (rows, columns) with aligned rows."""
         width = -(-columns // ALIGNED) * ALIGNED
         return torch.empty(rows, width, dtype=self.dtype, device=self.device)[:, :columns]
 

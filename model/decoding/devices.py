@@ -1,4 +1,4 @@
-"""What differs between kinds of devices; and what steps on them share: compiler, captured graphs, turns."""
+"""Differences between devices, and what steps on them share: compiler, captured graphs, locks."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ def current(device: torch.device) -> AbstractContextManager[Any]:
 
 
 def as_array(tensor: torch.Tensor) -> Any:
-    """The same memory for NumPy, whose small look-ups take a tenth of torch's time; None off the CPU."""
+    """Return the same memory as a NumPy array, whose small look-ups take a tenth of torch's time; None off the CPU."""
     return tensor.numpy() if tensor.device.type == "cpu" else None
 
 
 def fastest(tensor: torch.Tensor) -> Any:
-    """The same memory for NumPy on the CPU, the tensor itself elsewhere."""
+    """Return the same memory as a NumPy array on the CPU, the tensor itself elsewhere."""
     array = as_array(tensor)
     return tensor if array is None else array
 
 
 def triton_problem(device: torch.device) -> str:
-    """Why this project's Triton kernels do not run on a device, or ""; Triton is not imported for it."""
+    """Return why this project's Triton kernels do not run on a device, or ""; does not import Triton."""
     if device.type != "cuda":
         return "not a CUDA device"
     if torch.version.hip is not None:  # its devices name capabilities, too
@@ -84,7 +84,7 @@ def give_back(device: torch.device) -> None:
 
 
 def triton_installed() -> bool:
-    """Whether triton could be imported, without importing it."""
+    """True if triton can be imported; does not import it."""
     return importlib.util.find_spec("triton") is not None
 
 
@@ -99,7 +99,7 @@ class Graphs:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._kept: tuple[Any, ...] = ()  # the pool, the tiny graph and its tensor
+        self._pool: tuple[Any, ...] = ()  # the pool, the tiny graph and its tensor
 
     def capture(self, run: Callable[[], None], warm_up: Callable[[], None]) -> Callable[[], None]:
         """Run `warm_up` some times, then capture `run`, which does not run it. Returns what replays it."""
@@ -115,13 +115,13 @@ class Graphs:
 
     def _captured(self, run: Callable[[], None], stream: Any) -> Any:
         """The graph. Other threads may go on with what a capture of their own would not allow."""
-        if not self._kept:
+        if not self._pool:
             pool, tiny = torch.cuda.graph_pool_handle(), torch.cuda.CUDAGraph()
             with torch.cuda.graph(tiny, pool=pool, stream=stream, capture_error_mode="thread_local"):
                 tensor = torch.zeros(1, device=self.device)
-            self._kept = pool, tiny, tensor
+            self._pool = pool, tiny, tensor
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._kept[0], stream=stream, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, pool=self._pool[0], stream=stream, capture_error_mode="thread_local"):
             run()
         return graph
 
@@ -134,7 +134,7 @@ def _stream(device: torch.device) -> Any:
 
 @contextmanager
 def compiling(frozen: bool) -> Iterator[None]:
-    """What torch is to compile by, inside: these switches are the process's, and are put back as they were.
+    """Set torch's compile switches inside this block; they are the process's and are restored.
 
     Sizes that change become symbols, so that a few compilations serve all. Where they do not, torch would go on without
     compiling after some attempts, and only say so in a log; here it raises.
@@ -159,11 +159,11 @@ def compiling(frozen: bool) -> Iterator[None]:
 
 
 class Turns:
-    """A re-entrant lock of one model, held for a step: those who wait go before the one who just had it.
+    """A fair re-entrant lock of one model, held for a step: a waiting thread goes before the last holder.
 
-    A plain lock would be taken again by its last holder before a waiting thread has woken up. Here whoever comes next
-    stands at the front of `_queue` until the lock is free. Both are re-entrant, as an abandoned answer may be closed by
-    the garbage collector at any point of this very code.
+    A plain lock would be acquired again by its last holder before a waiting thread has woken up. Here the next thread
+    holds `_queue` until the lock is free. Both are re-entrant, as the garbage collector may close an abandoned answer
+    at any point of this code.
     """
 
     def __init__(self) -> None:
@@ -185,9 +185,9 @@ _making = threading.RLock()
 
 
 def turns_of(model: Any) -> Turns:
-    """The turns of a transformers model: one object for all targets of it, and for shallow copies of it.
+    """Return the turns of a transformers model: one object for all its targets and shallow copies.
 
-    They belong to the module that these have in common, the one whose hidden states are read.
+    They are kept by the module that these have in common, the one whose hidden states are read.
     """
     with _making:
         return _turns.setdefault(model.get_decoder(), Turns())

@@ -1,8 +1,8 @@
-"""What every method is: a drafter says what to try next. Verification, cache and loop are the engine's.
+"""The contract of every method: a drafter says what to draft. Verification, cache and loop are the engine's.
 
-A method is two objects. The drafter holds what all its sequences share and what is carried from prompt to prompt; a
-session holds what belongs to one sequence. And there are two kinds: any drafter at all, whose session drafts as it
-likes, and the kind whose step runs on the device, in one of a few trees.
+A method is two objects. The drafter holds what its sequences share and the state kept between prompts; a session holds
+what belongs to one sequence. There are two kinds: any `Drafter`, whose session drafts any tree, and a `DeviceDrafter`,
+whose step runs on the device, in one of a few trees.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from .sampling import Choice
 from .tree import Draft, Tree
 from .verification import Verification
 
-LAST = 1e5  # logits less that much come behind all others
+LAST = 1e5  # subtracted from logits to rank them behind all others
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a method needs of the target, besides the tokens that are put out.
+    """What a method needs of the target, next to the new tokens.
 
     Attributes:
-        logits: all of `Verification.logits`; a shared text keeps them, too.
-        candidates: so many of the greatest logits after each node: `Verification.candidates`, `learn`.
-        bits: and how likely these are: `Verification.bits`.
-        choices: of all nodes; else sampling finds those of the accepted nodes, and -1 for others.
-        prompt_logits: `Session.observe_prompt` is called, at the price of (P, V) logits.
-        hidden: last hidden states, what enters the target's own head: `Verification.hidden`, `take` and
+        logits: `Verification.logits`; a shared text keeps them, too.
+        candidates: k of the top-k after each node: `Verification.candidates`, `learn`.
+        bits: also their -log2 probabilities: `Verification.bits`.
+        choices: of all nodes; False: sampling may give -1 for rejected nodes.
+        prompt_logits: call `Session.observe_prompt`, which takes (P, V) logits.
+        hidden: last hidden states, the inputs of the target's own head: `Verification.hidden`, `set_hidden` and
             `observe_prompt_hidden`.
     """
 
@@ -66,16 +66,16 @@ class Sizing(Protocol):
 
 
 class Drafter:
-    """A method: what its sequences share, and the state that is carried from prompt to prompt.
+    """A method: what its sequences share, and the state kept between prompts.
 
     `reset` forgets the state, `state_dict` holds all of it, so that a resumed run continues exactly.
 
     Attributes:
-        needs: of the target; the same for as long as the drafter lives.
-        stateful: whether anything outlives a prompt. Then cold and hot start differ.
-        shares_noise: whether `Session.scores` adds the target's noise.
-        max_nodes: of the largest draft it will ever make, root included; the cache keeps room for it.
-        sizing: where the size of drafts is found while decoding; None: the method alone decides it.
+        needs: of the target; constant.
+        stateful: True if state is kept between prompts. Then cold and hot start differ.
+        shares_noise: True if `Session.scores` adds the target's noise.
+        max_nodes: of the largest draft, root included; the cache reserves as many positions.
+        sizing: what finds the size of drafts while decoding; None: the method alone decides it.
     """
 
     needs: Needs = Needs()
@@ -85,7 +85,7 @@ class Drafter:
     sizing: Sizing | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Raises UserError for `needs_...`, which would be read by nobody."""
+        """Raise UserError for attributes `needs_...`, which would have no effect."""
         super().__init_subclass__(**kwargs)
         if loose := [name for name in vars(cls) if name.startswith("needs_")]:
             raise UserError(f"{cls.__name__}.{loose[0]}: write needs = Needs({loose[0].removeprefix('needs_')}=...)")
@@ -93,11 +93,11 @@ class Drafter:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._alone = Tree.chain(0).on(device)
-        # By cache, kept here by the engine: they live as long as both.
+        # By cache, written by the engine; they live as long as both.
         self.executors: WeakKeyDictionary[TreeCache, Any] = WeakKeyDictionary()
 
     def session(self) -> Session:
-        """What belongs to one sequence, from `begin` to `close`. Several can be open and take steps in turns.
+        """Open a session for one sequence, from `begin` to `close`. Several can be open and take steps in turns.
 
         A step is draft, forward and observe; a draft is good until any session of the method drafts again.
         """
@@ -107,18 +107,18 @@ class Drafter:
         """Forget everything that `state_dict` holds: a cold start."""
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """All that is carried from prompt to prompt."""
+        """Return all state kept between prompts."""
         return {}
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Go on from a saved state. Raises UserError if it does not fit."""
+        """Load a saved state. Raises UserError if it does not fit."""
 
     def describe(self) -> dict[str, Any]:
-        """Figures of its own for the run's summary."""
+        """Return the method's own figures for the run's summary."""
         return {}
 
     def root_alone(self, root: int) -> Draft:
-        """The draft with nothing in it."""
+        """Return a draft of the root alone."""
         return Draft(self._alone, torch.tensor([root], device=self.device))
 
 
@@ -130,11 +130,11 @@ class Session:
         self.choice: Choice | None = None  # the target's rule, from the engine, before `begin`
 
     def scores(self, logits: torch.Tensor, place: int) -> torch.Tensor:
-        """What a drafting model's logits (n, V) for a place in the text are worth: greedily these logits.
+        """Return what to rank a draft model's tokens by, from its logits (n, V) for a place in the text.
 
-        Where tokens are drawn, with the noise that the target draws by there: of one distribution two models then draw
-        the same token, and of alike ones mostly (Daliri et al., arXiv 2408.07978). What top-k or top-p leaves out comes
-        last, in the order of its logits.
+        Greedily these are the logits. When sampling, the target's own noise for that place is added: two models of one
+        distribution then draw the same token, and of similar ones mostly (Daliri et al., arXiv 2408.07978). Tokens that
+        top-k or top-p leaves out come last, in the order of their logits.
         """
         if not self.method.shares_noise or self.choice is None or self.choice.sampling.temperature == 0:
             return logits
@@ -151,14 +151,14 @@ class Session:
         return self.method.root_alone(prompt[-1])
 
     def draft(self, root: int) -> Draft:
-        """What to try after `root`, the last known token."""
+        """Return the draft below `root`, the last known token."""
         raise NotImplementedError
 
     def observe(self, verification: Verification) -> None:
-        """Learn from a step: what was drafted, what the target chose, what was accepted."""
+        """Learn from a step: its draft, the target's choices, the accepted nodes."""
 
     def passed(self, tokens: list[int]) -> None:
-        """The text went on by a plain step's tokens, which was not drafted and is not observed; see `Sizing`."""
+        """Append the tokens of a plain step, which this session neither drafts nor observes; see `Sizing`."""
 
     def observe_prompt(self, prompt: list[int], logits: torch.Tensor) -> None:
         """Learn from the logits (m, V) after the prompt's tokens, where `needs.prompt_logits`: all but the last one.
@@ -171,19 +171,19 @@ class Session:
         """Learn from the hidden states (m, H) of the same tokens, where `needs.hidden`. Called before `observe`."""
 
     def close(self) -> None:
-        """The sequence has ended: what it borrowed goes back."""
+        """End the sequence: give back what it borrowed."""
 
 
 class DeviceDrafter(Drafter):
-    """The kind whose step runs on the device: `grow`, the target's forward, `learn` and `take`, without the host.
+    """A method whose step runs on the device: `grow`, the target's forward, `learn` and `set_hidden`.
 
-    Such a step can be captured once and replayed. So of host values it may depend on nothing but `tree` and `source`,
-    as the session's `choose` left them before the step; whatever else `grow`, `learn` and `take` read or write are
-    tensors that stay where they are. As it is it drafts nothing: it is plain decoding.
+    Such a step can be captured once and replayed. So it may depend on two host values only, `tree` and `source`, which
+    the session's `choose` sets before the step; all else that `grow`, `learn` and `set_hidden` use are tensors that
+    stay in place. The base class drafts nothing: it is plain decoding.
     """
 
-    tree: Tree  # of the next step, one of a few: each is captured by itself
-    source: str | None = None  # which of several sources `grow` takes the tokens from; two may fill the same tree
+    tree: Tree  # of the next step, one of a few: each is captured separately
+    source: str | None = None  # of the tokens, where `grow` has several; two may fill the same tree
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
@@ -193,39 +193,39 @@ class DeviceDrafter(Drafter):
         return DeviceSession(self)
 
     def grow(self, root: torch.Tensor) -> torch.Tensor:
-        """The tokens of `tree` below `root` (1,): int64 (n,). On the device: no host value is read.
+        """Return the tokens of `tree` with this root (1,): int64 (n,). Reads no host value.
 
-        Where it learns they are a tensor of their own: `root` is the next one when `learn` is called.
+        A method that learns must return a copy: `root` is overwritten by the next one before `learn` is called.
         """
         return root
 
     def learn(self, tokens: torch.Tensor, candidates: torch.Tensor, accepted: torch.Tensor) -> None:
-        """Learn from a step, where `needs.candidates`. On the device, as `grow`.
+        """Learn from a step, if `needs.candidates`. Reads no host value.
 
         Args:
             tokens: int64 (n,).
-            candidates: int64 (n, k), the tokens of the k greatest logits after each node, best first.
-            accepted: bool (n,), which nodes are what the target picks, all the way from the root.
+            candidates: int64 (n, k), the top-k after each node, best first.
+            accepted: bool (n,), True for accepted nodes.
         """
 
-    def take(self, hidden: torch.Tensor) -> None:
-        """The hidden state (1, H) that chose the next root, where `needs.hidden`. On the device, as `grow`."""
+    def set_hidden(self, hidden: torch.Tensor) -> None:
+        """Store the hidden state (1, H) that chose the next root, if `needs.hidden`. Reads no host value."""
 
     def step_state(self) -> dict[str, torch.Tensor]:
-        """What a step on the device writes into; more than `state_dict` where something lives within a sequence."""
+        """Return all tensors that a step on the device writes; more than `state_dict` if some belong to a sequence."""
         return self.state_dict()
 
 
 class DeviceSession(Session):
-    """A sequence of that kind: what is left to the host before and after each step."""
+    """A session of a DeviceDrafter: the host's part before and after each step."""
 
     method: DeviceDrafter
 
     def choose(self) -> None:
-        """Before a step: set the method's `tree` and `source`, and fill what its `grow` reads."""
+        """Before a step: set the method's `tree` and `source`, and fill the tensors that `grow` reads."""
 
     def account(self, verification: Verification) -> None:
-        """After a step: what was accepted."""
+        """After a step: learn on the host from what was accepted."""
 
     def draft(self, root: int) -> Draft:
         self.choose()
@@ -236,5 +236,5 @@ class DeviceSession(Session):
         if verification.candidates is not None:
             self.method.learn(verification.draft.tokens, verification.candidates, verification.accepted)
         if verification.hidden is not None:
-            self.method.take(verification.hidden[verification.node : verification.node + 1])
+            self.method.set_hidden(verification.hidden[verification.node : verification.node + 1])
         self.account(verification)

@@ -1,6 +1,6 @@
-"""Products of a few rows on a CPU: weights packed once in oneDNN's own layout, layers of one input in one product.
+"""Products of a few rows on a CPU: weights packed once in oneDNN's layout, layers of one input in one product.
 
-A draft tree adds rows to each product with a weight, and drafting pays as far as these rows are cheap. In float32 torch
+A draft tree adds rows to each product with a weight; drafting pays if these rows are cheap. In float32 torch
 multiplies by MKL, whose small products are slow on a processor that is not Intel's. On an AMD EPYC (two threads),
 microseconds for 1, 9 and 81 rows: 192 x 2048 25, 101, 377 by MKL and 21, 32, 151 packed; 4096 x 4096 2771, 7301 and
 1281, 1570 (1 and 9 rows). A packed call costs some 16 us before it multiplies, so layers that are given the same tensor
@@ -20,18 +20,18 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-SMALL = 1 << 19  # multiplications below which the expensive call outweighs the faster product
+SMALL_PRODUCT = 1 << 19  # multiplications below which the call costs more than the faster product saves
 
 
 class Product:
-    """One product for layers that are given the same tensor one after the other; most often for a single layer.
+    """One product for layers that get the same tensor one after the other; most often for a single layer.
 
-    The first layer that is called multiplies for all, the others take their parts. A part is taken once, so that no
-    call gets what was multiplied for an earlier one. Between these calls the tensor must not be changed in place.
+    The first layer that is called multiplies for all, the others return their parts. A part is returned once, so no
+    call gets an earlier one's product. Between these calls the tensor must not be changed in place.
 
     Args:
         layers: plain linear layers of one width of input, all with a bias or none. Their weights become views of one.
-        packed: in oneDNN's layout, or as torch has it.
+        packed: True: in oneDNN's layout; False: in torch's.
     """
 
     def __init__(self, layers: Sequence[nn.Linear], packed: bool) -> None:
@@ -46,29 +46,29 @@ class Product:
                 self.bias = torch.cat([layer.bias.detach() for layer in layers])
         rows = 32  # oneDNN chooses the layout for so many; it serves one row and a hundred alike
         self.packed = torch.ops.mkldnn._reorder_linear_weight(self.weight, rows) if packed else None
-        self._held: tuple[torch.Tensor, list[torch.Tensor | None]] | None = None  # an input, its parts not yet taken
+        self._held: tuple[torch.Tensor, list[torch.Tensor | None]] | None = None  # an input, its parts not yet returned
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
         """None: copies and pickles of a layer multiply by their own weight."""
         return type(None), ()
 
-    def take(self, part: int, input: torch.Tensor) -> torch.Tensor:
-        """The part (..., out) of layer number `part`, for an input (..., in)."""
+    def output(self, part: int, input: torch.Tensor) -> torch.Tensor:
+        """Return the part (..., out) of layer number `part`, for an input (..., in)."""
         if len(self.widths) == 1:
             return self.multiply(input)
-        held = self._held  # by a name of its own: another thread may replace it meanwhile
+        held = self._held  # read once: another thread may replace it meanwhile
         if held is None or held[0] is not input or held[1][part] is None:
             held = self._held = (input, list(torch.split(self.multiply(input), self.widths, dim=-1)))
         product, held[1][part] = held[1][part], None
         assert product is not None
         if part == len(self.widths) - 1:
-            self._held = None  # the last one: nothing is held on to
+            self._held = None  # all parts were returned
         return product
 
     def multiply(self, input: torch.Tensor) -> torch.Tensor:
-        """All parts at once: (..., in) -> (..., sum of widths)."""
+        """Multiply all parts at once: (..., in) -> (..., sum of widths)."""
         stock = self.packed is None or torch.compiler.is_compiling()
-        if stock or input.numel() * self.weight.shape[0] < SMALL:
+        if stock or input.numel() * self.weight.shape[0] < SMALL_PRODUCT:
             return nn.functional.linear(input, self.weight, self.bias)
         product: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(
             input, self.packed, self.bias, "none", [], ""
@@ -79,8 +79,8 @@ class Product:
 class PackedLinear(nn.Linear):
     """A linear layer whose product is a `Product`'s, or a part of one.
 
-    Gradients and autocast use its own weight, as does whatever comes after that was trained, loaded anew, cast, moved
-    or copied. What is written through `weight.data` nobody notices.
+    Gradients and autocast use its own weight, and so do calls after the weight was trained, loaded anew, cast, moved or
+    copied. Writes through `weight.data` are not noticed.
     """
 
     product: Product | None  # None of a copy
@@ -88,24 +88,24 @@ class PackedLinear(nn.Linear):
     packed_from: tuple[int, int]  # what `identity` of the weight was
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        own = self.weight
-        if torch.is_grad_enabled() and (input.requires_grad or own.requires_grad):
+        weight = self.weight
+        if torch.is_grad_enabled() and (input.requires_grad or weight.requires_grad):
             return super().forward(input)
-        if input.dtype is not own.dtype or torch.is_autocast_enabled(input.device.type):
+        if input.dtype is not weight.dtype or torch.is_autocast_enabled(input.device.type):
             return super().forward(input)
         product = self.product
         if product is None or not (torch.compiler.is_compiling() or identity(self.weight) == self.packed_from):
             return super().forward(input)
-        return product.take(self.part, input)
+        return product.output(self.part, input)
 
 
 def identity(weight: torch.Tensor) -> tuple[int, int]:
-    """Where a weight lies, and how often it was written into (0 where torch does not count)."""
+    """Return a weight's address and how often it was written (0 where torch does not count)."""
     return weight.data_ptr(), 0 if weight.is_inference() else weight._version
 
 
 def packable(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether packing is for this device and type: float32 and, where oneDNN has it, bfloat16 on an x86 processor."""
+    """True if weights can be packed: float32 and, if oneDNN supports it, bfloat16 on an x86 processor."""
     if device.type != "cpu" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
     if not torch.backends.cpu.get_cpu_capability().startswith("AVX"):
@@ -114,28 +114,28 @@ def packable(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def fastest_linear(device: torch.device, dtype: torch.dtype) -> str:
-    """onednn, fused or torch, as `Target` takes it, where memory does not matter and a model is on one device."""
+    """Return the fastest `linear` of `Target` for a model on one device, if memory does not matter."""
     return "onednn" if packable(device, dtype) else "fused" if device.type == "cuda" else "torch"
 
 
 def linear_bytes(module: nn.Module) -> int:
-    """Bytes that packing adds: the weights of all plain linear layers."""
+    """Return the bytes that packing adds: the weights of all plain linear layers."""
     return sum(layer.weight.numel() * layer.weight.element_size() for layer in _plain(module))
 
 
 def pack_linears(module: nn.Module, forward: Callable[[], object] | None = None, *, packed: bool = True) -> None:
-    """Make every plain linear layer inside a packed one, in place.
+    """Pack every plain linear layer of a module, in place.
 
     The weights stay too: small products, gradients and compiled code use them. Layers whose weights changed since are
     packed anew.
 
     Args:
-        forward: runs the module once, to see which layers are given the same tensor. Default: each is by itself.
-        packed: False: layers that are given the same tensor are one product, by torch's own; the others stay.
+        forward: runs the module once, to find layers that get the same tensor. Default: no layers share a product.
+        packed: False: layers that get the same tensor share a product, by torch; the others stay.
     """
     unpack_linears(module, changed=True)
     layers = _plain(module)
-    together = _given_the_same(layers, forward) if forward is not None else []
+    together = _sharing_input(layers, forward) if forward is not None else []
     shared = {layer for group in together for layer in group}
     alone = [[layer] for layer in layers if layer not in shared] if packed else []
     for group in [*together, *alone]:
@@ -146,10 +146,10 @@ def pack_linears(module: nn.Module, forward: Callable[[], object] | None = None,
 
 
 def unpack_linears(module: nn.Module, *, changed: bool = False) -> None:
-    """Undo `pack_linears`: the layers are torch's own again, each with a weight of its own.
+    """Undo `pack_linears`: the layers are torch's again, each with its own weight.
 
     Args:
-        changed: only of layers whose weights are others since.
+        changed: only layers whose weights have changed.
     """
     for layer in module.modules():
         if isinstance(layer, PackedLinear) and not (changed and identity(layer.weight) == layer.packed_from):
@@ -160,7 +160,7 @@ def unpack_linears(module: nn.Module, *, changed: bool = False) -> None:
 
 
 def linear_of(module: nn.Module) -> str:
-    """How a module's linear layers multiply now: onednn, fused or torch."""
+    """Return how a module's linear layers multiply now: onednn, fused or torch."""
     products = {layer.product for layer in module.modules() if isinstance(layer, PackedLinear)} - {None}
     packed = any(product is not None and product.packed is not None for product in products)
     return "onednn" if packed else "fused" if products else "torch"
@@ -168,7 +168,7 @@ def linear_of(module: nn.Module) -> str:
 
 @contextmanager
 def stock_linears(module: nn.Module) -> Iterator[None]:
-    """Within this block packed and joined layers multiply as torch's own do, each by itself; nothing is freed."""
+    """Within this block packed and fused layers multiply as torch's own, one by one; nothing is freed."""
     layers = [layer for layer in module.modules() if isinstance(layer, PackedLinear)]
     for layer in layers:
         layer.__class__ = nn.Linear  # type: ignore[assignment]
@@ -179,9 +179,9 @@ def stock_linears(module: nn.Module) -> Iterator[None]:
             layer.__class__ = PackedLinear
 
 
-def _given_the_same(layers: Sequence[nn.Linear], forward: Callable[[], object]) -> list[list[nn.Linear]]:
-    """Layers that one forward calls one after the other with the same tensor, each of them once."""
-    calls: list[tuple[nn.Linear, object]] = []  # holds the tensors, so that `is` tells them apart
+def _sharing_input(layers: Sequence[nn.Linear], forward: Callable[[], object]) -> list[list[nn.Linear]]:
+    """List groups of layers that one forward calls in succession with the same tensor, each once."""
+    calls: list[tuple[nn.Linear, object]] = []  # holds the tensors, so that `is` is valid
 
     def note(layer: nn.Module, args: tuple[object, ...]) -> None:
         assert isinstance(layer, nn.Linear)
@@ -194,8 +194,8 @@ def _given_the_same(layers: Sequence[nn.Linear], forward: Callable[[], object]) 
         for hook in hooks:
             hook.remove()
     runs: list[list[nn.Linear]] = []
-    for i, (layer, given) in enumerate(calls):
-        if i and given is calls[i - 1][1]:
+    for i, (layer, tensor) in enumerate(calls):
+        if i and tensor is calls[i - 1][1]:
             runs[-1].append(layer)
         else:
             runs.append([layer])
@@ -210,7 +210,7 @@ def _given_the_same(layers: Sequence[nn.Linear], forward: Callable[[], object]) 
 
 
 def _plain(module: nn.Module) -> list[nn.Linear]:
-    """Linear layers with nothing of their own: no subclass, no parametrisation, no forward put over theirs."""
+    """List plain linear layers: no subclass, no parametrisation, no replaced forward."""
     return [
         layer
         for layer in module.modules()

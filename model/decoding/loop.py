@@ -23,7 +23,7 @@ Clock = Callable[[], float]
 
 @dataclass(slots=True)
 class StepRecord:
-    """What one step, a forward over a root, added to the output; every metric derives from these.
+    """What one step added to the output; every metric derives from these records.
 
     Attributes:
         tokens: those added: the accepted drafts and the target's own next token, cut at the answer's end. Plain
@@ -70,7 +70,7 @@ class Generation:
         return [step.accepted for step in self.steps]
 
     def add(self, verification: Verification, limit: int, eos: Collection[int]) -> bool:
-        """Add a step's tokens, which are cut at the answer's end; whether it goes on."""
+        """Add a step's tokens, which are cut at the answer's end. Returns True if the answer goes on."""
         draft, tokens = verification.draft, verification.tokens
         path = draft.tree.rank_path(verification.node)[: len(tokens)]
         self.tokens += tokens
@@ -78,7 +78,7 @@ class Generation:
         return not (tokens[-1] in eos or len(self.tokens) == limit)
 
     def end(self, limit: int, max_new_tokens: int, eos: Collection[int]) -> None:
-        """Say why it ended, behind its last step; `limit` is what the context left of max_new_tokens."""
+        """Set `stop` after the last step; `limit` is what the context left of max_new_tokens."""
         self.stop = "eos" if self.tokens[-1] in eos else "length" if limit == max_new_tokens else "context"
 
 
@@ -94,7 +94,7 @@ def decode(
     reuse: bool = False,
     clock: Clock | None = None,
 ) -> Generator[StepRecord, None, Generation]:
-    """Decode a step at a time: the output is the target's own, whatever the session tries.
+    """Decode a step at a time: the output is the target's own, whatever is drafted.
 
     The root is the last token known, at first the prompt's last one. A step forwards it with a draft below it, commits
     it with the accepted drafts, and puts out these and the target's own next token, which is the next root.
@@ -158,7 +158,7 @@ def generate(
 
 
 def whole(steps: Generator[StepRecord, None, Generation]) -> Generation:
-    """What a stream returns at its end."""
+    """Run a stream to its end and return the answer."""
     while True:
         try:
             next(steps)
@@ -179,10 +179,10 @@ def _decode(
     out: Generation,
     clock: Clock,
 ) -> Generator[StepRecord, None, None]:
-    """Step after step until the answer ends, each added to `out`."""
+    """Yield step after step until the answer ends, each added to `out`."""
 
-    def hidden_kept(run: Callable[..., Verification], *args: Any) -> Verification:
-        """A step with the hook that it needs: never on between two steps, which may be other sequences' time."""
+    def with_hidden(run: Callable[..., Verification], *args: Any) -> Verification:
+        """Run a step with the hook that it needs; the hook is off between steps, which other sequences may use."""
         if not session.method.needs.hidden:
             return run(*args)
         target.keep_hidden(True)
@@ -192,12 +192,12 @@ def _decode(
             target.keep_hidden(False)
 
     try:
-        limit = target.room(prompt, max_new_tokens)
+        limit = target.token_budget(prompt, max_new_tokens)
         needs = session.method.needs
-        learns_prompts = needs.prompt_logits and not session.method.stateful  # anew in each sequence
-        known = prompt if reuse and not (learns_prompts or needs.hidden) else ()
-        reader = session.method if needs.prompt_logits else None  # which learnt the prompt's rows
-        with target.cache(session.method.max_nodes, known, reader) as cache, noted(cache, prompt, out):
+        relearns_prompt = needs.prompt_logits and not session.method.stateful  # anew in each sequence
+        reusable = prompt if reuse and not (relearns_prompt or needs.hidden) else ()
+        reader = session.method if needs.prompt_logits else None  # reuse only what this method has read
+        with target.cache(session.method.max_nodes, reusable, reader) as cache, recorded_text(cache, prompt, out):
             sequence = Sequence(target, cache, session, list(prompt), sampling, mark, len(prompt) + limit, eos)
             step = make_step(sequence)
             executor = step.executor
@@ -206,14 +206,14 @@ def _decode(
                 session.method.sizing.opened()
             target.synchronize()
             start = time.perf_counter()
-            verification = hidden_kept(_first_step, sequence, step, out)
+            verification = with_hidden(_first_step, sequence, step, out)
             out.prefill_s = time.perf_counter() - start - (executor.setup_s - made)
             goes_on = out.add(verification, limit, eos)
             mark("loop")
             yield out.steps[-1]
             while goes_on:
                 sequence.text += out.steps[-1].tokens
-                verification = _timed(lambda: hidden_kept(step), session, executor, clock)
+                verification = _timed(lambda: with_hidden(step), session, executor, clock)
                 out.forwards += 1
                 goes_on = out.add(verification, limit, eos)
                 mark("loop")
@@ -236,7 +236,7 @@ def step_clock(target: Target) -> Clock:
 
 
 def _timed(run: Callable[[], Verification], session: Session, executor: Executor, clock: Clock) -> Verification:
-    """A step, of which the method's `Sizing` is told the seconds; of one that made a shape nothing is to be learnt."""
+    """Run a step and report its seconds to the method's `Sizing`, unless it made a new shape."""
     sizing, made = session.method.sizing, executor.setup_s
     if sizing is None:
         return run()
@@ -248,8 +248,8 @@ def _timed(run: Callable[[], Verification], session: Session, executor: Executor
 
 
 @contextmanager
-def noted(cache: TreeCache, prompt: list[int], out: Generation) -> Iterator[None]:
-    """Tell a cache at the end of a sequence, however it comes, which text it has committed."""
+def recorded_text(cache: TreeCache, prompt: list[int], out: Generation) -> Iterator[None]:
+    """Record in a cache, when a sequence ends or fails, which text it has committed."""
     try:
         yield
     finally:

@@ -1,11 +1,11 @@
-"""What the target picks after each node, greedily or by sampling, and the candidates that methods ask for.
+"""The target's token after each node, greedily or by sampling, and the candidates that methods ask for.
 
-Sampling's output does not depend on what was drafted: the noise belongs to a place in the text, not to a node.
+Drafts cannot change sampled text: the noise is keyed by seed and position in the text, not by node.
 
 The token at position p is the arg-max of the processed logits over the temperature plus Gumbel noise g(seed, p), which
-is a draw from their softmax (the Gumbel-max trick). The noise depends on the seed and on p alone: all nodes of one
-depth have the same. So a drafted token is accepted where it is its parent's choice, as in greedy decoding, and the text
-is, token for token, what plain sampling with that seed gives, whatever was tried on the way.
+is a draw from their softmax (the Gumbel-max trick). Nodes of one depth have the same noise. So a drafted token is
+accepted if it is its parent's choice, as in greedy decoding, and the text is, token for token, that of plain sampling
+with the same seed.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ import torch
 from ..errors import UserError
 from .tree import Draft
 
-# What reads the text so far: (ids (m, L), scores (m, V)) -> (m, V), rows one by one; transformers' LogitsProcessors do.
+# Reads the text so far, as transformers' LogitsProcessors: (ids (m, L), scores (m, V)) -> (m, V), row by row.
 Processor = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 _HALF = (1 << 32) - 1
-LARGE = 16384  # from this vocabulary on, dealing pays
-MAXIMA = 512  # groups of columns whose maxima stand for all logits, at least or nearly
-Candidates = tuple[torch.Tensor | None, torch.Tensor | None]  # tokens and bits, (n, k) each, if they are asked for
-NOISE_BYTES = 64 << 20  # of noise that are kept; a row takes 4 V
+LARGE_VOCAB = 16384  # from this vocabulary on, grouping columns pays
+GROUPS_OF_MAXIMA = 512  # groups of columns, about, whose maxima estimate the sum over all logits
+Candidates = tuple[torch.Tensor | None, torch.Tensor | None]  # tokens and bits, (n, k) each; None if not needed
+NOISE_BYTES = 64 << 20  # of cached noise; a row takes 4 V
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Sampling:
         top_k, top_p, min_p: what is left of a distribution; 0, 1 and 0 leave all.
         repetition_penalty: on every token of the text so far; 1: none.
         seed: of the noise.
-        processors: what else changes logits, before the temperature; looks at each node's own path.
+        processors: of logits, before the temperature, given each node's own path.
 
     Raises:
         UserError: a setting out of range.
@@ -67,7 +67,7 @@ class Sampling:
 
     @property
     def reads_text(self) -> bool:
-        """Whether a choice depends on more than its logits and its place."""
+        """True if a choice depends on more than its logits and its position."""
         return self.repetition_penalty != 1 or bool(self.processors)
 
 
@@ -75,45 +75,47 @@ GREEDY = Sampling()
 
 
 class Choice:
-    """What the target picks after each node of a draft: the rule of one setting, for whatever sequence takes its turn.
+    """The target's rule for the token after each node, by one sampling setting; shared by sequences.
 
     Args:
-        sampling: its seed may change from sequence to sequence (`take`), nothing else.
+        sampling: its seed may change from sequence to sequence (`set_seed`), nothing else.
     """
 
     def __init__(self, sampling: Sampling, device: torch.device) -> None:
         self.sampling = sampling
-        self.seed = torch.zeros((), dtype=torch.long, device=device)  # where it stays, for captured steps
-        self._now = 0
+        self.seed = torch.zeros((), dtype=torch.long, device=device)  # stays in place, for captured steps
+        self._seed = 0
         # Noise (V,) by seed and place, on a CPU; what was used last comes last.
         self._rows: dict[tuple[int, int], torch.Tensor] = {}
         self._processors, self._warpers = _processors(sampling), _warpers(sampling)
-        self.take(sampling.seed)
+        self.set_seed(sampling.seed)
 
-    def take(self, seed: int) -> None:
+    def set_seed(self, seed: int) -> None:
         """Draw by this seed from now on."""
-        if seed != self._now:
-            self._now = seed
+        if seed != self._seed:
+            self._seed = seed
             self.seed.fill_(seed)
 
     @property
     def draws(self) -> bool:
-        """Whether a choice depends on its place in the text."""
+        """True if a choice depends on its position in the text."""
         return self.sampling.temperature > 0
 
     def among(self, logits: torch.Tensor, positions: torch.Tensor | None) -> torch.Tensor:
-        """The choices (n,) by logits (n, V) for these places in the text, int64 (n,), or None where nothing is drawn;
-        elsewhere than on a CPU no host value is read."""
+        """Return the choices (n,) from logits (n, V) at positions int64 (n,), None for greedy decoding.
+
+        Reads no host value on a device.
+        """
         return argmax(self.scores(logits, positions))
 
     def ranked(
         self, logits: torch.Tensor, positions: torch.Tensor | None, k: int, bits: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-        """The choices (n,), and what `candidates_of` finds, whose first may be another of equal logits."""
+        """Return the choices (n,) and `candidates_of`, whose first may be another one of equal logits."""
         return self.among(logits, positions), *candidates_of(logits, k, bits)
 
     def scores(self, logits: torch.Tensor, positions: torch.Tensor | None) -> torch.Tensor:
-        """What choices are the arg-max of, (n, V): by another model's logits what it would choose by this noise."""
+        """Return the scores (n, V) whose arg-max is the choice; another model's logits get the same noise."""
         if not self.draws:
             return logits
         assert positions is not None
@@ -123,10 +125,10 @@ class Choice:
         return scores + self._noise(positions, logits.shape[1])
 
     def after(self, logits: torch.Tensor, draft: Draft, text: Sequence[int], *, every: bool = True) -> torch.Tensor:
-        """The choices (n,) after each node of a draft, whose root is the text's last token.
+        """Return the choices (n,) after each node of a draft, whose root is the text's last token.
 
         Args:
-            every: False: where it saves work only the accepted nodes have a choice, and the others -1.
+            every: False: rejected nodes may have -1, which saves work.
         """
         tree = draft.tree
         if self.sampling.temperature == 0 and not self._processors:
@@ -139,7 +141,7 @@ class Choice:
         return self.among(logits, tree.depths.to(logits.device) + len(text))
 
     def _along(self, logits: torch.Tensor, draft: Draft, text: Sequence[int]) -> torch.Tensor:
-        """The choices of the accepted nodes, found from the root down: a step's depth of rows, and not n of them."""
+        """Return the choices of the accepted nodes, from the root down: at most a row per depth, not n rows."""
         tree, tokens = draft.tree, draft.tokens.tolist()
         choices, node = [-1] * len(tokens), 0
         while True:
@@ -153,7 +155,7 @@ class Choice:
     def _processed(
         self, row: torch.Tensor, draft: Draft, tokens: Sequence[int], node: int, text: Sequence[int]
     ) -> torch.Tensor:
-        """A node's logits (1, V) behind its own path. One row at a time, as processors are used to in `generate`."""
+        """Process a node's logits (1, V) given its own path; row by row, as `generate` calls processors."""
         if not self._processors:
             return row
         ids = torch.tensor([[*text, *(tokens[i] for i in draft.tree.chain_of[node][1:])]], device=row.device)
@@ -163,26 +165,26 @@ class Choice:
         return scores
 
     def _noise(self, positions: torch.Tensor, vocab: int) -> torch.Tensor:
-        """(n, V). On a CPU a row is drawn once for all steps that look ahead to its place."""
+        """Return noise (n, V). On a CPU a row is drawn once for all steps that reach its position."""
         if positions.device.type != "cpu":
             return gumbel(self.seed, positions, vocab)
-        places = [(self._now, place) for place in positions.tolist()]
+        places = [(self._seed, place) for place in positions.tolist()]
         rows = {place: self._rows.pop(place) for place in places if place in self._rows}
         missing = [place for place in dict.fromkeys(places) if place not in rows]
         if missing:
             drawn = gumbel(self.seed, torch.tensor([place for _, place in missing]), vocab)
-            rows |= zip(missing, (row.clone() for row in drawn), strict=True)  # a view would keep all that was drawn
+            rows |= zip(missing, (row.clone() for row in drawn), strict=True)  # a view would keep all of it alive
         self._rows |= rows
-        while len(self._rows) > max(NOISE_BYTES // (4 * vocab), len(rows)):  # the longest unused, none of these
+        while len(self._rows) > max(NOISE_BYTES // (4 * vocab), len(rows)):  # least recently used first, none of these
             del self._rows[next(iter(self._rows))]
         return torch.stack([rows[place] for place in places])
 
 
 def gumbel(seed: torch.Tensor, positions: torch.Tensor, vocab: int) -> torch.Tensor:
-    """Gumbel noise of each place for each token: float32 (n, V), from integers alone until the last logarithms.
+    """Return Gumbel noise for each position and token: float32 (n, V), by integers up to the last logarithms.
 
-    Token and place are hashed (splitmix64 for the keys of a place, then twice lowbias32 of the token under them), so
-    any device draws the same and none keeps a state.
+    Token and position are hashed (splitmix64 for the keys of a place, then twice lowbias32 of the token under them), so
+    all devices draw the same and none keeps a state.
 
     Args:
         seed: int64 ().
@@ -212,17 +214,17 @@ def _lowbias(number: torch.Tensor) -> torch.Tensor:
 
 
 def _down(number: torch.Tensor, bits: int) -> torch.Tensor:
-    """Shifted down with zeros coming in, as unsigned numbers are."""
+    """Shift right and fill with zeros, as for unsigned numbers."""
     return number >> bits & (1 << 64 - bits) - 1
 
 
 def _signed(word: int) -> int:
-    """An unsigned word of 64 bits as int64 has it."""
+    """Convert an unsigned word of 64 bits to int64."""
     return word - (1 << 64) if word >> 63 else word
 
 
 def _processors(sampling: Sampling) -> list[Processor]:
-    """What reads the text, in `generate`'s order: the penalty, then the caller's own."""
+    """List the processors in `generate`'s order: the penalty, then the caller's own."""
     if sampling.repetition_penalty == 1:
         return list(sampling.processors)
     from transformers import RepetitionPenaltyLogitsProcessor  # not above: greedy decoding needs none of it
@@ -231,7 +233,7 @@ def _processors(sampling: Sampling) -> list[Processor]:
 
 
 def _warpers(sampling: Sampling) -> list[Any]:
-    """What a temperature brings with it, in `generate`'s order."""
+    """List the warpers of sampling in `generate`'s order."""
     if sampling.temperature == 0:
         return []
     from transformers.generation import logits_process as library
@@ -249,7 +251,7 @@ def _warpers(sampling: Sampling) -> list[Any]:
 
 
 def argmax(logits: torch.Tensor) -> torch.Tensor:
-    """The first of each row's greatest logits: (n, V) -> (n,), exactly torch.argmax.
+    """Return each row's arg-max, the first of equals: (n, V) -> (n,), exactly torch.argmax.
 
     On the CPU torch's own is not vectorised along a row, NumPy's is: 106 us against 28 us for 81 x 2048; and of
     bfloat16, which NumPy does not know, as float32: 252 us against 20 us for 1 x 49152.
@@ -260,45 +262,44 @@ def argmax(logits: torch.Tensor) -> torch.Tensor:
 
 
 def top_k(logits: torch.Tensor, k: int) -> torch.Tensor:
-    """The k greatest logits of each row, best first: (n, V) -> (n, k), as torch.topk; which of equals is left open."""
+    """Return each row's top-k, best first: (n, V) -> (n, k), as torch.topk; the order of equals is undefined."""
     return _greatest(logits, k)[1]
 
 
 def candidates_of(logits: torch.Tensor, k: int, bits: bool = False) -> Candidates:
-    """What a drafter asks of logits: their top-k, and the bits of `top_k_and_bits`; None for what it does not."""
+    """Return what a drafter needs of logits: top-k, and the bits of `top_k_and_bits`; None for the rest."""
     if bits:
         return top_k_and_bits(logits, k)
     return top_k(logits, k) if k else None, None
 
 
 def top_k_and_bits(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The k greatest logits of each row, best first, and how many bits short of certain each is: (n, k) twice.
+    """Return each row's top-k, best first, and their bits, -log2 of the probability: (n, k) twice.
 
-    A token of probability p is -log2 p bits short. The mass of all tokens is estimated by that of the maxima of groups
-    of columns, which finding the k greatest takes anyway: the sum of all V exponentials would take longer
-    than the rest of a step's host work. Where few tokens are likely, the estimate is good; of a flat distribution of
-    128,000 tokens the bits are some eight too few.
+    The softmax's denominator is estimated from the maxima of groups of columns, which finding the top-k computes, too:
+    the sum of all V exponentials would take longer than the rest of a step's host work. The estimate is good if few
+    tokens are likely; for a flat distribution of 128,000 tokens the bits are some eight too few.
     """
     greatest, best, maxima = _greatest(logits, k)
-    if maxima is None or maxima.shape[1] < MAXIMA // 2:
+    if maxima is None or maxima.shape[1] < GROUPS_OF_MAXIMA // 2:
         n, vocab = logits.shape
         # a group has a power of two of columns that divides V
-        width = min(vocab & -vocab, 1 << max((vocab // MAXIMA).bit_length() - 1, 0))
+        width = min(vocab & -vocab, 1 << max((vocab // GROUPS_OF_MAXIMA).bit_length() - 1, 0))
         maxima = logits.reshape(n, width, -1).amax(1)  # (n, V / width)
     mass = torch.logsumexp(maxima.float(), 1, keepdim=True)  # (n, 1)
     return best, (mass - greatest.float()) / math.log(2)
 
 
 def _greatest(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """The k greatest of each row and their columns, (n, k) each, and the maxima of groups of columns if they were made.
+    """Return each row's top-k logits and their columns, (n, k) each, and the maxima of groups of columns if computed.
 
-    The columns are dealt to g groups. The k greatest lie in the k groups with the greatest maxima, so that torch.topk
-    need only look at g maxima and at k groups: 1377 us against 798 us for 81 x 32000 (a CPU, two threads). On CUDA it
+    The columns are dealt to g groups. The top-k lie in the k groups with the greatest maxima, so that torch.topk only
+    has to search g maxima and k groups: 1377 us against 798 us for 81 x 32000 (a CPU, two threads). On CUDA it
     reads long rows several times; unmeasured.
     """
     n, vocab = logits.shape
     groups = _groups(vocab, k)
-    if vocab < LARGE or groups < k:
+    if vocab < LARGE_VOCAB or groups < k:
         return *logits.topk(k, dim=-1), None
     dealt = logits.reshape(n, -1, groups)  # (n, V / g, g): column c is in group c % g
     maxima = dealt.amax(dim=1)
@@ -310,6 +311,6 @@ def _greatest(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor,
 
 
 def _groups(vocab: int, k: int) -> int:
-    """How many groups: a power of two that divides V, near sqrt(k V), where the two searches balance."""
+    """Return the number of groups: a power of two that divides V, near sqrt(k V), where the two searches balance."""
     powers = vocab & -vocab  # the greatest power of two that divides V
     return min(powers, 1 << round(math.log2(k * vocab) / 2))

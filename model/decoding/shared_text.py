@@ -1,8 +1,8 @@
-"""Many methods on one text: what they ask of the target is asked once, in one forward for all of them.
+"""Many methods on one text: one forward for all of them, and each context is forwarded once.
 
-Greedy output is the target's own whatever is drafted, so methods that answer one prompt walk along one text. They
-differ in where their steps begin and in what they try there, and much of that is the same, too. So accepted lengths,
-which no clock decides, can be had for many configurations at the price of a few. Times cannot.
+Greedy output is the target's own whatever is drafted, so methods that answer one prompt follow one text. They differ in
+where their steps begin and in what they draft, and much of that is the same, too. So accepted lengths, which do not
+depend on time, cost little more for many configurations than for a few. Times cannot be had this way.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from .tree import Draft
 
 
 class Context:
-    """A path of tokens behind the prompt's others: what may follow it, and what the target says after it.
+    """A path of tokens that continues the prompt, and the target's output after it.
 
     Attributes:
         position: of its last token.
         below: the contexts that are one token longer.
         choice: the token that the target picks; None: not asked yet.
         logits: (V,), hidden: (H,) if kept.
-        committed: whether its states are in the cache, at its position; such a context is part of the text itself.
+        committed: True if its states are in the cache at its position: it is part of the text.
     """
 
     __slots__ = ("__weakref__", "below", "choice", "committed", "hidden", "logits", "position")
@@ -45,7 +45,7 @@ class Context:
         self.committed = False
 
     def then(self, token: int) -> Context:
-        """The context that is longer by this token."""
+        """Return the context that is longer by this token."""
         longer = self.below.get(token)
         if longer is None:
             longer = self.below[token] = Context(self.position + 1)
@@ -53,16 +53,16 @@ class Context:
 
 
 class SharedText:
-    """One prompt and its answer as far as it is known, and the contexts that still matter.
+    """One prompt and its answer so far, and the contexts that sequences can still reach.
 
-    No context knows the one above it: those that no sequence can reach any more are freed, with their logits.
+    A context has no reference to its parent, so contexts out of reach are freed with their logits.
 
     Args:
-        cache: holds the text; with room for all that is asked at once behind it.
+        cache: holds the text; its capacity must hold all drafts of one forward behind it.
         prompt: P tokens; all but the last are forwarded now.
         choice: what the target picks, by its seed; one that does not read the text.
-        keep: the logits of every context; its choice is kept in any case.
-        keep_prompt: the logits after each of the P - 1 tokens.
+        keep: keep the logits of every context; choices are always kept.
+        keep_prompt: keep the logits after each of the P - 1 tokens.
     """
 
     def __init__(
@@ -83,11 +83,11 @@ class SharedText:
         self._tip.choice, self._tip.committed = prompt[-1], True
 
     def begin(self, root: int) -> Context:
-        """The context of the prompt's last token, the first root."""
+        """Return the context of the prompt's last token, the first root."""
         return self._tip.then(root)
 
     def ask(self, tries: Sequence[tuple[Context, Draft]]) -> list[list[Context]]:
-        """The context of every node of these drafts, each below the context of its root; none is left unasked."""
+        """Return the context of every node of these drafts, below the contexts of their roots; forward the new ones."""
         asked: list[list[Context]] = []  # of each try, by node
         rows: dict[Context, int] = {}  # of the forward
         above: list[Context] = []  # of each row
@@ -99,7 +99,7 @@ class SharedText:
                 nodes.append(nodes[parent].then(token))
             for node, context in enumerate(nodes):
                 if context.choice is None and context not in rows:
-                    # with those above it whose states are nowhere: of what was asked earlier and not accepted
+                    # also its ancestors without states: forwarded earlier and not accepted
                     missing = [i for i in draft.tree.chain_of[node] if not nodes[i].committed and nodes[i] not in rows]
                     for i in missing:
                         rows[nodes[i]] = len(rows)
@@ -112,28 +112,28 @@ class SharedText:
 
     def _forward(self, rows: dict[Context, int], above: list[Context], tokens: list[int]) -> None:
         target, past = self.target, self.cache.length
-        seen = np.zeros((len(rows), past + len(rows)), dtype=bool)  # what each row attends to
+        visible = np.zeros((len(rows), past + len(rows)), dtype=bool)  # True where a row attends to a column
         for row, parent in enumerate(above):
             if parent in rows:
-                seen[row] = seen[rows[parent]]
+                visible[row] = visible[rows[parent]]
             else:
-                seen[row, : parent.position + 1] = True
-            seen[row, past + row] = True
-        hidden = torch.from_numpy(~seen).to(target.device)
-        mask = torch.zeros(seen.shape, dtype=target.dtype, device=target.device)
+                visible[row, : parent.position + 1] = True
+            visible[row, past + row] = True
+        hidden = torch.from_numpy(~visible).to(target.device)
+        mask = torch.zeros(visible.shape, dtype=target.dtype, device=target.device)
         mask.masked_fill_(hidden, torch.finfo(target.dtype).min)
         positions = torch.tensor([context.position for context in rows], device=target.device)
         logits = target.forward_masked(self.cache, torch.tensor(tokens, device=target.device), mask, positions)
         choices = self.choice.among(logits, positions + 1).tolist()
         for context, row, choice in zip(rows, logits, choices, strict=True):
             if context.choice is None:
-                context.choice = choice  # and of its own what is kept: a view would keep the whole forward's
+                context.choice = choice  # and copies, as a view would keep the whole forward's output alive
                 context.logits = row.clone() if self.keep else None
                 context.hidden = None if target.hidden is None else target.hidden[rows[context]].clone()
         self._commit(rows)
 
     def _commit(self, rows: dict[Context, int]) -> None:
-        """Keep the states of what is now known to be the text itself."""
+        """Commit the states of contexts that are part of the text now."""
         past, path = self.cache.length, list[int]()
         while True:
             assert self._tip.choice is not None  # what is committed was asked
@@ -150,7 +150,7 @@ class SharedText:
 
 
 class _Sequence:
-    """One method's walk along the text."""
+    """One method's decoding along the text."""
 
     def __init__(self, session: Session, prompt: list[int], text: SharedText, first: Context) -> None:
         self.session, self.prompt, self.text = session, prompt, text
@@ -164,15 +164,15 @@ class _Sequence:
         return self._begun or self.session.draft(self.root)
 
     def learn(self, draft: Draft, nodes: list[Context], limit: int, eos: Collection[int]) -> bool:
-        """What follows the forward, as in a step of its own; whether the answer goes on."""
+        """Finish a step after the forward. Returns True if the answer goes on."""
         needs = self.session.method.needs
         if self._begun is not None:
             self._begun = None
             self._observe_prompt(self.prompt, [self.context])
         choices = torch.tensor([context.choice for context in nodes], device=draft.tokens.device)
-        wanted = needs.logits or needs.candidates
-        logits = torch.stack([known(context.logits) for context in nodes]) if wanted else None
-        hidden = torch.stack([known(context.hidden) for context in nodes]) if needs.hidden else None
+        needs_logits = needs.logits or needs.candidates
+        logits = torch.stack([required(context.logits) for context in nodes]) if needs_logits else None
+        hidden = torch.stack([required(context.hidden) for context in nodes]) if needs.hidden else None
         forwarded = Forwarded(choices, logits, hidden)
         verification = conclude(self.session, draft, forwarded, room=limit - len(self.out.tokens), eos=eos)
         self.out.forwards += 1
@@ -185,13 +185,14 @@ class _Sequence:
         """The prompt's own logits and hidden states, with those of its last token if its chain is forwarded with it."""
         needs, text = self.session.method.needs, self.text
         if first and needs.prompt_logits:
-            self.session.observe_prompt(first, torch.stack(text.prompt_logits + [known(c.logits) for c in last]))
+            self.session.observe_prompt(first, torch.stack(text.prompt_logits + [required(c.logits) for c in last]))
         if first and needs.hidden:
-            self.session.observe_prompt_hidden(first, torch.stack(text.prompt_hidden + [known(c.hidden) for c in last]))
+            hidden = torch.stack(text.prompt_hidden + [required(c.hidden) for c in last])
+            self.session.observe_prompt_hidden(first, hidden)
 
 
-def known(tensor: torch.Tensor | None) -> torch.Tensor:
-    """What an asked context has."""
+def required(tensor: torch.Tensor | None) -> torch.Tensor:
+    """Return the tensor of a context that was forwarded."""
     assert tensor is not None
     return tensor
 
@@ -206,10 +207,10 @@ def generate_together(
     eos: Collection[int] = (),
     sampling: Sampling = GREEDY,
 ) -> list[Generation]:
-    """The answer to one prompt by each of several methods, with the steps that each takes alone, and without times.
+    """Answer one prompt by each of several methods, with the steps that each takes alone, without times.
 
-    Of two sequences the one whose root is further back goes first: none runs ahead, so that what all have passed is
-    freed. Forwards are some twice as many as if all went at once, their rows as many, and contexts a tenth.
+    The sequence whose root is furthest back goes first, so that contexts that all have passed are freed. It takes some
+    twice as many forwards as all at once, as many rows, and a tenth of the contexts.
 
     Args:
         drafters: of any kind; no two of them may be one object.
@@ -218,7 +219,7 @@ def generate_together(
     Raises:
         UserError: as `generate`; the target attends in steps of fixed shape alone; what is sampled reads the text.
     """
-    limit = target.room(prompt, max_new_tokens)
+    limit = target.token_budget(prompt, max_new_tokens)
     if target.switch is not None:
         raise UserError("model.attention=tree: is for steps of fixed shape; answers together are given eagerly")
     if sampling.reads_text:
@@ -240,7 +241,7 @@ def generate_together(
         first = text.begin(prompt[-1])
         sequences = [_Sequence(session, prompt, text, first) for session in sessions]
         going = list(sequences)
-        del first  # from here on whoever is behind holds what is still needed
+        del first  # from here on only sequences hold contexts
         while going:
             back = min(sequence.context.position for sequence in going)
             turn = [sequence for sequence in going if sequence.context.position == back]

@@ -1,7 +1,7 @@
 """Steps of fixed shape, all on the device, which can be compiled, or captured as one CUDA graph and replayed.
 
-Of a drafter that drafts on the device the whole step is one (`WholeStep`). Of any other it is the forward with the
-target's choices (`PaddedForward`): its draft is fed in, whatever tree it has.
+A DeviceDrafter's whole step has a fixed shape (`WholeStep`). For other drafters only the forward with the target's
+choices has (`PaddedForward`): drafts of any tree are padded and fed in.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from .tree import Draft, Tree
 from .verification import Commit
 
 BUCKET = 256  # a static step attends over the context rounded up to a multiple of this; of a long one to more
-# Rows of a forward whose draft is fed in: the least of these that holds it, so that a few forwards serve all drafts.
+# Rows of a padded forward: the smallest of these that holds the draft, so that a few forwards serve all drafts.
 ROWS = (1, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 
 
 def bucket_of(tokens: int) -> int:
-    """The bucket that holds so many: multiples of BUCKET up to 4 of them, then 6, 8, 12, 16, ...
+    """Return the bucket that holds so many tokens: multiples of BUCKET up to 4 of them, then 6, 8, 12, 16, ...
 
-    So a context of 4,096 has 8 and not 16, and no more than a third of a bucket is read for nothing.
+    So a context of 4,096 has 8 buckets, not 16, and at most a third of a bucket is read in vain.
     """
     buckets = -(-tokens // BUCKET)
     if buckets > 4:
@@ -39,25 +39,25 @@ def bucket_of(tokens: int) -> int:
 
 
 class Repeatable(Protocol):
-    """What is made once and run again and again."""
+    """A step that is made once and run many times."""
 
     length: torch.Tensor
 
     def run(self) -> None:
-        """One step. No host value is read and nothing of another shape is made."""
+        """Run one step. Reads no host value; all shapes are fixed."""
 
     def state(self) -> dict[str, torch.Tensor]:
-        """What a run writes into that outlives it."""
+        """Return the tensors that a run writes and that outlive it."""
 
 
 class Setup(NamedTuple):
     """What a step of fixed shape is made with.
 
     Attributes:
-        cache: which the step does not keep alive: a larger one may take its place.
-        bucket: positions of the cache that can be seen; at least its length and the nodes of the step.
+        cache: the step does not keep it alive, as a larger one may replace it.
+        bucket: visible positions of the cache; at least its length and the nodes of the step.
         choice: the target's rule.
-        compiled: the model as `devices.compiling` has it compiled.
+        compiled: True: the model is compiled under `devices.compiling`.
     """
 
     target: Target
@@ -70,11 +70,11 @@ class Setup(NamedTuple):
 class StaticForward:
     """Forwards drafts of up to n nodes over one bucket of the cache, with the same shapes every time.
 
-    Place in the cache and tree are known to the device only. Nodes that a smaller tree leaves over see the committed
-    tokens and themselves alone, and nobody sees them.
+    Position in the cache and tree are tensors on the device. Unused nodes of a smaller tree attend to the committed
+    tokens and themselves; no node attends to them.
 
     Args:
-        length: int64 (), the committed tokens; the caller's to fill.
+        length: int64 (), the committed tokens; filled by the caller.
     """
 
     def __init__(self, setup: Setup, nodes: int, length: torch.Tensor) -> None:
@@ -98,27 +98,27 @@ class StaticForward:
         depths = torch.zeros(len(self._nodes), dtype=torch.long)
         depths[: len(tree)] = torch.tensor(tree.depth_of)
         words = packed(tree.host_ancestors, len(depths))
-        self.take(depths.to(self.depths.device), words.to(self.depths.device))
+        self.set_packed_tree(depths.to(self.depths.device), words.to(self.depths.device))
 
-    def take(self, depths: torch.Tensor, words: torch.Tensor) -> None:
-        """A tree on the device, which no host value is read for: int64 (n,), and (n, ceil(n / 64)) as `packed` has it.
+    def set_packed_tree(self, depths: torch.Tensor, words: torch.Tensor) -> None:
+        """Forward a tree given on the device: depths int64 (n,), and ancestors (n, ceil(n / 64)) as made by `packed`.
 
-        Nodes that it leaves over have depth 0 and see themselves.
+        Unused nodes have depth 0 and attend to themselves.
         """
         self.depths.copy_(depths)
-        seen = (words.index_select(1, self._word) >> self._bit & 1).bool()  # (n, n)
+        visible = (words.index_select(1, self._word) >> self._bit & 1).bool()  # (n, n)
         if self._attention is None:
-            self._mask[:, 1:-1].fill_(self._blocked).masked_fill_(seen, 0)
+            self._mask[:, 1:-1].fill_(self._blocked).masked_fill_(visible, 0)
         else:
-            self._attention.take(words, seen)
+            self._attention.set_packed_tree(words, visible)
 
     @property
     def positions(self) -> torch.Tensor:
-        """Of the token that follows each node: int64 (n,)."""
+        """Positions of the tokens that follow the nodes: int64 (n,)."""
         return self.depths + self.length + 1
 
     def __call__(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Token ids (n,) -> logits (n, V). No host value is read and nothing of another shape is made."""
+        """Forward token ids (n,) to logits (n, V). Reads no host value; all shapes are fixed."""
         cache, mask = self._cache(), None
         assert cache is not None
         if self._attention is None:
@@ -138,11 +138,11 @@ class StaticForward:
 
 
 def _tree_attention(target: Target, nodes: int, bucket: int, length: torch.Tensor) -> TreeAttention | None:
-    """What a target's static steps of so many nodes attend by; None where it is sdpa with a mask."""
+    """Make the tree attention of static steps of so many nodes; None for sdpa with a mask."""
     if target.switch is None:
         return None
     layer, heads = target.layer, target.model.config.get_text_config().num_attention_heads
-    heads //= getattr(target.model, "tp_size", None) or 1  # of processes that share the model each has its part of them
+    heads //= getattr(target.model, "tp_size", None) or 1  # with tensor parallelism each process has its part of them
     return TreeAttention(heads, layer.heads, layer.key_dim, nodes, bucket, length, layer.dtype)
 
 
@@ -171,13 +171,13 @@ class WholeStep:
         places = self.forward.positions if self.choice.draws else None
         choices, candidates, _ = self.choice.ranked(logits, places, self._k)  # (n,), (n, k)
         commit(tokens, choices)
-        if not self.tree.is_chain:  # what is accepted of a chain is where it belongs
+        if not self.tree.is_chain:  # a chain's accepted nodes are in place already
             cache.move(commit.source, commit.to)
         if candidates is not None:
             self.drafter.learn(tokens, candidates, commit.accepted)
         if self.target.hidden is not None:
-            self.drafter.take(self.target.hidden.index_select(0, commit.report[:1]))
-        self.tokens, self.choices = tokens, choices  # for whoever looks before the next step overwrites them
+            self.drafter.set_hidden(self.target.hidden.index_select(0, commit.report[:1]))
+        self.tokens, self.choices = tokens, choices  # to be read before the next step overwrites them
 
     def state(self) -> dict[str, torch.Tensor]:
         written: dict[str, torch.Tensor] = self.drafter.step_state()  # a proxy has no types
@@ -185,11 +185,11 @@ class WholeStep:
 
 
 class PaddedForward:
-    """A forward over one bucket of the cache, and what the target picks, for drafts of up to n nodes.
+    """A forward over one bucket of the cache with the target's choices, for drafts of up to n nodes.
 
     Attributes, of the last run:
         logits, choices: (n, V) and int64 (n,).
-        hidden: (n, H), where the target keeps it.
+        hidden: (n, H), if the target keeps it.
     """
 
     def __init__(self, setup: Setup, drafter: Drafter, nodes: int) -> None:
@@ -197,21 +197,21 @@ class PaddedForward:
         self._k, self._bits = drafter.needs.candidates, drafter.needs.bits
         # One buffer goes in: length, tokens, depths, ancestors as `packed` has them. One comes out: see `_reported`.
         self._sizes = [1, nodes, nodes, nodes * -(-nodes // WORD)]
-        self._fed = torch.zeros(sum(self._sizes), dtype=torch.long, device=self.target.device)
-        length, self._tokens, self._depths, words = torch.split(self._fed, self._sizes)
+        self._input = torch.zeros(sum(self._sizes), dtype=torch.long, device=self.target.device)
+        length, self._tokens, self._depths, words = torch.split(self._input, self._sizes)
         self.length, self._words = length[0], words.view(nodes, -1)
-        self._host = on_host_like(self._fed)
-        self._host_report = on_host_like(self._fed.new_zeros(nodes, 1 + self._k * (1 + self._bits)))
+        self._host = on_host_like(self._input)
+        self._host_report = on_host_like(self._input.new_zeros(nodes, 1 + self._k * (1 + self._bits)))
         self.forward = StaticForward(setup, nodes, self.length)
-        self._words.copy_(packed(torch.ones(1, 1, dtype=torch.bool), nodes))  # for a run before anything is fed
+        self._words.copy_(packed(torch.ones(1, 1, dtype=torch.bool), nodes))  # for warm-up runs, before the first draft
         self._report = self.logits = self.choices = self._tokens
         self.hidden: torch.Tensor | None = None
         self._candidates: Candidates = None, None
 
     def feed(self, draft: Draft, length: int) -> None:
-        """The draft of the next run, and the committed tokens. Nodes that are left over hold any tokens.
+        """Write the next run's draft and length. Unused nodes hold any tokens.
 
-        What the last run was fed was used when its report was read.
+        The last run has read its input by the time its report is read.
         """
         tree, n = draft.tree, len(draft.tree)
         host_length, tokens, depths, words = torch.split(self._host, self._sizes)
@@ -221,12 +221,12 @@ class PaddedForward:
         words.view(self._n, -1).copy_(packed(tree.host_ancestors, self._n))
         if draft.tokens.device.type == "cpu":
             tokens[:n] = draft.tokens
-        self._fed.copy_(self._host, non_blocking=True)
-        if draft.tokens.device.type != "cpu":  # a drafter's that works on the device: they are not waited for
+        self._input.copy_(self._host, non_blocking=True)
+        if draft.tokens.device.type != "cpu":  # drafted on the device: copied without waiting
             self._tokens[:n].copy_(draft.tokens)
 
     def run(self) -> None:
-        self.forward.take(self._depths, self._words)
+        self.forward.set_packed_tree(self._depths, self._words)
         self.logits = self.forward(self._tokens)
         places = self.forward.positions if self.choice.draws else None
         self.choices, *candidates = self.choice.ranked(self.logits, places, self._k, self._bits)
@@ -234,7 +234,7 @@ class PaddedForward:
         self._report = self._reported()
 
     def _reported(self) -> torch.Tensor:
-        """Choices, candidates and bits side by side, as far as there are any: int64 (n, 1 + k + k)."""
+        """Concatenate choices, candidates and bits, if any: int64 (n, 1 + k + k)."""
         candidates, bits = self._candidates
         parts = [self.choices[:, None]]
         if candidates is not None:
@@ -244,18 +244,22 @@ class PaddedForward:
         return torch.cat(parts, 1)
 
     def read(self, n: int) -> tuple[torch.Tensor, Candidates]:
-        """Choices (n,) and candidates of the first n nodes, on the host, with one transfer."""
+        """Return choices (n,) and candidates of the first n nodes on the host, with one transfer."""
         self._host_report.copy_(self._report, non_blocking=True)
         wait(self._report.device)
         choices, candidates, bits = self._host_report[:n].clone().tensor_split((1, 1 + self._k), 1)
-        kept = candidates if self._k else None, bits.view(torch.double).float() if self._bits else None
-        return choices[:, 0], kept
+        return choices[:, 0], (
+            candidates if self._k else None,
+            bits.view(torch.double).float() if self._bits else None,
+        )
 
     def on_device(self, n: int) -> tuple[torch.Tensor, Candidates]:
-        """The same on the device, without a transfer."""
+        """Return the same on the device, without a transfer."""
         candidates, bits = self._candidates
-        kept = None if candidates is None else candidates[:n], None if bits is None else bits[:n]
-        return self.choices[:n], kept
+        return self.choices[:n], (
+            None if candidates is None else candidates[:n],
+            None if bits is None else bits[:n],
+        )
 
     def state(self) -> dict[str, torch.Tensor]:
         return {}

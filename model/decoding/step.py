@@ -1,4 +1,4 @@
-"""One decoding step, of two kinds with the same outcome, and what executes them.
+"""One decoding step, in two forms with the same outcome, and what executes them.
 
 A `HostStep` is drafted on the host, which also verifies and commits. A `DeviceStep` is drafted on the device: root,
 length and draft stay there, and one small tensor is read back. The `Executor` alone decides between eager, static,
@@ -27,28 +27,28 @@ from .target import Target
 from .tree import Draft
 from .verification import Verification, verify
 
-# Static steps kept for a drafter on a cache; the one used longest ago goes first. All sizes of tree=auto over all
-# buckets of 4,096 tokens are fewer: else each would be captured anew whenever it comes up.
+# Static steps kept for a drafter on a cache, least recently used dropped first. All sizes of tree=auto over all buckets
+# of 4,096 tokens are fewer, so that none of these is captured twice.
 MOST_STEPS = 192
-LEAST_FREE = 1 << 30  # bytes of a GPU below which steps go before others are made,
-MOST_DROPPED = 4  # so many at once at most: what else takes the memory, more of them would not give back
+LEAST_FREE = 1 << 30  # free bytes of a GPU below which steps are dropped before others are made,
+MOST_DROPPED = 4  # at most so many at once, as other things may take the memory
 Mark = Callable[[str], None]
-Made = TypeVar("Made", bound=Repeatable)
+AnyStep = TypeVar("AnyStep", bound=Repeatable)
 
 
 def unmarked(phase: str) -> None:
-    """The default `mark`: nobody is timing phases."""
+    """Do nothing: the default `mark`, without timing of phases."""
 
 
 @dataclass(slots=True)
 class Forwarded:
-    """What a forward over a draft of n nodes gave.
+    """The outputs of a forward over a draft of n nodes.
 
     Attributes:
-        choices: int64 (n,), what the target picks after each node, as far as the method needs it.
-        logits: (n, V); None where the method needs nothing of them.
-        hidden: (m, H), of the n nodes, behind a prompt's own where it was forwarded with them; None if not kept.
-        candidates: what the method needs of the logits, where it is known already.
+        choices: int64 (n,), the target's token after each node, as far as the method needs it.
+        logits: (n, V); None if the method does not need them.
+        hidden: (m, H), of the n nodes, preceded by a prompt's own if forwarded with it; None if not kept.
+        candidates: top-k and bits, if the forward computed them already.
     """
 
     choices: torch.Tensor
@@ -62,8 +62,8 @@ class Sequence:
     """A sequence that is being decoded.
 
     Attributes:
-        text: the prompt and what was put out, the root last.
-        end: tokens of prompt and answer together, at most.
+        text: the prompt and the output so far, the root last.
+        end: limit of prompt and answer together.
         eos: ids that end an answer.
     """
 
@@ -92,11 +92,11 @@ def conclude(
     cache: TreeCache | None = None,
     mark: Mark = unmarked,
 ) -> Verification:
-    """Verify, commit, observe: what follows a forward over a draft of n nodes. What is put out ends with the answer.
+    """Verify, commit and observe after a forward over a draft of n nodes; cut the tokens at the answer's end.
 
     Args:
         room, eos: as `Verification.cut` takes them.
-        cache: where the accepted nodes are committed; None: that is the caller's.
+        cache: where to commit the accepted nodes; None: the caller commits.
     """
     verification = verify(draft, forwarded.choices)
     mark("verify")
@@ -109,8 +109,8 @@ def conclude(
         verification.logits = logits
     if needs.candidates:
         assert logits is not None
-        known = forwarded.candidates or candidates_of(logits, needs.candidates, needs.bits)
-        verification.candidates, verification.bits = known
+        candidates = forwarded.candidates or candidates_of(logits, needs.candidates, needs.bits)
+        verification.candidates, verification.bits = candidates
     if forwarded.hidden is not None:
         verification.hidden = forwarded.hidden[-len(tree) :]
     verification.cut(room, eos)
@@ -120,7 +120,7 @@ def conclude(
 
 
 def rests(session: Session) -> bool:
-    """Is the next step a plain one, by what finds the size of the method's drafts?"""
+    """True if the next step is a plain one, by the method's `Sizing`."""
     return session.method.sizing is not None and session.method.sizing.rests()
 
 
@@ -134,7 +134,7 @@ class HostStep:
     def __call__(self) -> Verification:
         sequence, plain = self.sequence, rests(self.sequence.session)
         session = self._plain if plain else sequence.session
-        self.executor.choice.take(sequence.sampling.seed)  # sequences of other seeds may take turns with this one
+        self.executor.choice.set_seed(sequence.sampling.seed)  # as sequences of other seeds may step in between
         draft = session.draft(sequence.text[-1])
         sequence.mark("draft")
         forwarded = self.executor.forward(sequence, draft, session.method)
@@ -151,7 +151,7 @@ class DeviceStep:
     def __init__(self, sequence: Sequence, executor: Executor) -> None:
         assert isinstance(sequence.session, DeviceSession)
         self.sequence, self.session, self.executor = sequence, sequence.session, executor
-        self._last: WholeStep | None = None  # it holds root and length: until there is one they are the host's
+        self._last: WholeStep | None = None  # holds root and length on the device; None: the host has them
 
     def __call__(self) -> Verification:
         sequence, plain = self.sequence, rests(self.session)
@@ -163,7 +163,7 @@ class DeviceStep:
             step.root.fill_(sequence.text[-1])
             step.length.fill_(sequence.cache.length)
             self._last = step
-        self.executor.choice.take(sequence.sampling.seed)  # as above
+        self.executor.choice.set_seed(sequence.sampling.seed)  # as above
         launch()
         draft = Draft(step.tree, step.tokens, method.source)
         verification = Verification.of_report(draft, step.choices, step.commit.accepted, step.commit.read())
@@ -178,7 +178,7 @@ class DeviceStep:
 
 
 def make_step(sequence: Sequence) -> HostStep | DeviceStep:
-    """The kind of step that the target's execution and the session's kind ask for.
+    """Make the step for the target's execution and the session's kind.
 
     Raises:
         UserError: what is sampled reads the text, and steps are to be of fixed shape.
@@ -189,22 +189,22 @@ def make_step(sequence: Sequence) -> HostStep | DeviceStep:
 
 
 def execution_for(target: Target, sampling: Sampling) -> str:
-    """The target's execution, or eager where that was its own choice and sampling reads the text."""
+    """Return the target's execution; eager if it was chosen automatically and sampling reads the text."""
     return "eager" if sampling.reads_text and target.eager_where_needed else target.execution
 
 
 class Executor:
-    """What executes a drafter's steps on one cache; those of fixed shape are made when first needed, and kept.
+    """Executes a drafter's steps on one cache; steps of fixed shape are made when first needed, and kept.
 
     The target's execution says how: eager (the model as it is called), static (of fixed shape), graph (captured as one
     CUDA graph and replayed), compiled (the model's forward by torch.compile; on CUDA the step is captured, too, as its
     host work would hide what that gains).
 
     Attributes:
-        choice: the target's rule, for whatever sequence takes its turn.
-        idle: drafts and learns nothing; plain steps of a method that rests are its.
-        setup_s: seconds spent on making steps so far, compiling and capturing included. They are not decoding: a shape
-            is paid for by whichever prompt comes first, and again only behind MOST_STEPS others.
+        choice: the target's rule, for the sequence of the current step.
+        idle: drafts and learns nothing; takes the plain steps of a method whose drafts do not pay.
+        setup_s: seconds spent on making steps so far, compiling and capturing included. They do not count as decoding:
+            the first prompt pays for a shape, and a later one only after MOST_STEPS others.
 
     Raises:
         UserError: what is sampled reads the text, and steps are to be of fixed shape.
@@ -220,13 +220,13 @@ class Executor:
         self.choice = Choice(sampling, target.device)
         self.idle = DeviceDrafter(target.device)
         self.setup_s = 0.0
-        self._made: OrderedDict[Hashable, tuple[Any, Callable[[], None]]] = OrderedDict()
+        self._steps: OrderedDict[Hashable, tuple[Any, Callable[[], None]]] = OrderedDict()
 
     @staticmethod
     def of(target: Target, cache: TreeCache, drafter: Drafter, sampling: Sampling = GREEDY) -> Executor:
-        """The one that there is for this cache, which is the target's, its execution and this sampling; or a new one.
+        """Return the executor for this cache, the target's execution and this sampling; make it if there is none.
 
-        An eager one has made nothing that would be worth keeping.
+        Eager executors hold no steps, so they are not kept.
         """
         execution = execution_for(target, sampling)
         if execution == "eager":
@@ -238,15 +238,15 @@ class Executor:
             or replace(executor.choice.sampling, seed=0) != replace(sampling, seed=0)
         ):
             executor = drafter.executors[cache] = Executor(target, sampling)
-        executor.choice.take(sampling.seed)
+        executor.choice.set_seed(sampling.seed)
         return executor
 
     def chosen(self, sequence: Sequence, draft: Draft, logits: torch.Tensor, drafter: Drafter) -> torch.Tensor:
-        """What the target picks after each node of an eager forward: int64 (n,)."""
+        """Return the target's token after each node of an eager forward: int64 (n,)."""
         return self.choice.after(logits, draft, sequence.text, every=drafter.needs.choices)
 
     def forward(self, sequence: Sequence, draft: Draft, drafter: Drafter) -> Forwarded:
-        """A draft of the drafter's that the host has, forwarded: eagerly, or padded to one of a few fixed shapes."""
+        """Forward a draft that the host has: eagerly, or padded to one of a few fixed shapes."""
         if self.execution == "eager":
             logits = self.target.forward(sequence.cache, draft)
             sequence.mark("forward")
@@ -257,60 +257,60 @@ class Executor:
         launch()
         choices, candidates = padded.read(n) if draft.tree.device.type == "cpu" else padded.on_device(n)
         sequence.mark("forward")
-        hidden = None if padded.hidden is None else padded.hidden[:n]  # what a replay wrote, no hook has seen
+        hidden = None if padded.hidden is None else padded.hidden[:n]  # a replay calls no hook
         return Forwarded(choices, padded.logits[:n], hidden, candidates)
 
     def whole(self, cache: TreeCache, drafter: DeviceDrafter, mark: Mark) -> tuple[WholeStep, Callable[[], None]]:
-        """The step of the drafter's tree and source now, and what runs it."""
+        """Return the step for the drafter's current tree and source, and the function that runs it."""
         tree, setup = drafter.tree, self._setup(cache, len(drafter.tree))
         key = type(drafter), tree, drafter.source, setup.bucket
-        return self._kept(key, lambda: WholeStep(setup, drafter, tree), cache, mark)
+        return self._step_for(key, lambda: WholeStep(setup, drafter, tree), cache, mark)
 
     def padded(
         self, cache: TreeCache, nodes: int, drafter: Drafter, mark: Mark
     ) -> tuple[PaddedForward, Callable[[], None]]:
-        """A forward that holds a draft of `nodes` nodes, of those that the drafter makes; and what runs it."""
+        """Return a forward that holds a draft of `nodes` nodes, and the function that runs it."""
         most = drafter.max_nodes
         rows = min(next((n for n in ROWS if n >= nodes), most), most)
         setup = self._setup(cache, rows)
         key = type(drafter), rows, setup.bucket
-        return self._kept(key, lambda: PaddedForward(setup, drafter, rows), cache, mark)
+        return self._step_for(key, lambda: PaddedForward(setup, drafter, rows), cache, mark)
 
     def _setup(self, cache: TreeCache, nodes: int) -> Setup:
-        """Of a step of so many nodes. With the tree kernel, whose cost follows the length, it sees the whole cache."""
+        """Return the setup of a step. With the tree kernel, whose cost follows the length, it sees the whole cache."""
         whole = self._on_cuda and self.target.switch is not None
         bucket = cache.capacity if whole else min(bucket_of(cache.length + nodes), cache.capacity)
         return Setup(self.target, cache, bucket, self.choice, self.execution == "compiled")
 
-    def _kept(
-        self, key: Hashable, make: Callable[[], Made], cache: TreeCache, mark: Mark
-    ) -> tuple[Made, Callable[[], None]]:
-        """The step of that key, made if it is not there."""
-        if key not in self._made:
-            self._make_room()
+    def _step_for(
+        self, key: Hashable, make: Callable[[], AnyStep], cache: TreeCache, mark: Mark
+    ) -> tuple[AnyStep, Callable[[], None]]:
+        """Return the step of that key; make it if there is none."""
+        if key not in self._steps:
+            self._drop_oldest()
             self.target.synchronize()
             start = time.perf_counter()
             step = make()
-            self._made[key] = (step, step.run if self.execution == "static" else self._prepared(step, cache.length))
+            self._steps[key] = (step, step.run if self.execution == "static" else self._prepared(step, cache.length))
             self.target.synchronize()
             self.setup_s += time.perf_counter() - start
             mark("setup")
-        self._made.move_to_end(key)
-        return self._made[key]
+        self._steps.move_to_end(key)
+        return self._steps[key]
 
-    def _make_room(self) -> None:
-        """Drop the steps used longest ago, where there are too many or a GPU's memory is short."""
+    def _drop_oldest(self) -> None:
+        """Drop the least recently used steps if there are too many or a GPU's memory is short."""
         for _ in range(MOST_DROPPED):
-            if not self._made or not (len(self._made) >= MOST_STEPS or self._short_of_memory()):
+            if not self._steps or not (len(self._steps) >= MOST_STEPS or self._short_of_memory()):
                 return
-            self._made.popitem(last=False)
+            self._steps.popitem(last=False)
 
     def _short_of_memory(self) -> bool:
-        """Whether a GPU has too little left, of what torch holds as well, for one more captured step."""
+        """True if a GPU has too little free memory, torch's own reserve included, for one more captured step."""
         return self.target.device.type == "cuda" and free_bytes(self.target.device) < LEAST_FREE
 
     def _prepared(self, step: Repeatable, length: int) -> Callable[[], None]:
-        """Compile and capture the step. Both run it, which writes into the drafter's state: that is put back."""
+        """Compile and capture the step. Both run it, which writes the drafter's state: that is restored."""
         before = {name: tensor.clone() for name, tensor in step.state().items()}
         step.length.fill_(length)
         try:

@@ -60,7 +60,7 @@ class Target:
             self._examine(context, execution, tree_attention)
 
     def _examine(self, context: int | None, execution: str, tree_attention: bool) -> None:
-        """Learn all there is to know of the model."""
+        """Read shapes, device and limits of the model; refuse what the engine cannot drive."""
         model = self.model
         self.name = model.config.name_or_path or type(model).__name__
         limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
@@ -78,7 +78,7 @@ class Target:
         self._grouped = Grouped(model)
         if self.linear == "torch":
             self._probe()
-        else:  # one forward tells what layers store and which share their input
+        else:  # one forward finds what layers store and which share their input
             pack_linears(model, self._probe, packed=self.linear == "onednn")
             give_back(self.device)  # the weights that were joined
         self.devices = sorted({self.device, *(shape.device for shape in self._shapes)}, key=str)  # layers may be spread
@@ -91,7 +91,7 @@ class Target:
         self._thread = 0  # whose forwards the hook listens to
         self.execution = self.check_execution(execution)
         self.eager_where_needed = False  # where sampling reads the text, whatever the execution is
-        self.why = ""  # the execution was chosen, in words
+        self.why = ""  # reason for the chosen execution
         self._form = form_of(model)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -100,12 +100,12 @@ class Target:
 
     @cached_property
     def turns(self) -> Turns:
-        """Held for each step, so that threads can share the model and the methods made for it."""
+        """Lock held for each step, so that threads can share the model and the methods made for it."""
         return turns_of(self.model)
 
     @property
     def changed(self) -> bool:
-        """Whether the model is another one since: resized, moved, cast, or with other layers or attention."""
+        """True if the model was changed since: resized, moved, cast, or with other layers or attention."""
         return form_of(self.model) != self._form
 
     def _probe(self) -> None:
@@ -135,7 +135,7 @@ class Target:
 
     @property
     def layer(self) -> LayerShape:
-        """What one layer stores a token; of layers of several shapes the first one's."""
+        """What the first layer stores for a token; most models have layers of one shape."""
         return self._shapes[0]
 
     def check_execution(self, name: str) -> str:
@@ -159,25 +159,25 @@ class Target:
         """A cache for one sequence, with room for a full context and drafts of `nodes` nodes.
 
         Args:
-            prompt: what is committed of it already is kept, for `prefill`, if the weights have not changed since.
-            method: and if this one has seen it.
+            prompt: keep what is committed of it already, for `prefill`, if the weights have not changed.
+            method: and if this method has read it.
         """
-        self.masks.make_room(self.context + nodes)
-        made_by = (id(method), *map(identity, self.model.parameters())) if prompt else ()
-        return self.caches.borrowed(self._capacity(nodes), prompt, made_by)
+        self.masks.allow_past(self.context + nodes)
+        committed_by = (id(method), *map(identity, self.model.parameters())) if prompt else ()
+        return self.caches.borrowed(self._capacity(nodes), prompt, committed_by)
 
     def reserve(self, nodes: int) -> None:
-        """Allocate such a cache now, if there is none; the next sequence has it."""
+        """Allocate such a cache now, unless there is one; the next sequence gets it."""
         with self.turns:
-            self.masks.make_room(self.context + nodes)
+            self.masks.allow_past(self.context + nodes)
             self.caches.reserve(self._capacity(nodes))
 
     def _capacity(self, nodes: int) -> int:
-        """Of a cache: a static step's mask may be as wide, and its rows are to be aligned."""
+        """Return a cache's capacity, aligned, as a static step's mask may be as wide."""
         return -(-(self.context + nodes) // ALIGNED) * ALIGNED
 
-    def room(self, prompt: list[int], max_new_tokens: int) -> int:
-        """How many new tokens there may be behind a prompt.
+    def token_budget(self, prompt: list[int], max_new_tokens: int) -> int:
+        """Return how many new tokens may follow a prompt.
 
         Raises:
             UserError: max_new_tokens < 1, or the prompt leaves no room for an answer.
@@ -191,9 +191,9 @@ class Target:
         return min(max_new_tokens, self.context - len(prompt))
 
     def keep_hidden(self, wanted: bool) -> None:
-        """Keep what enters the model's own head in `hidden` from now on, or no longer. Free where nothing changes.
+        """Switch on or off that forwards store the head's input in `hidden`. Free if nothing changes.
 
-        Of this thread's forwards: what others do with the model meanwhile is theirs.
+        Only for forwards of this thread.
 
         Raises:
             UserError: the model was compiled by its owner, and compiled code does not notice that hooks come and go.
@@ -203,7 +203,7 @@ class Target:
             self._thread = get_ident()
             self._hook = self.model.get_decoder().register_forward_hook(self._store_hidden)
         elif not wanted and self._hook is not None:
-            self._hook.remove()  # left there it would be a cycle: model, hook, target, model
+            self._hook.remove()  # else a reference cycle: model, hook, target, model
             self._hook = self.hidden = None
 
     def _store_hidden(self, module: Any, args: Any, output: Any) -> None:
@@ -290,14 +290,14 @@ class Target:
         attention: TreeAttention | None = None,
         compiled: bool = False,
     ) -> torch.Tensor:
-        """A forward whose place in the cache is known to the device only.
+        """Forward nodes whose position in the cache is a tensor on the device.
 
         Args:
             tokens, positions, write_at: int64 (n,); token ids, their positions, and where their states are written.
-            bucket: positions of the cache that can be seen.
+            bucket: visible positions of the cache.
             mask: what each node attends to, additive (n, bucket); or
-            attention: which knows it.
-            compiled: by the model as `compiling` has it compiled.
+            attention: the tree attention, which knows it.
+            compiled: by the compiled model.
 
         Returns:
             Logits (n, V).
@@ -359,7 +359,7 @@ class Target:
         return self._run_model(cache, tokens, mask, positions)
 
     def _run_both(self, *args: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Logits and hidden states: of its own, as a compiled function does not notice that a hook came or went."""
+        """Return logits and hidden states; compiled separately, as compiled code ignores hooks that come and go."""
         return self._run_sized(*args), self.hidden
 
     @cached_property
@@ -372,7 +372,7 @@ class Target:
 
 
 def sizes_change(cache: TreeCache, tokens: torch.Tensor, mask: torch.Tensor | None, positions: torch.Tensor) -> None:
-    """Say that rows, bucket and capacity are no constants, so that a second compilation finds that out for none.
+    """Mark rows, bucket and capacity as dynamic, so that torch does not compile once more to find out.
 
     One row alone stays a constant: torch takes sizes of 1 for one.
     """
@@ -390,7 +390,7 @@ def sizes_change(cache: TreeCache, tokens: torch.Tensor, mask: torch.Tensor | No
 
 
 def unwrapped(model: Any) -> Any:
-    """The transformers model inside what torch.compile or peft put around it. Adapters inside its layers stay active.
+    """Return the transformers model inside torch.compile's or peft's wrapper. Adapters in its layers stay active.
 
     Raises:
         UserError: an adapter that changes the inputs (prompt and prefix tuning), which a draft tree goes past.

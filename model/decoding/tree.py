@@ -22,20 +22,20 @@ class Tree:
     """Topology of a draft of n nodes, root included.
 
     `parents[i]` is the node that node i continues, `ranks[i]` which of its parent's candidates it is (0 = best); the
-    root is its own parent. Tensors live on `device`; `on(device)` gives the same tree elsewhere, made once. What not
-    every step needs is made when first asked for: some drafts have a tree of their own a step.
+    root is its own parent. Tensors live on `device`; `on(device)` gives the same tree elsewhere, made once. Tensors are
+    made when first used, as dynamic drafts have a new tree each step and do not need all of them.
 
     Attributes:
         parents, depths, ranks: int64 (n,).
-        ancestors: bool (n, n); [i, j] says that j is i or one of its ancestors, that is, what node i attends to.
+        ancestors: bool (n, n); [i, j] is True if j is i or one of its ancestors: node i attends to j.
         host_ancestors: the same in the host's memory.
-        missing: bool (n, n); ~ancestors, root column True: what need not match for a node to be accepted.
+        missing: bool (n, n); ~ancestors, root column True: nodes that need not match for a node to be accepted.
         paths: int64 (n, max_depth + 1); the nodes from the root to node i, then node i repeated.
         levels: (first, last + 1) node of each depth; level 0 is the root.
         rank_paths: per node, the ranks from the root down; () is the root.
 
     Args:
-        once: for one step only, so nothing is kept for its next time.
+        once: for one step only, so no mask is kept for it.
 
     Raises:
         UserError: parents are not breadth-first, or the ranks do not match them in number.
@@ -86,13 +86,13 @@ class Tree:
 
     @cached_property
     def host_ancestors(self) -> torch.Tensor:
-        seen = np.zeros((len(self), len(self)), dtype=bool)
-        seen[0, 0] = True
+        visible = np.zeros((len(self), len(self)), dtype=bool)
+        visible[0, 0] = True
         for node, parent in enumerate(self.parent_of[1:], 1):
-            row = seen[node]
-            row[:] = seen[parent]
+            row = visible[node]
+            row[:] = visible[parent]
             row[node] = True
-        return torch.from_numpy(seen)
+        return torch.from_numpy(visible)
 
     @cached_property
     def missing(self) -> torch.Tensor:
@@ -121,13 +121,13 @@ class Tree:
         return [self.rank_path(node) for node in range(len(self))]
 
     def below(self, node: int) -> torch.Tensor:
-        """The nodes from below the root down to `node`: int64 (its depth,)."""
+        """Return the nodes from below the root down to `node`: int64 (its depth,)."""
         if self.once:
             return self._tensor(self.chain_of[node][1:])
         return self.paths[node, 1 : self.depth_of[node] + 1]
 
     def rank_path(self, node: int) -> RankPath:
-        """The ranks from the root down to a node."""
+        """Return the ranks from the root down to a node."""
         return tuple([self.rank_of[i] for i in self.chain_of[node][1:]])
 
     def _tensor(self, numbers: Sequence[int] | Sequence[Sequence[int]]) -> torch.Tensor:
@@ -143,16 +143,16 @@ class Tree:
 
     @classmethod
     def from_rank_paths(cls, rank_paths: Iterable[Sequence[int]]) -> Tree:
-        """The tree whose nodes are these rank paths; the root is added. Order does not matter.
+        """Build the tree of these rank paths, in any order; the root is added.
 
         Raises:
             UserError: a path is empty, negative, given twice, or its parent is missing.
         """
-        given = [tuple(p) for p in rank_paths]
-        for path in given:
+        below_root = [tuple(p) for p in rank_paths]
+        for path in below_root:
             if not path or any(isinstance(r, bool) or not isinstance(r, int) or r < 0 for r in path):
                 raise UserError(f"tree: {list(path)} is not a rank path (a list of one or more ranks, 0 = best)")
-        paths: list[RankPath] = [(), *sorted(given, key=lambda p: (len(p), p))]
+        paths: list[RankPath] = [(), *sorted(below_root, key=lambda p: (len(p), p))]
         node = {path: i for i, path in enumerate(paths)}
         if len(node) != len(paths):
             raise UserError(f"tree: node {list(next(p for p in paths if paths.count(p) > 1))} is given twice")
@@ -163,11 +163,11 @@ class Tree:
 
     @classmethod
     def chain(cls, depth: int) -> Tree:
-        """Root and `depth` nodes below one another; depth 0 is the root alone. Cached."""
+        """Return the chain of a root and `depth` nodes; depth 0 is the root alone. Cached."""
         return _chain(depth)
 
     def on(self, device: torch.device) -> Tree:
-        """This tree with its tensors on `device`."""
+        """Return this tree with its tensors on `device`."""
         if device == self.device:
             return self
         if device not in self._elsewhere:
@@ -176,7 +176,7 @@ class Tree:
 
 
 def breadth_first(parents: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Nodes that were listed in any order, each after its parent, in the order that a tree wants.
+    """Sort nodes breadth-first that were listed in any order, each after its parent.
 
     Args:
         parents: of each node; 0 is the root, its own parent.
@@ -196,11 +196,11 @@ def breadth_first(parents: Sequence[int]) -> tuple[list[int], list[int]]:
 
 @dataclass(slots=True)
 class Draft:
-    """What to try: a tree and its tokens, int64 (n,) on the tree's device; tokens[0] is the root.
+    """A tree and its tokens, int64 (n,) on the tree's device; tokens[0] is the root.
 
-    That device is the target's, or the CPU for a tree of one step that the host has made: it is verified there.
+    That device is the target's, or the CPU for a draft that the host made: it is verified there.
 
-    `source` says where the tokens come from, in the words of a drafter that has several sources.
+    `source` names the origin of the tokens, for a drafter with several.
     """
 
     tree: Tree

@@ -1,4 +1,4 @@
-"""Verification: which drafted nodes are what the target itself picks, and where they go in the cache."""
+"""Verification: which drafted nodes are accepted, and where they go in the cache."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class Verification:
     """The outcome of one target forward over a draft of n nodes.
 
     Attributes:
-        draft: what was tried.
-        choices: int64 (n,); the token that the target picks after each node.
-        accepted: bool (n,); whether the node and all above it are what the target picks. The root always is.
+        draft: the tree and its tokens.
+        choices: int64 (n,); the target's token after each node.
+        accepted: bool (n,); True if the node and all its ancestors are the target's choices. The root always is.
         node: the deepest accepted node, 0 if only the root is accepted.
-        tokens: the accepted drafts, then the target's own next token (the bonus). Never empty. Before a session
-            observes, `cut` at the answer's end, unlike all the others.
+        tokens: the accepted drafts, then the target's own next token (the bonus). Never empty. `cut` at the answer's
+            end before a session observes it; the other fields are not.
         logits: (n, V), for a drafter that asked for them.
         candidates: int64 (n, k), bits: (n, k), hidden: (n, H), the same; bits as `sampling.top_k_and_bits` has them.
     """
@@ -40,7 +40,7 @@ class Verification:
 
     @classmethod
     def of_report(cls, draft: Draft, choices: torch.Tensor, accepted: torch.Tensor, report: list[int]) -> Verification:
-        """A verification on a device by what was reported of it.
+        """Build a verification from the report of a step on the device.
 
         Args:
             report: 1 + max_depth + 1 numbers: the deepest accepted node, and the choices along its path.
@@ -54,7 +54,7 @@ class Verification:
         return self.draft.tree.chain_of[self.node]
 
     def cut(self, room: int, eos: Collection[int]) -> None:
-        """Leave out tokens behind the answer's end, so that nobody learns text that is not put out.
+        """Drop tokens behind the answer's end, so that no method learns text that is not part of it.
 
         Args:
             room: tokens that the answer may still have, at least 1.
@@ -65,11 +65,10 @@ class Verification:
 
 
 def accepted_nodes(tree: Tree, tokens: Any, choices: Any, *, out: torch.Tensor | None = None) -> tuple[Any, Any]:
-    """The rule: a node is accepted if its token is what is picked after its parent, and its parent is accepted.
+    """Accept a node if its token is the target's choice after its parent, and its parent is accepted.
 
-    What is picked after a node, `choices`, is the caller's to say. Of lists the rule is followed from parents to
-    children; of tensors all at once, without a host value, as a device likes it. (NumPy's arrays are no third form:
-    ten small calls behind a forward that has emptied the caches take 70 us more than the walk.)
+    Lists are walked from parents to children; tensors are compared all at once, without a host value. (NumPy arrays are
+    no third form: ten small calls behind a forward that has emptied the caches take 70 us more than the walk.)
 
     Args:
         tokens, choices: (n,) each, lists or int64 tensors on the tree's device.
@@ -93,15 +92,14 @@ def accepted_nodes(tree: Tree, tokens: Any, choices: Any, *, out: torch.Tensor |
 
 
 def verify(draft: Draft, choices: torch.Tensor) -> Verification:
-    """The draft next to what the target picks: the deepest accepted node wins and its choice is the bonus token.
+    """Compare a draft with the target's choices: the deepest accepted node wins, its choice is the bonus token.
 
-    Runs where the tree is: on a device one small copy goes to the host, of the winner and the choices along its path;
-    for a tree that is the host's it is the choices.
+    Runs on the tree's device. From a GPU one small copy goes to the host: of the winner and the choices along its path,
+    or, for a tree on the host, of the choices.
 
     Args:
         draft: tree and tokens, n nodes.
-        choices: int64 (n,), the token that the target picks after each node: the arg-max of its logits, decoding
-            greedily.
+        choices: int64 (n,), the target's token after each node; greedily the arg-max of its logits.
     """
     tree = draft.tree
     if tree.device.type == "cpu":
@@ -123,8 +121,8 @@ class Commit:
         root, length: int64 (1,) and (), the next ones once it was called.
         report: int64 (1 + max_depth + 1,), for the host: the deepest accepted node, and the choices along its path.
         accepted: bool (n,).
-        source, to: int64 (max_depth + 1,): positions in the cache of the accepted path, and where it belongs; behind
-            its end the last node again, which nobody sees.
+        source, to: int64 (max_depth + 1,): positions in the cache of the accepted path, and where to move them; padded
+            by the last node, behind the committed length.
 
     Args:
         tree: on the device.
@@ -143,7 +141,7 @@ class Commit:
         self._host_report = on_host_like(self.report)
 
     def __call__(self, tokens: torch.Tensor, choices: torch.Tensor) -> None:
-        """End a step by its draft and what the target picks after each node, int64 (n,) each."""
+        """End a step, given its draft and the target's choices, int64 (n,) each."""
         tree = self.tree
         _, winner = accepted_nodes(tree, tokens, choices, out=self.accepted)  # (1,)
         path = tree.paths.index_select(0, winner)[0]  # (max_depth + 1,), itself repeated at the end
@@ -154,7 +152,7 @@ class Commit:
         self.length.add_(self._added.index_select(0, winner)[0])
 
     def read(self) -> list[int]:
-        """The report: the only transfer of a step, and where the host waits for it."""
+        """Return the report: the only transfer of a step, and where the host waits for it."""
         self._host_report.copy_(self.report, non_blocking=True)
         wait(self.report.device)
         return self._host_report.tolist()

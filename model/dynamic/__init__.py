@@ -1,4 +1,4 @@
-"""Drafts whose tree is another one each step: the likeliest nodes of all that rows and text suggest.
+"""Dynamic trees: each step drafts the most likely nodes by tables of candidates and suffix matches.
 
 From outside: the class of each method's file. May import `decoding` and `copying`.
 """

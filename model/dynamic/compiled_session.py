@@ -11,31 +11,31 @@ import torch
 from .. import host_loops as loops
 from ..copying.compiled_automaton import CompiledAutomaton
 from ..decoding import Draft, Tree, Verification
-from .dynamic_recycling import UNLISTED, DynamicSession, Likely
+from .dynamic_recycling import UNLISTED, Candidate, DynamicSession
 from .machine_size import MachineSize
 from .rows import LEVELS, PairRows, TokenRows, on_host
 from .weights import (
-    AND_FOLLOWED,
     AND_SIBLING,
-    BEHIND,
+    AND_SIBLING_CHILD,
+    BACKOFF,
     COPIED,
-    FIRST,
-    FOLLOWED,
+    FIRST_CELL,
     PAIR,
     SIBLING,
+    SIBLING_CHILD,
     TOKEN,
     Weights,
     cell,
 )
 
-CELLS = (
-    np.array([FIRST[source] for source in (PAIR, TOKEN, BEHIND, FOLLOWED, SIBLING, COPIED)]),
-    np.array([LEVELS, cell(PAIR, AND_FOLLOWED, 0, False), cell(PAIR, AND_SIBLING, 0, False)]),
+CELL_OFFSETS = (
+    np.array([FIRST_CELL[source] for source in (PAIR, TOKEN, BACKOFF, SIBLING_CHILD, SIBLING, COPIED)]),
+    np.array([LEVELS, cell(PAIR, AND_SIBLING_CHILD, 0, False), cell(PAIR, AND_SIBLING, 0, False)]),
 )
 
 
 class CompiledSession(DynamicSession):
-    """The drafts of a DynamicSession, node by node, and what it learns, bit by bit."""
+    """A DynamicSession with the same drafts, node by node, and the same learning, bit by bit."""
 
     def begin(self, prompt: list[int]) -> Draft | None:
         method = self.method
@@ -53,8 +53,8 @@ class CompiledSession(DynamicSession):
         method, draft, node = self.method, verification.draft, verification.node
         tokens, accepted = draft.tokens.numpy(), verification.accepted.numpy()
         choices = np.ascontiguousarray(verification.choices.numpy())
-        told = choices, accepted, *_on_host(verification)
-        self._growth.learn(self._before, node, told, method.weights, siblings=method.siblings)
+        outcome = choices, accepted, *_on_host(verification)
+        self._growth.learn(self._before, node, outcome, method.weights, siblings=method.siblings)
         self._before = int(tokens[node])
         self.read(verification.tokens)
 
@@ -63,10 +63,10 @@ class CompiledSession(DynamicSession):
         self._growth.siblings = [], []
 
     def _note_siblings(self, ids: Any, levels: Any, node: int, rejected: list[tuple[int, int]], root: int) -> None:
-        """Behind a prompt."""
+        """Copy the siblings of the first root, noted by the prompt, into the arrays."""
         super()._note_siblings(ids, levels, node, rejected, root)
         if self.method.siblings:
-            self._growth.siblings = self._followed, self._siblings
+            self._growth.siblings = self._sibling_children, self._siblings
 
 
 class Growth:
@@ -80,10 +80,10 @@ class Growth:
         most = (1 + nodes) * (2 * k + 1) + 2 * k  # candidates
         self.nodes = nodes
         self._counts, self._nodes = np.zeros(6, dtype=np.int64), np.zeros((2 + nodes, 5), dtype=np.int64)
-        self._likelihoods, self._found = np.ones(1 + nodes), np.empty((most, 3), dtype=np.int32)
+        self._likelihoods, self._candidates = np.ones(1 + nodes), np.empty((most, 3), dtype=np.int32)
         self._siblings = np.empty((2, k, 2), dtype=np.int32)
         heap = np.empty(most), np.empty(most, dtype=np.int64)
-        self._draft = (self._counts, self._nodes, self._likelihoods, self._found, self._siblings, *heap)
+        self._draft = (self._counts, self._nodes, self._likelihoods, self._candidates, self._siblings, *heap)
         self._scratch = np.zeros(len(rows.ids)), np.empty(nodes * k, dtype=np.int64)
         self._places = np.empty((2, 1 + nodes), dtype=np.int64)
         by_pair = PairRows(2, k) if pairs is None else pairs
@@ -104,15 +104,15 @@ class Growth:
 
         Args:
             match: of the text's end; None: nothing is copied.
-            size: None: as many nodes as there may be.
+            size: None: as many nodes as allowed.
         """
         place = before, root, *(match or (0, 0))
-        rest = match is not None, self._draft, self.rows, text.arrays, CELLS, weights.now
+        shared_args = match is not None, self._draft, self.rows, text.arrays, CELL_OFFSETS, weights.probs
         if size is None:
-            count, _ = loops.grow(self.nodes, place, True, *rest)
+            count, _ = loops.grow(self.nodes, place, True, *shared_args)
         else:
             for limit in size.sizes:
-                count, following = loops.grow(limit, place, limit == 0, *rest)
+                count, following = loops.grow(limit, place, limit == 0, *shared_args)
                 if following < 0 or size.enough(self._likelihoods[:count], following):
                     break
             count = 1 + size.choose(self._likelihoods[:count])
@@ -120,20 +120,20 @@ class Growth:
         loops.arrange(count, self._nodes, order, parents, tokens, self._places)
         return parents.tolist(), tokens
 
-    def learn(self, before: int, node: int, told: tuple[Any, ...], weights: Weights, *, siblings: bool) -> None:
+    def learn(self, before: int, node: int, outcome: tuple[Any, ...], weights: Weights, *, siblings: bool) -> None:
         """Learn from the last draft; see DynamicSession.observe.
 
         Args:
-            told: of each node, what the target chose, whether it is accepted, candidates and bits.
-            siblings: whether they are noted for the next root.
+            outcome: of each node the target's choice, True if accepted, candidates and bits.
+            siblings: True: note the siblings of the next root.
         """
         settings = LEVELS, UNLISTED, weights.learning, siblings
-        tables = weights.seen, weights.accepted, weights.now
-        loops.learn(before, node, self._order, told, *settings, self._draft, self.rows, tables, self._scratch)
+        tables = weights.seen, weights.accepted, weights.probs
+        loops.learn(before, node, self._order, outcome, *settings, self._draft, self.rows, tables, self._scratch)
 
     @property
-    def siblings(self) -> tuple[list[Likely], list[Likely]]:
-        """What the last step says of the next root: followers of its rejected siblings, and these siblings."""
+    def siblings(self) -> tuple[list[Candidate], list[Candidate]]:
+        """From the last step: what followed the next root's rejected siblings, and these siblings."""
         counts = self._counts[loops.FOLLOWED_LISTED :].tolist()
         followed, rejected = (
             [(token, level) for token, level in rows[:count].tolist()]
@@ -142,7 +142,7 @@ class Growth:
         return followed, rejected
 
     @siblings.setter
-    def siblings(self, listed: tuple[list[Likely], list[Likely]]) -> None:
+    def siblings(self, listed: tuple[list[Candidate], list[Candidate]]) -> None:
         for which, rows in enumerate(listed):
             self._counts[loops.FOLLOWED_LISTED + which] = len(rows)
             if rows:
@@ -150,7 +150,7 @@ class Growth:
 
 
 def _on_host(verification: Verification) -> tuple[Any, Any]:
-    """Candidates and bits, (n, k) each, int64 and float32; of what lies on a device the bits are whole ones."""
+    """Candidates and bits, (n, k) each, int64 and float32; on a device the bits are rounded down."""
     best, bits = verification.candidates, verification.bits
     assert best is not None and bits is not None
     if best.device.type != "cpu":
@@ -168,5 +168,10 @@ def compile_loops() -> None:
     growth.siblings = [(0, 0)], []
     _, tokens = growth.draft(0, 0, text.match, text, weights, None)
     shape = len(tokens), 1
-    told = tokens, np.ones(len(tokens), dtype=bool), np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.float32)
-    growth.learn(0, 0, told, weights, siblings=True)
+    outcome = (
+        tokens,
+        np.ones(len(tokens), dtype=bool),
+        np.zeros(shape, dtype=np.int64),
+        np.zeros(shape, dtype=np.float32),
+    )
+    growth.learn(0, 0, outcome, weights, siblings=True)

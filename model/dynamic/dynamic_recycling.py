@@ -1,9 +1,9 @@
-"""Dynamic recycling: each step drafts the n likeliest nodes of all that rows and text suggest.
+"""Dynamic recycling: a best-first tree from unigram and bigram tables, suffix matches and rejected siblings.
 
-The paper asks whether dynamic trees can outperform its static one (2408.08696, limitations). Here a row keeps how
-likely its candidates were, a second table has rows by pairs of tokens, text is copied (SAM-Decoding, 2411.10666), and
-the root is given two sources that cost nothing: what followed its rejected siblings in the step before, and these
-siblings. What each kind of candidate is worth is learnt (`weights`).
+The paper asks whether dynamic trees can outperform its static one (2408.08696, limitations). Here a row keeps its
+candidates' probabilities, a second table has rows by pairs of tokens, text is copied (SAM-Decoding, 2411.10666), and
+the root has two sources that cost nothing: what followed its rejected siblings in the step before, and these siblings.
+The acceptance probability of each kind of candidate is learnt (`weights`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from .. import jit
-from ..copying.carried_text import Carried, TextSession
+from ..copying.history import History, TextSession
 from ..copying.suffix_automaton import SuffixAutomaton, automaton_class
 from ..decoding import Draft, Drafter, Needs, Tree, Verification
 from ..decoding.tree import breadth_first
@@ -25,17 +25,17 @@ from ..errors import UserError
 from ..sizing.draft_size import StepCosts
 from ..sizing.online_size import OnlineSize, budget_of
 from .machine_size import MachineSize
-from .rows import LEVELS, PairRows, TokenRows, likely, on_host
+from .rows import LEVELS, PairRows, TokenRows, on_host, top_k_levels
 from .weights import (
     ALONE,
-    AND_FOLLOWED,
     AND_SIBLING,
-    BEHIND,
+    AND_SIBLING_CHILD,
+    BACKOFF,
     COPIED,
-    FIRST,
-    FOLLOWED,
+    FIRST_CELL,
     PAIR,
     SIBLING,
+    SIBLING_CHILD,
     TOKEN,
     Weights,
     bucket,
@@ -44,16 +44,15 @@ from .weights import (
 )
 
 MAX_NODES = 4096
-UNLISTED = 8  # the level of a sibling that is not among its parent's candidates any more
-Likely = tuple[int, int]  # a token and its level
+UNLISTED = 8  # the level of a sibling that has left its parent's candidates
+Candidate = tuple[int, int]  # a token and its level
 
 
 class DynamicRecycling(Drafter):
-    """Drafts the likeliest nodes, best first; learns from every node of every step.
+    """Drafts the most likely nodes, best first; learns from every node of every step.
 
-    A node's likelihood is the product of the weights along its path. Carried from prompt to prompt: the rows, the
-    weights and the newest text. The tree is another one each step: it is fed into steps of fixed shape where
-    they are not eager.
+    A node's likelihood is the product of the weights along its path. Kept between prompts: the rows, the weights and
+    the newest text. Each step has a tree of its own; static steps pad it to a fixed shape.
 
     Args:
         vocab_size: V.
@@ -61,9 +60,9 @@ class DynamicRecycling(Drafter):
             while decoding; `auto:N`: at most N.
         k: candidates kept a row.
         pairs: rows by pairs of tokens, a power of two; 0: none.
-        copy: continue the longest match of text and path as well.
-        siblings: at the root, also what followed its rejected siblings, and these siblings.
-        calibrate: learn the weights; else they stay as they are at first, or as they were saved.
+        copy: also continue the longest match of text and path.
+        siblings: at the root also try its rejected siblings, and what followed these.
+        calibrate: learn the weights; False: they stay at the prior, or as saved.
         history_tokens: earlier prompts and answers are copied from, too, up to so many tokens; 0: the prompt alone.
         recycle_prompt: also keep rows of the prompt's own logits.
         step_seconds: T(n) by nodes below the root, 0 among them: then each draft has as many nodes, at most `nodes`, as
@@ -114,7 +113,7 @@ class DynamicRecycling(Drafter):
         self.needs = Needs(candidates=k, bits=True, choices=True, prompt_logits=recycle_prompt)
         self.rows = TokenRows(vocab_size, k)
         self.pairs = PairRows(pairs, k) if pairs else None
-        self.weights, self.carried = Weights(calibrate), Carried(history_tokens, automaton_class())
+        self.weights, self.history = Weights(calibrate), History(history_tokens, automaton_class())
         self.compiled = jit.compiled()
         if self.compiled:  # now, and not while something is timed
             from .compiled_session import compile_loops
@@ -129,32 +128,32 @@ class DynamicRecycling(Drafter):
         return CompiledSession(self)
 
     def keep(self, before: Any, tokens: Any, ids: Any, levels: Any) -> None:
-        """Keep candidates (m, k) seen after `tokens`, int64 (m,), each behind one of `before`, in order."""
+        """Write the candidates (m, k) after `tokens`, int64 (m,), and after their pairs with `before`, in order."""
         self.rows.write(tokens, ids, levels)
         if self.pairs is not None:
             self.pairs.write_pairs(before, tokens, ids, levels)
 
     def candidates(self, before: int, token: int, copied: int | None, match: int) -> dict[int, int]:
-        """What may follow `token` behind `before`: tokens and their cells.
+        """Return the candidates after `before` and `token`: token ids and their cells.
 
         Args:
-            copied: the token that follows in the text behind a match of `match` tokens; None and 0: there is none.
+            copied: the token that followed a match of `match` tokens; None and 0: no match.
         """
-        at = bucket(match)
+        length_bucket = bucket(match)
         cells: dict[int, int] = {}
         pair = None if self.pairs is None else self.pairs.find_pair(before, token)
         row = self.rows.find(token)
         if row is not None:
-            cells = self._kept(self.rows, row, FIRST[TOKEN if pair is None else BEHIND][at])
+            cells = self._row_cells(self.rows, row, FIRST_CELL[TOKEN if pair is None else BACKOFF][length_bucket])
         if self.pairs is not None and pair is not None:
-            cells |= self._kept(self.pairs, pair, FIRST[PAIR][at])
+            cells |= self._row_cells(self.pairs, pair, FIRST_CELL[PAIR][length_bucket])
         if copied is not None:
-            cells[copied] = cells[copied] + LEVELS if copied in cells else FIRST[COPIED][at] + LEVELS
+            cells[copied] = cells[copied] + LEVELS if copied in cells else FIRST_CELL[COPIED][length_bucket] + LEVELS
         return cells
 
     @staticmethod
-    def _kept(rows: TokenRows, row: int, first: int) -> dict[int, int]:
-        """The candidates of a row and their cells, of which `first` is that of level 0."""
+    def _row_cells(rows: TokenRows, row: int, first: int) -> dict[int, int]:
+        """Return the candidates of a row and their cells; `first` is the cell of level 0."""
         return dict(zip(rows.ids[row].tolist(), [first + level for level in rows.levels[row].tobytes()], strict=True))
 
     def reset(self) -> None:
@@ -162,17 +161,17 @@ class DynamicRecycling(Drafter):
         if self.pairs is not None:
             self.pairs.reset()
         self.weights.reset()
-        self.carried.reset()
+        self.history.reset()
         if self.size is not None:
             self.size.reset()
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         tables = {"token": self.rows} | ({} if self.pairs is None else {"pair": self.pairs})
         named = {f"{table}_{name}": t for table, rows in tables.items() for name, t in rows.state_dict().items()}
-        chosen = {} if self.size is None else self.size.state_dict()
+        sizes = {} if self.size is None else self.size.state_dict()
         if self.sizing is not None:
-            chosen |= self.sizing.state_dict()
-        return named | self.weights.state_dict() | self.carried.state_dict() | chosen
+            sizes |= self.sizing.state_dict()
+        return named | self.weights.state_dict() | self.history.state_dict() | sizes
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         for table, rows in (("token_", self.rows), ("pair_", self.pairs)):
@@ -184,19 +183,19 @@ class DynamicRecycling(Drafter):
                 of_table = {name.removeprefix(table): t for name, t in state.items() if name.startswith(table)}
                 rows.load_state_dict(of_table, len(self.rows.ids))
         self.weights.load_state_dict(state)
-        self.carried.load_state_dict(state, len(self.rows.ids))
+        self.history.load_state_dict(state, len(self.rows.ids))
         if self.size is not None:
             self.size.load_state_dict(state)
         if self.sizing is not None:
             self.sizing.load_state_dict(state)
 
     def describe(self) -> dict[str, Any]:
-        held = self.rows.nbytes + (0 if self.pairs is None else self.pairs.nbytes)
-        return {"rows_bytes": held} | ({} if self.size is None else self.size.describe())
+        nbytes = self.rows.nbytes + (0 if self.pairs is None else self.pairs.nbytes)
+        return {"rows_bytes": nbytes} | ({} if self.size is None else self.size.describe())
 
 
 class DynamicSession(TextSession[SuffixAutomaton]):
-    """A sequence's text, and what the last step says of what follows the next root."""
+    """A sequence's text, and the last step's siblings of the next root."""
 
     method: DynamicRecycling
 
@@ -204,39 +203,39 @@ class DynamicSession(TextSession[SuffixAutomaton]):
         """The first step is like all others: it drafts, and it learns."""
         super().begin(prompt)
         self._before = prompt[-2] if len(prompt) > 1 else prompt[-1]
-        self._followed, self._siblings = list[Likely](), list[Likely]()
+        self._sibling_children, self._siblings = list[Candidate](), list[Candidate]()
         return None
 
     def observe_prompt(self, prompt: list[int], logits: torch.Tensor) -> None:
-        """With `recycle_prompt`: rows of the prompt's tokens, and what the last of them was chosen from."""
-        ids, levels = likely(logits, self.method.k)  # (m, k), m = P - 1
+        """With `recycle_prompt`: keep rows of the prompt's tokens, and the siblings of the first root."""
+        ids, levels = top_k_levels(logits, self.method.k)  # (m, k), m = P - 1
         tokens = np.array(prompt, dtype=np.int64)
         self.method.keep(np.concatenate((tokens[:1], tokens[:-1])), tokens, ids, levels)
         self._note_siblings(ids[-1:], levels[-1:], 0, [], self.text.tokens[-1])
 
     def draft(self, root: int) -> Draft:
-        """Best first: the likeliest candidate of all nodes taken so far is the next one, until there are n."""
-        method, text, weights = self.method, self.text, self.method.weights.each
+        """Draft best first: add the most likely candidate of all nodes so far, until there are n nodes."""
+        method, text, weights = self.method, self.text, self.method.weights.probs_view
         tokens, parents, likelihoods = [root], [0], [1.0]
-        matches = [text.match if method.copy else (0, 0)]  # of each node: the automaton's state, and the match's length
-        child_cells = [self._below_root(root, *matches[0])]  # of each node: its candidates and their cells
-        # The best candidates so far, no more than there is room for, the best last: likelihood, -serial, parent, token
+        matches = [text.match if method.copy else (0, 0)]  # of each node: the automaton's state and the match's length
+        child_cells = [self._root_candidates(root, *matches[0])]  # of each node: its candidates and their cells
+        # The best candidates so far, at most as many as nodes are left, best last: likelihood, -serial, parent, token
         frontier: list[tuple[float, int, int, int]] = []
-        serial, room, least = 0, method.nodes, -1.0
+        serial, left, least = 0, method.nodes, -1.0
         for node in range(method.nodes):
-            above = likelihoods[node]
-            for token, at in child_cells[node].items():
-                likelihood = above * weights[at]
+            node_likelihood = likelihoods[node]
+            for token, kind in child_cells[node].items():
+                likelihood = node_likelihood * weights[kind]
                 if likelihood > least:
                     serial -= 1
                     insort(frontier, (likelihood, serial, node, token))
-                    if len(frontier) > room:
+                    if len(frontier) > left:
                         del frontier[0]
                         least = frontier[0][0]
             if not frontier or (method.size is not None and method.size.enough(likelihoods, frontier[-1][0])):
                 break
             likelihood, _, parent, token = frontier.pop()
-            room -= 1
+            left -= 1
             match = text.transfer(*matches[parent], token) if method.copy else (0, 0)
             tokens.append(token)
             parents.append(parent)
@@ -248,20 +247,20 @@ class DynamicSession(TextSession[SuffixAutomaton]):
         self._child_cells = [child_cells[node] for node in order]
         return Draft(Tree(parents, once=True), torch.tensor([tokens[node] for node in order]))
 
-    def _below_root(self, root: int, state: int, length: int) -> dict[int, int]:
-        """What may follow the root: what may follow any node, and what the last step says."""
+    def _root_candidates(self, root: int, state: int, length: int) -> dict[int, int]:
+        """Return the root's candidates: those that any node has, the last step's siblings and what followed them."""
         cells = self.method.candidates(self._before, root, *self.text.following(state, length))
         if self.method.siblings:
             for suggested, source, listed in (
-                (AND_FOLLOWED, FOLLOWED, self._followed),
+                (AND_SIBLING_CHILD, SIBLING_CHILD, self._sibling_children),
                 (AND_SIBLING, SIBLING, self._siblings),
             ):
                 for token, level in listed:
-                    at = cells.get(token)
-                    if at is None:
+                    kind = cells.get(token)
+                    if kind is None:
                         cells[token] = cell(source, ALONE, 0, False, level)
-                    elif is_alone(at):
-                        cells[token] = at + cell(PAIR, suggested, 0, False)
+                    elif is_alone(kind):
+                        cells[token] = kind + cell(PAIR, suggested, 0, False)
         return cells
 
     def observe(self, verification: Verification) -> None:
@@ -270,13 +269,13 @@ class DynamicSession(TextSession[SuffixAutomaton]):
         ids, levels = on_host(verification.candidates, verification.bits)  # (n, k)
         choices = verification.choices.tolist()
         method.weights.learn(
-            [at for cells in self._child_cells for at in cells.values()],
+            [kind for cells in self._child_cells for kind in cells.values()],
             [cells[choice] for cells, choice in zip(self._child_cells, choices, strict=True) if choice in cells],
         )
         tokens = draft.tokens.numpy()
         before = tokens[draft.tree.parent_of]
         before[0] = self._before
-        order = np.argsort(verification.accepted.numpy(), kind="stable")  # what is accepted is written last, and counts
+        order = np.argsort(verification.accepted.numpy(), kind="stable")  # accepted nodes are written last, so they win
         method.keep(before[order], tokens[order], ids[order], levels[order])
         node = verification.node
         rejected = [child for child, parent in enumerate(draft.tree.parent_of) if child and parent == node]
@@ -285,25 +284,26 @@ class DynamicSession(TextSession[SuffixAutomaton]):
         self.read(verification.tokens)
 
     def passed(self, tokens: list[int]) -> None:
-        """Nothing is known of what stood beside the next root."""
-        known = [*self.text.tokens[-1:], *tokens]
-        self._before, self._followed, self._siblings = known[-2], [], []
+        """Append the tokens and forget the siblings: a plain step says nothing of the next root's."""
+        newest = [*self.text.tokens[-1:], *tokens]
+        self._before, self._sibling_children, self._siblings = newest[-2], [], []
         self.read(tokens)
 
     def _note_siblings(self, ids: Any, levels: Any, node: int, rejected: list[tuple[int, int]], root: int) -> None:
-        """Of the last step's rows (n, k): what was next to the new root below `node`, and what followed there.
+        """Keep the siblings of the next root, and what followed the rejected ones, from the last step's rows (n, k).
 
         Args:
-            rejected: children of `node` that were tried, and their tokens.
+            node: the deepest accepted node, parent of the next root.
+            rejected: drafted children of `node`, and their tokens.
         """
         level_of = dict(zip(ids[node].tolist(), levels[node].tolist(), strict=True))
         self._siblings = [(token, level) for token, level in level_of.items() if token != root]
         mass: dict[int, float] = {}
-        whole = 0.0
+        total = 0.0
         for child, token in rejected:
             weight = 2.0 ** -level_of.get(token, UNLISTED)
-            whole += weight
+            total += weight
             for candidate, level in zip(ids[child].tolist(), levels[child].tolist(), strict=True):
                 mass[candidate] = mass.get(candidate, 0.0) + weight * 2.0**-level
-        likeliest = sorted(mass.items(), key=lambda item: -item[1])[: self.method.k]
-        self._followed = [(token, min(int(math.log2(whole / part)), LEVELS - 1)) for token, part in likeliest]
+        best = sorted(mass.items(), key=lambda item: -item[1])[: self.method.k]
+        self._sibling_children = [(token, min(int(math.log2(total / part)), LEVELS - 1)) for token, part in best]

@@ -1,4 +1,4 @@
-"""How many nodes a draft is to have: as many as promise most tokens a second on this machine."""
+"""The number of nodes of a draft: as many as promise most tokens a second on this machine."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from ..sizing import draft_size
 from ..sizing.draft_size import StepCosts
 
 Likelihoods = Sequence[float] | NDArray[np.float64]
-MEMORY = 64.0  # drafts whose speed is remembered
+MEMORY_DRAFTS = 64.0  # drafts over which the speed is averaged
 
 
 class MachineSize:
     """Chooses a size for each draft, so that all of them together give most expected tokens a second.
 
-    The expected tokens of n nodes are the root and the likelihoods of the n likeliest nodes, so a step on text that is
-    copied has many nodes, and one where nothing is known has few. T(n) is the machine's, measured once. What is to be
-    greatest is the tokens of all steps over the seconds of all steps, so a step takes the n with the greatest
+    The expected tokens of n nodes are the root and the likelihoods of the n most likely nodes, so a step on
+    copied text has many nodes, and one without likely candidates has few. T(n) is the machine's, measured once. The aim
+    is the most tokens of all steps over the seconds of all steps, so a step takes the n with the greatest
     tokens - speed * T(n), where speed is that of the steps before it (Dinkelbach's way to the best quotient), and the
     tokens are those of later drafts, too, that its rows help to find.
 
@@ -31,54 +31,55 @@ class MachineSize:
 
     def __init__(self, costs: StepCosts) -> None:
         self.costs, self.sizes = costs, costs.sizes
-        self._taught = np.log1p(self.sizes)
+        self._log_sizes = np.log1p(self.sizes)
         self._place = {n: i for i, n in enumerate(self.sizes)}
         self.reset()
 
     def reset(self) -> None:
-        """Nothing was chosen yet."""
+        """Forget all choices."""
         self.costs.reset()
         self._expected = np.zeros(len(self.sizes))  # tokens of all drafts by size, as far as each was grown
-        self._lately = [1.0, self.costs.seconds[0]]  # tokens and seconds of the last MEMORY drafts or so, as foreseen
+        self._recent = [
+            1.0,
+            self.costs.seconds[0],
+        ]  # tokens and seconds of the last MEMORY_DRAFTS drafts or so, as foreseen
 
     @property
     def _costs(self) -> Any:
-        """Of each size up to the largest: the tokens decoded in its time at the speed of the drafts before, less what
-        it teaches.
-        """
-        (tokens, seconds), end = self._lately, self.costs.largest + 1
+        """Cost by size: the tokens decoded in its time at the recent speed, less the tokens that its rows add later."""
+        (tokens, seconds), end = self._recent, self.costs.largest + 1
         times = np.array(self.costs.seconds[:end])
-        return tokens / seconds * times - draft_size.FILLING * (tokens - 1) * self._taught[:end]
+        return tokens / seconds * times - draft_size.FILLING * (tokens - 1) * self._log_sizes[:end]
 
     def enough(self, likelihoods: Likelihoods, following: float) -> bool:
-        """Whether no larger size can be the best one, however likely its nodes: at most as likely as the next one is.
+        """True if no larger size can be the best one, even with all its nodes as likely as the next one.
 
         Args:
-            likelihoods: of the root, 1, and of the nodes so far, the likeliest first.
+            likelihoods: of the root, 1, and of the nodes so far, best first.
             following: of the next node.
         """
-        at = self._place.get(len(likelihoods) - 1)
-        if at is None:  # looked at where a size is reached
+        index = self._place.get(len(likelihoods) - 1)
+        if index is None:  # checked only where a size is reached
             return False
-        tokens = np.cumsum(likelihoods)[self.sizes[: at + 1]]
+        tokens = np.cumsum(likelihoods)[self.sizes[: index + 1]]
         costs = self._costs
-        most = tokens[-1] + following * (np.array(self.sizes[at + 1 : len(costs)]) - self.sizes[at])
-        worth = tokens[: len(costs)] - costs[: at + 1]
-        return not (most - costs[at + 1 :] > worth.max()).any()
+        most = tokens[-1] + following * (np.array(self.sizes[index + 1 : len(costs)]) - self.sizes[index])
+        worth = tokens[: len(costs)] - costs[: index + 1]
+        return not (most - costs[index + 1 :] > worth.max()).any()
 
     def choose(self, likelihoods: Likelihoods) -> int:
-        """Nodes below the root; `likelihoods` are those of the root, 1, and of the nodes, the likeliest first."""
+        """Return the nodes below the root; `likelihoods` are of the root, 1, and of the nodes, best first."""
         tokens = np.cumsum(likelihoods)[np.minimum(self.sizes, len(likelihoods) - 1)]
         costs = self._costs
-        at = int((tokens[: len(costs)] - costs).argmax())
+        index = int((tokens[: len(costs)] - costs).argmax())
         self._expected += tokens
-        now = float(tokens[at]), self.costs.seconds[at]
-        self.costs.count(at, now[0])
-        self._lately = [mean + (new - mean) / MEMORY for mean, new in zip(self._lately, now, strict=True)]
-        return min(self.sizes[at], len(likelihoods) - 1)
+        chosen = float(tokens[index]), self.costs.seconds[index]
+        self.costs.count(index, chosen[0])
+        self._recent = [mean + (new - mean) / MEMORY_DRAFTS for mean, new in zip(self._recent, chosen, strict=True)]
+        return min(self.sizes[index], len(likelihoods) - 1)
 
     def describe(self) -> dict[str, Any]:
-        """What was measured, chosen and promised, as of recycling's tree for the machine."""
+        """Return what was measured, chosen and predicted, as AutoRecycling does."""
         used = self.costs.used
         expected = self._expected / max(sum(used), 1)
         most_used = self.sizes[int(np.argmax(used))]
@@ -88,14 +89,14 @@ class MachineSize:
         """`size_used`, int64: drafts by size; `size_expectation`, float64."""
         return {
             "size_used": torch.tensor(self.costs.used),
-            "size_expectation": torch.from_numpy(np.concatenate((self._expected, self.costs.predicted, self._lately))),
+            "size_expectation": torch.from_numpy(np.concatenate((self._expected, self.costs.predicted, self._recent))),
         }
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Starts anew from a state that chose no sizes. Raises UserError if it considered others."""
+        """Load saved counts; reset if the state has none. Raises UserError if it considered other sizes."""
         self.reset()
         if "size_used" not in state:
             return
-        known = state["size_expectation"].tolist()
-        self.costs.load(state["size_used"].tolist(), known[-4:-2])
-        self._expected, self._lately = np.array(known[:-4]), known[-2:]
+        saved = state["size_expectation"].tolist()
+        self.costs.load(state["size_used"].tolist(), saved[-4:-2])
+        self._expected, self._recent = np.array(saved[:-4]), saved[-2:]

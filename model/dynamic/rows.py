@@ -1,4 +1,4 @@
-"""Rows of candidates: what the target held likely after a token, and after a pair of tokens, when last seen there."""
+"""Unigram and bigram tables: the target's top candidates after a token, and after a pair, when last seen there."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ import torch
 from ..decoding.sampling import top_k_and_bits
 from ..errors import UserError
 
-LEVELS = 16  # of probability, as `likely` estimates it: level l is 2^-(l + 1) to 2^-l, the last one all below
+LEVELS = 16  # of estimated probability: level l is 2^-(l + 1) to 2^-l, the last one all below
 MAX_PAIRS = 1 << 24
 _ODD = 0x9E3779B97F4A7C15  # Fibonacci hashing: 2^64 over the golden ratio, odd
 _WORD = (1 << 64) - 1
 
 
-def likely(logits: torch.Tensor, k: int) -> tuple[Any, Any]:
-    """The k greatest of each row, best first, and how likely each was: (n, V) -> (n, k) int32 and (n, k) uint8 levels.
+def top_k_levels(logits: torch.Tensor, k: int) -> tuple[Any, Any]:
+    """Return the top k of each row, best first, and their levels: (n, V) -> int32 (n, k) and uint8 (n, k).
 
-    A level is estimated, see `top_k_and_bits`; how often candidates of a level are right is learnt in any case.
+    A level is an estimate (see `top_k_and_bits`); how often candidates of a level are accepted is learnt.
     """
     return on_host(*top_k_and_bits(logits, k))
 
 
 def on_host(best: torch.Tensor, bits: torch.Tensor) -> tuple[Any, Any]:
-    """Candidates and their bits, (n, k) each, as int32 and as uint8 levels on the host."""
+    """Convert candidates and their bits, (n, k) each, to int32 ids and uint8 levels on the host."""
     k = best.shape[1]
     both = torch.cat((best, bits.clamp(0, LEVELS - 1).long()), 1).cpu().numpy()  # (n, 2 k): one transfer
     return both[:, :k].astype(np.int32), both[:, k:].astype(np.uint8)
@@ -40,11 +40,11 @@ class TokenRows:
         self.seen = np.zeros(vocab_size, dtype=bool)
 
     def find(self, token: int) -> int | None:
-        """The row of a token; None where it was not seen."""
+        """Return the row of a token; None if it was not seen."""
         return token if self.seen[token] else None
 
     def write(self, tokens: Any, ids: Any, levels: Any) -> None:
-        """Rows (m, k) for tokens (m,), in order: of equal tokens the last one wins."""
+        """Write rows (m, k) for tokens (m,), in order: of equal tokens the last one wins."""
         self.ids[tokens], self.levels[tokens], self.seen[tokens] = ids, levels, True
 
     def reset(self) -> None:
@@ -60,10 +60,10 @@ class TokenRows:
         return {name: torch.from_numpy(getattr(self, name)) for name in ("ids", "levels", "seen")}
 
     def load_state_dict(self, state: dict[str, torch.Tensor], vocab_size: int) -> None:
-        """Raises UserError if it is of another shape or holds what cannot be."""
-        for name, mine in self.state_dict().items():
+        """Load saved rows. Raises UserError if a shape, an id or a level is out of range."""
+        for name, current in self.state_dict().items():
             saved = state.get(name)
-            if saved is None or saved.shape != mine.shape or saved.dtype != mine.dtype:
+            if saved is None or saved.shape != current.shape or saved.dtype != current.dtype:
                 raise UserError(f"start: the saved rows are of another vocabulary, k or size ({name})")
         if not 0 <= int(state["ids"].min()) <= int(state["ids"].max()) < vocab_size:
             raise UserError(f"start: the saved rows hold ids outside the vocabulary of {vocab_size}")
@@ -95,13 +95,13 @@ class PairRows(TokenRows):
         self.shift = 64 - (size - 1).bit_length()
 
     def find_pair(self, before: int, token: int) -> int | None:
-        """The row of a pair; None where it was not seen, or another one has its place."""
+        """Return the row of a pair; None if it was not seen, or another one has its place."""
         key = before << 32 | token
         row = (key * _ODD & _WORD) >> self.shift
         return row if self.keys[row] == key and self.seen[row] else None
 
     def write_pairs(self, before: Any, tokens: Any, ids: Any, levels: Any) -> None:
-        """Rows (m, k) for the pairs of `before` and `tokens`, int64 (m,) each, in order."""
+        """Write rows (m, k) for the pairs of `before` and `tokens`, int64 (m,) each, in order."""
         keys = before << 32 | tokens
         rows = (keys.view(np.uint64) * np.uint64(_ODD) >> np.uint64(self.shift)).astype(np.int64)
         self.keys[rows] = keys

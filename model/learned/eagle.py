@@ -58,7 +58,7 @@ class EagleSession(Session):
 
     Pair t is (feature of token t, token t + 1); the head's output at the last pair, whose token is the root, is the
     feature predicted at the root. Keys and values of drafted nodes are dropped after each draft and those of accepted
-    tokens are computed from the target's own features, as in the public code. Nothing is carried to the next prompt.
+    tokens are computed from the target's own features, as in the public code. Nothing is kept between prompts.
     """
 
     method: EagleDrafter
@@ -92,11 +92,11 @@ class EagleSession(Session):
         return draft
 
     def expand(self, root: int, feature: torch.Tensor) -> Draft:
-        """The draft below `root`, where the head predicts `feature` (1, H)."""
+        """Grow the draft below `root`, at which the head predicts `feature` (1, H)."""
         raise NotImplementedError
 
     def catch_up(self) -> torch.Tensor:
-        """Take the new pairs into the head's cache. Returns the feature predicted at the last one, (1, H)."""
+        """Forward the new pairs into the head's cache. Returns the feature predicted at the last one, (1, H)."""
         features, tokens = (
             torch.cat(parts) if len(parts) > 1 else parts[0] for parts in zip(*self._pairs, strict=True)
         )
@@ -112,7 +112,7 @@ class EagleSession(Session):
         return out[-1:]  # type: ignore[no-any-return]
 
     def head_scores(self, features: torch.Tensor, depth: int) -> torch.Tensor:
-        """What the target's head makes of features predicted at nodes of one depth: (w, V); see `Session.scores`."""
+        """Return the target head's scores (w, V) of features predicted at nodes of one depth; see `Session.scores`."""
         length = self._committed + 1  # of the text, root included: a pair ends at each token but the first
         return self.scores(self.method.lm_head(features), length + depth)
 
@@ -231,7 +231,7 @@ class EagleTreeSession(EagleSession):
 class Eagle2(EagleDrafter):
     """Expands the best `top_k` nodes of each depth (4.1), then keeps the best `nodes` of all that were seen (4.2).
 
-    A node's value is the product of the head's probabilities along its path, which stand for acceptance rates.
+    A node's value is the product of the head's probabilities along its path, which estimate acceptance rates.
 
     Args:
         target, head_path: see `EagleDrafter`.
@@ -281,9 +281,9 @@ class Eagle2Session(EagleSession):
         best = self._log_probabilities(feature, 0).topk(k, dim=-1)
         value, token = best.values.view(-1), best.indices.view(-1)  # of the nodes to expand: (k,)
         whose, node = torch.zeros_like(method.children), method.children  # row of the parent's feature; number
-        values, tokens, parents = [value], [token], [whose - 1]  # of all nodes seen; -1 is the root
+        values, tokens, parents = [value], [token], [whose - 1]  # of all nodes listed; -1 is the root
         visible = method.itself  # (k, expanded so far)
-        features, seen = feature, k
+        features, listed = feature, k  # number of nodes listed so far
         for depth in range(1, method.depth):
             mask = self._show(visible)
             features = self.continue_nodes(features.index_select(0, whose), token, depth, mask)  # (k, H)
@@ -293,12 +293,12 @@ class Eagle2Session(EagleSession):
             tokens.append(best.indices.view(-1))
             parents.append(node.repeat_interleave(k))
             value, flat = below.topk(k)
-            token, whose, node = tokens[-1].index_select(0, flat), flat // k, flat + seen
+            token, whose, node = tokens[-1].index_select(0, flat), flat // k, flat + listed
             visible = torch.cat((visible.index_select(0, whose), method.itself), dim=1)
-            seen += k * k
-        # A child is never worth more than its parent and stands behind it, so a stable order keeps parents.
-        kept = torch.cat(values).sort(descending=True, stable=True).indices[: method.nodes]
-        nodes = torch.stack((kept, torch.cat(parents)[kept], torch.cat(tokens)[kept]))
+            listed += k * k
+        # A child's value is at most its parent's, and it comes later, so a stable sort keeps parents.
+        best_nodes = torch.cat(values).sort(descending=True, stable=True).indices[: method.nodes]
+        nodes = torch.stack((best_nodes, torch.cat(parents)[best_nodes], torch.cat(tokens)[best_nodes]))
         return self._breadth_first(root, *nodes.tolist())  # one transfer
 
     def _log_probabilities(self, features: torch.Tensor, depth: int) -> torch.Tensor:

@@ -93,10 +93,10 @@ def head_config(values: dict[str, Any]) -> Any:
     """The configuration of a head from a LLaMA-like config.json. Raises UserError where no head can be made of it."""
     if values.get("num_hidden_layers", 1) != 1:
         raise UserError(f"eagle: num_hidden_layers={values['num_hidden_layers']}; heads of one layer are supported")
-    known = set(LlamaConfig().to_dict()) | {"rope_theta", "rope_scaling"}
+    fields = set(LlamaConfig().to_dict()) | {"rope_theta", "rope_scaling"}
     try:
         config = LlamaConfig(
-            **{k: v for k, v in values.items() if k in known and k not in ("torch_dtype", "dtype")},
+            **{k: v for k, v in values.items() if k in fields and k not in ("torch_dtype", "dtype")},
             attn_implementation="sdpa",
         )
         config.num_hidden_layers = 1

@@ -50,7 +50,7 @@ class MedusaHeads(nn.ModuleList):
         self.shared = shared
 
     def logits(self, i: int, hidden: torch.Tensor, lm_head: nn.Module) -> torch.Tensor:
-        """What head i says of the token i + 2 behind each hidden state: (..., H) -> (..., V)."""
+        """Return head i's logits for the token i + 2 behind each hidden state: (..., H) -> (..., V)."""
         x: torch.Tensor = self[i](hidden)
         return lm_head(x) if self.shared else x
 
@@ -73,10 +73,10 @@ def load_heads(path: str, target: Target) -> MedusaHeads:
         stated = config.get(key, held)
         if not isinstance(stated, int) or stated > held:
             raise UserError(f"{file}: holds {held} where {folder / 'config.json'} says {key}={stated}; cut short?")
-    made = MedusaHeads(heads, layers, hidden_size(target), target.vocab_size, shared=shared)
-    check_shapes(file, state, {name: tuple(p.shape) for name, p in made.state_dict().items()}, target.name)
-    made.load_state_dict(state)
-    return made.to(target.device, target.dtype).eval().requires_grad_(False)
+    module = MedusaHeads(heads, layers, hidden_size(target), target.vocab_size, shared=shared)
+    check_shapes(file, state, {name: tuple(p.shape) for name, p in module.state_dict().items()}, target.name)
+    module.load_state_dict(state)
+    return module.to(target.device, target.dtype).eval().requires_grad_(False)
 
 
 def _count(file: Path, state: dict[str, torch.Tensor], shared: bool) -> tuple[int, int]:
@@ -90,7 +90,7 @@ def _count(file: Path, state: dict[str, torch.Tensor], shared: bool) -> tuple[in
 class Medusa(DeviceDrafter):
     """Drafts from the hidden state that chose the root: a node of rank r at depth d is head d's candidate r.
 
-    All parents at one depth share their children's tokens. Nothing is carried to the next prompt.
+    All parents at one depth share their children's tokens. Nothing is kept between prompts.
 
     Args:
         target: whose hidden states they are.
@@ -122,12 +122,12 @@ class Medusa(DeviceDrafter):
         self._pick = ((self.tree.depths - 1) * self._candidates + self.tree.ranks)[1:]
         # (1, H), what chose the root, of the sequence that stepped last
         self.hidden = torch.zeros(1, hidden_size(target), dtype=target.dtype, device=target.device)
-        self.whose: MedusaSession | None = None
+        self.owner: MedusaSession | None = None
 
     def session(self) -> MedusaSession:
         return MedusaSession(self)
 
-    def take(self, hidden: torch.Tensor) -> None:
+    def set_hidden(self, hidden: torch.Tensor) -> None:
         self.hidden.copy_(hidden)
 
     def grow(self, root: torch.Tensor) -> torch.Tensor:
@@ -144,29 +144,29 @@ class Medusa(DeviceDrafter):
 
 
 class MedusaSession(DeviceSession):
-    """A sequence's hidden state. It lies where the method's steps read and write it; others' are kept meanwhile."""
+    """A sequence's hidden state: in the method's tensor while this sequence steps, else saved here."""
 
     method: Medusa
 
     def __init__(self, method: Medusa) -> None:
         super().__init__(method)
-        self._kept = torch.zeros_like(method.hidden)
+        self._saved = torch.zeros_like(method.hidden)
 
     def choose(self) -> None:
-        self._take_place()
+        self._swap_in()
 
     def observe(self, verification: Verification) -> None:
-        self._take_place()  # the first step's is not preceded by a choice
+        self._swap_in()  # no `choose` precedes the first step
         super().observe(verification)
 
     def close(self) -> None:
-        if self.method.whose is self:
-            self.method.whose = None
+        if self.method.owner is self:
+            self.method.owner = None
 
-    def _take_place(self) -> None:
+    def _swap_in(self) -> None:
         method = self.method
-        if method.whose is not self:
-            if method.whose is not None:
-                method.whose._kept.copy_(method.hidden)
-            method.hidden.copy_(self._kept)
-            method.whose = self
+        if method.owner is not self:
+            if method.owner is not None:
+                method.owner._saved.copy_(method.hidden)
+            method.hidden.copy_(self._saved)
+            method.owner = self

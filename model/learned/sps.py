@@ -25,7 +25,7 @@ TRAIN = "python -m data.embedded.training.train --draft"
 class Speculative(Drafter):
     """Drafts a chain with a second model on a cache of its own, which follows the accepted tokens.
 
-    Nothing is carried from prompt to prompt.
+    Nothing is kept between prompts.
 
     Args:
         target: the model that verifies; the draft model takes its device, its dtype and its context.

@@ -11,7 +11,7 @@ from ..decoding.tree import RankPath
 
 
 class Layout:
-    """A fixed tree whose nodes are listed in another order than its own: a drafter's, in which it says the tokens.
+    """A fixed tree whose tokens a drafter lists in an order of its own.
 
     Attributes:
         tree: n nodes.
@@ -28,7 +28,7 @@ class Layout:
 
 
 class LayoutDrafter(DeviceDrafter):
-    """Its session says in `choose` which layout comes next and what stands in it, by `lay_out`."""
+    """A drafter whose session chooses the next layout in `choose` and fills in its tokens by `lay_out`."""
 
     def lay_out(self, layout: Layout, tokens: Sequence[int]) -> None:
         """Draft these tokens, in the layout's own order, the root first."""

@@ -1,4 +1,4 @@
-"""Lookahead decoding: Jacobi iterations next to the text make n-grams, which are verified when their turn comes.
+"""Lookahead decoding: Jacobi iterations next to the text produce n-grams, which are drafted when their key is the root.
 
 Source: arXiv 2402.02057, sections 3.1 to 3.3; details (how the window fills, that it moves by one column a step) as in
 the authors' implementation, github.com/hao-ai-lab/LookaheadDecoding, which the public leaderboard runs.
@@ -6,7 +6,7 @@ the authors' implementation, github.com/hao-ai-lab/LookaheadDecoding, which the 
 The lookahead branch is a tree. Write (l, i) for the token of level l in column i of the window; (0, 0) is the root. In
 the paper's mask (l, i) sees the root, the level-0 tokens up to column i, and its own column above it, at position
 i + l behind the root: so level 0 is a chain, column i hangs from it at (0, i), and depth is the position. With N = 3
-levels and W = 3 columns (levels 0 and 1 are kept; what follows level 1 is computed):
+levels and W = 3 columns (levels 0 and 1 are grams; what follows level 1 is computed):
 
     root -- (0,1) -- (0,2)          a guess of the verification branch is one more chain from the root:
       |       |        |            root -- g1 -- g2
@@ -49,7 +49,7 @@ class Lookahead(LayoutDrafter):
     Args:
         level: N; an n-gram has N tokens, its key included, and the window N - 1 levels.
         window: W, columns of the window.
-        guess: G; n-grams kept for one key, and verified in one step.
+        guess: G; n-grams grams for one key, and verified in one step.
         pool_from_prompt: the pool also takes the n-grams of prompt and output (the authors' POOL_FROM_PROMPT).
 
     Raises:
@@ -103,7 +103,7 @@ class LookaheadSession(DeviceSession):
         self.pool = NgramPool(method.guess)
         self._levels: list[list[int]] = []  # level 0 without its column 0, which is the root; the others whole
         self._tail: list[int] = []  # the text's last N tokens
-        self._now = method.layouts[0, 0]
+        self._layout_now = method.layouts[0, 0]
 
     def begin(self, prompt: list[int]) -> Draft | None:
         draw = random.Random(0)  # of the prompt alone, so that no answer depends on the ones before
@@ -113,17 +113,17 @@ class LookaheadSession(DeviceSession):
 
     def choose(self) -> None:
         guesses = self.pool.guesses(self._tail[-1]) if self._filled else []
-        self._now = self.method.layouts[len(self._levels) - 1, len(guesses)]
-        self.method.lay_out(self._now, [self._tail[-1], *chain(*self._levels), *chain(*guesses)])
+        self._layout_now = self.method.layouts[len(self._levels) - 1, len(guesses)]
+        self.method.lay_out(self._layout_now, [self._tail[-1], *chain(*self._levels), *chain(*guesses)])
 
     def account(self, verification: Verification) -> None:
         """Collect the n-grams that this step completes, then move the window (paper, 3.2 and algorithm 2)."""
         choices, levels = verification.choices.tolist(), self._levels
-        new = [choices[node] for node in self._now.last]  # by column
+        new = [choices[node] for node in self._layout_now.last]  # by column
         if self._filled:
             keys = [self._tail[-1], *levels[0]]
-            for key, *rest in zip(keys, *levels[1:], new, strict=True):
-                self.pool.add(key, tuple(rest))
+            for key, *tail in zip(keys, *levels[1:], new, strict=True):
+                self.pool.add(key, tuple(tail))
             levels[:] = [levels[1][1:], *levels[2:], new]
         else:  # every level loses its column 0
             levels[:] = [row[1:] for row in levels] + [new[1:]]
@@ -134,33 +134,33 @@ class LookaheadSession(DeviceSession):
         return len(self._levels) == self.method.level - 1
 
     def _extend(self, tokens: Sequence[int]) -> None:
-        """The text goes on."""
+        """Append tokens to the text."""
         level = self.method.level
         if not self.method.pool_from_prompt:
             self._tail = [tokens[-1]]
             return
         text = self._tail + list(tokens)
         for end in range(max(level, len(self._tail) + 1), len(text) + 1):
-            key, *rest = text[end - level : end]
-            self.pool.add(key, tuple(rest))
+            key, *tail = text[end - level : end]
+            self.pool.add(key, tuple(tail))
         self._tail = text[-level:]
 
 
 class NgramPool:
-    """For each token, the last `size` n-grams that it was seen to start; the one seen longest ago goes first."""
+    """For each token, the last `size` n-grams that began with it; the least recently seen is dropped first."""
 
     def __init__(self, size: int) -> None:
         self.size = size
         self._of: dict[int, dict[tuple[int, ...], None]] = {}  # in order of last sight
 
-    def add(self, key: int, rest: tuple[int, ...]) -> None:
-        """The n-gram of `key` and `rest` is seen."""
-        kept = self._of.setdefault(key, {})
-        kept.pop(rest, None)
-        kept[rest] = None
-        if len(kept) > self.size:
-            del kept[next(iter(kept))]
+    def add(self, key: int, tail: tuple[int, ...]) -> None:
+        """Add the n-gram of `key` and `tail` as the latest."""
+        grams = self._of.setdefault(key, {})
+        grams.pop(tail, None)
+        grams[tail] = None
+        if len(grams) > self.size:
+            del grams[next(iter(grams))]
 
     def guesses(self, key: int) -> list[tuple[int, ...]]:
-        """What may follow `key`, oldest first."""
+        """Return what followed `key`, oldest first."""
         return list(self._of.get(key, ()))

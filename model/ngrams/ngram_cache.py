@@ -1,4 +1,4 @@
-"""Cacheback: what followed these tokens lately may follow them again; nothing but tables of n-grams.
+"""Cacheback: drafts what recently followed the last tokens, from tables of n-grams alone.
 
 Source: arXiv 2511.21699. A leader (the last few tokens) has followers (the few tokens behind it), both kept in order of
 last use and bounded; a draft is the tree of the followers of the root's leader, of the followers of where each of them
@@ -6,7 +6,7 @@ ends, and so on. A dynamic table learns from prompt and output; a frozen one, ma
 
 The tree is taken from a few fixed ones, so that no step builds one: a chain of nodes for each follower, by how many
 followers the root has. Followers that begin alike are drafted as they are, side by side. A place that no follower fills
-repeats its parent's last token: it costs a node, and is accepted only where that is what the target says.
+repeats its parent's last token: it costs a node, and is accepted only if the target repeats the token.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Slot = RankPath  # a follower's place: (2, 0) is the latest follower of where th
 
 
 class NgramCache(LayoutDrafter):
-    """Drafts the followers that are due. The dynamic table is carried from prompt to prompt.
+    """Drafts the followers of the last tokens. The dynamic table is kept between prompts.
 
     Args:
         vocab_size: V, of the target.
@@ -77,10 +77,10 @@ class NgramCache(LayoutDrafter):
         return self.table.to_tensors()
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        self.table.take(state, self.vocab_size, "start")
+        self.table.load_tensors(state, self.vocab_size, "start")
 
     def due(self, leader: Gram) -> list[Gram]:
-        """The followers of a leader, the likeliest first: the dynamic table's, then the frozen one's that are new."""
+        """Return a leader's followers, most recent first: the dynamic table's, then new ones of the frozen table."""
         followers = self.table.followers_of(leader)
         if self.frozen is not None and len(followers) < self.followers:
             more = [gram for gram in self.frozen.followers_of(leader) if gram not in followers]
@@ -105,26 +105,26 @@ class NgramCacheSession(DeviceSession):
         method, root = self.method, self._recent[-1]
         start = tuple(self._recent[-method.leader :])
         due = method.due(start)
-        now = method.shapes[len(due)]
-        # Per slot: the leader that its follower leaves behind, and the followers of that, looked up when asked for.
+        shape = method.shapes[len(due)]
+        # Per slot: the leader at the end of its follower, and that leader's followers, looked up when needed.
         ends: list[Gram] = []
         tokens = [root]
-        known: dict[int, list[Gram]] = {-1: due}
-        for parent, rank in now.slots:
-            if parent not in known:
-                known[parent] = method.due(ends[parent])
+        followers_at: dict[int, list[Gram]] = {-1: due}
+        for parent, rank in shape.slots:
+            if parent not in followers_at:
+                followers_at[parent] = method.due(ends[parent])
             before = start if parent < 0 else ends[parent]
-            followers = known[parent]
+            followers = followers_at[parent]
             gram = followers[rank] if rank < len(followers) else before[-1:] * method.follower
             tokens += gram
             ends.append((before + gram)[-method.leader :])
-        method.lay_out(now, tokens)
+        method.lay_out(shape, tokens)
 
     def account(self, verification: Verification) -> None:
         self._extend(verification.tokens)
 
     def _extend(self, tokens: list[int]) -> None:
-        """The text goes on: keep every n-gram that ends in the new tokens."""
+        """Append tokens and add every n-gram that ends in them to the table."""
         text = self._recent + tokens
         self.method.table.add_text(text)
         self._recent = text[-(self.method.leader + self.method.follower - 1) :]

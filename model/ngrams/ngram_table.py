@@ -42,11 +42,11 @@ class NgramTable:
         return len(self._rows)
 
     def followers_of(self, leader: Gram) -> list[Gram]:
-        """The followers seen, latest first; looking does not count as use."""
+        """Return the followers seen, latest first; a look-up does not count as use."""
         return self._rows.get(leader) or []
 
     def add(self, leader: Gram, follower: Gram) -> None:
-        """This follower is seen behind this leader now."""
+        """Add a follower of a leader as the latest."""
         row = self._rows.get(leader)
         if row is None:
             if len(self._rows) == self.capacity:
@@ -61,7 +61,7 @@ class NgramTable:
         row.insert(0, follower)
 
     def add_text(self, text: list[int]) -> None:
-        """Every n-gram of a text, from its beginning on."""
+        """Add every n-gram of a text, from its beginning on."""
         lead, both = self.leader, self.leader + self.follower
         for start in range(len(text) - both + 1):
             self.add(tuple(text[start : start + lead]), tuple(text[start + lead : start + both]))
@@ -73,7 +73,7 @@ class NgramTable:
     def to_tensors(self) -> dict[str, torch.Tensor]:
         """The table, its order included: int32 leaders (R, leader), counts (R,), followers (sum of counts, follower).
 
-        Leaders stand oldest first, the followers of each latest first.
+        Leaders are listed oldest first, the followers of each latest first.
         """
         rows = self._rows
         grams = [gram for row in rows.values() for gram in row]
@@ -83,8 +83,8 @@ class NgramTable:
             "followers": torch.tensor(grams, dtype=torch.int32).view(-1, self.follower),
         }
 
-    def take(self, tensors: dict[str, torch.Tensor], vocab_size: int, what: str) -> None:
-        """Become the table that `to_tensors` gave. `what` names its origin in errors.
+    def load_tensors(self, tensors: dict[str, torch.Tensor], vocab_size: int, what: str) -> None:
+        """Load a table made by `to_tensors`. `what` names its origin in errors.
 
         Raises:
             UserError: it is no such table, of other n-grams, of another vocabulary, or larger than this one may be.
@@ -94,8 +94,8 @@ class NgramTable:
         leaders, counts, followers = (tensors[name].cpu() for name in _NAMES)
         if (*leaders.shape[1:], *followers.shape[1:]) != (self.leader, self.follower) or counts.dim() != 1:
             shapes = f"{list(leaders.shape)} and {list(followers.shape)}"
-            wanted = f"leader={self.leader} and follower={self.follower}"
-            raise UserError(f"{what}: leaders and followers are {shapes}, which is not {wanted}")
+            expected = f"leader={self.leader} and follower={self.follower}"
+            raise UserError(f"{what}: leaders and followers are {shapes}, which is not {expected}")
         ids = torch.cat((leaders.flatten(), followers.flatten()))
         if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < vocab_size:
             raise UserError(f"{what}: holds token ids outside the vocabulary of {vocab_size}: made for another model")
@@ -112,7 +112,7 @@ class NgramTable:
             (tuple(row), [next(grams) for _ in range(n)]) for row, n in zip(leaders.tolist(), sizes, strict=True)
         )
         if len(rows) != len(sizes):
-            raise UserError(f"{what}: the same leader stands in it twice")
+            raise UserError(f"{what}: the same leader is listed twice")
         self._rows = rows
 
     @classmethod
@@ -151,7 +151,7 @@ class NgramTable:
 
     @classmethod
     def load(cls, path: str | Path, leader: int, follower: int, vocab_size: int) -> NgramTable:
-        """A table that `save` wrote, whatever its capacity.
+        """Load a table that `save` wrote, of any capacity.
 
         Raises:
             UserError: missing, broken, no table, or one of other n-grams or another vocabulary.
@@ -160,15 +160,17 @@ class NgramTable:
             raise UserError(f"table_path: no file {path}")
         try:
             with safe_open(str(path), framework="pt") as file:
-                said = json.loads((file.metadata() or {}).get("ngram_table", "{}"))
+                metadata = json.loads((file.metadata() or {}).get("ngram_table", "{}"))
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except (SafetensorError, OSError, ValueError) as error:
             raise UserError(f"table_path: {path} is not a table of n-grams ({error})") from None
-        for name, wanted in (("vocab_size", vocab_size), ("leader", leader), ("follower", follower)):
-            if said.get(name) != wanted:
-                raise UserError(f"table_path: {path} was made with {name}={said.get(name)}, this run has {wanted}")
+        for name, expected in (("vocab_size", vocab_size), ("leader", leader), ("follower", follower)):
+            if metadata.get(name) != expected:
+                raise UserError(
+                    f"table_path: {path} was made with {name}={metadata.get(name)}, this run has {expected}"
+                )
         counts = tensors.get("counts", torch.zeros(0))
         most = int(counts.max()) if counts.numel() else 1
         table = cls(leader, follower, capacity=max(len(counts), 1), followers=max(most, 1))
-        table.take(tensors, vocab_size, f"table_path: {path}")
+        table.load_tensors(tensors, vocab_size, f"table_path: {path}")
         return table

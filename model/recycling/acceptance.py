@@ -1,4 +1,4 @@
-"""How likely each node of a draft tree is to be accepted, learnt while decoding."""
+"""Acceptance probability of each node of a draft tree, learnt while decoding."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from ..decoding.tree import RankPath
 from ..errors import UserError
 from .templates import likelihood
 
-MEMORY = 256.0  # about so many visits of a node are remembered
-PATH_PRIOR = 8.0  # a path's own share is worth as much as its rank's after so many visits,
-RANK_PRIOR = 16.0  # and a rank's as much as the power law's
+MEMORY_VISITS = 256.0  # visits of a node over which its share is averaged
+PATH_PRIOR = 8.0  # visits that the share of a path's rank is worth in the path's own share
+RANK_PRIOR = 16.0  # visits that the power law is worth in a rank's share
 
 
 class Acceptance:
@@ -38,14 +38,14 @@ class Acceptance:
         self.reset()
 
     def reset(self) -> None:
-        """Back to the power law."""
+        """Forget all visits: back to the power law."""
         self._visits, self._accepted = [0.0] * len(self.rank_paths), [0.0] * len(self.rank_paths)
         self._rank_visits = [RANK_PRIOR] * len(self._law)
         self._rank_accepted = [RANK_PRIOR * law for law in self._law]
 
     def update(self, tree: Tree, node: int) -> None:
         """Count a step: `node` of `tree` was the deepest that was accepted."""
-        keep = 1 - 1 / MEMORY
+        keep = 1 - 1 / MEMORY_VISITS
         children = self._children_of(tree)
         chain = tree.chain_of[node]
         for parent, accepted in zip(chain, [*chain[1:], -1], strict=True):
@@ -57,7 +57,7 @@ class Acceptance:
                 self._rank_accepted[rank] = self._rank_accepted[rank] * keep + hit
 
     def probabilities(self) -> list[float]:
-        """P(path) for every path."""
+        """Return P(path) for every path."""
         by_rank = [accepted / visits for accepted, visits in zip(self._rank_accepted, self._rank_visits, strict=True)]
         p = list[float]()
         for accepted, visits, rank, parent in zip(self._accepted, self._visits, self._rank, self._parent, strict=True):
@@ -66,13 +66,13 @@ class Acceptance:
         return p
 
     def _children_of(self, tree: Tree) -> list[list[tuple[int, int]]]:
-        """For each node, its children as (node, path); listed once a tree."""
+        """Return the children of each node as (node, index of its path); listed once for each tree."""
         if id(tree) not in self._children:
             listed: list[list[tuple[int, int]]] = [[] for _ in range(len(tree))]
             for node, path in enumerate(tree.rank_paths):
                 if node and path in self._index:
                     listed[tree.chain_of[node][-2]].append((node, self._index[path]))
-            self._children[id(tree)] = (tree, listed)  # holds the tree, so that its id stays its own
+            self._children[id(tree)] = (tree, listed)  # keeps the tree alive, so that its id is not reused
         return self._children[id(tree)][1]
 
     def state_dict(self) -> dict[str, torch.Tensor]:
@@ -83,7 +83,7 @@ class Acceptance:
         }
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Raises UserError if it was learnt for other paths."""
+        """Load saved counts. Raises UserError if they are for other paths."""
         paths, ranks = state["path_counts"], state["rank_counts"]
         if paths.shape != (2, len(self.rank_paths)) or ranks.shape != (2, len(self._law)):
             raise UserError("tree=auto: the saved state was learnt with another k; start from another one or cold")

@@ -1,6 +1,7 @@
 """A tree for the machine: the draft tree follows from measured step times and observed acceptance.
 
-T(n) is measured once a machine (`draft_size`) or learnt while decoding, as which nodes and how many always is.
+T(n) is measured once for a machine (`draft_size`) or learnt while decoding. The nodes and their number are always
+learnt.
 """
 
 from __future__ import annotations
@@ -16,38 +17,38 @@ from ..decoding import Drafter, Target, Tree, Verification
 from ..decoding.tree import RankPath
 from ..sizing.draft_size import FILLING, SIZES, StepCosts, best_size
 from ..sizing.online_size import OnlineSize
-from .acceptance import MEMORY, Acceptance
+from .acceptance import MEMORY_VISITS, Acceptance
 from .drafter import RecyclingSession, TokenRecycling
 from .templates import best_order
 
-RECONSIDER = 16  # steps between two choices of a size
-REORDER = 32  # the nodes are put in order anew at this step, and at four times as many, and again
-PROBE = 16  # every so many steps a larger tree than the one in use is tried, to see what it would give;
-PROBE_IDLE = 64  # more rarely where drafting does not pay, as a probe then costs most
-PROBE_UP = 3  # larger by so many sizes
-LEARN, LEARN_NODES = 24, 24  # the first steps use this many nodes, whatever the power law promises
-RENEW = 4  # the same while decoding finds T(n), in its first steps
-RIPE = 1.25  # then a filled matrix counts no more than that, as step times are not known to be worth it,
-BEGIN = 4  # and the first drafts have about so many nodes
+RECONSIDER_EVERY = 16  # steps between two choices of a size
+REORDER = 32  # the nodes are sorted anew at this step, and at 4, 16, 64, ... times as many
+PROBE_EVERY = 16  # steps between two trials of a larger tree,
+PROBE_EVERY_IDLE = 64  # and where drafting does not pay, as a trial then costs most
+PROBE_UP = 3  # sizes that a trial is larger by
+LEARN_STEPS, LEARN_NODES = 24, 24  # the first steps use this many nodes, whatever the power law promises
+RENEW_EVERY = 4  # steps between two choices while T(n) is learnt, in its first steps
+MAX_FILL_GAIN = 1.25  # while T(n) is learnt: the most that a filled matrix is expected to add,
+FIRST_NODES = 4  # and about the nodes of the first drafts
 SWITCH_GAIN = 1.02  # a change of size must promise this much
 # Acceptance grows as the matrix fills: by the number of steps, to the power FILLING. The choice is made for the matrix
 # as it will be after so many steps; else an empty one looks as if drafting did not pay, small trees are chosen, and the
 # matrix stays empty.
 HORIZON = 1024
-DEEP = 12  # chains of first candidates are considered down to this depth
+LONGEST_CHAIN = 12  # chains of first candidates are considered down to this depth
 
 
 class AutoRecycling(TokenRecycling):
-    """Token Recycling whose tree is the best n nodes, both the order of the nodes and n learnt while decoding.
+    """Token Recycling with a tree of the best n nodes; their order and n are learnt while decoding.
 
-    It starts from the published tree's nodes, likelier ones first. The order changes rarely, so that few topologies
+    It starts from the published tree's nodes, most likely first. The order changes rarely, so that few topologies
     are ever compiled or captured; within an order the trees are nested, and n follows acceptance closely.
 
     Args:
         step_seconds: measured T(n) by nodes below the root; must hold 0. None: it is learnt while decoding.
         plain_seconds: of a step that neither drafts nor learns, for the prediction; default T(0).
         budget: at most so many nodes.
-        sizing: what learns it, where others share it.
+        sizing: what learns it, if other methods share it.
         others: as TokenRecycling.
 
     Raises:
@@ -75,8 +76,8 @@ class AutoRecycling(TokenRecycling):
             self.sizing = sizing or OnlineSize(budget, torch.device(device))
         self.costs = self.sizing or StepCosts(step_seconds or {}, plain_seconds, budget)
         self.sizes = self.costs.sizes
-        self._first = sum(n <= LEARN_NODES for n in self.sizes) - 1  # index of the size to begin with
-        self.acceptance = Acceptance(considered(k))
+        self._first_index = sum(n <= LEARN_NODES for n in self.sizes) - 1  # index of the size to begin with
+        self.acceptance = Acceptance(considered_paths(k))
         self._first_order = [self.acceptance.rank_paths.index(path) for path in best_order(self.sizes[-1], k)]
         self._order = list(self._first_order)
         self._trees: dict[tuple[int, ...], Tree] = {}
@@ -92,21 +93,21 @@ class AutoRecycling(TokenRecycling):
         self.costs.reset()
         self._order = list(self._first_order)
         self._steps, self._index = 0, 0  # steps seen; index of the size in use
-        begin = self.sizes[self._first] if self.sizing is None else BEGIN
-        self._usual = math.log1p(begin)  # mean of log(1 + nodes) over the steps that are remembered
+        begin = self.sizes[self._first_index] if self.sizing is None else FIRST_NODES
+        self._mean_log_size = math.log1p(begin)  # moving mean of log(1 + nodes)
         self._expected = self._expect()
 
     @property
     def size(self) -> int:
-        """Nodes below the root now."""
+        """Nodes below the root in the current tree."""
         return self.sizes[self._index]
 
     def expected(self) -> list[float]:
-        """E(n) by size: expected accepted drafts a step, as known at the last choice."""
+        """Return E(n) by size: expected accepted drafts a step, as of the last choice."""
         return self._expected
 
     def predicted_speedup(self) -> list[float]:
-        """Decoding speed by size, over plain decoding on the same engine."""
+        """Return the predicted decoding speed by size, over plain decoding on the same engine."""
         return self.costs.speedups([1 + e for e in self._expected])
 
     def describe(self) -> dict[str, Any]:
@@ -118,45 +119,46 @@ class AutoRecycling(TokenRecycling):
         return AutoSession(self)
 
     def choose(self) -> None:
-        """Before a step: the tree that is to be used."""
+        """Before a step: choose its tree."""
         index = self._index
         if self.sizing is not None:
             index = self._online(self.sizing)
-        elif self._steps < LEARN:
-            index = self._first
-        elif self._steps == LEARN or self._steps % RECONSIDER == 1 or is_reorder(self._steps):
+        elif self._steps < LEARN_STEPS:
+            index = self._first_index
+        elif self._steps == LEARN_STEPS or self._steps % RECONSIDER_EVERY == 1 or is_reorder(self._steps):
             index = self._reconsider()
-        elif self._steps % (PROBE if index else PROBE_IDLE) == 0:
+        elif self._steps % (PROBE_EVERY if index else PROBE_EVERY_IDLE) == 0:
             index = min(index + PROBE_UP, len(self.sizes) - 1)
         tree = self._tree_of(index, self.device)
         if self.tree is not tree:
             self.use_tree(tree)
 
     def account(self, verification: Verification) -> None:
-        """After a step: what it taught."""
+        """After a step: learn from it."""
         tree = verification.draft.tree
         index = self.sizes.index(len(tree) - 1)
-        if self.sizing is None:  # else it counts by itself, what was timed
+        if self.sizing is None:  # else `sizing` counts, which knows the time
             self.costs.count(index, 1 + self._expected[index])
         self._index = index if self.sizing is not None else self._index
         self._steps += 1
-        self._usual += (math.log1p(len(tree) - 1) - self._usual) / MEMORY
+        self._mean_log_size += (math.log1p(len(tree) - 1) - self._mean_log_size) / MEMORY_VISITS
         self.acceptance.update(tree, verification.node)
 
     def _online(self, sizing: OnlineSize) -> int:
-        """The size by step times as they are known now; expectations are often renewed while little is known."""
-        if self._steps and self._steps % (RECONSIDER if self._steps > RENEW * RECONSIDER else RENEW) == 0:
+        """Return the size by the step times learnt so far; update expectations, often in the first steps."""
+        every = RENEW_EVERY if self._steps <= RENEW_EVERY * RECONSIDER_EVERY else RECONSIDER_EVERY
+        if self._steps and self._steps % every == 0:
             self._renew()
-        ripe = min(self._ripe, RIPE)
-        return sizing.best([1 + e * ripe for e in self._expected])
+        fill_gain = min(self._fill_gain, MAX_FILL_GAIN)
+        return sizing.best([1 + e * fill_gain for e in self._expected])
 
     @property
-    def _ripe(self) -> float:
-        """What will be accepted of a filled matrix, over what is."""
+    def _fill_gain(self) -> float:
+        """Expected acceptance with a filled matrix over that of now."""
         return math.pow(max(HORIZON / max(self._steps, 1), 1.0), FILLING)
 
     def _renew(self) -> None:
-        """Order and expectation by what was accepted so far."""
+        """Update order and expectation by what was accepted so far."""
         p = self.acceptance.probabilities()
         if is_reorder(self._steps):
             self._order = sorted(range(len(p)), key=lambda i: (-p[i], i))[: self.sizes[-1]]  # a child is never likelier
@@ -164,7 +166,7 @@ class AutoRecycling(TokenRecycling):
 
     def _reconsider(self) -> int:
         self._renew()
-        tokens, seconds = [1 + e * self._ripe for e in self._expected], self.costs.seconds
+        tokens, seconds = [1 + e * self._fill_gain for e in self._expected], self.costs.seconds
         best = best_size(tokens, seconds)
         if tokens[best] / seconds[best] > SWITCH_GAIN * (tokens[self._index] / seconds[self._index]):
             self._index = best
@@ -173,10 +175,10 @@ class AutoRecycling(TokenRecycling):
     def _expect(self) -> list[float]:
         p = self.acceptance.probabilities()
         total = [0.0, *itertools.accumulate(p[i] for i in self._order)]
-        return [total[n] * math.exp(FILLING * (math.log1p(n) - self._usual)) for n in self.sizes]
+        return [total[n] * math.exp(FILLING * (math.log1p(n) - self._mean_log_size)) for n in self.sizes]
 
     def _tree_of(self, index: int, device: torch.device) -> Tree:
-        """The tree of a size in the order now; built when first used."""
+        """Return the tree of a size in the current order; built when first used."""
         nodes = tuple(self._order[: self.sizes[index]])
         if nodes not in self._trees:
             self._trees[nodes] = Tree.from_rank_paths(self.acceptance.rank_paths[i] for i in nodes).on(device)
@@ -186,29 +188,31 @@ class AutoRecycling(TokenRecycling):
         learnt = {
             "order": torch.tensor(self._order, dtype=torch.int64),
             "clock": torch.tensor([self._steps, self._index, *self.costs.used]),
-            "expectation": torch.tensor([*self._expected, *self.costs.predicted, self._usual], dtype=torch.float64),
+            "expectation": torch.tensor(
+                [*self._expected, *self.costs.predicted, self._mean_log_size], dtype=torch.float64
+            ),
         }
         if self.sizing is not None:
             learnt |= self.sizing.state_dict()
         return super().state_dict() | self.acceptance.state_dict() | learnt
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Takes a plain matrix, too: then the choice starts from the power law."""
+        """Load a saved state, or a matrix alone: then the choice starts from the power law."""
         super().load_state_dict({"candidates": state["candidates"]} if "candidates" in state else state)
         if "clock" not in state:
             return
         self.acceptance.load_state_dict(state)
         steps, index, *used = state["clock"].tolist()
-        *expected, tokens, seconds, usual = state["expectation"].tolist()
+        *expected, tokens, seconds, mean_log_size = state["expectation"].tolist()
         self.costs.load(used if len(state["order"]) == self.sizes[-1] else [], [tokens, seconds])
         self._order, self._steps, self._index = state["order"].tolist(), steps, index
-        self._expected, self._usual = expected, usual
+        self._expected, self._mean_log_size = expected, mean_log_size
         if self.sizing is not None:
             self.sizing.load_state_dict(state)
 
 
 class AutoSession(RecyclingSession):
-    """A sequence of it: what all of them teach is the method's."""
+    """A sequence without state of its own: all that is learnt is the method's."""
 
     method: AutoRecycling
 
@@ -219,21 +223,21 @@ class AutoSession(RecyclingSession):
         self.method.account(verification)
 
 
-def considered(k: int) -> tuple[RankPath, ...]:
-    """The rank paths among which nodes are chosen: the likeliest by the power law, and long chains of rank 0."""
-    chains = [(0,) * depth for depth in range(1, DEEP + 1)]
+def considered_paths(k: int) -> tuple[RankPath, ...]:
+    """List the rank paths among which nodes are chosen: the most likely by the power law, and chains of rank 0."""
+    chains = [(0,) * depth for depth in range(1, LONGEST_CHAIN + 1)]
     ends = [(*path, rank) for path in chains for rank in range(min(2, k))]
     paths = {*best_order(2 * SIZES[-1], k), *chains, *ends}
     return tuple(sorted(paths, key=lambda path: (len(path), path)))
 
 
 def is_reorder(steps: int) -> bool:
-    """Is the order learnt anew at this step? At 32, 128, 512, ..."""
+    """True if the nodes are sorted anew at this step: 32, 128, 512, ..."""
     while steps > REORDER and steps % 4 == 0:
         steps //= 4
     return steps == REORDER
 
 
 def best_of(target: Target, k: int, n: int) -> Drafter:
-    """Recycling by the n best nodes, as it is timed."""
+    """Make Token Recycling with the n best nodes, for timing."""
     return TokenRecycling(target.vocab_size, Tree.from_rank_paths(best_order(n, k)), k=k, device=target.device)

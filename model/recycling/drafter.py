@@ -1,4 +1,4 @@
-"""Token Recycling: the candidates that decoding throws away draft the next steps (arXiv 2408.08696).
+"""Token Recycling: drafts from the candidates that decoding discards (arXiv 2408.08696).
 
 The official loop (github.com/Luowaterbi/TokenRecycling, evaluation/inference_recycling.py and model/recycling/) is
 followed step by step; where this project departs on purpose is listed in docs/design.md.
@@ -33,8 +33,8 @@ class TokenRecycling(DeviceDrafter):
         dtype: of the matrix, int64 or int32.
         update: whose candidates a step writes back: all nodes (as published), the accepted path, the root, or none
             (frozen: the matrix stays as it was loaded).
-        eos: ids that end an answer. The official loop writes nothing back of a step in which a draft of these was
-            accepted.
+        eos: ids that end an answer. As in the official loop, a step in which a draft of these was accepted is not
+            written back.
 
     Raises:
         UserError: the template needs a rank that k candidates do not have, or an unknown update.
@@ -73,36 +73,36 @@ class TokenRecycling(DeviceDrafter):
         """Draft from this tree from now on; at most as large as the one given first."""
         self.tree = tree
         self._tokens = torch.zeros(len(tree), dtype=torch.long, device=self.device)  # (n,), filled anew every step
-        self._cells, parents, ranks = map(fastest, (self._tokens, tree.parents, tree.ranks))
-        # What a level's look-up needs, sliced once: its part of the tokens, parents, ranks.
-        self._levels = [(self._cells[a:b], parents[a:b], ranks[a:b]) for a, b in tree.levels[1:]]
+        self._token_cells, parents, ranks = map(fastest, (self._tokens, tree.parents, tree.ranks))
+        # Slices of each level's look-up, made once: its part of the tokens, parents, ranks.
+        self._levels = [(self._token_cells[a:b], parents[a:b], ranks[a:b]) for a, b in tree.levels[1:]]
 
     def session(self) -> RecyclingSession:
         return RecyclingSession(self)
 
     def grow(self, root: torch.Tensor) -> torch.Tensor:
         """Grow the tree level by level: token(node) = M[token(parent), rank(node)] (paper, 3.2)."""
-        self._cells[:1] = fastest(root)
+        self._token_cells[:1] = fastest(root)
         for level, parents, ranks in self._levels:
-            level[:] = self.matrix.look_up(self._cells[parents], ranks)
+            level[:] = self.matrix.look_up(self._token_cells[parents], ranks)
         return self._tokens
 
     def learn(self, tokens: torch.Tensor, candidates: torch.Tensor, accepted: torch.Tensor) -> None:
         """Recycle: the top-k after every node, rejected ones too, replaces that token's candidates (paper, 3.3)."""
-        kept = accepted if self.update == "path" else None
+        mask = accepted if self.update == "path" else None
         if self.eos:
             ended = self._ended(fastest(tokens), fastest(accepted))
             if self.matrix.on_host:
                 if ended:
                     return
-            else:  # no host value is read: all of it is looked up again, and written as it was
-                kept = ~ended & (accepted if kept is not None else torch.ones_like(accepted))
+            else:  # no host value is read: an all-False mask writes the old rows back
+                mask = ~ended & (accepted if mask is not None else torch.ones_like(accepted))
         if self.update == "root":
-            tokens, candidates, kept = tokens[:1], candidates[:1], None if kept is None else kept[:1]
-        self.matrix.update(tokens, candidates, kept)
+            tokens, candidates, mask = tokens[:1], candidates[:1], None if mask is None else mask[:1]
+        self.matrix.update(tokens, candidates, mask)
 
     def _ended(self, tokens: Any, accepted: Any) -> Any:
-        """Whether a draft is accepted that ends the answer: bool (), NumPy's or the device's."""
+        """True if an accepted draft token ends the answer: bool (), NumPy's or the device's."""
         drafts, accepted = tokens[1:], accepted[1:]  # the root is no draft
         return reduce(or_, (((drafts == end) & accepted).any() for end in self.eos))
 
@@ -117,15 +117,15 @@ class TokenRecycling(DeviceDrafter):
 
 
 class RecyclingSession(DeviceSession):
-    """A sequence has nothing of its own: all that is known is in the matrix."""
+    """A sequence without state of its own: all of it is in the matrix."""
 
     method: TokenRecycling
 
     def begin(self, prompt: list[int]) -> Draft | None:
-        """The first step is like all others, as in the official loop: it drafts, and it learns."""
+        """Return None: as in the official loop, the first step drafts and learns like all others."""
         return None
 
     def observe_prompt(self, prompt: list[int], logits: torch.Tensor) -> None:
-        """With `recycle_prompt`: the same for the prompt's tokens."""
+        """With `recycle_prompt`: write the top-k after the prompt's tokens, too."""
         matrix = self.method.matrix
         matrix.update(torch.tensor(prompt, device=logits.device), top_k(logits, matrix.k))  # (m, k)

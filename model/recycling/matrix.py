@@ -33,43 +33,43 @@ class AdjacencyMatrix:
 
     @property
     def on_host(self) -> bool:
-        """Whether NumPy looks up and writes; on a device no host value is read."""
+        """True if NumPy looks up and writes; on a device no host value is read."""
         return self._array is not None
 
     def look_up(self, tokens: Any, ranks: Any) -> Any:
-        """M[token, rank] for each pair: both int64 (m,), tensors or, on the CPU, NumPy arrays; so is the result."""
+        """Return M[token, rank] for pairs of int64 (m,): tensors or, on the CPU, NumPy arrays, as the result."""
         if isinstance(tokens, torch.Tensor):
-            return self.candidates[tokens, ranks].long()  # an indexed write into int64 takes nothing else
+            return self.candidates[tokens, ranks].long()  # an indexed write into int64 needs int64
         return self._array[tokens, ranks]
 
     def rows(self, tokens: Any) -> Any:
-        """All candidates of each token (m,): (m, k); tensors or arrays as in `look_up`."""
+        """Return all candidates of each token (m,): (m, k); tensors or arrays as in `look_up`."""
         return self.candidates[tokens] if isinstance(tokens, torch.Tensor) else self._array[tokens]
 
-    def update(self, tokens: torch.Tensor, top_k: torch.Tensor, kept: torch.Tensor | None = None) -> None:
+    def update(self, tokens: torch.Tensor, top_k: torch.Tensor, mask: torch.Tensor | None = None) -> None:
         """Write `top_k` (n, k) into the rows of `tokens` (n,), in order: of equal tokens the last one wins.
 
         An indexed write with repeated rows leaves the winner to chance on CUDA. Here every repeat writes the winner's
         row, so that order does not matter and a run repeats bit for bit.
 
         Args:
-            kept: bool (n,); nodes that are not are not written. None: all are.
+            mask: bool (n,), True for the nodes to write. None: all.
         """
         if self._array is not None:  # NumPy writes in order, so the last one wins by itself
             rows, best = tokens.numpy(), top_k.numpy()
-            self._array[rows if kept is None else rows[kept.numpy()]] = best if kept is None else best[kept.numpy()]
+            self._array[rows if mask is None else rows[mask.numpy()]] = best if mask is None else best[mask.numpy()]
             return
         order = torch.arange(tokens.shape[0], device=tokens.device)
-        if kept is not None:
-            order = order.masked_fill(~kept, -1)
+        if mask is not None:
+            order = order.masked_fill(~mask, -1)
         last = order.masked_fill(tokens[:, None].ne(tokens), -1).amax(dim=1)  # (n,): the last node with the same token
         new = top_k.index_select(0, last.clamp(min=0)).to(self.candidates.dtype)  # (n, k)
-        if kept is not None:  # the shapes stay: where no node with the token is kept, its row is written as it was
+        if mask is not None:  # static shapes: a token whose nodes are all masked gets its old row
             new = torch.where((last < 0)[:, None], self.candidates.index_select(0, tokens), new)
         self.candidates.index_copy_(0, tokens, new)
 
     def reset(self) -> None:
-        """Cold start: all zero, as at first."""
+        """Set all candidates to zero: a cold start."""
         self.candidates.zero_()
 
     @property
@@ -82,7 +82,7 @@ class AdjacencyMatrix:
         return {"candidates": self.candidates}
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Take over saved candidates. Raises UserError if they are of another vocabulary or k, or not alone."""
+        """Load saved candidates. Raises UserError if the vocabulary or k differs, or the state holds more."""
         if set(state) != {"candidates"}:
             raise UserError(f"matrix: a saved matrix holds 'candidates', this file {sorted(state)}")
         candidates = state["candidates"]

@@ -6,7 +6,7 @@
 | best | nodes | the published order cut to its best n nodes; beyond 80 it goes on by the same law |
 | chain | depth | one candidate below another, `depth` of them |
 | balanced | branching, depth, nodes | every node has `branching` children; cut level by level to `nodes`, if given |
-| shape | branching, depth, nodes | `depth` deep and `branching` wide, else the likeliest nodes; at most `nodes` |
+| shape | branching, depth, nodes | `depth` deep and `branching` wide, else the most likely nodes; at most `nodes` |
 | file | path | a YAML list of rank paths, or a mapping with such a list under `nodes` |
 """
 
@@ -36,7 +36,7 @@ def build_template(
     branching: int | None = None,
     path: str | None = None,
 ) -> Tree:
-    """A template by name; see the table above.
+    """Build a template by name; see the table above.
 
     Args:
         k: candidates kept a token; `best` uses ranks below k, any other tree that needs more is refused.
@@ -47,15 +47,15 @@ def build_template(
     Raises:
         UserError: unknown name, a parameter that is missing or that this template does not have, a rank >= k.
     """
-    given = {"nodes": nodes, "depth": depth, "branching": branching, "path": path}
-    wanted = {"best": ["nodes"], "chain": ["depth"], "balanced": ["branching", "depth"], "file": ["path"]}
-    wanted["shape"] = ["branching", "depth", "nodes"]
+    parameters = {"nodes": nodes, "depth": depth, "branching": branching, "path": path}
+    names_of = {"best": ["nodes"], "chain": ["depth"], "balanced": ["branching", "depth"], "file": ["path"]}
+    names_of["shape"] = ["branching", "depth", "nodes"]
     shipped = sorted(p.stem for p in _SHIPPED.glob("*.yaml"))
-    if name not in wanted and name not in shipped:
-        raise UserError(f"tree: no template {name!r}; there are {', '.join(shipped + list(wanted))}")
-    for key, value in given.items():
+    if name not in names_of and name not in shipped:
+        raise UserError(f"tree: no template {name!r}; there are {', '.join(shipped + list(names_of))}")
+    for key, value in parameters.items():
         optional = name == "balanced" and key == "nodes"
-        if (value is not None) != (key in wanted.get(name, [])) and not optional:
+        if (value is not None) != (key in names_of.get(name, [])) and not optional:
             problem = f"needs {key} (tree.{key}=...)" if value is None else f"has no parameter {key}"
             raise UserError(f"tree: template {name!r} {problem}")
         if isinstance(value, int) and not 0 <= value <= _MAX_NODES:
@@ -84,13 +84,13 @@ def build_template(
 
 
 def _level_by_level(branching: int, depth: int) -> Iterator[RankPath]:
-    """All rank paths of the balanced tree, breadth-first."""
+    """Yield all rank paths of the balanced tree, breadth-first."""
     for level in range(1, depth + 1):
         yield from itertools.product(range(branching), repeat=level)
 
 
 def shaped(n: int, depth: int, branching: int) -> list[RankPath]:
-    """At most n nodes, `depth` deep and `branching` wide: the best chain, the root's children, then the likeliest."""
+    """At most n nodes, `depth` deep and `branching` wide: the best chain, the root's children, then the most likely."""
     if not depth or not branching:
         return []
     order: list[RankPath] = [(0,) * level for level in range(1, depth + 1)] + [(rank,) for rank in range(1, branching)]
@@ -98,7 +98,7 @@ def shaped(n: int, depth: int, branching: int) -> list[RankPath]:
 
 
 def filled(order: list[RankPath], n: int, ranks: int, depth: int = _MAX_NODES) -> list[RankPath]:
-    """At most n nodes: those listed, each after its parent, then the likeliest others with ranks below `ranks`."""
+    """Extend `order` to n nodes at most: add the most likely others with ranks below `ranks`, parents first."""
     frontier: list[tuple[float, RankPath]] = [(-likelihood((rank,)), (rank,)) for rank in range(ranks)]
     heapq.heapify(frontier)
     listed = set(order)
@@ -113,7 +113,7 @@ def filled(order: list[RankPath], n: int, ranks: int, depth: int = _MAX_NODES) -
 
 
 def likelihood(path: RankPath) -> float:
-    """How likely a node is to stand, up to scale: the product of 0.45 / (rank + 1)^1.9 along its path.
+    """Return a node's acceptance probability up to scale: the product of 0.45 / (rank + 1)^1.9 along its path.
 
     The published tree comes without its statistics. This is the power law whose own best 80 nodes come nearest to it
     (70 of 80 in common; fitted over both constants), so it serves to put the published nodes in order.
@@ -126,6 +126,6 @@ def likelihood(path: RankPath) -> float:
 
 @lru_cache(maxsize=64)
 def best_order(n: int, k: int) -> tuple[RankPath, ...]:
-    """The n best nodes with ranks below k: published nodes first, likelier ones first; each after its parent."""
+    """List the n best nodes with ranks below k: published nodes first, most likely first; each after its parent."""
     published = [p for p in read_tree(_SHIPPED / "2.2.2.yaml").rank_paths[1:] if max(p) < k]
     return tuple(filled(sorted(published, key=lambda p: (-likelihood(p), p)), n, k))

@@ -32,7 +32,7 @@ from .suffix_array import suffix_array
 MAGIC, VERSION = b"TOKENSFX", 1
 HEADER = struct.Struct("<8sIIQQ32s")  # magic, version, vocabulary, width, tokens, digest
 SAMPLE = 4096  # bytes of each end of the tokens and of the suffix array that the digest covers
-MOST = 2**32 - 1  # tokens: what four bytes can number
+MAX_TOKENS = 2**32 - 1  # tokens: what four bytes can number
 
 
 class Datastore:
@@ -68,16 +68,16 @@ class Datastore:
         return self._count
 
     def find(self, ngram: Sequence[int]) -> tuple[int, int]:
-        """The rows first ... last - 1 of the suffix array that begin with the n-gram: it stands last - first times.
+        """Find the rows first ... last - 1 of the suffix array that begin with the n-gram: one for each occurrence.
 
         Two binary searches: O(m log n) for m tokens.
         """
         return self._find(self._key(ngram))
 
     def longest(self, context: Sequence[int], *, least: int, most: int) -> tuple[int, int, int]:
-        """The longest n-gram at the end of `context` that the datastore holds, with `least` <= n <= `most`.
+        """Find the longest n-gram at the end of `context` that the datastore holds, with `least` <= n <= `most`.
 
-        Where an n-gram stands, its own suffixes do, too; so the longest is found by bisection over n.
+        Every suffix of a stored n-gram is stored, too; so the longest is found by bisection over n.
 
         Returns:
             n, first, last: as `find`; (0, 0, 0) where none is held.
@@ -140,8 +140,8 @@ def write_datastore(path: Path, tokens: NDArray[np.int64], vocab_size: int) -> N
     Raises:
         UserError: no tokens, too many, one outside the vocabulary, or the file cannot be written.
     """
-    if not 1 <= len(tokens) <= MOST:
-        raise UserError(f"datastore {path}: {len(tokens)} tokens; there must be 1 to {MOST}")
+    if not 1 <= len(tokens) <= MAX_TOKENS:
+        raise UserError(f"datastore {path}: {len(tokens)} tokens; there must be 1 to {MAX_TOKENS}")
     if tokens.min() < 0 or tokens.max() >= vocab_size:
         raise UserError(
             f"datastore {path}: tokens {tokens.min()} to {tokens.max()}, but the vocabulary is {vocab_size}"

@@ -25,7 +25,7 @@ from .datastore import Datastore
 
 
 class Rest(Drafter):
-    """Drafts a tree from a datastore. Nothing but the datastore, which never changes, is carried to the next prompt.
+    """Drafts a tree from a datastore, which never changes. Nothing else is kept between prompts.
 
     Args:
         datastore_path: a file that `python -m tools.datastore` wrote.

@@ -1,7 +1,7 @@
 """Suffix array of token ids, by prefix doubling in numpy (Manber and Myers 1990; Larsson and Sadakane 2007).
 
 Suffixes are sorted by their first h tokens, then by 2h, 4h, ...: the second half of a suffix's key is the rank that the
-suffix h tokens on already has. As in Larsson and Sadakane's form, a round sorts again only those that are not told
+suffix h tokens on already has. As in Larsson and Sadakane's form, a round sorts again only those that are not yet
 apart yet. The first round packs as many tokens as fit into one 63-bit key.
 """
 
@@ -18,14 +18,14 @@ def suffix_array(tokens: NDArray[np.int64], vocab_size: int) -> NDArray[np.int64
         vocab_size: all tokens are from 0 to below this.
     """
     n = len(tokens)
-    bits = int(vocab_size).bit_length()  # token + 1 fits; 0 stands behind the end
+    bits = int(vocab_size).bit_length()  # token + 1 fits; 0 is the end
     span = 63 // bits
     keys = np.zeros(n, dtype=np.int64)
     for offset in range(span):
         keys <<= bits
         keys[: max(n - offset, 0)] |= tokens[offset:] + 1
     order = np.argsort(keys)
-    open_ = np.arange(n)  # rows of `order` whose suffixes are not told apart yet; groups of equals are neighbours
+    open_ = np.arange(n)  # rows of `order` whose suffixes are still equal; groups of equals are neighbours
     keys = keys[order]
     rank = np.zeros(n, dtype=np.int64)  # of each suffix: the first row of its group
     while True:

@@ -264,10 +264,10 @@ def test_run_module_reports_config_errors_as_a_user_sees_them(call):
 def test_a_hub_out_of_reach_is_told_at_once(evaluate, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")  # nobody listens there
     monkeypatch.setattr("evaluation.loading.models._loaded", None)
-    hub.in_reach.cache_clear()
+    hub.is_reachable.cache_clear()
     started = time.perf_counter()
     outcome = evaluate("model.path=nobody/nothing")
-    hub.in_reach.cache_clear()
+    hub.is_reachable.cache_clear()
     assert outcome.code != 0 and "http://127.0.0.1:9 is not in reach" in outcome.err
     assert len(outcome.err.strip().splitlines()) == 1
     assert time.perf_counter() - started < 30

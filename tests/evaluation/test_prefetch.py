@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from evaluation import prefetch
-from evaluation.configuration.needs import composed, needs
+from evaluation.configuration.needs import compose_jobs, needs
 from evaluation.loading import bench, hub
 from tests.evaluation.configuration.test_companions import a_hub, files, out_of_reach  # noqa: F401  (fixtures)
 
@@ -26,7 +26,7 @@ def no_network(monkeypatch):
 
 
 def words(*arguments):
-    return [need.words for need in needs(composed(list(arguments)))]
+    return [need.words for need in needs(compose_jobs(list(arguments)))]
 
 
 def test_table1_needs_exactly_what_its_jobs_name():
@@ -90,7 +90,7 @@ def test_the_hub_is_asked_once(call, a_hub, monkeypatch):  # noqa: F811
     assert [line.split()[0] for line in outcome.out.splitlines()] == ["fetched", "fetched", "known"]
     assert "owner/model/tokenizer.json" in found.fetched and "owner/model/datastore.bin" not in found.fetched
     once = list(found.fetched)
-    monkeypatch.setattr(hub, "in_reach", lambda: False)
+    monkeypatch.setattr(hub, "is_reachable", lambda: False)
     outcome = call(prefetch.main, *arguments)
     assert [line.split()[0] for line in outcome.out.splitlines()] == ["known"] * 3 and found.fetched == once
     (found.cache / "owner/eagle/model.safetensors").write_bytes(b"half")

@@ -8,7 +8,7 @@ import torch
 
 from model.decoder import Decoder
 from model.errors import UserError
-from model.transformers_generate import KEPT, Generate
+from model.transformers_generate import ATTRIBUTE, Generate
 from tests.conftest import greedy, toy_model
 
 IDS = torch.tensor([[5, 9, 5, 9, 5]])
@@ -16,7 +16,7 @@ PROMPT = IDS[0].tolist()
 
 
 def target_in(model):
-    (target,) = vars(model)[KEPT].targets.values()
+    (target,) = vars(model)[ATTRIBUTE].targets.values()
     return target
 
 

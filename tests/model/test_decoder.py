@@ -24,7 +24,7 @@ from model.decoding.sampling import Sampling
 from model.errors import UserError
 from model.files import ROOT
 from model.methods import METHODS, make_method
-from model.transformers_generate import KEPT, Generate
+from model.transformers_generate import ATTRIBUTE, Generate
 from tests.conftest import greedy, toy_model
 
 V = 61
@@ -32,7 +32,7 @@ ARCHITECTURES = ["llama", "llama-grouped", "qwen2", "qwen3", "gemma", "gpt-neox"
 
 
 def target_in(model):
-    (target,) = vars(model)[KEPT].targets.values()
+    (target,) = vars(model)[ATTRIBUTE].targets.values()
     return target
 
 
@@ -242,13 +242,13 @@ def test_a_model_that_is_cast_or_copied_gets_a_target_of_its_own():
 
 
 def test_what_was_learnt_outlives_a_longer_text_and_another_model(monkeypatch):
-    monkeypatch.setattr(transformers_generate, "ROOM", 32)
+    monkeypatch.setattr(transformers_generate, "CONTEXT_STEP", 32)
     first, second, ids, generate = toy_model("llama"), toy_model("qwen3"), ids_of(5, 9, 5), Generate("recycling")
     for model in (first, second):
         model.generate(ids, max_new_tokens=20, do_sample=False, custom_generate=generate)
-    learnt = vars(first)[KEPT].drafters[generate][1].state_dict()["candidates"].clone()
+    learnt = vars(first)[ATTRIBUTE].drafters[generate][1].state_dict()["candidates"].clone()
     first.generate(ids_of(7), max_new_tokens=100, do_sample=False, custom_generate=generate)
-    kept = vars(first)[KEPT].drafters[generate][1].state_dict()["candidates"]
+    kept = vars(first)[ATTRIBUTE].drafters[generate][1].state_dict()["candidates"]
     seen = learnt.any(-1)
     assert target_in(first).context > 32 and bool(seen.any()) and bool(kept.any(-1)[seen].all())
 
@@ -486,7 +486,7 @@ def test_two_settings_of_generate_keep_a_target_each():
     ways = Generate(execution="eager"), Generate(execution="static")
     for way in ways:
         model.generate(ids, max_new_tokens=8, do_sample=False, custom_generate=way)
-    targets = dict(vars(model)[KEPT].targets)
+    targets = dict(vars(model)[ATTRIBUTE].targets)
     for way in ways:
         model.generate(ids, max_new_tokens=8, do_sample=False, custom_generate=way)
-    assert vars(model)[KEPT].targets == targets and len(targets) == 2
+    assert vars(model)[ATTRIBUTE].targets == targets and len(targets) == 2

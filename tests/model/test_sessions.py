@@ -166,8 +166,8 @@ def test_an_answer_that_nobody_reads_on_gives_back_what_it_borrowed(llama):
     steps = decode(target, spine.session(), [5, 6, 7], max_new_tokens=40)
     first = next(steps)
     steps.close()
-    assert len(target.caches._free) == 1 and spine.carried.lent is None
-    assert spine.carried.text.tokens == [5, 6, 7, *first.tokens]
+    assert len(target.caches._free) == 1 and spine.history.borrowed_length is None
+    assert spine.history.text.tokens == [5, 6, 7, *first.tokens]
 
 
 def test_a_hook_is_on_within_a_step_only(llama, tmp_path):
@@ -204,7 +204,7 @@ def test_what_fails_in_the_middle_leaves_nothing_lent(llama):
     each_session(spine, fail)
     with pytest.raises(KeyboardInterrupt):
         generate(target, spine, [5, 6, 7], max_new_tokens=40)
-    assert spine.carried.lent is None and len(target.caches._free) == 1
+    assert spine.history.borrowed_length is None and len(target.caches._free) == 1
     with pytest.raises(UserError, match="max_new_tokens=0"):
         generate(target, spine, [5], max_new_tokens=0)
 

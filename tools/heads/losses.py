@@ -1,4 +1,4 @@
-"""What the heads learn, on features of a frozen target: (B, T, H) last hidden states of ids (B, T)."""
+"""Losses of the heads, on features of a frozen target: (B, T, H) last hidden states of ids (B, T)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NOISE = 0.1  # half-width of the uniform noise on EAGLE's features (2401.15077, 
 def medusa_loss(
     heads: MedusaHeads, lm_head: nn.Module, features: torch.Tensor, ids: torch.Tensor, wanted: torch.Tensor
 ) -> torch.Tensor:
-    """Sum over heads i of 0.8^(i + 1) times the cross-entropy of the token i + 2 behind each position.
+    """Sum over heads i of 0.8^(i + 1) times the cross-entropy of the token i + 2 after each position.
 
     Args:
         wanted: bool (B, T); a position counts for head i if the next token (the root) and the one predicted are wanted.
@@ -40,10 +40,10 @@ def eagle_loss(
     weight: float,
     generator: torch.Generator,
 ) -> torch.Tensor:
-    """Smooth L1 to the next feature, and `weight` times the cross-entropy to what the target makes of it (paper, 4.2).
+    """Smooth L1 to the next feature, plus `weight` times the cross-entropy to the target's distribution (paper, 4.2).
 
-    The sum is over positions t whose next feature predicts a wanted token; noise on the features stands for the head's
-    own errors, which it meets when it drafts.
+    It counts positions whose next feature predicts a wanted token. Noise on the features imitates the head's own errors
+    while drafting.
     """
     noise = torch.rand(features.shape, generator=generator).to(features) - 0.5
     cos, sin = head.angles(ids.shape[1] - 1)

@@ -1,4 +1,4 @@
-"""What heads are trained on: token sequences, with what of each a head has to predict."""
+"""Training text of heads: token sequences, and which of their tokens a head has to predict."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ EMBEDDED = "embedded"
 
 
 def sequences(text: str, tokenizer: Any, length: int, seed: int) -> Iterator[Encoded]:
-    """Token sequences without end, at most `length` long.
+    """Yield token sequences forever, each at most `length` long.
 
     Args:
-        text: `embedded`: dialogues that the shipped model was trained on, never one of its benches; only answers are
-            predicted. Else a file: .jsonl (a `text` a row) or anything else as plain text; all of it is predicted.
+        text: `embedded` for the dialogues that the shipped model was trained on, of which only answers are predicted.
+            Else a file, .jsonl (a `text` per row) or plain text, of which all is predicted.
         tokenizer: of the target, transformers' own kind.
 
     Raises:
@@ -37,7 +37,7 @@ def sequences(text: str, tokenizer: Any, length: int, seed: int) -> Iterator[Enc
 
 
 def _chunks(file: Path, tokenizer: Any, length: int) -> list[list[int]]:
-    """The file's texts as ids, cut to `length`."""
+    """Return the file's texts as ids, cut to `length`."""
     try:
         content = file.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -47,7 +47,7 @@ def _chunks(file: Path, tokenizer: Any, length: int) -> list[list[int]]:
     texts = [content]
     if file.suffix == ".jsonl":
         texts = []
-        for number, line in enumerate(content.split("\n"), 1):  # not at U+2028 and others, which are text
+        for number, line in enumerate(content.split("\n"), 1):  # splitlines would also cut at U+2028, which is text
             if not line.strip():
                 continue
             try:

@@ -28,12 +28,12 @@ from model.learned.medusa import MedusaHeads
 from tools.heads.losses import eagle_loss, medusa_loss
 from tools.heads.text import sequences
 
-POOL = 256  # sequences that are sorted by length together
+POOL = 256  # sequences sorted by length together
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Everything that decides the heads, beside the model and the text."""
+    """Everything that decides the heads, except the model and the text."""
 
     kind: str  # medusa | eagle
     steps: int = 400
@@ -42,8 +42,8 @@ class Recipe:
     rate: float = 2e-3  # peak learning rate
     heads: int = 4  # medusa: as many as its published tree is deep
     layers: int = 1  # medusa: residual blocks a head
-    shared_lm_head: bool = False  # medusa: no projection of a head's own, but the target's
-    class_weight: float = 0.1  # eagle: of the cross-entropy beside the regression (paper: 0.1)
+    shared_lm_head: bool = False  # medusa: use the target's projection for all heads
+    class_weight: float = 0.1  # eagle: weight of the cross-entropy next to the regression (paper: 0.1)
     intermediate: int | None = None  # eagle: width of the layer's MLP; default: the target's
     seed: int = 0
 
@@ -55,13 +55,13 @@ class Recipe:
             raise UserError(f"--rate {self.rate}: must be above 0")
 
     def rate_at(self, step: int) -> float:
-        """Warm up over a twentieth of the steps, then a half cosine to nothing."""
+        """Return the learning rate: a warm-up over a twentieth of the steps, then a half cosine to 0."""
         warm = max(1, self.steps // 20)
         return self.rate * min((step + 1) / warm, 0.5 * (1 + math.cos(math.pi * step / self.steps)))
 
 
 def new_heads(recipe: Recipe, target: Target) -> MedusaHeads | EagleHead:
-    """Heads before training. Medusa's begin as the target's own head (paper, 2.2.1), EAGLE's at random."""
+    """Build untrained heads: Medusa's as copies of the target's head (paper, 2.2.1), EAGLE's at random."""
     torch.manual_seed(recipe.seed)
     hidden, lm_head = hidden_size(target), target.model.get_output_embeddings()
     if recipe.kind == "medusa":
@@ -77,19 +77,19 @@ def new_heads(recipe: Recipe, target: Target) -> MedusaHeads | EagleHead:
 
 
 def _eagle_config(recipe: Recipe, target: Target) -> dict[str, Any]:
-    """A LLaMA layer of the target's own proportions."""
-    own, hidden = target.model.config.get_text_config(), hidden_size(target)
-    heads = own.num_attention_heads
-    rope = getattr(own, "rope_parameters", None) or {}
+    """Return the configuration of a LLaMA layer of the target's proportions."""
+    config, hidden = target.model.config.get_text_config(), hidden_size(target)
+    heads = config.num_attention_heads
+    rope = getattr(config, "rope_parameters", None) or {}
     return {
         "model_type": "llama",
         "hidden_size": hidden,
         "vocab_size": target.vocab_size,
         "num_hidden_layers": 1,
         "num_attention_heads": heads,
-        "num_key_value_heads": getattr(own, "num_key_value_heads", None) or heads,
+        "num_key_value_heads": getattr(config, "num_key_value_heads", None) or heads,
         "head_dim": hidden // heads,
-        "intermediate_size": recipe.intermediate or getattr(own, "intermediate_size", None) or 4 * hidden,
+        "intermediate_size": recipe.intermediate or getattr(config, "intermediate_size", None) or 4 * hidden,
         "hidden_act": "silu",
         "rms_norm_eps": 1e-6,
         "max_position_embeddings": target.context,
@@ -98,11 +98,11 @@ def _eagle_config(recipe: Recipe, target: Target) -> dict[str, Any]:
 
 
 def train(recipe: Recipe, target: Target, tokenizer: Any, text: str, report: int = 20) -> MedusaHeads | EagleHead:
-    """Run the recipe; the target stays as it is. Raises UserError for a text that cannot be read."""
+    """Train heads by the recipe; the target stays frozen. Raises UserError for a text that cannot be read."""
     heads, device = new_heads(recipe, target), target.device
     model = target.model.requires_grad_(False).eval()
     lm_head = model.get_output_embeddings()
-    # Gradients flow through the target's head into ours, so it works in float32 as they do.
+    # Gradients flow through the target's head into ours, so it is in float32 like ours.
     if target.dtype != torch.float32:
         half = lm_head
         lm_head = nn.Linear(half.weight.shape[1], half.weight.shape[0], bias=half.bias is not None, device=device)
@@ -117,13 +117,13 @@ def train(recipe: Recipe, target: Target, tokenizer: Any, text: str, report: int
     started, running = time.perf_counter(), 0.0
     for step, (ids, wanted) in enumerate(islice(stream, recipe.steps)):
         ids, wanted = ids.to(device), wanted.to(device)
-        with torch.no_grad():  # rows are padded on the right, so the causal mask alone is right
+        with torch.no_grad():  # rows are padded on the right, so a causal mask suffices
             features = model.get_decoder()(input_ids=ids, use_cache=False)[0].float()  # (B, T, H)
         if isinstance(heads, MedusaHeads):
             loss = medusa_loss(heads, lm_head, features, ids, wanted)
         else:
             loss = eagle_loss(heads, lm_head, features, ids, wanted, recipe.class_weight, generator)
-        if not loss.requires_grad:  # nothing in this batch is to be predicted
+        if not loss.requires_grad:  # this batch has nothing to predict
             continue
         for group in optimizer.param_groups:
             group["lr"] = recipe.rate_at(step)
@@ -174,7 +174,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     both = [kinds.add_parser("medusa", help="Medusa-1 heads"), kinds.add_parser("eagle", help="for eagle and eagle2")]
     for each in both:
         each.add_argument("--model", required=True, help="folder or hub name of the target, which stays frozen")
-        each.add_argument("--text", required=True, help=".txt, .jsonl (a `text` a row), or `embedded`")
+        each.add_argument("--text", required=True, help=".txt, .jsonl (a `text` per row), or `embedded`")
         each.add_argument("--output", required=True, type=Path, help="folder for weights and config.json")
         each.add_argument("--device", default="auto")
         each.add_argument("--dtype", default="auto", help="of the target")
@@ -186,7 +186,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     number(both[0], "heads", "tokens drafted beyond the next")
     number(both[0], "layers", "residual blocks a head")
     both[0].add_argument("--shared-lm-head", action="store_true", help="use the target's own projection")
-    number(both[1], "class_weight", "of the cross-entropy beside the regression", float)
+    number(both[1], "class_weight", "weight of the cross-entropy next to the regression", float)
     both[1].add_argument("--intermediate", type=int, help="width of the MLP (default: the target's)")
     return parser.parse_args(arguments)
 

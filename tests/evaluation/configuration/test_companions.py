@@ -12,10 +12,10 @@ from hydra import compose, initialize_config_dir
 
 from evaluation import report, run
 from evaluation.configuration import companions
-from evaluation.configuration.companions import lacking
+from evaluation.configuration.companions import missing_companion
 from evaluation.loading import hub, models
 from evaluation.records.sweeps import missing_jobs
-from evaluation.running import together
+from evaluation.running import scheduling
 from evaluation.statistics.published import table1
 from model.errors import UserError
 from tests.evaluation.made_runs import answer, made
@@ -49,7 +49,7 @@ def test_a_models_companions_are_found_by_its_choice(overrides, key, path):
 
 @pytest.fixture
 def out_of_reach(monkeypatch, tmp_path):
-    monkeypatch.setattr(hub, "in_reach", lambda: False)
+    monkeypatch.setattr(hub, "is_reachable", lambda: False)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
 
 
@@ -71,13 +71,13 @@ def out_of_reach(monkeypatch, tmp_path):
     ],
 )
 def test_what_is_lacking_in_words(out_of_reach, method, says):
-    found = lacking({"name": "x"} | method, "toy")
+    found = missing_companion({"name": "x"} | method, "toy")
     assert says in found and bool(says) == bool(found)
 
 
 def test_a_job_without_its_companion_fails_before_the_model_is_loaded(evaluate, monkeypatch, out_of_reach):
     """The target had been loaded first, minutes for nothing."""
-    monkeypatch.setattr(together, "load_model", None)
+    monkeypatch.setattr(scheduling, "load_model", None)
     check(evaluate("method=medusa"), "medusa: not available: no Medusa heads for toy")
     check(evaluate("method=sps", "method.draft_path=owner/name"), "owner/name", "not in reach")
     check(evaluate("-m", "method=rest,medusa"), "none of the 2 jobs can run", "no datastore", "no Medusa heads")
@@ -103,12 +103,12 @@ def test_a_sweep_tells_all_that_is_lacking_and_goes_on(call, two_models, monkeyp
     monkeypatch.setattr(models, "_load", lambda settings: loads.append(settings.name) or load(settings))
     monkeypatch.setattr(models, "_loaded", None)
 
-    class Noted(together.Runner):
+    class Noted(scheduling.Runner):
         def __init__(self, config, loaded, answer_file=None):
             begun.append((loaded.settings.name, config["method"]["name"]))
             super().__init__(config, loaded, answer_file)
 
-    monkeypatch.setattr(together, "Runner", Noted)
+    monkeypatch.setattr(scheduling, "Runner", Noted)
     sweep = [f"--config-dir={two_models}", "experiment=table1", "preset=smoke", "model=toy,embedded", METHODS]
     sweep += ["max_new_tokens=8", f"results_dir={tmp_path / 'results'}", "bench.categories=[qa]"]
     outcome = call(run.main, *sweep)
@@ -192,7 +192,7 @@ def a_hub(monkeypatch, tmp_path):
         found = Hub(tmp_path / "cache", **{f"owner/{name}": files for name, files in repositories.items()})
         for name in ("list_repo_files", "snapshot_download"):
             monkeypatch.setattr(f"huggingface_hub.{name}", getattr(found, name))
-        monkeypatch.setattr(hub, "in_reach", lambda: True)
+        monkeypatch.setattr(hub, "is_reachable", lambda: True)
         return found
 
     return made
@@ -209,7 +209,7 @@ def test_a_head_by_hub_name_is_fetched_safetensors_first(call, a_hub, monkeypatc
     arguments = ["bench.end=1", "method=eagle", "max_new_tokens=8", f"results_dir={tmp_path}"]
     assert call(run.main, *arguments, "method.head_path=owner/eagle").code == 0
     assert found.fetched == ["owner/eagle/config.json", "owner/eagle/model.safetensors"]
-    monkeypatch.setattr(hub, "in_reach", lambda: False)
+    monkeypatch.setattr(hub, "is_reachable", lambda: False)
     assert call(run.main, *arguments, "method.head_path=owner/eagle", "start=hot").code == 0, "from the copy here"
     assert len(found.fetched) == 2
     (metadata,) = (json.loads(path.read_text()) for path in tmp_path.rglob("metadata.json"))
@@ -220,17 +220,17 @@ def test_a_head_by_hub_name_is_fetched_safetensors_first(call, a_hub, monkeypatc
 def test_a_repository_without_weights_of_the_kind_is_told(a_hub):
     a_hub(draft={"config.json": ROOT / "README.md", "pytorch_model.bin": ROOT / "README.md"})
     with pytest.raises(UserError, match=r"owner/draft: the repository has no weights \(\*.safetensors\)"):
-        companions.where("draft_path", "owner/draft")
+        companions.path_of("draft_path", "owner/draft")
 
 
 def test_weights_that_are_cut_short_are_no_weights(checkpoint, tmp_path):
     folder = tmp_path / "model"
     shutil.copytree(checkpoint, folder)
-    assert hub.lacks(folder, ["*.safetensors"]) == ""
+    assert hub.missing_weights(folder, ["*.safetensors"]) == ""
     shard = folder / "model-00002-of-00003.safetensors"
     shard = shard if shard.exists() else sorted(folder.glob("*.safetensors"))[1]
     shard.write_bytes(shard.read_bytes()[:-10])
-    assert f"{shard.name} is cut short" in hub.lacks(folder, ["*.safetensors"])
+    assert f"{shard.name} is cut short" in hub.missing_weights(folder, ["*.safetensors"])
     shard.unlink()
-    assert hub.lacks(folder, ["*.safetensors", "*.bin"]) == f"{shard.name} is missing"
-    assert hub.lacks(folder, ["*.pt"]) == "no weights (*.pt)"
+    assert hub.missing_weights(folder, ["*.safetensors", "*.bin"]) == f"{shard.name} is missing"
+    assert hub.missing_weights(folder, ["*.pt"]) == "no weights (*.pt)"

@@ -10,8 +10,8 @@ from omegaconf import OmegaConf
 
 from evaluation import prefetch
 from evaluation.configuration import config
-from evaluation.configuration.config import checked
-from evaluation.loading.settings import check
+from evaluation.configuration.config import checked_config
+from evaluation.loading.settings import check_settings
 from model.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -25,15 +25,15 @@ def composed(*overrides: str):
 
 @pytest.mark.parametrize("path", CHOICES, ids=lambda path: f"{path.parent.name}={path.stem}")
 def test_every_shipped_choice_is_right_and_stays_as_it_is(path, monkeypatch):
-    monkeypatch.setattr(config, "make_ready", lambda method, model: None)
+    monkeypatch.setattr(config, "fetch_companions", lambda method, model: None)
     needed = {"path": ["model.path=x"], "file": [f"{path.parent.name}.path=x"]}.get(path.stem, [])
     cfg = composed(f"{path.parent.name}={path.stem}", *needed)
-    assert checked(cfg) == OmegaConf.to_container(cfg, resolve=True)
+    assert checked_config(cfg) == OmegaConf.to_container(cfg, resolve=True)
 
 
 def test_names_that_look_like_numbers_and_keys_of_ones_own():
     cfg = composed("name=2026", "model.name=7", "bench.name=1.5", "+models=[a,b]", "+note=tired", "+paper.seed=3")
-    assert checked(cfg) == OmegaConf.to_container(cfg, resolve=True)
+    assert checked_config(cfg) == OmegaConf.to_container(cfg, resolve=True)
 
 
 def taker(
@@ -62,23 +62,23 @@ def taker(
 )
 def test_what_does_not_fit_is_told_with_its_place(given, says):
     with pytest.raises(UserError, match=rf"^{says}$"):
-        check({"a": 1} | given, taker, "x.")
+        check_settings({"a": 1} | given, taker, "x.")
 
 
 def test_what_fits():
-    check(dict(a=1, b=2, c="c", d=[1], e={"f": 1}, f=[3], g=object()), taker)
-    check(dict(a=1, b=2.5, c=None, d=None, e="off"), taker, without=("f", "g"))
+    check_settings(dict(a=1, b=2, c="c", d=[1], e={"f": 1}, f=[3], g=object()), taker)
+    check_settings(dict(a=1, b=2.5, c=None, d=None, e="off"), taker, without=("f", "g"))
     with pytest.raises(UserError, match=r"^x\.a: taker needs this setting$"):
-        check({}, taker, "x.")
-    check({}, taker, without=("a",))
+        check_settings({}, taker, "x.")
+    check_settings({}, taker, without=("a",))
 
 
 def test_a_type_for_type_checkers_alone_hides_no_name():
     def drafter(one: "Nothing", two: "int" = 2) -> None: ...  # noqa: F821
 
-    check({"one": "x", "two": "cannot be known"}, drafter)
+    check_settings({"one": "x", "two": "cannot be known"}, drafter)
     with pytest.raises(UserError, match="three: no such setting; drafter has one, two"):
-        check({"one": 1, "three": 3}, drafter)
+        check_settings({"one": 1, "three": 3}, drafter)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from evaluation.configuration.fingerprint import recorded
+from evaluation.configuration.fingerprint import recorded_method
 
 SPS = {"name": "sps", "drafter": "model.learned.sps.Speculative", "draft_tokens": 4}
 
@@ -14,9 +14,9 @@ SPS = {"name": "sps", "drafter": "model.learned.sps.Speculative", "draft_tokens"
     [(True, 0.0, False), (True, None, False), (True, 0.7, True), (False, 0.7, False), (None, 0.7, False)],
 )
 def test_shared_noise_counts_where_there_is_noise_to_share(share, temperature, kept):
-    drawn = {} if temperature is None else {"temperature": temperature}
-    before = recorded(SPS, drawn)
-    now = recorded(SPS | {"share_noise": share}, drawn)
+    sampling = {} if temperature is None else {"temperature": temperature}
+    before = recorded_method(SPS, sampling)
+    now = recorded_method(SPS | {"share_noise": share}, sampling)
     assert ("share_noise" in now) == kept and (now == before) != kept
 
 

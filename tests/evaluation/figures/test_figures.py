@@ -6,8 +6,8 @@ import yaml
 
 from evaluation import figures, report
 from evaluation.figures import draw_all, split
-from evaluation.figures.block import Block
 from evaluation.figures.costs import roofline
+from evaluation.figures.figure_data import FigureData
 from evaluation.figures.style import PALETTE, STYLE, WIDTH, panels
 from evaluation.statistics.pools import mat_ratio
 from evaluation.statistics.tables import main_table
@@ -69,8 +69,8 @@ def test_a_figure_is_drawn_where_the_runs_vary_in_its_setting(tmp_path, figure):
 
 def test_a_gain_at_equal_budget_is_paired_by_question():
     runs = VARIED["budget"]
-    (block,) = split(runs, main_table(runs)).values()
-    mats = {row["pool"].method: row for row in block.drafting}
+    (data,) = split(runs, main_table(runs)).values()
+    mats = {row["pool"].method: row for row in data.drafting}
     value, low, high = mat_ratio(mats["spine"]["pool"].cells, mats["recycling"]["pool"].cells)
     assert value == pytest.approx((6 / 3) / (5 / 3)), "lengths 2, 3, 1 against 2, 2, 1"
     assert (low, high) == pytest.approx((value, value)), "every question gains the same"
@@ -87,8 +87,8 @@ def test_the_optimum_is_marked_where_the_table_has_it():
     runs = [recycling(tree=TREE[:n], tree_nodes=n) for n in (1, 2, 3)]
     for row in runs[1].answers:
         row["choices"][0]["wall_time"] = [0.5]
-    (block,) = split([base, *runs], main_table([base, *runs])).values()
-    drawn = figures.tree_size(block)
+    (data,) = split([base, *runs], main_table([base, *runs])).values()
+    drawn = figures.tree_size(data)
     assert drawn is not None
     star = next(line for axes in drawn.axes for line in axes.lines if line.get_marker() == "*")
     assert (star.get_xdata()[0], star.get_ydata()[0]) == (2, 2.0)
@@ -98,20 +98,20 @@ def test_trees_of_one_size_and_several_depths_are_no_line():
     trees = [[[0]], [[0], [1]], [[0], [1], [2]], [[0], [0, 0], [0, 0, 0]]]
     runs = [recycling(tree=tree, tree_nodes=len(tree), tree_sha256=str(tree)) for tree in trees]
     for own, drawn in ((runs[:3], True), (runs, False)):
-        (block,) = split(own, main_table(own)).values()
-        assert (figures.tree_size(block) is not None) is drawn
+        (data,) = split(own, main_table(own)).values()
+        assert (figures.tree_size(data) is not None) is drawn
 
 
 def test_a_run_has_the_same_colour_and_mark_in_every_figure():
     runs = [made("vanilla", questions()), made("suffix", questions()), recycling(), recycling("cold", 0)]
-    (block,) = split(runs, main_table(runs)).values()
+    (data,) = split(runs, main_table(runs)).values()
     looks: dict[str, set] = {}
     for draw in (figures.mat, figures.speedup_over_vanilla, figures.accepted_lengths, figures.acceptance_by_depth):
-        for line in (line for axes in draw(block).axes for line in axes.lines if not line.get_label().startswith("_")):
+        for line in (line for axes in draw(data).axes for line in axes.lines if not line.get_label().startswith("_")):
             looks.setdefault(line.get_label(), set()).add((line.get_color(), line.get_marker()))
     assert set(looks) == {"vanilla", "suffix", "recycling (hot)", "recycling (cold)"}
     assert all(len(look) == 1 for look in looks.values()) and len(set.union(*looks.values())) == 4
-    over_questions = figures.mat_over_questions(block).axes[0]
+    over_questions = figures.mat_over_questions(data).axes[0]
     assert {(line.get_label(), line.get_color()) for line in over_questions.lines} <= {
         (name, ink) for name, look in looks.items() for ink, _ in look
     }
@@ -120,8 +120,8 @@ def test_a_run_has_the_same_colour_and_mark_in_every_figure():
 
 def test_many_lines_without_marks_differ_in_colour_or_stroke():
     runs = [made("vanilla", questions()), *(made(f"method{i} (hot)", questions()) for i in range(14))]
-    (block,) = split(runs, main_table(runs)).values()
-    lines = figures.mat_over_questions(block).axes[0].lines
+    (data,) = split(runs, main_table(runs)).values()
+    lines = figures.mat_over_questions(data).axes[0].lines
     assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == len(lines) == 14
 
 
@@ -135,11 +135,11 @@ def test_a_figure_across_types_names_them_all():
 def test_very_long_steps_share_the_last_point_of_a_line():
     row = answer(1, "free_verse", [([1, 1, 40, 20], 1.0)], output_ids=[[0] * 62])
     runs = [made("vanilla", [row]), made("suffix", [row]), made("pld", [answer(1, "qa", [([1, 16], 1.0)])])]
-    (block,) = split(runs, main_table(runs)).values()
-    (axes,) = figures.accepted_lengths(block).axes
+    (data,) = split(runs, main_table(runs)).values()
+    (axes,) = figures.accepted_lengths(data).axes
     assert axes.get_xticklabels()[-1].get_text() == "16+"
     assert {line.get_label(): line.get_ydata()[-1] for line in axes.lines} == {"suffix": 50.0, "pld": 50.0}
-    assert "free verse" in [label.get_text() for label in figures.mat(block).axes[0].get_yticklabels()]
+    assert "free verse" in [label.get_text() for label in figures.mat(data).axes[0].get_yticklabels()]
 
 
 def test_one_style_readable_at_column_width():
@@ -180,9 +180,9 @@ def test_a_newcomer_adds_an_experiment_by_one_yaml_and_a_figure_by_one_function(
         "      method.max_ngram: 1,2,3\n"
     )
 
-    def mat_over_ngram(block: Block):
+    def mat_over_ngram(data: FigureData):
         """MAT over the longest n-gram."""
-        line = block.lines("max_ngram").get("pld")
+        line = data.lines("max_ngram").get("pld")
         if line is None:
             return None
         figure, (axes,) = panels()

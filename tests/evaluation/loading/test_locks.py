@@ -30,8 +30,8 @@ def gpus(monkeypatch):
     monkeypatch.setattr(
         torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid=f"{os.getpid()}-{index}")
     )
-    monkeypatch.setattr(locks, "AGAIN", 0.01)
-    assert not locks._held
+    monkeypatch.setattr(locks, "POLL_SECONDS", 0.01)
+    assert not locks._locks
 
 
 def name(index: int) -> str:
@@ -51,7 +51,7 @@ def cpu(monkeypatch):
     """The settings of a run on a CPU of our own; `locks.CPU` is its name."""
     monkeypatch.setattr(locks, "CPU", own := f"cpu-{os.getpid()}")
     monkeypatch.setattr(locks, "_identity", lambda device: own if device.type == "cpu" else device.type)
-    assert not locks._held
+    assert not locks._locks
     return ModelSettings("toy", "nowhere", device="cpu")
 
 
@@ -68,13 +68,13 @@ def elsewhere(timed: bool) -> subprocess.Popen:
     return subprocess.Popen(command, cwd=ROOT, text=True, **pipes)
 
 
-def place(index: int):
+def slot(index: int):
     """What an untimed run on this CPU holds."""
     return locks._try_lock(f"{locks.CPU}-untimed-{index}")
 
 
 def test_untimed_runs_share_the_cpu_and_wait_for_who_is_timed(cpu, capsys):
-    with locks.keeping(), locks.exclusive(cpu, timed=False):
+    with locks.keep_devices(), locks.exclusive(cpu, timed=False):
         free = locks._try_lock(locks.CPU)
         assert free is not None, "nobody is timed"
         free.close()
@@ -89,7 +89,7 @@ def test_untimed_runs_share_the_cpu_and_wait_for_who_is_timed(cpu, capsys):
 
 def test_a_timed_run_waits_until_the_untimed_ones_have_ended(cpu, capsys):
     """It was timed beside them."""
-    own, other = place(1), elsewhere(timed=False)
+    own, other = slot(1), elsewhere(timed=False)
     assert other.stdout.readline() == "held\n"
     threading.Timer(0.2, own.close).start()
     threading.Timer(0.4, other.kill).start()  # the system lets go of what it held
@@ -105,7 +105,7 @@ def test_a_timed_run_waits_until_the_untimed_ones_have_ended(cpu, capsys):
 
 def test_one_that_waits_to_be_timed_lets_no_more_untimed_ones_in(cpu, monkeypatch):
     """Else untimed ones that follow one another would keep it waiting for ever."""
-    first, seen, look = place(0), [], locks._no_place_is_taken
+    first, seen, look = slot(0), [], locks._all_slots_free
 
     def looks():
         seen.append(is_locked(locks.CPU))
@@ -113,8 +113,8 @@ def test_one_that_waits_to_be_timed_lets_no_more_untimed_ones_in(cpu, monkeypatc
             first.close()
         return look()
 
-    monkeypatch.setattr(locks, "AGAIN", 0.01)
-    monkeypatch.setattr(locks, "_no_place_is_taken", looks)
+    monkeypatch.setattr(locks, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(locks, "_all_slots_free", looks)
     with locks.exclusive(cpu):
         assert seen == [True] * 3, "who comes later waits behind it"
 
@@ -126,18 +126,18 @@ def is_locked(device: str) -> bool:
     return handle is None
 
 
-def test_a_command_of_both_kinds_of_jobs_holds_what_each_needs_and_waits_for_no_place_of_its_own(cpu):
-    """It gives its place away before it asks for the whole CPU: two such commands do not wait for each other."""
-    with locks.keeping():
+def test_a_command_of_both_kinds_of_jobs_holds_what_each_needs_and_waits_for_no_slot_of_its_own(cpu):
+    """It frees its slot before it asks for the whole CPU: two such commands do not wait for each other."""
+    with locks.keep_devices():
         for timed in (False, True, True, False, True):
             with locks.exclusive(cpu, timed):
-                assert set(locks._held) == {locks.CPU if timed else f"{locks.CPU}-untimed"}
-    assert not locks._held and not is_locked(locks.CPU)
+                assert set(locks._locks) == {locks.CPU if timed else f"{locks.CPU}-untimed"}
+    assert not locks._locks and not is_locked(locks.CPU)
 
 
 def test_auto_takes_the_first_free_gpu_and_keeps_to_it(gpus):
     other = locks._try_lock(name(0))
-    with locks.keeping():
+    with locks.keep_devices():
         with locks.exclusive(AUTO) as placed:
             assert placed.device == "cuda:1" and not is_free(1)
         other.close()
@@ -161,7 +161,7 @@ def test_a_command_holds_its_gpu_between_jobs_and_a_single_run_drops_its_model_f
     monkeypatch.setattr(models, "_loaded", SimpleNamespace(target=SimpleNamespace(devices=[torch.device("cuda", 0)])))
     freed = []
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: freed.append(is_free(0)))
-    with locks.keeping():
+    with locks.keep_devices():
         with locks.exclusive(AUTO), locks.exclusive(AUTO):
             pass
         assert not is_free(0) and models._loaded is not None, "the next job of the sweep finds both"
@@ -177,7 +177,7 @@ def test_a_command_holds_its_gpu_between_jobs_and_a_single_run_drops_its_model_f
 def test_two_that_change_places_do_not_wait_for_each_other(gpus):
     one, two = (ModelSettings("toy", "nowhere", device=f"cuda:{index}") for index in (0, 1))
     other = locks._try_lock(name(1))
-    with locks.keeping():
+    with locks.keep_devices():
         with locks.exclusive(one):
             pass
 
@@ -195,9 +195,9 @@ def test_two_that_change_places_do_not_wait_for_each_other(gpus):
 
 def test_a_whole_sweep_holds_its_device(evaluate, monkeypatch):
     seen = []
-    monkeypatch.setattr(run, "waits", lambda job: seen.append(set(locks._held)) and False)
+    monkeypatch.setattr(run, "defer", lambda job: seen.append(set(locks._locks)) and False)
     assert evaluate("-m", "method=vanilla,pld", "bench.end=1", "max_new_tokens=4", "model.device=cpu").code == 0
-    assert seen == [set(), {"cpu"}] and not locks._held
+    assert seen == [set(), {"cpu"}] and not locks._locks
 
 
 @pytest.mark.parametrize("visible", ["2,3", None])

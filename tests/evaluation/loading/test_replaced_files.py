@@ -154,7 +154,7 @@ def test_a_hub_model_is_its_commit(checkpoint, monkeypatch):
                 return kind.from_pretrained(checkpoint, **more)
 
         monkeypatch.setattr(models, name, Stand)
-    monkeypatch.setattr(hub, "in_reach", lambda: True)
+    monkeypatch.setattr(hub, "is_reachable", lambda: True)
     for commit in ("a" * 40, "b" * 40):
         monkeypatch.setattr("huggingface_hub.model_info", lambda name, revision, sha=commit: hub_info(sha))
         loaded = models._load(ModelSettings("toy", "owner/toy", revision="main", device="cpu"))

@@ -13,9 +13,9 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from evaluation import run
-from evaluation.configuration.needs import composed
+from evaluation.configuration.needs import compose_jobs
 from evaluation.loading import hub
-from evaluation.loading.settings import ModelSettings, check
+from evaluation.loading.settings import ModelSettings, check_settings
 from evaluation.records.sweeps import missing_jobs
 from model.methods import FIRST_IN_TABLES, METHODS, method_class
 
@@ -46,7 +46,7 @@ def test_every_model_composes(path):
     with initialize_config_dir(str(ROOT / "configs"), version_base=None):
         cfg = compose("config", overrides=[f"model={path.stem}"])
     settings = OmegaConf.to_container(cfg.model) if path.stem != "path" else {"name": "path", "path": "here"}
-    check(settings, ModelSettings, "model.")
+    check_settings(settings, ModelSettings, "model.")
     assert settings["name"] == path.stem or path.stem == "path"
     assert hub.is_name(settings["path"]) or (ROOT / settings["path"]).exists() or path.stem == "path"
 
@@ -142,7 +142,7 @@ def test_the_papers_setting_has_a_folder_for_each_model_and_bench(call, evaluate
 
 def test_the_quickstart_is_short_and_preset_full_has_every_method():
     """A method that is added is one line in configs/preset/full.yaml, too."""
-    short, full = (composed(["experiment=quickstart", f"preset={preset}"]) for preset in ("default", "full"))
+    short, full = (compose_jobs(["experiment=quickstart", f"preset={preset}"]) for preset in ("default", "full"))
     assert len(short) == 10 and {cfg.bench.per_category for cfg in short} == {4}
     assert {cfg.method.name for cfg in full} == {path.stem for path in (ROOT / "configs/method").glob("*.yaml")}
     assert {cfg.start for cfg in full} == {"cold", "hot"} and {cfg.bench.per_category for cfg in full} == {None}
@@ -169,5 +169,5 @@ def test_where_eval_sh_writes(tmp_path, arguments, name):
     shell = ["bash", str(ROOT / "eval.sh"), *arguments]
     done = subprocess.run(shell, env=os.environ | {"PYTHON": str(told)}, capture_output=True, text=True, check=True)
     given = [word for word in done.stdout.splitlines() if "=" in word]
-    assert {cfg.name for cfg in composed(given, multirun="-m" in arguments)} == {name}
+    assert {cfg.name for cfg in compose_jobs(given, multirun="-m" in arguments)} == {name}
     assert ("preset=full" in given) is name.startswith("quickstart-"), "of another bench every question is asked"

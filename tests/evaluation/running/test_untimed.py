@@ -5,8 +5,8 @@ import json
 import pytest
 
 from evaluation.records.runs import read_runs
-from evaluation.running import together
-from tests.evaluation.running.test_together import records, states
+from evaluation.running import scheduling
+from tests.evaluation.running.test_scheduling import records, states
 
 METHODS = "method=hf,vanilla,pld,recycling,dynamic"  # test_shared_text.py has every method
 SWEEP = ("-m", METHODS, "start=cold,hot", "bench.end=3", "max_new_tokens=10")
@@ -42,7 +42,7 @@ def test_untimed_runs_hold_the_same_answers_steps_and_states(evaluate, tmp_path)
 def test_an_interrupted_sweep_goes_on_to_the_same_answers(evaluate, tmp_path, monkeypatch):
     sweep = ("-m", "method=vanilla,recycling,spine", "start=hot", "bench.end=3", "max_new_tokens=16", "timed=false")
     assert evaluate(*sweep, "name=whole").code == 0
-    real, left = together.answer_together, [2]
+    real, left = scheduling.answer_together, [2]
 
     def interrupted(*arguments):
         if not left[0]:
@@ -50,10 +50,10 @@ def test_an_interrupted_sweep_goes_on_to_the_same_answers(evaluate, tmp_path, mo
         left[0] -= 1
         return real(*arguments)
 
-    monkeypatch.setattr(together, "answer_together", interrupted)
+    monkeypatch.setattr(scheduling, "answer_together", interrupted)
     assert evaluate(*sweep, "name=cut").code == 130
     assert [len(run.answers) for run in read_runs(tmp_path / "results/cut")] == [2, 2, 2]
-    monkeypatch.setattr(together, "answer_together", real)
+    monkeypatch.setattr(scheduling, "answer_together", real)
     assert evaluate(*sweep, "name=cut").code == 0
     whole, cut = tmp_path / "results/whole", tmp_path / "results/cut"
     assert records(whole) == records(cut) and states(whole) == states(cut)

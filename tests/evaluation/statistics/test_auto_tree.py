@@ -37,8 +37,8 @@ def test_every_repeat_and_variant_is_told(tmp_path):
     ]
     lines = auto_lines(runs)
     assert len(lines) == 4 and lines[1].startswith("recycling (auto), k=4, repeat 1 on file: last choice 16 nodes")
-    (block,) = split(runs, main_table(runs)).values()
-    drawn = figures.machine_tree(block)
+    (data,) = split(runs, main_table(runs)).values()
+    drawn = figures.machine_tree(data)
     dots = [line for line in drawn.axes[1].lines if line.get_color() == "#000000"]
     assert [int(dot.get_xdata()[0]) for dot in dots] == [8, 16, 8, 16]
     plt.close(drawn)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from evaluation.timing.against import ratios, read_report, told
+from evaluation.timing.against import ratio_lines, ratios, read_report
 from model.errors import UserError
 
 CELL = dict(model="m", dtype="float32", execution="eager", context=200)
@@ -15,8 +15,8 @@ def test_ratios_by_hand():
     before = [CELL | {"plain_s": 1.0, "step_s": {"80": 32.0, "160": 9.0}}]
     (row,) = ratios(now, before)
     assert row["ratio"] == {"plain": 2.0, "80": 0.25} and row["median"] == 1.125
-    assert told([row])[1] == "  m float32 eager at 200: plain 2.00, 80 0.25 nodes; median of all 1.12"
-    assert ratios(now, []) == [] and "that both have" in told([])[0]
+    assert ratio_lines([row])[1] == "  m float32 eager at 200: plain 2.00, 80 0.25 nodes; median of all 1.12"
+    assert ratios(now, []) == [] and "that both have" in ratio_lines([])[0]
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from evaluation.timing import checks
-from evaluation.timing.checks import Difference, check_steps, judged, read_lines, run_tests
-from evaluation.timing.page import failed
+from evaluation.timing.checks import Difference, check_steps, judge, read_lines, run_tests
+from evaluation.timing.page import failures
 from evaluation.timing.plan import Budget, make_plan
 from evaluation.timing.report import Report
 from model.decoding import Verification
@@ -51,7 +51,7 @@ def test_another_token_is_found_with_its_gap(checked, monkeypatch):
     assert "prompt 0, token 0: 7, eager has" in by_method["recycling"]["found"]
     assert "logit gap" in by_method["vanilla"]["found"]
     assert by_method["pld"]["passed"], "its steps go another way"
-    assert failed(report.data)[0].startswith("static steps of vanilla in float32: prompt 0, token 1")
+    assert failures(report.data)[0].startswith("static steps of vanilla in float32: prompt 0, token 1")
 
 
 def test_an_execution_that_breaks_is_a_finding(checked, monkeypatch):
@@ -61,7 +61,7 @@ def test_an_execution_that_breaks_is_a_finding(checked, monkeypatch):
     monkeypatch.setattr(WholeStep, "run", broken)
     rows, report = checked()
     assert [row["passed"] for row in rows] == [False, False, True, True], "drafts that are fed in take other steps"
-    assert rows[0]["found"] == "RuntimeError: no such kernel" and len(failed(report.data)) == 2
+    assert rows[0]["found"] == "RuntimeError: no such kernel" and len(failures(report.data)) == 2
 
 
 def test_what_would_not_fit_is_cut_with_a_note(checked, monkeypatch):
@@ -85,13 +85,13 @@ def test_what_would_not_fit_is_cut_with_a_note(checked, monkeypatch):
     ],
 )
 def test_ties_are_no_failures_where_numbers_are_short(dtype, difference, passes):
-    assert judged(dtype, difference)[0] is passes
+    assert judge(dtype, difference)[0] is passes
 
 
 def test_accepted_lengths_are_compared_to_the_end():
-    assert checks._parting([1, 2], [1, 2]) is None
-    assert checks._parting([1, 2, 3], [1, 5]) == (1, 2, 5)
-    assert checks._parting([1, 2], [1, 2, 3]) == (2, 0, 3)
+    assert checks._first_unequal([1, 2], [1, 2]) is None
+    assert checks._first_unequal([1, 2, 3], [1, 5]) == (1, 2, 5)
+    assert checks._first_unequal([1, 2], [1, 2, 3]) == (2, 0, 3)
 
 
 def test_failed_tests_are_named(tmp_path):

@@ -60,12 +60,12 @@ def test_cells_and_floors_by_hand():
 def test_kernels_are_compared_and_one_that_fails_is_a_row(monkeypatch, tmp_path):
     monkeypatch.setattr("evaluation.timing.kernel.triton_problem", lambda device: "")
 
-    def measure(case, dtype, device):
+    def measure_case(case, dtype, device):
         if case.kv_heads == 8:
             raise RuntimeError("no registers")
         return {**vars(case), "tree_us": 1.0, "sdpa_us": 2.0, "flex_us": None, "notes": {}, "gb_per_s": 3.0}
 
-    monkeypatch.setattr(kernel, "measure", measure)
+    monkeypatch.setattr(kernel, "measure_case", measure_case)
     report = Report(tmp_path, Budget(8), 2.7)
     found = compare_kernels(CUDA, report)
     assert [row.get("error") for row in found["rows"]] == [None] * 4 + ["RuntimeError: no registers"] * 4

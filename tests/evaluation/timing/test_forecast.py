@@ -4,7 +4,7 @@ import pytest
 
 from evaluation.timing.forecast import expected_mat, forecast, forecasts, headline
 from evaluation.timing.plan import published_mat
-from model.recycling.auto import PROBE, PROBE_IDLE
+from model.recycling.auto import PROBE_EVERY, PROBE_EVERY_IDLE
 
 FREE = dict.fromkeys((0, 1, 7, 80), 0.01)
 
@@ -37,10 +37,10 @@ def test_auto_pays_for_its_probes():
     assert found["nodes"] == 80 and found["tokens_per_second"] == pytest.approx(270), "there is nothing larger to probe"
     expensive = {0: 0.01, 1: 0.02, 2: 0.03, 3: 0.05, 80: 1.0}
     found = forecast(expensive, 0.01, 2.7)["auto"]
-    mat = (PROBE_IDLE - 1 + expected_mat(3, 2.7)) / PROBE_IDLE
+    mat = (PROBE_EVERY_IDLE - 1 + expected_mat(3, 2.7)) / PROBE_EVERY_IDLE
     assert found["nodes"] == 0 and found["mat"] == pytest.approx(mat)
-    assert found["tokens_per_second"] == pytest.approx(mat * PROBE_IDLE / ((PROBE_IDLE - 1) * 0.01 + 0.05))
-    assert PROBE < PROBE_IDLE
+    assert found["tokens_per_second"] == pytest.approx(mat * PROBE_EVERY_IDLE / ((PROBE_EVERY_IDLE - 1) * 0.01 + 0.05))
+    assert PROBE_EVERY < PROBE_EVERY_IDLE
 
 
 def cell(execution, plain, at_80, context=500):

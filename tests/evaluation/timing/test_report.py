@@ -14,7 +14,7 @@ import torch
 
 from evaluation import device_report
 from evaluation.timing import checks, kernel, plan, run, steps
-from evaluation.timing.page import failed, page
+from evaluation.timing.page import failures, page
 from evaluation.timing.plan import Budget, make_plan
 from evaluation.timing.report import Report
 from evaluation.timing.stepper import Stepper
@@ -241,7 +241,7 @@ def test_a_search_that_fails_or_is_wrong_stands_first(monkeypatch):
             raise RuntimeError("out of\nregisters")
         return torch.zeros(len(logits), dtype=torch.long), torch.zeros(len(logits), 8, dtype=torch.long)
 
-    monkeypatch.setattr(kernel, "_own", broken)
+    monkeypatch.setattr(kernel, "_engine_search", broken)
     monkeypatch.setattr(kernel, "VOCABULARIES", {"Vicuna": 32000, "small": 500, "Qwen3": 151936})
     kept = {}
     notes, left, plan = [], [1.0, 1.0, 0.0], SimpleNamespace(device=CPU, dtypes=(torch.float32,))
@@ -249,7 +249,7 @@ def test_a_search_that_fails_or_is_wrong_stands_first(monkeypatch):
     report = SimpleNamespace(keep=lambda **sections: kept.update(sections), budget=budget, note=notes.append)
     kernel.compare_searches(plan, report)
     assert notes == ["greatest logits: Qwen3's vocabulary was cut, the time was used up"]
-    assert failed(kept) == [
+    assert failures(kept) == [
         "top-k over 32000 columns: RuntimeError: out of registers",
         "top-k over 500 columns: not the one of torch",
     ]

@@ -8,7 +8,7 @@ from model.copying.suffix_automaton import SuffixAutomaton
 from tests.model.copying.test_suffix import end_of, random_text, size_of
 
 pytest.importorskip("numba", reason="optional: numba, which compiles drafting")
-from model.copying.compiled_automaton import LEAST_ROOM, CompiledAutomaton
+from model.copying.compiled_automaton import MIN_CAPACITY, CompiledAutomaton
 
 
 def read_along(one: SuffixAutomaton, other: CompiledAutomaton, text: list[int]) -> int:
@@ -43,7 +43,7 @@ def test_it_is_the_automaton_in_python_after_every_piece_of_text(seed):
 
 @pytest.mark.parametrize("kind", ["one letter", "all different", "random"])
 def test_a_text_that_outgrows_its_room_keeps_its_matches(kind):
-    rng, size = random.Random(1), 9 * LEAST_ROOM
+    rng, size = random.Random(1), 9 * MIN_CAPACITY
     text = {
         "one letter": [7] * size,
         "all different": [*range(size)],

@@ -206,5 +206,5 @@ def test_settings_and_states_out_of_range_are_refused():
 
 
 def test_constants_are_the_public_ones():
-    assert (goose.BASE, goose.LARGEST, goose.DEPTH, goose.CANDIDATES, goose.LEAST_SCORE) == (60, 100, 6, 10, 0.01)
+    assert (goose.BASE, goose.LARGEST, goose.DEPTH, goose.ROW_CANDIDATES, goose.LEAST_SCORE) == (60, 100, 6, 10, 0.01)
     assert Goose(61).max_nodes == 101 and Goose(61, nodes=24).max_nodes == 25

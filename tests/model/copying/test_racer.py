@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from model.copying.ngram_trie import BUCKETS, NgramTrie, add_in_hash_order, hash_order
+from model.copying.ngram_trie import HASH_BUCKETS, NgramTrie, add_in_hash_order, hash_order
 from model.copying.racer import Racer, growth
 from model.decoding import Target, Tree, generate
 from model.decoding.sampling import Sampling
@@ -160,7 +160,7 @@ def test_hash_order_of_a_new_map(seed):
     for token in tokens:
         buckets = add_in_hash_order(order, token, buckets)
         node.add(token, None) if len(tokens) < 257 else None
-    assert hash_order(tokens) == order and (buckets == 1 or buckets in BUCKETS)
+    assert hash_order(tokens) == order and (buckets == 1 or buckets in HASH_BUCKETS)
     assert len(tokens) > 256 or [token for token, _ in node.order] == order
 
 

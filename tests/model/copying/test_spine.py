@@ -61,7 +61,7 @@ def test_no_node_outside_is_likelier_than_one_inside(match):
     def recycled(ranks):
         return math.prod(0.45 / (rank + 1) ** 1.9 for rank in ranks)
 
-    def stood(path):  # ranks as while choosing: 0 is the copied token, r + 1 another candidate
+    def likelihood_of(path):  # ranks as while choosing: 0 is the copied token, r + 1 another candidate
         depth = next((i for i, rank in enumerate(path) if rank), len(path))
         if depth == len(path):
             return math.prod(right[:depth])
@@ -73,8 +73,8 @@ def test_no_node_outside_is_likelier_than_one_inside(match):
         for path in tree.rank_paths[1:]
     }
     everyone = {path for d in (1, 2, 3) for path in itertools.product(range(4), repeat=d)}
-    outside = max(stood(path) for path in everyone - inside)
-    assert min(stood(path) for path in inside) >= outside - 1e-6
+    outside = max(likelihood_of(path) for path in everyone - inside)
+    assert min(likelihood_of(path) for path in inside) >= outside - 1e-6
 
 
 def slow_draft(session: SpineSession, root: int) -> list[int]:

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from model.decoding import Tree
-from model.decoding.attention import H200, Plan, TreeAttention, tree_attention_reference
+from model.decoding.attention import H200, KernelPlan, TreeAttention, tree_attention_reference
 from model.errors import UserError
 from tests.model.decoding.compiled import SHARED, compile_for
 from tests.model.decoding.test_tree import random_tree
@@ -112,7 +112,7 @@ def test_kernel_equals_the_twin(case):
 def test_kernel_is_right_at_every_length_and_cut(block_n):
     """One object, its length and tree changed in place, as a captured graph sees it."""
     nodes, capacity, length = 9, 3 * block_n, torch.zeros((), dtype=torch.int32, device=DEVICE)
-    plan = Plan(block_m=16, block_n=block_n, splits=2)
+    plan = KernelPlan(block_m=16, block_n=block_n, splits=2)
     attention = TreeAttention(2, 1, 16, nodes, capacity, length, torch.float32, backend="triton", plan=plan)
     for committed in (0, 1, block_n - nodes, block_n - 1, block_n, 2 * block_n + 1, capacity - nodes):
         q, k, v, _, _ = inputs(2, 1, 16, nodes, capacity, committed, device=DEVICE)
@@ -160,7 +160,7 @@ def test_a_smaller_tree_is_padded(backend):
 @pytest.mark.parametrize("nodes", [16, 24, 81])
 def test_the_plan_fills_a_large_gpu_at_a_short_context(kv_heads, nodes):
     for capacity in (1024, 2048, 4096 + 160):  # the last: one bucket for a whole context of 4096
-        plan = Plan.choose(32 // kv_heads * nodes, kv_heads, 128, capacity, 2, H200)
+        plan = KernelPlan.choose(32 // kv_heads * nodes, kv_heads, 128, capacity, 2, H200)
         blocks = -(-(500 + nodes) // plan.block_n)
         share = -(-blocks // plan.splits)
         busy = kv_heads * -(-32 // kv_heads * nodes // plan.block_m) * -(-blocks // share)
@@ -174,9 +174,9 @@ def test_kernels_compile_for_gpus_without_one(tmp_path):
     """Chained and single nodes are compiled as constants. Nothing is spilled."""
     cases = []
     for capability, dtype, dim, plan, ones in [
-        (90, "bf16", 128, Plan.choose(324, 8, 128, 2048, 2, H200), []),
-        (80, "fp16", 128, Plan.choose(81, 32, 128, 4096, 2, (108, 163 << 10)), []),
-        (86, "fp16", 80, Plan.choose(1, 32, 80, 9000, 2, (84, 99 << 10)), ["words", "group", "nodes"]),
+        (90, "bf16", 128, KernelPlan.choose(324, 8, 128, 2048, 2, H200), []),
+        (80, "fp16", 128, KernelPlan.choose(81, 32, 128, 4096, 2, (108, 163 << 10)), []),
+        (86, "fp16", 80, KernelPlan.choose(1, 32, 80, 9000, 2, (84, 99 << 10)), ["words", "group", "nodes"]),
     ]:
         pointers = dict(q_ptr="*T", k_ptr="*T", v_ptr="*T", out_ptr="*T", length_ptr="*i64", tree_ptr="*i64")
         types = {name: kind.replace("T", dtype) for name, kind in pointers.items()}

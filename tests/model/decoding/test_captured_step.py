@@ -75,7 +75,7 @@ def test_captured_steps_equal_eager_ones(monkeypatch, method):
     graphs, drafter = _FakeGraphs(monkeypatch), MAKE[method]()
     found = outcomes(graphs.target(model), drafter, seed=3)
     assert found == eager
-    assert len(graphs.captured) == sum(len(steps._made) for steps in drafter.executors.values()) <= len(SIZES)
+    assert len(graphs.captured) == sum(len(steps._steps) for steps in drafter.executors.values()) <= len(SIZES)
     assert graphs.replays == sum(forwards - 1 for _, _, forwards, _ in found[0])  # all but the prompts' own
 
 

@@ -13,7 +13,7 @@ from evaluation.loading.settings import ModelSettings
 from model import tuning
 from model.copying.pld import PromptLookup
 from model.decoding import Target, generate, linear
-from model.decoding.linear import SMALL, PackedLinear, linear_bytes, pack_linears, packable
+from model.decoding.linear import SMALL_PRODUCT, PackedLinear, linear_bytes, pack_linears, packable
 from model.errors import UserError
 from model.tuning import choose_linear
 from model.vanilla import Vanilla
@@ -32,7 +32,7 @@ def test_products_are_those_of_the_weight(rows, bias):
     x = torch.randn(1, rows, 257)
     expected = x.double() @ layer.weight.double().T + (layer.bias.double() if bias else 0)
     pack_linears(layer)
-    assert type(layer) is PackedLinear and x.numel() * 2050 >= SMALL
+    assert type(layer) is PackedLinear and x.numel() * 2050 >= SMALL_PRODUCT
     torch.testing.assert_close(layer(x), expected.float(), rtol=1e-5, atol=1e-5)
 
 

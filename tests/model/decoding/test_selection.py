@@ -21,7 +21,7 @@ def test_argmax_is_torchs_with_ties_too(vocab, dtype):
 @pytest.mark.parametrize("vocab", [61, 96, 2048, 32000])
 @pytest.mark.parametrize("k", [1, 8, 32])
 def test_top_k_is_torchs(vocab, k, monkeypatch):
-    monkeypatch.setattr(sampling, "LARGE", 0)
+    monkeypatch.setattr(sampling, "LARGE_VOCAB", 0)
     generator = torch.Generator().manual_seed(vocab)
     for n in (1, 13, 81):
         logits = torch.rand(n, vocab, generator=generator).argsort(dim=-1).float()  # no ties
@@ -30,7 +30,7 @@ def test_top_k_is_torchs(vocab, k, monkeypatch):
 
 def test_ties_and_crowded_groups_keep_the_values_right(monkeypatch):
     """The greatest all in one group, or all equal: the values are the k greatest, each column named once."""
-    monkeypatch.setattr(sampling, "LARGE", 0)
+    monkeypatch.setattr(sampling, "LARGE_VOCAB", 0)
     crowded = torch.zeros(3, 2048)
     crowded[:, 5::128] = torch.arange(16.0)
     for logits in (crowded, torch.ones(3, 2048), torch.full((3, 2048), float("-inf"))):

@@ -141,6 +141,6 @@ def test_what_was_borrowed_is_given_back_after_an_error(llama):
     drafter.grow = lambda root: 1 / 0
     with pytest.raises(ZeroDivisionError):
         generate_together(target, [Vanilla(target.device), drafter], [5, 6, 7], max_new_tokens=9)
-    assert len(target.caches._free) == 1 and drafter.carried.lent is None and target._hook is None
+    assert len(target.caches._free) == 1 and drafter.history.borrowed_length is None and target._hook is None
     with pytest.raises(UserError, match="max_new_tokens"):
         generate_together(target, [Vanilla(target.device)], [5], max_new_tokens=0)

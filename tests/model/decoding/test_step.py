@@ -183,7 +183,7 @@ def test_static_crosses_buckets_and_ends_at_the_context():
     assert outs[0].tokens == outs[1].tokens and outs[0].accept_lengths == outs[1].accept_lengths
     assert outs[1].stop == "context" and len(outs[1].tokens) == 253
     (steps,) = drafter.executors.values()
-    assert {key[-1] for key in steps._made} == {
+    assert {key[-1] for key in steps._steps} == {
         BUCKET,
         256 + 48,
     }  # the cache holds a draft of 41 behind a full context, and a multiple of 16
@@ -199,7 +199,7 @@ def test_what_drafts_as_it_likes_is_fed_into_steps_of_a_few_sizes():
             assert isinstance(make_step(Sequence(eager, cache, method.session(), [5])), HostStep)
     drafted = {nodes for answer in outcomes(target, drafter, seed=1)[0] for _, nodes, _ in answer[1]}
     (steps,) = drafter.executors.values()
-    rows = {rows for _, rows, _ in steps._made}
+    rows = {rows for _, rows, _ in steps._steps}
     assert rows <= {*ROWS, drafter.max_nodes} and max(rows) <= drafter.max_nodes
     assert rows == {min(next(n for n in ROWS if n >= nodes), drafter.max_nodes) for nodes in drafted} and len(rows) > 2
 

@@ -45,7 +45,7 @@ def verified(draft: Draft, before: list[int], k: int, logits: Callable[[list[int
 
 
 def siblings(session: DynamicSession) -> tuple[list, list]:
-    return session._growth.siblings if session.method.compiled else (session._followed, session._siblings)
+    return session._growth.siblings if session.method.compiled else (session._sibling_children, session._siblings)
 
 
 def same_step(sessions: list[DynamicSession], text: list[int], logits: Callable[[list[int]], torch.Tensor]) -> int:
@@ -216,6 +216,6 @@ def test_equal_candidates_are_taken_in_the_order_they_are_listed_in(take):
 
 def test_texts_are_compiled_where_drafts_are(take):
     for drafter in two(take, 10):
-        assert (type(drafter.carried.text) is SuffixAutomaton) == (not drafter.compiled)
+        assert (type(drafter.history.text) is SuffixAutomaton) == (not drafter.compiled)
         session = drafter.session()
         assert (type(session) is DynamicSession) == (not drafter.compiled)

@@ -1,4 +1,4 @@
-"""Dynamic recycling: every draft against a slow reference, losslessness, what is carried, its size, refusals."""
+"""Dynamic recycling: every draft against a slow reference, losslessness, its state, its size, refusals."""
 
 import heapq
 import math
@@ -11,7 +11,7 @@ import torch
 from model.decoding import Target, Tree, generate, generate_together
 from model.decoding.tree import breadth_first
 from model.dynamic.dynamic_recycling import DynamicRecycling
-from model.dynamic.weights import BEHIND, COPIED, FOLLOWED, PAIR, SIBLING, TOKEN, Weights, cell
+from model.dynamic.weights import BACKOFF, COPIED, PAIR, SIBLING, SIBLING_CHILD, TOKEN, Weights, cell
 from model.errors import UserError
 from tests.conftest import CONFIGS, greedy, toy_model
 from tests.model.sessions import each_session
@@ -26,23 +26,23 @@ def prompts(count=3, seed=0):
 
 
 # What a candidate is worth before anything is learnt, as docs/dynamic.md's method has it: by source, and by match.
-TRUST = {"pair": 0.9, "token": 0.6, "behind": 0.1, "followed": 0.3, "beside": 0.1, "copied": 0.0}
-STANDS = (0.0, 0.0, 0.2, 0.45, 0.55, 0.7, 0.85, 0.85)
+TRUST = {"pair": 0.9, "token": 0.6, "backoff": 0.1, "sibling_children": 0.3, "siblings": 0.1, "copied": 0.0}
+ACCEPT_PROBS = (0.0, 0.0, 0.2, 0.45, 0.55, 0.7, 0.85, 0.85)
 PRIOR, LEAST_LEVEL, UNLISTED = 4, 15, 8
 
 
 class Slow:
-    """The same drafts by dictionaries, whole searches of the text, and every path that might be among the n likeliest.
+    """The same drafts by dictionaries, whole searches of the text, and every path that might be among the n best.
 
-    Written from the method's docstrings, and shares nothing with it; where a match was continued in several ways it is
-    told which one the method took. A kind of candidates is (source, who else suggests it, match, copied, level).
+    Written from the method's docstrings, and shares nothing with it; if a match was continued in several ways it
+    is given the one that the method took. A kind of candidates is (source, sibling source, match, copied, level).
     """
 
     def __init__(self, nodes, k):
         self.nodes, self.k, self.text = nodes, k, []
-        self.by_token, self.by_pair, self.followed, self.beside = {}, {}, [], []
-        self.seen, self.stood = {}, {}  # by kind: candidates, and those that were the next token
-        self.known = {}  # of this step: kinds of candidates by path
+        self.by_token, self.by_pair, self.sibling_children, self.siblings = {}, {}, [], []
+        self.seen, self.accepted = {}, {}  # by kind: candidates, and those that were the next token
+        self.child_kinds = {}  # of this step: kinds of candidates by path
 
     def levels(self, logits):
         probabilities = torch.softmax(logits.double(), -1)
@@ -65,39 +65,42 @@ class Slow:
         copied = copied[0]
         place = 0 if copied is None else length if length < 5 else 5 if length < 8 else 6 if length < 16 else 7
         pair, single = self.by_pair.get((before, token)), self.by_token.get(token)
-        found = {i: ("pair", 0, place, i == copied, level) for i, level in pair or []}
+        kinds_of = {i: ("pair", 0, place, i == copied, level) for i, level in pair or []}
         for i, level in single or []:
-            found.setdefault(i, ("behind" if pair else "token", 0, place, i == copied, level))
+            kinds_of.setdefault(i, ("backoff" if pair else "token", 0, place, i == copied, level))
         if copied is not None:
-            found.setdefault(copied, ("copied", 0, place, True, 0))
+            kinds_of.setdefault(copied, ("copied", 0, place, True, 0))
         if not path:
             marked = set()
-            for number, source, listed in ((1, "followed", self.followed), (2, "beside", self.beside)):
+            for number, source, listed in (
+                (1, "sibling_children", self.sibling_children),
+                (2, "siblings", self.siblings),
+            ):
                 for i, level in listed:
-                    if i not in found:
-                        found[i] = (source, 0, 0, False, level)
+                    if i not in kinds_of:
+                        kinds_of[i] = (source, 0, 0, False, level)
                     elif i not in marked:
-                        found[i] = (found[i][0], number, *found[i][2:])
+                        kinds_of[i] = (kinds_of[i][0], number, *kinds_of[i][2:])
                         marked.add(i)
-        return found
+        return kinds_of
 
     def children(self, text, path):
-        if tuple(path) not in self.known:
+        if tuple(path) not in self.child_kinds:
             state, length = text.match
             for token in path:
                 state, length = text.transfer(state, length, token)
-            self.known[tuple(path)] = self.below(path, text.following(state, length))
-        return self.known[tuple(path)]
+            self.child_kinds[tuple(path)] = self.below(path, text.following(state, length))
+        return self.child_kinds[tuple(path)]
 
     def weight(self, kind):
-        """The share of this kind's candidates that stood, with PRIOR more of which the guess stood."""
+        """The share of this kind's candidates that were accepted, with PRIOR more at the guess."""
         source, _, place, copied, level = kind
-        guess = (1 - STANDS[place]) * TRUST[source] * 2.0 ** -(level + 0.5)
-        guess = max(guess, STANDS[place]) if copied else guess
-        return (PRIOR * guess + self.stood.get(kind, 0)) / (PRIOR + self.seen.get(kind, 0))
+        guess = (1 - ACCEPT_PROBS[place]) * TRUST[source] * 2.0 ** -(level + 0.5)
+        guess = max(guess, ACCEPT_PROBS[place]) if copied else guess
+        return (PRIOR * guess + self.accepted.get(kind, 0)) / (PRIOR + self.seen.get(kind, 0))
 
-    def likeliest(self, text):
-        """The n likeliest paths and their likelihoods: every path is looked at whose likelihood is among them."""
+    def best_first(self, text):
+        """The n most likely paths and their likelihoods, by looking at every path that is as likely."""
         best, open_ = [], [(-1.0, [])]
         while open_ and len(best) <= self.nodes:
             likelihood, path = heapq.heappop(open_)
@@ -113,7 +116,7 @@ class Slow:
         rows = [self.levels(row) for row in logits]
         for i, row in enumerate(rows):
             self.by_token[prompt[i]] = self.by_pair[prompt[max(i - 1, 0)], prompt[i]] = row
-        self.beside = [(i, level) for i, level in rows[-1] if i != self.text[-1]]
+        self.siblings = [(i, level) for i, level in rows[-1] if i != self.text[-1]]
 
     def learn(self, text, verification):
         draft, tree, logits = verification.draft, verification.draft.tree, verification.logits
@@ -123,29 +126,36 @@ class Slow:
             chosen = int(logits[node].argmax())
             for token, kind in self.children(text, path).items():
                 self.seen[kind] = self.seen.get(kind, 0) + 1
-                self.stood[kind] = self.stood.get(kind, 0) + (token == chosen)
-        self.known = {}
-        for stood in (False, True):
+                self.accepted[kind] = self.accepted.get(kind, 0) + (token == chosen)
+        self.child_kinds = {}
+        for accepted in (False, True):  # accepted nodes are written last
             for node, path in enumerate(paths):
-                if bool(verification.accepted[node]) == stood:
+                if bool(verification.accepted[node]) == accepted:
                     before, token = (self.text + path)[-2:]
                     self.by_token[token] = self.by_pair[before, token] = rows[node]
-        node, beside = verification.node, dict(rows[verification.node])
+        node, siblings = verification.node, dict(rows[verification.node])
         root = int(logits[node].argmax())
-        self.beside = [(i, level) for i, level in rows[node] if i != root]
+        self.siblings = [(i, level) for i, level in rows[node] if i != root]
         mass, whole = {}, 0.0
         for child in range(1, len(tree)):
             if tree.parent_of[child] == node:
-                weight = 0.5 ** beside.get(tokens[child], UNLISTED)
+                weight = 0.5 ** siblings.get(tokens[child], UNLISTED)
                 whole += weight
                 for i, level in rows[child]:
                     mass[i] = mass.get(i, 0.0) + weight * 0.5**level
         first = sorted(mass, key=lambda i: -mass[i])[: self.k]
-        self.followed = [(i, min(int(math.log2(whole / mass[i])), LEAST_LEVEL)) for i in first]
+        self.sibling_children = [(i, min(int(math.log2(whole / mass[i])), LEAST_LEVEL)) for i in first]
         self.text += verification.tokens
 
 
-SOURCES = {"pair": PAIR, "token": TOKEN, "behind": BEHIND, "followed": FOLLOWED, "beside": SIBLING, "copied": COPIED}
+SOURCES = {
+    "pair": PAIR,
+    "token": TOKEN,
+    "backoff": BACKOFF,
+    "sibling_children": SIBLING_CHILD,
+    "siblings": SIBLING,
+    "copied": COPIED,
+}
 
 
 @pytest.mark.parametrize(("recycle_prompt", "history_tokens"), [(False, 0), (True, 0), (True, 1000)])
@@ -157,11 +167,11 @@ def test_every_draft_is_that_of_a_slow_reference(nodes, k, seed, recycle_prompt,
 
     def watch(session):
         slow, draft, observe, begin = Slow(nodes, k), session.draft, session.observe, session.begin
-        slow.by_token, slow.by_pair, slow.seen, slow.stood = tables  # what is carried
+        slow.by_token, slow.by_pair, slow.seen, slow.accepted = tables  # what is kept between prompts
         observe_prompt = session.observe_prompt
 
         def began(prompt):
-            text = carried if history_tokens else []
+            text = history if history_tokens else []
             text += prompt
             slow.text = text
             return begin(prompt)
@@ -172,7 +182,7 @@ def test_every_draft_is_that_of_a_slow_reference(nodes, k, seed, recycle_prompt,
 
         def drafted(root):
             text = session.text
-            expected = slow.likeliest(text)
+            expected = slow.best_first(text)
             made = draft(root)
             tokens = made.tokens.tolist()
             paths = [tuple(tokens[i] for i in chain[1:]) for chain in made.tree.chain_of][1:]
@@ -187,13 +197,13 @@ def test_every_draft_is_that_of_a_slow_reference(nodes, k, seed, recycle_prompt,
             slow.learn(session.text, verification)
             observe(verification)
             for kind in slow.seen:
-                source, *rest = kind
-                assert math.isclose(drafter.weights.now[cell(SOURCES[source], *rest)], slow.weight(kind)), kind
+                source, *features = kind
+                assert math.isclose(drafter.weights.probs[cell(SOURCES[source], *features)], slow.weight(kind)), kind
 
         session.begin, session.draft, session.observe = began, drafted, observed
         session.observe_prompt = observed_prompt
 
-    tables, carried = ({}, {}, {}, {}), list[int]()
+    tables, history = ({}, {}, {}, {}), list[int]()
     drafter.needs = replace(drafter.needs, logits=True)  # the slow one reads them
     each_session(drafter, watch)
     for prompt in prompts():
@@ -211,7 +221,7 @@ def test_output_is_the_models_own(name):
         out = generate(target, drafter, prompt, max_new_tokens=60)
         assert out.tokens == greedy(model, prompt, 60)
         lengths += out.accept_lengths
-    assert max(lengths) > 2, "something was drafted that stood"
+    assert max(lengths) > 2, "some drafts were accepted"
 
 
 def test_a_machine_where_nodes_are_free_drafts_more_than_one_where_they_are_dear(llama):
@@ -240,7 +250,7 @@ def test_state_is_saved_and_goes_on_bit_for_bit(llama, auto):
     whole.reset()
     fresh = DynamicRecycling(V, **settings)
     assert all(torch.equal(tensor, whole.state_dict()[name]) for name, tensor in fresh.state_dict().items())
-    assert generate(target, whole, third, max_new_tokens=40).steps != ends[0], "what is carried makes a difference"
+    assert generate(target, whole, third, max_new_tokens=40).steps != ends[0], "the history makes a difference"
     with pytest.raises(UserError, match="start: the saved rows"):
         fresh.load_state_dict(DynamicRecycling(V, pairs=32).state_dict())
     with pytest.raises(UserError, match="pairs=0 has none"):
@@ -254,12 +264,12 @@ def test_state_is_saved_and_goes_on_bit_for_bit(llama, auto):
 )
 def test_every_setting_changes_what_is_drafted_and_nothing_that_is_put_out(llama, setting):
     target = Target(llama)
-    found = []
+    answers = []
     for settings in ({}, setting):
         drafter = DynamicRecycling(V, nodes=12, **settings)
-        found.append([generate(target, drafter, prompt, max_new_tokens=60) for prompt in prompts()])
-    assert [out.tokens for out in found[0]] == [out.tokens for out in found[1]]
-    assert [out.accept_lengths for out in found[0]] != [out.accept_lengths for out in found[1]]
+        answers.append([generate(target, drafter, prompt, max_new_tokens=60) for prompt in prompts()])
+    assert [out.tokens for out in answers[0]] == [out.tokens for out in answers[1]]
+    assert [out.accept_lengths for out in answers[0]] != [out.accept_lengths for out in answers[1]]
 
 
 def test_together_with_others_it_takes_the_steps_that_it_takes_alone(llama):
@@ -280,7 +290,7 @@ def test_what_followed_rejected_siblings_by_hand():
     session._note_siblings(ids, levels, 0, [(1, 11), (2, 12)], 10)
     assert session._siblings == [(11, 2)]
     # Weights: 11 has 1/4, 12 is not listed and has 1/256. 20: 1/4; 21: 1/8 + 1/256; of 65/256 in all.
-    assert session._followed == [(20, 0), (21, int(math.log2((65 / 256) / (33 / 256))))]
+    assert session._sibling_children == [(20, 0), (21, int(math.log2((65 / 256) / (33 / 256))))]
 
 
 def test_breadth_first_keeps_siblings_in_their_order():

@@ -22,35 +22,35 @@ def test_by_hand():
     # now a second is worth (1 + 0.5 / 64) / (1 + 0.1 / 64) tokens, 1.0062: 0, 0.39, 0.69, 0.89
     assert size.choose([1.0, 0.5, 0.4, 0.3, 0.1]) == 4
     assert size.choose([1.0, 0.05]) == 0, "where nothing is worth its time, plain decoding"
-    told = size.describe()
-    assert told["steps_by_size"] == [1, 1, 0, 1, 0]
-    assert told["predicted_speedup"] == pytest.approx(0.9 * (1.5 + 2.3 + 1.0) / (1.1 + 1.4 + 1.0))
-    assert told["expected_accepted"] == pytest.approx([0, (0.5 + 0.5 + 0.05) / 3, 1.54 / 3, 1.99 / 3, 1.99 / 3])
-    assert told["predicted_speedup_by_size"][4] == pytest.approx(0.9 * (1 + 1.99 / 3) / 1.8)
+    described = size.describe()
+    assert described["steps_by_size"] == [1, 1, 0, 1, 0]
+    assert described["predicted_speedup"] == pytest.approx(0.9 * (1.5 + 2.3 + 1.0) / (1.1 + 1.4 + 1.0))
+    assert described["expected_accepted"] == pytest.approx([0, (0.5 + 0.5 + 0.05) / 3, 1.54 / 3, 1.99 / 3, 1.99 / 3])
+    assert described["predicted_speedup_by_size"][4] == pytest.approx(0.9 * (1 + 1.99 / 3) / 1.8)
     assert size.choose([1.0, 0.5, 0.09]) == 1 and size.describe()["chosen"] == 1, "the most frequent one"
 
 
 def test_what_a_draft_teaches_counts():
     """Where drafts add a token a step at the speed of plain decoding, n nodes are worth 0.2 ln(1 + n) tokens more."""
     size = MachineSize(StepCosts({0: 1.0, 4: 2.0, 8: 3.0}, 1.0, 8))
-    size._lately[:] = 2.0, 2.0
+    size._recent[:] = 2.0, 2.0
     assert size.choose([1.0, *[0.18] * 4]) == 4  # 0.72 + 0.2 ln 5 = 1.04 tokens for a second
-    size._lately[:] = 2.0, 2.0
+    size._recent[:] = 2.0, 2.0
     assert size.choose([1.0, *[0.16] * 4]) == 0  # 0.64 + 0.32
-    size._lately[:] = 2.0, 2.0
+    size._recent[:] = 2.0, 2.0
     assert size.choose([1.0, *[0.2] * 8]) == 4  # 0.8 + 0.32 for one; 0.8 + 0.12 for another
 
 
 def test_it_finds_the_sizes_that_are_best_together(monkeypatch):
     """Two kinds of steps: the best pair of sizes by trying all of them, and what it settles on."""
     monkeypatch.setattr(draft_size, "FILLING", 0.0)
-    sure, poor = [1.0, *[0.9] * 8], [1.0, 0.15, 0.12, *[0.02] * 6]
+    likely_nodes, unlikely_nodes = [1.0, *[0.9] * 8], [1.0, 0.15, 0.12, *[0.02] * 6]
     size = MachineSize(StepCosts(SECONDS, 1.0, 8))
     for _ in range(500):
-        last = size.choose(sure), size.choose(poor)
+        last = size.choose(likely_nodes), size.choose(unlikely_nodes)
 
     def speed(pair):
-        return sum(sum(kind[: 1 + n]) for kind, n in zip((sure, poor), pair, strict=True)) / sum(
+        return sum(sum(kind[: 1 + n]) for kind, n in zip((likely_nodes, unlikely_nodes), pair, strict=True)) / sum(
             SECONDS[n] for n in pair
         )
 

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from model.dynamic.rows import LEVELS, PairRows, TokenRows, likely
+from model.dynamic.rows import LEVELS, PairRows, TokenRows, top_k_levels
 from model.errors import UserError
 
 
 def test_levels_are_bits_of_surprise():
     shares = [0.5, 0.25, 0.15, 0.1 - 2**-20, 2**-20]
-    ids, levels = likely(torch.tensor([shares]).log(), 5)
+    ids, levels = top_k_levels(torch.tensor([shares]).log(), 5)
     assert ids.tolist() == [[0, 1, 2, 3, 4]]
     # 1 bit, 2 bits, 2.7, 3.3, 20; the first two lie on an edge, where rounding may go either way
     assert levels[0, 2:].tolist() == [2, 3, LEVELS - 1] and levels[0, 0] in (0, 1) and levels[0, 1] in (1, 2)
@@ -24,7 +24,7 @@ def test_levels_of_large_vocabularies_are_near_the_whole_sums(vocab):
     """The maxima of groups leave out most of the tail: of logits as a model has them, less than one level."""
     logits = torch.randn(4, vocab, generator=torch.Generator().manual_seed(0)) * 2
     logits[torch.arange(4), torch.tensor([3, 5, 7, 60])] = 16.0
-    ids, levels = likely(logits, 8)
+    ids, levels = top_k_levels(logits, 8)
     assert ids[:, 0].tolist() == [3, 5, 7, 60] and ids.dtype == np.int32 and levels.dtype == np.uint8
     best = torch.from_numpy(ids).long()
     bits = -torch.log_softmax(logits, -1).gather(1, best) / math.log(2)

@@ -219,7 +219,7 @@ def test_states_that_do_not_fit_are_refused():
         "outside the vocabulary of 61": good | {"followers": good["followers"] + VOCAB},
         "counts do not fit": good | {"counts": good["counts"] + 1},
         r"which is not leader=1 and follower=3": good | {"followers": good["followers"][:, :2]},
-        "stands in it twice": good | {"leaders": torch.zeros_like(good["leaders"])},
+        "is listed twice": good | {"leaders": torch.zeros_like(good["leaders"])},
     }
     for message, state in bad.items():
         with pytest.raises(UserError, match=message):

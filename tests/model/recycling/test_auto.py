@@ -8,8 +8,8 @@ import torch
 from model.decoding import Draft, Target, Tree, Verification, generate
 from model.errors import UserError
 from model.recycling import build_template
-from model.recycling.acceptance import MEMORY, PATH_PRIOR, RANK_PRIOR, Acceptance
-from model.recycling.auto import LEARN, AutoRecycling, considered, is_reorder
+from model.recycling.acceptance import MEMORY_VISITS, PATH_PRIOR, RANK_PRIOR, Acceptance
+from model.recycling.auto import LEARN_STEPS, AutoRecycling, considered_paths, is_reorder
 from model.recycling.templates import best_order, likelihood
 from model.sizing.draft_size import FILLING, SIZES
 from tests.conftest import greedy, toy_model
@@ -63,14 +63,14 @@ def test_a_step_is_counted_by_hand():
     law = [likelihood((0,)), likelihood((1,))]
     assert acceptance.probabilities() == pytest.approx([law[0], law[1], law[0] ** 2, law[0] * law[1]])
     acceptance.update(tree, tree.rank_paths.index((0, 1)))
-    # visited once each, as their parents stood: (0,) stood, (1,) not, (0, 0) not, (0, 1) stood
-    keep = 1 - 1 / MEMORY
+    # visited once each, as their parents were accepted: (0,) accepted, (1,) not, (0, 0) not, (0, 1) accepted
+    keep = 1 - 1 / MEMORY_VISITS
     by_rank = []
     for rank, hits in ((0, (1, 0)), (1, (0, 1))):
-        visits, stood = RANK_PRIOR, RANK_PRIOR * law[rank]
+        visits, accepted = RANK_PRIOR, RANK_PRIOR * law[rank]
         for hit in hits:
-            visits, stood = visits * keep + 1, stood * keep + hit
-        by_rank.append(stood / visits)
+            visits, accepted = visits * keep + 1, accepted * keep + hit
+        by_rank.append(accepted / visits)
     c = [(hit + PATH_PRIOR * by_rank[rank]) / (1 + PATH_PRIOR) for hit, rank in ((1, 0), (0, 1), (0, 0), (1, 1))]
     assert acceptance.probabilities() == pytest.approx([c[0], c[1], c[0] * c[2], c[0] * c[3]])
 
@@ -81,7 +81,7 @@ def test_what_hangs_below_a_fallen_node_is_not_counted():
     for _ in range(50):
         acceptance.update(tree, 0)
     assert acceptance.state_dict()["path_counts"][0].tolist() == [
-        pytest.approx(MEMORY * (1 - (1 - 1 / MEMORY) ** 50)),
+        pytest.approx(MEMORY_VISITS * (1 - (1 - 1 / MEMORY_VISITS) ** 50)),
         0.0,
     ]
 
@@ -89,7 +89,7 @@ def test_what_hangs_below_a_fallen_node_is_not_counted():
 def test_learnt_shares_come_near_the_true_ones():
     rng, tree = random.Random(1), build_template("2.2.2")
     truth = {path: 0.8 / (path[-1] + 1) ** 2 for path in tree.rank_paths[1:]}
-    acceptance, children = Acceptance(considered(8)), {}
+    acceptance, children = Acceptance(considered_paths(8)), {}
     for i, path in enumerate(tree.rank_paths[1:], start=1):
         children.setdefault(path[:-1], []).append((i, path))
     for _ in range(4000):
@@ -178,9 +178,9 @@ def test_the_prediction_is_tokens_over_seconds_of_the_steps_made():
         expected = dict(zip(drafter.sizes, drafter.expected(), strict=True))
         nodes = step(drafter, (0, 0))
         tokens, seconds = tokens + 1 + expected[nodes], seconds + 1 + nodes / 40
-    told = drafter.describe()
-    assert told["predicted_speedup"] == pytest.approx(0.9 * tokens / seconds)
-    assert sum(told["steps_by_size"]) == 200
+    described = drafter.describe()
+    assert described["predicted_speedup"] == pytest.approx(0.9 * tokens / seconds)
+    assert sum(described["steps_by_size"]) == 200
 
 
 @pytest.mark.parametrize("wrong", [dict(step_seconds={2: 1.0}), dict(step_seconds=FREE, budget=-1)])
@@ -191,4 +191,4 @@ def test_bad_settings_are_refused(wrong):
 
 def test_learning_comes_first():
     drafter = AutoRecycling(V, step_seconds=EXPENSIVE)
-    assert [step(drafter, ()) for _ in range(LEARN)] == [24] * LEARN
+    assert [step(drafter, ()) for _ in range(LEARN_STEPS)] == [24] * LEARN_STEPS

@@ -75,7 +75,7 @@ def test_eos_inside_a_draft_and_as_bonus_cut_where_the_reference_stops():
         assert out.stop == "eos" and out.tokens.index(eos) == len(out.tokens) - 1
         assert drafter.matrix.candidates.tolist() == reference.matrix
         inside += len(out.steps[-1].rank_path) == out.steps[-1].accepted
-    assert inside, "a case in which EOS is a draft that stands"
+    assert inside, "a case in which EOS is an accepted draft token"
 
 
 def test_the_draft_is_the_breadth_first_look_up_by_hand():
@@ -90,8 +90,8 @@ def test_update_writes_every_node_rejected_ones_too_and_the_last_of_equals_wins(
     drafter = TokenRecycling(10, tree, k=2)
     candidates = torch.tensor([(1, 2), (3, 4), (5, 6), (7, 8)])
     draft = Draft(tree, torch.tensor([9, 4, 5, 4]))  # token 4 at nodes 1 and 3
-    stands = torch.tensor([True, False, False, False])
-    drafter.session().observe(Verification(draft, candidates[:, 0], stands, 0, [1], candidates=candidates))
+    accepted = torch.tensor([True, False, False, False])
+    drafter.session().observe(Verification(draft, candidates[:, 0], accepted, 0, [1], candidates=candidates))
     expected = torch.zeros(10, 2, dtype=torch.long)
     expected[9], expected[5], expected[4] = torch.tensor([1, 2]), torch.tensor([5, 6]), torch.tensor([7, 8])
     assert torch.equal(drafter.matrix.candidates, expected)
@@ -106,7 +106,7 @@ def test_prompt_logits_are_recycled_only_on_request():
     with torch.inference_mode():
         top = model(torch.tensor([prompt])).logits[0].topk(2).indices
     assert torch.equal(asked.matrix.candidates[[6, 7]], top[[1, 2]])
-    assert torch.equal(asked.matrix.candidates[5], plain.matrix.candidates[5]), "5 stands twice: as the root it is last"
+    assert torch.equal(asked.matrix.candidates[5], plain.matrix.candidates[5]), "5 occurs twice: as the root it is last"
     assert torch.equal(asked.matrix.candidates[5], top[3])
     assert not plain.matrix.candidates[[6, 7]].any()
 

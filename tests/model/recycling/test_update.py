@@ -18,8 +18,8 @@ def plain_loop(before, draft, logits, update):
     """The matrix after a step, node by node in breadth-first order."""
     after = before.clone()
     chains, picked = draft.tree.chain_of, logits.argmax(-1).tolist()
-    stands = [all(draft.tokens[b] == picked[a] for a, b in itertools.pairwise(chain)) for chain in chains]
-    path = max((chain for chain, stood in zip(chains, stands, strict=True) if stood), key=len)
+    accepted = [all(draft.tokens[b] == picked[a] for a, b in itertools.pairwise(chain)) for chain in chains]
+    path = max((chain for chain, is_accepted in zip(chains, accepted, strict=True) if is_accepted), key=len)
     written = {"all": range(len(draft.tree)), "path": path, "root": [0], "frozen": []}[update]
     for node in sorted(written):
         after[draft.tokens[node]] = logits[node].topk(before.shape[1]).indices

@@ -1,4 +1,4 @@
-"""Text that is carried from prompt to prompt, so that what an earlier answer said can be copied."""
+"""Text kept between prompts, so that tokens of earlier prompts and answers can be copied."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..errors import UserError
 
 
 class Text(Protocol):
-    """Tokens, and what a method keeps of them to copy by."""
+    """Tokens, with the index by which a method copies from them."""
 
     tokens: list[int]
 
@@ -23,11 +23,11 @@ class Text(Protocol):
 T = TypeVar("T", bound=Text)
 
 
-class Carried(Generic[T]):
-    """The newest prompts and answers, in which sequences read on.
+class History(Generic[T]):
+    """The newest prompts and answers, to which a sequence appends its own.
 
-    A sequence borrows the text until it closes. One that begins meanwhile has a text of its own, behind what was known
-    before; what it says is added when the text is next begun.
+    A sequence borrows the text until it closes. One that begins meanwhile gets a copy of the text as it was before;
+    its tokens are appended when the text is next borrowed.
 
     Args:
         history_tokens: at most so many tokens of earlier prompts and answers; 0: none. More than that is cut to the
@@ -52,31 +52,31 @@ class Carried(Generic[T]):
         self.reset()
 
     def reset(self) -> None:
-        """Nothing is known."""
+        """Forget all text."""
         self.text = self.text_of(())
-        self.lent: int | None = None  # tokens that were there when the text was borrowed; None: nobody has it
-        self.late: list[int] = []  # what was said in other texts meanwhile, the newest of it
-        self.forgotten = object()  # tells whoever read before a reset from whoever reads after it
+        self.borrowed_length: int | None = None  # tokens when it was borrowed; None: it is not
+        self.pending: list[int] = []  # newest tokens of sequences that read a copy meanwhile
+        self.version = object()  # another one after each reset
 
     def borrow(self) -> T:
-        """The text for a sequence."""
+        """Return the text for a new sequence."""
         if self.history_tokens == 0:
             return self.text_of(())
-        if self.lent is not None:
-            return self.text_of(self.text.tokens[: self.lent])
-        self.text.extend(self.late)
+        if self.borrowed_length is not None:
+            return self.text_of(self.text.tokens[: self.borrowed_length])
+        self.text.extend(self.pending)
         if len(self.text.tokens) > self.history_tokens:
             self.text = self.text_of(self.text.tokens[-(self.history_tokens // 2) :])
-        self.late, self.lent = [], len(self.text.tokens)
+        self.pending, self.borrowed_length = [], len(self.text.tokens)
         return self.text
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """`text`, int64 (n,); empty where nothing is carried."""
-        tokens = self.text.tokens + self.late
+        """`text`, int64 (n,); empty with history_tokens=0."""
+        tokens = self.text.tokens + self.pending
         return {"text": torch.tensor(tokens, dtype=torch.int64)} if self.history_tokens else {}
 
     def load_state_dict(self, state: dict[str, torch.Tensor], vocab_size: int) -> None:
-        """Go on from a saved text, from none where there is none. Raises UserError if it is of another vocabulary."""
+        """Load a saved text; none if the state has none. Raises UserError if it is of another vocabulary."""
         ids = state.get("text", torch.zeros(0, dtype=torch.int64))
         if ids.dim() != 1 or (ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < vocab_size):
             raise UserError(f"start: the saved text is not one of token ids below {vocab_size}")
@@ -85,9 +85,9 @@ class Carried(Generic[T]):
 
 
 class TextSession(Session, Generic[T]):
-    """A sequence's text: what is carried, its prompt, its answer so far."""
+    """A sequence's text: the history, its prompt, its answer so far."""
 
-    method: Any  # whose `carried` text it reads on in
+    method: Any  # its `history` holds the text that this sequence appends to
     text: T
 
     def __init__(self, method: Drafter) -> None:
@@ -95,14 +95,14 @@ class TextSession(Session, Generic[T]):
         self._end()
 
     def begin(self, prompt: list[int]) -> Draft | None:
-        carried = self.method.carried
-        self.text, self._era = carried.borrow(), carried.forgotten
-        self._from = len(self.text.tokens)
+        history = self.method.history
+        self.text, self._version = history.borrow(), history.version
+        self._start = len(self.text.tokens)
         self.text.extend(prompt)
         return super().begin(prompt)
 
     def read(self, tokens: list[int]) -> None:
-        """The text goes on."""
+        """Append tokens to the text."""
         self.text.extend(tokens)
 
     def account(self, verification: Verification) -> None:
@@ -113,13 +113,13 @@ class TextSession(Session, Generic[T]):
         self.read(tokens)
 
     def close(self) -> None:
-        carried = self.method.carried
-        if self.text is carried.text:
-            carried.lent = None
-        elif carried.history_tokens and self._era is carried.forgotten:
-            carried.late = (carried.late + self.text.tokens[self._from :])[-carried.history_tokens :]
+        history = self.method.history
+        if self.text is history.text:
+            history.borrowed_length = None
+        elif history.history_tokens and self._version is history.version:
+            history.pending = (history.pending + self.text.tokens[self._start :])[-history.history_tokens :]
         self._end()
 
     def _end(self) -> None:
-        """No text: closing once more does nothing."""
-        self.text, self._from, self._era = self.method.carried.text_of(()), 0, None
+        """Drop the text, so that a second close does nothing."""
+        self.text, self._start, self._version = self.method.history.text_of(()), 0, None

@@ -9,13 +9,13 @@ import torch
 from hydra import compose, initialize_config_dir
 
 from evaluation.loading import devices
-from evaluation.loading.devices import Holding
+from evaluation.loading.devices import MemoryUse
 from evaluation.records.questions import Question
 from evaluation.records.runs import read_runs
 from evaluation.records.sweeps import missing_jobs
-from evaluation.running import answering, together
+from evaluation.running import answering, scheduling
 from evaluation.running import runner as runner
-from evaluation.running.together import Job, groups
+from evaluation.running.scheduling import Job, group_repeats
 from model.decoding import Target
 from model.errors import UserError
 from tests.evaluation.running.test_run import core
@@ -157,7 +157,7 @@ def test_what_takes_turns_is_of_one_model_bench_and_repeat():
         job("three", repeat=1),
         job("four", model={"name": "c", "path": "c"}),
     ]
-    found = [[(job.config["method"], repeat) for job, repeat in group] for group in groups(jobs)]
+    found = [[(job.config["method"], repeat) for job, repeat in group] for group in group_repeats(jobs)]
     assert found == [
         [("one", 0), ("two", 0)],
         [("four", 0)],
@@ -168,13 +168,13 @@ def test_what_takes_turns_is_of_one_model_bench_and_repeat():
 
 def test_outside_a_sweep_of_this_process_nobody_waits():
     job = Job({"interleave": True, "timed": True})
-    assert not together.waits(job)
-    together._waiting = []
+    assert not scheduling.defer(job)
+    scheduling._deferred = []
     try:
-        assert together.waits(job) and not together.waits(Job({"interleave": False, "timed": True}))
-        assert together.waits(Job({"interleave": False, "timed": False})), "forwards are shared by those who wait"
+        assert scheduling.defer(job) and not scheduling.defer(Job({"interleave": False, "timed": True}))
+        assert scheduling.defer(Job({"interleave": False, "timed": False})), "forwards are shared by those who wait"
     finally:
-        together._waiting = None
+        scheduling._deferred = None
 
 
 @pytest.mark.parametrize("name", sorted(p.stem for p in (ROOT / "configs/experiment").glob("*.yaml")))
@@ -201,7 +201,7 @@ def test_a_peak_counts_neither_the_other_methods_nor_for_hf_the_cache(monkeypatc
     device = Counters(monkeypatch)
     target = SimpleNamespace(devices=[torch.device("cuda", 0)], caches=SimpleNamespace(nbytes=0))
     device.take(1000)  # weights
-    medusa, recycling = Holding(target), Holding(target)
+    medusa, recycling = MemoryUse(target), MemoryUse(target)
     with medusa.counted():
         device.take(300)
     with recycling.counted():

@@ -1,4 +1,4 @@
-"""Text carried from prompt to prompt: matched against like the prompt's own, bounded, saved, forgotten by a reset."""
+"""Text kept from prompt to prompt: matched against like the prompt's own, bounded, saved, forgotten by a reset."""
 
 import random
 from functools import partial
@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 
-from model.copying.carried_text import Carried, TextSession
+from model.copying.history import History, TextSession
 from model.copying.logitspec import LogitSpec
 from model.copying.spine import Spine
 from model.copying.suffix import Suffix
@@ -19,7 +19,7 @@ from model.errors import UserError
 from model.ngrams.ngram_cache import NgramCache
 from model.ngrams.ngram_table import NgramTable
 from model.recycling import build_template
-from model.transformers_generate import KEPT, Generate
+from model.transformers_generate import ATTRIBUTE, Generate
 from tests.conftest import greedy, toy_model
 
 V = 61
@@ -37,64 +37,64 @@ def made(name, history_tokens):
 
 
 def text(drafter):
-    return (drafter.suffix if isinstance(drafter, SuffixRecycling) else drafter).carried.text
+    return (drafter.suffix if isinstance(drafter, SuffixRecycling) else drafter).history.text
 
 
-def read(carried, prompt):
+def read(history, prompt):
     method = Suffix(V)
-    method.carried = carried
+    method.history = history
     session = TextSession(method)
     session.begin(prompt)
     return session
 
 
 def test_by_hand():
-    carried = Carried(8, SuffixAutomaton)
-    first = read(carried, [1, 2, 3, 4])
+    history = History(8, SuffixAutomaton)
+    first = read(history, [1, 2, 3, 4])
     first.text.extend([5, 6])
     first.close()
-    second = read(carried, [9, 3, 4])
+    second = read(history, [9, 3, 4])
     assert second.text.tokens == [1, 2, 3, 4, 5, 6, 9, 3, 4]
     end = second.text.end
     assert (second.text.length, second.text.copy(end, 2)) == (2, [5, 6]), "3 4 was followed by 5 6 in the first prompt"
     second.close()
-    third = read(carried, [7, 3]).text  # nine tokens are more than eight: the newest four stay
+    third = read(history, [7, 3]).text  # nine tokens are more than eight: the newest four stay
     assert third.tokens == [6, 9, 3, 4, 7, 3] and (third.length, third.copy(third.end, 1)) == (1, [4])
-    assert read(Carried(0, SuffixAutomaton), [1, 2]).text.tokens == [1, 2]
+    assert read(History(0, SuffixAutomaton), [1, 2]).text.tokens == [1, 2]
 
 
-def test_two_at_once_do_not_read_each_other_and_both_are_carried():
-    carried = Carried(100, SuffixAutomaton)
-    before = read(carried, [1, 2])
+def test_two_at_once_do_not_read_each_other_and_both_are_kept():
+    history = History(100, SuffixAutomaton)
+    before = read(history, [1, 2])
     before.close()
-    one, other = read(carried, [3]), read(carried, [4])
+    one, other = read(history, [3]), read(history, [4])
     one.text.extend([5])
     other.text.extend([6])
     assert one.text.tokens == [1, 2, 3, 5] and other.text.tokens == [1, 2, 4, 6]
     other.close()
-    assert carried.state_dict()["text"].tolist() == [1, 2, 3, 5, 4, 6], "what is saved holds both"
+    assert history.state_dict()["text"].tolist() == [1, 2, 3, 5, 4, 6], "what is saved holds both"
     one.close()
-    third = read(carried, [7])
+    third = read(history, [7])
     assert third.text.tokens == [1, 2, 3, 5, 4, 6, 7]
     one.close()  # once more: it has nothing to give back, and the third one keeps the text
-    assert read(carried, [8]).text is not third.text
+    assert read(history, [8]).text is not third.text
 
 
 def test_a_reset_forgets_what_is_being_read_too():
-    carried = Carried(100, SuffixAutomaton)
-    lender, other = read(carried, [1, 2]), read(carried, [3])
-    carried.reset()
+    history = History(100, SuffixAutomaton)
+    lender, other = read(history, [1, 2]), read(history, [3])
+    history.reset()
     lender.close()
     other.close()
-    assert carried.state_dict()["text"].tolist() == []
+    assert history.state_dict()["text"].tolist() == []
 
 
 def test_what_is_said_beside_a_borrowed_text_is_bounded():
-    carried = Carried(8, SuffixAutomaton)
-    lender = read(carried, [1])
+    history = History(8, SuffixAutomaton)
+    lender = read(history, [1])
     for i in range(20):
-        read(carried, [2, i, i]).close()
-    assert len(carried.late) == 8
+        read(history, [2, i, i]).close()
+    assert len(history.pending) == 8
     lender.close()
 
 
@@ -198,5 +198,5 @@ def test_generate_carries_nothing_behind_the_end_that_transformers_criterion_see
         ids = torch.tensor([prompt])
         settings = dict(max_new_tokens=40, do_sample=False, eos_token_id=end, pad_token_id=0)
         said += model.generate(ids, custom_generate=generate, **settings)[0].tolist()
-    _, drafter = vars(model)[KEPT].drafters[generate]
+    _, drafter = vars(model)[ATTRIBUTE].drafters[generate]
     assert text(drafter).tokens == said

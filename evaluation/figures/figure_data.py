@@ -13,12 +13,12 @@ from ..statistics.metrics import OVERALL
 from ..statistics.pools import Pool
 from ..statistics.tables import BASELINES
 
-MOST = 8  # names that a figure can tell apart
+MOST = 8  # names that a figure can distinguish
 TREE = ("tree", "tree_nodes", "tree_depth", "tree_breadth")
 
 
 @dataclass(frozen=True)
-class Block:
+class FigureData:
     """Runs that may be compared, repeats pooled.
 
     Attributes:
@@ -42,9 +42,9 @@ class Block:
         return [row for row in self.overall if row["method"] not in BASELINES]
 
     def shown(self) -> list[dict[str, Any]]:
-        """Return all, or where they are too many to tell apart, of each label the one that accepts most.
+        """Return all rows, or if there are too many to distinguish, of each label the one with the largest MAT.
 
-        `place` is the row's colour and marker, the same in all figures: baselines first, then who drafts.
+        `style` numbers the row's colour and marker, the same in all figures: baselines first, then drafting methods.
         """
         rows = self.overall
         if len(rows) > MOST:
@@ -53,20 +53,20 @@ class Block:
                 if row["method"] not in best or row["mat"] > best[row["method"]]["mat"]:
                     best[row["method"]] = row
             rows = list(best.values())
-        first = {row["method"]: row["name"] for row in reversed(rows)}  # a baseline's second run has no colour kept
-        places = {first[label]: i for i, label in enumerate(BASELINES) if label in first}
-        others = [row["name"] for row in rows if row["name"] not in places]
-        places |= {name: len(BASELINES) + i for i, name in enumerate(others)}
-        return [row | {"place": places[row["name"]]} for row in rows]
+        first = {row["method"]: row["name"] for row in reversed(rows)}  # a baseline's later runs lack its colour
+        styles = {first[label]: i for i, label in enumerate(BASELINES) if label in first}
+        others = [row["name"] for row in rows if row["name"] not in styles]
+        styles |= {name: len(BASELINES) + i for i, name in enumerate(others)}
+        return [row | {"style": styles[row["name"]]} for row in rows]
 
     def lines(self, setting: str, follow: Sequence[str] = ()) -> dict[str, list[dict[str, Any]]]:
-        """Group drafting runs that differ in one setting only, by what they have in common; at least three points each.
+        """Group drafting runs that differ in one setting only, by their other settings; at least three points per line.
 
-        Where two of them share a value they differ in more, as trees of one size and several depths do: no line then.
+        Runs that share a value of the setting give no line, as trees of one size and several depths.
 
         Args:
             setting: a column with numbers.
-            follow: settings that change along with it.
+            follow: settings that change with it.
         """
         moving = {setting, *follow}
         groups: dict[str, list[dict[str, Any]]] = {}
@@ -75,17 +75,17 @@ class Block:
                 groups.setdefault(f"{row['method']}|{_fixed(row, moving)}", []).append(row)
         chosen = [sorted(rows, key=lambda row: float(row[setting])) for rows in groups.values()]
         chosen = [rows for rows in chosen if len({row[setting] for row in rows}) == len(rows) > 2]
-        return named(chosen, moving)
+        return name_lines(chosen, moving)
 
     def varied(self, setting: str, follow: Sequence[str] = ()) -> list[dict[str, Any]]:
-        """Return drafting runs of the methods for which a setting that is no number takes several values.
+        """Return drafting runs of the methods for which a non-numeric setting has several values.
 
-        Of each method those that differ in this setting and those that `follow` it, and in nothing else.
+        A method's runs differ only in this setting and those that `follow` it.
         """
         varied: list[dict[str, Any]] = []
-        known = [row for row in self.drafting if str(row.get(setting)) not in ("None", "nan")]
-        for method in dict.fromkeys(row["pool"].method for row in known):
-            rows = [row for row in known if row["pool"].method == method]
+        rows_with_value = [row for row in self.drafting if str(row.get(setting)) not in ("None", "nan")]
+        for method in dict.fromkeys(row["pool"].method for row in rows_with_value):
+            rows = [row for row in rows_with_value if row["pool"].method == method]
             rows = largest_group(rows, {setting, *follow}, setting)
             varied += rows if len({str(row[setting]) for row in rows}) > 1 else []
         return varied
@@ -112,15 +112,15 @@ def speed_of(rows: Sequence[dict[str, Any]]) -> tuple[str, str]:
     return "tokens_per_second", "tokens/s"
 
 
-def named(groups: Sequence[list[dict[str, Any]]], moving: set[str]) -> dict[str, list[dict[str, Any]]]:
+def name_lines(groups: Sequence[list[dict[str, Any]]], moving: set[str]) -> dict[str, list[dict[str, Any]]]:
     """Name each line by its method, and by the settings that tell it from other lines of that method."""
     lines: dict[str, list[dict[str, Any]]] = {}
     for rows in groups:
         label = rows[0]["method"]
         twins = [other for other in groups if other[0]["method"] == label]
         facets = [other[0]["pool"].first.facets for other in twins]
-        mine = rows[0]["pool"].first.facets
-        varied = [k for k in mine if k not in moving and len({str(f.get(k)) for f in facets}) > 1]
-        words = [f"{k.removeprefix('method_')}={mine[k]}" for k in varied]
+        settings = rows[0]["pool"].first.facets
+        varied = [k for k in settings if k not in moving and len({str(f.get(k)) for f in facets}) > 1]
+        words = [f"{k.removeprefix('method_')}={settings[k]}" for k in varied]
         lines[", ".join([label, *words])] = rows
     return lines
