@@ -227,7 +227,7 @@ def _decode(
 
 
 def step_clock(target: Target) -> Clock:
-    """What tells the time that a step takes: on a CPU this thread's own, which stands still while other processes run.
+    """What tells the time that a step takes: on a CPU this thread's own clock, which stops while others run.
 
     So what a draft costs is known from fewer steps: on two cores that three processes want, plain steps of 1 ms took
     0.9 to 5 by the wall's.
