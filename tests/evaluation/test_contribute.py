@@ -84,7 +84,7 @@ def test_folders_of_several_machines_make_one_table(results, reference, call, tm
     contribute.contribute(other, "study-gpu")
     out = tmp_path / "both"
     outcome = call(report.main, reference / "study", reference / "study-gpu", "--out", out)
-    assert outcome.code == 0 and "toy, file, a machine, overall:" in outcome.out and "a GPU, overall:" in outcome.out
+    assert outcome.code == 0 and "toy, file, a machine, overall (" in outcome.out and "a GPU, overall (" in outcome.out
     table = pd.read_csv(out / "tables/main.csv").query("category == 'overall' and method == 'recycling (hot)'")
     assert dict(zip(table.device, table.speedup_vanilla, strict=True)) == {"a machine": 1.0, "a GPU": 5.0}
     assert "--out: with" in call(report.main, reference / "study", "--out", out).err
