@@ -31,8 +31,8 @@ TOKENS, STATES, TRANSITIONS, WHOLE, MATCH, MATCH_END = range(6)  # a text's coun
 NODE_TOKEN, NODE_PARENT, NODE_STATE, NODE_MATCH, NODE_FIRST = range(5)  # columns of nodes
 CANDIDATE, CELL, OF_NODE = range(3)  # of candidates
 NODES, PUSHED, CANDIDATES, HEAP, FOLLOWED_LISTED, BESIDE_LISTED = range(6)  # a draft's counters
-PAIR, TOKEN_ROW, BEHIND, FOLLOWED, BESIDE, COPIED = range(6)  # sources, rows of the first cells
-COPIED_STEP, FOLLOWED_STEP, BESIDE_STEP = range(3)  # steps between cells
+PAIR, TOKEN_ROW, BACKOFF, SIBLING_CHILD, SIBLING, COPIED = range(6)  # sources, rows of the first cells
+COPIED_STEP, SIBLING_CHILD_STEP, BESIDE_STEP = range(3)  # steps between cells
 
 
 def loop(function: Callable[..., Any]) -> Any:
@@ -101,10 +101,10 @@ def _split(text: Any, long: Any, state: Any, token: Any) -> Any:
         _connect(text, short, transitions[copied, TOKEN], transitions[copied, TARGET])
         next_one = transitions[copied, NEXT]
     while state >= 0:
-        found = slots[_slot(transitions, slots, state, token)]
-        if found == 0 or transitions[found - 1, TARGET] != long:
+        entry = slots[_slot(transitions, slots, state, token)]
+        if entry == 0 or transitions[entry - 1, TARGET] != long:
             break
-        transitions[found - 1, TARGET] = short
+        transitions[entry - 1, TARGET] = short
         state = np.int64(states[state, LINK])
     return short
 
@@ -121,16 +121,16 @@ def extend(text: Any, count: Any) -> Any:
         token, new = tokens[place], counts[STATES]
         counts[STATES] = new + 1
         states[new, LENGTH] = states[new, END] = place + 1
-        state, found = counts[WHOLE], np.int64(0)
+        state, entry = counts[WHOLE], np.int64(0)
         while state >= 0:
-            found = np.int64(slots[_slot(transitions, slots, state, token)])
-            if found:
+            entry = np.int64(slots[_slot(transitions, slots, state, token)])
+            if entry:
                 break
             _connect(text, state, token, new)
             state = np.int64(states[state, LINK])
         match = np.int64(0)
         if state >= 0:
-            match = np.int64(transitions[found - 1, TARGET])
+            match = np.int64(transitions[entry - 1, TARGET])
             if states[match, LENGTH] > states[state, LENGTH] + 1:
                 match = _split(text, match, state, token)
         states[new, LINK] = match
@@ -144,14 +144,14 @@ def extend(text: Any, count: Any) -> Any:
 def transfer(text: Any, state: Any, length: Any, token: Any) -> Any:
     """SuffixAutomaton.transfer."""
     _, states, transitions, slots, _ = text
-    found = slots[_slot(transitions, slots, state, token)]
-    while state and found == 0:
+    entry = slots[_slot(transitions, slots, state, token)]
+    while state and entry == 0:
         state = np.int64(states[state, LINK])
         length = np.int64(states[state, LENGTH])
-        found = slots[_slot(transitions, slots, state, token)]
-    if found == 0:
+        entry = slots[_slot(transitions, slots, state, token)]
+    if entry == 0:
         return np.int64(0), np.int64(0)
-    return np.int64(transitions[found - 1, TARGET]), length + 1
+    return np.int64(transitions[entry - 1, TARGET]), length + 1
 
 
 @loop
@@ -212,36 +212,36 @@ def _bucket(match: Any) -> Any:
 
 
 @loop
-def _find(found: Any, first: Any, last: Any, token: Any) -> Any:
+def _find(children: Any, first: Any, last: Any, token: Any) -> Any:
     """The place of a token among the candidates from `first` to `last` - 1; `last` if it is not there."""
     for at in range(first, last):
-        if found[at, CANDIDATE] == token:
+        if children[at, CANDIDATE] == token:
             return at
     return last
 
 
 @loop
-def _add(found: Any, at: Any, node: Any, token: Any, cell: Any) -> Any:
+def _add(children: Any, at: Any, node: Any, token: Any, cell: Any) -> Any:
     """Add a candidate at the end; the end then."""
-    found[at, CANDIDATE], found[at, CELL], found[at, OF_NODE] = token, cell, node
+    children[at, CANDIDATE], children[at, CELL], children[at, OF_NODE] = token, cell, node
     return at + 1
 
 
 @loop
-def _add_row(found: Any, first: Any, last: Any, node: Any, ids: Any, levels: Any, row: Any, cell: Any) -> Any:
+def _add_row(children: Any, first: Any, last: Any, node: Any, ids: Any, levels: Any, row: Any, cell: Any) -> Any:
     """Add a row to a node's candidates, which begin at `first`; those that are there get the new cell. Their end."""
     for rank in range(ids.shape[1]):
-        at = _find(found, first, last, ids[row, rank])
+        at = _find(children, first, last, ids[row, rank])
         if at == last:
-            last = _add(found, at, node, ids[row, rank], 0)
-        found[at, CELL] = cell + levels[row, rank]
+            last = _add(children, at, node, ids[row, rank], 0)
+        children[at, CELL] = cell + levels[row, rank]
     return last
 
 
 @loop
 def _add_candidates(draft: Any, node: Any, before: Any, copied: Any, match: Any, rows: Any, cells: Any) -> None:
     """DynamicRecycling.candidates."""
-    counts, nodes, _, found, _, _, _ = draft
+    counts, nodes, _, children, _, _, _ = draft
     token_ids, token_levels, token_seen, pair_ids, pair_levels, pair_seen, pair_keys, pair_shift = rows
     first_cells, steps = cells
     token, place, first = nodes[node, NODE_TOKEN], _bucket(match), counts[CANDIDATES]
@@ -251,32 +251,32 @@ def _add_candidates(draft: Any, node: Any, before: Any, copied: Any, match: Any,
         if pair_keys[row] != key or not pair_seen[row]:
             row = np.int64(NONE)
     if token_seen[token]:
-        source = BEHIND if row >= 0 else TOKEN_ROW
-        last = _add_row(found, first, last, node, token_ids, token_levels, token, first_cells[source, place])
+        source = BACKOFF if row >= 0 else TOKEN_ROW
+        last = _add_row(children, first, last, node, token_ids, token_levels, token, first_cells[source, place])
     if row >= 0:
-        last = _add_row(found, first, last, node, pair_ids, pair_levels, row, first_cells[PAIR, place])
+        last = _add_row(children, first, last, node, pair_ids, pair_levels, row, first_cells[PAIR, place])
     if copied >= 0:
-        at = _find(found, first, last, copied)
+        at = _find(children, first, last, copied)
         if at == last:
-            last = _add(found, at, node, copied, first_cells[COPIED, place])
-        found[at, CELL] += steps[COPIED_STEP]
+            last = _add(children, at, node, copied, first_cells[COPIED, place])
+        children[at, CELL] += steps[COPIED_STEP]
     counts[CANDIDATES] = last
 
 
 @loop
 def _add_siblings(draft: Any, cells: Any) -> None:
     """DynamicSession._below_root, what is added there."""
-    counts, _, _, found, siblings, _, _ = draft
+    counts, _, _, children, siblings, _, _ = draft
     first_cells, steps = cells
     last = counts[CANDIDATES]
-    for which, source in ((0, FOLLOWED), (1, BESIDE)):
+    for which, source in ((0, SIBLING_CHILD), (1, SIBLING)):
         for i in range(counts[FOLLOWED_LISTED + which]):
             token, level = siblings[which, i, 0], siblings[which, i, 1]
-            at = _find(found, 0, last, token)
+            at = _find(children, 0, last, token)
             if at == last:
-                last = _add(found, at, 0, token, first_cells[source, 0] + level)
-            elif found[at, CELL] // steps[FOLLOWED_STEP] % 3 == 0:
-                found[at, CELL] += steps[FOLLOWED_STEP + which]
+                last = _add(children, at, 0, token, first_cells[source, 0] + level)
+            elif children[at, CELL] // steps[SIBLING_CHILD_STEP] % 3 == 0:
+                children[at, CELL] += steps[SIBLING_CHILD_STEP + which]
     counts[CANDIDATES] = last
 
 
@@ -293,7 +293,7 @@ def grow(
     Returns:
         The nodes so far, root included, and the likelihood of the next one; -1 if there is none.
     """
-    counts, nodes, likelihoods, found, _, worth, listed = draft
+    counts, nodes, likelihoods, children, _, worth, listed = draft
     before, nodes[0, NODE_TOKEN], nodes[0, NODE_STATE], nodes[0, NODE_MATCH] = root
     if starts:
         counts[NODES], counts[PUSHED], counts[CANDIDATES], counts[HEAP] = 1, 0, 0, 0
@@ -310,14 +310,14 @@ def grow(
                 _add_siblings(draft, cells)
             nodes[node + 1, NODE_FIRST] = counts[CANDIDATES]
             for at in range(first, counts[CANDIDATES]):
-                counts[HEAP] = _push(worth, listed, counts[HEAP], likelihoods[node] * weights[found[at, CELL]], at)
+                counts[HEAP] = _push(worth, listed, counts[HEAP], likelihoods[node] * weights[children[at, CELL]], at)
             counts[PUSHED] = node + 1
         if counts[HEAP] == 0:
             return counts[NODES], -1.0
         if counts[NODES] > limit:
             return counts[NODES], worth[0]
         node, at = counts[NODES], listed[0]
-        token, parent = np.int64(found[at, CANDIDATE]), np.int64(found[at, OF_NODE])
+        token, parent = np.int64(children[at, CANDIDATE]), np.int64(children[at, OF_NODE])
         nodes[node, NODE_TOKEN], nodes[node, NODE_PARENT], likelihoods[node] = token, parent, worth[0]
         if copies:
             state, match = transfer(text, nodes[parent, NODE_STATE], nodes[parent, NODE_MATCH], token)
@@ -353,19 +353,19 @@ def arrange(count: Any, nodes: Any, order: Any, parents: Any, tokens: Any, place
 @loop
 def _learn_weights(order: Any, choices: Any, draft: Any, weights: Any) -> None:
     """dynamic.weights.Weights.learn, of the candidates of each node and of those among them that the target chose."""
-    _, nodes, _, found, _, _, _ = draft
+    _, nodes, _, children, _, _, _ = draft
     seen, accepted, now = weights
     for place in range(len(order)):
         node = order[place]
         for at in range(nodes[node, NODE_FIRST], nodes[node + 1, NODE_FIRST]):
-            cell = found[at, CELL]
+            cell = children[at, CELL]
             seen[cell] += 1.0
-            if found[at, CANDIDATE] == choices[place]:
+            if children[at, CANDIDATE] == choices[place]:
                 accepted[cell] += 1.0
     for place in range(len(order)):
         node = order[place]
         for at in range(nodes[node, NODE_FIRST], nodes[node + 1, NODE_FIRST]):
-            now[found[at, CELL]] = accepted[found[at, CELL]] / seen[found[at, CELL]]
+            now[children[at, CELL]] = accepted[children[at, CELL]] / seen[children[at, CELL]]
 
 
 @loop
@@ -410,11 +410,14 @@ def _note_siblings(
         met: int64, room for the candidates of all children of `node`.
     """
     counts, _, _, _, siblings, worth, listed = draft
-    k, beside, size, seen, whole = candidates.shape[1], 0, 0, 0, 0.0
+    k, n_siblings, size, seen, whole = candidates.shape[1], 0, 0, 0, 0.0
     for rank in range(k):
         if candidates[node, rank] != root:
-            siblings[1, beside, 0], siblings[1, beside, 1] = candidates[node, rank], _level(bits[node, rank], levels)
-            beside += 1
+            siblings[1, n_siblings, 0], siblings[1, n_siblings, 1] = (
+                candidates[node, rank],
+                _level(bits[node, rank], levels),
+            )
+            n_siblings += 1
     for child in range(1, len(tokens)):
         if parents[child] != node:
             continue
@@ -439,12 +442,12 @@ def _note_siblings(
         size = _pop(worth, listed, size)
     for i in range(seen):
         masses[met[i]] = 0.0
-    counts[FOLLOWED_LISTED], counts[BESIDE_LISTED] = min(seen, k), beside
+    counts[FOLLOWED_LISTED], counts[BESIDE_LISTED] = min(seen, k), n_siblings
 
 
 @loop
 def learn(
-    before: Any, node: Any, arranged: Any, told: Any, levels: Any, unlisted: Any, learning: Any, siblings: Any,
+    before: Any, node: Any, arranged: Any, outcome: Any, levels: Any, unlisted: Any, learning: Any, siblings: Any,
     draft: Any, rows: Any, weights: Any, scratch: Any,
 ) -> None:  # fmt: skip
     """DynamicSession.observe: from what the target says of a draft's n nodes.
@@ -453,14 +456,14 @@ def learn(
         before: the token before the root.
         node: the deepest accepted one.
         arranged: order, parents and tokens, as `arrange` fills them.
-        told: choices int64 (n,), accepted bool (n,), candidates int64 (n, k), bits float32 (n, k).
+        outcome: choices int64 (n,), accepted bool (n,), candidates int64 (n, k), bits float32 (n, k).
         levels, unlisted: how many levels there are, and that of siblings that are no candidates.
         learning, siblings: whether weights are learnt, and siblings noted.
         weights: seen, accepted and now, float64 each.
         scratch: see `_note_siblings`.
     """
     order, parents, tokens = arranged
-    choices, accepted, candidates, bits = told
+    choices, accepted, candidates, bits = outcome
     if learning:
         _learn_weights(order, choices, draft, weights)
     _write_rows(before, tokens, parents, accepted, candidates, bits, levels, rows)

@@ -192,8 +192,8 @@ def _differs(target: Target, name: str, tree_attention: bool) -> str:
     if not apart <= tie:  # NaN is none
         return f"its logits are {apart:.1e} of the greatest away from eager ones, which differ by {tie:.1e} at most"
     drafters = (Vanilla(target.device), TokenRecycling(target.vocab_size, tree, device=target.device))
-    found = [generate(target, drafter, prompt, max_new_tokens=TOKENS).tokens for drafter in drafters]
-    return next(filter(None, (_wrong(target, prompt, text, answer, tie) for answer in found if answer != text)), "")
+    answers = [generate(target, drafter, prompt, max_new_tokens=TOKENS).tokens for drafter in drafters]
+    return next(filter(None, (_wrong(target, prompt, text, answer, tie) for answer in answers if answer != text)), "")
 
 
 def _apart(logits: Any, expected: Any) -> float:
@@ -217,15 +217,15 @@ def _tie(target: Target, prompt: list[int]) -> float:
     return max(TIMES * noise, ROUNDINGS * torch.finfo(target.dtype).eps)
 
 
-def _wrong(target: Target, prompt: list[int], text: list[int], found: list[int], tie: float) -> str:
+def _wrong(target: Target, prompt: list[int], text: list[int], answer: list[int], tie: float) -> str:
     """Where an answer leaves the eager one, if that is no tie: what would be so were a step put together wrongly."""
-    at = next(i for i, (one, other) in enumerate(zip(text, found, strict=True)) if one != other)
+    at = next(i for i, (one, other) in enumerate(zip(text, answer, strict=True)) if one != other)
     before = prompt + text[:at]
     target.attend_by_tree(False)
     root = Draft(Tree.chain(0).on(target.device), torch.tensor(before[-1:], device=target.device))
     logits = _logits(target, "eager", before, root)[0]
-    gap = (logits[text[at]] - logits[found[at]]).abs().item() / logits.abs().max().item()
-    return "" if gap <= tie else f"its token {at} is {found[at]}, eager decoding's {text[at]}"
+    gap = (logits[text[at]] - logits[answer[at]]).abs().item() / logits.abs().max().item()
+    return "" if gap <= tie else f"its token {at} is {answer[at]}, eager decoding's {text[at]}"
 
 
 @torch.inference_mode()

@@ -113,7 +113,7 @@ def decode(
             observe and loop; in static steps setup (when one is made), step and loop.
         reuse: what the last sequence committed of this prompt's beginning is not forwarded again (a conversation's
             earlier turns), unless the method needs something of that forward which it did not keep.
-        clock: by which the method's `Sizing` is told what steps take; default: `step_clock`.
+        clock: times the steps for the method's `Sizing`; default: `step_clock`.
 
     Yields:
         Each step's record, as soon as its tokens are known.
@@ -288,7 +288,7 @@ def _first_step(sequence: Sequence, step: HostStep | DeviceStep, out: Generation
     out.forwards = 1
     logits = logits[-len(draft.tree) :]
     forwarded = Forwarded(step.executor.chosen(sequence, draft, logits, begins.method), logits, target.hidden)
-    verification = conclude(begins, draft, forwarded, room=sequence.room, eos=sequence.eos, cache=sequence.cache)
+    verification = conclude(begins, draft, forwarded, left=sequence.left, eos=sequence.eos, cache=sequence.cache)
     if begins is not session:
         session.passed(verification.tokens)
         if rows:

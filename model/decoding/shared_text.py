@@ -174,7 +174,7 @@ class _Sequence:
         logits = torch.stack([required(context.logits) for context in nodes]) if needs_logits else None
         hidden = torch.stack([required(context.hidden) for context in nodes]) if needs.hidden else None
         forwarded = Forwarded(choices, logits, hidden)
-        verification = conclude(self.session, draft, forwarded, room=limit - len(self.out.tokens), eos=eos)
+        verification = conclude(self.session, draft, forwarded, left=limit - len(self.out.tokens), eos=eos)
         self.out.forwards += 1
         for token in verification.tokens:
             self.context = self.context.then(token)

@@ -77,7 +77,7 @@ class Sequence:
     eos: Collection[int] = ()
 
     @property
-    def room(self) -> int:
+    def left(self) -> int:
         """Tokens that the answer may still have."""
         return self.end - len(self.text)
 
@@ -87,7 +87,7 @@ def conclude(
     draft: Draft,
     forwarded: Forwarded,
     *,
-    room: int,
+    left: int,
     eos: Collection[int],
     cache: TreeCache | None = None,
     mark: Mark = unmarked,
@@ -95,7 +95,7 @@ def conclude(
     """Verify, commit and observe after a forward over a draft of n nodes; cut the tokens at the answer's end.
 
     Args:
-        room, eos: as `Verification.cut` takes them.
+        left, eos: as `Verification.cut` takes them.
         cache: where to commit the accepted nodes; None: the caller commits.
     """
     verification = verify(draft, forwarded.choices)
@@ -113,7 +113,7 @@ def conclude(
         verification.candidates, verification.bits = candidates
     if forwarded.hidden is not None:
         verification.hidden = forwarded.hidden[-len(tree) :]
-    verification.cut(room, eos)
+    verification.cut(left, eos)
     session.observe(verification)
     mark("observe")
     return verification
@@ -138,8 +138,8 @@ class HostStep:
         draft = session.draft(sequence.text[-1])
         sequence.mark("draft")
         forwarded = self.executor.forward(sequence, draft, session.method)
-        room, eos = sequence.room, sequence.eos
-        verification = conclude(session, draft, forwarded, room=room, eos=eos, cache=sequence.cache, mark=sequence.mark)
+        left, eos = sequence.left, sequence.eos
+        verification = conclude(session, draft, forwarded, left=left, eos=eos, cache=sequence.cache, mark=sequence.mark)
         if plain:
             sequence.session.passed(verification.tokens)
         return verification
@@ -169,7 +169,7 @@ class DeviceStep:
         verification = Verification.of_report(draft, step.choices, step.commit.accepted, step.commit.read())
         sequence.mark("step")
         sequence.cache.length += step.tree.depth_of[verification.node] + 1
-        verification.cut(sequence.room, sequence.eos)
+        verification.cut(sequence.left, sequence.eos)
         if plain:
             self.session.passed(verification.tokens)
         else:

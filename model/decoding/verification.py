@@ -53,15 +53,15 @@ class Verification:
         """The accepted nodes, root first."""
         return self.draft.tree.chain_of[self.node]
 
-    def cut(self, room: int, eos: Collection[int]) -> None:
+    def cut(self, left: int, eos: Collection[int]) -> None:
         """Drop tokens behind the answer's end, so that no method learns text that is not part of it.
 
         Args:
-            room: tokens that the answer may still have, at least 1.
+            left: tokens that the answer may still have, at least 1.
             eos: ids that end it; the first of them stays.
         """
         ends = (place for place, token in enumerate(self.tokens, 1) if token in eos)
-        self.tokens = self.tokens[: min(room, next(ends, room))]
+        self.tokens = self.tokens[: min(left, next(ends, left))]
 
 
 def accepted_nodes(tree: Tree, tokens: Any, choices: Any, *, out: torch.Tensor | None = None) -> tuple[Any, Any]:

@@ -121,7 +121,7 @@ class OnlineSize(StepCosts):
         """The index of the size to draft.
 
         Args:
-            tokens: that a step of each size is expected to add, as far as may be told.
+            tokens: that a step of each size is expected to add, as far as is known.
         """
         added, took = self._lately
         speed = max(added / took, 1.0)
