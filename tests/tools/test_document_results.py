@@ -15,6 +15,7 @@ from tools.document_results import FIGURES, REFERENCE, ROOT, Records, document, 
 
 # Figures of the toy model that were drawn before records were kept.
 OLDER = {"budget.png", "dynamic_budget.png", "novelty.png", "start.png", "topk.png", "tree_size.png", "update.png"}
+OWN_TOOL = {"size_over_time.png"}  # of a machine next to busy processes: tools.size_over_time, which keeps no records
 TABLE = "<!-- results: e\n{} -->\nold\n<!-- end -->"
 
 
@@ -95,7 +96,7 @@ def test_a_figure_of_other_records_is_found_and_drawn_again(reference, pages):
 
 def test_every_figure_has_records_or_is_older():
     drawn = {str(path.relative_to(ROOT / "docs/figures")) for path in (ROOT / "docs/figures").rglob("*.png")}
-    assert drawn == set(FIGURES) | OLDER and not set(FIGURES) & OLDER
+    assert drawn == set(FIGURES) | OLDER | OWN_TOOL and not set(FIGURES) & OLDER
 
 
 def test_a_table_has_its_rows_and_columns(records):
