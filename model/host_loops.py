@@ -36,7 +36,12 @@ COPIED_STEP, SIBLING_CHILD_STEP, BESIDE_STEP = range(3)  # steps between cells
 
 
 def loop(function: Callable[..., Any]) -> Any:
-    """Compile at the first call, or load what an earlier process compiled, where a folder takes that."""
+    """Compile at the first call, or load what an earlier process compiled, where a folder takes that.
+
+    What numba keeps names the module it was compiled in, and this file may be imported as token_recycling, too: the
+    name of the package is part of the file's, so that neither loads the other's.
+    """
+    function.__qualname__ = f"{__package__}.{function.__qualname__}"
     try:
         return numba.njit(cache=True)(function)
     except RuntimeError:

@@ -38,6 +38,7 @@ from model.files import write_text
 
 ROOT = Path(__file__).resolve().parents[1]
 REFERENCE = ROOT / "results" / "reference"
+CONFIGS = ROOT / "configs" / "experiment"
 COMMAND = "python -m tools.document_results"
 # Pages in which every number has a source; in README.md every table.
 RESULTS_PAGES = ("README.md", "docs/quickstart.md", "docs/smollm2.md", "docs/dynamic.md", "docs/rivals.md")
@@ -70,6 +71,8 @@ class Records:
     def experiment(self, name: str) -> Experiment | None:
         """Return an experiment; None where a page waits for it. Raises UserError if another is not there."""
         if name.endswith("?") and not (self.folder / name[:-1]).is_dir():
+            if not (CONFIGS / f"{name[:-1].partition('-')[0]}.yaml").is_file():
+                raise UserError(f"{name}: no experiment is called so (configs/experiment/)")
             self.missing.add(name[:-1])
             return None
         return self.read(name.removesuffix("?"))
@@ -243,9 +246,9 @@ def main() -> None:
             print(f"{line}: not what the records say" if check else f"written: {line.split(':')[0]}")
         print(*wrong, sep="\n", end="\n" if wrong else "")
         if records.missing:
-            print(f"kept as they are, for want of records: {', '.join(sorted(records.missing))}")
+            print(f"kept as they are, as there are no records yet: {', '.join(sorted(records.missing))}")
         if wrong or (check and stale):
-            raise UserError(f"{len(wrong) + len(stale)} places to mend (above)" + (f"; {COMMAND}" if stale else ""))
+            raise UserError(f"{len(wrong) + len(stale)} places to fix (above)" + (f"; {COMMAND}" if stale else ""))
 
 
 if __name__ == "__main__":

@@ -38,6 +38,7 @@ def listed(arguments: Sequence[str]) -> list[str]:
     Hydra composes what is no list before there are jobs, and refuses what the default method lacks.
     """
     sweep = any(word in ("-m", "--multirun") or word.startswith("experiment=") for word in arguments)
+    sweep = sweep and not any(word.partition("=")[0] in ("--cfg", "-c", "--info", "-i") for word in arguments)
     return [_listed(word) if sweep and word.startswith(IN_GROUPS) else word for word in arguments]
 
 

@@ -1,7 +1,8 @@
 """Compact records: all runs of an experiment in one compressed file that is kept in git and names nobody.
 
 One JSON line a run (its folder's name, metadata, summary), then one an answer. Token ids are kept, as equality is
-checked by them; the answers' text is not. The same runs give the same bytes.
+checked by them; the answers' text is not. The same runs give the same bytes by the same
+liblzma.
 """
 
 from __future__ import annotations
@@ -64,6 +65,8 @@ def unpacked(path: Path) -> Iterator[tuple[str, dict[str, Any], list[Row]]]:
             if str(damage):
                 raise UserError(f"{path}: {head['run']}: {damage}")
             yield head["run"], head["metadata"], list(rows.values())
+    except UserError:
+        raise
     except (OSError, EOFError, lzma.LZMAError, ValueError, KeyError) as error:
         raise UserError(f"{path}: not compact records, or cut short ({error}); take it from git again") from None
 
@@ -89,6 +92,7 @@ def without_folders(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     given = value.replace(str(Path.home()), "~") if len(Path.home().parts) > 1 else value
+    given = re.sub(r"(?<=://)[^/@\s]+@", "", given)  # user and password of a URL
     return _PATH.sub(r"\1", given)
 
 
@@ -104,8 +108,18 @@ def private_names(data: Any) -> set[str]:
     except (OSError, KeyError):  # a container's user without a name
         user = ""
     host = platform.node()
-    names = {host, host.partition(".")[0], user, Path.home().name, *_HOME.findall(json.dumps(data))}
+    homes = [name for text in _texts(data) for name in _HOME.findall(text)]
+    names = {host, host.partition(".")[0], user, Path.home().name, *homes}
     return {name for name in names if name and name.lower() not in COMMON}
+
+
+def _texts(data: Any) -> Iterator[str]:
+    """Yield every text in JSON data."""
+    if isinstance(data, str):
+        yield data
+    elif isinstance(data, dict | list):
+        for item in data.values() if isinstance(data, dict) else data:
+            yield from _texts(item)
 
 
 def refuse_names(lines: Iterable[str], names: set[str]) -> None:

@@ -57,7 +57,8 @@ class Difference:
 
     def add(self, key: str, here: Row, there: Row) -> None:
         """Compare two answers to a question."""
-        self.equal.setdefault(key, True)
+        shapes = [[len(_turns(choice)) for choice in row["choices"]] for row in (here, there)]
+        self.equal[key] = self.equal.get(key, True) and shapes[0] == shapes[1]
         for choice, other in zip(here["choices"], there["choices"], strict=False):
             parted = ""
             for turn, (mine, theirs) in enumerate(zip(_turns(choice), _turns(other), strict=False), start=1):
@@ -132,6 +133,8 @@ class Comparison:
         if self.equal == self.questions:
             return EQUAL
         if all(self.difference.equal[key] for key in self.decided):
+            return OPEN
+        if math.isnan(self.low):  # one question has no interval
             return OPEN
         return WITHIN if self.low <= 1.0 <= self.high else APART
 
@@ -279,9 +282,9 @@ def _states(pool: Pool) -> dict[str, str]:
 
 
 def _sums(pool: Pool, questions: Sequence[str]) -> tuple[Floats, Floats]:
-    """Return the tokens and steps of these questions, over repeats."""
+    """Return the tokens and steps of these questions, means of the repeats that have them."""
     cells = pool.cells.take(pool.cells.questions.get_indexer(pd.Index(questions, dtype=str)))
-    return np.nansum(cells.tokens, axis=1), np.nansum(cells.steps, axis=1)
+    return np.nanmean(cells.tokens, axis=1), np.nanmean(cells.steps, axis=1)
 
 
 def _mat(tokens: Floats, steps: Floats) -> float:

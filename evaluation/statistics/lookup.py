@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -167,6 +168,9 @@ class Experiment:
 
     def _cell(self, pool: Pool, query: Query) -> Cell:
         if query.over is not None:
+            over = query.over
+            if query.repeated or over.repeated or {query.column, over.column} != {"mat"} or over.category != OVERALL:
+                raise UserError(f"{self.folder}: '{OVER}' divides MATs; a category stands before it, and nothing else")
             return self._ratio(pool, query, query.over)
         if query.column in self.settings[id(pool)]:
             return Cell(self.settings[id(pool)][query.column])
@@ -183,7 +187,9 @@ class Experiment:
 
     def _repeated(self, pool: Pool, query: Query) -> Cell:
         """Return MAT, or the number of questions or tokens, of the answers that repeat as much as is asked for."""
-        low, high = (float(end) / 100 for end in query.repeated.split("-"))
+        if not (ends := re.fullmatch(r"(\d+)-(\d+)", query.repeated)):
+            raise UserError(f"{self.folder}: repeated={query.repeated}: must be two whole percentages, as 10-30")
+        low, high = (int(end) / 100 for end in ends.groups())
         shares = {key: repetition(answer) for key, answer in next(iter(pool.answers.values())).items()}
         cells = pool.cells.of(query.category)
         cells = cells.take(np.array([low <= shares[key] < high for key in cells.questions], dtype=bool))
@@ -193,8 +199,8 @@ class Experiment:
             return Cell(f"{counts[query.column]:,}")
         if query.column != "mat" or not len(tokens):
             raise NotMeasured(f"{self.folder}: {pool.name} has no {query.column} for repeated={query.repeated}")
-        ends = ratio_interval(tokens, steps)
-        return Cell(f"{tokens.sum() / steps.sum():.2f}", _interval(*ends) if query.interval else "")
+        interval = ratio_interval(tokens, steps)
+        return Cell(f"{tokens.sum() / steps.sum():.2f}", _interval(*interval) if query.interval else "")
 
     def _ratio(self, pool: Pool, query: Query, over: Query) -> Cell:
         """Return MAT over another configuration's: one that shares the settings that its method knows at all."""

@@ -146,7 +146,8 @@ class Session:
 
         Returns:
             The first step's draft, if it is a chain: it goes through one forward with the prompt, whose last token is
-            its root. None: the prompt's other tokens go first, then a first step that is like all others.
+            its root. None: the prompt's other tokens go first, then a first step that is like all others. With a
+            `sizing` the first step has no draft, and this one is not used.
         """
         return self.method.root_alone(prompt[-1])
 

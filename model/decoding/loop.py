@@ -233,7 +233,9 @@ def step_clock(target: Target) -> Clock:
     So what a draft costs is known from fewer steps: on two cores that three processes want, plain steps of 1 ms took
     0.9 to 5 by the wall's.
     """
-    if target.device.type != "cpu" or sys.platform == "win32":  # where a thread's clock moves by 16 ms at a time
+    if (
+        any(device.type != "cpu" for device in target.devices) or sys.platform == "win32"
+    ):  # where a thread's clock moves by 16 ms at a time
         return time.perf_counter
     return time.thread_time
 
@@ -245,8 +247,9 @@ def _timed(run: Callable[[], Verification], session: Session, executor: Executor
         return run()
     begun = clock()
     verification = run()
-    if executor.setup_s == made:
-        sizing.took(len(verification.draft.tree) - 1, len(verification.tokens), clock() - begun)
+    seconds = clock() - begun
+    if executor.setup_s == made and seconds > 0:  # a clock may stand still for a step
+        sizing.took(len(verification.draft.tree) - 1, len(verification.tokens), seconds)
     return verification
 
 
@@ -260,18 +263,18 @@ def recorded_text(cache: TreeCache, prompt: list[int], out: Generation) -> Itera
 
 
 def _first_step(sequence: Sequence, step: HostStep | DeviceStep, out: Generation) -> Verification:
-    """The prompt and the first step: in one forward where the session begins with a chain, else in two.
+    """Take the prompt and the first step, in one forward or in two.
 
-    In one as well where the size of drafts is found while decoding: that forward gives a token without a draft,
-    whatever drafts are worth here.
+    In one if the session begins with a chain. Also if the size of drafts is found while decoding: then without a draft,
+    as that forward gives a token whatever drafts are worth here. Else in two.
     """
     target, session, prompt = sequence.target, sequence.session, list(sequence.text)
     draft, sizing = session.begin(prompt), session.method.sizing
     rows = len(prompt) if session.method.needs.prompt_logits else 0
-    begins = session
+    first_session = session
     if sizing is not None:
-        begins, rows = step.executor.idle.session(), min(rows, sizing.prompt_rows)
-        draft = begins.draft(prompt[-1])
+        first_session, rows = step.executor.idle.session(), min(rows, sizing.prompt_rows)
+        draft = first_session.draft(prompt[-1])
     kept = sequence.cache.length
     first = prompt[kept:] if draft is not None else prompt[kept:-1]  # tokens that are forwarded as the prompt's own
     rows = min(rows, len(first))
@@ -288,9 +291,9 @@ def _first_step(sequence: Sequence, step: HostStep | DeviceStep, out: Generation
         return step()
     out.forwards = 1
     logits = logits[-len(draft.tree) :]
-    forwarded = Forwarded(step.executor.chosen(sequence, draft, logits, begins.method), logits, target.hidden)
-    verification = conclude(begins, draft, forwarded, left=sequence.left, eos=sequence.eos, cache=sequence.cache)
-    if begins is not session:
+    forwarded = Forwarded(step.executor.chosen(sequence, draft, logits, first_session.method), logits, target.hidden)
+    verification = conclude(first_session, draft, forwarded, left=sequence.left, eos=sequence.eos, cache=sequence.cache)
+    if first_session is not session:
         session.passed(verification.tokens)
         if rows:
             session.observe_prompt(first[-rows:], of_prompt)

@@ -202,15 +202,20 @@ class DynamicSession(TextSession[SuffixAutomaton]):
     def begin(self, prompt: list[int]) -> Draft | None:
         """The first step is like all others: it drafts, and it learns."""
         super().begin(prompt)
+        self._prompt_at = len(self.text.tokens) - len(prompt)
         self._before = prompt[-2] if len(prompt) > 1 else prompt[-1]
         self._sibling_children, self._siblings = list[Candidate](), list[Candidate]()
         return None
 
     def observe_prompt(self, prompt: list[int], logits: torch.Tensor) -> None:
         """With `recycle_prompt`: keep rows of the prompt's tokens, and the siblings of the first root."""
-        ids, levels = top_k_levels(logits, self.method.k)  # (m, k), m = P - 1
-        tokens = np.array(prompt, dtype=np.int64)
-        self.method.keep(np.concatenate((tokens[:1], tokens[:-1])), tokens, ids, levels)
+        ids, levels = top_k_levels(logits, self.method.k)  # (m, k)
+        tokens, at = (
+            np.array(prompt, dtype=np.int64),
+            len(self.text.tokens) - 1 - len(prompt),
+        )  # the root is behind them
+        first = self.text.tokens[at - 1] if at > self._prompt_at else prompt[0]  # before them; a prompt's first: itself
+        self.method.keep(np.concatenate(([first], tokens[:-1])), tokens, ids, levels)
         self._note_siblings(ids[-1:], levels[-1:], 0, [], self.text.tokens[-1])
 
     def draft(self, root: int) -> Draft:

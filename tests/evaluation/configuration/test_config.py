@@ -8,7 +8,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from evaluation import prefetch
+from evaluation import prefetch, run
 from evaluation.configuration import config
 from evaluation.configuration.config import checked_config
 from evaluation.loading.settings import check_settings
@@ -91,3 +91,12 @@ def test_a_type_for_type_checkers_alone_hides_no_name():
 def test_prefetch_tells_the_same(call, override, says):
     outcome = call(prefetch.main, override)
     assert outcome.code == 2 and outcome.err == f"error: {says}\n"
+
+
+@pytest.mark.parametrize(
+    ("choice", "message"), [("model=path", "model.path: has to be"), ("bench=file", "bench.path: has")]
+)
+def test_a_path_of_ones_own_has_to_be_given(call, choice, message):
+    """OmegaConf keeps an inherited path where a file says ???: the toy model, or its bench, had run instead."""
+    outcome = call(run.main, choice)
+    assert outcome.code == 2 and message in outcome.err

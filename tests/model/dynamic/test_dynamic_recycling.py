@@ -327,3 +327,29 @@ def test_it_tells_what_it_holds():
     assert DynamicRecycling(V, pairs=64).describe() == {"rows_bytes": V * 41 + 64 * 49}
     assert DynamicRecycling(V, pairs=0).describe() == {"rows_bytes": V * 41}
     assert Weights().state_dict()["weights"].shape == (2, 6 * 3 * 8 * 2 * 16)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "passed", "before"),
+    [
+        ([3, 5, 6, 9, 1], [], [3, 3, 5, 6, 9]),  # the prompt but its last token, which is the root
+        ([9, 1], [], [6, 9]),
+        ([3, 5, 6, 9, 1, 2], [7], [3, 3, 5, 6, 9, 1]),  # the first step went with the prompt: 7 is the root
+        ([1, 2], [7], [9, 1]),
+        ([2], [7], [1]),
+    ],
+)
+def test_rows_of_a_prompts_end_know_the_token_before_them(monkeypatch, tokens, passed, before):
+    """Where the size of drafts is found while decoding, only the prompt's last rows are learnt from."""
+    drafter, learnt = DynamicRecycling(V, nodes=8), []
+    earlier = drafter.session()
+    earlier.begin([4, 8])
+    earlier.passed([8])
+    earlier.close()
+    session = drafter.session()
+    session.begin([3, 5, 6, 9, 1, 2])
+    if passed:
+        session.passed(passed)
+    monkeypatch.setattr(drafter, "keep", lambda *arguments: learnt.append([part.tolist() for part in arguments[:2]]))
+    session.observe_prompt(tokens, torch.randn(len(tokens), V))
+    assert learnt == [[before, tokens]]
