@@ -162,6 +162,9 @@ class Decoder:
 
         if str(dtype).removeprefix("torch.") not in DTYPES:
             raise UserError(f"dtype={dtype}: use one of {', '.join(DTYPES)}")
+        folder = Path(name_or_path).expanduser()
+        if not folder.exists() and (folder.is_absolute() or len(folder.parts) > 2 or str(name_or_path).startswith(".")):
+            raise UserError(f"model {name_or_path}: no such folder")
         try:
             placed = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
             torch.zeros(1, device=placed)

@@ -74,7 +74,7 @@ def test_a_prompt_ends_with_its_line_alone(tmp_path):
 @pytest.mark.parametrize(
     "arguments, says",
     [
-        (["generate", "/nowhere", "--prompt", "x"], "model /nowhere: cannot be loaded"),
+        (["generate", "/nowhere", "--prompt", "x"], "model /nowhere: no such folder"),
         (["generate", EMBEDDED, "--file", "/nowhere"], "--file /nowhere: cannot be read"),
         (["generate", EMBEDDED, "--prompt", "x", "--method", "magic"], "method magic: unknown"),
         (["generate", EMBEDDED, "--prompt", "x", "--set", "k"], "--set k: must be KEY=VALUE"),

@@ -215,7 +215,7 @@ def test_what_a_decoder_refuses():
             decoder.generate(prompt)
     with pytest.raises(UserError, match="has no template"):
         Decoder(toy_model("llama"), Letters()).generate([{"role": "user", "content": "hi"}])
-    with pytest.raises(UserError, match="cannot be loaded"):
+    with pytest.raises(UserError, match="no such folder"):
         Decoder.from_pretrained("/nowhere/at/all")
     with pytest.raises(UserError, match="made already"):
         Decoder(toy_model("llama"), method=decoder.method, k=4)
