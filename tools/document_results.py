@@ -72,7 +72,7 @@ class Records:
         """Return an experiment; None where a page waits for it. Raises UserError if another is not there."""
         if name.endswith("?") and not (self.folder / name[:-1]).is_dir():
             if not (CONFIGS / f"{name[:-1].partition('-')[0]}.yaml").is_file():
-                raise UserError(f"{name}: no experiment is called so (configs/experiment/)")
+                raise UserError(f"{name[:-1]}: no experiment is called so (configs/experiment/)")
             self.missing.add(name[:-1])
             return None
         return self.read(name.removesuffix("?"))

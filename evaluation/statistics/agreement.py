@@ -135,7 +135,7 @@ class Comparison:
         if all(self.difference.equal[key] for key in self.decided):
             return OPEN
         if math.isnan(self.low):  # one question has no interval
-            return OPEN
+            return WITHIN if self.ratio == 1.0 else APART
         return WITHIN if self.low <= 1.0 <= self.high else APART
 
 

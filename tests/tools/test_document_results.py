@@ -148,10 +148,12 @@ def test_what_cannot_be_written_is_named_in_one_line(records, text, said, tmp_pa
 
 
 def test_where_records_are_awaited_the_page_stays(records):
-    waiting = "a <!-- = f? spine -->7<!-- -->\n" + TABLE.replace("results: e", "results: f?").format(
-        "columns: {MAT: mat}"
-    )
-    assert written(waiting, records) == waiting and records.missing == {"f"}
+    waiting = "a <!-- = curves-mbpp? spine -->7<!-- -->\n" + TABLE.replace(
+        "results: e", "results: curves-mbpp?"
+    ).format("columns: {MAT: mat}")
+    assert written(waiting, records) == waiting and records.missing == {"curves-mbpp"}
+    with pytest.raises(UserError, match="curve: no experiment is called so"):
+        written(waiting.replace("curves-mbpp?", "curve?"), records)
     there = written("a <!-- = e? spine nodes=8 interval=no -->7<!-- -->", records)
     assert there == "a <!-- = e spine nodes=8 interval=no -->3.00<!-- -->"
 
