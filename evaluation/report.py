@@ -74,7 +74,7 @@ def report_together(folders: Sequence[Path], out: Path) -> None:
     runs = read_runs(*folders)
     table = write_tables(runs, out / "tables")
     figures = draw_all(runs, table, out / "figures")
-    print(f"\n{to_text(main_view(runs, table, category=OVERALL))}\n")
+    print(f"\n{to_text(main_view(runs, table, category=OVERALL), _width())}\n")
     print(f"tables:  {out / 'tables' / 'main.csv'} (by subtask; also .md)\nfigures: {out / 'figures'} ({len(figures)})")
 
 

@@ -13,7 +13,7 @@ Hydra finds plugins in a package of this name and nowhere else. Seven things dif
   these settings the method has.
 - The jobs are written down (`sweep.json` in the experiment's folder, of which there are several if the jobs differ in
   `name`) before the first one starts, so that a report can name what is missing and the command that completes it.
-  Those whose method lacks a companion for its model are told then, all together, and left out.
+  Those whose method lacks a companion for its model are named then, all together, and left out.
 - Jobs with start=saved come in a batch of their own, when all others are done: they start from what a hot run left.
 - Where Hydra's basic launcher runs the jobs in this process, those with `interleave` or without times are run together.
 """
@@ -94,9 +94,9 @@ class PerMethodSweeper(BasicSweeper):
         self.jobs = [planned(job, self._composed(job)) for job in self._jobs(overrides)]
         if self.config.run_dir is None and rank() == 0:
             write_down(self.jobs, command(typed(sys.argv[1:])))
-        left, told = available(self.jobs)
-        if told and rank() == 0:
-            print("\n  ".join(told), file=sys.stderr)
+        left, notes = available(self.jobs)
+        if notes and rank() == 0:
+            print("\n  ".join(notes), file=sys.stderr)
         parts = [
             [job.overrides for job in left if (f"start={SAVED}" in job.overrides) == last] for last in (False, True)
         ]

@@ -21,13 +21,8 @@ VICUNA = (
     "A chat between a curious user and an artificial intelligence assistant. "
     "The assistant gives helpful, detailed, and polite answers to the user's questions."
 )
-COLOURS = (
-    "39",
-    "36",
-    "32",
-    "33",
-    "35",
-)  # of the text of a step of 1, 2, 3, 4, and 5 or more tokens: default to magenta
+# Of the text of a step of 1, 2, 3, 4, and 5 or more tokens: default to magenta
+COLOURS = ("39", "36", "32", "33", "35")
 BASELINE = 12  # tokens of plain decoding, timed for the speedup
 HELP = """/method NAME [KEY=VALUE ...]  another method, e.g. /method dynamic nodes=24
 /tree NAME or best:N          recycling with this tree, e.g. /tree best:24

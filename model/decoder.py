@@ -158,13 +158,17 @@ class Decoder:
         Raises:
             UserError: it cannot be loaded.
         """
+        from huggingface_hub.errors import HFValidationError
+        from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
         from transformers import AutoModelForCausalLM, AutoTokenizer  # not above: it takes a second
 
         if str(dtype).removeprefix("torch.") not in DTYPES:
             raise UserError(f"dtype={dtype}: use one of {', '.join(DTYPES)}")
-        folder = Path(name_or_path).expanduser()
-        if not folder.exists() and (folder.is_absolute() or len(folder.parts) > 2 or str(name_or_path).startswith(".")):
-            raise UserError(f"model {name_or_path}: no such folder")
+        if not Path(name_or_path).expanduser().exists():
+            try:
+                validate_repo_id(str(name_or_path))
+            except HFValidationError:
+                raise UserError(f"model {name_or_path}: no such folder, and not a hub name either") from None
         try:
             placed = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
             torch.zeros(1, device=placed)

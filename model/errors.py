@@ -1,9 +1,5 @@
 """The one exception for a user's mistake, and what to answer to settings by the names that they had before."""
 
-from __future__ import annotations
-
-from collections.abc import Iterable
-
 # Each as a command line names it. The library takes the last part alone: Spine(carry=0), Decoder(linear="packed").
 RENAMED = {
     "mixed": "allow_mixed",
@@ -32,14 +28,6 @@ def new_names(*asked: str) -> str:
     Args:
         asked: `name` or `name=value`, with its group's prefix or, as the library takes it, without.
     """
-    said = [f"{old} is called {new} now" for one in asked for old, new in _old(one)]
+    names = RENAMED | {old.rpartition(".")[2]: new.rpartition(".")[2] for old, new in RENAMED.items()}
+    said = [f"{old} is called {names[old]} now" for old in asked if old in names]
     return f"; {', '.join(said)}" if said else ""
-
-
-def _old(asked: str) -> Iterable[tuple[str, str]]:
-    for old, new in RENAMED.items():
-        if asked == old:
-            return [(old, new)]
-        if asked == old.rpartition(".")[2]:
-            return [(asked, new.rpartition(".")[2])]
-    return []

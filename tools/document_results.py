@@ -31,13 +31,12 @@ import yaml
 
 from evaluation.errors import user_errors
 from evaluation.figures import draw_one, style
+from evaluation.report import REFERENCE
 from evaluation.statistics.lookup import Experiment, NotMeasured, joined
 from evaluation.statistics.view import markdown
 from model.errors import UserError
-from model.files import write_text
+from model.files import ROOT, write_text
 
-ROOT = Path(__file__).resolve().parents[1]
-REFERENCE = ROOT / "results" / "reference"
 CONFIGS = ROOT / "configs" / "experiment"
 COMMAND = "python -m tools.document_results"
 # Pages in which every number has a source; in README.md every table.
@@ -190,7 +189,7 @@ def misplaced(text: str) -> list[str]:
 
 
 def unsourced(text: str, *, prose: bool = True) -> list[str]:
-    """Return the lines with a number of unknown origin, in tables and, unless told otherwise, in prose."""
+    """Return the lines with a number of unknown origin, in tables and, with `prose`, in sentences."""
     for known in (SOURCE, BLOCK, NUMBER, UNREAD):
         text = known.sub(blank, text)
     lines = [(i, line, line.startswith("|")) for i, line in enumerate(text.splitlines(), 1)]

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from model.errors import RENAMED
+from model.files import ROOT
 
-ROOT = Path(__file__).resolve().parents[1]
 CONFIGS = ROOT / "configs"
 PAGE = ROOT / "docs" / "configuration.md"
 KEY = re.compile(r"^(?P<indent> *)(?P<name>[\w.]+):(?: (?P<value>[^#]*?))?(?: ?# (?P<comment>.*))?$")

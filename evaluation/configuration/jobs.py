@@ -32,12 +32,12 @@ def value_of(override: str) -> str:
     return value[1:-1] if len(value) > 1 and value[0] == value[-1] in "'\"" else value
 
 
-def listed(arguments: Sequence[str]) -> list[str]:
+def listed(arguments: Sequence[str], multirun: bool = False) -> list[str]:
     """A sweep's arguments, where `method.K=V` is a list of one.
 
     Hydra composes what is no list before there are jobs, and refuses what the default method lacks.
     """
-    sweep = any(word in ("-m", "--multirun") or word.startswith("experiment=") for word in arguments)
+    sweep = multirun or any(word in ("-m", "--multirun") or word.startswith("experiment=") for word in arguments)
     sweep = sweep and not any(word.partition("=")[0] in ("--cfg", "-c", "--info", "-i") for word in arguments)
     return [_listed(word) if sweep and word.startswith(IN_GROUPS) else word for word in arguments]
 

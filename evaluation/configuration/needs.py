@@ -46,7 +46,7 @@ def compose_jobs(arguments: list[str], *, multirun: bool = False, config_dir: st
     with initialize_config_dir(str(ROOT / "configs"), version_base=None):
         engine = GlobalHydra.instance().hydra
         assert engine is not None
-        arguments = listed([*arguments, "-m"] if multirun else arguments)[: len(arguments)]
+        arguments = listed(arguments, multirun)
         master = engine.compose_config("config", [*arguments, *extra], RunMode.MULTIRUN, from_shell=False)
         if master.hydra.mode != RunMode.MULTIRUN:
             return [engine.compose_config("config", [*arguments, *extra], RunMode.RUN, from_shell=False)]

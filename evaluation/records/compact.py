@@ -1,8 +1,7 @@
 """Compact records: all runs of an experiment in one compressed file that is kept in git and names nobody.
 
 One JSON line a run (its folder's name, metadata, summary), then one an answer. Token ids are kept, as equality is
-checked by them; the answers' text is not. The same runs give the same bytes by the same
-liblzma.
+checked by them; the answers' text is not. The same runs give the same bytes by the same liblzma.
 """
 
 from __future__ import annotations
@@ -108,18 +107,9 @@ def private_names(data: Any) -> set[str]:
     except (OSError, KeyError):  # a container's user without a name
         user = ""
     host = platform.node()
-    homes = [name for text in _texts(data) for name in _HOME.findall(text)]
-    names = {host, host.partition(".")[0], user, Path.home().name, *homes}
+    text = json.dumps(data, ensure_ascii=False).replace(r"\\", "\\")  # as the paths are, and not as JSON writes them
+    names = {host, host.partition(".")[0], user, Path.home().name, *_HOME.findall(text)}
     return {name for name in names if name and name.lower() not in COMMON}
-
-
-def _texts(data: Any) -> Iterator[str]:
-    """Yield every text in JSON data."""
-    if isinstance(data, str):
-        yield data
-    elif isinstance(data, dict | list):
-        for item in data.values() if isinstance(data, dict) else data:
-            yield from _texts(item)
 
 
 def refuse_names(lines: Iterable[str], names: set[str]) -> None:

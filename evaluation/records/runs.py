@@ -177,7 +177,7 @@ def read_runs(*folders: Path) -> list[Run]:
             held = ((folder / "runs" / name, metadata, rows) for name, metadata, rows in compact.unpacked(file))
             found = _of_this_schema(held)
         else:
-            found = runs_at(path.parent for path in folder.glob("runs/*/metadata.json"))
+            found = _of_this_schema(_read(sorted(path.parent for path in folder.glob("runs/*/metadata.json"))))
         if not found:
             raise UserError(f"{folder}: no runs here (runs/*/metadata.json with answers.jsonl, or {compact.FILE})")
         runs += found
@@ -186,7 +186,7 @@ def read_runs(*folders: Path) -> list[Run]:
 
 def runs_at(folders: Iterable[Path]) -> list[Run]:
     """Read the runs in these folders that have answers, methods in the tables' order."""
-    return _of_this_schema(_read(sorted(folders)))
+    return sorted(_of_this_schema(_read(sorted(folders))), key=_order)
 
 
 def _read(folders: Iterable[Path]) -> Iterator[tuple[Path, dict[str, Any], list[Row]]]:
@@ -199,7 +199,7 @@ def _read(folders: Iterable[Path]) -> Iterator[tuple[Path, dict[str, Any], list[
 
 
 def _of_this_schema(found: Iterable[tuple[Path, dict[str, Any], list[Row]]]) -> list[Run]:
-    """Return the runs of this schema, methods in the tables' order; the others are named and left out."""
+    """Return the runs of this schema; the others are named and left out."""
     runs = []
     for folder, metadata, rows in found:
         try:
@@ -209,7 +209,7 @@ def _of_this_schema(found: Iterable[tuple[Path, dict[str, Any], list[Row]]]) -> 
             print(f"left out: {refused}", file=sys.stderr)
             continue
         runs.append(Run(folder, metadata, rows))
-    return sorted(runs, key=_order)
+    return runs
 
 
 def _order(run: Run) -> tuple[Any, ...]:

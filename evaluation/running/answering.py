@@ -56,9 +56,8 @@ def answer_together(question: Question, methods: Sequence[tuple[Method, dict[str
     for index in range(methods[0][1]["num_choices"]):
         talks = [Conversation(question, method, config, index) for method, config in methods]
         for _ in question.turns:
-            same: dict[
-                tuple[Any, ...], list[Conversation]
-            ] = {}  # with equal answers to come, as prompt, limit and sampling are equal
+            # Prompt, limit and sampling are equal, so the answers will be, too.
+            same: dict[tuple[Any, ...], list[Conversation]] = {}
             for talk in talks:
                 prompt = talk.next_prompt()
                 if talk.on_engine and talk.fits(prompt):
@@ -169,9 +168,8 @@ class Conversation:
             "prompt_time": self._prompt_times if timed else [None for _ in generations],
             "prefill_time": [g.prefill_s if timed and self.on_engine else None for g in generations],
             "decode_time": [g.decode_s if timed and self.on_engine else None for g in generations],
-            "setup_time": [
-                g.setup_s if timed and self.on_engine else None for g in generations
-            ],  # in none of the other times
+            # in none of the other times
+            "setup_time": [g.setup_s if timed and self.on_engine else None for g in generations],
             "forwards": [g.forwards for g in generations],
             "stop": [g.stop for g in generations],
             "output_ids": [g.tokens for g in generations],

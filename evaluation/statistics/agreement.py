@@ -14,18 +14,15 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-import pandas as pd
-
 from ..records.compact import without_folders
 from ..records.provenance import flat
 from ..records.questions import subtask
 from ..records.rows import Row, diverge
 from ..records.runs import Run, row_key
 from .acceptance import LEARNT
-from .intervals import Floats, quotient_interval
-from .pools import Pool, paired, pools
+from .pools import Cells, Pool, mat_ratio, paired, pools
 from .tables import baseline, speedup
+from .view import aligned
 
 EQUAL, WITHIN, APART, OPEN = "equal", "within interval", "apart", "not decided"
 STATELESS, CATEGORY = (None, "cold"), "category"  # starts: without state, and state kept within a subtask
@@ -168,13 +165,15 @@ class Agreement:
 def compare(here: Sequence[Run], there: Sequence[Run]) -> Agreement:
     """Compare two experiments, configuration by configuration."""
     mine, theirs = pools(here), pools(there)
-    comparisons = [c for a, b in _pairs(mine, theirs) if (c := _compare(a, b, mine, theirs)) is not None]
+    names = dict(zip(map(id, (*mine, *theirs)), (*_names(mine), *_names(theirs)), strict=True))
+    compared = (_compare(names[id(a)], a, b, mine, theirs) for a, b in _pairs(mine, theirs))
+    comparisons = [comparison for comparison in compared if comparison is not None]
     both = {id(pool) for c in comparisons for pool in (c.here, c.there)}
     asked = [{key for pool in side for key in pool.cells.questions} for side in (mine, theirs)]
     return Agreement(
         comparisons,
-        [name for pool, name in zip(mine, _names(mine), strict=True) if id(pool) not in both],
-        [name for pool, name in zip(theirs, _names(theirs), strict=True) if id(pool) not in both],
+        [names[id(pool)] for pool in mine if id(pool) not in both],
+        [names[id(pool)] for pool in theirs if id(pool) not in both],
         (len(asked[0]), len(asked[1]), len(asked[0] & asked[1])),
     )
 
@@ -185,16 +184,17 @@ def _pairs(mine: Sequence[Pool], theirs: Sequence[Pool]) -> Iterator[tuple[Pool,
     The second kind differs in a setting, such as another tree: that is then a reason.
     """
     left, alone = list(theirs), []
+    identities = {id(pool): _identity(pool.first) for pool in (*mine, *theirs)}
     for pool in mine:
-        same = [other for other in left if _identity(other.first) == _identity(pool.first)]
+        same = [other for other in left if identities[id(other)] == identities[id(pool)]]
         best = max(same, key=lambda other: _likeness(pool, other), default=None)
         if best is None:
             alone.append(pool)
         else:
             left.remove(best)
             yield pool, best
+    labels = [_label(pool) for pool in alone]
     for pool in alone:
-        labels = [_label(other) for other in alone]
         found = [other for other in left if _label(other) == _label(pool)]
         if labels.count(_label(pool)) == len(found) == 1:
             yield pool, found[0]
@@ -230,7 +230,7 @@ def _likeness(pool: Pool, other: Pool) -> tuple[int, int]:
     return sum(theirs.get(key) == value for key, value in mine.items()), int(common)
 
 
-def _compare(here: Pool, there: Pool, mine: Sequence[Pool], theirs: Sequence[Pool]) -> Comparison | None:
+def _compare(name: str, here: Pool, there: Pool, mine: Sequence[Pool], theirs: Sequence[Pool]) -> Comparison | None:
     """Compare two configurations; None if they have no question in common."""
     common = [key for key in here.cells.questions if key in there.cells.questions]
     if not common:
@@ -248,19 +248,17 @@ def _compare(here: Pool, there: Pool, mine: Sequence[Pool], theirs: Sequence[Poo
     if any(pool.first.settings["method"].get("tree") in LEARNT for pool in (here, there)):
         decided, more = [], ["the tree follows the machine's step times", *more]
     basis = common if all(difference.equal[key] for key in decided) else decided
-    sums = [_sums(pool, basis) for pool in (here, there)]
-    low, high = quotient_interval(*sums[0], *sums[1])
-    everything = [_mat(*_sums(pool, common)) for pool in (here, there)]
+    ratio, low, high = mat_ratio(_only(here, basis), _only(there, basis))
+    mats = [_mat(_only(pool, common)) for pool in (here, there)]
     speedups = [_speedup(pool, side, common) for pool, side in ((here, mine), (there, theirs))]
-    names = dict(zip(map(id, mine), _names(mine), strict=True))
     return Comparison(
-        name=names[id(here)],
+        name=name,
         here=here,
         there=there,
         difference=difference,
-        mats=(everything[0], everything[1]),
+        mats=(mats[0], mats[1]),
         decided=decided,
-        ratio=_mat(*sums[0]) / _mat(*sums[1]),
+        ratio=ratio,
         low=low,
         high=high,
         reasons=more + _reasons(here.first, there.first),
@@ -281,13 +279,12 @@ def _states(pool: Pool) -> dict[str, str]:
     return states
 
 
-def _sums(pool: Pool, questions: Sequence[str]) -> tuple[Floats, Floats]:
-    """Return the tokens and steps of these questions, means of the repeats that have them."""
-    cells = pool.cells.take(pool.cells.questions.get_indexer(pd.Index(questions, dtype=str)))
-    return np.nanmean(cells.tokens, axis=1), np.nanmean(cells.steps, axis=1)
+def _only(pool: Pool, questions: Sequence[str]) -> Cells:
+    return pool.cells.take(pool.cells.questions.isin(questions))
 
 
-def _mat(tokens: Floats, steps: Floats) -> float:
+def _mat(cells: Cells) -> float:
+    tokens, steps = cells.mean_counts()
     return float(tokens.sum() / steps.sum()) if steps.sum() else math.nan
 
 
@@ -296,7 +293,7 @@ def _speedup(pool: Pool, side: Sequence[Pool], questions: Sequence[str]) -> floa
     base = baseline(pool, "vanilla", side)
     if base is None or not pool.first.settings.get("timed", True):
         return math.nan
-    cells, theirs = paired(pool.cells.take(pool.cells.questions.isin(questions)), base.cells)
+    cells, theirs = paired(_only(pool, questions), base.cells)
     return speedup(cells.mean_speed(), theirs.mean_speed())
 
 
@@ -339,11 +336,8 @@ def lines(agreement: Agreement) -> list[str]:
         ]
         for c in agreement.comparisons
     ]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    out = []
-    for row in cells:
-        aligned = [cell.rjust(width) for cell, width in zip(row[1:-1], widths[1:-1], strict=True)]
-        out.append("  ".join([row[0].ljust(widths[0]), *aligned, row[-1]]).rstrip())
+    figures = aligned([row[:-1] for row in cells])
+    out = [f"{line}  {row[-1]}".rstrip() for line, row in zip(figures, cells, strict=True)]
     for c in agreement.comparisons:
         found = [f"lengths differ first at {c.difference.lengths}"] if c.difference.lengths else []
         found += [f"text differs first at {c.difference.text}"] if c.difference.text else []

@@ -34,7 +34,7 @@ from .metrics import OVERALL, repetition
 from .pools import Pool, mat_ratio, pools
 from .published import default_settings
 from .tables import GROUP, main_table
-from .view import Cell, paper_cell, shown
+from .view import Cell, interval_text, paper_cell, shown
 
 OVER = "over"
 FORMS = dict.fromkeys(("tokens_per_second", "tokens_per_second_total", "tokens_per_second_decode"), ".0f")
@@ -170,8 +170,10 @@ class Experiment:
         if query.over is not None:
             over = query.over
             if query.repeated or over.repeated or {query.column, over.column} != {"mat"} or over.category != OVERALL:
-                raise UserError(f"{self.folder}: '{OVER}' divides MATs; a category stands before it, and nothing else")
-            return self._ratio(pool, query, query.over)
+                raise UserError(
+                    f"{self.folder}: '{OVER}' divides MATs; a category is named before it, and nothing else"
+                )
+            return self._ratio(pool, query, over)
         if query.column in self.settings[id(pool)]:
             return Cell(self.settings[id(pool)][query.column])
         if query.repeated:
@@ -217,7 +219,7 @@ class Experiment:
 
 
 def _interval(low: float, high: float) -> str:
-    return f"[{low:.2f}, {high:.2f}]" if low < high else ""
+    return interval_text(low, high) if low < high else ""
 
 
 def joined(name: str) -> str:

@@ -56,6 +56,10 @@ class Cells:
         counts: Floats = np.maximum(known.sum(axis=1), 1).astype(np.float64)
         return total / counts
 
+    def mean_counts(self) -> tuple[Floats, Floats]:
+        """Return each question's tokens and steps, the means over the repeats that have it: (n,) each."""
+        return np.nanmean(self.tokens, axis=1), np.nanmean(self.steps, axis=1)
+
     def columns(self, repeats: Sequence[int]) -> Floats:
         """Return the speeds of these repeats only: (n, len(repeats))."""
         return self.speed[:, [self.repeats.index(repeat) for repeat in repeats]]
@@ -69,9 +73,11 @@ def paired(cells: Cells, theirs: Cells) -> tuple[Cells, Cells]:
 
 def mat_ratio(cells: Cells, theirs: Cells) -> tuple[float, float, float]:
     """Return MAT over the other's on the questions both have, and its paired interval."""
-    columns = [np.nansum(counts, axis=1) for both in paired(cells, theirs) for counts in (both.tokens, both.steps)]
-    tokens, steps, their_tokens, their_steps = (float(column.sum()) for column in columns)
-    return (tokens / steps) / (their_tokens / their_steps), *quotient_interval(*columns)
+    columns = [column for both in paired(cells, theirs) for column in both.mean_counts()]
+    tokens, steps, their_tokens, their_steps = (column.sum() for column in columns)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = float((tokens / steps) / (their_tokens / their_steps))
+    return ratio, *quotient_interval(*columns)
 
 
 @dataclass(frozen=True)

@@ -168,6 +168,11 @@ def _interval(row: dict[Any, Any], name: str) -> tuple[float, float, str] | None
     return low, high, UNSURE if name.startswith("speedup") and spans_one(low, high) else ""
 
 
+def interval_text(low: float, high: float) -> str:
+    """Return an interval as tables print it."""
+    return f"[{low:.2f}, {high:.2f}]"
+
+
 def main_view(runs: Sequence[Run], table: pd.DataFrame, notes: Sequence[str] = (), category: str = "") -> View:
     """View the main table on paper, one block a model and bench.
 
@@ -228,7 +233,7 @@ def paper_cell(row: dict[Any, Any], name: str, with_interval: bool) -> Cell:
         return Cell(text)
     low, high, mark = known
     wanted = with_interval and low < high and (name == "mat" or name.startswith("speedup"))
-    return Cell(text, f"[{low:.2f}, {high:.2f}]" if wanted else "", mark)
+    return Cell(text, interval_text(low, high) if wanted else "", mark)
 
 
 def page_view(table: pd.DataFrame) -> View:
@@ -356,16 +361,18 @@ def wrapped(line: str, width: int | None) -> str:
     return textwrap.fill(line, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the rows as lines of aligned columns: the first to the left, the others to the right."""
+    first, *rest = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join([row[0].ljust(first), *map(str.rjust, row[1:], rest)]) for row in rows]
+
+
 def to_text(view: View, width: int | None = None) -> str:
     """Render for a terminal of this width: aligned columns, no intervals."""
     out = [wrapped(line, width) for text in view.head for line in text.splitlines()]
     for block in view.blocks:
         cells = [[c.title for c in block.columns]] + [[c.text + c.mark for c in line.cells] for line in block.lines]
-        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        out += ["", f"{block.title}:"]
-        for first, *rest in cells:
-            aligned = [cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True)]
-            out.append("  ".join([first.ljust(widths[0]), *aligned]))
+        out += ["", f"{block.title}:", *aligned(cells)]
     return "\n".join([*out, *(wrapped(note, width) for note in view.footnotes)])
 
 
