@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from ..errors import UserError
-from .draft_size import SIZES, TILED, StepCosts, sizes_on
-from .step_times import PLAIN, StepTimes
+from .draft_size import SIZES, TILED, StepCosts
+from .step_times import PLAIN, StepTimes, doubling
 
 ALLOWED, RATE = 1.25, 0.015  # plain steps that may be lost: at once, and more for each step
 SAVED = 6.0  # plain steps won in an answer that it may lose again
@@ -31,6 +31,7 @@ RISK = 0.25  # tokens that measuring it may cost
 PROMPT_ROWS = 64
 MEMORY = 32.0  # steps whose speed is remembered
 SLOPES = {"cpu": 0.04, "cuda": 0.004}  # of a node over a plain step, before anything is measured
+TRIED = {"cpu": SIZES, "cuda": (0, 3, *TILED)}  # few on CUDA, as steps of each size are captured by themselves
 PAID = 4.0  # plain steps won without a rest, after which drafting is said to pay
 CREDIT, RECALLED = 2.0, 64.0  # accepted drafts as which a law counts; drafts that are remembered
 # The first step of so many rows also makes what all of them use (1 ms by oneDNN): where it takes so much more than it
@@ -59,15 +60,17 @@ class OnlineSize(StepCosts):
     def __init__(self, budget: int, device: torch.device) -> None:
         if budget < 0:
             raise UserError(f"nodes=auto: the budget of {budget} nodes must be at least 0")
-        self.times = StepTimes(budget, SLOPES.get(device.type, SLOPES["cuda"]))
+        kind = "cuda" if device.type == "cuda" else "cpu"
+        sizes = [n for n in TRIED[kind] if n <= budget]
+        if budget and len(sizes) == 1:  # a budget below the least that is tried
+            sizes.append(budget)
+        self.times = StepTimes(doubling(sizes), SLOPES[kind])
         self.resting, self.balance = False, ALLOWED
         self.pays: bool | None = None
         self._left, self._unpaid, self._won = 0, 0, 0.0  # steps to rest; rests in a row; plain steps won since the last
         self._plain, self._said = False, False
         self._probe, self._tried_at, self._excused_at, self._shifts = PROBE[0], 0, -EXCUSED, 0
         self._met = set[int]()  # nodes that steps had
-        # few on CUDA, as steps of each size are captured by themselves
-        sizes = (0, 3, *TILED) if device.type == "cuda" else sizes_on(device)
         super().__init__(dict.fromkeys(sizes, 1.0), 1.0, budget)
         self.seconds = self.times.curve(self.sizes)
 
@@ -204,10 +207,9 @@ class OnlineSize(StepCosts):
         return {"size_times": self.times.state(), "size_balance": torch.tensor(known, dtype=torch.float64)}
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Starts anew from a state without step times. Raises UserError if they are of another budget."""
-        if "size_times" not in state:
+        """Starts anew from a state without step times, or with those of another kind of device or budget."""
+        if "size_times" not in state or not self.times.load(state["size_times"]):
             return
-        self.times.load(state["size_times"])
         self.seconds = self.times.curve(self.sizes)
         self.balance, self._won, resting, left, unpaid = state["size_balance"].tolist()
         self.resting, self._left, self._unpaid = bool(resting), int(left), int(unpaid)
@@ -266,7 +268,7 @@ class LawfulSize:
         return {"law_holds": counts} | self.sizing.state_dict()
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Starts anew from a state without it. Raises UserError if it is of another budget."""
+        """Starts anew from a state without it."""
         self._believe()
         counts = state.get("law_holds")
         if counts is not None and counts.shape == (2, len(self._expected)):

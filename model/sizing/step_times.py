@@ -13,7 +13,6 @@ from collections.abc import Sequence
 
 import torch
 
-from ..errors import UserError
 from .draft_size import rising
 
 PLAIN = -1  # stands for the nodes of a plain step, which neither drafts nor learns
@@ -30,10 +29,10 @@ SETTLED = 2.0  # steps of about a size after which it counts as measured
 
 
 class StepTimes:
-    """The curve at a few sizes (0, 1, 2, 4, 8, ... nodes), on straight lines between them, and the scale.
+    """The curve at a few sizes, on straight lines between them, and the scale.
 
     Args:
-        budget: the greatest size.
+        knots: these sizes, ascending from 0; each is about twice the one before.
         slope: of a node over a plain step, before anything is measured.
 
     Attributes:
@@ -44,10 +43,8 @@ class StepTimes:
         shifts, shift_at: how often the machine became slower or faster from one step to the next, and when it last did.
     """
 
-    def __init__(self, budget: int, slope: float) -> None:
-        self.knots, self._slope = [0], slope
-        while self.knots[-1] < budget:
-            self.knots.append(min(max(2 * self.knots[-1], 1), budget))
+    def __init__(self, knots: Sequence[int], slope: float) -> None:
+        self.knots, self._slope = list(knots), slope
         self._values = [1.0 + OVERHEAD + slope * n for n in self.knots]
         self._variance = [(0.5 * (value - 1.0)) ** 2 for value in self._values]
         self._count = [0.0] * len(self.knots)
@@ -223,19 +220,29 @@ class StepTimes:
         return max(value + slope * (nodes - start), 1.0)
 
     def state(self) -> torch.Tensor:
-        """float64 (3, knots + 1): values, variances and counts; of a plain step its seconds (0: unknown) and so on."""
-        plain = [self.plain_seconds or 0.0, self._plain_variance, self.noise]
-        learnt = (self._values, self._variance, self._count)
+        """float64 (4, knots + 1): sizes, values, variances, counts; of a plain step -1, its seconds or 0, and so on."""
+        plain = [PLAIN, self.plain_seconds or 0.0, self._plain_variance, self.noise]
+        learnt = (self.knots, self._values, self._variance, self._count)
         return torch.tensor([[*own, last] for own, last in zip(learnt, plain, strict=True)], dtype=torch.float64)
 
-    def load(self, state: torch.Tensor) -> None:
-        """Go on from a saved state. Raises UserError if it is of another budget."""
-        if state.shape != (3, len(self.knots) + 1):
-            raise UserError("nodes=auto: the saved step times are of another budget; start from another state or cold")
-        (*values, seconds), (*variance, plain), (*count, noise) = state.tolist()
+    def load(self, state: torch.Tensor) -> bool:
+        """Go on from a saved state, unless it is of other sizes, as another kind of device or budget has."""
+        if state.dim() != 2 or len(state) != 4 or state[0].tolist() != [*self.knots, PLAIN]:
+            return False
+        (*values, seconds), (*variance, plain), (*count, noise) = state[1:].tolist()
         self._values, self._variance, self._count = values, variance, count
         self._plain_variance, self.noise, self.plain_seconds = plain, noise, seconds or None
         self._settle()
+        return True
+
+
+def doubling(sizes: Sequence[int]) -> list[int]:
+    """Of ascending sizes the first, each that is twice the one taken before it or more, and the last."""
+    knots = [sizes[0]]
+    for size in sizes[1:]:
+        if size >= 2 * knots[-1] or size == sizes[-1]:
+            knots.append(size)
+    return knots
 
 
 def _median(values: list[float]) -> float:

@@ -24,6 +24,7 @@ from model.vanilla import Vanilla
 from tests.conftest import greedy, toy_model
 
 V = 61
+GPU = torch.device("cuda")  # is only asked for its kind
 CPU = torch.device("cpu")
 SECOND = 0.025  # of a plain step
 
@@ -38,8 +39,8 @@ def accepting(most, half):
     return lambda n: most * n / (n + half) if n > 0 else 0.0
 
 
-def best_of(times, accepted):
-    return max(SIZES, key=lambda n: (1 + accepted(n)) / times(n))
+def best_of(times, accepted, sizes=SIZES):
+    return max(sizes, key=lambda n: (1 + accepted(n)) / times(n))
 
 
 class Machine:
@@ -55,7 +56,8 @@ class Machine:
         self.open()
         end, sizes = self.tokens + tokens, []
         while self.tokens < end:
-            n = PLAIN if self.size.rests() else SIZES[self.size.best([1 + self.accepted(n) for n in SIZES])]
+            sizes_ = self.size.sizes
+            n = PLAIN if self.size.rests() else sizes_[self.size.best([1 + self.accepted(n) for n in sizes_])]
             mean, drafts = self.accepted(n), 0
             while drafts < n and self.rng.random() < mean / (1 + mean):
                 drafts += 1
@@ -92,6 +94,27 @@ def test_it_comes_to_the_best_size(times, accepted, noise):
     reached, best = ((1 + accepted(n)) / times(n) for n in (usual, best_of(times, accepted)))
     assert reached > 0.97 * best
     assert machine.size.pays is True and not machine.size.resting
+
+
+@pytest.mark.parametrize("slope", [0.001, 0.01, 0.05])
+def test_on_a_gpu_it_comes_to_the_best_of_fewer_sizes(slope):
+    machine = Machine(line(slope), accepting(3, 8), noise=0.05, size=OnlineSize(80, GPU))
+    machine.answer(200)
+    late = sorted(n for n in machine.answer(600)[-100:] if n != PLAIN)
+    sizes = machine.size.sizes
+    assert sizes == [0, 3, 7, 15, 31, 63, 79]
+    usual, best = late[len(late) // 2], best_of(line(slope), accepting(3, 8), sizes)
+    reached, most = ((1 + accepting(3, 8)(n)) / line(slope)(n) for n in (usual, best))
+    assert usual > 0 and reached > 0.97 * most
+
+
+@pytest.mark.parametrize("device", [CPU, GPU])
+@pytest.mark.parametrize("budget", [1, 2, 5, 80])
+def test_a_small_budget_is_drafted(device, budget):
+    size = OnlineSize(budget, device)
+    size.opened()
+    size.rests()
+    assert 0 < size.sizes[size.largest] <= budget == max(budget, *size.sizes)
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.05])
@@ -201,8 +224,10 @@ def test_state_is_saved_and_goes_on():
     fresh = OnlineSize(80, CPU)
     fresh.load_state_dict({})
     assert fresh.seconds == OnlineSize(80, CPU).seconds, "a state of another kind"
-    with pytest.raises(UserError, match="another budget"):
-        OnlineSize(8, CPU).load_state_dict(machine.size.state_dict())
+    for another in (OnlineSize(8, CPU), OnlineSize(80, GPU)):
+        was = another.state_dict()
+        another.load_state_dict(machine.size.state_dict())
+        assert all(torch.equal(t, another.state_dict()[name]) for name, t in was.items()), "times of other sizes"
     machine.size.reset()
     assert machine.size.seconds == other.seconds and sum(machine.size.used) == 0, "times are the machine's"
 
