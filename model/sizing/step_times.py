@@ -222,7 +222,7 @@ class StepTimes:
     def state(self) -> torch.Tensor:
         """float64 (4, knots + 1): sizes, values, variances, counts; of a plain step -1, its seconds or 0, and so on."""
         plain = [PLAIN, self.plain_seconds or 0.0, self._plain_variance, self.noise]
-        learnt = (self.knots, self._values, self._variance, self._count)
+        learnt: tuple[Sequence[float], ...] = (self.knots, self._values, self._variance, self._count)
         return torch.tensor([[*own, last] for own, last in zip(learnt, plain, strict=True)], dtype=torch.float64)
 
     def load(self, state: torch.Tensor) -> bool:
