@@ -67,7 +67,7 @@ def contribute(
     data = compact.packed(records, public=public)
     marks = {path.name: mark for path in folder.glob("jobs/*.json") if "not_available" in (mark := read_object(path))}
     kept = {file: compact.without_folders({key: mark[key] for key in OF_MARK}) for file, mark in marks.items()}
-    compact.refuse_names(map(str, kept.values()), compact.private_names(marks) - set(public))
+    compact.refuse_names(map(str, kept.values()), compact.private_names(marks), public=public)
     target = REFERENCE / name
     write_bytes(target / compact.FILE, data)
     for old in [*target.glob("jobs/*.json"), *target.glob(GAPS)]:  # of what lay here before

@@ -26,7 +26,10 @@ _OF_CONFIG = ("start", "bench", "model")  # what readers use; the rest is in `se
 _PATH = re.compile(
     r"(?<![\w.:/\\~-])(?:~[\w.-]*|[A-Za-z]:|\.\.)?[/\\](?:[^\s'\",;=()\[\]{}]*[/\\])?([^\s'\",;=()\[\]{}/\\]+)[/\\]?"
 )
-_HOME = re.compile(r"(?:/home|/Users|[A-Za-z]:\\Users)[/\\]([^/\\\s'\",;=()\[\]{}]+)")
+# Backslashes may be doubled, as JSON writes them.
+_HOME = re.compile(r"(?:/home|/Users|[A-Za-z]:\\+[Uu]sers)[/\\]+([^/\\\s'\",;=()\[\]{}]+)")
+# User and password of a URL: all up to the last @ of its host, as a password may hold another.
+_LOGIN = re.compile(r"(?<=://)[^/?#\s\"]+@")
 # User and host names that name nobody, as containers and rented machines have them.
 COMMON = frozenset({"root", "user", "admin", "ubuntu", "debian", "ec2-user", "runner", "localhost", "none", "unknown"})
 
@@ -48,7 +51,7 @@ def packed(runs: Iterable[tuple[str, dict[str, Any], Sequence[Row]]], *, public:
         names |= private_names(metadata)
         lines.append(_line({"run": name, "metadata": cleaned(metadata)}))
         lines += [_line(_without_text(row)) for row in answers]
-    refuse_names(lines, names - set(public))
+    refuse_names(lines, names, public=public)
     return lzma.compress("".join(lines).encode(), preset=9)
 
 
@@ -91,8 +94,7 @@ def without_folders(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     given = value.replace(str(Path.home()), "~") if len(Path.home().parts) > 1 else value
-    given = re.sub(r"(?<=://)[^/@\s]+@", "", given)  # user and password of a URL
-    return _PATH.sub(r"\1", given)
+    return _PATH.sub(r"\1", _LOGIN.sub("", given))
 
 
 def _without_text(row: Row) -> Row:
@@ -107,16 +109,24 @@ def private_names(data: Any) -> set[str]:
     except (OSError, KeyError):  # a container's user without a name
         user = ""
     host = platform.node()
-    text = json.dumps(data, ensure_ascii=False).replace(r"\\", "\\")  # as the paths are, and not as JSON writes them
-    names = {host, host.partition(".")[0], user, Path.home().name, *_HOME.findall(text)}
+    homes = _HOME.findall(json.dumps(data, ensure_ascii=False))
+    names = {host, host.partition(".")[0], user, Path.home().name, *homes}
     return {name for name in names if name and name.lower() not in COMMON}
 
 
-def refuse_names(lines: Iterable[str], names: set[str]) -> None:
-    """Raise UserError at the first of these names in the lines, in any case and as a word of its own."""
-    if not names:
+def refuse_names(lines: Iterable[str], names: set[str], *, public: Sequence[str] = ()) -> None:
+    """Raise UserError at the first of these names in lines of JSON, in any case and as a word of its own.
+
+    Args:
+        public: names that are not refused, in any case.
+    """
+    allowed = {name.lower() for name in public}
+    refused = "|".join(re.escape(name) for name in sorted(names) if name.lower() not in allowed)
+    if not refused:
         return
-    pattern = re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, sorted(names)))})(?!\w)", flags=re.I)
+    # Behind a line break or a tab, which JSON writes as a backslash and a letter, begins a word, too.
+    begin, end = r"(?:(?<![^\W_])|(?<=(?<!\\)\\[nrt]))", r"(?![^\W_])"
+    pattern = re.compile(f"{begin}(?:{refused}){end}", flags=re.I)
     for line in lines:
         if found := pattern.search(line):
             near = line[max(0, found.start() - 40) : found.end() + 20]

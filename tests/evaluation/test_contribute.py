@@ -4,6 +4,7 @@ import getpass
 import json
 import lzma
 import platform
+import re
 import subprocess
 from pathlib import Path
 
@@ -138,18 +139,45 @@ def test_a_name_that_is_left_is_refused_with_its_place(results, reference, call,
     outcome = call(contribute.main, results, "study")
     assert outcome.code == 2 and f"'{name}' is a user's or host's name" in outcome.err and "questions of" in outcome.err
     assert len(outcome.err.splitlines()) == 1 and not (reference / "study").exists()
-    assert call(contribute.main, results, "study", "--public", name.lower()).code == 0
-
-
-def test_the_user_whose_home_the_records_name_is_found_on_another_machine(results, reference, call):
-    named = {"model": {"name": "toy", "path": "/home/kim/toy"}, "execution_why": "asked by kim"}
-    finished(made("pld", [answer(1, "qa", [([1], 1.0)])], **named), results)
-    outcome = call(contribute.main, results, "study")
-    assert outcome.code == 2 and "'kim'" in outcome.err
+    assert call(contribute.main, results, "study", "--public", name).code == 0
 
 
 @pytest.mark.parametrize(
-    "value", ["data/embedded", "HuggingFaceTB/SmolLM2-135M", "tokens/s", "and/or", "a: 1 / 2", "./x/y"]
+    ("path", "why", "name"),
+    [
+        ("/home/kim/toy", "asked by kim", "kim"),
+        ("C:\\Users\\kim\\toy", "asked by\nkim", "kim"),  # JSON doubles the one and writes the other as \\n
+        ('{"path": "c:\\\\users\\\\kim\\\\toy"}', "see kim_logs", "kim"),  # doubled already
+        ("C:\\Users\\jürgen\\toy", "asked by JÜRGEN", "JÜRGEN"),
+        ("/Users/jürgen/toy", "/scratch/of/jürgen-2", "jürgen"),  # of a path the last part stays
+    ],
+)
+def test_the_user_whose_home_the_records_name_is_found_on_another_machine(results, reference, call, path, why, name):
+    named = {"model": {"name": "toy", "path": path}, "execution_why": why}
+    finished(made("pld", [answer(1, "qa", [([1], 1.0)])], **named), results)
+    outcome = call(contribute.main, results, "study")
+    assert outcome.code == 2 and f"'{name}' is a user's" in outcome.err and '"execution_why":"' in outcome.err
+    assert call(contribute.main, results, "study", "--public", name).code == 0
+    assert not re.search(r"home|users", text_of(reference / "study"), flags=re.I)
+
+
+@pytest.mark.parametrize("login", ["kim:secret", "kim:s@secret", "kim:s'secret", ":secret", "hf_secret"])
+def test_a_url_is_kept_without_user_and_password(results, reference, login):
+    bench = {"url": f"https://{login}@example.org/a/b.jsonl"}
+    command = ["x.py", f"bench.url={bench['url']}"]
+    more = {"config": {"bench": bench}, "command": command, "execution_why": f"'git+ssh://{login}@h.org/x.git' is old"}
+    finished(made("pld", [answer(1, "qa", [([1], 1.0)])], bench=bench, **more), results)
+    text = text_of(contribute.contribute(results, "study"))
+    assert text.count("https://example.org/a/b.jsonl") == 3 and "git+ssh://h.org/x.git" in text
+    assert "secret" not in text and "kim" not in text
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *("data/embedded", "HuggingFaceTB/SmolLM2-135M", "tokens/s", "and/or", "a: 1 / 2", "./x/y"),
+        *("https://x.org/a/r@main", "https://x.org?by=a@b", '{"url":"https://x.org","mail":"a@b"}'),
+    ],
 )
 def test_what_is_no_private_path_stays(value):
     assert compact.without_folders(value) == value
