@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -118,39 +119,56 @@ class Experiment:
             NotMeasured: they fit none.
         """
         left, right = zip(*(part.partition(OVER)[::2] for part in map(_spaced, parts)), strict=True)
-        query = self._query(" ".join(left))
+        query, words = self._query(" ".join(left)), " ".join(parts)
         if any(OVER in part.split() for part in parts):
             over = self._query(" ".join(right))
+            self._check_over(query, over, words)
             query = replace(query, over=over, interval=query.interval and over.interval)
-        chosen = self._chosen(query, " ".join(parts))
+        chosen = self._chosen(query, words)
         cells = {self._cell(pool, query) for pool in chosen}
         if len(cells) > 1:
             names = "; ".join(pool.name for pool in chosen)
-            raise UserError(f"{self.folder}: '{' '.join(parts)}' fits several, name more of: {names}")
+            raise UserError(f"{self.folder}: '{words}' fits several, name more of: {names}")
         return cells.pop()
 
     def _query(self, words: str) -> Query:
         query = Query()
         methods = {pool.method for pool in self.pools}
         known = {key for settings in self.settings.values() for key in settings}
+        said: dict[str, str] = {}
         for word in words.split():
             key, equals, value = word.partition("=")
             if key in ("category", "repeated") and equals:
                 query = replace(query, **{key: value})  # type: ignore[arg-type]
-            elif key == "interval" and equals:
+            elif key == "interval" and value in ("yes", "no"):
                 query = replace(query, interval=value != "no")
             elif equals and key in known:
                 query = replace(query, settings=query.settings | {key: value})
             elif not equals and word in methods:
-                query = replace(query, method=word)
+                key, query = "the method", replace(query, method=word)
             elif not equals and (word in known or word in self.table.columns):
-                query = replace(query, column=word)
+                key, query = "the column", replace(query, column=word)
             else:
                 raise UserError(
                     f"{self.folder}: '{word}' is no method ({', '.join(sorted(methods))}), no setting "
                     f"({', '.join(sorted(known))}) and no column of tables/main.csv"
                 )
+            if said.setdefault(key, word) != word:
+                raise UserError(f"{self.folder}: '{word}' in '{words.strip()}': {key} is '{said[key]}' already")
         return query
+
+    def _check_over(self, query: Query, over: Query, words: str) -> None:
+        """Raise UserError for words that a quotient of MATs leaves no meaning."""
+        wrong = [asked.column for asked in (query, over) if asked.column != "mat"]
+        wrong += [f"repeated={asked.repeated}" for asked in (query, over) if asked.repeated]
+        wrong += [f"category={over.category}"] if over.category != OVERALL else []
+        if wrong:
+            raise UserError(
+                f"{self.folder}: '{wrong[0]}' has no place in '{words}': '{OVER}' divides MATs, those of a category if "
+                "it is named before"
+            )
+        if not over.method and not over.settings:
+            raise UserError(f"{self.folder}: '{words}': name behind '{OVER}' what MAT is divided by")
 
     def _chosen(self, query: Query, words: str) -> list[Pool]:
         """Return the configurations that match: one, or those that only have the same defaults."""
@@ -168,12 +186,7 @@ class Experiment:
 
     def _cell(self, pool: Pool, query: Query) -> Cell:
         if query.over is not None:
-            over = query.over
-            if query.repeated or over.repeated or {query.column, over.column} != {"mat"} or over.category != OVERALL:
-                raise UserError(
-                    f"{self.folder}: '{OVER}' divides MATs; a category is named before it, and nothing else"
-                )
-            return self._ratio(pool, query, over)
+            return self._ratio(pool, query, query.over)
         if query.column in self.settings[id(pool)]:
             return Cell(self.settings[id(pool)][query.column])
         if query.repeated:
@@ -215,6 +228,8 @@ class Experiment:
             names = "; ".join(other.name for other in base)
             raise UserError(f"{self.folder}: '{OVER} {method}' fits several, name more of: {names}")
         value, low, high = mat_ratio(pool.cells.of(query.category), base[0].cells.of(query.category))
+        if math.isnan(value):
+            raise NotMeasured(f"{self.folder}: {pool.name} and {base[0].name} share no answer in {query.category}")
         return Cell(f"{value:.2f}", _interval(low, high) if query.interval else "")
 
 

@@ -134,6 +134,17 @@ def test_without_columns_a_table_says_what_was_measured(records):
         ("<!-- = e spine width=8 -->1<!-- -->", "'width=8' is no method"),
         ("<!-- = e spine nodes=8 category=math -->1<!-- -->", "no answer in category math"),
         ("<!-- = e spine nodes=8 repeated=60-70 -->1<!-- -->", "no mat for repeated=60-70"),
+        ("<!-- = e spine nodes=8 interval=none -->1<!-- -->", "'interval=none' is no method"),
+        ("<!-- = e spine nodes=8 nodes=24 -->1<!-- -->", "'nodes=24' in .*: nodes is 'nodes=8' already"),
+        ("<!-- = e spine nodes=8 over recycling fast -->1<!-- -->", "'fast' is no method"),
+        ("<!-- = e spine nodes=8 over recycling questions -->1<!-- -->", "'questions' has no place in 'spine"),
+        ("<!-- = e spine nodes=8 steps over recycling -->1<!-- -->", "'steps' has no place"),
+        ("<!-- = e spine nodes=8 over recycling repeated=0-9 -->1<!-- -->", "'repeated=0-9' has no place"),
+        ("<!-- = e spine nodes=8 repeated=0-9 over recycling -->1<!-- -->", "'repeated=0-9' has no place"),
+        ("<!-- = e spine nodes=8 over recycling category=qa -->1<!-- -->", "'category=qa' has no place"),
+        ("<!-- = e spine nodes=8 over recycling spine -->1<!-- -->", "'spine' in .*: the method is 'recycling' already"),
+        ("<!-- = e spine nodes=8 over -->1<!-- -->", "name behind 'over' what"),
+        ("<!-- = e spine nodes=8 category=math over spine -->1<!-- -->", "share no answer in math"),
         (TABLE.format("columns: {MAT: [}"), "is no YAML"),
         (TABLE.format("column: {MAT: mat}"), "'column' is unknown: it takes columns, first, gaps"),
         (TABLE.format("columns: mat"), "'columns' is not {TITLE: WORDS"),
@@ -161,6 +172,13 @@ def test_where_records_are_awaited_the_page_stays(records):
 def test_answers_by_how_much_they_repeat(records):
     cells = [records.read("e").cell(f"spine nodes=8 repeated={share}", "interval=no") for share in ("0-10", "40-60")]
     assert [cell.text for cell in cells] == ["2.00", "4.00"]
+
+
+def test_one_question_has_no_interval(records):
+    """[nan, nan] had been one."""
+    words = ("spine nodes=8", "spine nodes=8 repeated=0-10", "spine nodes=8 over recycling start=hot")
+    cells = [records.read("e").cell("category=qa", asked) for asked in words]
+    assert [cell.printed for cell in cells] == ["2.00", "2.00", "2.00"]
 
 
 def test_of_several_the_one_with_the_methods_defaults_is_meant(records):
