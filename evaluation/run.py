@@ -23,6 +23,8 @@ from .loading import processes
 from .loading.locks import keep_devices
 from .running.scheduling import Job, defer, run_alone
 
+FLAGS = re.compile(r"Only one of --run|The --resolve flag")  # Hydra's ValueErrors: flags that do not go together
+
 
 def run(cfg: DictConfig, answer_file: Path | None = None) -> list[Path]:
     """Run all repeats of a configuration: load, warm up, answer the remaining questions, summarise.
@@ -62,6 +64,10 @@ def main() -> None:
             _job()
         except (HydraException, OmegaConfBaseException) as error:
             raise UserError(config_error(error)) from None
+        except ValueError as error:
+            if not FLAGS.match(str(error)):
+                raise
+            raise UserError(one_line(error)) from None
         processes.destroy_group()
     if Failure.noted:
         fail("; ".join(Failure.noted))

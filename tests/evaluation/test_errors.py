@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 from evaluation import inference_recycling, report, run, speed
 from evaluation.loading import bench, hub
@@ -97,6 +98,30 @@ def check(outcome, *names):
 def test_wrong_settings(evaluate, tmp_path, overrides, names):
     check(evaluate(*overrides), *names)
     assert not list(tmp_path.rglob("answers.jsonl")) and not list(tmp_path.rglob("metadata.json"))
+
+
+@pytest.mark.parametrize("flag", [["--cfg", "job"], ["-c", "job"], ["--cfg=job"]])
+@pytest.mark.parametrize("chosen", ["method=recycling", "experiment=tree_size"])
+def test_a_config_is_printed_with_a_methods_setting(call, flag, chosen):
+    """An experiment's setting is a list of one, which Hydra takes in a sweep alone."""
+    outcome = call(run.main, *flag, chosen, "method.k=4")
+    assert outcome.code == 0 and not outcome.err
+    assert yaml.safe_load(outcome.out)["method"]["k"] == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [
+        (["method.kk=4"], ["method.kk"]),
+        (["experiment=tree_size", "method.kk=4"], ["method.kk"]),
+        (["method=nonesuch"], ["method/nonesuch"]),
+        (["-m", "method.k=4"], ["--multirun", "--cfg"]),
+    ],
+)
+def test_of_a_wrong_setting_no_config_is_printed(call, arguments, names):
+    outcome = call(run.main, "--cfg", "job", *arguments)
+    check(outcome, *names)
+    assert not outcome.out
 
 
 def test_in_a_sweep_the_other_jobs_go_on_and_the_mistake_is_told_once(evaluate, tmp_path):
