@@ -267,14 +267,14 @@ def _compare(name: str, here: Pool, there: Pool, mine: Sequence[Pool], theirs: S
 
 
 def _states(pool: Pool) -> dict[str, str]:
-    """Return by question a mark of the questions that were answered before it from the same state."""
+    """Return by question a mark of the questions that were answered before it, in the first repeat that has it."""
     states: dict[str, str] = {}
-    for run in next(iter(pool.repeats.values())):
+    for run in pool.runs:
         start, before, last = run.settings["method"].get("start"), "", ""
         for row in run.answers:
             now = subtask(str(row.get("category")))
             before = "" if start in STATELESS or (start == CATEGORY and now != last) else before
-            states[row_key(row)] = before
+            states.setdefault(row_key(row), before)
             before, last = hashlib.sha256(f"{before} {row_key(row)}".encode()).hexdigest(), now
     return states
 

@@ -175,6 +175,31 @@ def test_every_repeat_is_compared_and_the_same_one_first():
     assert found.equal == 0 and found.turns_alike == (16, 16)
 
 
+def unfinished(lengths, *answered):
+    """Repeats of eight questions, of which each has answered so many."""
+    runs = [run("recycling (hot)", lengths, repeat=repeat) for repeat in range(len(answered))]
+    for one, count in zip(runs, answered, strict=True):
+        del one.answers[count:]
+    return runs
+
+
+SLOW_THEN_FAST = [BY_ONE] * 4 + [BY_THREE] * 4
+ONE_STEP_MORE = [*SLOW_THEN_FAST[:7], [3, 2, 1]]
+
+
+@pytest.mark.parametrize("answered", [(8, 8, 8), (8, 8, 4), (8, 4), (8, 1, 1), (4, 8), (1, 8, 4)])
+@pytest.mark.parametrize(("lengths", "verdict"), [(SLOW_THEN_FAST, EQUAL), (ONE_STEP_MORE, WITHIN), (BY_ONE, APART)])
+def test_unfinished_repeats_are_no_disagreement(answered, lengths, verdict):
+    """Questions that more repeats have answered weigh no more than the others, on either side."""
+    for swapped in (False, True):
+        sides = [unfinished(SLOW_THEN_FAST, *answered), unfinished(lengths, 8)]
+        (found,) = compare(*(sides[::-1] if swapped else sides)).comparisons
+        mat = {EQUAL: 48 / 32, WITHIN: 48 / 33, APART: 1.0}[verdict]
+        assert found.verdict == verdict and found.decided == list(found.difference.equal) and found.questions == 8
+        assert found.mats == pytest.approx((mat, 1.5) if swapped else (1.5, mat))
+        assert found.ratio == pytest.approx(found.mats[0] / found.mats[1])
+
+
 def test_configurations_pair_by_their_settings_and_the_rest_is_named():
     def sized(*sizes):
         return [run("recycling (hot)", BY_TWO, method={"tree": "best", "tree_nodes": n}) for n in sizes]
@@ -239,6 +264,21 @@ def test_the_command_leaves_with_0_if_they_agree_and_1_if_not(folders, call):
     nothing = call(report.main, results(BY_TWO, range(20, 22)), "--against", shipped)
     assert nothing.code == 2 and "no configuration that" in nothing.err and len(nothing.err.splitlines()) == 1
     assert call(report.main, shipped, "--against", results(BY_TWO)).code == 0
+
+
+def test_the_command_takes_unfinished_repeats(call, tmp_path):
+    for name, lengths, answered in (
+        ("there", ONE_STEP_MORE, (8,)),
+        ("here", SLOW_THEN_FAST, (8, 8, 4)),
+        ("other", BY_ONE, (8, 8, 4)),
+    ):
+        for one in unfinished(lengths, *answered):
+            write(one, tmp_path / name)
+    same = call(report.main, tmp_path / "here", "--against", tmp_path / "there")
+    assert same.code == 0 and not same.err and "differ within the interval: recycling (hot)" in same.out
+    assert call(report.main, tmp_path / "there", "--against", tmp_path / "here").code == 0
+    other = call(report.main, tmp_path / "other", "--against", tmp_path / "there")
+    assert other.code == 1 and "DIFFER: recycling (hot)" in other.out
 
 
 def test_what_goes_with_against(folders, call, tmp_path):
