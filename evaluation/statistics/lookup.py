@@ -205,11 +205,11 @@ class Experiment:
         if not (ends := re.fullmatch(r"(\d+)-(\d+)", query.repeated)):
             raise UserError(f"{self.folder}: repeated={query.repeated}: must be two whole percentages, as 10-30")
         low, high = (int(end) / 100 for end in ends.groups())
-        shares = {key: repetition(answer) for key, answer in next(iter(pool.answers.values())).items()}
+        shares = {key: repetition(answer) for key, answer in pool.answers_to_compare(0).items()}
         cells = pool.cells.of(query.category)
         cells = cells.take(np.array([low <= shares[key] < high for key in cells.questions], dtype=bool))
-        tokens, steps = np.nansum(cells.tokens, axis=1), np.nansum(cells.steps, axis=1)
-        counts = {"questions": len(tokens), "new_tokens": int(tokens.sum()) // len(cells.repeats)}
+        tokens, steps = cells.mean_counts()
+        counts = {"questions": len(tokens), "new_tokens": int(tokens.sum())}
         if query.column in counts:
             return Cell(f"{counts[query.column]:,}")
         if query.column != "mat" or not len(tokens):

@@ -174,6 +174,18 @@ def test_answers_by_how_much_they_repeat(records):
     assert [cell.text for cell in cells] == ["2.00", "4.00"]
 
 
+def test_answers_of_unfinished_repeats_are_found_and_weigh_the_same(records):
+    experiment = records.read("e")
+    (spine,) = (run for run in experiment.runs if run.folder.name == "spine-8-hot")
+    again = copy.deepcopy(spine)
+    again.metadata["settings"]["repeat"] = 1
+    del spine.answers[1:]  # the first repeat has fewer
+    experiment.runs.append(again)
+    words = "spine nodes=8 repeated=0-60"
+    assert experiment.cell(words, "interval=no").text == "3.00"
+    assert [experiment.cell(words, count).text for count in ("questions", "new_tokens")] == ["2", "12"]
+
+
 def test_one_question_has_no_interval(records):
     """[nan, nan] had been one."""
     words = ("spine nodes=8", "spine nodes=8 repeated=0-10", "spine nodes=8 over recycling start=hot")
