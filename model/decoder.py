@@ -164,7 +164,9 @@ class Decoder:
 
         if str(dtype).removeprefix("torch.") not in DTYPES:
             raise UserError(f"dtype={dtype}: use one of {', '.join(DTYPES)}")
-        if not Path(name_or_path).expanduser().exists():
+        folder = Path(name_or_path).expanduser()
+        is_local = bool(str(name_or_path)) and folder.exists()
+        if not is_local:
             try:
                 validate_repo_id(str(name_or_path))
             except HFValidationError:
@@ -176,11 +178,13 @@ class Decoder:
             raise UserError(f"device={device}: {' '.join(str(error).split())[:200]}") from None
         kind = torch.float32 if dtype == "auto" and placed.type == "cpu" else dtype
         common = dict(revision=revision, trust_remote_code=trust_remote_code)
+        source = str(folder if is_local else name_or_path)
         try:
-            tokenizer = AutoTokenizer.from_pretrained(name_or_path, **common)
-            model = AutoModelForCausalLM.from_pretrained(name_or_path, dtype=kind, use_safetensors=True, **common)
+            tokenizer = AutoTokenizer.from_pretrained(source, **common)
+            model = AutoModelForCausalLM.from_pretrained(source, dtype=kind, use_safetensors=True, **common)
         except (OSError, ValueError, KeyError, ImportError, SafetensorError) as error:
-            raise UserError(f"model {name_or_path}: cannot be loaded ({' '.join(str(error).split())[:300]})") from None
+            what = "cannot be loaded" if is_local else "no such folder, and the hub's cannot be loaded"
+            raise UserError(f"model {name_or_path}: {what} ({' '.join(str(error).split())[:300]})") from None
         if quantize is not None:
             quantized(model, quantize, placed)
         return cls(model.to(placed).eval(), tokenizer, **settings)
