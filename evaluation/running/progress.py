@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from tqdm import tqdm
@@ -25,6 +27,7 @@ class Progress:
     def __init__(self, label: str, total: int, done: int) -> None:
         self.label, self.total, self.done, self._before = label, total, done, done
         self._start = self._printed = time.monotonic()
+        self._known_from = math.inf  # so many answers, and there is an estimate
         self._bar: Any = None
         if rank() == 0 and sys.stderr.isatty():
             self._bar = tqdm(total=total, initial=done, desc=label, unit="answer", dynamic_ncols=True)
@@ -36,9 +39,18 @@ class Progress:
         if self._bar is not None:
             self._bar.close()
 
-    def answered(self, rows: list[dict[str, Any]], label: str) -> None:
-        """Count one more answer. `rows`: all answers of its run so far. `label`: the run's."""
-        self.done += 1
+    def begin_round(self, runs: int) -> None:
+        """Note that all runs, so many, answer a question each now; time left is estimated behind the first round.
+
+        Before it, runs that were behind catch up on their own, at another pace.
+        """
+        if self._known_from == math.inf:
+            self._start, self._before, self._known_from = time.monotonic(), self.done, self.done + runs
+
+    def answered(self, answers: Sequence[tuple[list[dict[str, Any]], str]]) -> None:
+        """Count answers of shared forwards, or one; of each its run's rows so far, and label."""
+        self.done += len(answers)
+        rows, label = answers[0]
         if self._bar is not None:
             figures = measure(rows[-1:])
             method = {} if label == self.label else {"method": label}
@@ -46,19 +58,20 @@ class Progress:
             if timed(figures):
                 shown["tokens_per_s"] = f"{figures.tokens_per_second:.0f}"
             self._bar.set_postfix(method | shown, refresh=False)
-            self._bar.update()
+            self._bar.update(len(answers))
         elif rank() == 0 and time.monotonic() - self._printed >= LOG_SECONDS:
             self._printed = time.monotonic()
             print(self._line(rows, label), file=sys.stderr, flush=True)
 
     def _line(self, rows: list[dict[str, Any]], label: str) -> str:
         figures = measure(rows)
-        left = (time.monotonic() - self._start) / (self.done - self._before) * (self.total - self.done)
+        left = ""
+        if self.done >= self._known_from:
+            pace = (time.monotonic() - self._start) / (self.done - self._before)
+            left = f"; {_time(pace * (self.total - self.done))} left"
         run = "" if label == self.label else f"{label}: "
         speed = f", {figures.tokens_per_second:.0f} tokens/s" if timed(figures) else ""
-        return (
-            f"{self.label}: {self.done} of {self.total} answers; {run}MAT {figures.mat:.2f}{speed}; {_time(left)} left"
-        )
+        return f"{self.label}: {self.done} of {self.total} answers; {run}MAT {figures.mat:.2f}{speed}{left}"
 
 
 def timed(figures: Measures) -> bool:

@@ -203,6 +203,8 @@ class _Interleaving:
             while self.active:
                 position = min(len(runner.done) for runner in self.active)
                 behind = [runner for runner in self.active if len(runner.done) == position]
+                if len(behind) == len(self.active):
+                    progress.begin_round(len(behind))
                 for sharing in group_by_question(behind):
                     with self._catch_errors(*sharing):
                         if sharing[0].config["timed"]:
@@ -211,9 +213,11 @@ class _Interleaving:
                             )
                         else:
                             answer_shared(sharing)
-                    for runner in [runner for runner in sharing if runner in self.active]:
+                    answered = [runner for runner in sharing if runner in self.active]
+                    if answered:
+                        progress.answered([(runner.rows, runner.method.label) for runner in answered])
+                    for runner in answered:
                         with self._catch_errors(runner):
-                            progress.answered(runner.rows, runner.method.label)
                             if not runner.pending:
                                 runner.finish()
                                 self._complete(runner)

@@ -1,6 +1,7 @@
 """Runs that take turns question by question: the same answers as one after the other, wherever they were cut."""
 
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,7 +14,7 @@ from evaluation.loading.devices import MemoryUse
 from evaluation.records.questions import Question
 from evaluation.records.runs import read_runs
 from evaluation.records.sweeps import missing_jobs
-from evaluation.running import answering, scheduling
+from evaluation.running import answering, progress, scheduling
 from evaluation.running import runner as runner
 from evaluation.running.scheduling import Job, group_repeats
 from model.decoding import Target
@@ -57,8 +58,11 @@ def test_methods_take_turns_and_an_interrupted_sweep_goes_on_to_the_same_answers
     folder = tmp_path / "turns/plain"
     assert sorted(len(run.answers) for run in read_runs(folder)) == [1, 1, 1, 1, 2, 2], "what was done is kept"
     monkeypatch.setattr(runner, "answer_question", real)
+    monkeypatch.setattr(progress, "LOG_SECONDS", 0.0)
     outcome = evaluate(*SWEEP, "name=plain", name, "interleave=true")
     assert outcome.code == 0, outcome.err
+    counted = re.findall(r"(\d+) of 24 answers;.*?( left)?$", outcome.err, flags=re.M)
+    assert counted == [(str(n), " left" if n >= 18 else "") for n in range(9, 25)], "4 catch up, then a round of 6"
     turns = asked(folder)
     assert [turn[0] for turn in turns] == [10] * 6 + [11] * 6 + [12] * 6 + [13] * 6, "question by question"
     assert len({turn[1] for turn in turns[:6]}) == 6

@@ -1,11 +1,12 @@
 """timed=false: the same answers by the same steps in shared forwards, without times."""
 
 import json
+import re
 
 import pytest
 
 from evaluation.records.runs import read_runs
-from evaluation.running import scheduling
+from evaluation.running import progress, scheduling
 from tests.evaluation.running.test_scheduling import records, states
 
 METHODS = "method=hf,vanilla,pld,recycling,dynamic"  # test_shared_text.py has every method
@@ -41,7 +42,10 @@ def test_untimed_runs_hold_the_same_answers_steps_and_states(evaluate, tmp_path)
 
 def test_an_interrupted_sweep_goes_on_to_the_same_answers(evaluate, tmp_path, monkeypatch):
     sweep = ("-m", "method=vanilla,recycling,spine", "start=hot", "bench.end=3", "max_new_tokens=16", "timed=false")
-    assert evaluate(*sweep, "name=whole").code == 0
+    monkeypatch.setattr(progress, "LOG_SECONDS", 0.0)
+    outcome = evaluate(*sweep, "name=whole")
+    assert outcome.code == 0
+    assert re.findall(r"(\d) of 9 answers;.* left$", outcome.err, flags=re.M) == ["3", "6", "9"], "forwards are shared"
     real, left = scheduling.answer_together, [2]
 
     def interrupted(*arguments):
