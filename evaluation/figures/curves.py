@@ -214,7 +214,8 @@ def _bars(
         sideways(panel)
         if column.startswith("speedup"):
             panel.axvline(1.0, color="#444444", linewidth=0.7)
-    hatched = "; hatched: Vicuna-7B, A100-40GB, speedup over its own baseline" if extra else ""
+    hatched = "; hatched: Vicuna-7B, A100-40GB" if extra else ""
+    hatched += ", speedup over its own baseline" if extra and len(columns) > 1 else ""
     return finish(figure, axes[0], f"lines: {INTERVAL}{hatched}; {data.measured}")
 
 

@@ -234,7 +234,8 @@ def _spaced(words: str) -> str:
 def _settings(pool: Pool) -> dict[str, Any]:
     versions = {name: pool.first.metadata["versions"].get(name) for name in ("torch", "transformers")}
     named = {"method": pool.method, "name": joined(pool.name), "nodes": pool.budget}
-    return versions | pool.group | pool.first.facets | named
+    usual = {"order": "file"}  # which facets leave out
+    return usual | versions | pool.group | pool.first.facets | named
 
 
 def _text(value: Any) -> str:
