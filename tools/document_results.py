@@ -46,7 +46,10 @@ FIGURES = {
     "quickstart_speedup.png": ("quickstart", "speedup_over_vanilla"),
     **{f"smollm2/{name}.png": ("curves", name) for name in ("tree_size", "topk", "start", "update", "budget")},
     "smollm2/dynamic_budget.png": ("dynamic_tree", "budget"),
-    **{f"{name}.png": (f"{name}-embedded", name) for name in ("start", "topk", "tree_size", "update", "novelty", "budget")},
+    **{
+        f"{name}.png": (f"{name}-embedded", name)
+        for name in ("start", "topk", "tree_size", "update", "novelty", "budget")
+    },
     "dynamic_budget.png": ("dynamic_tree-embedded", "budget"),
     "smollm2/temperature.png": ("temperature", "temperature"),
     "smollm2/order.png": ("order", "order"),
