@@ -41,11 +41,13 @@ CONFIGS = ROOT / "configs" / "experiment"
 COMMAND = "python -m tools.document_results"
 # Pages in which every number has a source; in README.md every table.
 RESULTS_PAGES = ("README.md", "docs/quickstart.md", "docs/smollm2.md", "docs/dynamic.md", "docs/rivals.md")
-# File below docs/figures: the experiment and the name of its figure.
+# File below docs/figures: the experiment and the name of its figure. `-embedded`: with the shipped model.
 FIGURES = {
     "quickstart_speedup.png": ("quickstart", "speedup_over_vanilla"),
     **{f"smollm2/{name}.png": ("curves", name) for name in ("tree_size", "topk", "start", "update", "budget")},
     "smollm2/dynamic_budget.png": ("dynamic_tree", "budget"),
+    **{f"{name}.png": (f"{name}-embedded", name) for name in ("start", "topk", "tree_size", "update", "novelty", "budget")},
+    "dynamic_budget.png": ("dynamic_tree-embedded", "budget"),
     "smollm2/temperature.png": ("temperature", "temperature"),
     "smollm2/order.png": ("order", "order"),
 }

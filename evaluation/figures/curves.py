@@ -214,18 +214,23 @@ def _bars(
         sideways(panel)
         if column.startswith("speedup"):
             panel.axvline(1.0, color="#444444", linewidth=0.7)
-    hatched = "; hatched: Vicuna-7B, A100-40GB, speedup over its own baseline" if extra else ""
+    hatched = "; hatched: Vicuna-7B, A100-40GB" if extra else ""
+    hatched += ", speedup over its own baseline" if extra and len(columns) > 1 else ""
     return finish(figure, axes[0], f"lines: {INTERVAL}{hatched}; {data.measured}")
 
 
 def _label(row: dict[str, Any], rows: list[dict[str, Any]], setting: str) -> str:
     """Name a bar by its choice, and by the settings that distinguish it from others of the same choice."""
-    twins = [other for other in rows if str(other[setting]) == str(row[setting])]
+    facets = row["pool"].first.facets
+    twins = [other["pool"].first.facets for other in rows if str(other[setting]) == str(row[setting])]
     words = [str(row[setting])]
     if len({other["pool"].method for other in rows}) > 1:
         words.insert(0, row["pool"].method)
-    settings = row["pool"].first.facets
-    for key in settings:
-        if key != setting and len({str(other["pool"].first.facets.get(key)) for other in twins}) > 1:
-            words.append(key if settings[key] is True else "" if settings[key] is False else f"{settings[key]}")
+    for key in facets:
+        if key == "start":  # named at each bar or at none, so that other settings distinguish runs of the same start
+            others = [other["pool"].first.facets for other in rows]
+        else:
+            others = [twin for twin in twins if twin.get("start") == facets.get("start")]
+        if key != setting and len({str(other.get(key)) for other in others}) > 1:
+            words.append(key if facets[key] is True else "" if facets[key] is False else f"{facets[key]}")
     return ", ".join(word for word in words if word)

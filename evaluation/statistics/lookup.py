@@ -108,7 +108,8 @@ class Experiment:
             count = f"{len(answers)} questions of {pool.group['bench']} ({turns:,} turns, {tokens:,} tokens)"
             benches.setdefault(f"{pool.group['model']} {pool.group['bench']}", count)
         repeats = max(len(pool.repeats) for pool in self.pools)
-        return f"{'; '.join(benches.values())}; {repeats} repeat{'s' * (repeats > 1)}; {'; '.join(heading(self.runs))}."
+        circumstances = dict.fromkeys(part for line in heading(self.runs) for part in line.split("; "))  # each once
+        return f"{'; '.join(benches.values())}; {repeats} repeat{'s' * (repeats > 1)}; {'; '.join(circumstances)}."
 
     def cell(self, *parts: str) -> Cell:
         """Return the figure that these words ask for, those of a row and of a column say.
@@ -234,7 +235,8 @@ def _spaced(words: str) -> str:
 def _settings(pool: Pool) -> dict[str, Any]:
     versions = {name: pool.first.metadata["versions"].get(name) for name in ("torch", "transformers")}
     named = {"method": pool.method, "name": joined(pool.name), "nodes": pool.budget}
-    return versions | pool.group | pool.first.facets | named
+    usual = {"order": "file"}  # which facets leave out
+    return usual | versions | pool.group | pool.first.facets | named
 
 
 def _text(value: Any) -> str:

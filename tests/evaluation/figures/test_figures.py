@@ -102,6 +102,15 @@ def test_trees_of_one_size_and_several_depths_are_no_line():
         assert (figures.tree_size(data) is not None) is drawn
 
 
+def test_bars_are_named_by_what_distinguishes_them():
+    """Each by its start, as there are two; the order is that of hot runs alone, and no choice."""
+    interleaved = {"order": "interleaved"}
+    runs = [recycling("cold"), recycling(bench=interleaved), recycling(bench=interleaved, update="path")]
+    (data,) = split(runs, main_table(runs)).values()
+    labels = [label.get_text() for label in figures.update(data).axes[0].get_yticklabels()]
+    assert labels == ["all, cold", "all, hot", "path, hot"]
+
+
 def test_a_run_has_the_same_colour_and_mark_in_every_figure():
     runs = [made("vanilla", questions()), made("suffix", questions()), recycling(), recycling("cold", 0)]
     (data,) = split(runs, main_table(runs)).values()
