@@ -141,16 +141,18 @@ class Choice:
         return self.among(logits, tree.depths.to(logits.device) + len(text))
 
     def _along(self, logits: torch.Tensor, draft: Draft, text: Sequence[int]) -> torch.Tensor:
-        """Return the choices of the accepted nodes, from the root down: at most a row per depth, not n rows."""
+        """Return the choices of the accepted nodes, from the root down: mostly a row per depth, not n rows.
+
+        Of siblings with one token all are accepted, as one of them may have children that the others lack.
+        """
         tree, tokens = draft.tree, draft.tokens.tolist()
-        choices, node = [-1] * len(tokens), 0
-        while True:
+        choices, nodes = [-1] * len(tokens), [0]
+        for node in nodes:  # grows while it is walked
             row = self._processed(logits[node : node + 1], draft, tokens, node, text)
             place = torch.tensor([tree.depth_of[node] + len(text)])
             choices[node] = chosen = int(self.among(row, place))
-            below = (i for i in range(node + 1, len(tokens)) if tree.parent_of[i] == node and tokens[i] == chosen)
-            if (node := next(below, -1)) < 0:
-                return torch.tensor(choices)
+            nodes += [i for i in range(node + 1, len(tokens)) if tree.parent_of[i] == node and tokens[i] == chosen]
+        return torch.tensor(choices)
 
     def _processed(
         self, row: torch.Tensor, draft: Draft, tokens: Sequence[int], node: int, text: Sequence[int]

@@ -144,6 +144,11 @@ class Target:
             raise UserError(f"execution={name}: there is auto, {', '.join(EXECUTIONS)}")
         if name == "graph" and self.model.device.type != "cuda":
             raise UserError(f"execution=graph: needs a CUDA device, this model is on {self.model.device}")
+        if name != "eager" and len(self.devices) > 1:
+            spread = ", ".join(map(str, self.devices))
+            raise UserError(
+                f"execution={name}: is for a model on one device, this one is on {spread}; use eager or auto"
+            )
         if self.switch is not None and name == "eager":
             raise UserError(
                 "model.attention=tree: is for steps of fixed shape; say execution=static, compiled or graph"

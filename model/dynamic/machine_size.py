@@ -93,10 +93,13 @@ class MachineSize:
         }
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Load saved counts; reset if the state has none. Raises UserError if it considered other sizes."""
+        """Load saved counts; reset if the state has none.
+
+        With those of other sizes it is reset, too, where sizes are found while decoding. Raises UserError elsewhere.
+        """
         self.reset()
         if "size_used" not in state:
             return
         saved = state["size_expectation"].tolist()
-        self.costs.load(state["size_used"].tolist(), saved[-4:-2])
-        self._expected, self._recent = np.array(saved[:-4]), saved[-2:]
+        if self.costs.load(state["size_used"].tolist(), saved[-4:-2]):
+            self._expected, self._recent = np.array(saved[:-4]), saved[-2:]

@@ -197,14 +197,19 @@ class AutoRecycling(TokenRecycling):
         return super().state_dict() | self.acceptance.state_dict() | learnt
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Load a saved state, or a matrix alone: then the choice starts from the power law."""
+        """Load a saved state, or a matrix alone: then the choice starts from the power law.
+
+        Of a state with other sizes the matrix and what was accepted are kept, where sizes are found while decoding.
+        Raises UserError elsewhere.
+        """
         super().load_state_dict({"candidates": state["candidates"]} if "candidates" in state else state)
         if "clock" not in state:
             return
         self.acceptance.load_state_dict(state)
         steps, index, *used = state["clock"].tolist()
         *expected, tokens, seconds, mean_log_size = state["expectation"].tolist()
-        self.costs.load(used if len(state["order"]) == self.sizes[-1] else [], [tokens, seconds])
+        if not self.costs.load(used if len(state["order"]) == self.sizes[-1] else [], [tokens, seconds]):
+            return
         self._order, self._steps, self._index = state["order"].tolist(), steps, index
         self._expected, self._mean_log_size = expected, mean_log_size
         if self.sizing is not None:

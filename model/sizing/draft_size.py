@@ -72,11 +72,12 @@ class StepCosts:
         """Speed by size, over plain decoding on the same engine, where a step of each size adds so many tokens."""
         return [self.plain_seconds * n / t for n, t in zip(tokens, self.seconds, strict=True)]
 
-    def load(self, used: list[int], predicted: list[float]) -> None:
-        """Go on from saved counts. Raises UserError if they are of other sizes."""
+    def load(self, used: list[int], predicted: list[float]) -> bool:
+        """Go on from saved counts; True. Raises UserError if they are of other sizes."""
         if len(used) != len(self.sizes):
             raise UserError("tree=auto: the saved state considered other sizes; start from another one or cold")
         self.used, self.predicted = used, predicted
+        return True
 
     def promised(self, tokens: Sequence[float], accepted: Sequence[float], **chosen: Any) -> dict[str, Any]:
         """What was measured, chosen and promised.

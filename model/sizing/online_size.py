@@ -201,6 +201,10 @@ class OnlineSize(StepCosts):
         own = {"step_seconds": [scale * t for t in self.seconds], "plain_seconds": scale}
         return super().promised(tokens, accepted, **chosen) | own | {"resting": self.resting, "pays": self.pays}
 
+    def load(self, used: list[int], predicted: list[float]) -> bool:
+        """Go on from saved counts, unless they are of other sizes, as another kind of device or budget has."""
+        return len(used) == len(self.sizes) and super().load(used, predicted)
+
     def state_dict(self) -> dict[str, torch.Tensor]:
         """`size_times` as `StepTimes.state` has them; `size_balance`, float64: and whether it rests, and how long."""
         known = [self.balance, self._won, self.resting, self._left, self._unpaid]

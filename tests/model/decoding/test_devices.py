@@ -66,3 +66,14 @@ def test_cudnn_attention_is_off_on_a_gpu(on_a_gpu):
 
 def test_what_joint_products_leave_is_given_back(on_a_gpu):
     assert "empty" in on_a_gpu("fused")
+
+
+@pytest.mark.parametrize("name", ["static", "compiled", "graph"])
+def test_steps_of_fixed_shape_are_refused_where_layers_are_spread(name, monkeypatch):
+    """Their buffers are on one GPU; torch would stop in the middle of an answer."""
+    found = Target(toy_model("llama"))
+    found.devices = [GPU, torch.device("cuda", 1)]
+    monkeypatch.setattr(type(found.model), "device", GPU)
+    with pytest.raises(UserError, match=rf"execution={name}: is for a model on one device.*cuda:0, cuda:1; use eager"):
+        found.check_execution(name)
+    assert found.check_execution("eager") == "eager"

@@ -254,3 +254,14 @@ def test_choices_along_the_path_are_those_of_all_nodes():
         one, other = verify(draft, every), verify(draft, along)
         assert (one.node, one.tokens) == (other.node, other.tokens)
         assert one.accepted.tolist() == other.accepted.tolist() or one.tokens == other.tokens
+
+
+def test_of_siblings_with_one_token_each_is_followed():
+    """LogitSpec and the n-gram cache may draft a token twice; what is accepted is below the second one here."""
+    choice, text = Choice(Sampling(temperature=1.0, seed=3), CPU), [1, 2]
+    logits = torch.randn(4, V, generator=torch.Generator().manual_seed(0))
+    logits[2] = logits[1]  # the same context
+    first, second = (int(choice.among(logits[n : n + 1], torch.tensor([2 + n]))) for n in (0, 1))
+    draft = Draft(Tree([0, 0, 0, 2]), torch.tensor([2, first, first, second]))
+    every, along = (verify(draft, choice.after(logits, draft, text, every=whole)) for whole in (True, False))
+    assert every.node == along.node == 3 and every.tokens == along.tokens

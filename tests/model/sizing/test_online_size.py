@@ -371,6 +371,30 @@ def test_a_methods_state_holds_what_was_found(method):
     assert sum(told["steps_by_size"]) > 0 and told["sizes"] == half.sizing.sizes
 
 
+@pytest.mark.parametrize("method", MAKE)
+def test_what_a_gpu_learnt_is_read_on_a_cpu(method, monkeypatch):
+    """All but the sizes, which are others there."""
+    target, (first, second, third) = Target(toy_model("llama")), prompts()
+    clock = Clock(target, 0.02)
+    with monkeypatch.context() as there:
+        there.setitem(online_size.TRIED, "cpu", online_size.TRIED["cuda"])
+        gpus = MAKE[method]()
+        for prompt in (first, second):
+            generate(target, gpus, prompt, max_new_tokens=60, clock=clock)
+    state, here = gpus.state_dict(), MAKE[method]()
+    assert here.sizing.sizes != gpus.sizing.sizes
+    unread = here.sizing.state_dict()
+    here.load_state_dict(state)
+    for name, tensor in here.state_dict().items():
+        if name in unread:
+            assert torch.equal(tensor, unread[name])
+        if name.startswith(("text", "token_", "pair_", "candidates", "law_holds")):
+            assert torch.equal(tensor, state[name])
+    assert generate(target, here, third, max_new_tokens=30, clock=clock).tokens == greedy(target.model, third, 30)
+    told = here.describe()
+    assert sum(told["steps_by_size"]) > 0 and told["sizes"] == here.sizing.sizes
+
+
 def test_a_consumer_that_takes_its_time_is_not_measured():
     target, drafter = Target(toy_model("llama")), MAKE["recycling"]()
     clock = Clock(target, 0.0)
