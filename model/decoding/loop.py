@@ -233,11 +233,9 @@ def step_clock(target: Target) -> Clock:
     So what a draft costs is known from fewer steps: on two cores that three processes want, plain steps of 1 ms took
     0.9 to 5 by the wall's.
     """
-    if (
-        any(device.type != "cpu" for device in target.devices) or sys.platform == "win32"
-    ):  # where a thread's clock moves by 16 ms at a time
-        return time.perf_counter
-    return time.thread_time
+    elsewhere = any(device.type != "cpu" for device in target.devices)
+    coarse = sys.platform == "win32"  # there a thread's clock moves by 16 ms at a time
+    return time.perf_counter if elsewhere or coarse else time.thread_time
 
 
 def _timed(run: Callable[[], Verification], session: Session, executor: Executor, clock: Clock) -> Verification:

@@ -210,12 +210,10 @@ class DynamicSession(TextSession[SuffixAutomaton]):
     def observe_prompt(self, prompt: list[int], logits: torch.Tensor) -> None:
         """With `recycle_prompt`: keep rows of the prompt's tokens, and the siblings of the first root."""
         ids, levels = top_k_levels(logits, self.method.k)  # (m, k)
-        tokens, at = (
-            np.array(prompt, dtype=np.int64),
-            len(self.text.tokens) - 1 - len(prompt),
-        )  # the root is behind them
-        first = self.text.tokens[at - 1] if at > self._prompt_at else prompt[0]  # before them; a prompt's first: itself
-        self.method.keep(np.concatenate(([first], tokens[:-1])), tokens, ids, levels)
+        tokens = np.array(prompt, dtype=np.int64)
+        at = len(self.text.tokens) - 1 - len(prompt)  # the root is behind them
+        before = self.text.tokens[at - 1] if at > self._prompt_at else prompt[0]  # of a prompt's first token: itself
+        self.method.keep(np.concatenate(([before], tokens[:-1])), tokens, ids, levels)
         self._note_siblings(ids[-1:], levels[-1:], 0, [], self.text.tokens[-1])
 
     def draft(self, root: int) -> Draft:

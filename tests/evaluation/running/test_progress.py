@@ -35,7 +35,7 @@ def test_a_log_gets_one_plain_line_a_minute(capsys, clock):
     ]
 
 
-def test_the_time_left_is_told_when_all_configurations_have_answered_a_question(capsys, clock):
+def test_the_time_left_is_shown_when_all_configurations_have_answered_a_question(capsys, clock):
     """The first of 53 answers, which share forwards, had cost what all of them did: 13 h 58 min instead of 40 min."""
     labels = ["vanilla", *["recycling"] * 52]
     with Progress("53 configurations, interleaved", total=1908, done=1005) as shown:

@@ -367,8 +367,8 @@ def test_a_methods_state_holds_what_was_found(method):
     whole.reset()
     assert half.sizing.seconds == whole.sizing.seconds, "a cold start forgets texts, not the machine"
     assert generate(target, half, third, max_new_tokens=30, clock=clock).tokens == greedy(target.model, third, 30)
-    told = half.describe()
-    assert sum(told["steps_by_size"]) > 0 and told["sizes"] == half.sizing.sizes
+    described = half.describe()
+    assert sum(described["steps_by_size"]) > 0 and described["sizes"] == half.sizing.sizes
 
 
 @pytest.mark.parametrize("method", MAKE)
@@ -391,8 +391,8 @@ def test_what_a_gpu_learnt_is_read_on_a_cpu(method, monkeypatch):
         if name.startswith(("text", "token_", "pair_", "candidates", "law_holds")):
             assert torch.equal(tensor, state[name])
     assert generate(target, here, third, max_new_tokens=30, clock=clock).tokens == greedy(target.model, third, 30)
-    told = here.describe()
-    assert sum(told["steps_by_size"]) > 0 and told["sizes"] == here.sizing.sizes
+    described = here.describe()
+    assert sum(described["steps_by_size"]) > 0 and described["sizes"] == here.sizing.sizes
 
 
 def test_a_consumer_that_takes_its_time_is_not_measured():
