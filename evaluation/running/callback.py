@@ -8,10 +8,6 @@ from typing import Any
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
-from model.errors import UserError
-
-from ..configuration.config import TRACKERS
-from ..errors import Failure
 from ..loading.processes import rank
 
 
@@ -29,15 +25,4 @@ def report_at_end(config: DictConfig, folder: Path) -> None:
     if config.run_dir is None and any(folder.glob("runs/*/answers.jsonl")):
         from ..report import report
 
-        runs, table = report(folder)
-        if config.tracking in TRACKERS:
-            _send(runs, table, config.tracking, folder)
-
-
-def _send(runs: Any, table: Any, tracker: str, folder: Path) -> None:
-    from ..statistics.exports import track
-
-    try:
-        print(f"{tracker}: {track(runs, table, tracker, folder.name)} configurations")
-    except UserError as error:  # raised here, Hydra would only print a warning
-        Failure(f"{error}; the results are in {folder}")
+        report(folder)
