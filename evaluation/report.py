@@ -25,7 +25,7 @@ from .page import write_page
 from .records.compact import FILE
 from .records.runs import Run, read_foreign, read_runs
 from .records.sweeps import missing_jobs
-from .statistics.agreement import Agreement, compare, lines, summary
+from .statistics.agreement import EQUAL, WRONG, Comparison, compare, lines, summary
 from .statistics.audits import write_audit
 from .statistics.caveats import doubts
 from .statistics.metrics import OVERALL
@@ -83,17 +83,17 @@ def _width() -> int | None:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
-def against(folder: Path, other: Path) -> Agreement:
+def against(folder: Path, other: Path) -> list[Comparison]:
     """Print an experiment's token ids and accepted lengths next to another's.
 
     Raises:
         UserError: they have nothing in common.
     """
-    agreement = compare(read_runs(folder), read_runs(other))
-    if not agreement.comparisons:
+    comparisons, alone = compare(read_runs(folder), read_runs(other))
+    if not comparisons:
         raise UserError(f"{folder}: no configuration that {other} has, too, on the same questions")
-    print("\n".join(["", f"{folder} against {other}:", *lines(agreement), f"{summary(agreement)}."]))
-    return agreement
+    print("\n".join(["", f"{folder} against {other}:", *lines(comparisons), *alone, f"{summary(comparisons)}."]))
+    return comparisons
 
 
 def against_shipped(runs: list[Run], folder: Path) -> str:
@@ -102,14 +102,14 @@ def against_shipped(runs: list[Run], folder: Path) -> str:
     if not (shipped / FILE).is_file() or folder.resolve() == shipped:
         return ""
     try:
-        agreement = compare(runs, read_runs(shipped))
+        comparisons, _ = compare(runs, read_runs(shipped))
     except UserError as error:  # the user's own report does not depend on it
         return f"not compared with {_shown(shipped)}: {error}"
-    if not agreement.comparisons:
+    if not comparisons:
         return ""
     again = shlex.join(["python", "-m", "evaluation.report", str(folder), "--against", str(_shown(shipped))])
-    more = "" if agreement.all_equal else f"; more: {again}"
-    return f"against {_shown(shipped)}: {summary(agreement)}{more}"
+    more = "" if all(c.verdict == EQUAL for c in comparisons) else f"; more: {again}"
+    return f"against {_shown(shipped)}: {summary(comparisons)}{more}"
 
 
 def _shown(path: Path) -> Path:
@@ -143,7 +143,7 @@ def _run(arguments: argparse.Namespace) -> None:
     elif len(folders) > 1:
         report_together(folders, arguments.out or TOGETHER)
     elif arguments.against is not None:
-        sys.exit(0 if against(folders[0], arguments.against).agrees else 1)
+        sys.exit(int(any(c.verdict in WRONG for c in against(folders[0], arguments.against))))
     else:
         report(folders[0])
 

@@ -85,7 +85,7 @@ class Experiment:
         """Return what these words ask for, as printed; None if it was not measured."""
         methods = {known["method"] for _, known in self.configurations}
         asked, over = (
-            dict(w.split("=") if "=" in w else ("method" if w in methods else "column", w) for w in part.split())
+            dict(tuple(w.split("=")) if "=" in w else ("method" if w in methods else "column", w) for w in part.split())
             for part in f" {words} ".partition(" over ")[::2]
         )
         column, category = asked.pop("column", "mat"), asked.pop("category", OVERALL)

@@ -5,12 +5,10 @@ Names, types and defaults of the settings come from the signatures of the functi
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.util import find_spec
-from typing import Any, Literal, get_args
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 

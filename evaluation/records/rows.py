@@ -168,12 +168,6 @@ def read_object(path: Path) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def common_questions(rows: dict[Any, Row], others: dict[Any, Row]) -> list[Any]:
-    """Return the ids that both files have, less those whose recorded hashes differ."""
-    hashes = {key: [file[key].get("question_sha256") for file in (rows, others)] for key in rows if key in others}
-    return [key for key, (one, other) in hashes.items() if None in (one, other) or one == other]
-
-
 # Of a choice, what may be missing: a number a turn, null where it was not measured (of another count: not known); and
 # a list a turn.
 _MEASURED = ("decoding_steps", "prefill_time", "decode_time", "prompt_time")
@@ -244,27 +238,6 @@ def _short(value: Any) -> str:
     return text if len(text) <= 70 else f"{text[:35]}...{text[-30:]}"
 
 
-def first_difference(one: Row, other: Row) -> str | None:
-    """Say where two answers to a question differ first; None if they are the same.
-
-    Token ids are compared where both rows hold them, the text of every turn in any case.
-    """
-    pairs = list(zip(one["choices"], other["choices"], strict=False))
-    if len(one["choices"]) != len(other["choices"]):
-        return f"{len(one['choices'])} choices against {len(other['choices'])}"
-    for index, (a, b) in enumerate(pairs):
-        if len(a["turns"]) != len(b["turns"]):
-            return f"choice {index}: {len(a['turns'])} turns against {len(b['turns'])}"
-        ids = list(zip(a.get("output_ids") or [], b.get("output_ids") or [], strict=False))
-        for turn, (mine, theirs) in enumerate(ids):
-            if mine != theirs:
-                return f"choice {index}, turn {turn}: token {diverge(mine, theirs)}"
-        for turn, (mine, theirs) in enumerate(zip(a["turns"], b["turns"], strict=True)):
-            if mine != theirs:
-                return f"choice {index}, turn {turn}: character {diverge(mine, theirs)}"
-    return None
-
-
 def common_turns(one: Row, other: Row) -> tuple[list[tuple[int, int, list[int], list[int]]], int]:
     """Return the turns answered from the same prompt: choice, turn, token ids of the one and of the other.
 
@@ -282,16 +255,3 @@ def common_turns(one: Row, other: Row) -> tuple[list[tuple[int, int, list[int], 
 def diverge(a: Any, b: Any) -> int:
     """Return the first index at which two sequences differ."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-
-
-def describe_files(first: Path, rows: dict[Any, Row], second: Path, others: dict[Any, Row]) -> list[str]:
-    """Say which questions only one of two files has; nothing if both have the same."""
-    lines = []
-    common = set(common_questions(rows, others))
-    if changed := [key for key in rows if key in others and key not in common]:
-        lines.append(f"{second}: {len(changed)} question(s) of the same id are others: {some(changed)}")
-    for name, have, lack in ((second, rows, others), (first, others, rows)):
-        missing = [key for key in have if key not in lack]
-        if missing:
-            lines.append(f"{name}: {len(missing)} question(s) missing: {some(missing)}")
-    return lines

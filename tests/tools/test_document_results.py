@@ -6,8 +6,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-
 from evaluation.statistics.lookup import Experiment
+
 from model.errors import UserError
 from tests.evaluation.made_runs import asked, made
 from tools import document_results
