@@ -26,13 +26,7 @@ from evaluation.errors import user_errors
 from evaluation.figures import draw_one, style
 from evaluation.records.runs import read_runs
 from evaluation.report import REFERENCE
-from evaluation.statistics.caveats import conditions
-from evaluation.statistics.intervals import ratio_interval
-from evaluation.statistics.metrics import OVERALL, repetition
-from evaluation.statistics.pools import Pool, mat_ratio, pools
-from evaluation.statistics.published import default_settings
-from evaluation.statistics.tables import main_table
-from evaluation.statistics.view import markdown, paper_cell
+from evaluation.statistics import caveats, intervals, metrics, pools, published, tables, view
 from model.errors import UserError
 from model.files import ROOT, write_text
 
@@ -48,18 +42,24 @@ BLOCK = re.compile(r"^<!-- results: ([^<]*?)-->\n(?:(?!<!-- ).*\n)*?<!-- end -->
 MAT = ("mat", "mat_low", "mat_high")
 
 
+@cache
 class Experiment:
     """The configurations of an experiment, each with its settings as text, and its main table."""
 
     def __init__(self, name: str) -> None:
         self.name, self.runs = name, read_runs(REFERENCE / name)
-        self.table = main_table(self.runs)
-        self.configurations = [(pool, settings(pool)) for pool in pools(self.runs)]
+        self.table = tables.main_table(self.runs)
+        self.configurations = [(pool, settings(pool)) for pool in pools.pools(self.runs)]
         self.known = set().union(*(known for _, known in self.configurations))
 
-    def find(self, wanted: dict[str, str]) -> Pool | None:
+    def parsed(self, words: str) -> dict[str, str]:
+        methods = {known["method"] for _, known in self.configurations}
+        parts = (word.partition("=") for word in words.split())
+        return {key if eq else "method" if key in methods else "column": value or key for key, eq, value in parts}
+
+    def find(self, wanted: dict[str, str]) -> pools.Pool | None:
         """Return the configuration with these settings, by preference its method's defaults otherwise."""
-        usual = {k: text(v) for k, v in default_settings(wanted.get("method", "")).items()} | wanted
+        usual = {k: text(v) for k, v in published.default_settings(wanted.get("method", "")).items()} | wanted
         found = [(pool, known) for pool, known in self.configurations if wanted.items() <= known.items()]
         found = [pair for pair in found if all(pair[1].get(k, v) == v for k, v in usual.items())] or found
         if wanted.keys() - self.known or len(found) > 1:
@@ -68,12 +68,8 @@ class Experiment:
 
     def cell(self, words: str) -> str | None:
         """Return what these words ask for, as printed; None if it was not measured."""
-        methods = {known["method"] for _, known in self.configurations}
-        asked, over = (
-            {key if eq else ("method" if key in methods else "column"): value or key for key, eq, value in parts}
-            for parts in ([w.partition("=") for w in side.split()] for side in f" {words} ".partition(" over ")[::2])
-        )
-        column, category = asked.pop("column", "mat"), asked.pop("category", OVERALL)
+        asked, over = map(self.parsed, f" {words} ".partition(" over ")[::2])
+        column, category = asked.pop("column", "mat"), asked.pop("category", metrics.OVERALL)
         interval, repeated = asked.pop("interval", "yes") == "yes", asked.pop("repeated", None)
         if (pool := self.find(asked)) is None:
             return None
@@ -83,25 +79,24 @@ class Experiment:
         if over:
             peers = [known for _, known in self.configurations if known["method"] == over.get("method", pool.method)]
             base = self.find({k: v for k, v in asked.items() if any(p.get(k, "null") != "null" for p in peers)} | over)
-            row = dict(zip(MAT, mat_ratio(cells, base.cells.of(category)), strict=True)) if base else None
+            if base is None:
+                return None
+            row: dict[Any, Any] = dict(zip(MAT, pools.mat_ratio(cells, base.cells.of(category)), strict=True))
         elif repeated:
             low, high = (int(end) / 100 for end in repeated.split("-"))
             answers = pool.answers_to_compare(0)
-            cells = cells.take(np.array([low <= repetition(answers[key]) < high for key in cells.questions]))
+            cells = cells.take(np.array([low <= metrics.repetition(answers[key]) < high for key in cells.questions]))
             tokens, steps = cells.mean_counts()
-            row = dict(zip(MAT, (tokens.sum() / steps.sum(), *ratio_interval(tokens, steps)), strict=True))
+            row = dict(zip(MAT, (tokens.sum() / steps.sum(), *intervals.ratio_interval(tokens, steps)), strict=True))
             row |= {"questions": len(tokens), "new_tokens": f"{tokens.sum():,.0f}"}
         else:
             named = {**pool.group, "method": pool.label, "variant": pool.variant, "category": category}
             (row,) = self.table[(self.table[list(named)] == list(named.values())).all(axis=1)].to_dict("records")
             row["tokens_per_second"] = f"{row['tokens_per_second']:.0f}"
-        return row and paper_cell(row, column, with_interval=interval).printed
+        return view.paper_cell(row, column, with_interval=interval).printed
 
 
-experiment = cache(Experiment)
-
-
-def settings(pool: Pool) -> dict[str, str]:
+def settings(pool: pools.Pool) -> dict[str, str]:
     """Return by name what words may ask for of a configuration."""
     found = {"order": "file", **pool.group, **pool.first.facets, "method": pool.method, "nodes": pool.budget}
     return {key: text(value) for key, value in found.items()}
@@ -115,9 +110,7 @@ def expanded(entries: dict[str, Any]) -> Iterator[tuple[str, list[str]]]:
     """Yield titles and words, those with commas written out."""
     for title, words in entries.items():
         parts = [] if isinstance(words, list) else [word.rpartition("=") for word in words.split()]
-        for choice in itertools.product(
-            *([key + eq + value for value in values.split(",")] for key, eq, values in parts)
-        ):
+        for choice in itertools.product(*([key + eq + v for v in values.split(",")] for key, eq, values in parts)):
             known = {key or "method": value for key, _, value in (word.rpartition("=") for word in choice)}
             known["category"] = known.get("category", "").replace("_", " ")
             yield title.format(**known), words if isinstance(words, list) else [" ".join(choice)]
@@ -133,14 +126,13 @@ def rendered(block: re.Match[str]) -> str:
         for own, (_, (of_column,)) in zip(itertools.cycle(of_row), columns, strict=False):
             words = " ".join(sorted((own, of_column), key=lambda part: "over" in part.split()))
             name = "".join(re.findall(r"\bin=(\S+)", words)) or spec["results"]
-            cells.append(experiment(name).cell(re.sub(r"\bin=\S+", "", words)))
+            cells.append(Experiment(name).cell(re.sub(r"\bin=\S+", "", words)))
             if cells[-1] is None and not spec.get("gaps"):
                 raise UserError(f"{name}: no configuration is '{words}'")
         rows.append([title.strip(), *(cell or "" for cell in cells), *(str(m.get(title, "")) for m in more.values())])
-    table = markdown([spec.get("first", "method"), *(title for title, _ in columns), *more], rows)
-    return (
-        f"<!-- results: {block[1]}-->\n{table if rows else conditions(experiment(spec['results']).runs)}\n<!-- end -->"
-    )
+    table = view.markdown([spec.get("first", "method"), *(title for title, _ in columns), *more], rows)
+    body = table if rows else caveats.conditions(Experiment(spec["results"]).runs)
+    return f"<!-- results: {block[1]}-->\n{body}\n<!-- end -->"
 
 
 def main() -> None:
@@ -155,13 +147,15 @@ def main() -> None:
                 raise UserError(f"{page.name}: a block is not closed by <!-- end -->")
             if new != old:
                 stale.append(page)
-                check or write_text(page, new)
+            if not check:
+                write_text(page, new)
         for name, (of, kind) in FIGURES.items():
-            file, figure = ROOT / "docs/figures" / name, draw_one(experiment(of).runs, experiment(of).table, kind)
+            file, figure = ROOT / "docs/figures" / name, draw_one(Experiment(of).runs, Experiment(of).table, kind)
             shown = style.contents(figure)  # kept as text in a PNG
             if not file.exists() or f"Contents\0{shown}".encode() not in file.read_bytes():
                 stale.append(file)
-                check or style.save_png(figure, file, Contents=shown)
+                if not check:
+                    style.save_png(figure, file, Contents=shown)
         print("\n".join(f"{file.name}: {'not what the records say' if check else 'written'}" for file in stale))
         if stale and check:
             raise UserError("python -m tools.document_results writes them anew")
