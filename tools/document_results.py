@@ -51,11 +51,11 @@ class Experiment:
         self.table = tables.main_table(self.runs)
         self.configurations = [(pool, settings(pool)) for pool in pools.pools(self.runs)]
         self.known = set().union(*(known for _, known in self.configurations))
+        self.methods = {known["method"] for _, known in self.configurations}
 
     def parsed(self, words: str) -> dict[str, str]:
-        methods = {known["method"] for _, known in self.configurations}
         parts = (word.partition("=") for word in words.split())
-        return {key if eq else "method" if key in methods else "column": value or key for key, eq, value in parts}
+        return {k if eq else "method" if k in self.methods else "column": value or k for k, eq, value in parts}
 
     def find(self, wanted: dict[str, str]) -> pools.Pool | None:
         """Return the configuration with these settings, by preference its method's defaults otherwise."""
