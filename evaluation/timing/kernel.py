@@ -12,9 +12,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from model.decoding.attention import TreeAttention, tree_attention_reference
 from transformers import AttentionInterface
 
-from model.decoding.attention import TreeAttention, tree_attention_reference
 from model.decoding.devices import synchronize, triton_problem
 from model.decoding.sampling import GREEDY, Choice
 from model.decoding.tree import Tree

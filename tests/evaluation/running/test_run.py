@@ -170,7 +170,8 @@ def test_a_later_turn_without_room_is_a_result_and_no_crash(evaluate, tmp_path):
     assert row["choices"][0]["new_tokens"][1] == 0
 
 
-def test_every_execution_gives_the_same_records(evaluate, tmp_path):
+def test_every_execution_gives_the_same_records(evaluate, tmp_path, monkeypatch):
+    monkeypatch.setattr("model.tuning.EXECUTIONS", ("eager", "static"))
     assert evaluate("-m", "method=recycling,pld", "execution=eager,static", "start=hot", "name=ways").code == 0
     records = {}
     for folder in (tmp_path / "results/ways/runs").iterdir():
