@@ -198,7 +198,7 @@ def stock_linears(module: nn.Module) -> Iterator[None]:
         yield
     finally:
         for layer, kind in kinds:
-            layer.__class__ = kind  # type: ignore[assignment]
+            layer.__class__ = kind
 
 
 def _restore(layer: nn.Linear) -> None:
