@@ -117,7 +117,7 @@ def _append(text: Text, place: int) -> None:
 
 
 @loop
-def _split(text: Text, long: int, state: int, token: int) -> Any:
+def _split(text: Text, long: int, state: Any, token: int) -> Any:
     """Split off the substrings of `long` that end here as well: those up to `state` + token. Return their state."""
     states, transitions, counts = text.states, text.transitions, text.counts[0]
     short = counts.states
@@ -178,7 +178,7 @@ def rehash(arrays: Any) -> None:
 
 
 @loop
-def transfer(text: Text, state: int, length: int, token: int) -> Any:
+def transfer(text: Text, state: Any, length: Any, token: int) -> Any:
     """Return the state and length of the longest match after one more token (2411.10666, algorithm 1)."""
     transition = _find_transition(text, state, token)
     while state and transition < 0:
@@ -364,7 +364,7 @@ def _add(candidates: Any, end: int, parent: int, token: int, source: int, match:
 def _add_row(
     candidates: Any, first: int, end: int, parent: int, source: int, match: int, ids: Any, levels: Any, row: int
 ) -> Any:
-    """Add a row to a node's candidates, which begin at `first`; one that is there becomes this row's. Return the end."""
+    """Add a row to a node's candidates from `first` on; one that is there becomes this row's. Return the end."""
     for rank in range(ids.shape[1]):
         token, level = ids[row, rank], levels[row, rank]
         at = _find(candidates, first, end, token)
