@@ -84,7 +84,7 @@ def plan(master: DictConfig, loader: ConfigLoader) -> list[Planned]:
     """
     sweeper = OmegaConf.to_container(master.hydra.sweeper, resolve=True)
     assert isinstance(sweeper, dict)
-    composed = [*master.hydra.overrides.task]
+    composed: Any = OmegaConf.to_container(master.hydra.overrides.task, resolve=False)
     parser = OverridesParser.create(config_loader=loader)
 
     def lists(words: Sequence[str]) -> Lists:
@@ -176,5 +176,4 @@ def planned(overrides: list[str], cfg: DictConfig) -> Planned:
     own = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
     repeat = OmegaConf.from_dotlist([word for word in overrides if word.startswith("repeat=")])
     config: DictConfig = OmegaConf.merge(own, repeat)  # type: ignore[assignment]
-    OmegaConf.resolve(config)
     return Planned(overrides, config, missing_companion(config.method, str(config.model.name)))
