@@ -1,6 +1,7 @@
 """Expand a command line and its experiment to jobs: a grid and further runs, each with what its method and tree have.
 
-hydra.sweeper.params is the grid, in Hydra's form. hydra.sweeper.also lists further runs, each written as on a command
+hydra.sweeper.params is the grid, in Hydra's form; those of its settings in hydra.sweeper.equal have one value within a
+job. hydra.sweeper.also lists further runs, each written as on a command
 line and taking what it does not name from the grid. What is typed replaces the grid's lists and narrows further runs.
 """
 
@@ -88,12 +89,10 @@ def plan(master: DictConfig, loader: ConfigLoader) -> list[Planned]:
     parser = OverridesParser.create(config_loader=loader)
 
     def lists(words: Sequence[str]) -> Lists:
-        overrides = parser.parse_overrides(list(words))
+        overrides = zip(words, parser.parse_overrides(list(words)), strict=True)
         return {
-            o.get_key_element(): [*o.sweep_string_iterator()]
-            if o.is_sweep_override()
-            else [o.get_value_element_as_str()]
-            for o in overrides
+            o.get_key_element(): [*o.sweep_string_iterator()] if o.is_sweep_override() else [word.partition("=")[2]]
+            for word, o in overrides
         }
 
     @cache  # it takes a tenth of a second
@@ -109,28 +108,33 @@ def plan(master: DictConfig, loader: ConfigLoader) -> list[Planned]:
     if not master.timed:
         given = {"repeat": ["0"]} | given  # the other repeats would be the same
     grid = lists([f"{key}={values}" for key, values in sweeper["params"].items()])
-    jobs = expand(grid, [lists(split(run)) for run in sweeper["also"]], given, settings)
+    jobs = expand(grid, [lists(split(run)) for run in sweeper["also"]], given, settings, sweeper["equal"])
     return [planned(job, compose(*(word for word in job if not word.startswith("repeat=")))) for job in jobs]
 
 
-def expand(grid: Lists, also: Sequence[Lists], given: Lists, settings: Settings) -> list[list[str]]:
+def expand(
+    grid: Lists, also: Sequence[Lists], given: Lists, settings: Settings, equal: Sequence[str] = ()
+) -> list[list[str]]:
     """Return the overrides of each job once, repeat by repeat, as the machine drifts between repeats.
 
     Args:
         also: further runs; what they do not name is as in the grid.
         given: replaces lists of the grid; further runs with other values than these are left out.
+        equal: keys that have one value within a job, as settings of several methods that mean the same.
 
     Raises:
-        UserError: no job has a given setting.
+        UserError: no job has a given setting, and the grid knows none of this name.
     """
+    unknown = given.keys() - grid.keys()
     grid = grid | given
     narrowed = [{key: [v for v in values if v in given.get(key, [v])] for key, values in run.items()} for run in also]
     jobs: dict[frozenset[tuple[str, str]], dict[str, str]] = {}
     for lists in (grid, *(grid | run for run in narrowed)):
         for values in product(*lists.values()):
             job = applicable(dict(zip(lists, values, strict=True)), settings)
-            jobs.setdefault(frozenset(job.items()), job)
-    for key in given:
+            if len({job[key] for key in equal if key in job}) <= 1:
+                jobs.setdefault(frozenset(job.items()), job)
+    for key in sorted(unknown):
         if "." in key and not any(key in job for job in jobs.values()):
             none = "none of the methods or trees of this sweep has this setting"
             raise UserError(f"{key}={given[key][0]}: {none}{new_names(key)}")

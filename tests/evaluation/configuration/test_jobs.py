@@ -23,8 +23,8 @@ def settings(group, job):
     )
 
 
-def jobs(grid, also=(), given=None):
-    return [" ".join(job).replace("method=", "") for job in expand(grid, also, given or {}, settings)]
+def jobs(grid, also=(), given=None, equal=()):
+    return [" ".join(job).replace("method=", "") for job in expand(grid, also, given or {}, settings, equal)]
 
 
 def test_a_job_has_the_settings_of_its_method_alone_and_none_comes_twice():
@@ -42,6 +42,13 @@ def test_a_setting_that_nothing_in_the_sweep_has_is_refused():
     assert jobs(GRID | {"method.k": ["4"]}), "of an experiment that a narrower command line left"
     with pytest.raises(UserError, match="method.max_ngram=2: none of the methods or trees of this sweep has this"):
         jobs(GRID, given={"method.max_ngram": ["2"]})
+
+
+def test_equal_keys_have_one_value_in_each_job():
+    grid = GRID | BUDGETS | {"method": ["both"]}
+    assert len(jobs(grid)) == 4, "every combination"
+    both = [f"repeat=0 both tree.nodes={n} method.nodes={n}" for n in (8, 16)]
+    assert jobs(grid, equal=["tree.nodes", "method.nodes"]) == both
 
 
 def test_further_runs_are_as_the_grid_but_for_what_they_name_and_keep_to_the_command_line():
@@ -107,4 +114,4 @@ def test_text_stays_text(text):
     words = [f"{key}={quoted(text)}" for key in ("name", "results_dir", "model.name", "run_dir", "model.path")]
     (job,) = compose_jobs([*words, f"bench.categories={quoted([text, 'qa', 7])}"], multirun=True)
     assert [job.config[key] for key in ("name", "results_dir", "run_dir")] == [text] * 3
-    assert job.config.model.name == text and job.config.bench.categories == [text, "qa", 7]
+    assert job.config.model.name == text and [*job.config.bench.categories] == [text, "qa", 7]
