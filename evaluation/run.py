@@ -13,7 +13,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from model.errors import UserError, new_names
+from model.errors import UserError
 from model.files import ROOT
 
 from .configuration.config import checked_config
@@ -78,9 +78,6 @@ def config_error(error: Exception) -> str:
     text = one_line(error)
     if "hydra/launcher" in text:
         return "this launcher is not installed; requirements-cluster.txt has its pip line"
-    missing = re.search(r"Could not override '(\S+)'", text)
-    if missing and (renamed := new_names(missing[1])):
-        return f"{missing[1]}: no such setting{renamed}"
     return re.sub(r"\s*(full_key: \S+|object_type=\S+|Config search path:.*|Set the environment variable.*)", "", text)
 
 

@@ -23,7 +23,7 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from model.errors import UserError, new_names
+from model.errors import UserError
 from model.files import ROOT
 
 from .configuration.config import checked_config
@@ -104,7 +104,7 @@ def _combinations(given: dict[str, Any]) -> list[list[str]]:
     jobs, used = expand(product(*lists), defaults, _find)
     for key in given:
         if "." in key and key not in used:
-            raise UserError(f"{key}: none of the methods or trees has this setting{new_names(key)}")
+            raise UserError(f"{key}: none of the methods or trees has this setting")
     return jobs
 
 

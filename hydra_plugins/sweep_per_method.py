@@ -43,7 +43,7 @@ from evaluation.loading.processes import rank
 from evaluation.records.sweeps import Planned, available, write_down
 from evaluation.running.callback import report_at_end
 from evaluation.running.scheduling import run_deferred
-from model.errors import UserError, new_names
+from model.errors import UserError
 
 BASIC = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"  # by name: Hydra imports its plugins anew
 
@@ -115,7 +115,7 @@ class PerMethodSweeper(BasicSweeper):
             named = key_of(override) not in (self.params or {})  # on the command line, not by the experiment's file
             if named and "." in key_of(override) and key_of(override) not in used:
                 none = "none of the methods or trees of this sweep has this setting"
-                raise UserError(f"{override}: {none}{new_names(key_of(override))}")
+                raise UserError(f"{override}: {none}")
         rounds = in_rounds(jobs)
         if self.config.timed or not any("repeat=0" in job for job in rounds):
             return rounds
