@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from model.decoding import Target, Tree, generate, generate_together
+from evaluation.running.shared_text import generate_together
+from model.decoding import Target, Tree, generate
 from model.decoding.tree import breadth_first
 from model.dynamic.dynamic_recycling import DynamicRecycling
 from model.dynamic.weights import BACKOFF, COPIED, PAIR, SIBLING, SIBLING_CHILD, TOKEN, Weights, cell
