@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
-from .errors import UserError, new_names
+from .errors import UserError
 
 if TYPE_CHECKING:
     from .decoding import Drafter, Target, Tree
@@ -84,10 +84,7 @@ def make_method(name: str, target: Target, /, *, eos: Collection[int] = (), **se
         settings["tree"] = _template(settings["tree"])
     names = [key for key in parameters if key not in supplied]
     if unknown := sorted(settings.keys() - set(names)):
-        raise UserError(
-            f"method {name}: does not take {', '.join(unknown)}; it takes {', '.join(names) or 'nothing'}"
-            + new_names(*unknown)
-        )
+        raise UserError(f"method {name}: does not take {', '.join(unknown)}; it takes {', '.join(names) or 'nothing'}")
     needed = [key for key in names if parameters[key].default is inspect.Parameter.empty and key not in settings]
     if needed:
         raise UserError(f"method {name}: needs {', '.join(needed)}")

@@ -15,12 +15,12 @@ import pytest
 import yaml
 from hydra import compose, initialize_config_dir
 from packaging.markers import Marker
+from tools.requirements_met import unmet
 
 from evaluation.loading.bench import load_bench
 from evaluation.loading.settings import ModelSettings
 from model.decoding import loop
 from model.recycling import build_template
-from tools.requirements_met import unmet
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("model", "evaluation", "hydra_plugins", "tools", "tests", "data/embedded", "data/novelty")

@@ -26,7 +26,7 @@ from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from model.errors import UserError, new_names
+from model.errors import UserError
 from model.files import ROOT
 from model.sizing.online_size import finds_size
 
@@ -137,7 +137,7 @@ def expand(
     for key in sorted(unknown):
         if "." in key and not any(key in job for job in jobs.values()):
             none = "none of the methods or trees of this sweep has this setting"
-            raise UserError(f"{key}={given[key][0]}: {none}{new_names(key)}")
+            raise UserError(f"{key}={given[key][0]}: {none}")
     in_rounds = sorted(jobs.values(), key=lambda job: grid["repeat"].index(job["repeat"]))
     return [[f"{key}={value}" for key, value in job.items()] for job in in_rounds]
 

@@ -29,8 +29,7 @@ def check_schema(held: dict[str, Any], where: object) -> None:
     if held.get("schema") != SCHEMA:
         raise UserError(
             f"{where}: recorded by another version of this project (schema {held.get('schema', 'unknown')}, this one "
-            f"reads {SCHEMA}; docs/configuration.md lists what settings are called now); run it again in another "
-            "folder, or move it away"
+            f"reads {SCHEMA}); run it again in another folder, or move it away"
         )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from model.decoding import Generation, generate_together
+from model.decoding import Generation
 from model.decoding.sampling import Sampling
 from model.decoding.step import unmarked
 
@@ -20,6 +20,7 @@ from ..loading.devices import cache_bytes, peak_bytes, restart_peak
 from ..loading.step_times import PhaseClock, warm_up_prompt
 from ..records.questions import Question
 from ..records.rows import SCHEMA, Row, repeated_ngrams
+from .shared_text import generate_together
 
 
 def warm_up(method: Method) -> None:

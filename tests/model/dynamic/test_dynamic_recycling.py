@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from evaluation.running.shared_text import generate_together
 from model import host_loops as loops
-from model.decoding import Target, Tree, generate, generate_together
+from model.decoding import Target, Tree, generate
 from model.decoding.tree import breadth_first
 from model.dynamic.dynamic_recycling import DynamicRecycling
 from model.dynamic.weights import Weights
