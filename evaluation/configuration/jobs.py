@@ -12,7 +12,7 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
-from model.sizing.online_size import finds_size
+from model.sizing import finds_size
 
 GROUPS = ("method", "tree")  # groups whose choices have different settings
 IN_GROUPS = tuple(f"{group}." for group in GROUPS)  # how their settings begin
@@ -133,9 +133,9 @@ def _drafts_from_a_tree(method: str, tree: str, find: Find) -> bool:
 
 
 def _sizes_its_trees(method: str, tree: str, find: Find) -> bool:
-    """True if the method is asked to build its own trees, of a size that follows step times."""
+    """True if the method is asked to build its own trees, of a size found while decoding."""
     parameters = _method_parameters(method, find) or ()
-    return (tree == "auto" and "step_seconds" in parameters) or (tree == "online" and FINDS_SIZE in parameters)
+    return tree == "auto" and FINDS_SIZE in parameters
 
 
 def _method_parameters(method: str, find: Find) -> frozenset[str] | None:

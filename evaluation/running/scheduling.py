@@ -13,7 +13,6 @@ import torch
 
 from model.errors import UserError
 
-from ..configuration.methods import AUTO, ONLINE
 from ..errors import Failure, user_message
 from ..loading import processes
 from ..loading.bench import load_bench
@@ -53,8 +52,8 @@ class Job:
 
 
 def uses_clock(job: Job) -> bool:
-    """True if the job depends on a clock: it is timed, or chooses trees by step times."""
-    return bool(job.config["timed"]) or job.config["tree"]["name"] in (AUTO, ONLINE)
+    """True if the job depends on a clock."""
+    return bool(job.config["timed"])
 
 
 def is_interleaved(job: Job) -> bool:

@@ -11,8 +11,8 @@ import torch
 from .. import host_loops as loops
 from ..copying.compiled_automaton import CompiledAutomaton
 from ..decoding import Draft, Tree, Verification
+from ..sizing import Sizing
 from .dynamic_recycling import UNLISTED, Candidate, DynamicSession
-from .machine_size import MachineSize
 from .rows import LEVELS, PairRows, TokenRows, on_host
 from .weights import (
     AND_SIBLING,
@@ -46,7 +46,7 @@ class CompiledSession(DynamicSession):
         method, text = self.method, self.text
         assert isinstance(text, CompiledAutomaton)
         match = text.match if method.copy else None
-        parents, tokens = self._growth.draft(self._before, root, match, text, method.weights, method.size)
+        parents, tokens = self._growth.draft(self._before, root, match, text, method.weights, method.sizing)
         return Draft(Tree(parents, once=True), torch.from_numpy(tokens))
 
     def observe(self, verification: Verification) -> None:
@@ -98,7 +98,7 @@ class Growth:
         match: tuple[int, int] | None,
         text: CompiledAutomaton,
         weights: Weights,
-        size: MachineSize | None,
+        size: Sizing | None,
     ) -> tuple[list[int], Any]:
         """The draft below a root, parents and tokens breadth-first; see DynamicSession.draft.
 
