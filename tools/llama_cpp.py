@@ -25,9 +25,9 @@ from evaluation.loading.bench import prompt_ids
 from evaluation.loading.locks import exclusive
 from evaluation.loading.models import LoadedModel, load_model
 from evaluation.loading.settings import ModelSettings
-from evaluation.loading.step_times import warm_up_prompt
 from evaluation.records.provenance import describe_device
 from evaluation.records.questions import read_questions
+from evaluation.running.answering import warm_up_prompt
 from model.errors import UserError
 from model.files import ROOT, located, write_json
 

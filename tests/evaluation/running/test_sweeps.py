@@ -60,7 +60,7 @@ def test_a_job_names_only_what_its_method_and_tree_have():
         "tree.nodes=8",
     ]
     assert applicable(["tree.nodes=8"], defaults, find) == []
-    for method, trees in (("dynamic", ["tree=auto", "tree.nodes=8"]), ("spine", [])):  # who follows the machine
+    for method, trees in (("dynamic", ["tree=auto", "tree.nodes=8"]), ("eagle", [])):  # who has drafts of any size
         assert applicable([f"method={method}", "tree=auto", "tree.nodes=8"], defaults, find) == [
             f"method={method}",
             *trees,

@@ -19,8 +19,6 @@ from model.decoding.step import DeviceStep, Executor, HostStep, Sequence, make_s
 from model.dynamic.dynamic_recycling import DynamicRecycling
 from model.errors import UserError
 from model.recycling import TokenRecycling, build_template
-from model.recycling.auto import AutoRecycling
-from model.sizing.draft_size import SIZES
 from model.vanilla import Vanilla
 from tests.conftest import toy_model
 from tests.model.sessions import comparable
@@ -30,13 +28,11 @@ MAKE = {
     "vanilla": lambda: Vanilla(torch.device("cpu")),
     "recycling": lambda: TokenRecycling(V, build_template("2.2.2")),
     "chain": lambda: TokenRecycling(V, build_template("chain", depth=3, k=2), k=2, dtype=torch.int32),
-    "auto": lambda: AutoRecycling(V, step_seconds={n: 1 + n / 30 for n in SIZES}),
     "pld": PromptLookup,
     "goose": lambda: Goose(V, nodes=20),
     "logitspec": lambda: LogitSpec(V, nodes=20),
     "racer": lambda: Racer(V, nodes=20, trie_nodes=200),
     "dynamic": lambda: DynamicRecycling(V, nodes=10, k=4, pairs=64),
-    "dynamic-sized": lambda: DynamicRecycling(V, nodes=40, k=4, step_seconds={n: 1 + n / 30 for n in SIZES}),
 }
 
 
@@ -60,7 +56,7 @@ def test_static_equals_eager_step_by_step(name, method):
 
 
 @pytest.mark.parametrize("name", ["llama", "llama-grouped", "qwen3", "gpt2", "gpt-neox", "gemma", "olmo2"])
-@pytest.mark.parametrize("method", ["vanilla", "recycling", "auto", "pld", "dynamic-sized"])
+@pytest.mark.parametrize("method", ["vanilla", "recycling", "pld", "dynamic"])
 def test_tree_attention_equals_sdpa_step_by_step(name, method):
     eager = outcomes(Target(toy_model(name)), MAKE[method](), seed=1)
     target = Target(toy_model(name), execution="static", tree_attention=True)
@@ -130,7 +126,7 @@ def test_what_cannot_be_compiled_is_told_in_one_line(monkeypatch):
 
 @pytest.mark.parametrize(
     "method",
-    ["recycling", "dynamic", *(pytest.param(m, marks=pytest.mark.slow) for m in ("chain", "auto", "dynamic-sized"))],
+    ["recycling", "dynamic", *(pytest.param(m, marks=pytest.mark.slow) for m in ("chain",))],
 )
 def test_compiling_leaves_no_trace(traced, method):
     """A step is run to compile it, which must not teach the drafter anything."""
@@ -190,7 +186,7 @@ def test_static_crosses_buckets_and_ends_at_the_context():
 
 
 def test_what_drafts_as_it_likes_is_fed_into_steps_of_a_few_sizes():
-    target, drafter = Target(toy_model("llama"), execution="static"), MAKE["dynamic-sized"]()
+    target, drafter = Target(toy_model("llama"), execution="static"), MAKE["dynamic"]()
     with target.cache(90) as cache:
         assert isinstance(make_step(Sequence(target, cache, drafter.session(), [5])), HostStep)
         assert isinstance(make_step(Sequence(target, cache, MAKE["recycling"]().session(), [5])), DeviceStep)
