@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ..decoding import Tree, Verification
+from ..decoding import Tree
 from ..decoding.devices import fastest
 from ..decoding.tree import RankPath
 from ..errors import UserError

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..decoding import DeviceDrafter, DeviceSession, Tree, Verification
+from ..decoding import DeviceDrafter, DeviceSession, Tree
 from ..errors import UserError
 from ..sizing import Sizing, budget_of
 from .history import History, TextSession
