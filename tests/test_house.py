@@ -82,13 +82,6 @@ MAY_IMPORT = {
         "evaluation.statistics",
         "model.decoding",
     },
-    "evaluation.timing": {
-        "evaluation.configuration",
-        "evaluation.figures",
-        "evaluation.loading",
-        "evaluation.records",
-        *(f"model.{room}" for room in ("decoding", "recycling", "dynamic", "copying")),
-    },
 }
 
 
