@@ -76,14 +76,15 @@ class Sizing:
         self._filling = [filling * math.log1p(n) for n in self.sizes]
         self._samples: list[deque[float]] = [deque(maxlen=KEPT) for _ in self.times]
         self._latest: deque[tuple[int, float]] = deque(maxlen=KEPT)  # place among `times`, seconds
-        self._noise, self.resting, self.balance = 0.0, False, ALLOWED
+        self._noise = 0.0
         self._since_plain, self._probe, self._drafts = PROBE[0], PROBE[0], 0
-        self._left, self._rest = 0, REST[0]  # plain steps until the next trial; of the next rest
         self._remember(self.times)
         self.reset()
 
     def reset(self) -> None:
-        """Forget what was promised and chosen; step times are the machine's and stay."""
+        """Forget what was promised, chosen, won and lost; step times are the machine's and stay."""
+        self.resting, self.balance = False, ALLOWED
+        self._left, self._rest = 0, REST[0]  # plain steps until the next trial; of the next rest
         self._recent = [1.0, 1.0]  # tokens and plain steps of a step, lately
         self._promised: list[float] = [1.0] * len(self.sizes)
         self._used, self._expected, self._tokens = [0] * len(self.times), [0.0] * len(self.sizes), 0.0

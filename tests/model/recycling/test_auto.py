@@ -89,5 +89,5 @@ def test_the_order_is_learnt():
     drafter = AutoRecycling(V)
     for _ in range(600):
         step(drafter, (1, 1))
-    assert drafter.session().draft(5).tree.rank_paths[1:3] == ((1,), (1, 1))
+    assert drafter.session().draft(5).tree.rank_paths[1:3] == [(1,), (1, 1)]
     assert [s for s in range(3000) if is_reorder(s)] == [32, 128, 512, 2048]
