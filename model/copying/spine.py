@@ -20,7 +20,7 @@ from ..recycling import RecyclingSession, TokenRecycling
 from ..recycling.templates import best_order, likelihood
 from ..sizing import Sizing, budget_of
 from .history import History, TextSession
-from .suffix_automaton import SuffixAutomaton, automaton_class
+from .suffix_automaton import SuffixAutomaton
 
 MAX_NODES = 4096
 
@@ -80,7 +80,7 @@ class Spine(TokenRecycling):
         else:
             for match in matches:
                 self._topology(match, nodes)
-        self.max_nodes, self.history = 1 + nodes, History(history_tokens, automaton_class())
+        self.max_nodes, self.history = 1 + nodes, History(history_tokens, SuffixAutomaton)
         self._line = torch.zeros(1 + nodes, dtype=torch.long, device=device)  # the root and the spine, filled each step
         self._line_cells = fastest(self._line)
         self._chosen = self._topology(0, nodes)
