@@ -77,7 +77,7 @@ def make_method(name: str, target: Target, /, *, eos: Collection[int] = (), **se
     if name in SIZED and alone and settings.keys().isdisjoint({"tree", "nodes"}):
         settings["nodes"] = AUTO
     if name == "recycling":
-        factory = _recycling(settings, target)
+        factory = _recycling(settings)
     parameters = inspect.signature(factory).parameters
     supplied: dict[str, Any] = {"vocab_size": target.vocab_size, "device": target.device, "target": target, "eos": eos}
     if "tree" in settings and "tree" in parameters:
@@ -94,7 +94,7 @@ def make_method(name: str, target: Target, /, *, eos: Collection[int] = (), **se
         raise UserError(f"method {name}: {', '.join(map(str, settings.items()))}: {error}") from None
 
 
-def _recycling(settings: dict[str, Any], target: Target) -> type[Drafter]:
+def _recycling(settings: dict[str, Any]) -> type[Drafter]:
     """Return recycling's class for a tree, for N nodes, or for as many nodes as pay; update its settings.
 
     Raises:
@@ -102,19 +102,17 @@ def _recycling(settings: dict[str, Any], target: Target) -> type[Drafter]:
     """
     from .recycling import TokenRecycling
     from .recycling.auto import AutoRecycling
-    from .sizing.online_size import OnlineSize, budget_of
 
     nodes = settings.pop("nodes", None)
     if nodes is None:
         return TokenRecycling
     if "tree" in settings:
         raise UserError(f"method recycling: takes a tree, or nodes={nodes}, and not both")
-    most = budget_of(nodes)
-    if most is None:
-        settings["tree"] = _template(f"best:{nodes}")
-        return TokenRecycling
-    settings["sizing"] = OnlineSize(most, target.device)
-    return AutoRecycling
+    if isinstance(nodes, str):
+        settings["nodes"] = nodes
+        return AutoRecycling
+    settings["tree"] = _template(f"best:{nodes}")
+    return TokenRecycling
 
 
 def _template(tree: Any) -> Tree:

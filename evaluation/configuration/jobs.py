@@ -28,7 +28,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from model.errors import UserError
 from model.files import ROOT
-from model.sizing.online_size import finds_size
+from model.sizing import finds_size
 
 from ..errors import config_errors
 from ..records.sweeps import Planned
@@ -148,9 +148,7 @@ def applicable(job: dict[str, str], settings: Settings) -> dict[str, str]:
         return job
     method, tree = settings("method", job), settings("tree", job)
     parameters = _drafter_parameters(method.drafter)
-    sizes = (tree.name == "auto" and "step_seconds" in parameters) or (
-        tree.name == "online" and FINDS_SIZE in parameters
-    )
+    sizes = tree.name == "auto" and FINDS_SIZE in parameters
 
     def has(key: str) -> bool:
         group, _, setting = key.partition(".")

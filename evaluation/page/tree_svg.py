@@ -100,7 +100,7 @@ def draw(configuration: Configuration, decoder: Decoder) -> Drawing | None:
     root = places[()]
     words = [_in_words(nodes, [depth.joint for depth in by_depth(accepted)]), *([sentence] if sentence else [])]
     if order is None:
-        changes = run.settings["method"].get("tree") in LEARNT
+        changes = run.settings["method"].get("tree") == LEARNT
         why = "The tree changed during the run" if changes else "The records do not hold the tree"
         words.append(f"{why}: only nodes accepted at least once are drawn, and each counts as tried in every step.")
     if len(kept) < len(nodes):

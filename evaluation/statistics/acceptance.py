@@ -17,7 +17,7 @@ from ..records.runs import Run
 from .pools import pools
 from .tables import identity
 
-LEARNT = ("auto", "online")  # their order is learnt, so which nodes a step tried is not known afterwards
+LEARNT = "auto"  # the order of its nodes is learnt, so which nodes a step tried is not known afterwards
 TEMPLATE = "recycling"  # the source whose steps draft from the template, where a method has others, too
 
 
@@ -148,7 +148,7 @@ class Node:
 
 def template(run: Run) -> list[RankPath] | None:
     """Return the template's nodes below the root, breadth-first; None without one, or where it changes (auto)."""
-    if run.settings["method"].get("tree") in LEARNT or run.draft_tree is None:
+    if run.settings["method"].get("tree") == LEARNT or run.draft_tree is None:
         return None
     return [tuple(path) for path in run.draft_tree]
 

@@ -1,4 +1,4 @@
-"""Trees that runs ask for: nodes accepted most often; what tree=auto and online chose, promised and achieved."""
+"""Trees that runs ask for: nodes accepted most often; what tree=auto chose, promised and achieved."""
 
 from __future__ import annotations
 
