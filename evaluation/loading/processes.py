@@ -23,7 +23,7 @@ from model.errors import UserError
 
 from ..errors import user_errors
 from ..records.rows import Row
-from ..records.run_folder import AnswerStore
+from ..records.store import AnswerStore
 
 T = TypeVar("T")
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from ..statistics.audits import Audit, Turn, audits
-from .circumstances import Configuration
+from .facts import Configuration
 
 BASES = ("vanilla", "hf")  # a configuration is compared with the first of these that ran
 

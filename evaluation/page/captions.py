@@ -13,7 +13,7 @@ from .. import figures
 from ..records.rows import accept_lengths
 from ..statistics.metrics import OVERALL
 from ..statistics.tables import BASELINES, GROUP, group_names
-from .circumstances import Configuration
+from .facts import Configuration
 
 PLAIN = 1.005  # a MAT up to this is plain decoding's, which reads 1.00
 Caption = Callable[[str, pd.DataFrame, list[Configuration]], str]

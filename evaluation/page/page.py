@@ -18,11 +18,11 @@ from model.files import write_text
 
 from ..figures import plain
 from ..records.runs import Run
-from ..statistics.caveats import execution_words, mixed, not_compared
+from ..statistics.notes import execution_words, mixed, not_compared
 from ..statistics.tables import GROUP, group_names, with_unavailable
-from ..statistics.view import page_view
-from . import audit, captions, circumstances, reader, tree_svg
-from .circumstances import Configuration
+from ..statistics.rendering import page_view
+from . import audit, captions, facts, reader, tree_svg
+from .facts import Configuration
 from .tokens import Decoder
 
 HERE = Path(__file__).parent
@@ -40,7 +40,7 @@ def write_page(runs: list[Run], measured: pd.DataFrame, folder: Path) -> Path:
 
 def render(runs: list[Run], measured: pd.DataFrame, folder: Path) -> str:
     """Render the page as HTML. Everything that a model or a user wrote goes through autoescaping or `script_json`."""
-    ran, decoder = circumstances.configurations(runs), Decoder()
+    ran, decoder = facts.configurations(runs), Decoder()
     style, script = ((HERE / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     figures, figures_left_out = _figures(ran, measured, folder / "figures")
     drafting = [configuration for configuration in ran if tree_svg.has_tree(configuration)]
@@ -57,9 +57,9 @@ def render(runs: list[Run], measured: pd.DataFrame, folder: Path) -> str:
         style=Markup(style),  # our own files: nothing to escape
         script=Markup(script),
         short=captions.short(measured),
-        incomplete=circumstances.incomplete(ran),
+        incomplete=facts.incomplete(ran),
         mixed=mixed(runs),
-        facts=circumstances.facts(ran),
+        facts=facts.facts(ran),
         table=page_view(with_unavailable(measured, folder)),
         executed=execution_words(measured) + not_compared([c.pool for c in ran]),
         figures=figures,
@@ -70,7 +70,7 @@ def render(runs: list[Run], measured: pd.DataFrame, folder: Path) -> str:
         audits=audit.findings(ran),
         notes=answers.pop("notes"),
         data=script_json(answers),
-        commands=circumstances.commands(ran),
+        commands=facts.commands(ran),
         audit_command=shlex.join(["python", "-m", "evaluation.audit", str(folder)]),
         again=shlex.join(["python", "-m", "evaluation.report", str(folder)]),
     )

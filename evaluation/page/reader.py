@@ -13,7 +13,7 @@ from ..records.compact import FILE
 from ..records.questions import read_questions, subtask
 from ..records.rows import Row
 from ..records.runs import Run, row_key
-from .circumstances import Configuration
+from .facts import Configuration
 from .tokens import Decoder, spelled
 
 MOST_QUESTIONS, MOST_BYTES = 40, 2_000_000

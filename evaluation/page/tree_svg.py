@@ -19,7 +19,7 @@ from ..statistics.acceptance import (
     most_accepted,
     template,
 )
-from .circumstances import Configuration
+from .facts import Configuration
 from .tokens import Decoder, spelled, visible
 
 BOUNDS = (

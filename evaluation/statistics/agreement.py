@@ -22,7 +22,7 @@ from ..records.runs import Run, row_key
 from .acceptance import LEARNT
 from .pools import Cells, Pool, mat_ratio, paired, pools
 from .tables import baseline, speedup
-from .view import aligned
+from .rendering import aligned
 
 EQUAL, WITHIN, APART, OPEN = "equal", "within interval", "apart", "not decided"
 STATELESS, CATEGORY = (None, "cold"), "category"  # starts: without state, and state kept within a subtask

@@ -18,7 +18,7 @@ from ..records.rows import Row, common_turns, diverge
 from ..records.runs import Run, row_key
 from .pools import Pool, pools
 from .tables import baseline, identity
-from .view import markdown, shown, write_csv
+from .rendering import markdown, shown, write_csv
 
 GAPS = "audit_gaps.json"
 RULE = (

@@ -20,6 +20,7 @@ from model.files import ROOT
 
 from ..records.questions import FILE_ORDER, SUBTASKS
 from ..records.runs import Run
+from .columns import TABLE1
 from .metrics import OVERALL
 from .pools import Pool, paired, pools
 from .tables import baseline, speedup, unavailable
@@ -132,20 +133,6 @@ def _published(row: dict[Any, Any], sources: list[Any]) -> tuple[float | None, f
 # The paper's rows, in its order and by its names; what it calls AR is transformers' own generate.
 PAPER_METHODS = {"ar": "AR", "lookahead": "Lookahead", "pld": "PLD", "rest": "REST", "medusa": "Medusa"}
 PAPER_METHODS |= {"recycling": "Token Recycling"}
-TABLE1_COLUMNS = {
-    "mt": "MT",
-    "translation": "Trans.",
-    "summarization": "Sum.",
-    "qa": "QA",
-    "math_reasoning": "Math",
-    "rag": "RAG",
-    "specbench_mat": "MAT",
-    "specbench_tokens_per_second": "Tokens/s",
-    "specbench_speedup": "Speed",
-    "mbpp_mat": "MAT",
-    "mbpp_tokens_per_second": "Tokens/s",
-    "mbpp_speedup": "Speed",
-}
 PUBLISHED, MEASURED = "published", "measured"
 ABOUT = ("model", "other_bench", "method", "name", "source", "measured", "complete", "execution")
 PARTS: dict[str, tuple[str, ...]] = {"specbench": tuple(PAPER_SUBTASKS.values()), "mbpp": (CODE,)}
@@ -185,7 +172,7 @@ def table1(runs: Sequence[Run], left_out: Sequence[dict[str, str]] = ()) -> pd.D
     rows.sort(key=place)
     blank = dict.fromkeys(("other_bench", "measured", "execution", "device"), "")
     frame = pd.DataFrame([blank | row for row in rows])
-    return frame.reindex(columns=[*ABOUT, *TABLE1_COLUMNS, *ASKED, "device"]).astype(dict.fromkeys(ASKED, "Int64"))
+    return frame.reindex(columns=[*ABOUT, *(column.name for column in TABLE1), *ASKED, "device"]).astype(dict.fromkeys(ASKED, "Int64"))
 
 
 def _measured(runs: Sequence[Run]) -> list[dict[str, Any]]:
@@ -226,7 +213,7 @@ def _name(pool: Pool) -> str:
 
 def _cells_of(parts: dict[str, Pool], pooled: Sequence[Pool]) -> dict[str, Any]:
     """Return a row's figures, each part's from its own runs, and what they were measured on; NaN if there are none."""
-    row: dict[str, Any] = dict.fromkeys(TABLE1_COLUMNS, math.nan)
+    row: dict[str, Any] = dict.fromkeys((column.name for column in TABLE1), math.nan)
     first = next(iter(parts.values()))
     conditions: dict[str, None] = {}
     measured = []

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from evaluation import audit
 from evaluation.loading.bench import prompt_ids
 from evaluation.page.audit import findings
-from evaluation.page.circumstances import configurations
+from evaluation.page.facts import configurations
 from evaluation.records.runs import read_runs
 from evaluation.statistics.audits import GAPS, audit_table, audits, read_gaps, wording, write_audit
 from evaluation.statistics.pools import pools

@@ -16,7 +16,7 @@ import yaml
 
 from evaluation import inference_recycling, report, run, speed
 from evaluation.loading import bench, hub
-from evaluation.records.run_folder import AnswerStore
+from evaluation.records.store import AnswerStore
 
 ROOT = Path(__file__).resolve().parents[2]
 

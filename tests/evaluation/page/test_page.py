@@ -13,13 +13,13 @@ from evaluation.page import page as page_module
 from evaluation.page import reader
 from evaluation.page.audit import findings
 from evaluation.page.captions import caption, short
-from evaluation.page.circumstances import command_line, commands, configurations, facts
+from evaluation.page.facts import command_line, commands, configurations, facts
 from evaluation.page.page import script_json
 from evaluation.page.tokens import Decoder
 from evaluation.records.runs import read_runs
 from evaluation.statistics.pools import pools
 from evaluation.statistics.tables import main_table
-from evaluation.statistics.view import page_view
+from evaluation.statistics.rendering import page_view
 from tests.evaluation.page.conftest import HOSTILE, answer, plain, report, write_run
 
 

@@ -8,7 +8,7 @@ import torch
 from evaluation import report
 from evaluation.records.questions import Question
 from evaluation.records.rows import SCHEMA, read_answers
-from evaluation.records.run_folder import AnswerStore
+from evaluation.records.store import AnswerStore
 from evaluation.records.runs import read_runs
 from model.errors import UserError
 from tests.evaluation.made_runs import asked, shard

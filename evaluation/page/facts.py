@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from ..records.provenance import flat
 from ..records.runs import Run, sampling_words
-from ..statistics.caveats import generation_left_out
+from ..statistics.notes import generation_left_out
 from ..statistics.pools import Pool, pools
 
 _UNNAMED = re.compile(r"sha256|(^|\.)path$|bench\.questions|method\.name")  # settings that would name a run badly

@@ -1,8 +1,8 @@
 """One view of a table, rendered for the terminal and as Markdown; the page and the tables word `~` alike."""
 
-from evaluation.statistics.caveats import unsure_note
+from evaluation.statistics.notes import unsure_note
 from evaluation.statistics.tables import main_table
-from evaluation.statistics.view import Block, Cell, Column, Line, View, main_view, page_view, to_markdown, to_text
+from evaluation.statistics.rendering import Block, Cell, Column, Line, View, main_view, page_view, to_markdown, to_text
 from tests.evaluation.made_runs import answer, made
 
 
