@@ -19,8 +19,8 @@ from model.files import write_text
 from ..figures import plain
 from ..records.runs import Run
 from ..statistics.notes import execution_words, mixed, not_compared
-from ..statistics.tables import GROUP, group_names, with_unavailable
 from ..statistics.rendering import page_view
+from ..statistics.tables import GROUP, group_names, with_unavailable
 from . import audit, captions, facts, reader, tree_svg
 from .facts import Configuration
 from .tokens import Decoder

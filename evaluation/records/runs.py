@@ -22,7 +22,6 @@ from . import compact
 from .questions import question_key, subtask
 from .rows import (
     Row,
-    SharedNumbers,
     accept_lengths,
     check_rows,
     check_schema,
@@ -190,12 +189,11 @@ def runs_at(folders: Iterable[Path]) -> list[Run]:
 
 
 def _read(folders: Iterable[Path]) -> Iterator[tuple[Path, dict[str, Any], list[Row]]]:
-    shared = SharedNumbers()
     for folder in folders:
         answers = folder / "answers.jsonl"
         if answers.exists():
             metadata = json.loads((folder / "metadata.json").read_text(encoding="utf-8"))
-            yield folder, metadata, list(read_answers(answers, shared)[0].values())
+            yield folder, metadata, list(read_answers(answers)[0].values())
 
 
 def _of_this_schema(found: Iterable[tuple[Path, dict[str, Any], list[Row]]]) -> list[Run]:
@@ -265,12 +263,11 @@ def read_foreign(pattern: str) -> list[Run]:
     paths = sorted(Path(name) for name in glob.glob(pattern, recursive=True) if Path(name).is_file())  # noqa: PTH207
     if not paths:
         raise UserError(f"--answers {pattern}: no such file")
-    shared = SharedNumbers()
     names = unique_names(paths)
     runs = []
     for path in paths:
-        rows, damage = read_answers(path, shared)
-        if str(damage):
+        rows, damage = read_answers(path)
+        if damage:
             print(f"note: {path}: {damage}", file=sys.stderr)
         if not rows:
             raise UserError(f"{path}: holds no answer in Spec-Bench's format")

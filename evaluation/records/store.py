@@ -85,7 +85,7 @@ class AnswerStore:
             with self.answers.open("r+b") as handle:
                 handle.truncate(whole)
         rows, damage = read_answers(self.answers)
-        if str(damage):
+        if damage:
             raise UserError(
                 f"{self.answers}: {damage}; this file was changed from outside, delete the directory to start anew"
             )

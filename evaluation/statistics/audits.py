@@ -17,8 +17,8 @@ from model.files import write_text
 from ..records.rows import Row, common_turns, diverge
 from ..records.runs import Run, row_key
 from .pools import Pool, pools
-from .tables import baseline, identity
 from .rendering import markdown, shown, write_csv
+from .tables import baseline, identity
 
 GAPS = "audit_gaps.json"
 RULE = (

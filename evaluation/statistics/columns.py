@@ -75,9 +75,7 @@ COLUMNS = (
         "new tokens",
         shown=FILES,
     ),
-    Column(
-        "mat", "micro mean of accepted lengths: all accepted tokens / all steps", PER_STEP, "MAT", shown=EVERYWHERE
-    ),
+    Column("mat", "micro mean of accepted lengths: all accepted tokens / all steps", PER_STEP, "MAT", shown=EVERYWHERE),
     Column("mat_macro", "mean over questions of the question's own mean", PER_STEP, "MAT macro", shown=FILES),
     Column(
         "tokens_per_second",
@@ -151,9 +149,7 @@ COLUMNS = (
     *(Column(name, form="g") for name in ("tree_nodes", "tree_depth", "tree_breadth", "k")),
     Column("bench_questions", SELECTION, form="g", shown=(SETUP,)),
     Column("questions_sha256", SELECTION, shown=(SETUP,)),
-    Column(
-        "joint_acceptance", "of the steps that drafted, the share whose accepted path reaches this depth"
-    ),
+    Column("joint_acceptance", "of the steps that drafted, the share whose accepted path reaches this depth"),
     Column(
         "conditional_acceptance",
         "of the steps that reach the depth above, the share that reach this one; by node: of the steps in which its "

@@ -1,7 +1,4 @@
-"""The figures of answers, from their rows in Spec-Bench's format; statistics/columns.py defines each.
-
-Below them Spec-Bench's own figures of two answer files: speed and accepted lengths of the first choice, by subtask.
-"""
+"""The figures of answers, from their rows in Spec-Bench's format; statistics/columns.py defines each."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ..records.questions import SUBTASKS, subtask
-from ..records.rows import Row, accept_lengths, common_questions, new_tokens, question_speed, wall_time
+from ..records.rows import Row, accept_lengths, new_tokens, question_speed, wall_time
 
 OVERALL = "overall"
 
@@ -93,34 +90,3 @@ def by_subtask(rows: Iterable[Row]) -> dict[str, list[Row]]:
         groups.setdefault(subtask(str(row.get("category", "unknown"))), []).append(row)
     names = [name for name in SUBTASKS if name in groups] + sorted(groups.keys() - set(SUBTASKS))
     return {name: groups[name] for name in names} | {OVERALL: items}
-
-
-def mean_speed(rows: Sequence[Row], tokenizer: Any = None) -> float:
-    """Return tokens per second: the mean over questions of tokens / seconds, of the first choice.
-
-    With a tokenizer the tokens are counted from the text, less the BOS of each turn, as that project does for its
-    baseline; without one they are the answers' own new_tokens.
-    """
-    values = []
-    for row in rows:
-        choice = row["choices"][0]
-        if tokenizer is None:
-            tokens = sum(choice["new_tokens"])
-        else:
-            tokens = sum(len(tokenizer(text).input_ids) - 1 for text in choice["turns"])
-        if sum(choice["wall_time"]) > 0:
-            values.append(tokens / sum(choice["wall_time"]))
-    return mean(values)
-
-
-def compare(rows: dict[Any, Row], baseline: dict[Any, Row], tokenizer: Any = None) -> list[dict[str, Any]]:
-    """Compare two files in one entry a subtask, over the questions that both have; `mat` is over those, too."""
-    common = [rows[key] for key in common_questions(rows, baseline)]
-    entries = []
-    for name, group in by_subtask(common).items():
-        base = mean_speed([baseline[row["question_id"]] for row in group], tokenizer)
-        speed = mean_speed(group)
-        mat = mean(n for row in group for n in accept_lengths({"choices": row["choices"][:1]}))
-        speedup = speed / base if base else math.nan  # of a baseline that said nothing there is none
-        entries.append({"subtask": name, "mat": mat, "tokens_per_second": speed, "baseline": base, "speedup": speedup})
-    return entries

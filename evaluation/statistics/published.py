@@ -172,7 +172,9 @@ def table1(runs: Sequence[Run], left_out: Sequence[dict[str, str]] = ()) -> pd.D
     rows.sort(key=place)
     blank = dict.fromkeys(("other_bench", "measured", "execution", "device"), "")
     frame = pd.DataFrame([blank | row for row in rows])
-    return frame.reindex(columns=[*ABOUT, *(column.name for column in TABLE1), *ASKED, "device"]).astype(dict.fromkeys(ASKED, "Int64"))
+    return frame.reindex(columns=[*ABOUT, *(column.name for column in TABLE1), *ASKED, "device"]).astype(
+        dict.fromkeys(ASKED, "Int64")
+    )
 
 
 def _measured(runs: Sequence[Run]) -> list[dict[str, Any]]:

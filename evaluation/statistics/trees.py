@@ -108,7 +108,9 @@ def auto_runs(pooled: Sequence[Pool]) -> Iterator[AutoRun]:
 def _speedup(run: Run, theirs: dict[str, Row]) -> float:
     common = [row for row in run.answers if row_key(row) in theirs]
     base = [theirs[row_key(row)] for row in common]
-    return measure(common)["tokens_per_second_decode"] / measure(base)["tokens_per_second_decode"] if common else math.nan
+    return (
+        measure(common)["tokens_per_second_decode"] / measure(base)["tokens_per_second_decode"] if common else math.nan
+    )
 
 
 def auto_lines(runs: Sequence[Run]) -> list[str]:

@@ -18,8 +18,8 @@ from evaluation.page.page import script_json
 from evaluation.page.tokens import Decoder
 from evaluation.records.runs import read_runs
 from evaluation.statistics.pools import pools
-from evaluation.statistics.tables import main_table
 from evaluation.statistics.rendering import page_view
+from evaluation.statistics.tables import main_table
 from tests.evaluation.page.conftest import HOSTILE, answer, plain, report, write_run
 
 

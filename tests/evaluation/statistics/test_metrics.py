@@ -7,7 +7,7 @@ import pytest
 from evaluation.records.questions import MT_BENCH, subtask
 from evaluation.records.rows import check_rows, repeated_ngrams
 from evaluation.records.runs import read_foreign, read_runs
-from evaluation.statistics.metrics import by_subtask, mean_speed, measure
+from evaluation.statistics.metrics import by_subtask, measure
 from model.errors import UserError
 from tests.evaluation.made_runs import answer, made, write
 
@@ -82,7 +82,6 @@ def test_equal_to_spec_benchs_arithmetic():
     figures = measure(ROWS)
     assert figures["tokens_per_second"] == pytest.approx(speed, abs=1e-9)
     assert figures["mat"] == pytest.approx(mat, abs=1e-9)
-    assert mean_speed(ROWS) == pytest.approx(speed, abs=1e-9)
 
 
 def test_times_and_memory_by_hand():
