@@ -18,10 +18,11 @@ from model.files import write_text
 
 from ..figures import plain
 from ..records.runs import Run
+from ..statistics.audits import audits
 from ..statistics.notes import execution_words, mixed, not_compared
 from ..statistics.rendering import page_view
 from ..statistics.tables import GROUP, group_names, with_unavailable
-from . import audit, captions, facts, reader, tree_svg
+from . import captions, facts, reader, tree_svg
 from .facts import Configuration
 from .tokens import Decoder
 
@@ -43,6 +44,7 @@ def render(runs: list[Run], measured: pd.DataFrame, folder: Path) -> str:
     ran, decoder = facts.configurations(runs), Decoder()
     style, script = ((HERE / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     figures, figures_left_out = _figures(ran, measured, folder / "figures")
+    names = {id(configuration.pool): configuration.name for configuration in ran}
     drafting = [configuration for configuration in ran if tree_svg.has_tree(configuration)]
     answers = reader.collect(ran, decoder)
     trees = [drawing for c in drafting[:MOST_TREES] if (drawing := tree_svg.draw(c, decoder))]
@@ -67,7 +69,7 @@ def render(runs: list[Run], measured: pd.DataFrame, folder: Path) -> str:
         trees=trees,
         trees_left_out=[c.name for c in drafting[MOST_TREES:]],
         legend=tree_svg.legend(),
-        audits=audit.findings(ran),
+        audits=[(names[id(a.pool)], names[id(a.base)], a) for a in audits([c.pool for c in ran], ("vanilla", "hf"))],
         notes=answers.pop("notes"),
         data=script_json(answers),
         commands=facts.commands(ran),
