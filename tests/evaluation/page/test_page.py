@@ -125,7 +125,9 @@ def test_the_audit_by_hand(tmp_path):
     own = found["pld"]
     assert own.base.label == "vanilla" and (own.identical, len(own.turns), own.left_out) == (1, 2, 1)
     assert [(turn.where, turn.differs_at) for turn in own.different] == [("question 1, turn 1", 1)]
-    assert "1 of 2 turns (50.0 %)" in own.in_words("vanilla") and "token 2 (question 1, turn 1)" in own.in_words("vanilla")
+    assert "1 of 2 turns (50.0 %)" in own.in_words("vanilla") and "token 2 (question 1, turn 1)" in own.in_words(
+        "vanilla"
+    )
     assert found["vanilla"].base.label == "hf" and found["vanilla"].turns[0].differs_at == 1  # one of them ends sooner
 
 
