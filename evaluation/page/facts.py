@@ -49,8 +49,8 @@ def configurations(runs: list[Run]) -> list[Configuration]:
     for pool, settings in zip(pooled, named, strict=True):
         peers = [other for p, other in zip(pooled, named, strict=True) if p.name == pool.name]
         keys = [k for k in settings if not _UNNAMED.search(k) and any(peer.get(k) != settings[k] for peer in peers)]
-        parts = [str(settings[k]) if k in _PLAIN else f"{k.rsplit('.', 1)[-1]}={settings[k]}" for k in keys]
-        names.append(", ".join([pool.name, *parts]))
+        words = [str(settings[k]) if k in _PLAIN else f"{k.rsplit('.', 1)[-1]}={settings[k]}" for k in keys]
+        names.append(", ".join([pool.name, *words]))
     for tell in (lambda pool: f"{pool.questions} questions", lambda pool: pool.first.folder.name[-8:]):
         pairs = zip(names, pooled, strict=True)
         names = [f"{name}, {tell(pool)}" if names.count(name) > 1 else name for name, pool in pairs]
@@ -59,8 +59,8 @@ def configurations(runs: list[Run]) -> list[Configuration]:
 
 def incomplete(ran: list[Configuration]) -> list[tuple[str, int, int]]:
     """Return the name of each configuration that is not done, its answers, and those asked for, over all repeats."""
-    asked = [sum(int(run.metadata["questions"]) for run in configuration.pool.runs) for configuration in ran]
-    return [(c.name, len(c.pool.rows), n) for c, n in zip(ran, asked, strict=True) if len(c.pool.rows) < n]
+    counts = [sum(int(run.metadata["questions"]) for run in configuration.pool.runs) for configuration in ran]
+    return [(c.name, len(c.pool.rows), n) for c, n in zip(ran, counts, strict=True) if len(c.pool.rows) < n]
 
 
 def facts(ran: list[Configuration]) -> list[Fact]:

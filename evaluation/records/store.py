@@ -93,13 +93,13 @@ class AnswerStore:
     def _go_on(self, recorded: dict[str, Any], metadata: dict[str, Any], answered: int, mixed: bool) -> None:
         """Note under which circumstances an unfinished run goes on; refuse other ones unless they may be mixed."""
         first = {"first_question": 1, "circumstances": recorded.get("circumstances")}
-        parts: list[dict[str, Any]] = recorded.get("parts", [first])
-        kept = [part for part in parts if part["first_question"] <= answered]  # others have no answers
+        periods: list[dict[str, Any]] = recorded.get("parts", [first])
+        kept = [period for period in periods if period["first_question"] <= answered]  # others have no answers
         now = metadata["circumstances"]
-        different = difference((kept or parts)[-1]["circumstances"], now)
+        different = difference((kept or periods)[-1]["circumstances"], now)
         path = self.folder / "metadata.json"
         if not different:
-            if kept and kept != parts:
+            if kept and kept != periods:
                 write_json(path, recorded | {"parts": kept})
         elif answered == 0:  # nothing was measured under the others
             write_json(path, metadata)
@@ -109,8 +109,8 @@ class AnswerStore:
                 "those, delete it to start anew, or say allow_mixed=true, and every table will name it as mixed"
             )
         elif answered < metadata["questions"]:
-            parts = [*kept, {"first_question": answered + 1, "circumstances": now}]
-            write_json(path, recorded | {"parts": parts})
+            periods = [*kept, {"first_question": answered + 1, "circumstances": now}]
+            write_json(path, recorded | {"parts": periods})
 
     def is_finished(self) -> bool:
         """Return whether the run's summary is there: the last file of a run whose questions are all answered."""

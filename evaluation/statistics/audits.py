@@ -115,7 +115,7 @@ def audits(pooled: Sequence[Pool], bases: Sequence[str] = ("vanilla",)) -> list[
         audit = Audit(pool, base)
         for repeat, shards in pool.repeats.items():
             base_rows = base.answers_to_compare(repeat)
-            for run, row in ((run, row) for run in shards for row in run.answers if row_key(row) in base_rows):
+            for run, row in ((shard, row) for shard in shards for row in shard.answers if row_key(row) in base_rows):
                 turns, left_out = common_turns(row, base_rows[row_key(row)])
                 audit.left_out += left_out
                 for choice, turn, ids, base_ids in turns:
@@ -129,7 +129,7 @@ def audit_table(runs: Sequence[Run], gaps: Gaps) -> pd.DataFrame:
     """Build one row a configuration, with the first difference and the largest gap at one, where gaps are known."""
     rows = []
     for audit in audits(pools(runs)):
-        known = [gaps[turn.key] for turn in audit.different if turn.key in gaps]
+        measured = [gaps[turn.key] for turn in audit.different if turn.key in gaps]
         first = next(iter(audit.different), None)
         rows.append(
             identity(audit.pool)
@@ -142,8 +142,8 @@ def audit_table(runs: Sequence[Run], gaps: Gaps) -> pd.DataFrame:
                 "first_difference_question": first and first.question_id,
                 "first_difference_turn": first and first.turn,
                 "first_difference_token": first and first.differs_at,
-                "gaps_known": len(known),
-                "largest_logit_gap": max(known, default=math.nan),
+                "gaps_known": len(measured),
+                "largest_logit_gap": max(measured, default=math.nan),
             }
         )
     return pd.DataFrame(rows)
@@ -159,22 +159,18 @@ def wording(table: pd.DataFrame, folder: Path) -> list[str]:
             if dtype == "float32":
                 lines.append("Nothing was compared in float32.")
             continue
-        configurations = f"{len(rows)} configuration{'s' if len(rows) > 1 else ''}"
-        about = f"{configurations}, {int(rows['tokens'].sum()):,} tokens"
+        about = f"{len(rows)} configuration{'s' if len(rows) > 1 else ''}, {int(rows['tokens'].sum()):,} tokens"
         if same == turns:
             lines.append(f"Lossless in {dtype}: all {turns:,} turns equal vanilla's, token for token ({about}).")
             continue
-        known, apart = int(rows["gaps_known"].sum()), turns - same
-        share = 100 * same / turns
-        text = f"Not identical in {dtype}: {same:,} of {turns:,} turns ({share:.2f} %) equal vanilla's ({about})"
-        if known == apart:
+        measured, different = int(rows["gaps_known"].sum()), turns - same
+        text = f"Not identical in {dtype}: {same:,} of {turns:,} turns ({100 * same / turns:.2f} %) equal vanilla's ({about})"
+        if measured == different:
             gap = rows["largest_logit_gap"].max()
             text += f"; where a difference starts, the two largest logits are at most {gap:.3g} apart."
         else:
-            text += (
-                f"; this measures the logit gap at {apart - known} of {apart} differences: python -m evaluation.audit "
-                f"{shlex.quote(str(folder))}"
-            )
+            command = f"python -m evaluation.audit {shlex.quote(str(folder))}"
+            text += f"; this measures the logit gap at {different - measured} of {different} differences: {command}"
         lines.append(text)
     return lines
 

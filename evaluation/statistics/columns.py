@@ -175,8 +175,8 @@ def column(name: str) -> Column:
         return _BY_NAME[name]
     base, _, end = name.rpartition("_")
     if end == "std":
-        known = column(base)
-        return replace(_BY_NAME["X_std"], name=name, title=f"{known.title or base} std", form=known.form)
+        measure = column(base)
+        return replace(_BY_NAME["X_std"], name=name, title=f"{measure.title or base} std", form=measure.form)
     return Column(name)
 
 

@@ -121,12 +121,12 @@ def _published(row: dict[Any, Any], sources: list[Any]) -> tuple[float | None, f
     whole = category == OVERALL or (bench, category) == ("mbpp", CODE)
     prefix = {"spec_bench": "specbench_", "mbpp": "mbpp_"}.get(bench)
     for rows, words, names in sources if prefix else ():
-        theirs = rows.get((row["model"], names.get(row["method"], row["method"])), {})
-        if "mat" in theirs:  # all but the paper's table are of Spec-Bench alone
-            theirs = theirs | {"specbench_mat": theirs["mat"], "specbench_speedup": theirs["speedup"]}
-        speedup = theirs.get(f"{prefix}speedup" if whole else PAPER_COLUMNS.get(category, ""))
+        figures = rows.get((row["model"], names.get(row["method"], row["method"])), {})
+        if "mat" in figures:  # all but the paper's table are of Spec-Bench alone
+            figures = figures | {"specbench_mat": figures["mat"], "specbench_speedup": figures["speedup"]}
+        speedup = figures.get(f"{prefix}speedup" if whole else PAPER_COLUMNS.get(category, ""))
         if speedup is not None and speedup == speedup:
-            return theirs.get(f"{prefix}mat") if whole else None, speedup, words
+            return figures.get(f"{prefix}mat") if whole else None, speedup, words
     return None, None, None
 
 
@@ -200,8 +200,8 @@ def _measured(runs: Sequence[Run]) -> list[dict[str, Any]]:
         for i, pool in enumerate(group):
             rest = {part: pool for part in PARTS if most[part] != i and counts[part][i]}
             if rest:
-                asked = sum(counts[part][i] for part in rest)
-                rows.append(about | {"name": f"{name}, {asked} questions"} | _cells_of(rest, pooled))
+                count = sum(counts[part][i] for part in rest)
+                rows.append(about | {"name": f"{name}, {count} questions"} | _cells_of(rest, pooled))
     return rows
 
 
@@ -221,17 +221,17 @@ def _cells_of(parts: dict[str, Pool], pooled: Sequence[Pool]) -> dict[str, Any]:
     measured = []
     for part, pool in parts.items():
         base = baseline(pool, "hf", pooled)
-        asked = pool.cells.of(*PARTS[part])
-        row[f"{part}_questions"] = len(asked.questions)
+        cells = pool.cells.of(*PARTS[part])
+        row[f"{part}_questions"] = len(cells.questions)
         for column, value in zip(("mat", "tokens_per_second", "speedup"), _part(pool, base, PARTS[part]), strict=True):
             row[f"{part}_{column}"] = value
         if part == "specbench":
             row |= {column: _part(pool, base, (subtask,))[2] for column, subtask in PAPER_SUBTASKS.items()}
-        if len(asked.questions):
+        if len(cells.questions):
             measured.append(pool)
             conditions[_conditions(pool)] = None
-            common = len(asked.questions) if base is None else len(paired(asked, base.cells)[0].questions)
-            if common < len(asked.questions):
+            common = len(cells.questions) if base is None else len(paired(cells, base.cells)[0].questions)
+            if common < len(cells.questions):
                 conditions[f"speedups over the {common} of them that AR has answered"] = None
     words = [*(conditions or [_conditions(first)]), *_departures(first)]
     return row | {"measured": "; ".join(words), "complete": all(pool.complete for pool in measured or [first])}
@@ -239,10 +239,10 @@ def _cells_of(parts: dict[str, Pool], pooled: Sequence[Pool]) -> dict[str, Any]:
 
 def _conditions(pool: Pool) -> str:
     """Say what it was measured on: the bench, how many of its questions, and whether all of them are answered."""
-    bench, asked = str(pool.group["bench"]), pool.questions
+    bench, questions = str(pool.group["bench"]), pool.questions
     answered = min(len(rows) for rows in pool.answers.values())
-    text = f"{bench}, {answered}{'' if answered == asked else f' of {asked}'} questions"
-    if asked < WHOLE.get(bench, asked):
+    text = f"{bench}, {answered}{'' if answered == questions else f' of {questions}'} questions"
+    if questions < WHOLE.get(bench, questions):
         text += f" of its {WHOLE[bench]}"
     return text if pool.complete else f"{text}, incomplete"
 

@@ -106,14 +106,14 @@ def _speedups(name: str, pair: tuple[Cells, Cells] | None, category: str) -> dic
     keys = [f"speedup_{name}{end}" for end in ("", "_std", "_low", "_high")]
     if pair is None:
         return dict.fromkeys(keys, math.nan)
-    cells, theirs = pair if category == OVERALL else (cells.take(pair[0].subtasks == category) for cells in pair)
-    both = [repeat for repeat in cells.repeats if repeat in theirs.repeats]
-    mine, base = cells.columns(both), theirs.columns(both)
-    ratios = [speedup(a, b) for a, b in zip(mine.T, base.T, strict=True)]
+    cells, base_cells = pair if category == OVERALL else (cells.take(pair[0].subtasks == category) for cells in pair)
+    both = [repeat for repeat in cells.repeats if repeat in base_cells.repeats]
+    speeds, base_speeds = cells.columns(both), base_cells.columns(both)
+    ratios = [speedup(a, b) for a, b in zip(speeds.T, base_speeds.T, strict=True)]
     if len(both) < 2:
-        mine, base = cells.mean_speed()[:, None], theirs.mean_speed()[:, None]
-    value = speedup(cells.mean_speed(), theirs.mean_speed())
-    return dict(zip(keys, (value, deviation(ratios), *speed_interval(mine, base)), strict=True))
+        speeds, base_speeds = cells.mean_speed()[:, None], base_cells.mean_speed()[:, None]
+    value = speedup(cells.mean_speed(), base_cells.mean_speed())
+    return dict(zip(keys, (value, deviation(ratios), *speed_interval(speeds, base_speeds)), strict=True))
 
 
 def speedup(speeds: Floats, base: Floats) -> float:
@@ -123,8 +123,8 @@ def speedup(speeds: Floats, base: Floats) -> float:
 
 
 def _mean(values: Floats) -> float:
-    known = values[np.isfinite(values)]
-    return float(known.mean()) if len(known) else math.nan
+    finite = values[np.isfinite(values)]
+    return float(finite.mean()) if len(finite) else math.nan
 
 
 def group_names(table: pd.DataFrame) -> dict[tuple[Any, ...], str]:
