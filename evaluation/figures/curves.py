@@ -111,9 +111,7 @@ def tree_shape(data: FigureData) -> Figure | None:
 
 def tree_family(data: FigureData) -> Figure | None:
     """MAT by number of nodes, for each family of trees."""
-    rows = [
-        row for row in data.varied("tree", TREE) if row["tree"] not in LEARNT
-    ]  # their size changes: see machine_tree
+    rows = [row for row in data.varied("tree", TREE) if row["tree"] not in LEARNT]  # whose size changes
     families = list(dict.fromkeys(row["tree"] for row in rows))
     if len(families) < 2:
         return None

@@ -164,7 +164,8 @@ def wording(table: pd.DataFrame, folder: Path) -> list[str]:
             lines.append(f"Lossless in {dtype}: all {turns:,} turns equal vanilla's, token for token ({about}).")
             continue
         measured, different = int(rows["gaps_known"].sum()), turns - same
-        text = f"Not identical in {dtype}: {same:,} of {turns:,} turns ({100 * same / turns:.2f} %) equal vanilla's ({about})"
+        share = f"{same:,} of {turns:,} turns ({100 * same / turns:.2f} %)"
+        text = f"Not identical in {dtype}: {share} equal vanilla's ({about})"
         if measured == different:
             gap = rows["largest_logit_gap"].max()
             text += f"; where a difference starts, the two largest logits are at most {gap:.3g} apart."

@@ -38,16 +38,12 @@ def read_published(name: str) -> list[dict[str, Any]]:
 
 
 # File of data/reference, its rows' device, our name for a source; and what a method of ours is called in it.
+SAM_NAMES = {"suffix": "sam", "suffix_recycling (hot)": "sam+recycling"}
 SOURCES: tuple[tuple[str, str | None, str, dict[str, str]], ...] = (
     ("paper_table1", None, "paper, A100-80GB", PAPER_NAMES | {"recycling (hot)": "recycling"}),
     ("unofficial_a100_40gb", "A100-40GB", "smpanaro/token-recycling, A100-40GB", {}),
     ("specbench_leaderboard", "A100", "Spec-Bench leaderboard, A100", {}),
-    (
-        "sam_decoding_a6000",
-        "A6000",
-        "SAM-Decoding, A6000",
-        {"suffix": "sam", "suffix_recycling (hot)": "sam+recycling"},
-    ),
+    ("sam_decoding_a6000", "A6000", "SAM-Decoding, A6000", SAM_NAMES),
 )
 WHOLE = {"spec_bench": 480, "mbpp": 399}  # questions of the benches that figures were published of
 LIMIT = 1024  # new tokens a turn
