@@ -44,7 +44,7 @@ SPEEDUP = (
     "bench file, device and experiment"
 )
 EXECUTION = (
-    "how the steps of the row, and of the baseline of its speedup, were taken: `eager`, `static`, `compiled`, `graph`; "
+    "how the steps of the row, and of the baseline of its speedup, were taken: `eager`, `graph`; "
     "`transformers generate` for `hf`. `speedup_vanilla` is over a run of the same execution or is not printed, and "
     "the table says so"
 )
