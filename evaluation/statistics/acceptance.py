@@ -161,13 +161,13 @@ def by_node(accepted: Accepted, order: Sequence[RankPath] | None) -> list[Node]:
             nodes that were once accepted are known, and every step counts as a try of each.
     """
     counted = accepted.counts
-    known = order is not None
+    fixed = order is not None
     if order is None:
         prefixes = {path[:depth] for _, path in counted for depth in range(1, len(path) + 1)}
         order = sorted(prefixes, key=lambda path: (len(path), path))
     nodes = []
     for place, path in enumerate(order):
-        tries = [(other, n) for (size, other), n in counted.items() if place < size - 1 or not known]
+        tries = [(other, n) for (size, other), n in counted.items() if place < size - 1 or not fixed]
         parents, times = (
             sum(n for other, n in tries if other[: len(start)] == start) for start in (path[:-1], tuple(path))
         )

@@ -21,8 +21,8 @@ from ..records.rows import Row, diverge
 from ..records.runs import Run, row_key
 from .acceptance import LEARNT
 from .pools import Cells, Pool, mat_ratio, paired, pools
+from .rendering import aligned
 from .tables import baseline, speedup
-from .view import aligned
 
 EQUAL, WITHIN, APART, OPEN = "equal", "within interval", "apart", "not decided"
 STATELESS, CATEGORY = (None, "cold"), "category"  # starts: without state, and state kept within a subtask
