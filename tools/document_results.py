@@ -26,7 +26,7 @@ from evaluation.errors import user_errors
 from evaluation.figures import draw_one, style
 from evaluation.records.runs import read_runs
 from evaluation.report import REFERENCE
-from evaluation.statistics import caveats, intervals, metrics, pools, published, tables, view
+from evaluation.statistics import intervals, metrics, notes, pools, published, rendering, tables
 from model.errors import UserError
 from model.files import ROOT, write_text
 
@@ -93,7 +93,7 @@ class Experiment:
             named = {**pool.group, "method": pool.label, "variant": pool.variant, "category": category}
             (row,) = self.table[(self.table[list(named)] == list(named.values())).all(axis=1)].to_dict("records")
             row["tokens_per_second"] = f"{row['tokens_per_second']:.0f}"
-        return view.paper_cell(row, column, with_interval=interval).printed
+        return rendering.paper_cell(row, column, with_interval=interval).printed
 
 
 def settings(pool: pools.Pool) -> dict[str, str]:
@@ -130,8 +130,8 @@ def rendered(block: re.Match[str]) -> str:
             if cells[-1] is None and not spec.get("gaps"):
                 raise UserError(f"{name}: no configuration is '{words}'")
         rows.append([title.strip(), *(cell or "" for cell in cells), *(str(m.get(title, "")) for m in more.values())])
-    table = view.markdown([spec.get("first", "method"), *(title for title, _ in columns), *more], rows)
-    body = table if rows else caveats.conditions(Experiment(spec["results"]).runs)
+    table = rendering.markdown([spec.get("first", "method"), *(title for title, _ in columns), *more], rows)
+    body = table if rows else notes.conditions(Experiment(spec["results"]).runs)
     return f"<!-- results: {block[1]}-->\n{body}\n<!-- end -->"
 
 

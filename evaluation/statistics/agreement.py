@@ -18,7 +18,7 @@ from ..records.rows import Row, diverge
 from ..records.runs import Run
 from .acceptance import LEARNT
 from .pools import Pool, mat_ratio, pools
-from .view import aligned, interval_text
+from .rendering import aligned, interval_text
 
 EQUAL, SIZES, WITHIN = "equal", "text equal, sizes differ", "text equal, lengths differ within the interval"
 OPEN, APART, TEXT = "text equal, lengths not decided", "text equal, LENGTHS DIFFER", "ANOTHER TEXT"
@@ -96,7 +96,7 @@ def _compare(here: Pool, there: Pool) -> Comparison:
     ratio, low, high = mat_ratio(*(c.take(c.questions.isin(list(deciding))) for c in cells))
     if text or not lengths:
         verdict = TEXT if text else EQUAL
-    elif any(method.get("tree") in LEARNT for method in methods):
+    elif any(method.get("tree") == LEARNT for method in methods):
         verdict = SIZES
     elif not lengths & decided:
         verdict = OPEN

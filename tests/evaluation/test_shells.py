@@ -1,15 +1,10 @@
-"""The command lines that Spec-Bench's users know: inference_recycling."""
+"""The command line that Spec-Bench's users know: inference_recycling."""
 
 import json
 
 import pytest
 
 from evaluation import inference_recycling
-
-
-def write(path, rows, tail=""):
-    path.write_text("".join(json.dumps(r) + "\n" for r in rows) + tail)
-    return path
 
 
 @pytest.fixture

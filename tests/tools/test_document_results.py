@@ -10,9 +10,6 @@ from tests.evaluation.made_runs import asked, made
 from tools import document_results
 from tools.document_results import BLOCK, FIGURES, ROOT, Experiment, expanded, rendered
 
-# Figures of the toy model that were drawn before records were kept.
-OWN_TOOL = {"size_over_time.png"}
-
 
 def test_the_documents_say_what_the_records_say(monkeypatch):
     monkeypatch.setattr("sys.argv", ["prog", "--check"])
@@ -41,9 +38,9 @@ def test_a_changed_cell_and_figure_are_found_and_mended(monkeypatch, tmp_path, c
     assert "README.md: a block is not closed" in capsys.readouterr().err
 
 
-def test_every_figure_has_records_or_is_older():
+def test_every_figure_has_records():
     drawn = {str(path.relative_to(ROOT / "docs/figures")) for path in (ROOT / "docs/figures").rglob("*.png")}
-    assert drawn == set(FIGURES) | OWN_TOOL
+    assert drawn == set(FIGURES)
 
 
 @pytest.fixture

@@ -1,0 +1,156 @@
+"""The store of a run: one JSON line a question, in Spec-Bench's answer format; survives a kill at any point.
+
+Order of writing, after each question: first the drafter's state as it is after it, then the question's line, each
+flushed to the disk. So whatever line is there, its state is there too, and a run goes on from exactly that state.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from filelock import lock_descriptor
+
+from model.errors import UserError
+from model.files import PARTIAL, load_state, save_state, write_json
+
+from .rows import Row, check_schema, difference, read_answers
+
+
+class AnswerStore:
+    """The files of one run in its directory.
+
+    Args:
+        folder: holds answers.jsonl (or the file named), metadata.json, summary.json and the state.
+        answers: another place for the answers file, as `--answer-file` asks for.
+    """
+
+    def __init__(self, folder: Path, answers: Path | None = None) -> None:
+        self.folder = folder
+        self.answers = answers or folder / "answers.jsonl"
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the directory for one process. Raises UserError if another one is at work in it."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / "run.lock").open("a") as handle:
+            if not lock_descriptor(handle.fileno(), blocking=False):
+                raise UserError(f"{self.folder}: another run is at work in this directory; wait for it or stop it")
+            yield
+
+    def begin(self, metadata: dict[str, Any], mixed: bool = False) -> dict[Any, Row]:
+        """Start or go on: write the metadata, mend a torn last line, return the answers that are there already.
+
+        Args:
+            metadata: `settings` decide what is answered, `circumstances` how fast; `questions`: how many there are.
+            mixed: an unfinished run may go on under other circumstances, which the metadata then holds as `parts`.
+
+        Raises:
+            UserError: the directory holds a run of another configuration, or one begun under other circumstances;
+                nothing is changed then.
+        """
+        path = self.folder / "metadata.json"
+        data = self.answers.read_bytes() if self.answers.exists() else b""
+        answered = data.count(b"\n")
+        if path.exists():
+            try:
+                recorded = json.loads(path.read_text(encoding="utf-8"))
+                check_schema(recorded["settings"], self.folder)
+                different = difference(recorded["settings"], metadata["settings"])
+            except (json.JSONDecodeError, KeyError, TypeError, AttributeError):
+                raise UserError(f"{path} is broken; delete the directory to start the run anew") from None
+            if different:
+                raise UserError(
+                    f"{self.folder} holds a run of another configuration: {different}; use another run_dir or delete it"
+                )
+            if answered < metadata["questions"] or not self.is_finished():
+                self._go_on(recorded, metadata, answered, mixed)
+        elif data:
+            raise UserError(
+                f"{self.answers} holds answers of an unknown configuration (no metadata.json next to it); move it away"
+            )
+        else:
+            write_json(path, metadata)
+        states = set(self.folder.glob("state-*.safetensors")) - {self._state_path(answered)}
+        for stale in [*self.folder.glob(PARTIAL), *states]:  # a killed run's; this one has the directory for itself
+            stale.unlink()
+        if not data:
+            return {}
+        if not data.endswith(b"\n"):  # killed in the middle of a line: that question was not finished
+            os.truncate(self.answers, data.rfind(b"\n") + 1)
+        rows, damage = read_answers(self.answers)
+        if damage:
+            raise UserError(
+                f"{self.answers}: {damage}; this file was changed from outside, delete the directory to start anew"
+            )
+        return rows
+
+    def _go_on(self, recorded: dict[str, Any], metadata: dict[str, Any], answered: int, mixed: bool) -> None:
+        """Note under which circumstances an unfinished run goes on; refuse other ones unless they may be mixed."""
+        first = {"first_question": 1, "circumstances": recorded.get("circumstances")}
+        periods: list[dict[str, Any]] = recorded.get("parts", [first])
+        kept = [period for period in periods if period["first_question"] <= answered]  # others have no answers
+        now = metadata["circumstances"]
+        different = difference((kept or periods)[-1]["circumstances"], now)
+        path = self.folder / "metadata.json"
+        if not different:
+            if kept and kept != periods:
+                write_json(path, recorded | {"parts": kept})
+        elif answered == 0:  # nothing was measured under the others
+            write_json(path, metadata)
+        elif not mixed:
+            raise UserError(
+                f"{self.folder} holds {answered} answers given under other circumstances: {different}; finish it under "
+                "those, delete it to start anew, or say allow_mixed=true, and every table will name it as mixed"
+            )
+        elif answered < metadata["questions"]:
+            periods = [*kept, {"first_question": answered + 1, "circumstances": now}]
+            write_json(path, recorded | {"parts": periods})
+
+    def is_finished(self) -> bool:
+        """Return whether the run's summary is there: the last file of a run whose questions are all answered."""
+        return (self.folder / "summary.json").exists()
+
+    def state_at(self, answered: int) -> dict[str, torch.Tensor]:
+        """Load the drafter's state after so many questions. Raises UserError if it is gone."""
+        return load_state(self._state_path(answered))
+
+    def last_state(self, answered: int) -> dict[str, torch.Tensor]:
+        """Load the state after the last question, whether a kill came before or after it got its last name."""
+        path = self._state_path(answered)
+        return load_state(path if path.exists() else self.folder / "state.safetensors")
+
+    def append(self, row: Row, state: dict[str, torch.Tensor], answered: int) -> None:
+        """Keep question number `answered` (from 1) with the state after it: both or neither."""
+        if state:
+            save_state(state, self._state_path(answered))
+        line = json.dumps(row, ensure_ascii=False).encode() + b"\n"
+        self.answers.parent.mkdir(parents=True, exist_ok=True)
+        with self.answers.open("ab", buffering=0) as handle:  # no buffer that would try again when closed
+            size, written = handle.tell(), 0
+            try:
+                while written < len(line):
+                    written += handle.write(line[written:])
+                os.fsync(handle.fileno())
+            except OSError as error:
+                handle.truncate(size)
+                raise UserError(
+                    f"{self.answers}: cannot be written ({error.strerror}); {answered - 1} answers are kept, "
+                    "make room and give the same command again"
+                ) from None
+        if state:
+            self._state_path(answered - 1).unlink(missing_ok=True)
+
+    def finish(self, summary: dict[str, Any], state: dict[str, torch.Tensor], answered: int) -> None:
+        """Write the summary; the last state stays as `state.safetensors`, to start another run from."""
+        if state and self._state_path(answered).exists():
+            self._state_path(answered).replace(self.folder / "state.safetensors")
+        write_json(self.folder / "summary.json", summary)
+
+    def _state_path(self, answered: int) -> Path:
+        return self.folder / f"state-{answered}.safetensors"

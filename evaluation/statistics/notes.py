@@ -1,0 +1,206 @@
+"""The lines above a table, which say what ran on what, and the notes below it that a reader needs to judge it."""
+
+from __future__ import annotations
+
+import itertools
+import textwrap
+from collections.abc import Sequence
+from typing import Any
+
+import pandas as pd
+
+from ..records.rows import difference, new_tokens
+from ..records.runs import GENERATE, Run, sampling_words
+from .intervals import spans_one
+from .pools import Pool, closest, pools
+from .tables import BASELINES, COMPARED, baseline, share_facets
+
+BUSY = 0.5  # cores taken by others from which timings are doubtful
+UNSURE = "~"  # the mark of a speedup whose interval spans 1
+ONE_REPEAT = (
+    "speeds are from one repeat: their intervals leave out how the machine drifts between runs (repeats=3 includes it)"
+)
+
+
+def unsure_note(interval: str) -> str:
+    """Say what `~` means; `interval` names the interval as the table has introduced it."""
+    return f"{UNSURE}: the {interval} of this speedup includes 1, so neither of the two is clearly faster"
+
+
+def drift_unknown(table: pd.DataFrame) -> bool:
+    """Return whether an interval of a speed comes from one repeat, so that it is over questions only."""
+    speeds = [c for c in ("tokens_per_second", *(f"speedup_{b}" for b in BASELINES)) if f"{c}_std" in table]
+    return any(bool((table[f"{c}_std"].isna() & (table[f"{c}_low"] < table[f"{c}_high"])).any()) for c in speeds)
+
+
+def table_notes(table: pd.DataFrame, intervals: bool) -> list[str]:
+    """Explain the marks and columns that these rows of the main table show, and its intervals where it prints them."""
+    notes = []
+    if intervals:
+        of = "MAT over questions, speedups over questions and repeats"
+        notes.append(f"[low, high]: 95 % bootstrap interval ({of})")
+    ends = [(table[f"speedup_{b}_low"], table[f"speedup_{b}_high"]) for b in BASELINES]
+    if any(spans_one(low, high) for lows, highs in ends for low, high in zip(lows, highs, strict=True)):
+        notes.append(unsure_note("95 % interval"))
+    if drift_unknown(table):
+        notes.append(ONE_REPEAT)
+    if "published_source" in table and (sources := table["published_source"].dropna().unique().tolist()):
+        names = "; ".join(sources)
+        notes.append(f"published: {names} (data/reference), with speedups over transformers' own decoding")
+    return notes
+
+
+def conditions(runs: Sequence[Run]) -> str:
+    """Say in a paragraph what was measured on what."""
+    benches: dict[str, str] = {}
+    pooled = pools(runs)
+    for pool in pooled:
+        rows, bench = pool.first_answers, pool.group["bench"]
+        turns = sum(len(choice["turns"]) for row in rows for choice in row["choices"])
+        counts = f"({turns:,} turns, {sum(map(new_tokens, rows)):,} tokens)"
+        benches.setdefault(bench, f"{len(rows)} questions of {bench} {counts}")
+    repeats = max(len(pool.repeats) for pool in pooled)
+    parts = [*benches.values(), f"{repeats} repeat{'s' * (repeats > 1)}"]
+    parts += dict.fromkeys(part for line in heading(runs) for part in line.split("; "))
+    return textwrap.fill("; ".join(parts) + ".", 118, break_long_words=False, break_on_hyphens=False)
+
+
+def heading(runs: Sequence[Run]) -> list[str]:
+    """Say what ran on what, one line a device and setting, and which generation settings were left out."""
+    lines = []
+    for run in runs:
+        settings, versions = run.settings, run.metadata["versions"]
+        lines.append(
+            f"{settings['model']['name']} ({settings['model']['dtype']}) on {run.metadata['device']}; "
+            f"torch {versions['torch']}, transformers {versions['transformers']}; {sampling_words(settings)}, batch 1, "
+            f"max_new_tokens {settings['max_new_tokens']}{'' if settings.get('timed', True) else '; not timed'}"
+        )
+    lines += [line for run in runs if (line := generation_left_out(run.metadata))]
+    return list(dict.fromkeys(lines))
+
+
+def generation_left_out(metadata: dict[str, Any]) -> str:
+    """Name the checkpoint's generation settings that no method uses, not even `hf`; empty if it has none."""
+    left_out: dict[str, Any] = metadata.get("generation_config_left_out") or {}
+    if not left_out:
+        return ""
+    words = ", ".join(f"{key}={value}" for key, value in left_out.items())
+    return f"{metadata['settings']['model']['name']}: the checkpoint's own {words} not used (plain greedy)"
+
+
+def executions(table: pd.DataFrame) -> list[str]:
+    """Return this engine's executions, by the rows of the main table; each once."""
+    taken = table["execution"].dropna() if "execution" in table else pd.Series(dtype=str)
+    return [name for name in taken.unique() if name not in ("", GENERATE)]
+
+
+def execution_words(table: pd.DataFrame) -> list[str]:
+    """Say in one line how steps were taken: one execution for all rows, or several and which are compared."""
+    names = executions(table)
+    if not names:
+        return []
+    clauses = [f"execution: {names[0]}" if len(names) == 1 else "execution: see its column"]
+    if len(names) > 1 and _compared(table, "vanilla"):
+        clauses.append("speedup_vanilla compares with vanilla in the same execution")
+    if (table["method"] == "hf").any():
+        over = ", so speedup_hf also includes the difference between the two engines" if _compared(table, "hf") else ""
+        clauses.append(f"hf is transformers' own generate{over}")
+    return ["; ".join(clauses)]
+
+
+def _compared(table: pd.DataFrame, name: str) -> bool:
+    column = f"speedup_{name}"
+    return column in table and bool(table.loc[table["method"] != name, column].notna().any())
+
+
+def not_compared(pooled: Sequence[Pool]) -> list[str]:
+    """Say what has no speedup because vanilla ran in another execution only; one line for each pair of executions."""
+    names: dict[tuple[str, str], list[str]] = {}
+    for pool in pooled:
+        if pool.label in BASELINES or baseline(pool, "vanilla", pooled) is not None:
+            continue
+        facets = set(COMPARED) - {"execution"}
+        if other := closest(pool, [p for p in pooled if p.label == "vanilla" and share_facets(p, pool, facets)]):
+            names.setdefault((pool.first.execution, other.first.execution), []).append(pool.name)
+    return [
+        f"no speedup over vanilla for {'; '.join(of)}: execution {execution} here, {base} for vanilla"
+        for (execution, base), of in names.items()
+    ]
+
+
+def mixed(runs: Sequence[Run]) -> list[str]:
+    """Say what was not measured under one set of circumstances, one line each: a run in parts, runs next to each other.
+
+    Runs on other devices than the first are blocks of their own in every table, and no matter here.
+    """
+    lines = []
+    for run in runs:
+        periods = run.metadata.get("parts", [])
+        changes = [
+            f"other conditions from question {period['first_question']} on "
+            f"({difference(before['circumstances'], period['circumstances']).replace(' there and ', ' before, ')})"
+            for before, period in itertools.pairwise(periods)
+        ]
+        if changes:
+            lines.append(f"{_repeat(run)}: {'; '.join(changes)}")
+    first = next((run for run in runs if "circumstances" in run.metadata), None)
+    others: dict[str, list[str]] = {}
+    for run in runs:
+        circumstances = run.metadata.get("circumstances")
+        if first is not None and circumstances is not None and run.metadata["device"] == first.metadata["device"]:
+            words = difference(first.metadata["circumstances"], circumstances)
+            if words:
+                others.setdefault(words, []).append(_repeat(run))
+    for words, names in others.items():
+        words = words.replace(" there and ", f" for {first.label if first else ''}, ").removesuffix(" now")
+        lines.append(f"runs under different conditions ({words} for {_first_three(names)})")
+    return lines
+
+
+def doubts(runs: Sequence[Run]) -> list[str]:
+    """Say in one line which runs on a CPU began while other processes were at work."""
+    noisy = [
+        f"{pool.name}{f', repeat {repeat}' if len(pool.repeats) > 1 else ''}: {cores:.1f}"
+        for pool in pools(runs)
+        for repeat, shards in pool.repeats.items()
+        if pool.first.settings.get("timed", True)
+        and (cores := max(run.metadata.get("cores_busy_elsewhere") or 0.0 for run in shards)) > BUSY
+    ]
+    if not noisy:
+        return []
+    return [
+        f"timings are doubtful: other processes kept cores busy when a run began ({_first_three(noisy)}); on a shared "
+        "machine OMP_NUM_THREADS=1 suffers least"
+    ]
+
+
+def executed(runs: Sequence[Run]) -> list[str]:
+    """Say what execution=auto took, and why, one line for each reason; and what CUDA goes without."""
+    reasons = {
+        r.metadata["execution_why"]: r.metadata["execution_used"] for r in runs if r.metadata.get("execution_why")
+    }
+    lines = [f"execution=auto chose {used}: {why}" for why, used in reasons.items()]
+    if any(run.metadata.get("cudnn_attention") is False for run in runs):
+        lines.append("cuDNN's attention is off, for hf as well: it plans anew for each new shape of an eager step")
+    return lines
+
+
+def incomplete(runs: Sequence[Run]) -> list[str]:
+    """Name the runs that are not done, a line for those that stopped at the same place."""
+    stopped: dict[str, list[str]] = {}
+    for run in runs:
+        if not run.complete:
+            place = f"{len(run.answers)} of {run.metadata['questions']} questions"
+            stopped.setdefault(place, []).append(_repeat(run))
+    return [
+        f"incomplete: {names[0]}{f' and {len(names) - 1} more' if names[1:] else ''}: {place}"
+        for place, names in stopped.items()
+    ]
+
+
+def _repeat(run: Run) -> str:
+    return f"{run.label}, repeat {run.repeat}"
+
+
+def _first_three(names: Sequence[str]) -> str:
+    return "; ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -1,0 +1,138 @@
+"""The answer store: files met in the wild, torn lines, states, locks."""
+
+import json
+
+import pytest
+import torch
+
+from evaluation import report
+from evaluation.records.questions import Question
+from evaluation.records.rows import SCHEMA, read_answers
+from evaluation.records.runs import read_runs
+from evaluation.records.store import AnswerStore
+from model.errors import UserError
+from tests.evaluation.made_runs import asked, shard
+from tests.evaluation.statistics.test_metrics import ROWS
+
+
+def about(settings, **circumstances):
+    """The metadata of a run of three questions."""
+    return {
+        "settings": {"schema": SCHEMA} | settings,
+        "circumstances": {"device": "a machine"} | circumstances,
+        "questions": 3,
+    }
+
+
+def test_files_met_in_the_wild(tmp_path):
+    path = tmp_path / "a.jsonl"
+    later = json.dumps(ROWS[0] | {"category": "later"})
+    lines = [json.dumps(ROWS[0]), "{torn", json.dumps(ROWS[1]), later, "[]", '{"question_id": 3}', ""]
+    wrong_counts = json.loads(json.dumps(ROWS[1]))
+    wrong_counts["choices"][0]["wall_time"] = []
+    path.write_bytes("\n".join([*lines, json.dumps(wrong_counts)]).encode() + b"\n\xff\xfe")
+    rows, damage = read_answers(path)
+    assert list(rows) == [1, 2] and rows[1]["category"] == "later"
+    assert (
+        "5 broken line(s): 2, 5, 6, 8, 9" in damage and "1 question id(s) repeated, the later one counts: 1" in damage
+    )
+
+
+def test_an_answer_with_unusual_line_ends_is_one_record(tmp_path, call):
+    """U+2028, U+2029 and U+0085 end a line for splitlines(), so such answers had been lost as broken lines."""
+    said = "one\u2028two\u2029three\x85four\x0bfive\x0csix\x1cseven\r\neight"
+    own = Question("a\u2028b", "qa", (said,))
+    row = asked("a\u2028b", "qa", [([2, 2], 1.0)], said)
+    row["choices"][0]["turns"] = [said]
+    store = AnswerStore(tmp_path / "runs/one")
+    with store.locked():
+        metadata = shard("vanilla", [row]).metadata | {"circumstances": {"device": "a machine"}}
+        store.begin(metadata)
+        store.append(row, {}, 1)
+    rows, damage = read_answers(store.answers)
+    assert rows == {own.question_id: row} and not damage
+    (run,) = read_runs(tmp_path)
+    assert run.complete and run.asked == (own.key,) == tuple(run.by_question.index)
+    assert store.begin(run.metadata) == rows, "and goes on from there"
+    outcome = call(report.main, tmp_path)
+    assert outcome.code == 0 and "incomplete" not in outcome.out, outcome.err
+
+
+def test_a_torn_last_line_is_cut_off_and_the_rest_kept(tmp_path):
+    store = AnswerStore(tmp_path)
+    assert store.begin(about({"a": 1})) == {}
+    for n, row in enumerate(ROWS, start=1):
+        store.append(row, {}, n)
+    whole = store.answers.read_bytes()
+    store.answers.write_bytes(whole + b'{"question_id": 3, "cho')
+    assert list(store.begin(about({"a": 1}))) == [1, 2]
+    assert store.answers.read_bytes() == whole
+
+
+def test_the_state_after_each_answer_is_there_and_only_that(tmp_path):
+    store = AnswerStore(tmp_path)
+    store.begin(about({}))
+    for n, row in enumerate(ROWS, start=1):
+        store.append(row, {"candidates": torch.full((2, 2), n)}, n)
+        assert store.state_at(n)["candidates"].tolist() == [[n, n], [n, n]]
+    assert [p.name for p in tmp_path.glob("state*")] == ["state-2.safetensors"]
+    store.finish({}, {"candidates": torch.zeros(1)}, 2)
+    assert [p.name for p in tmp_path.glob("state*")] == ["state.safetensors"]
+
+
+def test_another_configuration_is_refused_by_the_setting_that_differs(tmp_path):
+    store = AnswerStore(tmp_path)
+    store.begin(about({"method": {"k": 8}, "seed": 0}))
+    store.append(ROWS[0], {}, 1)
+    before = store.answers.read_bytes()
+    with pytest.raises(UserError, match=r"another configuration: method.k is 8 there and 4 now"):
+        store.begin(about({"method": {"k": 4}, "seed": 0}))
+    assert store.answers.read_bytes() == before
+
+
+def test_answers_without_metadata_are_not_touched(tmp_path):
+    (tmp_path / "answers.jsonl").write_text("someone's\n")
+    with pytest.raises(UserError, match="unknown configuration"):
+        AnswerStore(tmp_path).begin(about({}))
+    assert (tmp_path / "answers.jsonl").read_text() == "someone's\n"
+
+
+def test_one_process_a_directory(tmp_path):
+    one, other = AnswerStore(tmp_path), AnswerStore(tmp_path)
+    with one.locked(), pytest.raises(UserError, match="another run is at work"), other.locked():
+        pass
+    with AnswerStore(tmp_path).locked():
+        pass
+
+
+def test_other_circumstances_are_refused_or_noted_as_parts(tmp_path):
+    """A run resumed on another machine was one file, labelled as the first."""
+    store = AnswerStore(tmp_path)
+    store.begin(about({}, linear="torch"))
+    assert store.begin(about({}, linear="onednn")) == {}, "nothing was answered yet"
+    store.append(ROWS[0], {}, 1)
+    before = (tmp_path / "metadata.json").read_bytes()
+    with pytest.raises(UserError, match=r"1 answers given under other circumstances: linear is onednn there and torch"):
+        store.begin(about({}, linear="torch"))
+    with pytest.raises(UserError, match=r"device is a machine there and a{35}\.\.\.a{29}c now"):
+        store.begin(about({}, linear="onednn", device="a" * 200 + "c"))
+    assert (tmp_path / "metadata.json").read_bytes() == before
+    assert list(store.begin(about({}, linear="torch"), mixed=True)) == [1]
+    with pytest.raises(UserError, match="linear is onednn there and torch now"):
+        store.begin(about({}, linear="torch"))  # the part that was begun so has no answer yet
+    store.begin(about({}, linear="torch"), mixed=True)
+    store.append(ROWS[1], {}, 2)
+    store.begin(about({}, linear="onednn"), mixed=True)
+    store.begin(about({}, linear="torch"), mixed=True)
+    store.begin(about({}, linear="both"), mixed=True)
+    store.begin(about({}, linear="torch"))  # nothing was answered under the others, so it goes on where it was
+    assert [part["first_question"] for part in json.loads((tmp_path / "metadata.json").read_text())["parts"]] == [1, 2]
+    store.begin(about({}, linear="both"), mixed=True)
+    held = json.loads((tmp_path / "metadata.json").read_text())
+    parts = [(part["first_question"], part["circumstances"]["linear"]) for part in held["parts"]]
+    assert parts == [(1, "onednn"), (2, "torch"), (3, "both")], "a part without a question is none"
+    store.append(ROWS[1] | {"question_id": 3}, {}, 3)
+    store.finish({}, {}, 3)
+    files = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    store.begin(about({}, linear="anything"))
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == files, "a finished run is never touched"

@@ -1,0 +1,147 @@
+"""Many methods on one text: each gives the answer, step by step, that it gives alone."""
+
+import gc
+import random
+import weakref
+from dataclasses import replace
+
+import pytest
+import torch
+
+from evaluation.running import shared_text
+from evaluation.running.shared_text import generate_together
+from model.decoding import Target, generate
+from model.errors import UserError
+from model.recycling import TokenRecycling, build_template
+from model.vanilla import Vanilla
+from tests.conftest import greedy, toy_model
+from tests.model.sessions import comparable
+from tests.model.test_sessions import MAKE, V
+
+
+@pytest.mark.parametrize("kind", ["llama-grouped", "gpt2", "gpt-neox"])
+def test_each_method_takes_the_steps_that_it_takes_alone(kind, tmp_path):
+    model, rng = toy_model(kind), random.Random(3)
+    target = Target(model)
+    names = [name for name in MAKE if kind == "llama-grouped" or name not in ("medusa", "eagle", "eagle2")]
+    alone = [MAKE[name](target, tmp_path / name) for name in names]
+    drafters = [MAKE[name](target, tmp_path / name) for name in names]
+    made = [[rng.randrange(3, V) for _ in range(1 + 17 * i)] * (1 + (i > 0)) for i in range(4)]
+    for prompt in made:  # what is carried from one to the next is the same as well
+        expected = [generate(target, drafter, prompt, max_new_tokens=40, eos={7}) for drafter in alone]
+        found = generate_together(target, drafters, prompt, max_new_tokens=40, eos={7})
+        for name, one, other in zip(names, expected, found, strict=True):
+            assert one.tokens == greedy(model, prompt, 40, [7]), name
+            assert (one.tokens, one.steps, one.stop, one.forwards) == (
+                other.tokens,
+                other.steps,
+                other.stop,
+                other.forwards,
+            ), name
+    for name, one, other in zip(names, alone, drafters, strict=True):
+        assert comparable(one.state_dict()) == comparable(other.state_dict()), name
+
+
+def forwarded(target):
+    """What the target is asked from now on: the tokens of each shared forward, with the ones they come after."""
+    asked, real = [], target.forward_masked
+
+    def noted(cache, tokens, mask, positions):
+        past = cache.length
+        for seen in mask == 0:
+            path = tuple(tokens[i].item() for i in range(len(tokens)) if seen[past + i])
+            asked.append((int(seen[:past].sum()), path))
+        return real(cache, tokens, mask, positions)
+
+    target.forward_masked = noted
+    return asked
+
+
+def test_one_row_a_token_serves_all_who_draft_nothing(llama):
+    target, prompt = Target(llama), [5, 6, 7, 8] * 3
+    asked = forwarded(target)
+    out = generate_together(target, [Vanilla(target.device) for _ in range(5)], prompt, max_new_tokens=20)
+    assert [past for past, _ in asked] == [len(prompt) - 1 + i for i in range(20)]
+    assert all(found.tokens == greedy(llama, prompt, 20) and found.accept_lengths == [1] * 20 for found in out)
+
+
+def test_nothing_is_asked_twice_but_what_stands_above_something_new(llama):
+    """Trees within one another: what the smaller ones try the larger one has tried, and the other way round."""
+    target, prompt = Target(llama), [5, 6, 7, 8, 9, 10] * 3
+    drafters = [TokenRecycling(V, build_template("best", nodes=n)) for n in (4, 12, 24, 40)]
+    alone = [generate(target, drafter, prompt, max_new_tokens=60) for drafter in drafters]
+    for drafter in drafters:
+        drafter.reset()
+    asked = forwarded(target)
+    together = generate_together(target, drafters, prompt, max_new_tokens=60)
+    assert [out.steps for out in together] == [out.steps for out in alone]
+    leaves = [key for key in asked if not any(o[0] == key[0] and o[1][:-1] == key[1] for o in asked)]
+    assert len(set(leaves)) == len(leaves), "that below which nothing is asked is asked once"
+    assert len(asked) < 0.6 * sum(step.nodes for out in alone for step in out.steps)
+
+
+@pytest.mark.parametrize("sizes", [(4, 12), (0, 40)])
+def test_what_nobody_can_reach_any_more_is_freed(llama, monkeypatch, sizes):
+    """Also where one takes many times the steps of another, which must not run ahead."""
+    made = []
+    real = shared_text.Context.__init__
+
+    def noted(self, position):
+        real(self, position)
+        made.append(weakref.ref(self))
+
+    monkeypatch.setattr(shared_text.Context, "__init__", noted)
+
+    class Hidden(TokenRecycling):
+        def __init__(self, *args, **settings):
+            super().__init__(*args, **settings)
+            self.needs = replace(self.needs, hidden=True)
+
+    target, most, held = Target(llama), [], set()
+    learn = shared_text._Sequence.learn
+
+    def counted(self, *arguments):
+        alive = [context for ref in made if (context := ref()) is not None]
+        most.append(len(alive))
+        kept = [tensor for context in alive for tensor in (context.logits, context.hidden) if tensor is not None]
+        held.update((len(tensor), tensor.untyped_storage().nbytes()) for tensor in kept)
+        return learn(self, *arguments)
+
+    monkeypatch.setattr(shared_text._Sequence, "learn", counted)
+    drafters = [Hidden(V, build_template("best", nodes=n)) for n in sizes]
+    gc.disable()  # by reference alone
+    try:
+        generate_together(target, drafters, [5, 6, 7, 8] * 3, max_new_tokens=150)
+    finally:
+        gc.enable()
+    assert max(most[len(most) // 2 :]) <= 1.5 * max(most[: len(most) // 2]), "late in the text no more than early"
+    assert max(most) <= 3 * (2 + sum(sizes))
+    assert held == {(V, 4 * V), (32, 4 * 32)}, "a row of logits or of states holds itself, and not its whole forward"
+
+
+def test_with_the_prompts_own_logits_recycled(llama):
+    target, prompt = Target(llama), [5, 6, 7, 8, 9, 5, 6]
+    one, other = (TokenRecycling(V, build_template("2.2.2"), recycle_prompt=True) for _ in range(2))
+    expected = generate(target, one, prompt, max_new_tokens=30)
+    found = generate_together(target, [Vanilla(target.device), other], prompt, max_new_tokens=30)[1]
+    assert found.steps == expected.steps and torch.equal(one.matrix.candidates, other.matrix.candidates)
+
+
+def test_up_to_the_models_last_position(llama):
+    target = Target(llama, context=48)
+    prompt = [5, 6, 7] * 12
+    out = generate_together(
+        target, [TokenRecycling(V, build_template("2.2.2")) for _ in range(3)], prompt, max_new_tokens=99
+    )
+    assert all(found.tokens == greedy(llama, prompt, 12) and found.stop == "context" for found in out)
+
+
+def test_what_was_borrowed_is_given_back_after_an_error(llama):
+    target = Target(llama)
+    drafter = MAKE["spine"](target, None)
+    drafter.grow = lambda root: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        generate_together(target, [Vanilla(target.device), drafter], [5, 6, 7], max_new_tokens=9)
+    assert len(target.caches._free) == 1 and drafter.history.borrowed_length is None and target._hook is None
+    with pytest.raises(UserError, match="max_new_tokens"):
+        generate_together(target, [Vanilla(target.device)], [5], max_new_tokens=0)
