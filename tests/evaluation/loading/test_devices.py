@@ -136,8 +136,16 @@ def test_torchrun_without_tensor_parallelism_and_with_a_launcher(monkeypatch):
         processes.ranks(["-m", "launcher=slurm"]),
     ):
         pass
-    with processes.ranks(["-m", "launcher=basic"]):
-        pass
+
+
+def test_of_several_processes_the_first_one_prints_and_writes(monkeypatch, capsys):
+    for name, value in {"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "2", "RANK": "1"}.items():
+        monkeypatch.setenv(name, value)
+    with processes.ranks(["launcher=basic"]):
+        print("a table", file=sys.stderr)
+        processes.on_first_rank(print, "a file")
+    print("after it")
+    assert capsys.readouterr() == ("after it\n", "")
 
 
 @pytest.mark.slow
