@@ -1,6 +1,8 @@
-"""python -m evaluation.bench_step: where a step's time goes, on any model shape, next to plain decoding and the floor.
+"""python -m evaluation.bench_step [model=NAME model.KEY=VALUE ...]: the time of a step by the number of drafted nodes.
 
-The last line of the output is one JSON object with every figure; `--against FILE` compares with a saved one.
+Times transformers' `generate`, plain decoding and recycling in turns: eager steps and, on CUDA, captured ones. Also
+prints the parts of a step and its floor, the least time that the device allows. Random weights of a known shape
+(--shape) give times but no acceptance. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -8,111 +10,301 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-from pathlib import Path
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+from transformers import GenerationConfig
+from transformers.generation.streamers import BaseStreamer
 
+from model.decoding import DeviceDrafter, Target, Tree
+from model.decoding.cache import TreeCache
+from model.decoding.devices import synchronize
+from model.decoding.linear import stock_linears
+from model.decoding.step import Mark, Sequence, make_step, unmarked
 from model.errors import UserError
-from model.files import write_json
+from model.files import ROOT
+from model.quantization import stored_bytes
+from model.recycling import TokenRecycling
+from model.recycling.templates import best_order
+from model.vanilla import Vanilla
 
-from .errors import user_errors
-from .figures.costs import roofline
-from .figures.style import save, styled
+from .configuration.config import check_groups
+from .errors import INTERRUPTED, config_errors, fail, user_errors
 from .loading.locks import exclusive
-from .loading.models import load_model, random_model
+from .loading.models import SHAPES, LoadedModel, devices_in_words, load_model, random_model
 from .loading.settings import ModelSettings
-from .records.provenance import describe_device, versions
-from .timing.floor import measure_rates
-from .timing.step_bench import (
-    StepBench,
-    bench_drafting,
-    method_names,
-    print_comparison,
-    prompts_for,
-    read_saved,
-    tree_settings,
-)
+from .loading.step_times import PhaseClock
+from .records.provenance import git_state, versions
+
+K = 8  # candidates per token
+STEPS = 8  # timed in a row; few, so that the context stays the one that was asked for
+WARM_UP = 1  # turns that are not counted
+MOST_NODES = 512
+PARTS = {"draft": "draft", "forward": "forward", "verify": "verify", "commit": "commit", "observe": "learn"}
 
 
 def flags() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m evaluation.bench_step", description=__doc__)
-    parser.add_argument(
-        "--model-path", default="data/embedded", help="folder or hub name (default: the embedded model)"
-    )
-    parser.add_argument("--shape", help="random weights of a known shape instead: vicuna-7b, llama-3-8b, ...")
-    parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--execution", default="eager", help="eager, static, compiled, graph")
-    parser.add_argument("--attention", default="sdpa", help="sdpa, eager; tree with a static execution")
-    parser.add_argument("--linear", default="auto", help="onednn, fused, torch; default auto, see configs/model")
-    parser.add_argument("--quantize", help="int8, int4; see configs/model")
-    parser.add_argument("--prompts", type=int, default=14, help="of the sample bench (default 14: two a subtask)")
-    parser.add_argument("--context", type=int, help="one random prompt of that many tokens instead")
-    parser.add_argument("--max-new-tokens", type=int, default=128)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--tree", default="2.2.2", help="2.2.2, auto, or best:N for its best N nodes")
-    parser.add_argument("--k", type=int, default=8)
-    parser.add_argument("--drafting", default="all", help="methods whose drafting is timed: a,b,...; none; default all")
-    parser.add_argument("--datastore", help="for rest, instead of the shipped one")
-    parser.add_argument("--mat", type=float, help="also say the tokens/s at this MAT, e.g. 2.70")
-    parser.add_argument("--draw", type=Path, help="draw the roofline: PATH.png, .svg and .pdf")
-    parser.add_argument("--save", type=Path, help="also write the JSON object here")
-    parser.add_argument("--against", type=Path, help="compare with an earlier run's saved object")
+    parser.add_argument("overrides", nargs="*", help="as for evaluation.run: model=NAME, model.path=...")
+    parser.add_argument("--shape", help=f"random weights instead of a model: {', '.join(SHAPES)}")
+    parser.add_argument("--nodes", default="1,2,4,8,16,24,32,48,64,80", help="sizes of drafts (default: %(default)s)")
+    parser.add_argument("--context", type=int, help="tokens before a step (default: 500, or half of the model's)")
+    parser.add_argument("--rounds", type=int, default=5, help="turns of all sizes; medians are printed (default: 5)")
     return parser
 
 
 def main() -> None:
-    arguments = flags().parse_args()
+    """The command line."""
+    given = flags().parse_intermixed_args()
     with user_errors():
-        if min(arguments.prompts, arguments.repeats, arguments.max_new_tokens) < 1:
-            raise UserError("--prompts, --repeats and --max-new-tokens must be at least 1")
-        before = read_saved(arguments.against) if arguments.against else None
-        options = {key: getattr(arguments, key) for key in ("dtype", "device", "attention", "linear", "quantize")}
-        with exclusive(ModelSettings("bench", arguments.model_path, **options)) as settings:
-            result = bench(arguments, settings)
-        if before is not None:
-            print_comparison(before, result)
-        if arguments.save:
-            write_json(arguments.save, result)
-        if arguments.draw:
-            with styled():
-                print(f"\nroofline: {save(roofline(result), arguments.draw)}")
-        print(json.dumps(result))
+        try:
+            settings, sizes = model_settings(given.overrides, given.shape), draft_sizes(given.nodes)
+            if given.rounds < 1:
+                raise UserError(f"--rounds {given.rounds}: must be at least 1")
+            with exclusive(settings) as settings:
+                loaded = random_model(given.shape, settings) if given.shape else load_model(settings)
+                result = bench(loaded, sizes, given.context, given.rounds)
+            print(f"{table(result)}\n{json.dumps(result)}")
+        except KeyboardInterrupt:
+            fail("stopped; nothing was measured to its end", code=INTERRUPTED)
 
 
-def bench(arguments: argparse.Namespace, settings: ModelSettings) -> dict[str, Any]:
-    """Run all parts and print them."""
-    tree = tree_settings(arguments.tree)
-    loaded = random_model(arguments.shape, settings) if arguments.shape else load_model(settings)
+def model_settings(overrides: list[str], shape: str | None) -> ModelSettings:
+    """Compose a model's settings as evaluation.run does. Raises UserError for a wrong or unrelated override."""
+    for override in overrides:
+        if not override.startswith(("model=", "model.")):
+            raise UserError(f"{override}: only model=NAME and model.KEY=VALUE count here")
+        if shape and override.startswith(("model=", "model.path=")):
+            raise UserError(f"{override}: --shape {shape} takes random weights; leave out one of the two")
+    with config_errors(), initialize_config_dir(str(ROOT / "configs"), version_base=None):
+        model: Any = OmegaConf.to_container(compose("config", overrides).model, resolve=True)
+    if shape:
+        model |= {"name": shape, "path": "random weights"}
+    check_groups({"model": model})
+    return ModelSettings(**model)
+
+
+def draft_sizes(text: str) -> list[int]:
+    """Parse --nodes and add 0, plain decoding. Raises UserError for anything but numbers."""
+    parts = text.split(",")
+    if not all(part.strip().isdecimal() and int(part) <= MOST_NODES for part in parts):
+        raise UserError(f"--nodes {text}: must be whole numbers up to {MOST_NODES} with commas between them")
+    return sorted({0, *map(int, parts)})
+
+
+def bench(loaded: LoadedModel, sizes: list[int], context: int | None, rounds: int) -> dict[str, Any]:
+    """Measure and return everything that is printed.
+
+    Args:
+        sizes: nodes of the drafts; 0 is plain decoding.
+        context: tokens before a step; None: 500, or half of the model's context.
+    """
     target = loaded.target
-    target.execution = target.check_execution(arguments.execution)
-    prompts = prompts_for(loaded, arguments.prompts, arguments.context)
-    steps = StepBench(loaded, tree, arguments.k, prompts, arguments.max_new_tokens)
-    device, what = describe_device(target.device), arguments.shape or arguments.model_path
-    dtype = str(target.dtype).removeprefix("torch.")
-    if arguments.quantize:
-        what = f"{what}, weights in {arguments.quantize}"
-    print(f"{what} ({dtype}) on {device}; {len(prompts)} prompts, tree {arguments.tree}")
-    steps.warm_up()
-    if target.device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-    speeds = steps.speeds(arguments.repeats)
-    rates = measure_rates(target.device, target.dtype)
-    copied, multiplied = rates.bytes_per_second / 1e9, rates.flop_per_second / 1e9
-    print(f"\nthis device: {copied:.1f} GB/s copied, {multiplied:.0f} GFLOP/s multiplied")
-    result: dict[str, Any] = {"what": what, "device": device, "versions": versions(), "execution": target.execution}
-    result |= {"rates": dataclasses.asdict(rates)} | speeds
-    result |= {name: steps.step(name, rates) for name in ("vanilla", "recycling")} | steps.drift()
-    wanted = {"all": method_names(), "none": []}.get(arguments.drafting, arguments.drafting.split(","))
-    if wanted and loaded.tokenizer is not None:
-        result["drafting_us"] = bench_drafting(loaded, wanted, tree, arguments.datastore)
-    if arguments.mat:
-        result["tokens_per_second_at_mat"] = arguments.mat * 1e6 / result["recycling"]["step_us"]
-        print(f"at MAT {arguments.mat}: {result['tokens_per_second_at_mat']:.0f} tokens/s decoding")
-    if target.device.type == "cuda":
-        result["peak_memory_bytes"] = torch.cuda.max_memory_allocated()
+    room = target.context - (1 + STEPS) * (2 + max((len(path) for path in best_order(max(sizes), K)), default=0))
+    context = min(500, target.context // 2) if context is None else context
+    if not 2 <= context <= room:
+        raise UserError(f"--context {context}: must be from 2 to {room} for {loaded.settings.name} and these --nodes")
+    result: dict[str, Any] = {
+        "model": dataclasses.asdict(loaded.settings) | {"dtype": str(target.dtype).removeprefix("torch.")},
+        "linear": target.linear,
+        "device": devices_in_words(loaded),
+        "versions": versions(),
+        "git": git_state(),
+        "context": context,
+        "rounds": rounds,
+        "rates": dataclasses.asdict(rates := measure_rates(target.device, target.dtype)),
+    }
+    print(f"{heading(result)}\nmeasuring ...", flush=True)
+    prompt = torch.randint(3, target.vocab_size, (context,), generator=torch.Generator().manual_seed(0)).tolist()
+    captured = target.device.type == "cuda" and len(target.devices) == 1
+    executions = ("eager", "graph") if captured else ("eager",)
+    with target.cache(1 + max(sizes)) as cache:
+        target.prefill(cache, prompt)
+        hf = HfSteps(target, prompt)
+        drafted = [DraftedSteps(target, cache, way, n, prompt[-1]) for way in executions for n in sizes]
+        timed: list[HfSteps | DraftedSteps] = [hf, *drafted]
+        for _ in range(WARM_UP + rounds):
+            for steps in timed:
+                steps.take_turn()
+        result["hf_s"] = median(hf.seconds)
+        plain = {steps.execution: median(steps.seconds) for steps in drafted if not steps.nodes}
+        result["steps"] = []
+        for steps in drafted:
+            seconds = median(steps.seconds)
+            read, multiply = floors(target, cache, 1 + steps.nodes, context, rates)
+            row = {"execution": steps.execution, "nodes": steps.nodes, "seconds": seconds}
+            row |= {"over_plain": seconds / plain[steps.execution], "read_s": read, "multiply_s": multiply}
+            row |= {"floor_share": max(read, multiply) / seconds}
+            row["parts_s"] = {part: median(values) for part, values in steps.parts.items()}
+            result["steps"].append(row)
     return result
+
+
+def median(values: list[float]) -> float:
+    """Return the median of all turns but the first, which allocates, calls for the first time and captures."""
+    return statistics.median(values[WARM_UP:])
+
+
+class HfSteps:
+    """Steps of transformers' generate, with torch's own linear layers as in `method=hf`."""
+
+    def __init__(self, target: Target, prompt: list[int]) -> None:
+        self.target, self.ids = target, torch.tensor([prompt], device=target.device)
+        most = 2 + STEPS
+        self.config = GenerationConfig(max_new_tokens=most, min_new_tokens=most, do_sample=False, pad_token_id=0)
+        self.seconds: list[float] = []  # of a step, by turn
+
+    def take_turn(self) -> None:
+        """Time STEPS steps, after the prompt and one that are not counted."""
+        clock = TokenClock()
+        with stock_linears(self.target.model):
+            self.target.model.generate(
+                self.ids, attention_mask=torch.ones_like(self.ids), generation_config=self.config, streamer=clock
+            )
+        self.seconds.append((clock.times[-1] - clock.times[-1 - STEPS]) / STEPS)
+
+
+class TokenClock(BaseStreamer):
+    """Note when each token reaches the host."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+
+    def put(self, value: Any) -> None:
+        self.times.append(time.perf_counter())
+
+    def end(self) -> None:
+        pass
+
+
+class DraftedSteps:
+    """Steps that verify the best n nodes behind the context that a cache holds; n = 0 is plain decoding."""
+
+    def __init__(self, target: Target, cache: TreeCache, execution: str, nodes: int, root: int) -> None:
+        self.target, self.cache, self.execution, self.nodes = target, cache, execution, nodes
+        self.context, self.root = cache.length, root
+        self.drafter: DeviceDrafter = Vanilla(target.device)
+        if nodes:
+            tree = Tree.from_rank_paths(best_order(nodes, K))
+            self.drafter = TokenRecycling(target.vocab_size, tree, k=K, device=target.device)
+        self.seconds: list[float] = []  # of a step, by turn, without those to capture one
+        self.parts: dict[str, list[float]] = {}  # of its parts; captured steps have none
+
+    def take_turn(self) -> None:
+        """Time STEPS steps, and STEPS more by part, with the device synchronised after each part."""
+        self.seconds.append(self._run(unmarked))
+        if self.execution == "eager":
+            clock = PhaseClock(self.target)
+            self._run(clock.mark, clock.restart)
+            for phase, part in PARTS.items():
+                self.parts.setdefault(part, []).append(clock.seconds[phase] / STEPS)
+
+    @torch.inference_mode()
+    def _run(self, mark: Mark, restart: Callable[[], None] = lambda: None) -> float:
+        """Take STEPS steps after one that is not counted; return the seconds of one."""
+        self.target.execution, self.cache.length = self.execution, self.context
+        sequence = Sequence(self.target, self.cache, self.drafter.session(), [self.root])
+        step = make_step(sequence)
+        sequence.text += step().tokens
+        self.target.synchronize()
+        sequence.mark = mark
+        restart()
+        setup, start = step.executor.setup_s, time.perf_counter()
+        for _ in range(STEPS):
+            sequence.text += step().tokens
+        self.target.synchronize()  # the device may still write
+        return (time.perf_counter() - start - (step.executor.setup_s - setup)) / STEPS
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Measured rates of a device: bytes/s of a copy (read and written), FLOP/s of a matrix product."""
+
+    bytes_per_second: float
+    flop_per_second: float
+
+
+def measure_rates(device: torch.device, dtype: torch.dtype) -> Rates:
+    """Time a copy and a product that exceed the caches; takes about a second on a CPU."""
+    large = device.type == "cuda"
+    source = torch.ones((2**31 if large else 2**27) // 4, device=device)
+    copied = torch.empty_like(source)
+    side = 8192 if large else 1024
+    a, b = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
+    return Rates(
+        2 * source.nbytes / _shortest(lambda: copied.copy_(source), device),
+        2 * side**3 / _shortest(lambda: a @ b, device),
+    )
+
+
+def _shortest(run: Callable[[], object], device: torch.device) -> float:
+    """Return the shortest time of several repeats, as a rate is the best that the device reaches."""
+    times = []
+    for _ in range(6):
+        synchronize(device)
+        start = time.perf_counter()
+        run()
+        synchronize(device)
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def floors(target: Target, cache: TreeCache, rows: int, context: int, rates: Rates) -> tuple[float, float]:
+    """Return the least seconds of a step to read weights and used cache once, and to multiply.
+
+    Args:
+        rows: drafted nodes and root.
+        context: tokens in the cache.
+    """
+    model = target.model
+    embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+    read = [p for p in model.parameters() if p is not embedding or p is head]  # of the table few rows
+    config = model.config.get_text_config()
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    products = sum(p.numel() for p in read if p.dim() > 1)
+    attention = (
+        2 * (context + rows) * config.num_attention_heads * head_dim * config.num_hidden_layers
+    )  # q k, weights v
+    cached = cache.nbytes // cache.capacity * (context + rows)
+    weights = sum(map(stored_bytes, read))
+    return (weights + cached) / rates.bytes_per_second, 2 * rows * (products + attention) / rates.flop_per_second
+
+
+def heading(result: dict[str, Any]) -> str:
+    """Say what is measured, on what."""
+    model, rates, used = result["model"], result["rates"], result["versions"]
+    kind = f"{model['dtype']}, weights in {model['quantize']}" if model["quantize"] else model["dtype"]
+    return (
+        f"{model['name']} ({kind}) on {result['device']}; torch {used['torch']}, transformers {used['transformers']}\n"
+        f"{result['context']} tokens of context; median of {result['rounds']} rounds of {STEPS} steps, in turns\n"
+        f"the device copies {rates['bytes_per_second'] / 1e9:.1f} GB/s, "
+        f"multiplies {rates['flop_per_second'] / 1e9:.0f} GFLOP/s"
+    )
+
+
+def table(result: dict[str, Any]) -> str:
+    """Format the steps of each execution, a row for each number of nodes."""
+    lines = []
+    for execution in dict.fromkeys(row["execution"] for row in result["steps"]):
+        parts = "".join(f"{name:>9}" for name in PARTS.values()) if execution == "eager" else ""
+        lines += ["", f"{execution:<24}floor, ms{'':24}{'parts, us' if parts else ''}".rstrip()]
+        lines += [f"{'nodes':>6}{'ms':>9}{'/ plain':>9}{'read':>9}{'multiply':>9}{'reached':>9}{parts}"]
+        rows = [row for row in result["steps"] if row["execution"] == execution]
+        lines += [f"{'hf':>6}{1e3 * result['hf_s']:9.3f}{result['hf_s'] / rows[0]['seconds']:9.2f}"]
+        for row in rows:
+            times = f"{1e3 * row['seconds']:9.3f}{row['over_plain']:9.2f}"
+            floors = f"{1e3 * row['read_s']:9.3f}{1e3 * row['multiply_s']:9.3f}{100 * row['floor_share']:7.0f} %"
+            parts = "".join(f"{1e6 * seconds:9.0f}" for seconds in row["parts_s"].values())
+            lines += [f"{row['nodes']:>6}{times}{floors}{parts}"]
+    lines += ["", "0 nodes is plain decoding. Drafts of n nodes pay where their MAT is above their time / plain."]
+    lines += ["reached: the larger floor over the measured time"]
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -1,38 +1,31 @@
-"""The inner loops of drafting on the host, compiled by numba: arrays in, arrays out.
+"""The loops of drafting on the host, compiled by numba: a suffix automaton's, and dynamic recycling's.
 
-Imported only where `jit.compiled` says so. A loop's docstring names the Python that it replaces, whose results it gives
-to the last bit. All are in one file: numba's cache on disk notices changes of a function's own file only.
-
-What is passed around, each a tuple of arrays:
-
-- `text`: a suffix automaton's tokens int32 (n,), states int32 (s, 4), transitions int32 (t, 4), the hash table of its
-  transitions int32 (a power of two,), counters int64 (6,); see `copying.compiled_automaton`.
-- `rows`: ids int32 (V, k), levels uint8 (V, k) and seen bool (V,) by token, the same by pair of tokens with the pairs'
-  keys int64 (p,) and their shift; see `dynamic.rows`. p is 0 where no pairs are kept.
-- `draft`: counters int64 (6,), nodes int64 (n, 5), likelihoods float64 (n,), candidates int32 (c, 3), siblings int32
-  (2, k, 2), and a heap, float64 (c,) and int64 (c,); see `dynamic.compiled_session`.
-- `cells`: the first cell of each source and match, int64 (6, 8), and the steps between cells, int64 (3,).
+`copying.suffix_automaton` and `dynamic.dynamic_recycling` keep the arrays and call. They pass plain tuples, which numba
+reads in half the time of named ones; here these get their names. All loops and what they are compiled with are in one
+file, as numba's cache on disk notices changes of a function's own file only.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
-import numba
 import numpy as np
 
-ODD = 0x9E3779B97F4A7C15  # as in dynamic.rows
-NONE = -1
+from .errors import UserError
 
-LINK, LENGTH, END, FIRST = range(4)  # columns of states; FIRST counts transitions from 1, 0 is none
-STATE, TOKEN, TARGET, NEXT = range(4)  # of transitions; NEXT as FIRST
-TOKENS, STATES, TRANSITIONS, WHOLE, MATCH, MATCH_END = range(6)  # a text's counters
-NODE_TOKEN, NODE_PARENT, NODE_STATE, NODE_MATCH, NODE_FIRST = range(5)  # columns of nodes
-CANDIDATE, CELL, OF_NODE = range(3)  # of candidates
-NODES, PUSHED, CANDIDATES, HEAP, FOLLOWED_LISTED, BESIDE_LISTED = range(6)  # a draft's counters
-PAIR, TOKEN_ROW, BACKOFF, SIBLING_CHILD, SIBLING, COPIED = range(6)  # sources, rows of the first cells
-COPIED_STEP, SIBLING_CHILD_STEP, BESIDE_STEP = range(3)  # steps between cells
+try:
+    import numba
+except ImportError as error:  # not there, or it refuses this NumPy
+    python = ".".join(map(str, sys.version_info[:2]))
+    raise UserError(
+        f"numba compiles drafting and cannot be imported ({error}): pip install numba, under Python 3.11 to 3.15 (this "
+        f"is {python})"
+    ) from error
+
+NONE = -1
+ODD = 0x9E3779B97F4A7C15  # Fibonacci hashing: 2^64 over the golden ratio, odd
 
 
 def loop(function: Callable[..., Any]) -> Any:
@@ -48,148 +41,372 @@ def loop(function: Callable[..., Any]) -> Any:
         return numba.njit(function)
 
 
+def record(**fields: str) -> np.dtype[Any]:
+    """Return the type of an array's elements: names and types of their fields."""
+    return np.dtype(list(fields.items()), align=True)
+
+
 @loop
-def _hashed(key: Any) -> Any:
+def hashed(key: Any) -> Any:
     return np.uint64(key) * np.uint64(ODD)
 
 
-@loop
-def _slot(transitions: Any, slots: Any, state: Any, token: Any) -> Any:
-    """The place of a transition in the hash table, or the empty place where it belongs."""
-    mask = len(slots) - 1
-    at = np.int64(_hashed((np.int64(state) << 32) | np.int64(token)) >> np.uint64(32)) & mask
-    while slots[at] != 0:
-        transition = slots[at] - 1
-        if transitions[transition, STATE] == state and transitions[transition, TOKEN] == token:
-            break
-        at = (at + 1) & mask
-    return at
+# Suffix automaton (Blumer et al. 1984). A state represents substrings that end at the same places; its link leads to
+# the longest of their suffixes that ends elsewhere, too. The text's own match is the link of the whole text's state.
+
+STATE = record(
+    link="i4",
+    length="i4",  # of its longest substring
+    end="i4",  # the place behind its newest occurrence
+    transitions="i4",  # its newest one, counted from 1; 0: none
+)
+TRANSITION = record(state="i4", token="i4", target="i4", next="i4")  # next: an older one of the state, counted from 1
+COUNTS = record(
+    tokens="i8",
+    states="i8",
+    transitions="i8",
+    whole="i8",  # the state of the whole text
+    match="i8",  # the length of the whole text's longest suffix that occurred before
+    match_end="i8",  # the place behind that occurrence
+)
+
+
+class Text(NamedTuple):
+    """A suffix automaton over n tokens, in arrays with room for more."""
+
+    tokens: Any  # int32
+    states: Any  # STATE
+    transitions: Any  # TRANSITION
+    slots: Any  # int32, a power of two of them: a hash table of the transitions, counted from 1; 0: an empty slot
+    counts: Any  # COUNTS (1,)
 
 
 @loop
-def _connect(text: Any, state: Any, token: Any, target: Any) -> None:
-    """Add a transition that is not there yet."""
-    _, states, transitions, slots, counts = text
-    new = counts[TRANSITIONS]
-    slots[_slot(transitions, slots, state, token)] = new + 1
-    transitions[new, STATE] = state
-    transitions[new, TOKEN] = token
-    transitions[new, TARGET] = target
-    transitions[new, NEXT] = states[state, FIRST]
-    states[state, FIRST] = new + 1
-    counts[TRANSITIONS] = new + 1
+def extend(arrays: Any, count: int) -> Any:
+    """Append the tokens up to the `count`-th, which are in the array. Return the match's length and end."""
+    text = Text(*arrays)
+    counts = text.counts[0]
+    for place in range(counts.tokens, count):
+        _append(text, place)
+    counts.tokens = count
+    return counts.match, counts.match_end
 
 
 @loop
-def rehash(text: Any) -> None:
-    """Fill an empty hash table with all transitions."""
-    _, _, transitions, slots, counts = text
-    for transition in range(counts[TRANSITIONS]):
-        slots[_slot(transitions, slots, transitions[transition, STATE], transitions[transition, TOKEN])] = (
-            transition + 1
-        )
-
-
-@loop
-def _split(text: Any, long: Any, state: Any, token: Any) -> Any:
-    """SuffixAutomaton._split."""
-    _, states, transitions, slots, counts = text
-    short = counts[STATES]
-    counts[STATES] = short + 1
-    states[short, LENGTH] = states[state, LENGTH] + 1
-    states[short, END] = states[long, END]
-    states[short, LINK] = states[long, LINK]
-    states[long, LINK] = short
-    next_one = states[long, FIRST]
-    while next_one:
-        copied = next_one - 1
-        _connect(text, short, transitions[copied, TOKEN], transitions[copied, TARGET])
-        next_one = transitions[copied, NEXT]
+def _append(text: Text, place: int) -> None:
+    """Append the token at a place."""
+    states, counts, token = text.states, text.counts[0], text.tokens[place]
+    new = counts.states
+    counts.states = new + 1
+    states[new].length = states[new].end = place + 1
+    state, transition = counts.whole, np.int64(NONE)
     while state >= 0:
-        entry = slots[_slot(transitions, slots, state, token)]
-        if entry == 0 or transitions[entry - 1, TARGET] != long:
+        transition = _find_transition(text, state, token)
+        if transition >= 0:
             break
-        transitions[entry - 1, TARGET] = short
-        state = np.int64(states[state, LINK])
+        _connect(text, state, token, new)
+        state = np.int64(states[state].link)
+    match = np.int64(0)
+    if state >= 0:
+        match = np.int64(text.transitions[transition].target)
+        if states[match].length > states[state].length + 1:
+            match = _split(text, match, state, token)
+    states[new].link = match
+    counts.whole, counts.match, counts.match_end = new, states[match].length, states[match].end
+    states[match].end = place + 1  # from now on this occurrence, the newest, is continued
+
+
+@loop
+def _split(text: Text, long: int, state: Any, token: int) -> Any:
+    """Split off the substrings of `long` that end here as well: those up to `state` + token. Return their state."""
+    states, transitions, counts = text.states, text.transitions, text.counts[0]
+    short = counts.states
+    counts.states = short + 1
+    states[short].length, states[short].end = states[state].length + 1, states[long].end
+    states[short].link, states[long].link = states[long].link, short
+    entry = states[long].transitions
+    while entry:
+        copied = transitions[entry - 1]
+        _connect(text, short, copied.token, copied.target)
+        entry = copied.next
+    while state >= 0:
+        transition = _find_transition(text, state, token)
+        if transition < 0 or transitions[transition].target != long:
+            break
+        transitions[transition].target = short
+        state = np.int64(states[state].link)
     return short
 
 
 @loop
-def extend(text: Any, count: Any) -> Any:
-    """SuffixAutomaton._append, of the tokens up to the `count`-th, for which there is room.
-
-    Returns:
-        The match's state, length and end.
-    """
-    tokens, states, transitions, slots, counts = text
-    for place in range(counts[TOKENS], count):
-        token, new = tokens[place], counts[STATES]
-        counts[STATES] = new + 1
-        states[new, LENGTH] = states[new, END] = place + 1
-        state, entry = counts[WHOLE], np.int64(0)
-        while state >= 0:
-            entry = np.int64(slots[_slot(transitions, slots, state, token)])
-            if entry:
-                break
-            _connect(text, state, token, new)
-            state = np.int64(states[state, LINK])
-        match = np.int64(0)
-        if state >= 0:
-            match = np.int64(transitions[entry - 1, TARGET])
-            if states[match, LENGTH] > states[state, LENGTH] + 1:
-                match = _split(text, match, state, token)
-        states[new, LINK] = match
-        counts[WHOLE], counts[MATCH], counts[MATCH_END] = new, states[match, LENGTH], states[match, END]
-        states[match, END] = place + 1
-    counts[TOKENS] = count
-    return np.int64(states[counts[WHOLE], LINK]), counts[MATCH], counts[MATCH_END]
+def _slot(transitions: Any, slots: Any, state: int, token: int) -> Any:
+    """Return the slot of a transition, or the empty slot where it belongs."""
+    mask = len(slots) - 1
+    slot = np.int64(hashed((np.int64(state) << 32) | np.int64(token)) >> np.uint64(32)) & mask
+    while slots[slot]:
+        found = transitions[slots[slot] - 1]
+        if found.state == state and found.token == token:
+            break
+        slot = (slot + 1) & mask
+    return slot
 
 
 @loop
-def transfer(text: Any, state: Any, length: Any, token: Any) -> Any:
-    """SuffixAutomaton.transfer."""
-    _, states, transitions, slots, _ = text
-    entry = slots[_slot(transitions, slots, state, token)]
-    while state and entry == 0:
-        state = np.int64(states[state, LINK])
-        length = np.int64(states[state, LENGTH])
-        entry = slots[_slot(transitions, slots, state, token)]
-    if entry == 0:
+def _find_transition(text: Text, state: int, token: int) -> Any:
+    """Return a state's transition by a token; NONE if there is none."""
+    return np.int64(text.slots[_slot(text.transitions, text.slots, state, token)]) - 1
+
+
+@loop
+def _connect(text: Text, state: int, token: int, target: int) -> None:
+    """Add a transition that is not there yet."""
+    counts, origin = text.counts[0], text.states[state]
+    new = text.transitions[counts.transitions]
+    counts.transitions += 1
+    text.slots[_slot(text.transitions, text.slots, state, token)] = counts.transitions
+    new.state, new.token, new.target, new.next = state, token, target, origin.transitions
+    origin.transitions = counts.transitions
+
+
+@loop
+def rehash(arrays: Any) -> None:
+    """Fill an empty hash table with all transitions."""
+    text = Text(*arrays)
+    for transition in range(text.counts[0].transitions):
+        known = text.transitions[transition]
+        text.slots[_slot(text.transitions, text.slots, known.state, known.token)] = transition + 1
+
+
+@loop
+def transfer(text: Text, state: Any, length: Any, token: int) -> Any:
+    """Return the state and length of the longest match after one more token (2411.10666, algorithm 1)."""
+    transition = _find_transition(text, state, token)
+    while state and transition < 0:
+        state = np.int64(text.states[state].link)
+        length = np.int64(text.states[state].length)
+        transition = _find_transition(text, state, token)
+    if transition < 0:
         return np.int64(0), np.int64(0)
-    return np.int64(transitions[entry - 1, TARGET]), length + 1
+    return np.int64(text.transitions[transition].target), length + 1
 
 
 @loop
-def following(text: Any, state: Any, length: Any) -> Any:
-    """SuffixAutomaton.following; NONE and 0 where nothing followed."""
-    tokens, states, _, _, counts = text
-    end = np.int64(states[state, END])
-    if end == counts[TOKENS]:
-        end, length = counts[MATCH_END], min(length, counts[MATCH])
+def following(text: Text, state: int, length: int) -> Any:
+    """Return the token that followed a match before, and the length of the match that it followed; else NONE and 0.
+
+    A match that occurred at the text's end alone has no follower; then the text's own match is used.
+    """
+    counts, end = text.counts[0], np.int64(text.states[state].end)
+    if end == counts.tokens:
+        end, length = counts.match_end, min(length, counts.match)
     if length == 0:
         return np.int64(NONE), np.int64(0)
-    return np.int64(tokens[end]), length
+    return np.int64(text.tokens[end]), length
+
+
+# Dynamic recycling (docs/dynamic.md): a draft grows best first, is arranged breadth-first, and is learnt from.
+
+LEVELS = 16  # of estimated probability: level l is 2^-(l + 1) to 2^-l, the last one all below
+UNLISTED = 8  # the level of a sibling that has left its parent's candidates
+
+# What the weight of a candidate depends on: its kind, the indices of an array of weights.
+# Source. PAIR: the row of its parent's pair. TOKEN: the row of its parent's token, if the pair has no row. BACKOFF: the
+# row of the token, if the pair's row lacks the candidate. SIBLING_CHILD: what followed the root's rejected siblings.
+# SIBLING: these siblings themselves. COPIED: the text alone.
+PAIR, TOKEN, BACKOFF, SIBLING_CHILD, SIBLING, COPIED = range(6)
+ALONE, AND_SIBLING_CHILD, AND_SIBLING = range(3)  # if a sibling source suggests it as well, which one
+MATCHES = 8  # length of the match that is copied from: 0 (none), 1, 2, 3, 4, 5 to 7, 8 to 15, 16 and more tokens
+KINDS = (6, 3, MATCHES, 2, LEVELS)  # source, sibling source, match, copied or not, level
+
+NODE = record(
+    token="i8",
+    parent="i8",
+    likelihood="f8",  # the product of the weights along its path
+    state="i8",  # the automaton's, at the longest match of text and path
+    match="i8",  # its length
+    first="i8",  # its first candidate; they end where the next node's begin
+    child="i8",  # while nodes are arranged: its first child, and its next sibling
+    sibling="i8",
+)
+CANDIDATE = record(token="i4", parent="i4", source="u1", suggested="u1", match="u1", copied="u1", level="u1")
+LISTED = record(worth="f8", number="i8")  # an element of a heap
+GUESS = record(token="i4", level="i4")  # a sibling of the next root, or what followed one
+
+
+class Growth(NamedTuple):
+    """A draft of at most n nodes below the root, as it grows; it is good until the next one."""
+
+    nodes: Any  # NODE (2 + n,), in the order in which they were taken, the root first
+    candidates: Any  # CANDIDATE, those of each node together
+    heap: Any  # LISTED: candidates that are not taken, the most likely one first
+    sibling_children: Any  # GUESS (k + 1,): what followed the root's rejected siblings; ends at token NONE
+    siblings: Any  # GUESS (k + 1,): these siblings; ends at token NONE
+    mass: Any  # float64 (V,), all 0 between calls
+    met: Any  # int64 (n k,), for the tokens that have a mass
+
+
+class Rows(NamedTuple):
+    """Candidates by token (V rows) and by pair of tokens (p rows; 0 if none are kept), best first."""
+
+    ids: Any  # int32 (V, k)
+    levels: Any  # uint8 (V, k)
+    seen: Any  # bool (V,)
+    pair_ids: Any  # int32 (p, k)
+    pair_levels: Any  # uint8 (p, k)
+    pair_seen: Any  # bool (p,)
+    pair_keys: Any  # int64 (p,): the first token times 2^32, and the second
+    pair_shift: Any  # of a pair's hash, which leaves its row
 
 
 @loop
-def _push(worth: Any, listed: Any, size: Any, value: Any, number: Any) -> Any:
-    """Put a number into a heap whose top has the greatest worth, of equals the least number; the size then."""
+def find_pair(rows: Rows, before: int, token: int) -> Any:
+    """Return the row of a pair; NONE if it was not seen, or another one has its place."""
+    if len(rows.pair_keys) == 0:
+        return np.int64(NONE)
+    key = (before << 32) | token
+    row = np.int64(hashed(key) >> np.uint64(rows.pair_shift))
+    return row if rows.pair_keys[row] == key and rows.pair_seen[row] else np.int64(NONE)
+
+
+@loop
+def grow(
+    count: int, limit: int, before: int, root: int, copies: bool, growth: Any, rows: Any, text: Any, weights: Any
+) -> Any:
+    """Take the most likely candidates until there are `limit` nodes below the root.
+
+    Args:
+        count: 0 begins a draft; the number of its nodes continues one, to a larger limit.
+        before: the token before the root.
+        weights: the acceptance probability of each kind of candidates, float64 KINDS.
+
+    Returns:
+        The number of nodes, root included, and the likelihood of the next one; -1 if there is none.
+    """
+    draft, tables, automaton = Growth(*growth), Rows(*rows), Text(*text)
+    nodes, candidates, heap = draft.nodes, draft.candidates, draft.heap
+    if count == 0:
+        node = nodes[0]
+        node.token, node.likelihood, node.first, count = root, 1.0, 0, 1
+        if copies:
+            counts = automaton.counts[0]
+            node.state, node.match = automaton.states[counts.whole].link, counts.match
+        _list_candidates(0, before, copies, draft, tables, automaton, weights)
+    while True:
+        waiting = nodes[count].first - (count - 1)  # candidates that are listed and not taken
+        if waiting == 0:
+            return count, -1.0
+        if count > limit:
+            return count, heap[0].worth
+        node, best = nodes[count], candidates[heap[0].number]
+        token, parent = np.int64(best.token), nodes[best.parent]
+        node.token, node.parent, node.likelihood = token, best.parent, heap[0].worth
+        if copies:
+            node.state, node.match = transfer(automaton, parent.state, parent.match, token)
+        _pop(heap, waiting)
+        _list_candidates(count, parent.token, copies, draft, tables, automaton, weights)
+        count += 1
+
+
+@loop
+def _list_candidates(
+    number: int, before: int, copies: bool, draft: Growth, rows: Rows, text: Text, weights: Any
+) -> None:
+    """List the candidates of the newest node and put them into the heap."""
+    nodes, candidates = draft.nodes, draft.candidates
+    node = nodes[number]
+    first, token, pair = node.first, node.token, find_pair(rows, before, node.token)
+    copied, match = following(text, node.state, node.match) if copies else (np.int64(NONE), np.int64(0))
+    place = match if match < 5 else 5 if match < 8 else 6 if match < 16 else 7  # see MATCHES
+    end = first
+    if rows.seen[token]:
+        source = BACKOFF if pair >= 0 else TOKEN
+        end = _add_row(candidates, first, end, number, source, place, rows.ids, rows.levels, token)
+    if pair >= 0:
+        end = _add_row(candidates, first, end, number, PAIR, place, rows.pair_ids, rows.pair_levels, pair)
+    if copied >= 0:
+        at = _find(candidates, first, end, copied)
+        if at == end:
+            end = _add(candidates, end, number, copied, COPIED, place, 0)
+        candidates[at].copied = 1
+    if number == 0:
+        end = _add_guesses(candidates, end, draft.sibling_children, SIBLING_CHILD, AND_SIBLING_CHILD)
+        end = _add_guesses(candidates, end, draft.siblings, SIBLING, AND_SIBLING)
+    nodes[number + 1].first = end
+    for at in range(first, end):
+        _push(draft.heap, at - number, node.likelihood * weights[_kind(candidates[at])], at)
+
+
+@loop
+def _kind(candidate: Any) -> Any:
+    """Return the indices of a candidate's kind in arrays of KINDS."""
+    return candidate.source, candidate.suggested, candidate.match, candidate.copied, candidate.level
+
+
+@loop
+def _find(candidates: Any, first: int, end: int, token: int) -> Any:
+    """Return where a token is among the candidates from `first` to `end` - 1; `end` if it is not there."""
+    for at in range(first, end):
+        if candidates[at].token == token:
+            return at
+    return end
+
+
+@loop
+def _add(candidates: Any, end: int, parent: int, token: int, source: int, match: int, level: int) -> Any:
+    """Add a candidate at the end. Return the end then."""
+    new = candidates[end]
+    new.token, new.parent, new.source, new.suggested, new.match, new.copied = token, parent, source, ALONE, match, 0
+    new.level = level
+    return end + 1
+
+
+@loop
+def _add_row(
+    candidates: Any, first: int, end: int, parent: int, source: int, match: int, ids: Any, levels: Any, row: int
+) -> Any:
+    """Add a row to a node's candidates from `first` on; one that is there becomes this row's. Return the end."""
+    for rank in range(ids.shape[1]):
+        token, level = ids[row, rank], levels[row, rank]
+        at = _find(candidates, first, end, token)
+        if at == end:
+            end = _add(candidates, end, parent, token, source, match, level)
+        else:
+            candidates[at].source, candidates[at].level = source, level
+    return end
+
+
+@loop
+def _add_guesses(candidates: Any, end: int, guesses: Any, source: int, suggested: int) -> Any:
+    """Add a sibling source to the root's candidates, or mark those that are there. Return the end."""
+    for guess in guesses:
+        if guess.token == NONE:
+            break
+        at = _find(candidates, 0, end, guess.token)
+        if at == end:
+            end = _add(candidates, end, 0, guess.token, source, 0, guess.level)
+        elif candidates[at].suggested == ALONE:
+            candidates[at].suggested = suggested
+    return end
+
+
+@loop
+def _push(heap: Any, size: int, worth: float, number: int) -> None:
+    """Put a number into a heap of `size`, whose top has the greatest worth, of equals the least number."""
     at = size
     while at:
         above = (at - 1) >> 1
-        if worth[above] > value or (worth[above] == value and listed[above] < number):
+        if heap[above].worth > worth or (heap[above].worth == worth and heap[above].number < number):
             break
-        worth[at], listed[at] = worth[above], listed[above]
+        heap[at] = heap[above]
         at = above
-    worth[at], listed[at] = value, number
-    return size + 1
+    heap[at].worth, heap[at].number = worth, number
 
 
 @loop
-def _pop(worth: Any, listed: Any, size: Any) -> Any:
-    """Take the top off a heap; the size then."""
+def _pop(heap: Any, size: int) -> None:
+    """Take the top off a heap of `size`."""
     size -= 1
-    value, number = worth[size], listed[size]
+    worth, number = heap[size].worth, heap[size].number
     at = 0
     while True:
         below = 2 * at + 1
@@ -197,281 +414,165 @@ def _pop(worth: Any, listed: Any, size: Any) -> Any:
             break
         other = below + 1
         if other < size and (
-            worth[other] > worth[below] or (worth[other] == worth[below] and listed[other] < listed[below])
+            heap[other].worth > heap[below].worth
+            or (heap[other].worth == heap[below].worth and heap[other].number < heap[below].number)
         ):
             below = other
-        if value > worth[below] or (value == worth[below] and number < listed[below]):
+        if worth > heap[below].worth or (worth == heap[below].worth and number < heap[below].number):
             break
-        worth[at], listed[at] = worth[below], listed[below]
+        heap[at] = heap[below]
         at = below
-    worth[at], listed[at] = value, number
-    return size
+    heap[at].worth, heap[at].number = worth, number
 
 
 @loop
-def _bucket(match: Any) -> Any:
-    """dynamic.weights.bucket."""
-    if match < 5:
-        return match
-    return 5 if match < 8 else 6 if match < 16 else 7
-
-
-@loop
-def _find(children: Any, first: Any, last: Any, token: Any) -> Any:
-    """The place of a token among the candidates from `first` to `last` - 1; `last` if it is not there."""
-    for at in range(first, last):
-        if children[at, CANDIDATE] == token:
-            return at
-    return last
-
-
-@loop
-def _add(children: Any, at: Any, node: Any, token: Any, cell: Any) -> Any:
-    """Add a candidate at the end; the end then."""
-    children[at, CANDIDATE], children[at, CELL], children[at, OF_NODE] = token, cell, node
-    return at + 1
-
-
-@loop
-def _add_row(children: Any, first: Any, last: Any, node: Any, ids: Any, levels: Any, row: Any, cell: Any) -> Any:
-    """Add a row to a node's candidates, which begin at `first`; those that are there get the new cell. Their end."""
-    for rank in range(ids.shape[1]):
-        at = _find(children, first, last, ids[row, rank])
-        if at == last:
-            last = _add(children, at, node, ids[row, rank], 0)
-        children[at, CELL] = cell + levels[row, rank]
-    return last
-
-
-@loop
-def _add_candidates(draft: Any, node: Any, before: Any, copied: Any, match: Any, rows: Any, cells: Any) -> None:
-    """DynamicRecycling.candidates."""
-    counts, nodes, _, children, _, _, _ = draft
-    token_ids, token_levels, token_seen, pair_ids, pair_levels, pair_seen, pair_keys, pair_shift = rows
-    first_cells, steps = cells
-    token, place, first = nodes[node, NODE_TOKEN], _bucket(match), counts[CANDIDATES]
-    last, key, row = first, (before << 32) | token, np.int64(NONE)
-    if len(pair_keys):
-        row = np.int64(_hashed(key) >> np.uint64(pair_shift))
-        if pair_keys[row] != key or not pair_seen[row]:
-            row = np.int64(NONE)
-    if token_seen[token]:
-        source = BACKOFF if row >= 0 else TOKEN_ROW
-        last = _add_row(children, first, last, node, token_ids, token_levels, token, first_cells[source, place])
-    if row >= 0:
-        last = _add_row(children, first, last, node, pair_ids, pair_levels, row, first_cells[PAIR, place])
-    if copied >= 0:
-        at = _find(children, first, last, copied)
-        if at == last:
-            last = _add(children, at, node, copied, first_cells[COPIED, place])
-        children[at, CELL] += steps[COPIED_STEP]
-    counts[CANDIDATES] = last
-
-
-@loop
-def _add_siblings(draft: Any, cells: Any) -> None:
-    """DynamicSession._below_root, what is added there."""
-    counts, _, _, children, siblings, _, _ = draft
-    first_cells, steps = cells
-    last = counts[CANDIDATES]
-    for which, source in ((0, SIBLING_CHILD), (1, SIBLING)):
-        for i in range(counts[FOLLOWED_LISTED + which]):
-            token, level = siblings[which, i, 0], siblings[which, i, 1]
-            at = _find(children, 0, last, token)
-            if at == last:
-                last = _add(children, at, 0, token, first_cells[source, 0] + level)
-            elif children[at, CELL] // steps[SIBLING_CHILD_STEP] % 3 == 0:
-                children[at, CELL] += steps[SIBLING_CHILD_STEP + which]
-    counts[CANDIDATES] = last
-
-
-@loop
-def grow(
-    limit: Any, root: Any, starts: Any, copies: Any, draft: Any, rows: Any, text: Any, cells: Any, weights: Any
-) -> Any:
-    """DynamicSession.draft: take the likeliest candidates until there are `limit` nodes below the root.
+def arrange(nodes: Any, arranged: Any) -> None:
+    """Sort the first n nodes breadth-first, siblings in the order in which they were taken.
 
     Args:
-        root: the token before it, its own, its state and its match.
-        starts: with the root alone. Else it goes on, to a larger limit.
-
-    Returns:
-        The nodes so far, root included, and the likelihood of the next one; -1 if there is none.
+        arranged: int64 (3, n), filled: the node at each place, its parent's place, its token.
     """
-    counts, nodes, likelihoods, children, _, worth, listed = draft
-    before, nodes[0, NODE_TOKEN], nodes[0, NODE_STATE], nodes[0, NODE_MATCH] = root
-    if starts:
-        counts[NODES], counts[PUSHED], counts[CANDIDATES], counts[HEAP] = 1, 0, 0, 0
-    while True:
-        node = counts[PUSHED]
-        if node < counts[NODES]:  # the newest node, whose candidates are not listed yet
-            first = nodes[node, NODE_FIRST] = counts[CANDIDATES]
-            copied, match = np.int64(NONE), np.int64(0)
-            if copies:
-                copied, match = following(text, nodes[node, NODE_STATE], nodes[node, NODE_MATCH])
-            above = nodes[nodes[node, NODE_PARENT], NODE_TOKEN] if node else before
-            _add_candidates(draft, node, above, copied, match, rows, cells)
-            if node == 0:
-                _add_siblings(draft, cells)
-            nodes[node + 1, NODE_FIRST] = counts[CANDIDATES]
-            for at in range(first, counts[CANDIDATES]):
-                counts[HEAP] = _push(worth, listed, counts[HEAP], likelihoods[node] * weights[children[at, CELL]], at)
-            counts[PUSHED] = node + 1
-        if counts[HEAP] == 0:
-            return counts[NODES], -1.0
-        if counts[NODES] > limit:
-            return counts[NODES], worth[0]
-        node, at = counts[NODES], listed[0]
-        token, parent = np.int64(children[at, CANDIDATE]), np.int64(children[at, OF_NODE])
-        nodes[node, NODE_TOKEN], nodes[node, NODE_PARENT], likelihoods[node] = token, parent, worth[0]
-        if copies:
-            state, match = transfer(text, nodes[parent, NODE_STATE], nodes[parent, NODE_MATCH], token)
-            nodes[node, NODE_STATE], nodes[node, NODE_MATCH] = state, match
-        counts[HEAP] = _pop(worth, listed, counts[HEAP])
-        counts[NODES] = node + 1
-
-
-@loop
-def arrange(count: Any, nodes: Any, order: Any, parents: Any, tokens: Any, places: Any) -> None:
-    """decoding.tree.breadth_first of the first `count` nodes.
-
-    Args:
-        order, parents, tokens: int64 (count,), filled: the node at each place, its parent's place, its token.
-        places: int64 (2, count), for use here: of each node its first child, and its next sibling.
-    """
-    child, sibling = places[0], places[1]
-    child[:count] = 0
-    for node in range(count - 1, 0, -1):
-        parent = nodes[node, NODE_PARENT]
-        sibling[node], child[parent] = child[parent], node
+    order, parents, tokens = arranged
+    count = len(order)
+    for node in nodes[:count]:
+        node.child = 0
+    for number in range(count - 1, 0, -1):
+        node = nodes[number]
+        parent = nodes[node.parent]
+        node.sibling, parent.child = parent.child, number
     order[0] = parents[0] = 0
     end = 1
     for place in range(count):
-        tokens[place] = nodes[order[place], NODE_TOKEN]
-        below = child[order[place]]
+        node = nodes[order[place]]
+        tokens[place] = node.token
+        below = node.child
         while below:
             order[end], parents[end] = below, place
-            below = sibling[below]
+            below = nodes[below].sibling
             end += 1
 
 
 @loop
-def _learn_weights(order: Any, choices: Any, draft: Any, weights: Any) -> None:
-    """dynamic.weights.Weights.learn, of the candidates of each node and of those among them that the target chose."""
-    _, nodes, _, children, _, _, _ = draft
-    seen, accepted, now = weights
-    for place in range(len(order)):
-        node = order[place]
-        for at in range(nodes[node, NODE_FIRST], nodes[node + 1, NODE_FIRST]):
-            cell = children[at, CELL]
-            seen[cell] += 1.0
-            if children[at, CANDIDATE] == choices[place]:
-                accepted[cell] += 1.0
-    for place in range(len(order)):
-        node = order[place]
-        for at in range(nodes[node, NODE_FIRST], nodes[node + 1, NODE_FIRST]):
-            now[children[at, CELL]] = accepted[children[at, CELL]] / seen[children[at, CELL]]
-
-
-@loop
-def _level(bits: Any, levels: Any) -> Any:
-    """dynamic.rows.on_host, of one number."""
-    if not bits > 0:
-        return 0
-    return levels - 1 if bits >= levels - 1 else int(bits)
-
-
-@loop
-def _write_rows(
-    before: Any, tokens: Any, parents: Any, accepted: Any, candidates: Any, bits: Any, levels: Any, rows: Any
-) -> None:
-    """DynamicRecycling.keep: rejected nodes' rows first, so that of equal ones those of accepted nodes count."""
-    token_ids, token_levels, token_seen, pair_ids, pair_levels, pair_seen, pair_keys, pair_shift = rows
-    for turn in (False, True):
-        for node in range(len(tokens)):
-            if accepted[node] != turn:
-                continue
-            token = tokens[node]
-            for rank in range(candidates.shape[1]):
-                token_ids[token, rank] = candidates[node, rank]
-                token_levels[token, rank] = _level(bits[node, rank], levels)
-            token_seen[token] = True
-            if len(pair_keys):
-                key = ((tokens[parents[node]] if node else before) << 32) | token
-                row = np.int64(_hashed(key) >> np.uint64(pair_shift))
-                pair_keys[row], pair_seen[row] = key, True
-                pair_ids[row], pair_levels[row] = token_ids[token], token_levels[token]
-
-
-@loop
-def _note_siblings(
-    node: Any, root: Any, tokens: Any, parents: Any, candidates: Any, bits: Any, levels: Any, unlisted: Any, draft: Any,
-    masses: Any, met: Any,
-) -> None:  # fmt: skip
-    """DynamicSession._note_siblings.
-
-    Args:
-        masses: float64 (V,), all 0 before and after.
-        met: int64, room for the candidates of all children of `node`.
-    """
-    counts, _, _, _, siblings, worth, listed = draft
-    k, n_siblings, size, seen, whole = candidates.shape[1], 0, 0, 0, 0.0
-    for rank in range(k):
-        if candidates[node, rank] != root:
-            siblings[1, n_siblings, 0], siblings[1, n_siblings, 1] = (
-                candidates[node, rank],
-                _level(bits[node, rank], levels),
-            )
-            n_siblings += 1
-    for child in range(1, len(tokens)):
-        if parents[child] != node:
-            continue
-        weight = 0.5**unlisted
-        for rank in range(k):
-            if candidates[node, rank] == tokens[child]:
-                weight = 0.5 ** _level(bits[node, rank], levels)
-        whole += weight
-        for rank in range(k):
-            token = candidates[child, rank]
-            if masses[token] == 0.0:
-                met[seen] = token
-                seen += 1
-            masses[token] += weight * 0.5 ** _level(bits[child, rank], levels)
-    for i in range(seen):
-        size = _push(worth, listed, size, masses[met[i]], i)
-    for i in range(min(seen, k)):
-        part, level = worth[0], 0
-        while level < levels - 1 and 2.0 * part <= whole:  # whole bits that it is short of all
-            part, level = 2.0 * part, level + 1
-        siblings[0, i, 0], siblings[0, i, 1] = met[listed[0]], level
-        size = _pop(worth, listed, size)
-    for i in range(seen):
-        masses[met[i]] = 0.0
-    counts[FOLLOWED_LISTED], counts[BESIDE_LISTED] = min(seen, k), n_siblings
-
-
-@loop
 def learn(
-    before: Any, node: Any, arranged: Any, outcome: Any, levels: Any, unlisted: Any, learning: Any, siblings: Any,
-    draft: Any, rows: Any, weights: Any, scratch: Any,
+    before: int, node: int, learning: bool, guessing: bool, arranged: Any, outcome: Any, growth: Any, rows: Any,
+    weights: Any,
 ) -> None:  # fmt: skip
-    """DynamicSession.observe: from what the target says of a draft's n nodes.
+    """Learn from what the target says of a draft's n nodes.
 
     Args:
         before: the token before the root.
         node: the deepest accepted one.
-        arranged: order, parents and tokens, as `arrange` fills them.
-        outcome: choices int64 (n,), accepted bool (n,), candidates int64 (n, k), bits float32 (n, k).
-        levels, unlisted: how many levels there are, and that of siblings that are no candidates.
-        learning, siblings: whether weights are learnt, and siblings noted.
-        weights: seen, accepted and now, float64 each.
-        scratch: see `_note_siblings`.
+        learning, guessing: True: learn weights; note the next root's siblings.
+        arranged: as `arrange` fills it.
+        outcome: choices int64 (n,), accepted bool (n,), candidates int64 (n, k), their bits float32 (n, k).
+        weights: seen, accepted and their quotient, float64 KINDS each.
     """
     order, parents, tokens = arranged
     choices, accepted, candidates, bits = outcome
+    draft, tables = Growth(*growth), Rows(*rows)
     if learning:
         _learn_weights(order, choices, draft, weights)
-    _write_rows(before, tokens, parents, accepted, candidates, bits, levels, rows)
-    if siblings:
-        masses, met = scratch
-        _note_siblings(node, choices[node], tokens, parents, candidates, bits, levels, unlisted, draft, masses, met)
+    for turn in (False, True):  # accepted nodes are written last, so they win
+        for i in range(len(tokens)):
+            if accepted[i] == turn:
+                _write_row(tokens[parents[i]] if i else before, tokens[i], candidates[i], bits[i], tables)
+    if guessing:
+        _guess(node, choices[node], tokens, parents, candidates, bits, draft)
+
+
+@loop
+def learn_prompt(
+    before: int, root: int, guessing: bool, tokens: Any, candidates: Any, bits: Any, growth: Any, rows: Any
+) -> None:
+    """Learn from a prompt's m tokens before the root: candidates int64 (m, k), bits float32 (m, k)."""
+    tables = Rows(*rows)
+    for i in range(len(tokens)):
+        _write_row(before, tokens[i], candidates[i], bits[i], tables)
+        before = tokens[i]
+    if guessing:
+        nothing = tokens[:0]
+        _guess(len(tokens) - 1, root, nothing, nothing, candidates, bits, Growth(*growth))
+
+
+@loop
+def _learn_weights(order: Any, choices: Any, draft: Growth, weights: Any) -> None:
+    """Count the candidates of each node by kind, and those among them that the target chose."""
+    nodes, candidates = draft.nodes, draft.candidates
+    seen, accepted, probs = weights
+    for place in range(len(order)):
+        for at in range(nodes[order[place]].first, nodes[order[place] + 1].first):
+            kind = _kind(candidates[at])
+            seen[kind] += 1.0
+            if candidates[at].token == choices[place]:
+                accepted[kind] += 1.0
+    for number in order:
+        for at in range(nodes[number].first, nodes[number + 1].first):
+            kind = _kind(candidates[at])
+            probs[kind] = accepted[kind] / seen[kind]
+
+
+@loop
+def level_of(bits: Any) -> Any:
+    """Return the level of a candidate of so many bits, -log2 of its probability."""
+    if not bits > 0:
+        return 0
+    return LEVELS - 1 if bits >= LEVELS - 1 else int(bits)
+
+
+@loop
+def _write_row(before: int, token: int, candidates: Any, bits: Any, rows: Rows) -> None:
+    """Keep the candidates (k,) after a token, and after its pair with the one before."""
+    for rank in range(len(candidates)):
+        rows.ids[token, rank], rows.levels[token, rank] = candidates[rank], level_of(bits[rank])
+    rows.seen[token] = True
+    if len(rows.pair_keys):
+        key = (before << 32) | token
+        row = np.int64(hashed(key) >> np.uint64(rows.pair_shift))
+        rows.pair_keys[row], rows.pair_seen[row] = key, True
+        rows.pair_ids[row], rows.pair_levels[row] = rows.ids[token], rows.levels[token]
+
+
+@loop
+def _guess(node: int, root: int, tokens: Any, parents: Any, candidates: Any, bits: Any, draft: Growth) -> None:
+    """Note the siblings of the next root, and what followed those that were drafted and rejected.
+
+    Args:
+        node: the parent of the next root.
+    """
+    siblings, sibling_children, heap, mass, met = (
+        draft.siblings, draft.sibling_children, draft.heap, draft.mass, draft.met,
+    )  # fmt: skip
+    k, listed = candidates.shape[1], 0
+    for rank in range(k):
+        if candidates[node, rank] != root:
+            siblings[listed].token, siblings[listed].level = candidates[node, rank], level_of(bits[node, rank])
+            listed += 1
+    siblings[listed].token = NONE
+
+    tokens_met, total = 0, 0.0
+    for child in range(1, len(tokens)):
+        if parents[child] != node:
+            continue
+        weight = 0.5**UNLISTED
+        for rank in range(k):
+            if candidates[node, rank] == tokens[child]:
+                weight = 0.5 ** level_of(bits[node, rank])
+        total += weight
+        for rank in range(k):
+            token = candidates[child, rank]
+            if mass[token] == 0.0:
+                met[tokens_met] = token
+                tokens_met += 1
+            mass[token] += weight * 0.5 ** level_of(bits[child, rank])
+    for i in range(tokens_met):
+        _push(heap, i, mass[met[i]], i)
+    best = min(tokens_met, k)
+    for i in range(best):
+        share, level = heap[0].worth, 0
+        while level < LEVELS - 1 and 2.0 * share <= total:
+            share, level = 2.0 * share, level + 1
+        sibling_children[i].token, sibling_children[i].level = met[heap[0].number], level
+        _pop(heap, tokens_met - i)
+    sibling_children[best].token = NONE
+    for i in range(tokens_met):
+        mass[met[i]] = 0.0

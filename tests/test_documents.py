@@ -114,16 +114,21 @@ def composes(words: list[str]) -> None:
         compose("config", overrides=overrides, return_hydra_config=True)
 
 
-def parses(module: str, words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The module's own parser takes these arguments; one without a parser is given none."""
-    main = importlib.import_module(module).main
-    parse = argparse.ArgumentParser.parse_args
+def parsing(parse):
+    """Stop a command when it has parsed its arguments."""
 
-    def parsing(self, *arguments, **named):
+    def parsed(self, *arguments, **named):
         parse(self, *arguments, **named)
         raise Parsed
 
-    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parsing)
+    return parsed
+
+
+def parses(module: str, words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The module's own parser takes these arguments; one without a parser is given none."""
+    main = importlib.import_module(module).main
+    for name in ("parse_args", "parse_intermixed_args"):
+        monkeypatch.setattr(argparse.ArgumentParser, name, parsing(getattr(argparse.ArgumentParser, name)))
     monkeypatch.setattr(sys, "argv", [module, *words])
     if module != "tools.document_settings":
         with pytest.raises(Parsed):

@@ -83,13 +83,6 @@ MAY_IMPORT = {
         "evaluation.statistics",
         "model.decoding",
     },
-    "evaluation.timing": {
-        "evaluation.configuration",
-        "evaluation.figures",
-        "evaluation.loading",
-        "evaluation.records",
-        *(f"model.{room}" for room in ("decoding", "sizing", "recycling", "dynamic", "copying")),
-    },
 }
 
 

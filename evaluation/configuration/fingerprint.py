@@ -61,9 +61,9 @@ def changed_sampling(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _attention(target: Target) -> str:
-    """Return the attention of draft nodes: tree, sdpa or eager."""
+    """Return the attention of draft nodes: sdpa or eager."""
     implementation = target.model.config.get_text_config()._attn_implementation
-    return "tree" if target.switch is not None else "eager" if implementation == "eager" else "sdpa"
+    return "eager" if implementation == "eager" else "sdpa"
 
 
 def execution_used(method: Method) -> str:

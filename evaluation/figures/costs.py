@@ -1,8 +1,8 @@
-"""What drafting costs and when it pays: memory, the parts of a step, budgets of nodes, repetition, the roofline."""
+"""What drafting costs and when it pays: memory, the parts of a step, budgets of nodes, repetition."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -139,30 +139,3 @@ def budget(data: FigureData) -> Figure | None:
         axes.axhline(1.0, color="#444444", linewidth=0.7)
     drawn[-1].set_xlabel("nodes that a step drafts at most, root not counted")
     return finish(figure, mats, f"shaded: {INTERVAL}, paired; {data.measured}")
-
-
-def roofline(bench: Mapping[str, Any]) -> Figure:
-    """Draw operations a second over operations a byte: no step lies above the line of measured copy and product rates.
-
-    Args:
-        bench: the step bench's JSON object.
-    """
-    bandwidth, peak = bench["rates"]["bytes_per_second"] / 1e9, bench["rates"]["flop_per_second"] / 1e9
-    steps = {name: bench[name] for name in ("vanilla", "recycling")}
-    ridge = peak / bandwidth  # where the device's two limits meet
-    intensity = {name: step["flop"] / step["bytes"] for name, step in steps.items()}
-    left, right = min(*intensity.values(), ridge) / 3, max(*intensity.values(), ridge) * 3
-    figure, (axes,) = panels(height=2.2)
-    label = f"the device: {bandwidth:.0f} GB/s copied, {peak:.0f} GFLOP/s multiplied"
-    axes.loglog([left, ridge, right], [left * bandwidth, peak, peak], color=colour(1), label=label)
-    for i, (name, step) in enumerate(steps.items()):
-        reached = step["flop"] / step["step_us"] / 1e3
-        share = 100 * step["floor_us"] / step["step_us"]
-        nodes = f"{step['nodes']} node{'s' if step['nodes'] > 1 else ''}"
-        label = f"{name}, {nodes}: {step['step_us'] / 1e3:.2f} ms a step, {share:.0f} % of the limit"
-        axes.plot(intensity[name], reached, marker(i + 2), color=colour(i + 2), markersize=5, label=label)
-    axes.set_xlim(left, right)
-    axes.margins(y=0.1)
-    axes.grid(axis="x")
-    measured = f"{bench['what']} on {bench['device']}, {bench['execution']}"
-    return finish(figure, axes, measured, x="FLOP a byte that must be read", y="GFLOP/s of a whole step")

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from transformers import AutoModelForCausalLM
 
@@ -99,8 +100,6 @@ def cores_busy(seconds: float = 0.2) -> float | None:
 
 def _busy_seconds() -> float:
     """Return the seconds of work of all cores since boot."""
-    import psutil  # the device report runs without it
-
     times = psutil.cpu_times()
     return sum(getattr(times, kind, 0.0) for kind in WORK)
 
@@ -165,8 +164,6 @@ def _resident_peak() -> int:
         lines = _STATUS.read_text(encoding="ascii", errors="replace").splitlines()
         return 1024 * int(next(line for line in lines if line.startswith("VmHWM:")).split()[1])
     if sys.platform == "win32":
-        import psutil
-
         return int(psutil.Process().memory_info().peak_wset)
     import resource  # not on Windows
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from huggingface_hub import constants
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LlamaConfig
 from transformers.utils import logging as transformers_logging
 
 from model.decoder import eos_of
@@ -30,7 +30,6 @@ from .devices import check_memory, check_placement, choose_device, place_model, 
 from .locks import before_release
 from .processes import world_size
 from .settings import ModelSettings, check_settings
-from .shapes import check_shape, choose_dtype, random_weights
 
 SPECIAL_IDS = (
     "eos_token_id",
@@ -38,6 +37,15 @@ SPECIAL_IDS = (
     "bos_token_id",
 )  # the keys of a generation config that belong to the tokenizer
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
+SHAPES: dict[str, dict[str, int]] = {  # of LLaMA models
+    "vicuna-7b": dict(hidden_size=4096, num_hidden_layers=32, num_attention_heads=32, intermediate_size=11008),
+    "vicuna-13b": dict(hidden_size=5120, num_hidden_layers=40, num_attention_heads=40, intermediate_size=13824),
+    "vicuna-33b": dict(hidden_size=6656, num_hidden_layers=60, num_attention_heads=52, intermediate_size=17920),
+    "llama-3-8b": dict(hidden_size=4096, num_hidden_layers=32, num_attention_heads=32, intermediate_size=14336)
+    | dict(num_key_value_heads=8, vocab_size=128256),
+    "small": dict(hidden_size=512, num_hidden_layers=4, num_attention_heads=8, intermediate_size=1376, vocab_size=8192),
+    "tiny": dict(hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=128, vocab_size=256),
+}
 
 
 @dataclass(frozen=True)
@@ -86,17 +94,30 @@ before_release.append(forget_model)
 
 
 def random_model(shape: str, settings: ModelSettings) -> LoadedModel:
-    """Build a model of a known shape with random weights and no tokenizer, for step times.
+    """Build a model of one of SHAPES with weights from seed 0 and no tokenizer, for step times.
 
     Raises:
         UserError: unknown shape, dtype or device.
     """
-    check_shape(shape, "--shape")
+    if shape not in SHAPES:
+        raise UserError(f"--shape {shape}: unknown; use {', '.join(SHAPES)}")
     device = _prepare_device(settings)
-    model = random_weights(shape, device, choose_dtype(settings.dtype, device), settings.kernel)
+    config = LlamaConfig(**{"vocab_size": 32000, "max_position_embeddings": 4096} | SHAPES[shape])
+    torch.manual_seed(0)
+    with torch.device(device):
+        dtype = choose_dtype(settings.dtype, device)
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=settings.kernel).eval()
     if settings.quantize is not None:
         quantize(model, settings.quantize, device)
     return LoadedModel(settings, _target(model, settings), None, DEFAULT, frozenset())
+
+
+def choose_dtype(name: str, device: torch.device) -> torch.dtype:
+    """`auto` is float16 on an accelerator, as in the paper, and float32 on the CPU."""
+    if name == "auto":
+        return torch.float32 if device.type == "cpu" else torch.float16
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
 
 
 def _prepare_device(settings: ModelSettings) -> torch.device:
@@ -190,8 +211,6 @@ def _target(model: Any, settings: ModelSettings) -> Target:
     return Target(
         model,
         context=settings.context,
-        execution=settings.first_execution,
-        tree_attention=settings.attention == "tree",
         linear=choose_linear(model, settings.linear, sharded=settings.tensor_parallel),
     )
 

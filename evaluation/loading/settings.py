@@ -90,7 +90,7 @@ class ModelSettings:
     tensor_parallel: bool = False
     template: str | None = None
     context: int | None = None
-    attention: Literal["auto", "sdpa", "eager", "tree"] = "auto"
+    attention: Literal["auto", "sdpa", "eager"] = "auto"
     linear: Literal["auto", "onednn", "fused", "torch"] = "auto"
     quantize: Literal["int8", "int4"] | None = None
     allow_pickle: bool = False
@@ -98,13 +98,8 @@ class ModelSettings:
 
     @property
     def kernel(self) -> str | None:
-        """The attention that transformers loads the model with: sdpa for tree, transformers' own choice for auto.
+        """The attention that transformers loads the model with; its own choice for auto.
 
         That is sdpa, or eager for models without it (Gemma 2, gpt-oss).
         """
-        return None if self.attention == "auto" else "eager" if self.attention == "eager" else "sdpa"
-
-    @property
-    def first_execution(self) -> str:
-        """The execution that fits the attention, until a run sets one."""
-        return "static" if self.attention == "tree" else "eager"
+        return None if self.attention == "auto" else self.attention

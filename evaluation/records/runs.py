@@ -98,7 +98,7 @@ class Run:
 
     @property
     def execution(self) -> str:
-        """How its steps were taken: eager, static, compiled, graph; GENERATE for transformers' own decoding."""
+        """How its steps were taken: eager or graph; GENERATE for transformers' own decoding."""
         asked = GENERATE if self.settings["method"]["name"] == "hf" else self.settings.get("execution")
         return str(self.metadata.get("execution_used", asked))
 

@@ -31,8 +31,8 @@ class History(Generic[T]):
 
     Args:
         history_tokens: at most so many tokens of earlier prompts and answers; 0: none. More than that is cut to the
-            newest half, so that a cut is rare: it reads that half again. A token takes some 440 bytes, so 32768 of them
-            14 MB; where drafting is compiled 120 to 270.
+            newest half, so that a cut is rare: it reads that half again. A token takes 120 to 270 bytes, so
+            32768 of them 4 to 9 MB.
 
     Raises:
         UserError: `history_tokens` is no such number.

@@ -20,7 +20,7 @@ from ..recycling import RecyclingSession, TokenRecycling
 from ..recycling.templates import best_order, likelihood
 from ..sizing.online_size import LawfulSize, OnlineSize, budget_of
 from .history import History, TextSession
-from .suffix_automaton import SuffixAutomaton, automaton_class
+from .suffix_automaton import SuffixAutomaton
 
 MAX_NODES = 4096
 
@@ -81,7 +81,7 @@ class Spine(TokenRecycling):
             self.size = LawfulSize(self.sizing, laws)
         for match in matches if most is None else ():
             self._topology(match, nodes)
-        self.max_nodes, self.history = 1 + nodes, History(history_tokens, automaton_class())
+        self.max_nodes, self.history = 1 + nodes, History(history_tokens, SuffixAutomaton)
         self._line = torch.zeros(1 + nodes, dtype=torch.long, device=device)  # the root and the spine, filled each step
         self._line_cells = fastest(self._line)
         self._chosen = self._topology(0, nodes)

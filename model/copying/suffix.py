@@ -13,7 +13,7 @@ from ..decoding import DeviceDrafter, DeviceSession, Tree, Verification
 from ..errors import UserError
 from ..sizing.online_size import LawfulSize, OnlineSize, budget_of
 from .history import History, TextSession
-from .suffix_automaton import SuffixAutomaton, automaton_class
+from .suffix_automaton import SuffixAutomaton
 
 # Probability that the token that followed a match of 1, 2, 3, ... tokens follows it again, before that is learnt.
 ACCEPT_PROBS = (0.1, 0.2, 0.45, 0.55, 0.65, 0.75, 0.85)
@@ -66,7 +66,7 @@ class Suffix(DeviceDrafter):
         self.size = None if self.sizing is None else LawfulSize(self.sizing, laws(max_draft))
         self.min_match, self.max_draft, self.factor = min_match, max_draft, factor
         self.max_nodes = 1 + max_draft
-        self.vocab_size, self.history = vocab_size, History(history_tokens, automaton_class())
+        self.vocab_size, self.history = vocab_size, History(history_tokens, SuffixAutomaton)
         self.stateful = history_tokens > 0
         self.line = torch.zeros(1 + max_draft, dtype=torch.long, device=self.device)  # the draft, filled every step
 

@@ -217,11 +217,9 @@ def generate_together(
         max_new_tokens, eos, sampling: as `generate` takes them.
 
     Raises:
-        UserError: as `generate`; the target attends in steps of fixed shape alone; what is sampled reads the text.
+        UserError: as `generate`; what is sampled reads the text.
     """
     limit = target.token_budget(prompt, max_new_tokens)
-    if target.switch is not None:
-        raise UserError("model.attention=tree: is for steps of fixed shape; answers together are given eagerly")
     if sampling.reads_text:
         raise UserError("sampling: a repetition penalty and other processors read the text; say timed=true")
     with ExitStack() as ends:

@@ -8,44 +8,26 @@ The acceptance probability of each kind of candidate is learnt (`weights`).
 
 from __future__ import annotations
 
-import math
-from bisect import insort
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
 
-from .. import jit
+from .. import host_loops as loops
 from ..copying.history import History, TextSession
-from ..copying.suffix_automaton import SuffixAutomaton, automaton_class
+from ..copying.suffix_automaton import SuffixAutomaton
 from ..decoding import Draft, Drafter, Needs, Tree, Verification
-from ..decoding.tree import breadth_first
+from ..decoding.sampling import top_k_and_bits
 from ..errors import UserError
 from ..sizing.draft_size import StepCosts
 from ..sizing.online_size import OnlineSize, budget_of
 from .machine_size import MachineSize
-from .rows import LEVELS, PairRows, TokenRows, on_host, top_k_levels
-from .weights import (
-    ALONE,
-    AND_SIBLING,
-    AND_SIBLING_CHILD,
-    BACKOFF,
-    COPIED,
-    FIRST_CELL,
-    PAIR,
-    SIBLING,
-    SIBLING_CHILD,
-    TOKEN,
-    Weights,
-    bucket,
-    cell,
-    is_alone,
-)
+from .rows import PairRows, TokenRows, on_host
+from .weights import Weights
 
 MAX_NODES = 4096
-UNLISTED = 8  # the level of a sibling that has left its parent's candidates
-Candidate = tuple[int, int]  # a token and its level
 
 
 class DynamicRecycling(Drafter):
@@ -113,48 +95,11 @@ class DynamicRecycling(Drafter):
         self.needs = Needs(candidates=k, bits=True, choices=True, prompt_logits=recycle_prompt)
         self.rows = TokenRows(vocab_size, k)
         self.pairs = PairRows(pairs, k) if pairs else None
-        self.weights, self.history = Weights(calibrate), History(history_tokens, automaton_class())
-        self.compiled = jit.compiled()
-        if self.compiled:  # now, and not while something is timed
-            from .compiled_session import compile_loops
-
-            compile_loops()
+        self.weights, self.history = Weights(calibrate), History(history_tokens, SuffixAutomaton)
+        compile_loops()
 
     def session(self) -> DynamicSession:
-        if not self.compiled:
-            return DynamicSession(self)
-        from .compiled_session import CompiledSession
-
-        return CompiledSession(self)
-
-    def keep(self, before: Any, tokens: Any, ids: Any, levels: Any) -> None:
-        """Write the candidates (m, k) after `tokens`, int64 (m,), and after their pairs with `before`, in order."""
-        self.rows.write(tokens, ids, levels)
-        if self.pairs is not None:
-            self.pairs.write_pairs(before, tokens, ids, levels)
-
-    def candidates(self, before: int, token: int, copied: int | None, match: int) -> dict[int, int]:
-        """Return the candidates after `before` and `token`: token ids and their cells.
-
-        Args:
-            copied: the token that followed a match of `match` tokens; None and 0: no match.
-        """
-        length_bucket = bucket(match)
-        cells: dict[int, int] = {}
-        pair = None if self.pairs is None else self.pairs.find_pair(before, token)
-        row = self.rows.find(token)
-        if row is not None:
-            cells = self._row_cells(self.rows, row, FIRST_CELL[TOKEN if pair is None else BACKOFF][length_bucket])
-        if self.pairs is not None and pair is not None:
-            cells |= self._row_cells(self.pairs, pair, FIRST_CELL[PAIR][length_bucket])
-        if copied is not None:
-            cells[copied] = cells[copied] + LEVELS if copied in cells else FIRST_CELL[COPIED][length_bucket] + LEVELS
-        return cells
-
-    @staticmethod
-    def _row_cells(rows: TokenRows, row: int, first: int) -> dict[int, int]:
-        """Return the candidates of a row and their cells; `first` is the cell of level 0."""
-        return dict(zip(rows.ids[row].tolist(), [first + level for level in rows.levels[row].tobytes()], strict=True))
+        return DynamicSession(self)
 
     def reset(self) -> None:
         self.rows.reset()
@@ -195,118 +140,121 @@ class DynamicRecycling(Drafter):
 
 
 class DynamicSession(TextSession[SuffixAutomaton]):
-    """A sequence's text, and the last step's siblings of the next root."""
+    """A sequence's text, the draft that grows, and the last step's siblings of the next root.
+
+    Attributes:
+        growth: the fields of `host_loops.Growth`.
+        rows: the fields of `host_loops.Rows`, all the drafter's own.
+    """
 
     method: DynamicRecycling
 
     def begin(self, prompt: list[int]) -> Draft | None:
         """The first step is like all others: it drafts, and it learns."""
         super().begin(prompt)
+        method = self.method
         self._prompt_at = len(self.text.tokens) - len(prompt)
         self._before = prompt[-2] if len(prompt) > 1 else prompt[-1]
-        self._sibling_children, self._siblings = list[Candidate](), list[Candidate]()
+        self.growth, self.rows = new_growth(method.nodes, method.rows), loop_rows(method.rows, method.pairs)
         return None
 
     def observe_prompt(self, prompt: list[int], logits: torch.Tensor) -> None:
         """With `recycle_prompt`: keep rows of the prompt's tokens, and the siblings of the first root."""
-        ids, levels = top_k_levels(logits, self.method.k)  # (m, k)
-        tokens = np.array(prompt, dtype=np.int64)
-        at = len(self.text.tokens) - 1 - len(prompt)  # the root is behind them
-        before = self.text.tokens[at - 1] if at > self._prompt_at else prompt[0]  # of a prompt's first token: itself
-        self.method.keep(np.concatenate(([before], tokens[:-1])), tokens, ids, levels)
-        self._note_siblings(ids[-1:], levels[-1:], 0, [], self.text.tokens[-1])
+        method, text = self.method, self.text.tokens
+        at = len(text) - 1 - len(prompt)  # the root is behind them
+        before = text[at - 1] if at > self._prompt_at else prompt[0]  # of a prompt's first token: itself
+        outcome = np.array(prompt, dtype=np.int64), *on_host(*top_k_and_bits(logits, method.k))
+        loops.learn_prompt(before, text[-1], method.siblings, *outcome, self.growth, self.rows)
 
     def draft(self, root: int) -> Draft:
-        """Draft best first: add the most likely candidate of all nodes so far, until there are n nodes."""
-        method, text, weights = self.method, self.text, self.method.weights.probs_view
-        tokens, parents, likelihoods = [root], [0], [1.0]
-        matches = [text.match if method.copy else (0, 0)]  # of each node: the automaton's state and the match's length
-        child_cells = [self._root_candidates(root, *matches[0])]  # of each node: its candidates and their cells
-        # The best candidates so far, at most as many as nodes are left, best last: likelihood, -serial, parent, token
-        frontier: list[tuple[float, int, int, int]] = []
-        serial, left, least = 0, method.nodes, -1.0
-        for node in range(method.nodes):
-            node_likelihood = likelihoods[node]
-            for token, kind in child_cells[node].items():
-                likelihood = node_likelihood * weights[kind]
-                if likelihood > least:
-                    serial -= 1
-                    insort(frontier, (likelihood, serial, node, token))
-                    if len(frontier) > left:
-                        del frontier[0]
-                        least = frontier[0][0]
-            if not frontier or (method.size is not None and method.size.enough(likelihoods, frontier[-1][0])):
-                break
-            likelihood, _, parent, token = frontier.pop()
-            left -= 1
-            match = text.transfer(*matches[parent], token) if method.copy else (0, 0)
-            tokens.append(token)
-            parents.append(parent)
-            likelihoods.append(likelihood)
-            matches.append(match)
-            child_cells.append(method.candidates(tokens[parent], token, *text.following(*match)))
-        size = len(likelihoods) - 1 if method.size is None else method.size.choose(likelihoods)
-        order, parents = breadth_first(parents[: 1 + size])
-        self._child_cells = [child_cells[node] for node in order]
-        return Draft(Tree(parents, once=True), torch.tensor([tokens[node] for node in order]))
-
-    def _root_candidates(self, root: int, state: int, length: int) -> dict[int, int]:
-        """Return the root's candidates: those that any node has, the last step's siblings and what followed them."""
-        cells = self.method.candidates(self._before, root, *self.text.following(state, length))
-        if self.method.siblings:
-            for suggested, source, listed in (
-                (AND_SIBLING_CHILD, SIBLING_CHILD, self._sibling_children),
-                (AND_SIBLING, SIBLING, self._siblings),
-            ):
-                for token, level in listed:
-                    kind = cells.get(token)
-                    if kind is None:
-                        cells[token] = cell(source, ALONE, 0, False, level)
-                    elif is_alone(kind):
-                        cells[token] = kind + cell(PAIR, suggested, 0, False)
-        return cells
+        """Grow a draft to its size, best first, and arrange its nodes breadth-first."""
+        method, nodes = self.method, self.growth[0]
+        state = self._before, root, method.copy, self.growth, self.rows, self.text.arrays, method.weights.probs
+        if method.size is None:
+            count, _ = loops.grow(0, method.nodes, *state)
+        else:
+            count = 0
+            for limit in method.size.sizes:
+                count, following = loops.grow(count, limit, *state)
+                if following < 0 or method.size.enough(nodes["likelihood"][:count], following):
+                    break
+            count = 1 + method.size.choose(nodes["likelihood"][:count])
+        self._arranged = np.empty((3, count), dtype=np.int64)
+        loops.arrange(nodes, self._arranged)
+        _, parents, tokens = self._arranged
+        return Draft(Tree(parents.tolist(), once=True), torch.from_numpy(tokens))
 
     def observe(self, verification: Verification) -> None:
-        method, draft = self.method, verification.draft
+        method, weights, node = self.method, self.method.weights, verification.node
         assert verification.candidates is not None and verification.bits is not None
-        ids, levels = on_host(verification.candidates, verification.bits)  # (n, k)
-        choices = verification.choices.tolist()
-        method.weights.learn(
-            [kind for cells in self._child_cells for kind in cells.values()],
-            [cells[choice] for cells, choice in zip(self._child_cells, choices, strict=True) if choice in cells],
+        outcome = (
+            np.ascontiguousarray(verification.choices.numpy()),
+            verification.accepted.numpy(),
+            *on_host(verification.candidates, verification.bits),
         )
-        tokens = draft.tokens.numpy()
-        before = tokens[draft.tree.parent_of]
-        before[0] = self._before
-        order = np.argsort(verification.accepted.numpy(), kind="stable")  # accepted nodes are written last, so they win
-        method.keep(before[order], tokens[order], ids[order], levels[order])
-        node = verification.node
-        rejected = [child for child, parent in enumerate(draft.tree.parent_of) if child and parent == node]
-        self._note_siblings(ids, levels, node, [(child, int(tokens[child])) for child in rejected], choices[node])
-        self._before = int(tokens[node])
+        tables = self.growth, self.rows, (weights.seen, weights.accepted, weights.probs)
+        loops.learn(self._before, node, weights.learning, method.siblings, self._arranged, outcome, *tables)
+        self._before = int(self._arranged[2, node])
         self.read(verification.tokens)
 
     def passed(self, tokens: list[int]) -> None:
         """Append the tokens and forget the siblings: a plain step says nothing of the next root's."""
         newest = [*self.text.tokens[-1:], *tokens]
-        self._before, self._sibling_children, self._siblings = newest[-2], [], []
+        self._before = newest[-2]
+        forget_siblings(self.growth)
         self.read(tokens)
 
-    def _note_siblings(self, ids: Any, levels: Any, node: int, rejected: list[tuple[int, int]], root: int) -> None:
-        """Keep the siblings of the next root, and what followed the rejected ones, from the last step's rows (n, k).
 
-        Args:
-            node: the deepest accepted node, parent of the next root.
-            rejected: drafted children of `node`, and their tokens.
-        """
-        level_of = dict(zip(ids[node].tolist(), levels[node].tolist(), strict=True))
-        self._siblings = [(token, level) for token, level in level_of.items() if token != root]
-        mass: dict[int, float] = {}
-        total = 0.0
-        for child, token in rejected:
-            weight = 2.0 ** -level_of.get(token, UNLISTED)
-            total += weight
-            for candidate, level in zip(ids[child].tolist(), levels[child].tolist(), strict=True):
-                mass[candidate] = mass.get(candidate, 0.0) + weight * 2.0**-level
-        best = sorted(mass.items(), key=lambda item: -item[1])[: self.method.k]
-        self._sibling_children = [(token, min(int(math.log2(total / part)), LEVELS - 1)) for token, part in best]
+def new_growth(nodes: int, rows: TokenRows) -> tuple[Any, ...]:
+    """Return the fields of a `host_loops.Growth` of at most so many nodes below the root."""
+    vocab_size, k = rows.ids.shape
+    most = (1 + nodes) * (2 * k + 1) + 2 * k  # candidates: of each node two rows and a copy; the root's siblings
+    growth = loops.Growth(
+        nodes=np.zeros(2 + nodes, dtype=loops.NODE),
+        candidates=np.empty(most, dtype=loops.CANDIDATE),
+        heap=np.empty(most, dtype=loops.LISTED),
+        sibling_children=np.empty(1 + k, dtype=loops.GUESS),
+        siblings=np.empty(1 + k, dtype=loops.GUESS),
+        mass=np.zeros(vocab_size),
+        met=np.empty(nodes * k, dtype=np.int64),
+    )
+    forget_siblings(growth)
+    return tuple(growth)
+
+
+def forget_siblings(growth: tuple[Any, ...]) -> None:
+    """Let the next root have none."""
+    for guesses in (loops.Growth(*growth).sibling_children, loops.Growth(*growth).siblings):
+        guesses["token"][0] = loops.NONE
+
+
+def loop_rows(rows: TokenRows, pairs: PairRows | None) -> tuple[Any, ...]:
+    """Return the fields of a `host_loops.Rows`, the tables' own memory."""
+    by_pair = PairRows(2, rows.ids.shape[1]) if pairs is None else pairs
+    return tuple(
+        loops.Rows(
+            ids=rows.ids,
+            levels=rows.levels,
+            seen=rows.seen,
+            pair_ids=by_pair.ids,
+            pair_levels=by_pair.levels,
+            pair_seen=by_pair.seen,
+            pair_keys=by_pair.keys[: 0 if pairs is None else None],
+            pair_shift=by_pair.shift,
+        )
+    )
+
+
+@cache
+def compile_loops() -> None:
+    """Compile the loops, or load them, before anything is timed."""
+    text, weights, tokens = SuffixAutomaton([0, 1, 0]), Weights(), TokenRows(2, 1)
+    growth, rows = new_growth(1, tokens), loop_rows(tokens, PairRows(2, 1))
+    prompt = np.zeros(1, dtype=np.int64)
+    outcome = np.zeros((1, 1), dtype=np.int64), np.zeros((1, 1), dtype=np.float32)
+    loops.learn_prompt(0, 0, True, prompt, *outcome, growth, rows)
+    loops.grow(0, 0, 0, 0, True, growth, rows, text.arrays, weights.probs)
+    arranged = np.empty((3, 1), dtype=np.int64)
+    loops.arrange(growth[0], arranged)
+    shares = weights.seen, weights.accepted, weights.probs
+    loops.learn(0, 0, True, True, arranged, (prompt, np.ones(1, dtype=bool), *outcome), growth, rows, shares)

@@ -7,28 +7,21 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..decoding.sampling import top_k_and_bits
 from ..errors import UserError
+from ..host_loops import LEVELS
 
-LEVELS = 16  # of estimated probability: level l is 2^-(l + 1) to 2^-l, the last one all below
 MAX_PAIRS = 1 << 24
-_ODD = 0x9E3779B97F4A7C15  # Fibonacci hashing: 2^64 over the golden ratio, odd
-_WORD = (1 << 64) - 1
-
-
-def top_k_levels(logits: torch.Tensor, k: int) -> tuple[Any, Any]:
-    """Return the top k of each row, best first, and their levels: (n, V) -> int32 (n, k) and uint8 (n, k).
-
-    A level is an estimate (see `top_k_and_bits`); how often candidates of a level are accepted is learnt.
-    """
-    return on_host(*top_k_and_bits(logits, k))
 
 
 def on_host(best: torch.Tensor, bits: torch.Tensor) -> tuple[Any, Any]:
-    """Convert candidates and their bits, (n, k) each, to int32 ids and uint8 levels on the host."""
-    k = best.shape[1]
-    both = torch.cat((best, bits.clamp(0, LEVELS - 1).long()), 1).cpu().numpy()  # (n, 2 k): one transfer
-    return both[:, :k].astype(np.int32), both[:, k:].astype(np.uint8)
+    """Convert candidates and their bits, (n, k) each, to int64 and float32 on the host.
+
+    On a device the bits are rounded down, so that one transfer brings both.
+    """
+    if best.device.type != "cpu":
+        both = torch.cat((best, bits.clamp(0, LEVELS - 1).long()), 1).cpu()  # (n, 2 k)
+        best, bits = both.chunk(2, 1)
+    return np.ascontiguousarray(best.numpy()), np.ascontiguousarray(bits.float().numpy())
 
 
 class TokenRows:
@@ -39,22 +32,13 @@ class TokenRows:
         self.levels = np.zeros((vocab_size, k), dtype=np.uint8)
         self.seen = np.zeros(vocab_size, dtype=bool)
 
-    def find(self, token: int) -> int | None:
-        """Return the row of a token; None if it was not seen."""
-        return token if self.seen[token] else None
-
-    def write(self, tokens: Any, ids: Any, levels: Any) -> None:
-        """Write rows (m, k) for tokens (m,), in order: of equal tokens the last one wins."""
-        self.ids[tokens], self.levels[tokens], self.seen[tokens] = ids, levels, True
-
     def reset(self) -> None:
-        self.seen[:] = False
-        self.ids[:] = 0
-        self.levels[:] = 0
+        for tensor in self.state_dict().values():
+            tensor.zero_()
 
     @property
     def nbytes(self) -> int:
-        return int(self.ids.nbytes + self.levels.nbytes + self.seen.nbytes)
+        return sum(tensor.nbytes for tensor in self.state_dict().values())
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         return {name: torch.from_numpy(getattr(self, name)) for name in ("ids", "levels", "seen")}
@@ -93,27 +77,6 @@ class PairRows(TokenRows):
         super().__init__(size, k)
         self.keys = np.zeros(size, dtype=np.int64)
         self.shift = 64 - (size - 1).bit_length()
-
-    def find_pair(self, before: int, token: int) -> int | None:
-        """Return the row of a pair; None if it was not seen, or another one has its place."""
-        key = before << 32 | token
-        row = (key * _ODD & _WORD) >> self.shift
-        return row if self.keys[row] == key and self.seen[row] else None
-
-    def write_pairs(self, before: Any, tokens: Any, ids: Any, levels: Any) -> None:
-        """Write rows (m, k) for the pairs of `before` and `tokens`, int64 (m,) each, in order."""
-        keys = before << 32 | tokens
-        rows = (keys.view(np.uint64) * np.uint64(_ODD) >> np.uint64(self.shift)).astype(np.int64)
-        self.keys[rows] = keys
-        self.write(rows, ids, levels)
-
-    def reset(self) -> None:
-        super().reset()
-        self.keys[:] = 0
-
-    @property
-    def nbytes(self) -> int:
-        return super().nbytes + int(self.keys.nbytes)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         return super().state_dict() | {"keys": torch.from_numpy(self.keys)}

@@ -68,7 +68,7 @@ def check(outcome, *names):
         (["model.context=abc"], ["model.context=abc"]),
         (["max_new_tokens=many"], ["max_new_tokens=many"]),
         (["num_choices=0"], ["num_choices=0"]),
-        (["execution=magic"], ["execution=magic", "static"]),
+        (["execution=magic"], ["execution=magic", "auto, eager, graph"]),
         (["tree=auto", "tree.nodes=-4"], ["tree=auto", "-4"]),
         (["tree=auto", "tree.depth=3"], ["tree=auto", "depth"]),
         (["bench.path=nowhere.jsonl"], ["nowhere.jsonl", "does not exist"]),

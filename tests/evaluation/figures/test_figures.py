@@ -6,7 +6,6 @@ import yaml
 
 from evaluation import figures, report
 from evaluation.figures import draw_all, split
-from evaluation.figures.costs import roofline
 from evaluation.figures.figure_data import FigureData
 from evaluation.figures.style import PALETTE, STYLE, WIDTH, panels
 from evaluation.statistics.pools import mat_ratio
@@ -157,19 +156,6 @@ def test_one_style_readable_at_column_width():
         assert figure.get_figwidth() == WIDTH == 3.3
         assert all(label.get_fontsize() >= 6 for label in axes.get_xticklabels())
     assert len(set(PALETTE)) == len(PALETTE)
-
-
-def test_the_roofline_bends_where_both_limits_meet_and_a_step_lies_where_it_was_measured():
-    step = {"flop": 4e6, "bytes": 2e6, "step_us": 1000.0, "floor_us": 200.0, "nodes": 1}
-    figure = roofline({
-        "rates": {"bytes_per_second": 10e9, "flop_per_second": 100e9},
-        "vanilla": step, "recycling": step | {"flop": 80e6, "nodes": 20},
-        "what": "a model", "device": "a device", "execution": "eager",
-    })  # fmt: skip
-    roof, vanilla, recycling = figure.axes[0].lines
-    assert roof.get_xydata()[1].tolist() == [10.0, 100.0]  # FLOP a byte, GFLOP/s
-    assert vanilla.get_xydata().tolist() == [[2.0, 4.0]] and recycling.get_xydata().tolist() == [[40.0, 80.0]]
-    assert vanilla.get_label() == "vanilla, 1 node: 1.00 ms a step, 20 % of the limit"
 
 
 def test_the_same_records_give_the_same_files(every_kind, tmp_path):

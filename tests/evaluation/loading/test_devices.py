@@ -116,8 +116,8 @@ def test_a_map_over_devices_takes_eager_steps_only_and_ranks_what_they_are_asked
     loaded = models._load(models.ModelSettings("toy", str(checkpoint), device="cpu"))
     loaded.target.devices = [torch.device("cuda", 0), torch.device("cuda", 1)]
     assert choose_execution("auto", loaded).name == "eager"
-    with pytest.raises(UserError, match="execution=static: a device map's model takes eager steps only"):
-        choose_execution("static", loaded)
+    with pytest.raises(UserError, match="execution=graph: a device map's model takes eager steps only"):
+        choose_execution("graph", loaded)
     loaded.target.devices = [torch.device("cuda", 0)]
     monkeypatch.setattr(loaded.target, "device", torch.device("cuda", 0))
     for name, value in {"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "2"}.items():
@@ -166,12 +166,6 @@ def test_two_ranks_decode_what_one_process_decodes(evaluate, checkpoint, bench_f
     for method in METHODS:
         assert core(rows(two / method)) == core(rows(one / method))
     assert json.loads((two / "recycling/metadata.json").read_text())["device"].startswith("2 x ")
-
-    # Steps of fixed shape, each rank with its own part of the heads.
-    fixed = ("method=recycling", "execution=static", "model.attention=tree", f"run_dir={tmp_path / 'fixed'}")
-    done = started(*torchrun, *fixed)
-    assert done.returncode == 0, done.stderr
-    assert core(rows(tmp_path / "fixed")) == core(rows(one / "recycling"))
 
     # The state that a kill after two questions leaves; behind it a job that only the first rank can fail in.
     cut, busy = two / "recycling", tmp_path / "busy"

@@ -5,7 +5,7 @@ import torch
 from transformers import LlamaConfig
 
 from evaluation.loading import devices
-from evaluation.loading.shapes import SHAPES
+from evaluation.loading.models import SHAPES
 from model.errors import UserError
 
 GPU = torch.device("cuda", 0)

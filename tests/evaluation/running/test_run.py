@@ -170,7 +170,8 @@ def test_a_later_turn_without_room_is_a_result_and_no_crash(evaluate, tmp_path):
     assert row["choices"][0]["new_tokens"][1] == 0
 
 
-def test_every_execution_gives_the_same_records(evaluate, tmp_path):
+def test_every_execution_gives_the_same_records(evaluate, tmp_path, monkeypatch):
+    monkeypatch.setattr("model.tuning.EXECUTIONS", ("eager", "static"))
     assert evaluate("-m", "method=recycling,pld", "execution=eager,static", "start=hot", "name=ways").code == 0
     records = {}
     for folder in (tmp_path / "results/ways/runs").iterdir():
@@ -288,11 +289,8 @@ def test_tree_online_takes_times_and_a_budget(evaluate, settings, said):
     assert outcome.code != 0 and said in outcome.err
 
 
-@pytest.mark.parametrize("sweep", [[], ["-m"]])
-def test_what_the_library_warns_of_is_on_standard_error(sweep, tmp_path):
-    """Hydra sets up logging before a job runs."""
+def test_without_numba_a_line_says_what_to_install(tmp_path):
     program = "import sys; sys.modules['numba'] = None; from evaluation.run import main; main()"
-    words = [*sweep, "method=dynamic", "bench.end=1", "max_new_tokens=2", f"results_dir={tmp_path}"]
+    words = ["method=dynamic", "bench.end=1", "max_new_tokens=2", f"results_dir={tmp_path}"]
     done = subprocess.run([sys.executable, "-c", program, *words], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.count("drafting runs in Python, several times slower than with numba") == 1
+    assert done.returncode == 2 and "pip install numba" in done.stderr and "Traceback" not in done.stderr, done.stderr

@@ -112,6 +112,7 @@ def test_each_answers_with_its_own_execution(evaluate, tmp_path, monkeypatch):
         return real(question, method, config, others)
 
     monkeypatch.setattr(runner, "answer_question", noting)
+    monkeypatch.setattr("model.tuning.EXECUTIONS", ("eager", "static"))
     sweep = ("-m", "method=recycling", "execution=eager,static", "start=hot", "bench.end=3", "max_new_tokens=12")
     assert evaluate(*sweep, "interleave=true", "name=e").code == 0
     assert seen == {("eager", "eager"), ("static", "static")}

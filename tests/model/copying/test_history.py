@@ -23,7 +23,6 @@ from model.transformers_generate import ATTRIBUTE, Generate
 from tests.conftest import greedy, toy_model
 
 V = 61
-pytestmark = pytest.mark.usefixtures("either_way")
 
 
 def made(name, history_tokens):

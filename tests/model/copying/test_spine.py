@@ -15,7 +15,6 @@ from tests.conftest import greedy, toy_model
 from tests.model.copying.test_suffix import longest_repeat
 
 V = 61
-pytestmark = pytest.mark.usefixtures("either_way")
 
 
 def test_a_small_topology_by_hand():

@@ -1,14 +1,14 @@
-"""Suffix drafts: the automaton against brute force, its cost in lines run, drafts by hand, refusals."""
+"""Suffix drafts: the automaton against brute force, drafts by hand, refusals."""
 
 import random
-import sys
 from dataclasses import replace
 
 import pytest
 import torch
 
+from model import host_loops as loops
 from model.copying.suffix import Suffix
-from model.copying.suffix_automaton import SuffixAutomaton
+from model.copying.suffix_automaton import MIN_CAPACITY, SuffixAutomaton
 from model.copying.suffix_recycling import SuffixRecycling
 from model.decoding import Target, generate
 from model.errors import UserError
@@ -17,29 +17,10 @@ from tests.conftest import greedy, toy_model
 from tests.model.decoding.test_tree import random_tree
 
 V = 61
-pytestmark = pytest.mark.usefixtures("either_way")
 
 
-@pytest.fixture
-def automaton_class(either_way):
-    if not either_way:
-        return SuffixAutomaton
-    from model.copying.compiled_automaton import CompiledAutomaton
-
-    return CompiledAutomaton
-
-
-def size_of(automaton: SuffixAutomaton) -> tuple[int, int]:
-    """States and transitions."""
-    if type(automaton) is SuffixAutomaton:
-        return len(automaton._next), sum(map(len, automaton._next))
-    _, states, transitions, *_ = automaton.arrays[4].tolist()
-    return states, transitions
-
-
-def end_of(automaton: SuffixAutomaton, state: int) -> int:
-    """The place behind an occurrence of what a state stands for."""
-    return automaton._end[state] if type(automaton) is SuffixAutomaton else int(automaton.arrays[1][state, 2])
+def text_of(automaton: SuffixAutomaton) -> loops.Text:
+    return loops.Text(*automaton.arrays)
 
 
 def longest_repeat(text: list[int]) -> int:
@@ -71,86 +52,63 @@ def random_text(rng: random.Random, n: int) -> list[int]:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_the_longest_match_after_every_token_is_brute_forces(seed, automaton_class):
+def test_the_longest_match_after_every_token_is_brute_forces(seed):
     rng = random.Random(seed)
     text = random_text(rng, rng.randrange(1, 60))
-    automaton = automaton_class()
+    automaton = SuffixAutomaton()
     for n, token in enumerate(text, 1):
         automaton.extend([token])
         m, end = automaton.length, automaton.end
         assert m == longest_repeat(text[:n])
         assert m == 0 or (m <= end < n and text[end - m : end] == text[n - m : n])
-    states, transitions = size_of(automaton)
-    assert states <= max(2 * len(text), 2) and transitions <= 3 * len(text)
+    counts = text_of(automaton).counts[0]
+    assert counts["states"] <= max(2 * len(text), 2) and counts["transitions"] <= 3 * len(text)
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_reading_along_another_text_finds_the_longest_match_in_it(seed, automaton_class):
+def test_reading_along_another_text_finds_the_longest_match_in_it(seed):
     rng = random.Random(seed)
     corpus, text = random_text(rng, rng.randrange(1, 30)), random_text(rng, 30)
-    automaton, place = automaton_class(corpus), (0, 0)
+    automaton, place = SuffixAutomaton(corpus), (0, 0)
     for n, token in enumerate(text, 1):
-        place = automaton.transfer(*place, token)
+        place = loops.transfer(text_of(automaton), *place, token)
         state, m = place
-        end = end_of(automaton, state)
+        end = text_of(automaton).states["end"][state]
         assert m == longest_in(corpus, text[:n])
         assert m == 0 or corpus[end - m : end] == text[n - m : n]
 
 
-def test_by_hand(automaton_class):
-    automaton = automaton_class([1, 2, 3, 9, 1, 2])
+@pytest.mark.parametrize("kind", ["one letter", "all different", "random"])
+def test_a_text_that_outgrows_its_room_keeps_its_matches(kind):
+    rng, size = random.Random(1), 5 * MIN_CAPACITY
+    text = {
+        "one letter": [7] * size,
+        "all different": [2**31 - 1 - i for i in range(size)],  # ids as large as they get
+        "random": [rng.randrange(9) for _ in range(size)],
+    }[kind]
+    automaton, rooms = SuffixAutomaton(), set()
+    for place in range(0, size, 5):
+        automaton.extend(text[place : place + 5])
+        rooms.add(len(automaton.arrays[0]))
+        assert automaton.length == longest_repeat(text[: place + 5])
+    assert len(rooms) > 2 and SuffixAutomaton(text).end == automaton.end
+
+
+def test_by_hand():
+    automaton = SuffixAutomaton([1, 2, 3, 9, 1, 2])
     assert (automaton.length, automaton.end) == (2, 2)
     assert automaton.copy(2, 3) == [3, 9, 1]
     automaton.extend([4, 1, 2])  # of the places behind (1, 2), 2 and 6, the newer
     assert (automaton.length, automaton.end) == (2, 6)
     automaton.extend([3])
     assert (automaton.length, automaton.end) == (3, 3)
-    assert (automaton_class([5, 6]).length, automaton_class().length) == (0, 0)
+    assert (SuffixAutomaton([5, 6]).length, SuffixAutomaton().length) == (0, 0)
 
 
-def test_a_copy_that_reaches_the_texts_end_goes_on_with_itself(automaton_class):
-    automaton = automaton_class([7, 1, 2, 1, 2, 1])  # the match (1, 2, 1) overlaps its earlier place
+def test_a_copy_that_reaches_the_texts_end_goes_on_with_itself():
+    automaton = SuffixAutomaton([7, 1, 2, 1, 2, 1])  # the match (1, 2, 1) overlaps its earlier place
     assert (automaton.length, automaton.end) == (3, 4)
     assert automaton.copy(4, 5) == [2, 1, 2, 1, 2]
-
-
-def lines_run(text: list[int]) -> int:
-    """Lines of Python that appending a text runs: a count, and no clock."""
-    count = 0
-
-    def tracer(frame, event, argument):
-        nonlocal count
-        count += event == "line"
-        return tracer
-
-    before = sys.gettrace()
-    sys.settrace(tracer)
-    try:
-        SuffixAutomaton(text)
-    finally:
-        sys.settrace(before)
-    return count
-
-
-@pytest.mark.parametrize("kind", ["one letter", "two letters", "periodic", "fibonacci", "all different", "a then b"])
-def test_appending_costs_the_same_per_token_however_long_the_text(kind):
-    def make(n):
-        rng = random.Random(0)
-        if kind == "fibonacci":
-            a, b = [0], [0, 1]
-            while len(b) < n:
-                a, b = b, b + a
-            return b[:n]
-        return {
-            "one letter": [0] * n,
-            "two letters": [rng.randrange(2) for _ in range(n)],
-            "periodic": [i % 7 for i in range(n)],
-            "all different": list(range(n)),
-            "a then b": [0] * (n // 2) + [1] * (n - n // 2),
-        }[kind]
-
-    short, long = lines_run(make(500)) / 500, lines_run(make(4000)) / 4000
-    assert long < 60 and long < 1.2 * short
 
 
 def test_drafts_by_hand():

@@ -58,7 +58,6 @@ class _FakeGraphs:
         }
         for name, fake in (fakes | {"stream": lambda stream: nullcontext()}).items():
             monkeypatch.setattr(torch.cuda, name, fake)
-        monkeypatch.setattr(Executor, "_on_cuda", property(lambda self: True))
 
     def target(self, model):
         """On the CPU, and yet captured."""

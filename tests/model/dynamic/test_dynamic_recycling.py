@@ -5,19 +5,21 @@ import math
 import random
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
+from model import host_loops as loops
 from model.decoding import Target, Tree, generate, generate_together
 from model.decoding.tree import breadth_first
 from model.dynamic.dynamic_recycling import DynamicRecycling
-from model.dynamic.weights import BACKOFF, COPIED, PAIR, SIBLING, SIBLING_CHILD, TOKEN, Weights, cell
+from model.dynamic.weights import Weights
 from model.errors import UserError
+from model.host_loops import BACKOFF, COPIED, PAIR, SIBLING, SIBLING_CHILD, TOKEN
 from tests.conftest import CONFIGS, greedy, toy_model
 from tests.model.sessions import each_session
 
 V = 61
-pytestmark = pytest.mark.usefixtures("either_way")
 
 
 def prompts(count=3, seed=0):
@@ -86,10 +88,13 @@ class Slow:
 
     def children(self, text, path):
         if tuple(path) not in self.child_kinds:
-            state, length = text.match
+            automaton = loops.Text(*text.arrays)
+            counts = automaton.counts[0]
+            state, length = int(automaton.states["link"][counts["whole"]]), int(counts["match"])
             for token in path:
-                state, length = text.transfer(state, length, token)
-            self.child_kinds[tuple(path)] = self.below(path, text.following(state, length))
+                state, length = loops.transfer(automaton, state, length, token)
+            copied, length = loops.following(automaton, state, length)
+            self.child_kinds[tuple(path)] = self.below(path, (copied if length else None, length))
         return self.child_kinds[tuple(path)]
 
     def weight(self, kind):
@@ -198,7 +203,9 @@ def test_every_draft_is_that_of_a_slow_reference(nodes, k, seed, recycle_prompt,
             observe(verification)
             for kind in slow.seen:
                 source, *features = kind
-                assert math.isclose(drafter.weights.probs[cell(SOURCES[source], *features)], slow.weight(kind)), kind
+                assert math.isclose(drafter.weights.probs[SOURCES[source], *map(int, features)], slow.weight(kind)), (
+                    kind
+                )
 
         session.begin, session.draft, session.observe = began, drafted, observed
         session.observe_prompt = observed_prompt
@@ -285,12 +292,56 @@ def test_what_followed_rejected_siblings_by_hand():
     session = DynamicRecycling(V, k=2).session()
     session.begin([5, 6])
     # Below node 0 the candidates were 10 (level 1) and 11 (level 2); 11 and 12 were tried, and 10 is the next root.
-    ids = torch.tensor([[10, 11], [20, 21], [21, 22]]).numpy()
-    levels = torch.tensor([[1, 2], [0, 1], [0, 3]]).numpy()
-    session._note_siblings(ids, levels, 0, [(1, 11), (2, 12)], 10)
-    assert session._siblings == [(11, 2)]
+    candidates, bits = np.array([[10, 11], [20, 21], [21, 22]]), np.array([[1, 2], [0, 1], [0, 3]], dtype=np.float32)
+    draft = loops.Growth(*session.growth)
+    loops._guess(0, 10, np.array([6, 11, 12]), np.array([0, 0, 0]), candidates, bits, draft)
+    assert draft.siblings[:1].tolist() == [(11, 2)] and draft.siblings["token"][1] == loops.NONE
     # Weights: 11 has 1/4, 12 is not listed and has 1/256. 20: 1/4; 21: 1/8 + 1/256; of 65/256 in all.
-    assert session._sibling_children == [(20, 0), (21, int(math.log2((65 / 256) / (33 / 256))))]
+    assert draft.sibling_children[:2].tolist() == [(20, 0), (21, int(math.log2((65 / 256) / (33 / 256))))]
+    assert draft.sibling_children["token"][2] == loops.NONE
+
+
+def test_equal_candidates_are_taken_in_the_order_they_are_listed_in():
+    """A heap orders them: the greatest worth first, of equals the least number."""
+    rng, heap = random.Random(0), np.empty(300, dtype=loops.LISTED)
+    for _ in range(50):
+        values = [rng.choice([0.0, 0.25, 0.5, rng.random()]) for _ in range(rng.randint(1, 300))]
+        size, taken = 0, []
+        for number, value in enumerate(values):
+            loops._push(heap, size, value, number)
+            size += 1
+            if rng.random() < 0.2:
+                taken.append(heap[0].item())
+                loops._pop(heap, size)
+                size -= 1
+        rest = []
+        while size:
+            rest.append(heap[0].item())
+            loops._pop(heap, size)
+            size -= 1
+        assert sorted(number for _, number in taken + rest) == list(range(len(values)))
+        assert rest == sorted(rest, key=lambda one: (-one[0], one[1]))
+
+
+def test_a_draft_is_arranged_breadth_first():
+    rng = random.Random(0)
+    for count in (1, 2, 30):
+        nodes, arranged = np.zeros(count + 1, dtype=loops.NODE), np.empty((3, count), dtype=np.int64)
+        listed = [0] + [rng.randrange(i) for i in range(1, count)]
+        nodes["parent"][:count], nodes["token"] = listed, range(5, count + 6)
+        loops.arrange(nodes, arranged)
+        order, parents, tokens = arranged.tolist()
+        assert (order, parents) == breadth_first(listed) and tokens == [5 + node for node in order]
+
+
+def test_nothing_is_compiled_while_it_decodes():
+    model = toy_model("llama")
+    for execution in ("eager", "static"):
+        for settings in ({}, {"pairs": 0, "copy": False}, {"step_seconds": {0: 1.0, 4: 1.3}, "calibrate": False}):
+            target = Target(model, execution=execution)
+            generate(target, DynamicRecycling(V, **settings), [5, 6, 7, 5, 6], max_new_tokens=40)
+    for loop in (loops.extend, loops.rehash, loops.grow, loops.arrange, loops.learn, loops.learn_prompt):
+        assert len(loop.signatures) == 1, loop
 
 
 def test_breadth_first_keeps_siblings_in_their_order():
@@ -339,9 +390,9 @@ def test_it_tells_what_it_holds():
         ([2], [7], [1]),
     ],
 )
-def test_rows_of_a_prompts_end_know_the_token_before_them(monkeypatch, tokens, passed, before):
+def test_rows_of_a_prompts_end_know_the_token_before_them(tokens, passed, before):
     """Where the size of drafts is found while decoding, only the prompt's last rows are learnt from."""
-    drafter, learnt = DynamicRecycling(V, nodes=8), []
+    drafter = DynamicRecycling(V, nodes=8)
     earlier = drafter.session()
     earlier.begin([4, 8])
     earlier.passed([8])
@@ -350,6 +401,7 @@ def test_rows_of_a_prompts_end_know_the_token_before_them(monkeypatch, tokens, p
     session.begin([3, 5, 6, 9, 1, 2])
     if passed:
         session.passed(passed)
-    monkeypatch.setattr(drafter, "keep", lambda *arguments: learnt.append([part.tolist() for part in arguments[:2]]))
     session.observe_prompt(tokens, torch.randn(len(tokens), V))
-    assert learnt == [[before, tokens]]
+    assert drafter.pairs is not None and drafter.rows.seen.nonzero()[0].tolist() == sorted(set(tokens))
+    learnt = sorted(drafter.pairs.keys[drafter.pairs.seen].tolist())
+    assert learnt == sorted({one << 32 | other for one, other in zip(before, tokens, strict=True)})

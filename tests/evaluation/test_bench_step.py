@@ -1,0 +1,107 @@
+"""The step bench as a command, its derived columns and the floors by hand."""
+
+import json
+
+import pytest
+import torch
+
+from evaluation import bench_step
+from evaluation.bench_step import DraftedSteps, HfSteps, Rates, floors
+from evaluation.loading.models import random_model
+from evaluation.loading.settings import ModelSettings
+
+
+@pytest.fixture
+def tiny():
+    return random_model("tiny", ModelSettings("tiny", "random weights", device="cpu", linear="torch")).target
+
+
+@pytest.mark.parametrize(
+    "model", [["model=embedded", "model.linear=torch"], ["--shape", "tiny", "model.dtype=bfloat16"]]
+)
+def test_a_table_and_one_json_object(call, model):
+    outcome = call(bench_step.main, *model, "--nodes", "3,1", "--context", 20, "--rounds", 1)
+    assert outcome.code == 0, outcome.err
+    *table, last = outcome.out.splitlines()
+    result = json.loads(last)
+    assert result["context"] == 20 and result["model"]["dtype"] in ("float32", "bfloat16")
+    assert result["device"] and result["versions"]["torch"] == torch.__version__ and "commit" in result["git"]
+    assert [row["nodes"] for row in result["steps"]] == [0, 1, 3]
+    for row in result["steps"]:
+        assert row["over_plain"] == row["seconds"] / result["steps"][0]["seconds"]
+        assert row["floor_share"] == max(row["read_s"], row["multiply_s"]) / row["seconds"]
+        assert row["execution"] == "eager" and row["seconds"] > 0
+        assert list(row["parts_s"]) == ["draft", "forward", "verify", "commit", "learn"]
+        assert all(seconds > 0 for seconds in row["parts_s"].values())
+        cells = [f"{1e3 * row['seconds']:.3f}", f"{row['over_plain']:.2f}", f"{1e3 * row['read_s']:.3f}"]
+        assert any(line.split()[:4] == [str(row["nodes"]), *cells] for line in table)
+
+
+@pytest.mark.parametrize(
+    "wrong, said",
+    [
+        (["--shape", "huge"], "--shape huge: unknown; use vicuna-7b"),
+        (["--shape", "tiny", "model=embedded"], "model=embedded: --shape tiny takes random weights"),
+        (["model=nothing"], "Could not find 'model/nothing'"),
+        (["model=path", "model.path=nowhere/at/all"], "model nowhere/at/all: no such folder"),
+        (["model.dtype=float8"], "model.dtype=float8: use one of auto, float32"),
+        (["bench=sample"], "bench=sample: only model=NAME and model.KEY=VALUE count here"),
+        (["--nodes", "1,x"], "--nodes 1,x: must be whole numbers"),
+        (["--rounds", "0"], "--rounds 0: must be at least 1"),
+        (["--shape", "tiny", "--context", "4096"], "--context 4096: must be from 2 to "),
+    ],
+)
+def test_a_wrong_flag_is_one_line(call, wrong, said):
+    outcome = call(bench_step.main, *wrong)
+    assert outcome.code == 2 and said in outcome.err and outcome.err.count("\n") == 1
+
+
+def test_interrupted(call, monkeypatch):
+    def interrupted(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bench_step, "bench", interrupted)
+    outcome = call(bench_step.main, "--shape", "tiny")
+    assert outcome.code == 130 and outcome.err == "error: stopped; nothing was measured to its end\n"
+
+
+@pytest.mark.parametrize("execution", ["eager", "static"])
+def test_a_turn_stays_behind_its_context_and_is_of_its_size(tiny, execution):
+    rows = []
+    tiny.model.register_forward_pre_hook(
+        lambda module, args, given: rows.append(given["input_ids"].shape[1]), with_kwargs=True
+    )
+    with tiny.cache(5) as cache:
+        tiny.prefill(cache, [5, 6, 7, 8])
+        steps = DraftedSteps(tiny, cache, execution, 4, 8)
+        rows.clear()
+        for _ in range(2):
+            steps.take_turn()
+            assert 3 + 9 <= cache.length <= 3 + 9 * 5, "three tokens, and nine steps behind them"
+        assert set(rows) == {5} and len(rows) == 2 * 9 * (1 + (execution == "eager"))
+    assert len(steps.seconds) == 2 and bool(steps.parts) == (execution == "eager")
+
+
+def test_hf_goes_past_an_end_of_sequence(tiny):
+    prompt = torch.tensor([[5, 6, 7]])
+    tiny.model.generation_config.eos_token_id = None
+    said = tiny.model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=4, do_sample=False)
+    tiny.model.generation_config.eos_token_id = said[0, 4:].tolist()
+    steps = HfSteps(tiny, [5, 6, 7])
+    steps.take_turn()
+    assert steps.seconds[0] > 0
+
+
+def test_the_first_turn_does_not_count():
+    assert bench_step.median([100.0, 3.0, 1.0, 2.0]) == 2.0
+
+
+def test_the_floors_by_hand(tiny):
+    with tiny.cache(5) as cache:
+        read, multiply = floors(tiny, cache, rows=5, context=100, rates=Rates(1.0, 1.0))
+    layer = 4 * 64 * 64 + 3 * 64 * 128
+    cached = 2 * 2 * 64 * 4 * 105  # keys and values, two layers, 64 wide, float32
+    assert read == 4 * (2 * layer + 2 * 64 * 2 + 64 + 256 * 64) + cached  # norms, and the head but no embedding
+    assert multiply == 2 * 5 * (2 * layer + 256 * 64) + 4 * 5 * 105 * 64 * 2
+    with tiny.cache(5) as cache:
+        assert floors(tiny, cache, 5, 100, Rates(2.0, 4.0)) == (read / 2, multiply / 4)
