@@ -6,8 +6,8 @@ import pickle
 import shutil
 import subprocess
 import sys
-import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -212,17 +212,9 @@ def test_a_failure_arrives_from_another_process():
 
 
 def test_a_second_run_waits_for_the_device(evaluate, monkeypatch, tmp_path):
-    release = threading.Timer(0.5, locks._try_lock("cpu").close)
-    until = locks._wait_for
-
-    def waits(look, why):  # let go when the other one waits
-        if "being timed" in why and not release.ident:
-            release.start()
-        return until(look, why)
-
-    monkeypatch.setattr(locks, "_wait_for", waits)
+    held = locks._try_lock("cpu")
+    monkeypatch.setattr(locks, "time", SimpleNamespace(sleep=lambda _: held.close()))  # it lets go once one waits
     outcome = evaluate("bench.end=1", "method=vanilla", "model.device=cpu", f"run_dir={tmp_path / 'run'}")
-    release.join()
     assert outcome.code == 0 and outcome.err.count("waiting: another run is being timed on cpu") == 1
     calm = evaluate("bench.end=1", "method=vanilla", "model.device=cpu", f"run_dir={tmp_path / 'calm'}")
     assert calm.code == 0 and "waiting" not in calm.err
