@@ -38,8 +38,8 @@ from .configuration.config import check_groups
 from .errors import INTERRUPTED, config_errors, fail, user_errors
 from .loading.locks import exclusive
 from .loading.models import SHAPES, LoadedModel, devices_in_words, load_model, random_model
+from .loading.phases import PhaseClock
 from .loading.settings import ModelSettings
-from .loading.step_times import PhaseClock
 from .records.provenance import git_state, versions
 
 K = 8  # candidates per token

@@ -12,7 +12,7 @@ from typing import ClassVar
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from model.errors import UserError, new_names
+from model.errors import UserError
 from model.terminal import one_line
 
 __all__ = ["Failure", "config_errors", "fail", "one_line", "user_errors", "user_message"]
@@ -80,9 +80,6 @@ def config_errors() -> Iterator[None]:
         text = one_line(error)
         if "hydra/launcher" in text:
             raise UserError("this launcher is not installed; requirements-cluster.txt has its pip line") from None
-        missing = re.search(r"Could not override '(\S+)'", text)
-        if missing and (renamed := new_names(missing[1])):
-            raise UserError(f"{missing[1]}: no such setting{renamed}") from None
         hints = r"\s*(full_key: \S+|object_type=\S+|Config search path:.*|Set the environment variable.*)"
         raise UserError(re.sub(hints, "", text)) from None
 

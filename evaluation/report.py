@@ -27,13 +27,13 @@ from .records.runs import Run, read_foreign, read_runs
 from .records.sweeps import missing_jobs
 from .statistics.agreement import Agreement, compare, lines, summary
 from .statistics.audits import write_audit
-from .statistics.caveats import doubts
 from .statistics.exports import write_parquet
 from .statistics.metrics import OVERALL
+from .statistics.notes import doubts
 from .statistics.published import with_published
+from .statistics.rendering import main_view, to_markdown, to_text, wrapped, write_csv, write_tables
 from .statistics.tables import main_table, with_unavailable
 from .statistics.trees import auto_lines, write_auto_runs
-from .statistics.view import main_view, to_markdown, to_text, wrapped, write_csv, write_tables
 
 TOGETHER = Path("results/report")  # of what lies in no experiment's folder
 FOREIGN = TOGETHER / "tables" / "main.csv"

@@ -18,7 +18,7 @@ from .decoding.devices import give_back, synchronize
 from .decoding.linear import fastest_linear, linear_bytes, linear_of, packable
 from .decoding.step import Executor, unmarked
 from .decoding.target import unwrapped
-from .errors import UserError, new_names
+from .errors import UserError
 from .recycling import TokenRecycling, build_template
 from .terminal import one_line
 from .vanilla import Vanilla
@@ -83,7 +83,7 @@ def choose_linear(model: Any, name: str = "auto", *, sharded: bool = False) -> s
         UserError: onednn, where that cannot be; or a name that there is not.
     """
     if name not in LINEAR:
-        raise UserError(f"linear={name}: there is {', '.join(LINEAR)}{new_names(f'linear={name}')}")
+        raise UserError(f"linear={name}: there is {', '.join(LINEAR)}")
     if any(hasattr(parameter, "__tensor_flatten__") for parameter in model.parameters()):
         if name not in ("auto", "torch"):
             raise UserError(f"linear={name}: is for weights that are not quantised")

@@ -33,7 +33,7 @@ from evaluation.errors import user_errors
 from evaluation.figures import draw_one, style
 from evaluation.report import REFERENCE
 from evaluation.statistics.lookup import Experiment, NotMeasured, joined
-from evaluation.statistics.view import markdown
+from evaluation.statistics.rendering import markdown
 from model.errors import UserError
 from model.files import ROOT, write_text
 

@@ -86,11 +86,11 @@ def checked_config(cfg: DictConfig) -> dict[str, Any]:
         raise UserError(
             "phases=true: times the parts of a step, and timed=false takes no times; leave out one of the two"
         )
-    if config["tree"]["name"] == "online" and not config["timed"]:
-        raise UserError("tree=online: sizes follow the times of steps, and timed=false takes none; use tree=auto")
+    if config["tree"]["name"] == "auto" and not config["timed"]:
+        raise UserError("tree=auto: sizes follow the times of steps, and timed=false takes none; use a fixed tree")
     Sampling(**config["sampling"])
-    if config["tree"]["name"] == "online" and world_size() > 1:
-        raise UserError("tree=online: follows the clock, and ranks must draft alike; use tree=auto, or a fixed tree")
+    if config["tree"]["name"] == "auto" and world_size() > 1:
+        raise UserError("tree=auto: follows the clock, and ranks must draft alike; use a fixed tree")
     check_tracking(config["tracking"], config["run_dir"])
     fetch_companions(config["method"], config["model"]["name"])
     return config

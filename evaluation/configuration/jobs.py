@@ -26,9 +26,9 @@ from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from model.errors import UserError, new_names
+from model.errors import UserError
 from model.files import ROOT
-from model.sizing.online_size import finds_size
+from model.sizing import finds_size
 
 from ..errors import config_errors
 from ..records.sweeps import Planned
@@ -137,7 +137,7 @@ def expand(
     for key in sorted(unknown):
         if "." in key and not any(key in job for job in jobs.values()):
             none = "none of the methods or trees of this sweep has this setting"
-            raise UserError(f"{key}={given[key][0]}: {none}{new_names(key)}")
+            raise UserError(f"{key}={given[key][0]}: {none}")
     in_rounds = sorted(jobs.values(), key=lambda job: grid["repeat"].index(job["repeat"]))
     return [[f"{key}={value}" for key, value in job.items()] for job in in_rounds]
 
@@ -148,9 +148,7 @@ def applicable(job: dict[str, str], settings: Settings) -> dict[str, str]:
         return job
     method, tree = settings("method", job), settings("tree", job)
     parameters = _drafter_parameters(method.drafter)
-    sizes = (tree.name == "auto" and "step_seconds" in parameters) or (
-        tree.name == "online" and FINDS_SIZE in parameters
-    )
+    sizes = tree.name == "auto" and FINDS_SIZE in parameters
 
     def has(key: str) -> bool:
         group, _, setting = key.partition(".")

@@ -25,7 +25,7 @@ from model.errors import UserError
 
 from ..errors import Failure, user_message
 from ..records.rows import Row
-from ..records.run_folder import AnswerStore
+from ..records.store import AnswerStore
 
 T = TypeVar("T")
 

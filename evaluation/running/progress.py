@@ -10,7 +10,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from ..statistics.metrics import Measures, measure
+from ..statistics.metrics import measure
 
 LOG_SECONDS = 60.0  # between two lines
 
@@ -53,9 +53,9 @@ class Progress:
         if self._bar is not None:
             figures = measure(rows[-1:])
             method = {} if label == self.label else {"method": label}
-            shown = {"mat": f"{figures.mat:.2f}"}
+            shown = {"mat": f"{figures['mat']:.2f}"}
             if timed(figures):
-                shown["tokens_per_s"] = f"{figures.tokens_per_second:.0f}"
+                shown["tokens_per_s"] = f"{figures['tokens_per_second']:.0f}"
             self._bar.set_postfix(method | shown, refresh=False)
             self._bar.update(len(answers))
         elif time.monotonic() - self._printed >= LOG_SECONDS:
@@ -69,13 +69,13 @@ class Progress:
             pace = (time.monotonic() - self._start) / (self.done - self._before)
             left = f"; {_time(pace * (self.total - self.done))} left"
         run = "" if label == self.label else f"{label}: "
-        speed = f", {figures.tokens_per_second:.0f} tokens/s" if timed(figures) else ""
-        return f"{self.label}: {self.done} of {self.total} answers; {run}MAT {figures.mat:.2f}{speed}{left}"
+        speed = f", {figures['tokens_per_second']:.0f} tokens/s" if timed(figures) else ""
+        return f"{self.label}: {self.done} of {self.total} answers; {run}MAT {figures['mat']:.2f}{speed}{left}"
 
 
-def timed(figures: Measures) -> bool:
+def timed(figures: dict[str, Any]) -> bool:
     """True if there is a speed to show."""
-    return figures.tokens_per_second == figures.tokens_per_second
+    return bool(figures["tokens_per_second"] == figures["tokens_per_second"])
 
 
 def _time(seconds: float) -> str:

@@ -16,7 +16,6 @@ from model.errors import UserError
 
 from ..configuration.config import checked_config
 from ..configuration.fingerprint import SAVED
-from ..configuration.methods import AUTO, ONLINE
 from ..loading import processes
 from ..loading.bench import load_bench
 from ..loading.locks import exclusive, keep_devices
@@ -56,8 +55,8 @@ class Job:
 
 
 def uses_clock(job: Job) -> bool:
-    """True if the job depends on a clock: it is timed, or chooses trees by step times."""
-    return bool(job.config["timed"]) or job.config["tree"]["name"] in (AUTO, ONLINE)
+    """True if the job depends on a clock."""
+    return bool(job.config["timed"])
 
 
 def is_interleaved(job: Job) -> bool:

@@ -21,8 +21,8 @@ from ..records.rows import Row, diverge
 from ..records.runs import Run, row_key
 from .acceptance import LEARNT
 from .pools import Cells, Pool, mat_ratio, paired, pools
+from .rendering import aligned
 from .tables import baseline, speedup
-from .view import aligned
 
 EQUAL, WITHIN, APART, OPEN = "equal", "within interval", "apart", "not decided"
 STATELESS, CATEGORY = (None, "cold"), "category"  # starts: without state, and state kept within a subtask
@@ -245,7 +245,7 @@ def _compare(name: str, here: Pool, there: Pool, mine: Sequence[Pool], theirs: S
     decided = [key for key in common if states[0][key] == states[1][key]]
     if len(decided) < len(common):
         more.append(f"state is kept between prompts, and behind other questions in {len(common) - len(decided)}")
-    if any(pool.first.settings["method"].get("tree") in LEARNT for pool in (here, there)):
+    if any(pool.first.settings["method"].get("tree") == LEARNT for pool in (here, there)):
         decided, more = [], ["the tree follows the machine's step times", *more]
     basis = common if all(difference.equal[key] for key in decided) else decided
     ratio, low, high = mat_ratio(_only(here, basis), _only(there, basis))

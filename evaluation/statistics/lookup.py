@@ -29,13 +29,13 @@ from model.errors import UserError
 
 from ..records.rows import accept_lengths
 from ..records.runs import Run, read_runs, row_key
-from .caveats import heading
 from .intervals import ratio_interval
 from .metrics import OVERALL, repetition
+from .notes import heading
 from .pools import Pool, mat_ratio, pools
 from .published import default_settings
+from .rendering import Cell, interval_text, paper_cell, shown
 from .tables import GROUP, main_table
-from .view import Cell, interval_text, paper_cell, shown
 
 OVER = "over"
 FORMS = dict.fromkeys(("tokens_per_second", "tokens_per_second_total", "tokens_per_second_decode"), ".0f")

@@ -24,10 +24,8 @@ from model.learned.sps import Speculative
 from model.ngrams.lookahead import Lookahead
 from model.ngrams.ngram_cache import NgramCache
 from model.recycling import TokenRecycling, build_template
-from model.recycling.auto import AutoRecycling
 from model.retrieval.datastore import write_datastore
 from model.retrieval.rest import Rest
-from model.sizing.draft_size import SIZES
 from model.vanilla import Vanilla
 from tests.conftest import greedy, toy_model
 from tests.model.learned.heads import write_eagle, write_medusa
@@ -45,9 +43,7 @@ MAKE = {
     "logitspec": lambda target, folder: LogitSpec(V),
     "racer": lambda target, folder: Racer(V, nodes=12, trie_nodes=300),
     "recycling": lambda target, folder: TokenRecycling(V, build_template("2.2.2")),
-    "auto": lambda target, folder: AutoRecycling(V, step_seconds={n: 1 + n / 30 for n in SIZES}),
     "dynamic": lambda target, folder: DynamicRecycling(V, nodes=12, pairs=64),
-    "dynamic (auto)": lambda target, folder: DynamicRecycling(V, step_seconds={n: 1 + n / 30 for n in SIZES}),
     "lookahead": lambda target, folder: Lookahead(),
     "ngram_cache": lambda target, folder: NgramCache(V),
     "medusa": lambda target, folder: Medusa(target, heads_path=write_medusa(folder)),

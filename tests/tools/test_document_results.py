@@ -13,8 +13,6 @@ from tests.evaluation.made_runs import asked, made
 from tools import document_results
 from tools.document_results import FIGURES, REFERENCE, ROOT, Records, document, expanded, misplaced, unsourced, written
 
-# Figures of the toy model that were drawn before records were kept.
-OWN_TOOL = {"size_over_time.png"}  # of a machine next to busy processes: tools.size_over_time, which keeps no records
 TABLE = "<!-- results: e\n{} -->\nold\n<!-- end -->"
 
 
@@ -93,9 +91,9 @@ def test_a_figure_of_other_records_is_found_and_drawn_again(reference, pages):
     assert document(reference, pages, check=True)[0] == []
 
 
-def test_every_figure_has_records_or_is_older():
+def test_every_figure_has_records():
     drawn = {str(path.relative_to(ROOT / "docs/figures")) for path in (ROOT / "docs/figures").rglob("*.png")}
-    assert drawn == set(FIGURES) | OWN_TOOL
+    assert drawn == set(FIGURES)
 
 
 def test_a_table_has_its_rows_and_columns(records):

@@ -16,7 +16,7 @@ from accelerate import dispatch_model
 from evaluation.errors import Failure
 from evaluation.loading import devices, locks, models, processes
 from evaluation.loading.execution import choose_execution
-from evaluation.records.run_folder import AnswerStore
+from evaluation.records.store import AnswerStore
 from model.decoding import Target, generate
 from model.errors import UserError
 from model.recycling import TokenRecycling, build_template

@@ -8,7 +8,7 @@ import torch
 from evaluation.loading.execution import choose_execution
 from evaluation.loading.models import LoadedModel
 from evaluation.loading.settings import ModelSettings
-from evaluation.statistics.caveats import executed
+from evaluation.statistics.notes import executed
 from model import tuning
 from model.decoding import Target, generate
 from model.decoding.static_step import PaddedForward, WholeStep

@@ -118,7 +118,7 @@ def test_a_run_of_another_schema_is_left_alone_and_named(again, capsys):
     (old / "metadata.json").write_text(json.dumps(held))
     (run,) = again("method=vanilla")
     assert run.folder != old and f"left out: {old}: recorded by another version" in capsys.readouterr().err
-    with pytest.raises(UserError, match=r"recorded by another version of this project \(schema 2, this one reads 4; "):
+    with pytest.raises(UserError, match=r"another version of this project \(schema 2, this one reads 4\); "):
         again("method=vanilla", f"run_dir={old}")
 
 

@@ -16,8 +16,6 @@ from model.decoding.step import DeviceStep, HostStep, Sequence, make_step
 from model.dynamic.dynamic_recycling import DynamicRecycling
 from model.errors import UserError
 from model.recycling import TokenRecycling, build_template
-from model.recycling.auto import AutoRecycling
-from model.sizing.draft_size import SIZES
 from model.vanilla import Vanilla
 from tests.conftest import toy_model
 from tests.model.sessions import comparable
@@ -27,13 +25,11 @@ MAKE = {
     "vanilla": lambda: Vanilla(torch.device("cpu")),
     "recycling": lambda: TokenRecycling(V, build_template("2.2.2")),
     "chain": lambda: TokenRecycling(V, build_template("chain", depth=3, k=2), k=2, dtype=torch.int32),
-    "auto": lambda: AutoRecycling(V, step_seconds={n: 1 + n / 30 for n in SIZES}),
     "pld": PromptLookup,
     "goose": lambda: Goose(V, nodes=20),
     "logitspec": lambda: LogitSpec(V, nodes=20),
     "racer": lambda: Racer(V, nodes=20, trie_nodes=200),
     "dynamic": lambda: DynamicRecycling(V, nodes=10, k=4, pairs=64),
-    "dynamic-sized": lambda: DynamicRecycling(V, nodes=40, k=4, step_seconds={n: 1 + n / 30 for n in SIZES}),
 }
 
 
@@ -92,7 +88,7 @@ def test_static_crosses_buckets_and_ends_at_the_context():
 
 
 def test_what_drafts_as_it_likes_is_fed_into_steps_of_a_few_sizes():
-    target, drafter = Target(toy_model("llama"), execution="static"), MAKE["dynamic-sized"]()
+    target, drafter = Target(toy_model("llama"), execution="static"), MAKE["dynamic"]()
     with target.cache(90) as cache:
         assert isinstance(make_step(Sequence(target, cache, drafter.session(), [5])), HostStep)
         assert isinstance(make_step(Sequence(target, cache, MAKE["recycling"]().session(), [5])), DeviceStep)

@@ -13,14 +13,14 @@ from contextlib import ExitStack
 import numpy as np
 import torch
 
-from ..errors import UserError
-from .cache import TreeCache
-from .drafter import Drafter, Session
-from .loop import Generation
-from .sampling import GREEDY, Choice, Sampling
-from .step import Forwarded, conclude
-from .target import Target
-from .tree import Draft
+from model.decoding.cache import TreeCache
+from model.decoding.drafter import Drafter, Session
+from model.decoding.loop import Generation
+from model.decoding.sampling import GREEDY, Choice, Sampling
+from model.decoding.step import Forwarded, conclude
+from model.decoding.target import Target
+from model.decoding.tree import Draft
+from model.errors import UserError
 
 
 class Context:

@@ -74,8 +74,8 @@ def generation_left_out(metadata: dict[str, Any]) -> str:
 
 def executions(table: pd.DataFrame) -> list[str]:
     """Return this engine's executions, by the rows of the main table; each once."""
-    known = table["execution"].dropna() if "execution" in table else pd.Series(dtype=str)
-    return [name for name in known.unique() if name not in ("", GENERATE)]
+    taken = table["execution"].dropna() if "execution" in table else pd.Series(dtype=str)
+    return [name for name in taken.unique() if name not in ("", GENERATE)]
 
 
 def execution_words(table: pd.DataFrame) -> list[str]:
@@ -83,13 +83,13 @@ def execution_words(table: pd.DataFrame) -> list[str]:
     names = executions(table)
     if not names:
         return []
-    parts = [f"execution: {names[0]}" if len(names) == 1 else "execution: see its column"]
+    clauses = [f"execution: {names[0]}" if len(names) == 1 else "execution: see its column"]
     if len(names) > 1 and _compared(table, "vanilla"):
-        parts.append("speedup_vanilla compares with vanilla in the same execution")
+        clauses.append("speedup_vanilla compares with vanilla in the same execution")
     if (table["method"] == "hf").any():
         over = ", so speedup_hf also includes the difference between the two engines" if _compared(table, "hf") else ""
-        parts.append(f"hf is transformers' own generate{over}")
-    return ["; ".join(parts)]
+        clauses.append(f"hf is transformers' own generate{over}")
+    return ["; ".join(clauses)]
 
 
 def _compared(table: pd.DataFrame, name: str) -> bool:
@@ -107,8 +107,8 @@ def not_compared(pooled: Sequence[Pool]) -> list[str]:
         if other := closest(pool, [p for p in pooled if p.label == "vanilla" and share_facets(p, pool, facets)]):
             names.setdefault((pool.first.execution, other.first.execution), []).append(pool.name)
     return [
-        f"no speedup over vanilla for {'; '.join(of)}: execution {execution} here, {theirs} for vanilla"
-        for (execution, theirs), of in names.items()
+        f"no speedup over vanilla for {'; '.join(of)}: execution {execution} here, {base} for vanilla"
+        for (execution, base), of in names.items()
     ]
 
 
@@ -119,11 +119,11 @@ def mixed(runs: Sequence[Run]) -> list[str]:
     """
     lines = []
     for run in runs:
-        parts = run.metadata.get("parts", [])
+        periods = run.metadata.get("parts", [])
         changes = [
-            f"other conditions from question {part['first_question']} on "
-            f"({difference(before['circumstances'], part['circumstances']).replace(' there and ', ' before, ')})"
-            for before, part in itertools.pairwise(parts)
+            f"other conditions from question {period['first_question']} on "
+            f"({difference(before['circumstances'], period['circumstances']).replace(' there and ', ' before, ')})"
+            for before, period in itertools.pairwise(periods)
         ]
         if changes:
             lines.append(f"{_repeat(run)}: {'; '.join(changes)}")
