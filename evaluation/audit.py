@@ -46,9 +46,9 @@ def measure_gaps(
     Raises:
         UserError: a run's model needs a permission; nothing is loaded then.
     """
-    parted = [audit for audit in audits(pools(runs)) if audit.partings]
+    differing = [audit for audit in audits(pools(runs)) if audit.different]
     permitted = {"trust_remote_code": trust_remote_code, "allow_pickle": allow_pickle}
-    for audit in parted:
+    for audit in differing:
         model = audit.pool.first.metadata["config"]["model"]
         for key, granted in permitted.items():
             if model.get(key) and not granted:
@@ -56,7 +56,7 @@ def measure_gaps(
                     f"{audit.pool.first.folder}: was run with model.{key}=true; if you trust {model['path']}, "
                     f"say so: --{key.replace('_', '-')}"
                 )
-    for audit in parted:
+    for audit in differing:
         first = audit.pool.first
         dtype = {"dtype": first.settings["model"]["dtype"]}  # the one that `auto` chose there
         settings = ModelSettings(**first.metadata["config"]["model"] | permitted | dtype)
@@ -64,19 +64,19 @@ def measure_gaps(
             loaded = load_model(settings)
             if first.files and (other := difference(first.files, loaded.files)):
                 raise UserError(f"{first.folder}: its model is no longer the one in {settings.path} ({other})")
-            involved = {id(turn.run): turn.run for turn in audit.partings}  # shards have different questions
+            involved = {id(turn.run): turn.run for turn in audit.different}  # shards have different questions
             questions = {i: _questions(run) for i, run in involved.items()}
             rows = {i: {row["question_id"]: row for row in run.answers} for i, run in involved.items()}
-            for parting in audit.partings:
-                run, token = id(parting.run), parting.parts or 0
-                choice = rows[run][parting.question_id]["choices"][parting.choice]
-                turns = list(questions[run][parting.question_id].turns[: parting.turn + 1])
-                prompt = prompt_ids(loaded.template, loaded.tokenizer, turns, choice["turns"][: parting.turn])
-                ids = choice["output_ids"][parting.turn]
+            for turn in audit.different:
+                run, token = id(turn.run), turn.differs_at or 0
+                choice = rows[run][turn.question_id]["choices"][turn.choice]
+                turns = list(questions[run][turn.question_id].turns[: turn.turn + 1])
+                prompt = prompt_ids(loaded.template, loaded.tokenizer, turns, choice["turns"][: turn.turn])
+                ids = choice["output_ids"][turn.turn]
                 logits = next_logits(loaded.target.model, prompt + ids[:token])
                 best = logits.topk(2).values
                 picked = float(best[0] - logits[ids[token]]) if token < len(ids) else math.nan
-                yield {"at": list(parting.key), "gap": float(best[0] - best[1]), "picked": picked}
+                yield {"at": list(turn.key), "gap": float(best[0] - best[1]), "picked": picked}
             del loaded  # before loading another model
 
 

@@ -18,9 +18,7 @@ from typing import Any
 
 import torch
 from hydra import compose, initialize_config_dir
-from hydra.errors import HydraException
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 from transformers import GenerationConfig
 from transformers.generation.streamers import BaseStreamer
 
@@ -37,13 +35,12 @@ from model.recycling.templates import best_order
 from model.vanilla import Vanilla
 
 from .configuration.config import check_groups
-from .errors import INTERRUPTED, fail, user_errors
+from .errors import INTERRUPTED, config_errors, fail, user_errors
 from .loading.locks import exclusive
 from .loading.models import SHAPES, LoadedModel, devices_in_words, load_model, random_model
+from .loading.phases import PhaseClock
 from .loading.settings import ModelSettings
-from .loading.step_times import PhaseClock
 from .records.provenance import git_state, versions
-from .run import config_error
 
 K = 8  # candidates per token
 STEPS = 8  # timed in a row; few, so that the context stays the one that was asked for
@@ -85,11 +82,8 @@ def model_settings(overrides: list[str], shape: str | None) -> ModelSettings:
             raise UserError(f"{override}: only model=NAME and model.KEY=VALUE count here")
         if shape and override.startswith(("model=", "model.path=")):
             raise UserError(f"{override}: --shape {shape} takes random weights; leave out one of the two")
-    try:
-        with initialize_config_dir(str(ROOT / "configs"), version_base=None):
-            model: Any = OmegaConf.to_container(compose("config", overrides).model, resolve=True)
-    except (HydraException, OmegaConfBaseException) as error:
-        raise UserError(config_error(error)) from None
+    with config_errors(), initialize_config_dir(str(ROOT / "configs"), version_base=None):
+        model: Any = OmegaConf.to_container(compose("config", overrides).model, resolve=True)
     if shape:
         model |= {"name": shape, "path": "random weights"}
     check_groups({"model": model})

@@ -23,7 +23,7 @@ from .records.sweeps import missing_jobs
 from .report import REFERENCE
 from .statistics.audits import GAPS
 from .statistics.pools import pools
-from .statistics.view import markdown
+from .statistics.rendering import markdown
 
 OF_MARK = ("model", "bench", "method", "not_available")  # of a job that could not run, and why
 HEADING = """# Results that ship

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import ClassVar
 
+from hydra.errors import HydraException
+from omegaconf.errors import OmegaConfBaseException
+
 from model.errors import UserError
 from model.terminal import one_line
 
-__all__ = ["Failure", "fail", "one_line", "user_errors", "user_message"]
+__all__ = ["Failure", "config_errors", "fail", "one_line", "user_errors", "user_message"]
 
 INTERRUPTED = 130  # what a shell reports for Ctrl-C
 
@@ -65,6 +69,19 @@ def user_errors() -> Iterator[None]:
         if message is None:
             raise
         fail(message)
+
+
+@contextmanager
+def config_errors() -> Iterator[None]:
+    """Raise Hydra's errors as a UserError, without hints about stack traces."""
+    try:
+        yield
+    except (HydraException, OmegaConfBaseException) as error:
+        text = one_line(error)
+        if "hydra/launcher" in text:
+            raise UserError("this launcher is not installed; requirements-cluster.txt has its pip line") from None
+        hints = r"\s*(full_key: \S+|object_type=\S+|Config search path:.*|Set the environment variable.*)"
+        raise UserError(re.sub(hints, "", text)) from None
 
 
 def fail(message: str, code: int = 2) -> None:

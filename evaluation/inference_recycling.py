@@ -15,8 +15,9 @@ from omegaconf import OmegaConf
 from model.errors import UserError
 from model.files import ROOT
 
+from .configuration.config import checked_config
 from .errors import user_errors
-from .run import run
+from .running.scheduling import Job, run_jobs
 
 BENCHES = ("sample", "spec_bench", "mbpp")
 
@@ -86,7 +87,7 @@ def infer(arguments: argparse.Namespace) -> None:
         cfg = compose("config", overrides=groups)
     for key, value in settings.items():
         OmegaConf.update(cfg, key, value)
-    run(cfg, answer_file)
+    run_jobs([Job(checked_config(cfg))], answer_file=answer_file)
     print(f"answers: {answer_file}")
 
 

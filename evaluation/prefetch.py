@@ -11,14 +11,9 @@ from __future__ import annotations
 import argparse
 import sys
 
-from hydra.errors import HydraException
-from omegaconf.errors import OmegaConfBaseException
-
-from model.errors import UserError
-
-from .configuration.needs import compose_jobs, needs, prefetch
+from .configuration.jobs import compose_jobs
+from .configuration.needs import needs, prefetch
 from .errors import user_errors
-from .run import config_error
 
 
 def main() -> None:
@@ -29,11 +24,8 @@ def main() -> None:
     parser.add_argument("--config-dir", help="a further folder of configs, as there")
     given = parser.parse_intermixed_args()
     with user_errors():
-        try:
-            wanted = needs(compose_jobs(given.overrides, multirun=given.multirun, config_dir=given.config_dir))
-        except (HydraException, OmegaConfBaseException) as error:
-            raise UserError(config_error(error)) from None
-        if not prefetch(wanted):
+        jobs = compose_jobs(given.overrides, multirun=given.multirun, config_dir=given.config_dir)
+        if not prefetch(needs(job.config for job in jobs)):
             sys.exit(2)
 
 

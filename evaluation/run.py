@@ -9,79 +9,50 @@ from pathlib import Path
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException
+from hydra.types import RunMode
 from omegaconf import DictConfig
-from omegaconf.errors import OmegaConfBaseException
 
-from model.errors import UserError, new_names
+from model.errors import UserError
 from model.files import ROOT
 
 from .configuration.config import checked_config
-from .configuration.jobs import listed
-from .errors import Failure, fail, one_line, user_errors, user_message
+from .configuration.jobs import for_hydra
+from .errors import Failure, config_errors, fail, one_line, user_errors
 from .loading import processes
 from .loading.locks import keep_devices
-from .running.scheduling import Job, defer, run_alone
+from .running.scheduling import Job, report_at_end, run_jobs
 
 FLAGS = re.compile(r"Only one of --run|The --resolve flag")  # Hydra's ValueErrors: flags that do not go together
 
 
-def run(cfg: DictConfig, answer_file: Path | None = None) -> list[Path]:
-    """Run all repeats of a configuration: load, warm up, answer the remaining questions, summarise.
-
-    Returns:
-        The directories, one per repeat.
-
-    Raises:
-        UserError: a mistake of the user.
-    """
-    return run_alone(Job(checked_config(cfg)), answer_file)
-
-
 @hydra.main(version_base=None, config_path=str(ROOT / "configs"), config_name="config")
 def _job(cfg: DictConfig) -> Failure | None:
+    """Run a single run, or a job that a launcher started."""
+    failure, hydra_config = None, HydraConfig.get()
     try:
-        with processes.report_first_error():
-            job = Job(checked_config(cfg), [str(override) for override in HydraConfig.get().overrides.task])
-            if not defer(job):
-                run_alone(job)
+        run_jobs([Job(checked_config(cfg), [*hydra_config.overrides.task])])
     except Exception as error:
-        message = user_message(error)
-        if message is None:
-            raise
-        return Failure(message)  # noted, not raised: the other jobs of a sweep go on
-    return None
+        failure = processes.note_failure(error)
+    if hydra_config.mode == RunMode.RUN:  # else the sweeper does it
+        processes.on_first_rank(report_at_end, cfg, Path(cfg.results_dir) / str(cfg.name))
+    return failure
 
 
 def main() -> None:
     """The command line."""
     Failure.noted.clear()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors, which are printed below as one line
-    with user_errors(), processes.report_first_error(), keep_devices():
-        processes.check_launcher(sys.argv[1:])
-        sys.argv[1:] = listed(sys.argv[1:])
+    with user_errors(), processes.ranks(sys.argv[1:]), keep_devices():
+        sys.argv[1:] = for_hydra(sys.argv[1:])
         try:
-            _job()
-        except (HydraException, OmegaConfBaseException) as error:
-            raise UserError(config_error(error)) from None
+            with config_errors():
+                _job()
         except ValueError as error:
             if not FLAGS.match(str(error)):
                 raise
             raise UserError(one_line(error)) from None
-        processes.destroy_group()
     if Failure.noted:
         fail("; ".join(Failure.noted))
-
-
-def config_error(error: Exception) -> str:
-    """Return Hydra's message on one line, without its hints about stack traces."""
-    text = one_line(error)
-    if "hydra/launcher" in text:
-        return "this launcher is not installed; requirements-cluster.txt has its pip line"
-    missing = re.search(r"Could not override '(\S+)'", text)
-    if missing and (renamed := new_names(missing[1])):
-        return f"{missing[1]}: no such setting{renamed}"
-    return re.sub(r"\s*(full_key: \S+|object_type=\S+|Config search path:.*|Set the environment variable.*)", "", text)
 
 
 if __name__ == "__main__":

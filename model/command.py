@@ -30,7 +30,7 @@ def parser() -> argparse.ArgumentParser:
         command.add_argument("--seed", type=int, default=0)
         command.add_argument("--dtype", default="auto", help="auto, float32, float16, bfloat16")
         command.add_argument("--device", help="default: CUDA if available")
-        command.add_argument("--execution", default="auto", help="auto, eager, static, compiled, graph")
+        command.add_argument("--execution", default="auto", help="auto, eager, graph")
         command.add_argument("--linear", default="auto", help="auto, onednn, fused, torch")
         command.add_argument("--quantize", help="weights of int8 or int4, by torchao")
         command.add_argument("--trust-remote-code", action="store_true")

@@ -64,7 +64,7 @@ class Decoder:
             text; the published one is "recycling".
         start: hot: what is learnt is carried on; cold: forgotten before each prompt; or the file of a saved state.
         context: tokens of prompt and answer together; default: the model's limit, at most 4096.
-        execution: auto, eager, static, compiled or graph; see `tuning.choose_execution`.
+        execution: auto, eager or graph; see `tuning.choose_execution`.
         linear: auto, onednn, fused or torch; see `tuning.choose_linear`. All but torch change the layout of the model's
             linear layers, not what they compute, until `release`; onednn keeps a second copy of their weights.
 

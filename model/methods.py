@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
-from .errors import UserError, new_names
+from .errors import UserError
 
 if TYPE_CHECKING:
     from .decoding import Drafter, Target, Tree
@@ -77,17 +77,14 @@ def make_method(name: str, target: Target, /, *, eos: Collection[int] = (), **se
     if name in SIZED and alone and settings.keys().isdisjoint({"tree", "nodes"}):
         settings["nodes"] = AUTO
     if name == "recycling":
-        factory = _recycling(settings, target)
+        factory = _recycling(settings)
     parameters = inspect.signature(factory).parameters
     supplied: dict[str, Any] = {"vocab_size": target.vocab_size, "device": target.device, "target": target, "eos": eos}
     if "tree" in settings and "tree" in parameters:
         settings["tree"] = _template(settings["tree"])
     names = [key for key in parameters if key not in supplied]
     if unknown := sorted(settings.keys() - set(names)):
-        raise UserError(
-            f"method {name}: does not take {', '.join(unknown)}; it takes {', '.join(names) or 'nothing'}"
-            + new_names(*unknown)
-        )
+        raise UserError(f"method {name}: does not take {', '.join(unknown)}; it takes {', '.join(names) or 'nothing'}")
     needed = [key for key in names if parameters[key].default is inspect.Parameter.empty and key not in settings]
     if needed:
         raise UserError(f"method {name}: needs {', '.join(needed)}")
@@ -97,7 +94,7 @@ def make_method(name: str, target: Target, /, *, eos: Collection[int] = (), **se
         raise UserError(f"method {name}: {', '.join(map(str, settings.items()))}: {error}") from None
 
 
-def _recycling(settings: dict[str, Any], target: Target) -> type[Drafter]:
+def _recycling(settings: dict[str, Any]) -> type[Drafter]:
     """Return recycling's class for a tree, for N nodes, or for as many nodes as pay; update its settings.
 
     Raises:
@@ -105,19 +102,17 @@ def _recycling(settings: dict[str, Any], target: Target) -> type[Drafter]:
     """
     from .recycling import TokenRecycling
     from .recycling.auto import AutoRecycling
-    from .sizing.online_size import OnlineSize, budget_of
 
     nodes = settings.pop("nodes", None)
     if nodes is None:
         return TokenRecycling
     if "tree" in settings:
         raise UserError(f"method recycling: takes a tree, or nodes={nodes}, and not both")
-    most = budget_of(nodes)
-    if most is None:
-        settings["tree"] = _template(f"best:{nodes}")
-        return TokenRecycling
-    settings["sizing"] = OnlineSize(most, target.device)
-    return AutoRecycling
+    if isinstance(nodes, str):
+        settings["nodes"] = nodes
+        return AutoRecycling
+    settings["tree"] = _template(f"best:{nodes}")
+    return TokenRecycling
 
 
 def _template(tree: Any) -> Tree:

@@ -18,7 +18,7 @@ from .decoding.devices import give_back, synchronize
 from .decoding.linear import fastest_linear, linear_bytes, linear_of, packable
 from .decoding.step import Executor, unmarked
 from .decoding.target import unwrapped
-from .errors import UserError, new_names
+from .errors import UserError
 from .recycling import TokenRecycling, build_template
 from .terminal import one_line
 from .vanilla import Vanilla
@@ -28,6 +28,7 @@ NODES = 12  # below the root of the trial's draft
 TOKENS = 24  # of the trial's answers
 # A difference of logits that is none: so many times what two eager forwards differ by, and at least so many roundings
 TIMES, ROUNDINGS = 8, 4
+EXECUTIONS = ("auto", "eager", CAPTURED)
 LINEAR = ("auto", "onednn", "fused", "torch")
 T = TypeVar("T", bound=Target)
 
@@ -37,40 +38,35 @@ class Execution:
     """How steps are taken.
 
     Attributes:
-        tree_attention: nodes attend by this project's kernel.
         why: what auto took it for, on one line; "" where it was asked for or nothing else could be.
     """
 
     name: str
-    tree_attention: bool = False
     why: str = ""
 
     def take(self, target: Target) -> None:
-        """Let a target take steps so from now on. Raises UserError if it cannot, or there is none of that name."""
-        target.attend_by_tree(self.tree_attention)
+        """Let a target take steps so from now on. Raises UserError if it cannot."""
         target.execution = target.check_execution(self.name)
 
 
 _chosen: WeakKeyDictionary[Target, Execution] = WeakKeyDictionary()  # by auto
 
 
-def choose_execution(target: Target, name: str = "auto", attention: str = "auto") -> Execution:
+def choose_execution(target: Target, name: str = "auto") -> Execution:
     """The execution that was asked for, or what auto makes of this model on this device; tried once a target.
 
     On one CUDA device auto takes captured steps where they give eager decoding's logits and text in a trial, else
-    eager ones. Elsewhere it is eager. Compiled steps and the tree kernel are taken by name: they take minutes to
-    compile, and the kernel was never run on a GPU by this project.
-
-    Args:
-        attention: tree: nodes attend by this project's kernel.
+    eager ones. Elsewhere it is eager.
 
     Raises:
-        UserError: attention=tree, whose steps fail the trial; a trial that left the device unusable.
+        UserError: there is none of that name; a trial that left the device unusable.
     """
+    if name not in EXECUTIONS:
+        raise UserError(f"execution={name}: there is {', '.join(EXECUTIONS)}")
     if name != "auto" or target.device.type != "cuda" or len(target.devices) > 1:
-        return Execution("eager" if name == "auto" else name, attention == "tree")
+        return Execution("eager" if name == "auto" else name)
     if target not in _chosen:
-        _chosen[target] = tried(target, attention)
+        _chosen[target] = tried(target)
     return _chosen[target]
 
 
@@ -87,7 +83,7 @@ def choose_linear(model: Any, name: str = "auto", *, sharded: bool = False) -> s
         UserError: onednn, where that cannot be; or a name that there is not.
     """
     if name not in LINEAR:
-        raise UserError(f"linear={name}: there is {', '.join(LINEAR)}{new_names(f'linear={name}')}")
+        raise UserError(f"linear={name}: there is {', '.join(LINEAR)}")
     if any(hasattr(parameter, "__tensor_flatten__") for parameter in model.parameters()):
         if name not in ("auto", "torch"):
             raise UserError(f"linear={name}: is for weights that are not quantised")
@@ -137,34 +133,31 @@ def described(target: Target) -> dict[str, str]:
     }
 
 
-def tried(target: Target, attention: str) -> Execution:
-    """Captured steps if they pass, or eager ones. `attention`: as in configs/model."""
-    by_tree = attention == "tree"
-    why = trial(target, CAPTURED, by_tree)
+def tried(target: Target) -> Execution:
+    """Captured steps if they pass, or eager ones."""
+    why = trial(target)
     if not why:
-        return Execution(CAPTURED, by_tree, "a trial gave eager steps' logits and text")
-    if by_tree:
-        raise UserError(f"attention=tree: steps failed their trial ({why}); use attention=sdpa")
-    return Execution("eager", False, f"{CAPTURED} failed its trial: {why}")
+        return Execution(CAPTURED, "a trial gave eager steps' logits and text")
+    return Execution("eager", f"{CAPTURED} failed its trial: {why}")
 
 
-def trial(target: Target, name: str, tree_attention: bool) -> str:
-    """Decode some steps so, and compare the logits of a draft, and a text, with eager ones: what is wrong, or "".
+def trial(target: Target) -> str:
+    """Decode some captured steps, and compare the logits of a draft, and a text, with eager ones: what is wrong, or "".
 
-    Any error at all counts: compilers, kernels and drivers raise what they like, and eager steps need none of them.
+    Any error at all counts: kernels and drivers raise what they like, and eager steps need none of them.
 
     Raises:
         UserError: it failed in a way that later steps would not survive, either.
     """
     try:
-        return _differs(target, name, tree_attention)
+        return _differs(target)
     except Exception as error:
         why = f"{type(error).__name__}: {one_line(error)[:200]}"
-    _recover(target, name, why)
+    _recover(target, why)
     return why
 
 
-def _recover(target: Target, name: str, why: str) -> None:
+def _recover(target: Target, why: str) -> None:
     """Leave nothing of a trial that raised. After an illegal access, or a capture that was broken off before torch
     2.12, torch fails at whatever comes next, somewhere else: so it is asked here."""
     try:
@@ -173,22 +166,20 @@ def _recover(target: Target, name: str, why: str) -> None:
         give_back(target.device)
     except Exception as error:
         raise UserError(
-            f"execution=auto: the trial of {name} steps left {target.device} unusable ({why}; then "
+            f"execution=auto: the trial of {CAPTURED} steps left {target.device} unusable ({why}; then "
             f"{one_line(error)[:100]}); restart with execution=eager"
         ) from None
 
 
-def _differs(target: Target, name: str, tree_attention: bool) -> str:
-    """Where steps of an execution differ from eager ones, or ""."""
+def _differs(target: Target) -> str:
+    """Where captured steps differ from eager ones, or ""."""
     prompt = [3 + i % 97 for i in range(40)]
     tree = build_template("best", nodes=NODES).on(target.device)
     draft = Draft(tree, torch.arange(3, 3 + len(tree), device=target.device))
-    target.attend_by_tree(False)
     tie = _tie(target, prompt)
     expected = _logits(target, "eager", prompt, draft)
     text = generate(target, Vanilla(target.device), prompt, max_new_tokens=TOKENS).tokens
-    target.attend_by_tree(tree_attention)
-    apart = _apart(_logits(target, name, prompt, draft), expected)
+    apart = _apart(_logits(target, CAPTURED, prompt, draft), expected)
     if not apart <= tie:  # NaN is none
         return f"its logits are {apart:.1e} of the greatest away from eager ones, which differ by {tie:.1e} at most"
     drafters = (Vanilla(target.device), TokenRecycling(target.vocab_size, tree, device=target.device))
@@ -221,7 +212,6 @@ def _wrong(target: Target, prompt: list[int], text: list[int], answer: list[int]
     """Where an answer leaves the eager one, if that is no tie: what would be so were a step put together wrongly."""
     at = next(i for i, (one, other) in enumerate(zip(text, answer, strict=True)) if one != other)
     before = prompt + text[:at]
-    target.attend_by_tree(False)
     root = Draft(Tree.chain(0).on(target.device), torch.tensor(before[-1:], device=target.device))
     logits = _logits(target, "eager", before, root)[0]
     gap = (logits[text[at]] - logits[answer[at]]).abs().item() / logits.abs().max().item()

@@ -15,7 +15,6 @@ from evaluation import run as evaluation_run
 from model import command as terminal
 from model.decoder import Decoder
 from tests.evaluation.conftest import configs_parsed_once, few_figures  # noqa: F401 - fixtures
-from tools import document_settings
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
@@ -125,16 +124,13 @@ def parsing(parse):
 
 
 def parses(module: str, words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The module's own parser takes these arguments; one without a parser is given none."""
+    """The module's own parser takes these arguments."""
     main = importlib.import_module(module).main
     for name in ("parse_args", "parse_intermixed_args"):
         monkeypatch.setattr(argparse.ArgumentParser, name, parsing(getattr(argparse.ArgumentParser, name)))
     monkeypatch.setattr(sys, "argv", [module, *words])
-    if module != "tools.document_settings":
-        with pytest.raises(Parsed):
-            main()
-    else:
-        assert not words
+    with pytest.raises(Parsed):
+        main()
 
 
 @pytest.fixture
@@ -205,23 +201,6 @@ def test_the_terminals_commands_run(clean_folder, capsys):
     assert capsys.readouterr().out.strip()
 
 
-def test_the_settings_page_is_what_the_configs_say():
-    assert document_settings.PAGE.read_text() == document_settings.page(), "python -m tools.document_settings"
-
-
-def test_a_setting_is_read_with_all_of_its_comment(tmp_path):
-    file = tmp_path / "x.yaml"
-    file.write_text("# What it is.\n# bash eval.sh x\na:\n  b: 3 # one |\n# two\n  c: [1, 2]\nd: null\n")
-    document = document_settings.read(file)
-    assert [(s.name, s.value, s.comment) for s in document.settings] == [
-        ("a.b", "3", "one | two"),
-        ("a.c", "[1, 2]", ""),
-        ("d", "null", ""),
-    ]
-    assert document_settings.about(document) == "What it is."
-    assert "one \\| two" in "\n".join(document_settings.table(document.settings))
-
-
 def test_the_readme_is_read_in_ten_minutes():
     text = README.read_text()
     assert len(text.splitlines()) <= 150 and len(MARK.sub("", text).split()) <= 1700
@@ -233,10 +212,7 @@ def test_lines_fit_a_screen(page):
     assert not [number for number, line in lines if len(line) > 120 and not line.startswith("|")]
 
 
-WRITTEN = [page for page in USER_PAGES if page != document_settings.PAGE]
-
-
-@pytest.mark.parametrize("page", WRITTEN, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", USER_PAGES, ids=lambda page: page.name)
 def test_paragraphs_are_short(page):
     parts = re.split(r"\n\n|\n(?=\s*(?:- |\d+\. ))", MARK.sub("", FENCE.sub("\n", page.read_text())))
     long = [part[:60] for part in parts if not part.lstrip().startswith(("|", "#")) and part.strip().count("\n") >= 5]

@@ -20,12 +20,11 @@ from evaluation.loading.bench import load_bench
 from evaluation.loading.settings import ModelSettings
 from model.decoding import loop
 from model.recycling import build_template
-from tools.requirements_met import unmet
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("model", "evaluation", "hydra_plugins", "tools", "tests", "data/embedded", "data/novelty")
 PYTHON_FILES = [p for folder in FOLDERS for p in (ROOT / folder).rglob("*.py")]
-METHODS = ("decoding", "sizing", "recycling", "copying", "dynamic", "ngrams", "retrieval", "learned")
+METHODS = ("decoding", "recycling", "copying", "dynamic", "ngrams", "retrieval", "learned")
 
 
 def name_of(path: Path) -> str:
@@ -61,12 +60,11 @@ MODULES = {name_of(path): path for path in PYTHON_FILES}
 LIBRARY = {name: path for name, path in MODULES.items() if name.partition(".")[0] == "model"}
 # What each room may import of the project, rooms or single modules, beside itself and what stands in model/ itself.
 MAY_IMPORT = {
-    "model": {"model.decoding", "model.recycling", "model.sizing"},
+    "model": {"model.decoding", "model.recycling"},
     "model.decoding": set(),
-    "model.sizing": {"model.decoding"},
-    "model.recycling": {"model.decoding", "model.sizing"},
-    "model.copying": {"model.decoding", "model.recycling", "model.sizing"},
-    "model.dynamic": {"model.decoding", "model.copying", "model.sizing"},
+    "model.recycling": {"model.decoding"},
+    "model.copying": {"model.decoding", "model.recycling"},
+    "model.dynamic": {"model.decoding", "model.copying"},
     "model.ngrams": {"model.decoding"},
     "model.retrieval": {"model.decoding"},
     "model.learned": {"model.decoding"},
@@ -74,7 +72,7 @@ MAY_IMPORT = {
     "evaluation.statistics": {"evaluation.records", "model.decoding.tree", "model.recycling.matrix"},
     "evaluation.figures": {"evaluation.records", "evaluation.statistics"},
     "evaluation.page": {"evaluation.records", "evaluation.statistics", "evaluation.figures", "model.decoding.tree"},
-    "evaluation.loading": {"evaluation.records", "model.decoding", "model.recycling", "model.sizing"},
+    "evaluation.loading": {"evaluation.records", "model.decoding", "model.recycling"},
     "evaluation.configuration": {"evaluation.loading", "evaluation.records", *(f"model.{room}" for room in METHODS)},
     "evaluation.running": {
         "evaluation.configuration",
@@ -145,7 +143,7 @@ DIALECT = r"stands|stood|dear|dearer|carries|carried|beside|likeliest|rivals?|wh
 EMPTY_NAMES = {*DIALECT.split("|"), "carry", "found", "known", "late", "likely", "own", "taken"}
 
 
-@pytest.mark.parametrize("folder", [name for name in METHODS if name != "sizing"])
+@pytest.mark.parametrize("folder", METHODS)
 def test_code_uses_the_fields_words(folder):
     for path in (ROOT / "model" / folder).glob("*.py"):
         with path.open("rb") as file:
@@ -187,9 +185,8 @@ def test_every_third_party_import_is_pinned():
         "hydra": "hydra-core",
         "yaml": "PyYAML",
         "PIL": "pillow",
-        "mlflow": "mlflow-skinny",
     }
-    files = ("requirements.txt", "tests/requirements.txt", "requirements-extras.txt")
+    files = ("requirements.txt", "tests/requirements.txt")
     pins = "".join((ROOT / file).read_text() for file in files)
     pinned = {line.split("==")[0].lower() for line in pins.splitlines() if "==" in line}
     modules = {module.split(".")[0] for path in PYTHON_FILES for module in imported(path)}
@@ -200,14 +197,6 @@ def test_every_third_party_import_is_pinned():
         pin, _, marker = (part.strip() for part in line.split("#")[0].partition(";"))
         assert not pin or re.fullmatch(r"[\w.-]+==[\w.]+", pin), line
         assert not marker or isinstance(Marker(marker).evaluate(), bool), line
-
-
-def test_a_pin_counts_where_its_marker_says(tmp_path):
-    file = tmp_path / "requirements.txt"
-    file.write_text(
-        '# comment\nabsent==1; sys_platform == "nowhere"\nmissing==2; python_version > "3"  # why\npytest==0\n'
-    )
-    assert unmet([str(file)]) == ["missing==2", "pytest==0"]
 
 
 CHOICES = [

@@ -1,17 +1,17 @@
-# Sourced by eval.sh and test.sh: puts in $PYTHON an interpreter that meets the given requirement files.
+# Sourced by eval.sh and test.sh: puts in $PYTHON the interpreter of .venv, which has what the given requirement files pin.
 #
-# An active environment that meets them is used as it is; otherwise .venv is made, or brought up to date, once.
-# PYTHON=/path/to/python in the environment overrules both, at your own risk.
+# .venv is made on first use, and brought up to date when a file has changed. PYTHON=/path/to/python in the environment
+# takes another one as it is.
 
 environment() {
     if [ -n "${PYTHON:-}" ]; then return; fi
-    local active="${VIRTUAL_ENV:-${CONDA_PREFIX:-}}"
-    if [ -n "$active" ] && [ -x "$active/bin/python" ] && "$active/bin/python" tools/requirements_met.py "$@"; then
-        PYTHON="$active/bin/python"
-        return
-    fi
     PYTHON=.venv/bin/python
-    if [ -x "$PYTHON" ] && "$PYTHON" tools/requirements_met.py "$@"; then return; fi
+    local files=() changed="" file
+    for file in "$@"; do
+        files+=(-r "$file")
+        cmp -s "$file" ".venv/installed-${file//\//-}" || changed="$file"
+    done
+    if [ -x "$PYTHON" ] && [ -z "$changed" ]; then return; fi
     local base=""
     for candidate in python3 python3.14 python3.13 python3.12 python3.11; do
         if command -v "$candidate" >/dev/null && "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
@@ -33,26 +33,9 @@ environment() {
     else
         echo "bringing .venv up to date" >&2
     fi
-    local files=()
-    for file in "$@"; do files+=(-r "$file"); done
     if ! "$PYTHON" -m pip install --quiet --disable-pip-version-check "${files[@]}"; then
         echo "error: installing $* failed (see above); with a network, run the same command again" >&2
         exit 2
     fi
-}
-
-# Puts in $EXTRAS a folder with what requirements-extras.txt pins, next to the environment and not in it: with these
-# packages pandas stores text differently and transformers imports more than for most users.
-extras() {
-    EXTRAS=.extras
-    local stamp
-    stamp="$("$PYTHON" --version; cat requirements-extras.txt requirements.txt)"
-    if [ -f "$EXTRAS/stamp" ] && [ "$(cat "$EXTRAS/stamp")" = "$stamp" ]; then return; fi
-    rm -rf "$EXTRAS"
-    if "$PYTHON" -m pip install --quiet --disable-pip-version-check --target "$EXTRAS" -c requirements.txt \
-        -r requirements-extras.txt; then
-        echo "$stamp" >"$EXTRAS/stamp"
-    else
-        echo "warning: requirements-extras.txt could not be installed (see above): what needs it is not tested" >&2
-    fi
+    for file in "$@"; do cp "$file" ".venv/installed-${file//\//-}"; done
 }

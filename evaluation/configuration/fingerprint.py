@@ -20,7 +20,7 @@ from ..records.runs import GENERATE
 from .methods import HOT, Method
 
 SAVED = "saved"  # start=saved: start from the state that the hot run of the same configuration saved
-_WITHOUT_EFFECT_ON_STATE = ("run_dir", "repeat", "repeats", "allow_mixed", "interleave", "timed", "tracking")
+_WITHOUT_EFFECT_ON_STATE = ("run_dir", "repeat", "repeats", "allow_mixed", "interleave", "timed")
 
 
 def run_settings(config: dict[str, Any], bench: Bench, method: Method) -> dict[str, Any]:
@@ -61,9 +61,9 @@ def changed_sampling(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _attention(target: Target) -> str:
-    """Return the attention of draft nodes: tree, sdpa or eager."""
+    """Return the attention of draft nodes: sdpa or eager."""
     implementation = target.model.config.get_text_config()._attn_implementation
-    return "tree" if target.switch is not None else "eager" if implementation == "eager" else "sdpa"
+    return "eager" if implementation == "eager" else "sdpa"
 
 
 def execution_used(method: Method) -> str:

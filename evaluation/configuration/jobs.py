@@ -1,169 +1,181 @@
-"""Expand lists of settings to jobs: every combination, with only the overrides that its method and tree have."""
+"""Expand a command line and its experiment to jobs: a grid and further runs, each with what its method and tree have.
+
+hydra.sweeper.params is the grid, in Hydra's form; those of its settings in hydra.sweeper.equal have one value in a job.
+hydra.sweeper.also lists further runs, each written as on a command line and taking what it does not name from the grid.
+What is typed replaces the grid's lists and narrows further runs.
+"""
 
 from __future__ import annotations
 
 import importlib
 import inspect
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Sequence
+from functools import cache
+from itertools import product
+from pathlib import Path
+from shlex import split
 from typing import Any
 
+import numpy as np
+from hydra import initialize_config_dir
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException
+from hydra.core.override_parser.types import Quote, QuotedString
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
 
-from model.sizing.online_size import finds_size
+from model.errors import UserError
+from model.files import ROOT
+from model.sizing import finds_size
 
-GROUPS = ("method", "tree")  # groups whose choices have different settings
-IN_GROUPS = tuple(f"{group}." for group in GROUPS)  # how their settings begin
-ONE = re.compile(rf"^((?:{'|'.join(GROUPS)})\.[^=]+)=choice\(([^,]*)\)$")  # a list of one of them
+from ..errors import config_errors
+from ..records.sweeps import Planned
+from .companions import missing_companion
+
+SETTINGS = ("method.", "tree.")  # which of them there are depends on the job's method and tree
 FINDS_SIZE = "nodes=auto"  # marks, among a drafter's parameters, that it can find its draft size while decoding
-Find = Callable[[str], Any]  # returns a config by its name, e.g. method/pld; None if there is none
+Lists = dict[str, list[str]]  # the values that each key goes through
+Settings = Callable[[str, dict[str, str]], Any]  # what a job's choice of a group composes to
 
 
-def key_of(override: str) -> str:
-    """Return the key of `key=value`, without leading `+`."""
-    return override.split("=", 1)[0].lstrip("+")
+def for_hydra(words: Sequence[str], multirun: bool = False) -> list[str]:
+    """Return a command line as Hydra can compose it before there are jobs. `plan` finds all of a sweep's in it."""
+    names = {word.partition("=")[0] for word in words}
+    if not (multirun or {"experiment", "-m", "--multirun"} & names) or {"--cfg", "-c", "--info", "-i"} & names:
+        return list(words)
+    composed = [word for word in words if not word.startswith(SETTINGS)]
+    return [*composed, f"hydra.sweeper.typed={quoted(list(words))}", "hydra.mode=MULTIRUN"]
 
 
-def value_of(override: str) -> str:
-    """Return the value of `key=value`, without quotes."""
-    value = override.partition("=")[2]
-    return value[1:-1] if len(value) > 1 and value[0] == value[-1] in "'\"" else value
+def quoted(value: Any) -> str:
+    """Return a value as a command line writes it. Text is in quotes: bare, 2024_06_01 is a number and null is none."""
+    value = value.item() if isinstance(value, np.generic) else value
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(quoted, value))}]"
+    plain = re.sub(r"(\\*)\$\{", r"\1\1\\${", str(value))  # no interpolation: OmegaConf halves backslashes before one
+    return str(QuotedString(plain, Quote.single).with_quotes())
 
 
-def listed(arguments: Sequence[str], multirun: bool = False) -> list[str]:
-    """A sweep's arguments, where `method.K=V` is a list of one.
+def compose_jobs(words: Sequence[str], *, multirun: bool = False, config_dir: str | None = None) -> list[Planned]:
+    """Return the jobs that a command line starts. Raises UserError for what Hydra does not find."""
+    extra = [f"hydra.searchpath=[file://{Path(config_dir).resolve()}]"] if config_dir else []
+    with config_errors(), initialize_config_dir(str(ROOT / "configs"), version_base=None):
+        engine = GlobalHydra.instance().hydra
+        assert engine is not None
+        words = [*for_hydra(words, multirun), *extra]
+        master = engine.compose_config("config", words, RunMode.MULTIRUN, from_shell=False)
+        if master.hydra.mode == RunMode.MULTIRUN:
+            return plan(master, engine.config_loader)
+        return [planned([], engine.compose_config("config", words, RunMode.RUN, from_shell=False))]
 
-    Hydra composes what is no list before there are jobs, and refuses what the default method lacks.
+
+def plan(master: DictConfig, loader: ConfigLoader) -> list[Planned]:
+    """Return the jobs of a sweep from its composed configuration.
+
+    Raises:
+        UserError: a setting was typed that none of the methods and trees has.
     """
-    sweep = multirun or any(word in ("-m", "--multirun") or word.startswith("experiment=") for word in arguments)
-    sweep = sweep and not any(word.partition("=")[0] in ("--cfg", "-c", "--info", "-i") for word in arguments)
-    return [_listed(word) if sweep and word.startswith(IN_GROUPS) else word for word in arguments]
+    sweeper = OmegaConf.to_container(master.hydra.sweeper, resolve=True)
+    assert isinstance(sweeper, dict)
+    composed: Any = OmegaConf.to_container(master.hydra.overrides.task, resolve=False)
+    parser = OverridesParser.create(config_loader=loader)
 
+    def lists(words: Sequence[str]) -> Lists:
+        overrides = zip(words, parser.parse_overrides(list(words)), strict=True)
+        return {
+            o.get_key_element(): [*o.sweep_string_iterator()] if o.is_sweep_override() else [word.partition("=")[2]]
+            for word, o in overrides
+        }
 
-def _listed(word: str) -> str:
-    """`K=V` as `K=choice(V)`; a list, an interpolation and what Hydra cannot read stay as they are."""
-    try:
-        override = OverridesParser.create().parse_override(word)
-    except HydraException:
-        return word
-    key, _, value = word.partition("=")
-    return word if override.is_sweep_override() or not value or "${" in value else f"{key}=choice({value})"
+    @cache  # it takes a tenth of a second
+    def compose(*overrides: str) -> DictConfig:
+        config: DictConfig = loader.load_sweep_config(master, [*overrides])
+        return config
 
+    def settings(group: str, job: dict[str, str]) -> Any:
+        name = job.get(group, str(master.hydra.runtime.choices[group]))
+        return compose(f"{group}={name}")[group]
 
-def typed(arguments: Sequence[str]) -> list[str]:
-    """What `listed` was given."""
-    return [ONE.sub(r"\1=\2", word) for word in arguments]
+    given = lists([word for word in sweeper["typed"] if word in composed or word.startswith(SETTINGS)])
+    if not master.timed:
+        given = {"repeat": ["0"]} | given  # the other repeats would be the same
+    grid = lists([f"{key}={values}" for key, values in sweeper["params"].items()])
+    jobs = expand(grid, [lists(split(run)) for run in sweeper["also"]], given, settings, sweeper["equal"])
+    return [planned(job, compose(*(word for word in job if not word.startswith("repeat=")))) for job in jobs]
 
 
 def expand(
-    product: Iterable[Sequence[str]], defaults: dict[str, str], find: Find, equal: Collection[str] = ()
-) -> tuple[list[list[str]], set[str]]:
-    """Return the jobs of a product of overrides, in order and without repeats, and the keys that they use.
+    grid: Lists, also: Sequence[Lists], given: Lists, settings: Settings, equal: Sequence[str] = ()
+) -> list[list[str]]:
+    """Return the overrides of each job once, repeat by repeat, as the machine drifts between repeats.
 
     Args:
-        defaults: the choice of each of GROUPS that a job does not name.
-        equal: keys that must have the same value within a job; other jobs are left out.
+        also: further runs; what they do not name is as in the grid.
+        given: replaces lists of the grid; further runs with other values than these are left out.
+        equal: keys that have one value within a job, as settings of several methods that mean the same.
+
+    Raises:
+        UserError: no job has a given setting, and the grid knows none of this name.
     """
-    jobs: dict[tuple[str, ...], None] = {}
-    used: set[str] = set()
-    for job in product:
-        kept = applicable(job, defaults, find)
-        if len({override.partition("=")[2] for override in kept if key_of(override) in equal}) <= 1:
-            used |= {key_of(override) for override in kept}
-            jobs[tuple(kept)] = None
-    return [list(job) for job in jobs], used
+    unknown = given.keys() - grid.keys()
+    grid = grid | given
+    narrowed = [{key: [v for v in values if v in given.get(key, [v])] for key, values in run.items()} for run in also]
+    jobs: dict[frozenset[tuple[str, str]], dict[str, str]] = {}
+    for lists in (grid, *(grid | run for run in narrowed)):
+        for values in product(*lists.values()):
+            job = applicable(dict(zip(lists, values, strict=True)), settings)
+            if len({job[key] for key in equal if key in job}) <= 1:
+                jobs.setdefault(frozenset(job.items()), job)
+    for key in sorted(unknown):
+        if "." in key and not any(key in job for job in jobs.values()):
+            none = "none of the methods or trees of this sweep has this setting"
+            raise UserError(f"{key}={given[key][0]}: {none}")
+    in_rounds = sorted(jobs.values(), key=lambda job: grid["repeat"].index(job["repeat"]))
+    return [[f"{key}={value}" for key, value in job.items()] for job in in_rounds]
 
 
-def further(
-    product: Sequence[Sequence[str]], also: Sequence[Sequence[str]], equal: Collection[str] = ()
-) -> list[list[str]]:
-    """Return the product's jobs with the settings of each job of `also` in place of their own, with repeats.
-
-    A job of `also` is left out if the product sweeps one of its keys without its value. Keys in `equal` are exempt, for
-    a published size next to swept budgets.
-    """
-    swept: dict[str, set[str]] = {}
-    for override in (override for job in product for override in job):
-        swept.setdefault(key_of(override), set()).add(override)
-    jobs = []
-    for overrides in also:
-        keys = {key_of(override) for override in overrides}
-        if all(o in swept.get(key_of(o), {o}) or key_of(o) in equal for o in overrides):
-            jobs += [[o for o in job if key_of(o) not in keys] + list(overrides) for job in product]
-    return jobs
-
-
-def in_rounds(jobs: Sequence[list[str]]) -> list[list[str]]:
-    """Order the jobs by repeat, those of `also` too, as the machine drifts between repeats."""
-    repeats: dict[str, list[list[str]]] = {}
-    for job in jobs:
-        repeats.setdefault(next((o for o in job if key_of(o) == "repeat"), ""), []).append(job)
-    return [job for members in repeats.values() for job in members]
-
-
-def applicable(job: Sequence[str], defaults: dict[str, str], find: Find) -> list[str]:
+def applicable(job: dict[str, str], settings: Settings) -> dict[str, str]:
     """Return the overrides of a job that its method and tree have."""
-    choices = dict(defaults)
-    for override in job:
-        if (key := override.partition("=")[0]) in GROUPS:
-            choices[key] = value_of(override)
-    kept = []
-    for override in job:
-        group, _, setting = key_of(override).partition(".")
-        if group == "tree" and not _drafts_from_a_tree(choices["method"], choices["tree"], find):
-            continue
-        if group == "method" and setting == "nodes" and _sizes_its_trees(choices["method"], choices["tree"], find):
-            continue  # tree.nodes is its budget
-        in_group = group in GROUPS and setting and not override.startswith("+")
-        if in_group and not _has(group, choices[group], setting, find):
-            continue
-        kept.append(override)
-    return kept
+    if not any(key == "tree" or key.startswith(SETTINGS) for key in job):
+        return job
+    method, tree = settings("method", job), settings("tree", job)
+    parameters = _drafter_parameters(method.drafter)
+    sizes = tree.name == "auto" and FINDS_SIZE in parameters
+
+    def has(key: str) -> bool:
+        group, _, setting = key.partition(".")
+        if group == "tree" and not (sizes or "tree" in parameters):
+            return False  # the method drafts from no tree
+        if key == "method.nodes" and sizes:
+            return False  # tree.nodes is its budget
+        name = setting.split(".")[0]
+        return not key.startswith(SETTINGS) or (name in method if group == "method" else tree.get(name) is not None)
+
+    return {key: value for key, value in job.items() if has(key)}
 
 
-def _drafts_from_a_tree(method: str, tree: str, find: Find) -> bool:
-    """True if a method's drafter takes a template, or sizes its own trees if asked to.
-
-    Also True for an unknown drafter, which its job reports.
-    """
-    parameters = _method_parameters(method, find)
-    return parameters is None or "tree" in parameters or _sizes_its_trees(method, tree, find)
-
-
-def _sizes_its_trees(method: str, tree: str, find: Find) -> bool:
-    """True if the method is asked to build its own trees, of a size that follows step times."""
-    parameters = _method_parameters(method, find) or ()
-    return (tree == "auto" and "step_seconds" in parameters) or (tree == "online" and FINDS_SIZE in parameters)
-
-
-def _method_parameters(method: str, find: Find) -> frozenset[str] | None:
-    """Return the parameters of a method's drafter; None if there is no such drafter."""
-    config = find(f"method/{method}")
-    return None if config is None else _drafter_parameters(config.get("drafter"))
-
-
-@lru_cache(maxsize=64)
-def _drafter_parameters(source: str | None) -> frozenset[str] | None:
-    """Return the parameters of a drafter by its import path, and FINDS_SIZE; None if there is no such drafter."""
-    if source is None:
-        return frozenset()
+@cache
+def _drafter_parameters(source: str | None) -> frozenset[str]:
+    """Return the parameters of a drafter by its import path, and FINDS_SIZE; its job reports one that there is not."""
     module, _, name = str(source).rpartition(".")
     try:
         drafter = getattr(importlib.import_module(module), name)
         return frozenset((*inspect.signature(drafter).parameters, *([FINDS_SIZE] if finds_size(drafter) else [])))
     except (ImportError, AttributeError, ValueError, TypeError):
-        return None
+        return frozenset()
 
 
-def _has(group: str, choice: str, setting: str, find: Find) -> bool:
-    """True if a method has a setting, or a template a parameter (null in its file: it has not)."""
-    config = find(f"{group}/{choice}")
-    if config is None:
-        return True  # Hydra reports that there is no such choice
-    name = setting.split(".")[0]
-    if name in config:
-        return group != "tree" or config[name] is not None
-    parents = [entry for entry in config.get("defaults", []) if isinstance(entry, str) and entry != "_self_"]
-    return any(_has(group, parent, setting, find) for parent in parents)
+def planned(overrides: list[str], cfg: DictConfig) -> Planned:
+    """Return the job of these overrides, whose configuration is this one but for the repeat."""
+    own = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
+    repeat = OmegaConf.from_dotlist([word for word in overrides if word.startswith("repeat=")])
+    config: DictConfig = OmegaConf.merge(own, repeat)  # type: ignore[assignment]
+    return Planned(overrides, config, missing_companion(config.method, str(config.model.name)))

@@ -8,7 +8,6 @@ import inspect
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +21,16 @@ from model.decoding.step import unmarked
 from model.errors import UserError
 from model.files import load_state
 from model.recycling import TokenRecycling, build_template
-from model.recycling.auto import AutoRecycling, best_of
-from model.sizing.online_size import finds_size
+from model.recycling.auto import AutoRecycling
+from model.sizing import finds_size
 
 from ..loading.digests import sha256_of
 from ..loading.models import LoadedModel
 from ..loading.settings import check_settings
-from ..loading.step_times import step_seconds
 from .companions import fetch_companions, path_of
 
 COLD, HOT, CATEGORY = "cold", "hot", "category"
-AUTO, ONLINE = "auto", "online"  # trees sized by recorded step times, and by those learnt while decoding
-SECONDS = "step_seconds"  # parameter of drafters that size their own trees by step times
+AUTO = "auto"  # the tree whose size is found while decoding
 RANKS = 32  # children per node that a template may have if the method has no k
 DTYPES = {"int64": torch.int64, "int32": torch.int32}
 
@@ -60,8 +57,7 @@ class Method:
     @property
     def label(self) -> str:
         """The name in tables, with the start of a method that keeps state; tree=auto is hot unless it says cold."""
-        tree = self.settings.get("tree")
-        tree = tree if tree in (AUTO, ONLINE) else None
+        tree = AUTO if self.settings.get("tree") == AUTO else None
         if self.start is None:
             return self.name if tree is None else f"{self.name} ({tree})"
         start = Path(self.start).stem
@@ -158,7 +154,7 @@ def _drafter(
     options: dict[str, Any],
     paths: dict[str, str],
 ) -> tuple[Drafter, Tree | None, dict[str, Any]]:
-    """Build the drafter and its template. Also returns the `nodes` that tree=auto or online gives a drafter.
+    """Build the drafter and its template. Also returns the `nodes` that tree=auto gives a drafter.
 
     Args:
         options: the method's settings; `paths` are those that name files.
@@ -170,17 +166,13 @@ def _drafter(
         "eos": loaded.eos,
         "target": target,
     }
-    check_settings(options, factory, "method.", without={*offered, "tree", "sizing", SECONDS} - options.keys())
+    check_settings(options, factory, "method.", without={*offered, "tree", "sizing"} - options.keys())
     if isinstance(options.get("nodes"), str):
-        raise UserError(f"method.nodes={options['nodes']}: must be a number; tree=online finds it while decoding")
+        raise UserError(f"method.nodes={options['nodes']}: must be a number; tree=auto finds it while decoding")
     parameters, sized = inspect.signature(factory).parameters, dict[str, Any]()
-    if tree["name"] == ONLINE and (finds_size(factory) or "tree" in parameters):
-        factory = _online(factory, tree)
-        sized = {} if factory is AutoRecycling else {"nodes": f"auto:{tree['nodes']}"}
-        offered["budget"] = tree["nodes"]
-    elif tree["name"] == AUTO and not {"tree", SECONDS}.isdisjoint(parameters):
-        factory = _auto(factory, loaded, tree, options)
-        sized = {"nodes": tree["nodes"]} if SECONDS in parameters else {}  # the budget
+    if tree["name"] == AUTO and (finds_size(factory) or "tree" in parameters):
+        factory = _auto(factory, tree)
+        sized = {"nodes": f"{AUTO}:{tree['nodes']}"}
     elif "tree" in parameters:
         offered["tree"] = template = build_template(**tree, k=options.get("k", RANKS))
     drafter = _construct(factory, options | sized | paths, offered)
@@ -215,41 +207,19 @@ def _construct(factory: Callable[..., Any], options: dict[str, Any], offered: di
     return drafter
 
 
-def _auto(
-    factory: Callable[..., Any], loaded: LoadedModel, tree: dict[str, Any], options: dict[str, Any]
-) -> Callable[..., Drafter]:
-    """Return the factory for tree=auto. Step times are measured once per machine, model and setting."""
-    takes_seconds = SECONDS in inspect.signature(factory).parameters
-    if factory is not TokenRecycling and not takes_seconds:
-        raise UserError("tree=auto: chooses recycling's trees and dynamic ones; with another method name a template")
-    _check_budget(tree)
-    target = loaded.target
-    make: Callable[[int], Drafter] = partial(best_of, target, options["k"])
-    if takes_seconds:
+def _auto(factory: Callable[..., Any], tree: dict[str, Any]) -> Callable[..., Any]:
+    """Return the factory for tree=auto, which finds the draft size while decoding.
 
-        def make(n: int) -> Drafter:
-            return factory(target.vocab_size, **options | {"nodes": n}, device=target.device)  # type: ignore[no-any-return]
-
-    plain, seconds = step_seconds(loaded, factory.__name__, make, budget=tree["nodes"], k=options["k"])
-    if takes_seconds:
-        return partial(factory, step_seconds=seconds, plain_seconds=plain)
-    return partial(AutoRecycling, step_seconds=seconds, plain_seconds=plain, budget=tree["nodes"])
-
-
-def _online(factory: Callable[..., Any], tree: dict[str, Any]) -> Callable[..., Any]:
-    """Return the factory for tree=online, which finds the draft size while decoding."""
+    Raises:
+        UserError: the method's drafts have a fixed size, or the tree has another setting than a budget of nodes.
+    """
     if factory is not TokenRecycling and not finds_size(factory):
-        raise UserError("tree=online: is for methods whose drafts have any size; with this one name a template")
-    _check_budget(tree)
-    return AutoRecycling if factory is TokenRecycling else factory
-
-
-def _check_budget(tree: dict[str, Any]) -> None:
-    """Raise UserError if tree=auto or online has another setting than a budget of nodes."""
+        raise UserError("tree=auto: is for methods whose drafts have any size; with this one name a template")
     unused = [key for key in ("depth", "branching", "path") if tree[key] is not None]
-    if unused or not isinstance(tree["nodes"], int) or tree["nodes"] < 0:
+    if unused or not isinstance(tree["nodes"], int) or tree["nodes"] < 1:
         wrong = unused or tree["nodes"]
-        raise UserError(f"tree={tree['name']} takes tree.nodes, a budget of at least 0, and nothing else ({wrong})")
+        raise UserError(f"tree=auto takes tree.nodes, a budget of at least 1, and nothing else ({wrong})")
+    return AutoRecycling if factory is TokenRecycling else factory
 
 
 def _sha256(data: bytes) -> str:

@@ -7,16 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hydra import initialize_config_dir
-from hydra._internal.callbacks import Callbacks
-from hydra.core.global_hydra import GlobalHydra
-from hydra.core.utils import HydraContext
-from hydra.types import RunMode
-from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from model.errors import UserError
-from model.files import ROOT, located
+from model.files import located
 
 from ..errors import one_line
 from ..loading import gguf, hub
@@ -24,7 +18,6 @@ from ..loading.bench import bench_file, load_bench
 from ..loading.models import locate, weight_patterns
 from .companions import KINDS, missing_companion, path_of
 from .config import check_groups
-from .jobs import listed
 
 KNOWN, FETCHED, MISSING = "known", "fetched", "missing"
 
@@ -37,22 +30,6 @@ class Need:
     find: Callable[[], Path | None]
     fetch: Callable[[], Path]
     published: bool = True
-
-
-def compose_jobs(arguments: list[str], *, multirun: bool = False, config_dir: str | None = None) -> list[DictConfig]:
-    """Return the configurations of the jobs that these arguments start, from the sweeper. Nothing is written."""
-    extra = [f"hydra.searchpath=[file://{Path(config_dir).resolve()}]"] if config_dir else []
-    extra += ["hydra.mode=MULTIRUN"] if multirun else []
-    with initialize_config_dir(str(ROOT / "configs"), version_base=None):
-        engine = GlobalHydra.instance().hydra
-        assert engine is not None
-        arguments = listed(arguments, multirun)
-        master = engine.compose_config("config", [*arguments, *extra], RunMode.MULTIRUN, from_shell=False)
-        if master.hydra.mode != RunMode.MULTIRUN:
-            return [engine.compose_config("config", [*arguments, *extra], RunMode.RUN, from_shell=False)]
-        sweeper = instantiate(master.hydra.sweeper)
-        sweeper.config, sweeper.hydra_context = master, HydraContext(engine.config_loader, Callbacks())
-        return list(sweeper.configurations(list(master.hydra.overrides.task)))
 
 
 def needs(configurations: Iterable[DictConfig]) -> list[Need]:

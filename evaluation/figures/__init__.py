@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from model.errors import UserError
 
 from ..records.runs import Run
-from ..statistics.caveats import heading
+from ..statistics.notes import heading
 from ..statistics.pools import Pool, pools
 from ..statistics.tables import GROUP, group_names
 from .costs import budget, memory, novelty, overhead

@@ -47,15 +47,15 @@ def overhead(datasets: Sequence[FigureData]) -> Figure | None:
     bars: list[tuple[str, dict[str, float]]] = []
     for data in datasets:
         for row in data.overall:
-            if parts := phase_ms(row["pool"].rows):
-                bars.append((f"{row['model']}: {row['name']}" if len(datasets) > 1 else row["name"], parts))
+            if phases := phase_ms(row["pool"].rows):
+                bars.append((f"{row['model']}: {row['name']}" if len(datasets) > 1 else row["name"], phases))
     if not bars:
         return None
     figure, (axes,) = panels(height=0.8 + 0.3 * len(bars))
     left = [0.0] * len(bars)
     at = list(range(len(bars)))[::-1]
-    for i, phase in enumerate(phase for phase in PHASES if any(phase in parts for _, parts in bars)):
-        values = [parts.get(phase, 0.0) for _, parts in bars]
+    for i, phase in enumerate(phase for phase in PHASES if any(phase in phases for _, phases in bars)):
+        values = [phases.get(phase, 0.0) for _, phases in bars]
         axes.barh(at, values, 0.7, left=left, color=colour(i + 1), label=PHASE_NAMES.get(phase, phase))
         left = [a + b for a, b in zip(left, values, strict=True)]
     axes.set_yticks(at, [name for name, _ in bars])

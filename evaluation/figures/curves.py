@@ -111,9 +111,7 @@ def tree_shape(data: FigureData) -> Figure | None:
 
 def tree_family(data: FigureData) -> Figure | None:
     """MAT by number of nodes, for each family of trees."""
-    rows = [
-        row for row in data.varied("tree", TREE) if row["tree"] not in LEARNT
-    ]  # their size changes: see machine_tree
+    rows = [row for row in data.varied("tree", TREE) if row["tree"] != LEARNT]  # their size changes: see machine_tree
     families = list(dict.fromkeys(row["tree"] for row in rows))
     if len(families) < 2:
         return None
@@ -129,7 +127,7 @@ def tree_family(data: FigureData) -> Figure | None:
 
 
 def machine_tree(data: FigureData) -> Figure | None:
-    """Step time and predicted decoding speed by tree size, from which tree=auto and tree=online choose; dots mark the
+    """Step time and predicted decoding speed by tree size, from which tree=auto chooses; dots mark the
     sizes chosen, dotted lines the speed achieved."""
     measured = [(pool, figures) for pool in data.pools if (figures := auto_figures(pool.first)) is not None]
     if not measured:

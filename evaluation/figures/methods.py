@@ -155,5 +155,5 @@ def mat_over_questions(data: FigureData) -> Figure | None:
         axes.plot(range(1, len(smooth) + 1), smooth, **options)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlim(left=1)
-    asked = "question, in the order asked" + (f" (mean of the last {window})" if window > 1 else "")
-    return finish(figure, axes, data.measured, x=asked, y="MAT (tokens per step)")
+    label = "question, in the order asked" + (f" (mean of the last {window})" if window > 1 else "")
+    return finish(figure, axes, data.measured, x=label, y="MAT (tokens per step)")

@@ -28,22 +28,16 @@ KINDS = ("png", "svg", "pdf")
 PALETTE = ("#777777", "#000000", "#E69F00", "#56B4E9", "#0072B2", "#009E73", "#D55E00", "#CC79A7")
 MARKERS = "osD^vPX*<>"
 STYLE: dict[Any, Any] = {
-    "font.size": 7.5,
-    "axes.titlesize": 7.5,
-    "axes.labelsize": 7.5,
-    "xtick.labelsize": 7,
-    "ytick.labelsize": 7,
+    **dict.fromkeys(("font.size", "axes.titlesize", "axes.labelsize"), 7.5),
+    **dict.fromkeys(("xtick.labelsize", "ytick.labelsize"), 7),
     "legend.fontsize": 6.5,
     "lines.linewidth": 1.2,
     "lines.markersize": 3.5,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.axisbelow": True,
-    "axes.grid": True,
+    **dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False),
+    **dict.fromkeys(("axes.axisbelow", "axes.grid"), True),
     "axes.grid.axis": "y",
     "grid.color": "#dddddd",
     "grid.linewidth": 0.5,
-    "legend.frameon": False,
     "legend.handlelength": 1.4,
     "legend.columnspacing": 1.0,
     "savefig.dpi": 300,
@@ -143,16 +137,16 @@ def save_png(figure: Figure, path: Path, **metadata: str) -> None:
 
 def contents(figure: Figure) -> str:
     """Return a digest of what a figure shows: data, names and labels, whatever fonts and version they are drawn by."""
-    parts: list[object] = [text.get_text() for text in figure.texts]
+    shown: list[object] = [text.get_text() for text in figure.texts]
     for axes in figure.axes:
-        parts += [axes.get_xlabel(), axes.get_ylabel(), axes.get_title(), [text.get_text() for text in axes.texts]]
-        parts += [(line.get_label(), line.get_xydata()) for line in axes.lines]
-        parts += [patch.get_path().transformed(patch.get_patch_transform()).vertices for patch in axes.patches]
-        parts += [path.vertices for shape in axes.collections for path in shape.get_paths()]
-        parts += [np.ma.filled(np.ma.asarray(image.get_array()), np.nan) for image in axes.images]
+        shown += [axes.get_xlabel(), axes.get_ylabel(), axes.get_title(), [text.get_text() for text in axes.texts]]
+        shown += [(line.get_label(), line.get_xydata()) for line in axes.lines]
+        shown += [patch.get_path().transformed(patch.get_patch_transform()).vertices for patch in axes.patches]
+        shown += [path.vertices for shape in axes.collections for path in shape.get_paths()]
+        shown += [np.ma.filled(np.ma.asarray(image.get_array()), np.nan) for image in axes.images]
         named = [axis for axis in (axes.xaxis, axes.yaxis) if isinstance(axis.get_major_locator(), FixedLocator)]
-        parts += [[label.get_text() for label in axis.get_ticklabels()] for axis in named]
-    rounded = json.dumps(parts, default=lambda array: [f"{value:.5g}" for value in np.ravel(array).tolist()])
+        shown += [[label.get_text() for label in axis.get_ticklabels()] for axis in named]
+    rounded = json.dumps(shown, default=lambda array: [f"{value:.5g}" for value in np.ravel(array).tolist()])
     return hashlib.sha256(rounded.encode()).hexdigest()
 
 
@@ -176,8 +170,8 @@ def grid(
     """
     cells = np.array(values, dtype=float)  # (rows, columns)
     figure, (axes,) = panels(height=0.75 + 0.155 * len(rows))
-    known = cells[np.isfinite(cells)]
-    low, high = (float(known.min()), float(known.max())) if known.size else (0.0, 1.0)
+    finite = cells[np.isfinite(cells)]
+    low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
     if middle is None:
         axes.imshow(cells, cmap="Blues", vmin=0, vmax=high * 1.25, aspect="auto")
         shade = cells / max(high * 1.25, 1e-9)

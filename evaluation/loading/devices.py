@@ -19,7 +19,7 @@ from model.decoding.devices import free_bytes
 from model.decoding.target import DEFAULT_CONTEXT
 from model.errors import UserError
 
-from .processes import local_world_size, world_size
+from .processes import check_heads, check_ranks, parallel_arguments
 from .settings import ModelSettings
 
 
@@ -44,7 +44,7 @@ def choose_device(name: str) -> torch.device:
 
 def check_placement(settings: ModelSettings) -> None:
     """Raise UserError if settings contradict each other or the way this process was started."""
-    given, parallel, processes = settings.device_map, settings.tensor_parallel, world_size()
+    given, parallel = settings.device_map, settings.tensor_parallel
     if given is not None and settings.device != "auto":
         raise UserError(f"model.device={settings.device} and model.device_map={given}: give one of the two")
     if parallel and (given is not None or settings.device != "auto"):
@@ -55,28 +55,13 @@ def check_placement(settings: ModelSettings) -> None:
         raise UserError(
             f"model.quantize={settings.quantize}: is for a model on one device; leave out device_map, tensor_parallel"
         )
-    if parallel and processes == 1:
-        raise UserError(
-            "model.tensor_parallel=true: needs several processes; start it with "
-            "torchrun --nproc-per-node NUMBER_OF_GPUS -m evaluation.run ..."
-        )
-    if not parallel and processes > 1:
-        raise UserError(
-            f"torchrun started {processes} processes, which work together with model.tensor_parallel=true only"
-        )
-    if parallel and torch.cuda.is_available() and local_world_size() > torch.cuda.device_count():
-        raise UserError(
-            f"torchrun started {local_world_size()} processes, but this machine has {torch.cuda.device_count()} CUDA "
-            "device(s); give as many to --nproc-per-node"
-        )
+    check_ranks(parallel)
 
 
 def placement_arguments(settings: ModelSettings) -> dict[str, Any]:
     """Return arguments of `from_pretrained`: none for one device, to which the model is moved afterwards."""
     if settings.tensor_parallel:
-        from transformers.distributed import DistributedConfig  # slow to import, needed only here
-
-        return {"distributed_config": DistributedConfig(tp_size=world_size(), tp_plan="auto")}
+        return parallel_arguments()
     return {} if settings.device_map is None else {"device_map": settings.device_map}
 
 
@@ -87,12 +72,7 @@ def place_model(model: Any, settings: ModelSettings, device: torch.device) -> An
         UserError: a device map that leaves weights in main memory or on the disk, heads that do not divide.
     """
     if settings.tensor_parallel:
-        config = model.config.get_text_config()
-        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        if heads % world_size():
-            raise UserError(
-                f"{settings.name}: its {heads} key-value heads cannot be shared by {world_size()} processes"
-            )
+        check_heads(settings.name, model.config.get_text_config())
         return model
     if settings.device_map is None:
         return model.to(device)

@@ -20,7 +20,7 @@ def choose_execution(name: str, loaded: LoadedModel, timed: bool = True, reads_t
     Raises:
         UserError: it excludes a device map or timed=false; or as `tuning.choose_execution`.
     """
-    target, attention = loaded.target, loaded.settings.attention
+    target = loaded.target
     if name not in ("auto", "eager"):
         if not timed:
             raise UserError(
@@ -33,5 +33,5 @@ def choose_execution(name: str, loaded: LoadedModel, timed: bool = True, reads_t
             )
     # no trial with several ranks: if one fails, the others would wait for it
     if name == "auto" and (not timed or reads_text or processes.world_size() > 1):
-        return Execution("eager", attention == "tree")
-    return tuning.choose_execution(target, name, attention)
+        return Execution("eager")
+    return tuning.choose_execution(target, name)

@@ -1,13 +1,12 @@
-"""GGUF files: read once by transformers, de-quantised, and kept as safetensors by the file's hash.
+"""GGUF files of LLaMA-like models: read once by transformers, de-quantised, kept as safetensors by the file's hash.
 
-transformers silently ignores the keys and tensors that it does not know. Some of them change the model, as the scaling
-of rotary positions does: they are read here, or the file is refused.
+transformers ignores the keys and tensors that it does not know. Llama 3.1's scaling of rotary positions is read here; a
+file with any other key or tensor that would change the model is refused by name.
 """
 
 from __future__ import annotations
 
 import hashlib
-import math
 import re
 import shutil
 import struct
@@ -22,16 +21,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from safetensors import SafetensorError
 from tokenizers import pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from transformers.modeling_gguf_pytorch_utils import (
-    GGUF_TO_TRANSFORMERS_MAPPING,
-    TENSOR_PROCESSORS,
-    TensorProcessor,
-    get_gguf_hf_weights_map,
-)
+from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor, get_gguf_hf_weights_map
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.utils import logging as transformers_logging
 
@@ -51,19 +44,24 @@ DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "
 REVISION = 3  # of the conversion; a file is converted again if it is raised
 NOTE = "gguf.json"  # next to the converted weights: their origin; written last
 
+ARCHITECTURES = ("llama", "qwen2")  # llama: also Mistral, SmolLM, Vicuna
+READ = {"context_length", "embedding_length", "block_count", "feed_forward_length", "vocab_size", "rope.freq_base"}
+READ |= {f"attention.{key}" for key in ("head_count", "head_count_kv", "layer_norm_rms_epsilon")}  # by transformers
+ROPE_FREQS = "rope_freqs.weight"  # divisors of the rotary frequencies, as llama.cpp stores Llama 3.1's scaling
+LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}  # 3.1, 3.2, 3.3
+
 
 def convert(file: Path) -> Path:
     """Return a folder with the file's model in float32, tokenizer and chat template; written the first time.
 
     Raises:
-        UserError: no GGUF file, truncated, an architecture that transformers does not read, an ignored key or tensor
-            that changes the model, a full disk.
+        UserError: truncated, another architecture, an ignored key or tensor that changes the model, a full disk.
     """
     digest = file_sha256(file)
     folder = _folder(file, digest)
     if (folder / NOTE).is_file():
         return folder
-    types, pieces = tensor_types(file), piece_rule(file)
+    reader = _reader(file)
     print(f"{file.name}: converting (once)", file=sys.stderr)
     partial = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.part")
     transformers_logging.set_verbosity_error()
@@ -73,16 +71,17 @@ def convert(file: Path) -> Path:
         model, loading = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32, output_loading_info=True)
         if missing := sorted(loading["missing_keys"]):
             raise UserError(f"model {file}: {len(missing)} of its weights are not in the file ({missing[0]})")
-        apply_ignored_keys(file, model)
+        if ignored := _ignored(reader, model):
+            raise UserError(f"model {file}: has {ignored}, which is not read and would make it another model")
         model.hf_quantizer = None  # a plain float32 model now, which can be saved
         vars(model.config).pop("quantization_config", None)
         model.save_pretrained(partial)
         tokenizer = AutoTokenizer.from_pretrained(**source)
-        if pieces in DIGITS:
-            bytes_ = pre_tokenizers.ByteLevel(add_prefix_space=False)
-            rules = [pre_tokenizers.Digits(individual_digits=True), bytes_]
+        if (pieces := reader.get_field("tokenizer.ggml.pre")) and pieces.contents() in DIGITS:
+            rules = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
             tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(rules)
         tokenizer.save_pretrained(partial)
+        types = dict(Counter(tensor.tensor_type.name for tensor in reader.tensors))
         write_json(partial / NOTE, {"file": file.name, "sha256": digest, "tensor_types": types})
         partial.rename(folder)
     except UserError:  # which is a ValueError
@@ -98,27 +97,53 @@ def convert(file: Path) -> Path:
     return folder
 
 
-def read_note(folder: Path) -> dict[str, Any]:
-    """Return a converted model's file, hash and tensor types; empty for any other folder."""
-    return read_object(folder / NOTE)
-
-
-def piece_rule(file: Path) -> str | None:
-    """Return the name of the file's pre-tokenizer; None if it names none."""
-    from gguf import GGUFReader
-
-    field = GGUFReader(file).fields.get("tokenizer.ggml.pre")
-    return None if field is None else str(field.contents())
-
-
-def tensor_types(file: Path) -> dict[str, int]:
-    """Count the tensors of each type, as Q4_1. Raises UserError if this is not a complete GGUF file."""
+def _reader(file: Path) -> Any:
+    """Open a file. Raises UserError if it is no complete GGUF file, or of another architecture."""
     from gguf import GGUFReader
 
     try:
-        return dict(Counter(tensor.tensor_type.name for tensor in GGUFReader(file).tensors))
+        reader = GGUFReader(file)
+        architecture = reader.fields["general.architecture"].contents()
     except (OSError, ValueError, IndexError, KeyError, struct.error) as error:
         raise UserError(f"model {file}: not a GGUF file, or cut short ({one_line(error)[:120]})") from None
+    if architecture not in ARCHITECTURES:
+        raise UserError(f"model {file}: architecture {architecture}; GGUF files of {', '.join(ARCHITECTURES)} are read")
+    return reader
+
+
+def _ignored(reader: Any, model: Any) -> str:
+    """Scale the rotary positions as the file says. Return the first key or tensor left that changes the model."""
+    config, architecture = model.config, reader.fields["general.architecture"].contents()
+    processor = TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config=config.to_dict())
+    known = get_gguf_hf_weights_map(model, processor)
+    tensors = {tensor.name: tensor.data for tensor in reader.tensors}
+    if left := sorted(tensors.keys() - known.keys() - {ROPE_FREQS}):
+        return f"the tensor {left[0]}"
+    if ROPE_FREQS in tensors and not _scale_positions(config, tensors[ROPE_FREQS]):
+        return f"{ROPE_FREQS} with other factors than Llama 3.1's rule makes"
+    size = config.hidden_size // config.num_attention_heads
+    neutral = {"attention.key_length": size, "attention.value_length": size, "rope.dimension_count": size}
+    for key, field in reader.fields.items():
+        (group, _, name), value = key.partition("."), field.contents()
+        if group == architecture and name not in READ and value and neutral.get(name) != value:
+            return f"{key}={'[...]' if isinstance(value, list) else value}"
+    return ""
+
+
+def _scale_positions(config: Any, factors: Any) -> bool:
+    """Write Llama 3.1's scaling into the configuration if it gives these divisors; False if it does not."""
+    if np.allclose(factors, 1.0):
+        return True
+    plain = config.rope_parameters
+    config.rope_parameters = plain | LLAMA3 | {"rope_type": "llama3", "factor": float(factors.max())}
+    scaled = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))[0].numpy()
+    unscaled = float(plain["rope_theta"]) ** -(np.arange(len(scaled)) / len(scaled))
+    return factors.shape == scaled.shape and np.allclose(factors * scaled, unscaled, rtol=1e-5, atol=0.0)
+
+
+def read_note(folder: Path) -> dict[str, Any]:
+    """Return a converted model's file, hash and tensor types; empty for any other folder."""
+    return read_object(folder / NOTE)
 
 
 def fetch_package(folder: Path) -> Path:
@@ -193,180 +218,3 @@ def _package(folder: Path) -> tuple[str, Path]:
 
 def _folder(file: Path, digest: str) -> Path:
     return CACHE / f"{file.stem}-{digest[:16]}-{REVISION}"
-
-
-ROPE_FREQS = "rope_freqs.weight"  # divisors of the rotary frequencies, as llama.cpp stores Llama 3.1's scaling
-LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}  # 3.1, 3.2, 3.3
-SCALING = "rope.scaling."
-LINEAR = "rope.scale_linear"  # the factor in files from before there were several kinds
-BETAS = ("beta_fast", "beta_slow")
-CLOSE = 1e-5  # relative: values are stored in float32
-SCALING_KEYS = {LINEAR, *(SCALING + key for key in ("type", "factor", "original_context_length"))}
-SCALING_KEYS |= {f"{SCALING}yarn_{key}" for key in BETAS}
-# Keys about the model or its training that do not change it.
-NO_EFFECT = {"rope.scaling.finetuned", "pooling_type", "tensor_data_layout"}
-NORMS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps", "norm_epsilon")
-
-
-def apply_ignored_keys(file: Path, model: Any) -> None:
-    """Apply what transformers ignores to the model that it read from the file: the scaling of rotary positions.
-
-    Args:
-        model: its configuration is changed; saved and loaded again, it is the file's model.
-
-    Raises:
-        UserError: the file has another ignored key or tensor that changes the model; names it.
-    """
-    from gguf import GGUFReader
-
-    reader = GGUFReader(file)
-    architecture = str(reader.fields["general.architecture"].contents())
-    prefix = f"{architecture}."
-    fields = {key.removeprefix(prefix): f.contents() for key, f in reader.fields.items() if key.startswith(prefix)}
-    factors = next((tensor.data for tensor in reader.tensors if tensor.name == ROPE_FREQS), None)
-    names = {tensor.name for tensor in reader.tensors}
-    for problem in (
-        _unread_tensor(names - {ROPE_FREQS}, architecture, model),
-        _scale_positions(model.config, fields, factors),
-        _contradiction(model.config, fields, architecture),
-    ):
-        if problem:
-            raise UserError(
-                f"model {file}: {problem}; transformers does not read that, and would make it another model"
-            )
-
-
-def _unread_tensor(names: set[str], architecture: str, model: Any) -> str:
-    """Name the tensors that the model does not have; empty if there are none."""
-    processor = TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config=model.config.to_dict())
-    known = get_gguf_hf_weights_map(model, processor)
-    left = sorted(
-        name for name in names if name not in known and "_exps." not in name
-    )  # experts are read three at once
-    return f"has the tensor {left[0]}{f' and {len(left) - 1} more' if left[1:] else ''}" if left else ""
-
-
-def _scale_positions(config: Any, fields: dict[str, Any], factors: NDArray[np.float32] | None) -> str:
-    """Write the file's scaling of rotary positions into the configuration. Returns a problem, or an empty text."""
-    factor = fields.get(f"{SCALING}factor") or fields.get(LINEAR) or 1.0
-    kind = str(fields.get(f"{SCALING}type") or "linear")  # llama.cpp's default if there is only a factor
-    scaling: dict[str, Any] = {}
-    if kind == "yarn":
-        length = fields.get(f"{SCALING}original_context_length") or config.max_position_embeddings
-        scaling = {"rope_type": "yarn", "factor": float(factor), "original_max_position_embeddings": int(length)}
-        betas = {key: fields.get(f"{SCALING}yarn_{key}") for key in BETAS}
-        scaling |= {key: float(value) for key, value in betas.items() if value}
-    elif kind == "linear" and not _same(factor, 1.0):
-        scaling = {"rope_type": "linear", "factor": float(factor)}
-    elif kind not in ("linear", "none"):
-        return f"has {SCALING}type={kind}"
-    if factors is not None and not np.allclose(factors, 1.0, rtol=CLOSE):
-        if factors.shape != (_rotary_size(config) // 2,):
-            return f"has {ROPE_FREQS} of {factors.size} factors"
-        if scaling:
-            return f"has {ROPE_FREQS} besides {SCALING}type={kind}"
-        scaling = {"rope_type": "llama3", "factor": float(factors.max())} | LLAMA3
-    if not scaling:
-        return ""
-    plain = getattr(config, "rope_parameters", None) or {}
-    if plain.get("rope_type") != "default":  # one per layer type, or already read by transformers
-        return f"has {SCALING}type={kind}" if factors is None else f"has {ROPE_FREQS}"
-    unscaled = _frequencies(config)
-    config.rope_parameters = dict(plain) | scaling
-    if factors is not None:
-        divided = torch.from_numpy(factors.astype(np.float32)) * _frequencies(config)
-        if not torch.allclose(divided, unscaled, rtol=CLOSE, atol=0.0):
-            return f"has {ROPE_FREQS} with other factors than Llama 3.1's rule makes"
-    return ""
-
-
-def _frequencies(config: Any) -> torch.Tensor:
-    """Return the configuration's rotary frequencies: (rotary dimensions / 2,)."""
-    parameters = config.rope_parameters
-    if parameters["rope_type"] == "default":
-        size = _rotary_size(config)
-        return torch.tensor([float(parameters["rope_theta"]) ** -(i / size) for i in range(0, size, 2)])
-    frequencies: torch.Tensor = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](config, torch.device("cpu"))[0]
-    return frequencies
-
-
-def _contradiction(config: Any, fields: dict[str, Any], architecture: str) -> str:
-    """Name the first key whose value contradicts the model; empty if there is none.
-
-    A key unknown to transformers and to the lists here counts, as its effect is unknown.
-    """
-    keys = GGUF_TO_TRANSFORMERS_MAPPING["config"].get(config.model_type.removesuffix("_text"), {})
-    read = {key for key, name in keys.items() if name is not None}
-    allowed = _allowed_values(config)
-    if "attention.sliding_window" not in fields and (window := allowed["attention.sliding_window"][0]):
-        return f"has no sliding window, and {architecture} gets one of {window}"
-    for key, value in fields.items():
-        if key in allowed:
-            if not any(_same(value, expected) for expected in allowed[key]):
-                return f"has {architecture}.{key}={value}"
-        elif key not in read | SCALING_KEYS | NO_EFFECT and value:
-            return f"has {architecture}.{key}={'[...]' if isinstance(value, list) else value}"
-    return ""
-
-
-def _allowed_values(config: Any) -> dict[str, tuple[Any, ...]]:
-    """Return the values of a file's keys that agree with this configuration."""
-
-    def attributes(*names: str, otherwise: Any = None) -> tuple[Any, ...]:
-        return tuple(value for name in names if (value := getattr(config, name, None)) is not None) or (otherwise,)
-
-    size = _head_size(config)
-    scalar = getattr(config, "query_pre_attn_scalar", None) or size
-    window: int | None = getattr(config, "sliding_window", None)
-    longest = getattr(config, "max_position_embeddings", None) or math.inf
-    wide = not window or window >= longest
-    rope = getattr(config, "rope_parameters", None) or {}
-    full, local = (rope.get(kind, rope) for kind in ("full_attention", "sliding_attention"))
-    return {
-        "attention.key_length": (size,),
-        "attention.value_length": (size,),
-        "attention.layer_norm_epsilon": attributes(*NORMS),
-        "attention.layer_norm_rms_epsilon": attributes(*NORMS),
-        "attention.sliding_window": (None, 0, _AtLeast(longest)) if wide else (window,),
-        "attention.scale": (0, scalar**-0.5),
-        "attention.causal": (True,),
-        "attn_logit_softcapping": (0, *attributes("attn_logit_softcapping", otherwise=0)),
-        "final_logit_softcapping": (0, *attributes("final_logit_softcapping", otherwise=0)),
-        "logit_scale": (0, *attributes("logit_scale", otherwise=1)),
-        "embedding_scale": (0, 1),
-        "residual_scale": (0, 1),
-        "use_parallel_residual": attributes("use_parallel_residual", "parallel_attn", otherwise=False),
-        "rope.dimension_count": (_rotary_size(config),),
-        "rope.freq_base": (full.get("rope_theta"),),
-        "rope.freq_base_swa": (local.get("rope_theta"),),
-        f"{SCALING}attn_factor": (1,),
-        f"{SCALING}yarn_attn_factor": (1,),
-        f"{SCALING}yarn_ext_factor": (1, -1),
-        "expert_feed_forward_length": attributes("moe_intermediate_size", "intermediate_size"),
-        "expert_shared_feed_forward_length": attributes("shared_expert_intermediate_size", otherwise=0),
-        "expert_weights_norm": attributes("norm_topk_prob", otherwise=False),
-        "expert_weights_scale": (0, 1),
-    }
-
-
-class _AtLeast(float):
-    """Matches every number at least as large."""
-
-
-def _same(value: Any, expected: Any) -> bool:
-    if isinstance(expected, _AtLeast):
-        return isinstance(value, int | float) and value >= expected
-    if isinstance(value, int | float) and isinstance(expected, int | float):
-        return math.isclose(value, expected, rel_tol=CLOSE)
-    return bool(value == expected)
-
-
-def _head_size(config: Any) -> int:
-    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
-
-
-def _rotary_size(config: Any) -> int:
-    """Return the rotated dimensions of a head."""
-    rope = getattr(config, "rope_parameters", None) or {}
-    share = rope.get("partial_rotary_factor") or getattr(config, "partial_rotary_factor", None) or 1.0
-    return int(_head_size(config) * share)

@@ -1,16 +1,12 @@
-"""Device locks: a timed run shares its device with no other run. A process with weights on a device holds its lock.
+"""Device locks: a timed run shares its device with no other timed run, and a GPU is never shared.
 
-Untimed runs share the CPU with each other, but not with a timed run: the later one waits.
-
-The locks are the system's, on files in the temporary folder, and end with the process. Only exclusive locks exist on
-Windows and in filelock. So each untimed run locks a file of its own, its slot, while it briefly holds the CPU's lock. A
-timed run holds the CPU's lock and waits until all slots are free; no slot can be locked meanwhile.
+Untimed runs on a CPU take no lock; the tables say which runs began while other processes kept cores busy. The locks are
+the system's, on files in the temporary folder, and end with the process that holds the weights.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import platform
 import re
 import sys
@@ -19,23 +15,22 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import BinaryIO
 
 import torch
 from filelock import lock_descriptor
 
 from .devices import check_placement, choose_device
-from .processes import local_rank, local_world_size, wait_for_ranks
+from .processes import local_world_size, on_first_of_host, wait_for_ranks
 from .settings import ModelSettings
 
-T = TypeVar("T")
 CPU = "cpu"  # the name of its lock
-POLL_SECONDS = 0.05  # short, so that a process that locks again and again lets others in
+POLL_SECONDS = 0.05
 
 # Called before GPUs are released, to free the weights on them.
 before_release: list[Callable[[], None]] = []
 _locks: dict[str, BinaryIO | None] = {}  # by a device's name; None if the first rank of this host holds it for all
-_depth, _barriers = 0, 0
+_depth = 0
 
 
 @contextmanager
@@ -59,26 +54,22 @@ def exclusive(settings: ModelSettings, timed: bool = True) -> Iterator[ModelSett
     freed: at the end of the command, or when the process moves to another device.
 
     Args:
-        timed: False if no clock matters to the run. Untimed runs share the CPU; a GPU is never shared.
+        timed: False if no clock matters to the run.
 
     Raises:
         UserError: the settings contradict each other.
     """
-    global _barriers
     check_placement(settings)
     with keep_devices():
         settings, names = _devices_of(settings)
-        if not timed and names == {CPU}:
-            names = {_untimed_name()}
+        if not timed:
+            names.discard(CPU)
         if not names <= _locks.keys():
             _release()  # all of them, or two runs that swap devices would wait for each other
             for name in sorted(names):
-                if local_rank() == 0:
-                    _acquire(name)
-                else:
-                    _locks[name] = None
-        _barriers += 1
-        wait_for_ranks(f"devices/{_barriers}")
+                on_first_of_host(_lock_one_of, name)
+                _locks.setdefault(name, None)
+        wait_for_ranks()
         yield settings
 
 
@@ -122,55 +113,19 @@ def _identity(device: torch.device) -> str:
     return f"cuda-{getattr(torch.cuda.get_device_properties(index), 'uuid', index)}"
 
 
-def _untimed_name() -> str:
-    """Return the name of the untimed runs' slots on the CPU."""
-    return f"{CPU}-untimed"
-
-
-def _acquire(name: str) -> None:
-    """Wait for and lock a device, or for an untimed run a slot on the CPU."""
-    if name != _untimed_name():
-        _lock_one_of(name)
-        if name == CPU:
-            _wait_for(_all_slots_free, f"untimed runs are at work on {name}; this timed one starts when they are done")
-        return
-    _lock_one_of(CPU)  # no timed run is running or can start until the slot is locked
-    tries = (_try_lock(f"{name}-{index}") for index in itertools.count())
-    _locks[name] = next(slot for slot in tries if slot is not None)
-    if (cpu := _locks.pop(CPU)) is not None:
-        cpu.close()
-
-
 def _lock_one_of(*names: str) -> str:
     """Wait for and lock the first of these devices that is free; returns its name."""
     devices = f"any of {len(names)} GPUs" if len(names) > 1 else names[0]
-
-    def free() -> tuple[str, BinaryIO] | None:
-        return next(((name, handle) for name in names if (handle := _try_lock(name)) is not None), None)
-
-    name, handle = _wait_for(free, f"another run is being timed on {devices}; this one starts when it is done")
-    _locks[name] = handle
-    return name
-
-
-def _all_slots_free() -> bool | None:
-    """True if no untimed run uses this CPU, else None."""
-    for path in _file(_untimed_name()).parent.glob(f"{_file(_untimed_name()).stem}-*.lock"):
-        with path.open("rb") as handle:
-            if not lock_descriptor(handle.fileno(), blocking=False):
-                return None
-    return True
-
-
-def _wait_for(poll: Callable[[], T | None], why: str) -> T:
-    """Poll until there is a result. Says why it waits from the second miss on, as locking a slot takes a moment."""
-    misses = 0
-    while (result := poll()) is None:
-        misses += 1
-        if misses == 2:
-            print(f"waiting: {why}", file=sys.stderr)
+    waiting = False
+    while True:
+        for name in names:
+            if (handle := _try_lock(name)) is not None:
+                _locks[name] = handle
+                return name
+        if not waiting:
+            print(f"waiting: another run is being timed on {devices}; this one starts when it is done", file=sys.stderr)
+            waiting = True
         time.sleep(POLL_SECONDS)
-    return result
 
 
 def _file(name: str) -> Path:

@@ -211,8 +211,6 @@ def _target(model: Any, settings: ModelSettings) -> Target:
     return Target(
         model,
         context=settings.context,
-        execution=settings.first_execution,
-        tree_attention=settings.attention == "tree",
         linear=choose_linear(model, settings.linear, sharded=settings.tensor_parallel),
     )
 

@@ -1,4 +1,4 @@
-"""One run on several processes (`torchrun`): ranks, which of them writes files, and which reports an error.
+"""One run on several processes (`torchrun`), for `model.tensor_parallel`: all that depends on a rank.
 
 Every rank runs the same loop on the same tokens: the logits are gathered, so that all ranks decide alike. Only the
 first rank writes files, progress and messages.
@@ -6,6 +6,8 @@ first rank writes files, progress and messages.
 
 from __future__ import annotations
 
+import io
+import itertools
 import os
 import sys
 import time
@@ -21,9 +23,9 @@ import torch.distributed
 
 from model.errors import UserError
 
-from ..errors import user_errors
+from ..errors import Failure, user_message
 from ..records.rows import Row
-from ..records.run_folder import AnswerStore
+from ..records.store import AnswerStore
 
 T = TypeVar("T")
 
@@ -53,37 +55,70 @@ def _torchrun(name: str, alone: int) -> int:
     return int(os.environ[name]) if "TORCHELASTIC_RUN_ID" in os.environ else alone
 
 
-def check_launcher(arguments: list[str]) -> None:
-    """Raise UserError for a launcher under torchrun, where every rank would start its jobs again."""
+@contextmanager
+def ranks(arguments: list[str]) -> Iterator[None]:
+    """Run a command, under torchrun on all ranks: only the first one prints, and an error ends all.
+
+    Only the first rank that fails prints its error. The others wait for it in the next collective, and torchrun ends
+    them when it sees one exit.
+
+    Raises:
+        UserError: a launcher under torchrun, where every rank would start its jobs again.
+    """
+    if world_size() == 1:
+        yield
+        return
     for argument in arguments:
         group, _, choice = argument.lstrip("+").partition("=")
-        if world_size() > 1 and group in ("launcher", "hydra/launcher") and choice != "basic":
+        if group in ("launcher", "hydra/launcher") and choice != "basic":
             raise UserError(f"{argument}: not under torchrun, where all processes work on one run; leave one of them")
-
-
-@contextmanager
-def report_first_error() -> Iterator[None]:
-    """Under torchrun end this process at an error; only the first rank that fails prints it.
-
-    The others wait for this rank in the next collective, and torchrun ends them when it sees one exit. No
-    further job of a sweep runs, as the ranks could be in different jobs.
-    """
+    shown = sys.stdout, sys.stderr
+    if rank() > 0:
+        sys.stdout = sys.stderr = io.StringIO()
     try:
         yield
     except (Exception, KeyboardInterrupt):
-        if world_size() == 1:
-            raise
         if _rendezvous().add("evaluation/failures", 1) > 1:  # the same error, or a consequence of it
             sys.exit(1)
-        with user_errors():
-            raise
+        raise
+    finally:
+        sys.stdout, sys.stderr = shown
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
-def wait_for_ranks(key: str) -> None:
+def note_failure(error: Exception) -> Failure:
+    """Note a job's failure, so that the others of its sweep go on. Raises the error if it is a defect.
+
+    Under torchrun it always does, as the ranks could be in different jobs.
+    """
+    message = user_message(error)
+    if message is None or world_size() > 1:
+        raise error
+    return Failure(message)
+
+
+def on_first_rank(write: Callable[..., object], *arguments: Any) -> None:
+    """Call a function that writes files, on the first rank alone."""
+    if rank() == 0:
+        write(*arguments)
+
+
+def on_first_of_host(lock: Callable[..., object], *arguments: Any) -> None:
+    """Call a function that locks a device, on the first rank of each host alone."""
+    if local_rank() == 0:
+        lock(*arguments)
+
+
+_barriers = itertools.count()
+
+
+def wait_for_ranks() -> None:
     """Wait until all ranks are here, without a collective, as that would spin on a device that may be in use."""
     if world_size() > 1:
-        _rendezvous().add(f"evaluation/{key}", 1)
-        while _rendezvous().add(f"evaluation/{key}", 0) < world_size():
+        key = f"evaluation/barriers/{next(_barriers)}"
+        _rendezvous().add(key, 1)
+        while _rendezvous().add(key, 0) < world_size():
             time.sleep(0.02)
 
 
@@ -97,10 +132,36 @@ def _rendezvous() -> Any:
     )
 
 
-def destroy_group() -> None:
-    """Destroy the process group at the end of the last run."""
-    if world_size() > 1 and torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
+def check_ranks(parallel: bool) -> None:
+    """Raise UserError unless torchrun started as many processes as `model.tensor_parallel` can use."""
+    if parallel and world_size() == 1:
+        raise UserError(
+            "model.tensor_parallel=true: needs several processes; start it with "
+            "torchrun --nproc-per-node NUMBER_OF_GPUS -m evaluation.run ..."
+        )
+    if not parallel and world_size() > 1:
+        raise UserError(
+            f"torchrun started {world_size()} processes, which work together with model.tensor_parallel=true only"
+        )
+    if parallel and torch.cuda.is_available() and local_world_size() > torch.cuda.device_count():
+        raise UserError(
+            f"torchrun started {local_world_size()} processes, but this machine has {torch.cuda.device_count()} CUDA "
+            "device(s); give as many to --nproc-per-node"
+        )
+
+
+def check_heads(name: str, config: Any) -> None:
+    """Raise UserError if the ranks cannot share a model's key-value heads."""
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    if heads % world_size():
+        raise UserError(f"{name}: its {heads} key-value heads cannot be shared by {world_size()} processes")
+
+
+def parallel_arguments() -> dict[str, Any]:
+    """Return the arguments of `from_pretrained` that split each layer over the ranks."""
+    from transformers.distributed import DistributedConfig  # slow to import, needed only here
+
+    return {"distributed_config": DistributedConfig(tp_size=world_size(), tp_plan="auto")}
 
 
 def open_store(folder: Path, answer_file: Path | None) -> AnswerStore:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
-from model.errors import UserError, new_names
+from model.errors import UserError
 
 WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 WORDS |= {list: "a list as [a,b]", dict: "a mapping", NoneType: "null"}
@@ -43,15 +43,12 @@ def check_settings(
     for key, value in settings.items():
         if key in parameters:
             if not _fits(value, parameters[key]) and (key != "name" or not isinstance(value, int | float)):  # name=2026
-                raise UserError(
-                    f"{prefix}{key}={value}: {_in_words(parameters[key])}{new_names(f'{prefix}{key}={value}')}"
-                )
+                raise UserError(f"{prefix}{key}={value}: {_in_words(parameters[key])}")
             continue
         near = difflib.get_close_matches(key, parameters, 1, 0.75)
-        renamed = new_names(prefix + key)
-        if renamed or not allow_extra or (near and _fits(value, parameters[near[0]])):
+        if not allow_extra or (near and _fits(value, parameters[near[0]])):
             meant = f"did you mean {near[0]}?" if near else f"{name} has {', '.join(parameters) or 'none'}"
-            raise UserError(f"{prefix}{key}: no such setting; {meant}{renamed}")
+            raise UserError(f"{prefix}{key}: no such setting; {meant}")
     for key, parameter in parameters.items():
         if parameter.default is parameter.empty and key not in settings:
             raise UserError(f"{prefix}{key}: {name if prefix else 'a run'} needs this setting")
@@ -90,7 +87,7 @@ class ModelSettings:
     tensor_parallel: bool = False
     template: str | None = None
     context: int | None = None
-    attention: Literal["auto", "sdpa", "eager", "tree"] = "auto"
+    attention: Literal["auto", "sdpa", "eager"] = "auto"
     linear: Literal["auto", "onednn", "fused", "torch"] = "auto"
     quantize: Literal["int8", "int4"] | None = None
     allow_pickle: bool = False
@@ -98,13 +95,8 @@ class ModelSettings:
 
     @property
     def kernel(self) -> str | None:
-        """The attention that transformers loads the model with: sdpa for tree, transformers' own choice for auto.
+        """The attention that transformers loads the model with; its own choice for auto.
 
         That is sdpa, or eager for models without it (Gemma 2, gpt-oss).
         """
-        return None if self.attention == "auto" else "eager" if self.attention == "eager" else "sdpa"
-
-    @property
-    def first_execution(self) -> str:
-        """The execution that fits the attention, until a run sets one."""
-        return "static" if self.attention == "tree" else "eager"
+        return None if self.attention == "auto" else self.attention

@@ -13,7 +13,7 @@ from .. import figures
 from ..records.rows import accept_lengths
 from ..statistics.metrics import OVERALL
 from ..statistics.tables import BASELINES, GROUP, group_names
-from .circumstances import Configuration
+from .facts import Configuration
 
 PLAIN = 1.005  # a MAT up to this is plain decoding's, which reads 1.00
 Caption = Callable[[str, pd.DataFrame, list[Configuration]], str]
@@ -37,8 +37,8 @@ def caption(stem: str, table: pd.DataFrame, ran: list[Configuration]) -> str:
 
 def place(stem: str) -> tuple[int, str]:
     """Return a figure's place on the page: those in CAPTIONS first, in that order, then the others by name."""
-    kind, known = stem.split("-")[0], list(CAPTIONS)
-    return known.index(kind) if kind in known else len(known), stem
+    kind, order = stem.split("-")[0], list(CAPTIONS)
+    return order.index(kind) if kind in order else len(order), stem
 
 
 def short(table: pd.DataFrame) -> list[str]:
@@ -94,8 +94,8 @@ def _speedup(stem: str, table: pd.DataFrame, ran: list[Configuration]) -> str:
         return text.strip()
     (fastest, subtasks), *others = sorted(pairs, key=lambda pair: -pair[0][column])
     text += f"{_name(fastest)} is fastest, {fastest[column]:.2f} × overall"
-    if known := [row for row in subtasks if _has(row, column)]:
-        text += f" and faster than {baseline} in {sum(row[column] > 1 for row in known)} of {len(known)} subtasks"
+    if measured := [row for row in subtasks if _has(row, column)]:
+        text += f" and faster than {baseline} in {sum(row[column] > 1 for row in measured)} of {len(measured)} subtasks"
     slower = [row for row, _ in pairs if _has(row, f"{column}_high") and row[f"{column}_high"] < 1]
     text += _followed([(row, row[column]) for row, _ in others if row not in slower])
     return text + (f" Slower than {baseline} overall: {_figures([(r, r[column]) for r in slower])}." if slower else "")
@@ -108,25 +108,25 @@ def _mat(stem: str, table: pd.DataFrame, ran: list[Configuration]) -> str:
         return text + "No method here adds more than one."
     (most, subtasks), *others = sorted(pairs, key=lambda pair: -pair[0]["mat"])
     text += f"{_name(most)} adds most, {most['mat']:.2f} overall"
-    known = sorted((row for row in subtasks if _has(row, "mat")), key=lambda row: row["mat"])
-    if len(known) > 1:
-        low, high = known[0], known[-1]
+    measured = sorted((row for row in subtasks if _has(row, "mat")), key=lambda row: row["mat"])
+    if len(measured) > 1:
+        low, high = measured[0], measured[-1]
         text += f" (from {low['mat']:.2f} in {low['category']} to {high['mat']:.2f} in {high['category']})"
     return text + _followed([(row, row["mat"]) for row, _ in others])
 
 
 def _lengths(stem: str, table: pd.DataFrame, ran: list[Configuration]) -> str:
     text = "Share of steps by the number of tokens that they added, the target's own token included. "
-    parts = []
+    sentences = []
     for configuration in ran:
         lengths = [n for row in configuration.pool.rows for n in accept_lengths(row)]
         if lengths and max(lengths) > 1:
             none = 100 * sum(n == 1 for n in lengths) / len(lengths)
-            parts.append(
+            sentences.append(
                 f"{configuration.name} adds only one token in {none:.0f} % of its steps, at least "
                 f"{statistics.median_high(lengths)} in half of them, at most {max(lengths)}"
             )
-    return text + _list(parts)
+    return text + _list(sentences)
 
 
 def _over_questions(stem: str, table: pd.DataFrame, ran: list[Configuration]) -> str:
@@ -134,7 +134,7 @@ def _over_questions(stem: str, table: pd.DataFrame, ran: list[Configuration]) ->
         "MAT over the questions, in the order asked. State that is kept between prompts should make it rise; it also "
         "depends on the questions themselves. From the first quarter to the last: "
     )
-    parts = []
+    sentences = []
     for configuration in ran:
         steps = [accept_lengths(row) for row in configuration.pool.first_answers]
         quarter = len(steps) // 4
@@ -143,8 +143,8 @@ def _over_questions(stem: str, table: pd.DataFrame, ran: list[Configuration]) ->
                 statistics.mean(n for row in part for n in row) if any(part) else float("nan")
                 for part in (steps[:quarter], steps[-quarter:])
             )
-            parts.append(f"{configuration.name} {first:.2f} to {last:.2f}")
-    return text + _list(parts) if parts else text.rpartition(" From")[0]
+            sentences.append(f"{configuration.name} {first:.2f} to {last:.2f}")
+    return text + _list(sentences) if sentences else text.rpartition(" From")[0]
 
 
 def _followed(rows: list[tuple[dict[Any, Any], float]]) -> str:
@@ -156,9 +156,9 @@ def _figures(rows: list[tuple[dict[Any, Any], float]]) -> str:
     return ", ".join(f"{_name(row)} ({value:.2f})" for row, value in rows)
 
 
-def _list(parts: list[str], most: int = 3) -> str:
-    more = f"; and {len(parts) - most} more" if len(parts) > most else ""
-    return "; ".join(parts[:most]) + (more + "." if parts else "")
+def _list(sentences: list[str], most: int = 3) -> str:
+    more = f"; and {len(sentences) - most} more" if len(sentences) > most else ""
+    return "; ".join(sentences[:most]) + (more + "." if sentences else "")
 
 
 CAPTIONS: dict[str, Caption] = {  # by the file's name up to its first "-"; in the order of the page

@@ -18,11 +18,12 @@ from model.files import write_text
 
 from ..figures import plain
 from ..records.runs import Run
-from ..statistics.caveats import execution_words, mixed, not_compared
+from ..statistics.audits import audits
+from ..statistics.notes import execution_words, mixed, not_compared
+from ..statistics.rendering import page_view
 from ..statistics.tables import GROUP, group_names, with_unavailable
-from ..statistics.view import page_view
-from . import audit, captions, circumstances, reader, tree_svg
-from .circumstances import Configuration
+from . import captions, facts, reader, tree_svg
+from .facts import Configuration
 from .tokens import Decoder
 
 HERE = Path(__file__).parent
@@ -40,9 +41,10 @@ def write_page(runs: list[Run], measured: pd.DataFrame, folder: Path) -> Path:
 
 def render(runs: list[Run], measured: pd.DataFrame, folder: Path) -> str:
     """Render the page as HTML. Everything that a model or a user wrote goes through autoescaping or `script_json`."""
-    ran, decoder = circumstances.configurations(runs), Decoder()
+    ran, decoder = facts.configurations(runs), Decoder()
     style, script = ((HERE / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     figures, figures_left_out = _figures(ran, measured, folder / "figures")
+    names = {id(configuration.pool): configuration.name for configuration in ran}
     drafting = [configuration for configuration in ran if tree_svg.has_tree(configuration)]
     answers = reader.collect(ran, decoder)
     trees = [drawing for c in drafting[:MOST_TREES] if (drawing := tree_svg.draw(c, decoder))]
@@ -57,9 +59,9 @@ def render(runs: list[Run], measured: pd.DataFrame, folder: Path) -> str:
         style=Markup(style),  # our own files: nothing to escape
         script=Markup(script),
         short=captions.short(measured),
-        incomplete=circumstances.incomplete(ran),
+        incomplete=facts.incomplete(ran),
         mixed=mixed(runs),
-        facts=circumstances.facts(ran),
+        facts=facts.facts(ran),
         table=page_view(with_unavailable(measured, folder)),
         executed=execution_words(measured) + not_compared([c.pool for c in ran]),
         figures=figures,
@@ -67,10 +69,10 @@ def render(runs: list[Run], measured: pd.DataFrame, folder: Path) -> str:
         trees=trees,
         trees_left_out=[c.name for c in drafting[MOST_TREES:]],
         legend=tree_svg.legend(),
-        audits=audit.findings(ran),
+        audits=[(names[id(a.pool)], names[id(a.base)], a) for a in audits([c.pool for c in ran], ("vanilla", "hf"))],
         notes=answers.pop("notes"),
         data=script_json(answers),
-        commands=circumstances.commands(ran),
+        commands=facts.commands(ran),
         audit_command=shlex.join(["python", "-m", "evaluation.audit", str(folder)]),
         again=shlex.join(["python", "-m", "evaluation.report", str(folder)]),
     )

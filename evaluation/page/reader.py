@@ -13,7 +13,7 @@ from ..records.compact import FILE
 from ..records.questions import read_questions, subtask
 from ..records.rows import Row
 from ..records.runs import Run, row_key
-from .circumstances import Configuration
+from .facts import Configuration
 from .tokens import Decoder, spelled
 
 MOST_QUESTIONS, MOST_BYTES = 40, 2_000_000
@@ -35,7 +35,7 @@ def collect(ran: list[Configuration], decoder: Decoder) -> dict[str, Any]:
     answers: list[dict[str, Any]] = []
     size = 0
     for key, category in order[:MOST_QUESTIONS]:
-        known = len(texts.items)
+        before = len(texts.items)
         new = [
             {"run": i, "question": len(questions), "turns": _turns(run, answered[key], texts)}
             for i, (run, answered) in enumerate(zip(runs, rows, strict=True))
@@ -43,7 +43,7 @@ def collect(ran: list[Configuration], decoder: Decoder) -> dict[str, Any]:
         ]
         shown_id = str(next(answered[key] for answered in rows if key in answered)["question_id"])
         question = {"id": shown_id, "category": category, "turns": prompts.get(key, [])}
-        size += len(json.dumps([new, question, texts.items[known:]], ensure_ascii=False).encode(errors="replace"))
+        size += len(json.dumps([new, question, texts.items[before:]], ensure_ascii=False).encode(errors="replace"))
         if size > MOST_BYTES and questions:
             break
         questions.append(question)
@@ -61,13 +61,13 @@ def collect(ran: list[Configuration], decoder: Decoder) -> dict[str, Any]:
 
 def _in_turn(rows: list[dict[Any, Row]]) -> list[tuple[Any, str]]:
     """Order (question, category) with one question of each subtask in turn, so that a part shows every subtask."""
-    held: dict[Any, str] = {}
+    category_of: dict[Any, str] = {}
     for answered in rows:
         for key, row in answered.items():
-            held.setdefault(key, str(row.get("category", "unknown")))
+            category_of.setdefault(key, str(row.get("category", "unknown")))
     counts: dict[str, int] = {}
     places = []
-    for i, (key, category) in enumerate(held.items()):
+    for i, (key, category) in enumerate(category_of.items()):
         group = subtask(category)
         counts[group] = counts.get(group, 0) + 1
         places.append((counts[group], i, key, category))

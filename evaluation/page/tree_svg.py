@@ -19,18 +19,10 @@ from ..statistics.acceptance import (
     most_accepted,
     template,
 )
-from .circumstances import Configuration
+from .facts import Configuration
 from .tokens import Decoder, spelled, visible
 
-BOUNDS = (
-    0.01,
-    0.02,
-    0.05,
-    0.1,
-    0.2,
-    0.4,
-    0.7,
-)  # upper ends of colour classes 1, 2, ...; 0: never accepted
+BOUNDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.7)  # upper ends of colour classes 1, 2, ...; 0: never accepted
 MOST_NODES = 300  # drawn of one tree; the most accepted ones
 MOST_DEPTHS = 8  # whose share is put into words
 COLUMN, ROW, MARGIN, LEFT = 112, 13, 16, 96  # units of the drawing; LEFT is room for the root's token
@@ -100,7 +92,7 @@ def draw(configuration: Configuration, decoder: Decoder) -> Drawing | None:
     root = places[()]
     words = [_in_words(nodes, [depth.joint for depth in by_depth(accepted)]), *([sentence] if sentence else [])]
     if order is None:
-        changes = run.settings["method"].get("tree") in LEARNT
+        changes = run.settings["method"].get("tree") == LEARNT
         why = "The tree changed during the run" if changes else "The records do not hold the tree"
         words.append(f"{why}: only nodes accepted at least once are drawn, and each counts as tried in every step.")
     if len(kept) < len(nodes):

@@ -17,7 +17,7 @@ from typing import Any
 
 from model.errors import UserError
 
-from .rows import Row, SharedNumbers, parse_answers
+from .rows import Row, parse_answers
 
 FILE = "runs.jsonl.xz"
 _LEFT_OUT = ("answer_id", "tstamp", "model_id")  # of an answer: a random number, a time, and what the run's name says
@@ -57,14 +57,13 @@ def packed(runs: Iterable[tuple[str, dict[str, Any], Sequence[Row]]], *, public:
 
 def unpacked(path: Path) -> Iterator[tuple[str, dict[str, Any], list[Row]]]:
     """Yield the runs of such a file: name, metadata, answers. Raises UserError if it is broken."""
-    shared = SharedNumbers()
     try:
         lines = lzma.decompress(path.read_bytes()).decode().split("\n")
         begins = [i for i, line in enumerate(lines) if line.startswith('{"run":')]
         for begin, end in zip(begins, [*begins[1:], len(lines)], strict=True):
             head = json.loads(lines[begin])
-            rows, damage = parse_answers(lines[begin + 1 : end], shared)
-            if str(damage):
+            rows, damage = parse_answers(lines[begin + 1 : end])
+            if damage:
                 raise UserError(f"{path}: {head['run']}: {damage}")
             yield head["run"], head["metadata"], list(rows.values())
     except UserError:

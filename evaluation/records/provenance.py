@@ -18,16 +18,8 @@ import torch
 from model.files import ROOT
 
 PACKAGES = (
-    "torch",
-    "transformers",
-    "tokenizers",
-    "safetensors",
-    "fschat",
-    "accelerate",
-    "hydra-core",
-    "numba",
-    "pandas",
-    "matplotlib",
+    *("torch", "transformers", "tokenizers", "safetensors", "fschat", "accelerate"),
+    *("hydra-core", "numba", "pandas", "matplotlib"),
 )
 ANSWERING = ("model", "evaluation/configuration", "evaluation/loading", "evaluation/records", "evaluation/running")
 
@@ -64,16 +56,15 @@ def versions(*more: str) -> dict[str, str]:
 
 def git_state() -> dict[str, Any]:
     """Return the commit and whether files differ from it; empty outside a checkout."""
+
+    def git(*words: str) -> str:
+        done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, timeout=10, check=True)
+        return done.stdout.strip()
+
     try:
-        commit = subprocess.run(
-            ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, timeout=10, check=True
-        ).stdout.strip()
-        changed = subprocess.run(
-            ["git", "status", "--porcelain"], cwd=ROOT, capture_output=True, text=True, timeout=10, check=True
-        ).stdout
+        return {"commit": git("rev-parse", "HEAD"), "modified": bool(git("status", "--porcelain"))}
     except (OSError, subprocess.SubprocessError):
         return {}
-    return {"commit": commit, "modified": bool(changed.strip())}
 
 
 @lru_cache(maxsize=1)

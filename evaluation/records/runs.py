@@ -22,7 +22,6 @@ from . import compact
 from .questions import question_key, subtask
 from .rows import (
     Row,
-    SharedNumbers,
     accept_lengths,
     check_rows,
     check_schema,
@@ -70,9 +69,9 @@ class Run:
     def bench_key(self) -> tuple[str, ...]:
         """Runs with the same key may be compared on the questions both have: same model, bench file, device, limit."""
         settings = self.settings
-        parts = settings["model"] | {"bench": settings["bench"]["name"], "file": settings["bench"].get("sha256")}
-        parts |= {"limit": settings["max_new_tokens"], "choices": settings.get("num_choices")}
-        return tuple(f"{key}={parts[key]}" for key in sorted(parts)) + (self.metadata["device"],)
+        compared = settings["model"] | {"bench": settings["bench"]["name"], "file": settings["bench"].get("sha256")}
+        compared |= {"limit": settings["max_new_tokens"], "choices": settings.get("num_choices")}
+        return tuple(f"{key}={compared[key]}" for key in sorted(compared)) + (self.metadata["device"],)
 
     @property
     def asked(self) -> tuple[str, ...]:
@@ -98,9 +97,9 @@ class Run:
 
     @property
     def execution(self) -> str:
-        """How its steps were taken: eager, static, compiled, graph; GENERATE for transformers' own decoding."""
-        asked = GENERATE if self.settings["method"]["name"] == "hf" else self.settings.get("execution")
-        return str(self.metadata.get("execution_used", asked))
+        """How its steps were taken: eager or graph; GENERATE for transformers' own decoding."""
+        requested = GENERATE if self.settings["method"]["name"] == "hf" else self.settings.get("execution")
+        return str(self.metadata.get("execution_used", requested))
 
     @property
     def draft_tree(self) -> list[list[int]] | None:
@@ -120,8 +119,8 @@ class Run:
         method: dict[str, Any] = settings["method"]
         facets = {key: method.get(key) for key in ("start", "tree", "tree_nodes")}
         if "start_sha256" in method:  # a file: by its name, or how it was asked for
-            asked = self.metadata.get("config", {}).get("start")
-            facets["start"] = asked if asked == "saved" else Path(str(method["start"])).stem
+            start = self.metadata.get("config", {}).get("start")
+            facets["start"] = start if start == "saved" else Path(str(method["start"])).stem
         if tree := self.draft_tree:
             facets["tree_depth"] = max(len(path) for path in tree)
             facets["tree_breadth"] = 1 + max(path[0] for path in tree)
@@ -174,8 +173,7 @@ def read_runs(*folders: Path) -> list[Run]:
     for folder in folders:
         file = folder / compact.FILE
         if file.is_file():
-            held = ((folder / "runs" / name, metadata, rows) for name, metadata, rows in compact.unpacked(file))
-            found = _of_this_schema(held)
+            found = _of_this_schema((folder / "runs" / name, *record) for name, *record in compact.unpacked(file))
         else:
             found = _of_this_schema(_read(sorted(path.parent for path in folder.glob("runs/*/metadata.json"))))
         if not found:
@@ -190,18 +188,16 @@ def runs_at(folders: Iterable[Path]) -> list[Run]:
 
 
 def _read(folders: Iterable[Path]) -> Iterator[tuple[Path, dict[str, Any], list[Row]]]:
-    shared = SharedNumbers()
     for folder in folders:
-        answers = folder / "answers.jsonl"
-        if answers.exists():
+        if (answers := folder / "answers.jsonl").exists():
             metadata = json.loads((folder / "metadata.json").read_text(encoding="utf-8"))
-            yield folder, metadata, list(read_answers(answers, shared)[0].values())
+            yield folder, metadata, list(read_answers(answers)[0].values())
 
 
-def _of_this_schema(found: Iterable[tuple[Path, dict[str, Any], list[Row]]]) -> list[Run]:
+def _of_this_schema(records: Iterable[Any]) -> list[Run]:
     """Return the runs of this schema; the others are named and left out."""
     runs = []
-    for folder, metadata, rows in found:
+    for folder, metadata, rows in records:
         try:
             check_schema(metadata["settings"], folder)
             check_rows(rows, folder)
@@ -265,19 +261,18 @@ def read_foreign(pattern: str) -> list[Run]:
     paths = sorted(Path(name) for name in glob.glob(pattern, recursive=True) if Path(name).is_file())  # noqa: PTH207
     if not paths:
         raise UserError(f"--answers {pattern}: no such file")
-    shared = SharedNumbers()
-    names = unique_names(paths)
     runs = []
-    for path in paths:
-        rows, damage = read_answers(path, shared)
-        if str(damage):
+    for path, name in zip(paths, _names(paths), strict=True):
+        rows, damage = read_answers(path)
+        if damage:
             print(f"note: {path}: {damage}", file=sys.stderr)
         if not rows:
             raise UserError(f"{path}: holds no answer in Spec-Bench's format")
         check_rows(rows.values(), path)
-        runs.append(Run(path.parent, _metadata(names[path], len(rows)), list(rows.values())))
-    if not all(row.get("question_sha256") for run in runs for row in run.answers):
-        for row in (row for run in runs for row in run.answers):
+        runs.append(Run(path.parent, _metadata(name, len(rows)), list(rows.values())))
+    answers = [row for run in runs for row in run.answers]
+    if not all(row.get("question_sha256") for row in answers):
+        for row in answers:
             row.pop("question_sha256", None)  # only some know their questions: ids stand in for all
     most = max(len(run.answers) for run in runs)
     for run in runs:
@@ -285,30 +280,25 @@ def read_foreign(pattern: str) -> list[Run]:
     return sorted(runs, key=lambda run: (run.label not in ("hf", "vanilla"), run.label))
 
 
-def unique_names(paths: list[Path]) -> dict[Path, str]:
+def _names(paths: list[Path]) -> list[str]:
     """Name each file without its ending, with its folders where two have the same name, plain decoding `vanilla`."""
-    names = {path: path.stem for path in paths}
-    for path in paths:
-        if list(names.values()).count(path.stem) > 1:
-            names[path] = str(path.with_suffix(""))
-    plain = [p for p in paths if any(word in p.stem.lower().replace("_", "-").split("-") for word in BASELINE_NAMES)]
+    stems = [path.stem for path in paths]
+    names = [str(p.with_suffix("")) if stems.count(p.stem) > 1 else p.stem for p in paths]
+    words = [stem.lower().replace("_", "-").split("-") for stem in stems]
+    plain = [i for i, said in enumerate(words) if any(name in said for name in BASELINE_NAMES)]
     if len(plain) == 1:  # several: which one is meant is not guessed
-        names[plain[0]] = "hf" if "hf" in plain[0].stem.lower().split("-") else "vanilla"
+        names[plain[0]] = "hf" if "hf" in words[plain[0]] else "vanilla"
     return names
 
 
 def _metadata(name: str, questions: int) -> dict[str, Any]:
     unknown = "not recorded"
-    return {
-        "label": name,
-        "device": unknown,
-        "questions": questions,
-        "versions": {"torch": unknown, "transformers": unknown},
-        "settings": {
-            "model": {"name": "answers", "dtype": unknown},
-            "bench": {"name": "files", "questions": questions},
-            "method": {"name": name},
-            "max_new_tokens": unknown,
-            "execution": unknown,
-        },
+    settings = {
+        "model": {"name": "answers", "dtype": unknown},
+        "bench": {"name": "files", "questions": questions},
+        "method": {"name": name},
+        "max_new_tokens": unknown,
+        "execution": unknown,
     }
+    versions = {"torch": unknown, "transformers": unknown}
+    return {"label": name, "device": unknown, "questions": questions, "versions": versions, "settings": settings}

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from omegaconf import DictConfig
+
 from model.errors import UserError
 from model.files import write_json
 
@@ -21,14 +23,16 @@ from .rows import read_object
 
 @dataclass(frozen=True)
 class Planned:
-    """A job of a sweep: its overrides, its experiment's folder, what it measures, and why it cannot, if it cannot."""
+    """A job of a sweep: its overrides, the configuration they compose to, and why it cannot run, if it cannot."""
 
     overrides: list[str]
-    folder: Path
-    model: str
-    bench: str
-    method: str
+    config: DictConfig
     not_available: str
+
+    @property
+    def folder(self) -> Path:
+        """The experiment's folder."""
+        return Path(self.config.results_dir) / str(self.config.name)
 
     @property
     def mark(self) -> Path:
@@ -72,7 +76,7 @@ def write_down(jobs: Sequence[Planned], command: str) -> None:
         write_json(folder / "sweep.json", {"command": command, "jobs": [job.overrides for job in planned]})
         for job in planned:
             if job.not_available:
-                about = {"model": job.model, "bench": job.bench, "method": job.method}
+                about = {group: str(job.config[group].name) for group in ("model", "bench", "method")}
                 write_json(job.mark, {"job": job.overrides, "not_available": job.not_available} | about)
             elif "not_available" in read_object(job.mark):
                 job.mark.unlink()
@@ -85,7 +89,7 @@ def available(jobs: Sequence[Planned]) -> tuple[list[Planned], list[str]]:
         UserError: none can run.
     """
     left = [job for job in jobs if not job.not_available]
-    reasons = dict.fromkeys(f"{job.method}: {job.not_available}" for job in jobs if job.not_available)
+    reasons = dict.fromkeys(f"{job.config.method.name}: {job.not_available}" for job in jobs if job.not_available)
     if jobs and not left:
         raise UserError(f"none of the {len(jobs)} jobs can run: {'; '.join(list(reasons)[:3])}")
     if not reasons:

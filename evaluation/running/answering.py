@@ -10,16 +10,28 @@ from typing import Any
 
 import torch
 
-from model.decoding import Generation, generate_together
+from model.decoding import Generation
 from model.decoding.sampling import Sampling
 from model.decoding.step import unmarked
+from model.files import ROOT
 
 from ..configuration.methods import Method
 from ..loading.bench import answer_text, prompt_ids
 from ..loading.devices import cache_bytes, peak_bytes, restart_peak
-from ..loading.step_times import PhaseClock, warm_up_prompt
-from ..records.questions import Question
+from ..loading.models import LoadedModel
+from ..loading.phases import PhaseClock
+from ..records.questions import Question, read_questions
 from ..records.rows import SCHEMA, Row, repeated_ngrams
+from .shared_text import generate_together
+
+WARM_UP = ROOT / "data/sample/warmup.jsonl"  # held out from every bench
+
+
+def warm_up_prompt(loaded: LoadedModel) -> list[int]:
+    """Return a held-out prompt, cut to half the context."""
+    question = read_questions(WARM_UP)[0]
+    prompt = prompt_ids(loaded.template, loaded.tokenizer, [question.turns[0]], [])
+    return prompt[: max(loaded.target.context // 2, 1)]
 
 
 def warm_up(method: Method) -> None:

@@ -10,14 +10,13 @@ from typing import Any
 
 from tqdm import tqdm
 
-from ..loading.processes import rank
-from ..statistics.metrics import Measures, measure
+from ..statistics.metrics import measure
 
 LOG_SECONDS = 60.0  # between two lines
 
 
 class Progress:
-    """Count answers; only the first of several processes shows them.
+    """Count answers and show them.
 
     Args:
         label: what is running.
@@ -29,7 +28,7 @@ class Progress:
         self._start = self._printed = time.monotonic()
         self._known_from = math.inf  # so many answers, and there is an estimate
         self._bar: Any = None
-        if rank() == 0 and sys.stderr.isatty():
+        if sys.stderr.isatty():
             self._bar = tqdm(total=total, initial=done, desc=label, unit="answer", dynamic_ncols=True)
 
     def __enter__(self) -> Progress:
@@ -54,12 +53,12 @@ class Progress:
         if self._bar is not None:
             figures = measure(rows[-1:])
             method = {} if label == self.label else {"method": label}
-            shown = {"mat": f"{figures.mat:.2f}"}
+            shown = {"mat": f"{figures['mat']:.2f}"}
             if timed(figures):
-                shown["tokens_per_s"] = f"{figures.tokens_per_second:.0f}"
+                shown["tokens_per_s"] = f"{figures['tokens_per_second']:.0f}"
             self._bar.set_postfix(method | shown, refresh=False)
             self._bar.update(len(answers))
-        elif rank() == 0 and time.monotonic() - self._printed >= LOG_SECONDS:
+        elif time.monotonic() - self._printed >= LOG_SECONDS:
             self._printed = time.monotonic()
             print(self._line(rows, label), file=sys.stderr, flush=True)
 
@@ -70,13 +69,13 @@ class Progress:
             pace = (time.monotonic() - self._start) / (self.done - self._before)
             left = f"; {_time(pace * (self.total - self.done))} left"
         run = "" if label == self.label else f"{label}: "
-        speed = f", {figures.tokens_per_second:.0f} tokens/s" if timed(figures) else ""
-        return f"{self.label}: {self.done} of {self.total} answers; {run}MAT {figures.mat:.2f}{speed}{left}"
+        speed = f", {figures['tokens_per_second']:.0f} tokens/s" if timed(figures) else ""
+        return f"{self.label}: {self.done} of {self.total} answers; {run}MAT {figures['mat']:.2f}{speed}{left}"
 
 
-def timed(figures: Measures) -> bool:
+def timed(figures: dict[str, Any]) -> bool:
     """True if there is a speed to show."""
-    return figures.tokens_per_second == figures.tokens_per_second
+    return bool(figures["tokens_per_second"] == figures["tokens_per_second"])
 
 
 def _time(seconds: float) -> str:

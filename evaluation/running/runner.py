@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -157,7 +156,7 @@ class Runner:
 
     def finish(self) -> None:
         """Write the summary, and save the last state for runs with start=saved."""
-        summary: dict[str, Any] = asdict(measure(self.rows))
+        summary = measure(self.rows)
         drafter = self.method.drafter
         state = drafter.state_dict() if drafter is not None else {}
         summary["state_bytes"] = sum(t.numel() * t.element_size() for t in state.values())

@@ -10,17 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from omegaconf import DictConfig
 
 from model.errors import UserError
 
-from ..configuration.methods import AUTO, ONLINE
-from ..errors import Failure, user_message
+from ..configuration.config import checked_config
+from ..configuration.fingerprint import SAVED
 from ..loading import processes
 from ..loading.bench import load_bench
-from ..loading.locks import exclusive
+from ..loading.locks import exclusive, keep_devices
 from ..loading.models import load_model
 from ..loading.settings import ModelSettings
-from ..records.sweeps import note_done
+from ..records.sweeps import Planned, note_done
 from .answering import answer_together
 from .progress import Progress
 from .runner import Runner
@@ -48,13 +49,14 @@ class Job:
     def note_finished(self, repeat: int, folder: Path) -> None:
         """Note a finished repeat; after the last one mark the job as done."""
         self.folders[repeat] = folder
-        if self.overrides is not None and len(self.folders) == len(self.repeats) and processes.rank() == 0:
-            note_done(self.config, self.overrides, [self.folders[index] for index in self.repeats])
+        if self.overrides is not None and len(self.folders) == len(self.repeats):
+            folders = [self.folders[index] for index in self.repeats]
+            processes.on_first_rank(note_done, self.config, self.overrides, folders)
 
 
 def uses_clock(job: Job) -> bool:
-    """True if the job depends on a clock: it is timed, or chooses trees by step times."""
-    return bool(job.config["timed"]) or job.config["tree"]["name"] in (AUTO, ONLINE)
+    """True if the job depends on a clock."""
+    return bool(job.config["timed"])
 
 
 def is_interleaved(job: Job) -> bool:
@@ -63,49 +65,32 @@ def is_interleaved(job: Job) -> bool:
 
 
 Repeat = tuple[Job, int]  # a job and the number of one of its repeats
-OnError = Callable[[Exception], None]
-
-_deferred: list[Job] | None = None
+OnError = Callable[[Exception], object]
 
 
-def defer(job: Job) -> bool:
-    """Leave an interleaved job to `run_deferred`. Returns False if the caller has to run it."""
-    if _deferred is None or not is_interleaved(job):
-        return False
-    _deferred.append(job)
-    return True
+def _raise(error: Exception) -> None:
+    raise error
 
 
-@contextmanager
-def run_deferred() -> Iterator[None]:
-    """Run the jobs that are deferred inside this block at its end. A failure is noted and the others go on."""
-    global _deferred
-    _deferred = []
-    try:
-        yield
-        jobs = _deferred
-    finally:
-        _deferred = None
-    with processes.report_first_error():
-        for group in group_repeats(jobs):
-            _run(group, _note_failure)
+def run_planned(planned: Sequence[Planned]) -> None:
+    """Run the jobs of a sweep. One that fails is noted, and the others go on."""
+    jobs = []
+    for job in planned:
+        try:
+            jobs.append(Job(checked_config(job.config), job.overrides))
+        except Exception as error:
+            processes.note_failure(error)
+    run_jobs(jobs, processes.note_failure)
 
 
-def run_jobs(jobs: Sequence[Job]) -> None:
-    """Run jobs alone first, then the interleaved ones question by question. Raises the first error."""
-    for job in jobs:
-        if not is_interleaved(job):
-            run_alone(job)
-    for group in group_repeats([job for job in jobs if is_interleaved(job)]):
-        _run(group, _raise)
-
-
-def run_alone(job: Job, answer_file: Path | None = None) -> list[Path]:
-    """Run one repeat after the other. Returns their directories. Raises UserError for a mistake of the user."""
-    with exclusive(job.model, uses_clock(job)):  # for all repeats
-        for repeat in job.repeats:
-            _run([(job, repeat)], _raise, answer_file)
-    return [job.folders[repeat] for repeat in job.repeats]
+def run_jobs(jobs: Sequence[Job], on_error: OnError = _raise, answer_file: Path | None = None) -> None:
+    """Run jobs alone first, then the interleaved ones question by question; at last those with start=saved."""
+    with keep_devices():
+        for last in (False, True):  # they start from what a hot run left
+            part = [job for job in jobs if (job.config["start"] == SAVED) is last]
+            alone = [[(job, repeat)] for job in part if not is_interleaved(job) for repeat in job.repeats]
+            for group in (*alone, *group_repeats([job for job in part if is_interleaved(job)])):
+                _run(group, on_error, answer_file)
 
 
 def group_repeats(jobs: Sequence[Job]) -> list[list[Repeat]]:
@@ -116,17 +101,6 @@ def group_repeats(jobs: Sequence[Job]) -> list[list[Repeat]]:
         bench = {key: value for key, value in job.config["bench"].items() if key != "order"}
         groups.setdefault(json.dumps([repeat, job.config["model"], bench], sort_keys=True), []).append((job, repeat))
     return list(groups.values())
-
-
-def _note_failure(error: Exception) -> None:
-    message = user_message(error)
-    if message is None or processes.world_size() > 1:
-        raise error
-    Failure(message)
-
-
-def _raise(error: Exception) -> None:
-    raise error
 
 
 def _run(group: Sequence[Repeat], on_error: OnError, answer_file: Path | None = None) -> None:
@@ -264,3 +238,11 @@ def answer_shared(runners: Sequence[Runner]) -> None:
 
 def _run_key(runner: Runner) -> str:
     return json.dumps([str(runner.folder), runner.settings], sort_keys=True)
+
+
+def report_at_end(config: DictConfig, folder: Path) -> None:
+    """Draw an experiment's tables and figures, if it has answers."""
+    if config.run_dir is None and any(folder.glob("runs/*/answers.jsonl")):
+        from ..report import report
+
+        report(folder)

@@ -17,7 +17,7 @@ from ..records.runs import Run
 from .pools import pools
 from .tables import identity
 
-LEARNT = ("auto", "online")  # their order is learnt, so which nodes a step tried is not known afterwards
+LEARNT = "auto"  # the order of its nodes is learnt, so which nodes a step tried is not known afterwards
 TEMPLATE = "recycling"  # the source whose steps draft from the template, where a method has others, too
 
 
@@ -148,7 +148,7 @@ class Node:
 
 def template(run: Run) -> list[RankPath] | None:
     """Return the template's nodes below the root, breadth-first; None without one, or where it changes (auto)."""
-    if run.settings["method"].get("tree") in LEARNT or run.draft_tree is None:
+    if run.settings["method"].get("tree") == LEARNT or run.draft_tree is None:
         return None
     return [tuple(path) for path in run.draft_tree]
 
@@ -161,13 +161,13 @@ def by_node(accepted: Accepted, order: Sequence[RankPath] | None) -> list[Node]:
             nodes that were once accepted are known, and every step counts as a try of each.
     """
     counted = accepted.counts
-    known = order is not None
+    fixed = order is not None
     if order is None:
         prefixes = {path[:depth] for _, path in counted for depth in range(1, len(path) + 1)}
         order = sorted(prefixes, key=lambda path: (len(path), path))
     nodes = []
     for place, path in enumerate(order):
-        tries = [(other, n) for (size, other), n in counted.items() if place < size - 1 or not known]
+        tries = [(other, n) for (size, other), n in counted.items() if place < size - 1 or not fixed]
         parents, times = (
             sum(n for other, n in tries if other[: len(start)] == start) for start in (path[:-1], tuple(path))
         )

@@ -8,24 +8,24 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pandas as pd
 
 from model.files import write_text
 
-from ..records.rows import Row, common_turns, diverge
+from ..records.rows import common_turns, diverge
 from ..records.runs import Run, row_key
 from .pools import Pool, pools
+from .rendering import markdown, shown, write_csv
 from .tables import baseline, identity
-from .view import markdown, shown, write_csv
 
 GAPS = "audit_gaps.json"
 RULE = (
     "Verification accepts a draft token only if the target itself picks it (model/decoding/verification.py). "
     "This audit compares the recorded answers with vanilla's."
 )
-HF = "hf"  # transformers' own decoding
 Gaps = dict[tuple[str, ...], float]
 
 
@@ -35,7 +35,7 @@ class Turn:
 
     Attributes:
         tokens: how long the baseline's answer is.
-        parts: the first new token, from 0, in which the run's leaves it; None: in none.
+        differs_at: the first new token, from 0, in which the run's differs from it; None: in none.
     """
 
     run: Run
@@ -43,12 +43,17 @@ class Turn:
     choice: int
     turn: int
     tokens: int
-    parts: int | None
+    differs_at: int | None
 
     @property
     def key(self) -> tuple[str, ...]:
-        """Where the two part, as the file of gaps has it."""
-        return self.run.folder.name, *map(str, (self.question_id, self.choice, self.turn, self.parts))
+        """Where the two differ, as the file of gaps has it."""
+        return self.run.folder.name, *map(str, (self.question_id, self.choice, self.turn, self.differs_at))
+
+    @property
+    def where(self) -> str:
+        place = f"question {self.question_id}, turn {self.turn + 1}"
+        return f"{place}, answer {self.choice + 1}" if self.choice else place
 
 
 @dataclass
@@ -65,18 +70,32 @@ class Audit:
     left_out: int = 0
 
     @property
-    def partings(self) -> list[Turn]:
-        """The turns that differ."""
-        return [turn for turn in self.turns if turn.parts is not None]
+    def different(self) -> list[Turn]:
+        return [turn for turn in self.turns if turn.differs_at is not None]
 
     @property
     def identical(self) -> int:
-        return len(self.turns) - len(self.partings)
+        return len(self.turns) - len(self.different)
 
     @property
     def tokens(self) -> int:
         """The baseline's, in all turns."""
         return sum(turn.tokens for turn in self.turns)
+
+    def in_words(self, base: str) -> str:
+        """Say how much of the output equals that of the baseline of this name."""
+        if not self.turns:
+            return "No turn can be compared: the records share none that has token ids."
+        turns = f"{len(self.turns):,} turn{'s' if len(self.turns) > 1 else ''}"
+        if not self.different:
+            return f"All {turns} equal those of {base}, token for token ({self.tokens:,} tokens)."
+        tokens = [1 + (turn.differs_at or 0) for turn in self.different]
+        first = self.different[tokens.index(min(tokens))]
+        share = 100 * self.identical / len(self.turns)
+        return (
+            f"{self.identical:,} of {turns} ({share:.1f} %) equal those of {base}. The earliest difference is at "
+            f"token {min(tokens)} ({first.where}), the median one at token {median(tokens):g}."
+        )
 
 
 def audits(pooled: Sequence[Pool], bases: Sequence[str] = ("vanilla",)) -> list[Audit]:
@@ -89,37 +108,29 @@ def audits(pooled: Sequence[Pool], bases: Sequence[str] = ("vanilla",)) -> list[
     for pool in pooled:
         others = (baseline(pool, name, pooled) for name in bases if name != pool.label)
         base = next((base for base in others if base is not None), None)
-        if base is not None and pool.label != bases[-1] and not (HF in (pool.label, base.label) and _drawn(pool)):
-            audit = Audit(pool, base)
-            for repeat, shards in pool.repeats.items():
-                theirs = base.answers_to_compare(repeat)
-                for run in shards:
-                    for row in run.answers:
-                        if row_key(row) in theirs:
-                            _compare(audit, run, row, theirs[row_key(row)])
-            audited.append(audit)
+        if base is None or pool.label == bases[-1]:
+            continue
+        if pool.first.facets.get("temperature") and "hf" in (pool.label, base.label):
+            continue
+        audit = Audit(pool, base)
+        for repeat, shards in pool.repeats.items():
+            base_rows = base.answers_to_compare(repeat)
+            for run, row in ((shard, row) for shard in shards for row in shard.answers if row_key(row) in base_rows):
+                turns, left_out = common_turns(row, base_rows[row_key(row)])
+                audit.left_out += left_out
+                for choice, turn, ids, base_ids in turns:
+                    differs_at = None if ids == base_ids else diverge(ids, base_ids)
+                    audit.turns.append(Turn(run, row["question_id"], choice, turn, len(base_ids), differs_at))
+        audited.append(audit)
     return audited
-
-
-def _drawn(pool: Pool) -> bool:
-    return bool(pool.first.facets.get("temperature"))
-
-
-def _compare(audit: Audit, run: Run, row: Row, theirs: Row) -> None:
-    turns, left_out = common_turns(row, theirs)
-    audit.left_out += left_out
-    for index, turn, mine, base in turns:
-        parts = None if mine == base else diverge(mine, base)
-        audit.turns.append(Turn(run, row["question_id"], index, turn, len(base), parts))
 
 
 def audit_table(runs: Sequence[Run], gaps: Gaps) -> pd.DataFrame:
     """Build one row a configuration, with the first difference and the largest gap at one, where gaps are known."""
     rows = []
     for audit in audits(pools(runs)):
-        partings = audit.partings
-        known = [gaps[turn.key] for turn in partings if turn.key in gaps]
-        first = partings[0] if partings else None
+        measured = [gaps[turn.key] for turn in audit.different if turn.key in gaps]
+        first = next(iter(audit.different), None)
         rows.append(
             identity(audit.pool)
             | {
@@ -128,11 +139,11 @@ def audit_table(runs: Sequence[Run], gaps: Gaps) -> pd.DataFrame:
                 "identical_share": audit.identical / len(audit.turns) if audit.turns else math.nan,
                 "tokens": audit.tokens,
                 "turns_left_out": audit.left_out,
-                "first_difference_question": first.question_id if first else None,
-                "first_difference_turn": first.turn if first else None,
-                "first_difference_token": first.parts if first else None,
-                "gaps_known": len(known),
-                "largest_logit_gap": max(known, default=math.nan),
+                "first_difference_question": first and first.question_id,
+                "first_difference_turn": first and first.turn,
+                "first_difference_token": first and first.differs_at,
+                "gaps_known": len(measured),
+                "largest_logit_gap": max(measured, default=math.nan),
             }
         )
     return pd.DataFrame(rows)
@@ -148,22 +159,19 @@ def wording(table: pd.DataFrame, folder: Path) -> list[str]:
             if dtype == "float32":
                 lines.append("Nothing was compared in float32.")
             continue
-        configurations = f"{len(rows)} configuration{'s' if len(rows) > 1 else ''}"
-        about = f"{configurations}, {int(rows['tokens'].sum()):,} tokens"
+        about = f"{len(rows)} configuration{'s' if len(rows) > 1 else ''}, {int(rows['tokens'].sum()):,} tokens"
         if same == turns:
             lines.append(f"Lossless in {dtype}: all {turns:,} turns equal vanilla's, token for token ({about}).")
             continue
-        known, apart = int(rows["gaps_known"].sum()), turns - same
-        share = 100 * same / turns
-        text = f"Not identical in {dtype}: {same:,} of {turns:,} turns ({share:.2f} %) equal vanilla's ({about})"
-        if known == apart:
+        measured, different = int(rows["gaps_known"].sum()), turns - same
+        share = f"{same:,} of {turns:,} turns ({100 * same / turns:.2f} %)"
+        text = f"Not identical in {dtype}: {share} equal vanilla's ({about})"
+        if measured == different:
             gap = rows["largest_logit_gap"].max()
             text += f"; where a difference starts, the two largest logits are at most {gap:.3g} apart."
         else:
-            text += (
-                f"; this measures the logit gap at {apart - known} of {apart} differences: python -m evaluation.audit "
-                f"{shlex.quote(str(folder))}"
-            )
+            command = f"python -m evaluation.audit {shlex.quote(str(folder))}"
+            text += f"; this measures the logit gap at {different - measured} of {different} differences: {command}"
         lines.append(text)
     return lines
 

@@ -75,14 +75,14 @@ def speed_interval(speeds: Floats, base: Floats) -> tuple[float, float]:
     Returns:
         (NaN, NaN) of fewer than two questions.
     """
-    known = np.isfinite(speeds) & np.isfinite(base)
-    some = np.ix_(known.any(axis=1), known.any(axis=0))
-    speeds, base, known = speeds[some], base[some], known[some]
-    questions, repeats = known.shape
+    finite = np.isfinite(speeds) & np.isfinite(base)
+    some = np.ix_(finite.any(axis=1), finite.any(axis=0))
+    speeds, base, finite = speeds[some], base[some], finite[some]
+    questions, repeats = finite.shape
     if repeats < 2 or questions < 2:
         return ratio_interval(speeds.ravel(), base.ravel())
-    share = known * (repeats / known.sum(axis=1, keepdims=True))  # a question counts as one, whatever it lacks
-    cells = np.where(known, np.stack([speeds, base]), 0.0) * share  # (2, n, R)
+    share = finite * (repeats / finite.sum(axis=1, keepdims=True))  # a question counts as one, whatever it lacks
+    cells = np.where(finite, np.stack([speeds, base]), 0.0) * share  # (2, n, R)
     drawn, wider = repeat_draws(repeats)
     both = np.einsum("cbr,br->cb", draws(questions) @ cells, drawn)  # questions and repeats drawn: (2, RESAMPLES)
     drift = cells.sum(axis=1) @ drawn.T  # repeats drawn alone: (2, RESAMPLES)

@@ -1,54 +1,15 @@
-"""What the numbers mean. Every one is derived from answer rows in Spec-Bench's format; see docs/concepts.md.
-
-Definitions:
-    step: one target forward over a root, the last token known, with a draft below it; the first root is the prompt's
-        last token.
-    accepted length: tokens a step adds to the output: the accepted drafts and the model's own next token. Plain
-        decoding: 1.
-    mat: micro mean of accepted lengths over all steps. mat_macro: mean over questions of the question's own mean.
-    tokens_per_second: mean over questions of (new tokens / wall time, prefill included); Spec-Bench's figure.
-    tokens_per_second_total: all new tokens / all wall time.
-    tokens_per_second_decode: all new tokens after each turn's first step / all decoding time (prefill excluded).
-    prefill_ms, decode_ms: mean over turns, until a turn's first step is done and from then on. step_ms: all decoding
-        time / all steps but the first of each turn.
-    time_to_first_token_ms: mean over turns, from the question's text to the first new token: prompt and prefill.
-    peak_memory_mib: the largest over questions of what the devices (on the CPU: the process) held.
-
-Below them Spec-Bench's own figures of two answer files: speed and accepted lengths of the first choice, by subtask.
-"""
+"""The figures of answers, from their rows in Spec-Bench's format; statistics/columns.py defines each."""
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ..records.questions import SUBTASKS, subtask
-from ..records.rows import Row, accept_lengths, common_questions, new_tokens, question_speed, wall_time
+from ..records.rows import Row, accept_lengths, new_tokens, question_speed, wall_time
 
 OVERALL = "overall"
-
-
-@dataclass(frozen=True)
-class Measures:
-    """The figures of one group of answers; NaN where the records do not hold what a figure needs."""
-
-    questions: int
-    turns: int
-    steps: int
-    new_tokens: int
-    mat: float
-    mat_macro: float
-    tokens_per_second: float
-    tokens_per_second_total: float
-    tokens_per_second_decode: float
-    prefill_ms: float
-    decode_ms: float
-    time_to_first_token_ms: float
-    step_ms: float
-    peak_memory_mib: float
 
 
 def mean(values: Iterable[float]) -> float:
@@ -57,24 +18,30 @@ def mean(values: Iterable[float]) -> float:
     return sum(items) / len(items) if items else float("nan")
 
 
-def measure(rows: Sequence[Row]) -> Measures:
-    """Compute the figures of these answers, one row a question."""
+def measure(rows: Sequence[Row]) -> dict[str, Any]:
+    """Compute the figures of these answers, one row a question; NaN where the records lack what a figure needs."""
     lengths = [accept_lengths(row) for row in rows]
-    seconds = sum(wall_time(row) for row in rows)
-    tokens = sum(new_tokens(row) for row in rows)
-    return Measures(
-        questions=len(rows),
-        turns=sum(len(choice["turns"]) for row in rows for choice in row["choices"]),
-        steps=sum(len(steps) for steps in lengths),
-        new_tokens=tokens,
-        mat=mean(n for steps in lengths for n in steps),
-        mat_macro=mean(mean(steps) for steps in lengths if steps),
-        tokens_per_second=mean(question_speed(row) for row in rows if wall_time(row) > 0),
-        tokens_per_second_total=tokens / seconds if seconds > 0 else float("nan"),
-        tokens_per_second_decode=_decode_speed(rows),
-        **_times(rows),
-        peak_memory_mib=_peak(rows),
-    )
+    seconds, tokens = sum(map(wall_time, rows)), sum(map(new_tokens, rows))
+    prefill, decode, prompt = (per_turn(rows, f"{part}_time") for part in ("prefill", "decode", "prompt"))
+    steps = per_turn(rows, "decoding_steps")
+    later_steps = sum(max(n - 1, 0) for n in steps)  # all but the first of each turn
+    peaks: list[Any] = [row.get("peak_memory") for row in rows]
+    return {
+        "questions": len(rows),
+        "turns": sum(len(choice["turns"]) for row in rows for choice in row["choices"]),
+        "steps": sum(map(len, lengths)),
+        "new_tokens": tokens,
+        "mat": mean(n for of_question in lengths for n in of_question),
+        "mat_macro": mean(mean(of_question) for of_question in lengths if of_question),
+        "tokens_per_second": mean(question_speed(row) for row in rows if wall_time(row) > 0),
+        "tokens_per_second_total": tokens / seconds if seconds > 0 else math.nan,
+        "tokens_per_second_decode": _decode_speed(rows),
+        "prefill_ms": 1e3 * mean(prefill),
+        "decode_ms": 1e3 * mean(decode),
+        "time_to_first_token_ms": 1e3 * (mean(prompt) + mean(prefill)),  # both over the same turns
+        "step_ms": 1e3 * sum(decode) / later_steps if decode and later_steps else math.nan,
+        "peak_memory_mib": float(max(peaks)) / 2**20 if peaks and None not in peaks else math.nan,
+    }
 
 
 def repetition(row: Row) -> float:
@@ -82,26 +49,6 @@ def repetition(row: Row) -> float:
     turns = [share for choice in row["choices"] for share in choice.get("repeated_3grams") or []]
     shares = [share for share in turns if share is not None]
     return sum(shares) / len(shares) if shares else math.nan
-
-
-def _peak(rows: Sequence[Row]) -> float:
-    peaks: list[Any] = [row.get("peak_memory") for row in rows]
-    return float(max(peaks)) / 2**20 if peaks and None not in peaks else math.nan
-
-
-def _times(rows: Sequence[Row]) -> dict[str, float]:
-    """Return milliseconds of a turn's parts and of a step; NaN where a row does not hold what a figure needs."""
-    prefill = per_turn(rows, "prefill_time")
-    decode, prompt = per_turn(rows, "decode_time"), per_turn(rows, "prompt_time")
-    steps = sum(max(n - 1, 0) for n in per_turn(rows, "decoding_steps"))
-    seconds = sum(decode) if decode else math.nan
-    first = mean(prompt) + mean(prefill)  # both over the same turns
-    return {
-        "prefill_ms": 1e3 * mean(prefill),
-        "decode_ms": 1e3 * mean(decode),
-        "time_to_first_token_ms": 1e3 * first,
-        "step_ms": 1e3 * seconds / steps if steps else math.nan,
-    }
 
 
 def per_turn(rows: Sequence[Row], key: str) -> list[float]:
@@ -122,23 +69,17 @@ def _known(choice: Row, key: str) -> bool:
 
 
 def _decode_speed(rows: Sequence[Row]) -> float:
-    """Return NaN unless every row knows its decoding time apart from the prefill, and its steps."""
+    """Return tokens per second behind the first step of each turn; NaN unless every row knows its times and steps."""
     tokens, seconds = 0, 0.0
     for row in rows:
         for choice in row["choices"]:
-            known = all(_known(choice, key) for key in ("decode_time", "decoding_steps"))
-            if not known or choice.get("accept_lengths") is None:
-                return float("nan")
-            tokens += sum(choice["new_tokens"]) - sum(_first_lengths(choice))
+            lengths, steps = choice.get("accept_lengths"), choice.get("decoding_steps")
+            if lengths is None or not all(_known(choice, key) for key in ("decode_time", "decoding_steps")):
+                return math.nan
+            begins = [sum(steps[:turn]) for turn, count in enumerate(steps) if count]
+            tokens += sum(choice["new_tokens"]) - sum(lengths[begin] for begin in begins if begin < len(lengths))
             seconds += sum(choice["decode_time"])
-    return tokens / seconds if seconds > 0 else float("nan")
-
-
-def _first_lengths(choice: Row) -> list[int]:
-    """Return the accepted length of each turn's first step."""
-    lengths = iter(choice["accept_lengths"])
-    turns = [list(itertools.islice(lengths, count)) for count in choice["decoding_steps"]]
-    return [turn[0] for turn in turns if turn]
+    return tokens / seconds if seconds > 0 else math.nan
 
 
 def by_subtask(rows: Iterable[Row]) -> dict[str, list[Row]]:
@@ -149,34 +90,3 @@ def by_subtask(rows: Iterable[Row]) -> dict[str, list[Row]]:
         groups.setdefault(subtask(str(row.get("category", "unknown"))), []).append(row)
     names = [name for name in SUBTASKS if name in groups] + sorted(groups.keys() - set(SUBTASKS))
     return {name: groups[name] for name in names} | {OVERALL: items}
-
-
-def mean_speed(rows: Sequence[Row], tokenizer: Any = None) -> float:
-    """Return tokens per second: the mean over questions of tokens / seconds, of the first choice.
-
-    With a tokenizer the tokens are counted from the text, less the BOS of each turn, as that project does for its
-    baseline; without one they are the answers' own new_tokens.
-    """
-    values = []
-    for row in rows:
-        choice = row["choices"][0]
-        if tokenizer is None:
-            tokens = sum(choice["new_tokens"])
-        else:
-            tokens = sum(len(tokenizer(text).input_ids) - 1 for text in choice["turns"])
-        if sum(choice["wall_time"]) > 0:
-            values.append(tokens / sum(choice["wall_time"]))
-    return mean(values)
-
-
-def compare(rows: dict[Any, Row], baseline: dict[Any, Row], tokenizer: Any = None) -> list[dict[str, Any]]:
-    """Compare two files in one entry a subtask, over the questions that both have; `mat` is over those, too."""
-    common = [rows[key] for key in common_questions(rows, baseline)]
-    entries = []
-    for name, group in by_subtask(common).items():
-        base = mean_speed([baseline[row["question_id"]] for row in group], tokenizer)
-        speed = mean_speed(group)
-        mat = mean(n for row in group for n in accept_lengths({"choices": row["choices"][:1]}))
-        speedup = speed / base if base else math.nan  # of a baseline that said nothing there is none
-        entries.append({"subtask": name, "mat": mat, "tokens_per_second": speed, "baseline": base, "speedup": speedup})
-    return entries

@@ -50,10 +50,10 @@ class Cells:
 
     def mean_speed(self) -> Floats:
         """Return each question's speed, the mean over its repeats: (n,)."""
-        known = np.isfinite(self.speed)
-        total: Floats = np.where(known, self.speed, 0.0).sum(axis=1)
-        total[~known.any(axis=1)] = np.nan
-        counts: Floats = np.maximum(known.sum(axis=1), 1).astype(np.float64)
+        finite = np.isfinite(self.speed)
+        total: Floats = np.where(finite, self.speed, 0.0).sum(axis=1)
+        total[~finite.any(axis=1)] = np.nan
+        counts: Floats = np.maximum(finite.sum(axis=1), 1).astype(np.float64)
         return total / counts
 
     def mean_counts(self) -> tuple[Floats, Floats]:
@@ -65,15 +65,15 @@ class Cells:
         return self.speed[:, [self.repeats.index(repeat) for repeat in repeats]]
 
 
-def paired(cells: Cells, theirs: Cells) -> tuple[Cells, Cells]:
+def paired(cells: Cells, others: Cells) -> tuple[Cells, Cells]:
     """Return of both the questions that both have, in the order of the first."""
-    at = theirs.questions.get_indexer(cells.questions)
-    return cells.take(at >= 0), theirs.take(at[at >= 0])
+    at = others.questions.get_indexer(cells.questions)
+    return cells.take(at >= 0), others.take(at[at >= 0])
 
 
-def mat_ratio(cells: Cells, theirs: Cells) -> tuple[float, float, float]:
+def mat_ratio(cells: Cells, others: Cells) -> tuple[float, float, float]:
     """Return MAT over the other's on the questions both have, and its paired interval."""
-    columns = [column for both in paired(cells, theirs) for column in both.mean_counts()]
+    columns = [column for both in paired(cells, others) for column in both.mean_counts()]
     tokens, steps, their_tokens, their_steps = (column.sum() for column in columns)
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = float((tokens / steps) / (their_tokens / their_steps))
@@ -179,14 +179,14 @@ class Pool:
     def cells(self) -> Cells:
         """Its questions by its repeats."""
         frames = [pd.concat([run.by_question for run in shards]) for shards in self.repeats.values()]
-        known = pd.concat([frame["subtask"] for frame in frames])
-        known = known[~known.index.duplicated()]
-        frames = [frame.reindex(known.index) for frame in frames]
+        subtasks = pd.concat([frame["subtask"] for frame in frames])
+        subtasks = subtasks[~subtasks.index.duplicated()]
+        frames = [frame.reindex(subtasks.index) for frame in frames]
         tokens, steps, speed = (
             np.stack([f[column].to_numpy(dtype=np.float64) for f in frames], axis=1)
             for column in ("tokens", "steps", "speed")
         )
-        return Cells(known.index, known.to_numpy(dtype=object), tuple(self.repeats), tokens, steps, speed)
+        return Cells(subtasks.index, subtasks.to_numpy(dtype=object), tuple(self.repeats), tokens, steps, speed)
 
 
 def pools(runs: Sequence[Run]) -> list[Pool]:
@@ -222,8 +222,8 @@ def joined(runs: Sequence[Run]) -> list[list[Run]]:
         selections.setdefault(run.selection, []).append(run)
     groups: list[tuple[set[str], list[Run]]] = []
     for selection, same in sorted(selections.items(), key=lambda pair: -len(pair[0])):
-        known = [(asked, group) for asked, group in groups if same[0].asked and group[0].asked]
-        home = next((pair for pair in known if pair[0].isdisjoint(selection)), None)
+        recorded = [(asked, group) for asked, group in groups if same[0].asked and group[0].asked]
+        home = next((pair for pair in recorded if pair[0].isdisjoint(selection)), None)
         if home is None:
             groups.append((set(selection), same))
         else:
@@ -241,9 +241,9 @@ def closest(pool: Pool, candidates: Sequence[Pool]) -> Pool | None:
     ranked: list[tuple[int, int, Pool]] = []
     for other in candidates:
         if other.first.bench_key == pool.first.bench_key:
-            theirs = other.cells.questions
-            common = len(questions) if questions.equals(theirs) else int((theirs.get_indexer(questions) >= 0).sum())
-            ranked.append((common, -len(theirs), other))
+            others = other.cells.questions
+            common = len(questions) if questions.equals(others) else int((others.get_indexer(questions) >= 0).sum())
+            ranked.append((common, -len(others), other))
     best = max(ranked, key=lambda entry: entry[:2], default=None)  # of equals the first
     return best[2] if best is not None and best[0] else None
 
@@ -254,21 +254,19 @@ def distinguish(runs: Sequence[Run]) -> list[str]:
     Where they differ in many, what more than half of them have in common is left out, but the first setting is not.
     """
     facets = [run.facets | run.circumstances for run in runs]
-    keys = list(dict.fromkeys(key for settings in facets for key in settings))
+    keys = dict.fromkeys(key for settings in facets for key in settings)
     varied = [key for key in keys if len({str(settings.get(key)) for settings in facets}) > 1]
     plain = [key for key in varied if key not in ("tree_depth", "tree_breadth")]
+    choices = [(plain, [plain] * len(runs)), (varied, [varied] * len(runs))]  # depth and breadth only where needed
     if len(plain) > MANY:
         counts = {key: Counter(str(settings.get(key)) for settings in facets).most_common(1)[0] for key in plain[1:]}
         usual = {key: value for key, (value, times) in counts.items() if 2 * times > len(runs)}
         unusual = [[key for key in plain if str(settings.get(key)) != usual.get(key)] for settings in facets]
-        words = [
-            ", ".join(w for w in (_words(key, settings, plain) for key in kept) if w)
-            for kept, settings in zip(unusual, facets, strict=True)
-        ]
-        if len(set(words)) == len(runs):
-            return words
-    for chosen in (plain, varied):  # a tree's depth and breadth are named where its name and size do not suffice
-        words = [", ".join(w for w in (_words(key, settings, chosen) for key in chosen) if w) for settings in facets]
+        choices.insert(0, (plain, unusual))
+    words: list[str] = []
+    for among, chosen in choices:
+        named = zip(chosen, facets, strict=True)
+        words = [", ".join(filter(None, (_words(key, settings, among) for key in kept))) for kept, settings in named]
         if len(set(words)) == len(runs):
             return words
     marks = [_hash_of(run) for run in runs]  # they differ in nothing else: files of the same name, other contents

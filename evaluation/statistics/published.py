@@ -20,6 +20,7 @@ from model.files import ROOT
 
 from ..records.questions import FILE_ORDER, SUBTASKS
 from ..records.runs import Run
+from .columns import TABLE1
 from .metrics import OVERALL
 from .pools import Pool, paired, pools
 from .tables import baseline, speedup, unavailable
@@ -37,16 +38,12 @@ def read_published(name: str) -> list[dict[str, Any]]:
 
 
 # File of data/reference, its rows' device, our name for a source; and what a method of ours is called in it.
+SAM_NAMES = {"suffix": "sam", "suffix_recycling (hot)": "sam+recycling"}
 SOURCES: tuple[tuple[str, str | None, str, dict[str, str]], ...] = (
     ("paper_table1", None, "paper, A100-80GB", PAPER_NAMES | {"recycling (hot)": "recycling"}),
     ("unofficial_a100_40gb", "A100-40GB", "smpanaro/token-recycling, A100-40GB", {}),
     ("specbench_leaderboard", "A100", "Spec-Bench leaderboard, A100", {}),
-    (
-        "sam_decoding_a6000",
-        "A6000",
-        "SAM-Decoding, A6000",
-        {"suffix": "sam", "suffix_recycling (hot)": "sam+recycling"},
-    ),
+    ("sam_decoding_a6000", "A6000", "SAM-Decoding, A6000", SAM_NAMES),
 )
 WHOLE = {"spec_bench": 480, "mbpp": 399}  # questions of the benches that figures were published of
 LIMIT = 1024  # new tokens a turn
@@ -120,32 +117,18 @@ def _published(row: dict[Any, Any], sources: list[Any]) -> tuple[float | None, f
     whole = category == OVERALL or (bench, category) == ("mbpp", CODE)
     prefix = {"spec_bench": "specbench_", "mbpp": "mbpp_"}.get(bench)
     for rows, words, names in sources if prefix else ():
-        theirs = rows.get((row["model"], names.get(row["method"], row["method"])), {})
-        if "mat" in theirs:  # all but the paper's table are of Spec-Bench alone
-            theirs = theirs | {"specbench_mat": theirs["mat"], "specbench_speedup": theirs["speedup"]}
-        speedup = theirs.get(f"{prefix}speedup" if whole else PAPER_COLUMNS.get(category, ""))
+        figures = rows.get((row["model"], names.get(row["method"], row["method"])), {})
+        if "mat" in figures:  # all but the paper's table are of Spec-Bench alone
+            figures = figures | {"specbench_mat": figures["mat"], "specbench_speedup": figures["speedup"]}
+        speedup = figures.get(f"{prefix}speedup" if whole else PAPER_COLUMNS.get(category, ""))
         if speedup is not None and speedup == speedup:
-            return theirs.get(f"{prefix}mat") if whole else None, speedup, words
+            return figures.get(f"{prefix}mat") if whole else None, speedup, words
     return None, None, None
 
 
 # The paper's rows, in its order and by its names; what it calls AR is transformers' own generate.
 PAPER_METHODS = {"ar": "AR", "lookahead": "Lookahead", "pld": "PLD", "rest": "REST", "medusa": "Medusa"}
 PAPER_METHODS |= {"recycling": "Token Recycling"}
-TABLE1_COLUMNS = {
-    "mt": "MT",
-    "translation": "Trans.",
-    "summarization": "Sum.",
-    "qa": "QA",
-    "math_reasoning": "Math",
-    "rag": "RAG",
-    "specbench_mat": "MAT",
-    "specbench_tokens_per_second": "Tokens/s",
-    "specbench_speedup": "Speed",
-    "mbpp_mat": "MAT",
-    "mbpp_tokens_per_second": "Tokens/s",
-    "mbpp_speedup": "Speed",
-}
 PUBLISHED, MEASURED = "published", "measured"
 ABOUT = ("model", "other_bench", "method", "name", "source", "measured", "complete", "execution")
 PARTS: dict[str, tuple[str, ...]] = {"specbench": tuple(PAPER_SUBTASKS.values()), "mbpp": (CODE,)}
@@ -185,7 +168,9 @@ def table1(runs: Sequence[Run], left_out: Sequence[dict[str, str]] = ()) -> pd.D
     rows.sort(key=place)
     blank = dict.fromkeys(("other_bench", "measured", "execution", "device"), "")
     frame = pd.DataFrame([blank | row for row in rows])
-    return frame.reindex(columns=[*ABOUT, *TABLE1_COLUMNS, *ASKED, "device"]).astype(dict.fromkeys(ASKED, "Int64"))
+    return frame.reindex(columns=[*ABOUT, *(column.name for column in TABLE1), *ASKED, "device"]).astype(
+        dict.fromkeys(ASKED, "Int64")
+    )
 
 
 def _measured(runs: Sequence[Run]) -> list[dict[str, Any]]:
@@ -211,8 +196,8 @@ def _measured(runs: Sequence[Run]) -> list[dict[str, Any]]:
         for i, pool in enumerate(group):
             rest = {part: pool for part in PARTS if most[part] != i and counts[part][i]}
             if rest:
-                asked = sum(counts[part][i] for part in rest)
-                rows.append(about | {"name": f"{name}, {asked} questions"} | _cells_of(rest, pooled))
+                count = sum(counts[part][i] for part in rest)
+                rows.append(about | {"name": f"{name}, {count} questions"} | _cells_of(rest, pooled))
     return rows
 
 
@@ -226,23 +211,23 @@ def _name(pool: Pool) -> str:
 
 def _cells_of(parts: dict[str, Pool], pooled: Sequence[Pool]) -> dict[str, Any]:
     """Return a row's figures, each part's from its own runs, and what they were measured on; NaN if there are none."""
-    row: dict[str, Any] = dict.fromkeys(TABLE1_COLUMNS, math.nan)
+    row: dict[str, Any] = dict.fromkeys((column.name for column in TABLE1), math.nan)
     first = next(iter(parts.values()))
     conditions: dict[str, None] = {}
     measured = []
     for part, pool in parts.items():
         base = baseline(pool, "hf", pooled)
-        asked = pool.cells.of(*PARTS[part])
-        row[f"{part}_questions"] = len(asked.questions)
+        cells = pool.cells.of(*PARTS[part])
+        row[f"{part}_questions"] = len(cells.questions)
         for column, value in zip(("mat", "tokens_per_second", "speedup"), _part(pool, base, PARTS[part]), strict=True):
             row[f"{part}_{column}"] = value
         if part == "specbench":
             row |= {column: _part(pool, base, (subtask,))[2] for column, subtask in PAPER_SUBTASKS.items()}
-        if len(asked.questions):
+        if len(cells.questions):
             measured.append(pool)
             conditions[_conditions(pool)] = None
-            common = len(asked.questions) if base is None else len(paired(asked, base.cells)[0].questions)
-            if common < len(asked.questions):
+            common = len(cells.questions) if base is None else len(paired(cells, base.cells)[0].questions)
+            if common < len(cells.questions):
                 conditions[f"speedups over the {common} of them that AR has answered"] = None
     words = [*(conditions or [_conditions(first)]), *_departures(first)]
     return row | {"measured": "; ".join(words), "complete": all(pool.complete for pool in measured or [first])}
@@ -250,10 +235,10 @@ def _cells_of(parts: dict[str, Pool], pooled: Sequence[Pool]) -> dict[str, Any]:
 
 def _conditions(pool: Pool) -> str:
     """Say what it was measured on: the bench, how many of its questions, and whether all of them are answered."""
-    bench, asked = str(pool.group["bench"]), pool.questions
+    bench, questions = str(pool.group["bench"]), pool.questions
     answered = min(len(rows) for rows in pool.answers.values())
-    text = f"{bench}, {answered}{'' if answered == asked else f' of {asked}'} questions"
-    if asked < WHOLE.get(bench, asked):
+    text = f"{bench}, {answered}{'' if answered == questions else f' of {questions}'} questions"
+    if questions < WHOLE.get(bench, questions):
         text += f" of its {WHOLE[bench]}"
     return text if pool.complete else f"{text}, incomplete"
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,6 @@ GROUP = ["model", "dtype", "bench", "bench_questions", "questions_sha256", "max_
 SAMPLED = tuple(SAMPLING_COLUMNS.values())  # how a run's tokens were chosen
 COMPARED = ("execution", "phases", "timed", *SAMPLED)  # and how its steps were taken, and whether their time counts
 VOCABULARIES = (32_000, 128_256, 151_936)  # of LLaMA-2, LLaMA-3, Qwen
-NOTE = "note"  # the column of what is not available
 
 
 def main_table(runs: Sequence[Run]) -> pd.DataFrame:
@@ -84,7 +82,7 @@ def identity(pool: Pool) -> dict[str, Any]:
 
 def _measures(pool: Pool, category: str, answers: Sequence[Row]) -> dict[str, Any]:
     """Return the measures of a category, with deviation and interval of MAT and tokens/s."""
-    measures = asdict(measure(answers))
+    measures = measure(answers)
     cells = pool.cells.of(category)
     measures["questions"] = len(cells.questions)
     measures["tokens_per_second"] = _mean(cells.mean_speed())  # of the questions' own means over their repeats
@@ -108,14 +106,14 @@ def _speedups(name: str, pair: tuple[Cells, Cells] | None, category: str) -> dic
     keys = [f"speedup_{name}{end}" for end in ("", "_std", "_low", "_high")]
     if pair is None:
         return dict.fromkeys(keys, math.nan)
-    cells, theirs = pair if category == OVERALL else (cells.take(pair[0].subtasks == category) for cells in pair)
-    both = [repeat for repeat in cells.repeats if repeat in theirs.repeats]
-    mine, base = cells.columns(both), theirs.columns(both)
-    ratios = [speedup(a, b) for a, b in zip(mine.T, base.T, strict=True)]
+    cells, base_cells = pair if category == OVERALL else (cells.take(pair[0].subtasks == category) for cells in pair)
+    both = [repeat for repeat in cells.repeats if repeat in base_cells.repeats]
+    speeds, base_speeds = cells.columns(both), base_cells.columns(both)
+    ratios = [speedup(a, b) for a, b in zip(speeds.T, base_speeds.T, strict=True)]
     if len(both) < 2:
-        mine, base = cells.mean_speed()[:, None], theirs.mean_speed()[:, None]
-    value = speedup(cells.mean_speed(), theirs.mean_speed())
-    return dict(zip(keys, (value, deviation(ratios), *speed_interval(mine, base)), strict=True))
+        speeds, base_speeds = cells.mean_speed()[:, None], base_cells.mean_speed()[:, None]
+    value = speedup(cells.mean_speed(), base_cells.mean_speed())
+    return dict(zip(keys, (value, deviation(ratios), *speed_interval(speeds, base_speeds)), strict=True))
 
 
 def speedup(speeds: Floats, base: Floats) -> float:
@@ -125,8 +123,8 @@ def speedup(speeds: Floats, base: Floats) -> float:
 
 
 def _mean(values: Floats) -> float:
-    known = values[np.isfinite(values)]
-    return float(known.mean()) if len(known) else math.nan
+    finite = values[np.isfinite(values)]
+    return float(finite.mean()) if len(finite) else math.nan
 
 
 def group_names(table: pd.DataFrame) -> dict[tuple[Any, ...], str]:
@@ -166,13 +164,13 @@ def with_unavailable(table: pd.DataFrame, folder: Path) -> pd.DataFrame:
         same = table[(table["model"] == row["model"]) & (table["bench"] == row["bench"])]
         methods = same["method"].astype(str).str.split(" (", regex=False).str[0]  # without their starts
         if not (methods == row["method"]).any():
-            row |= {"category": OVERALL, NOTE: unavailable(left_out["why"])}
+            row |= {"category": OVERALL, "note": unavailable(left_out["why"])}
             blocks = same[GROUP].drop_duplicates().to_dict("records")
             rows += [empty_row | block | row for block in blocks or [empty_block]]
     if not rows:
         return table
     below = pd.DataFrame(rows).astype({name: table[name].dtype for name in table.columns})
-    return pd.concat([table.assign(**{NOTE: None}), below], ignore_index=True)
+    return pd.concat([table.assign(note=None), below], ignore_index=True)
 
 
 def _empty(values: pd.Series[Any]) -> Any:

@@ -1,4 +1,4 @@
-"""Trees that runs ask for: nodes accepted most often; what tree=auto and online chose, promised and achieved."""
+"""Trees that runs ask for: nodes accepted most often; what tree=auto chose, promised and achieved."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def pick(runs: Sequence[Run], label: str | None) -> Pool:
     """
     fixed = [run for run in runs if template(run) and label in (None, run.label)]
     if not fixed:
-        known = ", ".join(sorted({run.label for run in runs}))
-        raise UserError(f"no run with a fixed draft tree{f' of {label}' if label else ''}; there are {known}")
+        labels = ", ".join(sorted({run.label for run in runs}))
+        raise UserError(f"no run with a fixed draft tree{f' of {label}' if label else ''}; there are {labels}")
     names = sorted({run.label for run in fixed})
     if len(names) > 1:
         raise UserError(f"several runs with a tree; name one with --method: {', '.join(names)}")
@@ -101,14 +101,16 @@ def auto_runs(pooled: Sequence[Pool]) -> Iterator[AutoRun]:
             for run in shards:
                 if (figures := auto_figures(run)) is not None:
                     base = baseline(pool, "vanilla", pooled)
-                    theirs = base.answers_to_compare(repeat) if base else {}
-                    yield AutoRun(pool, repeat, run, figures, _speedup(run, theirs))
+                    base_rows = base.answers_to_compare(repeat) if base else {}
+                    yield AutoRun(pool, repeat, run, figures, _speedup(run, base_rows))
 
 
-def _speedup(run: Run, theirs: dict[str, Row]) -> float:
-    common = [row for row in run.answers if row_key(row) in theirs]
-    base = [theirs[row_key(row)] for row in common]
-    return measure(common).tokens_per_second_decode / measure(base).tokens_per_second_decode if common else math.nan
+def _speedup(run: Run, base_rows: dict[str, Row]) -> float:
+    common = [row for row in run.answers if row_key(row) in base_rows]
+    base = [base_rows[row_key(row)] for row in common]
+    return (
+        measure(common)["tokens_per_second_decode"] / measure(base)["tokens_per_second_decode"] if common else math.nan
+    )
 
 
 def auto_lines(runs: Sequence[Run]) -> list[str]:

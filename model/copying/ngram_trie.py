@@ -171,7 +171,7 @@ class NgramTrie:
             node = parent[node]
         touch(ROOT_NODE)
 
-    def continuations(self, borders: Sequence[int], most: int) -> tuple[int, list[list[int]]]:
+    def continuations(self, borders: Sequence[int], most: int) -> list[list[int]]:
         """The most frequent nodes in the subtrees of some borders, the borders included.
 
         A node in two of the subtrees counts twice. Candidates are offered breadth-first: one enters if there are fewer
@@ -179,8 +179,8 @@ class NgramTrie:
         these the one with the lowest number.
 
         Returns:
-            How many were selected, and the paths to those without a selected child, each as the tokens below its
-            border, those with the highest numbers first.
+            The paths to the selected ones without a selected child, each as the tokens below its border, those with
+            the highest numbers first.
         """
         children, freq, depth, token = self.children, self.freq, self.depth, self.token
         selected: list[tuple[int, int, int, int, int]] = []  # a heap: freq, -depth, node, border, serial
@@ -211,7 +211,7 @@ class NgramTrie:
                 path.append(token[nodes[serial]])
                 serial = above[serial]
             paths.append(path[::-1])
-        return len(selected), paths
+        return paths
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Every node's fields, int64 (m,) each; its children in order, and how many; the recency; the place."""

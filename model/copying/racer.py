@@ -1,19 +1,12 @@
 """RACER: retrieved n-grams and recycled candidates in one tree of fixed capacity (arXiv 2604.14885).
 
-Its public code (github.com/hkr04/RACER) has had three states, and all are here:
-
-- `april`: the first release.
-- `paper`: the recycled part grows by the paper's equation 3.
-- `refill`: the recycled part grows inside the merged tree, so that no node is wasted.
-
-They are followed step by step; where this project departs on purpose is listed in docs/design.md.
+Its public code (github.com/hkr04/RACER) is followed step by step, in the state in which the recycled part grows inside
+the merged tree, so that no node is wasted. Where this project departs on purpose is listed in docs/design.md.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from functools import lru_cache
-from typing import Literal
 
 import numpy as np
 import torch
@@ -26,8 +19,6 @@ from .ngram_trie import NgramTrie, hash_order
 
 MAX_NODES = 4096
 MAX_TRIE = 1 << 24
-# The depth at which a node's first child gets all of its breadth; elsewhere it gets half.
-FULL_BREADTH_DEPTH = {"april": 1, "paper": 0, "refill": 0}
 
 
 class Racer(Drafter):
@@ -41,7 +32,6 @@ class Racer(Drafter):
     Args:
         vocab_size: V.
         nodes: of every draft, the root not counted; the public code's capacity of 64 counts it.
-        version: the state of the public code: april | paper | refill.
         k: candidates kept a token, and children of the root.
         ngram: n, the tokens of a stored n-gram.
         trie_nodes: of the trie, its root included.
@@ -59,7 +49,6 @@ class Racer(Drafter):
         vocab_size: int,
         *,
         nodes: int = 63,
-        version: Literal["april", "paper", "refill"] = "refill",
         k: int = 8,
         ngram: int = 10,
         trie_nodes: int = 10000,
@@ -67,8 +56,6 @@ class Racer(Drafter):
         device: torch.device | str = "cpu",
         eos: Collection[int] = (),
     ) -> None:
-        if version not in FULL_BREADTH_DEPTH:
-            raise UserError(f"racer: version={version} must be one of {', '.join(FULL_BREADTH_DEPTH)}")
         for name, value, least, most in (
             ("nodes", nodes, 1, MAX_NODES),
             ("ngram", ngram, 2, MAX_NODES),
@@ -78,8 +65,8 @@ class Racer(Drafter):
             if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
                 raise UserError(f"racer: {name}={value} must be from {least} to {most}")
         super().__init__(torch.device(device))
-        self.version, self.capacity, self.eos = version, 1 + nodes, frozenset(eos)
-        self.max_nodes, self.needs = 1 + nodes, Needs(candidates=k, prompt_logits=True)
+        self.eos, self.max_nodes = frozenset(eos), 1 + nodes
+        self.needs = Needs(candidates=k, prompt_logits=True)
         self._trie_settings = (ngram, trie_nodes, min_match)
         self.matrix = AdjacencyMatrix(vocab_size, k, dtype=torch.int32)
         self.trie = NgramTrie(*self._trie_settings)
@@ -100,35 +87,15 @@ class Racer(Drafter):
         self.matrix.load_state_dict({"candidates": state.get("candidates", torch.zeros(0))})
         self.trie = trie
 
-    def tree(self, root: int, retrieved: int, paths: list[list[int]]) -> MergedTree:
-        """Build the tree of a step: the retrieved paths below the root, and the matrix' candidates.
+    def tree(self, root: int, paths: list[list[int]]) -> MergedTree:
+        """Build the tree of a step from retrieved paths below the root, and fill it from the matrix.
 
-        Args:
-            retrieved: nodes that retrieval selected, which are taken off the budget of the matrix but for `refill`.
-            paths: tokens below the root.
+        A node of breadth b has its b best candidates as children, added breadth-first. The root's breadth is k. The
+        child of rank i has h / 2^i, rounded down and at least 1, where h is b at the root and half of b elsewhere.
         """
         tree = MergedTree(root)
         for path in paths:
             tree.insert(path)
-        if self.version == "refill":
-            self._refill(tree)
-        else:
-            self._add_growth(tree, self.capacity - retrieved)
-        return tree
-
-    def _add_growth(self, tree: MergedTree, budget: int) -> None:
-        """Grow a tree of `budget` nodes, the root included, by the matrix alone, and merge it into this one."""
-        candidates = self.matrix.candidates.numpy()
-        rows: dict[int, list[int]] = {}
-        nodes = [0]
-        for parent, rank in growth(budget, self.matrix.k, FULL_BREADTH_DEPTH[self.version]):
-            token = tree.tokens[nodes[parent]]
-            if token not in rows:
-                rows[token] = candidates[token].tolist()
-            nodes.append(tree.child(nodes[parent], rows[token][rank]))
-
-    def _refill(self, tree: MergedTree) -> None:
-        """Add candidates breadth-first below the nodes of this tree, found or new, until it is full."""
         candidates, tokens, children = self.matrix.candidates.numpy(), tree.tokens, tree.children
         queue, queued = [(0, self.matrix.k)], {0}
         for node, breadth in queue:  # grows while it is walked; every node has a child, so it ends with a full tree
@@ -136,13 +103,14 @@ class Racer(Drafter):
             for token in candidates[tokens[node]].tolist()[:breadth]:
                 child = children[node].get(token)
                 if child is None:
-                    if len(tokens) == self.capacity:
-                        return
+                    if len(tokens) == self.max_nodes:
+                        return tree
                     child = tree.add(node, token)
                 if child not in queued:
                     queued.add(child)
                     queue.append((child, max(1, below)))
                 below //= 2
+        return tree
 
 
 class RacerSession(Session):
@@ -176,8 +144,7 @@ class RacerSession(Session):
     def draft(self, root: int) -> Draft:
         self._place, borders = self._trie.step(self._place, root)
         self._next, self._drafted = None, True
-        retrieved, paths = self._trie.continuations(borders, self.method.capacity) if borders else (0, [])
-        return self.method.tree(root, retrieved, paths).draft()
+        return self.method.tree(root, self._trie.continuations(borders, self.method.max_nodes)).draft()
 
     def observe(self, verification: Verification) -> None:
         tokens, candidates, eos = verification.draft.tokens, verification.candidates, self.method.eos
@@ -223,11 +190,6 @@ class MergedTree:
         self.children: list[dict[int, int]] = [{}]
         self._ranks = [0]  # among siblings
 
-    def child(self, node: int, token: int) -> int:
-        """Return the child of a node with this token; add it if it is missing."""
-        child = self.children[node].get(token)
-        return self.add(node, token) if child is None else child
-
     def add(self, node: int, token: int) -> int:
         """Add a child to a node and return it."""
         siblings = self.children[node]
@@ -241,7 +203,8 @@ class MergedTree:
         """Insert a path below the root."""
         node = 0
         for token in path:
-            node = self.child(node, token)
+            child = self.children[node].get(token)
+            node = self.add(node, token) if child is None else child
 
     def draft(self) -> Draft:
         """List nodes breadth-first, siblings in hash order: of equal tokens the last node's candidates count."""
@@ -256,34 +219,3 @@ class MergedTree:
                 parents.append(place)
         tree = Tree(parents, [self._ranks[node] for node in order], once=True)
         return Draft(tree, torch.from_numpy(np.array([self.tokens[node] for node in order])))
-
-
-@lru_cache(maxsize=1024)
-def growth(budget: int, k: int, full_depth: int) -> list[tuple[int, int]]:
-    """The shape of a tree of `budget` nodes by the matrix alone: parent and rank of each but the root.
-
-    Breadth-first, a node of breadth b has the children of rank 0 to b - 1 while there are slots. The child of rank i
-    has breadth h / 2^i, rounded down and at least 1, where h is b at depth `full_depth` and half of b elsewhere; the
-    root's is k. Numbered from the root, 0, by first occurrence on the paths to the leaves, leaves breadth-first.
-    """
-    parents, ranks, breadths, depths = [0], [0], [k], [0]
-    node = 0
-    while len(parents) < budget:
-        breadth, depth = breadths[node], depths[node]
-        for rank in range(min(breadth, budget - len(parents))):
-            parents.append(node)
-            ranks.append(rank)
-            breadths.append(max(1, (breadth if depth == full_depth else breadth // 2) >> rank))
-            depths.append(depth + 1)
-        node += 1
-    number = {0: 0}
-    shape: list[tuple[int, int]] = []
-    for leaf in range(node, len(parents)):
-        path = []
-        while leaf not in number:
-            path.append(leaf)
-            leaf = parents[leaf]
-        for node_on_path in reversed(path):
-            number[node_on_path] = len(number)
-            shape.append((number[parents[node_on_path]], ranks[node_on_path]))
-    return shape

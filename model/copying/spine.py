@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 
-from ..decoding import Tree, Verification
+from ..decoding import Tree
 from ..decoding.devices import fastest
 from ..decoding.tree import RankPath
 from ..errors import UserError
 from ..recycling import RecyclingSession, TokenRecycling
 from ..recycling.templates import best_order, likelihood
-from ..sizing.online_size import LawfulSize, OnlineSize, budget_of
+from ..sizing import Sizing, budget_of
 from .history import History, TextSession
 from .suffix_automaton import SuffixAutomaton
 
@@ -45,7 +45,7 @@ class Spine(TokenRecycling):
         UserError: nodes or accept_probs out of range.
     """
 
-    sizing: OnlineSize | None = None
+    sizing: Sizing | None = None
 
     def __init__(
         self,
@@ -60,8 +60,7 @@ class Spine(TokenRecycling):
         dtype: torch.dtype = torch.int64,
         eos: Collection[int] = (),
     ) -> None:
-        most = budget_of(nodes)
-        nodes = nodes if most is None else most
+        sized, nodes = nodes, budget_of(nodes)
         if not isinstance(nodes, int) or not 1 <= nodes <= MAX_NODES:
             raise UserError(f"spine: nodes={nodes} must be from 1 to {MAX_NODES}")
         if not accept_probs or not all(isinstance(p, int | float) and 0 <= p <= 1 for p in accept_probs):
@@ -74,13 +73,13 @@ class Spine(TokenRecycling):
         self.nodes, self.accept_probs = nodes, accept_probs
         matches = range(len(accept_probs) + 1)  # lengths of a match, each with topologies of its own
         self._topologies: dict[tuple[int, int], Topology] = {}  # by kind and nodes
-        self.size: LawfulSize | None = None
-        if most is not None:
-            self.sizing = OnlineSize(most, device)
-            laws = [[prob for prob, _, _ in best_first(match, nodes, k, accept_probs)] for match in matches]
-            self.size = LawfulSize(self.sizing, laws)
-        for match in matches if most is None else ():
-            self._topology(match, nodes)
+        if isinstance(sized, str):
+            self.sizing = Sizing(sized, device)
+            listed = [best_first(match, nodes, k, accept_probs) for match in matches]
+            self._likelihoods = [[1.0, *(prob for prob, _, _ in best)] for best in listed]
+        else:
+            for match in matches:
+                self._topology(match, nodes)
         self.max_nodes, self.history = 1 + nodes, History(history_tokens, SuffixAutomaton)
         self._line = torch.zeros(1 + nodes, dtype=torch.long, device=device)  # the root and the spine, filled each step
         self._line_cells = fastest(self._line)
@@ -93,7 +92,8 @@ class Spine(TokenRecycling):
     def choose_topology(self, text: SuffixAutomaton) -> None:
         """Choose the topology by the length of the text's match, and copy its continuation into the spine."""
         match = min(text.length, len(self.accept_probs))
-        chosen = self._chosen = self._topology(match, self.nodes if self.size is None else self.size.choose(match))
+        nodes = self.nodes if self.sizing is None else self.sizing.choose(self._likelihoods[match])
+        chosen = self._chosen = self._topology(match, nodes)
         self.tree = chosen.tree
         if chosen.spine:
             self._line[1 : 1 + chosen.spine] = torch.tensor(text.copy(text.end, chosen.spine))
@@ -127,11 +127,11 @@ class Spine(TokenRecycling):
     def reset(self) -> None:
         super().reset()
         self.history.reset()
-        if self.size is not None:
-            self.size.reset()
+        if self.sizing is not None:
+            self.sizing.reset()
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        learnt_size = {} if self.size is None else self.size.state_dict()
+        learnt_size = {} if self.sizing is None else self.sizing.state_dict()
         return super().state_dict() | self.history.state_dict() | learnt_size
 
     def step_state(self) -> dict[str, torch.Tensor]:
@@ -141,11 +141,11 @@ class Spine(TokenRecycling):
         """Load a saved state, or a matrix alone: then the text is empty."""
         super().load_state_dict({"candidates": state["candidates"]} if "candidates" in state else state)
         self.history.load_state_dict(state, len(self.matrix.candidates))
-        if self.size is not None:
-            self.size.load_state_dict(state)
+        if self.sizing is not None:
+            self.sizing.load_state_dict(state)
 
     def describe(self) -> dict[str, Any]:
-        return {} if self.size is None else self.size.describe()
+        return {} if self.sizing is None else self.sizing.describe()
 
 
 class SpineSession(TextSession[SuffixAutomaton], RecyclingSession):
@@ -155,11 +155,6 @@ class SpineSession(TextSession[SuffixAutomaton], RecyclingSession):
 
     def choose(self) -> None:
         self.method.choose_topology(self.text)
-
-    def account(self, verification: Verification) -> None:
-        if self.method.size is not None:
-            self.method.size.learn(len(verification.path) - 1)
-        super().account(verification)
 
 
 class Topology:

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from ..decoding import DeviceDrafter, DeviceSession, Tree, Verification
+from ..decoding import DeviceDrafter, DeviceSession, Tree
 from ..errors import UserError
-from ..sizing.online_size import LawfulSize, OnlineSize, budget_of
+from ..sizing import Sizing, budget_of
 from .history import History, TextSession
 from .suffix_automaton import SuffixAutomaton
 
@@ -38,7 +38,7 @@ class Suffix(DeviceDrafter):
         UserError: a setting out of range.
     """
 
-    sizing: OnlineSize | None = None
+    sizing: Sizing | None = None
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Suffix(DeviceDrafter):
         history_tokens: int = 0,
         nodes: str | None = None,
         device: torch.device | str = "cpu",
-        sizing: OnlineSize | None = None,
+        sizing: Sizing | None = None,
     ) -> None:
         for name, value in (("min_match", min_match), ("max_draft", max_draft)):
             if not isinstance(value, int) or value < 1:
@@ -58,12 +58,11 @@ class Suffix(DeviceDrafter):
         if not isinstance(factor, int | float) or not factor > 0:
             raise UserError(f"suffix: factor={factor} must be a number above 0")
         super().__init__(torch.device(device))
-        most = None if nodes is None else budget_of(nodes)
         if nodes is not None:
-            if most is None:
+            if not isinstance(nodes, str):
                 raise UserError(f"suffix: nodes={nodes} must be auto or auto:N; max_draft is the number")
-            self.sizing = sizing or OnlineSize(min(most, max_draft), self.device)
-        self.size = None if self.sizing is None else LawfulSize(self.sizing, laws(max_draft))
+            self.sizing = sizing or Sizing(f"auto:{min(budget_of(nodes), max_draft)}", self.device, filling=0.0)
+            self.likelihoods = laws(max_draft)
         self.min_match, self.max_draft, self.factor = min_match, max_draft, factor
         self.max_nodes = 1 + max_draft
         self.vocab_size, self.history = vocab_size, History(history_tokens, SuffixAutomaton)
@@ -79,29 +78,29 @@ class Suffix(DeviceDrafter):
 
     def reset(self) -> None:
         self.history.reset()
-        if self.size is not None:
-            self.size.reset()
+        if self.sizing is not None:
+            self.sizing.reset()
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        return self.history.state_dict() | ({} if self.size is None else self.size.state_dict())
+        return self.history.state_dict() | ({} if self.sizing is None else self.sizing.state_dict())
 
     def step_state(self) -> dict[str, torch.Tensor]:
         return {}
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         self.history.load_state_dict(state, self.vocab_size)
-        if self.size is not None:
-            self.size.load_state_dict(state)
+        if self.sizing is not None:
+            self.sizing.load_state_dict(state)
 
     def describe(self) -> dict[str, Any]:
-        return {} if self.size is None else self.size.describe()
+        return {} if self.sizing is None else self.sizing.describe()
 
 
 def laws(most: int) -> list[list[float]]:
-    """Return, for each length of a match in MATCHES, the probability that each copied token is accepted."""
+    """Return, for each length of a match in MATCHES, the likelihood of the root and of each copied token."""
     last = len(ACCEPT_PROBS)
     token_probs = [[ACCEPT_PROBS[min(match + place, last) - 1] for place in range(most)] for match in MATCHES]
-    return [list(accumulate(probs, operator.mul)) for probs in token_probs]
+    return [[1.0, *accumulate(probs, operator.mul)] for probs in token_probs]
 
 
 class SuffixSession(TextSession[SuffixAutomaton], DeviceSession):
@@ -112,13 +111,8 @@ class SuffixSession(TextSession[SuffixAutomaton], DeviceSession):
     def choose(self) -> None:
         method, text = self.method, self.text
         count = min(method.max_draft, math.ceil(method.factor * text.length)) if text.length >= method.min_match else 0
-        if count and method.size is not None:
-            count = min(count, method.size.choose(min(text.length, len(ACCEPT_PROBS)) - 1))
+        if count and method.sizing is not None:
+            count = method.sizing.choose(method.likelihoods[min(text.length, len(ACCEPT_PROBS)) - 1][: 1 + count])
         method.tree = Tree.chain(count).on(method.device)
         if count:
             method.line[1 : 1 + count] = torch.tensor(text.copy(text.end, count))
-
-    def account(self, verification: Verification) -> None:
-        if self.method.size is not None and len(self.method.tree) > 1:  # the draft was this method's
-            self.method.size.learn(len(verification.path) - 1)
-        super().account(verification)

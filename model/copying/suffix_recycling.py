@@ -11,7 +11,7 @@ from ..decoding import DeviceDrafter, DeviceSession, Draft, Tree, Verification
 from ..errors import UserError
 from ..recycling import TokenRecycling
 from ..recycling.auto import AutoRecycling
-from ..sizing.online_size import OnlineSize, budget_of
+from ..sizing import Sizing
 from .suffix import Suffix
 
 
@@ -34,7 +34,7 @@ class SuffixRecycling(DeviceDrafter):
     """
 
     stateful = True
-    sizing: OnlineSize | None = None
+    sizing: Sizing | None = None
 
     def __init__(
         self,
@@ -53,11 +53,10 @@ class SuffixRecycling(DeviceDrafter):
         eos: Collection[int] = (),
     ) -> None:
         super().__init__(torch.device(device))
-        most = None if nodes is None else budget_of(nodes)
-        if (most is None) == (tree is None) or (nodes is not None and most is None):
+        if (nodes is None) == (tree is None) or not isinstance(nodes, str | None):
             raise UserError(f"suffix_recycling: takes a tree, or nodes=auto or auto:N (is {nodes})")
-        if most is not None:
-            self.sizing = OnlineSize(most, self.device)
+        if nodes is not None:
+            self.sizing = Sizing(nodes, self.device)
         self.suffix = Suffix(
             vocab_size,
             min_match=min_match,

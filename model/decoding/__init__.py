@@ -5,7 +5,6 @@ From outside: what is named here, and what a method is made with (`sampling`, `d
 
 from .drafter import DeviceDrafter, DeviceSession, Drafter, Needs, Session
 from .loop import Generation, StepRecord, decode, generate
-from .shared_text import generate_together
 from .target import Target
 from .tree import Draft, Tree
 from .verification import Verification, verify
@@ -24,6 +23,5 @@ __all__ = [
     "Verification",
     "decode",
     "generate",
-    "generate_together",
     "verify",
 ]

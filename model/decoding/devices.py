@@ -1,21 +1,18 @@
-"""Differences between devices, and what steps on them share: compiler, captured graphs, locks."""
+"""Differences between devices, and what steps on them share: captured graphs, locks."""
 
 from __future__ import annotations
 
-import importlib.util
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 
-from ..errors import UserError
-
 _capturing = threading.RLock()  # the stream is the process's, and what else ran on it would be captured, too
-WARM_UPS = 2  # runs before a capture: what compiles, plans or allocates does so outside the graph
+WARM_UPS = 2  # runs before a capture: what plans or allocates does so outside the graph
 
 
 def synchronize(device: torch.device) -> None:
@@ -27,7 +24,7 @@ def synchronize(device: torch.device) -> None:
 
 
 def current(device: torch.device) -> AbstractContextManager[Any]:
-    """Inside, a GPU is the current one: where kernels of our own, streams and captured graphs go."""
+    """Inside, a GPU is the current one: where streams and captured graphs go."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
@@ -40,17 +37,6 @@ def fastest(tensor: torch.Tensor) -> Any:
     """Return the same memory as a NumPy array on the CPU, the tensor itself elsewhere."""
     array = as_array(tensor)
     return tensor if array is None else array
-
-
-def triton_problem(device: torch.device) -> str:
-    """Return why this project's Triton kernels do not run on a device, or ""; does not import Triton."""
-    if device.type != "cuda":
-        return "not a CUDA device"
-    if torch.version.hip is not None:  # its devices name capabilities, too
-        return "ROCm, on which it was never compiled"
-    if torch.cuda.get_device_capability(device) < (8, 0):
-        return "compute capability below 8.0"
-    return "" if triton_installed() else "triton is not installed"
 
 
 def on_host_like(tensor: torch.Tensor) -> torch.Tensor:
@@ -81,11 +67,6 @@ def give_back(device: torch.device) -> None:
     if device.type == "cuda":
         with current(device):
             torch.cuda.empty_cache()
-
-
-def triton_installed() -> bool:
-    """True if triton can be imported; does not import it."""
-    return importlib.util.find_spec("triton") is not None
 
 
 class Graphs:
@@ -130,32 +111,6 @@ class Graphs:
 def _stream(device: torch.device) -> Any:
     """A device's stream for warm-ups and captures alike: cuBLAS keeps 32 MiB for each stream that it has met."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-
-
-@contextmanager
-def compiling(frozen: bool) -> Iterator[None]:
-    """Set torch's compile switches inside this block; they are the process's and are restored.
-
-    Sizes that change become symbols, so that a few compilations serve all. Where they do not, torch would go on without
-    compiling after some attempts, and only say so in a log; here it raises.
-
-    Args:
-        frozen: take weights as constants, so that the compiler packs them in the layout that its products like.
-
-    Raises:
-        UserError: what torch cannot compile, or has no compiler for.
-    """
-    import torch._dynamo.config as limits  # not above: they load the whole of the compiler
-    import torch._inductor.config as inductor
-    from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
-
-    try:
-        # freezing is no option of torch.compile here: the part that traces would not know of it
-        with limits.patch(recompile_limit=32, fail_on_recompile_limit_hit=True), inductor.patch(freezing=frozen):
-            yield
-    except (TorchDynamoException, FailOnRecompileLimitHit) as error:
-        why = " ".join(str(error).strip().split("\n\n")[0].split())  # what follows is advice on debugging torch
-        raise UserError(f"execution=compiled: torch.compile failed ({why[:300]}); use execution=eager") from None
 
 
 class Turns:

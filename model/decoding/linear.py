@@ -1,14 +1,13 @@
-"""Products of a few rows on a CPU: weights packed once in oneDNN's layout, layers of one input in one product.
+"""Products with a model's weights that are faster than torch's own for the few rows of a draft.
 
-A draft tree adds rows to each product with a weight; drafting pays if these rows are cheap. In float32 torch
-multiplies by MKL, whose small products are slow on a processor that is not Intel's. On an AMD EPYC (two threads),
-microseconds for 1, 9 and 81 rows: 192 x 2048 25, 101, 377 by MKL and 21, 32, 151 packed; 4096 x 4096 2771, 7301 and
-1281, 1570 (1 and 9 rows). A packed call costs some 16 us before it multiplies, so layers that are given the same tensor
-(queries, keys and values; gate and up) are one call. bfloat16 gains, too: even on an
-Intel Xeon that emulates it 4096 x 4096 takes 1702 and 8733 (1 and 9 rows) and not 2758 and 10776, though in float32 it
-takes 4679 and 4366. Other types, devices and architectures keep torch's own products, layers of one input in one where
-that is asked for: fewer launches on a GPU. Compiled code has that, too: the embedded model's compiled step takes 0.90
-of one with a product a layer at one row, and 0.94 at 25 (two shared cores, over eager steps of the same minute).
+On a CPU torch multiplies float32 by MKL, whose small products are slow on a processor that is not Intel's. On an AMD
+EPYC (two threads), microseconds for 1, 9 and 81 rows: 192 x 2048 25, 101, 377 by MKL and 21, 32, 151 in oneDNN's
+layout; 4096 x 4096 2771, 7301 and 1281, 1570 (1 and 9 rows). bfloat16 gains, too: on an Intel Xeon that emulates it
+4096 x 4096 takes 1702 and 8733 (1 and 9 rows) and not 2758 and 10776, though in float32 it takes 4679 and 4366.
+
+On a GPU layers that get the same tensor (queries, keys and values; gate and up) are one product: fewer launches.
+
+Gradients, autocast and compiled code use the layer's own weight.
 """
 
 from __future__ import annotations
@@ -20,83 +19,108 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-SMALL_PRODUCT = 1 << 19  # multiplications below which the call costs more than the faster product saves
+SMALL_PRODUCT = 1 << 19  # multiplications below which oneDNN's call, some 16 us, costs more than its product saves
+ROWS = 32  # for which oneDNN chooses its layout; it serves one row and a hundred alike
 
 
-class Product:
-    """One product for layers that get the same tensor one after the other; most often for a single layer.
+class _Uncopied:
+    """What a layer keeps next to its parameters; copies and pickles of the layer have None in its place."""
+
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        return type(None), ()
+
+
+class Packed(_Uncopied):
+    """A weight in oneDNN's layout.
+
+    Attributes:
+        weight: None if that cannot be, as after a cast.
+    """
+
+    def __init__(self, source: torch.Tensor) -> None:
+        self.source, self.identity = source, identity(source)  # kept, so that its address is not another's
+        can_be = packable(source.device, source.dtype)
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(source.detach(), ROWS) if can_be else None
+
+    def is_of(self, weight: torch.Tensor) -> bool:
+        """True if this weight is the one that was packed, and was not written since."""
+        return self.source is weight and self.identity == identity(weight)
+
+
+class PackedLinear(nn.Linear):
+    """A linear layer that multiplies by a packed copy of its weight.
+
+    A weight that was trained, loaded anew or replaced is packed again. Writes through `weight.data` are not noticed.
+    """
+
+    packed: Packed | None  # None of a copy
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        if not _replaceable(self, input) or input.numel() * self.out_features < SMALL_PRODUCT:
+            return nn.functional.linear(input, self.weight, self.bias)
+        packed = vars(self).get("packed")  # read once: another thread may replace or remove it meanwhile
+        if packed is None or not packed.is_of(self.weight):
+            packed = self.packed = Packed(self.weight)
+        if packed.weight is None:
+            return nn.functional.linear(input, self.weight, self.bias)
+        product: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(
+            input, packed.weight, self.bias, "none", [], ""
+        )
+        return product
+
+
+class Fused:
+    """One product for layers that get the same tensor one after the other.
 
     The first layer that is called multiplies for all, the others return their parts. A part is returned once, so no
     call gets an earlier one's product. Between these calls the tensor must not be changed in place.
 
     Args:
-        layers: plain linear layers of one width of input, all with a bias or none. Their weights become views of one.
-        packed: True: in oneDNN's layout; False: in torch's.
+        layers: plain linear layers of one width of input, all with a bias or none. Their parameters stay the same
+            objects; weights become views of one tensor, and biases too.
     """
 
-    def __init__(self, layers: Sequence[nn.Linear], packed: bool) -> None:
+    def __init__(self, layers: Sequence[nn.Linear]) -> None:
         self.widths = [layer.out_features for layer in layers]
-        self.weight: torch.Tensor = layers[0].weight.detach()  # (sum of widths, in)
-        self.bias: torch.Tensor | None = layers[0].bias
-        if len(layers) > 1:
-            self.weight = torch.cat([layer.weight.detach() for layer in layers])
-            for layer, part in zip(layers, torch.split(self.weight, self.widths), strict=True):
-                layer.weight.data = part  # the parameter stays the one that its owner's optimizer knows
-            if self.bias is not None:
-                self.bias = torch.cat([layer.bias.detach() for layer in layers])
-        rows = 32  # oneDNN chooses the layout for so many; it serves one row and a hundred alike
-        self.packed = torch.ops.mkldnn._reorder_linear_weight(self.weight, rows) if packed else None
+        self.weight = _joined([layer.weight for layer in layers])  # (sum of widths, in)
+        self.bias = None if layers[0].bias is None else _joined([layer.bias for layer in layers])  # (sum of widths,)
         self._held: tuple[torch.Tensor, list[torch.Tensor | None]] | None = None  # an input, its parts not yet returned
 
-    def __reduce__(self) -> tuple[type[None], tuple[()]]:
-        """None: copies and pickles of a layer multiply by their own weight."""
-        return type(None), ()
-
-    def output(self, part: int, input: torch.Tensor) -> torch.Tensor:
-        """Return the part (..., out) of layer number `part`, for an input (..., in)."""
-        if len(self.widths) == 1:
-            return self.multiply(input)
+    def output(self, number: int, input: torch.Tensor) -> torch.Tensor:
+        """Return the part (..., out) of a layer by its number, for an input (..., in)."""
         held = self._held  # read once: another thread may replace it meanwhile
-        if held is None or held[0] is not input or held[1][part] is None:
-            held = self._held = (input, list(torch.split(self.multiply(input), self.widths, dim=-1)))
-        product, held[1][part] = held[1][part], None
+        if held is None or held[0] is not input or held[1][number] is None:
+            products = nn.functional.linear(input, self.weight, self.bias)  # (..., sum of widths)
+            held = self._held = (input, list(torch.split(products, self.widths, dim=-1)))
+        product, held[1][number] = held[1][number], None
         assert product is not None
-        if part == len(self.widths) - 1:
+        if number == len(self.widths) - 1:
             self._held = None  # all parts were returned
         return product
 
-    def multiply(self, input: torch.Tensor) -> torch.Tensor:
-        """Multiply all parts at once: (..., in) -> (..., sum of widths)."""
-        stock = self.packed is None or torch.compiler.is_compiling()
-        if stock or input.numel() * self.weight.shape[0] < SMALL_PRODUCT:
-            return nn.functional.linear(input, self.weight, self.bias)
-        product: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(
-            input, self.packed, self.bias, "none", [], ""
-        )
-        return product
+
+class Part(_Uncopied):
+    """A layer's place in a `Fused` product, and where its parameters were then."""
+
+    def __init__(self, fused: Fused, number: int, layer: nn.Linear) -> None:
+        self.fused, self.number, self._addresses = fused, number, _addresses(layer)
+
+    def is_of(self, layer: nn.Linear) -> bool:
+        """True if the layer's parameters are still views of the product's."""
+        return self._addresses == _addresses(layer)
 
 
-class PackedLinear(nn.Linear):
-    """A linear layer whose product is a `Product`'s, or a part of one.
+class FusedLinear(nn.Linear):
+    """A linear layer whose product is a part of a `Fused` one, until its parameters are replaced, cast or moved."""
 
-    Gradients and autocast use its own weight, and so do calls after the weight was trained, loaded anew, cast, moved or
-    copied. Writes through `weight.data` are not noticed.
-    """
-
-    product: Product | None  # None of a copy
-    part: int
-    packed_from: tuple[int, int]  # what `identity` of the weight was
+    part: Part | None  # None of a copy
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        weight = self.weight
-        if torch.is_grad_enabled() and (input.requires_grad or weight.requires_grad):
-            return super().forward(input)
-        if input.dtype is not weight.dtype or torch.is_autocast_enabled(input.device.type):
-            return super().forward(input)
-        product = self.product
-        if product is None or not (torch.compiler.is_compiling() or identity(self.weight) == self.packed_from):
-            return super().forward(input)
-        return product.output(self.part, input)
+        part = vars(self).get("part")  # another thread may remove it meanwhile
+        if part is None or not _replaceable(self, input) or not part.is_of(self):
+            return nn.functional.linear(input, self.weight, self.bias)
+        product: torch.Tensor = part.fused.output(part.number, input)
+        return product
 
 
 def identity(weight: torch.Tensor) -> tuple[int, int]:
@@ -123,60 +147,85 @@ def linear_bytes(module: nn.Module) -> int:
     return sum(layer.weight.numel() * layer.weight.element_size() for layer in _plain(module))
 
 
-def pack_linears(module: nn.Module, forward: Callable[[], object] | None = None, *, packed: bool = True) -> None:
-    """Pack every plain linear layer of a module, in place.
-
-    The weights stay too: small products, gradients and compiled code use them. Layers whose weights changed since are
-    packed anew.
-
-    Args:
-        forward: runs the module once, to find layers that get the same tensor. Default: no layers share a product.
-        packed: False: layers that get the same tensor share a product, by torch; the others stay.
-    """
-    unpack_linears(module, changed=True)
-    layers = _plain(module)
-    together = _sharing_input(layers, forward) if forward is not None else []
-    shared = {layer for group in together for layer in group}
-    alone = [[layer] for layer in layers if layer not in shared] if packed else []
-    for group in [*together, *alone]:
-        product = Product(group, packed)
-        for part, layer in enumerate(group):
-            layer.__class__ = PackedLinear
-            vars(layer).update(product=product, part=part, packed_from=identity(layer.weight))
+def pack_linears(module: nn.Module) -> None:
+    """Keep a packed copy of the weight of every plain linear layer of a module."""
+    for layer in _plain(module):
+        vars(layer)["packed"] = Packed(layer.weight)
+        layer.__class__ = PackedLinear
 
 
-def unpack_linears(module: nn.Module, *, changed: bool = False) -> None:
-    """Undo `pack_linears`: the layers are torch's again, each with its own weight.
+@torch.inference_mode(False)  # parameters must not become inference tensors
+def fuse_linears(module: nn.Module, forward: Callable[[], object]) -> None:
+    """Fuse plain linear layers of a module that get the same tensor; those that left their product since, anew.
 
     Args:
-        changed: only layers whose weights have changed.
+        forward: runs the module once, to find them.
     """
     for layer in module.modules():
-        if isinstance(layer, PackedLinear) and not (changed and identity(layer.weight) == layer.packed_from):
-            if layer.product is not None and len(layer.product.widths) > 1:  # a part of one, which no file could take
-                layer.weight.data = layer.weight.detach().clone()
-            layer.__class__ = nn.Linear  # type: ignore[assignment]
-            del vars(layer)["product"], vars(layer)["part"], vars(layer)["packed_from"]
+        if isinstance(layer, FusedLinear) and not (layer.part and layer.part.is_of(layer)):
+            _restore(layer)
+    for layers in _sharing_input(_plain(module), forward):
+        fused = Fused(layers)
+        for number, layer in enumerate(layers):
+            vars(layer)["part"] = Part(fused, number, layer)
+            layer.__class__ = FusedLinear
+
+
+@torch.inference_mode(False)
+def unpack_linears(module: nn.Module) -> None:
+    """Undo `pack_linears` and `fuse_linears`: the layers are torch's again, each with its own weight and bias."""
+    for layer in module.modules():
+        if isinstance(layer, FusedLinear):
+            for parameter in layer.parameters(recurse=False):
+                parameter.data = parameter.detach().clone()
+        if isinstance(layer, PackedLinear | FusedLinear):
+            _restore(layer)
 
 
 def linear_of(module: nn.Module) -> str:
     """Return how a module's linear layers multiply now: onednn, fused or torch."""
-    products = {layer.product for layer in module.modules() if isinstance(layer, PackedLinear)} - {None}
-    packed = any(product is not None and product.packed is not None for product in products)
-    return "onednn" if packed else "fused" if products else "torch"
+    kinds = {type(layer) for layer in module.modules()}
+    return "onednn" if PackedLinear in kinds else "fused" if FusedLinear in kinds else "torch"
 
 
 @contextmanager
 def stock_linears(module: nn.Module) -> Iterator[None]:
     """Within this block packed and fused layers multiply as torch's own, one by one; nothing is freed."""
-    layers = [layer for layer in module.modules() if isinstance(layer, PackedLinear)]
-    for layer in layers:
+    kinds = [(layer, type(layer)) for layer in module.modules() if isinstance(layer, PackedLinear | FusedLinear)]
+    for layer, _ in kinds:
         layer.__class__ = nn.Linear  # type: ignore[assignment]
     try:
         yield
     finally:
-        for layer in layers:
-            layer.__class__ = PackedLinear
+        for layer, kind in kinds:
+            layer.__class__ = kind
+
+
+def _restore(layer: nn.Linear) -> None:
+    """Make a layer torch's own again; its parameters stay as they are."""
+    layer.__class__ = nn.Linear
+    vars(layer).pop("packed", None)
+    vars(layer).pop("part", None)
+
+
+def _replaceable(layer: nn.Linear, input: torch.Tensor) -> bool:
+    """True if another product may take the place of torch's own: no gradients, no autocast, not being compiled."""
+    if torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return False
+    return input.dtype is layer.weight.dtype and not torch.is_autocast_enabled(input.device.type)
+
+
+def _joined(parameters: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Concatenate parameters (n_i, ...) to (sum of n_i, ...), of which they become views."""
+    joined = torch.cat([parameter.detach() for parameter in parameters])
+    for parameter, view in zip(parameters, torch.split(joined, [len(p) for p in parameters]), strict=True):
+        parameter.data = view  # the parameter stays the one that its owner's optimizer knows
+    return joined
+
+
+def _addresses(layer: nn.Linear) -> tuple[int, int]:
+    """Return where a layer's weight and bias are; 0 for no bias."""
+    return layer.weight.data_ptr(), 0 if layer.bias is None else layer.bias.data_ptr()
 
 
 def _sharing_input(layers: Sequence[nn.Linear], forward: Callable[[], object]) -> list[list[nn.Linear]]:

@@ -55,7 +55,7 @@ class Generation:
         stop: eos | length (max_new_tokens) | context (the model's or the setting's limit).
         forwards: target forwards: the steps, and the prompt's own where it is one more.
         prefill_s, decode_s: seconds until the first step's tokens are known, and from then on, without setup_s.
-        setup_s: seconds spent on steps of a shape not met before, compiling and capturing included; 0 if eager.
+        setup_s: seconds spent on steps of a shape not met before, capturing included; 0 if eager.
     """
 
     tokens: list[int] = field(default_factory=list)

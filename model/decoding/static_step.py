@@ -1,4 +1,4 @@
-"""Steps of fixed shape, all on the device, which can be compiled, or captured as one CUDA graph and replayed.
+"""Steps of fixed shape, all on the device, which can be captured as one CUDA graph and replayed.
 
 A DeviceDrafter's whole step has a fixed shape (`WholeStep`). For other drafters only the forward with the target's
 choices has (`PaddedForward`): drafts of any tree are padded and fed in.
@@ -12,7 +12,6 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import torch
 
-from .attention import WORD, TreeAttention, packed
 from .cache import TreeCache
 from .devices import on_host_like, wait
 from .drafter import DeviceDrafter, Drafter
@@ -21,6 +20,7 @@ from .target import Target
 from .tree import Draft, Tree
 from .verification import Commit
 
+WORD = 64  # bits of an int64, in which a tree is packed
 BUCKET = 256  # a static step attends over the context rounded up to a multiple of this; of a long one to more
 # Rows of a padded forward: the smallest of these that holds the draft, so that a few forwards serve all drafts.
 ROWS = (1, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
@@ -57,14 +57,12 @@ class Setup(NamedTuple):
         cache: the step does not keep it alive, as a larger one may replace it.
         bucket: visible positions of the cache; at least its length and the nodes of the step.
         choice: the target's rule.
-        compiled: True: the model is compiled under `devices.compiling`.
     """
 
     target: Target
     cache: TreeCache
     bucket: int
     choice: Choice
-    compiled: bool
 
 
 class StaticForward:
@@ -78,19 +76,16 @@ class StaticForward:
     """
 
     def __init__(self, setup: Setup, nodes: int, length: torch.Tensor) -> None:
-        self.target, cache, self.bucket, _, self.compiled = setup
+        self.target, cache, self.bucket, _ = setup
         self._cache, self.length = weakref.ref(cache), length
-        target, bucket, device = self.target, self.bucket, self.target.device
+        device, dtype = self.target.device, self.target.dtype
         self.depths = torch.zeros(nodes, dtype=torch.long, device=device)
         self._nodes = torch.arange(nodes, device=device)
-        self._columns = torch.arange(bucket, device=device)
+        self._columns = torch.arange(self.bucket, device=device)
         self._word, self._bit = self._nodes // WORD, self._nodes % WORD  # of a node in a row of packed ancestors
-        self._attention = _tree_attention(target, nodes, bucket, self.length)
-        if self._attention is not None:
-            return
-        self._blocked = torch.finfo(target.dtype).min
+        self._blocked = torch.finfo(dtype).min
         # (n, n + 2): the tree's own mask between a column that all attend to and one that none does
-        self._mask = torch.full((nodes, nodes + 2), self._blocked, dtype=target.dtype, device=device)
+        self._mask = torch.full((nodes, nodes + 2), self._blocked, dtype=dtype, device=device)
         self._mask[:, 0] = 0
 
     def set_tree(self, tree: Tree) -> None:
@@ -107,10 +102,7 @@ class StaticForward:
         """
         self.depths.copy_(depths)
         visible = (words.index_select(1, self._word) >> self._bit & 1).bool()  # (n, n)
-        if self._attention is None:
-            self._mask[:, 1:-1].fill_(self._blocked).masked_fill_(visible, 0)
-        else:
-            self._attention.set_packed_tree(words, visible)
+        self._mask[:, 1:-1].fill_(self._blocked).masked_fill_(visible, 0)
 
     @property
     def positions(self) -> torch.Tensor:
@@ -119,31 +111,28 @@ class StaticForward:
 
     def __call__(self, tokens: torch.Tensor) -> torch.Tensor:
         """Forward token ids (n,) to logits (n, V). Reads no host value; all shapes are fixed."""
-        cache, mask = self._cache(), None
+        cache = self._cache()
         assert cache is not None
-        if self._attention is None:
-            # committed columns show node -1, the tree's columns its nodes, those behind them node n
-            node = (self._columns - self.length + 1).clamp(0, len(self._nodes) + 1)  # (bucket,)
-            mask = self._mask.index_select(1, node)  # (n, bucket)
+        # committed columns show node -1, the tree's columns its nodes, those behind them node n
+        node = (self._columns - self.length + 1).clamp(0, len(self._nodes) + 1)  # (bucket,)
         return self.target.forward_static(
             cache,
             tokens,
+            self._mask.index_select(1, node),  # (n, bucket)
             self.depths + self.length,
             self._nodes + self.length,
-            self.bucket,
-            mask=mask,
-            attention=self._attention,
-            compiled=self.compiled,
         )
 
 
-def _tree_attention(target: Target, nodes: int, bucket: int, length: torch.Tensor) -> TreeAttention | None:
-    """Make the tree attention of static steps of so many nodes; None for sdpa with a mask."""
-    if target.switch is None:
-        return None
-    layer, heads = target.layer, target.model.config.get_text_config().num_attention_heads
-    heads //= getattr(target.model, "tp_size", None) or 1  # with tensor parallelism each process has its part of them
-    return TreeAttention(heads, layer.heads, layer.key_dim, nodes, bucket, length, layer.dtype)
+def packed(ancestors: torch.Tensor, n: int) -> torch.Tensor:
+    """bool (m, m) -> int64 (n, ceil(n / 64)) on the host: column j is bit j % WORD of word j // WORD.
+
+    Nodes from m on see themselves. On the host, where a tree of one step is: by NumPy, which takes a tenth of the time.
+    """
+    seen = np.eye(n, -(-n // WORD) * WORD, dtype=bool)
+    m = len(ancestors)
+    seen[:m, :m] = ancestors.cpu().numpy()
+    return torch.from_numpy(np.packbits(seen, axis=1, bitorder="little").view(np.int64))
 
 
 class WholeStep:

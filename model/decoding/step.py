@@ -1,8 +1,8 @@
 """One decoding step, in two forms with the same outcome, and what executes them.
 
 A `HostStep` is drafted on the host, which also verifies and commits. A `DeviceStep` is drafted on the device: root,
-length and draft stay there, and one small tensor is read back. The `Executor` alone decides between eager, static,
-compiled and captured.
+length and draft stay there, and one small tensor is read back. The `Executor` alone decides between eager, static and
+captured.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import sys
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -19,7 +18,7 @@ import torch
 
 from ..errors import UserError
 from .cache import TreeCache
-from .devices import compiling, free_bytes
+from .devices import free_bytes
 from .drafter import DeviceDrafter, DeviceSession, Drafter, Session
 from .sampling import GREEDY, Candidates, Choice, Sampling, candidates_of
 from .static_step import ROWS, PaddedForward, Repeatable, Setup, WholeStep, bucket_of
@@ -196,14 +195,13 @@ def execution_for(target: Target, sampling: Sampling) -> str:
 class Executor:
     """Executes a drafter's steps on one cache; steps of fixed shape are made when first needed, and kept.
 
-    The target's execution says how: eager (the model as it is called), static (of fixed shape), graph (captured as one
-    CUDA graph and replayed), compiled (the model's forward by torch.compile; on CUDA the step is captured, too, as its
-    host work would hide what that gains).
+    The target's execution says how: eager (the model as it is called), graph (of fixed shape, captured as one CUDA
+    graph and replayed), static (what is captured, run as it is: for tests without a GPU).
 
     Attributes:
         choice: the target's rule, for the sequence of the current step.
         idle: drafts and learns nothing; takes the plain steps of a method whose drafts do not pay.
-        setup_s: seconds spent on making steps so far, compiling and capturing included. They do not count as decoding:
+        setup_s: seconds spent on making steps so far, capturing included. They do not count as decoding:
             the first prompt pays for a shape, and a later one only after MOST_STEPS others.
 
     Raises:
@@ -277,10 +275,9 @@ class Executor:
         return self._step_for(key, lambda: PaddedForward(setup, drafter, rows), cache, mark)
 
     def _setup(self, cache: TreeCache, nodes: int) -> Setup:
-        """Return the setup of a step. With the tree kernel, whose cost follows the length, it sees the whole cache."""
-        whole = self._on_cuda and self.target.switch is not None
-        bucket = cache.capacity if whole else min(bucket_of(cache.length + nodes), cache.capacity)
-        return Setup(self.target, cache, bucket, self.choice, self.execution == "compiled")
+        """Return the setup of a step of so many nodes behind what the cache holds."""
+        bucket = min(bucket_of(cache.length + nodes), cache.capacity)
+        return Setup(self.target, cache, bucket, self.choice)
 
     def _step_for(
         self, key: Hashable, make: Callable[[], AnyStep], cache: TreeCache, mark: Mark
@@ -291,7 +288,7 @@ class Executor:
             self.target.synchronize()
             start = time.perf_counter()
             step = make()
-            self._steps[key] = (step, step.run if self.execution == "static" else self._prepared(step, cache.length))
+            self._steps[key] = (step, step.run if self.execution == "static" else self._captured(step, cache.length))
             self.target.synchronize()
             self.setup_s += time.perf_counter() - start
             mark("setup")
@@ -309,28 +306,17 @@ class Executor:
         """True if a GPU has too little free memory, torch's own reserve included, for one more captured step."""
         return self.target.device.type == "cuda" and free_bytes(self.target.device) < LEAST_FREE
 
-    def _prepared(self, step: Repeatable, length: int) -> Callable[[], None]:
-        """Compile and capture the step. Both run it, which writes the drafter's state: that is restored."""
+    def _captured(self, step: Repeatable, length: int) -> Callable[[], None]:
+        """Capture the step. Warming up runs it, which writes the drafter's state: that is restored."""
         before = {name: tensor.clone() for name, tensor in step.state().items()}
         step.length.fill_(length)
-        try:
-            with compiling(self.target.linear == "onednn") if self.execution == "compiled" else nullcontext():
-                return self._captured(step, length) if self._on_cuda else self._run_once(step)
-        finally:
-            for name, tensor in step.state().items():
-                tensor.copy_(before[name])
 
-    @property
-    def _on_cuda(self) -> bool:
-        return self.target.device.type == "cuda"
-
-    def _run_once(self, step: Repeatable) -> Callable[[], None]:
-        step.run()
-        return step.run
-
-    def _captured(self, step: Repeatable, length: int) -> Callable[[], None]:
         def warm_up() -> None:
             step.run()
             step.length.fill_(length)  # what it wrote lies behind the committed tokens
 
-        return self.target.graphs.capture(lambda: step.run(), warm_up)  # as it is when it is captured
+        try:
+            return self.target.graphs.capture(lambda: step.run(), warm_up)  # as it is when it is captured
+        finally:
+            for name, tensor in step.state().items():
+                tensor.copy_(before[name])

@@ -6,7 +6,7 @@ What the engine cannot drive is refused by name, before a prompt is decoded.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property, partial
 from threading import get_ident
@@ -16,15 +16,14 @@ import torch
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
 from ..errors import UserError
-from .attention import TreeAttention
-from .attention_switch import SDPA_GROUPED, AttentionSwitch, Grouped
 from .cache import ALIGNED, CachePool, LayerShape, TreeCache, TreeMasks
-from .devices import Graphs, Turns, give_back, synchronize, triton_problem, turns_of, without_cudnn_attention
-from .linear import identity, pack_linears
+from .devices import Graphs, Turns, give_back, synchronize, turns_of, without_cudnn_attention
+from .grouped_attention import SDPA_GROUPED, Grouped
+from .linear import fuse_linears, identity, pack_linears
 from .tree import Draft
 
 DEFAULT_CONTEXT = 4096
-EXECUTIONS = ("eager", "static", "compiled", "graph")
+EXECUTIONS = ("eager", "static", "graph")
 
 
 class Target:
@@ -36,10 +35,9 @@ class Target:
     Args:
         model: a causal LM, by itself or inside what torch.compile or peft put around it; it stays as it is.
         context: tokens of prompt and answer together. Default: the model's own limit, at most 4096.
-        tree_attention: static steps attend by `attention.TreeAttention` instead of sdpa with a mask: for CUDA.
-        execution: of a step: eager, static, compiled or graph; see `step.Executor`.
-        linear: onednn: multiply by weights in oneDNN's layout (`linear.packable` says where that can be; compiled code
-            takes weights as constants), layers of one input in one product; fused: that alone. The model is changed.
+        execution: of a step: eager, static or graph; see `step.Executor`.
+        linear: onednn: multiply by weights in oneDNN's layout (`linear.packable` says where that can be); fused: layers
+            of one input are one product; torch: torch's own. The first two change the model's layers.
 
     Raises:
         UserError: the model cannot work this way (encoder-decoder, recurrent state, a sliding window smaller than the
@@ -52,14 +50,13 @@ class Target:
         *,
         context: int | None = None,
         execution: str = "eager",
-        tree_attention: bool = False,
         linear: str = "torch",
     ) -> None:
         self.model, self.linear = unwrapped(model), linear
         with self.turns:
-            self._examine(context, execution, tree_attention)
+            self._examine(context, execution)
 
-    def _examine(self, context: int | None, execution: str, tree_attention: bool) -> None:
+    def _examine(self, context: int | None, execution: str) -> None:
         """Read shapes, device and limits of the model; refuse what the engine cannot drive."""
         model = self.model
         self.name = model.config.name_or_path or type(model).__name__
@@ -74,16 +71,15 @@ class Target:
         check_positions(model.config, self.name, self.context)
         without_cudnn_attention(self.device)
         self._shapes: list[LayerShape] = []
-        self._attention = str(model.config.get_text_config()._attn_implementation)  # sdpa or eager
         self._grouped = Grouped(model)
-        if self.linear == "torch":
-            self._probe()
-        else:  # one forward finds what layers store and which share their input
-            pack_linears(model, self._probe, packed=self.linear == "onednn")
+        if self.linear == "onednn":
+            pack_linears(model)
+        if self.linear == "fused":  # one forward finds what layers store and which share their input
+            fuse_linears(model, self._probe)
             give_back(self.device)  # the weights that were joined
+        else:
+            self._probe()
         self.devices = sorted({self.device, *(shape.device for shape in self._shapes)}, key=str)  # layers may be spread
-        self.switch: AttentionSwitch | None = None
-        self.attend_by_tree(tree_attention)
         self.caches = CachePool(partial(TreeCache, self._shapes))
         self.masks = TreeMasks(self.dtype, self.device)
         self.hidden: torch.Tensor | None = None  # (n, H): last hidden states of the last forward, if kept
@@ -116,42 +112,16 @@ class Target:
         if self.linear == "onednn":
             pack_linears(module)
 
-    def attend_by_tree(self, wanted: bool) -> None:
-        """Static steps made from now on attend by `attention.TreeAttention`, or by sdpa with a mask as at first.
-
-        Raises:
-            UserError: layers of several shapes or devices, or a GPU on which the kernel does not run.
-        """
-        if wanted == (self.switch is not None):
-            return
-        if wanted and self.device.type == "cuda" and (why := triton_problem(self.device)):
-            raise UserError(f"model.attention=tree: its kernel does not run here ({why}); use model.attention=sdpa")
-        for made in ("_compiled_model", "_compiled_both"):  # what was compiled attends as before
-            self.__dict__.pop(made, None)
-        if wanted and len(set(self._shapes)) > 1:
-            raise UserError(f"{self.name}: tree attention needs layers of one shape on one device, this has several")
-        self.switch = AttentionSwitch() if wanted else None
-        self.model.set_attn_implementation(self.switch.name if self.switch is not None else self._attention)
-
-    @property
-    def layer(self) -> LayerShape:
-        """What the first layer stores for a token; most models have layers of one shape."""
-        return self._shapes[0]
-
     def check_execution(self, name: str) -> str:
         """The name, if this target can execute steps so. Raises UserError if not."""
         if name not in EXECUTIONS:
-            raise UserError(f"execution={name}: there is auto, {', '.join(EXECUTIONS)}")
+            raise UserError(f"execution={name}: there is {', '.join(EXECUTIONS)}")
         if name == "graph" and self.model.device.type != "cuda":
             raise UserError(f"execution=graph: needs a CUDA device, this model is on {self.model.device}")
         if name != "eager" and len(self.devices) > 1:
             spread = ", ".join(map(str, self.devices))
             raise UserError(
                 f"execution={name}: is for a model on one device, this one is on {spread}; use eager or auto"
-            )
-        if self.switch is not None and name == "eager":
-            raise UserError(
-                "model.attention=tree: is for steps of fixed shape; say execution=static, compiled or graph"
             )
         return name
 
@@ -212,9 +182,8 @@ class Target:
             self._hook = self.hidden = None
 
     def _store_hidden(self, module: Any, args: Any, output: Any) -> None:
-        if not torch.compiler.is_compiling() and get_ident() != self._thread:  # a compiled step is this thread's alone
-            return
-        self.hidden = output[0][0].to(self.device)  # the decoder's first output, after its final norm: (1, n, H)
+        if get_ident() == self._thread:
+            self.hidden = output[0][0].to(self.device)  # the decoder's first output, after its final norm: (1, n, H)
 
     @torch.inference_mode()
     def prefill(
@@ -287,36 +256,23 @@ class Target:
         self,
         cache: TreeCache,
         tokens: torch.Tensor,
+        mask: torch.Tensor,
         positions: torch.Tensor,
         write_at: torch.Tensor,
-        bucket: int,
-        *,
-        mask: torch.Tensor | None = None,
-        attention: TreeAttention | None = None,
-        compiled: bool = False,
     ) -> torch.Tensor:
         """Forward nodes whose position in the cache is a tensor on the device.
 
         Args:
             tokens, positions, write_at: int64 (n,); token ids, their positions, and where their states are written.
-            bucket: visible positions of the cache.
-            mask: what each node attends to, additive (n, bucket); or
-            attention: the tree attention, which knows it.
-            compiled: by the compiled model.
+            mask: what each node attends to, additive (n, b); the first b positions of the cache are visible.
 
         Returns:
             Logits (n, V).
         """
         place = cache.place
-        place.write_at, place.bucket = write_at, bucket
+        place.write_at, place.bucket = write_at, mask.shape[-1]
         try:
-            positions = positions.clamp(max=self.context - 1)  # see `_within`; the host does not know the length
-            if mask is not None:
-                with self._grouped:
-                    return self._call(compiled, cache, tokens, mask[None, None], positions)
-            assert self.switch is not None and attention is not None
-            with self.switch.use(attention):
-                return self._call(compiled, cache, tokens, None, positions)
+            return self.forward_masked(cache, tokens, mask, positions)
         finally:
             place.write_at = None
 
@@ -329,10 +285,10 @@ class Target:
         """Nodes beyond the context are never accepted, but must not index past a table."""
         return positions.clamp(max=self.context - 1) if last >= self.context else positions
 
-    def _run_model(self, cache: TreeCache, *inputs: torch.Tensor | None, **kwargs: int) -> torch.Tensor:
+    def _run_model(
+        self, cache: TreeCache, tokens: torch.Tensor, mask: torch.Tensor | None, positions: torch.Tensor, **kwargs: int
+    ) -> torch.Tensor:
         """Logits for token ids (n,), an additive mask or none, and positions (n,)."""
-        tokens, mask, positions = inputs
-        assert tokens is not None and positions is not None
         logits: torch.Tensor = self.model(
             input_ids=tokens[None],
             attention_mask=mask,
@@ -342,56 +298,6 @@ class Target:
             **kwargs,
         ).logits[0]
         return logits
-
-    def _call(self, compiled: bool, *args: Any) -> torch.Tensor:
-        """The model on a static step's arguments."""
-        if not compiled:
-            return self._run_model(*args)
-        cache, tokens, *more = args
-        args = cache, tokens.clone(), *more  # an inference tensor, as the others are: one that is not compiles anew
-        sizes_change(*args)
-        if self._hook is None:
-            return self._compiled_model(*args)
-        logits, self.hidden = self._compiled_both(*args)
-        return logits
-
-    def _run_sized(
-        self, cache: TreeCache, tokens: torch.Tensor, mask: torch.Tensor | None, positions: torch.Tensor
-    ) -> torch.Tensor:
-        """To be compiled: sizes are read from tensors, as a number of the host's is a constant until it changes."""
-        whole = cache.layers[0].keys  # which the tree attention may see: it follows the length
-        cache.place.bucket = whole.shape[2] if mask is None else mask.shape[-1]
-        return self._run_model(cache, tokens, mask, positions)
-
-    def _run_both(self, *args: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return logits and hidden states; compiled separately, as compiled code ignores hooks that come and go."""
-        return self._run_sized(*args), self.hidden
-
-    @cached_property
-    def _compiled_model(self) -> Callable[..., torch.Tensor]:
-        return torch.compile(self._run_sized, fullgraph=True)  # made when first asked for: its import takes seconds
-
-    @cached_property
-    def _compiled_both(self) -> Callable[..., tuple[torch.Tensor, torch.Tensor | None]]:
-        return torch.compile(self._run_both, fullgraph=True)
-
-
-def sizes_change(cache: TreeCache, tokens: torch.Tensor, mask: torch.Tensor | None, positions: torch.Tensor) -> None:
-    """Mark rows, bucket and capacity as dynamic, so that torch does not compile once more to find out.
-
-    One row alone stays a constant: torch takes sizes of 1 for one.
-    """
-    from torch._dynamo import maybe_mark_dynamic  # not above: it loads the whole of the compiler
-
-    write_at = cache.place.write_at
-    assert write_at is not None
-    for tensor in (tokens, positions, write_at):
-        maybe_mark_dynamic(tensor, 0)
-    if mask is not None:
-        maybe_mark_dynamic(mask, [2, 3])
-    for layer in cache.layers:
-        maybe_mark_dynamic(layer.keys, 2)
-        maybe_mark_dynamic(layer.values, 2)
 
 
 def unwrapped(model: Any) -> Any:

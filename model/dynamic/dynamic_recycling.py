@@ -8,7 +8,6 @@ The acceptance probability of each kind of candidate is learnt (`weights`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
@@ -21,9 +20,7 @@ from ..copying.suffix_automaton import SuffixAutomaton
 from ..decoding import Draft, Drafter, Needs, Tree, Verification
 from ..decoding.sampling import top_k_and_bits
 from ..errors import UserError
-from ..sizing.draft_size import StepCosts
-from ..sizing.online_size import OnlineSize, budget_of
-from .machine_size import MachineSize
+from ..sizing import Sizing, budget_of
 from .rows import PairRows, TokenRows, on_host
 from .weights import Weights
 
@@ -47,16 +44,13 @@ class DynamicRecycling(Drafter):
         calibrate: learn the weights; False: they stay at the prior, or as saved.
         history_tokens: earlier prompts and answers are copied from, too, up to so many tokens; 0: the prompt alone.
         recycle_prompt: also keep rows of the prompt's own logits.
-        step_seconds: T(n) by nodes below the root, 0 among them: then each draft has as many nodes, at most `nodes`, as
-            give most expected tokens a second. None: each has `nodes`.
-        plain_seconds: of a step that neither drafts nor learns, for the prediction; default T(0).
 
     Raises:
         UserError: a setting out of range.
     """
 
     stateful = True
-    sizing: OnlineSize | None = None
+    sizing: Sizing | None = None
 
     def __init__(
         self,
@@ -71,26 +65,15 @@ class DynamicRecycling(Drafter):
         history_tokens: int = 32768,
         recycle_prompt: bool = True,
         device: torch.device | str = "cpu",
-        step_seconds: Mapping[int, float] | None = None,
-        plain_seconds: float | None = None,
     ) -> None:
-        most = budget_of(nodes)
-        nodes = nodes if most is None else most
+        sized, nodes = nodes, budget_of(nodes)
         if not isinstance(nodes, int) or not 0 <= nodes <= MAX_NODES:
             raise UserError(f"dynamic: nodes={nodes} must be from 0 to {MAX_NODES}")
-        if most is not None and step_seconds is not None:
-            raise UserError("dynamic: nodes=auto learns step times by itself and takes no step_seconds")
         if not isinstance(k, int) or not 1 <= k <= vocab_size:
             raise UserError(f"k={k}: must be from 1 to the vocabulary's size ({vocab_size})")
         super().__init__(torch.device(device))
-        self.size: MachineSize | None = None
-        if step_seconds is not None:
-            self.size = MachineSize(StepCosts(step_seconds, plain_seconds, nodes))
-        elif most is not None:
-            self.sizing = OnlineSize(most, self.device)
-            self.size = MachineSize(self.sizing)
-        if self.size is not None:
-            nodes = self.size.sizes[-1]
+        if isinstance(sized, str):
+            self.sizing = Sizing(sized, self.device)
         self.nodes, self.k, self.copy, self.siblings, self.max_nodes = nodes, k, copy, siblings, 1 + nodes
         self.needs = Needs(candidates=k, bits=True, choices=True, prompt_logits=recycle_prompt)
         self.rows = TokenRows(vocab_size, k)
@@ -107,15 +90,13 @@ class DynamicRecycling(Drafter):
             self.pairs.reset()
         self.weights.reset()
         self.history.reset()
-        if self.size is not None:
-            self.size.reset()
+        if self.sizing is not None:
+            self.sizing.reset()
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         tables = {"token": self.rows} | ({} if self.pairs is None else {"pair": self.pairs})
         named = {f"{table}_{name}": t for table, rows in tables.items() for name, t in rows.state_dict().items()}
-        sizes = {} if self.size is None else self.size.state_dict()
-        if self.sizing is not None:
-            sizes |= self.sizing.state_dict()
+        sizes = {} if self.sizing is None else self.sizing.state_dict()
         return named | self.weights.state_dict() | self.history.state_dict() | sizes
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
@@ -129,14 +110,12 @@ class DynamicRecycling(Drafter):
                 rows.load_state_dict(of_table, len(self.rows.ids))
         self.weights.load_state_dict(state)
         self.history.load_state_dict(state, len(self.rows.ids))
-        if self.size is not None:
-            self.size.load_state_dict(state)
         if self.sizing is not None:
             self.sizing.load_state_dict(state)
 
     def describe(self) -> dict[str, Any]:
         nbytes = self.rows.nbytes + (0 if self.pairs is None else self.pairs.nbytes)
-        return {"rows_bytes": nbytes} | ({} if self.size is None else self.size.describe())
+        return {"rows_bytes": nbytes} | ({} if self.sizing is None else self.sizing.describe())
 
 
 class DynamicSession(TextSession[SuffixAutomaton]):
@@ -170,15 +149,15 @@ class DynamicSession(TextSession[SuffixAutomaton]):
         """Grow a draft to its size, best first, and arrange its nodes breadth-first."""
         method, nodes = self.method, self.growth[0]
         state = self._before, root, method.copy, self.growth, self.rows, self.text.arrays, method.weights.probs
-        if method.size is None:
+        if method.sizing is None:
             count, _ = loops.grow(0, method.nodes, *state)
         else:
             count = 0
-            for limit in method.size.sizes:
+            for limit in method.sizing.sizes:
                 count, following = loops.grow(count, limit, *state)
-                if following < 0 or method.size.enough(nodes["likelihood"][:count], following):
+                if following < 0 or method.sizing.enough(nodes["likelihood"][:count], following):
                     break
-            count = 1 + method.size.choose(nodes["likelihood"][:count])
+            count = 1 + method.sizing.choose(nodes["likelihood"][:count])
         self._arranged = np.empty((3, count), dtype=np.int64)
         loops.arrange(nodes, self._arranged)
         _, parents, tokens = self._arranged

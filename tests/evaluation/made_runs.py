@@ -6,7 +6,7 @@ from pathlib import Path
 from evaluation.records.questions import Question
 from evaluation.records.rows import SCHEMA
 from evaluation.records.runs import Run, row_key
-from evaluation.statistics.view import main_view, to_markdown, to_text
+from evaluation.statistics.rendering import main_view, to_markdown, to_text
 
 
 def answer(question_id, category, turns, **more):

@@ -9,8 +9,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from evaluation import audit
 from evaluation.loading.bench import prompt_ids
-from evaluation.page.audit import findings
-from evaluation.page.circumstances import configurations
 from evaluation.records.runs import read_runs
 from evaluation.statistics.audits import GAPS, audit_table, audits, read_gaps, wording, write_audit
 from evaluation.statistics.pools import pools
@@ -30,7 +28,7 @@ def test_turn_by_turn_by_hand(tmp_path):
     (found,) = audits(pools([VANILLA, OTHER]))
     # question 1 parts in its first turn, so its second says nothing; 3 goes on where vanilla has ended
     assert (len(found.turns), found.identical, found.tokens, found.left_out) == (3, 1, 7, 1)
-    assert [(p.question_id, p.turn, p.parts) for p in found.partings] == [(1, 0, 2), (3, 0, 1)]
+    assert [(p.question_id, p.turn, p.differs_at) for p in found.different] == [(1, 0, 2), (3, 0, 1)]
     row = audit_table([VANILLA, OTHER], {("other", "1", "0", "0", "2"): 0.25}).iloc[0]
     assert row["identical_share"] == 1 / 3 and row["first_difference_question"] == 1
     assert row["gaps_known"] == 1 and row["largest_logit_gap"] == 0.25
@@ -131,10 +129,11 @@ def test_page_and_tables_pair_alike():
     """The page had held every repeat against vanilla's first, and against a vanilla of another execution."""
     vanilla = [made("vanilla", [said(1, ids)], repeat=repeat) for repeat, ids in enumerate(([1, 2], [1, 3]))]
     other = made("pld", [said(1, [1, 3])], repeat=1)
-    for found in (audits(pools([*vanilla, other])), [f.audit for f in findings(configurations([*vanilla, other]))]):
-        assert [(len(audit.turns), audit.identical) for audit in found] == [(1, 1)]
+    for bases in (("vanilla",), ("vanilla", "hf")):
+        found = audits(pools([*vanilla, other]), bases)
+        assert [(len(audit.turns), audit.identical) for audit in found if audit.pool.label == "pld"] == [(1, 1)]
     elsewhere, hf = made("vanilla", [said(1, [1, 2])]), made("hf", [said(1, [1, 2, 3])])
     elsewhere.metadata["settings"]["execution"] = "graph"
     assert audits(pools([elsewhere, other])) == []
-    named = {found.name: found for found in findings(configurations([elsewhere, hf, other]))}
-    assert named["pld"].base == "hf" and [turn.parts for turn in named["pld"].audit.turns] == [1]
+    named = {found.pool.label: found for found in audits(pools([elsewhere, hf, other]), ("vanilla", "hf"))}
+    assert named["pld"].base.label == "hf" and [turn.differs_at for turn in named["pld"].turns] == [1]

@@ -14,9 +14,9 @@ import pytest
 import torch
 import yaml
 
-from evaluation import inference_recycling, report, run, speed
+from evaluation import inference_recycling, report, run
 from evaluation.loading import bench, hub
-from evaluation.records.run_folder import AnswerStore
+from evaluation.records.store import AnswerStore
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -68,7 +68,7 @@ def check(outcome, *names):
         (["model.context=abc"], ["model.context=abc"]),
         (["max_new_tokens=many"], ["max_new_tokens=many"]),
         (["num_choices=0"], ["num_choices=0"]),
-        (["execution=magic"], ["execution=magic", "static"]),
+        (["execution=magic"], ["execution=magic", "auto, eager, graph"]),
         (["tree=auto", "tree.nodes=-4"], ["tree=auto", "-4"]),
         (["tree=auto", "tree.depth=3"], ["tree=auto", "depth"]),
         (["bench.path=nowhere.jsonl"], ["nowhere.jsonl", "does not exist"]),
@@ -252,10 +252,6 @@ def test_a_full_disk_stops_in_one_line_and_loses_nothing(evaluate, tmp_path):
 
 def test_other_command_lines(call, tmp_path, bench_file):
     check(call(report.main, tmp_path), tmp_path, "no runs here")
-    (tmp_path / "empty.jsonl").write_text("")
-    arguments = ["--file-path", tmp_path / "none.jsonl", "--base-path", tmp_path / "empty.jsonl"]
-    check(call(speed.main, *arguments), "none.jsonl")
-    check(call(speed.main, *arguments[:1], tmp_path / "empty.jsonl", *arguments[2:]), "no question in common")
     check(call(inference_recycling.main, "--temperature", "-1"), "sampling.temperature=-1.0")
     check(call(inference_recycling.main, "--bench-name", "gsm8k"), "gsm8k", "spec_bench")
     check(call(inference_recycling.main, "--tree-version", "9.9.9", "--question-file", bench_file), "9.9.9")

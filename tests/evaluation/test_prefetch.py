@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from evaluation import prefetch
-from evaluation.configuration.needs import compose_jobs, needs
+from evaluation.configuration.jobs import compose_jobs
+from evaluation.configuration.needs import needs
 from evaluation.loading import bench, hub
 from tests.evaluation.configuration.test_companions import a_hub, files, out_of_reach  # noqa: F401  (fixtures)
 
@@ -26,7 +27,7 @@ def no_network(monkeypatch):
 
 
 def words(*arguments):
-    return [need.words for need in needs(compose_jobs(list(arguments)))]
+    return [need.words for need in needs(job.config for job in compose_jobs(list(arguments)))]
 
 
 def test_table1_needs_exactly_what_its_jobs_name():

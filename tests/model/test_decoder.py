@@ -395,7 +395,7 @@ def test_settings_say_what_was_chosen_and_release_undoes_it(tmp_path):
     assert torch.equal(type(model).from_pretrained(tmp_path)(ids).logits, before)
     with pytest.raises(UserError, match=r"linear=fast: there is auto, onednn, fused, torch"):
         Decoder(model, linear="fast")
-    with pytest.raises(UserError, match=r"execution=quick: there is auto"):
+    with pytest.raises(UserError, match=r"execution=quick: there is auto, eager, graph"):
         Decoder(model, execution="quick")
 
 
@@ -410,7 +410,7 @@ def test_generate_leaves_a_users_model_as_it_is_unless_asked():
     assert layers() == {"Linear"}
     packing = Generate(linear="fused")
     assert model.generate(ids, max_new_tokens=20, do_sample=False, custom_generate=packing).tolist() == expected
-    assert "PackedLinear" in layers()
+    assert "FusedLinear" in layers()
     packing.release(model)
     assert layers() == {"Linear"}
     assert model.generate(ids, max_new_tokens=20, do_sample=False, custom_generate=Generate()).tolist() == expected
@@ -481,7 +481,7 @@ def test_a_decoder_that_cannot_be_made_leaves_the_model_as_it_was():
 
 def test_two_settings_of_generate_keep_a_target_each():
     model, ids = toy_model("llama-grouped"), ids_of(5, 9, 7)
-    ways = Generate(execution="eager"), Generate(execution="static")
+    ways = Generate(execution="eager"), Generate(execution="auto")
     for way in ways:
         model.generate(ids, max_new_tokens=8, do_sample=False, custom_generate=way)
     targets = dict(vars(model)[ATTRIBUTE].targets)

@@ -5,8 +5,6 @@ import shutil
 import subprocess
 import sys
 
-import pytest
-
 from model.files import ROOT
 
 WALK = """
@@ -14,13 +12,8 @@ import importlib, pkgutil, sys
 import token_recycling
 names = [m.name for m in pkgutil.walk_packages(token_recycling.__path__, "token_recycling.")]
 modules = {name: importlib.import_module(name) for name in names if not name.endswith("__main__")}
-kernels = [name for name in modules if name.endswith("_kernel")]
-assert kernels, "where are the kernels?"
-for name, module in modules.items():  # modules that are loaded by a text
-    for text in (value for value in vars(module).values() if isinstance(value, str) and value.endswith("_kernel")):
-        assert text in modules, f"{name} loads {text}, which is not here"
 assert "model" not in sys.modules
-print(*kernels)
+print(*modules)
 """
 LAZY = """
 import sys
@@ -45,15 +38,14 @@ def test_exports_are_imported_when_they_are_asked_for():
     assert done.returncode == 0, done.stderr[-2000:]
 
 
-def test_every_kernel_loads_under_the_installed_name(tmp_path):
-    pytest.importorskip("triton")
+def test_every_module_loads_under_the_installed_name(tmp_path):
     (tmp_path / "token_recycling").symlink_to(ROOT / "model")
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
         [sys.executable, "-c", WALK], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    assert "token_recycling.decoding.attention_kernel" in done.stdout
+    assert "token_recycling.decoding.target" in done.stdout
 
 
 def test_loops_that_were_compiled_under_one_name_of_the_package_run_under_the_other(tmp_path):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from evaluation.loading import models, step_times
+from evaluation.loading import models
 from evaluation.loading.settings import ModelSettings
 from model.decoder import Decoder
 from model.decoding import Target, generate
@@ -18,10 +18,7 @@ from model.methods import make_method
 from model.quantization import quantize, stored_bytes
 from tests.conftest import greedy, toy_model
 
-pytestmark = [
-    pytest.mark.extras,
-    pytest.mark.skipif(find_spec("torchao") is None, reason="optional: requirements-extras.txt"),
-]
+pytestmark = pytest.mark.skipif(find_spec("torchao") is None, reason="optional: pip install torchao")
 CPU = torch.device("cpu")
 
 
@@ -94,11 +91,3 @@ def test_in_code():
 def test_a_model_of_other_layers_is_not_called_quantised():
     with pytest.raises(UserError, match=r"quantize=int8: torchao quantises 0% of this model's weights"):
         quantize(toy_model("gpt2"), "int8", CPU)  # its layers are Conv1D
-
-
-def test_step_times_of_a_quantised_model_are_its_own():
-    keys = set()
-    for how in (None, "int8"):
-        settings = ModelSettings("x", "x", device="cpu", linear="torch", quantize=how)
-        keys.add(step_times.fingerprint(models.random_model("tiny", settings), "recycling", 8, 8))
-    assert len(keys) == 2

@@ -1,56 +1,117 @@
 """From lists of settings to jobs, by hand."""
 
-from evaluation.configuration.jobs import expand, further, in_rounds
+import pytest
+from omegaconf import OmegaConf
 
-CONFIGS = {
-    "method/plain": {"name": "plain", "drafter": None},
-    "method/tree": {"name": "tree", "drafter": "model.recycling.TokenRecycling", "k": 8},
-    "method/sized": {"name": "sized", "drafter": "model.copying.spine.Spine", "nodes": 24},
-    "tree/best": {"name": "best", "nodes": 24, "depth": None},
+from evaluation.configuration.jobs import compose_jobs, expand, quoted
+from model.errors import UserError
+
+METHODS = {
+    "plain": {"drafter": None},
+    "tree": {"drafter": "model.recycling.TokenRecycling", "k": 8},
+    "sized": {"drafter": "model.copying.spine.Spine", "nodes": 24},
+    "both": {"drafter": "model.recycling.TokenRecycling", "nodes": 1},
 }
-DEFAULTS = {"method": "tree", "tree": "best"}
+GRID = {"repeat": ["0"], "method": ["plain", "tree", "sized"]}
+BUDGETS = {"tree.nodes": ["8", "16"], "method.nodes": ["8", "16"]}
 
 
-def product(*lists):
-    jobs = [()]
-    for values in lists:
-        jobs = [(*job, value) for job in jobs for value in values]
-    return jobs
+def settings(group, job):
+    """What a job's method or tree has."""
+    return OmegaConf.create(
+        METHODS[job["method"]] if group == "method" else {"name": "best", "nodes": 24, "depth": None}
+    )
 
 
-METHODS = ["method=plain", "method=tree", "method=sized"]
-BUDGETS = [[f"tree.nodes={n}" for n in (8, 16)], [f"method.nodes={n}" for n in (8, 16)]]
+def jobs(grid, also=(), given=None, equal=()):
+    return [" ".join(job).replace("method=", "") for job in expand(grid, also, given or {}, settings, equal)]
 
 
 def test_a_job_has_the_settings_of_its_method_alone_and_none_comes_twice():
-    jobs, used = expand(product(METHODS, *BUDGETS), DEFAULTS, CONFIGS.get)
-    assert jobs == [
-        ["method=plain"],
-        ["method=tree", "tree.nodes=8"],
-        ["method=tree", "tree.nodes=16"],
-        ["method=sized", "method.nodes=8"],
-        ["method=sized", "method.nodes=16"],
+    assert jobs(GRID | BUDGETS) == [
+        "repeat=0 plain",
+        "repeat=0 tree tree.nodes=8",
+        "repeat=0 tree tree.nodes=16",
+        "repeat=0 sized method.nodes=8",
+        "repeat=0 sized method.nodes=16",
     ]
-    assert used == {"method", "tree.nodes", "method.nodes"}
+    assert jobs({"repeat": ["0"], "method": ["tree"], "tree.depth": ["2"]}) == ["repeat=0 tree"], "null: it has none"
+
+
+def test_a_setting_that_nothing_in_the_sweep_has_is_refused():
+    assert jobs(GRID | {"method.k": ["4"]}), "of an experiment that a narrower command line left"
+    with pytest.raises(UserError, match="method.max_ngram=2: none of the methods or trees of this sweep has this"):
+        jobs(GRID, given={"method.max_ngram": ["2"]})
 
 
 def test_equal_keys_have_one_value_in_each_job():
-    CONFIGS["method/both"] = {"name": "both", "drafter": "model.recycling.TokenRecycling", "nodes": 1}
-    jobs, _ = expand(product(["method=both"], *BUDGETS), DEFAULTS, CONFIGS.get)
-    assert len(jobs) == 4, "every combination"
-    jobs, _ = expand(product(["method=both"], *BUDGETS), DEFAULTS, CONFIGS.get, {"tree.nodes", "method.nodes"})
-    assert jobs == [["method=both", f"tree.nodes={n}", f"method.nodes={n}"] for n in (8, 16)]
+    grid = GRID | BUDGETS | {"method": ["both"]}
+    assert len(jobs(grid)) == 4, "every combination"
+    both = [f"repeat=0 both tree.nodes={n} method.nodes={n}" for n in (8, 16)]
+    assert jobs(grid, equal=["tree.nodes", "method.nodes"]) == both
 
 
-def test_a_further_job_counts_while_the_product_goes_through_its_values():
-    jobs = [["method=tree", "tree.nodes=8"], ["method=sized", "tree.nodes=8"]]
-    assert further(jobs, [["method=tree", "k=4"]]) == [["tree.nodes=8", "method=tree", "k=4"]] * 2
-    assert further(jobs, [["method=plain"]]) == [], "which a narrower command line left out"
-    assert further(jobs, [["method=tree", "tree.nodes=63"]]) == []
-    sized = further(jobs, [["method=tree", "tree.nodes=63"]], {"tree.nodes"})
-    assert sized == [["method=tree", "tree.nodes=63"]] * 2, "a published size next to swept budgets"
+def test_further_runs_are_as_the_grid_but_for_what_they_name_and_keep_to_the_command_line():
+    also = [{"method": ["both"], "tree.nodes": [n], "method.nodes": [n]} for n in ("8", "63")]
+    both = ["repeat=0 both tree.nodes=8 method.nodes=8", "repeat=0 both tree.nodes=63 method.nodes=63"]
+    assert jobs(GRID | BUDGETS, also)[5:] == both
+    assert jobs(GRID | BUDGETS, also, {"method": ["plain"]}) == ["repeat=0 plain"]
+    assert jobs(GRID | BUDGETS, also, {"method": ["plain", "both"], "tree.nodes": ["8"]})[3:] == []
+    assert both[0] in jobs(GRID | BUDGETS, also, {"method": ["plain", "both"], "tree.nodes": ["8"]})
+    assert jobs(GRID, [{"method": ["sized", "both"], "method.nodes": ["4", "8"]}], {"method": ["sized"]}) == [
+        "repeat=0 sized",
+        "repeat=0 sized method.nodes=4",
+        "repeat=0 sized method.nodes=8",
+    ], "lists are narrowed"
 
 
 def test_the_jobs_of_a_repeat_are_together():
-    jobs = [["method=a", "repeat=0"], ["method=a", "repeat=1"], ["method=b", "repeat=0"], ["method=b", "repeat=1"]]
-    assert in_rounds(jobs) == [jobs[0], jobs[2], jobs[1], jobs[3]]
+    """Further runs had come last, all their repeats in a row: one of three minutes later, on a slower machine."""
+    found = jobs({"repeat": ["0", "1"], "method": ["plain", "tree"]}, [{"method": ["sized"], "method.nodes": ["8"]}])
+    own = ["plain", "tree", "sized method.nodes=8"]
+    assert found == [f"repeat={repeat} {job}" for repeat in (0, 1) for job in own]
+
+
+def test_jobs_of_the_shipped_methods_and_trees():
+    """tree.nodes is the budget of a method that follows the machine."""
+
+    def composed(*words):
+        return [" ".join(job.overrides[1:]) for job in compose_jobs(words, multirun=True)]
+
+    words = ("method=vanilla,recycling,dynamic,spine", "tree=best,auto", "tree.nodes=8", "method.nodes=6", "method.k=4")
+    assert composed(*words) == [
+        "method=vanilla",
+        "method=recycling tree=best tree.nodes=8 method.k=4",
+        "method=recycling tree=auto tree.nodes=8 method.k=4",
+        "method=dynamic method.nodes=6 method.k=4",
+        "method=dynamic tree=auto tree.nodes=8 method.k=4",
+        "method=spine method.nodes=6 method.k=4",
+    ]
+    job = compose_jobs(["tree=shape", "tree.branching=${method.k}", "method.k=2,4"], multirun=True)[1]
+    assert job.config.tree.branching == 4 and job.config.repeat == 0 and "hydra" not in job.config
+
+
+ODD = [
+    "2024_06_01",
+    "1e3",
+    "null",
+    "true",
+    "it's",
+    "a\\",
+    "\\'",
+    "a, [b] = {c: d}",
+    "${seed}",
+    "\\${seed}",
+    '"',
+    " x ",
+    "~",
+]
+
+
+@pytest.mark.parametrize("text", ODD)
+def test_text_stays_text(text):
+    """Hydra read a bare 2024_06_01 as 20240601, null as none and ${seed} as another setting."""
+    words = [f"{key}={quoted(text)}" for key in ("name", "results_dir", "model.name", "run_dir", "model.path")]
+    (job,) = compose_jobs([*words, f"bench.categories={quoted([text, 'qa', 7])}"], multirun=True)
+    assert [job.config[key] for key in ("name", "results_dir", "run_dir")] == [text] * 3
+    assert job.config.model.name == text and [*job.config.bench.categories] == [text, "qa", 7]

@@ -9,7 +9,7 @@ import pytest
 
 from evaluation.loading import devices
 from evaluation.loading.devices import cores_busy
-from evaluation.statistics.caveats import doubts
+from evaluation.statistics.notes import doubts
 from tests.evaluation.made_runs import answer, made
 
 

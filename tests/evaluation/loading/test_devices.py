@@ -6,8 +6,8 @@ import pickle
 import shutil
 import subprocess
 import sys
-import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ from accelerate import dispatch_model
 from evaluation.errors import Failure
 from evaluation.loading import devices, locks, models, processes
 from evaluation.loading.execution import choose_execution
-from evaluation.records.run_folder import AnswerStore
+from evaluation.records.store import AnswerStore
 from model.decoding import Target, generate
 from model.errors import UserError
 from model.recycling import TokenRecycling, build_template
@@ -116,8 +116,8 @@ def test_a_map_over_devices_takes_eager_steps_only_and_ranks_what_they_are_asked
     loaded = models._load(models.ModelSettings("toy", str(checkpoint), device="cpu"))
     loaded.target.devices = [torch.device("cuda", 0), torch.device("cuda", 1)]
     assert choose_execution("auto", loaded).name == "eager"
-    with pytest.raises(UserError, match="execution=static: a device map's model takes eager steps only"):
-        choose_execution("static", loaded)
+    with pytest.raises(UserError, match="execution=graph: a device map's model takes eager steps only"):
+        choose_execution("graph", loaded)
     loaded.target.devices = [torch.device("cuda", 0)]
     monkeypatch.setattr(loaded.target, "device", torch.device("cuda", 0))
     for name, value in {"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "2"}.items():
@@ -131,9 +131,21 @@ def test_torchrun_without_tensor_parallelism_and_with_a_launcher(monkeypatch):
         monkeypatch.setenv(name, value)
     with pytest.raises(UserError, match="torchrun started 2 processes"):
         devices.check_placement(models.ModelSettings("toy", ""))
-    with pytest.raises(UserError, match="launcher=slurm: not under torchrun"):
-        processes.check_launcher(["-m", "launcher=slurm"])
-    processes.check_launcher(["-m", "launcher=basic"])
+    with (
+        pytest.raises(UserError, match="launcher=slurm: not under torchrun"),
+        processes.ranks(["-m", "launcher=slurm"]),
+    ):
+        pass
+
+
+def test_of_several_processes_the_first_one_prints_and_writes(monkeypatch, capsys):
+    for name, value in {"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "2", "RANK": "1"}.items():
+        monkeypatch.setenv(name, value)
+    with processes.ranks(["launcher=basic"]):
+        print("a table", file=sys.stderr)
+        processes.on_first_rank(print, "a file")
+    print("after it")
+    assert capsys.readouterr() == ("after it\n", "")
 
 
 @pytest.mark.slow
@@ -154,12 +166,6 @@ def test_two_ranks_decode_what_one_process_decodes(evaluate, checkpoint, bench_f
     for method in METHODS:
         assert core(rows(two / method)) == core(rows(one / method))
     assert json.loads((two / "recycling/metadata.json").read_text())["device"].startswith("2 x ")
-
-    # Steps of fixed shape, each rank with its own part of the heads.
-    fixed = ("method=recycling", "execution=static", "model.attention=tree", f"run_dir={tmp_path / 'fixed'}")
-    done = started(*torchrun, *fixed)
-    assert done.returncode == 0, done.stderr
-    assert core(rows(tmp_path / "fixed")) == core(rows(one / "recycling"))
 
     # The state that a kill after two questions leaves; behind it a job that only the first rank can fail in.
     cut, busy = two / "recycling", tmp_path / "busy"
@@ -206,17 +212,9 @@ def test_a_failure_arrives_from_another_process():
 
 
 def test_a_second_run_waits_for_the_device(evaluate, monkeypatch, tmp_path):
-    release = threading.Timer(0.5, locks._try_lock("cpu").close)
-    until = locks._wait_for
-
-    def waits(look, why):  # let go when the other one waits
-        if "being timed" in why and not release.ident:
-            release.start()
-        return until(look, why)
-
-    monkeypatch.setattr(locks, "_wait_for", waits)
+    held = locks._try_lock("cpu")
+    monkeypatch.setattr(locks, "time", SimpleNamespace(sleep=lambda _: held.close()))  # it lets go once one waits
     outcome = evaluate("bench.end=1", "method=vanilla", "model.device=cpu", f"run_dir={tmp_path / 'run'}")
-    release.join()
     assert outcome.code == 0 and outcome.err.count("waiting: another run is being timed on cpu") == 1
     calm = evaluate("bench.end=1", "method=vanilla", "model.device=cpu", f"run_dir={tmp_path / 'calm'}")
     assert calm.code == 0 and "waiting" not in calm.err

@@ -8,7 +8,7 @@ import torch
 from evaluation.loading.execution import choose_execution
 from evaluation.loading.models import LoadedModel
 from evaluation.loading.settings import ModelSettings
-from evaluation.statistics.caveats import executed
+from evaluation.statistics.notes import executed
 from model import tuning
 from model.decoding import Target, generate
 from model.decoding.static_step import PaddedForward, WholeStep
@@ -31,23 +31,12 @@ def loaded(monkeypatch):
 
 
 def test_captured_steps_are_taken_and_decode(loaded):
-    found = tried(loaded.target, "auto")
-    assert found == Execution("static", False, AGREED)
+    found = tried(loaded.target)
+    assert found == Execution("static", AGREED)
     found.take(loaded.target)
-    assert loaded.target.execution == "static" and loaded.target.switch is None
+    assert loaded.target.execution == "static"
     out = generate(loaded.target, TokenRecycling(V, build_template("best", nodes=9)), [5, 6, 7], max_new_tokens=30)
     assert out.tokens == greedy(loaded.target.model, [5, 6, 7], 30)
-
-
-def test_the_tree_kernel_is_taken_by_name_and_refused_where_it_fails(loaded, monkeypatch):
-    assert tried(loaded.target, "tree") == Execution("static", True, AGREED)
-
-    def broken(attention, *arguments, **settings):
-        raise RuntimeError("no such\ninstruction")
-
-    monkeypatch.setattr("model.decoding.attention.tree_attention_reference", broken)
-    with pytest.raises(UserError, match=r"attention=tree: .*no such instruction.*use attention=sdpa"):
-        tried(loaded.target, "tree")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -55,18 +44,19 @@ def test_wrong_logits_are_refused(dtype, monkeypatch):
     """A kernel that attends to one column too few runs without an error: only its logits tell."""
     monkeypatch.setattr(tuning, "CAPTURED", "static")
     target = Target(toy_model("llama-grouped", dtype=dtype))
-    assert trial(target, "static", False) == ""
+    assert trial(target) == ""
     original = PaddedForward.feed
     monkeypatch.setattr(PaddedForward, "feed", lambda step, draft, length: original(step, draft, length - 1))
-    found = tried(target, "auto")
-    assert found.name == "eager" and not found.tree_attention
+    found = tried(target)
+    assert found.name == "eager"
     assert "of the greatest away from eager ones" in found.why
     found.take(target)
-    assert target.switch is None and target.execution == "eager"
+    assert target.execution == "eager"
 
 
 def test_small_errors_of_short_types_are_seen(monkeypatch):
     """Of one row alone, and less than a twentieth of its greatest logit: more than rounding makes of it."""
+    monkeypatch.setattr(tuning, "CAPTURED", "static")
     target = Target(toy_model("llama-grouped", dtype=torch.float16))
     run = PaddedForward.run
 
@@ -75,9 +65,9 @@ def test_small_errors_of_short_types_are_seen(monkeypatch):
         step.logits = step.logits.clone()
         step.logits[5, 7] += 0.04 * step.logits[5].abs().max()
 
-    assert trial(target, "static", False) == ""
+    assert trial(target) == ""
     monkeypatch.setattr(PaddedForward, "run", slightly)
-    assert "of the greatest away from eager ones" in trial(target, "static", False)
+    assert "of the greatest away from eager ones" in trial(target)
 
 
 def test_nan_is_wrong(loaded, monkeypatch):
@@ -85,7 +75,7 @@ def test_nan_is_wrong(loaded, monkeypatch):
         step.logits = torch.full((13, V), float("nan"))
 
     monkeypatch.setattr(PaddedForward, "run", filled)
-    assert "nan of the greatest" in trial(loaded.target, "static", False)
+    assert "nan of the greatest" in trial(loaded.target)
 
 
 def test_a_whole_step_that_fails_is_passed_over(loaded, monkeypatch):
@@ -95,14 +85,14 @@ def test_a_whole_step_that_fails_is_passed_over(loaded, monkeypatch):
         raise RuntimeError("operation not permitted when stream is capturing")
 
     monkeypatch.setattr(WholeStep, "run", refused)
-    assert "RuntimeError: operation not permitted" in trial(loaded.target, "static", False)
+    assert "RuntimeError: operation not permitted" in trial(loaded.target)
 
 
 def test_a_step_that_is_put_together_wrongly_is_passed_over(loaded, monkeypatch):
     """Right logits, and no error: only the text tells."""
     settle = Commit.__call__
     monkeypatch.setattr(Commit, "__call__", lambda own, tokens, choices: settle(own, tokens, choices.roll(1)))
-    found = tried(loaded.target, "auto")
+    found = tried(loaded.target)
     assert found.name == "eager" and ", eager decoding's " in found.why
 
 
@@ -110,19 +100,19 @@ def test_a_tie_may_fall_either_way(loaded, monkeypatch):
     monkeypatch.setattr(tuning, "_tie", lambda target, prompt: 10.0)  # twenty times the greatest logit is no gap at all
     settle = Commit.__call__
     monkeypatch.setattr(Commit, "__call__", lambda own, tokens, choices: settle(own, tokens, choices.roll(1)))
-    assert trial(loaded.target, "static", False) == ""
+    assert trial(loaded.target) == ""
 
 
 def test_auto_is_tried_once_a_model_and_only_on_cuda(loaded, monkeypatch):
-    assert choose_execution("auto", loaded) == Execution("eager", False), "this target is on the CPU"
+    assert choose_execution("auto", loaded) == Execution("eager"), "this target is on the CPU"
     asked = []
-    monkeypatch.setattr(tuning, "tried", lambda target, own: asked.append(own) or Execution("static", False, "why"))
+    monkeypatch.setattr(tuning, "tried", lambda target: asked.append(target) or Execution("static", "why"))
     monkeypatch.setattr(loaded.target, "device", torch.device("cuda", 0))
     for _ in range(3):
-        assert choose_execution("auto", loaded) == Execution("static", False, "why")
-    assert asked == ["auto"]
-    assert choose_execution("auto", loaded, timed=False) == Execution("eager", False)
-    assert choose_execution("eager", loaded) == Execution("eager", False) and asked == ["auto"]
+        assert choose_execution("auto", loaded) == Execution("static", "why")
+    assert asked == [loaded.target]
+    assert choose_execution("auto", loaded, timed=False) == Execution("eager")
+    assert choose_execution("eager", loaded) == Execution("eager") and len(asked) == 1
 
 
 def test_what_auto_took_stands_below_the_table():
@@ -153,7 +143,7 @@ def refused(loaded, monkeypatch):
 def test_after_a_trial_that_raised_the_device_is_asked_whether_it_still_works(refused, monkeypatch):
     asked = refused.target.asked
     monkeypatch.setattr(tuning, "give_back", lambda device: asked.append("give back"), raising=False)
-    assert tried(refused.target, "auto").name == "eager" and asked == ["wait", "give back"]
+    assert tried(refused.target).name == "eager" and asked == ["wait", "give back"]
 
 
 def test_a_trial_that_left_the_device_unusable_stops_the_run(refused, monkeypatch):
@@ -162,5 +152,5 @@ def test_a_trial_that_left_the_device_unusable_stops_the_run(refused, monkeypatc
 
     monkeypatch.setattr(tuning, "give_back", poisoned, raising=False)
     with pytest.raises(UserError, match=r"not permitted.*captures_underway.*restart with execution=eager") as told:
-        tried(refused.target, "auto")
+        tried(refused.target)
     assert "\n" not in str(told.value)

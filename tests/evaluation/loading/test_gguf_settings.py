@@ -38,31 +38,6 @@ def llama3_factors(factor, theta, low=1.0, high=4.0, length=8192):
     return found
 
 
-YARN = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 64}
-THEIRS = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
-
-
-@pytest.mark.parametrize(
-    "fields, own",
-    [
-        ({"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}, {"rope_type": "linear", "factor": 4.0}),
-        ({"rope.scaling.factor": 2.0}, {"rope_type": "linear", "factor": 2.0}),
-        ({"rope.scale_linear": 2.0}, {"rope_type": "linear", "factor": 2.0}),
-        (YARN | {"rope.scaling.finetuned": True, "rope.scaling.attn_factor": 1.0}, THEIRS),
-        (YARN | {"rope.scaling.yarn_beta_fast": 8.0}, THEIRS | {"beta_fast": 8.0}),
-        ({"rope.scaling.type": "none", "rope.scaling.factor": 1.0}, {"rope_type": "default"}),
-    ],
-)
-def test_scaled_positions_are_the_models(tmp_path, fields, own):
-    """They were left out: the arg-max was the model's in a quarter of places."""
-    write(tmp_path / "toy.gguf", fields=fields)
-    found, wanted, plain = loaded(tmp_path / "toy.gguf"), scaled(**own), toy_model("llama-grouped")
-    with torch.inference_mode():
-        torch.testing.assert_close(found(TEXT).logits, wanted(TEXT).logits, rtol=1e-4, atol=1e-3)
-        same = float((found(TEXT).logits.argmax(-1) == plain(TEXT).logits.argmax(-1)).float().mean())
-    assert same == 1.0 if own["rope_type"] == "default" else same < 0.9, "the scaling decides something"
-
-
 @pytest.mark.parametrize("factor", [8.0, 32.0])
 def test_frequencies_of_llama_3_are_the_models(tmp_path, factor):
     """llama.cpp keeps what each frequency is divided by, and transformers passed over the tensor."""
@@ -82,24 +57,16 @@ def test_frequencies_of_llama_3_are_the_models(tmp_path, factor):
 @pytest.mark.parametrize(
     "more, says",
     [
+        ({"architecture": "gemma2"}, "architecture gemma2; GGUF files of llama, qwen2 are read"),
         ({"tensors": {FREQS: [1.0, 1.5, 3.0, 8.0]}}, "has rope_freqs.weight with other factors than Llama 3.1"),
-        ({"tensors": {FREQS: [1.0, 2.0]}}, "has rope_freqs.weight of 2 factors"),
-        ({"tensors": {FREQS: [1.0, 1.0, 2.0, 8.0]}, "fields": YARN}, "has rope_freqs.weight besides .*type=yarn"),
+        ({"tensors": {FREQS: [1.0, 2.0]}}, "has rope_freqs.weight with other factors"),
         ({"tensors": {"rope_factors_long.weight": [1.0] * 4}}, "has the tensor rope_factors_long.weight"),
-        ({"tensors": {"blk.0.attn_q.bias": [1.0] * 32, "blk.1.x": [1.0]}}, "the tensor blk.0.attn_q.bias and 1 more"),
+        ({"tensors": {"blk.0.attn_q.bias": [1.0] * 32}}, "has the tensor blk.0.attn_q.bias"),
         ({"without": ("blk.1.ffn_up.weight",)}, "1 of its weights are not in the file .*layers.1.mlp.up_proj"),
-        ({"fields": {"rope.scaling.type": "longrope"}}, "has rope.scaling.type=longrope"),
-        ({"fields": YARN | {"rope.scaling.attn_factor": 0.5}}, "has llama.rope.scaling.attn_factor=0.5"),
-        (
-            {"fields": YARN | {"rope.scaling.yarn_log_multiplier": 0.1}},
-            "has llama.rope.scaling.yarn_log_multiplier=0.1",
-        ),
+        ({"fields": {"rope.scaling.factor": 2.0}}, "has llama.rope.scaling.factor=2.0"),
+        ({"fields": {"rope.scaling.type": "yarn"}}, "has llama.rope.scaling.type=yarn"),
         ({"fields": {"attention.sliding_window": 32}}, "has llama.attention.sliding_window=32"),
-        ({"fields": {"attention.scale": 0.1}}, "has llama.attention.scale=0.1"),
         ({"fields": {"attention.key_length": 16}}, "has llama.attention.key_length=16"),
-        ({"fields": {"attention.causal": False}}, "has llama.attention.causal=False"),
-        ({"fields": {"final_logit_softcapping": 30.0}}, "has llama.final_logit_softcapping=30.0"),
-        ({"fields": {"logit_scale": 0.5}}, "has llama.logit_scale=0.5"),
         ({"fields": {"expert_count": 8}}, "has llama.expert_count=8"),
         ({"fields": {"something.new": 1}}, "has llama.something.new=1"),
     ],
@@ -113,7 +80,6 @@ def test_what_would_be_another_model_is_refused_by_name(tmp_path, cache, more, s
 
 
 def test_what_says_the_same_in_other_words_is_read(tmp_path, cache):  # noqa: F811
-    fields = {"attention.key_length": 8, "attention.value_length": 8, "attention.scale": 8**-0.5, "expert_count": 0}
-    fields |= {"attention.sliding_window": 256, "attention.causal": True, "logit_scale": 1.0, "pooling_type": 1}
+    fields = {"attention.key_length": 8, "attention.value_length": 8, "expert_count": 0, "logit_scale": 0.0}
     write(tmp_path / "toy.gguf", fields=fields, tensors={FREQS: [1.0] * 4})
     assert gguf.convert(tmp_path / "toy.gguf").is_dir()

@@ -13,9 +13,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from evaluation import run
 from evaluation.loading import locks, models
 from evaluation.loading.settings import ModelSettings
+from evaluation.running import scheduling
 
 ROOT = Path(__file__).resolve().parents[3]
 AUTO = ModelSettings("toy", "nowhere")
@@ -68,71 +68,25 @@ def elsewhere(timed: bool) -> subprocess.Popen:
     return subprocess.Popen(command, cwd=ROOT, text=True, **pipes)
 
 
-def slot(index: int):
-    """What an untimed run on this CPU holds."""
-    return locks._try_lock(f"{locks.CPU}-untimed-{index}")
-
-
-def test_untimed_runs_share_the_cpu_and_wait_for_who_is_timed(cpu, capsys):
-    with locks.keep_devices(), locks.exclusive(cpu, timed=False):
-        free = locks._try_lock(locks.CPU)
-        assert free is not None, "nobody is timed"
-        free.close()
-        other = elsewhere(timed=False)
-        assert other.stdout.readline() == "held\n", "another untimed one is at work at the same time"
-        assert other.communicate("\n", timeout=60)[1] == "" and not capsys.readouterr().err
-    timed = locks._try_lock(locks.CPU)
-    threading.Timer(0.3, timed.close).start()
-    with locks.exclusive(cpu, timed=False):
-        assert "waiting: another run is being timed" in capsys.readouterr().err
-
-
-def test_a_timed_run_waits_until_the_untimed_ones_have_ended(cpu, capsys):
-    """It was timed beside them."""
-    own, other = slot(1), elsewhere(timed=False)
+def test_timed_runs_wait_for_each_other_and_untimed_ones_for_nobody(cpu, capsys):
+    other = elsewhere(timed=True)
     assert other.stdout.readline() == "held\n"
-    threading.Timer(0.2, own.close).start()
-    threading.Timer(0.4, other.kill).start()  # the system lets go of what it held
-    with locks.exclusive(cpu):
-        assert own.closed and other.wait(60)
+    with locks.exclusive(cpu, timed=False):
+        assert not locks._locks and not capsys.readouterr().err
+    threading.Timer(0.3, other.kill).start()  # the system lets go of what it held
+    with locks.keep_devices(), locks.exclusive(cpu):
+        assert other.wait(60)
+        other.communicate()
         told = capsys.readouterr().err
-        assert told == f"waiting: untimed runs are at work on {locks.CPU}; this timed one starts when they are done\n"
-        assert locks._try_lock(locks.CPU) is None
-    other.communicate()
-    with locks.exclusive(cpu):
-        assert not capsys.readouterr().err
+        assert told == f"waiting: another run is being timed on {locks.CPU}; this one starts when it is done\n"
+        with locks.exclusive(cpu, timed=False):
+            assert set(locks._locks) == {locks.CPU}, "a command keeps its device for the timed runs to come"
 
 
-def test_one_that_waits_to_be_timed_lets_no_more_untimed_ones_in(cpu, monkeypatch):
-    """Else untimed ones that follow one another would keep it waiting for ever."""
-    first, seen, look = slot(0), [], locks._all_slots_free
-
-    def looks():
-        seen.append(is_locked(locks.CPU))
-        if len(seen) == 3:
-            first.close()
-        return look()
-
-    monkeypatch.setattr(locks, "POLL_SECONDS", 0.01)
-    monkeypatch.setattr(locks, "_all_slots_free", looks)
-    with locks.exclusive(cpu):
-        assert seen == [True] * 3, "who comes later waits behind it"
-
-
-def is_locked(device: str) -> bool:
-    handle = locks._try_lock(device)
-    if handle is not None:
-        handle.close()
-    return handle is None
-
-
-def test_a_command_of_both_kinds_of_jobs_holds_what_each_needs_and_waits_for_no_slot_of_its_own(cpu):
-    """It frees its slot before it asks for the whole CPU: two such commands do not wait for each other."""
-    with locks.keep_devices():
-        for timed in (False, True, True, False, True):
-            with locks.exclusive(cpu, timed):
-                assert set(locks._locks) == {locks.CPU if timed else f"{locks.CPU}-untimed"}
-    assert not locks._locks and not is_locked(locks.CPU)
+def test_an_untimed_run_has_its_gpu_for_itself(gpus):
+    """A model fills its memory, and model.device=auto finds the free ones by their locks."""
+    with locks.exclusive(AUTO, timed=False) as placed:
+        assert placed.device == "cuda:0" and not is_free(0)
 
 
 def test_auto_takes_the_first_free_gpu_and_keeps_to_it(gpus):
@@ -195,7 +149,8 @@ def test_two_that_change_places_do_not_wait_for_each_other(gpus):
 
 def test_a_whole_sweep_holds_its_device(evaluate, monkeypatch):
     seen = []
-    monkeypatch.setattr(run, "defer", lambda job: seen.append(set(locks._locks)) and False)
+    real = scheduling._run
+    monkeypatch.setattr(scheduling, "_run", lambda *group: (seen.append(set(locks._locks)), real(*group)))
     assert evaluate("-m", "method=vanilla,pld", "bench.end=1", "max_new_tokens=4", "model.device=cpu").code == 0
     assert seen == [set(), {"cpu"}] and not locks._locks
 

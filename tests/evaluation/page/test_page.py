@@ -11,15 +11,15 @@ import pytest
 
 from evaluation.page import page as page_module
 from evaluation.page import reader
-from evaluation.page.audit import findings
 from evaluation.page.captions import caption, short
-from evaluation.page.circumstances import command_line, commands, configurations, facts
+from evaluation.page.facts import command_line, commands, configurations, facts
 from evaluation.page.page import script_json
 from evaluation.page.tokens import Decoder
 from evaluation.records.runs import read_runs
+from evaluation.statistics.audits import audits
 from evaluation.statistics.pools import pools
+from evaluation.statistics.rendering import page_view
 from evaluation.statistics.tables import main_table
-from evaluation.statistics.view import page_view
 from tests.evaluation.page.conftest import HOSTILE, answer, plain, report, write_run
 
 
@@ -120,13 +120,15 @@ def test_the_audit_by_hand(tmp_path):
     rows = [answer(1, "qa", turns([1, 9, 3], [4])), answer(2, "qa", turns([5, 6])), answer(3, "qa", turns([7]))]
     write_run(tmp_path / "runs/p", "pld", rows)
     write_run(tmp_path / "runs/h", "hf", [answer(2, "qa", turns([5]))])
-    found = {a.name: a for a in findings(configurations(read_runs(tmp_path)))}
+    found = {a.pool.label: a for a in audits(pools(read_runs(tmp_path)), ("vanilla", "hf"))}
     assert set(found) == {"vanilla", "pld"}
     own = found["pld"]
-    assert own.base == "vanilla" and (own.audit.identical, len(own.audit.turns), own.audit.left_out) == (1, 2, 1)
-    assert [(i, where, turn.parts) for i, where, turn in own.different] == [(0, "question 1, turn 1", 1)]
-    assert "1 of 2 turns (50.0 %)" in own.in_words() and "token 2 (question 1, turn 1)" in own.in_words()
-    assert found["vanilla"].base == "hf" and found["vanilla"].audit.turns[0].parts == 1  # one of them ends sooner
+    assert own.base.label == "vanilla" and (own.identical, len(own.turns), own.left_out) == (1, 2, 1)
+    assert [(turn.where, turn.differs_at) for turn in own.different] == [("question 1, turn 1", 1)]
+    assert "1 of 2 turns (50.0 %)" in own.in_words("vanilla") and "token 2 (question 1, turn 1)" in own.in_words(
+        "vanilla"
+    )
+    assert found["vanilla"].base.label == "hf" and found["vanilla"].turns[0].differs_at == 1  # one of them ends sooner
 
 
 def test_the_table_keeps_numbers_and_hides_what_says_nothing():

@@ -3,7 +3,7 @@
 import pytest
 from transformers import AutoTokenizer
 
-from evaluation.page.circumstances import configurations
+from evaluation.page.facts import configurations
 from evaluation.page.tokens import Decoder, load, spelled, split, visible
 from evaluation.page.tree_svg import BOUNDS, draw, legend, shade
 from evaluation.records.runs import read_runs

@@ -13,7 +13,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from evaluation import run
-from evaluation.configuration.needs import compose_jobs
+from evaluation.configuration.jobs import compose_jobs
 from evaluation.loading import hub
 from evaluation.loading.settings import ModelSettings, check_settings
 from evaluation.records.sweeps import missing_jobs
@@ -83,14 +83,7 @@ FAST = ("table1",)  # the others are of the same kind
 )
 def test_every_experiment_runs_and_draws_its_figure(evaluate, drawn, tmp_path, name):
     few = {"tree_shape": ["tree.depth=1,2,3"], "tree_size": ["tree.nodes=0,4,8"]}
-    few |= {
-        "budget": [
-            "method=vanilla,recycling,suffix_recycling",
-            "tree.nodes=4,8,12",
-            "method.nodes=4,8,12",
-            "method.max_draft=4,8,12",
-        ]
-    }
+    few |= {"budget": ["method=vanilla,recycling,suffix_recycling", "tree.nodes=4,8,12", "method.max_draft=4,8,12"]}
     few |= {"temperature": ["method=hf,vanilla,recycling"]}
     few |= {"order": ["bench.order=file,interleaved"], "table1": ["method=hf,vanilla,pld,recycling"]}
     outcome = evaluate(
@@ -142,7 +135,10 @@ def test_the_papers_setting_has_a_folder_for_each_model_and_bench(call, evaluate
 
 def test_the_quickstart_is_short_and_preset_full_has_every_method():
     """A method that is added is one line in configs/preset/full.yaml, too."""
-    short, full = (compose_jobs(["experiment=quickstart", f"preset={preset}"]) for preset in ("default", "full"))
+    short, full = (
+        [job.config for job in compose_jobs(["experiment=quickstart", f"preset={preset}"])]
+        for preset in ("default", "full")
+    )
     assert len(short) == 10 and {cfg.bench.per_category for cfg in short} == {4}
     assert {cfg.method.name for cfg in full} == {path.stem for path in (ROOT / "configs/method").glob("*.yaml")}
     assert {cfg.start for cfg in full} == {"cold", "hot"} and {cfg.bench.per_category for cfg in full} == {None}
@@ -169,5 +165,5 @@ def test_where_eval_sh_writes(tmp_path, arguments, name):
     shell = ["bash", str(ROOT / "eval.sh"), *arguments]
     done = subprocess.run(shell, env=os.environ | {"PYTHON": str(told)}, capture_output=True, text=True, check=True)
     given = [word for word in done.stdout.splitlines() if "=" in word]
-    assert {cfg.name for cfg in compose_jobs(given, multirun="-m" in arguments)} == {name}
+    assert {str(job.config.name) for job in compose_jobs(given, multirun="-m" in arguments)} == {name}
     assert ("preset=full" in given) is name.startswith("quickstart-"), "of another bench every question is asked"

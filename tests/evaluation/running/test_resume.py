@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from evaluation.loading import step_times
 from evaluation.records import provenance
 from evaluation.running import runner as session
 from tests.evaluation.conftest import answers_in
@@ -25,19 +24,12 @@ KINDS = {
 }
 
 
-@pytest.fixture
-def times(tmp_path_factory, monkeypatch):
-    monkeypatch.setattr(step_times, "CACHE", tmp_path_factory.mktemp("step_times"))
-
-
 def files(folder: Path) -> dict[str, tuple[bytes, int]]:
     return {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.iterdir()}
 
 
 @pytest.mark.parametrize(("kind", "start"), [*((kind, "hot") for kind in KINDS), ("spine", "cold")])
-def test_a_finished_run_is_left_alone_and_a_lost_summary_is_made_again(
-    evaluate, tmp_path, monkeypatch, times, kind, start
-):
+def test_a_finished_run_is_left_alone_and_a_lost_summary_is_made_again(evaluate, tmp_path, monkeypatch, kind, start):
     """It was summarised anew with a reset drafter: tree=auto lost its choice, ngram_cache its size, spine its text."""
     folder = tmp_path / "run"
     command = (*KINDS[kind], f"start={start}", *FEW, f"run_dir={folder}")

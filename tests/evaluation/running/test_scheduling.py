@@ -14,7 +14,7 @@ from evaluation.loading.devices import MemoryUse
 from evaluation.records.questions import Question
 from evaluation.records.runs import read_runs
 from evaluation.records.sweeps import missing_jobs
-from evaluation.running import answering, progress, scheduling
+from evaluation.running import answering, progress
 from evaluation.running import runner as runner
 from evaluation.running.scheduling import Job, group_repeats
 from model.decoding import Target
@@ -112,6 +112,7 @@ def test_each_answers_with_its_own_execution(evaluate, tmp_path, monkeypatch):
         return real(question, method, config, others)
 
     monkeypatch.setattr(runner, "answer_question", noting)
+    monkeypatch.setattr("model.tuning.EXECUTIONS", ("eager", "static"))
     sweep = ("-m", "method=recycling", "execution=eager,static", "start=hot", "bench.end=3", "max_new_tokens=12")
     assert evaluate(*sweep, "interleave=true", "name=e").code == 0
     assert seen == {("eager", "eager"), ("static", "static")}
@@ -168,17 +169,6 @@ def test_what_takes_turns_is_of_one_model_bench_and_repeat():
         [("one", 1), ("two", 1), ("three", 1)],
         [("four", 1)],
     ]
-
-
-def test_outside_a_sweep_of_this_process_nobody_waits():
-    job = Job({"interleave": True, "timed": True})
-    assert not scheduling.defer(job)
-    scheduling._deferred = []
-    try:
-        assert scheduling.defer(job) and not scheduling.defer(Job({"interleave": False, "timed": True}))
-        assert scheduling.defer(Job({"interleave": False, "timed": False})), "forwards are shared by those who wait"
-    finally:
-        scheduling._deferred = None
 
 
 @pytest.mark.parametrize("name", sorted(p.stem for p in (ROOT / "configs/experiment").glob("*.yaml")))

@@ -11,13 +11,11 @@ from hydra.core.plugins import Plugins
 from omegaconf import OmegaConf
 
 from evaluation import report
-from evaluation.configuration.jobs import applicable
 from evaluation.loading.bench import ordered
 from evaluation.records.questions import Question
 from evaluation.records.runs import read_runs
 from evaluation.records.sweeps import missing_jobs
 from evaluation.statistics.pools import pools
-from hydra_plugins.sweep_per_method import BASIC, command, find_in, further, in_rounds
 from model.errors import UserError
 from tests.evaluation.conftest import answers_in
 
@@ -47,48 +45,6 @@ def test_a_single_run_repeats_from_a_fresh_state(evaluate, tmp_path):
     ], "the second repeat knows nothing of the first"
     assert "holds one run" in evaluate("repeats=2", f"run_dir={tmp_path / 'x'}").err
     assert "repeats=0" in evaluate("repeats=0").err and "repeat=-1" in evaluate("repeat=-1").err
-
-
-def test_a_job_names_only_what_its_method_and_tree_have():
-    defaults = {"method": "recycling", "tree": "2.2.2"}
-    job = ["method=vanilla", "method.k=4", "tree=best", "tree.nodes=8", "start=hot"]
-    find = find_in([f"file://{ROOT / 'configs'}"])
-    assert applicable(job, defaults, find) == ["method=vanilla", "start=hot"]
-    assert applicable(["method.k=4", "tree=best", "tree.nodes=8"], defaults, find) == [
-        "method.k=4",
-        "tree=best",
-        "tree.nodes=8",
-    ]
-    assert applicable(["tree.nodes=8"], defaults, find) == []
-    for method, trees in (("dynamic", ["tree=auto", "tree.nodes=8"]), ("spine", [])):  # who follows the machine
-        assert applicable([f"method={method}", "tree=auto", "tree.nodes=8"], defaults, find) == [
-            f"method={method}",
-            *trees,
-        ]
-        assert applicable([f"method={method}", "tree=best", "tree.nodes=8"], defaults, find) == [f"method={method}"]
-    sized = ["method=dynamic", "method.nodes=8", "method.k=4"]
-    assert applicable([*sized, "tree=2.2.2"], defaults, find) == sized
-    assert applicable([*sized, "tree=auto"], defaults, find) == ["method=dynamic", "method.k=4", "tree=auto"]
-    assert applicable(["+method.x=1"], defaults, find) == ["+method.x=1"]
-    product = [["method=hf", "start=hot"], ["method=pld", "start=hot"], ["method=pld", "start=cold"]]
-    also = [["method=pld", "start=hot", "tree=auto"]]
-    assert {tuple(job) for job in further(product, also)} == {tuple(also[0])}
-    assert further([["method=hf", "start=hot"]], also) == [], "a narrower command line leaves it out"
-    assert further([[*job, "tree=best"] for job in product], also) == []
-    assert command(["-m", "start=cold,hot"]) == "bash eval.sh -m start=cold,hot"
-
-
-def test_further_jobs_take_turns_with_the_others():
-    """They had come last, all their repeats in a row: one of three minutes later, on a slower machine."""
-    product = [[f"repeat={i}", f"method={name}", "start=hot"] for i in range(3) for name in ("hf", "pld")]
-    jobs = in_rounds(product + further(product, [["method=pld", "tree=auto"]]))
-    rounds = [job for job in jobs if "method=pld" in job]
-    assert sorted(map(sorted, jobs)) == sorted(map(sorted, product + further(product, [["method=pld", "tree=auto"]])))
-    assert [next(o for o in job if o.startswith("repeat")) for job in jobs] == sorted(
-        o for job in jobs for o in job if o.startswith("repeat")
-    )
-    assert ["tree=auto" in job for job in rounds] == [False, True, True] * 3
-    assert in_rounds([["method=hf"], ["method=pld"]]) == [["method=hf"], ["method=pld"]]
 
 
 def test_a_setting_that_nothing_in_the_sweep_has_is_refused(evaluate):
@@ -151,8 +107,10 @@ def test_runs_that_start_from_a_saved_state_come_when_all_others_are_done(evalua
     """Beside their hot runs on a launcher that starts all jobs at once, they found no state."""
     batches = []
     Plugins.instance()  # imports its plugins anew, once
-    launcher = importlib.import_module(BASIC.rpartition(".")[0]).BasicLauncher
+    sweeper = importlib.import_module("hydra_plugins.sweep_per_method")
+    launcher = importlib.import_module(sweeper.BASIC.rpartition(".")[0]).BasicLauncher
     monkeypatch.setattr(launcher, "launch", lambda self, jobs, initial_job_idx: batches.append(jobs) or [])
+    monkeypatch.setattr(sweeper, "BASIC", "another")
     assert evaluate("-m", "start=saved,hot", "method=vanilla,recycling", "repeats=2").code == 0
     starts = [[next(o for o in job if o.startswith("start=")) for job in jobs] for jobs in batches]
     assert starts == [["start=hot"] * 4, ["start=saved"] * 4]

@@ -83,7 +83,7 @@ def test_runs_at_other_questions_answer_by_themselves(evaluate, tmp_path):
 
 @pytest.mark.parametrize(
     ("more", "told"),
-    [("phases=true", "timed=false takes no times"), ("execution=static", "share eager forwards")],
+    [("phases=true", "timed=false takes no times"), ("execution=graph", "share eager forwards")],
 )
 def test_what_an_untimed_run_cannot_do_is_one_line(evaluate, more, told):
     outcome = evaluate("method=recycling", "timed=false", more)

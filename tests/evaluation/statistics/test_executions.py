@@ -8,10 +8,10 @@ import pytest
 
 from evaluation.page import write_page
 from evaluation.records.runs import GENERATE
-from evaluation.statistics.caveats import execution_words, not_compared
+from evaluation.statistics.notes import execution_words, not_compared
 from evaluation.statistics.pools import pools
+from evaluation.statistics.rendering import page_view
 from evaluation.statistics.tables import main_table
-from evaluation.statistics.view import page_view
 from tests.evaluation.made_runs import answer, in_terminal, made, on_paper
 
 ROWS = [answer(1, "qa", [([2, 1], 1.0)]), answer(2, "rag", [([3], 0.5)])]

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from evaluation.figures import draw_all
-from evaluation.page.circumstances import configurations, facts
+from evaluation.page.facts import configurations, facts
 from evaluation.records.questions import Question
 from evaluation.records.runs import natural, read_runs
 from evaluation.statistics.audits import audits

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from evaluation.statistics.published import read_published, table1
-from evaluation.statistics.view import write_table1
+from evaluation.statistics.rendering import write_table1
 from tests.evaluation.made_runs import answer, asked, made, shard
 from tests.evaluation.statistics.test_tables import METHOD, VANILLA
 

@@ -8,11 +8,11 @@ import pytest
 
 from evaluation.records.runs import read_runs
 from evaluation.statistics.acceptance import depths_table
-from evaluation.statistics.caveats import ONE_REPEAT, mixed
 from evaluation.statistics.intervals import deviation, speed_interval
+from evaluation.statistics.notes import ONE_REPEAT, mixed
 from evaluation.statistics.pools import pools
+from evaluation.statistics.rendering import page_view, write_tables
 from evaluation.statistics.tables import main_table, memory_table
-from evaluation.statistics.view import page_view, write_tables
 from tests.evaluation.made_runs import answer, in_terminal, made, on_paper, write
 
 # Two questions, two repeats. Vanilla: 2 tokens/s on both. The method: question 1 at 4 and 2, question 2 at 8 and 6.

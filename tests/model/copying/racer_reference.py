@@ -35,8 +35,8 @@ class Node:
 class Racer:
     """`table` is {token: row}; zeros where it was not seen."""
 
-    def __init__(self, nodes, version, k, ngram, trie_nodes, min_match):
-        self.C, self.version, self.k, self.n, self.least = nodes + 1, version, k, ngram, min_match
+    def __init__(self, nodes, k, ngram, trie_nodes, min_match):
+        self.C, self.k, self.n, self.least = nodes + 1, k, ngram, min_match
         self.table = {}
         self.clock = count()
         self.pool = [Node(slot, next(self.clock)) for slot in reversed(range(trie_nodes))]  # the last slot is oldest
@@ -144,21 +144,6 @@ class Racer:
             layer = [(*path, child) for path in layer for _, child in path[-1].order]
         return kept
 
-    def logits_paths(self, root, budget):
-        """Token paths, the root first, in the order in which they end."""
-        queue, ends, left = [([root], self.k, 0)], [], budget - 1
-        while queue:
-            path, b, depth = queue.pop(0)
-            if left <= 0:
-                ends.append(path)
-                continue
-            halved = b if depth == {"april": 1, "paper": 0}[self.version] else b // 2
-            for i in range(b):
-                if left > 0:
-                    left -= 1
-                    queue.append(([*path, self.row(path[-1])[i]], max(1, halved // 2**i), depth + 1))
-        return ends
-
     def row(self, token):
         return self.table.get(token, [0] * self.k)
 
@@ -170,12 +155,9 @@ class Racer:
         tree = Node(0, 0)
         self.made = 0
         paths = [[node.token for node in path] for path in ends]
-        if self.version != "refill":
-            paths += self.logits_paths(root, self.C - len(kept))
         for path in [*paths, [root]]:
             self.grow(tree, path)
-        if self.version == "refill":
-            self.refill(tree.get(root), root)
+        self.refill(tree.get(root), root)
         tokens, parents, queue = [], [], [(root, tree.get(root), 0)]
         for token, node, parent in queue:
             queue += [(t, child, len(tokens)) for t, child in node.order]

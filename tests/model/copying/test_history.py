@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 import torch
 
+from evaluation.running.shared_text import generate_together
 from model.copying.history import History, TextSession
 from model.copying.logitspec import LogitSpec
 from model.copying.spine import Spine
@@ -13,7 +14,6 @@ from model.copying.suffix import Suffix
 from model.copying.suffix_automaton import SuffixAutomaton
 from model.copying.suffix_recycling import SuffixRecycling
 from model.decoding import Target, generate
-from model.decoding.shared_text import generate_together
 from model.dynamic.dynamic_recycling import DynamicRecycling
 from model.errors import UserError
 from model.ngrams.ngram_cache import NgramCache

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from model.copying.ngram_trie import HASH_BUCKETS, NgramTrie, add_in_hash_order, hash_order
-from model.copying.racer import Racer, growth
-from model.decoding import Target, Tree, generate
+from model.copying.racer import Racer
+from model.decoding import Target, generate
 from model.decoding.sampling import Sampling
 from model.errors import UserError
 from model.methods import make_method
@@ -16,66 +16,18 @@ from tests.model.copying import racer_reference
 from tests.model.sessions import each_session
 
 V = 61
-VERSIONS = ["april", "paper", "refill"]
-
-
-def depths(budget, version):
-    """How many nodes a tree of all different tokens has at each depth."""
-    shape = [(0, 0), *growth(budget, 8, {"april": 1, "paper": 0}[version])]
-    deep = [0] * len(shape)
-    for node, (parent, _) in enumerate(shape[1:], 1):
-        deep[node] = deep[parent] + 1
-    return [deep.count(depth) for depth in range(max(deep) + 1)]
-
-
-@pytest.mark.parametrize(
-    ("budget", "version", "expected"),
-    [
-        (64, "april", [1, 8, 12, 17, 18, 8]),
-        (64, "paper", [1, 8, 19, 24, 12]),
-        (32, "april", [1, 8, 12, 11]),
-        (32, "paper", [1, 8, 19, 4]),
-        (16, "april", [1, 8, 7]),
-        (16, "paper", [1, 8, 7]),
-        (2, "april", [1, 1]),
-        (1, "paper", [1]),
-        (-3, "april", [1]),
-    ],
-)
-def test_known_shapes_of_the_recycled_part(budget, version, expected):
-    assert depths(budget, version) == expected
-
-
-@pytest.mark.parametrize(
-    ("version", "ends"),
-    [("april", [69, 213, 149, 101, 89, 85]), ("paper", [17, 53, 41, 37, 33, 29, 25, 22, 21])],
-)
-def test_known_ends_of_paths(version, ends):
-    """Figure 9 of the paper: row[t] = 4 t + 1 to 4 t + 4, the root 0, 21 nodes."""
-    drafter = Racer(100, nodes=20, k=4, version=version)
-    drafter.matrix.candidates[:] = torch.tensor([[4 * t + i for i in (1, 2, 3, 4)] for t in range(100)])
-    draft = drafter.tree(0, 0, []).draft()
-    leaves = [node for node in range(21) if node not in draft.tree.parent_of]
-    assert [int(draft.tokens[node]) for node in leaves] == ends
 
 
 def test_a_tree_by_hand():
     """Retrieved 5 6 and 7; rows of zeros below what was never seen fall together."""
-    rows = {3: [5, 8], 5: [9, 6], 8: [1, 2]}
-    drafters = {version: Racer(V, nodes=7, k=2, version=version) for version in VERSIONS}
-    for version, drafter in drafters.items():
-        for token, row in rows.items():
-            drafter.matrix.candidates[token] = torch.tensor(row)
-        tree = drafter.tree(3, 4, [[5, 6], [7]])  # four selected: both paths and the root
-        draft = tree.draft()
-        got = dict(enumerate(zip(draft.tokens.tolist(), draft.tree.parent_of, strict=True)))
-        if version != "refill":  # four nodes are left: 3, its children 5 and 8, and a 9 below 5
-            assert [token for token, _ in got.values()] == [3, 8, 7, 5, 9, 6]
-            assert [parent for _, parent in got.values()] == [0, 0, 0, 0, 3, 3]
-            assert draft.tree.rank_of == [0, 2, 1, 0, 1, 0], "retrieved ones first, then by candidate"
-        else:  # 5 is there and costs nothing; 5 and 8 have a breadth of 2 and 1; a 9 and a 1 come, and below the 9 a 0
-            assert [token for token, _ in got.values()] == [3, 8, 7, 5, 1, 9, 6, 0]
-            assert [parent for _, parent in got.values()] == [0, 0, 0, 0, 1, 3, 3, 5]
+    drafter = Racer(V, nodes=7, k=2)
+    for token, row in {3: [5, 8], 5: [9, 6], 8: [1, 2]}.items():
+        drafter.matrix.candidates[token] = torch.tensor(row)
+    draft = drafter.tree(3, [[5, 6], [7]]).draft()
+    # 5 is there and costs nothing; 5 and 8 have a breadth of 2 and 1; a 9 and a 1 come, and below the 9 a 0
+    assert draft.tokens.tolist() == [3, 8, 7, 5, 1, 9, 6, 0]
+    assert draft.tree.parent_of == [0, 0, 0, 0, 1, 3, 3, 5]
+    assert draft.tree.rank_of == [0, 2, 1, 0, 0, 1, 0, 0], "retrieved ones first, then by candidate"
 
 
 def test_retrieval_by_hand():
@@ -86,7 +38,7 @@ def test_retrieval_by_hand():
     assert borders == [], "one token is matched, two must be"
     place, borders = trie.step(place, 2)
     assert [trie.depth[b] for b in borders] == [2]
-    assert trie.continuations(borders, 64) == (2, [[3]])
+    assert trie.continuations(borders, 64) == [[3]]
     two = trie.children[0][2]
     place = trie.walk(place, [3])  # 1 2 3, whose link leads to 2 3
     place, borders = trie.step(place, 5)
@@ -99,11 +51,11 @@ def test_the_most_frequent_continuations_are_selected():
     for gram in ([1, 2, 3], [1, 2, 4], [1, 2, 4], [1, 2, 5]):
         trie.insert(gram)
     (border,) = trie.step(trie.children[0][1], 2)[1]
-    assert trie.continuations([border], 2) == (2, [[4]])
+    assert trie.continuations([border], 2) == [[4]]
     # of equals the lower number leaves, but a full heap takes nobody in who is not more frequent; 5, 4, 3 is hash order
-    assert trie.continuations([border], 3) == (3, [[5], [4]])
-    assert trie.continuations([border], 4) == (4, [[5], [4], [3]])
-    assert trie.continuations([border], 1) == (1, [[]])
+    assert trie.continuations([border], 3) == [[5], [4]]
+    assert trie.continuations([border], 4) == [[5], [4], [3]]
+    assert trie.continuations([border], 1) == [[]]
 
 
 def test_of_the_least_frequent_the_deepest_leaves():
@@ -114,8 +66,8 @@ def test_of_the_least_frequent_the_deepest_leaves():
     trie.build_fail_links()
     borders = trie.step(trie.children[trie.children[0][9]][1], 2)[1]
     assert [(trie.depth[border], trie.freq[border]) for border in borders] == [(3, 1), (2, 4)]
-    assert trie.continuations(borders, 3) == (3, [[4, 5]]), "and for 1 2 4 5 then 9 1 2"
-    assert trie.continuations(borders, 4) == (4, [[4, 5], []])
+    assert trie.continuations(borders, 3) == [[4, 5]], "and for 1 2 4 5 then 9 1 2"
+    assert trie.continuations(borders, 4) == [[4, 5], []]
 
 
 def test_the_oldest_node_is_reused_with_its_children():
@@ -215,15 +167,13 @@ def mirrored(drafter, reference, eos):
     return drafts
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("seed", range(4))
-def test_every_draft_is_the_slow_reference_s(version, seed):
+@pytest.mark.parametrize("seed", range(6))
+def test_every_draft_is_the_slow_reference_s(seed):
     """Small tries, so that nodes are reused all the time; the text goes in circles, so that n-grams are found."""
-    rng = random.Random(f"{version} {seed}")
+    rng = random.Random(seed)
     ngram = rng.randrange(2, 7)
     settings = dict(
         nodes=rng.choice([1, 2, 7, 30, 63]),
-        version=version,
         k=rng.choice([1, 3, 8]),
         ngram=ngram,
         trie_nodes=rng.choice([ngram + 2, 40, 150, 2000]),
@@ -249,7 +199,6 @@ def test_trees_and_tries_under_random_streams(seed):
     vocabulary, ngram = rng.choice([2, 3, 6, 40]), rng.randrange(2, 6)
     settings = dict(
         nodes=rng.randrange(1, 40),
-        version=rng.choice(VERSIONS),
         k=rng.randrange(1, min(vocabulary, 8) + 1),
         ngram=ngram,
         trie_nodes=rng.choice([ngram + 2, 2 * ngram + 3, 60, 500]),
@@ -278,17 +227,15 @@ def test_trees_and_tries_under_random_streams(seed):
         session.close()
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-def test_a_draft_has_at_most_its_nodes_and_refill_all_of_them(version):
+def test_a_draft_has_all_of_its_nodes():
     model, rng = toy_model("llama"), random.Random(3)
-    drafter, target = Racer(V, nodes=20, version=version), Target(model)
+    drafter, target = Racer(V, nodes=20), Target(model)
     for _ in range(3):
         prompt = [rng.randrange(3, V) for _ in range(20)] * 2
         out = generate(target, drafter, prompt, max_new_tokens=60)
         assert out.tokens == greedy(model, prompt, 60)
         sizes = [step.nodes for step in out.steps]
-        assert sizes[0] == 1 and max(sizes) <= 21
-        assert version != "refill" or set(sizes[1:]) == {21}
+        assert sizes[0] == 1 and set(sizes[1:]) == {21}
 
 
 def test_the_second_time_a_prompt_is_answered_the_answer_is_retrieved():
@@ -350,10 +297,9 @@ def test_what_is_accepted_behind_the_end_is_not_inserted_and_the_end_is():
             assert pairs == set(zip(text, text[1:], strict=False))
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-def test_a_sampled_text_is_plain_sampling_s_eager_and_static(version):
+def test_a_sampled_text_is_plain_sampling_s_eager_and_static():
     model, rng = toy_model("llama-grouped"), random.Random(7)
-    drafter = Racer(V, nodes=20, version=version, trie_nodes=200)
+    drafter = Racer(V, nodes=20, trie_nodes=200)
     plain = make_method("vanilla", Target(model))
     for execution in ("eager", "static"):
         target = Target(model, execution=execution)
@@ -377,7 +323,6 @@ def test_a_sampled_text_is_plain_sampling_s_eager_and_static(version):
         ({"min_match": 11}, "min_match=11 must be from 1 to 10"),
         ({"trie_nodes": 11}, "trie_nodes=11 must be from 12"),
         ({"trie_nodes": None}, "trie_nodes=None must be"),
-        ({"version": "may"}, "version=may must be one of april, paper, refill"),
     ],
 )
 def test_settings_out_of_range_are_refused(wrong, says):
@@ -414,10 +359,3 @@ def test_a_state_that_is_none_is_refused_and_changes_nothing(name, change):
     assert all(torch.equal(tensor, before[key]) for key, tensor in drafter.state_dict().items())
     with pytest.raises(UserError, match="at most 20 nodes for 10-grams"):
         Racer(V, trie_nodes=20).load_state_dict(before)
-
-
-def test_a_root_alone_is_a_draft():
-    """Where retrieval selects nothing but the root in two places, the capacity of two is used up."""
-    drafter = Racer(V, nodes=1, version="april")
-    draft = drafter.tree(5, 2, [[], []]).draft()
-    assert draft.tokens.tolist() == [5] and isinstance(draft.tree, Tree)

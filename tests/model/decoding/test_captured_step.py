@@ -14,7 +14,7 @@ from model.decoding import Target, generate
 from model.decoding.static_step import PaddedForward, WholeStep, bucket_of
 from model.decoding.step import MOST_DROPPED, MOST_STEPS, Executor
 from model.recycling import TokenRecycling, build_template
-from model.sizing.draft_size import SIZES, TILED
+from model.sizing import SIZES
 from tests.conftest import toy_model
 from tests.model.decoding.test_step import MAKE, V, outcomes
 
@@ -58,7 +58,6 @@ class _FakeGraphs:
         }
         for name, fake in (fakes | {"stream": lambda stream: nullcontext()}).items():
             monkeypatch.setattr(torch.cuda, name, fake)
-        monkeypatch.setattr(Executor, "_on_cuda", property(lambda self: True))
 
     def target(self, model):
         """On the CPU, and yet captured."""
@@ -67,7 +66,7 @@ class _FakeGraphs:
         return target
 
 
-@pytest.mark.parametrize("method", ["vanilla", "recycling", "auto", "pld", "dynamic", "dynamic-sized"])
+@pytest.mark.parametrize("method", ["vanilla", "recycling", "pld", "dynamic"])
 def test_captured_steps_equal_eager_ones(monkeypatch, method):
     """The host's part of a captured step, on the CPU: warmed up without a trace, captured once, replayed from then."""
     model = toy_model("llama")
@@ -75,7 +74,7 @@ def test_captured_steps_equal_eager_ones(monkeypatch, method):
     graphs, drafter = _FakeGraphs(monkeypatch), MAKE[method]()
     found = outcomes(graphs.target(model), drafter, seed=3)
     assert found == eager
-    assert len(graphs.captured) == sum(len(steps._steps) for steps in drafter.executors.values()) <= len(SIZES)
+    assert len(graphs.captured) == sum(len(steps._steps) for steps in drafter.executors.values()) <= 4
     assert graphs.replays == sum(forwards - 1 for _, _, forwards, _ in found[0])  # all but the prompts' own
 
 
@@ -135,7 +134,7 @@ def test_all_steps_of_auto_have_room():
     buckets = {bucket_of(tokens) for tokens in range(1, 4096 + 1)}
     assert sorted(buckets) == [256, 512, 768, 1024, 1536, 2048, 3072, 4096]
     assert all(tokens <= bucket_of(tokens) < max(257, 1.5 * tokens + 256) for tokens in range(1, 9000))
-    assert len(buckets) * len({*SIZES, *TILED}) <= MOST_STEPS
+    assert len(buckets) * len(SIZES["cuda"] + (80, -1)) <= MOST_STEPS
 
 
 def test_steps_go_where_a_gpu_has_no_memory_left(monkeypatch):

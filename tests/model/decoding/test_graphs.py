@@ -72,7 +72,7 @@ def steps_on(index):
     target = Target(toy_model("llama"))
     steps = Executor(target)
     target.device = torch.device("cuda", index)
-    return steps, SimpleNamespace(run=lambda: None, length=torch.tensor(3))
+    return steps, SimpleNamespace(run=lambda: None, length=torch.tensor(3), state=dict)
 
 
 def test_a_pool_is_never_without_a_graph(cuda, monkeypatch):

@@ -8,7 +8,7 @@ import torch
 
 from model.decoder import Decoder
 from model.decoding import Draft, Target, decode, generate
-from model.decoding.attention_switch import SDPA_GROUPED, GroupedAttention
+from model.decoding.grouped_attention import SDPA_GROUPED, GroupedAttention
 from model.errors import UserError
 from model.recycling import TokenRecycling, build_template
 from model.transformers_generate import Generate

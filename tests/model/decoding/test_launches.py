@@ -72,7 +72,7 @@ def on_meta(monkeypatch):
 )
 def test_a_step_launches_few_operators_of_its_own(make, most, monkeypatch):
     target, cache, drafter = *on_meta(monkeypatch), make()
-    step = WholeStep(Setup(target, cache, 256, Choice(GREEDY, META), False), drafter, drafter.tree)
+    step = WholeStep(Setup(target, cache, 256, Choice(GREEDY, META)), drafter, drafter.tree)
     with torch.inference_mode():
         step.run()  # what a tree derives when it is first asked for
         with Launches() as launches:
@@ -85,7 +85,7 @@ def test_a_draft_is_fed_in_one_transfer(device, monkeypatch):
     """And its tokens in a second one where the drafter has them on the device."""
     target, cache = on_meta(monkeypatch)
     drafter = DynamicRecycling(V, nodes=20)
-    step = PaddedForward(Setup(target, cache, 256, Choice(GREEDY, META), False), drafter, 24)
+    step = PaddedForward(Setup(target, cache, 256, Choice(GREEDY, META)), drafter, 24)
     draft = Draft(Tree([0, 0, 0, 1, 2], device=device), torch.zeros(5, dtype=torch.long, device=device))
     with torch.inference_mode():
         with Launches() as launches:

@@ -1,10 +1,11 @@
-"""Packed products: the same numbers as torch's own, only where they can be, and nowhere else."""
+"""Packed and fused products: the same numbers as torch's own, only where they can be, and nowhere else."""
 
 import copy
 
 import psutil
 import pytest
 import torch
+from safetensors.torch import save_model
 from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig
 
@@ -13,7 +14,16 @@ from evaluation.loading.settings import ModelSettings
 from model import tuning
 from model.copying.pld import PromptLookup
 from model.decoding import Target, generate, linear
-from model.decoding.linear import SMALL_PRODUCT, PackedLinear, linear_bytes, pack_linears, packable
+from model.decoding.linear import (
+    SMALL_PRODUCT,
+    FusedLinear,
+    PackedLinear,
+    fuse_linears,
+    linear_bytes,
+    pack_linears,
+    packable,
+    unpack_linears,
+)
 from model.errors import UserError
 from model.tuning import choose_linear
 from model.vanilla import Vanilla
@@ -26,9 +36,10 @@ needs_packing = pytest.mark.skipif(not packable(CPU, torch.float32), reason="no 
 @needs_packing
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("rows", [1, 2, 9, 81, 300])
+@torch.inference_mode()
 def test_products_are_those_of_the_weight(rows, bias):
     torch.manual_seed(rows)
-    layer = nn.Linear(257, 2050, bias=bias).requires_grad_(False)
+    layer = nn.Linear(257, 2050, bias=bias)
     x = torch.randn(1, rows, 257)
     expected = x.double() @ layer.weight.double().T + (layer.bias.double() if bias else 0)
     pack_linears(layer)
@@ -37,21 +48,16 @@ def test_products_are_those_of_the_weight(rows, bias):
 
 
 @needs_packing
-def test_large_products_use_the_packed_weight_and_small_ones_the_stock_one():
-    layer = nn.Linear(512, 512, bias=False).requires_grad_(False)
+def test_large_products_use_the_packed_weight_and_all_others_the_layers_own():
+    layer = nn.Linear(512, 512, bias=False)
     pack_linears(layer)
-    layer.product.packed = torch.ops.mkldnn._reorder_linear_weight(torch.zeros(512, 512), 32)  # tells the two apart
-    assert layer(torch.ones(2, 512)).eq(0).all(), "2 x 512 x 512 is not small"
-    assert layer(torch.ones(1, 512)).ne(0).any()
-
-
-@needs_packing
-def test_gradients_and_compiled_code_use_the_stock_weight():
-    layer = nn.Linear(512, 512)
-    pack_linears(layer)
-    x = torch.randn(8, 512, requires_grad=True)
-    layer(x).sum().backward()
-    torch.testing.assert_close(x.grad, layer.weight.detach().sum(0).expand(8, 512))
+    layer.packed.weight = torch.ops.mkldnn._reorder_linear_weight(torch.zeros(512, 512), 32)  # tells the two apart
+    with torch.no_grad():
+        assert layer(torch.ones(2, 512)).eq(0).all(), "2 x 512 x 512 is not small"
+        assert layer(torch.ones(1, 512)).ne(0).any()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert layer(torch.ones(2, 512)).ne(0).any()
+    assert layer(torch.ones(2, 512)).ne(0).any(), "gradients"
 
 
 class _Attention(nn.Module):
@@ -61,77 +67,61 @@ class _Attention(nn.Module):
         super().__init__()
         self.q, self.k, self.v, self.out = (nn.Linear(96, width, bias=bias) for width in (96, 48, 48, 96))
         self.again = again
-        self.requires_grad_(False)
 
     def forward(self, x):
         q, k, v = self.q(x), self.k(x), self.v(x)
         return self.out(q + torch.cat((k, v), dim=-1)) + (self.q(x) if self.again else 0)
 
 
-def _packed_attention(packed=True, **settings):
+def change_layout(module, how):
+    """Pack or fuse a module's layers; fused ones are found under the mode of the caller."""
+    if how == "onednn":
+        pack_linears(module)
+    else:
+        with torch.no_grad():
+            fuse_linears(module, lambda: module(torch.ones(1, 1, 96)))
+
+
+def _attention(how, **settings):
+    """The module with packed or fused layers, and a stock copy."""
     module = _Attention(**settings)
     stock = copy.deepcopy(module)
-    pack_linears(module, lambda: module(torch.ones(1, 1, 96)), packed=packed)
+    change_layout(module, how)
     return module, stock
 
 
+def _input(rows=300):
+    return torch.randn(1, rows, 96, generator=torch.Generator().manual_seed(rows))
+
+
+def _same(module, stock, x):
+    with torch.inference_mode():
+        torch.testing.assert_close(module(x), stock(x), rtol=1e-5, atol=1e-5)
+
+
+BOTH = pytest.mark.parametrize("how", ["fused", pytest.param("onednn", marks=needs_packing)])
+
+
 @pytest.mark.parametrize("bias", [False, True])
-def test_joint_products_are_torchs_own_of_layers_that_share_their_input(bias):
-    module, stock = _packed_attention(packed=False, bias=bias)
-    assert module.q.product is module.v.product and module.q.product.packed is None
+def test_layers_given_one_tensor_are_one_product(bias, monkeypatch):
+    module, stock = _attention("fused", bias=bias)
+    assert module.q.part.fused is module.k.part.fused is module.v.part.fused
     assert type(module.out) is nn.Linear, "a layer by itself stays as it is"
-    for rows in (1, 9, 300):
-        x = torch.randn(1, rows, 96)
-        torch.testing.assert_close(module(x), stock(x), rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("packed", [False, pytest.param(True, marks=needs_packing)])
-def test_compiled_code_multiplies_once_for_layers_that_share_their_input(packed):
-    products = []
-
-    def count(graph, inputs):
-        products.append(sum("linear" in str(node.target) for node in graph.graph.nodes))
-        return graph
-
-    torch._dynamo.reset()
-    module, stock = _packed_attention(packed=packed)
-    compiled = torch.compile(module, backend=count)
-    for seed in range(3):
-        x = torch.randn(1, 9, 96, generator=torch.Generator().manual_seed(seed))
-        with torch.inference_mode():
-            torch.testing.assert_close(compiled(x), stock(x), rtol=1e-5, atol=1e-5)
-            torch.testing.assert_close(module(x), stock(x), rtol=1e-5, atol=1e-5)  # nothing is left from tracing
-    assert products == [2], "queries, keys and values in one, and what is put out"
-    torch._dynamo.reset()
-
-
-def test_auto_joins_on_cuda(monkeypatch):
-    monkeypatch.setattr(tuning, "packable", lambda device, dtype: False)
-    embedding = type("E", (), {"weight": type("W", (), {"device": torch.device("cuda"), "dtype": torch.float16})})
-    model = type("M", (), {"get_input_embeddings": lambda self: embedding, "parameters": lambda self: []})()
-    assert choose_linear(model) == "fused"
-    assert choose_linear(model, "torch") == "torch"
-    assert choose_linear(model, sharded=True) == "torch"
-
-
-@needs_packing
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("rows", [1, 9, 81])
-def test_layers_given_one_tensor_are_one_product(rows, bias):
-    torch.manual_seed(rows)
-    module, stock = _packed_attention(bias=bias)
-    assert module.q.product is module.k.product is module.v.product is not module.out.product
-    for _ in range(3):  # a part of an earlier forward would show
-        x = torch.randn(1, rows, 96)
-        torch.testing.assert_close(module(x), stock(x), rtol=1e-5, atol=1e-5)
+    for rows in (1, 9, 9, 300):  # a part of an earlier forward would show
+        _same(module, stock, _input(rows))
     module.load_state_dict(stock.state_dict())  # the weights are views, and still whole parameters
-    assert module.k.weight.data_ptr() == module.k.product.weight[96:].data_ptr(), "the weight is held once"
+    assert module.k.weight.data_ptr() == module.k.part.fused.weight[96:].data_ptr(), "the weight is held once"
+    widths, linear = [], nn.functional.linear
+    monkeypatch.setattr(nn.functional, "linear", lambda x, w, b: widths.append(len(w)) or linear(x, w, b))
+    with torch.inference_mode():
+        module(_input(9))
+    assert widths == [192, 96]
 
 
-@needs_packing
+@torch.inference_mode()
 def test_parts_are_never_of_another_tensor():
     torch.manual_seed(0)
-    module, stock = _packed_attention()
+    module, stock = _attention("fused")
     x, y = torch.randn(2, 1, 5, 96)
     module.q(x)  # a forward that ended here, by Ctrl-C for one
     for layer, given in (("k", y), ("v", y), ("q", y), ("q", y), ("v", x), ("k", x), ("k", y)):
@@ -141,21 +131,39 @@ def test_parts_are_never_of_another_tensor():
     torch.testing.assert_close(module(x), stock(x), rtol=1e-5, atol=1e-5)
 
 
-@needs_packing
 def test_a_layer_that_is_called_twice_stays_by_itself():
-    module, _ = _packed_attention(again=True)
-    assert module.q.product is not module.k.product
+    module, _ = _attention("fused", again=True)
+    assert FusedLinear not in {type(layer) for layer in module.children()}
 
 
-@needs_packing
 def test_an_engine_finds_what_a_models_layers_share():
-    model = random_model("tiny", ModelSettings("x", "x", device="cpu", linear="onednn")).target.model
+    model = random_model("tiny", ModelSettings("x", "x", device="cpu", linear="fused")).target.model
     layer = model.model.layers[1]
     attention, mlp = layer.self_attn, layer.mlp
-    assert attention.q_proj.product is attention.k_proj.product is attention.v_proj.product
-    assert mlp.gate_proj.product is mlp.up_proj.product
-    products = {id(p.product) for p in model.modules() if isinstance(p, PackedLinear)}
-    assert len(products) == 4 * model.config.num_hidden_layers + 1
+    assert attention.q_proj.part.fused is attention.k_proj.part.fused is attention.v_proj.part.fused
+    assert mlp.gate_proj.part.fused is mlp.up_proj.part.fused
+    products = {layer.part.fused for layer in model.modules() if isinstance(layer, FusedLinear)}
+    assert len(products) == 2 * model.config.num_hidden_layers
+
+
+@BOTH
+def test_compiled_code_multiplies_by_the_layers_own_weights(how):
+    torch._dynamo.reset()
+    module, stock = _attention(how)
+    compiled = torch.compile(module, backend="eager", fullgraph=True)
+    with torch.inference_mode():
+        assert torch.equal(compiled(_input()), stock(_input()))
+        _same(module, stock, _input())  # nothing is left from tracing
+    torch._dynamo.reset()
+
+
+def test_auto_fuses_on_cuda(monkeypatch):
+    monkeypatch.setattr(tuning, "packable", lambda device, dtype: False)
+    embedding = type("E", (), {"weight": type("W", (), {"device": torch.device("cuda"), "dtype": torch.float16})})
+    model = type("M", (), {"get_input_embeddings": lambda self: embedding, "parameters": lambda self: []})()
+    assert choose_linear(model) == "fused"
+    assert choose_linear(model, "torch") == "torch"
+    assert choose_linear(model, sharded=True) == "torch"
 
 
 @needs_packing
@@ -186,9 +194,10 @@ def test_a_packed_model_gives_the_stock_models_own_text():
 
 @pytest.mark.skipif(not packable(CPU, torch.bfloat16), reason="no x86 processor for which oneDNN has bfloat16")
 @pytest.mark.parametrize("rows", [1, 9, 81])
+@torch.inference_mode()
 def test_bfloat16_products_are_those_of_the_weight(rows):
     torch.manual_seed(rows)
-    layer = nn.Linear(1024, 2048, bias=True, dtype=torch.bfloat16).requires_grad_(False)
+    layer = nn.Linear(1024, 2048, bias=True, dtype=torch.bfloat16)
     x = torch.randn(rows, 1024).bfloat16()
     expected = x.double() @ layer.weight.double().T + layer.bias.double()
     pack_linears(layer)
@@ -214,63 +223,133 @@ def test_auto_packs_where_memory_allows(monkeypatch):
     assert random_model("tiny", ModelSettings("x", "x", device="cpu", linear="onednn")).target.linear == "onednn"
 
 
-@pytest.mark.parametrize("packed", [False, pytest.param(True, marks=needs_packing)])
-def test_stock_products_for_a_while(packed):
-    """Within the block the layers are torch's own, to the last bit; behind it they are packed again."""
-    module, stock = _packed_attention(packed=packed)
-    x = torch.randn(1, 9, 96, generator=torch.Generator().manual_seed(0))
+@BOTH
+def test_stock_products_for_a_while(how):
+    """Within the block the layers are torch's own, to the last bit; behind it they are packed or fused again."""
+    module, stock = _attention(how)
     with torch.inference_mode():
-        before = module(x)
+        before = module(_input())
         with pytest.raises(KeyError), linear.stock_linears(module):
-            assert torch.equal(module(x), stock(x))
+            assert torch.equal(module(_input()), stock(_input()))
             raise KeyError
-        assert torch.equal(module(x), before)
+        assert torch.equal(module(_input()), before) and linear.linear_of(module) == how
 
 
-@pytest.mark.parametrize("packed", [False, pytest.param(True, marks=needs_packing)])
-@pytest.mark.parametrize("change", ["trained", "loaded", "cast", "copied"])
-def test_a_weight_that_changed_is_the_one_that_counts(packed, change):
-    """What was packed of it is old; packed again it is the new one."""
-    module, stock = _packed_attention(packed=packed)
-    x = torch.randn(1, 300, 96, generator=torch.Generator().manual_seed(0))
-    if change == "trained":
-        with torch.no_grad():
-            for own in (module, stock):
-                own.q.weight.mul_(2.0)
-    elif change == "loaded":
-        other = {name: tensor + 1.0 for name, tensor in stock.state_dict().items()}
-        module.load_state_dict(other), stock.load_state_dict(other)
-    elif change == "cast":
-        module, stock, x = module.double(), stock.double(), x.double()
-    else:
-        module = copy.deepcopy(module)
-        with torch.no_grad():
-            module.q.weight.mul_(2.0), stock.q.weight.mul_(2.0)
-    with torch.inference_mode():
-        torch.testing.assert_close(module(x), stock(x), rtol=1e-5, atol=1e-5)
-    if change != "cast":
-        pack_linears(module, lambda: module(torch.ones(1, 1, 96)), packed=packed)
-        with torch.inference_mode():
-            torch.testing.assert_close(module(x), stock(x), rtol=1e-5, atol=1e-5)
+def _trained(module):
+    with torch.no_grad():
+        module.q.weight.mul_(2.0)
 
 
-@pytest.mark.parametrize("packed", [False, pytest.param(True, marks=needs_packing)])
-def test_parameters_stay_the_owners_own(packed):
-    """An optimizer that was made before goes on training them, with gradients, packed or unpacked again."""
-    module = _Attention().requires_grad_(True)
+def _bias_trained(module):
+    with torch.no_grad():
+        module.k.bias.add_(3.0)
+
+
+def _bias_replaced(module):
+    module.q.bias, module.v.bias = None, nn.Parameter(torch.ones(48))
+
+
+def _weight_replaced(module):
+    torch.manual_seed(4)
+    module.q.weight = nn.Parameter(torch.randn(96, 96))
+
+
+def _loaded(module):
+    module.load_state_dict({name: tensor + 1.0 for name, tensor in module.state_dict().items()})
+
+
+CHANGES = {
+    "trained": _trained,
+    "bias trained": _bias_trained,
+    "bias replaced": _bias_replaced,
+    "weight replaced": _weight_replaced,
+    "loaded": _loaded,
+    "cast": lambda module: module.double().float(),
+}
+
+
+@BOTH
+@pytest.mark.parametrize("change", CHANGES)
+def test_parameters_that_changed_are_those_that_count(how, change):
+    """Without being packed anew by anyone, and afterwards."""
+    module, stock = _attention(how, bias=True)
+    for own in (module, stock):
+        CHANGES[change](own)
+    _same(module, stock, _input())
+    change_layout(module, how)
+    _same(module, stock, _input())
+
+
+@BOTH
+def test_a_copy_has_weights_of_its_own(how):
+    module, stock = _attention(how)
+    twin, untrained = copy.deepcopy(module), copy.deepcopy(stock)
+    _trained(twin)
+    _trained(stock)
+    _same(twin, stock, _input())
+    _same(module, untrained, _input())
+
+
+@needs_packing
+def test_a_weight_that_was_loaded_is_packed_again():
+    """Not merely multiplied by as torch does: a Decoder says that its layers are packed."""
+    module, stock = _attention("onednn")
+    before = module.q.packed
+    _loaded(module)
+    _loaded(stock)
+    _same(module, stock, _input())
+    assert module.q.packed is not before and module.q.packed.is_of(module.q.weight)
+
+
+@needs_packing
+def test_a_packed_copy_is_never_of_a_weight_that_is_gone():
+    """The next one may lie at its address."""
+    module = nn.Linear(512, 512, bias=False)
+    pack_linears(module)
+    old = module.weight.detach().clone()
+    packed = module.packed
+    module.weight = nn.Parameter(old)
+    packed.identity = linear.identity(module.weight)
+    assert not packed.is_of(module.weight)
+
+
+@BOTH
+def test_parameters_stay_the_owners_own(how, tmp_path):
+    """An optimizer that was made before goes on training them, packed or unpacked again; biases alone, too."""
+    module = _Attention(bias=True)
     parameters = list(module.parameters())
-    pack_linears(module, lambda: module(torch.ones(1, 1, 96)), packed=packed)
+    with torch.inference_mode():
+        change_layout(module, how)
     assert all(one is other for one, other in zip(parameters, module.parameters(), strict=True))
-    module(torch.ones(1, 3, 96)).sum().backward()  # whose input needs no gradient
-    assert any(parameter.grad is not None for parameter in parameters)
-    linear.unpack_linears(module)
+    assert not any(parameter.is_inference() for parameter in parameters)
+    for layer in (module.q, module.k, module.v, module.out):
+        layer.weight.requires_grad_(False)
+    module(_input()).sum().backward()  # whose input needs no gradient
+    assert all((parameter.grad is not None) == (parameter.dim() == 1) for parameter in parameters)
+    if how == "onednn":
+        save_model(module, tmp_path / "model.safetensors")
+    torch.save(module, tmp_path / "model.pt")
+    _same(torch.load(tmp_path / "model.pt", weights_only=False), module, _input())
+    with torch.inference_mode():
+        unpack_linears(module)
     assert all(one is other for one, other in zip(parameters, module.parameters(), strict=True))
     assert len({parameter.untyped_storage().data_ptr() for parameter in parameters}) == len(parameters)
+    assert {type(layer) for layer in module.children()} == {nn.Linear}
+    save_model(module, tmp_path / "model.safetensors")
 
 
-@pytest.mark.parametrize("packed", [False, pytest.param(True, marks=needs_packing)])
-def test_autocast_is_torchs_own(packed):
-    module, stock = _packed_attention(packed=packed)
-    x = torch.randn(1, 300, 96, generator=torch.Generator().manual_seed(0))
+@BOTH
+def test_layers_may_be_packed_and_unpacked_while_others_call_them(how):
+    """A call that is under way when its layer becomes torch's own again ends as it began."""
+    module, stock = _attention(how)
+    kind = type(module.q)
+    unpack_linears(module)
+    with torch.inference_mode():
+        torch.testing.assert_close(kind.forward(module.q, _input()), stock.q(_input()), rtol=1e-5, atol=1e-5)
+
+
+@BOTH
+def test_autocast_is_torchs_own(how):
+    module, stock = _attention(how)
     with torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.equal(module(x), stock(x))
+        assert torch.equal(module(_input()), stock(_input()))

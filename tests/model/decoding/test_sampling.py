@@ -1,7 +1,6 @@
 """Sampling: the noise by hand, the output against plain sampling and transformers, and a distribution."""
 
 import math
-from functools import partial
 
 import pytest
 import torch
@@ -162,12 +161,9 @@ def test_plain_and_drafted_sampling_are_the_slow_one(name, sampling):
     assert cut.tokens == expected[: expected.index(eos) + 1] and cut.stop == "eos"
 
 
-@pytest.mark.parametrize("execution", ["static", "compiled"])
-def test_steps_of_fixed_shape_draw_the_same(execution, monkeypatch):
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
-    torch._dynamo.reset()
+def test_steps_of_fixed_shape_draw_the_same():
     model, prompt = toy_model("llama"), [5, 9, 5, 9, 7]
-    target, drafter = Target(model, execution=execution), TokenRecycling(V, build_template("2.2.2"))
+    target, drafter = Target(model, execution="static"), TokenRecycling(V, build_template("2.2.2"))
     texts = set()
     for seed in (1, 2, 1):  # a step that was captured for one seed draws by the next one's
         sampling = Sampling(temperature=0.9, top_p=0.95, seed=seed)

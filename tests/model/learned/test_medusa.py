@@ -1,7 +1,6 @@
 """Medusa: candidates by hand, losslessness in every form of step, both layouts, bad files."""
 
 import json
-from functools import partial
 
 import pytest
 import torch
@@ -9,7 +8,7 @@ import torch.nn.functional as F
 import yaml
 from safetensors.torch import load_file
 
-from model.decoding import Needs, Target, generate
+from model.decoding import Target, generate
 from model.errors import UserError
 from model.learned.medusa import Medusa, load_heads
 from model.vanilla import Vanilla
@@ -74,21 +73,6 @@ def test_lossless_and_the_same_in_static_steps(tmp_path, name):
     for i, (eager, static) in enumerate(zip(*outs, strict=True)):
         assert eager.tokens == static.tokens == greedy(model, [3 + i, 9, 4, 9], 40)
         assert eager.steps == static.steps
-
-
-def test_compiled_steps_hand_out_hidden_states(tmp_path, monkeypatch):
-    """A compiled forward is not told when a hook comes or goes, so plain decoding on the same target comes first."""
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))  # traced, no code generated
-    model, folder = toy_model("llama"), write_medusa(tmp_path)
-    eager = generate(Target(model), Medusa(Target(model), heads_path=folder), [5, 6, 7], max_new_tokens=20)
-    target = Target(model, execution="compiled")
-    plain = Medusa(target, heads_path=folder)
-    monkeypatch.setattr(Medusa, "needs", Needs())
-    generate(target, plain, [5, 6, 7], max_new_tokens=5)
-    assert target.hidden is None
-    monkeypatch.undo()
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
-    assert generate(target, Medusa(target, heads_path=folder), [5, 6, 7], max_new_tokens=20).steps == eager.steps
 
 
 def test_both_layouts_are_read_alike(tmp_path):

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from evaluation.running.shared_text import generate_together
 from model.decoding import Session, Target, generate
 from model.decoding.sampling import Sampling, gumbel
-from model.decoding.shared_text import generate_together
 from model.learned.eagle import Eagle, Eagle2
 from model.learned.sps import Speculative
 from tests.conftest import toy_model

@@ -54,21 +54,23 @@ class AnswerStore:
             UserError: the directory holds a run of another configuration, or one begun under other circumstances;
                 nothing is changed then.
         """
-        path, answered = self.folder / "metadata.json", self._whole_lines()
+        path = self.folder / "metadata.json"
+        data = self.answers.read_bytes() if self.answers.exists() else b""
+        answered = data.count(b"\n")
         if path.exists():
             try:
-                held = json.loads(path.read_text(encoding="utf-8"))
-                check_schema(held["settings"], self.folder)
-                different = difference(held["settings"], metadata["settings"])
+                recorded = json.loads(path.read_text(encoding="utf-8"))
+                check_schema(recorded["settings"], self.folder)
+                different = difference(recorded["settings"], metadata["settings"])
             except (json.JSONDecodeError, KeyError, TypeError, AttributeError):
                 raise UserError(f"{path} is broken; delete the directory to start the run anew") from None
             if different:
                 raise UserError(
                     f"{self.folder} holds a run of another configuration: {different}; use another run_dir or delete it"
                 )
-            if answered < metadata["questions"] or not self._summarised():
-                self._go_on(held, metadata, answered, mixed)
-        elif self.answers.exists() and self.answers.stat().st_size:
+            if answered < metadata["questions"] or not self.is_finished():
+                self._go_on(recorded, metadata, answered, mixed)
+        elif data:
             raise UserError(
                 f"{self.answers} holds answers of an unknown configuration (no metadata.json next to it); move it away"
             )
@@ -77,34 +79,28 @@ class AnswerStore:
         states = set(self.folder.glob("state-*.safetensors")) - {self._state_path(answered)}
         for stale in [*self.folder.glob(PARTIAL), *states]:  # a killed run's; this one has the directory for itself
             stale.unlink()
-        if not self.answers.exists():
+        if not data:
             return {}
-        data = self.answers.read_bytes()
-        whole = data.rfind(b"\n") + 1
-        if whole < len(data):  # killed in the middle of a line: that question was not finished
-            with self.answers.open("r+b") as handle:
-                handle.truncate(whole)
+        if not data.endswith(b"\n"):  # killed in the middle of a line: that question was not finished
+            os.truncate(self.answers, data.rfind(b"\n") + 1)
         rows, damage = read_answers(self.answers)
-        if str(damage):
+        if damage:
             raise UserError(
                 f"{self.answers}: {damage}; this file was changed from outside, delete the directory to start anew"
             )
         return rows
 
-    def _whole_lines(self) -> int:
-        return self.answers.read_bytes().count(b"\n") if self.answers.exists() else 0
-
-    def _go_on(self, held: dict[str, Any], metadata: dict[str, Any], answered: int, mixed: bool) -> None:
+    def _go_on(self, recorded: dict[str, Any], metadata: dict[str, Any], answered: int, mixed: bool) -> None:
         """Note under which circumstances an unfinished run goes on; refuse other ones unless they may be mixed."""
-        first = {"first_question": 1, "circumstances": held.get("circumstances")}
-        parts: list[dict[str, Any]] = held.get("parts", [first])
-        kept = [part for part in parts if part["first_question"] <= answered]  # others have no answers
+        first = {"first_question": 1, "circumstances": recorded.get("circumstances")}
+        periods: list[dict[str, Any]] = recorded.get("parts", [first])
+        kept = [period for period in periods if period["first_question"] <= answered]  # others have no answers
         now = metadata["circumstances"]
-        different = difference((kept or parts)[-1]["circumstances"], now)
+        different = difference((kept or periods)[-1]["circumstances"], now)
         path = self.folder / "metadata.json"
         if not different:
-            if kept and kept != parts:
-                write_json(path, held | {"parts": kept})
+            if kept and kept != periods:
+                write_json(path, recorded | {"parts": kept})
         elif answered == 0:  # nothing was measured under the others
             write_json(path, metadata)
         elif not mixed:
@@ -113,14 +109,11 @@ class AnswerStore:
                 "those, delete it to start anew, or say allow_mixed=true, and every table will name it as mixed"
             )
         elif answered < metadata["questions"]:
-            parts = [*kept, {"first_question": answered + 1, "circumstances": now}]
-            write_json(path, held | {"parts": parts})
+            periods = [*kept, {"first_question": answered + 1, "circumstances": now}]
+            write_json(path, recorded | {"parts": periods})
 
     def is_finished(self) -> bool:
         """Return whether the run's summary is there: the last file of a run whose questions are all answered."""
-        return self._summarised()
-
-    def _summarised(self) -> bool:
         return (self.folder / "summary.json").exists()
 
     def state_at(self, answered: int) -> dict[str, torch.Tensor]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
 
-from ..records.rows import difference
+from ..records.rows import difference, new_tokens
 from ..records.runs import GENERATE, Run, sampling_words
 from .intervals import spans_one
 from .pools import Pool, closest, pools
@@ -49,6 +50,21 @@ def table_notes(table: pd.DataFrame, intervals: bool) -> list[str]:
     return notes
 
 
+def conditions(runs: Sequence[Run]) -> str:
+    """Say in a paragraph what was measured on what."""
+    benches: dict[str, str] = {}
+    pooled = pools(runs)
+    for pool in pooled:
+        rows, bench = pool.first_answers, pool.group["bench"]
+        turns = sum(len(choice["turns"]) for row in rows for choice in row["choices"])
+        counts = f"({turns:,} turns, {sum(map(new_tokens, rows)):,} tokens)"
+        benches.setdefault(bench, f"{len(rows)} questions of {bench} {counts}")
+    repeats = max(len(pool.repeats) for pool in pooled)
+    parts = [*benches.values(), f"{repeats} repeat{'s' * (repeats > 1)}"]
+    parts += dict.fromkeys(part for line in heading(runs) for part in line.split("; "))
+    return textwrap.fill("; ".join(parts) + ".", 118, break_long_words=False, break_on_hyphens=False)
+
+
 def heading(runs: Sequence[Run]) -> list[str]:
     """Say what ran on what, one line a device and setting, and which generation settings were left out."""
     lines = []
@@ -74,8 +90,8 @@ def generation_left_out(metadata: dict[str, Any]) -> str:
 
 def executions(table: pd.DataFrame) -> list[str]:
     """Return this engine's executions, by the rows of the main table; each once."""
-    known = table["execution"].dropna() if "execution" in table else pd.Series(dtype=str)
-    return [name for name in known.unique() if name not in ("", GENERATE)]
+    taken = table["execution"].dropna() if "execution" in table else pd.Series(dtype=str)
+    return [name for name in taken.unique() if name not in ("", GENERATE)]
 
 
 def execution_words(table: pd.DataFrame) -> list[str]:
@@ -83,13 +99,13 @@ def execution_words(table: pd.DataFrame) -> list[str]:
     names = executions(table)
     if not names:
         return []
-    parts = [f"execution: {names[0]}" if len(names) == 1 else "execution: see its column"]
+    clauses = [f"execution: {names[0]}" if len(names) == 1 else "execution: see its column"]
     if len(names) > 1 and _compared(table, "vanilla"):
-        parts.append("speedup_vanilla compares with vanilla in the same execution")
+        clauses.append("speedup_vanilla compares with vanilla in the same execution")
     if (table["method"] == "hf").any():
         over = ", so speedup_hf also includes the difference between the two engines" if _compared(table, "hf") else ""
-        parts.append(f"hf is transformers' own generate{over}")
-    return ["; ".join(parts)]
+        clauses.append(f"hf is transformers' own generate{over}")
+    return ["; ".join(clauses)]
 
 
 def _compared(table: pd.DataFrame, name: str) -> bool:
@@ -107,8 +123,8 @@ def not_compared(pooled: Sequence[Pool]) -> list[str]:
         if other := closest(pool, [p for p in pooled if p.label == "vanilla" and share_facets(p, pool, facets)]):
             names.setdefault((pool.first.execution, other.first.execution), []).append(pool.name)
     return [
-        f"no speedup over vanilla for {'; '.join(of)}: execution {execution} here, {theirs} for vanilla"
-        for (execution, theirs), of in names.items()
+        f"no speedup over vanilla for {'; '.join(of)}: execution {execution} here, {base} for vanilla"
+        for (execution, base), of in names.items()
     ]
 
 
@@ -119,11 +135,11 @@ def mixed(runs: Sequence[Run]) -> list[str]:
     """
     lines = []
     for run in runs:
-        parts = run.metadata.get("parts", [])
+        periods = run.metadata.get("parts", [])
         changes = [
-            f"other conditions from question {part['first_question']} on "
-            f"({difference(before['circumstances'], part['circumstances']).replace(' there and ', ' before, ')})"
-            for before, part in itertools.pairwise(parts)
+            f"other conditions from question {period['first_question']} on "
+            f"({difference(before['circumstances'], period['circumstances']).replace(' there and ', ' before, ')})"
+            for before, period in itertools.pairwise(periods)
         ]
         if changes:
             lines.append(f"{_repeat(run)}: {'; '.join(changes)}")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..records.provenance import flat
 from ..records.runs import Run, sampling_words
-from ..statistics.caveats import generation_left_out
+from ..statistics.notes import generation_left_out
 from ..statistics.pools import Pool, pools
 
 _UNNAMED = re.compile(r"sha256|(^|\.)path$|bench\.questions|method\.name")  # settings that would name a run badly
@@ -48,8 +49,8 @@ def configurations(runs: list[Run]) -> list[Configuration]:
     for pool, settings in zip(pooled, named, strict=True):
         peers = [other for p, other in zip(pooled, named, strict=True) if p.name == pool.name]
         keys = [k for k in settings if not _UNNAMED.search(k) and any(peer.get(k) != settings[k] for peer in peers)]
-        parts = [str(settings[k]) if k in _PLAIN else f"{k.rsplit('.', 1)[-1]}={settings[k]}" for k in keys]
-        names.append(", ".join([pool.name, *parts]))
+        words = [str(settings[k]) if k in _PLAIN else f"{k.rsplit('.', 1)[-1]}={settings[k]}" for k in keys]
+        names.append(", ".join([pool.name, *words]))
     for tell in (lambda pool: f"{pool.questions} questions", lambda pool: pool.first.folder.name[-8:]):
         pairs = zip(names, pooled, strict=True)
         names = [f"{name}, {tell(pool)}" if names.count(name) > 1 else name for name, pool in pairs]
@@ -58,8 +59,8 @@ def configurations(runs: list[Run]) -> list[Configuration]:
 
 def incomplete(ran: list[Configuration]) -> list[tuple[str, int, int]]:
     """Return the name of each configuration that is not done, its answers, and those asked for, over all repeats."""
-    asked = [sum(int(run.metadata["questions"]) for run in configuration.pool.runs) for configuration in ran]
-    return [(c.name, len(c.pool.rows), n) for c, n in zip(ran, asked, strict=True) if len(c.pool.rows) < n]
+    counts = [sum(int(run.metadata["questions"]) for run in configuration.pool.runs) for configuration in ran]
+    return [(c.name, len(c.pool.rows), n) for c, n in zip(ran, counts, strict=True) if len(c.pool.rows) < n]
 
 
 def facts(ran: list[Configuration]) -> list[Fact]:
@@ -78,7 +79,8 @@ def facts(ran: list[Configuration]) -> list[Fact]:
     lines = [_fact(term, of, ran) for term, of in terms]
     started = sorted(str(r.metadata["started"]) for c in ran for r in c.pool.runs if r.metadata.get("started"))
     if started:
-        first, last = (_moment(t) for t in (started[0], started[-1]))
+        dated = r"^(\d{4}-\d\d-\d\d)T(\d\d:\d\d):\d\d"
+        first, last = (re.sub(dated, r"\1 \2 ", stamp).strip() for stamp in (started[0], started[-1]))
         lines.append(Fact("started", [(first if first == last else f"{first} to {last}", "")]))
     repeats = max(len(configuration.pool.repeats) for configuration in ran)
     if repeats > 1:
@@ -93,33 +95,26 @@ def _of_runs(of: Callable[[dict[str, Any]], str]) -> Callable[[Configuration], l
 
 def _fact(term: str, of: Callable[[Configuration], Sequence[str]], ran: list[Configuration]) -> Fact:
     """Return the values of a term, each with the names of those that have it."""
-    held: dict[str, list[str]] = {}
+    names: dict[str, list[str]] = {}
     for configuration in ran:
         for value in dict.fromkeys(of(configuration)):
-            held.setdefault(value, []).append(configuration.name)
-    held.pop("", None)
-    return Fact(term, [(value, "" if len(held) == 1 else "; ".join(who)) for value, who in held.items()])
+            names.setdefault(value, []).append(configuration.name)
+    names.pop("", None)
+    return Fact(term, [(value, "" if len(names) == 1 else "; ".join(who)) for value, who in names.items()])
 
 
 def _model(metadata: dict[str, Any]) -> str:
-    model = metadata["settings"]["model"]
+    model, source = metadata["settings"]["model"], metadata.get("converted_from")
     revision = f" at revision {model['revision']}" if model.get("revision") else ""
-    return (
-        f"{model['name']} ({model.get('path')}{revision}), {model.get('dtype')}{_quantized(model)}, "
+    quantized = f" with weights in {model['quantize']} (torchao)" if model.get("quantize") else ""
+    text = (
+        f"{model['name']} ({model.get('path')}{revision}), {model.get('dtype')}{quantized}, "
         f"{model.get('attention')} attention, context {model.get('context')}, template {model.get('template')}"
-        f"{_converted(metadata)}"
     )
-
-
-def _quantized(model: dict[str, Any]) -> str:
-    return f" with weights in {model['quantize']} (torchao)" if model.get("quantize") else ""
-
-
-def _converted(metadata: dict[str, Any]) -> str:
-    """Say what the weights were before they were de-quantised; empty where they never were."""
-    source: dict[str, Any] = metadata.get("converted_from", {})
+    if not source:
+        return text
     types = ", ".join(f"{count} tensors {kind}" for kind, count in source.get("tensor_types", {}).items())
-    return f"; de-quantised from {source['file']} ({types})" if source else ""
+    return f"{text}; de-quantised from {source['file']} ({types})"
 
 
 def _bench(configuration: Configuration) -> list[str]:
@@ -130,11 +125,13 @@ def _bench(configuration: Configuration) -> list[str]:
 
 def _decoding(metadata: dict[str, Any]) -> str:
     settings = metadata["settings"]
-    choices, seed = settings.get("num_choices", 1), settings.get("seed")
+    choices = settings.get("num_choices", 1)
     often = f"{choices} answers a question, " if choices > 1 else ""
-    most = f"at most {settings['max_new_tokens']} new tokens a turn"
     untimed = "" if settings.get("timed", True) else ", not timed"
-    return f"{sampling_words(settings)}, batch 1, {most}, {often}seed {seed}{untimed}"
+    return (
+        f"{sampling_words(settings)}, batch 1, at most {settings['max_new_tokens']} new tokens a turn, {often}seed "
+        f"{settings.get('seed')}{untimed}"
+    )
 
 
 def _code(metadata: dict[str, Any]) -> str:
@@ -143,28 +140,21 @@ def _code(metadata: dict[str, Any]) -> str:
     return f"commit {git['commit'][:12]}{changed}" if git.get("commit") else ""
 
 
-def _moment(stamp: str) -> str:
-    return re.sub(r"^(\d{4}-\d\d-\d\d)T(\d\d:\d\d):\d\d", r"\1 \2 ", stamp).strip()
-
-
 def commands(ran: list[Configuration]) -> list[Command]:
     """Return the recorded command lines, each once. Repeated, a command answers what is missing and nothing twice."""
-    held: dict[str, tuple[list[str], list[int]]] = {}
+    names: dict[str, dict[str, None]] = {}
+    missing: Counter[str] = Counter()
     for configuration in ran:
         for run in configuration.pool.runs:
-            line = command_line(run.metadata.get("command") or [])
-            if line:
-                of, missing = held.setdefault(line, ([], []))
-                of.append(configuration.name)
-                missing.append(int(run.metadata["questions"]) - len(run.answers))
-    return [Command(line, list(dict.fromkeys(of)), sum(missing)) for line, (of, missing) in held.items()]
+            if line := command_line(run.metadata.get("command") or []):
+                names.setdefault(line, {})[configuration.name] = None
+                missing[line] += int(run.metadata["questions"]) - len(run.answers)
+    return [Command(line, list(of), missing[line]) for line, of in names.items()]
 
 
 def command_line(argv: list[str]) -> str:
     """Return what to type: `python -m evaluation.NAME ...` for a module of this repository, else as recorded."""
-    parts = [str(part) for part in argv]
-    for i, part in enumerate(parts[:2]):
-        path = Path(part)
-        if path.suffix == ".py" and path.parent.name == "evaluation":
-            return shlex.join(["python", "-m", f"evaluation.{path.stem}", *parts[i + 1 :]])
-    return shlex.join(parts)
+    for i, part in enumerate(map(Path, argv[:2])):
+        if part.suffix == ".py" and part.parent.name == "evaluation":
+            return shlex.join(["python", "-m", f"evaluation.{part.stem}", *argv[i + 1 :]])
+    return shlex.join(argv)

@@ -1,57 +1,36 @@
-"""A table as people see it: a view, built once from the rows, and one renderer each for its outputs.
+"""A table as people see it: cells made once from the rows, rendered for terminal, Markdown and LaTeX, and by the page.
 
-Terminal text, Markdown and LaTeX are rendered here, HTML by the page's template. CSV holds the rows with every digit.
+CSV holds the rows with every digit.
 """
 
 from __future__ import annotations
 
-import re
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
 
-from model.files import ROOT, write_text
+from model.files import write_text
 
 from ..records.runs import Run
 from ..records.sweeps import not_available
-from . import caveats
+from . import notes
 from .acceptance import depths_table, nodes_table
-from .caveats import UNSURE
+from .columns import COLUMNS, MARKDOWN, PAGE, SETUP, TABLE1, TERMINAL, Column, column
 from .intervals import spans_one
 from .metrics import OVERALL
+from .notes import UNSURE
 from .pools import pools
-from .published import APART, MEASURED, PUBLISHED, TABLE1_COLUMNS, table1, with_published
-from .tables import BASELINES, GROUP, NOTE, group_names, main_table, memory_table, with_unavailable
-
-SHOWN = ("method", "category", "questions", "new_tokens", "mat", "mat_macro", "tokens_per_second")
-IN_FILES = ("category", "new_tokens", "mat_macro")  # left out in a terminal
-COUNTS = ("questions", "repeats")  # in a terminal's title where all rows share them
-# Numbers that are settings and no measures.
-SETTINGS = ("tree_nodes", "tree_depth", "tree_breadth", "k", "seed", "bench_questions", "max_new_tokens")
-# Settings that the page says elsewhere.
-SAID = (
-    *("model", "bench", "dtype", "device", "complete", "execution", "seed", "max_new_tokens", "timed"),
-    *("bench_questions", "questions_sha256", "temperature", "execution_hf", "execution_vanilla"),
-)
-TITLES = {
-    "mat": "MAT",
-    "mat_macro": "MAT macro",
-    "tokens_per_second": "tokens/s",
-    "tokens_per_second_total": "tokens/s, total",
-    "tokens_per_second_decode": "tokens/s, decode",
-    "tokens_per_second_std": "tokens/s, std",
-    "new_tokens": "new tokens",
-}
+from .published import APART, MEASURED, PUBLISHED, table1, with_published
+from .tables import BASELINES, GROUP, group_names, main_table, memory_table, with_unavailable
 
 
-@dataclass(frozen=True)
-class Column:
-    """A column: `extra` ones are hidden on the page until asked for; `meaning` is its written definition, if any."""
+class Heading(NamedTuple):
+    """The head of a column: `extra` ones are hidden on the page until asked for, `meaning` is their definition."""
 
     name: str
     title: str
@@ -101,7 +80,7 @@ class Line:
 class Block:
     """A part of a table with columns of its own, what stands above it, and of Table 1 its bench and model."""
 
-    columns: list[Column]
+    columns: list[Heading]
     lines: list[Line]
     title: str = ""
     lead: str = ""
@@ -161,11 +140,10 @@ def missing(value: Any) -> bool:
 
 def _interval(row: dict[Any, Any], name: str) -> tuple[float, float, str] | None:
     """Return the ends of a value's interval and its mark; None where it has no interval."""
-    ends: list[Any] = [row.get(f"{name}_{end}") for end in ("low", "high")]
-    low, high = ends
+    low, high = (row.get(f"{name}_{end}") for end in ("low", "high"))
     if missing(low) or missing(high):
         return None
-    return low, high, UNSURE if name.startswith("speedup") and spans_one(low, high) else ""
+    return low, high, UNSURE if name.startswith("speedup") and spans_one(low, high) else ""  # type: ignore[return-value,arg-type]
 
 
 def interval_text(low: float, high: float) -> str:
@@ -173,40 +151,50 @@ def interval_text(low: float, high: float) -> str:
     return f"[{low:.2f}, {high:.2f}]"
 
 
-def main_view(runs: Sequence[Run], table: pd.DataFrame, notes: Sequence[str] = (), category: str = "") -> View:
+def main_view(runs: Sequence[Run], table: pd.DataFrame, more: Sequence[str] = (), category: str = "") -> View:
     """View the main table on paper, one block a model and bench.
 
     Args:
-        notes: more footnotes.
+        more: further footnotes.
         category: only these rows and in few columns, without intervals, for a terminal; empty: all.
     """
     names, rows = group_names(table), table[table["category"] == category] if category else table
+    several = len(notes.executions(table)) > 1
     blocks = []
     for key, group in rows.groupby(GROUP, sort=False):
-        kept, title = _paper_columns(group, table), names[key]
+        title, shared = names[key], _shared_counts(group) if category else {}
+        kept = [c for c in COLUMNS if _on_paper(c, group, TERMINAL if category else MARKDOWN, several)]
+        headings = [Heading(c.name, c.title if category and c.title else c.name) for c in kept if c.name not in shared]
         if category:
-            shared = _shared_counts(group)
-            said = [f"{count} {name}" for name, count in shared.items() if f"{count} {name}" not in title]
-            title = f"{title}, {category}" + (f" ({', '.join(said)})" if said else "")
-            kept = [name for name in kept if name not in IN_FILES and name not in shared]
-        columns = [Column(name, TITLES.get(name, name) if category else name) for name in kept]
-        lines = _lines(group, columns, partial(paper_cell, with_interval=not category))
-        blocks.append(Block(columns, lines, title))
-    head = ["\n".join(caveats.heading(runs)), *caveats.execution_words(table)]
-    footnotes = caveats.table_notes(rows, any(cell.interval for cell in View(blocks).cells))
-    footnotes += [*caveats.not_compared(pools(runs)), *caveats.incomplete(runs), *caveats.mixed(runs)]
-    footnotes += [*([] if category else caveats.executed(runs)), *notes]
+            counts = [f"{count} {name}" for name, count in shared.items() if f"{count} {name}" not in title]
+            title = f"{title}, {category}" + (f" ({', '.join(counts)})" if counts else "")
+        blocks.append(Block(headings, _lines(group, headings, partial(paper_cell, with_interval=not category)), title))
+    head = ["\n".join(notes.heading(runs)), *notes.execution_words(table)]
+    footnotes = notes.table_notes(rows, any(cell.interval for cell in View(blocks).cells))
+    footnotes += [*notes.not_compared(pools(runs)), *notes.incomplete(runs), *notes.mixed(runs)]
+    footnotes += [*([] if category else notes.executed(runs)), *more]
     return View(blocks, "Main table", head, footnotes)
 
 
+def _on_paper(column: Column, block: pd.DataFrame, output: str, several_executions: bool) -> bool:
+    """Return whether a block shows a column: it says something there, and not the same of every row."""
+    if output not in column.shown or column.name not in block:
+        return False
+    if column.name == "execution":
+        return several_executions
+    values = block[column.name]
+    return bool((values > 1).any() if column.name == "repeats" else (values.notna() & (values != "")).any())
+
+
 def _shared_counts(rows: pd.DataFrame) -> dict[str, int]:
-    """Return the counts that all measured rows share; repeats only where there are several."""
+    """Return the counts that all measured rows share, for a terminal's title; repeats only where there are several."""
     measured = rows[rows["questions"] > 0]
-    shared = {name: int(measured[name].iloc[0]) for name in COUNTS if measured[name].nunique() == 1}
+    counts = ("questions", "repeats")
+    shared = {name: int(measured[name].iloc[0]) for name in counts if measured[name].nunique() == 1}
     return {name: count for name, count in shared.items() if name == "questions" or count > 1}
 
 
-def _lines(table: pd.DataFrame, columns: Sequence[Column], cell: Callable[[dict[Any, Any], str], Cell]) -> list[Line]:
+def _lines(table: pd.DataFrame, columns: Sequence[Heading], cell: Callable[[dict[Any, Any], str], Cell]) -> list[Line]:
     """Return the rows of the main table, each value as `cell` prints it."""
     return [
         Line([cell(row, column.name) for column in columns], str(row["method"]), str(row["category"]))
@@ -214,26 +202,14 @@ def _lines(table: pd.DataFrame, columns: Sequence[Column], cell: Callable[[dict[
     ]
 
 
-def _paper_columns(block: pd.DataFrame, table: pd.DataFrame) -> list[str]:
-    """Choose the columns: fixed ones, variant and execution where there are several, spreads and speedups."""
-    variant = ["variant"] if (block["variant"] != "").any() else []
-    executed = ["execution"] if len(caveats.executions(table)) > 1 else []
-    repeats = ["repeats"] if (block["repeats"] > 1).any() else []
-    spread = [f"{c}_std" for c in ("tokens_per_second",) if repeats and block[f"{c}_std"].notna().any()]
-    optional = [f"speedup_{b}" for b in BASELINES] + ["published_mat", "published_speedup_hf", NOTE]
-    kept = [name for name in optional if name in block and block[name].notna().any()]
-    measures = [c for c in SHOWN[3:] if block[c].notna().any()]  # of what was not timed there is no speed
-    return [SHOWN[0], *variant, *executed, *SHOWN[1:3], *repeats, *measures, *spread, *kept]
-
-
 def paper_cell(row: dict[Any, Any], name: str, with_interval: bool) -> Cell:
     """Return a value of the main table as on paper: two decimals, the interval of MAT and speedups behind it."""
-    text, known = shown(row[name]), _interval(row, name)
-    if known is None:
+    text, interval = shown(row[name]), _interval(row, name)
+    if interval is None:
         return Cell(text)
-    low, high, mark = known
-    wanted = with_interval and low < high and (name == "mat" or name.startswith("speedup"))
-    return Cell(text, interval_text(low, high) if wanted else "", mark)
+    low, high, mark = interval
+    printed = with_interval and low < high and (name == "mat" or name.startswith("speedup"))
+    return Cell(text, interval_text(low, high) if printed else "", mark)
 
 
 def page_view(table: pd.DataFrame) -> View:
@@ -242,88 +218,59 @@ def page_view(table: pd.DataFrame) -> View:
     Constant settings stand above it, empty measures are left out.
     """
     columns, same = [], []
-    by_method = table.groupby("method", sort=False)
     names = set(map(str, table.columns))
     has_variants = "variant" in names and bool((table["variant"] != "").any())  # how methods of one name differ
-    for name in map(str, table.columns):
+    for about in map(column, map(str, table.columns)):
+        name, values = about.name, table[about.name]
         if name.removesuffix("_low").removesuffix("_high") in names - {name}:
             continue  # an end of an interval: printed with its value
-        values = table[name]
-        number = _is_measure(name, values)
-        if name in ("method", "category") or (number and values.notna().any()):
-            columns.append(_page_column(name, number, extra=number and not _is_main(name)))
-        elif not number and values.map(_page_text).nunique() == 1:
-            same.append((name, name.replace("_", " "), _page_text(values.iloc[0])))
-        elif not number and values.notna().any():
-            among = table.groupby(["method", "bench", "bench_questions"]) if name == "questions_sha256" else by_method
-            tells_apart = not has_variants and bool((among[name].nunique(dropna=False) > 1).any())
-            main = tells_apart or name in ("model", "bench", "variant", NOTE)
-            if name.startswith("execution"):  # one for all is said above the table
-                main = name == "execution" and len(caveats.executions(table)) > 1
-            columns.append(_page_column(name, name in SETTINGS, extra=not main))
+        measure = not about.setting and pd.api.types.is_numeric_dtype(values) and values.dtype != bool
+        main = PAGE in about.shown
+        if name in ("method", "category") or (measure and values.notna().any()):
+            columns.append(_heading(about, number=measure, extra=measure and not main))
+        elif not measure and values.map(_page_text).nunique() == 1:
+            text = _page_text(values.iloc[0])
+            same += [(name.replace("_", " "), text)] if SETUP not in about.shown and text not in ("–", "False") else []
+        elif not measure and values.notna().any():
+            if name == "execution":  # one for all is said above the table
+                main = len(notes.executions(table)) > 1
+            elif not has_variants and not name.startswith("execution"):
+                keys = ["method", *(("bench", "bench_questions") if name == "questions_sha256" else ())]
+                main = main or bool((table.groupby(keys, sort=False)[name].nunique(dropna=False) > 1).any())
+            columns.append(_heading(about, number=about.setting, extra=not main))
     columns.sort(key=lambda c: (c.extra, c.name != "method", c.number))  # stable: names, then numbers, then extras
-    said = [(term, value) for name, term, value in same if name not in SAID and value not in ("–", "False")]
-    blocks = [Block(columns, _lines(table, columns, _page_cell))]
-    return View(blocks, footnotes=_page_footnotes(View(blocks).cells, caveats.drift_unknown(table)), same=said)
+    view = View([Block(columns, _lines(table, columns, _page_cell))], same=same)
+    if any(cell.interval for cell in view.cells):
+        view.footnotes.append(
+            "Small print: 95 % bootstrap intervals (MAT over questions, speeds over questions and repeats)."
+        )
+        if notes.drift_unknown(table):
+            view.footnotes.append(notes.ONE_REPEAT[0].upper() + notes.ONE_REPEAT[1:] + ".")
+    if any(cell.mark for cell in view.cells):
+        view.footnotes.append(notes.unsure_note("interval") + ".")
+    return view
 
 
-def _page_footnotes(cells: Sequence[Cell], one_repeat: bool) -> list[str]:
-    notes = []
-    if any(cell.interval for cell in cells):
-        notes.append("Small print: 95 % bootstrap intervals (MAT over questions, speeds over questions and repeats).")
-        if one_repeat:
-            notes.append(caveats.ONE_REPEAT[0].upper() + caveats.ONE_REPEAT[1:] + ".")
-    if any(cell.mark for cell in cells):
-        notes.append(caveats.unsure_note("interval") + ".")
-    return notes
-
-
-def _is_measure(name: str, values: Any) -> bool:
-    return name not in SETTINGS and pd.api.types.is_numeric_dtype(values) and not pd.api.types.is_bool_dtype(values)
-
-
-def _is_main(name: str) -> bool:
-    return name in SHOWN or (name.startswith(("speedup_", "published")) and not name.endswith("_std"))
-
-
-def _page_column(name: str, number: bool, *, extra: bool) -> Column:
-    title = TITLES.get(name, name.replace("_", " "))
-    if name.startswith("speedup_"):
-        title = "speedup over " + name.removeprefix("speedup_").replace("_", " ")
-    return Column(name, title, number, extra, definitions().get(name, ""))
+def _heading(column: Column, *, number: bool, extra: bool) -> Heading:
+    title = column.title or column.name
+    title = title.replace("speedup_", "speedup over ", title.startswith("speedup_")).replace("_", " ")
+    return Heading(column.name, title, number, extra, column.definition)
 
 
 def _page_cell(row: dict[Any, Any], name: str) -> Cell:
-    value, known = row[name], _interval(row, name)
-    text, sorted_by = _page_text(value, name), "" if missing(value) else value
-    ends = [] if known is None else [_page_text(end, name) for end in known[:2]]
-    interval = "–".join(ends) if len(set(ends)) > 1 else ""
-    return Cell(text, interval, known[2] if known and interval else "", str(sorted_by))
+    value, interval = row[name], _interval(row, name)
+    ends = [] if interval is None else [_page_text(end, column(name).form) for end in interval[:2]]
+    printed = "–".join(ends) if len(set(ends)) > 1 else ""
+    mark = interval[2] if interval and printed else ""
+    return Cell(_page_text(value, column(name).form), printed, mark, "" if missing(value) else str(value))
 
 
-def _page_text(value: Any, name: str = "") -> str:
+def _page_text(value: Any, form: str = ".2f") -> str:
     if missing(value) or value == "":
         return "–"
     if isinstance(value, float):
-        if name in SETTINGS:
-            return f"{value:g}"
-        return f"{value:,.1f}" if name.startswith("tokens_per_second") else f"{value:.2f}"
+        return format(value, form)
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
-
-
-@lru_cache(maxsize=1)
-def definitions() -> dict[str, str]:
-    """Read the written definition of each column from docs/concepts.md, the one place that has them."""
-    try:
-        text = (ROOT / "docs" / "concepts.md").read_text(encoding="utf-8")
-    except OSError:
-        return {}
-    meanings: dict[str, str] = {}
-    for names, unit, words in re.findall(r"^\| (.+?) \| (.*?) ?\| (.+) \|$", text, flags=re.M):
-        for name in re.findall(r"`(\w+)`", names):
-            plain = words.replace("`", "").strip()
-            meanings[name] = f"{plain} ({unit.strip()})" if unit.strip() else plain
-    return meanings
 
 
 def table1_view(table: pd.DataFrame, footnotes: Sequence[str] = ()) -> View:
@@ -332,8 +279,8 @@ def table1_view(table: pd.DataFrame, footnotes: Sequence[str] = ()) -> View:
         "Columns 3 to 8 are speedups by subtask; then Spec-Bench as a whole, then MBPP (the code subtask).\n"
         "Speedups are over AR: transformers' own generate. Published: A100-80GB, float16, 1,024 new tokens."
     )
-    columns = [Column("name", "method", False), Column("source", "figures", False)]
-    columns += [Column(name, title) for name, title in TABLE1_COLUMNS.items()]
+    columns = [Heading("name", "method", False), Heading("source", "figures", False)]
+    columns += [Heading(column.name, column.title) for column in TABLE1]
     blocks = []
     for (bench, model), rows in table.groupby(["other_bench", "model"], sort=False):
         devices = [device for device in rows["device"].unique() if device]
@@ -349,7 +296,7 @@ def _table1_cells(row: dict[Any, Any]) -> list[Cell]:
     source = str(row["source"])
     if source == MEASURED:  # on what, and how its steps were taken
         source += ": " + "; ".join(word for word in (row["measured"], row["execution"]) if word)
-    figures = {name: shown(row[name]) for name in TABLE1_COLUMNS}
+    figures = {column.name: shown(row[column.name]) for column in TABLE1}
     texts = [f"{text}x" if name.endswith("speedup") and text != "-" else text for name, text in figures.items()]
     return [Cell(text) for text in (str(row["name"]), source, *texts)]
 
@@ -438,7 +385,7 @@ def write_csv(path: Path, table: pd.DataFrame) -> None:
     write_text(path, table.to_csv(index=False))
 
 
-def write_tables(runs: Sequence[Run], folder: Path, notes: Sequence[str] = ()) -> pd.DataFrame:
+def write_tables(runs: Sequence[Run], folder: Path, more: Sequence[str] = ()) -> pd.DataFrame:
     """Write main.csv (every digit), main.md (rounded) and what else the runs hold below `folder`.
 
     Returns:
@@ -447,7 +394,7 @@ def write_tables(runs: Sequence[Run], folder: Path, notes: Sequence[str] = ()) -
     table = with_published(main_table(runs))
     complete = with_unavailable(table, folder.parent)
     write_csv(folder / "main.csv", complete)
-    write_text(folder / "main.md", to_markdown(main_view(runs, complete, notes)))
+    write_text(folder / "main.md", to_markdown(main_view(runs, complete, more)))
     depths, memory = depths_table(runs), memory_table(runs)
     if not depths.empty:
         write_csv(folder / "acceptance_by_depth.csv", depths)
@@ -463,7 +410,7 @@ def write_tables(runs: Sequence[Run], folder: Path, notes: Sequence[str] = ()) -
 def write_table1(runs: Sequence[Run], folder: Path, left_out: Sequence[dict[str, str]] = ()) -> None:
     """Write table1.csv (every digit), table1.md and table1.tex (booktabs), in the paper's layout."""
     table = table1(runs, left_out)
-    view = table1_view(table, caveats.mixed(runs))
+    view = table1_view(table, notes.mixed(runs))
     write_csv(folder / "table1.csv", table)
     write_text(folder / "table1.md", to_markdown(view))
     write_text(folder / "table1.tex", to_latex(view))

@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from model.decoding import Target, generate, shared_text
-from model.decoding.shared_text import generate_together
+from evaluation.running import shared_text
+from evaluation.running.shared_text import generate_together
+from model.decoding import Target, generate
 from model.errors import UserError
 from model.recycling import TokenRecycling, build_template
 from model.vanilla import Vanilla

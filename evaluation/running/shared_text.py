@@ -13,14 +13,14 @@ from contextlib import ExitStack
 import numpy as np
 import torch
 
-from ..errors import UserError
-from .cache import TreeCache
-from .drafter import Drafter, Session
-from .loop import Generation
-from .sampling import GREEDY, Choice, Sampling
-from .step import Forwarded, conclude
-from .target import Target
-from .tree import Draft
+from model.decoding.cache import TreeCache
+from model.decoding.drafter import Drafter, Session
+from model.decoding.loop import Generation
+from model.decoding.sampling import GREEDY, Choice, Sampling
+from model.decoding.step import Forwarded, conclude
+from model.decoding.target import Target
+from model.decoding.tree import Draft
+from model.errors import UserError
 
 
 class Context:
@@ -217,11 +217,9 @@ def generate_together(
         max_new_tokens, eos, sampling: as `generate` takes them.
 
     Raises:
-        UserError: as `generate`; the target attends in steps of fixed shape alone; what is sampled reads the text.
+        UserError: as `generate`; what is sampled reads the text.
     """
     limit = target.token_budget(prompt, max_new_tokens)
-    if target.switch is not None:
-        raise UserError("model.attention=tree: is for steps of fixed shape; answers together are given eagerly")
     if sampling.reads_text:
         raise UserError("sampling: a repetition penalty and other processors read the text; say timed=true")
     with ExitStack() as ends:

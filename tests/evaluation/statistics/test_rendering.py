@@ -1,13 +1,13 @@
 """One view of a table, rendered for the terminal and as Markdown; the page and the tables word `~` alike."""
 
-from evaluation.statistics.caveats import unsure_note
+from evaluation.statistics.notes import unsure_note
+from evaluation.statistics.rendering import Block, Cell, Heading, Line, View, main_view, page_view, to_markdown, to_text
 from evaluation.statistics.tables import main_table
-from evaluation.statistics.view import Block, Cell, Column, Line, View, main_view, page_view, to_markdown, to_text
 from tests.evaluation.made_runs import answer, made
 
 
 def test_a_view_made_by_hand_is_rendered_for_each_output():
-    columns = [Column("method", "method", False), Column("speedup_hf", "speedup")]
+    columns = [Heading("method", "method", False), Heading("speedup_hf", "speedup")]
     lines = [Line([Cell("pld"), Cell("2.25", "[0.90, 3.00]", "~")], "pld"), Line([Cell("hf"), Cell("-")], "hf")]
     view = View(
         [Block(columns, lines, "toy, a bench", "Of its own questions.")], "Main table", ["what ran"], ["~: why"]
