@@ -32,13 +32,14 @@ def loop(function: Callable[..., Any]) -> Any:
     """Compile at the first call, or load what an earlier process compiled, where a folder takes that.
 
     What numba keeps names the module it was compiled in, and this file may be imported as token_recycling, too: the
-    name of the package is part of the file's, so that neither loads the other's.
+    name of the package is part of the file's, so that neither loads the other's. No loop allocates memory, so numba's
+    runtime is left out: counting references to arrays took more than half of their time.
     """
     function.__qualname__ = f"{__package__}.{function.__qualname__}"
     try:
-        return numba.njit(cache=True)(function)
+        return numba.njit(cache=True, _nrt=False)(function)
     except RuntimeError:
-        return numba.njit(function)
+        return numba.njit(_nrt=False)(function)
 
 
 def record(**fields: str) -> np.dtype[Any]:
@@ -95,20 +96,21 @@ def extend(arrays: Any, count: int) -> Any:
 @loop
 def _append(text: Text, place: int) -> None:
     """Append the token at a place."""
-    states, counts, token = text.states, text.counts[0], text.tokens[place]
+    states, transitions, slots = text.states, text.transitions, text.slots
+    counts, token = text.counts[0], text.tokens[place]
     new = counts.states
     counts.states = new + 1
     states[new].length = states[new].end = place + 1
     state, transition = counts.whole, np.int64(NONE)
     while state >= 0:
-        transition = _find_transition(text, state, token)
+        transition = _find_transition(transitions, slots, state, token)
         if transition >= 0:
             break
         _connect(text, state, token, new)
         state = np.int64(states[state].link)
     match = np.int64(0)
     if state >= 0:
-        match = np.int64(text.transitions[transition].target)
+        match = np.int64(transitions[transition].target)
         if states[match].length > states[state].length + 1:
             match = _split(text, match, state, token)
     states[new].link = match
@@ -119,7 +121,7 @@ def _append(text: Text, place: int) -> None:
 @loop
 def _split(text: Text, long: int, state: Any, token: int) -> Any:
     """Split off the substrings of `long` that end here as well: those up to `state` + token. Return their state."""
-    states, transitions, counts = text.states, text.transitions, text.counts[0]
+    states, transitions, slots, counts = text.states, text.transitions, text.slots, text.counts[0]
     short = counts.states
     counts.states = short + 1
     states[short].length, states[short].end = states[state].length + 1, states[long].end
@@ -130,7 +132,7 @@ def _split(text: Text, long: int, state: Any, token: int) -> Any:
         _connect(text, short, copied.token, copied.target)
         entry = copied.next
     while state >= 0:
-        transition = _find_transition(text, state, token)
+        transition = _find_transition(transitions, slots, state, token)
         if transition < 0 or transitions[transition].target != long:
             break
         transitions[transition].target = short
@@ -152,9 +154,9 @@ def _slot(transitions: Any, slots: Any, state: int, token: int) -> Any:
 
 
 @loop
-def _find_transition(text: Text, state: int, token: int) -> Any:
+def _find_transition(transitions: Any, slots: Any, state: int, token: int) -> Any:
     """Return a state's transition by a token; NONE if there is none."""
-    return np.int64(text.slots[_slot(text.transitions, text.slots, state, token)]) - 1
+    return np.int64(slots[_slot(transitions, slots, state, token)]) - 1
 
 
 @loop
@@ -180,14 +182,15 @@ def rehash(arrays: Any) -> None:
 @loop
 def transfer(text: Text, state: Any, length: Any, token: int) -> Any:
     """Return the state and length of the longest match after one more token (2411.10666, algorithm 1)."""
-    transition = _find_transition(text, state, token)
+    states, transitions, slots = text.states, text.transitions, text.slots
+    transition = _find_transition(transitions, slots, state, token)
     while state and transition < 0:
-        state = np.int64(text.states[state].link)
-        length = np.int64(text.states[state].length)
-        transition = _find_transition(text, state, token)
+        state = np.int64(states[state].link)
+        length = np.int64(states[state].length)
+        transition = _find_transition(transitions, slots, state, token)
     if transition < 0:
         return np.int64(0), np.int64(0)
-    return np.int64(text.transitions[transition].target), length + 1
+    return np.int64(transitions[transition].target), length + 1
 
 
 @loop
@@ -213,8 +216,10 @@ UNLISTED = 8  # the level of a sibling that has left its parent's candidates
 # Source. PAIR: the row of its parent's pair. TOKEN: the row of its parent's token, if the pair has no row. BACKOFF: the
 # row of the token, if the pair's row lacks the candidate. SIBLING_CHILD: what followed the root's rejected siblings.
 # SIBLING: these siblings themselves. COPIED: the text alone.
-PAIR, TOKEN, BACKOFF, SIBLING_CHILD, SIBLING, COPIED = range(6)
-ALONE, AND_SIBLING_CHILD, AND_SIBLING = range(3)  # if a sibling source suggests it as well, which one
+PAIR, TOKEN, BACKOFF, SIBLING_CHILD, SIBLING, COPIED = np.arange(6, dtype=np.uint8)
+ALONE, AND_SIBLING_CHILD, AND_SIBLING = np.arange(
+    3, dtype=np.uint8
+)  # if a sibling source suggests it as well, which one
 MATCHES = 8  # length of the match that is copied from: 0 (none), 1, 2, 3, 4, 5 to 7, 8 to 15, 16 and more tokens
 KINDS = (6, 3, MATCHES, 2, LEVELS)  # source, sibling source, match, copied or not, level
 
@@ -259,13 +264,13 @@ class Rows(NamedTuple):
 
 
 @loop
-def find_pair(rows: Rows, before: int, token: int) -> Any:
+def find_pair(keys: Any, seen: Any, shift: Any, before: int, token: int) -> Any:
     """Return the row of a pair; NONE if it was not seen, or another one has its place."""
-    if len(rows.pair_keys) == 0:
+    if len(keys) == 0:
         return np.int64(NONE)
     key = (before << 32) | token
-    row = np.int64(hashed(key) >> np.uint64(rows.pair_shift))
-    return row if rows.pair_keys[row] == key and rows.pair_seen[row] else np.int64(NONE)
+    row = np.int64(hashed(key) >> np.uint64(shift))
+    return row if keys[row] == key and seen[row] else np.int64(NONE)
 
 
 @loop
@@ -284,14 +289,18 @@ def grow(
     """
     draft, tables, automaton = Growth(*growth), Rows(*rows), Text(*text)
     nodes, candidates, heap = draft.nodes, draft.candidates, draft.heap
+    listed = count  # nodes whose candidates are listed
     if count == 0:
         node = nodes[0]
         node.token, node.likelihood, node.first, count = root, 1.0, 0, 1
         if copies:
             counts = automaton.counts[0]
             node.state, node.match = automaton.states[counts.whole].link, counts.match
-        _list_candidates(0, before, copies, draft, tables, automaton, weights)
     while True:
+        if listed < count:
+            above = nodes[nodes[listed].parent].token if listed else before
+            _list_candidates(listed, above, copies, draft, tables, automaton, weights)
+            listed = count
         waiting = nodes[count].first - (count - 1)  # candidates that are listed and not taken
         if waiting == 0:
             return count, -1.0
@@ -303,7 +312,6 @@ def grow(
         if copies:
             node.state, node.match = transfer(automaton, parent.state, parent.match, token)
         _pop(heap, waiting)
-        _list_candidates(count, parent.token, copies, draft, tables, automaton, weights)
         count += 1
 
 
@@ -312,9 +320,10 @@ def _list_candidates(
     number: int, before: int, copies: bool, draft: Growth, rows: Rows, text: Text, weights: Any
 ) -> None:
     """List the candidates of the newest node and put them into the heap."""
-    nodes, candidates = draft.nodes, draft.candidates
+    nodes, candidates, heap = draft.nodes, draft.candidates, draft.heap
     node = nodes[number]
-    first, token, pair = node.first, node.token, find_pair(rows, before, node.token)
+    first, token = node.first, node.token
+    pair = find_pair(rows.pair_keys, rows.pair_seen, rows.pair_shift, before, token)
     copied, match = following(text, node.state, node.match) if copies else (np.int64(NONE), np.int64(0))
     place = match if match < 5 else 5 if match < 8 else 6 if match < 16 else 7  # see MATCHES
     end = first
@@ -333,7 +342,7 @@ def _list_candidates(
         end = _add_guesses(candidates, end, draft.siblings, SIBLING, AND_SIBLING)
     nodes[number + 1].first = end
     for at in range(first, end):
-        _push(draft.heap, at - number, node.likelihood * weights[_kind(candidates[at])], at)
+        _push(heap, at - number, node.likelihood * weights[_kind(candidates[at])], at)
 
 
 @loop
@@ -475,7 +484,7 @@ def learn(
     for turn in (False, True):  # accepted nodes are written last, so they win
         for i in range(len(tokens)):
             if accepted[i] == turn:
-                _write_row(tokens[parents[i]] if i else before, tokens[i], candidates[i], bits[i], tables)
+                _write_row(tokens[parents[i]] if i else before, tokens[i], candidates, bits, i, tables)
     if guessing:
         _guess(node, choices[node], tokens, parents, candidates, bits, draft)
 
@@ -487,7 +496,7 @@ def learn_prompt(
     """Learn from a prompt's m tokens before the root: candidates int64 (m, k), bits float32 (m, k)."""
     tables = Rows(*rows)
     for i in range(len(tokens)):
-        _write_row(before, tokens[i], candidates[i], bits[i], tables)
+        _write_row(before, tokens[i], candidates, bits, i, tables)
         before = tokens[i]
     if guessing:
         nothing = tokens[:0]
@@ -520,16 +529,19 @@ def level_of(bits: Any) -> Any:
 
 
 @loop
-def _write_row(before: int, token: int, candidates: Any, bits: Any, rows: Rows) -> None:
-    """Keep the candidates (k,) after a token, and after its pair with the one before."""
-    for rank in range(len(candidates)):
-        rows.ids[token, rank], rows.levels[token, rank] = candidates[rank], level_of(bits[rank])
+def _write_row(before: int, token: int, candidates: Any, bits: Any, row: int, rows: Rows) -> None:
+    """Keep the candidates (m, k) of a row after a token, and after its pair with the one before."""
+    ids, levels, keys = rows.ids, rows.levels, rows.pair_keys
+    for rank in range(ids.shape[1]):
+        ids[token, rank], levels[token, rank] = candidates[row, rank], level_of(bits[row, rank])
     rows.seen[token] = True
-    if len(rows.pair_keys):
+    if len(keys):
         key = (before << 32) | token
-        row = np.int64(hashed(key) >> np.uint64(rows.pair_shift))
-        rows.pair_keys[row], rows.pair_seen[row] = key, True
-        rows.pair_ids[row], rows.pair_levels[row] = rows.ids[token], rows.levels[token]
+        place = np.int64(hashed(key) >> np.uint64(rows.pair_shift))
+        keys[place], rows.pair_seen[place] = key, True
+        pair_ids, pair_levels = rows.pair_ids, rows.pair_levels
+        for rank in range(ids.shape[1]):
+            pair_ids[place, rank], pair_levels[place, rank] = ids[token, rank], levels[token, rank]
 
 
 @loop
