@@ -88,7 +88,7 @@ def test_static_crosses_buckets_and_ends_at_the_context():
 
 
 def test_what_drafts_as_it_likes_is_fed_into_steps_of_a_few_sizes():
-    target, drafter = Target(toy_model("llama"), execution="static"), MAKE["dynamic"]()
+    target, drafter = Target(toy_model("llama"), execution="static"), DynamicRecycling(V, nodes=40, k=4)
     with target.cache(90) as cache:
         assert isinstance(make_step(Sequence(target, cache, drafter.session(), [5])), HostStep)
         assert isinstance(make_step(Sequence(target, cache, MAKE["recycling"]().session(), [5])), DeviceStep)
