@@ -9,11 +9,9 @@ environment requirements.txt tests/requirements.txt requirements-cluster.txt
 # A worker a core, at most four; one thread each, as toy sizes gain nothing from more and would wait for each other.
 export PYTHON OMP_NUM_THREADS=1
 tests=("$PYTHON" -m pytest -n auto --maxprocesses 4)
-if [ "$*" = --slow ]; then exec "${tests[@]}" -m "slow and not extras"; fi
+if [ "$*" = --slow ]; then exec "${tests[@]}" -m slow; fi
 "$PYTHON" -m ruff check --quiet .
 "$PYTHON" -m ruff format --check --quiet . || { echo "error: not formatted; run: $PYTHON -m ruff format ." >&2; exit 1; }
 "$PYTHON" -m mypy --no-error-summary
 if [ $# -gt 0 ]; then exec "${tests[@]}" "$@"; fi
-"${tests[@]}" -m "not extras and not slow"
-extras
-PYTHONPATH="$EXTRAS" exec "${tests[@]}" -m extras
+exec "${tests[@]}" -m "not slow"

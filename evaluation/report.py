@@ -1,7 +1,7 @@
 """python -m evaluation.report FOLDER: rebuild tables, figures and page of an experiment from its records.
 
 With --answers GLOB instead of a folder: the same table from answer files in Spec-Bench's format, of any method.
-With --against OTHER: the accepted lengths next to those of another folder; exit code 1 if they disagree.
+With --against OTHER: token ids and accepted lengths next to those of another folder; exit code 1 if they differ.
 Several folders, such as one experiment on several machines: tables and figures of all of them.
 """
 
@@ -25,9 +25,8 @@ from .page import write_page
 from .records.compact import FILE
 from .records.runs import Run, read_foreign, read_runs
 from .records.sweeps import missing_jobs
-from .statistics.agreement import Agreement, compare, lines, summary
+from .statistics.agreement import EQUAL, WRONG, Comparison, compare, lines, summary
 from .statistics.audits import write_audit
-from .statistics.exports import write_parquet
 from .statistics.metrics import OVERALL
 from .statistics.notes import doubts
 from .statistics.published import with_published
@@ -40,15 +39,8 @@ FOREIGN = TOGETHER / "tables" / "main.csv"
 REFERENCE = ROOT / "results" / "reference"  # records that ship, a folder an experiment
 
 
-def report(folder: Path, parquet: Path | None = None) -> tuple[list[Run], pd.DataFrame]:
-    """Write `tables/` and `figures/` below an experiment's folder and print the overall table.
-
-    Args:
-        parquet: a folder for the table, and for every turn, in Parquet.
-
-    Returns:
-        The runs and their table.
-    """
+def report(folder: Path) -> tuple[list[Run], pd.DataFrame]:
+    """Write `tables/` and `figures/` below an experiment's folder, print the overall table; return runs and table."""
     runs = read_runs(folder)
     missing = missing_jobs(folder)
     notes = [str(missing)] if missing else []
@@ -64,8 +56,6 @@ def report(folder: Path, parquet: Path | None = None) -> tuple[list[Run], pd.Dat
     print(f"figures: {folder / 'figures'} ({len(figures)}, each as pdf, svg, png)")
     if line := against_shipped(runs, folder):
         print(line)
-    if parquet is not None:
-        print(f"parquet: {', '.join(map(str, write_parquet(runs, table, parquet)))}")
     return runs, table
 
 
@@ -93,17 +83,17 @@ def _width() -> int | None:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
-def against(folder: Path, other: Path) -> Agreement:
-    """Print an experiment's accepted lengths next to another's.
+def against(folder: Path, other: Path) -> list[Comparison]:
+    """Print an experiment's token ids and accepted lengths next to another's.
 
     Raises:
         UserError: they have nothing in common.
     """
-    agreement = compare(read_runs(folder), read_runs(other))
-    if not agreement.comparisons:
+    comparisons, alone = compare(read_runs(folder), read_runs(other))
+    if not comparisons:
         raise UserError(f"{folder}: no configuration that {other} has, too, on the same questions")
-    print("\n".join(["", f"{folder} against {other}:", *lines(agreement), f"{summary(agreement)}."]))
-    return agreement
+    print("\n".join(["", f"{folder} against {other}:", *lines(comparisons), *alone, f"{summary(comparisons)}."]))
+    return comparisons
 
 
 def against_shipped(runs: list[Run], folder: Path) -> str:
@@ -112,14 +102,14 @@ def against_shipped(runs: list[Run], folder: Path) -> str:
     if not (shipped / FILE).is_file() or folder.resolve() == shipped:
         return ""
     try:
-        agreement = compare(runs, read_runs(shipped))
+        comparisons, _ = compare(runs, read_runs(shipped))
     except UserError as error:  # the user's own report does not depend on it
         return f"not compared with {_shown(shipped)}: {error}"
-    if not agreement.comparisons:
+    if not comparisons:
         return ""
     again = shlex.join(["python", "-m", "evaluation.report", str(folder), "--against", str(_shown(shipped))])
-    more = "" if agreement.all_equal else f"; more: {again}"
-    return f"against {_shown(shipped)}: {summary(agreement)}{more}"
+    more = "" if all(c.verdict == EQUAL for c in comparisons) else f"; more: {again}"
+    return f"against {_shown(shipped)}: {summary(comparisons)}{more}"
 
 
 def _shown(path: Path) -> Path:
@@ -134,8 +124,7 @@ def main() -> None:
     parser.add_argument(
         "--out", type=Path, help=f"--answers: the table's file ({FOREIGN}); folders: theirs ({TOGETHER})"
     )
-    parser.add_argument("--parquet", type=Path, metavar="DIR", help="also the table and every turn in Parquet")
-    parser.add_argument("--against", type=Path, metavar="OTHER", help="another folder: are accepted lengths the same?")
+    parser.add_argument("--against", type=Path, metavar="OTHER", help="another folder: are token ids the same?")
     arguments = parser.parse_args()
     with user_errors():
         _run(arguments)
@@ -145,11 +134,8 @@ def _run(arguments: argparse.Namespace) -> None:
     folders: list[Path] = arguments.folders
     if bool(folders) == (arguments.answers is not None):
         raise UserError("name an experiment's folder, or answer files with --answers GLOB")
-    for option in ("parquet", "against"):
-        if len(folders) != 1 and getattr(arguments, option) is not None:
-            raise UserError(f"--{option}: with an experiment's folder only")
-    if arguments.against is not None and arguments.parquet is not None:
-        raise UserError("--against: compares and writes nothing; leave out --parquet")
+    if len(folders) != 1 and arguments.against is not None:
+        raise UserError("--against: with an experiment's folder only")
     if len(folders) == 1 and arguments.out is not None:
         raise UserError("--out: with --answers only, or several folders; an experiment's report lies in its folder")
     if arguments.answers is not None:
@@ -157,9 +143,9 @@ def _run(arguments: argparse.Namespace) -> None:
     elif len(folders) > 1:
         report_together(folders, arguments.out or TOGETHER)
     elif arguments.against is not None:
-        sys.exit(0 if against(folders[0], arguments.against).agrees else 1)
+        sys.exit(int(any(c.verdict in WRONG for c in against(folders[0], arguments.against))))
     else:
-        report(folders[0], arguments.parquet)
+        report(folders[0])
 
 
 if __name__ == "__main__":

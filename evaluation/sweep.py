@@ -47,12 +47,12 @@ def evaluate(
         settings: any of configs/config.yaml; those of a group with two underscores for the dot (method__k=4) or in a
             dictionary ({"method.k": 4}, by **; sampling={"temperature": 1.0}). A list is swept: every combination runs,
             without what a method has not; what is itself a list stands in one (bench__categories=[["qa", "rag"]]).
-            An experiment's file, a tracker and run_dir are for the command line.
+            An experiment's file and run_dir are for the command line.
 
     Raises:
         UserError: whatever a user can mend; the runs before it are kept.
     """
-    for key in ("experiment", "tracking", "run_dir"):
+    for key in ("experiment", "run_dir"):
         if settings.get(key) is not None:
             raise UserError(f"{key}: is for the command line, bash eval.sh {key}=...; see what evaluate() takes")
     given: dict[str, Any] = {

@@ -39,19 +39,3 @@ environment() {
     fi
     for file in "$@"; do cp "$file" ".venv/installed-${file//\//-}"; done
 }
-
-# Puts in $EXTRAS a folder with what requirements-extras.txt pins, next to the environment and not in it: with these
-# packages pandas stores text differently and transformers imports more than for most users.
-extras() {
-    EXTRAS=.extras
-    local stamp
-    stamp="$("$PYTHON" --version; cat requirements-extras.txt requirements.txt)"
-    if [ -f "$EXTRAS/stamp" ] && [ "$(cat "$EXTRAS/stamp")" = "$stamp" ]; then return; fi
-    rm -rf "$EXTRAS"
-    if "$PYTHON" -m pip install --quiet --disable-pip-version-check --target "$EXTRAS" -c requirements.txt \
-        -r requirements-extras.txt; then
-        echo "$stamp" >"$EXTRAS/stamp"
-    else
-        echo "warning: requirements-extras.txt could not be installed (see above): what needs it is not tested" >&2
-    fi
-}

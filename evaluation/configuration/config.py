@@ -5,12 +5,10 @@ Names, types and defaults of the settings come from the signatures of the functi
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.util import find_spec
-from typing import Any, Literal, get_args
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -25,8 +23,6 @@ from .companions import fetch_companions
 
 GROUPS: dict[str, Callable[..., Any]] = {"model": ModelSettings, "bench": load_bench, "tree": build_template}
 GROUPS["sampling"] = Sampling
-Tracker = Literal["wandb", "mlflow"]
-TRACKERS = get_args(Tracker)
 NOT_SETTINGS = ("k", "seed", "processors")  # parameters of GROUPS set elsewhere: by the method, by the run, in code
 MINIMUM = {"max_new_tokens": 1, "num_choices": 1, "repeats": 1, "repeat": 0}
 
@@ -62,7 +58,6 @@ class Settings:
     seed: int
     results_dir: str
     run_dir: str | None
-    tracking: Tracker | None
 
 
 def checked_config(cfg: DictConfig) -> dict[str, Any]:
@@ -91,25 +86,8 @@ def checked_config(cfg: DictConfig) -> dict[str, Any]:
     Sampling(**config["sampling"])
     if config["tree"]["name"] == "auto" and world_size() > 1:
         raise UserError("tree=auto: follows the clock, and ranks must draft alike; use a fixed tree")
-    check_tracking(config["tracking"], config["run_dir"])
     fetch_companions(config["method"], config["model"]["name"])
     return config
-
-
-def check_tracking(name: str | None, run_dir: str | None) -> None:
-    """Raise UserError if the tracker is not installed or has nowhere to send the table."""
-    if name is None:
-        return
-    package = find_spec(name)
-    if package is None or package.origin is None:  # without origin: a folder of that name, as wandb makes one
-        raise UserError(f"tracking={name}: is not installed; pip install -r requirements-extras.txt")
-    if run_dir is not None:
-        raise UserError(f"tracking={name}: sends an experiment's table, and with run_dir there is none; leave out one")
-    if name == "mlflow" and not os.environ.get("MLFLOW_TRACKING_URI") and find_spec("sqlalchemy") is None:
-        raise UserError(
-            "tracking=mlflow: say where in MLFLOW_TRACKING_URI, as http://HOST:PORT (or pip install mlflow: the small "
-            "mlflow-skinny has no database of its own)"
-        )
 
 
 def check_groups(config: dict[str, Any]) -> None:

@@ -20,7 +20,7 @@ from ..records.runs import GENERATE
 from .methods import HOT, Method
 
 SAVED = "saved"  # start=saved: start from the state that the hot run of the same configuration saved
-_WITHOUT_EFFECT_ON_STATE = ("run_dir", "repeat", "repeats", "allow_mixed", "interleave", "timed", "tracking")
+_WITHOUT_EFFECT_ON_STATE = ("run_dir", "repeat", "repeats", "allow_mixed", "interleave", "timed")
 
 
 def run_settings(config: dict[str, Any], bench: Bench, method: Method) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """Expand a command line and its experiment to jobs: a grid and further runs, each with what its method and tree have.
 
-hydra.sweeper.params is the grid, in Hydra's form; those of its settings in hydra.sweeper.equal have one value within a
-job. hydra.sweeper.also lists further runs, each written as on a command
-line and taking what it does not name from the grid. What is typed replaces the grid's lists and narrows further runs.
+hydra.sweeper.params is the grid, in Hydra's form; those of its settings in hydra.sweeper.equal have one value in a job.
+hydra.sweeper.also lists further runs, each written as on a command line and taking what it does not name from the grid.
+What is typed replaces the grid's lists and narrows further runs.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ Settings = Callable[[str, dict[str, str]], Any]  # what a job's choice of a grou
 
 def for_hydra(words: Sequence[str], multirun: bool = False) -> list[str]:
     """Return a command line as Hydra can compose it before there are jobs. `plan` finds all of a sweep's in it."""
-    experiment = any(word.startswith("experiment=") for word in words)
-    if not (multirun or experiment or {"-m", "--multirun"} & {*words}) or {"--cfg", "-c", "--info", "-i"} & {*words}:
+    names = {word.partition("=")[0] for word in words}
+    if not (multirun or {"experiment", "-m", "--multirun"} & names) or {"--cfg", "-c", "--info", "-i"} & names:
         return list(words)
     composed = [word for word in words if not word.startswith(SETTINGS)]
     return [*composed, f"hydra.sweeper.typed={quoted(list(words))}", "hydra.mode=MULTIRUN"]

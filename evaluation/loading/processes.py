@@ -78,10 +78,11 @@ def ranks(arguments: list[str]) -> Iterator[None]:
     try:
         yield
     except (Exception, KeyboardInterrupt):
-        sys.stdout, sys.stderr = shown
         if _rendezvous().add("evaluation/failures", 1) > 1:  # the same error, or a consequence of it
             sys.exit(1)
         raise
+    finally:
+        sys.stdout, sys.stderr = shown
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 

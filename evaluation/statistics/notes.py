@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
 
-from ..records.rows import difference
+from ..records.rows import difference, new_tokens
 from ..records.runs import GENERATE, Run, sampling_words
 from .intervals import spans_one
 from .pools import Pool, closest, pools
@@ -47,6 +48,21 @@ def table_notes(table: pd.DataFrame, intervals: bool) -> list[str]:
         names = "; ".join(sources)
         notes.append(f"published: {names} (data/reference), with speedups over transformers' own decoding")
     return notes
+
+
+def conditions(runs: Sequence[Run]) -> str:
+    """Say in a paragraph what was measured on what."""
+    benches: dict[str, str] = {}
+    pooled = pools(runs)
+    for pool in pooled:
+        rows, bench = pool.first_answers, pool.group["bench"]
+        turns = sum(len(choice["turns"]) for row in rows for choice in row["choices"])
+        counts = f"({turns:,} turns, {sum(map(new_tokens, rows)):,} tokens)"
+        benches.setdefault(bench, f"{len(rows)} questions of {bench} {counts}")
+    repeats = max(len(pool.repeats) for pool in pooled)
+    parts = [*benches.values(), f"{repeats} repeat{'s' * (repeats > 1)}"]
+    parts += dict.fromkeys(part for line in heading(runs) for part in line.split("; "))
+    return textwrap.fill("; ".join(parts) + ".", 118, break_long_words=False, break_on_hyphens=False)
 
 
 def heading(runs: Sequence[Run]) -> list[str]:

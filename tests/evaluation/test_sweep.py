@@ -92,7 +92,6 @@ def test_runs_take_turns_only_where_they_are_asked_to(toy, monkeypatch):
         ({"bench": "/nowhere.jsonl"}, "question file /nowhere.jsonl does not exist"),
         ({"model": "/nowhere"}, "model /nowhere: no such folder"),
         ({"experiment": "order"}, "experiment: is for the command line"),
-        ({"tracking": "wandb"}, "tracking: is for the command line"),
         ({"run_dir": "x"}, "run_dir: is for the command line"),
         ({"method": []}, "method: an empty list"),
         ({"nonsense": 1}, "nonsense"),

@@ -18,10 +18,7 @@ from model.methods import make_method
 from model.quantization import quantize, stored_bytes
 from tests.conftest import greedy, toy_model
 
-pytestmark = [
-    pytest.mark.extras,
-    pytest.mark.skipif(find_spec("torchao") is None, reason="optional: requirements-extras.txt"),
-]
+pytestmark = pytest.mark.skipif(find_spec("torchao") is None, reason="optional: pip install torchao")
 CPU = torch.device("cpu")
 
 

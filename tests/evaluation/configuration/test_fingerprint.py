@@ -1,7 +1,5 @@
 """What tells runs apart, and what does not."""
 
-import json
-
 import pytest
 
 from evaluation.configuration.fingerprint import recorded_method
@@ -18,17 +16,6 @@ def test_shared_noise_counts_where_there_is_noise_to_share(share, temperature, k
     before = recorded_method(SPS, sampling)
     now = recorded_method(SPS | {"share_noise": share}, sampling)
     assert ("share_noise" in now) == kept and (now == before) != kept
-
-
-def test_a_tracker_is_no_part_of_a_state(evaluate, tmp_path, monkeypatch):
-    """A run from a saved state finds the hot run of another command, sent somewhere or not."""
-    assert evaluate("start=hot", "timed=false").code == 0
-    (metadata,) = (tmp_path / "results").rglob("metadata.json")
-    held = json.loads(metadata.read_text())
-    held["config"]["tracking"] = "wandb"
-    metadata.write_text(json.dumps(held))
-    outcome = evaluate("start=saved", "timed=false")
-    assert outcome.code == 0, outcome.err
 
 
 def test_another_seed_is_another_run(evaluate, tmp_path):

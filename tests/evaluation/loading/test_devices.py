@@ -6,8 +6,8 @@ import pickle
 import shutil
 import subprocess
 import sys
-import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -136,8 +136,16 @@ def test_torchrun_without_tensor_parallelism_and_with_a_launcher(monkeypatch):
         processes.ranks(["-m", "launcher=slurm"]),
     ):
         pass
-    with processes.ranks(["-m", "launcher=basic"]):
-        pass
+
+
+def test_of_several_processes_the_first_one_prints_and_writes(monkeypatch, capsys):
+    for name, value in {"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "2", "RANK": "1"}.items():
+        monkeypatch.setenv(name, value)
+    with processes.ranks(["launcher=basic"]):
+        print("a table", file=sys.stderr)
+        processes.on_first_rank(print, "a file")
+    print("after it")
+    assert capsys.readouterr() == ("after it\n", "")
 
 
 @pytest.mark.slow
@@ -204,17 +212,9 @@ def test_a_failure_arrives_from_another_process():
 
 
 def test_a_second_run_waits_for_the_device(evaluate, monkeypatch, tmp_path):
-    release = threading.Timer(0.5, locks._try_lock("cpu").close)
-    until = locks._wait_for
-
-    def waits(look, why):  # let go when the other one waits
-        if "being timed" in why and not release.ident:
-            release.start()
-        return until(look, why)
-
-    monkeypatch.setattr(locks, "_wait_for", waits)
+    held = locks._try_lock("cpu")
+    monkeypatch.setattr(locks, "time", SimpleNamespace(sleep=lambda _: held.close()))  # it lets go once one waits
     outcome = evaluate("bench.end=1", "method=vanilla", "model.device=cpu", f"run_dir={tmp_path / 'run'}")
-    release.join()
     assert outcome.code == 0 and outcome.err.count("waiting: another run is being timed on cpu") == 1
     calm = evaluate("bench.end=1", "method=vanilla", "model.device=cpu", f"run_dir={tmp_path / 'calm'}")
     assert calm.code == 0 and "waiting" not in calm.err

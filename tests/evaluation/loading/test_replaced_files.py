@@ -11,10 +11,11 @@ from hydra import compose, initialize_config_dir
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from evaluation.configuration.config import checked_config
 from evaluation.loading import digests, hub, models
 from evaluation.loading.settings import ModelSettings
 from evaluation.records.runs import read_runs
-from evaluation.run import run
+from evaluation.running.scheduling import Job, run_jobs
 from evaluation.statistics.tables import main_table
 from model.errors import UserError
 from model.files import ROOT
@@ -36,7 +37,7 @@ def again(model, bench_file, tmp_path):
         base = ["model=path", f"model.path={model}", "model.name=toy", "bench=file", f"bench.path={bench_file}"]
         base += ["bench.end=2", "max_new_tokens=8", "timed=false", f"results_dir={tmp_path / 'results'}"]
         with initialize_config_dir(str(ROOT / "configs"), version_base=None):
-            run(compose("config", [*base, *overrides]))
+            run_jobs([Job(checked_config(compose("config", [*base, *overrides])))])
         return read_runs(tmp_path / "results/default")
 
     return running

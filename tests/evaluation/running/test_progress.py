@@ -60,14 +60,6 @@ def test_the_time_left_is_shown_when_all_configurations_have_answered_a_question
     ]
 
 
-def test_of_several_processes_the_first_one_shows_it(capsys, clock, monkeypatch):
-    monkeypatch.setattr(progress, "rank", lambda: 1)
-    with Progress("pld", total=2, done=0) as shown:
-        clock[0] = 100.0
-        shown.answered([([ROW], "pld")])
-    assert capsys.readouterr().err == ""
-
-
 def test_a_terminal_gets_a_bar(capsys, monkeypatch):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     with Progress("2 configurations, interleaved", total=2, done=0) as shown:
