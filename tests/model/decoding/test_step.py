@@ -88,7 +88,7 @@ def test_static_crosses_buckets_and_ends_at_the_context():
 
 
 def test_what_drafts_as_it_likes_is_fed_into_steps_of_a_few_sizes():
-    target, drafter = Target(toy_model("llama"), execution="static"), MAKE["dynamic"]()
+    target, drafter = Target(toy_model("llama"), execution="static"), DynamicRecycling(V, nodes=40, k=4)
     with target.cache(90) as cache:
         assert isinstance(make_step(Sequence(target, cache, drafter.session(), [5])), HostStep)
         assert isinstance(make_step(Sequence(target, cache, MAKE["recycling"]().session(), [5])), DeviceStep)
@@ -99,7 +99,7 @@ def test_what_drafts_as_it_likes_is_fed_into_steps_of_a_few_sizes():
     (steps,) = drafter.executors.values()
     rows = {rows for _, rows, _ in steps._steps}
     assert rows <= {*ROWS, drafter.max_nodes} and max(rows) <= drafter.max_nodes
-    assert rows == {min(next(n for n in ROWS if n >= nodes), drafter.max_nodes) for nodes in drafted} and len(rows) > 2
+    assert rows == {min(next(n for n in ROWS if n >= nodes), drafter.max_nodes) for nodes in drafted} and len(rows) > 1
 
 
 def test_candidates_are_found_with_the_forward_that_a_draft_is_fed_into(monkeypatch):
