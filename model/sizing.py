@@ -8,9 +8,9 @@ the greatest tokens - speed * T(n), where speed is tokens a second of late (Dink
   T(n) is taken as optimistically as its samples allow, so sizes that may be better are tried, and others are not.
 - Where the newest steps all take longer than foreseen, or less, the machine is another one: sizes are measured anew.
 - What drafting wins and loses is booked in plain steps. An answer may lose ALLOWED more than it won. Then steps are
-  plain, and drafting is tried again from time to time: where drafts are worthless, 200 tokens lose about 4 % on a calm
-  machine where a step of START nodes takes at most two plain ones, up to 7 % where it takes three or times have 30 %
-  noise, and more where a single draft takes more (see the simulation in the tests).
+  plain, and drafting is tried again from time to time: where drafts are worthless, 200 tokens lose about 3 % on a calm
+  machine and 4 % at worst. With 30 % noise they lose some 4 %, and no bound holds: one answer of 56 lost 24 %, as step
+  times that scatter so cannot be told apart in 200 steps (see the simulation in the tests).
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ import argparse
 import itertools
 import re
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -39,7 +39,6 @@ FIGURES = {  # file below docs/figures: the experiment and the name of its figur
     "smollm2/dynamic_budget.png": ("dynamic_tree", "budget"),
 }
 BLOCK = re.compile(r"^<!-- results: ([^<]*?)-->\n(?:(?!<!-- ).*\n)*?<!-- end -->$", flags=re.M)
-MAT = ("mat", "mat_low", "mat_high")
 
 
 @cache
@@ -59,7 +58,7 @@ class Experiment:
 
     def find(self, wanted: dict[str, str]) -> pools.Pool | None:
         """Return the configuration with these settings, by preference its method's defaults otherwise."""
-        usual = {k: text(v) for k, v in published.default_settings(wanted.get("method", "")).items()} | wanted
+        usual = texts(published.default_settings(wanted.get("method", ""))) | wanted
         found = [(pool, known) for pool, known in self.configurations if wanted.items() <= known.items()]
         found = [pair for pair in found if all(pair[1].get(k, v) == v for k, v in usual.items())] or found
         if wanted.keys() - self.known or len(found) > 1:
@@ -81,14 +80,15 @@ class Experiment:
             base = self.find({k: v for k, v in asked.items() if any(p.get(k, "null") != "null" for p in peers)} | over)
             if base is None:
                 return None
-            row: dict[Any, Any] = dict(zip(MAT, pools.mat_ratio(cells, base.cells.of(category)), strict=True))
+            ratio = pools.mat_ratio(cells, base.cells.of(category))
+            row: dict[Any, Any] = dict(zip(("mat", "mat_low", "mat_high"), ratio, strict=True))
         elif repeated:
             low, high = (int(end) / 100 for end in repeated.split("-"))
             answers = pool.answers_to_compare(0)
             cells = cells.take(np.array([low <= metrics.repetition(answers[key]) < high for key in cells.questions]))
             tokens, steps = cells.mean_counts()
-            row = dict(zip(MAT, (tokens.sum() / steps.sum(), *intervals.ratio_interval(tokens, steps)), strict=True))
-            row |= {"questions": len(tokens), "new_tokens": f"{tokens.sum():,.0f}"}
+            row = {"mat": tokens.sum() / steps.sum(), "questions": len(tokens), "new_tokens": f"{tokens.sum():,.0f}"}
+            row["mat_low"], row["mat_high"] = intervals.ratio_interval(tokens, steps)
         else:
             named = {**pool.group, "method": pool.label, "variant": pool.variant, "category": category}
             (row,) = self.table[(self.table[list(named)] == list(named.values())).all(axis=1)].to_dict("records")
@@ -98,12 +98,11 @@ class Experiment:
 
 def settings(pool: pools.Pool) -> dict[str, str]:
     """Return by name what words may ask for of a configuration."""
-    found = {"order": "file", **pool.group, **pool.first.facets, "method": pool.method, "nodes": pool.budget}
-    return {key: text(value) for key, value in found.items()}
+    return texts({"order": "file", **pool.group, **pool.first.facets, "method": pool.method, "nodes": pool.budget})
 
 
-def text(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else {None: "null"}.get(value, str(value).lower())
+def texts(values: dict[str, Any]) -> dict[str, str]:
+    return {k: f"{v:g}" if isinstance(v, float) else {None: "null"}.get(v, str(v).lower()) for k, v in values.items()}
 
 
 def expanded(entries: dict[str, Any]) -> Iterator[tuple[str, list[str]]]:
@@ -145,18 +144,16 @@ def main() -> None:
             new, blocks = BLOCK.subn(rendered, old)
             if blocks != old.count("<!-- results:"):
                 raise UserError(f"{page.name}: a block is not closed by <!-- end -->")
-            if new != old:
-                stale.append(page)
-            if not check:
-                write_text(page, new)
+            stale += [(page, partial(write_text, page, new))] if new != old else []
         for name, (of, kind) in FIGURES.items():
             file, figure = ROOT / "docs/figures" / name, draw_one(Experiment(of).runs, Experiment(of).table, kind)
             shown = style.contents(figure)  # kept as text in a PNG
             if not file.exists() or f"Contents\0{shown}".encode() not in file.read_bytes():
-                stale.append(file)
-                if not check:
-                    style.save_png(figure, file, Contents=shown)
-        print("\n".join(f"{file.name}: {'not what the records say' if check else 'written'}" for file in stale))
+                stale.append((file, partial(style.save_png, figure, file, Contents=shown)))
+        for file, write in stale:
+            print(f"{file.name}: {'not what the records say' if check else 'written'}")
+            if not check:
+                write()
         if stale and check:
             raise UserError("python -m tools.document_results writes them anew")
 

@@ -27,14 +27,12 @@ class Kind:
         words: its name in messages.
         how: how to get one.
         weights: patterns of its weight files, best first; empty for a single file.
-        optional: True if it may be null.
     """
 
     name: str
     words: str
     how: str
     weights: tuple[str, ...] = ()
-    optional: bool = False
 
 
 _HEADS = "`python -m tools.heads.train {}` trains one"
@@ -44,7 +42,6 @@ KINDS = {  # by the method's setting
     "head_path": Kind("eagle", "EAGLE head", _HEADS.format("eagle"), (eagle_head.WEIGHTS, eagle_head.PUBLIC_WEIGHTS)),
     "draft_path": Kind("draft", "draft model", _DRAFT, ("*.safetensors",)),
     "datastore_path": Kind("datastore", "datastore", "`python -m tools.datastore` builds one"),
-    "table_path": Kind("ngram_table", "n-gram table", "`python -m tools.ngram_table` freezes one", optional=True),
 }
 
 
@@ -57,7 +54,7 @@ def missing_companion(method: dict[str, Any], model: str) -> str:
     """
     for key, kind in KINDS.items():
         value = method.get(key)
-        if key not in method or (value is None and kind.optional):
+        if key not in method:
             continue
         if value is None:
             return f"no {kind.words} for {model} ({kind.how}; companions.{kind.name}=PATH names it)"

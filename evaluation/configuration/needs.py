@@ -69,7 +69,7 @@ def _model(model: dict[str, Any]) -> Need:
 def _companions(config: dict[str, Any]) -> Iterable[Need]:
     method, model = config["method"], str(config["model"]["name"])
     for key, kind in KINDS.items():
-        if key not in method or (method[key] is None and kind.optional):
+        if key not in method:
             continue
         value, why = method[key], missing_companion({key: method[key]}, model)
 

@@ -13,7 +13,6 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from ..errors import UserError
 from .cache import TreeCache
 from .sampling import Choice
 from .tree import Draft, Tree
@@ -83,12 +82,6 @@ class Drafter:
     shares_noise: bool = False
     max_nodes: int = 1
     sizing: Sizing | None = None
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Raise UserError for attributes `needs_...`, which would have no effect."""
-        super().__init_subclass__(**kwargs)
-        if loose := [name for name in vars(cls) if name.startswith("needs_")]:
-            raise UserError(f"{cls.__name__}.{loose[0]}: write needs = Needs({loose[0].removeprefix('needs_')}=...)")
 
     def __init__(self, device: torch.device) -> None:
         self.device = device

@@ -2,7 +2,7 @@
 
 Source: arXiv 2511.21699. A leader (the last few tokens) has followers (the few tokens behind it), both kept in order of
 last use and bounded; a draft is the tree of the followers of the root's leader, of the followers of where each of them
-ends, and so on. A dynamic table learns from prompt and output; a frozen one, made from a corpus, fills what it lacks.
+ends, and so on. The table learns from prompt and output; the paper's second one, frozen from a corpus, is left out.
 
 The tree is taken from a few fixed ones, so that no step builds one: a chain of nodes for each follower, by how many
 followers the root has. Followers that begin alike are drafted as they are, side by side. A place that no follower fills
@@ -26,7 +26,7 @@ Slot = RankPath  # a follower's place: (2, 0) is the latest follower of where th
 
 
 class NgramCache(LayoutDrafter):
-    """Drafts the followers of the last tokens. The dynamic table is kept between prompts.
+    """Drafts the followers of the last tokens. The table is kept between prompts.
 
     Args:
         vocab_size: V, of the target.
@@ -34,10 +34,9 @@ class NgramCache(LayoutDrafter):
         capacity: leaders kept.
         followers: kept for each leader.
         nodes: drafted a step, the root not counted; `nodes // follower` followers fit.
-        table_path: a frozen table (python -m tools.ngram_table makes one), or None.
 
     Raises:
-        UserError: a setting out of range, a frozen table that is broken or of another vocabulary or n-gram.
+        UserError: a setting out of range.
     """
 
     stateful = True
@@ -51,17 +50,13 @@ class NgramCache(LayoutDrafter):
         capacity: int = 32768,
         followers: int = 8,
         nodes: int = 24,
-        table_path: str | None = None,
         device: torch.device | str = "cpu",
     ) -> None:
         if nodes < follower:
             raise UserError(f"ngram_cache: nodes={nodes} must be at least follower={follower}")
         super().__init__(torch.device(device))
-        self.vocab_size, self.leader, self.follower, self.followers = vocab_size, leader, follower, followers
+        self.vocab_size, self.leader, self.follower = vocab_size, leader, follower
         self.table = NgramTable(leader, follower, capacity=capacity, followers=followers)
-        self.frozen: NgramTable | None = None
-        if table_path is not None:
-            self.frozen = NgramTable.load(table_path, leader, follower, vocab_size)
         self.shapes = [
             _Shape(best_slots(nodes // follower, due, followers), follower, self.device) for due in range(followers + 1)
         ]
@@ -77,15 +72,7 @@ class NgramCache(LayoutDrafter):
         return self.table.to_tensors()
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        self.table.load_tensors(state, self.vocab_size, "start")
-
-    def due(self, leader: Gram) -> list[Gram]:
-        """Return a leader's followers, most recent first: the dynamic table's, then new ones of the frozen table."""
-        followers = self.table.followers_of(leader)
-        if self.frozen is not None and len(followers) < self.followers:
-            more = [gram for gram in self.frozen.followers_of(leader) if gram not in followers]
-            followers = followers + more[: self.followers - len(followers)]
-        return followers
+        self.table.load_tensors(state, self.vocab_size)
 
 
 class NgramCacheSession(DeviceSession):
@@ -104,7 +91,7 @@ class NgramCacheSession(DeviceSession):
     def choose(self) -> None:
         method, root = self.method, self._recent[-1]
         start = tuple(self._recent[-method.leader :])
-        due = method.due(start)
+        due = method.table.followers_of(start)
         shape = method.shapes[len(due)]
         # Per slot: the leader at the end of its follower, and that leader's followers, looked up when needed.
         ends: list[Gram] = []
@@ -112,7 +99,7 @@ class NgramCacheSession(DeviceSession):
         followers_at: dict[int, list[Gram]] = {-1: due}
         for parent, rank in shape.slots:
             if parent not in followers_at:
-                followers_at[parent] = method.due(ends[parent])
+                followers_at[parent] = method.table.followers_of(ends[parent])
             before = start if parent < 0 else ends[parent]
             followers = followers_at[parent]
             gram = followers[rank] if rank < len(followers) else before[-1:] * method.follower

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from collections import Counter, OrderedDict
-from collections.abc import Iterable
-from pathlib import Path
+from collections import OrderedDict
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
 from ..errors import UserError
-from ..files import replaced
 
 Gram = tuple[int, ...]
 _NAMES = ("leaders", "counts", "followers")
@@ -83,28 +77,28 @@ class NgramTable:
             "followers": torch.tensor(grams, dtype=torch.int32).view(-1, self.follower),
         }
 
-    def load_tensors(self, tensors: dict[str, torch.Tensor], vocab_size: int, what: str) -> None:
-        """Load a table made by `to_tensors`. `what` names its origin in errors.
+    def load_tensors(self, tensors: dict[str, torch.Tensor], vocab_size: int) -> None:
+        """Load a table made by `to_tensors`.
 
         Raises:
             UserError: it is no such table, of other n-grams, of another vocabulary, or larger than this one may be.
         """
         if set(tensors) != set(_NAMES) or any(t.dtype != torch.int32 for t in tensors.values()):
-            raise UserError(f"{what}: an n-gram table holds {', '.join(_NAMES)} (int32), this one {sorted(tensors)}")
+            raise UserError(f"start: an n-gram table holds {', '.join(_NAMES)} (int32), this one {sorted(tensors)}")
         leaders, counts, followers = (tensors[name].cpu() for name in _NAMES)
         if (*leaders.shape[1:], *followers.shape[1:]) != (self.leader, self.follower) or counts.dim() != 1:
             shapes = f"{list(leaders.shape)} and {list(followers.shape)}"
             expected = f"leader={self.leader} and follower={self.follower}"
-            raise UserError(f"{what}: leaders and followers are {shapes}, which is not {expected}")
+            raise UserError(f"start: leaders and followers are {shapes}, which is not {expected}")
         ids = torch.cat((leaders.flatten(), followers.flatten()))
         if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < vocab_size:
-            raise UserError(f"{what}: holds token ids outside the vocabulary of {vocab_size}: made for another model")
+            raise UserError(f"start: holds token ids outside the vocabulary of {vocab_size}: made for another model")
         sizes = counts.tolist()
         if len(sizes) != len(leaders) or sum(sizes) != len(followers) or min(sizes, default=1) < 1:
-            raise UserError(f"{what}: its counts do not fit its {len(leaders)} leaders and {len(followers)} followers")
+            raise UserError(f"start: its counts do not fit its {len(leaders)} leaders and {len(followers)} followers")
         if len(sizes) > self.capacity or max(sizes, default=0) > self.followers:
             raise UserError(
-                f"{what}: {len(sizes)} leaders with up to {max(sizes)} followers, more than capacity={self.capacity} "
+                f"start: {len(sizes)} leaders with up to {max(sizes)} followers, more than capacity={self.capacity} "
                 f"and followers={self.followers} allow"
             )
         grams = iter(map(tuple, followers.tolist()))
@@ -112,65 +106,5 @@ class NgramTable:
             (tuple(row), [next(grams) for _ in range(n)]) for row, n in zip(leaders.tolist(), sizes, strict=True)
         )
         if len(rows) != len(sizes):
-            raise UserError(f"{what}: the same leader is listed twice")
+            raise UserError("start: the same leader is listed twice")
         self._rows = rows
-
-    @classmethod
-    def of_corpus(
-        cls, texts: Iterable[list[int]], leader: int, follower: int, *, capacity: int, followers: int
-    ) -> NgramTable:
-        """The most frequent n-grams of some texts: leaders rarest first, the followers of each most frequent first.
-
-        Equal counts go by first sight. All n-grams of the texts are counted in memory.
-        """
-        counted: Counter[tuple[Gram, Gram]] = Counter()
-        for text in texts:
-            for start in range(len(text) - leader - follower + 1):
-                middle = start + leader
-                counted[tuple(text[start:middle]), tuple(text[middle : middle + follower])] += 1
-        table = cls(leader, follower, capacity=capacity, followers=followers)
-        rows: dict[Gram, list[Gram]] = {}
-        weight: Counter[Gram] = Counter()
-        for (lead, gram), count in counted.most_common():
-            weight[lead] += count
-            row = rows.setdefault(lead, [])
-            if len(row) < followers:
-                row.append(gram)
-        for lead, _ in reversed(weight.most_common(capacity)):
-            table._rows[lead] = rows[lead]
-        return table
-
-    def save(self, path: str | Path, vocab_size: int) -> None:
-        """Write the table (safetensors) for `load`. Raises UserError if the disk refuses it."""
-        size = {"vocab_size": vocab_size, "leader": self.leader, "follower": self.follower}
-        try:
-            with replaced(Path(path)) as partial:
-                save_file(self.to_tensors(), partial, metadata={"ngram_table": json.dumps(size)})
-        except SafetensorError as error:
-            raise UserError(f"{path}: cannot be written ({error})") from None
-
-    @classmethod
-    def load(cls, path: str | Path, leader: int, follower: int, vocab_size: int) -> NgramTable:
-        """Load a table that `save` wrote, of any capacity.
-
-        Raises:
-            UserError: missing, broken, no table, or one of other n-grams or another vocabulary.
-        """
-        if not Path(path).is_file():
-            raise UserError(f"table_path: no file {path}")
-        try:
-            with safe_open(str(path), framework="pt") as file:
-                metadata = json.loads((file.metadata() or {}).get("ngram_table", "{}"))
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except (SafetensorError, OSError, ValueError) as error:
-            raise UserError(f"table_path: {path} is not a table of n-grams ({error})") from None
-        for name, expected in (("vocab_size", vocab_size), ("leader", leader), ("follower", follower)):
-            if metadata.get(name) != expected:
-                raise UserError(
-                    f"table_path: {path} was made with {name}={metadata.get(name)}, this run has {expected}"
-                )
-        counts = tensors.get("counts", torch.zeros(0))
-        most = int(counts.max()) if counts.numel() else 1
-        table = cls(leader, follower, capacity=max(len(counts), 1), followers=max(most, 1))
-        table.load_tensors(tensors, vocab_size, f"table_path: {path}")
-        return table

@@ -14,7 +14,7 @@ from model.copying.racer import Racer
 from model.copying.spine import Spine
 from model.copying.suffix import Suffix
 from model.copying.suffix_recycling import SuffixRecycling
-from model.decoding import Drafter, Target, decode, generate
+from model.decoding import Target, decode, generate
 from model.decoding.sampling import Sampling
 from model.dynamic.dynamic_recycling import DynamicRecycling
 from model.errors import UserError
@@ -235,10 +235,3 @@ def test_two_targets_in_two_threads():
         found = list(pool.map(answers, range(2)))
     for i, model in enumerate(models):
         assert found[i] == [greedy(model, prompts[i], 60)] * 6
-
-
-def test_a_need_under_another_name_is_refused():
-    with pytest.raises(UserError, match=r"Own.needs_candidates: write needs = Needs\(candidates=...\)"):
-
-        class Own(Drafter):
-            needs_candidates = 3

@@ -64,8 +64,6 @@ def out_of_reach(monkeypatch, tmp_path):
         ({"head_path": "./head"}, "method.head_path=./head: no such folder;"),
         ({"draft_path": "owner/name"}, "method.draft_path=owner/name: no such folder, and https://"),
         ({"datastore_path": "no.bin"}, "method.datastore_path=no.bin: no such file; `python -m tools.datastore`"),
-        ({"table_path": "no/table"}, "method.table_path=no/table: no such file"),
-        ({"table_path": None}, ""),
         ({"head_path": "data/embedded/eagle", "tree_path": None}, ""),
         ({}, ""),
     ],

@@ -4,7 +4,6 @@ import random
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from model.decoding import Target, generate
 from model.errors import UserError
@@ -161,53 +160,6 @@ def test_memory_does_not_grow_with_the_text():
     session.begin([rng.randrange(VOCAB) for _ in range(3000)])
     assert len(session._recent) == 4 and len(drafter.table) == 50
     assert all(tensor.numel() <= 50 * 8 * 3 for tensor in drafter.state_dict().values())
-
-
-def test_a_frozen_table_fills_what_the_dynamic_one_lacks(tmp_path):
-    path = tmp_path / "table.safetensors"
-    frozen = NgramTable.of_corpus([[1, 5, 6, 1, 7, 8, 1, 5, 6, 1, 2, 3]], 1, 2, capacity=9, followers=3)
-    assert frozen.followers_of((1,)) == [(5, 6), (7, 8), (2, 3)]  # by count, then by first sight
-    frozen.save(path, VOCAB)
-    drafter = NgramCache(VOCAB, follower=2, followers=3, nodes=6, table_path=str(path))
-    drafter.session().begin([1, 5, 6, 1, 9, 9, 4, 1])
-    assert drafter.due((1,)) == [(9, 9), (5, 6), (7, 8)]  # dynamic first, no follower twice, three at most
-    assert drafter.due((6,)) == [(1, 9), (1, 7), (1, 2)] and drafter.due((7,)) == [(8, 1)]
-    drafter.reset()
-    assert drafter.due((1,)) == [(5, 6), (7, 8), (2, 3)], "cold forgets the dynamic table alone"
-    assert drafter.state_dict()["leaders"].shape == (0, 1)
-
-
-def test_a_frozen_table_keeps_the_most_frequent_leaders():
-    table = NgramTable.of_corpus([[1, 2], [3, 4], [3, 4], [5, 6], [5, 6], [5, 7]], 1, 1, capacity=2, followers=1)
-    assert rows_of(table) == [[(3,), [(4,)]], [(5,), [(6,)]]]
-
-
-def table_file(path, vocab=VOCAB, leader=1, follower=3):
-    NgramTable.of_corpus([list(range(20))], leader, follower, capacity=99, followers=4).save(path, vocab)
-    return path
-
-
-def test_frozen_tables_that_do_not_fit_are_refused(tmp_path):
-    path = table_file(tmp_path / "t.safetensors", vocab=99)
-    for wrong, message in (
-        (path, "vocab_size=99, this run has 61"),
-        (tmp_path / "none", "no file"),
-        (tmp_path, "no file"),
-    ):
-        with pytest.raises(UserError, match=message):
-            NgramCache(VOCAB, table_path=str(wrong))
-    with pytest.raises(UserError, match="leader=2, this run has 1"):
-        NgramCache(VOCAB, table_path=str(table_file(path, leader=2)))
-    with pytest.raises(UserError, match="outside the vocabulary of 10"):
-        NgramCache(10, table_path=str(table_file(path, vocab=10)))
-    whole = table_file(path).read_bytes()
-    for broken in (whole[: len(whole) // 2], b"", b"\x80\x04" + whole):
-        path.write_bytes(broken)
-        with pytest.raises(UserError, match="is not a table of n-grams"):
-            NgramCache(VOCAB, table_path=str(path))
-    save_file({"candidates": torch.zeros(3, 3)}, path)  # another method's state
-    with pytest.raises(UserError, match="made with vocab_size=None"):
-        NgramCache(VOCAB, table_path=str(path))
 
 
 def test_states_that_do_not_fit_are_refused():
