@@ -173,7 +173,7 @@ def test_files_and_functions_fit_on_a_few_screens():
 def test_the_public_ci_runs_what_the_readme_says():
     jobs = yaml.safe_load((ROOT / ".github/workflows/test.yml").read_text())["jobs"]["tests"]
     assert [step["run"] for step in jobs["steps"] if "run" in step] == ["bash .ci/run"]
-    oldest = re.search(r'requires-python = ">=([\d.]+)"', (ROOT / "pyproject.toml").read_text())[1]
+    oldest = re.search(r'requires-python = ">=([\d.]+)', (ROOT / "pyproject.toml").read_text())[1]
     assert oldest in jobs["strategy"]["matrix"]["python"]
     assert "actions/workflows/test.yml/badge.svg" in (ROOT / "README.md").read_text()
 
