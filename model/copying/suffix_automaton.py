@@ -164,8 +164,8 @@ def _slot(transitions: Any, slots: Any, state: int, token: int) -> Any:
     mask = len(slots) - 1
     slot = np.int64(hashed((np.int64(state) << 32) | np.int64(token)) >> np.uint64(32)) & mask
     while slots[slot]:
-        found = transitions[slots[slot] - 1]
-        if found.state == state and found.token == token:
+        entry = transitions[slots[slot] - 1]
+        if entry.state == state and entry.token == token:
             break
         slot = (slot + 1) & mask
     return slot
