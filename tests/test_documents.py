@@ -208,7 +208,7 @@ def test_the_readme_is_read_in_ten_minutes():
 
 @pytest.mark.parametrize("page", [README, *PAGES], ids=lambda page: page.name)
 def test_lines_fit_a_screen(page):
-    lines = enumerate((MARK.sub("", line) for line in page.read_text().splitlines()), 1)
+    lines = enumerate(MARK.sub("", page.read_text()).splitlines(), 1)
     assert not [number for number, line in lines if len(line) > 120 and not line.startswith("|")]
 
 

@@ -186,7 +186,7 @@ def test_every_third_party_import_is_pinned():
         "yaml": "PyYAML",
         "PIL": "pillow",
     }
-    files = ("requirements.txt", "tests/requirements.txt")
+    files = ("requirements.txt", "tests/requirements.txt", "tests/requirements-quantize.txt")
     pins = "".join((ROOT / file).read_text() for file in files)
     pinned = {line.split("==")[0].lower() for line in pins.splitlines() if "==" in line}
     modules = {module.split(".")[0] for path in PYTHON_FILES for module in imported(path)}

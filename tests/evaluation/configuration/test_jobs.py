@@ -86,6 +86,7 @@ def test_jobs_of_the_shipped_methods_and_trees():
         "method=dynamic method.nodes=6 method.k=4",
         "method=dynamic tree=auto tree.nodes=8 method.k=4",
         "method=spine method.nodes=6 method.k=4",
+        "method=spine tree=auto tree.nodes=8 method.k=4",
     ]
     job = compose_jobs(["tree=shape", "tree.branching=${method.k}", "method.k=2,4"], multirun=True)[1]
     assert job.config.tree.branching == 4 and job.config.repeat == 0 and "hydra" not in job.config

@@ -137,9 +137,9 @@ def test_a_replaced_gguf_file_is_another_model(tmp_path, cache):  # noqa: F811
     write(tmp_path / "toy.gguf")
     one = models.load_model(settings)
     assert models.load_model(settings) is one and set(one.files) == {"weights", "config", "tokenizer"}
-    write(tmp_path / "toy.gguf", fields={"rope.scaling.factor": 4.0})
+    write(tmp_path / "toy.gguf", theta=20000.0)
     other = models.load_model(settings)
-    assert other.target.model.config.rope_parameters["rope_type"] == "linear", "not the one in memory"
+    assert other.target.model.config.rope_parameters["rope_theta"] == 20000.0, "not the one in memory"
     assert one.files["weights"] == other.files["weights"] and one.files["config"] != other.files["config"]
 
 
