@@ -193,8 +193,8 @@ def rehash(arrays: Any) -> None:
     """Fill an empty hash table with all transitions."""
     text = Text(*arrays)
     for transition in range(text.counts[0].transitions):
-        known = text.transitions[transition]
-        text.slots[_slot(text.transitions, text.slots, known.state, known.token)] = transition + 1
+        entry = text.transitions[transition]
+        text.slots[_slot(text.transitions, text.slots, entry.state, entry.token)] = transition + 1
 
 
 @loop
