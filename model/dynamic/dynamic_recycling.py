@@ -14,13 +14,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from .. import host_loops as loops
+from ..compiled import NONE
 from ..copying.history import History, TextSession
 from ..copying.suffix_automaton import SuffixAutomaton
 from ..decoding import Draft, Drafter, Needs, Tree, Verification
 from ..decoding.sampling import top_k_and_bits
 from ..errors import UserError
 from ..sizing import Sizing, budget_of
+from . import loops
 from .rows import PairRows, TokenRows, on_host
 from .weights import Weights
 
@@ -122,8 +123,8 @@ class DynamicSession(TextSession[SuffixAutomaton]):
     """A sequence's text, the draft that grows, and the last step's siblings of the next root.
 
     Attributes:
-        growth: the fields of `host_loops.Growth`.
-        rows: the fields of `host_loops.Rows`, all the drafter's own.
+        growth: the fields of `loops.Growth`.
+        rows: the fields of `loops.Rows`, all the drafter's own.
     """
 
     method: DynamicRecycling
@@ -185,7 +186,7 @@ class DynamicSession(TextSession[SuffixAutomaton]):
 
 
 def new_growth(nodes: int, rows: TokenRows) -> tuple[Any, ...]:
-    """Return the fields of a `host_loops.Growth` of at most so many nodes below the root."""
+    """Return the fields of a `loops.Growth` of at most so many nodes below the root."""
     vocab_size, k = rows.ids.shape
     most = (1 + nodes) * (2 * k + 1) + 2 * k  # candidates: of each node two rows and a copy; the root's siblings
     growth = loops.Growth(
@@ -204,11 +205,11 @@ def new_growth(nodes: int, rows: TokenRows) -> tuple[Any, ...]:
 def forget_siblings(growth: tuple[Any, ...]) -> None:
     """Let the next root have none."""
     for guesses in (loops.Growth(*growth).sibling_children, loops.Growth(*growth).siblings):
-        guesses["token"][0] = loops.NONE
+        guesses["token"][0] = NONE
 
 
 def loop_rows(rows: TokenRows, pairs: PairRows | None) -> tuple[Any, ...]:
-    """Return the fields of a `host_loops.Rows`, the tables' own memory."""
+    """Return the fields of a `loops.Rows`, the tables' own memory."""
     by_pair = PairRows(2, rows.ids.shape[1]) if pairs is None else pairs
     return tuple(
         loops.Rows(

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from ..errors import UserError
-from ..host_loops import LEVELS
+from .loops import LEVELS
 
 MAX_PAIRS = 1 << 24
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from ..errors import UserError
-from ..host_loops import BACKOFF, COPIED, KINDS, LEVELS, MATCHES, PAIR, SIBLING, SIBLING_CHILD, TOKEN
+from .loops import BACKOFF, COPIED, KINDS, LEVELS, MATCHES, PAIR, SIBLING, SIBLING_CHILD, TOKEN
 
 # The prior, worth PRIOR candidates a kind: acceptance of a copied token by match (see MATCHES), and of a source's
 # candidates over the target's probability. From 48 questions of Spec-Bench on a real model, apart from those reported.
@@ -30,7 +30,7 @@ def _guesses() -> Any:
 
 
 class Weights:
-    """The weight of every kind of candidates; `host_loops` reads and learns them.
+    """The weight of every kind of candidates; `loops` reads and learns them.
 
     Attributes:
         seen, accepted: float64 KINDS: candidates, and those of them that were the next token.

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 
+from model.compiled import FILES
 from model.files import ROOT
 
 WALK = """
@@ -65,3 +66,8 @@ def test_loops_that_were_compiled_under_one_name_of_the_package_run_under_the_ot
             [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=240
         )
         assert done.returncode == 0 and int(done.stdout) > 1, done.stderr[-2000:]
+
+
+def test_what_is_kept_of_a_compiled_loop_depends_on_all_files_with_loops():
+    files = {str(path.relative_to(ROOT / "model")) for path in (ROOT / "model").rglob("*.py")}
+    assert {name for name in files if "\n@loop\n" in (ROOT / "model" / name).read_text()} == set(FILES)

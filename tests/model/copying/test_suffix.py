@@ -6,9 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from model import host_loops as loops
 from model.copying.suffix import Suffix
-from model.copying.suffix_automaton import MIN_CAPACITY, SuffixAutomaton
+from model.copying.suffix_automaton import MIN_CAPACITY, SuffixAutomaton, Text, transfer
 from model.copying.suffix_recycling import SuffixRecycling
 from model.decoding import Target, generate
 from model.errors import UserError
@@ -19,8 +18,8 @@ from tests.model.decoding.test_tree import random_tree
 V = 61
 
 
-def text_of(automaton: SuffixAutomaton) -> loops.Text:
-    return loops.Text(*automaton.arrays)
+def text_of(automaton: SuffixAutomaton) -> Text:
+    return Text(*automaton.arrays)
 
 
 def longest_repeat(text: list[int]) -> int:
@@ -71,7 +70,7 @@ def test_reading_along_another_text_finds_the_longest_match_in_it(seed):
     corpus, text = random_text(rng, rng.randrange(1, 30)), random_text(rng, 30)
     automaton, place = SuffixAutomaton(corpus), (0, 0)
     for n, token in enumerate(text, 1):
-        place = loops.transfer(text_of(automaton), *place, token)
+        place = transfer(text_of(automaton), *place, token)
         state, m = place
         end = text_of(automaton).states["end"][state]
         assert m == longest_in(corpus, text[:n])

@@ -10,13 +10,15 @@ import pytest
 import torch
 
 from evaluation.running.shared_text import generate_together
-from model import host_loops as loops
+from model.compiled import NONE
+from model.copying import suffix_automaton
 from model.decoding import Target, Tree, generate
 from model.decoding.tree import breadth_first
+from model.dynamic import loops
 from model.dynamic.dynamic_recycling import DynamicRecycling
+from model.dynamic.loops import BACKOFF, COPIED, PAIR, SIBLING, SIBLING_CHILD, TOKEN
 from model.dynamic.weights import Weights
 from model.errors import UserError
-from model.host_loops import BACKOFF, COPIED, PAIR, SIBLING, SIBLING_CHILD, TOKEN
 from tests.conftest import CONFIGS, greedy, toy_model
 from tests.model.sessions import each_session
 
@@ -89,12 +91,12 @@ class Slow:
 
     def children(self, text, path):
         if tuple(path) not in self.child_kinds:
-            automaton = loops.Text(*text.arrays)
+            automaton = suffix_automaton.Text(*text.arrays)
             counts = automaton.counts[0]
             state, length = int(automaton.states["link"][counts["whole"]]), int(counts["match"])
             for token in path:
-                state, length = loops.transfer(automaton, state, length, token)
-            copied, length = loops.following(automaton, state, length)
+                state, length = suffix_automaton.transfer(automaton, state, length, token)
+            copied, length = suffix_automaton.following(automaton, state, length)
             self.child_kinds[tuple(path)] = self.below(path, (copied if length else None, length))
         return self.child_kinds[tuple(path)]
 
@@ -283,10 +285,10 @@ def test_what_followed_rejected_siblings_by_hand():
     candidates, bits = np.array([[10, 11], [20, 21], [21, 22]]), np.array([[1, 2], [0, 1], [0, 3]], dtype=np.float32)
     draft = loops.Growth(*session.growth)
     loops._guess(0, 10, np.array([6, 11, 12]), np.array([0, 0, 0]), candidates, bits, draft)
-    assert draft.siblings[:1].tolist() == [(11, 2)] and draft.siblings["token"][1] == loops.NONE
+    assert draft.siblings[:1].tolist() == [(11, 2)] and draft.siblings["token"][1] == NONE
     # Weights: 11 has 1/4, 12 is not listed and has 1/256. 20: 1/4; 21: 1/8 + 1/256; of 65/256 in all.
     assert draft.sibling_children[:2].tolist() == [(20, 0), (21, int(math.log2((65 / 256) / (33 / 256))))]
-    assert draft.sibling_children["token"][2] == loops.NONE
+    assert draft.sibling_children["token"][2] == NONE
 
 
 def test_equal_candidates_are_taken_in_the_order_they_are_listed_in():
@@ -328,7 +330,14 @@ def test_nothing_is_compiled_while_it_decodes():
         for settings in ({}, {"pairs": 0, "copy": False}, {"nodes": "auto", "calibrate": False}):
             target = Target(model, execution=execution)
             generate(target, DynamicRecycling(V, **settings), [5, 6, 7, 5, 6], max_new_tokens=40)
-    for loop in (loops.extend, loops.rehash, loops.grow, loops.arrange, loops.learn, loops.learn_prompt):
+    for loop in (
+        suffix_automaton.extend,
+        suffix_automaton.rehash,
+        loops.grow,
+        loops.arrange,
+        loops.learn,
+        loops.learn_prompt,
+    ):
         assert len(loop.signatures) == 1, loop
 
 

@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from model import host_loops as loops
+from model.compiled import NONE
 from model.decoding.sampling import top_k_and_bits
+from model.dynamic import loops
 from model.dynamic.dynamic_recycling import loop_rows, new_growth
+from model.dynamic.loops import LEVELS
 from model.dynamic.rows import PairRows, TokenRows, on_host
 from model.errors import UserError
-from model.host_loops import LEVELS
 
 
 def levels_of(logits, k):
@@ -27,8 +28,8 @@ def keep(tokens, pairs, before, read, ids, levels):
     loops.learn_prompt(before, 0, False, np.array(read), np.array(ids), bits, growth, loop_rows(tokens, pairs))
 
 
-def find(tokens, pairs, before, token):
-    return loops.find_pair(loops.Rows(*loop_rows(tokens, pairs)), before, token)
+def find(pairs, before, token):
+    return loops.find_pair(pairs.keys, pairs.seen, pairs.shift, before, token)
 
 
 def test_levels_are_bits_of_surprise():
@@ -57,7 +58,7 @@ def test_the_newest_row_of_a_token_and_of_a_pair_counts():
     tokens, pairs = TokenRows(10, 2), PairRows(8, 2)
     keep(tokens, pairs, 1, [3, 7, 3, 7], [[1, 2], [3, 4], [5, 6], [7, 8]], [[0, 1], [2, 3], [4, 5], [6, 7]])
     assert tokens.ids[3].tolist() == [5, 6] and tokens.levels[3].tolist() == [4, 5]
-    row = find(tokens, pairs, 3, 7)
+    row = find(pairs, 3, 7)
     assert pairs.ids[row].tolist() == tokens.ids[7].tolist() == [7, 8] and pairs.levels[row].tolist() == [6, 7]
     assert tokens.seen.nonzero()[0].tolist() == [3, 7] and pairs.seen.sum() <= 3
     for rows in (tokens, pairs):
@@ -68,15 +69,15 @@ def test_the_newest_row_of_a_token_and_of_a_pair_counts():
 def test_pairs_are_found_again_or_not_at_all():
     """A pair that another one has displaced is not found; none is taken for another."""
     rng, tokens, pairs, newest = random.Random(0), TokenRows(200_000, 1), PairRows(64, 1), {}
-    assert find(tokens, pairs, 0, 0) == loops.NONE, "an empty table holds nothing, not even pair (0, 0)"
+    assert find(pairs, 0, 0) == NONE, "an empty table holds nothing, not even pair (0, 0)"
     for i in range(300):
         before, token = rng.randrange(200_000), rng.randrange(200_000)
         keep(tokens, pairs, before, [token], [[i]], [[i % LEVELS]])
         newest[before, token] = i
-        assert pairs.ids[find(tokens, pairs, before, token)].tolist() == [i]
-    found = {pair: row for pair in newest if (row := find(tokens, pairs, *pair)) >= 0}
+        assert pairs.ids[find(pairs, before, token)].tolist() == [i]
+    found = {pair: row for pair in newest if (row := find(pairs, *pair)) >= 0}
     assert 32 < len(found) <= 64 and all(pairs.ids[row, 0] == newest[pair] for pair, row in found.items())
-    assert all(find(tokens, pairs, token, before) < 0 for before, token in found if before != token)
+    assert all(find(pairs, token, before) < 0 for before, token in found if before != token)
 
 
 def test_bytes_are_what_is_promised():

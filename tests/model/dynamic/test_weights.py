@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from model import host_loops as loops
+from model.dynamic import loops
+from model.dynamic.loops import ALONE, AND_SIBLING, COPIED, KINDS, PAIR, TOKEN
 from model.dynamic.weights import Weights
 from model.errors import UserError
-from model.host_loops import ALONE, AND_SIBLING, COPIED, KINDS, PAIR, TOKEN
 
 
 def learn(weights, kind, candidates, accepted):

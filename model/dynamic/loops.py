@@ -1,213 +1,13 @@
-"""The loops of drafting on the host, compiled by numba: a suffix automaton's, and dynamic recycling's.
-
-`copying.suffix_automaton` and `dynamic.dynamic_recycling` keep the arrays and call. They pass plain tuples, which numba
-reads in half the time of named ones; here these get their names. All loops and what they are compiled with are in one
-file, as numba's cache on disk notices changes of a function's own file only.
-"""
+"""Dynamic recycling's loops (docs/dynamic.md): a draft grows best first, is arranged breadth-first, is learnt from."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from .errors import UserError
-
-try:
-    import numba
-except ImportError as error:  # not there, or it refuses this NumPy
-    python = ".".join(map(str, sys.version_info[:2]))
-    raise UserError(
-        f"numba compiles drafting and cannot be imported ({error}): pip install numba, under Python 3.11 to 3.15 (this "
-        f"is {python})"
-    ) from error
-
-NONE = -1
-ODD = 0x9E3779B97F4A7C15  # Fibonacci hashing: 2^64 over the golden ratio, odd
-
-
-def loop(function: Callable[..., Any]) -> Any:
-    """Compile at the first call, or load what an earlier process compiled, where a folder takes that.
-
-    What numba keeps names the module it was compiled in, and this file may be imported as token_recycling, too: the
-    name of the package is part of the file's, so that neither loads the other's. No loop allocates memory, so numba's
-    runtime is left out: counting references to arrays took more than half of their time.
-    """
-    function.__qualname__ = f"{__package__}.{function.__qualname__}"
-    try:
-        return numba.njit(cache=True, _nrt=False)(function)
-    except RuntimeError:
-        return numba.njit(_nrt=False)(function)
-
-
-def record(**fields: str) -> np.dtype[Any]:
-    """Return the type of an array's elements: names and types of their fields."""
-    return np.dtype(list(fields.items()), align=True)
-
-
-@loop
-def hashed(key: Any) -> Any:
-    return np.uint64(key) * np.uint64(ODD)
-
-
-# Suffix automaton (Blumer et al. 1984). A state represents substrings that end at the same places; its link leads to
-# the longest of their suffixes that ends elsewhere, too. The text's own match is the link of the whole text's state.
-
-STATE = record(
-    link="i4",
-    length="i4",  # of its longest substring
-    end="i4",  # the place behind its newest occurrence
-    transitions="i4",  # its newest one, counted from 1; 0: none
-)
-TRANSITION = record(state="i4", token="i4", target="i4", next="i4")  # next: an older one of the state, counted from 1
-COUNTS = record(
-    tokens="i8",
-    states="i8",
-    transitions="i8",
-    whole="i8",  # the state of the whole text
-    match="i8",  # the length of the whole text's longest suffix that occurred before
-    match_end="i8",  # the place behind that occurrence
-)
-
-
-class Text(NamedTuple):
-    """A suffix automaton over n tokens, in arrays with room for more."""
-
-    tokens: Any  # int32
-    states: Any  # STATE
-    transitions: Any  # TRANSITION
-    slots: Any  # int32, a power of two of them: a hash table of the transitions, counted from 1; 0: an empty slot
-    counts: Any  # COUNTS (1,)
-
-
-@loop
-def extend(arrays: Any, count: int) -> Any:
-    """Append the tokens up to the `count`-th, which are in the array. Return the match's length and end."""
-    text = Text(*arrays)
-    counts = text.counts[0]
-    for place in range(counts.tokens, count):
-        _append(text, place)
-    counts.tokens = count
-    return counts.match, counts.match_end
-
-
-@loop
-def _append(text: Text, place: int) -> None:
-    """Append the token at a place."""
-    states, transitions, slots = text.states, text.transitions, text.slots
-    counts, token = text.counts[0], text.tokens[place]
-    new = counts.states
-    counts.states = new + 1
-    states[new].length = states[new].end = place + 1
-    state, transition = counts.whole, np.int64(NONE)
-    while state >= 0:
-        transition = _find_transition(transitions, slots, state, token)
-        if transition >= 0:
-            break
-        _connect(text, state, token, new)
-        state = np.int64(states[state].link)
-    match = np.int64(0)
-    if state >= 0:
-        match = np.int64(transitions[transition].target)
-        if states[match].length > states[state].length + 1:
-            match = _split(text, match, state, token)
-    states[new].link = match
-    counts.whole, counts.match, counts.match_end = new, states[match].length, states[match].end
-    states[match].end = place + 1  # from now on this occurrence, the newest, is continued
-
-
-@loop
-def _split(text: Text, long: int, state: Any, token: int) -> Any:
-    """Split off the substrings of `long` that end here as well: those up to `state` + token. Return their state."""
-    states, transitions, slots, counts = text.states, text.transitions, text.slots, text.counts[0]
-    short = counts.states
-    counts.states = short + 1
-    states[short].length, states[short].end = states[state].length + 1, states[long].end
-    states[short].link, states[long].link = states[long].link, short
-    entry = states[long].transitions
-    while entry:
-        copied = transitions[entry - 1]
-        _connect(text, short, copied.token, copied.target)
-        entry = copied.next
-    while state >= 0:
-        transition = _find_transition(transitions, slots, state, token)
-        if transition < 0 or transitions[transition].target != long:
-            break
-        transitions[transition].target = short
-        state = np.int64(states[state].link)
-    return short
-
-
-@loop
-def _slot(transitions: Any, slots: Any, state: int, token: int) -> Any:
-    """Return the slot of a transition, or the empty slot where it belongs."""
-    mask = len(slots) - 1
-    slot = np.int64(hashed((np.int64(state) << 32) | np.int64(token)) >> np.uint64(32)) & mask
-    while slots[slot]:
-        found = transitions[slots[slot] - 1]
-        if found.state == state and found.token == token:
-            break
-        slot = (slot + 1) & mask
-    return slot
-
-
-@loop
-def _find_transition(transitions: Any, slots: Any, state: int, token: int) -> Any:
-    """Return a state's transition by a token; NONE if there is none."""
-    return np.int64(slots[_slot(transitions, slots, state, token)]) - 1
-
-
-@loop
-def _connect(text: Text, state: int, token: int, target: int) -> None:
-    """Add a transition that is not there yet."""
-    counts, origin = text.counts[0], text.states[state]
-    new = text.transitions[counts.transitions]
-    counts.transitions += 1
-    text.slots[_slot(text.transitions, text.slots, state, token)] = counts.transitions
-    new.state, new.token, new.target, new.next = state, token, target, origin.transitions
-    origin.transitions = counts.transitions
-
-
-@loop
-def rehash(arrays: Any) -> None:
-    """Fill an empty hash table with all transitions."""
-    text = Text(*arrays)
-    for transition in range(text.counts[0].transitions):
-        known = text.transitions[transition]
-        text.slots[_slot(text.transitions, text.slots, known.state, known.token)] = transition + 1
-
-
-@loop
-def transfer(text: Text, state: Any, length: Any, token: int) -> Any:
-    """Return the state and length of the longest match after one more token (2411.10666, algorithm 1)."""
-    states, transitions, slots = text.states, text.transitions, text.slots
-    transition = _find_transition(transitions, slots, state, token)
-    while state and transition < 0:
-        state = np.int64(states[state].link)
-        length = np.int64(states[state].length)
-        transition = _find_transition(transitions, slots, state, token)
-    if transition < 0:
-        return np.int64(0), np.int64(0)
-    return np.int64(transitions[transition].target), length + 1
-
-
-@loop
-def following(text: Text, state: int, length: int) -> Any:
-    """Return the token that followed a match before, and the length of the match that it followed; else NONE and 0.
-
-    A match that occurred at the text's end alone has no follower; then the text's own match is used.
-    """
-    counts, end = text.counts[0], np.int64(text.states[state].end)
-    if end == counts.tokens:
-        end, length = counts.match_end, min(length, counts.match)
-    if length == 0:
-        return np.int64(NONE), np.int64(0)
-    return np.int64(text.tokens[end]), length
-
-
-# Dynamic recycling (docs/dynamic.md): a draft grows best first, is arranged breadth-first, and is learnt from.
+from ..compiled import NONE, hashed, loop, record
+from ..copying.suffix_automaton import Text, following, transfer
 
 LEVELS = 16  # of estimated probability: level l is 2^-(l + 1) to 2^-l, the last one all below
 UNLISTED = 8  # the level of a sibling that has left its parent's candidates
@@ -217,9 +17,8 @@ UNLISTED = 8  # the level of a sibling that has left its parent's candidates
 # row of the token, if the pair's row lacks the candidate. SIBLING_CHILD: what followed the root's rejected siblings.
 # SIBLING: these siblings themselves. COPIED: the text alone.
 PAIR, TOKEN, BACKOFF, SIBLING_CHILD, SIBLING, COPIED = np.arange(6, dtype=np.uint8)
-ALONE, AND_SIBLING_CHILD, AND_SIBLING = np.arange(
-    3, dtype=np.uint8
-)  # if a sibling source suggests it as well, which one
+# If a sibling source suggests it as well, which one.
+ALONE, AND_SIBLING_CHILD, AND_SIBLING = np.arange(3, dtype=np.uint8)
 MATCHES = 8  # length of the match that is copied from: 0 (none), 1, 2, 3, 4, 5 to 7, 8 to 15, 16 and more tokens
 KINDS = (6, 3, MATCHES, 2, LEVELS)  # source, sibling source, match, copied or not, level
 
