@@ -10,7 +10,7 @@ the greatest tokens - speed * T(n), where speed is tokens a second of late (Dink
 - What drafting wins and loses is booked in plain steps. An answer may lose ALLOWED more than it won. Then steps are
   plain, and drafting is tried again from time to time: where drafts are worthless, 200 tokens lose about 3 % on a calm
   machine and 4 % at worst. With 30 % noise they lose some 4 %, and no bound holds: one answer of 56 lost 24 %, as step
-  times that scatter so cannot be told apart in 200 steps (see the simulation in the tests).
+  times that scatter so much cannot be distinguished in 200 steps (see the simulation in the tests).
 """
 
 from __future__ import annotations
