@@ -3,7 +3,7 @@
 try:
     from token_recycling.transformers_generate import Generate
 except ImportError:  # not installed: only where the checkout is on the Python path
-    from model.transformers_generate import Generate
+    from model.generate import Generate
 
 ATTRIBUTE = "_token_recycling_generate"  # of a model: holds its methods
 

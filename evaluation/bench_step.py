@@ -22,17 +22,17 @@ from omegaconf import OmegaConf
 from transformers import GenerationConfig
 from transformers.generation.streamers import BaseStreamer
 
-from model.decoding import DeviceDrafter, Target, Tree
-from model.decoding.cache import TreeCache
-from model.decoding.devices import synchronize
-from model.decoding.linear import stock_linears
-from model.decoding.step import Mark, Sequence, make_step, unmarked
+from model.engine import DeviceDrafter, Target, Tree
+from model.engine.cache import TreeCache
+from model.engine.devices import synchronize
+from model.engine.linear import stock_linears
+from model.engine.step import Mark, Sequence, make_step, unmarked
 from model.errors import UserError
 from model.files import ROOT
+from model.methods.vanilla import Vanilla
 from model.quantization import stored_bytes
 from model.recycling import TokenRecycling
 from model.recycling.templates import best_order
-from model.vanilla import Vanilla
 
 from .configuration.config import check_groups
 from .errors import INTERRUPTED, config_errors, fail, user_errors

@@ -12,8 +12,7 @@ from typing import ClassVar
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from model.errors import UserError
-from model.terminal import one_line
+from model.errors import UserError, one_line
 
 __all__ = ["Failure", "config_errors", "fail", "one_line", "user_errors", "user_message"]
 

@@ -1,8 +1,8 @@
-"""The decoding library: one engine (`decoding/`), and the methods in folders by what they draft from.
+"""The decoding library: one engine (`engine/`), the paper (`recycling/`), other methods (`methods/`).
 
 Imports itself relatively and knows neither Hydra nor the harness, so that it can be vendored under another name.
 
-From outside: what is named here, any class by its file; `errors`, `files` and `tree_files` are everyone's.
+From outside: what is named here, any class by its file; `errors` and `files` are everyone's.
 """
 
 import importlib
@@ -13,8 +13,8 @@ from typing import Any
 for _name in ("torchao", "torch.utils._pytree"):
     logging.getLogger(_name).setLevel(logging.ERROR)
 
-_EXPORTS = {"Decoder": "decoder", "Generate": "transformers_generate", "METHODS": "methods"}
-_EXPORTS |= dict.fromkeys(("DeviceDrafter", "Draft", "Drafter", "Session", "Tree"), "decoding")
+_EXPORTS = {"Decoder": "decoder", "Generate": "generate", "METHODS": "methods"}
+_EXPORTS |= dict.fromkeys(("DeviceDrafter", "Draft", "Drafter", "Session", "Tree"), "engine")
 
 
 def __getattr__(name: str) -> Any:

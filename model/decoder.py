@@ -12,11 +12,11 @@ import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 
-from .decoding import Drafter, Generation, StepRecord, Target, decode
-from .decoding.linear import linear_of, unpack_linears
-from .decoding.loop import whole
-from .decoding.sampling import GREEDY, Sampling
-from .decoding.target import unwrapped
+from .engine import Drafter, Generation, StepRecord, Target, decode
+from .engine.linear import linear_of, unpack_linears
+from .engine.loop import whole
+from .engine.sampling import GREEDY, Sampling
+from .engine.target import unwrapped
 from .errors import UserError
 from .files import load_state, save_state
 from .methods import DEFAULT, make_method

@@ -13,15 +13,14 @@ from weakref import WeakKeyDictionary
 import psutil
 import torch
 
-from .decoding import Draft, Target, Tree, generate
-from .decoding.devices import give_back, synchronize
-from .decoding.linear import fastest_linear, linear_bytes, linear_of, packable
-from .decoding.step import Executor, unmarked
-from .decoding.target import unwrapped
-from .errors import UserError
+from .engine import Draft, Target, Tree, generate
+from .engine.devices import give_back, synchronize
+from .engine.linear import fastest_linear, linear_bytes, linear_of, packable
+from .engine.step import Executor, unmarked
+from .engine.target import unwrapped
+from .errors import UserError, one_line
+from .methods.vanilla import Vanilla
 from .recycling import TokenRecycling, build_template
-from .terminal import one_line
-from .vanilla import Vanilla
 
 CAPTURED = "graph"  # what auto tries on a CUDA device
 NODES = 12  # below the root of the trial's draft

@@ -12,7 +12,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from evaluation import run as evaluation_run
-from model import command as terminal
+from model import cli as terminal
 from model.decoder import Decoder
 from tests.evaluation.conftest import configs_parsed_once, few_figures  # noqa: F401 - fixtures
 

@@ -24,7 +24,7 @@ from transformers.utils import logging as transformers_logging
 from evaluation.errors import one_line, user_errors
 from model.errors import UserError
 from model.files import located
-from model.retrieval.datastore import Datastore, write_datastore
+from model.structures.datastore import Datastore, write_datastore
 
 BLOCK = 2**16  # characters of a .txt file tokenised at once; cut at line ends
 BATCH = 256  # texts tokenised at once

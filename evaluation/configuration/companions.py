@@ -13,7 +13,8 @@ from huggingface_hub import constants
 
 from model.errors import UserError
 from model.files import located
-from model.learned import eagle_head, medusa
+from model.methods import medusa
+from model.structures import heads
 
 from ..loading import hub
 
@@ -39,7 +40,7 @@ _HEADS = "`python -m tools.heads.train {}` trains one"
 _DRAFT = "name a small model of the same vocabulary"
 KINDS = {  # by the method's setting
     "heads_path": Kind("medusa", "Medusa heads", _HEADS.format("medusa"), (medusa.WEIGHTS, medusa.PUBLIC_WEIGHTS)),
-    "head_path": Kind("eagle", "EAGLE head", _HEADS.format("eagle"), (eagle_head.WEIGHTS, eagle_head.PUBLIC_WEIGHTS)),
+    "head_path": Kind("eagle", "EAGLE head", _HEADS.format("eagle"), (heads.WEIGHTS, heads.PUBLIC_WEIGHTS)),
     "draft_path": Kind("draft", "draft model", _DRAFT, ("*.safetensors",)),
     "datastore_path": Kind("datastore", "datastore", "`python -m tools.datastore` builds one"),
 }

@@ -12,7 +12,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from model.decoding.sampling import Sampling
+from model.engine.sampling import Sampling
 from model.errors import UserError
 from model.recycling import build_template
 

@@ -9,8 +9,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from model.decoding import Target
-from model.decoding.sampling import Sampling
+from model.engine import Target
+from model.engine.sampling import Sampling
 from model.errors import UserError
 
 from ..loading import processes

@@ -7,7 +7,6 @@ What is typed replaces the grid's lists and narrows further runs.
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import re
 from collections.abc import Callable, Sequence
@@ -26,13 +25,14 @@ from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
+from model.engine.sizing import finds_size
 from model.errors import UserError
 from model.files import ROOT
-from model.sizing import finds_size
 
 from ..errors import config_errors
 from ..records.sweeps import Planned
 from .companions import missing_companion
+from .methods import drafter_class
 
 SETTINGS = ("method.", "tree.")  # which of them there are depends on the job's method and tree
 FINDS_SIZE = "nodes=auto"  # marks, among a drafter's parameters, that it can find its draft size while decoding
@@ -164,12 +164,11 @@ def applicable(job: dict[str, str], settings: Settings) -> dict[str, str]:
 
 @cache
 def _drafter_parameters(source: str | None) -> frozenset[str]:
-    """Return the parameters of a drafter by its import path, and FINDS_SIZE; its job reports one that there is not."""
-    module, _, name = str(source).rpartition(".")
+    """Return the parameters of a drafter, and FINDS_SIZE; its job reports one that there is not."""
     try:
-        drafter = getattr(importlib.import_module(module), name)
+        drafter = drafter_class(source)
         return frozenset((*inspect.signature(drafter).parameters, *([FINDS_SIZE] if finds_size(drafter) else [])))
-    except (ImportError, AttributeError, ValueError, TypeError):
+    except (UserError, ValueError, TypeError):
         return frozenset()
 
 

@@ -14,15 +14,16 @@ from typing import Any
 import torch
 from transformers import GenerationConfig
 
-from model.decoding import Drafter, Generation, StepRecord, Tree, generate
-from model.decoding.linear import stock_linears
-from model.decoding.sampling import GREEDY, Sampling
-from model.decoding.step import unmarked
+from model.engine import Drafter, Generation, StepRecord, Tree, generate
+from model.engine.linear import stock_linears
+from model.engine.sampling import GREEDY, Sampling
+from model.engine.sizing import finds_size
+from model.engine.step import unmarked
 from model.errors import UserError
 from model.files import load_state
+from model.methods import METHODS, method_class
 from model.recycling import TokenRecycling, build_template
 from model.recycling.auto import AutoRecycling
-from model.sizing import finds_size
 
 from ..loading.digests import sha256_of
 from ..loading.models import LoadedModel
@@ -103,7 +104,7 @@ def build_method(loaded: LoadedModel, method: dict[str, Any], tree: dict[str, An
     """Build a method from its settings.
 
     Args:
-        method: `name`, `drafter` (import path of a class or function; None: transformers' own generate), and the
+        method: `name`, `drafter` (a shipped method's name or an import path; None: transformers' own generate), and the
             drafter's keyword arguments. A drafter also gets those of vocab_size, device, eos, tree, target that its
             signature names.
         tree: `name` and parameters of a template, for methods that take a `tree`.
@@ -125,7 +126,7 @@ def build_method(loaded: LoadedModel, method: dict[str, Any], tree: dict[str, An
         raise UserError(f"method.k={options['k']}: must be a whole number, at least 1")
     if source is not None:
         paths = {key: str(path) for key, path in files.items()}
-        drafter, template, sized = _drafter(_locate(source), loaded, tree, options, paths)
+        drafter, template, sized = _drafter(drafter_class(source), loaded, tree, options, paths)
     stateful = drafter is not None and drafter.stateful
     settings: dict[str, Any] = dict(method)
     if sized:
@@ -179,13 +180,15 @@ def _drafter(
     return drafter, drafter.largest if isinstance(drafter, AutoRecycling) else template, sized
 
 
-def _locate(source: Any) -> Callable[..., Any]:
-    """Import a class or function by its path."""
+def drafter_class(source: Any) -> Callable[..., Any]:
+    """Return a shipped method's class by its name, or import a class or function by its path."""
+    if source in METHODS:
+        return method_class(source)
     module, _, attribute = str(source).rpartition(".")
     try:
         factory = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
-        raise UserError(f"method.drafter={source}: must be the import path of a drafter ({error})") from None
+        raise UserError(f"method.drafter={source}: must be a method's name or an import path ({error})") from None
     if not callable(factory):
         raise UserError(f"method.drafter={source}: must be a class or a function")
     return factory  # type: ignore[no-any-return]
@@ -201,7 +204,7 @@ def _construct(factory: Callable[..., Any], options: dict[str, Any], offered: di
         arguments["dtype"] = DTYPES[options["dtype"]]
     drafter = factory(**arguments)
     if not isinstance(drafter, Drafter):
-        raise UserError(f"method.drafter: {factory.__name__} does not make a drafter (model.decoding.Drafter)")
+        raise UserError(f"method.drafter: {factory.__name__} does not make a drafter (model.engine.Drafter)")
     if type(drafter).session is Drafter.session:
         raise UserError(f"method.drafter: {factory.__name__} has no sessions; derive from DeviceDrafter, or write one")
     return drafter

@@ -14,9 +14,9 @@ import psutil
 import torch
 from transformers import AutoModelForCausalLM
 
-from model.decoding import Target
-from model.decoding.devices import free_bytes
-from model.decoding.target import DEFAULT_CONTEXT
+from model.engine import Target
+from model.engine.devices import free_bytes
+from model.engine.target import DEFAULT_CONTEXT
 from model.errors import UserError
 
 from .processes import check_heads, check_ranks, parallel_arguments

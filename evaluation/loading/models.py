@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Genera
 from transformers.utils import logging as transformers_logging
 
 from model.decoder import eos_of
-from model.decoding import Target
+from model.engine import Target
 from model.errors import UserError
 from model.files import located
 from model.quantization import quantize

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 
-from model.decoding import Target
+from model.engine import Target
 
 
 class PhaseClock:

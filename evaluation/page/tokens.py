@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from model.decoding.tree import RankPath
+from model.engine.tree import RankPath
 from model.files import ROOT
 
 from ..records.runs import Run

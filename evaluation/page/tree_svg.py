@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from model.decoding.tree import RankPath
+from model.engine.tree import RankPath
 
 from ..records.runs import Run
 from ..statistics.acceptance import (

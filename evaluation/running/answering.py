@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from model.decoding import Generation
-from model.decoding.sampling import Sampling
-from model.decoding.step import unmarked
+from model.engine import Generation
+from model.engine.sampling import Sampling
+from model.engine.step import unmarked
 from model.files import ROOT
 
 from ..configuration.methods import Method

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from model.decoding.sampling import Sampling
+from model.engine.sampling import Sampling
 from model.errors import UserError
 
 from ..configuration.fingerprint import SAVED, default_folder, execution_used, run_settings, saved_start

@@ -13,13 +13,13 @@ from contextlib import ExitStack
 import numpy as np
 import torch
 
-from model.decoding.cache import TreeCache
-from model.decoding.drafter import Drafter, Session
-from model.decoding.loop import Generation
-from model.decoding.sampling import GREEDY, Choice, Sampling
-from model.decoding.step import Forwarded, conclude
-from model.decoding.target import Target
-from model.decoding.tree import Draft
+from model.engine.cache import TreeCache
+from model.engine.drafter import Drafter, Session
+from model.engine.loop import Generation
+from model.engine.sampling import GREEDY, Choice, Sampling
+from model.engine.step import Forwarded, conclude
+from model.engine.target import Target
+from model.engine.tree import Draft
 from model.errors import UserError
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from model.decoding.tree import RankPath
+from model.engine.tree import RankPath
 
 from ..records.rows import Row
 from ..records.runs import Run

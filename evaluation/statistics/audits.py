@@ -23,7 +23,7 @@ from .tables import baseline, identity
 
 GAPS = "audit_gaps.json"
 RULE = (
-    "Verification accepts a draft token only if the target itself picks it (model/decoding/verification.py). "
+    "Verification accepts a draft token only if the target itself picks it (model/engine/verification.py). "
     "This audit compares the recorded answers with vanilla's."
 )
 Gaps = dict[tuple[str, ...], float]

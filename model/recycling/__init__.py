@@ -3,8 +3,8 @@
 From outside: what is named here, `auto` (which learns by `acceptance`), and the law of `templates`.
 """
 
-from .drafter import RecyclingSession, TokenRecycling
 from .matrix import AdjacencyMatrix
 from .templates import build_template
+from .token_recycling import RecyclingSession, TokenRecycling
 
 __all__ = ["AdjacencyMatrix", "RecyclingSession", "TokenRecycling", "build_template"]

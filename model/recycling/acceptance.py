@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from ..decoding import Tree
-from ..decoding.tree import RankPath
+from ..engine import Tree
+from ..engine.tree import RankPath
 from ..errors import UserError
 from .templates import likelihood
 

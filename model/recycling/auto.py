@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from ..decoding import Tree, Verification
-from ..decoding.tree import RankPath
-from ..sizing import MOST, Sizing
+from ..engine import Tree, Verification
+from ..engine.sizing import MOST, Sizing
+from ..engine.tree import RankPath
 from .acceptance import Acceptance
-from .drafter import RecyclingSession, TokenRecycling
 from .templates import best_order
+from .token_recycling import RecyclingSession, TokenRecycling
 
 REORDER = 32  # the nodes are sorted anew at this step, and at 4, 16, 64, ... times as many
 RENEW_EVERY = 4  # steps between two looks at what was accepted

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ..decoding.devices import as_array
+from ..engine.devices import as_array
 from ..errors import UserError
 
 

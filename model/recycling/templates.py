@@ -18,10 +18,9 @@ from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
-from ..decoding import Tree
-from ..decoding.tree import RankPath
+from ..engine import Tree
+from ..engine.tree import RankPath, read_tree
 from ..errors import UserError
-from ..tree_files import read_tree
 
 _SHIPPED = Path(__file__).parent / "trees"
 _MAX_NODES = 4096

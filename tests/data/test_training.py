@@ -23,7 +23,7 @@ from data.embedded.training.dialogue import WORLD, Dialogue, Encoded, batches, e
 from data.embedded.training.tokenizer import CHAT
 from data.embedded.training.train import Recipe, build_tokenizer, main, train
 from model.errors import UserError
-from model.retrieval.datastore import Datastore
+from model.structures.datastore import Datastore
 
 ROOT = Path(__file__).parents[2]
 MODEL = ROOT / "data" / "embedded"

@@ -14,7 +14,7 @@ from evaluation.records.runs import read_runs
 from evaluation.statistics.audits import audit_table, wording
 from evaluation.statistics.tables import main_table
 from model.errors import UserError
-from model.learned.head_files import locate
+from model.structures.heads import locate
 from tests.evaluation.made_runs import answer, made, write
 
 NAMES = ["plain/deep.1", "two words", "it's", '"$HOME"', "a;b&c", "{x},y", "`id`", "<i>"]

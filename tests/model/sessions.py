@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from model.decoding import Drafter, Session
+from model.engine import Drafter, Session
 
 
 class Scores:

@@ -8,7 +8,7 @@ import torch
 
 from model.decoder import Decoder
 from model.errors import UserError
-from model.transformers_generate import ATTRIBUTE, Generate
+from model.generate import ATTRIBUTE, Generate
 from tests.conftest import greedy, toy_model
 
 IDS = torch.tensor([[5, 9, 5, 9, 5]])

@@ -17,14 +17,14 @@ from transformers import (
 )
 from transformers.generation.streamers import BaseStreamer
 
-from model import transformers_generate
+from model import generate as transformers_generate
 from model.decoder import Decoder, pieces, whole
-from model.decoding import StepRecord, Target, generate
-from model.decoding.sampling import Sampling
+from model.engine import StepRecord, Target, generate
+from model.engine.sampling import Sampling
 from model.errors import UserError
 from model.files import ROOT
+from model.generate import ATTRIBUTE, Generate
 from model.methods import METHODS, make_method
-from model.transformers_generate import ATTRIBUTE, Generate
 from tests.conftest import greedy, toy_model
 
 V = 61

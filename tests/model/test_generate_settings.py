@@ -4,10 +4,9 @@ import pytest
 import torch
 from transformers import GenerationConfig
 
-from model import generate_settings
+from model import generate as generate_settings
 from model.errors import UserError
-from model.generate_settings import HONOURED, IRRELEVANT, OUTPUTS, REFUSED
-from model.transformers_generate import Generate
+from model.generate import HONOURED, IRRELEVANT, OUTPUTS, REFUSED, Generate
 from tests.conftest import toy_model
 
 FIELDS = {name for name in vars(GenerationConfig()) if not name.startswith("_")}

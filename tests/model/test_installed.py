@@ -5,8 +5,8 @@ import shutil
 import subprocess
 import sys
 
-from model.compiled import FILES
 from model.files import ROOT
+from model.structures.compiled import FILES
 
 WALK = """
 import importlib, pkgutil, sys
@@ -23,8 +23,8 @@ assert not {"torch", "transformers", "numpy"} & set(sys.modules), "importing the
 import model.methods
 assert model.methods.table_place("hf") == 0 and "torch" not in sys.modules
 from model import METHODS, Decoder, DeviceDrafter, Draft, Drafter, Generate, Session, Tree, decoding
-assert Decoder.__module__ == "model.decoder" and Generate.__module__ == "model.transformers_generate"
-assert decoding.Tree is Tree and {"Decoder", "Tree"} <= set(dir(model)) and "vanilla" in METHODS
+assert Decoder.__module__ == "model.decoder" and Generate.__module__ == "model.generate"
+assert engine.Tree is Tree and {"Decoder", "Tree"} <= set(dir(model)) and "vanilla" in METHODS
 try:
     model.Nonesuch
 except AttributeError as error:
@@ -46,7 +46,7 @@ def test_every_module_loads_under_the_installed_name(tmp_path):
         [sys.executable, "-c", WALK], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    assert "token_recycling.decoding.target" in done.stdout
+    assert "token_recycling.engine.target" in done.stdout
 
 
 def test_loops_that_were_compiled_under_one_name_of_the_package_run_under_the_other(tmp_path):
@@ -56,7 +56,7 @@ def test_loops_that_were_compiled_under_one_name_of_the_package_run_under_the_ot
     for name, other in (("token_recycling", "model"), ("model", "token_recycling")):
         program = (
             f"import sys; sys.modules['{other}'] = None\n"
-            f"from {name}.dynamic.dynamic_recycling import DynamicRecycling\n"
+            f"from {name}.methods.dynamic import DynamicRecycling\n"
             "drafter = DynamicRecycling(9, nodes=4)\n"
             "session = drafter.session()\n"
             "session.begin([1, 2, 1])\n"
@@ -70,4 +70,6 @@ def test_loops_that_were_compiled_under_one_name_of_the_package_run_under_the_ot
 
 def test_what_is_kept_of_a_compiled_loop_depends_on_all_files_with_loops():
     files = {str(path.relative_to(ROOT / "model")) for path in (ROOT / "model").rglob("*.py")}
-    assert {name for name in files if "\n@loop\n" in (ROOT / "model" / name).read_text()} == set(FILES)
+    assert {name for name in files if "\n@loop\n" in (ROOT / "model" / name).read_text()} == {
+        f"structures/{file}" for file in FILES
+    }

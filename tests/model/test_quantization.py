@@ -11,7 +11,7 @@ from torch import nn
 from evaluation.loading import models
 from evaluation.loading.settings import ModelSettings
 from model.decoder import Decoder
-from model.decoding import Target, generate
+from model.engine import Target, generate
 from model.errors import UserError
 from model.files import ROOT
 from model.methods import make_method

@@ -7,28 +7,28 @@ import numpy as np
 import pytest
 import torch
 
-from model.copying.goose import Goose
-from model.copying.logitspec import LogitSpec
-from model.copying.pld import PromptLookup
-from model.copying.racer import Racer
-from model.copying.spine import Spine
-from model.copying.suffix import Suffix
-from model.copying.suffix_recycling import SuffixRecycling
-from model.decoding import Target, decode, generate
-from model.decoding.sampling import Sampling
-from model.dynamic.dynamic_recycling import DynamicRecycling
+from model.engine import Target, decode, generate
+from model.engine.sampling import Sampling
 from model.errors import UserError
-from model.learned.eagle import Eagle, Eagle2
-from model.learned.medusa import Medusa
-from model.learned.sps import Speculative
-from model.ngrams.lookahead import Lookahead
-from model.ngrams.ngram_cache import NgramCache
+from model.methods.dynamic import DynamicRecycling
+from model.methods.eagle import Eagle, Eagle2
+from model.methods.goose import Goose
+from model.methods.logitspec import LogitSpec
+from model.methods.lookahead import Lookahead
+from model.methods.medusa import Medusa
+from model.methods.ngram_cache import NgramCache
+from model.methods.pld import PromptLookup
+from model.methods.racer import Racer
+from model.methods.rest import Rest
+from model.methods.spine import Spine
+from model.methods.sps import Speculative
+from model.methods.suffix import Suffix
+from model.methods.suffix_recycling import SuffixRecycling
+from model.methods.vanilla import Vanilla
 from model.recycling import TokenRecycling, build_template
-from model.retrieval.datastore import write_datastore
-from model.retrieval.rest import Rest
-from model.vanilla import Vanilla
+from model.structures.datastore import write_datastore
 from tests.conftest import greedy, toy_model
-from tests.model.learned.heads import write_eagle, write_medusa
+from tests.model.methods.heads import write_eagle, write_medusa
 from tests.model.sessions import comparable, each_session
 
 V = 61

@@ -12,12 +12,12 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from model.decoder import Decoder
-from model.decoding import Target, decode
-from model.decoding.cache import CachePool
-from model.decoding.devices import Turns, turns_of
+from model.engine import Target, decode
+from model.engine.cache import CachePool
+from model.engine.devices import Turns, turns_of
 from model.files import ROOT
+from model.generate import Generate
 from model.methods import make_method
-from model.transformers_generate import Generate
 from tests.conftest import greedy, toy_model
 
 METHODS = ["recycling", "suffix_recycling", "suffix", "lookahead", "spine", "ngram_cache", "dynamic", "pld"]

@@ -13,10 +13,10 @@ from torch import nn
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from data.embedded.training.corpus import held_out_questions
-from model.decoding import Target, generate
+from model.engine import Target, generate
 from model.errors import UserError
-from model.learned.eagle import Eagle, Eagle2
-from model.learned.medusa import Medusa, MedusaHeads
+from model.methods.eagle import Eagle, Eagle2
+from model.methods.medusa import Medusa, MedusaHeads
 from tests.conftest import greedy, toy_model
 from tools.heads.losses import eagle_loss, medusa_loss
 from tools.heads.text import sequences

@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from model.learned.eagle_head import EagleHead
-from model.learned.medusa import MedusaHeads
+from model.methods.medusa import MedusaHeads
+from model.structures.heads import EagleHead
 
 DECAY = 0.8  # weight of each further Medusa head (2401.10774, 2.2.1)
 NOISE = 0.1  # half-width of the uniform noise on EAGLE's features (2401.15077, 4.2)

@@ -18,13 +18,13 @@ from data.embedded.training.dialogue import batches
 from evaluation.errors import one_line
 from evaluation.loading.models import load_model
 from evaluation.loading.settings import ModelSettings
-from model.decoding import Target
+from model.engine import Target
 from model.errors import UserError
 from model.files import save_state, write_json
-from model.learned import eagle_head, medusa
-from model.learned.eagle_head import EagleHead, head_config
-from model.learned.head_files import hidden_size
-from model.learned.medusa import MedusaHeads
+from model.methods import medusa
+from model.methods.medusa import MedusaHeads
+from model.structures.heads import WEIGHTS as EAGLE_WEIGHTS
+from model.structures.heads import EagleHead, head_config, hidden_size
 from tools.heads.losses import eagle_loss, medusa_loss
 from tools.heads.text import sequences
 
@@ -155,7 +155,7 @@ def save(heads: MedusaHeads | EagleHead, recipe: Recipe, target: Target, folder:
             "vocab_size": target.vocab_size,
         }
     else:
-        file, config = folder / eagle_head.WEIGHTS, _eagle_config(recipe, target)
+        file, config = folder / EAGLE_WEIGHTS, _eagle_config(recipe, target)
     save_state({name: tensor.detach().half() for name, tensor in heads.state_dict().items()}, file)
     write_json(folder / "config.json", config | origin)
     return file.stat().st_size

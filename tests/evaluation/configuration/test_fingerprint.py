@@ -4,7 +4,7 @@ import pytest
 
 from evaluation.configuration.fingerprint import recorded_method
 
-SPS = {"name": "sps", "drafter": "model.learned.sps.Speculative", "draft_tokens": 4}
+SPS = {"name": "sps", "drafter": "model.methods.sps.Speculative", "draft_tokens": 4}
 
 
 @pytest.mark.parametrize(

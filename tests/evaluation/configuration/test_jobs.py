@@ -9,7 +9,7 @@ from model.errors import UserError
 METHODS = {
     "plain": {"drafter": None},
     "tree": {"drafter": "model.recycling.TokenRecycling", "k": 8},
-    "sized": {"drafter": "model.copying.spine.Spine", "nodes": 24},
+    "sized": {"drafter": "model.methods.spine.Spine", "nodes": 24},
     "both": {"drafter": "model.recycling.TokenRecycling", "nodes": 1},
 }
 GRID = {"repeat": ["0"], "method": ["plain", "tree", "sized"]}

@@ -12,7 +12,7 @@ from ..conftest import answers_in
 
 DRAFTER = """
 import torch
-from model.decoding import DeviceDrafter, Drafter, Tree
+from model.engine import DeviceDrafter, Drafter, Tree
 
 class Echo(DeviceDrafter):
     '''Drafts what it has just seen: the root again, `times` times.'''
@@ -64,7 +64,7 @@ def test_a_method_from_outside_the_package(evaluate, outside, tmp_path):
 @pytest.mark.parametrize(
     ("override", "says"),
     [
-        ("method.drafter=somebody.Missing", "somebody.Missing: must be the import path"),
+        ("method.drafter=somebody.Missing", "somebody.Missing: must be a method"),
         ("method.drafter=nowhere.Echo", "No module named 'nowhere'"),
         ("method.drafter=somebody.not_a_drafter", "method.times: no such setting; not_a_drafter has none"),
         ("+method.colour=red", "method.colour: no such setting; Echo has times"),
@@ -72,7 +72,7 @@ def test_a_method_from_outside_the_package(evaluate, outside, tmp_path):
         ("~method.times", "method.times: Echo needs this setting"),
         ("+method.dtype=[int64]", "method.dtype: no such setting"),
         ("method.drafter=somebody.Mute", "Mute has no sessions"),
-        ("method.drafter=model.decoding.Tree.chain", "must be the import path"),
+        ("method.drafter=model.engine.Tree.chain", "must be a method"),
     ],
 )
 def test_a_wrong_drafter_is_told_in_one_line(evaluate, outside, override, says):

@@ -17,10 +17,10 @@ from evaluation.errors import Failure
 from evaluation.loading import devices, locks, models, processes
 from evaluation.loading.execution import choose_execution
 from evaluation.records.store import AnswerStore
-from model.decoding import Target, generate
+from model.engine import Target, generate
 from model.errors import UserError
+from model.methods.vanilla import Vanilla
 from model.recycling import TokenRecycling, build_template
-from model.vanilla import Vanilla
 from tests.checkpoint import write_checkpoint
 from tests.evaluation.running.test_run import core
 from tests.evaluation.test_errors import check

@@ -10,9 +10,9 @@ from evaluation.loading.models import LoadedModel
 from evaluation.loading.settings import ModelSettings
 from evaluation.statistics.notes import executed
 from model import tuning
-from model.decoding import Target, generate
-from model.decoding.static_step import PaddedForward, WholeStep
-from model.decoding.verification import Commit
+from model.engine import Target, generate
+from model.engine.static_step import PaddedForward, WholeStep
+from model.engine.verification import Commit
 from model.errors import UserError
 from model.recycling import TokenRecycling, build_template
 from model.tuning import Execution, trial, tried

@@ -17,7 +17,7 @@ from evaluation.records.sweeps import missing_jobs
 from evaluation.running import answering, progress
 from evaluation.running import runner as runner
 from evaluation.running.scheduling import Job, group_repeats
-from model.decoding import Target
+from model.engine import Target
 from model.errors import UserError
 from tests.evaluation.running.test_run import core
 

@@ -10,10 +10,10 @@ import torch
 
 from evaluation.running import shared_text
 from evaluation.running.shared_text import generate_together
-from model.decoding import Target, generate
+from model.engine import Target, generate
 from model.errors import UserError
+from model.methods.vanilla import Vanilla
 from model.recycling import TokenRecycling, build_template
-from model.vanilla import Vanilla
 from tests.conftest import greedy, toy_model
 from tests.model.sessions import comparable
 from tests.model.test_sessions import MAKE, V

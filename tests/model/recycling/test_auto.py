@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from model.decoding import Draft, Tree, Verification
+from model.engine import Draft, Tree, Verification
 from model.recycling import build_template
 from model.recycling.acceptance import MEMORY_VISITS, PATH_PRIOR, RANK_PRIOR, Acceptance
 from model.recycling.auto import AutoRecycling, considered_paths, is_reorder

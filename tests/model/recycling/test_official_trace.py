@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from model.decoding import Target, generate
+from model.engine import Target, generate
 from model.recycling import TokenRecycling, build_template
 
 ROOT = Path(__file__).parents[3]

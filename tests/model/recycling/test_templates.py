@@ -2,9 +2,9 @@
 
 import pytest
 
+from model.engine.tree import read_tree
 from model.errors import UserError
 from model.recycling import build_template
-from model.tree_files import read_tree
 
 PUBLISHED_LEVELS = {  # per depth: the published nodes, written in another way than the YAML: prefix -> children
     1: {"": 8},

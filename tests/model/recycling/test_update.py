@@ -6,12 +6,12 @@ import random
 import pytest
 import torch
 
-from model.decoding import Draft, Target, Tree, generate
-from model.decoding.verification import verify
+from model.engine import Draft, Target, Tree, generate
+from model.engine.verification import verify
 from model.errors import UserError
 from model.recycling import TokenRecycling, build_template
 from tests.conftest import toy_model
-from tests.model.decoding.test_tree import random_tree
+from tests.model.engine.test_tree import random_tree
 
 
 def plain_loop(before, draft, logits, update):

@@ -1,0 +1,232 @@
+"""Draft tree: topology only, derived once.
+
+Node 0 is the root, the last known token, which is not yet in the cache. Nodes are in breadth-first order. A chain is a
+tree; the tree of a root alone is plain decoding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+
+import numpy as np
+import torch
+import yaml
+
+from ..errors import UserError
+
+RankPath = tuple[int, ...]
+
+
+class Tree:
+    """Topology of a draft of n nodes, root included.
+
+    `parents[i]` is the node that node i continues, `ranks[i]` which of its parent's candidates it is (0 = best); the
+    root is its own parent. Tensors live on `device`; `on(device)` gives the same tree elsewhere, made once. Tensors are
+    made when first used, as dynamic drafts have a new tree each step and do not need all of them.
+
+    Attributes:
+        parents, depths, ranks: int64 (n,).
+        ancestors: bool (n, n); [i, j] is True if j is i or one of its ancestors: node i attends to j.
+        host_ancestors: the same in the host's memory.
+        missing: bool (n, n); ~ancestors, root column True: nodes that need not match for a node to be accepted.
+        paths: int64 (n, max_depth + 1); the nodes from the root to node i, then node i repeated.
+        levels: (first, last + 1) node of each depth; level 0 is the root.
+        rank_paths: per node, the ranks from the root down; () is the root.
+
+    Args:
+        once: for one step only, so no mask is kept for it.
+
+    Raises:
+        UserError: parents are not breadth-first, or the ranks do not match them in number.
+    """
+
+    def __init__(
+        self,
+        parents: Sequence[int],
+        ranks: Sequence[int] | None = None,
+        device: str | torch.device = "cpu",
+        *,
+        once: bool = False,
+    ) -> None:
+        parents = list(parents)
+        if not parents or parents[0] != 0 or any(not 0 <= p < i for i, p in enumerate(parents) if i):
+            raise UserError(f"tree: parents must start with 0 (the root) and point backwards, got {parents[:8]}")
+        if any(a > b for a, b in zip(parents[1:], parents[2:], strict=False)):
+            raise UserError("tree: nodes must be in breadth-first order (parents never decrease)")
+        if ranks is None:  # siblings are neighbours: the next one of the same parent has the next rank
+            ranks = [0] * len(parents)
+            for i in range(2, len(parents)):
+                ranks[i] = ranks[i - 1] + 1 if parents[i] == parents[i - 1] else 0
+        if len(ranks) != len(parents):
+            raise UserError(f"tree: {len(parents)} parents but {len(ranks)} ranks")
+
+        n = len(parents)
+        depths = [0] * n
+        chains: list[list[int]] = [[0]]  # per node: the nodes from the root to it
+        for i in range(1, n):
+            p = parents[i]
+            depths[i] = depths[p] + 1
+            chains.append([*chains[p], i])
+        self.max_depth = depths[-1]
+        self.depth_of, self.chain_of, self.parent_of, self.rank_of = depths, chains, parents, ranks
+        starts = [depths.index(d) for d in range(self.max_depth + 1)] + [n]
+        self.levels = list(zip(starts, starts[1:], strict=False))
+        self.max_rank = max(ranks)
+        self.once = once
+        # True where the accepted path is always a prefix of the nodes, so that a commit moves nothing.
+        self.is_chain = depths == list(range(n))
+
+        self.device = torch.device(device)
+        self._elsewhere: dict[torch.device, Tree] = {}
+
+    @cached_property
+    def ancestors(self) -> torch.Tensor:
+        return self.host_ancestors.to(self.device)
+
+    @cached_property
+    def host_ancestors(self) -> torch.Tensor:
+        visible = np.zeros((len(self), len(self)), dtype=bool)
+        visible[0, 0] = True
+        for node, parent in enumerate(self.parent_of[1:], 1):
+            row = visible[node]
+            row[:] = visible[parent]
+            row[node] = True
+        return torch.from_numpy(visible)
+
+    @cached_property
+    def missing(self) -> torch.Tensor:
+        missing = ~self.ancestors
+        missing[:, 0] = True
+        return missing
+
+    @cached_property
+    def paths(self) -> torch.Tensor:
+        return self._tensor([chain + chain[-1:] * (self.max_depth + 1 - len(chain)) for chain in self.chain_of])
+
+    @cached_property
+    def parents(self) -> torch.Tensor:
+        return self._tensor(self.parent_of)
+
+    @cached_property
+    def depths(self) -> torch.Tensor:
+        return self._tensor(self.depth_of)
+
+    @cached_property
+    def ranks(self) -> torch.Tensor:
+        return self._tensor(self.rank_of)
+
+    @cached_property
+    def rank_paths(self) -> list[RankPath]:
+        return [self.rank_path(node) for node in range(len(self))]
+
+    def below(self, node: int) -> torch.Tensor:
+        """Return the nodes from below the root down to `node`: int64 (its depth,)."""
+        if self.once:
+            return self._tensor(self.chain_of[node][1:])
+        return self.paths[node, 1 : self.depth_of[node] + 1]
+
+    def rank_path(self, node: int) -> RankPath:
+        """Return the ranks from the root down to a node."""
+        return tuple([self.rank_of[i] for i in self.chain_of[node][1:]])
+
+    def _tensor(self, numbers: Sequence[int] | Sequence[Sequence[int]]) -> torch.Tensor:
+        """int64; by way of NumPy, which reads a list several times as fast."""
+        return torch.from_numpy(np.array(numbers, dtype=np.int64)).to(self.device)
+
+    def __len__(self) -> int:
+        return len(self.parent_of)
+
+    def __repr__(self) -> str:
+        by_depth = "/".join(str(b - a) for a, b in self.levels[1:]) or "root alone"
+        return f"Tree({len(self) - 1} nodes: {by_depth})"
+
+    @classmethod
+    def from_rank_paths(cls, rank_paths: Iterable[Sequence[int]]) -> Tree:
+        """Build the tree of these rank paths, in any order; the root is added.
+
+        Raises:
+            UserError: a path is empty, negative, given twice, or its parent is missing.
+        """
+        below_root = [tuple(p) for p in rank_paths]
+        for path in below_root:
+            if not path or any(isinstance(r, bool) or not isinstance(r, int) or r < 0 for r in path):
+                raise UserError(f"tree: {list(path)} is not a rank path (a list of one or more ranks, 0 = best)")
+        paths: list[RankPath] = [(), *sorted(below_root, key=lambda p: (len(p), p))]
+        node = {path: i for i, path in enumerate(paths)}
+        if len(node) != len(paths):
+            raise UserError(f"tree: node {list(next(p for p in paths if paths.count(p) > 1))} is given twice")
+        for path in paths[1:]:
+            if path[:-1] not in node:
+                raise UserError(f"tree: node {list(path)} has no parent; add {list(path[:-1])}")
+        return cls([0] + [node[p[:-1]] for p in paths[1:]], [0] + [p[-1] for p in paths[1:]])
+
+    @classmethod
+    def chain(cls, depth: int) -> Tree:
+        """Return the chain of a root and `depth` nodes; depth 0 is the root alone. Cached."""
+        return _chain(depth)
+
+    def on(self, device: torch.device) -> Tree:
+        """Return this tree with its tensors on `device`."""
+        if device == self.device:
+            return self
+        if device not in self._elsewhere:
+            self._elsewhere[device] = Tree(self.parents.tolist(), self.ranks.tolist(), device)
+        return self._elsewhere[device]
+
+
+def breadth_first(parents: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Sort nodes breadth-first that were listed in any order, each after its parent.
+
+    Args:
+        parents: of each node; 0 is the root, its own parent.
+
+    Returns:
+        The nodes in breadth-first order, siblings as they were listed, and the parents of that order.
+    """
+    children: list[list[int]] = [[] for _ in parents]
+    for node, parent in enumerate(parents[1:], 1):
+        children[parent].append(node)
+    order, ordered = [0], [0]
+    for place, node in enumerate(order):  # grows while it is walked
+        order += children[node]
+        ordered += [place] * len(children[node])
+    return order, ordered
+
+
+@dataclass(slots=True)
+class Draft:
+    """A tree and its tokens, int64 (n,) on the tree's device; tokens[0] is the root.
+
+    That device is the target's, or the CPU for a draft that the host made: it is verified there.
+
+    `source` names the origin of the tokens, for a drafter with several.
+    """
+
+    tree: Tree
+    tokens: torch.Tensor
+    source: str | None = None
+
+
+@lru_cache(maxsize=256)
+def _chain(depth: int) -> Tree:
+    return Tree([0] + list(range(depth)))
+
+
+def read_tree(path: str | Path) -> Tree:
+    """Read a tree from YAML. Raises UserError naming the file if it is missing or malformed."""
+    try:
+        data = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"tree: no file {path}") from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UserError(f"tree: {path} is not readable YAML ({' '.join(str(error).split())})") from None
+    nodes = data.get("nodes") if isinstance(data, dict) else data
+    if not isinstance(nodes, list) or not all(isinstance(node, list) for node in nodes):
+        raise UserError(f"tree: {path} must hold a list of rank paths, such as [[0], [1], [0, 0]]")
+    try:
+        return Tree.from_rank_paths(nodes)
+    except UserError as error:
+        raise UserError(f"{error} (in {path})") from None

@@ -1,0 +1,130 @@
+"""The register of methods: each by its name, and where tables show it. configs/method/NAME.yaml holds its settings.
+
+From outside: the register and `make_method`; a class by its file. May import `engine`, `recycling`, `structures`.
+
+Imports nothing heavy before a method is asked for, so that what reads records can ask for the order alone.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any
+
+from ..errors import UserError
+
+if TYPE_CHECKING:
+    from ..engine import Drafter, Target, Tree
+
+AUTO = "auto"
+SIZED = ("dynamic", "recycling", "spine", "suffix", "suffix_recycling")  # whose drafts have any size: nodes=auto
+METHODS = {
+    "vanilla": "vanilla.Vanilla",
+    "pld": "pld.PromptLookup",
+    "suffix": "suffix.Suffix",
+    "lookahead": "lookahead.Lookahead",
+    "ngram_cache": "ngram_cache.NgramCache",
+    "rest": "rest.Rest",
+    "recycling": ".recycling.token_recycling.TokenRecycling",
+    "suffix_recycling": "suffix_recycling.SuffixRecycling",
+    "spine": "spine.Spine",
+    "goose": "goose.Goose",
+    "logitspec": "logitspec.LogitSpec",
+    "racer": "racer.Racer",
+    "dynamic": "dynamic.DynamicRecycling",
+    "sps": "sps.Speculative",
+    "medusa": "medusa.Medusa",
+    "eagle": "eagle.Eagle",
+    "eagle2": "eagle.Eagle2",
+}
+DEFAULT = "dynamic"  # of the library: the fastest known on real text
+# In the order of tables and figures, transformers' own decoding first. Other methods come next, and recycling is last.
+FIRST_IN_TABLES = (
+    *("hf", "vanilla", "lookahead", "pld", "ngram_cache", "rest", "suffix", "sps"),
+    *("medusa", "eagle", "eagle2"),
+)
+
+
+def table_place(name: str) -> int:
+    """Return the sort key of a method in tables and figures."""
+    if name in FIRST_IN_TABLES:
+        return FIRST_IN_TABLES.index(name)
+    return len(FIRST_IN_TABLES) + (name == "recycling")
+
+
+def method_class(name: str) -> type[Drafter]:
+    """Return the class of a method. Raises UserError if there is none of that name."""
+    if name not in METHODS:
+        raise UserError(f"method {name}: unknown; there is {', '.join(METHODS)}")
+    module, _, kind = METHODS[name].rpartition(".")
+    method: type[Drafter] = getattr(importlib.import_module(f".{module}", __package__), kind)
+    return method
+
+
+def make_method(name: str, target: Target, /, *, eos: Collection[int] = (), **settings: Any) -> Drafter:
+    """Make a method for a target.
+
+    Args:
+        name: one of METHODS.
+        eos: ids that end an answer; some methods do not draft beyond them.
+        settings: its own, see its class. `tree` may be a template's name or `best:N`. For methods with either setting
+            `nodes` defaults to `auto` if neither is set: as many as pay, found while decoding.
+
+    Raises:
+        UserError: no such method, or a setting that it does not take.
+    """
+    factory = method_class(name)
+    alone = getattr(target.model, "tp_size", None) in (None, 1)  # ranks must draft alike, whatever their clocks say
+    if name in SIZED and alone and settings.keys().isdisjoint({"tree", "nodes"}):
+        settings["nodes"] = AUTO
+    if name == "recycling":
+        factory = _recycling(settings)
+    parameters = inspect.signature(factory).parameters
+    supplied: dict[str, Any] = {"vocab_size": target.vocab_size, "device": target.device, "target": target, "eos": eos}
+    if "tree" in settings and "tree" in parameters:
+        settings["tree"] = _template(settings["tree"])
+    names = [key for key in parameters if key not in supplied]
+    if unknown := sorted(settings.keys() - set(names)):
+        raise UserError(f"method {name}: does not take {', '.join(unknown)}; it takes {', '.join(names) or 'nothing'}")
+    needed = [key for key in names if parameters[key].default is inspect.Parameter.empty and key not in settings]
+    if needed:
+        raise UserError(f"method {name}: needs {', '.join(needed)}")
+    try:
+        return factory(**{key: value for key, value in supplied.items() if key in parameters} | settings)
+    except (TypeError, ValueError, AttributeError) as error:  # a setting of another type
+        raise UserError(f"method {name}: {', '.join(map(str, settings.items()))}: {error}") from None
+
+
+def _recycling(settings: dict[str, Any]) -> type[Drafter]:
+    """Return recycling's class for a tree, for N nodes, or for as many nodes as pay; update its settings.
+
+    Raises:
+        UserError: a tree and a number of nodes.
+    """
+    from ..recycling import TokenRecycling
+    from ..recycling.auto import AutoRecycling
+
+    nodes = settings.pop("nodes", None)
+    if nodes is None:
+        return TokenRecycling
+    if "tree" in settings:
+        raise UserError(f"method recycling: takes a tree, or nodes={nodes}, and not both")
+    if isinstance(nodes, str):
+        settings["nodes"] = nodes
+        return AutoRecycling
+    settings["tree"] = _template(f"best:{nodes}")
+    return TokenRecycling
+
+
+def _template(tree: Any) -> Tree:
+    """Return a draft tree: itself, or by its template's name or `best:N`."""
+    from ..engine import Tree
+    from ..recycling import build_template
+
+    if isinstance(tree, Tree):
+        return tree
+    template, _, nodes = str(tree).partition(":")
+    if nodes and not nodes.isdigit():
+        raise UserError(f"tree={tree}: what follows the colon must be a number of nodes")
+    return build_template(template, nodes=int(nodes) if nodes else None)

@@ -1,0 +1,240 @@
+"""Dynamic recycling: a best-first tree from unigram and bigram tables, suffix matches and rejected siblings.
+
+The paper asks whether dynamic trees can outperform its static one (2408.08696, limitations). Here a row keeps its
+candidates' probabilities, a second table has rows by pairs of tokens, text is copied (SAM-Decoding, 2411.10666), and
+the root has two sources that cost nothing: what followed its rejected siblings in the step before, and these siblings.
+The acceptance probability of each kind of candidate is learnt (`weights`).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..engine import Draft, Drafter, Needs, Tree, Verification
+from ..engine.sampling import top_k_and_bits
+from ..engine.sizing import Sizing, budget_of
+from ..errors import UserError
+from ..structures import dynamic_loops as loops
+from ..structures.compiled import NONE
+from ..structures.history import History, TextSession
+from ..structures.rows import PairRows, TokenRows, on_host
+from ..structures.suffix_automaton import SuffixAutomaton
+from ..structures.weights import Weights
+
+MAX_NODES = 4096
+
+
+class DynamicRecycling(Drafter):
+    """Drafts the most likely nodes, best first; learns from every node of every step.
+
+    A node's likelihood is the product of the weights along its path. Kept between prompts: the rows, the weights and
+    the newest text. Each step has a tree of its own; static steps pad it to a fixed shape.
+
+    Args:
+        vocab_size: V.
+        nodes: of every draft, the root not counted; fewer where nothing suggests so many. auto: as many as pay, found
+            while decoding; `auto:N`: at most N.
+        k: candidates kept a row.
+        pairs: rows by pairs of tokens, a power of two; 0: none.
+        copy: also continue the longest match of text and path.
+        siblings: at the root also try its rejected siblings, and what followed these.
+        calibrate: learn the weights; False: they stay at the prior, or as saved.
+        history_tokens: earlier prompts and answers are copied from, too, up to so many tokens; 0: the prompt alone.
+        recycle_prompt: also keep rows of the prompt's own logits.
+
+    Raises:
+        UserError: a setting out of range.
+    """
+
+    stateful = True
+    sizing: Sizing | None = None
+
+    def __init__(
+        self,
+        vocab_size: int,
+        *,
+        nodes: int | str = 24,
+        k: int = 8,
+        pairs: int = 65536,
+        copy: bool = True,
+        siblings: bool = True,
+        calibrate: bool = True,
+        history_tokens: int = 32768,
+        recycle_prompt: bool = True,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        sized, nodes = nodes, budget_of(nodes)
+        if not isinstance(nodes, int) or not 0 <= nodes <= MAX_NODES:
+            raise UserError(f"dynamic: nodes={nodes} must be from 0 to {MAX_NODES}")
+        if not isinstance(k, int) or not 1 <= k <= vocab_size:
+            raise UserError(f"k={k}: must be from 1 to the vocabulary's size ({vocab_size})")
+        super().__init__(torch.device(device))
+        if isinstance(sized, str):
+            self.sizing = Sizing(sized, self.device)
+        self.nodes, self.k, self.copy, self.siblings, self.max_nodes = nodes, k, copy, siblings, 1 + nodes
+        self.needs = Needs(candidates=k, bits=True, choices=True, prompt_logits=recycle_prompt)
+        self.rows = TokenRows(vocab_size, k)
+        self.pairs = PairRows(pairs, k) if pairs else None
+        self.weights, self.history = Weights(calibrate), History(history_tokens, SuffixAutomaton)
+        compile_loops()
+
+    def session(self) -> DynamicSession:
+        return DynamicSession(self)
+
+    def reset(self) -> None:
+        self.rows.reset()
+        if self.pairs is not None:
+            self.pairs.reset()
+        self.weights.reset()
+        self.history.reset()
+        if self.sizing is not None:
+            self.sizing.reset()
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        tables = {"token": self.rows} | ({} if self.pairs is None else {"pair": self.pairs})
+        named = {f"{table}_{name}": t for table, rows in tables.items() for name, t in rows.state_dict().items()}
+        sizes = {} if self.sizing is None else self.sizing.state_dict()
+        return named | self.weights.state_dict() | self.history.state_dict() | sizes
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        for table, rows in (("token_", self.rows), ("pair_", self.pairs)):
+            if rows is None and any(name.startswith(table) for name in state):
+                raise UserError(
+                    "start: the saved rows are by pairs of tokens as well; method.pairs=0 has none of these"
+                )
+            if rows is not None:
+                of_table = {name.removeprefix(table): t for name, t in state.items() if name.startswith(table)}
+                rows.load_state_dict(of_table, len(self.rows.ids))
+        self.weights.load_state_dict(state)
+        self.history.load_state_dict(state, len(self.rows.ids))
+        if self.sizing is not None:
+            self.sizing.load_state_dict(state)
+
+    def describe(self) -> dict[str, Any]:
+        nbytes = self.rows.nbytes + (0 if self.pairs is None else self.pairs.nbytes)
+        return {"rows_bytes": nbytes} | ({} if self.sizing is None else self.sizing.describe())
+
+
+class DynamicSession(TextSession[SuffixAutomaton]):
+    """A sequence's text, the draft that grows, and the last step's siblings of the next root.
+
+    Attributes:
+        growth: the fields of `loops.Growth`.
+        rows: the fields of `loops.Rows`, all the drafter's own.
+    """
+
+    method: DynamicRecycling
+
+    def begin(self, prompt: list[int]) -> Draft | None:
+        """The first step is like all others: it drafts, and it learns."""
+        super().begin(prompt)
+        method = self.method
+        self._prompt_at = len(self.text.tokens) - len(prompt)
+        self._before = prompt[-2] if len(prompt) > 1 else prompt[-1]
+        self.growth, self.rows = new_growth(method.nodes, method.rows), loop_rows(method.rows, method.pairs)
+        return None
+
+    def observe_prompt(self, prompt: list[int], logits: torch.Tensor) -> None:
+        """With `recycle_prompt`: keep rows of the prompt's tokens, and the siblings of the first root."""
+        method, text = self.method, self.text.tokens
+        at = len(text) - 1 - len(prompt)  # the root is behind them
+        before = text[at - 1] if at > self._prompt_at else prompt[0]  # of a prompt's first token: itself
+        outcome = np.array(prompt, dtype=np.int64), *on_host(*top_k_and_bits(logits, method.k))
+        loops.learn_prompt(before, text[-1], method.siblings, *outcome, self.growth, self.rows)
+
+    def draft(self, root: int) -> Draft:
+        """Grow a draft to its size, best first, and arrange its nodes breadth-first."""
+        method, nodes = self.method, self.growth[0]
+        state = self._before, root, method.copy, self.growth, self.rows, self.text.arrays, method.weights.probs
+        if method.sizing is None:
+            count, _ = loops.grow(0, method.nodes, *state)
+        else:
+            count = 0
+            for limit in method.sizing.sizes:
+                count, following = loops.grow(count, limit, *state)
+                if following < 0 or method.sizing.enough(nodes["likelihood"][:count], following):
+                    break
+            count = 1 + method.sizing.choose(nodes["likelihood"][:count])
+        self._arranged = np.empty((3, count), dtype=np.int64)
+        loops.arrange(nodes, self._arranged)
+        _, parents, tokens = self._arranged
+        return Draft(Tree(parents.tolist(), once=True), torch.from_numpy(tokens))
+
+    def observe(self, verification: Verification) -> None:
+        method, weights, node = self.method, self.method.weights, verification.node
+        assert verification.candidates is not None and verification.bits is not None
+        outcome = (
+            np.ascontiguousarray(verification.choices.numpy()),
+            verification.accepted.numpy(),
+            *on_host(verification.candidates, verification.bits),
+        )
+        tables = self.growth, self.rows, (weights.seen, weights.accepted, weights.probs)
+        loops.learn(self._before, node, weights.learning, method.siblings, self._arranged, outcome, *tables)
+        self._before = int(self._arranged[2, node])
+        self.read(verification.tokens)
+
+    def passed(self, tokens: list[int]) -> None:
+        """Append the tokens and forget the siblings: a plain step says nothing of the next root's."""
+        newest = [*self.text.tokens[-1:], *tokens]
+        self._before = newest[-2]
+        forget_siblings(self.growth)
+        self.read(tokens)
+
+
+def new_growth(nodes: int, rows: TokenRows) -> tuple[Any, ...]:
+    """Return the fields of a `loops.Growth` of at most so many nodes below the root."""
+    vocab_size, k = rows.ids.shape
+    most = (1 + nodes) * (2 * k + 1) + 2 * k  # candidates: of each node two rows and a copy; the root's siblings
+    growth = loops.Growth(
+        nodes=np.zeros(2 + nodes, dtype=loops.NODE),
+        candidates=np.empty(most, dtype=loops.CANDIDATE),
+        heap=np.empty(most, dtype=loops.LISTED),
+        sibling_children=np.empty(1 + k, dtype=loops.GUESS),
+        siblings=np.empty(1 + k, dtype=loops.GUESS),
+        mass=np.zeros(vocab_size),
+        met=np.empty(nodes * k, dtype=np.int64),
+    )
+    forget_siblings(growth)
+    return tuple(growth)
+
+
+def forget_siblings(growth: tuple[Any, ...]) -> None:
+    """Let the next root have none."""
+    for guesses in (loops.Growth(*growth).sibling_children, loops.Growth(*growth).siblings):
+        guesses["token"][0] = NONE
+
+
+def loop_rows(rows: TokenRows, pairs: PairRows | None) -> tuple[Any, ...]:
+    """Return the fields of a `loops.Rows`, the tables' own memory."""
+    by_pair = PairRows(2, rows.ids.shape[1]) if pairs is None else pairs
+    return tuple(
+        loops.Rows(
+            ids=rows.ids,
+            levels=rows.levels,
+            seen=rows.seen,
+            pair_ids=by_pair.ids,
+            pair_levels=by_pair.levels,
+            pair_seen=by_pair.seen,
+            pair_keys=by_pair.keys[: 0 if pairs is None else None],
+            pair_shift=by_pair.shift,
+        )
+    )
+
+
+@cache
+def compile_loops() -> None:
+    """Compile the loops, or load them, before anything is timed."""
+    text, weights, tokens = SuffixAutomaton([0, 1, 0]), Weights(), TokenRows(2, 1)
+    growth, rows = new_growth(1, tokens), loop_rows(tokens, PairRows(2, 1))
+    prompt = np.zeros(1, dtype=np.int64)
+    outcome = np.zeros((1, 1), dtype=np.int64), np.zeros((1, 1), dtype=np.float32)
+    loops.learn_prompt(0, 0, True, prompt, *outcome, growth, rows)
+    loops.grow(0, 0, 0, 0, True, growth, rows, text.arrays, weights.probs)
+    arranged = np.empty((3, 1), dtype=np.int64)
+    loops.arrange(growth[0], arranged)
+    shares = weights.seen, weights.accepted, weights.probs
+    loops.learn(0, 0, True, True, arranged, (prompt, np.ones(1, dtype=bool), *outcome), growth, rows, shares)

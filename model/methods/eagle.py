@@ -1,0 +1,321 @@
+"""EAGLE and EAGLE-2: features are drafted one after the other and tokens follow from them.
+
+`Eagle` drafts a static tree (arXiv 2401.15077), `Eagle2` one that follows the head's own confidence (arXiv 2406.16858).
+Verification is the engine's. Source of the tree and the order of things: github.com/SafeAILab/EAGLE.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import torch
+
+from ..engine import Draft, Drafter, Needs, Session, Target, Tree, Verification
+from ..engine.cache import CachePool
+from ..engine.tree import breadth_first
+from ..errors import UserError
+from ..structures.heads import load_head, template
+
+
+class EagleDrafter(Drafter):
+    """The head, its caches and its masks; a method says which tree its sequences grow.
+
+    Args:
+        target: whose features, embedding and head they are.
+        head_path: folder of the head, see `heads.load_head`.
+        inner: drafted nodes that are continued in one draft.
+        max_nodes: of a draft, root included.
+        max_depth: of a draft.
+
+    Raises:
+        UserError: what `load_head` raises.
+    """
+
+    needs = Needs(hidden=True)
+
+    def __init__(self, target: Target, head_path: str, *, inner: int, max_nodes: int, max_depth: int) -> None:
+        super().__init__(target.device)
+        self.max_nodes = max_nodes
+        self.head, self.lm_head = load_head(head_path, target), target.model.get_output_embeddings()
+        target.equip(self.head)
+        self.capacity = target.context + max(inner, max_depth) + 1
+        self.caches = CachePool(self.head.new_cache)
+        self.blocked = torch.finfo(target.dtype).min
+        self.cos, self.sin = self.head.angles(self.capacity)
+        above = torch.ones(max_depth + 1, max_depth + 1, dtype=torch.bool, device=self.device).triu_(1)
+        self.catching_up = self.mask_of(~above)
+
+    def mask_of(self, visible: torch.Tensor) -> torch.Tensor:
+        """Additive mask (w, capacity + m): zeros for what is committed, then which of m drafted nodes each sees."""
+        zeros = torch.zeros(visible.shape[0], self.capacity, dtype=self.head.fc.weight.dtype, device=self.device)
+        return torch.cat((zeros, torch.zeros_like(visible, dtype=zeros.dtype).masked_fill_(~visible, self.blocked)), 1)
+
+
+class EagleSession(Session):
+    """Keeps the head's cache in step with the target's accepted tokens.
+
+    Pair t is (feature of token t, token t + 1); the head's output at the last pair, whose token is the root, is the
+    feature predicted at the root. Keys and values of drafted nodes are dropped after each draft and those of accepted
+    tokens are computed from the target's own features, as in the public code. Nothing is kept between prompts.
+    """
+
+    method: EagleDrafter
+
+    def __init__(self, method: EagleDrafter) -> None:
+        super().__init__(method)
+        self._held = ExitStack()
+        self._committed = 0  # pairs in the cache, drafted nodes not counted
+        self._pairs: list[tuple[torch.Tensor, torch.Tensor]] = []  # features (m, H), tokens (m,), not yet in the cache
+
+    def begin(self, prompt: list[int]) -> Draft:
+        self.cache = self._held.enter_context(self.method.caches.borrowed(self.method.capacity))
+        return self.method.root_alone(prompt[-1])
+
+    def close(self) -> None:
+        self._held.close()
+
+    def observe_prompt_hidden(self, prompt: list[int], hidden: torch.Tensor) -> None:
+        self._pairs.append((hidden[:-1], torch.tensor(prompt[1:], dtype=torch.long, device=hidden.device)))
+
+    def observe(self, verification: Verification) -> None:
+        tree, node = verification.draft.tree, verification.node
+        path = tree.paths[node, : tree.depth_of[node] + 1]
+        assert verification.hidden is not None
+        chosen = verification.choices.index_select(0, path)  # the token behind each accepted node
+        self._pairs.append((verification.hidden.index_select(0, path), chosen))
+
+    def draft(self, root: int) -> Draft:
+        draft = self.expand(root, self.catch_up())
+        self.cache.length = self._committed
+        return draft
+
+    def expand(self, root: int, feature: torch.Tensor) -> Draft:
+        """Grow the draft below `root`, at which the head predicts `feature` (1, H)."""
+        raise NotImplementedError
+
+    def catch_up(self) -> torch.Tensor:
+        """Forward the new pairs into the head's cache. Returns the feature predicted at the last one, (1, H)."""
+        features, tokens = (
+            torch.cat(parts) if len(parts) > 1 else parts[0] for parts in zip(*self._pairs, strict=True)
+        )
+        self._pairs = []
+        past, new = self.cache.length, len(tokens)
+        mask = None
+        if past and new > 1:
+            mask = self._part(self.method.catching_up[:new], past, new)
+        angles = self.method.cos[:, past : past + new], self.method.sin[:, past : past + new]
+        out = self.method.head(features[None], tokens[None], angles, mask, self.cache)[0]  # (m, H)
+        self.cache.commit(new)
+        self._committed = self.cache.length
+        return out[-1:]  # type: ignore[no-any-return]
+
+    def head_scores(self, features: torch.Tensor, depth: int) -> torch.Tensor:
+        """Return the target head's scores (w, V) of features predicted at nodes of one depth; see `Session.scores`."""
+        length = self._committed + 1  # of the text, root included: a pair ends at each token but the first
+        return self.scores(self.method.lm_head(features), length + depth)
+
+    def continue_nodes(
+        self, features: torch.Tensor, tokens: torch.Tensor, depth: int, mask: torch.Tensor
+    ) -> torch.Tensor:
+        """Features predicted at w nodes of one depth: (w, H). They stay in the cache until the draft is done.
+
+        Args:
+            features: (w, H), predicted at the nodes' parents.
+            tokens: int64 (w,), theirs.
+            mask: which of the drafted nodes each attends to, as `mask_of` made it.
+        """
+        width, position = len(tokens), self._committed - 1 + depth
+        mask = self._part(mask, self._committed, self.cache.length - self._committed + width)
+        angles = self.method.cos[:, position : position + 1], self.method.sin[:, position : position + 1]
+        out: torch.Tensor = self.method.head(features[None], tokens[None], angles, mask, self.cache)[0]
+        self.cache.length += width
+        return out
+
+    def _part(self, mask: torch.Tensor, past: int, nodes: int) -> torch.Tensor:
+        """The part of a mask for `past` committed pairs and `nodes` behind them: (1, 1, w, past + nodes)."""
+        capacity = self.method.capacity
+        mask = mask[:, capacity - past : capacity + nodes][None, None]
+        return mask.contiguous() if mask.is_cuda else mask  # CUDA's kernels want aligned rows
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """How one depth of a static tree is continued: its w nodes that have children.
+
+    Attributes:
+        nodes: int64 (w,); which of this depth's nodes they are.
+        parents: int64 (w,); whose feature each continues, among the nodes continued one depth above.
+        visible: bool (w, m); which of the m nodes continued so far each is or descends from.
+        candidates: tokens wanted of each.
+        pick: int64 (children,); where the next depth's nodes find their tokens among the (w * candidates).
+    """
+
+    nodes: torch.Tensor
+    parents: torch.Tensor
+    visible: torch.Tensor
+    candidates: int
+    pick: torch.Tensor
+
+
+def plan(tree: Tree) -> list[Level]:
+    """The levels of a static tree, root first, the deepest leaves left out. Tensors are on the tree's device."""
+    parents, ranks = tree.parents.tolist(), tree.ranks.tolist()
+    levels: list[Level] = []
+    continued: list[int] = []  # below the root
+    above: list[int] = [0]
+    for (first, end), (below, below_end) in zip(tree.levels, tree.levels[1:], strict=False):
+        inner = [i for i in range(first, end) if i in set(parents[below:below_end])]
+        continued += inner if first else []
+        candidates = 1 + max(ranks[below:below_end])
+        row = {node: i for i, node in enumerate(inner)}
+        rows = [
+            [node - first for node in inner],
+            [above.index(parents[node]) for node in inner],
+            [row[parents[child]] * candidates + ranks[child] for child in range(below, below_end)],
+        ]
+        nodes, whose, pick = (torch.tensor(values, dtype=torch.long, device=tree.device) for values in rows)
+        visible = tree.ancestors[inner][:, continued]
+        levels.append(Level(nodes, whose, visible, candidates, pick))
+        above = inner
+    return levels
+
+
+class Eagle(EagleDrafter):
+    """Drafts a tree of fixed shape: a node's children are the best tokens of the feature predicted at it.
+
+    Args:
+        target, head_path: see `EagleDrafter`.
+        tree_path: YAML of rank paths; default: the published 25 nodes.
+        share_noise: where tokens are drawn, children are drawn, too, by the target's own noise; else the best ones.
+
+    Raises:
+        UserError: what `load_head` raises; a tree of more ranks than tokens.
+    """
+
+    def __init__(
+        self, target: Target, *, head_path: str, tree_path: str | None = None, share_noise: bool = False
+    ) -> None:
+        tree = template("eagle-25", tree_path).on(target.device)
+        if tree.max_rank >= target.vocab_size:
+            raise UserError(f"eagle: the tree's rank {tree.max_rank} is beyond the {target.vocab_size} tokens")
+        levels = plan(tree)
+        inner = sum(len(level.nodes) for level in levels[1:])
+        super().__init__(target, head_path, inner=inner, max_nodes=len(tree), max_depth=tree.max_depth)
+        self.template, self.shares_noise = tree, share_noise
+        self.levels = [(level, self.mask_of(level.visible)) for level in levels]
+
+    def session(self) -> EagleTreeSession:
+        return EagleTreeSession(self)
+
+
+class EagleTreeSession(EagleSession):
+    """Grows the tree level by level."""
+
+    method: Eagle
+
+    def expand(self, root: int, feature: torch.Tensor) -> Draft:
+        features, tokens = feature, torch.tensor([root], device=feature.device)
+        drafted = [tokens]
+        for depth, (level, mask) in enumerate(self.method.levels):
+            if depth:
+                continued = tokens.index_select(0, level.nodes)
+                features = self.continue_nodes(features.index_select(0, level.parents), continued, depth, mask)
+            candidates = self.head_scores(features, depth).topk(level.candidates, dim=-1).indices  # (w, candidates)
+            tokens = candidates.view(-1).index_select(0, level.pick)
+            drafted.append(tokens)
+        return Draft(self.method.template, torch.cat(drafted))
+
+
+class Eagle2(EagleDrafter):
+    """Expands the best `top_k` nodes of each depth (4.1), then keeps the best `nodes` of all that were seen (4.2).
+
+    A node's value is the product of the head's probabilities along its path, which estimate acceptance rates.
+
+    Args:
+        target, head_path: see `EagleDrafter`.
+        depth: of the deepest node.
+        top_k: nodes expanded a depth, and children of each.
+        nodes: drafted nodes kept, root not counted.
+        share_noise: where tokens are drawn, the head's confidence counts the target's own noise, too; not published.
+
+    Raises:
+        UserError: what `load_head` raises; a setting below 1, or top_k above the vocabulary.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        *,
+        head_path: str,
+        depth: int = 6,
+        top_k: int = 10,
+        nodes: int = 60,
+        share_noise: bool = False,
+    ) -> None:
+        for key, value in (("depth", depth), ("top_k", top_k), ("nodes", nodes)):
+            if not isinstance(value, int) or value < 1:
+                raise UserError(f"eagle2: {key}={value}: must be a whole number, at least 1")
+        if top_k > target.vocab_size:
+            raise UserError(f"eagle2: top_k={top_k}: there are only {target.vocab_size} tokens")
+        self.depth, self.top_k, self.shares_noise = depth, top_k, share_noise
+        self.nodes = min(nodes, top_k + (depth - 1) * top_k**2)
+        inner = (depth - 1) * top_k
+        super().__init__(target, head_path, inner=inner, max_nodes=1 + self.nodes, max_depth=min(depth, self.nodes))
+        self.itself = torch.eye(top_k, dtype=torch.bool, device=self.device)
+        self.tree_mask = self.mask_of(torch.zeros(top_k, inner, dtype=torch.bool, device=self.device))
+        self.children = torch.arange(top_k, device=self.device)
+
+    def session(self) -> Eagle2Session:
+        return Eagle2Session(self)
+
+
+class Eagle2Session(EagleSession):
+    """Grows the tree by the head's confidence."""
+
+    method: Eagle2
+
+    def expand(self, root: int, feature: torch.Tensor) -> Draft:
+        method, k = self.method, self.method.top_k
+        best = self._log_probabilities(feature, 0).topk(k, dim=-1)
+        value, token = best.values.view(-1), best.indices.view(-1)  # of the nodes to expand: (k,)
+        whose, node = torch.zeros_like(method.children), method.children  # row of the parent's feature; number
+        values, tokens, parents = [value], [token], [whose - 1]  # of all nodes listed; -1 is the root
+        visible = method.itself  # (k, expanded so far)
+        features, listed = feature, k  # number of nodes listed so far
+        for depth in range(1, method.depth):
+            mask = self._show(visible)
+            features = self.continue_nodes(features.index_select(0, whose), token, depth, mask)  # (k, H)
+            best = self._log_probabilities(features, depth).topk(k, dim=-1)
+            below = (value[:, None] + best.values).view(-1)  # (k * k,)
+            values.append(below)
+            tokens.append(best.indices.view(-1))
+            parents.append(node.repeat_interleave(k))
+            value, flat = below.topk(k)
+            token, whose, node = tokens[-1].index_select(0, flat), flat // k, flat + listed
+            visible = torch.cat((visible.index_select(0, whose), method.itself), dim=1)
+            listed += k * k
+        # A child's value is at most its parent's, and it comes later, so a stable sort keeps parents.
+        best_nodes = torch.cat(values).sort(descending=True, stable=True).indices[: method.nodes]
+        nodes = torch.stack((best_nodes, torch.cat(parents)[best_nodes], torch.cat(tokens)[best_nodes]))
+        return self._breadth_first(root, *nodes.tolist())  # one transfer
+
+    def _log_probabilities(self, features: torch.Tensor, depth: int) -> torch.Tensor:
+        return torch.log_softmax(self.head_scores(features, depth).float(), dim=-1)  # (w, V)
+
+    def _show(self, visible: torch.Tensor) -> torch.Tensor:
+        """Write the topology into the mask."""
+        method = self.method
+        part = method.tree_mask[:, method.capacity : method.capacity + visible.shape[1]]
+        part.zero_().masked_fill_(~visible, method.blocked)
+        return method.tree_mask
+
+    def _breadth_first(self, root: int, kept: list[int], parents: list[int], tokens: list[int]) -> Draft:
+        """The draft of the nodes kept: their numbers, their parents' numbers (-1: the root), their tokens."""
+        device, nodes = self.method.device, [(-1, -1, root), *sorted(zip(kept, parents, tokens, strict=True))]
+        place = {number: i for i, (number, _, _) in enumerate(nodes)}
+        order, tree_parents = breadth_first([place[parent] for _, parent, _ in nodes])
+        # numbers of siblings start at a multiple of top_k
+        ranks = [0] + [nodes[i][0] % self.method.top_k for i in order[1:]]
+        tree = Tree(tree_parents, ranks, device, once=True)
+        return Draft(tree, torch.tensor([nodes[i][2] for i in order], device=device))

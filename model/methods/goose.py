@@ -1,0 +1,316 @@
+"""Goose: a copied chain with recycled candidates as its branches, in one tree that grows with confidence.
+
+Jin, Nguyen, Inoue: arXiv 2604.02047 (COLM 2026). The rules are those of the public code at its default settings,
+github.com/2kinto/GOOSE_Speculative_Decoding at c5c8bb3; docs/design.md says where this engine
+differs.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from itertools import accumulate, islice
+
+import numpy as np
+import torch
+
+from ..engine import Draft, Drafter, Needs, Session, Tree, Verification
+from ..engine.sampling import top_k
+from ..engine.tree import breadth_first
+from ..errors import UserError
+from ..structures.ngram_index import NgramIndex
+
+# The public code's settings. Its sizes count the root.
+BASE, LARGEST = 60, 100  # nodes without confidence, and with all of it
+DEPTH = 6  # that branches of branches may reach
+ROW_CANDIDATES = 10
+LEAST_SCORE = 0.01  # of a candidate that is drafted
+SPINE_SHARE = 0.5  # of the branches, those that hang on the spine
+NGRAMS = (5, 4, 3)
+MAX_COPY = 20  # tokens of one look-up, at most
+LONG_COPY = 8  # tokens of a continuation that counts as long
+EXTEND_ABOVE = 0.6  # confidence above which the copy is extended
+NEWEST, OLDER, FIRST_AVERAGE = 0.3, 0.7, 0.5  # weights in the moving average of the spine's acceptance; its start
+SHARES = ((0.2, 0.15), (0.4, 0.30), (math.inf, 0.50))  # of the budget for the spine, below each average
+
+MAX_NODES = 4096
+ScoredRow = tuple[list[int], list[float]]  # candidates, best first, and their scores
+HARMONIC = [0.0, *accumulate(1 / i for i in range(1, MAX_NODES + 1))]
+
+
+class Goose(Drafter):
+    """Drafts a copied chain, the spine, with candidates of rows by token and by pair of tokens as branches.
+
+    In a cold start, as published, the rows begin anew with each prompt. Keeping them between prompts is a
+    variant of this project, which the public code's evaluation does not run. The text copied from is the prompt's own.
+
+    Rank paths in step records: a node's rank is its place among its siblings; a spine node has rank 0.
+
+    Args:
+        vocab_size: V.
+        nodes: of every draft at most, the root not counted, whatever the confidence. None, as published: 59, and up to
+            100 with confidence.
+        history_pairs: rows by pairs of tokens that are kept for the next prompt, the newest; a row takes some 1.2 KB.
+            Within a prompt all are kept.
+
+    Raises:
+        UserError: a setting out of range.
+    """
+
+    stateful = True
+
+    def __init__(
+        self,
+        vocab_size: int,
+        *,
+        nodes: int | None = None,
+        history_pairs: int = 65536,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        if nodes is not None and (not isinstance(nodes, int) or not 1 <= nodes <= MAX_NODES):
+            raise UserError(f"goose: nodes={nodes} must be from 1 to {MAX_NODES}, or null for the published sizes")
+        if not isinstance(history_pairs, int) or isinstance(history_pairs, bool) or history_pairs < 0:
+            raise UserError(f"goose: history_pairs={history_pairs} must be a whole number, at least 0")
+        super().__init__(torch.device(device))
+        # Sizes of a tree, root included: without confidence, and what all of it adds; and the most below the root.
+        self.base, self.growth, self.most = (BASE, LARGEST - BASE, LARGEST) if nodes is None else (nodes + 1, 0, nodes)
+        self.max_nodes = 1 + self.most
+        self.k = min(ROW_CANDIDATES, vocab_size)
+        self.needs = Needs(logits=True, candidates=self.k, prompt_logits=True)
+        self.history_pairs = history_pairs
+        self.rows = Rows(vocab_size)
+
+    def session(self) -> GooseSession:
+        return GooseSession(self)
+
+    def reset(self) -> None:
+        self.rows.reset()
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return self.rows.state_dict(self.k)
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        self.rows.load_state_dict(state, self.k)
+
+
+class Rows:
+    """The target's top candidates after a token and after a pair of tokens, when last seen there, with scores.
+
+    A score is the softmax over the row's candidates alone. Rows by token keep it as float16.
+    """
+
+    def __init__(self, vocab_size: int) -> None:
+        self.vocab_size = vocab_size
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all rows."""
+        self.by_token: dict[int, ScoredRow] = {}
+        self.by_pair: dict[int, ScoredRow] = {}  # by the first token times V and the second, the newest last
+
+    def find(self, before: int, token: int) -> ScoredRow | None:
+        """Return the row of a pair of tokens, else of its second token; None if neither was seen."""
+        return self.by_pair.get(before * self.vocab_size + token) or self.by_token.get(token)
+
+    def write(self, before: list[int], tokens: list[int], ids: torch.Tensor, scores: torch.Tensor) -> None:
+        """Write rows (m, k) for m tokens and the ones before them, in order: of equal ones the last counts.
+
+        Args:
+            before: -1: no row by pair is written.
+            scores: float32.
+        """
+        exact_scores = scores.cpu().numpy()
+        written = ids.tolist(), exact_scores.tolist(), exact_scores.astype(np.float16).tolist()
+        by_token, by_pair, vocab = self.by_token, self.by_pair, self.vocab_size
+        for first, token, row, exact, rounded in zip(before, tokens, *written, strict=True):
+            by_token[token] = row, rounded
+            if first >= 0:
+                pair = first * vocab + token
+                by_pair.pop(pair, None)
+                by_pair[pair] = row, exact
+
+    def forget_pairs(self, most: int) -> None:
+        """Keep the newest rows by pair."""
+        for pair in list(islice(self.by_pair, max(len(self.by_pair) - most, 0))):
+            del self.by_pair[pair]
+
+    def state_dict(self, k: int) -> dict[str, torch.Tensor]:
+        """All rows, (m, k) each: their keys, int64 (m,), the newest last; candidates int32; scores."""
+        tensors = {}
+        for name, rows, dtype in (("token", self.by_token, torch.float16), ("pair", self.by_pair, torch.float32)):
+            ids, scores = [row[0] for row in rows.values()], [row[1] for row in rows.values()]
+            tensors[f"{name}_keys"] = torch.tensor(list(rows), dtype=torch.int64)
+            tensors[f"{name}_ids"] = torch.tensor(ids, dtype=torch.int32).view(-1, k)
+            tensors[f"{name}_scores"] = torch.tensor(scores, dtype=dtype).view(-1, k)
+        return tensors
+
+    def load_state_dict(self, state: dict[str, torch.Tensor], k: int) -> None:
+        """Raises UserError if the rows are of another form or vocabulary."""
+        expected = self.state_dict(k)
+        if set(state) != set(expected):
+            raise UserError(f"start: goose's saved rows are {', '.join(expected)}, not {', '.join(sorted(state))}")
+        for name, largest in (("token", self.vocab_size), ("pair", self.vocab_size**2)):
+            keys, ids, scores = (state[f"{name}_{part}"] for part in ("keys", "ids", "scores"))
+            shapes = [tuple(tensor.shape) for tensor in (keys, ids, scores)]
+            dtypes = [tensor.dtype for tensor in (keys, ids, scores)]
+            wanted_dtypes = [expected[f"{name}_{part}"].dtype for part in ("keys", "ids", "scores")]
+            if shapes != [(len(keys),), (len(keys), k), (len(keys), k)] or dtypes != wanted_dtypes:
+                raise UserError(f"start: goose's saved rows by {name} are not keys (m,) with {k} candidates and scores")
+            for tensor, below in ((keys, largest), (ids, self.vocab_size)):
+                if tensor.numel() and not 0 <= int(tensor.min()) <= int(tensor.max()) < below:
+                    raise UserError(f"start: the saved rows hold ids outside the vocabulary of {self.vocab_size}")
+        self.by_token, self.by_pair = (
+            dict(
+                zip(
+                    state[f"{name}_keys"].tolist(),
+                    zip(state[f"{name}_ids"].tolist(), state[f"{name}_scores"].tolist(), strict=True),
+                    strict=True,
+                )
+            )
+            for name in ("token", "pair")
+        )
+
+
+class GooseSession(Session):
+    """A sequence's text and its n-grams, the spine's acceptance so far, and the last draft as it was built."""
+
+    method: Goose
+
+    def __init__(self, method: Goose) -> None:
+        super().__init__(method)
+        self._index = NgramIndex(NGRAMS)
+        self._acceptance = FIRST_AVERAGE
+        self._before = -1  # the token before the next root
+        self._drafted = False  # the first step has no draft: its rows are among the prompt's
+
+    def begin(self, prompt: list[int]) -> Draft | None:
+        self.method.rows.forget_pairs(self.method.history_pairs)
+        self._index.extend(prompt)
+        return super().begin(prompt)
+
+    def observe_prompt(self, prompt: list[int], logits: torch.Tensor) -> None:
+        ids = top_k(logits, self.method.k)
+        self.method.rows.write([-1, *prompt[:-1]], prompt, ids, scores_of(logits, ids))
+
+    def draft(self, root: int) -> Draft:
+        chain, unanimous = self._copied([])
+        pair_written = True  # the root's; not in a tree
+        if self.method.rows.find(self._before, root) is None:
+            tokens, parents = [root, *chain[: self.method.most]], [0, *range(min(len(chain), self.method.most))]
+            spine = 0  # the acceptance of a bare chain is not counted
+        else:
+            conf = confidence(len(chain), unanimous)
+            self._extend(chain, conf)
+            tokens, parents, spine = self._grow(root, chain, conf)
+            pair_written = len(tokens) == 1
+        before = [tokens[parent] for parent in parents]
+        before[0] = self._before if pair_written else -1
+        self._built, self._spine, self._drafted = (before, tokens), spine, True
+        self._order, parents = breadth_first(parents)
+        ordered = [tokens[node] for node in self._order]
+        return Draft(Tree(parents, once=True), torch.tensor(ordered))
+
+    def _copied(self, chain: list[int]) -> tuple[list[int], bool]:
+        """Return what first followed the end of text and `chain`; True if nothing else ever followed it."""
+        text = self._index.tokens
+        place, unanimous = self._index.find((text[-NGRAMS[0] :] + chain)[-NGRAMS[0] :])
+        return text[place : place + MAX_COPY] if place else [], unanimous
+
+    def _extend(self, chain: list[int], conf: float) -> None:
+        """Extend a confident chain."""
+        if conf <= EXTEND_ABOVE:
+            return
+        limit = int(self.method.most * conf)
+        while len(chain) < limit:
+            more, unanimous = self._copied(chain)
+            chain += more
+            if not more or (conf == 1.0 and not unanimous):
+                break
+
+    def _grow(self, root: int, chain: list[int], conf: float) -> tuple[list[int], list[int], int]:
+        """The tree: tokens, parents, and how many nodes behind the root are the spine.
+
+        Nodes are the spine, the root's branches, the spine's branches, and branches of branches, in this order.
+        """
+        method, find = self.method, self.method.rows.find
+        budget = method.base + int(conf * method.growth)
+        share = next(share for below, share in SHARES if self._acceptance < below)
+        spine = min(len(chain), int(budget * (share + conf * (1 - share))), method.most)
+        tokens, parents = [root, *chain[:spine]], [0, *range(spine)]
+        queue: list[tuple[int, int, float]] = []  # branches to extend: node, depth, score
+
+        def attach(
+            parent: int, depth: int, row: ScoredRow | None, most: int, spine_token: int | None, width: int
+        ) -> int:
+            """Branches below a node: candidates but `spine_token`, of the best `width`; how many."""
+            count = 0
+            if row is not None and most > 0:
+                for token, score in zip(row[0][:width], row[1], strict=False):
+                    if score < LEAST_SCORE:
+                        break
+                    if token != spine_token:
+                        if depth < DEPTH:
+                            queue.append((len(tokens), depth, score))
+                        tokens.append(token)
+                        parents.append(parent)
+                        count += 1
+                        if count == most:
+                            break
+            return count
+
+        left = budget - 1 - spine
+        on_spine = max(1, int(left * SPINE_SHARE)) if spine and left > 0 else 0
+        attach(0, 1, find(self._before, root), left - on_spine, chain[0] if spine else None, ROW_CANDIDATES)
+        for node, share_of_node in enumerate(shares(on_spine, spine), 1):
+            spine_token = chain[node] if node < spine else None
+            attach(node, node + 1, find(tokens[node - 1], tokens[node]), share_of_node, spine_token, ROW_CANDIDATES)
+        remaining = budget - len(tokens)
+        for node, depth, score in queue:  # grows while it is walked
+            if remaining <= 0:
+                break
+            row = find(tokens[parents[node]], tokens[node])
+            width = min(max(1, math.ceil(remaining * score)), max(1, ROW_CANDIDATES // depth))
+            remaining -= attach(node, depth + 1, row, remaining, None, width)
+        return tokens, parents, spine
+
+    def observe(self, verification: Verification) -> None:
+        draft, node = verification.draft, verification.node
+        if self._drafted:
+            before, tokens = self._built
+            place = np.empty(len(tokens), dtype=np.int64)  # of each node in the draft
+            place[self._order] = np.arange(len(tokens))
+            ids, logits = verification.candidates, verification.logits
+            assert ids is not None and logits is not None
+            built = torch.from_numpy(place).to(ids.device)
+            scores = scores_of(logits, ids.to(logits.device)).to(ids.device)  # ids alone may have come to the host
+            self.method.rows.write(before, tokens, ids[built], scores[built])
+            if self._spine:
+                accepted = bisect_right([self._order[i] for i in draft.tree.chain_of[node]], self._spine) - 1
+                self._acceptance = NEWEST * accepted / self._spine + OLDER * self._acceptance
+        self._before = int(draft.tokens[node])
+        self._index.extend(verification.tokens)
+
+
+def confidence(length: int, unanimous: bool) -> float:
+    """Return the confidence in a copy of so many tokens: 0 for none, 1 if all occurrences were followed alike."""
+    if unanimous:
+        return 1.0
+    if length >= LONG_COPY:
+        return min(0.9, 0.7 + 0.2 * (length - LONG_COPY) / 12.0)
+    return 0.6 * length / LONG_COPY
+
+
+def shares(branches: int, spine: int) -> list[int]:
+    """How many branches each node of the spine may have: by 1/depth, at least one as long as there are any."""
+    counts, left = list[int](), branches
+    for depth in range(1, spine + 1):
+        if left <= 0:
+            break
+        counts.append(min(max(1, int(branches * (1 / depth) / HARMONIC[spine])), left))
+        left -= counts[-1]
+    return counts
+
+
+def scores_of(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """Return the softmax over the candidates alone, in the logits' own type: (n, V) and (n, k) -> float32 (n, k)."""
+    return torch.softmax(logits.gather(1, ids), -1).float()

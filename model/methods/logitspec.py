@@ -1,0 +1,184 @@
+"""LogitSpec: drafts the runners-up of the last logits as the token after next, each with what followed it before.
+
+Liu, Lv, Li, Gao, Sun, Sun: arXiv 2507.01449 (Findings of ACL 2026). The rules are those of the public code at its
+default settings, github.com/smart-lty/LogitSpec at 659bba9; docs/design.md says where this engine differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+
+import torch
+
+from ..engine import Draft, Drafter, Needs, Tree, Verification
+from ..engine.sampling import top_k
+from ..engine.tree import breadth_first
+from ..errors import UserError
+from ..structures.history import History, TextSession
+
+NGRAM = 3  # the longest
+MAX_COPY = 20  # tokens of one continuation, at most
+REWRITTEN = 2 * MAX_COPY  # last positions whose continuations are written again after each step
+PATHS = ((8, 4), (32, 3))  # tokens of a path, by the highest rank of the candidate it begins with
+SHORTEST_PATH = 1  # tokens of a path that begins with any other candidate
+MAX_NODES = 4096
+
+
+class LogitSpec(Drafter):
+    """Drafts a copied continuation of the root, then the candidates next to it, each with a short continuation.
+
+    Paths are not merged: a token may be drafted twice below the root. In a cold start, as published, nothing is kept
+    between prompts. Keeping the newest text, to copy from, is a variant of this project.
+
+    Rank paths in step records: the rank below the root is the path's place in the draft, all others are 0.
+
+    Args:
+        vocab_size: V.
+        nodes: of every draft, the root not counted (published: 63, a capacity of 64). The draft is cut behind so many
+            nodes; the lengths of paths do not depend on it.
+        history_tokens: earlier prompts and answers are copied from, too, up to so many tokens of some 300 bytes each;
+            0: the prompt's own alone.
+
+    Raises:
+        UserError: a setting out of range.
+    """
+
+    needs = Needs(logits=True)  # of the last accepted node alone, whose many candidates are wanted
+
+    def __init__(
+        self, vocab_size: int, *, nodes: int = 63, history_tokens: int = 32768, device: torch.device | str = "cpu"
+    ) -> None:
+        if not isinstance(nodes, int) or not 1 <= nodes <= MAX_NODES:
+            raise UserError(f"logitspec: nodes={nodes} must be from 1 to {MAX_NODES}")
+        super().__init__(torch.device(device))
+        self.nodes, self.vocab_size, self.max_nodes = nodes, vocab_size, 1 + nodes
+        self.ranked = min(nodes + 1, vocab_size)  # candidates: one of them is mostly the root
+        self.history, self.stateful = History(history_tokens, partial(Continuations, vocab_size)), history_tokens > 0
+
+    def session(self) -> LogitSpecSession:
+        return LogitSpecSession(self)
+
+    def reset(self) -> None:
+        self.history.reset()
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return self.history.state_dict()
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        self.history.load_state_dict(state, self.vocab_size)
+
+
+class Continuations:
+    """What followed the n-grams of a text that grows at its end: for each one continuation of at most MAX_COPY tokens.
+
+    A continuation reaches as far as the text did when it was written, and gives way to one that is as long or longer.
+    So it is of the newest occurrence that had MAX_COPY tokens behind it, and until there is one mostly of the oldest.
+
+    Attributes:
+        tokens: the text.
+    """
+
+    def __init__(self, vocab_size: int, tokens: Iterable[int] = ()) -> None:
+        self.vocab_size = vocab_size
+        self.tokens: list[int] = []
+        # By n - 1: n-grams as numbers to the base V -> the place behind and the continuation's length, in one number
+        self._pools: list[dict[int, int]] = [{} for _ in range(NGRAM)]
+        self._all_written = 0  # length of the text when all positions were last written
+        self._written = 0  # length of the text when any position was last written
+        self.extend(tokens)
+
+    def extend(self, tokens: Iterable[int]) -> None:
+        """Append a text and write all its positions; rewrite those of earlier steps, which may have been cut short."""
+        self.tokens += tokens
+        self._write(self._all_written - MAX_COPY - NGRAM)
+        self._all_written = len(self.tokens)
+
+    def commit(self, tokens: Iterable[int]) -> None:
+        """Append a step's tokens and write the last REWRITTEN positions again."""
+        self.tokens += tokens
+        # A continuation that had all its MAX_COPY tokens already would be written unchanged.
+        self._write(len(self.tokens) - REWRITTEN, self._written - MAX_COPY + 1)
+
+    def _write(self, first: int, first_end: int = 0) -> None:
+        """Write n-grams from position `first` on that end at `first_end` or behind it."""
+        text, vocab = self.tokens, self.vocab_size
+        length = self._written = len(text)
+        for n, pool in enumerate(self._pools, 1):
+            for end in range(max(n, first + n, first_end), length):
+                gram = text[end - 1]
+                if n > 1:
+                    gram += text[end - 2] * vocab
+                if n > 2:
+                    gram += text[end - 3] * vocab * vocab
+                count = min(MAX_COPY, length - end)
+                if count >= pool.get(gram, 0) % (MAX_COPY + 1):
+                    pool[gram] = end * (MAX_COPY + 1) + count
+
+    def after(self, oldest: int, older: int, token: int, most: int) -> list[int]:
+        """Return the continuation of the longest indexed n-gram that ends these three tokens, cut to `most` tokens.
+
+        Args:
+            oldest: -1 if there is none.
+        """
+        vocab, (singles, pairs, triples) = self.vocab_size, self._pools
+        pair = older * vocab + token
+        entry = triples.get(oldest * vocab * vocab + pair) if oldest >= 0 else None
+        if entry is None:
+            entry = pairs.get(pair)
+        if entry is None:
+            entry = singles.get(token)
+        if entry is None:
+            return []
+        end, count = divmod(entry, MAX_COPY + 1)
+        return self.tokens[end : end + min(count, most)]
+
+
+class LogitSpecSession(TextSession[Continuations]):
+    """A sequence's text up to the root, and the candidates from which the root was chosen."""
+
+    method: LogitSpec
+
+    def begin(self, prompt: list[int]) -> Draft | None:
+        self._ranked: list[int] | None = None  # None: the root is the prompt's last token
+        return super().begin(prompt)
+
+    def draft(self, root: int) -> Draft:
+        tokens, parents = side_by_side(root, self._paths(root))
+        return Draft(Tree(parents, once=True), torch.tensor(tokens))
+
+    def _paths(self, root: int) -> list[list[int]]:
+        """List the paths to draft below the root, the first ones first."""
+        text, left = self.text, self.method.nodes  # nodes left to fill
+        tokens, paths = text.tokens, []
+        last = tokens[-1]
+        first = text.after(tokens[-2] if len(tokens) > 1 else -1, last, root, left)
+        if first:
+            paths.append(first)
+            left -= len(first)
+        for rank, token in enumerate(self._ranked or ()):
+            if left == 0:
+                break
+            if token != root:
+                most = min(next((most for highest, most in PATHS if rank <= highest), SHORTEST_PATH), left)
+                path = [token, *text.after(last, root, token, most - 1)] if most > 1 else [token]
+                paths.append(path)
+                left -= len(path)
+        return paths
+
+    def observe(self, verification: Verification) -> None:
+        node = verification.node
+        assert verification.logits is not None
+        if self._ranked is not None:  # the prompt's last token is in the text from the beginning
+            self.text.commit([int(verification.draft.tokens[0]), *verification.tokens[:-1]])
+        self._ranked = top_k(verification.logits[node : node + 1], self.method.ranked)[0].tolist()
+
+
+def side_by_side(root: int, paths: list[list[int]]) -> tuple[list[int], list[int]]:
+    """A tree of paths that share the root alone, breadth-first: its tokens and its parents."""
+    tokens, parents = [root], [0]
+    for path in paths:
+        parents += [0, *range(len(tokens), len(tokens) + len(path) - 1)]
+        tokens += path
+    order, parents = breadth_first(parents)
+    return [tokens[node] for node in order], parents

@@ -1,0 +1,166 @@
+"""Lookahead decoding: Jacobi iterations next to the text produce n-grams, which are drafted when their key is the root.
+
+Source: arXiv 2402.02057, sections 3.1 to 3.3; details (how the window fills, that it moves by one column a step) as in
+the authors' implementation, github.com/hao-ai-lab/LookaheadDecoding, which the public leaderboard runs.
+
+The lookahead branch is a tree. Write (l, i) for the token of level l in column i of the window; (0, 0) is the root. In
+the paper's mask (l, i) sees the root, the level-0 tokens up to column i, and its own column above it, at position
+i + l behind the root: so level 0 is a chain, column i hangs from it at (0, i), and depth is the position. With N = 3
+levels and W = 3 columns (levels 0 and 1 are grams; what follows level 1 is computed):
+
+    root -- (0,1) -- (0,2)          a guess of the verification branch is one more chain from the root:
+      |       |        |            root -- g1 -- g2
+    (1,0)   (1,1)    (1,2)
+
+Both branches are one draft. The engine accepts the deepest node that is accepted, be it of the lookahead branch: such a
+token is the target's own choice, which the authors' code computes and leaves.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from itertools import chain
+
+import torch
+
+from ..engine import DeviceSession, Draft, Needs, Verification
+from ..engine.tree import RankPath
+from ..errors import UserError
+from ..structures.layouts import Layout, LayoutDrafter
+
+
+class _Window(Layout):
+    """The draft of one state of the window and one number of guesses: root, level 0, level 1, ..., guess 0, ...
+
+    Attributes:
+        last: the nodes of the last level that is there, by column.
+    """
+
+    def __init__(self, paths: list[RankPath], last: list[RankPath], device: torch.device) -> None:
+        super().__init__(paths, device)
+        node = {path: i for i, path in enumerate(self.tree.rank_paths)}
+        self.last = [node[path] for path in last]
+
+
+class Lookahead(LayoutDrafter):
+    """Drafts the window's tokens and the pool's n-grams of the root. Window and pool are the prompt's own.
+
+    Args:
+        level: N; an n-gram has N tokens, its key included, and the window N - 1 levels.
+        window: W, columns of the window.
+        guess: G; n-grams grams for one key, and verified in one step.
+        pool_from_prompt: the pool also takes the n-grams of prompt and output (the authors' POOL_FROM_PROMPT).
+
+    Raises:
+        UserError: level < 3, window < 1 or guess < 1.
+    """
+
+    needs = Needs(choices=True)  # the window moves by them
+
+    def __init__(
+        self,
+        *,
+        level: int = 5,
+        window: int = 7,
+        guess: int = 7,
+        pool_from_prompt: bool = False,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        if level < 3 or window < 1 or guess < 1:
+            raise UserError(
+                f"lookahead: level={level} must be at least 3, window={window} and guess={guess} at least 1"
+            )
+        super().__init__(torch.device(device))
+        self.level, self.window, self.pool_from_prompt = level, window, pool_from_prompt
+        # As long as levels are missing the window is wider, by one column for each: a step costs every level one.
+        self.layouts = {(f, 0): self._layout(f, window + level - 2 - f, 0) for f in range(level - 2)}
+        self.layouts |= {(level - 2, g): self._layout(level - 2, window, g) for g in range(guess + 1)}
+        self.max_nodes = max(len(layout.tree) for layout in self.layouts.values())
+        self.guess = guess
+
+    def session(self) -> LookaheadSession:
+        return LookaheadSession(self)
+
+    def _layout(self, deepest: int, width: int, guesses: int) -> _Window:
+        """Levels 0 to `deepest` in `width` columns, and chains of N - 1 tokens."""
+        paths: list[RankPath] = [(0,) * i for i in range(width)]  # level 0; the root is its column 0
+        for below in range(deepest):
+            paths += [(0,) * i + (1,) + (0,) * below for i in range(width)]
+        last = paths[-width:]
+        for g in range(guesses):
+            paths += [(2 + g,) + (0,) * i for i in range(self.level - 1)]
+        return _Window(paths, last, self.device)
+
+
+class LookaheadSession(DeviceSession):
+    """A sequence's window and pool."""
+
+    method: Lookahead
+
+    def __init__(self, method: Lookahead) -> None:
+        super().__init__(method)
+        self.pool = NgramPool(method.guess)
+        self._levels: list[list[int]] = []  # level 0 without its column 0, which is the root; the others whole
+        self._tail: list[int] = []  # the text's last N tokens
+        self._layout_now = method.layouts[0, 0]
+
+    def begin(self, prompt: list[int]) -> Draft | None:
+        draw = random.Random(0)  # of the prompt alone, so that no answer depends on the ones before
+        self._levels = [[draw.choice(prompt) for _ in range(self.method.window + self.method.level - 3)]]
+        self._extend(prompt)
+        return None  # as in the authors' code, the first step has the window and the root's n-grams already
+
+    def choose(self) -> None:
+        guesses = self.pool.guesses(self._tail[-1]) if self._filled else []
+        self._layout_now = self.method.layouts[len(self._levels) - 1, len(guesses)]
+        self.method.lay_out(self._layout_now, [self._tail[-1], *chain(*self._levels), *chain(*guesses)])
+
+    def account(self, verification: Verification) -> None:
+        """Collect the n-grams that this step completes, then move the window (paper, 3.2 and algorithm 2)."""
+        choices, levels = verification.choices.tolist(), self._levels
+        new = [choices[node] for node in self._layout_now.last]  # by column
+        if self._filled:
+            keys = [self._tail[-1], *levels[0]]
+            for key, *tail in zip(keys, *levels[1:], new, strict=True):
+                self.pool.add(key, tuple(tail))
+            levels[:] = [levels[1][1:], *levels[2:], new]
+        else:  # every level loses its column 0
+            levels[:] = [row[1:] for row in levels] + [new[1:]]
+        self._extend(verification.tokens)
+
+    @property
+    def _filled(self) -> bool:
+        return len(self._levels) == self.method.level - 1
+
+    def _extend(self, tokens: Sequence[int]) -> None:
+        """Append tokens to the text."""
+        level = self.method.level
+        if not self.method.pool_from_prompt:
+            self._tail = [tokens[-1]]
+            return
+        text = self._tail + list(tokens)
+        for end in range(max(level, len(self._tail) + 1), len(text) + 1):
+            key, *tail = text[end - level : end]
+            self.pool.add(key, tuple(tail))
+        self._tail = text[-level:]
+
+
+class NgramPool:
+    """For each token, the last `size` n-grams that began with it; the least recently seen is dropped first."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._of: dict[int, dict[tuple[int, ...], None]] = {}  # in order of last sight
+
+    def add(self, key: int, tail: tuple[int, ...]) -> None:
+        """Add the n-gram of `key` and `tail` as the latest."""
+        grams = self._of.setdefault(key, {})
+        grams.pop(tail, None)
+        grams[tail] = None
+        if len(grams) > self.size:
+            del grams[next(iter(grams))]
+
+    def guesses(self, key: int) -> list[tuple[int, ...]]:
+        """Return what followed `key`, oldest first."""
+        return list(self._of.get(key, ()))

@@ -1,0 +1,172 @@
+"""Medusa-1: heads on the target's last hidden state draft the tokens after the next (arXiv 2401.10774).
+
+Source: github.com/FasterDecoding/Medusa for the layout of its checkpoints and its tree. Verification is the engine's,
+greedy; the paper's typical acceptance, which changes the output, is not offered.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ..engine import DeviceDrafter, DeviceSession, Needs, Target, Verification
+from ..errors import UserError
+from ..structures.heads import check_shapes, check_sizes, hidden_size, locate, read_config, read_weights, template
+
+WEIGHTS = "medusa_lm_head.safetensors"
+PUBLIC_WEIGHTS = "medusa_lm_head.pt"
+
+
+class ResBlock(nn.Module):
+    """x + SiLU(W x + b); the identity-like start of the paper is W = 0 (section 2.1.1)."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(hidden, hidden)
+        nn.init.zeros_(self.linear.weight)
+        nn.init.zeros_(self.linear.bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + F.silu(self.linear(x))
+
+
+class MedusaHeads(nn.ModuleList):
+    """Head i: `layers` residual blocks, then a projection to the vocabulary, of its own or the target's (shared).
+
+    The state dict is the public layout: `{i}.{j}.linear.weight`, `.bias`, and `{i}.{layers}.weight` unless shared.
+    """
+
+    def __init__(self, heads: int, layers: int, hidden: int, vocab_size: int, *, shared: bool) -> None:
+        widths = [] if shared else [vocab_size]
+        super().__init__(
+            nn.Sequential(
+                *(ResBlock(hidden) for _ in range(layers)), *(nn.Linear(hidden, size, bias=False) for size in widths)
+            )
+            for _ in range(heads)
+        )
+        self.shared = shared
+
+    def logits(self, i: int, hidden: torch.Tensor, lm_head: nn.Module) -> torch.Tensor:
+        """Return head i's logits for the token i + 2 behind each hidden state: (..., H) -> (..., V)."""
+        x: torch.Tensor = self[i](hidden)
+        return lm_head(x) if self.shared else x
+
+
+def load_heads(path: str, target: Target) -> MedusaHeads:
+    """Heads from a folder: config.json and medusa_lm_head.safetensors (ours) or medusa_lm_head.pt (public).
+
+    The number of heads and layers is the file's own: a public configuration says 2 heads where the file holds 5.
+
+    Raises:
+        UserError: missing, corrupt, cut short, fewer heads than the configuration says, or made for another model.
+    """
+    folder = locate(path, "medusa")
+    config = read_config(folder)
+    check_sizes(folder, config, target)
+    file, state = read_weights(folder, WEIGHTS, PUBLIC_WEIGHTS)
+    shared = bool(config.get("shared_lm_head", False))
+    heads, layers = _count(file, state, shared)
+    for key, held in (("medusa_num_heads", heads), ("medusa_num_layers", layers)):
+        stated = config.get(key, held)
+        if not isinstance(stated, int) or stated > held:
+            raise UserError(f"{file}: holds {held} where {folder / 'config.json'} says {key}={stated}; cut short?")
+    module = MedusaHeads(heads, layers, hidden_size(target), target.vocab_size, shared=shared)
+    check_shapes(file, state, {name: tuple(p.shape) for name, p in module.state_dict().items()}, target.name)
+    module.load_state_dict(state)
+    return module.to(target.device, target.dtype).eval().requires_grad_(False)
+
+
+def _count(file: Path, state: dict[str, torch.Tensor], shared: bool) -> tuple[int, int]:
+    """Heads and residual blocks a head that the keys name."""
+    names = [name.split(".") for name in state]
+    if not names or not all(len(n) in (3, 4) and n[0].isdecimal() and n[1].isdecimal() for n in names):
+        raise UserError(f"{file}: keys such as {sorted(state)[:2]} are not Medusa's (0.0.linear.weight)")
+    return 1 + max(int(n[0]) for n in names), max(int(n[1]) for n in names) + shared
+
+
+class Medusa(DeviceDrafter):
+    """Drafts from the hidden state that chose the root: a node of rank r at depth d is head d's candidate r.
+
+    All parents at one depth share their children's tokens. Nothing is kept between prompts.
+
+    Args:
+        target: whose hidden states they are.
+        heads_path: folder of the heads, see `load_heads`.
+        tree_path: YAML of rank paths; default: the published 63 nodes, cut to the depth that there are heads for.
+
+    Raises:
+        UserError: what `load_heads` raises; a tree deeper than there are heads, or of more ranks than tokens.
+    """
+
+    needs = Needs(hidden=True)
+
+    def __init__(self, target: Target, *, heads_path: str, tree_path: str | None = None) -> None:
+        super().__init__(target.device)
+        heads = load_heads(heads_path, target)
+        tree = template("medusa-63", tree_path)
+        if tree_path is None and tree.max_depth > len(heads):
+            tree = type(tree).from_rank_paths(path for path in tree.rank_paths[1:] if len(path) <= len(heads))
+        if tree.max_depth > len(heads):
+            raise UserError(f"medusa: the tree is {tree.max_depth} deep, {heads_path} has {len(heads)} heads")
+        if tree.max_rank >= target.vocab_size:
+            raise UserError(f"medusa: the tree's rank {tree.max_rank} is beyond the {target.vocab_size} tokens")
+        target.equip(heads)
+        self.heads, self.lm_head = heads, target.model.get_output_embeddings()
+        self.tree = tree.on(target.device)
+        self.max_nodes = len(tree)
+        self._candidates = tree.max_rank + 1
+        # where a node below the root finds its token among the candidates (depths, ranks), flattened: (n - 1,)
+        self._pick = ((self.tree.depths - 1) * self._candidates + self.tree.ranks)[1:]
+        # (1, H), what chose the root, of the sequence that stepped last
+        self.hidden = torch.zeros(1, hidden_size(target), dtype=target.dtype, device=target.device)
+        self.owner: MedusaSession | None = None
+
+    def session(self) -> MedusaSession:
+        return MedusaSession(self)
+
+    def set_hidden(self, hidden: torch.Tensor) -> None:
+        self.hidden.copy_(hidden)
+
+    def grow(self, root: torch.Tensor) -> torch.Tensor:
+        if len(self._pick) == 0:
+            return root
+        logits = torch.cat(  # (depths, V)
+            [self.heads.logits(i, self.hidden, self.lm_head) for i in range(self.tree.max_depth)]
+        )
+        candidates = logits.topk(self._candidates, dim=-1).indices  # (depths, ranks)
+        return torch.cat((root, candidates.view(-1).index_select(0, self._pick)))
+
+    def step_state(self) -> dict[str, torch.Tensor]:
+        return {"hidden": self.hidden}
+
+
+class MedusaSession(DeviceSession):
+    """A sequence's hidden state: in the method's tensor while this sequence steps, else saved here."""
+
+    method: Medusa
+
+    def __init__(self, method: Medusa) -> None:
+        super().__init__(method)
+        self._saved = torch.zeros_like(method.hidden)
+
+    def choose(self) -> None:
+        self._swap_in()
+
+    def observe(self, verification: Verification) -> None:
+        self._swap_in()  # no `choose` precedes the first step
+        super().observe(verification)
+
+    def close(self) -> None:
+        if self.method.owner is self:
+            self.method.owner = None
+
+    def _swap_in(self) -> None:
+        method = self.method
+        if method.owner is not self:
+            if method.owner is not None:
+                method.owner._saved.copy_(method.hidden)
+            method.hidden.copy_(self._saved)
+            method.owner = self

@@ -1,0 +1,151 @@
+"""Cacheback: drafts what recently followed the last tokens, from tables of n-grams alone.
+
+Source: arXiv 2511.21699. A leader (the last few tokens) has followers (the few tokens behind it), both kept in order of
+last use and bounded; a draft is the tree of the followers of the root's leader, of the followers of where each of them
+ends, and so on. The table learns from prompt and output; the paper's second one, frozen from a corpus, is left out.
+
+The tree is taken from a few fixed ones, so that no step builds one: a chain of nodes for each follower, by how many
+followers the root has. Followers that begin alike are drafted as they are, side by side. A place that no follower fills
+repeats its parent's last token: it costs a node, and is accepted only if the target repeats the token.
+"""
+
+from __future__ import annotations
+
+import heapq
+from itertools import chain
+
+import torch
+
+from ..engine import DeviceSession, Draft, Verification
+from ..engine.tree import RankPath
+from ..errors import UserError
+from ..structures.layouts import Layout, LayoutDrafter
+from ..structures.ngram_table import Gram, NgramTable
+
+Slot = RankPath  # a follower's place: (2, 0) is the latest follower of where the root's third latest one ends
+
+
+class NgramCache(LayoutDrafter):
+    """Drafts the followers of the last tokens. The table is kept between prompts.
+
+    Args:
+        vocab_size: V, of the target.
+        leader, follower: tokens in each (the paper's LL and FL).
+        capacity: leaders kept.
+        followers: kept for each leader.
+        nodes: drafted a step, the root not counted; `nodes // follower` followers fit.
+
+    Raises:
+        UserError: a setting out of range.
+    """
+
+    stateful = True
+
+    def __init__(
+        self,
+        vocab_size: int,
+        *,
+        leader: int = 1,
+        follower: int = 3,
+        capacity: int = 32768,
+        followers: int = 8,
+        nodes: int = 24,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        if nodes < follower:
+            raise UserError(f"ngram_cache: nodes={nodes} must be at least follower={follower}")
+        super().__init__(torch.device(device))
+        self.vocab_size, self.leader, self.follower = vocab_size, leader, follower
+        self.table = NgramTable(leader, follower, capacity=capacity, followers=followers)
+        self.shapes = [
+            _Shape(best_slots(nodes // follower, due, followers), follower, self.device) for due in range(followers + 1)
+        ]
+        self.max_nodes = max(len(shape.tree) for shape in self.shapes)
+
+    def session(self) -> NgramCacheSession:
+        return NgramCacheSession(self)
+
+    def reset(self) -> None:
+        self.table.clear()
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return self.table.to_tensors()
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        self.table.load_tensors(state, self.vocab_size)
+
+
+class NgramCacheSession(DeviceSession):
+    """A sequence's last tokens: as many as the next n-gram begins with, at most."""
+
+    method: NgramCache
+
+    def __init__(self, method: NgramCache) -> None:
+        super().__init__(method)
+        self._recent: list[int] = []
+
+    def begin(self, prompt: list[int]) -> Draft:
+        self._extend(prompt)
+        return self.method.root_alone(prompt[-1])
+
+    def choose(self) -> None:
+        method, root = self.method, self._recent[-1]
+        start = tuple(self._recent[-method.leader :])
+        due = method.table.followers_of(start)
+        shape = method.shapes[len(due)]
+        # Per slot: the leader at the end of its follower, and that leader's followers, looked up when needed.
+        ends: list[Gram] = []
+        tokens = [root]
+        followers_at: dict[int, list[Gram]] = {-1: due}
+        for parent, rank in shape.slots:
+            if parent not in followers_at:
+                followers_at[parent] = method.table.followers_of(ends[parent])
+            before = start if parent < 0 else ends[parent]
+            followers = followers_at[parent]
+            gram = followers[rank] if rank < len(followers) else before[-1:] * method.follower
+            tokens += gram
+            ends.append((before + gram)[-method.leader :])
+        method.lay_out(shape, tokens)
+
+    def account(self, verification: Verification) -> None:
+        self._extend(verification.tokens)
+
+    def _extend(self, tokens: list[int]) -> None:
+        """Append tokens and add every n-gram that ends in them to the table."""
+        text = self._recent + tokens
+        self.method.table.add_text(text)
+        self._recent = text[-(self.method.leader + self.method.follower - 1) :]
+
+
+class _Shape(Layout):
+    """One chain of `follower` nodes for each slot: root, first slot's tokens, second slot's tokens, ...
+
+    Attributes:
+        slots: per slot, its parent slot (-1: the root) and its rank there.
+    """
+
+    def __init__(self, slots: list[Slot], follower: int, device: torch.device) -> None:
+        index = {slot: i for i, slot in enumerate(slots)}
+        self.slots = [(index.get(slot[:-1], -1), slot[-1]) for slot in slots]
+        # A slot's first node has its rank among the nodes below its parent's last; those after it are rank 0.
+        ends = [tuple(chain.from_iterable((rank, *[0] * (follower - 1)) for rank in slot)) for slot in slots]
+        places: list[RankPath] = [()]
+        for path in ends:
+            places += [path[: len(path) - follower + 1 + i] for i in range(follower)]
+        super().__init__(places, device)
+
+
+def best_slots(count: int, due: int, followers: int) -> list[Slot]:
+    """The `count` best slots where the root has `due` followers; each after its parent.
+
+    By the product of 0.25 / (rank + 1) along the way: a root's followers first, then those of where they end. With few
+    followers at the root the draft goes deeper, so that the budget is used.
+    """
+    frontier: list[tuple[float, Slot]] = [(-0.25 / (rank + 1), (rank,)) for rank in range(due)]
+    best: list[Slot] = []
+    while frontier and len(best) < count:
+        worth, slot = heapq.heappop(frontier)
+        best.append(slot)
+        for rank in range(followers):
+            heapq.heappush(frontier, (worth * 0.25 / (rank + 1), (*slot, rank)))
+    return best

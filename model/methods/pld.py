@@ -1,0 +1,69 @@
+"""Prompt look-up decoding: drafts what followed the last n-gram where it occurred before.
+
+Source: github.com/apoorvumang/prompt-lookup-decoding; the rule is that of transformers' PromptLookupCandidateGenerator:
+the longest n-gram first, and of its earlier places the first one in the text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import torch
+
+from ..engine import Draft, Drafter, Session, Tree, Verification
+from ..errors import UserError
+from ..structures.ngram_index import NgramIndex
+
+
+class PromptLookup(Drafter):
+    """Drafts a chain copied from the prompt and the output so far. Nothing is kept between prompts.
+
+    Args:
+        max_ngram: longest n-gram to match (transformers: 2, Spec-Bench: 3).
+        draft_tokens: at most so many are copied (10 in both).
+        eos: a copy stops before these, as in transformers.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_ngram: int = 2,
+        draft_tokens: int = 10,
+        eos: Collection[int] = (),
+        device: torch.device | str = "cpu",
+    ) -> None:
+        if max_ngram < 1 or draft_tokens < 1:
+            raise UserError(f"pld: max_ngram={max_ngram} and draft_tokens={draft_tokens} must be at least 1")
+        super().__init__(torch.device(device))
+        self.max_ngram, self.draft_tokens, self.eos = max_ngram, draft_tokens, frozenset(eos)
+        self.max_nodes = 1 + draft_tokens
+
+    def session(self) -> PromptLookupSession:
+        return PromptLookupSession(self)
+
+
+class PromptLookupSession(Session):
+    """A sequence's text and the index of its n-grams."""
+
+    method: PromptLookup
+
+    def __init__(self, method: PromptLookup) -> None:
+        super().__init__(method)
+        self._index = NgramIndex(range(1, method.max_ngram + 1))  # of prompt and output
+
+    def begin(self, prompt: list[int]) -> Draft:
+        self._index.extend(prompt)
+        return self.draft(prompt[-1])
+
+    def draft(self, root: int) -> Draft:
+        method, text = self.method, self._index.tokens
+        start, _ = self._index.find(text[-method.max_ngram :])
+        if not start:
+            return method.root_alone(root)
+        copied = text[start : start + method.draft_tokens]
+        copied = next((copied[:i] for i, token in enumerate(copied) if token in method.eos), copied)
+        tree = Tree.chain(len(copied)).on(method.device)
+        return Draft(tree, torch.tensor([root, *copied], device=method.device))
+
+    def observe(self, verification: Verification) -> None:
+        self._index.extend(verification.tokens)

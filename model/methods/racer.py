@@ -1,0 +1,221 @@
+"""RACER: retrieved n-grams and recycled candidates in one tree of fixed capacity (arXiv 2604.14885).
+
+Its public code (github.com/hkr04/RACER) is followed step by step, in the state in which the recycled part grows inside
+the merged tree, so that no node is wasted. Where this project departs on purpose is listed in docs/design.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import numpy as np
+import torch
+
+from ..engine import Draft, Drafter, Needs, Session, Tree, Verification
+from ..engine.sampling import top_k
+from ..errors import UserError
+from ..recycling.matrix import AdjacencyMatrix
+from ..structures.ngram_trie import NgramTrie, hash_order
+
+MAX_NODES = 4096
+MAX_TRIE = 1 << 24
+
+
+class Racer(Drafter):
+    """Drafts what followed the text's longest matches, and fills the budget from the matrix of candidates.
+
+    Everything is kept between prompts, as in the public code: the matrix, the trie of n-grams of prompts and answers,
+    and the place in it where the last answer ended.
+
+    Rank paths in step records: siblings are ranked as they came into the tree, retrieved ones first.
+
+    Args:
+        vocab_size: V.
+        nodes: of every draft, the root not counted; the public code's capacity of 64 counts it.
+        k: candidates kept a token, and children of the root.
+        ngram: n, the tokens of a stored n-gram.
+        trie_nodes: of the trie, its root included.
+        min_match: the least number of matched tokens, the root of the draft included, that is retrieved from.
+        eos: ids that end an answer; what is accepted behind them is not inserted into the trie.
+
+    Raises:
+        UserError: a setting out of range.
+    """
+
+    stateful = True
+
+    def __init__(
+        self,
+        vocab_size: int,
+        *,
+        nodes: int = 63,
+        k: int = 8,
+        ngram: int = 10,
+        trie_nodes: int = 10000,
+        min_match: int = 2,
+        device: torch.device | str = "cpu",
+        eos: Collection[int] = (),
+    ) -> None:
+        for name, value, least, most in (
+            ("nodes", nodes, 1, MAX_NODES),
+            ("ngram", ngram, 2, MAX_NODES),
+            ("min_match", min_match, 1, ngram),
+            ("trie_nodes", trie_nodes, ngram + 2, MAX_TRIE),  # so that no n-gram evicts its own prefix
+        ):
+            if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+                raise UserError(f"racer: {name}={value} must be from {least} to {most}")
+        super().__init__(torch.device(device))
+        self.eos, self.max_nodes = frozenset(eos), 1 + nodes
+        self.needs = Needs(candidates=k, prompt_logits=True)
+        self._trie_settings = (ngram, trie_nodes, min_match)
+        self.matrix = AdjacencyMatrix(vocab_size, k, dtype=torch.int32)
+        self.trie = NgramTrie(*self._trie_settings)
+
+    def session(self) -> RacerSession:
+        return RacerSession(self)
+
+    def reset(self) -> None:
+        self.matrix.reset()
+        self.trie = NgramTrie(*self._trie_settings)
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return self.matrix.state_dict() | self.trie.state_dict()
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        trie = NgramTrie(*self._trie_settings)
+        trie.load_state_dict(state, len(self.matrix.candidates))
+        self.matrix.load_state_dict({"candidates": state.get("candidates", torch.zeros(0))})
+        self.trie = trie
+
+    def tree(self, root: int, paths: list[list[int]]) -> MergedTree:
+        """Build the tree of a step from retrieved paths below the root, and fill it from the matrix.
+
+        A node of breadth b has its b best candidates as children, added breadth-first. The root's breadth is k. The
+        child of rank i has h / 2^i, rounded down and at least 1, where h is b at the root and half of b elsewhere.
+        """
+        tree = MergedTree(root)
+        for path in paths:
+            tree.insert(path)
+        candidates, tokens, children = self.matrix.candidates.numpy(), tree.tokens, tree.children
+        queue, queued = [(0, self.matrix.k)], {0}
+        for node, breadth in queue:  # grows while it is walked; every node has a child, so it ends with a full tree
+            below = breadth if node == 0 else breadth // 2
+            for token in candidates[tokens[node]].tolist()[:breadth]:
+                child = children[node].get(token)
+                if child is None:
+                    if len(tokens) == self.max_nodes:
+                        return tree
+                    child = tree.add(node, token)
+                if child not in queued:
+                    queued.add(child)
+                    queue.append((child, max(1, below)))
+                below //= 2
+        return tree
+
+
+class RacerSession(Session):
+    """A sequence's place in the trie, and its newest tokens."""
+
+    method: Racer
+
+    def __init__(self, method: Racer) -> None:
+        super().__init__(method)
+        self._trie, self._place = method.trie, method.trie.place
+        self._newest: list[int] = []  # n - 1 of them
+        self._next: int | None = None  # the next root, if the answer goes on
+        self._drafted = False
+
+    def begin(self, prompt: list[int]) -> Draft:
+        """Insert the prompt's n-grams; do not follow its tokens: the place is where the last answer ended.
+
+        The first step is the prefill's own, as in the public code.
+        """
+        trie = self._trie = self.method.trie
+        self._place = trie.place
+        trie.insert_text(prompt)
+        trie.build_fail_links()
+        self._newest = prompt[-(trie.length - 1) :]
+        return self.method.root_alone(prompt[-1])
+
+    def observe_prompt(self, prompt: list[int], logits: torch.Tensor) -> None:
+        matrix = self.method.matrix
+        matrix.update(torch.tensor(prompt), top_k(logits, matrix.k).cpu())  # (m, k)
+
+    def draft(self, root: int) -> Draft:
+        self._place, borders = self._trie.step(self._place, root)
+        self._next, self._drafted = None, True
+        return self.method.tree(root, self._trie.continuations(borders, self.method.max_nodes)).draft()
+
+    def observe(self, verification: Verification) -> None:
+        tokens, candidates, eos = verification.draft.tokens, verification.candidates, self.method.eos
+        assert candidates is not None
+        self.method.matrix.update(tokens.cpu(), candidates.cpu())
+        new = verification.tokens
+        goes_on = len(new) == len(verification.path)  # else the answer ends with an accepted draft
+        committed = [int(tokens[0]), *(new[:-1] if goes_on else new)]
+        ended = next((i for i, token in enumerate(committed) if token in eos), None)
+        self._next = new[-1] if goes_on and ended is None else None
+        if self._drafted:  # else the root is the prompt's last token
+            committed = committed if ended is None else committed[: ended + 1]
+            self._read(committed)
+            if len(committed) > 1:
+                self._place = self._trie.walk(self._place, committed[1:])
+
+    def _read(self, tokens: list[int]) -> None:
+        """Append to the text and insert the n-grams that end in the new tokens."""
+        text = self._newest + tokens
+        self._trie.insert_newest(text, len(tokens))
+        self._newest = text[-(self._trie.length - 1) :]
+
+    def close(self) -> None:
+        """Follow and insert the last token, which in the public code is the root of one more draft."""
+        if self._next is not None:
+            self._place, _ = self._trie.step(self._place, self._next)
+            self._read([self._next])
+        if self._newest:
+            self._trie.place = self._place
+        self._newest, self._next = [], None
+
+
+class MergedTree:
+    """A tree of tokens in which equal paths are merged. Node 0 is the root.
+
+    Attributes:
+        tokens: of each node.
+        children: of each node, by token, in the order in which they came.
+    """
+
+    def __init__(self, root: int) -> None:
+        self.tokens = [root]
+        self.children: list[dict[int, int]] = [{}]
+        self._ranks = [0]  # among siblings
+
+    def add(self, node: int, token: int) -> int:
+        """Add a child to a node and return it."""
+        siblings = self.children[node]
+        self._ranks.append(len(siblings))
+        siblings[token] = child = len(self.tokens)
+        self.tokens.append(token)
+        self.children.append({})
+        return child
+
+    def insert(self, path: list[int]) -> None:
+        """Insert a path below the root."""
+        node = 0
+        for token in path:
+            child = self.children[node].get(token)
+            node = self.add(node, token) if child is None else child
+
+    def draft(self) -> Draft:
+        """List nodes breadth-first, siblings in hash order: of equal tokens the last node's candidates count."""
+        order, parents = [0], [0]
+        for place, node in enumerate(order):  # grows while it is walked
+            siblings = self.children[node]
+            if len(siblings) > 1:
+                order += [siblings[token] for token in hash_order(siblings)]
+                parents += [place] * len(siblings)
+            elif siblings:
+                order += siblings.values()
+                parents.append(place)
+        tree = Tree(parents, [self._ranks[node] for node in order], once=True)
+        return Draft(tree, torch.from_numpy(np.array([self.tokens[node] for node in order])))

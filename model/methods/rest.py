@@ -1,0 +1,135 @@
+"""REST: retrieval-based speculative decoding (arXiv 2311.08252). What followed the same words elsewhere follows here.
+
+The longest n-gram that ends the context is looked up in a datastore; the continuations of all its places are merged
+into a trie, whose most frequent nodes are the draft tree (section 3 of the paper). The settings are the official code's
+(github.com/FasterDecoding/REST): n from 16 down to 2, 5,000 places, 10 tokens of each, 64 nodes. Departures:
+
+- Of more than 5,000 places the official code takes the first in lexicographic order; here they are evenly spread.
+- Of nodes of equal frequency the shallower goes first, then the first in lexicographic order; there, as a hash map
+  has it.
+- Nothing is drafted from the end of an answer on: no step would ever verify it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Collection, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ..engine import Draft, Drafter, Session, Tree, Verification
+from ..errors import UserError
+from ..structures.datastore import Datastore
+
+
+class Rest(Drafter):
+    """Drafts a tree from a datastore, which never changes. Nothing else is kept between prompts.
+
+    Args:
+        datastore_path: a file that `python -m tools.datastore` wrote.
+        vocab_size: width of the target's logits; the datastore must be of the same vocabulary.
+        max_ngram, min_ngram: longest and shortest n-gram to match.
+        nodes: most frequent nodes of the trie that are drafted, without the root.
+        depth: at most so many tokens after the root.
+        places: continuations that are merged; where there are more, so many, evenly spread.
+        eos: a continuation stops before these.
+
+    Raises:
+        UserError: a setting below its least value, or a datastore that does not open or fit.
+    """
+
+    def __init__(
+        self,
+        *,
+        datastore_path: str,
+        vocab_size: int,
+        max_ngram: int = 16,
+        min_ngram: int = 2,
+        nodes: int = 64,
+        depth: int = 10,
+        places: int = 5000,
+        eos: Collection[int] = (),
+        device: torch.device | str = "cpu",
+    ) -> None:
+        if not 1 <= min_ngram <= max_ngram:
+            raise UserError(f"rest: min_ngram={min_ngram} must be at least 1 and at most max_ngram={max_ngram}")
+        for key, value in (("nodes", nodes), ("depth", depth), ("places", places)):
+            if value < 1:
+                raise UserError(f"rest: {key}={value} must be at least 1")
+        super().__init__(torch.device(device))
+        self.datastore = Datastore(datastore_path, vocab_size=vocab_size)
+        self.max_ngram, self.min_ngram = max_ngram, min_ngram
+        self.nodes, self.depth, self.places = nodes, depth, places
+        self.max_nodes = 1 + nodes
+        self.eos = np.array(sorted(eos), dtype=np.int64)
+
+    def session(self) -> RestSession:
+        return RestSession(self)
+
+
+class RestSession(Session):
+    """A sequence's last tokens, as many as the longest n-gram."""
+
+    method: Rest
+
+    def begin(self, prompt: list[int]) -> Draft:
+        self._context = prompt[-self.method.max_ngram :]
+        return self.method.root_alone(prompt[-1])  # as in the official code, the prefill verifies nothing
+
+    def draft(self, root: int) -> Draft:
+        method = self.method
+        n, first, last = method.datastore.longest(self._context, least=method.min_ngram, most=method.max_ngram)
+        if not n:
+            return method.root_alone(root)
+        continuations = method.datastore.continuations(first, last, skip=n, length=method.depth, limit=method.places)
+        if len(method.eos):
+            continuations[np.logical_or.accumulate(np.isin(continuations, method.eos), axis=1)] = -1
+        parents, tokens = most_frequent(continuations, method.nodes)
+        return Draft(Tree(parents, once=True), torch.tensor([root, *tokens]))
+
+    def observe(self, verification: Verification) -> None:
+        self._context = (self._context + verification.tokens)[-self.method.max_ngram :]
+
+
+def most_frequent(continuations: NDArray[np.int64], nodes: int) -> tuple[list[int], list[int]]:
+    """The most frequent nodes of the trie of some continuations, as a tree's parents and its tokens below the root.
+
+    In lexicographic order the continuations that share a node are neighbours: a node is a run of rows, its frequency
+    the run's length. No node is more frequent than its parent, and of equals the shallower goes first: so what is
+    chosen is a tree.
+
+    Args:
+        continuations: int64 (s, length) in lexicographic order; a row ends at its first -1.
+        nodes: at most so many are chosen.
+
+    Returns:
+        parents (1 + m,), the root first, breadth-first, the more frequent of siblings first; tokens (m,).
+    """
+    s, length = continuations.shape
+    differs = np.ones((s, length), dtype=bool)  # [i, d]: row i begins another node of depth d + 1 than row i - 1
+    np.logical_or.accumulate(continuations[1:] != continuations[:-1], axis=1, out=differs[1:])
+    depth, first = np.nonzero(differs.T)  # of every node; runs of one depth follow one another
+    last = np.append(first[1:], 0)
+    last[last == 0] = s  # a depth's last run ends with the rows; the next depth begins with row 0
+    token, count = continuations[first, depth], last - first
+    real = np.flatnonzero(token >= 0)
+    chosen = real[np.lexsort((first[real], depth[real], -count[real]))[:nodes]]
+    return _breadth_first(depth[chosen].tolist(), first[chosen].tolist(), token[chosen].tolist())
+
+
+def _breadth_first(depth: Sequence[int], first: Sequence[int], token: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Number nodes that come most frequent first: level by level, siblings together in the order in which they came."""
+    parents, tokens = [0], []
+    starts, numbers = [0], [0]  # of the level above: where its runs begin, ascending, and the numbers of their nodes
+    for level in range(max(depth, default=-1) + 1):
+        members = [i for i, d in enumerate(depth) if d == level]
+        above = [numbers[bisect_right(starts, first[i]) - 1] for i in members]
+        begun = []
+        for parent, i in sorted(zip(above, members, strict=True)):
+            begun.append((first[i], len(parents)))
+            parents.append(parent)
+            tokens.append(token[i])
+        starts, numbers = map(list, zip(*sorted(begun), strict=True))
+    return parents, tokens

@@ -1,0 +1,251 @@
+"""Spine: a copied continuation with recycled candidates as its branches, in one tree of a fixed number of nodes.
+
+RACER (2604.14885) and Goose (2604.02047) join retrieved and recycled drafts in one tree, too. How the nodes are shared
+between the two is this project's own: the most likely ones, by a law of two parts (see `spine_tree`).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import torch
+
+from ..engine import Tree
+from ..engine.devices import fastest
+from ..engine.sizing import Sizing, budget_of
+from ..engine.tree import RankPath
+from ..errors import UserError
+from ..recycling import RecyclingSession, TokenRecycling
+from ..recycling.templates import best_order, likelihood
+from ..structures.history import History, TextSession
+from ..structures.suffix_automaton import SuffixAutomaton
+
+MAX_NODES = 4096
+
+
+class Spine(TokenRecycling):
+    """Token Recycling whose tree grows off the continuation of the longest suffix match in prompt and output.
+
+    There is one topology for each length of match, all built here; a step chooses one and fills in its tokens. Without
+    a match it is the published order's best nodes. Kept between prompts: the matrix and the newest text.
+
+    Rank paths in step records: a spine token has rank 0, and the other candidates of a node that the spine goes through
+    have ranks 1, 2, ..., best first. Elsewhere ranks are the matrix's own.
+
+    Args:
+        nodes: of every draft, the root not counted. auto: as many as pay, found while decoding; `auto:N`: at most N.
+        accept_probs: probability that the token that followed a match of 1, 2, 3, ... tokens follows it again; the last
+            one holds for longer matches. 0: such a match is not copied from.
+        history_tokens: earlier prompts and answers are matched against, too, up to so many tokens; 0: the prompt alone.
+        others: as TokenRecycling.
+
+    Raises:
+        UserError: nodes or accept_probs out of range.
+    """
+
+    sizing: Sizing | None = None
+
+    def __init__(
+        self,
+        vocab_size: int,
+        *,
+        nodes: int | str = 24,
+        accept_probs: Sequence[float] = (0.0, 0.2, 0.45, 0.55, 0.65, 0.75, 0.85),
+        history_tokens: int = 32768,
+        k: int = 8,
+        recycle_prompt: bool = False,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.int64,
+        eos: Collection[int] = (),
+    ) -> None:
+        sized, nodes = nodes, budget_of(nodes)
+        if not isinstance(nodes, int) or not 1 <= nodes <= MAX_NODES:
+            raise UserError(f"spine: nodes={nodes} must be from 1 to {MAX_NODES}")
+        if not accept_probs or not all(isinstance(p, int | float) and 0 <= p <= 1 for p in accept_probs):
+            raise UserError(
+                f"spine: accept_probs={accept_probs} must be a list of probabilities, for matches of 1, 2, ... tokens"
+            )
+        device = torch.device(device)
+        settings = dict(k=k, recycle_prompt=recycle_prompt, device=device, dtype=dtype, eos=eos)
+        super().__init__(vocab_size, Tree.chain(0), **settings)  # type: ignore[arg-type]
+        self.nodes, self.accept_probs = nodes, accept_probs
+        matches = range(len(accept_probs) + 1)  # lengths of a match, each with topologies of its own
+        self._topologies: dict[tuple[int, int], Topology] = {}  # by kind and nodes
+        if isinstance(sized, str):
+            self.sizing = Sizing(sized, device)
+            listed = [best_first(match, nodes, k, accept_probs) for match in matches]
+            self._likelihoods = [[1.0, *(prob for prob, _, _ in best)] for best in listed]
+        else:
+            for match in matches:
+                self._topology(match, nodes)
+        self.max_nodes, self.history = 1 + nodes, History(history_tokens, SuffixAutomaton)
+        self._line = torch.zeros(1 + nodes, dtype=torch.long, device=device)  # the root and the spine, filled each step
+        self._line_cells = fastest(self._line)
+        self._chosen = self._topology(0, nodes)
+        self.tree = self._chosen.tree
+
+    def session(self) -> SpineSession:
+        return SpineSession(self)
+
+    def choose_topology(self, text: SuffixAutomaton) -> None:
+        """Choose the topology by the length of the text's match, and copy its continuation into the spine."""
+        match = min(text.length, len(self.accept_probs))
+        nodes = self.nodes if self.sizing is None else self.sizing.choose(self._likelihoods[match])
+        chosen = self._chosen = self._topology(match, nodes)
+        self.tree = chosen.tree
+        if chosen.spine:
+            self._line[1 : 1 + chosen.spine] = torch.tensor(text.copy(text.end, chosen.spine))
+
+    def _topology(self, match: int, nodes: int) -> Topology:
+        """Return the topology for a match of this length; built when first needed."""
+        if (match, nodes) not in self._topologies:
+            tree, spine = spine_tree(match, nodes, self.matrix.k, self.accept_probs)
+            self._topologies[match, nodes] = Topology(tree.on(self.device), spine)
+        return self._topologies[match, nodes]
+
+    def grow(self, root: torch.Tensor) -> torch.Tensor:
+        """Fill in the spine, then all children of its nodes at once, then theirs; off the spine as recycling does.
+
+        A child of a spine node is one of its candidates other than the spine's next token, which is there already.
+        """
+        topology, cells, matrix = self._chosen, self._chosen.cells, self.matrix
+        self._line_cells[:1] = fastest(root)
+        line = self._line_cells[: 1 + topology.spine]  # (1 + L,)
+        cells[topology.spine_nodes] = line
+        for generation, (nodes, parents, ranks) in enumerate(topology.generations):
+            if generation == 0 and topology.spine:
+                rows = matrix.rows(line[:-1])  # (L, k)
+                # (L,): rank of the spine's next token among the candidates; k if it is none of them
+                topology.spine_ranks[:-1] = (rows != line[1:, None]).cumprod(1).sum(1)
+                # rank r is candidate r - 1 before the spine's token, and candidate r behind it
+                ranks = ranks - 1 * (ranks <= topology.spine_ranks[topology.depths])
+            cells[nodes] = matrix.look_up(cells[parents], ranks)
+        return topology.tokens
+
+    def reset(self) -> None:
+        super().reset()
+        self.history.reset()
+        if self.sizing is not None:
+            self.sizing.reset()
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        learnt_size = {} if self.sizing is None else self.sizing.state_dict()
+        return super().state_dict() | self.history.state_dict() | learnt_size
+
+    def step_state(self) -> dict[str, torch.Tensor]:
+        return super().state_dict()
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        """Load a saved state, or a matrix alone: then the text is empty."""
+        super().load_state_dict({"candidates": state["candidates"]} if "candidates" in state else state)
+        self.history.load_state_dict(state, len(self.matrix.candidates))
+        if self.sizing is not None:
+            self.sizing.load_state_dict(state)
+
+    def describe(self) -> dict[str, Any]:
+        return {} if self.sizing is None else self.sizing.describe()
+
+
+class SpineSession(TextSession[SuffixAutomaton], RecyclingSession):
+    """A sequence's text."""
+
+    method: Spine
+
+    def choose(self) -> None:
+        self.method.choose_topology(self.text)
+
+
+class Topology:
+    """A tree whose node (0, 0, ...) of each depth down to `spine` is copied, with what its look-up needs.
+
+    All but `tree` and `tokens` is NumPy's on the CPU, see `fastest`.
+
+    Attributes:
+        spine: L, the number of copied nodes.
+        spine_nodes: int64 (1 + L,), root included.
+        generations: nodes, parents and ranks by their distance from the spine, 1 first; int64 (m,) each.
+        depths: of the first generation's parents, int64 (m,).
+        spine_ranks: int64 (1 + L,), filled each step; -1 at the spine's tip, which has no next token.
+        tokens: int64 (n,), filled each step, by way of `cells`, which is the same memory.
+    """
+
+    def __init__(self, tree: Tree, spine: int) -> None:
+        self.tree, self.spine = tree, spine
+        node = {path: i for i, path in enumerate(tree.rank_paths)}
+        generations: dict[int, list[int]] = {}
+        for path, i in node.items():
+            distance = len(path) - spine_depth(path, spine)
+            if distance:
+                generations.setdefault(distance, []).append(i)
+
+        def numbers(values: list[int]) -> Any:
+            return fastest(torch.tensor(values, dtype=torch.long, device=tree.device))
+
+        self.spine_nodes = numbers([node[(0,) * depth] for depth in range(spine + 1)])
+        self.generations = [
+            (numbers(nodes), fastest(tree.parents[nodes]), fastest(tree.ranks[nodes]))
+            for _, nodes in sorted(generations.items())
+        ]
+        self.depths = numbers([len(tree.rank_paths[i]) - 1 for i in generations.get(1, [])])
+        self.spine_ranks = numbers([-1] * (spine + 1))
+        self.tokens = torch.zeros(len(tree), dtype=torch.long, device=tree.device)
+        self.cells = fastest(self.tokens)
+
+
+def spine_depth(path: RankPath, spine: int) -> int:
+    """Return how many nodes of a spine of that length a rank path follows."""
+    return next((i for i, rank in enumerate(path[:spine]) if rank), min(len(path), spine))
+
+
+def spine_tree(match: int, nodes: int, k: int, accept_probs: Sequence[float]) -> tuple[Tree, int]:
+    """Build the tree of the `nodes` most likely nodes for a match of `match` tokens; also return the spine's length.
+
+    The law: behind a match of m tokens the copied token is right with accept_probs(m); then the match is one longer.
+    Where it is wrong, the other candidates are right by the recycled ones' power law, `likelihood`; so is all below.
+    """
+    listed = best_first(match, nodes, k, accept_probs)
+    paths = [path for _, path, _ in listed]
+    if not copies(match, accept_probs):
+        return Tree.from_rank_paths(paths), 0
+    spine = max((len(path) for _, path, copied in listed if copied), default=0)
+    # The tip has no spine token among its candidates: its children begin with rank 0.
+    at_tip = [path[:spine] == (0,) * spine and len(path) > spine for path in paths]
+    return Tree.from_rank_paths(
+        (*path[:spine], path[spine] - 1, *path[spine + 1 :]) if below else path
+        for path, below in zip(paths, at_tip, strict=True)
+    ), spine
+
+
+def copies(match: int, accept_probs: Sequence[float]) -> bool:
+    """True if a match of so many tokens is copied from."""
+    return match > 0 and accept_probs[min(match, len(accept_probs)) - 1] > 0
+
+
+def best_first(match: int, nodes: int, k: int, accept_probs: Sequence[float]) -> list[tuple[float, RankPath, bool]]:
+    """List the `nodes` most likely nodes by the law of `spine_tree`: likelihood, rank path, True on the spine.
+
+    The spine's next token has rank 0, a node's other candidates have ranks from 1 on.
+    """
+    if not copies(match, accept_probs):
+        return [(likelihood(path), path, False) for path in best_order(nodes, k)]
+    frontier: list[tuple[float, RankPath, bool]] = []  # (-likelihood, rank path, on the spine)
+
+    def open_spine(path: RankPath, reached: float) -> None:
+        accept_prob = accept_probs[min(match + len(path), len(accept_probs)) - 1]
+        heapq.heappush(frontier, (-reached * accept_prob, (*path, 0), True))
+        for rank in range(k - 1):
+            heapq.heappush(frontier, (-reached * (1 - accept_prob) * likelihood((rank,)), (*path, rank + 1), False))
+
+    open_spine((), 1.0)
+    listed: list[tuple[float, RankPath, bool]] = []
+    while len(listed) < nodes:
+        negated, path, copied = heapq.heappop(frontier)
+        listed.append((-negated, path, copied))
+        if copied:
+            open_spine(path, -negated)
+        else:
+            for rank in range(k):
+                heapq.heappush(frontier, (negated * likelihood((rank,)), (*path, rank), False))
+    return listed

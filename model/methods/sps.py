@@ -1,0 +1,150 @@
+"""Speculative decoding: a small draft model proposes the next tokens one by one (arXiv 2211.17192).
+
+Greedily, or where tokens are drawn by the noise that the target draws by. With a fixed draft length it is, greedily,
+transformers' assisted generation (num_assistant_tokens_schedule="constant", assistant_confidence_threshold=0): same
+tokens, same number of target forwards. As there, the prefill verifies a draft.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from transformers import AutoModelForCausalLM
+
+from ..engine import Draft, Drafter, Session, Target, Tree, Verification
+from ..errors import UserError
+from ..files import located
+
+TRAIN = "python -m data.embedded.training.train --draft"
+
+
+class Speculative(Drafter):
+    """Drafts a chain with a second model on a cache of its own, which follows the accepted tokens.
+
+    Nothing is kept between prompts.
+
+    Args:
+        target: the model that verifies; the draft model takes its device, its dtype and its context.
+        draft_path: folder of the draft model, a causal LM of the same vocabulary whose weights are in safetensors.
+        draft_tokens: tokens drafted a step (gamma in the paper).
+        eos: a draft stops before these.
+        share_noise: where tokens are drawn, the draft model draws, too (2.3 in the paper), by the target's own noise;
+            False: it drafts its arg-max.
+
+    Raises:
+        UserError: draft_tokens below 1; no such folder; weights that do not load, or not from safetensors; another
+            vocabulary; a model that the engine cannot drive.
+    """
+
+    def __init__(
+        self,
+        *,
+        target: Target,
+        draft_path: str,
+        draft_tokens: int = 4,
+        eos: Collection[int] = (),
+        share_noise: bool = True,
+    ) -> None:
+        if draft_tokens < 1:
+            raise UserError(f"sps: draft_tokens={draft_tokens} must be at least 1")
+        super().__init__(target.device)
+        self.shares_noise = share_noise
+        model = load_draft_model(draft_path, target)
+        limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        self.model = Target(model, context=min(target.context, limit or target.context), linear=target.linear)
+        if self.model.vocab_size != target.vocab_size:
+            raise UserError(
+                f"sps: the draft model {draft_path} has a vocabulary of {self.model.vocab_size} tokens, the target of "
+                f"{target.vocab_size}; the two must share one tokenizer"
+            )
+        self.draft_tokens, self.eos = draft_tokens, frozenset(eos)
+        self.max_nodes = 1 + draft_tokens
+        self.model.reserve(self.max_nodes)
+
+    def session(self) -> SpeculativeSession:
+        return SpeculativeSession(self)
+
+
+class SpeculativeSession(Session):
+    """A sequence's text, and the draft model's cache of it."""
+
+    method: Speculative
+
+    def __init__(self, method: Speculative) -> None:
+        super().__init__(method)
+        self._text: list[int] = []  # prompt and output, the root last
+        self._held = ExitStack()
+
+    def begin(self, prompt: list[int]) -> Draft:
+        method = self.method
+        self.cache = self._held.enter_context(method.model.cache(method.max_nodes))
+        self._text = list(prompt)
+        root = method.root_alone(prompt[-1])
+        if len(prompt) >= method.model.context:  # the draft model does not see so far
+            return root
+        logits = method.model.prefill(self.cache, prompt, root)  # (1, V)
+        self.cache.commit(1)
+        return self._propose(logits)
+
+    def draft(self, root: int) -> Draft:
+        method = self.method
+        if len(self._text) >= method.model.context:
+            return method.root_alone(root)
+        # The root, and where the last draft was accepted whole its last token, too: it was drafted and never forwarded.
+        unseen = self._text[self.cache.length :]
+        chain = Tree.chain(len(unseen) - 1).on(method.device)
+        tokens = torch.tensor(unseen, device=method.device)
+        logits = method.model.forward(self.cache, Draft(chain, tokens))  # (1 or 2, V)
+        self.cache.commit(len(unseen))
+        return self._propose(logits[-1:])
+
+    def observe(self, verification: Verification) -> None:
+        self._text += verification.tokens
+        # Rejected drafts leave the cache; its next forward writes over them.
+        self.cache.length = min(self.cache.length, len(self._text) - 1)
+
+    def close(self) -> None:
+        self._held.close()
+
+    def _propose(self, logits: torch.Tensor) -> Draft:
+        """The draft after the root, whose logits (1, V) these are. One transfer to the host, at the end."""
+        method, root = self.method, Tree.chain(0).on(self.method.device)
+        drafts = [self.scores(logits, len(self._text)).argmax(dim=-1)]  # (1,) each
+        while len(drafts) < method.draft_tokens:
+            logits = method.model.forward(self.cache, Draft(root, drafts[-1]))
+            drafts.append(self.scores(logits, len(self._text) + len(drafts)).argmax(dim=-1))
+            self.cache.commit(1)
+        tokens = torch.cat(drafts).tolist()
+        tokens = next((tokens[:i] for i, token in enumerate(tokens) if token in method.eos), tokens)
+        tree = Tree.chain(len(tokens)).on(method.device)
+        return Draft(tree, torch.tensor([self._text[-1], *tokens], device=method.device))
+
+
+def load_draft_model(path: str, target: Target) -> Any:
+    """A causal LM from a folder's safetensors, on the target's device and in its dtype.
+
+    Raises:
+        UserError: no such folder, no configuration, no weights in safetensors, or some are missing or do not load.
+    """
+    folder = located(path)
+    if not folder.is_dir():
+        raise UserError(f"sps: no draft model in {path}; train the embedded one by `{TRAIN}`, or name a folder")
+    try:
+        model, report = AutoModelForCausalLM.from_pretrained(
+            str(folder),
+            dtype=target.dtype,
+            attn_implementation="sdpa",
+            use_safetensors=True,
+            local_files_only=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
+        raise UserError(f"sps: draft model {path} cannot be loaded ({' '.join(str(error).split())[:300]})") from None
+    if report["missing_keys"]:
+        raise UserError(f"sps: draft model {path} lacks weights ({', '.join(sorted(report['missing_keys']))[:300]})")
+    return model.to(target.device).eval()

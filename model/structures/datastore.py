@@ -1,0 +1,236 @@
+"""A datastore of token ids that is searched by exact match: the tokens of a corpus and their suffix array, in one file.
+
+The file is mapped into memory, so that opening it costs the same at any size and only the pages that a search touches
+are read. Tokens are stored big-endian: the order of their bytes is then the order of the tokens, and a comparison of
+two suffixes is one comparison of bytes.
+
+| bytes | what |
+|---|---|
+| 64 | header: magic, version, vocabulary, width of a token, number of tokens n, SHA-256 of this and of four samples |
+| n * width | tokens, unsigned, big-endian, 2 bytes each (4 where the vocabulary is larger than 65,536) |
+| 0 or 2 | padding to a multiple of 4 |
+| n * 4 | suffix array, unsigned, little-endian: where each suffix begins, in lexicographic order |
+"""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import struct
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import UserError
+from ..files import located, replaced
+
+
+def suffix_array(tokens: NDArray[np.int64], vocab_size: int) -> NDArray[np.int64]:
+    """Where the suffixes of `tokens` (n,) begin, in lexicographic order: int64 (n,). A prefix comes first.
+
+    Args:
+        vocab_size: all tokens are from 0 to below this.
+    """
+    n = len(tokens)
+    bits = int(vocab_size).bit_length()  # token + 1 fits; 0 is the end
+    span = 63 // bits
+    keys = np.zeros(n, dtype=np.int64)
+    for offset in range(span):
+        keys <<= bits
+        keys[: max(n - offset, 0)] |= tokens[offset:] + 1
+    order = np.argsort(keys)
+    open_ = np.arange(n)  # rows of `order` whose suffixes are still equal; groups of equals are neighbours
+    keys = keys[order]
+    rank = np.zeros(n, dtype=np.int64)  # of each suffix: the first row of its group
+    while True:
+        fresh = np.concatenate(([True], keys[1:] != keys[:-1]))  # where a group begins
+        group = np.maximum.accumulate(np.where(fresh, open_, 0))
+        rank[order[open_]] = group
+        alone = fresh & np.append(fresh[1:], True)
+        open_, group = open_[~alone], group[~alone]
+        if not len(open_):
+            return order
+        suffixes = order[open_]
+        behind = suffixes + span
+        keys = np.where(behind < n, rank[np.minimum(behind, n - 1)] + 1, 0)
+        keys += group * (n + 1)
+        turn = np.argsort(keys)
+        order[open_], keys = suffixes[turn], keys[turn]
+        span *= 2
+
+
+MAGIC, VERSION = b"TOKENSFX", 1
+HEADER = struct.Struct("<8sIIQQ32s")  # magic, version, vocabulary, width, tokens, digest
+SAMPLE = 4096  # bytes of each end of the tokens and of the suffix array that the digest covers
+MAX_TOKENS = 2**32 - 1  # tokens: what four bytes can number
+
+
+class Datastore:
+    """An opened file.
+
+    Args:
+        path: the file; relative to the working directory or to the repository.
+        vocab_size: of the model that it must fit, the width of its logits.
+
+    Raises:
+        UserError: no such file, not a datastore, truncated, changed since it was written, of another vocabulary.
+    """
+
+    def __init__(self, path: str | Path, *, vocab_size: int) -> None:
+        file = located(path)
+        self.name = str(path)
+        try:
+            with file.open("rb") as stream:
+                width, count = _check(stream, self.name, vocab_size)
+                self._map = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+        except FileNotFoundError:
+            raise UserError(f"datastore {path}: no such file; build one with `python -m tools.datastore`") from None
+        except OSError as error:
+            raise UserError(f"datastore {path}: cannot be read ({error.strerror or error})") from None
+        self.vocab_size, self._width, self._count = vocab_size, width, count
+        start, at = HEADER.size, _suffixes_at(width, count)
+        self._bytes = memoryview(self._map)[start : start + width * count]
+        self._order = memoryview(self._map)[at:].cast("I")  # (n,); reading one number of it costs 40 ns, numpy's 100
+        self._tokens = np.frombuffer(self._bytes, dtype=f">u{width}")  # (n,)
+        self._suffixes = np.frombuffer(self._map, dtype="<u4", offset=at)  # (n,)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def find(self, ngram: Sequence[int]) -> tuple[int, int]:
+        """Find the rows first ... last - 1 of the suffix array that begin with the n-gram: one for each occurrence.
+
+        Two binary searches: O(m log n) for m tokens.
+        """
+        return self._find(self._key(ngram))
+
+    def longest(self, context: Sequence[int], *, least: int, most: int) -> tuple[int, int, int]:
+        """Find the longest n-gram at the end of `context` that the datastore holds, with `least` <= n <= `most`.
+
+        Every suffix of a stored n-gram is stored, too; so the longest is found by bisection over n.
+
+        Returns:
+            n, first, last: as `find`; (0, 0, 0) where none is held.
+        """
+        key = self._key(context[-most:])
+        low, high = least, min(most, len(context))
+        best = (0, 0, 0)
+        while low <= high:
+            n = (low + high) // 2
+            first, last = self._find(key[len(key) - n * self._width :])
+            if first < last:
+                best, low = (n, first, last), n + 1
+            else:
+                high = n - 1
+        return best
+
+    def continuations(self, first: int, last: int, *, skip: int, length: int, limit: int) -> NDArray[np.int64]:
+        """What follows the first `skip` tokens of the suffixes in rows first ... last - 1.
+
+        Args:
+            length: tokens of each continuation.
+            limit: where there are more suffixes, so many of them, evenly spread over the rows.
+
+        Returns:
+            int64 (min(limit, last - first), length), in lexicographic order; -1 beyond the datastore's end.
+
+        Raises:
+            UserError: the file holds a number that cannot be: it is corrupt.
+        """
+        places_held = last - first
+        rows = first + np.arange(min(limit, places_held)) * places_held // min(limit, places_held)
+        suffixes = self._suffixes[rows].astype(np.int64)
+        places = suffixes[:, None] + np.arange(skip, skip + length)  # (s, length)
+        beyond = places >= self._count
+        tokens: NDArray[np.int64] = self._tokens[np.minimum(places, self._count - 1)].astype(np.int64)
+        if suffixes.max() >= self._count or tokens.max() >= self.vocab_size:
+            raise UserError(f"datastore {self.name}: corrupt; build it again with `python -m tools.datastore`")
+        tokens[beyond] = -1
+        return tokens
+
+    def _key(self, tokens: Sequence[int]) -> bytes:
+        return struct.pack(f">{len(tokens)}{'H' if self._width == 2 else 'I'}", *tokens)
+
+    def _find(self, key: bytes) -> tuple[int, int]:
+        data, width, size = self._bytes, self._width, len(key)
+
+        def prefix(place: int) -> bytes:
+            at = place * width
+            return bytes(data[at : at + size])
+
+        first = bisect_left(self._order, key, key=prefix)
+        if first == self._count or prefix(self._order[first]) != key:
+            return first, first
+        return first, bisect_right(self._order, key, lo=first, key=prefix)
+
+
+def write_datastore(path: Path, tokens: NDArray[np.int64], vocab_size: int) -> None:
+    """Build the suffix array of `tokens` (n,) and write the file; the header comes last, so that no half file is taken.
+
+    Raises:
+        UserError: no tokens, too many, one outside the vocabulary, or the file cannot be written.
+    """
+    if not 1 <= len(tokens) <= MAX_TOKENS:
+        raise UserError(f"datastore {path}: {len(tokens)} tokens; there must be 1 to {MAX_TOKENS}")
+    if tokens.min() < 0 or tokens.max() >= vocab_size:
+        raise UserError(
+            f"datastore {path}: tokens {tokens.min()} to {tokens.max()}, but the vocabulary is {vocab_size}"
+        )
+    width = 2 if vocab_size <= 2**16 else 4
+    with replaced(path) as partial:
+        with partial.open("wb") as stream:
+            stream.write(bytes(HEADER.size))
+            stream.write(tokens.astype(f">u{width}").data)
+            stream.write(bytes(_suffixes_at(width, len(tokens)) - stream.tell()))
+            stream.write(suffix_array(tokens, vocab_size).astype("<u4").data)
+        seal(partial, vocab_size, width, len(tokens))
+
+
+def seal(path: Path, vocab_size: int, width: int, count: int) -> None:
+    """Write the header of a file that holds its tokens and suffix array already."""
+    with path.open("r+b") as stream:
+        digest = _digest(stream, vocab_size, width, count)
+        stream.seek(0)
+        stream.write(HEADER.pack(MAGIC, VERSION, vocab_size, width, count, digest))
+
+
+def _suffixes_at(width: int, count: int) -> int:
+    """Where the suffix array begins."""
+    return -(-(HEADER.size + width * count) // 4) * 4
+
+
+def _digest(stream: BinaryIO, vocab_size: int, width: int, count: int) -> bytes:
+    """SHA-256 of the header's numbers and of both ends of the tokens and of the suffix array."""
+    digest = hashlib.sha256(struct.pack("<QQQQ", VERSION, vocab_size, width, count))
+    at = _suffixes_at(width, count)
+    for begin, end in ((HEADER.size, HEADER.size + width * count), (at, at + 4 * count)):
+        for place in (begin, max(begin, end - SAMPLE)):
+            stream.seek(place)
+            digest.update(stream.read(min(SAMPLE, end - place)))
+    return digest.digest()
+
+
+def _check(stream: BinaryIO, name: str, vocab_size: int) -> tuple[int, int]:
+    """Refuse what is not this model's datastore, whole; return the width of a token and their number."""
+    again = "build it again with `python -m tools.datastore`"
+    head = stream.read(HEADER.size)
+    if len(head) < HEADER.size or not head.startswith(MAGIC):
+        raise UserError(f"datastore {name}: not a datastore; build one with `python -m tools.datastore`")
+    _, version, vocabulary, width, count, digest = HEADER.unpack(head)
+    if version != VERSION:
+        raise UserError(f"datastore {name}: its format is version {version}, this is version {VERSION}; {again}")
+    if vocabulary != vocab_size:
+        raise UserError(
+            f"datastore {name}: its vocabulary has {vocabulary} tokens, the model's {vocab_size}; "
+            "build one with this model's tokenizer (`python -m tools.datastore`)"
+        )
+    wanted, size = _suffixes_at(width, count) + 4 * count, stream.seek(0, 2)
+    if width not in (2, 4) or count < 1 or size != wanted:
+        raise UserError(f"datastore {name}: {size} bytes where its header says {wanted}: truncated or corrupt; {again}")
+    if _digest(stream, vocabulary, width, count) != digest:
+        raise UserError(f"datastore {name}: its content is not what was written: corrupt; {again}")
+    return width, count

@@ -1,0 +1,389 @@
+"""Dynamic recycling's loops (docs/dynamic.md): a draft grows best first, is arranged breadth-first, is learnt from."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .compiled import NONE, hashed, loop, record
+from .suffix_automaton import Text, following, transfer
+
+LEVELS = 16  # of estimated probability: level l is 2^-(l + 1) to 2^-l, the last one all below
+UNLISTED = 8  # the level of a sibling that has left its parent's candidates
+
+# What the weight of a candidate depends on: its kind, the indices of an array of weights.
+# Source. PAIR: the row of its parent's pair. TOKEN: the row of its parent's token, if the pair has no row. BACKOFF: the
+# row of the token, if the pair's row lacks the candidate. SIBLING_CHILD: what followed the root's rejected siblings.
+# SIBLING: these siblings themselves. COPIED: the text alone.
+PAIR, TOKEN, BACKOFF, SIBLING_CHILD, SIBLING, COPIED = np.arange(6, dtype=np.uint8)
+# If a sibling source suggests it as well, which one.
+ALONE, AND_SIBLING_CHILD, AND_SIBLING = np.arange(3, dtype=np.uint8)
+MATCHES = 8  # length of the match that is copied from: 0 (none), 1, 2, 3, 4, 5 to 7, 8 to 15, 16 and more tokens
+KINDS = (6, 3, MATCHES, 2, LEVELS)  # source, sibling source, match, copied or not, level
+
+NODE = record(
+    token="i8",
+    parent="i8",
+    likelihood="f8",  # the product of the weights along its path
+    state="i8",  # the automaton's, at the longest match of text and path
+    match="i8",  # its length
+    first="i8",  # its first candidate; they end where the next node's begin
+    child="i8",  # while nodes are arranged: its first child, and its next sibling
+    sibling="i8",
+)
+CANDIDATE = record(token="i4", parent="i4", source="u1", suggested="u1", match="u1", copied="u1", level="u1")
+LISTED = record(worth="f8", number="i8")  # an element of a heap
+GUESS = record(token="i4", level="i4")  # a sibling of the next root, or what followed one
+
+
+class Growth(NamedTuple):
+    """A draft of at most n nodes below the root, as it grows; it is good until the next one."""
+
+    nodes: Any  # NODE (2 + n,), in the order in which they were taken, the root first
+    candidates: Any  # CANDIDATE, those of each node together
+    heap: Any  # LISTED: candidates that are not taken, the most likely one first
+    sibling_children: Any  # GUESS (k + 1,): what followed the root's rejected siblings; ends at token NONE
+    siblings: Any  # GUESS (k + 1,): these siblings; ends at token NONE
+    mass: Any  # float64 (V,), all 0 between calls
+    met: Any  # int64 (n k,), for the tokens that have a mass
+
+
+class Rows(NamedTuple):
+    """Candidates by token (V rows) and by pair of tokens (p rows; 0 if none are kept), best first."""
+
+    ids: Any  # int32 (V, k)
+    levels: Any  # uint8 (V, k)
+    seen: Any  # bool (V,)
+    pair_ids: Any  # int32 (p, k)
+    pair_levels: Any  # uint8 (p, k)
+    pair_seen: Any  # bool (p,)
+    pair_keys: Any  # int64 (p,): the first token times 2^32, and the second
+    pair_shift: Any  # of a pair's hash, which leaves its row
+
+
+@loop
+def find_pair(keys: Any, seen: Any, shift: Any, before: int, token: int) -> Any:
+    """Return the row of a pair; NONE if it was not seen, or another one has its place."""
+    if len(keys) == 0:
+        return np.int64(NONE)
+    key = (before << 32) | token
+    row = np.int64(hashed(key) >> np.uint64(shift))
+    return row if keys[row] == key and seen[row] else np.int64(NONE)
+
+
+@loop
+def grow(
+    count: int, limit: int, before: int, root: int, copies: bool, growth: Any, rows: Any, text: Any, weights: Any
+) -> Any:
+    """Take the most likely candidates until there are `limit` nodes below the root.
+
+    Args:
+        count: 0 begins a draft; the number of its nodes continues one, to a larger limit.
+        before: the token before the root.
+        weights: the acceptance probability of each kind of candidates, float64 KINDS.
+
+    Returns:
+        The number of nodes, root included, and the likelihood of the next one; -1 if there is none.
+    """
+    draft, tables, automaton = Growth(*growth), Rows(*rows), Text(*text)
+    nodes, candidates, heap = draft.nodes, draft.candidates, draft.heap
+    listed = count  # nodes whose candidates are listed
+    if count == 0:
+        node = nodes[0]
+        node.token, node.likelihood, node.first, count = root, 1.0, 0, 1
+        if copies:
+            counts = automaton.counts[0]
+            node.state, node.match = automaton.states[counts.whole].link, counts.match
+    while True:
+        if listed < count:
+            above = nodes[nodes[listed].parent].token if listed else before
+            _list_candidates(listed, above, copies, draft, tables, automaton, weights)
+            listed = count
+        waiting = nodes[count].first - (count - 1)  # candidates that are listed and not taken
+        if waiting == 0:
+            return count, -1.0
+        if count > limit:
+            return count, heap[0].worth
+        node, best = nodes[count], candidates[heap[0].number]
+        token, parent = np.int64(best.token), nodes[best.parent]
+        node.token, node.parent, node.likelihood = token, best.parent, heap[0].worth
+        if copies:
+            node.state, node.match = transfer(automaton, parent.state, parent.match, token)
+        _pop(heap, waiting)
+        count += 1
+
+
+@loop
+def _list_candidates(
+    number: int, before: int, copies: bool, draft: Growth, rows: Rows, text: Text, weights: Any
+) -> None:
+    """List the candidates of the newest node and put them into the heap."""
+    nodes, candidates, heap = draft.nodes, draft.candidates, draft.heap
+    node = nodes[number]
+    first, token = node.first, node.token
+    pair = find_pair(rows.pair_keys, rows.pair_seen, rows.pair_shift, before, token)
+    copied, match = following(text, node.state, node.match) if copies else (np.int64(NONE), np.int64(0))
+    place = match if match < 5 else 5 if match < 8 else 6 if match < 16 else 7  # see MATCHES
+    end = first
+    if rows.seen[token]:
+        source = BACKOFF if pair >= 0 else TOKEN
+        end = _add_row(candidates, first, end, number, source, place, rows.ids, rows.levels, token)
+    if pair >= 0:
+        end = _add_row(candidates, first, end, number, PAIR, place, rows.pair_ids, rows.pair_levels, pair)
+    if copied >= 0:
+        at = _find(candidates, first, end, copied)
+        if at == end:
+            end = _add(candidates, end, number, copied, COPIED, place, 0)
+        candidates[at].copied = 1
+    if number == 0:
+        end = _add_guesses(candidates, end, draft.sibling_children, SIBLING_CHILD, AND_SIBLING_CHILD)
+        end = _add_guesses(candidates, end, draft.siblings, SIBLING, AND_SIBLING)
+    nodes[number + 1].first = end
+    for at in range(first, end):
+        _push(heap, at - number, node.likelihood * weights[_kind(candidates[at])], at)
+
+
+@loop
+def _kind(candidate: Any) -> Any:
+    """Return the indices of a candidate's kind in arrays of KINDS."""
+    return candidate.source, candidate.suggested, candidate.match, candidate.copied, candidate.level
+
+
+@loop
+def _find(candidates: Any, first: int, end: int, token: int) -> Any:
+    """Return where a token is among the candidates from `first` to `end` - 1; `end` if it is not there."""
+    for at in range(first, end):
+        if candidates[at].token == token:
+            return at
+    return end
+
+
+@loop
+def _add(candidates: Any, end: int, parent: int, token: int, source: int, match: int, level: int) -> Any:
+    """Add a candidate at the end. Return the end then."""
+    new = candidates[end]
+    new.token, new.parent, new.source, new.suggested, new.match, new.copied = token, parent, source, ALONE, match, 0
+    new.level = level
+    return end + 1
+
+
+@loop
+def _add_row(
+    candidates: Any, first: int, end: int, parent: int, source: int, match: int, ids: Any, levels: Any, row: int
+) -> Any:
+    """Add a row to a node's candidates from `first` on; one that is there becomes this row's. Return the end."""
+    for rank in range(ids.shape[1]):
+        token, level = ids[row, rank], levels[row, rank]
+        at = _find(candidates, first, end, token)
+        if at == end:
+            end = _add(candidates, end, parent, token, source, match, level)
+        else:
+            candidates[at].source, candidates[at].level = source, level
+    return end
+
+
+@loop
+def _add_guesses(candidates: Any, end: int, guesses: Any, source: int, suggested: int) -> Any:
+    """Add a sibling source to the root's candidates, or mark those that are there. Return the end."""
+    for guess in guesses:
+        if guess.token == NONE:
+            break
+        at = _find(candidates, 0, end, guess.token)
+        if at == end:
+            end = _add(candidates, end, 0, guess.token, source, 0, guess.level)
+        elif candidates[at].suggested == ALONE:
+            candidates[at].suggested = suggested
+    return end
+
+
+@loop
+def _push(heap: Any, size: int, worth: float, number: int) -> None:
+    """Put a number into a heap of `size`, whose top has the greatest worth, of equals the least number."""
+    at = size
+    while at:
+        above = (at - 1) >> 1
+        if heap[above].worth > worth or (heap[above].worth == worth and heap[above].number < number):
+            break
+        heap[at] = heap[above]
+        at = above
+    heap[at].worth, heap[at].number = worth, number
+
+
+@loop
+def _pop(heap: Any, size: int) -> None:
+    """Take the top off a heap of `size`."""
+    size -= 1
+    worth, number = heap[size].worth, heap[size].number
+    at = 0
+    while True:
+        below = 2 * at + 1
+        if below >= size:
+            break
+        other = below + 1
+        if other < size and (
+            heap[other].worth > heap[below].worth
+            or (heap[other].worth == heap[below].worth and heap[other].number < heap[below].number)
+        ):
+            below = other
+        if worth > heap[below].worth or (worth == heap[below].worth and number < heap[below].number):
+            break
+        heap[at] = heap[below]
+        at = below
+    heap[at].worth, heap[at].number = worth, number
+
+
+@loop
+def arrange(nodes: Any, arranged: Any) -> None:
+    """Sort the first n nodes breadth-first, siblings in the order in which they were taken.
+
+    Args:
+        arranged: int64 (3, n), filled: the node at each place, its parent's place, its token.
+    """
+    order, parents, tokens = arranged
+    count = len(order)
+    for node in nodes[:count]:
+        node.child = 0
+    for number in range(count - 1, 0, -1):
+        node = nodes[number]
+        parent = nodes[node.parent]
+        node.sibling, parent.child = parent.child, number
+    order[0] = parents[0] = 0
+    end = 1
+    for place in range(count):
+        node = nodes[order[place]]
+        tokens[place] = node.token
+        below = node.child
+        while below:
+            order[end], parents[end] = below, place
+            below = nodes[below].sibling
+            end += 1
+
+
+@loop
+def learn(
+    before: int, node: int, learning: bool, guessing: bool, arranged: Any, outcome: Any, growth: Any, rows: Any,
+    weights: Any,
+) -> None:  # fmt: skip
+    """Learn from what the target says of a draft's n nodes.
+
+    Args:
+        before: the token before the root.
+        node: the deepest accepted one.
+        learning, guessing: True: learn weights; note the next root's siblings.
+        arranged: as `arrange` fills it.
+        outcome: choices int64 (n,), accepted bool (n,), candidates int64 (n, k), their bits float32 (n, k).
+        weights: seen, accepted and their quotient, float64 KINDS each.
+    """
+    order, parents, tokens = arranged
+    choices, accepted, candidates, bits = outcome
+    draft, tables = Growth(*growth), Rows(*rows)
+    if learning:
+        _learn_weights(order, choices, draft, weights)
+    for turn in (False, True):  # accepted nodes are written last, so they win
+        for i in range(len(tokens)):
+            if accepted[i] == turn:
+                _write_row(tokens[parents[i]] if i else before, tokens[i], candidates, bits, i, tables)
+    if guessing:
+        _guess(node, choices[node], tokens, parents, candidates, bits, draft)
+
+
+@loop
+def learn_prompt(
+    before: int, root: int, guessing: bool, tokens: Any, candidates: Any, bits: Any, growth: Any, rows: Any
+) -> None:
+    """Learn from a prompt's m tokens before the root: candidates int64 (m, k), bits float32 (m, k)."""
+    tables = Rows(*rows)
+    for i in range(len(tokens)):
+        _write_row(before, tokens[i], candidates, bits, i, tables)
+        before = tokens[i]
+    if guessing:
+        nothing = tokens[:0]
+        _guess(len(tokens) - 1, root, nothing, nothing, candidates, bits, Growth(*growth))
+
+
+@loop
+def _learn_weights(order: Any, choices: Any, draft: Growth, weights: Any) -> None:
+    """Count the candidates of each node by kind, and those among them that the target chose."""
+    nodes, candidates = draft.nodes, draft.candidates
+    seen, accepted, probs = weights
+    for place in range(len(order)):
+        for at in range(nodes[order[place]].first, nodes[order[place] + 1].first):
+            kind = _kind(candidates[at])
+            seen[kind] += 1.0
+            if candidates[at].token == choices[place]:
+                accepted[kind] += 1.0
+    for number in order:
+        for at in range(nodes[number].first, nodes[number + 1].first):
+            kind = _kind(candidates[at])
+            probs[kind] = accepted[kind] / seen[kind]
+
+
+@loop
+def level_of(bits: Any) -> Any:
+    """Return the level of a candidate of so many bits, -log2 of its probability."""
+    if not bits > 0:
+        return 0
+    return LEVELS - 1 if bits >= LEVELS - 1 else int(bits)
+
+
+@loop
+def _write_row(before: int, token: int, candidates: Any, bits: Any, row: int, rows: Rows) -> None:
+    """Keep the candidates (m, k) of a row after a token, and after its pair with the one before."""
+    ids, levels, keys = rows.ids, rows.levels, rows.pair_keys
+    for rank in range(ids.shape[1]):
+        ids[token, rank], levels[token, rank] = candidates[row, rank], level_of(bits[row, rank])
+    rows.seen[token] = True
+    if len(keys):
+        key = (before << 32) | token
+        place = np.int64(hashed(key) >> np.uint64(rows.pair_shift))
+        keys[place], rows.pair_seen[place] = key, True
+        pair_ids, pair_levels = rows.pair_ids, rows.pair_levels
+        for rank in range(ids.shape[1]):
+            pair_ids[place, rank], pair_levels[place, rank] = ids[token, rank], levels[token, rank]
+
+
+@loop
+def _guess(node: int, root: int, tokens: Any, parents: Any, candidates: Any, bits: Any, draft: Growth) -> None:
+    """Note the siblings of the next root, and what followed those that were drafted and rejected.
+
+    Args:
+        node: the parent of the next root.
+    """
+    siblings, sibling_children, heap, mass, met = (
+        draft.siblings, draft.sibling_children, draft.heap, draft.mass, draft.met,
+    )  # fmt: skip
+    k, listed = candidates.shape[1], 0
+    for rank in range(k):
+        if candidates[node, rank] != root:
+            siblings[listed].token, siblings[listed].level = candidates[node, rank], level_of(bits[node, rank])
+            listed += 1
+    siblings[listed].token = NONE
+
+    tokens_met, total = 0, 0.0
+    for child in range(1, len(tokens)):
+        if parents[child] != node:
+            continue
+        weight = 0.5**UNLISTED
+        for rank in range(k):
+            if candidates[node, rank] == tokens[child]:
+                weight = 0.5 ** level_of(bits[node, rank])
+        total += weight
+        for rank in range(k):
+            token = candidates[child, rank]
+            if mass[token] == 0.0:
+                met[tokens_met] = token
+                tokens_met += 1
+            mass[token] += weight * 0.5 ** level_of(bits[child, rank])
+    for i in range(tokens_met):
+        _push(heap, i, mass[met[i]], i)
+    best = min(tokens_met, k)
+    for i in range(best):
+        share, level = heap[0].worth, 0
+        while level < LEVELS - 1 and 2.0 * share <= total:
+            share, level = 2.0 * share, level + 1
+        sibling_children[i].token, sibling_children[i].level = met[heap[0].number], level
+        _pop(heap, tokens_met - i)
+    sibling_children[best].token = NONE
+    for i in range(tokens_met):
+        mass[met[i]] = 0.0

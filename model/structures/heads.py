@@ -1,0 +1,236 @@
+"""Learned heads: their files, and EAGLE's auto-regressive head (arXiv 2401.15077, 4.1).
+
+A head is a folder with config.json and weights, in the public layouts or as tools.heads writes. EAGLE's is one LLaMA
+decoder layer that continues the target's features. The feature of a position is the target's last hidden state there.
+From the feature f_t and the token t + 1 the head predicts f_(t+1), from which the target's own head gives the token
+t + 2. EAGLE-2 (2406.16858) uses the same head. Checkpoint layout: github.com/SafeAILab/EAGLE.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shlex
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import nn
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
+
+from ..engine import Target, Tree
+from ..engine.cache import LayerShape, TreeCache
+from ..engine.tree import read_tree
+from ..errors import UserError
+from ..files import located
+
+_TREES = Path(__file__).parent / "trees"  # as published with the heads
+# What torch raises on a pickle that is cut short, corrupt, or asks for more than tensors.
+_BROKEN = (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, TypeError, AttributeError, LookupError)
+
+
+def locate(path: str, kind: str) -> Path:
+    """The folder of a head. Raises UserError, with the command that trains one, if there is none.
+
+    Args:
+        path: as given, or relative to the repository.
+        kind: what tools.heads.train calls it: medusa or eagle.
+    """
+    folder = located(path)
+    if not folder.is_dir():
+        raise UserError(
+            f"no {kind} head in {path}: train one with `python -m tools.heads.train {kind} "
+            f"--model MODEL --text FILE --output {shlex.quote(path)}` "
+            "(--model data/embedded --text embedded for the shipped model)"
+        )
+    return folder
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """config.json of a head. Raises UserError if it is missing or no JSON object."""
+    file = folder / "config.json"
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{file}: missing; a head is a folder with config.json and weights") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{file}: is not readable JSON ({error})") from None
+    if not isinstance(config, dict):
+        raise UserError(f"{file}: must hold a JSON object")
+    return config
+
+
+def read_weights(folder: Path, *names: str) -> tuple[Path, dict[str, torch.Tensor]]:
+    """The first of the named files that is there, on the CPU; a pickle is read as weights only, so it runs no code.
+
+    Raises:
+        UserError: none is there, or it is corrupt, cut short, holds other things than tensors, or would run code.
+    """
+    file = next((folder / name for name in names if (folder / name).is_file()), None)
+    if file is None:
+        raise UserError(f"{folder}: has no weights ({' or '.join(names)})")
+    try:
+        if file.suffix == ".safetensors":
+            state = load_file(file)
+        else:
+            state = torch.load(file, map_location="cpu", weights_only=True)
+    except SafetensorError as error:
+        raise UserError(f"{file}: corrupt or cut short ({error})") from None
+    except _BROKEN as error:
+        reason = " ".join(str(error).split())[:160] or type(error).__name__
+        raise UserError(f"{file}: corrupt, cut short, or more than a pickle of weights ({reason})") from None
+    if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
+        raise UserError(f"{file}: must hold a dictionary of tensors and nothing else")
+    return file, state
+
+
+def check_shapes(
+    file: Path, state: dict[str, torch.Tensor], wanted: dict[str, tuple[int, ...]], fits: str = "this model"
+) -> None:
+    """Raises UserError at the first tensor that is missing, unknown or of another shape than `wanted`."""
+    for name, shape in wanted.items():
+        if name not in state:
+            raise UserError(f"{file}: has no {name}; cut short, or not of this kind")
+        if tuple(state[name].shape) != shape:
+            raise UserError(f"{file}: {name} is {list(state[name].shape)}, {fits} needs {list(shape)}")
+    for name in state:
+        if name not in wanted:
+            raise UserError(f"{file}: unknown tensor {name}; not of this kind")
+
+
+def check_sizes(folder: Path, config: dict[str, Any], target: Target) -> None:
+    """Raises UserError where the config names another hidden size or vocabulary than the target's."""
+    for key, of_target in (("hidden_size", hidden_size(target)), ("vocab_size", target.vocab_size)):
+        if config.get(key, of_target) != of_target:
+            raise UserError(f"{folder}: made for a {key} of {config[key]}, {target.name} has {of_target}")
+
+
+def hidden_size(target: Target) -> int:
+    """H, the width of what enters the target's own head."""
+    return int(target.model.get_output_embeddings().weight.shape[1])
+
+
+def template(name: str, path: str | None) -> Tree:
+    """The tree of a YAML file, or the published one of that name."""
+    return read_tree(_TREES / f"{name}.yaml" if path is None else path)
+
+
+WEIGHTS = "model.safetensors"
+PUBLIC_WEIGHTS = "pytorch_model.bin"
+EMBEDDING = "embed_tokens.weight"
+_ROPE = ("default", "linear", "llama3")  # angles that depend on the position alone
+
+
+class EagleHead(nn.Module):
+    """fc over (embedding of the next token, feature), then one decoder layer without its input norm, as published.
+
+    The state dict is the public layout but for `embed_tokens.weight`, which is given: `fc.weight`, `fc.bias`,
+    `layers.0.*`.
+
+    Args:
+        config: of LLaMA kind, one layer.
+        embedding: (V, H), of the tokens; frozen.
+        bias: whether fc has one.
+    """
+
+    embedding: torch.Tensor
+
+    def __init__(self, config: Any, embedding: torch.Tensor, *, bias: bool = True) -> None:
+        super().__init__()
+        self.config = config
+        self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=bias)
+        layer = LlamaDecoderLayer(config, layer_idx=0)
+        layer.input_layernorm = nn.Identity()
+        self.layers = nn.ModuleList([layer])
+        self.rotary = LlamaRotaryEmbedding(config)
+        self.register_buffer("embedding", embedding, persistent=False)
+
+    def forward(
+        self,
+        features: torch.Tensor,
+        tokens: torch.Tensor,
+        angles: tuple[torch.Tensor, torch.Tensor],
+        mask: torch.Tensor | None = None,
+        cache: TreeCache | None = None,
+    ) -> torch.Tensor:
+        """Predicted features (B, n, H), each of the position behind its own.
+
+        Args:
+            features: (B, n, H), of n positions.
+            tokens: int64 (B, n), the token behind each.
+            angles: of the n positions, see `angles`; of one position where all share it.
+            mask: additive (1, 1, n, past + n), or None where each attends to all before it and nothing is cached.
+            cache: of the keys and values before these, which are added; it can take one sequence.
+        """
+        x = self.fc(torch.cat((F.embedding(tokens, self.embedding), features), dim=-1))
+        out = self.layers[0](
+            hidden_states=x,
+            attention_mask=mask,
+            position_embeddings=angles,
+            past_key_values=cache,
+        )
+        return out[0] if isinstance(out, tuple) else out  # type: ignore[no-any-return]
+
+    def angles(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosines and sines of rotary positions 0 to count - 1: (1, count, head_dim) each."""
+        weight = self.fc.weight
+        cos, sin = self.rotary(weight, torch.arange(count, device=weight.device)[None])
+        return cos, sin
+
+    def new_cache(self, capacity: int) -> TreeCache:
+        """Room for so many positions."""
+        c, weight = self.config, self.fc.weight
+        shape = LayerShape(c.num_key_value_heads, c.head_dim, c.head_dim, weight.dtype, weight.device)
+        return TreeCache([shape], capacity)
+
+
+def head_config(values: dict[str, Any]) -> Any:
+    """The configuration of a head from a LLaMA-like config.json. Raises UserError where no head can be made of it."""
+    if values.get("num_hidden_layers", 1) != 1:
+        raise UserError(f"eagle: num_hidden_layers={values['num_hidden_layers']}; heads of one layer are supported")
+    fields = set(LlamaConfig().to_dict()) | {"rope_theta", "rope_scaling"}
+    try:
+        config = LlamaConfig(
+            **{k: v for k, v in values.items() if k in fields and k not in ("torch_dtype", "dtype")},
+            attn_implementation="sdpa",
+        )
+        config.num_hidden_layers = 1
+    except Exception as error:  # whatever transformers' own checks raise, which differs between its versions
+        raise UserError(f"eagle: config.json describes no LLaMA layer ({' '.join(str(error).split())[:160]})") from None
+    kind = config.rope_parameters["rope_type"]
+    if kind not in _ROPE:
+        raise UserError(f"eagle: rope_type={kind}: there is {', '.join(_ROPE)}")
+    return config
+
+
+def load_head(path: str, target: Target) -> EagleHead:
+    """A head from a folder: config.json and model.safetensors (ours, or public) or pytorch_model.bin (public).
+
+    Without an embedding in the file, or with an equal one, the target's own is used.
+
+    Raises:
+        UserError: missing, corrupt, cut short, of another kind, or made for another model.
+    """
+    folder = locate(path, "eagle")
+    values = read_config(folder)
+    check_sizes(folder, values, target)
+    file, state = read_weights(folder, WEIGHTS, PUBLIC_WEIGHTS)
+    state = {name: tensor for name, tensor in state.items() if not name.endswith("rotary_emb.inv_freq")}
+    target_embedding: torch.Tensor = target.model.get_input_embeddings().weight.detach()
+    embedding = state.pop(EMBEDDING, target_embedding)
+    if embedding is not target_embedding:
+        check_shapes(file, {EMBEDDING: embedding}, {EMBEDDING: tuple(target_embedding.shape)}, target.name)
+        embedding = embedding.to(target_embedding.device, target_embedding.dtype)
+        embedding = target_embedding if torch.equal(embedding, target_embedding) else embedding
+    head = EagleHead(head_config(values), target_embedding, bias="fc.bias" in state)
+    if head.config.hidden_size != hidden_size(target):
+        raise UserError(f"{folder}: hidden_size {head.config.hidden_size}, {target.name} has {hidden_size(target)}")
+    check_shapes(file, state, {name: tuple(p.shape) for name, p in head.state_dict().items()}, "its config.json")
+    head.load_state_dict(state)
+    head = head.to(target.device, target.dtype)
+    head.embedding = embedding
+    return head.eval().requires_grad_(False)

@@ -1,0 +1,125 @@
+"""Text kept between prompts, so that tokens of earlier prompts and answers can be copied."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Generic, Protocol, TypeVar
+
+import torch
+
+from ..engine import Draft, Drafter, Session, Verification
+from ..errors import UserError
+
+
+class Text(Protocol):
+    """Tokens, with the index by which a method copies from them."""
+
+    tokens: list[int]
+
+    def extend(self, tokens: Iterable[int]) -> None:
+        """Append tokens."""
+
+
+T = TypeVar("T", bound=Text)
+
+
+class History(Generic[T]):
+    """The newest prompts and answers, to which a sequence appends its own.
+
+    A sequence borrows the text until it closes. One that begins meanwhile gets a copy of the text as it was before;
+    its tokens are appended when the text is next borrowed.
+
+    Args:
+        history_tokens: at most so many tokens of earlier prompts and answers; 0: none. More than that is cut to the
+            newest half, so that a cut is rare: it reads that half again. A token takes 120 to 270 bytes, so
+            32768 of them 4 to 9 MB.
+
+    Raises:
+        UserError: `history_tokens` is no such number.
+    """
+
+    def __init__(self, history_tokens: int, text_of: Callable[[Iterable[int]], T]) -> None:
+        if (
+            not isinstance(history_tokens, int)
+            or isinstance(history_tokens, bool)
+            or history_tokens < 0
+            or history_tokens == 1
+        ):
+            raise UserError(
+                f"history_tokens={history_tokens}: must be 0 (the prompt's own text alone) or a number of tokens from 2"
+            )
+        self.history_tokens, self.text_of = history_tokens, text_of
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all text."""
+        self.text = self.text_of(())
+        self.borrowed_length: int | None = None  # tokens when it was borrowed; None: it is not
+        self.pending: list[int] = []  # newest tokens of sequences that read a copy meanwhile
+        self.version = object()  # another one after each reset
+
+    def borrow(self) -> T:
+        """Return the text for a new sequence."""
+        if self.history_tokens == 0:
+            return self.text_of(())
+        if self.borrowed_length is not None:
+            return self.text_of(self.text.tokens[: self.borrowed_length])
+        self.text.extend(self.pending)
+        if len(self.text.tokens) > self.history_tokens:
+            self.text = self.text_of(self.text.tokens[-(self.history_tokens // 2) :])
+        self.pending, self.borrowed_length = [], len(self.text.tokens)
+        return self.text
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """`text`, int64 (n,); empty with history_tokens=0."""
+        tokens = self.text.tokens + self.pending
+        return {"text": torch.tensor(tokens, dtype=torch.int64)} if self.history_tokens else {}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor], vocab_size: int) -> None:
+        """Load a saved text; none if the state has none. Raises UserError if it is of another vocabulary."""
+        ids = state.get("text", torch.zeros(0, dtype=torch.int64))
+        if ids.dim() != 1 or (ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < vocab_size):
+            raise UserError(f"start: the saved text is not one of token ids below {vocab_size}")
+        self.reset()
+        self.text.extend(ids.tolist())
+
+
+class TextSession(Session, Generic[T]):
+    """A sequence's text: the history, its prompt, its answer so far."""
+
+    method: Any  # its `history` holds the text that this sequence appends to
+    text: T
+
+    def __init__(self, method: Drafter) -> None:
+        super().__init__(method)
+        self._end()
+
+    def begin(self, prompt: list[int]) -> Draft | None:
+        history = self.method.history
+        self.text, self._version = history.borrow(), history.version
+        self._start = len(self.text.tokens)
+        self.text.extend(prompt)
+        return super().begin(prompt)
+
+    def read(self, tokens: list[int]) -> None:
+        """Append tokens to the text."""
+        self.text.extend(tokens)
+
+    def account(self, verification: Verification) -> None:
+        """After a step on the device."""
+        self.read(verification.tokens)
+
+    def passed(self, tokens: list[int]) -> None:
+        self.read(tokens)
+
+    def close(self) -> None:
+        history = self.method.history
+        if self.text is history.text:
+            history.borrowed_length = None
+        elif history.history_tokens and self._version is history.version:
+            history.pending = (history.pending + self.text.tokens[self._start :])[-history.history_tokens :]
+        self._end()
+
+    def _end(self) -> None:
+        """Drop the text, so that a second close does nothing."""
+        self.text, self._start, self._version = self.method.history.text_of(()), 0, None

@@ -1,0 +1,40 @@
+"""Drafters that fill one of a few fixed trees anew each step, all on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ..engine import DeviceDrafter, Tree
+from ..engine.tree import RankPath
+
+
+class Layout:
+    """A fixed tree whose tokens a drafter lists in an order of its own.
+
+    Attributes:
+        tree: n nodes.
+        order: per node of the tree, its place in the list.
+        tokens: int64 (n,), filled anew every step.
+    """
+
+    def __init__(self, paths: Sequence[RankPath], device: torch.device) -> None:
+        """`paths`: the nodes in the drafter's order, the root, (), first."""
+        place = {path: i for i, path in enumerate(paths)}
+        self.tree = Tree.from_rank_paths(paths[1:]).on(device)
+        self.order = [place[path] for path in self.tree.rank_paths]
+        self.tokens = torch.zeros_like(self.tree.depths)
+
+
+class LayoutDrafter(DeviceDrafter):
+    """A drafter whose session chooses the next layout in `choose` and fills in its tokens by `lay_out`."""
+
+    def lay_out(self, layout: Layout, tokens: Sequence[int]) -> None:
+        """Draft these tokens, in the layout's own order, the root first."""
+        layout.tokens.copy_(torch.tensor([tokens[i] for i in layout.order]))
+        self.tree, self._tokens = layout.tree, layout.tokens
+
+    def grow(self, root: torch.Tensor) -> torch.Tensor:
+        self._tokens[:1] = root
+        return self._tokens

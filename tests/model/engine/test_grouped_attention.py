@@ -1,0 +1,93 @@
+"""Heads that share keys: the same numbers as transformers' sdpa, and whatever it is not made for stays sdpa's."""
+
+import contextlib
+import random
+
+import pytest
+import torch
+
+from model.decoder import Decoder
+from model.engine import Draft, Target, decode, generate
+from model.engine.grouped_attention import SDPA_GROUPED, GroupedAttention
+from model.errors import UserError
+from model.generate import Generate
+from model.recycling import TokenRecycling, build_template
+from tests.conftest import greedy, toy_model
+
+
+@pytest.mark.parametrize("kind", ["llama-grouped", "qwen2", "qwen3", "gemma", "mistral"])
+@torch.inference_mode()
+def test_logits_are_those_of_sdpa_to_the_last_bit(kind, monkeypatch):
+    model, rng = toy_model(kind), random.Random(5)
+    target, tree = Target(model), build_template("best", nodes=12)
+    calls, own = [], GroupedAttention.__call__
+    monkeypatch.setattr(GroupedAttention, "__call__", lambda *args, **kwargs: calls.append(1) or own(*args, **kwargs))
+    prompt = [rng.randrange(3, 61) for _ in range(30)]
+    draft = Draft(tree, torch.tensor([rng.randrange(3, 61) for _ in range(13)]))
+    found = {}
+    for name in (SDPA_GROUPED, "sdpa"):
+        if name == "sdpa":
+            target._grouped = contextlib.nullcontext()
+        with target.cache(13) as cache:
+            target.prefill(cache, prompt)
+            found[name] = target.forward(cache, draft)
+    assert len(calls) == 2 * model.config.num_hidden_layers, "a prefill and a forward of the first alone"
+    assert torch.equal(found[SDPA_GROUPED], found["sdpa"])
+
+
+@pytest.mark.parametrize("execution", ["eager", "static"])
+def test_a_model_is_left_as_it_was_found(execution):
+    """Its owner may move it, and its forwards between two steps are transformers' own."""
+    model, prompt = toy_model("llama-grouped"), [5, 6, 7]
+    target = Target(model, execution=execution)
+    drafter = TokenRecycling(61, build_template("2.2.2"))
+    for _ in decode(target, drafter.session(), prompt, max_new_tokens=10):
+        assert model.config._attn_implementation == "sdpa"
+    ids = torch.tensor([prompt])
+    model.generate(ids, max_new_tokens=5, custom_generate=Generate("dynamic"))
+    Decoder(model).generate(prompt, max_new_tokens=5)
+    assert model.config._attn_implementation == "sdpa"
+    with pytest.raises(UserError, match="max_new_tokens"):
+        Decoder(model).generate(prompt, max_new_tokens=0)
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_what_is_not_on_a_cpu_goes_to_sdpa():
+    """Layers may be spread over devices."""
+    grouped, seen = GroupedAttention(), []
+    grouped._sdpa = lambda *args, **kwargs: seen.append(args) or (args[1], None)
+    query, shared = torch.empty(1, 4, 3, 8, device="meta"), torch.empty(1, 2, 5, 8, device="meta")
+    grouped(torch.nn.Module(), query, shared, shared, torch.zeros(1, 1, 3, 5, device="meta"))
+    assert len(seen) == 1
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "gpt-neox"])
+def test_models_whose_heads_share_nothing_are_left_alone(kind):
+    model = toy_model(kind)
+    Target(model)
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_generate_with_padding_is_what_it_was():
+    """The model is the caller's: what transformers does with it afterwards must not change."""
+    ids = torch.tensor([[0, 0, 0, 5, 6, 7], [8, 9, 10, 11, 12, 13]])
+    given = dict(attention_mask=(ids != 0).long(), max_new_tokens=12, do_sample=False, pad_token_id=0)
+    expected = toy_model("llama-grouped").generate(ids, **given)
+    model = toy_model("llama-grouped")
+    drafter = TokenRecycling(61, build_template("2.2.2"))
+    assert generate(Target(model), drafter, [5, 6, 7], max_new_tokens=20).tokens == greedy(model, [5, 6, 7], 20)
+    assert torch.equal(model.generate(ids, **given), expected)
+
+
+def test_what_changes_the_scores_goes_to_sdpa_which_refuses_it():
+    query, shared = torch.randn(1, 4, 3, 8), torch.randn(1, 2, 5, 8)
+    with pytest.raises(ValueError, match="softcap"):
+        GroupedAttention()(torch.nn.Module(), query, shared, shared, torch.zeros(1, 1, 3, 5), softcap=30.0)
+
+
+def test_a_second_target_may_be_made_of_the_same_model():
+    model = toy_model("llama-grouped")
+    for execution in ("eager", "static"):
+        drafter = TokenRecycling(61, build_template("2.2.2"))
+        found = generate(Target(model, execution=execution), drafter, [5, 6, 7], max_new_tokens=20)
+        assert found.tokens == greedy(model, [5, 6, 7], 20)

@@ -1,0 +1,355 @@
+"""Packed and fused products: the same numbers as torch's own, only where they can be, and nowhere else."""
+
+import copy
+
+import psutil
+import pytest
+import torch
+from safetensors.torch import save_model
+from torch import nn
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from evaluation.loading.models import random_model
+from evaluation.loading.settings import ModelSettings
+from model import tuning
+from model.engine import Target, generate, linear
+from model.engine.linear import (
+    SMALL_PRODUCT,
+    FusedLinear,
+    PackedLinear,
+    fuse_linears,
+    linear_bytes,
+    pack_linears,
+    packable,
+    unpack_linears,
+)
+from model.errors import UserError
+from model.methods.pld import PromptLookup
+from model.methods.vanilla import Vanilla
+from model.tuning import choose_linear
+from tests.conftest import greedy
+
+CPU = torch.device("cpu")
+needs_packing = pytest.mark.skipif(not packable(CPU, torch.float32), reason="no x86 processor with oneDNN")
+
+
+@needs_packing
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("rows", [1, 2, 9, 81, 300])
+@torch.inference_mode()
+def test_products_are_those_of_the_weight(rows, bias):
+    torch.manual_seed(rows)
+    layer = nn.Linear(257, 2050, bias=bias)
+    x = torch.randn(1, rows, 257)
+    expected = x.double() @ layer.weight.double().T + (layer.bias.double() if bias else 0)
+    pack_linears(layer)
+    assert type(layer) is PackedLinear and x.numel() * 2050 >= SMALL_PRODUCT
+    torch.testing.assert_close(layer(x), expected.float(), rtol=1e-5, atol=1e-5)
+
+
+@needs_packing
+def test_large_products_use_the_packed_weight_and_all_others_the_layers_own():
+    layer = nn.Linear(512, 512, bias=False)
+    pack_linears(layer)
+    layer.packed.weight = torch.ops.mkldnn._reorder_linear_weight(torch.zeros(512, 512), 32)  # tells the two apart
+    with torch.no_grad():
+        assert layer(torch.ones(2, 512)).eq(0).all(), "2 x 512 x 512 is not small"
+        assert layer(torch.ones(1, 512)).ne(0).any()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert layer(torch.ones(2, 512)).ne(0).any()
+    assert layer(torch.ones(2, 512)).ne(0).any(), "gradients"
+
+
+class _Attention(nn.Module):
+    """Queries, keys and values of one tensor, an output of another; `again` calls a layer twice."""
+
+    def __init__(self, *, bias: bool = False, again: bool = False) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.out = (nn.Linear(96, width, bias=bias) for width in (96, 48, 48, 96))
+        self.again = again
+
+    def forward(self, x):
+        q, k, v = self.q(x), self.k(x), self.v(x)
+        return self.out(q + torch.cat((k, v), dim=-1)) + (self.q(x) if self.again else 0)
+
+
+def change_layout(module, how):
+    """Pack or fuse a module's layers; fused ones are found under the mode of the caller."""
+    if how == "onednn":
+        pack_linears(module)
+    else:
+        with torch.no_grad():
+            fuse_linears(module, lambda: module(torch.ones(1, 1, 96)))
+
+
+def _attention(how, **settings):
+    """The module with packed or fused layers, and a stock copy."""
+    module = _Attention(**settings)
+    stock = copy.deepcopy(module)
+    change_layout(module, how)
+    return module, stock
+
+
+def _input(rows=300):
+    return torch.randn(1, rows, 96, generator=torch.Generator().manual_seed(rows))
+
+
+def _same(module, stock, x):
+    with torch.inference_mode():
+        torch.testing.assert_close(module(x), stock(x), rtol=1e-5, atol=1e-5)
+
+
+BOTH = pytest.mark.parametrize("how", ["fused", pytest.param("onednn", marks=needs_packing)])
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_layers_given_one_tensor_are_one_product(bias, monkeypatch):
+    module, stock = _attention("fused", bias=bias)
+    assert module.q.part.fused is module.k.part.fused is module.v.part.fused
+    assert type(module.out) is nn.Linear, "a layer by itself stays as it is"
+    for rows in (1, 9, 9, 300):  # a part of an earlier forward would show
+        _same(module, stock, _input(rows))
+    module.load_state_dict(stock.state_dict())  # the weights are views, and still whole parameters
+    assert module.k.weight.data_ptr() == module.k.part.fused.weight[96:].data_ptr(), "the weight is held once"
+    widths, linear = [], nn.functional.linear
+    monkeypatch.setattr(nn.functional, "linear", lambda x, w, b: widths.append(len(w)) or linear(x, w, b))
+    with torch.inference_mode():
+        module(_input(9))
+    assert widths == [192, 96]
+
+
+@torch.inference_mode()
+def test_parts_are_never_of_another_tensor():
+    torch.manual_seed(0)
+    module, stock = _attention("fused")
+    x, y = torch.randn(2, 1, 5, 96)
+    module.q(x)  # a forward that ended here, by Ctrl-C for one
+    for layer, given in (("k", y), ("v", y), ("q", y), ("q", y), ("v", x), ("k", x), ("k", y)):
+        expected = getattr(stock, layer)(given)
+        torch.testing.assert_close(getattr(module, layer)(given), expected, rtol=1e-5, atol=1e-5)
+    x.mul_(2)
+    torch.testing.assert_close(module(x), stock(x), rtol=1e-5, atol=1e-5)
+
+
+def test_a_layer_that_is_called_twice_stays_by_itself():
+    module, _ = _attention("fused", again=True)
+    assert FusedLinear not in {type(layer) for layer in module.children()}
+
+
+def test_an_engine_finds_what_a_models_layers_share():
+    model = random_model("tiny", ModelSettings("x", "x", device="cpu", linear="fused")).target.model
+    layer = model.model.layers[1]
+    attention, mlp = layer.self_attn, layer.mlp
+    assert attention.q_proj.part.fused is attention.k_proj.part.fused is attention.v_proj.part.fused
+    assert mlp.gate_proj.part.fused is mlp.up_proj.part.fused
+    products = {layer.part.fused for layer in model.modules() if isinstance(layer, FusedLinear)}
+    assert len(products) == 2 * model.config.num_hidden_layers
+
+
+@BOTH
+def test_compiled_code_multiplies_by_the_layers_own_weights(how):
+    torch._dynamo.reset()
+    module, stock = _attention(how)
+    compiled = torch.compile(module, backend="eager", fullgraph=True)
+    with torch.inference_mode():
+        assert torch.equal(compiled(_input()), stock(_input()))
+        _same(module, stock, _input())  # nothing is left from tracing
+    torch._dynamo.reset()
+
+
+def test_auto_fuses_on_cuda(monkeypatch):
+    monkeypatch.setattr(tuning, "packable", lambda device, dtype: False)
+    embedding = type("E", (), {"weight": type("W", (), {"device": torch.device("cuda"), "dtype": torch.float16})})
+    model = type("M", (), {"get_input_embeddings": lambda self: embedding, "parameters": lambda self: []})()
+    assert choose_linear(model) == "fused"
+    assert choose_linear(model, "torch") == "torch"
+    assert choose_linear(model, sharded=True) == "torch"
+
+
+@needs_packing
+def test_only_plain_linear_layers_are_packed():
+    class Own(nn.Linear):
+        pass
+
+    module = nn.Sequential(nn.Linear(4, 4), Own(4, 4), nn.Embedding(4, 4))
+    assert linear_bytes(module) == 4 * 4 * 4
+    pack_linears(module)
+    assert [type(layer) for layer in module] == [PackedLinear, Own, nn.Embedding]
+
+
+@needs_packing
+def test_a_packed_model_gives_the_stock_models_own_text():
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=4096, hidden_size=128, num_hidden_layers=2, num_attention_heads=4, intermediate_size=384
+    )
+    stock = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()
+    packed = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()
+    packed.load_state_dict(stock.state_dict())
+    target = Target(packed, context=256, linear="onednn")
+    prompt = torch.randint(3, 4096, (12,)).tolist() * 2
+    for drafter in (Vanilla(CPU), PromptLookup(device=CPU)):
+        assert generate(target, drafter, prompt, max_new_tokens=60).tokens == greedy(stock, prompt, 60)
+
+
+@pytest.mark.skipif(not packable(CPU, torch.bfloat16), reason="no x86 processor for which oneDNN has bfloat16")
+@pytest.mark.parametrize("rows", [1, 9, 81])
+@torch.inference_mode()
+def test_bfloat16_products_are_those_of_the_weight(rows):
+    torch.manual_seed(rows)
+    layer = nn.Linear(1024, 2048, bias=True, dtype=torch.bfloat16)
+    x = torch.randn(rows, 1024).bfloat16()
+    expected = x.double() @ layer.weight.double().T + layer.bias.double()
+    pack_linears(layer)
+    torch.testing.assert_close(layer(x).double(), expected, rtol=2**-7, atol=2**-8)
+
+
+def test_packing_is_for_a_cpu(monkeypatch):
+    monkeypatch.setattr(linear, "packable", lambda device, dtype: device.type == "cpu" and dtype == torch.float32)
+    monkeypatch.setattr(tuning, "packable", linear.packable)
+    assert not packable(torch.device("cuda"), torch.float32) and not packable(CPU, torch.float16)
+    with pytest.raises(UserError, match=r"linear=onednn: is for one x86 processor.*bfloat16"):
+        random_model("tiny", ModelSettings("x", "x", device="cpu", dtype="bfloat16", linear="onednn"))
+    with pytest.raises(UserError, match=r"model.linear=quick: use one of auto, onednn, fused, torch"):
+        random_model("tiny", ModelSettings("x", "x", device="cpu", linear="quick"))
+
+
+@needs_packing
+def test_auto_packs_where_memory_allows(monkeypatch):
+    settings = ModelSettings("x", "x", device="cpu")
+    assert random_model("tiny", settings).target.linear == "onednn"
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: type("Free", (), {"available": 1000})())
+    assert random_model("tiny", settings).target.linear == "torch"
+    assert random_model("tiny", ModelSettings("x", "x", device="cpu", linear="onednn")).target.linear == "onednn"
+
+
+@BOTH
+def test_stock_products_for_a_while(how):
+    """Within the block the layers are torch's own, to the last bit; behind it they are packed or fused again."""
+    module, stock = _attention(how)
+    with torch.inference_mode():
+        before = module(_input())
+        with pytest.raises(KeyError), linear.stock_linears(module):
+            assert torch.equal(module(_input()), stock(_input()))
+            raise KeyError
+        assert torch.equal(module(_input()), before) and linear.linear_of(module) == how
+
+
+def _trained(module):
+    with torch.no_grad():
+        module.q.weight.mul_(2.0)
+
+
+def _bias_trained(module):
+    with torch.no_grad():
+        module.k.bias.add_(3.0)
+
+
+def _bias_replaced(module):
+    module.q.bias, module.v.bias = None, nn.Parameter(torch.ones(48))
+
+
+def _weight_replaced(module):
+    torch.manual_seed(4)
+    module.q.weight = nn.Parameter(torch.randn(96, 96))
+
+
+def _loaded(module):
+    module.load_state_dict({name: tensor + 1.0 for name, tensor in module.state_dict().items()})
+
+
+CHANGES = {
+    "trained": _trained,
+    "bias trained": _bias_trained,
+    "bias replaced": _bias_replaced,
+    "weight replaced": _weight_replaced,
+    "loaded": _loaded,
+    "cast": lambda module: module.double().float(),
+}
+
+
+@BOTH
+@pytest.mark.parametrize("change", CHANGES)
+def test_parameters_that_changed_are_those_that_count(how, change):
+    """Without being packed anew by anyone, and afterwards."""
+    module, stock = _attention(how, bias=True)
+    for own in (module, stock):
+        CHANGES[change](own)
+    _same(module, stock, _input())
+    change_layout(module, how)
+    _same(module, stock, _input())
+
+
+@BOTH
+def test_a_copy_has_weights_of_its_own(how):
+    module, stock = _attention(how)
+    twin, untrained = copy.deepcopy(module), copy.deepcopy(stock)
+    _trained(twin)
+    _trained(stock)
+    _same(twin, stock, _input())
+    _same(module, untrained, _input())
+
+
+@needs_packing
+def test_a_weight_that_was_loaded_is_packed_again():
+    """Not merely multiplied by as torch does: a Decoder says that its layers are packed."""
+    module, stock = _attention("onednn")
+    before = module.q.packed
+    _loaded(module)
+    _loaded(stock)
+    _same(module, stock, _input())
+    assert module.q.packed is not before and module.q.packed.is_of(module.q.weight)
+
+
+@needs_packing
+def test_a_packed_copy_is_never_of_a_weight_that_is_gone():
+    """The next one may lie at its address."""
+    module = nn.Linear(512, 512, bias=False)
+    pack_linears(module)
+    old = module.weight.detach().clone()
+    packed = module.packed
+    module.weight = nn.Parameter(old)
+    packed.identity = linear.identity(module.weight)
+    assert not packed.is_of(module.weight)
+
+
+@BOTH
+def test_parameters_stay_the_owners_own(how, tmp_path):
+    """An optimizer that was made before goes on training them, packed or unpacked again; biases alone, too."""
+    module = _Attention(bias=True)
+    parameters = list(module.parameters())
+    with torch.inference_mode():
+        change_layout(module, how)
+    assert all(one is other for one, other in zip(parameters, module.parameters(), strict=True))
+    assert not any(parameter.is_inference() for parameter in parameters)
+    for layer in (module.q, module.k, module.v, module.out):
+        layer.weight.requires_grad_(False)
+    module(_input()).sum().backward()  # whose input needs no gradient
+    assert all((parameter.grad is not None) == (parameter.dim() == 1) for parameter in parameters)
+    if how == "onednn":
+        save_model(module, tmp_path / "model.safetensors")
+    torch.save(module, tmp_path / "model.pt")
+    _same(torch.load(tmp_path / "model.pt", weights_only=False), module, _input())
+    with torch.inference_mode():
+        unpack_linears(module)
+    assert all(one is other for one, other in zip(parameters, module.parameters(), strict=True))
+    assert len({parameter.untyped_storage().data_ptr() for parameter in parameters}) == len(parameters)
+    assert {type(layer) for layer in module.children()} == {nn.Linear}
+    save_model(module, tmp_path / "model.safetensors")
+
+
+@BOTH
+def test_layers_may_be_packed_and_unpacked_while_others_call_them(how):
+    """A call that is under way when its layer becomes torch's own again ends as it began."""
+    module, stock = _attention(how)
+    kind = type(module.q)
+    unpack_linears(module)
+    with torch.inference_mode():
+        torch.testing.assert_close(kind.forward(module.q, _input()), stock.q(_input()), rtol=1e-5, atol=1e-5)
+
+
+@BOTH
+def test_autocast_is_torchs_own(how):
+    module, stock = _attention(how)
+    with torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(module(_input()), stock(_input()))

@@ -1,0 +1,343 @@
+"""The size of a draft, found while decoding: by a clock that the test turns, so that no machine decides anything."""
+
+import random
+from concurrent.futures import ThreadPoolExecutor
+from statistics import mean
+
+import pytest
+import torch
+
+from model.engine import Target, decode, generate, sizing
+from model.engine.sizing import ALLOWED, START, Sizing, budget_of, finds_size
+from model.errors import UserError
+from model.methods import SIZED, make_method
+from model.methods.dynamic import DynamicRecycling
+from model.methods.spine import Spine
+from model.methods.suffix import Suffix
+from model.methods.suffix_recycling import SuffixRecycling
+from model.methods.vanilla import Vanilla
+from model.recycling import TokenRecycling, build_template
+from model.recycling.auto import AutoRecycling
+from tests.conftest import greedy, toy_model
+
+V = 61
+GPU = torch.device("cuda")  # is only asked for its kind
+CPU = torch.device("cpu")
+SECOND = 0.025  # of a plain step
+PLAIN = -1
+
+
+def line(slope, overhead=0.02):
+    """T(n): a plain step takes 1."""
+    return lambda n: 1.0 if n == PLAIN else 1.0 + overhead + slope * n
+
+
+def accepting(most, half):
+    """E(n): it saturates."""
+    return lambda n: most * n / (n + half) if n > 0 else 0.0
+
+
+MACHINES = {
+    "gpu": (line(0.005), accepting(3, 8)),
+    "cheap": (line(0.015, 0.05), accepting(2.2, 6)),
+    "medium": (line(0.03), accepting(2, 6)),
+    "expensive": (line(0.06), accepting(1.5, 4)),
+    "a step at 8": (lambda n: 1.0 if n < 0 else 1.02 if n <= 8 else 1.8, accepting(2, 6)),
+    "a step at 1": (lambda n: 1.0 if n < 0 else 1.02 if n == 0 else 1.9 + 0.012 * n, accepting(2.4, 6)),
+}
+
+
+class Machine:
+    """Steps on a machine where T(n) and E(n) are known; a draft of n nodes has E(n) accepted, drawn by chance.
+
+    `promised` is what the method says instead of E(n). Times have noise and spikes; what is reported has neither.
+    """
+
+    def __init__(self, times, accepted, *, seed=0, noise=0.0, spikes=0.0, promised=None, device=CPU):
+        self.times, self.accepted, self.noise, self.spikes, self.scale = times, accepted, noise, spikes, 1.0
+        self.rng, self.size = random.Random(seed), Sizing("auto", device, filling=0.0)
+        sums = [1.0 + (promised or accepted)(n) for n in range(self.size.sizes[-1] + 1)]
+        self.likelihoods = [1.0, *(b - a for a, b in zip(sums, sums[1:], strict=False))]
+
+    def answer(self, tokens):
+        """Return an answer's speed over the oracle's, the best size throughout or plain decoding."""
+        self.size.opened()
+        added, seconds = 0.0, 0.0
+        self.sizes = []
+        while added < tokens:
+            n = PLAIN if self.size.rests() else self.size.choose(self.likelihoods)
+            expected, drafts, took = self.accepted(n), 0, self.times(n) * self.scale
+            while drafts < n and self.rng.random() < expected / (1 + expected):
+                drafts += 1
+            spike = self.rng.uniform(3, 10) if self.rng.random() < self.spikes else 1.0
+            noise = max(self.rng.gauss(1, self.noise), 0.2) * spike
+            self.size.took(max(n, 0), 1 + drafts, SECOND * took * noise)
+            added, seconds = added + 1 + expected, seconds + took
+            self.sizes.append(n)
+        best = max((1 + self.accepted(n)) / self.times(n) for n in range(PLAIN, 81)) / self.scale
+        return added / seconds / best
+
+
+@pytest.mark.parametrize(("noise", "spikes", "first", "later"), [(0.0, 0.0, 0.93, 0.97), (0.3, 0.03, 0.83, 0.9)])
+def test_it_has_nearly_the_speed_of_an_oracle(noise, spikes, first, later):
+    shares = [
+        [machine.answer(200), machine.answer(1000)]
+        for times, accepted in MACHINES.values()
+        for seed in range(4)
+        for machine in [Machine(times, accepted, seed=seed, noise=noise, spikes=spikes)]
+    ]
+    means = [mean(column) for column in zip(*shares, strict=True)]
+    assert means[0] > first and means[1] > later, means
+
+
+@pytest.mark.parametrize(("noise", "spikes", "least"), [(0.03, 0.0, 0.93), (0.3, 0.03, 0.75)])
+@pytest.mark.parametrize(
+    ("before", "after", "scale"),
+    [(line(0.01), line(0.1), 2.0), (line(0.1), line(0.01), 0.5), (line(0.03), line(0.03), 3.0)],
+    ids=["nodes become expensive", "nodes become cheap", "all is slower"],
+)
+def test_it_follows_a_machine_that_changes_and_changes_back(before, after, scale, noise, spikes, least):
+    shares = []
+    for seed in range(6):
+        machine = Machine(before, accepting(2, 6), seed=seed, noise=noise, spikes=spikes)
+        machine.answer(1000)
+        for machine.times, machine.scale in ((after, scale), (before, 1.0)):
+            machine.answer(100)
+            shares.append(machine.answer(300))
+    assert mean(shares) > least, shares
+
+
+@pytest.mark.parametrize(
+    ("times", "noise", "least"),
+    [
+        (line(0.01), 0.0, 0.96),
+        (line(0.1), 0.0, 0.96),
+        (line(0.02, overhead=0.3), 0.0, 0.96),
+        (line(0.0, overhead=1.5), 0.0, 0.95),
+        (line(1.0), 0.0, 0.95),
+        (line(0.04), 0.3, 0.93),
+        (line(0.1), 0.3, 0.92),
+    ],
+)
+@pytest.mark.parametrize("hoped", [0.0, 1.5])
+def test_worthless_drafts_lose_little_of_200_tokens_whatever_the_method_promises(times, noise, least, hoped):
+    for seed in range(4):
+        settings = dict(seed=seed, noise=noise, spikes=noise / 10)
+        machine = Machine(times, accepting(0, 1), promised=accepting(hoped, 4), **settings)
+        speeds = [machine.answer(200) for _ in range(4)]
+        assert min(speeds) > least and speeds[-1] > least + 0.01, (seed, speeds)
+    assert machine.sizes.count(PLAIN) > 100, "nothing is learnt, either"
+
+
+@pytest.mark.parametrize("device", [CPU, GPU])
+@pytest.mark.parametrize("most", [1, 2, 5, 80])
+def test_it_begins_with_the_size_for_the_device_within_the_budget(device, most):
+    size = Sizing(f"auto:{most}", device)
+    assert size.sizes[-1] == most and size.rests(), "first a plain step, with which drafts are compared"
+    size.took(0, 1, SECOND)
+    assert not size.rests() and size.choose([1.0] + [0.01] * most) == min(START[device.type], most)
+
+
+def test_what_an_answer_may_lose_is_bounded_whatever_was_won_before():
+    machine = Machine(line(0.01), accepting(3, 4))
+    machine.answer(400)
+    assert machine.size.balance > ALLOWED
+    machine.size.opened()
+    assert machine.size.balance == ALLOWED
+
+
+def test_a_draft_is_grown_until_no_larger_one_can_be_better():
+    machine = Machine(line(0.03), accepting(2, 6))
+    machine.answer(300)
+    assert machine.size.enough([1.0, 0.5, 0.2], 1e-6) and not machine.size.enough([1.0, 0.9, 0.9], 0.9)
+
+
+def test_what_is_described_and_saved():
+    machine = Machine(line(0.03), accepting(2, 6))
+    share = machine.answer(600)
+    described = machine.size.describe()
+    assert described["plain_seconds"] == pytest.approx(SECOND)
+    assert described["step_seconds"][described["sizes"].index(8)] == pytest.approx(SECOND * 1.26)
+    assert described["predicted_speedup"] == pytest.approx(share * 2.143 / 1.26, rel=0.1)
+    other = Sizing("auto", CPU)
+    other.load_state_dict(machine.size.state_dict())
+    assert other.describe() == described
+    machine.size.reset()
+    assert machine.size.times == other.times and machine.size.describe()["steps_by_size"] == [0] * len(other.sizes)
+    for another in (Sizing("auto:8", CPU), Sizing("auto", GPU)):
+        before = another.describe()
+        another.load_state_dict(other.state_dict())
+        assert another.describe() == before, "times of other sizes"
+
+
+@pytest.mark.parametrize(("nodes", "most"), [("auto", 80), ("auto:12", 12), (24, 24)])
+def test_budgets(nodes, most):
+    assert budget_of(nodes) == most
+
+
+@pytest.mark.parametrize("wrong", ["many", "auto:", "auto:x", "12"])
+def test_wrong_budgets(wrong):
+    with pytest.raises(UserError, match="nodes="):
+        DynamicRecycling(V, nodes=wrong)
+
+
+# ---- methods, on a toy model whose forwards turn the clock
+
+
+MAKE = {
+    "dynamic": lambda: DynamicRecycling(V, nodes="auto", pairs=64),
+    "recycling": lambda: AutoRecycling(V),
+    "spine": lambda: Spine(V, nodes="auto"),
+    "suffix": lambda: Suffix(V, nodes="auto", history_tokens=1000),
+    "suffix_recycling": lambda: SuffixRecycling(V, nodes="auto", min_match=2),
+}
+
+
+class Clock:
+    """Time that passes by forwards alone, and with the rows of each."""
+
+    def __init__(self, target, slope):
+        self.now, self.slope, self.rows = 0.0, slope, []
+        forward, static = target.forward, target.forward_static
+
+        def counted(cache, draft, *rest, **named):
+            self.turn(len(draft.tree))
+            return forward(cache, draft, *rest, **named)
+
+        def counted_static(cache, tokens, *rest, **named):
+            self.turn(len(tokens))
+            return static(cache, tokens, *rest, **named)
+
+        target.forward, target.forward_static = counted, counted_static
+
+    def turn(self, rows):
+        self.rows.append(rows)
+        self.now += SECOND * (1 + self.slope * (rows - 1))
+
+    def __call__(self):
+        return self.now
+
+
+def prompts():
+    rng = random.Random(3)
+    return [[rng.randrange(3, V) for _ in range(6 + 10 * i)] * 2 for i in range(3)]
+
+
+@pytest.mark.parametrize("execution", ["eager", "static"])
+@pytest.mark.parametrize("slope", [0.0, 0.03, 2.0])
+@pytest.mark.parametrize("method", MAKE)
+def test_output_is_the_models_own(method, slope, execution):
+    model = toy_model("llama")
+    target, drafter = Target(model, execution=execution), MAKE[method]()
+    clock = Clock(target, slope)
+    sizes = []
+    for prompt in prompts() * 2:
+        out = generate(target, drafter, prompt, max_new_tokens=70, clock=clock)
+        assert out.tokens == greedy(model, prompt, 70)
+        sizes += [step.nodes - 1 for step in out.steps]
+    if slope == 0.0:
+        assert max(sizes) > 8, "where nodes cost nothing, many are tried"
+    if slope == 2.0:
+        assert sum(sizes) <= 0.1 * len(sizes), "and hardly any where each takes two steps"
+    assert 0 in sizes
+
+
+@pytest.mark.parametrize("method", MAKE)
+def test_sequences_in_turns_and_in_threads(method):
+    model = toy_model("llama")
+    target, drafter = Target(model), MAKE[method]()
+    clock = Clock(target, 0.02)
+    open_ = {
+        i: decode(target, drafter.session(), prompt, max_new_tokens=50, clock=clock)
+        for i, prompt in enumerate(prompts())
+    }
+    found, rng = {i: [] for i in open_}, random.Random(0)
+    while open_:
+        i = rng.choice(sorted(open_))
+        try:
+            found[i] += next(open_[i]).tokens
+        except StopIteration:
+            del open_[i]
+    wanted = [greedy(model, prompt, 50) for prompt in prompts()]
+    assert [found[i] for i in range(3)] == wanted
+    with ThreadPoolExecutor(3) as pool:
+        outs = pool.map(lambda prompt: generate(target, drafter, prompt, max_new_tokens=50, clock=clock), prompts())
+        assert [out.tokens for out in outs] == wanted
+
+
+@pytest.mark.parametrize("method", MAKE)
+def test_a_methods_state_holds_what_was_found(method):
+    target, (first, second, third) = Target(toy_model("llama")), prompts()
+    clock = Clock(target, 0.02)
+    whole, half = MAKE[method](), MAKE[method]()
+    for prompt in (first, second):
+        generate(target, whole, prompt, max_new_tokens=60, clock=clock)
+    state = {name: tensor.clone() for name, tensor in whole.state_dict().items()}
+    half.load_state_dict(state)
+    assert half.sizing.times == whole.sizing.times
+    assert all(torch.equal(tensor, half.state_dict()[name]) for name, tensor in state.items())
+    whole.reset()
+    assert half.sizing.times == whole.sizing.times, "a cold start forgets texts, not the machine"
+    assert generate(target, half, third, max_new_tokens=30, clock=clock).tokens == greedy(target.model, third, 30)
+    described = half.describe()
+    assert sum(described["steps_by_size"]) > 0 and described["sizes"] == half.sizing.sizes
+
+
+def test_a_consumer_that_takes_its_time_is_not_measured():
+    target, drafter = Target(toy_model("llama")), MAKE["recycling"]()
+    clock = Clock(target, 0.0)
+    for _ in decode(target, drafter.session(), prompts()[0], max_new_tokens=40, clock=clock):
+        clock.now += 100.0
+    assert drafter.sizing.times[0] == pytest.approx(SECOND, rel=0.05)
+
+
+@pytest.mark.parametrize("rests", [False, True])
+@pytest.mark.parametrize("method", ["dynamic", "recycling"])
+def test_the_first_step_goes_with_the_prompt_whose_rows_are_read_as_far_as_they_may_cost(method, rests, monkeypatch):
+    monkeypatch.setattr(sizing, "PROMPT_ROWS", 4)
+    target, prompt = Target(toy_model("llama")), prompts()[0]
+    settings = {"recycle_prompt": True} if method == "recycling" else {}
+    drafter, read = make_method(method, target, **settings), []
+    drafter.sizing.resting = rests
+    session = drafter.session()
+    observe = session.observe_prompt
+
+    def observed(tokens, logits):
+        read.append((tokens, logits.argmax(-1).tolist()))
+        observe(tokens, logits)
+
+    session.observe_prompt = observed
+    steps = decode(target, session, prompt, max_new_tokens=8, clock=Clock(target, 0.0))
+    first = next(steps)
+    assert first.nodes == 1 and first.tokens == greedy(target.model, prompt, 1), "no forward of its own, and no draft"
+    if rests:
+        assert not read
+        return
+    ((tokens, chosen),) = read
+    assert tokens == prompt[-4:]
+    following = target.model(torch.tensor([prompt])).logits[0].argmax(-1).tolist()
+    assert chosen == following[-len(tokens) :], "the rows are those of the tokens"
+    steps.close()
+
+
+def test_the_library_finds_sizes_unless_told():
+    target = Target(toy_model("llama"))
+    assert set(SIZED) == set(MAKE)
+    for name in SIZED:
+        drafter = make_method(name, target)
+        assert isinstance(drafter.sizing, Sizing) and drafter.sizing.sizes[-1] <= 80, name
+        assert make_method(name, target, nodes="auto:12").sizing.sizes[-1] == 12
+    assert make_method("recycling", target, tree="2.2.2").sizing is None
+    assert type(make_method("recycling", target, nodes=6)) is TokenRecycling
+    assert make_method("recycling", target, nodes=6).max_nodes == 7
+    assert make_method("dynamic", target, nodes=6).sizing is None
+    assert make_method("suffix_recycling", target, tree="best:6").sizing is None
+    assert not finds_size(Vanilla) and not finds_size(TokenRecycling) and finds_size(Spine)
+    with pytest.raises(UserError, match="not both"):
+        make_method("recycling", target, tree="best:4", nodes=4)
+    with pytest.raises(UserError, match="suffix_recycling"):
+        SuffixRecycling(V, build_template("best", nodes=4), nodes="auto")
+    with pytest.raises(UserError, match="suffix_recycling"):
+        SuffixRecycling(V)
+    with pytest.raises(UserError, match="max_draft"):
+        Suffix(V, nodes=6)

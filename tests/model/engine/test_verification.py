@@ -1,0 +1,94 @@
+"""Verification: hand-computed cases and the rule's slow twin on random drafts."""
+
+import random
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from model.engine import Draft, Tree, verify
+from model.engine.verification import Commit, accepted_nodes
+from tests.model.engine.test_tree import random_tree
+
+DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def test_by_hand():
+    tree = Tree.from_rank_paths([[0], [1], [0, 0], [1, 0], [1, 1]])
+    draft = Draft(tree, torch.tensor([9, 4, 5, 6, 7, 8]))
+    # after the root the target picks 5 (node 2), after it 8 (node 5), after that 3
+    verification = verify(draft, torch.tensor([5, 6, 8, 1, 1, 3]))
+    assert verification.node == 5 and verification.path == [0, 2, 5] and verification.tokens == [5, 8, 3]
+    # nothing is accepted: a node that matches below one that does not match is worth nothing
+    verification = verify(draft, torch.tensor([1, 6, 8, 1, 1, 3]))
+    assert verification.node == 0 and verification.tokens == [1]
+
+
+def test_the_root_alone_gives_the_bonus_only():
+    verification = verify(Draft(Tree.chain(0), torch.tensor([7])), torch.tensor([2]))
+    assert verification.node == 0 and verification.tokens == [2]
+
+
+def test_of_equally_deep_nodes_the_first_wins():
+    tree = Tree.from_rank_paths([[0], [1], [0, 0], [1, 0]])
+    draft = Draft(tree, torch.tensor([9, 4, 4, 6, 6]))
+    assert verify(draft, torch.tensor([4, 6, 6, 1, 2])).node == 3
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_against_a_walk_down_the_tree(seed):
+    rng = random.Random(seed)
+    tree = random_tree(rng.randrange(1, 40), rng)
+    n = len(tree)
+    tokens, choices = [rng.randrange(3) for _ in range(n)], [rng.randrange(3) for _ in range(n)]
+    best: list[int] = [0]
+    for i in range(n):
+        chain = tree.chain_of[i]
+        if all(tokens[b] == choices[a] for a, b in zip(chain, chain[1:], strict=False)) and len(chain) > len(best):
+            best = chain
+    verification = verify(Draft(tree, torch.tensor(tokens)), torch.tensor(choices))
+    assert verification.path == best
+    assert verification.tokens == [choices[i] for i in best]
+    accepted, winner = accepted_nodes(tree, torch.tensor(tokens), torch.tensor(choices))
+    assert winner.tolist() == best[-1:], "as on a GPU"
+    assert accepted.tolist() == verification.accepted.tolist()
+
+
+class HostReads(TorchDispatchMode):
+    """Counts the numbers that are read on the host; on CUDA each of them waits for the device."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func is torch.ops.aten._local_scalar_dense.default
+        return func(*args, **(kwargs or {}))
+
+
+def test_on_the_device_no_number_is_read():
+    tree = Tree.from_rank_paths([[0], [1], [0, 0]])
+    with HostReads() as reads:
+        accepted_nodes(tree, torch.tensor([9, 4, 5, 6]), torch.tensor([4, 6, 1, 2]))
+        assert reads.count == 0
+        tree.paths[torch.tensor(1)]
+    assert reads.count == 1, "what an index of no dimension does"
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_commit_on_the_device_is_the_walk_over_lists(seed):
+    rng = random.Random(seed)
+    tree = random_tree(rng.randint(0, 30), rng)
+    length = torch.tensor(40, device=DEVICE)
+    commit, before = Commit(tree.on(DEVICE), length), 40
+    for _ in range(5):
+        tokens, candidates = torch.randint(0, 3, (len(tree),)), torch.randint(0, 3, (len(tree), 4))
+        choices = candidates[:, 0]
+        commit(tokens.to(DEVICE), candidates.to(DEVICE)[:, 0])
+        expected = verify(Draft(tree, tokens), choices)
+        node, *choices_there = commit.read()
+        depth = tree.depth_of[node]
+        assert (node, choices_there[: depth + 1]) == (expected.node, expected.tokens)
+        assert commit.accepted.tolist() == expected.accepted.tolist()
+        assert (commit.source - before).tolist()[: depth + 1] == expected.path
+        assert (commit.to - before).tolist() == list(range(tree.max_depth + 1))
+        assert int(commit.root) == expected.tokens[-1] and int(length) == before + len(expected.tokens)
+        before = int(length)

@@ -1,0 +1,404 @@
+"""Dynamic recycling: every draft against a slow reference, losslessness, its state, its size, refusals."""
+
+import heapq
+import math
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from evaluation.running.shared_text import generate_together
+from model.engine import Target, Tree, generate
+from model.engine.tree import breadth_first
+from model.errors import UserError
+from model.methods.dynamic import DynamicRecycling
+from model.structures import dynamic_loops as loops
+from model.structures import suffix_automaton
+from model.structures.compiled import NONE
+from model.structures.dynamic_loops import BACKOFF, COPIED, PAIR, SIBLING, SIBLING_CHILD, TOKEN
+from model.structures.weights import Weights
+from tests.conftest import CONFIGS, greedy, toy_model
+from tests.model.sessions import each_session
+
+V = 61
+
+
+def prompts(count=3, seed=0):
+    rng = random.Random(seed)
+    return [[rng.randrange(3, V) for _ in range(8 + 5 * i)] * 2 for i in range(count)]
+
+
+# What a candidate is worth before anything is learnt, as docs/dynamic.md's method has it: by source, and by match.
+TRUST = {"pair": 0.9, "token": 0.6, "backoff": 0.1, "sibling_children": 0.3, "siblings": 0.1, "copied": 0.0}
+ACCEPT_PROBS = (0.0, 0.0, 0.2, 0.45, 0.55, 0.7, 0.85, 0.85)
+PRIOR, LEAST_LEVEL, UNLISTED = 4, 15, 8
+
+
+class Slow:
+    """The same drafts by dictionaries, whole searches of the text, and every path that might be among the n best.
+
+    Written from the method's docstrings, and shares nothing with it; if a match was continued in several ways it
+    is given the one that the method took. A kind of candidates is (source, sibling source, match, copied, level).
+    """
+
+    def __init__(self, nodes, k):
+        self.nodes, self.k, self.text = nodes, k, []
+        self.by_token, self.by_pair, self.sibling_children, self.siblings = {}, {}, [], []
+        self.seen, self.accepted = {}, {}  # by kind: candidates, and those that were the next token
+        self.child_kinds = {}  # of this step: kinds of candidates by path
+
+    def levels(self, logits):
+        probabilities = torch.softmax(logits.double(), -1)
+        best = sorted(range(V), key=lambda i: -float(logits[i]))[: self.k]
+        return [(i, min(int(-math.log2(float(probabilities[i]))), LEAST_LEVEL)) for i in best]
+
+    def match(self, path):
+        """The longest end of text and path that was followed by something in the text, and what followed it."""
+        text, end = self.text, (self.text + path)[::-1]
+        length, places = 0, [*range(len(text))]  # of what follows an occurrence
+        while longer := [i for i in places if length < min(i, len(end)) and text[i - length - 1] == end[length]]:
+            length, places = length + 1, longer
+        return length, {text[i] for i in places} if length else set()
+
+    def below(self, path, copied):
+        """Candidates and their kinds. `copied` says which of several continuations the method took; checked here."""
+        before, token = (self.text + path)[-2:]
+        length, following = self.match(path)
+        assert copied[1] == length and copied[0] in (following or {None})
+        copied = copied[0]
+        place = 0 if copied is None else length if length < 5 else 5 if length < 8 else 6 if length < 16 else 7
+        pair, single = self.by_pair.get((before, token)), self.by_token.get(token)
+        kinds_of = {i: ("pair", 0, place, i == copied, level) for i, level in pair or []}
+        for i, level in single or []:
+            kinds_of.setdefault(i, ("backoff" if pair else "token", 0, place, i == copied, level))
+        if copied is not None:
+            kinds_of.setdefault(copied, ("copied", 0, place, True, 0))
+        if not path:
+            marked = set()
+            for number, source, listed in (
+                (1, "sibling_children", self.sibling_children),
+                (2, "siblings", self.siblings),
+            ):
+                for i, level in listed:
+                    if i not in kinds_of:
+                        kinds_of[i] = (source, 0, 0, False, level)
+                    elif i not in marked:
+                        kinds_of[i] = (kinds_of[i][0], number, *kinds_of[i][2:])
+                        marked.add(i)
+        return kinds_of
+
+    def children(self, text, path):
+        if tuple(path) not in self.child_kinds:
+            automaton = suffix_automaton.Text(*text.arrays)
+            counts = automaton.counts[0]
+            state, length = int(automaton.states["link"][counts["whole"]]), int(counts["match"])
+            for token in path:
+                state, length = suffix_automaton.transfer(automaton, state, length, token)
+            copied, length = suffix_automaton.following(automaton, state, length)
+            self.child_kinds[tuple(path)] = self.below(path, (copied if length else None, length))
+        return self.child_kinds[tuple(path)]
+
+    def weight(self, kind):
+        """The share of this kind's candidates that were accepted, with PRIOR more at the guess."""
+        source, _, place, copied, level = kind
+        guess = (1 - ACCEPT_PROBS[place]) * TRUST[source] * 2.0 ** -(level + 0.5)
+        guess = max(guess, ACCEPT_PROBS[place]) if copied else guess
+        return (PRIOR * guess + self.accepted.get(kind, 0)) / (PRIOR + self.seen.get(kind, 0))
+
+    def best_first(self, text):
+        """The n most likely paths and their likelihoods, by looking at every path that is as likely."""
+        best, open_ = [], [(-1.0, [])]
+        while open_ and len(best) <= self.nodes:
+            likelihood, path = heapq.heappop(open_)
+            best.append((-likelihood, tuple(path)))
+            for token, kind in self.children(text, path).items():
+                heapq.heappush(open_, (likelihood * self.weight(kind), [*path, token]))
+        return best[1:]
+
+    def likelihood(self, text, path):
+        return math.prod(self.weight(self.children(text, list(path[:i]))[token]) for i, token in enumerate(path))
+
+    def learn_prompt(self, prompt, logits):
+        rows = [self.levels(row) for row in logits]
+        for i, row in enumerate(rows):
+            self.by_token[prompt[i]] = self.by_pair[prompt[max(i - 1, 0)], prompt[i]] = row
+        self.siblings = [(i, level) for i, level in rows[-1] if i != self.text[-1]]
+
+    def learn(self, text, verification):
+        draft, tree, logits = verification.draft, verification.draft.tree, verification.logits
+        tokens, rows = draft.tokens.tolist(), [self.levels(row) for row in logits]
+        paths = [[tokens[i] for i in tree.chain_of[node]][1:] for node in range(len(tree))]
+        for node, path in enumerate(paths):
+            chosen = int(logits[node].argmax())
+            for token, kind in self.children(text, path).items():
+                self.seen[kind] = self.seen.get(kind, 0) + 1
+                self.accepted[kind] = self.accepted.get(kind, 0) + (token == chosen)
+        self.child_kinds = {}
+        for accepted in (False, True):  # accepted nodes are written last
+            for node, path in enumerate(paths):
+                if bool(verification.accepted[node]) == accepted:
+                    before, token = (self.text + path)[-2:]
+                    self.by_token[token] = self.by_pair[before, token] = rows[node]
+        node, siblings = verification.node, dict(rows[verification.node])
+        root = int(logits[node].argmax())
+        self.siblings = [(i, level) for i, level in rows[node] if i != root]
+        mass, whole = {}, 0.0
+        for child in range(1, len(tree)):
+            if tree.parent_of[child] == node:
+                weight = 0.5 ** siblings.get(tokens[child], UNLISTED)
+                whole += weight
+                for i, level in rows[child]:
+                    mass[i] = mass.get(i, 0.0) + weight * 0.5**level
+        first = sorted(mass, key=lambda i: -mass[i])[: self.k]
+        self.sibling_children = [(i, min(int(math.log2(whole / mass[i])), LEAST_LEVEL)) for i in first]
+        self.text += verification.tokens
+
+
+SOURCES = {
+    "pair": PAIR,
+    "token": TOKEN,
+    "backoff": BACKOFF,
+    "sibling_children": SIBLING_CHILD,
+    "siblings": SIBLING,
+    "copied": COPIED,
+}
+
+
+@pytest.mark.parametrize(("recycle_prompt", "history_tokens"), [(False, 0), (True, 0), (True, 1000)])
+@pytest.mark.parametrize(("nodes", "k", "seed"), [(1, 8, 0), (7, 2, 1), (12, 4, 2), (24, 8, 3), (60, 8, 4)])
+def test_every_draft_is_that_of_a_slow_reference(nodes, k, seed, recycle_prompt, history_tokens):
+    model = toy_model("llama", seed=seed)
+    drafter = DynamicRecycling(V, nodes=nodes, k=k, history_tokens=history_tokens, recycle_prompt=recycle_prompt)
+    compared = []
+
+    def watch(session):
+        slow, draft, observe, begin = Slow(nodes, k), session.draft, session.observe, session.begin
+        slow.by_token, slow.by_pair, slow.seen, slow.accepted = tables  # what is kept between prompts
+        observe_prompt = session.observe_prompt
+
+        def began(prompt):
+            text = history if history_tokens else []
+            text += prompt
+            slow.text = text
+            return begin(prompt)
+
+        def observed_prompt(prompt, logits):
+            slow.learn_prompt(prompt, logits)
+            observe_prompt(prompt, logits)
+
+        def drafted(root):
+            text = session.text
+            expected = slow.best_first(text)
+            made = draft(root)
+            tokens = made.tokens.tolist()
+            paths = [tuple(tokens[i] for i in chain[1:]) for chain in made.tree.chain_of][1:]
+            assert len(paths) == len(set(paths)) == len(expected)
+            # the same paths, but that of some which are as likely as the last one others may be taken
+            others = set(paths) - {path for _, path in expected}
+            assert all(slow.likelihood(text, path) == pytest.approx(expected[-1][0]) for path in others)
+            compared.append(len(paths))
+            return made
+
+        def observed(verification):
+            slow.learn(session.text, verification)
+            observe(verification)
+            for kind in slow.seen:
+                source, *features = kind
+                assert math.isclose(drafter.weights.probs[SOURCES[source], *map(int, features)], slow.weight(kind)), (
+                    kind
+                )
+
+        session.begin, session.draft, session.observe = began, drafted, observed
+        session.observe_prompt = observed_prompt
+
+    tables, history = ({}, {}, {}, {}), list[int]()
+    drafter.needs = replace(drafter.needs, logits=True)  # the slow one reads them
+    each_session(drafter, watch)
+    for prompt in prompts():
+        assert generate(Target(model), drafter, prompt, max_new_tokens=40).tokens == greedy(model, prompt, 40)
+    assert len(compared) > 20 and max(compared) == nodes, "there was something to compare"
+    assert max(tables[3].values()) > 5, "there was something to learn"
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_output_is_the_models_own(name):
+    model = toy_model(name)
+    drafter, target = DynamicRecycling(V, nodes=24, pairs=256), Target(model)
+    lengths = []
+    for prompt in prompts():
+        out = generate(target, drafter, prompt, max_new_tokens=60)
+        assert out.tokens == greedy(model, prompt, 60)
+        lengths += out.accept_lengths
+    assert max(lengths) > 2, "some drafts were accepted"
+
+
+def test_state_is_saved_and_goes_on_bit_for_bit(llama):
+    target, (first, second, third) = Target(llama), prompts()
+    whole, half = DynamicRecycling(V, pairs=64), DynamicRecycling(V, pairs=64)
+    for prompt in (first, second):
+        generate(target, whole, prompt, max_new_tokens=40)
+    half.load_state_dict({name: tensor.clone() for name, tensor in whole.state_dict().items()})
+    ends = [generate(target, drafter, third, max_new_tokens=40).steps for drafter in (whole, half)]
+    assert ends[0] == ends[1]
+    assert all(torch.equal(tensor, half.state_dict()[name]) for name, tensor in whole.state_dict().items())
+    assert whole.describe() == half.describe()
+    whole.reset()
+    fresh = DynamicRecycling(V, pairs=64)
+    assert all(torch.equal(tensor, whole.state_dict()[name]) for name, tensor in fresh.state_dict().items())
+    assert generate(target, whole, third, max_new_tokens=40).steps != ends[0], "the history makes a difference"
+    with pytest.raises(UserError, match="start: the saved rows"):
+        fresh.load_state_dict(DynamicRecycling(V, pairs=32).state_dict())
+    with pytest.raises(UserError, match="pairs=0 has none"):
+        DynamicRecycling(V, pairs=0).load_state_dict(fresh.state_dict())
+    with pytest.raises(UserError, match="start: the saved rows"):
+        fresh.load_state_dict({"candidates": torch.zeros(V, 8, dtype=torch.int64)})
+
+
+@pytest.mark.parametrize(
+    "setting", [{"pairs": 0}, {"copy": False}, {"siblings": False}, {"calibrate": False}, {"recycle_prompt": False}]
+)
+def test_every_setting_changes_what_is_drafted_and_nothing_that_is_put_out(llama, setting):
+    target = Target(llama)
+    answers = []
+    for settings in ({}, setting):
+        drafter = DynamicRecycling(V, nodes=12, **settings)
+        answers.append([generate(target, drafter, prompt, max_new_tokens=60) for prompt in prompts()])
+    assert [out.tokens for out in answers[0]] == [out.tokens for out in answers[1]]
+    assert [out.accept_lengths for out in answers[0]] != [out.accept_lengths for out in answers[1]]
+
+
+def test_together_with_others_it_takes_the_steps_that_it_takes_alone(llama):
+    target = Target(llama)
+    made = lambda: [DynamicRecycling(V, nodes=12), DynamicRecycling(V, nodes=40, recycle_prompt=False)]  # noqa: E731
+    alone, together = made(), made()
+    for prompt in prompts():
+        expected = [generate(target, drafter, prompt, max_new_tokens=40).steps for drafter in alone]
+        assert [out.steps for out in generate_together(target, together, prompt, max_new_tokens=40)] == expected
+
+
+def test_what_followed_rejected_siblings_by_hand():
+    session = DynamicRecycling(V, k=2).session()
+    session.begin([5, 6])
+    # Below node 0 the candidates were 10 (level 1) and 11 (level 2); 11 and 12 were tried, and 10 is the next root.
+    candidates, bits = np.array([[10, 11], [20, 21], [21, 22]]), np.array([[1, 2], [0, 1], [0, 3]], dtype=np.float32)
+    draft = loops.Growth(*session.growth)
+    loops._guess(0, 10, np.array([6, 11, 12]), np.array([0, 0, 0]), candidates, bits, draft)
+    assert draft.siblings[:1].tolist() == [(11, 2)] and draft.siblings["token"][1] == NONE
+    # Weights: 11 has 1/4, 12 is not listed and has 1/256. 20: 1/4; 21: 1/8 + 1/256; of 65/256 in all.
+    assert draft.sibling_children[:2].tolist() == [(20, 0), (21, int(math.log2((65 / 256) / (33 / 256))))]
+    assert draft.sibling_children["token"][2] == NONE
+
+
+def test_equal_candidates_are_taken_in_the_order_they_are_listed_in():
+    """A heap orders them: the greatest worth first, of equals the least number."""
+    rng, heap = random.Random(0), np.empty(300, dtype=loops.LISTED)
+    for _ in range(50):
+        values = [rng.choice([0.0, 0.25, 0.5, rng.random()]) for _ in range(rng.randint(1, 300))]
+        size, taken = 0, []
+        for number, value in enumerate(values):
+            loops._push(heap, size, value, number)
+            size += 1
+            if rng.random() < 0.2:
+                taken.append(heap[0].item())
+                loops._pop(heap, size)
+                size -= 1
+        rest = []
+        while size:
+            rest.append(heap[0].item())
+            loops._pop(heap, size)
+            size -= 1
+        assert sorted(number for _, number in taken + rest) == list(range(len(values)))
+        assert rest == sorted(rest, key=lambda one: (-one[0], one[1]))
+
+
+def test_a_draft_is_arranged_breadth_first():
+    rng = random.Random(0)
+    for count in (1, 2, 30):
+        nodes, arranged = np.zeros(count + 1, dtype=loops.NODE), np.empty((3, count), dtype=np.int64)
+        listed = [0] + [rng.randrange(i) for i in range(1, count)]
+        nodes["parent"][:count], nodes["token"] = listed, range(5, count + 6)
+        loops.arrange(nodes, arranged)
+        order, parents, tokens = arranged.tolist()
+        assert (order, parents) == breadth_first(listed) and tokens == [5 + node for node in order]
+
+
+def test_nothing_is_compiled_while_it_decodes():
+    model = toy_model("llama")
+    for execution in ("eager", "static"):
+        for settings in ({}, {"pairs": 0, "copy": False}, {"nodes": "auto", "calibrate": False}):
+            target = Target(model, execution=execution)
+            generate(target, DynamicRecycling(V, **settings), [5, 6, 7, 5, 6], max_new_tokens=40)
+    for loop in (
+        suffix_automaton.extend,
+        suffix_automaton.rehash,
+        loops.grow,
+        loops.arrange,
+        loops.learn,
+        loops.learn_prompt,
+    ):
+        assert len(loop.signatures) == 1, loop
+
+
+def test_breadth_first_keeps_siblings_in_their_order():
+    #      0
+    #    1   3      listed in the order in which they were found: 2 is below 1, 4 below 3, 5 below 1
+    #  2 5   4
+    order, parents = breadth_first([0, 0, 1, 0, 3, 1])
+    assert order == [0, 1, 3, 2, 5, 4] and parents == [0, 0, 0, 1, 1, 2]
+    assert Tree(parents).rank_paths == [(), (0,), (1,), (0, 0), (0, 1), (1, 0)]
+    rng = random.Random(0)
+    for _ in range(50):
+        listed = [0] + [rng.randrange(i) for i in range(1, 30)]
+        order, parents = breadth_first(listed)
+        assert sorted(order) == list(range(30))
+        assert [order[parent] for parent in parents] == [listed[node] for node in order]
+        Tree(parents)  # which refuses any other order
+
+
+@pytest.mark.parametrize(
+    "setting", [{"nodes": -1}, {"nodes": 5000}, {"nodes": 2.5}, {"k": 0}, {"k": 62}, {"pairs": 3}, {"pairs": 2**25}]
+)
+def test_settings_out_of_range_are_refused(setting):
+    with pytest.raises(UserError):
+        DynamicRecycling(V, **setting)
+
+
+def test_a_prompt_of_one_token_and_one_new_token(llama):
+    drafter, target = DynamicRecycling(V), Target(llama)
+    for prompt, new in (([5], 30), ([5, 6], 1), ([5], 1)):
+        assert generate(target, drafter, prompt, max_new_tokens=new).tokens == greedy(llama, prompt, new)
+
+
+def test_it_tells_what_it_holds():
+    assert DynamicRecycling(V, pairs=64).describe() == {"rows_bytes": V * 41 + 64 * 49}
+    assert DynamicRecycling(V, pairs=0).describe() == {"rows_bytes": V * 41}
+    assert Weights().state_dict()["weights"].shape == (2, 6 * 3 * 8 * 2 * 16)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "passed", "before"),
+    [
+        ([3, 5, 6, 9, 1], [], [3, 3, 5, 6, 9]),  # the prompt but its last token, which is the root
+        ([9, 1], [], [6, 9]),
+        ([3, 5, 6, 9, 1, 2], [7], [3, 3, 5, 6, 9, 1]),  # the first step went with the prompt: 7 is the root
+        ([1, 2], [7], [9, 1]),
+        ([2], [7], [1]),
+    ],
+)
+def test_rows_of_a_prompts_end_know_the_token_before_them(tokens, passed, before):
+    """Where the size of drafts is found while decoding, only the prompt's last rows are learnt from."""
+    drafter = DynamicRecycling(V, nodes=8)
+    earlier = drafter.session()
+    earlier.begin([4, 8])
+    earlier.passed([8])
+    earlier.close()
+    session = drafter.session()
+    session.begin([3, 5, 6, 9, 1, 2])
+    if passed:
+        session.passed(passed)
+    session.observe_prompt(tokens, torch.randn(len(tokens), V))
+    assert drafter.pairs is not None and drafter.rows.seen.nonzero()[0].tolist() == sorted(set(tokens))
+    learnt = sorted(drafter.pairs.keys[drafter.pairs.seen].tolist())
+    assert learnt == sorted({one << 32 | other for one, other in zip(before, tokens, strict=True)})

@@ -1,0 +1,283 @@
+"""EAGLE's head against plain arithmetic without a cache; its static tree, EAGLE-2's dynamic one, bad files."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+
+from model.engine import Target, generate
+from model.errors import UserError
+from model.methods.eagle import Eagle, Eagle2
+from model.structures.heads import load_head
+from tests.conftest import greedy, toy_model
+from tests.model.methods.heads import write_eagle
+from tests.model.sessions import each_session
+
+HEADS, KV_HEADS, THETA, EPS = 4, 2, 500.0, 1e-5  # as tests.model.heads writes them
+
+
+def reference(state, embedding, features, tokens):
+    """The head over a whole sequence: no cache, no transformers, one position after the other. (n, H) -> (n, H)."""
+    w = {name.removeprefix("layers.0."): tensor.double() for name, tensor in state.items()}
+    x = torch.cat((embedding[tokens], features), dim=1).double() @ w["fc.weight"].T + w.get("fc.bias", 0.0)
+    n, hidden = x.shape
+    dim = hidden // HEADS
+
+    def rotate(vectors, t):  # (heads, dim): pairs (i, i + dim / 2) turn by t / theta^(2 i / dim)
+        angle = t / THETA ** (torch.arange(0, dim, 2).double() / dim)
+        a, b = vectors[:, : dim // 2], vectors[:, dim // 2 :]
+        return torch.cat((a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()), dim=1)
+
+    query = [rotate((w["self_attn.q_proj.weight"] @ x[t]).view(HEADS, dim), t) for t in range(n)]
+    key = [rotate((w["self_attn.k_proj.weight"] @ x[t]).view(KV_HEADS, dim), t) for t in range(n)]
+    value = [(w["self_attn.v_proj.weight"] @ x[t]).view(KV_HEADS, dim) for t in range(n)]
+    out = []
+    for t in range(n):
+        heads = []
+        for h in range(HEADS):
+            group = h // (HEADS // KV_HEADS)
+            scores = torch.stack([query[t][h] @ key[s][group] / math.sqrt(dim) for s in range(t + 1)]).softmax(0)
+            heads.append(sum(scores[s] * value[s][group] for s in range(t + 1)))
+        y = x[t] + w["self_attn.o_proj.weight"] @ torch.cat(heads)
+        z = y / torch.sqrt((y * y).mean() + EPS) * w["post_attention_layernorm.weight"]
+        gate, up = w["mlp.gate_proj.weight"] @ z, w["mlp.up_proj.weight"] @ z
+        out.append(y + w["mlp.down_proj.weight"] @ (F.silu(gate) * up))
+    return torch.stack(out).float()
+
+
+class Reference:
+    """A draft's candidates by the reference head: every path from scratch, over the whole text."""
+
+    def __init__(self, model, folder):
+        self.model, self.state = model, load_file(f"{folder}/model.safetensors")
+        self.embedding = self.state.pop("embed_tokens.weight", model.get_input_embeddings().weight.detach())
+
+    def start(self, text):
+        """`text` ends with the root, whose feature is not known."""
+        with torch.no_grad():
+            self.features = self.model.get_decoder()(torch.tensor([text[:-1]]))[0][0]
+        self.text = text
+
+    def logits(self, path):
+        """What the head says of the token behind the root and the tokens of `path`: (V,)."""
+        features, tokens = self.features, torch.tensor(self.text[1:])
+        for token in path:
+            features = torch.cat((features, reference(self.state, self.embedding, features, tokens)[-1:]))
+            tokens = torch.cat((tokens, torch.tensor([token])))
+        with torch.no_grad():
+            return self.model.get_output_embeddings()(reference(self.state, self.embedding, features, tokens)[-1])
+
+
+def drafts_of(drafter, target, prompt, new):
+    """Every draft with the text up to its root, and the answer."""
+    seen = []
+
+    def watch(session):
+        inner = session.draft
+        session.draft = lambda root: seen.append(inner(root)) or seen[-1]
+
+    each_session(drafter, watch)
+    out = generate(target, drafter, prompt, max_new_tokens=new)
+    ends = [len(prompt) + 1]
+    for step in out.steps[1:] if out.steps[0].accepted == 0 else out.steps:
+        ends.append(ends[-1] + step.accepted)
+    return [((prompt + out.tokens)[:end], draft) for end, draft in zip(ends, seen, strict=False)], out
+
+
+def tokens_by_path(draft):
+    tokens = draft.tokens.tolist()
+    return {path: [tokens[i] for i in draft.tree.chain_of[node][1:]] for node, path in enumerate(draft.tree.rank_paths)}
+
+
+@pytest.mark.parametrize("name", ["llama-grouped", "gpt2"])
+def test_the_static_tree_is_the_heads_own_paths_computed_from_scratch(tmp_path, name):
+    model = toy_model(name)
+    folder = write_eagle(tmp_path, model)
+    target, slow = Target(model), Reference(model, folder)
+    seen, _ = drafts_of(Eagle(target, head_path=folder), target, [5, 9, 33, 12], 8)
+    assert len(seen) >= 3
+    for text, draft in seen:
+        slow.start(text)
+        assert draft.tokens[0] == text[-1] and len(draft.tree) == 26
+        assert [b - a for a, b in draft.tree.levels] == [1, 4, 8, 8, 3, 2]  # counted in the published list
+        tokens = tokens_by_path(draft)
+        for path, chain in tokens.items():
+            if path:
+                best = slow.logits(chain[:-1]).sort(descending=True).indices
+                assert chain[-1] == best[path[-1]], (text, path)
+
+
+def test_features_equal_a_forward_without_cache_after_many_accepted_tokens(tmp_path):
+    """Numbers, not only their order; the target's own text is drafted, so that the cache catches up by several."""
+    model = toy_model("llama-grouped")
+    folder = write_eagle(tmp_path, model)
+    target, slow = Target(model), Reference(model, folder)
+    drafter = Eagle(target, head_path=folder)
+    prompt = [5, 9, 33]
+    truth = greedy(model, prompt, 30)
+    seen, done, own = [], [], {}
+
+    def watched(features, tokens, depth, mask):
+        seen.append((depth, tokens.clone(), own["continue_nodes"](features, tokens, depth, mask)))
+        return seen[-1][2]
+
+    def told(root, feature):  # put the truth on the first branch: it is accepted whole
+        at = len(done[-1]) if done else 1
+        slow.start(prompt + truth[:at])
+        assert truth[at - 1] == root
+        torch.testing.assert_close(
+            feature[0],
+            reference(slow.state, slow.embedding, slow.features, torch.tensor(slow.text[1:]))[-1],
+            atol=1e-3,
+            rtol=1e-4,
+        )
+        seen.clear()
+        draft = own["expand"](root, feature)
+        for depth, tokens, out in seen:
+            nodes = range(*draft.tree.levels[depth])
+            inner_nodes = [i for i in nodes if i in draft.tree.parents.tolist()[1:]]
+            for row, node in enumerate(inner_nodes):
+                chain = [int(draft.tokens[i]) for i in draft.tree.chain_of[node][1:]]
+                assert chain[-1] == tokens[row]
+                torch.testing.assert_close(model.lm_head(out[row]), slow.logits(chain), atol=1e-2, rtol=1e-4)
+        for node in draft.tree.chain_of[draft.tree.rank_paths.index((0, 0, 0))][1:]:
+            draft.tokens[node] = truth[at + draft.tree.depth_of[node] - 1]
+        done.append(truth[: at + 4])
+        return draft
+
+    def watch(session):
+        own.update(expand=session.expand, continue_nodes=session.continue_nodes)
+        session.expand, session.continue_nodes = told, watched
+
+    each_session(drafter, watch)
+    out = generate(target, drafter, prompt, max_new_tokens=14)
+    assert out.tokens == truth[:14] and 4 in out.accept_lengths
+
+
+def brute_force(slow, depth, top_k, nodes, prune):
+    """EAGLE-2's tree in plain Python: (path of tokens -> value), the best of all seen."""
+    level, seen = [((), 0.0)], []
+    for _ in range(depth):
+        below = []
+        for path, value in level:
+            values, tokens = slow.logits(path).log_softmax(0).sort(descending=True)
+            below += [((*path, int(t)), value + float(v)) for v, t in zip(values[:top_k], tokens[:top_k], strict=True)]
+        seen += below
+        level = sorted(below, key=lambda item: -item[1])[: top_k if prune else None]
+    return dict(sorted(seen, key=lambda item: -item[1])[:nodes])
+
+
+@pytest.mark.parametrize(
+    "depth, top_k, nodes, prune",
+    [(4, 3, 12, True), (3, 2, 100, True), (1, 5, 3, True), (2, 61, 20, False)],  # the last one sees every path
+)
+def test_the_dynamic_tree_is_the_best_by_cumulative_confidence(tmp_path, depth, top_k, nodes, prune):
+    model = toy_model("llama-grouped", seed=1)
+    folder = write_eagle(tmp_path, model)
+    target, slow = Target(model), Reference(model, folder)
+    drafter = Eagle2(target, head_path=folder, depth=depth, top_k=top_k, nodes=nodes)
+    # a sharpened toy head is certain of everything; a softer one has close values at several depths
+    drafter.lm_head = slow_head = torch.nn.Linear(32, 61, bias=False)
+    slow_head.weight.data = model.lm_head.weight.data * 0.05
+    slow.model.get_output_embeddings = lambda: slow_head
+    seen, _ = drafts_of(drafter, target, [5, 9, 33, 12], 4)
+    shapes = set()
+    for text, draft in seen[: 1 if top_k == 61 else 3]:
+        slow.start(text)
+        best = brute_force(slow, depth, top_k, nodes, prune)
+        found = {tuple(chain) for path, chain in tokens_by_path(draft).items() if path}
+        assert found == set(best) and draft.tokens[0] == text[-1]
+        for path, chain in tokens_by_path(draft).items():
+            if path:
+                assert slow.logits(chain[:-1]).sort(descending=True).indices[path[-1]] == chain[-1]
+        shapes.add(tuple(draft.tree.rank_paths))
+    assert len(shapes) > 1 or depth == 1 or top_k == 61 or nodes == 100  # the tree does follow the confidence
+
+
+@pytest.mark.parametrize("name", ["llama", "llama-grouped", "gpt2", "gpt-neox", "gemma", "qwen3"])
+@pytest.mark.parametrize("method", [Eagle, Eagle2])
+def test_lossless(tmp_path, name, method):
+    model = toy_model(name)
+    target = Target(model, context=60)
+    drafter = method(target, head_path=write_eagle(tmp_path, model))
+    for i, limit in enumerate((40, 60, 17)):  # 60 runs into the context
+        prompt = [3 + i, 9, 4, 9][: i + 1]
+        out = generate(target, drafter, prompt, max_new_tokens=limit)
+        assert out.tokens == greedy(model, prompt, min(limit, 60 - len(prompt)))
+        assert sum(out.accept_lengths) == len(out.tokens)
+    assert generate(target, drafter, [7], max_new_tokens=9, eos={greedy(model, [7], 4)[3]}).stop == "eos"
+
+
+def test_nothing_is_carried_from_prompt_to_prompt(tmp_path):
+    model = toy_model("llama")
+    target, folder = Target(model), write_eagle(tmp_path, model)
+    for method in (Eagle, Eagle2):
+        used, fresh = method(target, head_path=folder), method(target, head_path=folder)
+        generate(target, used, [9, 8, 7, 6], max_new_tokens=20)
+        a, b = (generate(target, drafter, [5, 4, 3], max_new_tokens=20) for drafter in (used, fresh))
+        assert a.steps == b.steps and used.state_dict() == {}
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_both_layouts_are_read_alike(tmp_path, bias):
+    model = toy_model("llama")
+    target = Target(model)
+    ours = load_head(write_eagle(tmp_path / "ours", model, bias=bias), target)
+    public = load_head(write_eagle(tmp_path / "public", model, bias=bias, pickled=True, embedding=True), target)
+    assert all(torch.equal(tensor, public.state_dict()[name]) for name, tensor in ours.state_dict().items())
+    assert ("fc.bias" in ours.state_dict()) == bias
+    own = model.get_input_embeddings().weight
+    assert public.embedding.data_ptr() == ours.embedding.data_ptr() == own.data_ptr()  # an equal one is not held twice
+
+
+def change(folder, how):
+    file = folder / "pytorch_model.bin"
+    state = torch.load(file, weights_only=True)
+    if how == "embedding":
+        state["embed_tokens.weight"] = torch.zeros(60, 32)
+    elif how == "kind":
+        state = {"midlayer.hidden_norm.weight": torch.zeros(32)}
+    elif how == "unknown":
+        state["layers.1.mlp.up_proj.weight"] = torch.zeros(2, 2)
+    elif how == "shape":
+        state["fc.weight"] = torch.zeros(32, 32)
+    torch.save(state, file)
+    if how == "cut":
+        file.write_bytes(file.read_bytes()[:-400])
+
+
+@pytest.mark.parametrize(
+    "how, config, says",
+    [
+        ("embedding", {}, r"embed_tokens.weight is \[60, 32\]"),
+        ("kind", {}, "has no fc.weight"),
+        ("unknown", {}, "unknown tensor layers.1"),
+        ("shape", {}, r"fc.weight is \[32, 32\].*needs \[32, 64\]"),
+        ("cut", {}, "corrupt, cut short"),
+        ("", {"hidden_size": 64}, "made for a hidden_size of 64.* has 32"),
+        ("", {"vocab_size": 32000}, "made for a vocab_size of 32000.* has 61"),
+        ("", {"num_hidden_layers": 2}, "num_hidden_layers=2"),
+        ("", {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type=dynamic"),
+        ("", {"num_attention_heads": "four"}, "describes no LLaMA layer"),
+    ],
+)
+def test_bad_heads_are_refused_in_one_line(tmp_path, how, config, says):
+    model = toy_model("llama")
+    write_eagle(tmp_path, model, pickled=True, **config)
+    change(tmp_path, how)
+    with pytest.raises(UserError, match=says) as caught:
+        Eagle2(Target(model), head_path=str(tmp_path))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "settings, says", [(dict(depth=0), "depth=0"), (dict(top_k=62), "only 61 tokens"), (dict(nodes=1.5), "nodes=1.5")]
+)
+def test_bad_settings_are_refused(tmp_path, settings, says):
+    model = toy_model("llama")
+    with pytest.raises(UserError, match=says):
+        Eagle2(Target(model), head_path=write_eagle(tmp_path, model), **settings)
+    with pytest.raises(UserError, match="python -m tools.heads.train eagle"):
+        Eagle(Target(model), head_path="nowhere")

@@ -1,0 +1,185 @@
+"""Medusa: candidates by hand, losslessness in every form of step, both layouts, bad files."""
+
+import json
+
+import pytest
+import torch
+import torch.nn.functional as F
+import yaml
+from safetensors.torch import load_file
+
+from model.engine import Target, generate
+from model.errors import UserError
+from model.methods.medusa import Medusa, load_heads
+from model.methods.vanilla import Vanilla
+from tests.conftest import greedy, toy_model
+from tests.model.methods.heads import write_medusa
+from tests.model.sessions import each_session
+
+
+def test_the_published_tree_is_as_published(tmp_path):
+    tree = Medusa(Target(toy_model("llama")), heads_path=write_medusa(tmp_path)).tree
+    assert len(tree) == 64 and tree.max_depth == 4 and tree.max_rank == 9
+    assert [b - a for a, b in tree.levels] == [1, 10, 28, 23, 2]  # counted in the published list
+    assert (0, 0, 0, 1) in tree.rank_paths and (2, 0, 0) in tree.rank_paths and (1, 1, 0) not in tree.rank_paths
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("layers", [1, 2])
+def test_candidates_are_each_heads_best_tokens(tmp_path, shared, layers):
+    """Every node's token worked out from the file, in the model's hidden state that a plain forward gives."""
+    model = toy_model("llama-grouped")
+    folder = write_medusa(tmp_path, layers=layers, shared=shared)
+    state = load_file(f"{folder}/medusa_lm_head.safetensors")
+    target = Target(model)
+    drafter = Medusa(target, heads_path=folder)
+    prompt, drafts = [5, 9, 33, 12, 7], []
+
+    def watch(session):
+        inner = session.draft
+
+        def watched(root):
+            drafts.append(inner(root))
+            drafts[-1].tokens = drafts[-1].tokens.clone()
+            return drafts[-1]
+
+        session.draft = watched
+
+    each_session(drafter, watch)
+    out = generate(target, drafter, prompt, max_new_tokens=12)
+    position = len(prompt) - 1  # of the token whose hidden state chose the root
+    for draft, step in zip(drafts, out.steps[1:], strict=True):  # the first step has no hidden state to draft from
+        text = prompt + out.tokens
+        assert draft.tokens[0] == text[position + 1]
+        with torch.no_grad():
+            hidden = model.model(torch.tensor([text[: position + 1]])).last_hidden_state[0, -1]
+        for node, path in enumerate(draft.tree.rank_paths[1:], 1):
+            x, i = hidden, len(path) - 1
+            for j in range(layers):
+                x = x + F.silu(state[f"{i}.{j}.linear.weight"] @ x + state[f"{i}.{j}.linear.bias"])
+            logits = (model.lm_head.weight if shared else state[f"{i}.{layers}.weight"]) @ x
+            assert draft.tokens[node] == logits.sort(descending=True).indices[path[-1]]
+        position += step.accepted
+
+
+@pytest.mark.parametrize("name", ["llama", "llama-grouped", "gpt2", "gpt-neox", "gemma", "qwen3"])
+def test_lossless_and_the_same_in_static_steps(tmp_path, name):
+    model, folder = toy_model(name), write_medusa(tmp_path)
+    outs = []
+    for execution in ("eager", "static"):
+        target = Target(model, execution=execution)
+        drafter = Medusa(target, heads_path=folder)
+        outs.append([generate(target, drafter, [3 + i, 9, 4, 9], max_new_tokens=40) for i in range(3)])
+    for i, (eager, static) in enumerate(zip(*outs, strict=True)):
+        assert eager.tokens == static.tokens == greedy(model, [3 + i, 9, 4, 9], 40)
+        assert eager.steps == static.steps
+
+
+def test_both_layouts_are_read_alike(tmp_path):
+    target = Target(toy_model("llama"))
+    ours = load_heads(write_medusa(tmp_path / "ours"), target).state_dict()
+    # the public configuration says 2 heads where the file holds 5
+    public = load_heads(write_medusa(tmp_path / "public", pickled=True, medusa_num_heads=2), target)
+    assert len(public) == 4 and set(ours) == set(public.state_dict())
+    assert all(torch.equal(tensor, ours[name]) for name, tensor in public.state_dict().items())
+
+
+def test_a_tree_of_ones_own_and_fewer_heads(tmp_path):
+    target = Target(toy_model("llama"))
+    two = write_medusa(tmp_path, heads=2)
+    assert Medusa(target, heads_path=two).tree.max_depth == 2  # the published tree, as deep as there are heads
+    own = tmp_path / "tree.yaml"
+    own.write_text(yaml.safe_dump([[0], [1], [0, 1], [0, 1, 0]]))
+    with pytest.raises(UserError, match=r"3 deep.*has 2 heads"):
+        Medusa(target, heads_path=two, tree_path=str(own))
+    own.write_text("[[0], [60], [61]]")
+    with pytest.raises(UserError, match="rank 61 is beyond the 61 tokens"):
+        Medusa(target, heads_path=two, tree_path=str(own))
+
+
+class Malicious:
+    def __reduce__(self):
+        return (print, ("this code must never run",))
+
+
+def broken(folder, how):
+    file = folder / "medusa_lm_head.pt"
+    whole = file.read_bytes()
+    if how == "truncated pickle":
+        file.write_bytes(whole[: len(whole) // 2])
+    elif how == "code":
+        torch.save({"0.0.linear.weight": Malicious()}, file)
+    elif how == "no tensors":
+        torch.save({"0.0.linear.weight": 3}, file)
+    elif how == "empty":
+        file.write_bytes(b"")
+    elif how == "truncated safetensors":
+        safe = folder / "medusa_lm_head.safetensors"
+        write_medusa(folder)
+        safe.write_bytes(safe.read_bytes()[:-8])
+    elif how == "no weights":
+        file.unlink()
+    elif how == "config":
+        (folder / "config.json").write_text("{")
+    elif how == "hidden size":
+        write_medusa(folder, hidden=16, pickled=True)
+    elif how == "vocabulary":
+        write_medusa(folder, vocab_size=32000, pickled=True)
+    elif how == "fewer heads":
+        write_medusa(folder, heads=2, medusa_num_heads=4, pickled=True)
+    elif how == "missing tensor":
+        state = torch.load(file, weights_only=True)
+        del state["1.0.linear.bias"]
+        torch.save(state, file)
+    elif how == "other keys":
+        torch.save({"model.embed_tokens.weight": torch.zeros(2, 2)}, file)
+
+
+@pytest.mark.parametrize(
+    "how, says",
+    [
+        ("truncated pickle", "corrupt, cut short"),
+        ("code", "more than a pickle of weights"),
+        ("no tensors", "dictionary of tensors"),
+        ("empty", "corrupt, cut short"),
+        ("truncated safetensors", "corrupt or cut short"),
+        ("no weights", "has no weights"),
+        ("config", "not readable JSON"),
+        ("hidden size", r"is \[16, 16\].*needs \[32, 32\]"),
+        ("vocabulary", "vocab_size of 32000.*has 61"),
+        ("fewer heads", "holds 2 where .*medusa_num_heads=4"),
+        ("missing tensor", "has no 1.0.linear.bias"),
+        ("other keys", "are not Medusa's"),
+    ],
+)
+def test_bad_files_are_refused_in_one_line(tmp_path, capsys, how, says):
+    write_medusa(tmp_path, pickled=True)
+    broken(tmp_path, how)
+    with pytest.raises(UserError, match=says) as caught:
+        load_heads(str(tmp_path), Target(toy_model("llama")))
+    assert "\n" not in str(caught.value) and "must never run" not in capsys.readouterr().out
+
+
+def test_a_missing_head_names_the_command_that_trains_it(tmp_path):
+    with pytest.raises(UserError, match=r"python -m tools.heads.train medusa .*--output nowhere"):
+        Medusa(Target(toy_model("llama")), heads_path="nowhere")
+    (tmp_path / "config.json").write_text(json.dumps([1]))
+    with pytest.raises(UserError, match="JSON object"):
+        load_heads(str(tmp_path), Target(toy_model("llama")))
+
+
+def test_methods_that_do_not_ask_get_no_hook(tmp_path):
+    target = Target(toy_model("llama"))
+    hooks = target.model.get_decoder()._forward_hooks
+    drafter, seen = Medusa(target, heads_path=write_medusa(tmp_path)), []
+
+    def watch(session):
+        session.account = lambda verification: seen.append((len(hooks), verification.hidden is not None))
+
+    each_session(drafter, watch)
+    generate(target, drafter, [5, 6], max_new_tokens=4)
+    assert set(seen) == {(1, True)} and not hooks, "it is gone when the answer is done"
+    plain = Vanilla(target.device)
+    each_session(plain, watch)
+    generate(target, plain, [5, 6], max_new_tokens=4)
+    assert seen[-1] == (0, False) and target.hidden is None

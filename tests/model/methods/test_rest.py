@@ -1,0 +1,260 @@
+"""REST: the datastore against brute force, the draft tree against a trie made by counting, and damaged files."""
+
+import random
+import time
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from model.engine import Target, Tree, generate
+from model.errors import UserError
+from model.files import ROOT
+from model.methods.rest import Rest, most_frequent
+from model.structures.datastore import HEADER, Datastore, seal, write_datastore
+from tests.conftest import greedy, toy_model
+
+
+def store(path, tokens, vocab):
+    write_datastore(path, np.array(tokens), vocab)
+    return Datastore(path, vocab_size=vocab)
+
+
+def count(ngram, tokens):
+    return sum(tokens[i : i + len(ngram)] == ngram for i in range(len(tokens)))
+
+
+# --- the datastore
+
+
+@pytest.mark.parametrize("vocab", [3, 300, 2**16, 2**16 + 1])
+def test_every_ngram_is_found_as_often_as_it_stands(tmp_path, vocab):
+    rng = random.Random(vocab)
+    alphabet = [0, 1, 2, *(rng.randrange(vocab) for _ in range(3)), vocab - 1]
+    tokens = [rng.choice(alphabet) for _ in range(400)]
+    found = store(tmp_path / "d", tokens, vocab)
+    assert len(found) == 400
+    for n in range(1, 9):
+        held = [tokens[i : i + n] for i in rng.sample(range(400 - n), 20)]
+        for ngram in [*held, tokens[-n:], [rng.choice(alphabet) for _ in range(n)], [vocab - 1] * n]:
+            first, last = found.find(ngram)
+            assert last - first == count(ngram, tokens)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_longest_suffix_is_the_longest(tmp_path, seed):
+    rng = random.Random(seed)
+    tokens = [rng.randrange(4) for _ in range(300)]
+    found = store(tmp_path / "d", tokens, 5)
+    for _ in range(30):
+        context = [rng.randrange(4 + (rng.random() < 0.1)) for _ in range(rng.randrange(1, 12))]
+        if rng.random() < 0.5:
+            place = rng.randrange(280)
+            context += tokens[place : place + 12]
+        least, most = rng.choice([(1, 16), (2, 16), (2, 5), (3, 3)])
+        brute = [n for n in range(least, min(most, len(context)) + 1) if count(context[-n:], tokens)]
+        n, first, last = found.longest(context, least=least, most=most)
+        assert n == max(brute, default=0)
+        assert last - first == (count(context[-n:], tokens) if n else 0)
+
+
+def test_continuations_by_hand(tmp_path):
+    found = store(tmp_path / "d", [7, 8, 1, 2, 3, 7, 8, 1, 2, 4, 7, 8], 9)
+    first, last = found.find([7, 8])
+    got = found.continuations(first, last, skip=2, length=4, limit=10)
+    assert got.tolist() == [[-1, -1, -1, -1], [1, 2, 3, 7], [1, 2, 4, 7]]  # the last place has nothing behind it
+    assert found.continuations(first, last, skip=2, length=1, limit=2).tolist() == [[-1], [1]]
+
+
+def test_more_places_than_wanted_are_evenly_spread(tmp_path):
+    tokens = [t for i in range(100) for t in (0, 1 + i)]
+    found = store(tmp_path / "d", tokens, 101)
+    first, last = found.find([0])
+    got = found.continuations(first, last, skip=1, length=1, limit=10)
+    assert got.ravel().tolist() == [1, 11, 21, 31, 41, 51, 61, 71, 81, 91]
+
+
+def test_a_file_of_a_gigabyte_opens_at_once(tmp_path):
+    path, tokens = tmp_path / "large", 180_000_000
+    with path.open("wb") as stream:
+        stream.truncate(HEADER.size + 6 * tokens)  # sparse: it takes no room on the disk
+    seal(path, 32000, 2, tokens)
+    assert path.stat().st_size > 1e9
+    started = time.perf_counter()
+    opened = Datastore(path, vocab_size=32000)
+    assert time.perf_counter() - started < 0.2
+    assert len(opened) == tokens
+
+
+# --- what is refused, in one line
+
+
+def refused(path, match, vocab=50):
+    with pytest.raises(UserError, match=match) as told:
+        Datastore(path, vocab_size=vocab)
+    assert "\n" not in str(told.value)
+
+
+def test_damaged_and_foreign_files_are_refused(tmp_path):
+    good = tmp_path / "good"
+    store(good, list(range(50)) * 100, 50)
+    data = good.read_bytes()
+    bad = tmp_path / "bad"
+
+    def changed(at, byte):
+        return data[:at] + bytes([data[at] ^ byte]) + data[at + 1 :]
+
+    refused(tmp_path / "absent", "no such file; build one")
+    refused(tmp_path, "cannot be read")
+    refused(good, "vocabulary has 50 tokens, the model's 51", vocab=51)
+    for content, match in [
+        (b"", "not a datastore"),
+        (data[:40], "not a datastore"),
+        (b'{"text": "a JSONL file"}' * 20, "not a datastore"),
+        (changed(8, 2), "format is version 3"),
+        (data[:-1], "truncated"),
+        (data[: HEADER.size + 20], "truncated"),
+        (data + b"\0", "truncated or corrupt"),
+        (changed(16, 6), "truncated or corrupt"),  # the width of a token: 4
+        (changed(30, 1), "truncated or corrupt"),  # the number of tokens
+        (changed(40, 1), "not what was written"),  # the digest
+        (changed(HEADER.size + 7, 1), "not what was written"),  # the first tokens
+        (changed(len(data) - 3, 1), "not what was written"),  # the end of the suffix array
+    ]:
+        bad.write_bytes(content)
+        refused(bad, match)
+
+
+@pytest.mark.parametrize("share", [0.25, 0.75])  # the middle of the tokens, of the suffix array
+def test_damage_that_the_digest_does_not_sample_is_told_when_it_is_read(tmp_path, share):
+    path = tmp_path / "d"
+    store(path, [1, 2] * 8000, 50)
+    data = bytearray(path.read_bytes())
+    middle = int(len(data) * share)
+    data[middle : middle + 400] = b"\xff" * 400
+    path.write_bytes(data)
+    damaged = Datastore(path, vocab_size=50)
+    with pytest.raises(UserError, match="corrupt; build it again"):
+        damaged.continuations(0, 16000, skip=2, length=10, limit=16000)
+
+
+def test_an_interrupted_build_leaves_no_datastore(tmp_path, monkeypatch):
+    def stop(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("model.structures.datastore.seal", stop)
+    with pytest.raises(KeyboardInterrupt):
+        write_datastore(tmp_path / "d", np.array([1, 2]), 3)
+    assert not (tmp_path / "d").exists()
+
+
+@pytest.mark.parametrize("tokens", [[], [-1], [3]])
+def test_tokens_outside_the_vocabulary_are_refused(tmp_path, tokens):
+    with pytest.raises(UserError, match="tokens"):
+        write_datastore(tmp_path / "d", np.array(tokens, dtype=np.int64), 3)
+
+
+# --- the draft tree
+
+
+def test_tree_by_hand():
+    """Frequencies: (5) 4, (5 6) 3, (5 6 7) 2, (9) 2, (9 1) 2, (5 6 8) 1, (5 9) 1, and so on."""
+    continuations = np.array([[5, 6, 7], [5, 6, 7], [5, 6, 8], [5, 9, 1], [9, 1, -1], [9, 1, 2]])
+    parents, tokens = most_frequent(continuations, 3)
+    assert (parents, tokens) == ([0, 0, 0, 1], [5, 9, 6])  # the tie at 2 falls to the shallower (9)
+    parents, tokens = most_frequent(continuations, 5)
+    assert (parents, tokens) == ([0, 0, 0, 1, 2, 3], [5, 9, 6, 1, 7])
+    parents, tokens = most_frequent(continuations, 64)
+    assert (parents, tokens) == ([0, 0, 0, 1, 1, 2, 3, 3, 4, 5], [5, 9, 6, 9, 1, 7, 8, 1, 2])
+    assert most_frequent(np.array([[-1, -1], [-1, -1]]), 4) == ([0], [])
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_tree_holds_the_most_frequent_prefixes(seed):
+    rng = random.Random(seed)
+    rows = sorted(
+        [rng.choice([0, 0, 0, 1, 2]) for _ in range(rng.randrange(1, 6))] for _ in range(rng.randrange(1, 80))
+    )
+    frequency = Counter(tuple(row[: d + 1]) for row in rows for d in range(len(row)))
+    padded = np.array([row + [-1] * (5 - len(row)) for row in rows])
+    wanted = rng.choice([1, 5, 20, 64])
+    parents, tokens = most_frequent(padded, wanted)
+    tree = Tree(parents)
+    paths = [tuple(tokens[node - 1] for node in chain[1:]) for chain in tree.chain_of[1:]]
+    assert len(set(paths)) == len(paths) == min(wanted, len(frequency))
+    # in this order of preference, as the docstring has it
+    assert set(paths) == set(sorted(frequency, key=lambda p: (-frequency[p], len(p), p))[:wanted])
+    for path, ranks in zip(paths, tree.rank_paths[1:], strict=True):  # siblings: the more frequent first
+        siblings = [p for p in paths if p[:-1] == path[:-1]]
+        assert sum(frequency[p] > frequency[path] for p in siblings) <= ranks[-1]
+
+
+def test_a_draft_by_hand(tmp_path):
+    tokens = [1, 2, 3, 4, 9, 2, 3, 5, 9, 2, 3, 4, 8, 9, 7, 3, 6]
+    write_datastore(tmp_path / "d", np.array(tokens), 10)
+
+    def draft(context, **settings):
+        drafter = Rest(datastore_path=str(tmp_path / "d"), vocab_size=10, **settings)
+        session = drafter.session()
+        assert session.begin(context[:1]).tokens.tolist() == context[:1]  # nothing in the prefill
+        session._context = context
+        drafted = session.draft(context[-1])
+        return drafted.tree.parents.tolist(), drafted.tokens.tolist()
+
+    # (2, 3) stands three times: 4 twice (then 9 and 8), 5 once (then 9)
+    assert draft([6, 2, 3], depth=2) == ([0, 0, 0, 1, 1, 2], [3, 4, 5, 8, 9, 9])
+    assert draft([9, 2, 3], depth=1) == ([0, 0, 0], [3, 4, 5])  # (9, 2, 3) twice: 4 and 5
+    assert draft([9, 2, 3], depth=1, max_ngram=1, min_ngram=1) == ([0, 0, 0, 0], [3, 4, 5, 6])
+    assert draft([8, 3]) == ([0], [3])  # (8, 3) nowhere, and 3 alone is too short
+    assert draft([6, 2, 3], depth=3, eos=[9]) == ([0, 0, 0, 1], [3, 4, 5, 8])  # nothing from an end on
+    assert draft([3, 6]) == ([0], [6])  # at the datastore's end
+
+
+# --- decoding
+
+
+@pytest.fixture(scope="module")
+def helped(tmp_path_factory):
+    """A model and a datastore that holds some of its answers, with noise between them."""
+    model, rng, tokens = toy_model("llama-grouped"), random.Random(0), []
+    for first in range(3, 20):
+        tokens += [*greedy(model, [first, first + 1], 60), *(rng.randrange(61) for _ in range(40))]
+    path = tmp_path_factory.mktemp("rest") / "d"
+    write_datastore(path, np.array(tokens), 61)
+    return model, str(path)
+
+
+@pytest.mark.parametrize("settings", [{}, {"nodes": 5, "depth": 3}, {"max_ngram": 1, "min_ngram": 1}, {"places": 2}])
+def test_output_is_greedy(helped, settings):
+    model, path = helped
+    target = Target(model)
+    for prompt in ([3, 4], [17, 18], [50, 3, 9], [5] * 30):
+        free = greedy(model, prompt, 60)
+        for eos in ([], [free[40], free[33]]):
+            drafter = Rest(datastore_path=path, vocab_size=61, eos=eos, **settings)
+            out = generate(target, drafter, prompt, max_new_tokens=60, eos=eos)
+            assert out.tokens == greedy(model, prompt, 60, eos or None)
+            assert sum(out.accept_lengths) == len(out.tokens)
+            assert max(step.nodes for step in out.steps) <= drafter.max_nodes
+
+
+def test_what_is_in_the_datastore_is_accepted_and_nothing_is_carried(helped):
+    model, path = helped
+    target, drafter = Target(model), Rest(datastore_path=path, vocab_size=61)
+    first = generate(target, drafter, [3, 4], max_new_tokens=60)
+    assert len(first.steps) <= 12  # 60 tokens: some to be found, then eleven a step
+    generate(target, drafter, [44, 45, 46], max_new_tokens=60)
+    assert generate(target, drafter, [3, 4], max_new_tokens=60).steps == first.steps
+    assert not drafter.stateful and drafter.state_dict() == {}
+
+
+@pytest.mark.parametrize("wrong", [{"min_ngram": 0}, {"min_ngram": 17}, {"nodes": 0}, {"depth": 0}, {"places": 0}])
+def test_bad_settings_are_refused(helped, wrong):
+    with pytest.raises(UserError, match="must be at least 1"):
+        Rest(datastore_path=helped[1], vocab_size=61, **wrong)
+
+
+def test_the_shipped_datastore_is_found_from_anywhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert len(Rest(datastore_path="data/embedded/datastore.bin", vocab_size=2048).datastore) > 40_000
+    assert (ROOT / "data/embedded/datastore.bin").stat().st_size <= 300_000

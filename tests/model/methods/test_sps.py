@@ -1,0 +1,172 @@
+"""A small draft model against transformers' assisted generation: same tokens by the same number of target forwards."""
+
+import random
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from model.engine import Target, generate
+from model.errors import UserError
+from model.methods.sps import Speculative
+from tests.conftest import CONFIGS, generated, greedy, toy_model
+from tests.model.sessions import each_session
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    """A target and a draft model that is the target with noise on it: drafts stand often, and not always."""
+    model = toy_model("llama-grouped")
+    noisy = toy_model("llama-grouped")
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in noisy.parameters():
+            parameter.add_(torch.randn_like(parameter) * parameter.std() * 0.06 if parameter.dim() > 1 else 0.0)
+    noisy.generation_config.eos_token_id = None  # or generate() stops its drafts there whatever the call says
+    folder = tmp_path_factory.mktemp("draft")
+    noisy.save_pretrained(folder)
+    return model, noisy, folder
+
+
+def assisted(model, draft, prompt, limit, gamma, eos):
+    """Tokens and target forwards of generate(assistant_model=...) at a fixed draft length."""
+    draft.generation_config.num_assistant_tokens = gamma
+    draft.generation_config.num_assistant_tokens_schedule = "constant"
+    draft.generation_config.assistant_confidence_threshold = 0.0
+    # no token of the text is padding, as generate() would hide it from the draft model
+    return generated(model, prompt, limit, eos, assistant_model=draft, pad_token_id=1000)
+
+
+@pytest.mark.parametrize("gamma", [1, 2, 5])
+@pytest.mark.parametrize("seed", range(5))
+def test_same_tokens_and_forwards_as_transformers(pair, seed, gamma):
+    model, noisy, folder = pair
+    target, rng = Target(model), random.Random(seed)
+    prompt = [rng.randrange(3, 61) for _ in range(rng.choice([1, 2, 9, 30]))]
+    free = greedy(model, prompt, 40)
+    for limit, eos in ((40, None), (7, None), (1, None), (40, [free[25], free[11]])):
+        drafter = Speculative(target=target, draft_path=str(folder), draft_tokens=gamma, eos=eos or ())
+        out = generate(target, drafter, prompt, max_new_tokens=limit, eos=eos or ())
+        assert (out.tokens, out.forwards) == assisted(model, noisy, prompt, limit, gamma, eos)
+        assert out.tokens == greedy(model, prompt, limit, eos)
+
+
+def test_the_pair_tries_every_case(pair):
+    """Some drafts stand whole, some in part, some not at all; otherwise the test above would show little."""
+    model, _, folder = pair
+    target = Target(model)
+    drafter = Speculative(target=target, draft_path=str(folder), draft_tokens=3)
+    lengths = [n for s in range(6) for n in generate(target, drafter, [s + 3, 5], max_new_tokens=40).accept_lengths]
+    assert set(lengths) == {1, 2, 3, 4}
+
+
+def test_the_cache_follows_the_text(pair):
+    """After every step the draft model's cache is what a fresh forward over the same tokens gives."""
+    model, noisy, folder = pair
+    target = Target(model)
+
+    checked = []
+
+    def watch(session):
+        observe = session.observe
+
+        def watched(verification):
+            observe(verification)
+            length = session.cache.length
+            whole = len(verification.tokens) == 1 + session.method.draft_tokens
+            assert len(session._text) - length == (2 if whole else 1)
+            ids = torch.tensor([session._text[:length]])
+            fresh = noisy(input_ids=ids, use_cache=True).past_key_values
+            for mine, its in zip(session.cache.layers, fresh.layers, strict=True):
+                torch.testing.assert_close(mine.keys[:, :, :length], its.keys, rtol=1e-4, atol=1e-4)
+                torch.testing.assert_close(mine.values[:, :, :length], its.values, rtol=1e-4, atol=1e-4)
+            checked.append(length)
+
+        session.observe = watched
+
+    drafter = Speculative(target=target, draft_path=str(folder), draft_tokens=3)
+    each_session(drafter, watch)
+    for prompt in ([7, 8, 9], [4] * 20):
+        generate(target, drafter, prompt, max_new_tokens=30)
+    assert len(checked) >= 20 and not drafter.stateful
+
+
+def test_a_perfect_draft_model_stands_whole_every_time(pair, tmp_path):
+    model, _, _ = pair
+    model.save_pretrained(tmp_path)
+    target = Target(model)
+    out = generate(target, Speculative(target=target, draft_path=str(tmp_path)), [5, 6, 7], max_new_tokens=41)
+    assert (out.accept_lengths, out.forwards) == ([5] * 8 + [1], 9)
+
+
+def test_a_draft_model_of_shorter_context_stops_drafting(pair, tmp_path):
+    model, _, _ = pair
+    torch.manual_seed(0)
+    short = LlamaForCausalLM(LlamaConfig(**CONFIGS["llama"].to_diff_dict() | {"max_position_embeddings": 24}))
+    short.save_pretrained(tmp_path)
+    target = Target(model)
+    drafter = Speculative(target=target, draft_path=str(tmp_path), draft_tokens=4)
+    for prompt in ([9] * 10, [9] * 23, [9] * 24, [9] * 40):
+        out = generate(target, drafter, prompt, max_new_tokens=30)
+        assert out.tokens == greedy(model, prompt, 30)
+        assert [s.nodes for s in out.steps[-3:-1]] == [1, 1]
+
+
+def test_the_whole_context_can_be_filled(pair):
+    model, _, folder = pair
+    target = Target(model, context=50)
+    drafter = Speculative(target=target, draft_path=str(folder), draft_tokens=6)
+    out = generate(target, drafter, [9] * 30, max_new_tokens=100)
+    assert out.tokens == greedy(model, [9] * 30, 20) and out.stop == "context"
+
+
+# --- refused in one line
+
+
+def refused(match, target, folder, **settings):
+    with pytest.raises(UserError, match=match) as told:
+        Speculative(target=target, draft_path=str(folder), **settings)
+    assert "\n" not in str(told.value)
+
+
+def test_what_does_not_fit_is_refused(pair, tmp_path):
+    model, _, folder = pair
+    target = Target(model)
+    refused("draft_tokens=0", target, folder, draft_tokens=0)
+    refused(
+        r"no draft model in .*absent; train .*python -m data.embedded.training.train --draft",
+        target,
+        tmp_path / "absent",
+    )
+    other = LlamaForCausalLM(LlamaConfig(**CONFIGS["llama"].to_diff_dict() | {"vocab_size": 64}))
+    other.save_pretrained(tmp_path / "other")
+    refused("vocabulary of 64 tokens, the target of 61", target, tmp_path / "other")
+
+
+def test_weights_that_cannot_be_trusted_are_refused(pair, tmp_path):
+    model, _, folder = pair
+    target = Target(model)
+
+    def copy(name):
+        return shutil.copytree(folder, tmp_path / name)
+
+    truncated = copy("truncated") / "model.safetensors"
+    truncated.write_bytes(truncated.read_bytes()[:-100])
+    refused("cannot be loaded", target, truncated.parent)
+
+    lacking = copy("lacking") / "model.safetensors"
+    weights = load_file(lacking)
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, lacking, metadata={"format": "pt"})
+    refused("lacks weights.*up_proj", target, lacking.parent)
+
+    pickled = copy("pickled")
+    (pickled / "model.safetensors").unlink()
+    torch.save(model.state_dict(), pickled / "pytorch_model.bin")
+    refused("cannot be loaded", target, pickled)
+
+    bare = copy("bare")
+    (bare / "config.json").unlink()
+    refused("cannot be loaded", target, bare)

@@ -1,0 +1,223 @@
+"""Suffix drafts: the automaton against brute force, drafts by hand, refusals."""
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+
+from model.engine import Target, generate
+from model.errors import UserError
+from model.methods.suffix import Suffix
+from model.methods.suffix_recycling import SuffixRecycling
+from model.recycling import TokenRecycling, build_template
+from model.structures.suffix_automaton import MIN_CAPACITY, SuffixAutomaton, Text, transfer
+from tests.conftest import greedy, toy_model
+from tests.model.engine.test_tree import random_tree
+
+V = 61
+
+
+def text_of(automaton: SuffixAutomaton) -> Text:
+    return Text(*automaton.arrays)
+
+
+def longest_repeat(text: list[int]) -> int:
+    """Tokens of the longest suffix that also ends earlier."""
+    n = len(text)
+    return max(m for m in range(n) if m == 0 or any(text[e - m : e] == text[n - m :] for e in range(m, n)))
+
+
+def longest_in(corpus: list[int], text: list[int]) -> int:
+    """Tokens of the longest suffix of the text that stands in the corpus."""
+    n = len(text)
+    places = range(len(corpus) + 1)
+    return max(m for m in range(n + 1) if m == 0 or any(corpus[e - m : e] == text[n - m :] for e in places if e >= m))
+
+
+def random_text(rng: random.Random, n: int) -> list[int]:
+    """Random, periodic, copied from itself, or all of them in turn: what splits states in different ways."""
+    letters, text = rng.randrange(1, 4), [0]
+    while len(text) < n:
+        kind, size = rng.randrange(3), rng.randrange(1, 9)
+        if kind == 0:
+            text += [rng.randrange(letters) for _ in range(size)]
+        elif kind == 1:
+            text += text[-rng.randrange(1, 4) :] * size
+        else:
+            start = rng.randrange(len(text))
+            text += text[start : start + size]
+    return text[:n]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_the_longest_match_after_every_token_is_brute_forces(seed):
+    rng = random.Random(seed)
+    text = random_text(rng, rng.randrange(1, 60))
+    automaton = SuffixAutomaton()
+    for n, token in enumerate(text, 1):
+        automaton.extend([token])
+        m, end = automaton.length, automaton.end
+        assert m == longest_repeat(text[:n])
+        assert m == 0 or (m <= end < n and text[end - m : end] == text[n - m : n])
+    counts = text_of(automaton).counts[0]
+    assert counts["states"] <= max(2 * len(text), 2) and counts["transitions"] <= 3 * len(text)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_reading_along_another_text_finds_the_longest_match_in_it(seed):
+    rng = random.Random(seed)
+    corpus, text = random_text(rng, rng.randrange(1, 30)), random_text(rng, 30)
+    automaton, place = SuffixAutomaton(corpus), (0, 0)
+    for n, token in enumerate(text, 1):
+        place = transfer(text_of(automaton), *place, token)
+        state, m = place
+        end = text_of(automaton).states["end"][state]
+        assert m == longest_in(corpus, text[:n])
+        assert m == 0 or corpus[end - m : end] == text[n - m : n]
+
+
+@pytest.mark.parametrize("kind", ["one letter", "all different", "random"])
+def test_a_text_that_outgrows_its_room_keeps_its_matches(kind):
+    rng, size = random.Random(1), 5 * MIN_CAPACITY
+    text = {
+        "one letter": [7] * size,
+        "all different": [2**31 - 1 - i for i in range(size)],  # ids as large as they get
+        "random": [rng.randrange(9) for _ in range(size)],
+    }[kind]
+    automaton, rooms = SuffixAutomaton(), set()
+    for place in range(0, size, 5):
+        automaton.extend(text[place : place + 5])
+        rooms.add(len(automaton.arrays[0]))
+        assert automaton.length == longest_repeat(text[: place + 5])
+    assert len(rooms) > 2 and SuffixAutomaton(text).end == automaton.end
+
+
+def test_by_hand():
+    automaton = SuffixAutomaton([1, 2, 3, 9, 1, 2])
+    assert (automaton.length, automaton.end) == (2, 2)
+    assert automaton.copy(2, 3) == [3, 9, 1]
+    automaton.extend([4, 1, 2])  # of the places behind (1, 2), 2 and 6, the newer
+    assert (automaton.length, automaton.end) == (2, 6)
+    automaton.extend([3])
+    assert (automaton.length, automaton.end) == (3, 3)
+    assert (SuffixAutomaton([5, 6]).length, SuffixAutomaton().length) == (0, 0)
+
+
+def test_a_copy_that_reaches_the_texts_end_goes_on_with_itself():
+    automaton = SuffixAutomaton([7, 1, 2, 1, 2, 1])  # the match (1, 2, 1) overlaps its earlier place
+    assert (automaton.length, automaton.end) == (3, 4)
+    assert automaton.copy(4, 5) == [2, 1, 2, 1, 2]
+
+
+def test_drafts_by_hand():
+    drafter = Suffix(V, max_draft=5, factor=2.0, min_match=2)
+    session = drafter.session()
+    session.begin([1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 3])
+    assert session.draft(3).tokens.tolist() == [3, 4, 5, 6, 7, 8]  # three match: 6, of which 5 are allowed
+    session = drafter.session()
+    session.begin([1, 2, 3, 4, 5, 6, 7, 8, 9, 2, 3])
+    assert session.draft(3).tokens.tolist() == [3, 4, 5, 6, 7]  # two match: 4
+    session = drafter.session()
+    session.begin([1, 2, 3, 4, 9, 3])
+    assert session.draft(3).tokens.tolist() == [3]  # one matches: below the minimum
+    assert Suffix(V, factor=0.5, min_match=1).max_nodes == 41
+    drafter = Suffix(V, factor=0.5)
+    session = drafter.session()
+    session.begin([1, 2, 3, 4, 1, 2, 3])
+    assert session.draft(3).tokens.tolist() == [3, 4, 1]  # half of three, rounded up
+
+
+@pytest.mark.parametrize("execution", ["eager", "static"])
+@pytest.mark.parametrize("seed", range(6))
+def test_output_is_the_models_own(seed, execution):
+    """Random budgets and minimal matches; the prompt holds its own answer, so that long drafts are accepted, too."""
+    rng = random.Random(seed)
+    model = toy_model(["llama", "gpt2"][seed % 2], seed=seed)
+    target = Target(model, execution=execution)
+    start = [rng.randrange(3, V) for _ in range(6)]
+    prompt = start + greedy(model, start, 30) + start
+    expected = greedy(model, prompt, 60)
+    shared = dict(min_match=rng.randrange(1, 4), max_draft=rng.randrange(1, 20), factor=rng.choice([0.5, 1, 4.0]))
+    tree, forwards = random_tree(20, rng, 4), []
+    for history_tokens in (0, 200):
+        for drafter in (
+            Suffix(V, history_tokens=history_tokens, **shared),
+            SuffixRecycling(V, tree, history_tokens=history_tokens, k=4, recycle_prompt=seed % 3 == 0, **shared),
+        ):
+            for eos in ((), (expected[40],), ()):  # the last time with its own answer in the text that is carried
+                out = generate(target, drafter, prompt, max_new_tokens=60, eos=eos)
+                end = expected.index(eos[0]) + 1 if eos else 60
+                assert out.tokens == expected[:end]
+                assert sum(out.accept_lengths) == len(out.tokens)
+                assert max(s.nodes for s in out.steps) <= drafter.max_nodes
+                forwards += [] if eos else [out.forwards]
+    assert min(forwards) < 30, "a case in which nothing is accepted proves nothing"
+
+
+def test_nothing_is_carried_from_prompt_to_prompt():
+    drafter = Suffix(V)
+    session = drafter.session()
+    session.begin([1, 2, 3, 1, 2])
+    session = drafter.session()
+    session.begin([9, 1, 2])
+    assert session.draft(2).tokens.tolist() == [2]
+    assert not drafter.stateful and drafter.state_dict() == {}
+
+
+def test_the_hybrid_copies_long_matches_and_grows_the_recycled_tree_elsewhere():
+    tree = build_template("best", nodes=3, k=2)
+    drafter = SuffixRecycling(10, tree, min_match=2, max_draft=3, k=2)
+    drafter.load_state_dict({"candidates": torch.tensor([[t + 1, t + 2] for t in range(8)] + [[0, 0]] * 2)})
+    session = drafter.session()
+    session.begin([1, 2, 7, 9, 1, 2])
+    assert session.draft(2).tokens.tolist() == [2, 7, 9, 1]
+    session = drafter.session()
+    session.begin([1, 2, 7, 9, 5, 2])
+    assert tree.rank_paths == [(), (0,), (1,), (0, 0)]
+    assert session.draft(2).tokens.tolist() == [2, 3, 4, 4]
+
+
+def test_the_hybrid_learns_from_copied_steps_and_resumes_from_its_matrix():
+    """A prompt that is answered by copying alone teaches as well; loading the state repeats the next answer exactly."""
+    model = toy_model("llama")
+    target, start = Target(model), [5, 6, 7, 8]
+    prompt = start + greedy(model, start, 40) + start
+    drafter = SuffixRecycling(V, build_template("best", nodes=8), min_match=1)
+    generate(target, drafter, prompt, max_new_tokens=20)
+    assert drafter.recycling.matrix.candidates.any()
+    saved = {name: tensor.clone() for name, tensor in drafter.state_dict().items()}
+    first = generate(target, drafter, [9, 8, 7], max_new_tokens=40)
+    other = SuffixRecycling(V, build_template("best", nodes=8), min_match=1)
+    other.load_state_dict(saved)
+    again = generate(target, other, [9, 8, 7], max_new_tokens=40)
+    assert (again.accept_lengths, again.tokens) == (first.accept_lengths, first.tokens)
+    assert torch.equal(other.state_dict()["candidates"], drafter.state_dict()["candidates"])
+    drafter.reset()
+    assert not drafter.recycling.matrix.candidates.any()
+
+
+def test_a_hybrid_that_never_matches_is_token_recycling():
+    target, tree = Target(toy_model("llama", seed=4)), build_template("2.2.2")
+    hybrid, plain = SuffixRecycling(V, tree, min_match=10_000), TokenRecycling(V, tree)
+    for prompt in ([4, 5, 6], [7, 8]):
+        a, b = (generate(target, d, prompt, max_new_tokens=50) for d in (hybrid, plain))
+        assert {step.source for step in a.steps} == {"recycling"}
+        assert (a.tokens, [replace(step, source=None) for step in a.steps]) == (b.tokens, b.steps)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (dict(min_match=0), "min_match=0"),
+        (dict(max_draft=0), "max_draft=0"),
+        (dict(max_draft=2.5), "max_draft=2.5"),
+        (dict(factor=0), "factor=0"),
+        (dict(factor="four"), "factor=four"),
+    ],
+)
+def test_bad_settings_are_refused(wrong, says):
+    with pytest.raises(UserError, match=says):
+        Suffix(V, **wrong)
+    with pytest.raises(UserError, match=says):
+        SuffixRecycling(V, build_template("2.2.2"), **wrong)

@@ -1,0 +1,201 @@
+"""Text kept from prompt to prompt: matched against like the prompt's own, bounded, saved, forgotten by a reset."""
+
+import random
+from functools import partial
+
+import pytest
+import torch
+
+from evaluation.running.shared_text import generate_together
+from model.engine import Target, generate
+from model.errors import UserError
+from model.generate import ATTRIBUTE, Generate
+from model.methods.dynamic import DynamicRecycling
+from model.methods.logitspec import LogitSpec
+from model.methods.ngram_cache import NgramCache
+from model.methods.spine import Spine
+from model.methods.suffix import Suffix
+from model.methods.suffix_recycling import SuffixRecycling
+from model.recycling import build_template
+from model.structures.history import History, TextSession
+from model.structures.ngram_table import NgramTable
+from model.structures.suffix_automaton import SuffixAutomaton
+from tests.conftest import greedy, toy_model
+
+V = 61
+
+
+def made(name, history_tokens):
+    if name == "spine":
+        return Spine(V, nodes=12, history_tokens=history_tokens)
+    if name == "logitspec":
+        return LogitSpec(V, nodes=12, history_tokens=history_tokens)
+    if name == "suffix":
+        return Suffix(V, history_tokens=history_tokens, max_draft=8)
+    return SuffixRecycling(V, build_template("best", nodes=8), min_match=2, max_draft=8, history_tokens=history_tokens)
+
+
+def text(drafter):
+    return (drafter.suffix if isinstance(drafter, SuffixRecycling) else drafter).history.text
+
+
+def read(history, prompt):
+    method = Suffix(V)
+    method.history = history
+    session = TextSession(method)
+    session.begin(prompt)
+    return session
+
+
+def test_by_hand():
+    history = History(8, SuffixAutomaton)
+    first = read(history, [1, 2, 3, 4])
+    first.text.extend([5, 6])
+    first.close()
+    second = read(history, [9, 3, 4])
+    assert second.text.tokens == [1, 2, 3, 4, 5, 6, 9, 3, 4]
+    end = second.text.end
+    assert (second.text.length, second.text.copy(end, 2)) == (2, [5, 6]), "3 4 was followed by 5 6 in the first prompt"
+    second.close()
+    third = read(history, [7, 3]).text  # nine tokens are more than eight: the newest four stay
+    assert third.tokens == [6, 9, 3, 4, 7, 3] and (third.length, third.copy(third.end, 1)) == (1, [4])
+    assert read(History(0, SuffixAutomaton), [1, 2]).text.tokens == [1, 2]
+
+
+def test_two_at_once_do_not_read_each_other_and_both_are_kept():
+    history = History(100, SuffixAutomaton)
+    before = read(history, [1, 2])
+    before.close()
+    one, other = read(history, [3]), read(history, [4])
+    one.text.extend([5])
+    other.text.extend([6])
+    assert one.text.tokens == [1, 2, 3, 5] and other.text.tokens == [1, 2, 4, 6]
+    other.close()
+    assert history.state_dict()["text"].tolist() == [1, 2, 3, 5, 4, 6], "what is saved holds both"
+    one.close()
+    third = read(history, [7])
+    assert third.text.tokens == [1, 2, 3, 5, 4, 6, 7]
+    one.close()  # once more: it has nothing to give back, and the third one keeps the text
+    assert read(history, [8]).text is not third.text
+
+
+def test_a_reset_forgets_what_is_being_read_too():
+    history = History(100, SuffixAutomaton)
+    lender, other = read(history, [1, 2]), read(history, [3])
+    history.reset()
+    lender.close()
+    other.close()
+    assert history.state_dict()["text"].tolist() == []
+
+
+def test_what_is_said_beside_a_borrowed_text_is_bounded():
+    history = History(8, SuffixAutomaton)
+    lender = read(history, [1])
+    for i in range(20):
+        read(history, [2, i, i]).close()
+    assert len(history.pending) == 8
+    lender.close()
+
+
+@pytest.mark.parametrize("name", ["spine", "suffix", "suffix_recycling"])
+def test_the_second_time_a_prompt_is_answered_the_answer_is_copied(name):
+    model = toy_model("llama")
+    target, rng = Target(model), random.Random(1)
+    prompts = [[rng.randrange(3, V) for _ in range(12)] for _ in range(3)]
+    forwards = {}
+    for history_tokens in (0, 4096):
+        drafter = made(name, history_tokens)
+        for prompt in prompts * 2:
+            out = generate(target, drafter, prompt, max_new_tokens=40)
+            assert out.tokens == greedy(model, prompt, 40)
+            forwards[history_tokens] = forwards.get(history_tokens, 0) + out.forwards
+        assert (len(text(drafter).tokens) > 300) == (history_tokens > 0) and drafter.stateful == (
+            history_tokens > 0 or name != "suffix"
+        )
+    assert forwards[4096] < 0.9 * forwards[0]
+
+
+@pytest.mark.parametrize("name", ["spine", "suffix", "suffix_recycling", "logitspec"])
+def test_a_saved_state_goes_on_exactly_and_a_reset_forgets(name):
+    target, rng = Target(toy_model("llama")), random.Random(2)
+    prompts = [[rng.randrange(3, V) for _ in range(rng.randrange(5, 40))] for _ in range(8)]
+    whole, stopped = made(name, 100), made(name, 100)  # 100 tokens: cut several times
+    expected = [generate(target, whole, prompt, max_new_tokens=30).accept_lengths for prompt in prompts]
+    got = []
+    for prompt in prompts:
+        state = {key: tensor.clone() for key, tensor in stopped.state_dict().items()}
+        stopped = made(name, 100)
+        stopped.load_state_dict(state)
+        got.append(generate(target, stopped, prompt, max_new_tokens=30).accept_lengths)
+    assert got == expected
+    assert max(len(text(d).tokens) for d in (whole, stopped)) <= 100 + 40 + 30
+    whole.reset()
+    assert text(whole).tokens == [] and not any(tensor.any() for tensor in whole.state_dict().values())
+    again = [generate(target, whole, prompt, max_new_tokens=30).accept_lengths for prompt in prompts]
+    assert again == expected
+
+
+@pytest.mark.parametrize("name", ["spine", "suffix", "suffix_recycling", "logitspec"])
+def test_bad_settings_and_states_are_refused(name):
+    for history_tokens in (-1, 1, True, 0.5):
+        with pytest.raises(UserError, match="history_tokens="):
+            made(name, history_tokens)
+    drafter = made(name, 64)
+    state = drafter.state_dict()
+    for wrong in ([3, V], [-1], [[1, 2]]):
+        with pytest.raises(UserError, match="the saved text is not one of token ids below 61"):
+            drafter.load_state_dict(state | {"text": torch.tensor(wrong)})
+
+
+@pytest.mark.parametrize("name", ["spine", "suffix_recycling"])
+def test_a_plain_matrix_is_taken_as_a_start(name):
+    drafter = made(name, 64)
+    generate(Target(toy_model("llama")), drafter, [5, 6, 7], max_new_tokens=10)
+    drafter.load_state_dict({"candidates": torch.ones(V, 8, dtype=torch.int64)})
+    assert text(drafter).tokens == []
+
+
+METHODS = {name: partial(made, name, 4096) for name in ("spine", "suffix", "suffix_recycling")} | {
+    "dynamic": lambda: DynamicRecycling(V, nodes=12, history_tokens=4096),
+    "ngram_cache": lambda: NgramCache(V, leader=2, follower=2),
+}
+
+
+@pytest.mark.parametrize("way", ["eager", "static", "together"])
+@pytest.mark.parametrize("name", METHODS)
+def test_what_is_carried_ends_where_the_answer_ends(name, way):
+    """Drafts of a text that is known run past an end of sequence, and past the limit; what stands there is not said."""
+    model, prompt = toy_model("llama"), [5, 9, 5, 9, 7]
+    target = Target(model, execution="static" if way == "static" else "eager")
+    drafter, free = METHODS[name](), greedy(model, prompt, 40)
+    said: list[list[int]] = []
+    for new, eos in ((40, ()), (40, ()), *((n, ()) for n in range(11, 31)), *((40, {free[n]}) for n in range(11, 31))):
+        settings = dict(max_new_tokens=new, eos=eos)
+        if way == "together":
+            (out,) = generate_together(target, [drafter], prompt, **settings)
+        else:
+            out = generate(target, drafter, prompt, **settings)
+        assert out.tokens == free[: next((i + 1 for i, token in enumerate(free[:new]) if token in eos), new)]
+        said.append(prompt + out.tokens)
+    if name == "ngram_cache":
+        expected = NgramTable(2, 2, capacity=32768, followers=8)
+        for tokens in said:
+            expected.add_text(tokens)
+        found = drafter.table.to_tensors()
+        assert {key: t.tolist() for key, t in found.items()} == {
+            k: t.tolist() for k, t in expected.to_tensors().items()
+        }
+    else:
+        assert text(drafter).tokens == [token for tokens in said for token in tokens]
+
+
+def test_generate_carries_nothing_behind_the_end_that_transformers_criterion_sees():
+    model, generate, prompt = toy_model("llama"), Generate("spine", nodes=12, history_tokens=4096), [5, 9, 5, 9, 7]
+    free = greedy(model, prompt, 40)
+    said: list[int] = []
+    for end in (None, None, free[11], [free[17], free[23]], free[29]):
+        ids = torch.tensor([prompt])
+        settings = dict(max_new_tokens=40, do_sample=False, eos_token_id=end, pad_token_id=0)
+        said += model.generate(ids, custom_generate=generate, **settings)[0].tolist()
+    _, drafter = vars(model)[ATTRIBUTE].drafters[generate]
+    assert text(drafter).tokens == said

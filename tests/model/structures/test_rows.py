@@ -1,0 +1,110 @@
+"""Rows: levels by hand, the newest visit counts, pairs in a bounded table, what is saved and what is refused."""
+
+import math
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from model.engine.sampling import top_k_and_bits
+from model.errors import UserError
+from model.methods.dynamic import loop_rows, new_growth
+from model.structures import dynamic_loops as loops
+from model.structures.compiled import NONE
+from model.structures.dynamic_loops import LEVELS
+from model.structures.rows import PairRows, TokenRows, on_host
+
+
+def levels_of(logits, k):
+    ids, bits = on_host(*top_k_and_bits(logits, k))
+    return ids, np.array([[loops.level_of(value) for value in row] for row in bits])
+
+
+def keep(tokens, pairs, before, read, ids, levels):
+    """As a prompt's tokens are kept: in order, each with the one before."""
+    growth = new_growth(1, tokens)
+    bits = np.array(levels, dtype=np.float32)
+    loops.learn_prompt(before, 0, False, np.array(read), np.array(ids), bits, growth, loop_rows(tokens, pairs))
+
+
+def find(pairs, before, token):
+    return loops.find_pair(pairs.keys, pairs.seen, pairs.shift, before, token)
+
+
+def test_levels_are_bits_of_surprise():
+    shares = [0.5, 0.25, 0.15, 0.1 - 2**-20, 2**-20]
+    ids, levels = levels_of(torch.tensor([shares]).log(), 5)
+    assert ids.tolist() == [[0, 1, 2, 3, 4]]
+    # 1 bit, 2 bits, 2.7, 3.3, 20; the first two lie on an edge, where rounding may go either way
+    assert levels[0, 2:].tolist() == [2, 3, LEVELS - 1] and levels[0, 0] in (0, 1) and levels[0, 1] in (1, 2)
+
+
+@pytest.mark.parametrize("vocab", [61, 2048, 32000, 49152, 50257])
+def test_levels_of_large_vocabularies_are_near_the_whole_sums(vocab):
+    """The maxima of groups leave out most of the tail: of logits as a model has them, less than one level."""
+    logits = torch.randn(4, vocab, generator=torch.Generator().manual_seed(0)) * 2
+    logits[torch.arange(4), torch.tensor([3, 5, 7, 60])] = 16.0
+    ids, levels = levels_of(logits, 8)
+    assert ids[:, 0].tolist() == [3, 5, 7, 60] and ids.dtype == np.int64
+    best = torch.from_numpy(ids)
+    bits = -torch.log_softmax(logits, -1).gather(1, best) / math.log(2)
+    exact = bits.clamp(0, LEVELS - 1).long()
+    assert (torch.from_numpy(levels).long() - exact).abs().max() <= 1
+    assert torch.equal(logits.gather(1, best), logits.topk(8).values)
+
+
+def test_the_newest_row_of_a_token_and_of_a_pair_counts():
+    tokens, pairs = TokenRows(10, 2), PairRows(8, 2)
+    keep(tokens, pairs, 1, [3, 7, 3, 7], [[1, 2], [3, 4], [5, 6], [7, 8]], [[0, 1], [2, 3], [4, 5], [6, 7]])
+    assert tokens.ids[3].tolist() == [5, 6] and tokens.levels[3].tolist() == [4, 5]
+    row = find(pairs, 3, 7)
+    assert pairs.ids[row].tolist() == tokens.ids[7].tolist() == [7, 8] and pairs.levels[row].tolist() == [6, 7]
+    assert tokens.seen.nonzero()[0].tolist() == [3, 7] and pairs.seen.sum() <= 3
+    for rows in (tokens, pairs):
+        rows.reset()
+        assert not any(tensor.any() for tensor in rows.state_dict().values())
+
+
+def test_pairs_are_found_again_or_not_at_all():
+    """A pair that another one has displaced is not found; none is taken for another."""
+    rng, tokens, pairs, newest = random.Random(0), TokenRows(200_000, 1), PairRows(64, 1), {}
+    assert find(pairs, 0, 0) == NONE, "an empty table holds nothing, not even pair (0, 0)"
+    for i in range(300):
+        before, token = rng.randrange(200_000), rng.randrange(200_000)
+        keep(tokens, pairs, before, [token], [[i]], [[i % LEVELS]])
+        newest[before, token] = i
+        assert pairs.ids[find(pairs, before, token)].tolist() == [i]
+    found = {pair: row for pair in newest if (row := find(pairs, *pair)) >= 0}
+    assert 32 < len(found) <= 64 and all(pairs.ids[row, 0] == newest[pair] for pair, row in found.items())
+    assert all(find(pairs, token, before) < 0 for before, token in found if before != token)
+
+
+def test_bytes_are_what_is_promised():
+    assert PairRows(1 << 16, 8).nbytes == 49 << 16  # 3.2 MB
+    assert TokenRows(32000, 8).nbytes == 32000 * 41
+
+
+def test_what_is_saved_comes_back_and_what_does_not_fit_is_refused():
+    rows = PairRows(16, 2)
+    keep(TokenRows(10, 2), rows, 1, [2, 4], [[5, 6], [7, 8]], [[0, 1], [2, 15]])
+    state = {name: tensor.clone() for name, tensor in rows.state_dict().items()}
+    other = PairRows(16, 2)
+    other.load_state_dict(state, 10)
+    assert state["seen"].any() and all(torch.equal(other.state_dict()[name], tensor) for name, tensor in state.items())
+    for broken, vocab in (
+        (state | {"ids": state["ids"][:8]}, 10),
+        ({name: tensor for name, tensor in state.items() if name != "keys"}, 10),
+        (state | {"levels": state["levels"].long()}, 10),
+        (state, 8),
+        (state | {"ids": state["ids"] - 1}, 10),
+        (state | {"levels": state["levels"] + LEVELS}, 10),
+    ):
+        with pytest.raises(UserError, match="start: the saved rows"):
+            other.load_state_dict(broken, vocab)
+
+
+@pytest.mark.parametrize("size", [1, 3, -4, 1000, 2.0])
+def test_a_size_that_is_no_power_of_two_is_refused(size):
+    with pytest.raises(UserError, match="power of two"):
+        PairRows(size, 8)

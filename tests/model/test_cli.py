@@ -1,0 +1,303 @@
+"""The command: a chat in a real pseudo-terminal and in a pipe, prompts from a file, and mistakes in one line."""
+
+import fcntl
+import io
+import json
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+import zipfile
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from model.cli import Chat, main
+from model.decoder import Decoder
+from model.engine.sampling import GREEDY
+from model.errors import UserError
+from model.files import ROOT
+
+EMBEDDED = str(ROOT / "data/embedded")
+COMMAND = [sys.executable, "-m", "model.cli"]
+
+
+def said(*arguments, text=None):
+    done = subprocess.run([*COMMAND, *arguments], input=text, capture_output=True, text=True, cwd=ROOT, timeout=120)
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.fixture(scope="module")
+def decoder():
+    return Decoder.from_pretrained(EMBEDDED)
+
+
+def test_a_pipe_gets_plain_text():
+    code, out, err = said(
+        "chat", EMBEDDED, "--max-new-tokens", "12", text="Hello there.\n/method pld\nHello there.\n/quit\nno\n"
+    )
+    assert code == 0 and "\033" not in out + err and "method pld" in out and "MAT" not in out
+    assert len([line for line in out.splitlines() if line.strip()]) == 3, "two answers and a note"
+
+
+def test_prompts_of_a_file_are_answered_as_objects(tmp_path, decoder):
+    (tmp_path / "prompts").write_text("Hello there.\n\nNäme a river.\n")
+    code, out, _ = said("generate", EMBEDDED, "--file", str(tmp_path / "prompts"), "--jsonl", "--max-new-tokens", "9")
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert code == 0 and [row["prompt"] for row in rows] == ["Hello there.", "Näme a river."]
+    assert all(sum(row["accept_lengths"]) == len(row["ids"]) <= 9 for row in rows)
+    assert rows[0]["text"] == decoder.text_of(rows[0]["ids"])
+    raw = ["generate", EMBEDDED, "--prompt", "The sky is", "--raw", "--max-new-tokens", "5", "--jsonl"]
+    drawn = [json.loads(said(*raw, *more)[1])["ids"] for more in ([], ["--temperature", "9", "--method", "vanilla"])]
+    assert drawn[0] == decoder.generate("The sky is", max_new_tokens=5).ids != drawn[1]
+
+
+def test_a_prompt_ends_with_its_line_alone(tmp_path):
+    """U+2028, U+0085, form feeds and a lone carriage return are text, in a file and on standard input."""
+    prompts = ["one\u2028two", "three\x0cfour\x85five", "six\rseven", "eight"]
+    content = f"{prompts[0]}\n{prompts[1]}\r\n\n{prompts[2]}\n{prompts[3]}".encode()
+    (tmp_path / "prompts").write_bytes(content)
+    settings = ["generate", EMBEDDED, "--jsonl", "--max-new-tokens", "1", "--method", "vanilla", "--file"]
+    done = subprocess.run([*COMMAND, *settings, "-"], input=content, capture_output=True, cwd=ROOT, timeout=120)
+    for out in (done.stdout.decode(), said(*settings, str(tmp_path / "prompts"))[1]):
+        assert [json.loads(line)["prompt"] for line in out.split("\n") if line] == prompts
+
+
+@pytest.mark.parametrize(
+    "arguments, says",
+    [
+        (["generate", "/nowhere", "--prompt", "x"], "model /nowhere: no such folder"),
+        (["generate", EMBEDDED, "--file", "/nowhere"], "--file /nowhere: cannot be read"),
+        (["generate", EMBEDDED, "--prompt", "x", "--method", "magic"], "method magic: unknown"),
+        (["generate", EMBEDDED, "--prompt", "x", "--set", "k"], "--set k: must be KEY=VALUE"),
+        (["generate", EMBEDDED, "--prompt", "x", "--temperature", "-1"], "sampling.temperature=-1.0"),
+        (["generate", EMBEDDED, "--prompt", "x", "--max-new-tokens", "0"], "max_new_tokens=0"),
+        (["generate", EMBEDDED, "--prompt", "x", "--device", "foo"], "device=foo"),
+        (["generate", EMBEDDED, "--prompt", "x", "--dtype", "foo"], "dtype=foo: use one of auto"),
+        (["generate", EMBEDDED, "--prompt", "x", "--method", "sps"], "method sps: needs draft_path"),
+        (["generate", EMBEDDED, "--prompt", "x", "--set", "k=abc"], "method dynamic"),
+        (["generate", EMBEDDED, "--prompt", "x", "--seed", "99999999999999999999"], "sampling.seed="),
+    ],
+)
+def test_a_mistake_is_one_line(arguments, says, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    err = capsys.readouterr().err
+    assert ended.value.code == 2 and says in err and err.count("\n") == 1
+
+
+def test_commands_of_a_chat(decoder):
+    out = io.StringIO()
+    chat = Chat(decoder, out, colours=False, max_new_tokens=8, sampling=GREEDY)
+    assert chat.say("Hello there.") and len(chat.turns) == 2
+    for line, says in (
+        ("/tree best:9", "recycling with best:9"),
+        ("/method dynamic nodes=5", "method dynamic"),
+        ("/method nonesuch", "unknown"),
+        ("/method pld depth=3", "does not take depth"),
+        ("/method pld max_ngram=x", "method pld"),
+        ("/method rest", "needs datastore_path"),
+        ("/temperature 0.7", "temperature 0.7"),
+        ("/temperature hot", "must be a number"),
+        ("/temperature -1", "out of range"),
+        ("/help", "methods: vanilla"),
+        ("/nonsense", "no such command"),
+        ("/", "no such command"),
+    ):
+        out.truncate(0)
+        assert chat.say(line) and says in out.getvalue(), line
+    assert chat.sampling.temperature == 0.7 and chat.decoder.method.nodes == 5
+    assert chat.say("/reset") and chat.turns == []
+    long = "word " * 6000
+    assert chat.say(long) and "prompt of" in out.getvalue() and chat.turns == [], "too long a turn is taken back"
+    assert not chat.say("/quit")
+
+
+# A title, a colour, C1's CSI, a bell, a carriage return, DEL, and text in reverse; é, a tab and a newline are text.
+HOSTILE = "a\033]2;owned\007\033[31mé\x9b2J\a\rx\x7f\u202ey\u2066z\tt\nb\u200f"
+SHOWN = r"a\u001b]2;owned\u0007\u001b[31mé\u009b2J\u0007\u000dx\u007f\u202ey\u2066z" + "\tt\nb\u200f"
+
+
+@pytest.mark.parametrize("colours", [False, True])
+def test_a_chat_shows_control_characters_and_sends_none(decoder, monkeypatch, colours):
+    """Also where a sequence comes in several pieces, and in errors, which quote a tokenizer's template."""
+    out = io.StringIO()
+    chat = Chat(decoder, out, colours=colours, max_new_tokens=60, sampling=GREEDY)
+    monkeypatch.setattr(decoder, "text_of", lambda ids: HOSTILE[: len(ids)])  # a character a token
+    chat.say("Hello there.")
+    own = re.compile(r"\033\]2;MAT [\d., /tokensxplain]*\007|\033\[[0-9;]*[mt]") if colours else re.compile("(?!)")
+    assert chat.turns[1]["content"] == HOSTILE, "kept as it is"
+    assert own.sub("", out.getvalue()).startswith(SHOWN)
+    out.truncate(0)
+
+    def refused(*arguments):
+        raise UserError(f"template says {HOSTILE}")
+
+    monkeypatch.setattr(decoder, "ids_of", refused)
+    chat.say("And now?")
+    assert f"template says {SHOWN}" in out.getvalue()
+
+
+@pytest.mark.parametrize("where", ["terminal", "file", "jsonl"])
+def test_an_answer_is_exact_in_a_file_and_harmless_in_a_terminal(where, decoder, monkeypatch, capsys):
+    monkeypatch.setattr(Decoder, "from_pretrained", lambda *_, **__: decoder)
+    monkeypatch.setattr(decoder, "text_of", lambda ids: HOSTILE)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: where == "terminal")
+    main(["generate", EMBEDDED, "--prompt", "x", "--max-new-tokens", "2"] + ["--jsonl"] * (where == "jsonl"))
+    out = capsys.readouterr().out.removesuffix("\n")
+    if where == "jsonl":
+        assert json.loads(out)["text"] == HOSTILE and not re.search("[\x00-\x1f\x7f-\x9f\u202e\u2066]", out)
+    else:
+        assert out == (SHOWN if where == "terminal" else HOSTILE)
+
+
+def test_an_error_sends_no_control_characters(monkeypatch, capsys):
+    def refused(*arguments, **settings):
+        raise UserError(f"model x: {HOSTILE}")
+
+    monkeypatch.setattr(Decoder, "from_pretrained", refused)
+    with pytest.raises(SystemExit):
+        main(["generate", "x", "--prompt", "x"])
+    assert capsys.readouterr().err == f"error: model x: {' '.join(HOSTILE.split())}\n".translate(
+        {ord(c): rf"\u{ord(c):04x}" for c in "\033\a\x7f\x9b\u202e\u2066"}
+    )
+
+
+class Terminal:
+    """A command in a pseudo-terminal."""
+
+    def __init__(self, *arguments):
+        pid, self.there = pty.fork()
+        if not pid:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # a test that runs in the background may have it ignored
+            os.chdir(ROOT)
+            os.execv(sys.executable, [*COMMAND, *arguments])
+        self.pid, self.seen = pid, ""
+
+    def until(self, what, seconds=90):
+        """Read until a text came since the last time; what was read."""
+        end = time.monotonic() + seconds
+        while not re.search(what, self.seen):
+            assert time.monotonic() < end, f"no {what} in {self.seen[-2000:]!r}"
+            if select.select([self.there], [], [], 0.2)[0]:
+                self.seen += os.read(self.there, 65536).decode(errors="replace")
+        read, self.seen = self.seen, ""
+        return read
+
+    def type(self, text):
+        os.write(self.there, text.encode())
+
+    def resize(self, columns):
+        """As a user draws the window's edge; the kernel sends SIGWINCH."""
+        fcntl.ioctl(self.there, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+
+    def press(self, key, what, tries=9):
+        """Press until a text comes: Python's readline heeds no signal that comes just before it waits for a key."""
+        for _ in range(tries):
+            self.type(key)
+            with suppress(AssertionError):
+                return self.until(what, seconds=5)
+        raise AssertionError(f"no {what} after {tries} presses of {key!r}; seen {self.seen!r}")
+
+
+def words(shown):
+    """An answer as it was shown, without its colours, titles, figures and line ends."""
+    text = re.sub(r"\033\]2;.*?\007|\033\[[?0-9;]*[a-zA-Z]", "", shown)
+    return "".join(text[: text.index("MAT ")].replace("Hello there. Hello there.", "", 1).split())
+
+
+def test_a_chat_in_a_terminal():
+    shown = Terminal("chat", EMBEDDED, "--max-new-tokens", "40", "--set", "nodes=24")  # however slow the machine
+    try:
+        shown.until("> $")
+        shown.type("Hello there. Hello there.\n")
+        answer = shown.until(r"MAT \d\.\d\d, .* x plain.*\n.*> ")
+        assert "\033[36m" in answer or "\033[32m" in answer or "\033[33m" in answer, "runs are coloured by length"
+        titles = re.findall(r"\033\]2;(.*?)\007", answer)
+        assert len(titles) > 3 and answer.index("\033[22;2t") < answer.index("\033]2;") < answer.index("\033[23;2t")
+        assert all(re.fullmatch(r"MAT \d\.\d\d, [\d.]+ tokens/s, [\d.]+ x plain", title) for title in titles)
+        shown.type("/method vanilla\n")
+        shown.until("method vanilla.*\n.*> ")
+        shown.type("/reset\n")
+        shown.until("forgotten.*\n.*> ")
+        shown.type("Hello there. Hello there.\n")
+        typed = shown.until(r"\n")
+        for columns in (20, 200, 80):
+            shown.resize(columns)
+        again = shown.until(r"MAT \d\.\d\d, .* x plain.*\n.*> ")
+        assert words(typed + again) == words(answer), "a window of another size gets the same answer"
+        shown.type("/help\n")
+        shown.until("Ctrl-C stops an answer[^$]*> ")
+        shown.type("half a line")
+        shown.until("half a line$")
+        shown.press("\003", "> $")
+        shown.type("\004")
+        _, status = os.waitpid(shown.pid, 0)
+        assert os.waitstatus_to_exitcode(status) == 0
+    finally:
+        os.close(shown.there)
+
+
+def test_ctrl_c_stops_the_answer_and_not_the_chat(decoder, monkeypatch):
+    out, chat_steps = io.StringIO(), decoder.stream
+
+    def interrupted(*arguments, **settings):
+        for number, step in enumerate(chat_steps(*arguments, **settings)):
+            if number == 3:
+                raise KeyboardInterrupt
+            yield step
+
+    chat = Chat(decoder, out, colours=False, max_new_tokens=60, sampling=GREEDY)
+    monkeypatch.setattr(decoder, "stream", interrupted)
+    assert chat.say("Hello there.") and len(chat.turns) == 2
+    assert chat.turns[1]["content"] == out.getvalue().rstrip("\n") != ""
+    monkeypatch.undo()
+    assert chat.say("And now?") and len(chat.turns) == 4
+
+
+def test_ctrl_c_before_an_answer_takes_the_question_back(decoder, monkeypatch):
+    def interrupted(*arguments):
+        raise KeyboardInterrupt
+
+    chat = Chat(decoder, io.StringIO(), colours=True, max_new_tokens=9, sampling=GREEDY)
+    monkeypatch.setattr("model.cli.plain_speed", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        chat.say("Hello there.")
+    assert chat.turns == []
+
+
+@pytest.mark.slow
+def test_a_wheel_works_without_the_harness(tmp_path):
+    """Built from what git knows, unpacked elsewhere, and run where the harness's packages cannot be imported."""
+    pytest.importorskip("setuptools")
+    source = tmp_path / "source"
+    listed = ["git", "ls-files", "model", "pyproject.toml", "README.md", "LICENSE"]
+    files = subprocess.run(listed, cwd=ROOT, text=True, capture_output=True, check=True).stdout.split()
+    for name in files:
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_bytes((ROOT / name).read_bytes())
+    wheel = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-q"]
+    subprocess.run([*wheel, "-w", str(tmp_path), str(source)], check=True, capture_output=True, timeout=240)
+    (built,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(built) as packed:
+        names = set(packed.namelist())
+        packed.extractall(tmp_path / "there")
+    inside = {f"token_recycling/{Path(name).relative_to('model')}" for name in files if name.startswith("model/")}
+    assert inside <= names, "every module and tree is in it"
+    harness = ("hydra", "omegaconf", "fastchat", "pandas", "matplotlib", "evaluation", "model")
+    asked = ["generate", EMBEDDED, "--prompt", "Hello there.", "--max-new-tokens", "8"]
+    program = (
+        f"import sys; sys.modules |= dict.fromkeys({harness!r})\nfrom token_recycling.cli import main; main({asked!r})"
+    )
+    there = os.environ | {"PYTHONPATH": str(tmp_path / "there")}
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=120, env=there
+    )
+    assert done.returncode == 0 and done.stdout.strip(), done.stderr
