@@ -22,7 +22,7 @@ import model
 assert not {"torch", "transformers", "numpy"} & set(sys.modules), "importing the library loads nothing heavy"
 import model.methods
 assert model.methods.table_place("hf") == 0 and "torch" not in sys.modules
-from model import METHODS, Decoder, DeviceDrafter, Draft, Drafter, Generate, Session, Tree, decoding
+from model import METHODS, Decoder, DeviceDrafter, Draft, Drafter, Generate, Session, Tree, engine
 assert Decoder.__module__ == "model.decoder" and Generate.__module__ == "model.generate"
 assert engine.Tree is Tree and {"Decoder", "Tree"} <= set(dir(model)) and "vanilla" in METHODS
 try:
