@@ -174,7 +174,7 @@ class Decoder:
         return cls(model.to(placed).eval(), tokenizer, **settings)
 
     def ids_of(self, prompt: Prompt) -> list[int]:
-        """Return the token ids of a prompt: ids, a chat (roles and contents) by the tokenizer's template, or text.
+        """Return the token ids of ids, of text, or of a chat (roles and contents) by the tokenizer's template.
 
         Raises:
             UserError: text without a tokenizer, a chat without a template, several rows, padding, or no ids.
@@ -248,18 +248,29 @@ class Decoder:
         sampling: Sampling = GREEDY,
         progress: bool = True,
     ) -> list[Answer]:
-        """Answer several prompts one after the other, each with its own noise. Raises as `stream` does.
+        """Answer several prompts one after the other, each with its own noise. Raises as `ids_of_all` does.
 
         Args:
             progress: show a bar on standard error.
         """
         from tqdm.auto import tqdm  # transformers brings it
 
-        answers = []
-        for number, prompt in enumerate(tqdm(list(prompts), unit="prompt", disable=not progress)):
-            numbered = replace(sampling, seed=sampling.seed + number)
-            answers.append(self.generate(prompt, max_new_tokens=max_new_tokens, sampling=numbered))
+        answers: list[Answer] = []
+        for ids in tqdm(self.ids_of_all(prompts, max_new_tokens), unit="prompt", disable=not progress):
+            numbered = replace(sampling, seed=sampling.seed + len(answers))
+            answers.append(self.generate(ids, max_new_tokens=max_new_tokens, sampling=numbered))
         return answers
+
+    def ids_of_all(self, prompts: Iterable[Prompt], max_new_tokens: int) -> list[list[int]]:
+        """Return the ids of several prompts. Raises UserError before the first is answered if one cannot be."""
+        rows = []
+        for number, prompt in enumerate(prompts, 1):
+            try:
+                rows.append(self.ids_of(prompt))
+                self.target.token_budget(rows[-1], max_new_tokens)
+            except UserError as error:
+                raise UserError(f"prompt {number}: {error}") from None
+        return rows
 
     def text_of(self, ids: list[int]) -> str:
         """Return the text of ids without special tokens; empty without a tokenizer."""
@@ -267,11 +278,7 @@ class Decoder:
 
 
 def one_row(prompt: Any) -> list[Any]:
-    """Return the ids or the chat's turns of a prompt that is no text, as Python's own numbers.
-
-    Raises:
-        UserError: several rows, padding, or no list at all.
-    """
+    """Return a prompt's ids, as Python's numbers, or its chat's turns. Raises UserError if it is no single row."""
     if isinstance(prompt, Mapping):
         if "input_ids" not in prompt:
             raise UserError(f"prompt: is a mapping of {', '.join(map(str, prompt))[:80]}, without input_ids")

@@ -1,7 +1,4 @@
-"""This project's decoding inside transformers' own `generate`: `model.generate(..., custom_generate=Generate())`.
-
-transformers prepares inputs, processors and criteria as ever, and hands the decoding loop over.
-"""
+"""Decoding inside transformers' own `generate`, which prepares everything else: `custom_generate=Generate()`."""
 
 from __future__ import annotations
 
@@ -44,11 +41,9 @@ HONOURED |= dict.fromkeys(
 IRRELEVANT = {
     "pad_token_id": "one sequence has no padding",
     "decoder_start_token_id": "encoder-decoder models are refused",
-    "use_cache": "the cache is this decoding's own",
-    "cache_config": "of a quantized cache, which is refused",
-    "max_cache_len": "of transformers' static cache",
     "continuous_batching_config": "of generate_batch",
     "low_memory": "of contrastive search, which is refused",
+    **dict.fromkeys(("use_cache", "cache_config", "max_cache_len"), "the cache is this decoding's own"),
     "transformers_version": "says who wrote the settings",
     **dict.fromkeys(("compile_config", "disable_compile"), "how transformers compiles its own forward"),
     **dict.fromkeys(("early_stopping", "length_penalty", "diversity_penalty"), "of beams, which are refused"),
@@ -73,9 +68,9 @@ REFUSED: dict[str, tuple[Any, ...]] = {
 }
 OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")  # refused with a dictionary
 
-# Inputs of the model that `generate` prepares, and what is checked of them below.
-INPUTS = ("attention_mask", "position_ids", "past_key_values", "inputs_embeds", "use_cache", "logits_to_keep")
-PREPARED = (*INPUTS, "cache_position", *OUTPUTS)
+# Inputs of the model that `generate` prepares; some are checked below.
+PREPARED = {"attention_mask", "position_ids", "past_key_values", "inputs_embeds", "use_cache", "logits_to_keep"}
+PREPARED |= {"cache_position", *OUTPUTS}
 
 
 def refuse(model: Any, input_ids: torch.Tensor, config: Any, kwargs: dict[str, Any]) -> None:
@@ -84,12 +79,8 @@ def refuse(model: Any, input_ids: torch.Tensor, config: Any, kwargs: dict[str, A
     A setting of a newer transformers that this file does not know is refused as soon as it is used.
 
     Args:
-        input_ids: (B, P).
         config: the GenerationConfig of the call.
         kwargs: what `generate` hands to the model.
-
-    Raises:
-        UserError: names each of them.
     """
     defaults: dict[str, Any] = getattr(config, "_get_default_generation_params", dict)()
     listed = HONOURED.keys() | IRRELEVANT.keys() | REFUSED.keys() | set(OUTPUTS)
@@ -227,15 +218,13 @@ class Generate:
         ids = input_ids
         with closing(steps):
             for step in steps:
-                streamed = []
                 for token in step.tokens:
-                    streamed.append(token)
                     ids = torch.cat((ids, torch.tensor([[token]], device=ids.device)), dim=1)
-                    if bool(stopping_criteria(ids, None).all()):
+                    if token_streamer is not None:
+                        token_streamer.put(torch.tensor([token]))
+                    if stopping_criteria(ids, None).all():
                         steps.close()
                         break
-                for token in streamed if token_streamer is not None else ():
-                    token_streamer.put(torch.tensor([token]))
         if token_streamer is not None:
             token_streamer.end()
         if not config.return_dict_in_generate:
@@ -264,11 +253,8 @@ def eos_ids(ids: int | list[int] | None) -> set[int]:
 def target_of(model: Any, length: int, execution: str = "auto", linear: str = "torch") -> Target:
     """Return the model's target for texts of so many tokens; made once and kept with the model.
 
-    Made anew if the text is longer than its context or the model has changed (see `Target.changed`), or is a copy.
-    Call it in a turn of the model's.
-
-    Raises:
-        UserError: more than the model's positions, or a model that the engine cannot drive.
+    Made anew if the text is longer than its context, the model has changed (`Target.changed`) or is a copy. To be
+    called in a turn of the model's. Raises UserError as `tuning.make_fast` does.
     """
     state: ModelState = vars(model).get(ATTRIBUTE, ModelState())
     if any(target.model is not model or target.changed for target in state.targets.values()):
