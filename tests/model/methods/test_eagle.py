@@ -255,5 +255,5 @@ def test_bad_settings_are_refused(tmp_path, settings, says):
     model = toy_model("llama")
     with pytest.raises(UserError, match=says):
         Eagle2(Target(model), head_path=write_eagle(tmp_path, model), **settings)
-    with pytest.raises(UserError, match="python -m tools.heads.train eagle"):
+    with pytest.raises(UserError, match="python -m tools.heads eagle"):
         Eagle(Target(model), head_path="nowhere")
