@@ -142,6 +142,7 @@ class Lent:
     """A cache that somebody looks at, while somebody else comes."""
 
     meanwhile = staticmethod(lambda: None)
+    committed_by, text = (), ()
 
     def __init__(self, capacity):
         self._capacity = capacity
@@ -152,7 +153,7 @@ class Lent:
         then()
         return self._capacity
 
-    def reset(self):
+    def keep(self, prompt, committed_by):
         pass
 
 
