@@ -39,7 +39,8 @@ MODULES = {module_of(path): path for path in PYTHON_FILES}
 LIBRARY = [name for name in MODULES if name.partition(".")[0] == "model"]
 
 
-def imported(path: Path, *, inside: bool = True) -> set[str]:
+@cache
+def imported(path: Path, *, inside: bool = True) -> frozenset[str]:
     """Modules that a file imports, relative names resolved; of `from x import y` also x.y if it is a module.
 
     Args:
@@ -54,7 +55,7 @@ def imported(path: Path, *, inside: bool = True) -> set[str]:
             base = package[: len(package) - node.level + 1] if node.level else []
             module = ".".join([*base, *([node.module] if node.module else [])])
             modules |= {f"{module}.{alias.name}" for alias in node.names} & MODULES.keys() or {module}
-    return modules
+    return frozenset(modules)
 
 
 # What each folder, and each file of model/ itself, may import of the project beside itself and EVERYWHERE: folders or
