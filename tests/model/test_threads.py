@@ -7,17 +7,14 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from model.decoder import Decoder
-from model.engine import Target, decode
+from model.engine import Target
 from model.engine.cache import CachePool
 from model.engine.devices import Turns, turns_of
 from model.files import ROOT
-from model.generate import Generate
-from model.methods import make_method
 from tests.conftest import greedy, toy_model
 
 LEARNED = {

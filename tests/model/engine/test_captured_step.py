@@ -2,20 +2,17 @@
 
 import gc
 import weakref
-from contextlib import contextmanager, nullcontext
-from functools import partial
-from types import SimpleNamespace
 
 import pytest
-import torch
 
 from model.engine import Target, generate
 from model.engine.sizing import SIZES
-from model.engine.static_step import PaddedForward, WholeStep, bucket_of
+from model.engine.static_step import bucket_of
 from model.engine.step import MOST_DROPPED, MOST_STEPS, Executor
 from model.methods.suffix_recycling import SuffixRecycling
 from model.recycling import TokenRecycling, build_template
 from tests.conftest import toy_model
+from tests.model.engine.fake_graphs import FakeGraphs
 from tests.model.engine.test_step import MAKE, V, outcomes
 
 
