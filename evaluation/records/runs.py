@@ -187,13 +187,16 @@ def read_runs(*folders: Path) -> list[Run]:
         of_folder = _of_this_schema(records, str(folder) if len(folders) > 1 else "")
         if not of_folder:
             raise UserError(f"{folder}: no runs here (runs/*/metadata.json with answers.jsonl, or {compact.FILE})")
+        before = {_times(run): run for run in runs if any(_times(run))}
+        for run in of_folder:
+            if other := before.get(_times(run)):
+                raise UserError(f"{run.folder}: holds the same answers as {other.folder}; name one of them")
         runs += of_folder
-    first: dict[tuple[float, ...], Run] = {}  # by all its times
-    for run in runs:
-        times = tuple(time for row in run.answers for choice in row["choices"] for time in choice["wall_time"])
-        if any(times) and (other := first.setdefault(times, run)) is not run:
-            raise UserError(f"{run.folder}: holds the same answers as {other.folder}; name one of them")
     return sorted(runs, key=_order)
+
+
+def _times(run: Run) -> tuple[float, ...]:
+    return tuple(time for row in run.answers for choice in row["choices"] for time in choice["wall_time"])
 
 
 def runs_at(folders: Iterable[Path]) -> list[Run]:
