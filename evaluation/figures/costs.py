@@ -62,7 +62,7 @@ def phase_ms(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
     timed = [
         (seconds, n)
         for c in choices
-        for seconds, n in zip(c.get("phase_time") or [], c["forwards"], strict=False)
+        for seconds, n in zip(c.get("phase_time") or [], c.get("forwards") or [], strict=False)
         if seconds
     ]
     steps = sum(max(forwards - 1, 0) for _, forwards in timed)

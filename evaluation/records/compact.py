@@ -100,8 +100,8 @@ def published(metadata: dict[str, Any]) -> dict[str, Any]:
     config |= {"bench": _only(config["bench"], BENCH)} if "bench" in config else {}
     command = module_command(metadata.get("command") or [])
     words = [w for w in command[3:] if _PLAIN_WORD.fullmatch(w) and not w.startswith(("results_dir=", "run_dir="))]
-    more = {"command": command[:3] + words if command[1:2] == ["-m"] else [], "config": config, "texts": False}
-    return without_paths(_only(metadata, METADATA) | more) | {"note": metadata.get("note", "")}  # type: ignore[no-any-return]
+    kept: dict[str, Any] = without_paths(_only(metadata, METADATA) | {"config": config, "texts": False})
+    return kept | {"command": command[:3] + words if command[1:2] == ["-m"] else [], "note": metadata.get("note", "")}
 
 
 def _only(values: dict[str, Any], keys: Sequence[str]) -> dict[str, Any]:

@@ -43,7 +43,10 @@ def test_the_drawing_has_every_node_once_and_no_two_on_one_place(tmp_path):
     assert all(0 < dot.x < drawing.width and 0 < dot.y < drawing.height for dot in drawing.dots)
     path = [dot for dot in drawing.dots if dot.on_path]
     assert [dot.title.split(":")[0] for dot in path] == ["ranks 0", "ranks 0·0"] and path[0].joint == shade(0.5)
-    assert "80 nodes, depth 6, of which 77 were never" in drawing.words[0] and "question 7, turn 1, step 2" in drawing.words[1]
+    assert (
+        "80 nodes, depth 6, of which 77 were never" in drawing.words[0]
+        and "question 7, turn 1, step 2" in drawing.words[1]
+    )
 
 
 def test_deep_paths_are_told_in_few_words(tmp_path):

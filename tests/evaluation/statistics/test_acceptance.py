@@ -7,7 +7,16 @@ from collections import Counter
 import yaml
 
 from evaluation import tree_search
-from evaluation.statistics.acceptance import TEMPLATE, Node, accepted_paths, by_depth, by_node, longest, most_accepted, template
+from evaluation.statistics.acceptance import (
+    TEMPLATE,
+    Node,
+    accepted_paths,
+    by_depth,
+    by_node,
+    longest,
+    most_accepted,
+    template,
+)
 from model.recycling import build_template
 from tests.evaluation.made_runs import answer, made, write
 
