@@ -151,8 +151,9 @@ class Chat:
 
 def plain_speed(decoder: Decoder, prompt: list[int]) -> float | None:
     """Measure plain greedy decoding after this prompt, in tokens per second; None if the answer is too short."""
+    target, execution = decoder.target, decoder.execution.name
     for _ in range(2):  # the first is the warm-up: on the toy model it was 16 to 24 % slower than later ones
-        out = generate(decoder.target, Vanilla(decoder.target.device), prompt, max_new_tokens=BASELINE + 1)
+        out = generate(target, Vanilla(target.device), prompt, max_new_tokens=BASELINE + 1, execution=execution)
     return (len(out.tokens) - 1) / out.decode_s if len(out.tokens) > 1 else None
 
 

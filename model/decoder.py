@@ -21,7 +21,7 @@ from .errors import UserError
 from .files import load_state, save_state
 from .methods import DEFAULT, make_method
 from .quantization import quantize as quantized
-from .tuning import described, make_fast
+from .tuning import choose_execution, choose_linear, described
 
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 # Text; a chat; or ids: a list or an array (NumPy's, torch's) of one row, or a mapping that has them as input_ids.
@@ -105,7 +105,8 @@ class Decoder:
         linear: str,
         settings: dict[str, Any],
     ) -> None:
-        self.target = make_fast(Target, model, context=context, execution=execution, linear=linear)
+        self.target = Target(model, context=context, linear=choose_linear(unwrapped(model), linear))
+        self.execution = choose_execution(self.target, execution)
         self.eos = eos_of(self.target.model, self.tokenizer)
         if isinstance(method, str):
             method = make_method(method, self.target, eos=self.eos, **settings)
@@ -118,7 +119,7 @@ class Decoder:
     @property
     def settings(self) -> dict[str, str]:
         """What decides the speed, by name: what was asked for, or what auto chose and why."""
-        return {"method": type(self.method).__name__, **described(self.target)}
+        return {"method": type(self.method).__name__, **described(self.target, self.execution)}
 
     def release(self) -> None:
         """Give the model's linear layers their own layout back; this decoder is not to be used afterwards."""
@@ -255,6 +256,7 @@ class Decoder:
             max_new_tokens=max_new_tokens,
             eos=self.eos,
             sampling=sampling,
+            execution=self.execution.under(sampling),
             reuse=self.start != "cold",
         )
 

@@ -481,7 +481,7 @@ def test_a_decoder_that_cannot_be_made_leaves_the_model_as_it_was():
 
 def test_two_settings_of_generate_keep_a_target_each():
     model, ids = toy_model("llama-grouped"), ids_of(5, 9, 7)
-    ways = Generate(execution="eager"), Generate(execution="auto")
+    ways = Generate(linear="torch"), Generate(linear="auto")
     for way in ways:
         model.generate(ids, max_new_tokens=8, do_sample=False, custom_generate=way)
     targets = dict(vars(model)[ATTRIBUTE].targets)

@@ -49,9 +49,9 @@ def test_every_method_reproduces_the_quantised_model(name, execution):
     prompt = [5, 9, 2, 7, 9, 2]
     quantize(model, "int8", CPU)
     wanted = greedy(model, prompt, 40)
-    target = Target(model, execution=execution)
+    target = Target(model)
     for method in ("vanilla", "recycling", "dynamic", "pld", "spine"):
-        out = generate(target, make_method(method, target, eos=()), prompt, max_new_tokens=40)
+        out = generate(target, make_method(method, target, eos=()), prompt, max_new_tokens=40, execution=execution)
         assert out.tokens == wanted and sum(out.accept_lengths) == 40, method
 
 

@@ -76,9 +76,10 @@ def datastore(model, folder):
     return str(path)
 
 
-def in_turns(target, drafter, prompts, seed, new=50):
+def in_turns(target, drafter, prompts, seed, new=50, execution="eager"):
     """All prompts at once, whose turn it is drawn by chance: the steps of each."""
-    open_ = {i: decode(target, drafter.session(), prompt, max_new_tokens=new) for i, prompt in enumerate(prompts)}
+    settings = dict(max_new_tokens=new, execution=execution)
+    open_ = {i: decode(target, drafter.session(), prompt, **settings) for i, prompt in enumerate(prompts)}
     rng, steps = random.Random(seed), [[] for _ in prompts]
     while open_:
         i = rng.choice(sorted(open_))
@@ -93,14 +94,16 @@ def in_turns(target, drafter, prompts, seed, new=50):
 @pytest.mark.parametrize("method", MAKE)
 def test_sequences_on_one_method_do_not_disturb_each_other(method, execution, tmp_path):
     model, rng = toy_model("llama-grouped"), random.Random(1)
-    target = Target(model, execution=execution)
+    target = Target(model)
     drafter = MAKE[method](target, tmp_path)
     prompts = [[rng.randrange(3, V) for _ in range(9 + 20 * i)] * 2 for i in range(3)]
-    found = in_turns(target, drafter, prompts, seed=2)
+    found = in_turns(target, drafter, prompts, seed=2, execution=execution)
     for prompt, steps in zip(prompts, found, strict=True):
         assert [token for step in steps for token in step.tokens] == greedy(model, prompt, 50)
     if method in OWN:  # then not even the accepted lengths depend on who else is there
-        assert found == [generate(target, drafter, prompt, max_new_tokens=50).steps for prompt in prompts]
+        assert found == [
+            generate(target, drafter, prompt, max_new_tokens=50, execution=execution).steps for prompt in prompts
+        ]
 
 
 @pytest.mark.parametrize("method", MAKE)
@@ -109,11 +112,11 @@ def test_every_method_takes_the_same_steps_in_steps_of_fixed_shape(method, tmp_p
     prompts = [[rng.randrange(3, V) for _ in range(5 + 40 * i)] * 2 for i in range(3)]
     outs = []
     for taken in ("eager", "static"):
-        target = Target(model, execution=taken)
+        target = Target(model)
         folder = tmp_path / taken
         folder.mkdir()
         drafter = MAKE[method](target, folder)
-        outs.append([generate(target, drafter, prompt, max_new_tokens=60).steps for prompt in prompts])
+        outs.append([generate(target, drafter, prompt, max_new_tokens=60, execution=taken).steps for prompt in prompts])
         outs[-1].append(comparable(drafter.state_dict()))
     assert outs[0] == outs[1]
 
@@ -122,7 +125,7 @@ def test_every_method_takes_the_same_steps_in_steps_of_fixed_shape(method, tmp_p
 @pytest.mark.parametrize("method", MAKE)
 def test_every_method_samples_what_plain_sampling_does(method, execution, tmp_path):
     model, rng = toy_model("llama-grouped"), random.Random(5)
-    target = Target(model, execution=execution)
+    target = Target(model)
     drafter, plain = MAKE[method](target, tmp_path), Target(model)
     ways = [Sampling(temperature=0.5, top_p=0.9, seed=1), Sampling(temperature=1.0, top_p=0.9, seed=2)]
     if execution == "eager":
@@ -130,7 +133,7 @@ def test_every_method_samples_what_plain_sampling_does(method, execution, tmp_pa
     for sampling in ways:
         for length in (1, 6, 40):
             prompt = [rng.randrange(3, V) for _ in range(length)] * 2
-            out = generate(target, drafter, prompt, max_new_tokens=40, sampling=sampling)
+            out = generate(target, drafter, prompt, max_new_tokens=40, sampling=sampling, execution=execution)
             expected = generate(plain, Vanilla(plain.device), prompt, max_new_tokens=40, sampling=sampling)
             assert out.tokens == expected.tokens and sum(out.accept_lengths) == len(out.tokens)
 
@@ -210,26 +213,16 @@ def test_caches_of_two_sizes_both_stay(llama):
     assert {id(cache) for cache in target.caches._free} == {id(large), id(small)}
 
 
-def test_a_sequence_keeps_its_execution(llama, monkeypatch):
-    """Another run may ask the target for another one between two steps."""
-    target, drafter = Target(llama, execution="static"), TokenRecycling(V, build_template("2.2.2"))
-    expected = generate(target, drafter, [5, 6, 7], max_new_tokens=30).tokens
-    steps = decode(target, drafter.session(), [5, 6, 7], max_new_tokens=30)
-    tokens = list(next(steps).tokens)
-    target.execution = "eager"
-    monkeypatch.setattr(Target, "forward", None)  # whoever calls it fails
-    tokens += [token for step in steps for token in step.tokens]
-    assert tokens == expected
-
-
 def test_two_targets_in_two_threads():
     prompts = [[5, 6, 7, 8] * 3, [9, 8, 7, 6, 5] * 3]
     models = [toy_model("llama", seed=1), toy_model("llama-grouped", seed=2)]
-    targets = [Target(model, execution="static") for model in models]
+    targets = [Target(model) for model in models]
 
     def answers(i):
         drafter = TokenRecycling(V, build_template("2.2.2"))
-        return [generate(targets[i], drafter, prompts[i], max_new_tokens=60).tokens for _ in range(6)]
+        return [
+            generate(targets[i], drafter, prompts[i], max_new_tokens=60, execution="static").tokens for _ in range(6)
+        ]
 
     with ThreadPoolExecutor(2) as pool:
         found = list(pool.map(answers, range(2)))

@@ -56,7 +56,7 @@ def test_same_steps_as_the_reference(name, seed, pool_from_prompt, level, window
 @pytest.mark.parametrize("execution", ["eager", "static"])
 def test_static_steps_are_the_eager_ones(llama, execution):
     prompt = [5, 9, 7, 5, 9, 7, 5, 9]
-    out = generate(Target(llama, execution=execution), Lookahead(), prompt, max_new_tokens=40)
+    out = generate(Target(llama), Lookahead(), prompt, max_new_tokens=40, execution=execution)
     tokens, lengths, *_ = SlowLookahead(llama, level=5, window=7, guess=7).decode(prompt, 40)
     assert (out.tokens, out.accept_lengths) == (tokens, lengths)
 

@@ -67,9 +67,11 @@ def test_lossless_and_the_same_in_static_steps(tmp_path, name):
     model, folder = toy_model(name), write_medusa(tmp_path)
     outs = []
     for execution in ("eager", "static"):
-        target = Target(model, execution=execution)
+        target = Target(model)
         drafter = Medusa(target, heads_path=folder)
-        outs.append([generate(target, drafter, [3 + i, 9, 4, 9], max_new_tokens=40) for i in range(3)])
+        outs.append(
+            [generate(target, drafter, [3 + i, 9, 4, 9], max_new_tokens=40, execution=execution) for i in range(3)]
+        )
     for i, (eager, static) in enumerate(zip(*outs, strict=True)):
         assert eager.tokens == static.tokens == greedy(model, [3 + i, 9, 4, 9], 40)
         assert eager.steps == static.steps

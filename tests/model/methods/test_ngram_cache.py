@@ -121,7 +121,7 @@ def test_lossless_and_static_steps_are_the_eager_ones(name, execution):
     model = toy_model(name, seed=2)
     eager, drafter = NgramCache(VOCAB), NgramCache(VOCAB)
     for prompt in ([5, 9, 7, 5, 9, 7], [11, 12, 13], [5, 9, 7, 5, 9, 7], [4]):
-        out = generate(Target(model, execution=execution), drafter, prompt, max_new_tokens=50)
+        out = generate(Target(model), drafter, prompt, max_new_tokens=50, execution=execution)
         assert out.tokens == greedy(model, prompt, 50)
         assert out.steps == generate(Target(model), eager, prompt, max_new_tokens=50).steps
         assert max(step.nodes for step in out.steps) <= drafter.max_nodes == 25

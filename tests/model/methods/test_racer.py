@@ -302,10 +302,13 @@ def test_a_sampled_text_is_plain_sampling_s_eager_and_static():
     drafter = Racer(V, nodes=20, trie_nodes=200)
     plain = make_method("vanilla", Target(model))
     for execution in ("eager", "static"):
-        target = Target(model, execution=execution)
+        target = Target(model)
         for seed in range(3):
             prompt, sampling = [rng.randrange(3, V) for _ in range(9)] * 2, Sampling(temperature=0.7, seed=seed)
-            outs = [generate(target, d, prompt, max_new_tokens=40, sampling=sampling) for d in (drafter, plain)]
+            outs = [
+                generate(target, d, prompt, max_new_tokens=40, sampling=sampling, execution=execution)
+                for d in (drafter, plain)
+            ]
             assert outs[0].tokens == outs[1].tokens
 
 

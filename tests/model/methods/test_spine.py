@@ -158,14 +158,14 @@ def test_output_is_the_models_own(seed, execution):
     """Random budgets; the prompt holds its own answer, so that spines are accepted, too."""
     rng = random.Random(seed)
     model = toy_model(["llama", "llama-grouped", "gpt2", "gpt-neox"][seed % 4], seed=seed)
-    target = Target(model, execution=execution)
+    target = Target(model)
     start = [rng.randrange(3, V) for _ in range(6)]
     prompt = start + greedy(model, start, 30) + start
     expected = greedy(model, prompt, 60)
     k = rng.choice([1, 2, 8])
     drafter = Spine(V, nodes=rng.randrange(1, 40), k=k, recycle_prompt=seed % 3 == 0)
     for turn, eos in enumerate(((), (expected[40],), ())):  # the matrix goes on: hot
-        out = generate(target, drafter, prompt, max_new_tokens=60, eos=eos)
+        out = generate(target, drafter, prompt, max_new_tokens=60, eos=eos, execution=execution)
         assert out.tokens == expected[: expected.index(eos[0]) + 1 if eos else 60], turn
         assert sum(out.accept_lengths) == len(out.tokens)
         assert all(s.nodes == drafter.max_nodes for s in out.steps)
@@ -177,7 +177,7 @@ def test_static_steps_equal_eager_ones():
     model, outs = toy_model("llama", seed=2), []
     for execution in ("eager", "static"):
         drafter = Spine(V, nodes=16)
-        out = generate(Target(model, execution=execution), drafter, [5, 6, 7, 8, 5, 6], max_new_tokens=80)
+        out = generate(Target(model), drafter, [5, 6, 7, 8, 5, 6], max_new_tokens=80, execution=execution)
         outs.append((out.tokens, out.steps, drafter.matrix.candidates.tolist()))
     assert outs[0] == outs[1]
 

@@ -134,7 +134,7 @@ def test_output_is_the_models_own(seed, execution):
     """Random budgets and minimal matches; the prompt holds its own answer, so that long drafts are accepted, too."""
     rng = random.Random(seed)
     model = toy_model(["llama", "gpt2"][seed % 2], seed=seed)
-    target = Target(model, execution=execution)
+    target = Target(model)
     start = [rng.randrange(3, V) for _ in range(6)]
     prompt = start + greedy(model, start, 30) + start
     expected = greedy(model, prompt, 60)
@@ -146,7 +146,7 @@ def test_output_is_the_models_own(seed, execution):
             SuffixRecycling(V, tree, history_tokens=history_tokens, k=4, recycle_prompt=seed % 3 == 0, **shared),
         ):
             for eos in ((), (expected[40],), ()):  # the last time with its own answer in the text that is carried
-                out = generate(target, drafter, prompt, max_new_tokens=60, eos=eos)
+                out = generate(target, drafter, prompt, max_new_tokens=60, eos=eos, execution=execution)
                 end = expected.index(eos[0]) + 1 if eos else 60
                 assert out.tokens == expected[:end]
                 assert sum(out.accept_lengths) == len(out.tokens)
