@@ -29,7 +29,7 @@ def prompts(count=3, seed=0):
     return [[rng.randrange(3, V) for _ in range(8 + 5 * i)] * 2 for i in range(count)]
 
 
-# What a candidate is worth before anything is learnt, as docs/dynamic.md's method has it: by source, and by match.
+# What a candidate is worth before anything is learnt, by source, and by match.
 TRUST = {"pair": 0.9, "token": 0.6, "backoff": 0.1, "sibling_children": 0.3, "siblings": 0.1, "copied": 0.0}
 ACCEPT_PROBS = (0.0, 0.0, 0.2, 0.45, 0.55, 0.7, 0.85, 0.85)
 PRIOR, LEAST_LEVEL, UNLISTED = 4, 15, 8
