@@ -3,7 +3,7 @@
 Liu, Lv, Li, Gao, Sun, Sun: arXiv 2507.01449 (Findings of ACL 2026). The rules are those of the public code at its
 default settings, github.com/smart-lty/LogitSpec at 659bba9: accepted lengths of recorded turns are equal, shifted by a
 token. A step there commits its root and what is accepted, here what is accepted and the next root, so an answer that
-ends by EOS has a step less. `nodes=N` (a draft is cut at N, there it breaks below 21) and `start=hot` are this project's.
+ends by EOS has a step less. `nodes=N` (a draft is cut at N) and `start=hot` are this project's.
 """
 
 from __future__ import annotations
