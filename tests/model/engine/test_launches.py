@@ -19,18 +19,20 @@ from model.recycling import TokenRecycling, build_template
 from tests.conftest import toy_model
 
 META, V = torch.device("meta"), 32000
-VIEWS = {
-    "view",
-    "slice",
-    "select",
-    "expand",
-    "unsqueeze",
-    "alias",
-    "reshape",
-    "transpose",
-    "_unsafe_view",
-    "_reshape_alias",
-}
+VIEWS = set(
+    [
+        "view",
+        "slice",
+        "select",
+        "expand",
+        "unsqueeze",
+        "alias",
+        "reshape",
+        "transpose",
+        "_unsafe_view",
+        "_reshape_alias",
+    ]
+)
 NO_LAUNCH = {"to", "empty", *VIEWS}
 MAKES = {"cat", "arange"}  # given a list, or nothing
 

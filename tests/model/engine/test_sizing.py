@@ -1,7 +1,6 @@
 """The size of a draft, found while decoding: by a clock that the test turns, so that no machine decides anything."""
 
 import random
-from concurrent.futures import ThreadPoolExecutor
 from statistics import mean
 
 import pytest
@@ -240,29 +239,6 @@ def test_output_is_the_models_own(method, slope, execution):
     if slope == 2.0:
         assert sum(sizes) <= 0.1 * len(sizes), "and hardly any where each takes two steps"
     assert 0 in sizes
-
-
-@pytest.mark.parametrize("method", MAKE)
-def test_sequences_in_turns_and_in_threads(method):
-    model = toy_model("llama")
-    target, drafter = Target(model), MAKE[method]()
-    clock = Clock(target, 0.02)
-    open_ = {
-        i: decode(target, drafter.session(), prompt, max_new_tokens=50, clock=clock)
-        for i, prompt in enumerate(prompts())
-    }
-    found, rng = {i: [] for i in open_}, random.Random(0)
-    while open_:
-        i = rng.choice(sorted(open_))
-        try:
-            found[i] += next(open_[i]).tokens
-        except StopIteration:
-            del open_[i]
-    wanted = [greedy(model, prompt, 50) for prompt in prompts()]
-    assert [found[i] for i in range(3)] == wanted
-    with ThreadPoolExecutor(3) as pool:
-        outs = pool.map(lambda prompt: generate(target, drafter, prompt, max_new_tokens=50, clock=clock), prompts())
-        assert [out.tokens for out in outs] == wanted
 
 
 @pytest.mark.parametrize("method", MAKE)

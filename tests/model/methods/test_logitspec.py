@@ -19,11 +19,11 @@ from model.errors import UserError
 from model.methods.logitspec import Continuations, LogitSpec, side_by_side
 from tests.model.methods.logitspec_reference import SlowLogitSpec
 from tests.model.methods.public_traces import EOS, embedded, public_turns
-from tests.model.methods.streams import V, drafts, paths_of, random_prompt
+from tests.model.methods.streams import paths_of
 
 
 @pytest.mark.parametrize(
-    ("execution", "every"), [("eager", 4), ("static", 8), pytest.param("eager", 1, marks=pytest.mark.slow)]
+    ("execution", "every"), [("eager", 8), ("static", 28), pytest.param("eager", 1, marks=pytest.mark.slow)]
 )
 def test_every_step_is_the_public_codes(execution, every):
     target = Target(embedded(), execution=execution)
@@ -40,25 +40,7 @@ def test_every_step_is_the_public_codes(execution, every):
         assert (len(turns), sum(len(turn["accept_lengths"]) for turn in turns)) == (56, 2198)
 
 
-@pytest.mark.parametrize("nodes", [63, 1, 2, 9, 24, 30])
-@pytest.mark.parametrize("seed", range(4))
-def test_every_draft_is_the_slow_references(nodes, seed):
-    prompt = random_prompt(seed)
-    slow, drafter, most = SlowLogitSpec(prompt, seed, capacity=nodes + 1), LogitSpec(V, nodes=nodes), 0
-    for i, (draft, verification, text) in enumerate(drafts(drafter, prompt, 40, seed)):
-        if i == 0:
-            assert len(draft.tree) == 1
-            continue
-        root, paths, committed = slow.step()
-        assert draft.tokens[0] == root and text == slow.stream[: len(text)]
-        assert paths_of(draft) == sorted(tuple(path[: n + 1]) for path in paths for n in range(len(path))), i
-        assert [root, *verification.tokens[:-1]] == committed, i
-        assert len(draft.tree) - 1 == sum(map(len, paths)) <= nodes
-        most = max(most, len(committed))
-    assert most > min(nodes, 3), "something must be accepted"
-
-
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(2))
 def test_continuations_are_those_of_writing_the_whole_window_every_time(seed):
     """Steps of 19 to 21 tokens leave continuations behind that are shorter than they could be."""
     rng = random.Random(seed)
@@ -109,36 +91,12 @@ def test_a_draft_by_hand():
     assert paths_of(session.draft(2))[-1] == (27,), "where another is first, the root is left out all the same"
 
 
-def test_how_long_a_path_may_be():
-    """By rank in the logits, the root's included: up to 8 four tokens, up to 32 three, then one."""
-    drafter = LogitSpec(61, nodes=200)
-    session = drafter.session()
-    session.begin([token for token in range(1, 61) for _ in range(5)])
-    session._ranked = list(range(60, 0, -1))
-    lengths = [len(path) for path in session._paths(60)]
-    assert lengths == [2] + [4] * 8 + [3] * 24 + [1] * 27, "the first path is what followed 60 60 60 first"
-
-
 def test_equal_paths_are_verified_each_for_itself():
     drafter = LogitSpec(61)
     session = drafter.session()
     session.begin([1, 2, 3, 4, 5, 1])
     session._ranked = [2, 3, 9]
     assert paths_of(session.draft(2)).count((3, 4)) == 2
-
-
-def test_what_is_carried():
-    """Nothing where history_tokens is 0; else the text but for the answer's last token, which nothing follows yet."""
-    target = Target(embedded())
-    prompt = public_turns("logitspec_trace.jsonl")[0]["prompt_ids"]
-    alone, drafter = LogitSpec(target.vocab_size, history_tokens=0), LogitSpec(target.vocab_size)
-    assert not alone.stateful and alone.state_dict() == {} and drafter.stateful
-    out = generate(target, drafter, prompt, max_new_tokens=40)
-    text = drafter.state_dict()["text"].tolist()
-    assert text[: len(prompt) + 39] == prompt + out.tokens[:39]
-    assert len(generate(target, drafter, prompt, max_new_tokens=40).steps) < 0.5 * len(out.steps)
-    first = generate(target, alone, prompt, max_new_tokens=40).steps
-    assert first == generate(target, alone, prompt, max_new_tokens=40).steps == out.steps
 
 
 def test_settings_out_of_range_are_refused():

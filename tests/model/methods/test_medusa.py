@@ -24,8 +24,7 @@ def test_the_published_tree_is_as_published(tmp_path):
     assert (0, 0, 0, 1) in tree.rank_paths and (2, 0, 0) in tree.rank_paths and (1, 1, 0) not in tree.rank_paths
 
 
-@pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("shared, layers", [(False, 2), (True, 1)])
 def test_candidates_are_each_heads_best_tokens(tmp_path, shared, layers):
     """Every node's token worked out from the file, in the model's hidden state that a plain forward gives."""
     model = toy_model("llama-grouped")
@@ -122,29 +121,30 @@ def broken(folder, how):
         torch.save({"model.embed_tokens.weight": torch.zeros(2, 2)}, file)
 
 
-@pytest.mark.parametrize(
-    "how, says",
-    [
-        ("truncated pickle", "corrupt, cut short"),
-        ("code", "more than a pickle of weights"),
-        ("no tensors", "dictionary of tensors"),
-        ("empty", "corrupt, cut short"),
-        ("truncated safetensors", "corrupt or cut short"),
-        ("no weights", "has no weights"),
-        ("config", "not readable JSON"),
-        ("hidden size", r"is \[16, 16\].*needs \[32, 32\]"),
-        ("vocabulary", "vocab_size of 32000.*has 61"),
-        ("fewer heads", "holds 2 where .*medusa_num_heads=4"),
-        ("missing tensor", "has no 1.0.linear.bias"),
-        ("other keys", "are not Medusa's"),
-    ],
-)
-def test_bad_files_are_refused_in_one_line(tmp_path, capsys, how, says):
-    write_medusa(tmp_path, pickled=True)
-    broken(tmp_path, how)
-    with pytest.raises(UserError, match=says) as caught:
-        load_heads(str(tmp_path), Target(toy_model("llama")))
-    assert "\n" not in str(caught.value) and "must never run" not in capsys.readouterr().out
+BROKEN = {
+    "truncated pickle": "corrupt, cut short",
+    "code": "more than a pickle of weights",
+    "no tensors": "dictionary of tensors",
+    "empty": "corrupt, cut short",
+    "truncated safetensors": "corrupt or cut short",
+    "no weights": "has no weights",
+    "config": "not readable JSON",
+    "hidden size": r"is \[16, 16\].*needs \[32, 32\]",
+    "vocabulary": "vocab_size of 32000.*has 61",
+    "fewer heads": "holds 2 where .*medusa_num_heads=4",
+    "missing tensor": "has no 1.0.linear.bias",
+    "other keys": "are not Medusa's",
+}
+
+
+def test_bad_files_are_refused_in_one_line(tmp_path, capsys):
+    target = Target(toy_model("llama"))
+    for how, says in BROKEN.items():
+        write_medusa(folder := tmp_path / how, pickled=True)
+        broken(folder, how)
+        with pytest.raises(UserError, match=says) as caught:
+            load_heads(str(folder), target)
+        assert "\n" not in str(caught.value) and "must never run" not in capsys.readouterr().out
 
 
 def test_a_missing_head_names_the_command_that_trains_it(tmp_path):

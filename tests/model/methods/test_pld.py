@@ -11,7 +11,7 @@ from tests.conftest import generated, greedy, toy_model
 
 
 @pytest.mark.parametrize("ngram", [1, 2, 3])
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", [0, 1])
 def test_same_tokens_and_forwards_as_transformers(seed, ngram):
     model, rng = toy_model(["llama", "gpt2"][seed % 2], seed=seed), random.Random(seed)
     target = Target(model)
