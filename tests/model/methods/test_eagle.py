@@ -259,5 +259,5 @@ def test_bad_settings_are_refused(tmp_path):
     ):
         with pytest.raises(UserError, match=says):
             Eagle2(target, head_path=head, **setting)
-    with pytest.raises(UserError, match="python -m tools.heads.train eagle"):
+    with pytest.raises(UserError, match="python -m tools.heads eagle"):
         Eagle(target, head_path="nowhere")

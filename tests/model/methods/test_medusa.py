@@ -148,7 +148,7 @@ def test_bad_files_are_refused_in_one_line(tmp_path, capsys):
 
 
 def test_a_missing_head_names_the_command_that_trains_it(tmp_path):
-    with pytest.raises(UserError, match=r"python -m tools.heads.train medusa .*--output nowhere"):
+    with pytest.raises(UserError, match=r"python -m tools.heads medusa .*--output nowhere"):
         Medusa(Target(toy_model("llama")), heads_path="nowhere")
     (tmp_path / "config.json").write_text(json.dumps([1]))
     with pytest.raises(UserError, match="JSON object"):
