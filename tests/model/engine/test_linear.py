@@ -15,7 +15,6 @@ from model import tuning
 from model.engine import Target, generate, linear
 from model.engine.linear import (
     SMALL_PRODUCT,
-    FusedLinear,
     PackedLinear,
     fuse_linears,
     linear_bytes,
@@ -129,11 +128,6 @@ def test_parts_are_never_of_another_tensor():
         torch.testing.assert_close(getattr(module, layer)(given), expected, rtol=1e-5, atol=1e-5)
     x.mul_(2)
     torch.testing.assert_close(module(x), stock(x), rtol=1e-5, atol=1e-5)
-
-
-def test_a_layer_that_is_called_twice_stays_by_itself():
-    module, _ = _attention("fused", again=True)
-    assert FusedLinear not in {type(layer) for layer in module.children()}
 
 
 @BOTH
@@ -266,17 +260,6 @@ def test_a_copy_has_weights_of_its_own(how):
     _trained(stock)
     _same(twin, stock, _input())
     _same(module, untrained, _input())
-
-
-@needs_packing
-def test_a_weight_that_was_loaded_is_packed_again():
-    """Not merely multiplied by as torch does: a Decoder says that its layers are packed."""
-    module, stock = _attention("onednn")
-    before = module.q.packed
-    _loaded(module)
-    _loaded(stock)
-    _same(module, stock, _input())
-    assert module.q.packed is not before and module.q.packed.is_of(module.q.weight)
 
 
 @needs_packing

@@ -261,28 +261,6 @@ def test_what_followed_rejected_siblings_by_hand():
     assert draft.sibling_children["token"][2] == NONE
 
 
-def test_equal_candidates_are_taken_in_the_order_they_are_listed_in():
-    """A heap orders them: the greatest worth first, of equals the least number."""
-    rng, heap = random.Random(0), np.empty(300, dtype=loops.LISTED)
-    for _ in range(50):
-        values = [rng.choice([0.0, 0.25, 0.5, rng.random()]) for _ in range(rng.randint(1, 300))]
-        size, taken = 0, []
-        for number, value in enumerate(values):
-            loops._push(heap, size, value, number)
-            size += 1
-            if rng.random() < 0.2:
-                taken.append(heap[0].item())
-                loops._pop(heap, size)
-                size -= 1
-        rest = []
-        while size:
-            rest.append(heap[0].item())
-            loops._pop(heap, size)
-            size -= 1
-        assert sorted(number for _, number in taken + rest) == list(range(len(values)))
-        assert rest == sorted(rest, key=lambda one: (-one[0], one[1]))
-
-
 def test_nothing_is_compiled_while_it_decodes():
     model = toy_model("llama")
     for execution in ("eager", "static"):
@@ -314,13 +292,6 @@ def test_breadth_first_keeps_siblings_in_their_order():
         assert sorted(order) == list(range(30))
         assert [order[parent] for parent in parents] == [listed[node] for node in order]
         Tree(parents)  # which refuses any other order
-
-
-def test_settings_out_of_range_are_refused():
-    for name, values in dict(nodes=(-1, 5000, 2.5), k=(0, 62), pairs=(3, 2**25)).items():
-        for value in values:
-            with pytest.raises(UserError, match=name):
-                DynamicRecycling(V, **{name: value})
 
 
 def test_it_tells_what_it_holds():

@@ -11,7 +11,7 @@ from model.engine import Target, generate
 from model.errors import UserError
 from model.methods.eagle import Eagle, Eagle2
 from model.structures.heads import load_head
-from tests.conftest import greedy, toy_model
+from tests.conftest import toy_model
 from tests.model.methods.heads import write_eagle
 from tests.model.sessions import each_session
 
@@ -109,53 +109,6 @@ def test_the_static_tree_is_the_heads_own_paths_computed_from_scratch(tmp_path, 
                 assert chain[-1] == best[path[-1]], (text, path)
 
 
-def test_features_equal_a_forward_without_cache_after_many_accepted_tokens(tmp_path):
-    """Numbers, not only their order; the target's own text is drafted, so that the cache catches up by several."""
-    model = toy_model("llama-grouped")
-    folder = write_eagle(tmp_path, model)
-    target, slow = Target(model), Reference(model, folder)
-    drafter = Eagle(target, head_path=folder)
-    prompt = [5, 9, 33]
-    truth = greedy(model, prompt, 30)
-    seen, done, own = [], [], {}
-
-    def watched(features, tokens, depth, mask):
-        seen.append((depth, tokens.clone(), own["continue_nodes"](features, tokens, depth, mask)))
-        return seen[-1][2]
-
-    def told(root, feature):  # put the truth on the first branch: it is accepted whole
-        at = len(done[-1]) if done else 1
-        slow.start(prompt + truth[:at])
-        assert truth[at - 1] == root
-        torch.testing.assert_close(
-            feature[0],
-            reference(slow.state, slow.embedding, slow.features, torch.tensor(slow.text[1:]))[-1],
-            atol=1e-3,
-            rtol=1e-4,
-        )
-        seen.clear()
-        draft = own["expand"](root, feature)
-        for depth, tokens, out in seen:
-            nodes = range(*draft.tree.levels[depth])
-            inner_nodes = [i for i in nodes if i in draft.tree.parents.tolist()[1:]]
-            for row, node in enumerate(inner_nodes):
-                chain = [int(draft.tokens[i]) for i in draft.tree.chain_of[node][1:]]
-                assert chain[-1] == tokens[row]
-                torch.testing.assert_close(model.lm_head(out[row]), slow.logits(chain), atol=1e-2, rtol=1e-4)
-        for node in draft.tree.chain_of[draft.tree.rank_paths.index((0, 0, 0))][1:]:
-            draft.tokens[node] = truth[at + draft.tree.depth_of[node] - 1]
-        done.append(truth[: at + 4])
-        return draft
-
-    def watch(session):
-        own.update(expand=session.expand, continue_nodes=session.continue_nodes)
-        session.expand, session.continue_nodes = told, watched
-
-    each_session(drafter, watch)
-    out = generate(target, drafter, prompt, max_new_tokens=14)
-    assert out.tokens == truth[:14] and 4 in out.accept_lengths
-
-
 def brute_force(slow, depth, top_k, nodes, prune):
     """EAGLE-2's tree in plain Python: (path of tokens -> value), the best of all seen."""
     level, seen = [((), 0.0)], []
@@ -247,17 +200,3 @@ def test_bad_heads_are_refused_in_one_line(tmp_path):
         with pytest.raises(UserError, match=says) as caught:
             Eagle2(target, head_path=str(folder))
         assert "\n" not in str(caught.value)
-
-
-def test_bad_settings_are_refused(tmp_path):
-    model = toy_model("llama")
-    target, head = Target(model), write_eagle(tmp_path, model)
-    for setting, says in (
-        (dict(depth=0), "depth=0"),
-        (dict(top_k=62), "only 61 tokens"),
-        (dict(nodes=1.5), "nodes=1.5"),
-    ):
-        with pytest.raises(UserError, match=says):
-            Eagle2(target, head_path=head, **setting)
-    with pytest.raises(UserError, match="python -m tools.heads eagle"):
-        Eagle(target, head_path="nowhere")

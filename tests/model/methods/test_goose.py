@@ -103,12 +103,6 @@ def test_the_newest_pairs_are_carried_and_within_a_prompt_all_are():
 
 
 def test_settings_and_states_out_of_range_are_refused():
-    for nodes in (0, -1, 4097, 2.5, "24"):
-        with pytest.raises(UserError, match=f"goose: nodes={nodes} must be from 1 to 4096, or null"):
-            Goose(61, nodes=nodes)
-    for carry in (-1, 0.5, True):
-        with pytest.raises(UserError, match=f"goose: history_pairs={carry} must be a whole number"):
-            Goose(61, history_pairs=carry)
     drafter = Goose(61)
     generate(Target(toy_model("llama")), drafter, [5, 6, 7], max_new_tokens=5)
     state = drafter.state_dict()

@@ -12,10 +12,8 @@ where EOS is a root there is none, as this engine has ended with the step that f
 import random
 
 import pytest
-import torch
 
 from model.engine import Target, generate
-from model.errors import UserError
 from model.methods.logitspec import Continuations, LogitSpec, side_by_side
 from tests.model.methods.logitspec_reference import SlowLogitSpec
 from tests.model.methods.public_traces import EOS, embedded, public_turns
@@ -97,14 +95,3 @@ def test_equal_paths_are_verified_each_for_itself():
     session.begin([1, 2, 3, 4, 5, 1])
     session._ranked = [2, 3, 9]
     assert paths_of(session.draft(2)).count((3, 4)) == 2
-
-
-def test_settings_out_of_range_are_refused():
-    for nodes in (0, 4097, 1.5, None):
-        with pytest.raises(UserError, match=f"logitspec: nodes={nodes} must be from 1 to 4096"):
-            LogitSpec(61, nodes=nodes)
-    with pytest.raises(UserError, match="history_tokens=1: must be 0"):
-        LogitSpec(61, history_tokens=1)
-    with pytest.raises(UserError, match="the saved text is not one of token ids below 61"):
-        LogitSpec(61).load_state_dict({"text": torch.tensor([61])})
-    assert LogitSpec(61).max_nodes == 64

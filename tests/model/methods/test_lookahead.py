@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from model.engine import Target, generate
-from model.errors import UserError
 from model.methods.lookahead import Lookahead, NgramPool
 from tests.conftest import greedy, toy_model
 from tests.model.methods.lookahead_reference import SlowLookahead
@@ -92,9 +91,3 @@ def test_a_prompt_of_one_token():
     session = Lookahead().session()
     assert session.begin([7]) is None
     assert torch.equal(session.draft(7).tokens, torch.full((10,), 7))
-
-
-@pytest.mark.parametrize("wrong", [dict(level=2), dict(window=0), dict(guess=0)])
-def test_bad_settings_are_refused(wrong):
-    with pytest.raises(UserError, match=f"{next(iter(wrong))}={next(iter(wrong.values()))}"):
-        Lookahead(**wrong)

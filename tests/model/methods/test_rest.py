@@ -208,12 +208,6 @@ def test_what_is_in_the_datastore_is_accepted_and_nothing_is_carried(helped):
     assert not drafter.stateful and drafter.state_dict() == {}
 
 
-def test_bad_settings_are_refused(helped):
-    for wrong in ({"min_ngram": 0}, {"min_ngram": 17}, {"nodes": 0}, {"depth": 0}, {"places": 0}):
-        with pytest.raises(UserError, match="must be at least 1"):
-            Rest(datastore_path=helped[1], vocab_size=61, **wrong)
-
-
 def test_the_shipped_datastore_is_found_from_anywhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert len(Rest(datastore_path="data/embedded/datastore.bin", vocab_size=2048).datastore) > 40_000

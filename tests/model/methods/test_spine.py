@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from model.engine import Draft, Target, Verification, generate
-from model.errors import UserError
 from model.methods.spine import Spine, SpineSession, spine_tree
 from model.recycling import TokenRecycling, build_template
 from tests.conftest import toy_model
@@ -125,11 +124,3 @@ def test_every_node_teaches():
     session.observe(Verification(draft, candidates[:, 0], accepted, 0, [1], candidates=candidates))
     assert drafter.matrix.candidates[[4, 5]].tolist() == [[7, 8], [3, 6]]  # of token 4's two nodes the last counts
     assert session.text.tokens == [4, 5, 4, 1]
-
-
-def test_bad_settings_are_refused():
-    probs = ([], [0.5, 1.5], ["often"])
-    wrong = [("nodes", 0), ("nodes", 5000), ("nodes", "many"), ("k", 0), *(("accept_probs", one) for one in probs)]
-    for name, value in wrong:
-        with pytest.raises(UserError, match=f"{name}="):
-            Spine(V, **{name: value})

@@ -31,12 +31,6 @@ def test_update_is_a_plain_loop_over_the_nodes(seed, form):
     assert matrix.look_up(tokens, ranks).tolist() == [rows[3][0], rows[3][2], rows[8][1]]
 
 
-@pytest.mark.parametrize("k", [0, -1, 10])
-def test_impossible_k_is_refused(k):
-    with pytest.raises(UserError, match=f"k={k}"):
-        AdjacencyMatrix(9, k)
-
-
 def test_saved_and_loaded_is_the_same(tmp_path):
     matrix = AdjacencyMatrix(9, 3, dtype=torch.int32)
     matrix.update(torch.tensor([4, 5]), torch.tensor([[1, 2, 3], [4, 5, 6]]))

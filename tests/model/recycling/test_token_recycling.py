@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from model.engine import Target, Tree, generate
-from model.errors import UserError
 from model.recycling import TokenRecycling, build_template
 from tests.conftest import toy_model
 from tests.model.engine.test_tree import random_tree
@@ -89,8 +88,3 @@ def test_prompt_logits_are_recycled_only_on_request():
     assert torch.equal(asked.matrix.candidates[5], plain.matrix.candidates[5]), "5 occurs twice: as the root it is last"
     assert torch.equal(asked.matrix.candidates[5], top[3])
     assert not plain.matrix.candidates[[6, 7]].any()
-
-
-def test_a_tree_beyond_k_is_refused():
-    with pytest.raises(UserError, match="rank 7, but k=4"):
-        TokenRecycling(V, build_template("2.2.2"), k=4)

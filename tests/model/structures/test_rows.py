@@ -89,9 +89,3 @@ def test_what_is_saved_comes_back_and_what_does_not_fit_is_refused():
     ):
         with pytest.raises(UserError, match="start: the saved rows"):
             other.load_state_dict(broken, vocab)
-
-
-@pytest.mark.parametrize("size", [1, 3, -4, 1000, 2.0])
-def test_a_size_that_is_no_power_of_two_is_refused(size):
-    with pytest.raises(UserError, match="power of two"):
-        PairRows(size, 8)
