@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from transformers import (
+    AutoTokenizer,
     BatchEncoding,
     EosTokenCriteria,
     LogitsProcessor,
@@ -334,12 +335,27 @@ def test_a_decoder_that_cannot_be_made_leaves_the_model_as_it_was():
         assert {type(layer) for layer in model.modules() if isinstance(layer, torch.nn.Linear)} == {torch.nn.Linear}
 
 
-def test_two_settings_of_generate_keep_a_target_each():
-    model, ids = toy_model("llama-grouped"), ids_of(5, 9, 7)
-    ways = Generate(execution="eager"), Generate(execution="auto")
-    for way in ways:
-        model.generate(ids, max_new_tokens=8, do_sample=False, custom_generate=way)
-    targets = dict(vars(model)[ATTRIBUTE].targets)
-    for way in ways:
-        model.generate(ids, max_new_tokens=8, do_sample=False, custom_generate=way)
-    assert vars(model)[ATTRIBUTE].targets == targets and len(targets) == 2
+@pytest.mark.parametrize("name", ["/nowhere/at/all", "no/such/folder/at/all", "../missing", "~/missing", "org/", ""])
+def test_what_is_neither_a_folder_nor_a_hub_name_is_called_so(monkeypatch, name):
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", lambda *_, **__: pytest.fail("the hub was asked"))
+    with pytest.raises(UserError) as caught:
+        Decoder.from_pretrained(name)
+    assert str(caught.value) == f"model {name}: no such folder, and not a hub name either"
+
+
+@pytest.mark.parametrize("name", ["org/name", "name", "data/embeded"])
+def test_a_hub_name_without_a_network_is_an_error_of_one_line(monkeypatch, name):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(UserError) as caught:
+        Decoder.from_pretrained(name)
+    assert str(caught.value).startswith(f"model {name}: no such folder, and the hub's cannot be loaded (We couldn't")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_in_ones_home_is_found(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match="^model ~/empty: cannot be loaded"):
+        Decoder.from_pretrained("~/empty")
+    (tmp_path / "toy").symlink_to(ROOT / "data/embedded")
+    assert Decoder.from_pretrained("~/toy", method="vanilla").tokenizer is not None

@@ -1,4 +1,4 @@
-"""Goose against the public code's own trace, against a slow second version, and by hand.
+"""Goose against the public code's own trace, and by hand.
 
 goose_trace.jsonl: one line a turn, the 56 first turns of the sample bench in file order (their prompts and outputs are
 those of ../recycling/official_trace.jsonl), recorded from github.com/2kinto/GOOSE_Speculative_Decoding (commit c5c8bb3,
@@ -12,10 +12,10 @@ import torch
 
 from model.engine import Target, generate
 from model.errors import UserError
-from model.methods.goose import Goose, GooseSession, Rows, confidence, shares
+from model.methods.goose import Goose, GooseSession, Rows
 from tests.conftest import toy_model
 from tests.model.methods.public_traces import EOS, embedded, public_turns
-from tests.model.methods.streams import paths_of, random_prompt
+from tests.model.sessions import paths_of
 
 
 @pytest.mark.parametrize(
@@ -45,17 +45,6 @@ def test_every_step_is_the_public_codes(execution, every, monkeypatch):
     if every == 1:
         steps = sum(len(turn["accept_lengths"]) for turn in turns)
         assert (len(turns), steps) == (56, 1912) and max(sum(size) for t in turns for size in t["nodes"]) == 95
-
-
-def test_confidence_by_hand():
-    assert confidence(0, False) == 0 and confidence(4, False) == 0.3 and confidence(7, False) == 0.6 * 7 / 8
-    assert confidence(8, False) == 0.7 and confidence(14, False) == 0.7999999999999999
-    assert confidence(20, False) == 0.9 and confidence(1, True) == 1.0
-
-
-def test_shares_by_hand():
-    assert shares(14, 10) == [4, 2, 1, 1, 1, 1, 1, 1, 1, 1]
-    assert shares(3, 10) == [1, 1, 1] and shares(0, 4) == [] and shares(5, 0) == [] and shares(6, 2) == [4, 2]
 
 
 def drafted(nodes, prompt, rows, before=None, **settings):
@@ -90,7 +79,7 @@ def test_pair_rows_come_before_token_rows():
 
 def test_the_newest_pairs_are_carried_and_within_a_prompt_all_are():
     drafter, target = Goose(61, history_pairs=20), Target(toy_model("llama"))
-    generate(target, drafter, random_prompt(1), max_new_tokens=30)
+    generate(target, drafter, [5, 9, 7, 11, 8, 20, 31] * 3, max_new_tokens=30)
     newest = list(drafter.rows.by_pair)[-20:]
     assert len(drafter.rows.by_pair) > 100
     drafter.session().begin([5, 6])

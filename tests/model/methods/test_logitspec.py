@@ -1,4 +1,4 @@
-"""LogitSpec against the public code's own trace, against a slow second version, and by hand.
+"""LogitSpec against the public code's own trace, its continuations against a slow version, and by hand.
 
 logitspec_trace.jsonl: one line a turn, the 56 first turns of the sample bench in file order (their prompts and outputs
 are those of ../recycling/official_trace.jsonl), recorded from github.com/smart-lty/LogitSpec (commit 659bba9,
@@ -15,9 +15,8 @@ import pytest
 
 from model.engine import Target, generate
 from model.methods.logitspec import Continuations, LogitSpec, side_by_side
-from tests.model.methods.logitspec_reference import SlowLogitSpec
 from tests.model.methods.public_traces import EOS, embedded, public_turns
-from tests.model.methods.streams import paths_of
+from tests.model.sessions import paths_of
 
 
 @pytest.mark.parametrize(
@@ -38,40 +37,35 @@ def test_every_step_is_the_public_codes(execution, every):
         assert (len(turns), sum(len(turn["accept_lengths"]) for turn in turns)) == (56, 2198)
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_continuations_are_those_of_writing_the_whole_window_every_time(seed):
+def write(pool, text, first):
+    """The continuations of all n-grams from there on, by tuples; the newer one counts unless it is shorter."""
+    for i in range(max(first, 0), len(text)):
+        for n in (1, 2, 3):
+            gram, continuation = tuple(text[i : i + n]), text[i + n : i + n + 20]
+            if i + n < len(text) and len(pool.get(gram, [])) <= len(continuation):
+                pool[gram] = continuation
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_continuations_are_those_of_writing_the_whole_window_every_time(size):
     """Steps of 19 to 21 tokens leave continuations behind that are shorter than they could be."""
-    rng = random.Random(seed)
-    size = 2 + seed % 4
-    slow, text = SlowLogitSpec([], seed), [rng.randrange(size) for _ in range(rng.randrange(1, 60))]
-    slow.stream = list(text)
-    slow.write(0)
+    rng, slow = random.Random(size), {}
+    text = [rng.randrange(size) for _ in range(rng.randrange(1, 60))]
+    write(slow, text, 0)
     fast = Continuations(size, text)
     for _ in range(40):
         step = [rng.randrange(size) for _ in range(rng.choice((1, 2, 5, 18, 19, 20, 21)))]
-        slow.stream += step
-        slow.write(len(slow.stream) - 40)
+        text += step
+        write(slow, text, len(text) - 40)
         fast.commit(step)
-        for gram, continuation in slow.pool.items():
+        for gram, continuation in slow.items():
             pool = fast._pools[len(gram) - 1]
             end, count = divmod(pool[sum(token * size**i for i, token in enumerate(reversed(gram)))], 21)
             assert fast.tokens[end : end + count] == continuation, gram
-        assert sum(map(len, fast._pools)) == len(slow.pool)
+        assert sum(map(len, fast._pools)) == len(slow)
     # what one prompt leaves to the next is what reading all of it at once gives, so that a saved text is enough
     fast.extend([0, 1])
-    whole = Continuations(size, fast.tokens)
-    assert whole._pools == fast._pools
-
-
-def test_continuations_by_hand():
-    text = Continuations(61, [1, 2, 3, 4, 1, 2, 5])
-    assert text.after(-1, 1, 2, 20) == [3, 4, 1, 2, 5], "the oldest has most behind it"
-    assert text.after(4, 1, 2, 2) == [5], "three tokens before two"
-    assert text.after(9, 9, 3, 2) == [4, 1] and text.after(9, 9, 5, 20) == []
-    text.commit(range(10, 28))
-    assert text.after(9, 1, 2, 20) == [3, 4, 1, 2, 5, *range(10, 25)]
-    text.commit([28])
-    assert text.after(9, 1, 2, 20) == [5, *range(10, 29)], "the newer has 20 tokens behind it now"
+    assert Continuations(size, fast.tokens)._pools == fast._pools
 
 
 def test_a_draft_by_hand():
@@ -87,11 +81,3 @@ def test_a_draft_by_hand():
     assert (draft.tokens.tolist(), draft.tree.parent_of) == side_by_side(2, paths)
     session._ranked = [7, 2, *range(20, 60)]
     assert paths_of(session.draft(2))[-1] == (27,), "where another is first, the root is left out all the same"
-
-
-def test_equal_paths_are_verified_each_for_itself():
-    drafter = LogitSpec(61)
-    session = drafter.session()
-    session.begin([1, 2, 3, 4, 5, 1])
-    session._ranked = [2, 3, 9]
-    assert paths_of(session.draft(2)).count((3, 4)) == 2

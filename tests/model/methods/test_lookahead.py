@@ -3,10 +3,9 @@
 import random
 
 import pytest
-import torch
 
 from model.engine import Target, generate
-from model.methods.lookahead import Lookahead, NgramPool
+from model.methods.lookahead import Lookahead
 from tests.conftest import greedy, toy_model
 from tests.model.methods.lookahead_reference import SlowLookahead
 from tests.model.sessions import each_session
@@ -70,24 +69,3 @@ def test_the_layout_is_the_mask_of_the_papers_figure():
     positions = {name: int(depth) for name, depth in zip(names, tree.depths, strict=True)}
     assert positions.pop("root") == 0 and all(position == int(name[1:]) for name, position in positions.items())
     assert [names[i] for i in layout.last] == ["r2", "r3", "r4", "r5", "r6"]
-
-
-def test_sizes_of_the_leaderboards_setting():
-    drafter = Lookahead(level=5, window=7, guess=7)
-    sizes = {key: len(layout.tree) for key, layout in drafter.layouts.items()}
-    # filling: 9 random tokens, then 8 + 9, 7 + 2 * 8; filled: 6 + 3 * 7, and 4 for each guess
-    assert sizes == {(0, 0): 10, (1, 0): 18, (2, 0): 24} | {(3, g): 28 + 4 * g for g in range(8)}
-    assert drafter.max_nodes == 56
-
-
-def test_the_pool_forgets_what_was_not_seen_for_longest():
-    pool = NgramPool(2)
-    for rest in ((1, 2), (3, 4), (1, 2), (5, 6)):  # (1, 2) is seen again, so (3, 4) goes
-        pool.add(9, rest)
-    assert pool.guesses(9) == [(1, 2), (5, 6)] and pool.guesses(8) == []
-
-
-def test_a_prompt_of_one_token():
-    session = Lookahead().session()
-    assert session.begin([7]) is None
-    assert torch.equal(session.draft(7).tokens, torch.full((10,), 7))

@@ -11,7 +11,6 @@ from safetensors.torch import load_file
 from model.engine import Target, generate
 from model.errors import UserError
 from model.methods.medusa import Medusa, load_heads
-from model.methods.vanilla import Vanilla
 from tests.conftest import toy_model
 from tests.model.methods.heads import write_medusa
 from tests.model.sessions import each_session
@@ -140,20 +139,3 @@ def test_a_missing_head_names_the_command_that_trains_it(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps([1]))
     with pytest.raises(UserError, match="JSON object"):
         load_heads(str(tmp_path), Target(toy_model("llama")))
-
-
-def test_methods_that_do_not_ask_get_no_hook(tmp_path):
-    target = Target(toy_model("llama"))
-    hooks = target.model.get_decoder()._forward_hooks
-    drafter, seen = Medusa(target, heads_path=write_medusa(tmp_path)), []
-
-    def watch(session):
-        session.account = lambda verification: seen.append((len(hooks), verification.hidden is not None))
-
-    each_session(drafter, watch)
-    generate(target, drafter, [5, 6], max_new_tokens=4)
-    assert set(seen) == {(1, True)} and not hooks, "it is gone when the answer is done"
-    plain = Vanilla(target.device)
-    each_session(plain, watch)
-    generate(target, plain, [5, 6], max_new_tokens=4)
-    assert seen[-1] == (0, False) and target.hidden is None

@@ -48,31 +48,6 @@ def test_the_table_is_that_of_plain_lists(leader, follower, capacity, followers)
         assert rows_of(table) == slow_rows(texts[: i + 1], leader, follower, capacity, followers)
 
 
-def test_what_was_not_seen_for_longest_goes_first():
-    table = NgramTable(1, 1, capacity=2, followers=2)
-    table.add_text([7, 8])  # 7: 8
-    table.add_text([8, 9])
-    table.add_text([7, 5])  # 7 is seen again, so 8 is the oldest leader
-    assert table.followers_of((7,)) == [(5,), (8,)]
-    table.add_text([7, 8])  # 8 comes first again
-    table.add_text([7, 6])  # the third follower: 5, seen longest ago, goes
-    assert table.followers_of((7,)) == [(6,), (8,)]
-    assert table.followers_of((8,)) == [(9,)]  # looking is no use
-    table.add_text([1, 2])  # the third leader: 8 goes
-    assert table.followers_of((8,)) == [] and len(table) == 2
-
-
-def test_a_draft_by_hand():
-    drafter = NgramCache(VOCAB, follower=2, nodes=6)
-    session = drafter.session()
-    session.begin([5, 1, 2, 5, 3, 4, 3, 9, 9, 5])  # followers of 5: (3, 4), then (1, 2); of 4: (3, 9)
-    draft = session.draft(5)
-    found = {tuple(draft.tokens[chain[1:]].tolist()) for chain in draft.tree.chain_of}
-    assert found == {(), (3,), (3, 4), (1,), (1, 2), (3, 4, 3), (3, 4, 3, 9)}  # slots (0,), (1,), (0, 0)
-    assert drafter.session().begin([8, 1]).tokens.tolist() == [1]  # the prefill drafts nothing
-    assert NgramCache(VOCAB).session().begin([5]).tokens.tolist() == [5]
-
-
 @pytest.mark.parametrize("leader, follower, nodes", [(1, 3, 24), (2, 2, 9), (1, 1, 16), (3, 1, 5)])
 @pytest.mark.parametrize("seed", [0])
 def test_a_draft_holds_what_the_table_says(seed, leader, follower, nodes):

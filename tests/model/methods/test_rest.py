@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from model.engine import Target, Tree, generate
 from model.errors import UserError
 from model.files import ROOT
 from model.methods.rest import Rest, most_frequent
-from model.structures.datastore import HEADER, Datastore, write_datastore
+from model.structures.datastore import HEADER, Datastore, suffix_array, write_datastore
 from tests.conftest import greedy, toy_model
 
 
@@ -212,3 +213,18 @@ def test_the_shipped_datastore_is_found_from_anywhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert len(Rest(datastore_path="data/embedded/datastore.bin", vocab_size=2048).datastore) > 40_000
     assert (ROOT / "data/embedded/datastore.bin").stat().st_size <= 300_000
+
+
+# --- the suffix array
+
+
+@pytest.mark.parametrize("vocab", [1, 5, 2048, 2**33])
+def test_equals_sorting_the_suffixes(vocab):
+    """Wide vocabularies pack one token into the first key, narrow ones many; periodic texts take every round."""
+    rng = random.Random(vocab)
+    for n in [1, 2, 3, 64, *(rng.randrange(1, 300) for _ in range(20))]:
+        text = [rng.randrange(vocab) for _ in range(n)]
+        for tokens in (text, (text[:3] * n)[:n], text[: n // 2] * 2 + [vocab - 1]):
+            order = suffix_array(np.array(tokens), vocab).tolist()
+            assert sorted(order) == list(range(len(tokens)))
+            assert all(tokens[i:] < tokens[j:] for i, j in pairwise(order))

@@ -6,10 +6,9 @@ import random
 import pytest
 import torch
 
-from model.engine import Draft, Target, Verification, generate
+from model.engine import Draft, Verification
 from model.methods.spine import Spine, SpineSession, spine_tree
-from model.recycling import TokenRecycling, build_template
-from tests.conftest import toy_model
+from model.recycling import build_template
 from tests.model.methods.test_suffix import longest_repeat
 
 V = 61
@@ -89,27 +88,6 @@ def test_drafts_equal_the_slow_reference(seed, dtype, numpy, monkeypatch):
         assert draft.tokens.tolist() == slow_draft(session, root)
         matches.add(session.text.length)
     assert len(matches) > 2
-
-
-def test_a_spine_token_is_not_drafted_twice():
-    """Whatever its rank in the matrix, its siblings are the other candidates, best first."""
-    drafter = Spine(9, nodes=6, accept_probs=[0.5], k=4)
-    for row, others in (([3, 4, 5, 6], [4, 5]), ([4, 3, 5, 6], [4, 5]), ([4, 5, 6, 7], [4, 5]), ([5, 6, 4, 3], [5, 6])):
-        drafter.load_state_dict({"candidates": torch.tensor([row] * 9)})
-        session = drafter.session()
-        session.begin([2, 3, 8, 2])
-        draft = session.draft(2)
-        children = [i for i in range(1, 7) if int(draft.tree.parents[i]) == 0]
-        assert draft.tokens[children].tolist() == [3, *others][: len(children)] and len(children) > 1
-
-
-def test_without_matches_it_is_token_recycling():
-    target = Target(toy_model("llama", seed=4))
-    spine, plain = Spine(V, nodes=24, accept_probs=[0.0]), TokenRecycling(V, build_template("best", nodes=24))
-    for prompt in ([4, 5, 6], [7, 8]):
-        a, b = (generate(target, d, prompt, max_new_tokens=50) for d in (spine, plain))
-        assert (a.tokens, a.steps) == (b.tokens, b.steps)
-    assert torch.equal(spine.matrix.candidates, plain.matrix.candidates)
 
 
 def test_every_node_teaches():
