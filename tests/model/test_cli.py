@@ -36,14 +36,13 @@ def decoder():
 
 @pytest.fixture
 def said(decoder, monkeypatch, capsys):
-    """What `generate` prints, in this process, with the one decoder."""
+    """What `generate` prints, in this process, with the one model."""
+
+    def loaded(folder, *, dtype, device, quantize, trust_remote_code, **settings):
+        return Decoder(decoder.target.model, decoder.tokenizer, **settings)
 
     def run(*arguments, stdin=b""):
-        monkeypatch.setattr(
-            Decoder,
-            "from_pretrained",
-            lambda *_, **settings: Decoder(decoder.target.model, decoder.tokenizer, **settings),
-        )
+        monkeypatch.setattr(Decoder, "from_pretrained", loaded)
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
         main(["generate", EMBEDDED, "--jsonl", *arguments])
         return [json.loads(line) for line in capsys.readouterr().out.split("\n") if line]

@@ -42,8 +42,6 @@ def test_captured_steps_are_bounded_and_share_one_pool(monkeypatch):
         generate(target, drafter, [5, 6, 7], max_new_tokens=4)
     assert len(graphs.captured) == 40, "the last six are still there"
     assert sum(graph() is not None for graph in graphs.captured) == 6 and list(graphs.alive.values()) == [7]
-    drafter.executors.clear()
-    assert list(graphs.alive.values()) == [0], "the one that keeps the pool open goes last"
 
 
 def test_models_in_turn_leave_nothing(monkeypatch):

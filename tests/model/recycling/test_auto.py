@@ -5,8 +5,8 @@ import torch
 
 from model.engine import Draft, Tree, Verification
 from model.recycling import build_template
-from model.recycling.acceptance import MEMORY_VISITS, PATH_PRIOR, RANK_PRIOR, Acceptance
-from model.recycling.auto import AutoRecycling, is_reorder
+from model.recycling.acceptance import MEMORY_VISITS, PATH_PRIOR, RANK_PRIOR, Acceptance, is_reorder
+from model.recycling.auto import AutoRecycling
 from model.recycling.templates import best_order, likelihood
 
 V = 61
