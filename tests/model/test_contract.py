@@ -242,7 +242,7 @@ WRONG = {
     "lookahead": dict(level=[2], window=[0], guess=[0]),
     "ngram_cache": dict(leader=[0], follower=[0], capacity=[0], followers=[0], nodes=[2]),
     "rest": dict(min_ngram=[0, 17], nodes=[0], depth=[0], places=[0]),
-    "recycling": dict(k=[0, -1, V + 1, 4], update=["some"], nodes=["many", "auto:", "auto:x"], tree=["best", "9.9"]),
+    "recycling": dict(k=[0, -1, V + 1], update=["some"], nodes=["many", "auto:", "auto:x"], tree=["best", "9.9"]),
     "spine": dict(nodes=[0, 5000, "many"], k=[0], accept_probs=[[], [0.5, 1.5], ["often"]], history_tokens=[1]),
     "goose": dict(nodes=[0, -1, 4097, 2.5, "24"], history_pairs=[-1, 0.5, True]),
     "logitspec": dict(nodes=[0, 4097, 1.5, None], history_tokens=[1]),
