@@ -44,7 +44,6 @@ class Runner:
         self.config, self.loaded, self.memory = config, loaded, MemoryUse(loaded.target)
         reads_text = Sampling(**config["sampling"]).reads_text
         self.execution = choose_execution(str(config["execution"]), loaded, config["timed"], reads_text)
-        self.execution.take(loaded.target)
         self.bench = ordered = load_bench(**config["bench"])
         with self.memory.counted():
             self.method = self._method()
@@ -63,10 +62,11 @@ class Runner:
     def _method(self) -> Method:
         config, loaded = self.config, self.loaded
         saved = config["start"] == SAVED
-        method = build_method(loaded, config["method"], config["tree"], HOT if saved else str(config["start"]))
+        start, execution = HOT if saved else str(config["start"]), self.execution.name
+        method = build_method(loaded, config["method"], config["tree"], start, execution)
         if saved and method.start is not None:
             state = saved_start(config, run_settings(config, self.bench, method))
-            method = build_method(loaded, config["method"], config["tree"], state)
+            method = build_method(loaded, config["method"], config["tree"], state, execution)
         return method
 
     @contextmanager
@@ -77,14 +77,12 @@ class Runner:
             UserError: another process uses the directory, or it holds another run.
         """
         with self.store.locked():
-            self._apply_execution()  # the metadata describe this run's target
             self.done = self.store.begin(self._metadata(), self.config["allow_mixed"])
             self.pending = [q for q in self._questions if q.question_id not in self.done]
             yield self
 
     def prepare(self) -> None:
         """Warm up if the run is timed, and restore the state at which it stopped."""
-        self._apply_execution()
         if self.config["timed"]:
             with self.memory.counted():
                 warm_up(self.method)
@@ -123,9 +121,6 @@ class Runner:
     def _keeps_state(self) -> bool:
         return self.method.drafter is not None and self.method.start not in (None, COLD)
 
-    def _apply_execution(self) -> None:
-        self.execution.take(self.loaded.target)  # another runner may have set another one
-
     def answer(self, other_bytes: int = 0) -> None:
         """Answer the next question and save the answer and the state after it.
 
@@ -139,7 +134,6 @@ class Runner:
 
     def next_question(self) -> Question:
         """Return the next question. With start=category, reset the state if it is the first of a subtask."""
-        self._apply_execution()
         question = self.pending[0]
         if self.method.start == CATEGORY and self.done:
             before = str(self.rows[-1]["category"])
@@ -173,7 +167,6 @@ class Runner:
         if self._keeps_state:
             self.method.drafter.load_state_dict(self.store.last_state(len(self.done)))  # type: ignore[union-attr]
         elif self.method.drafter is not None:  # the final state was not saved: answer again
-            self._apply_execution()
             answer_question(self._questions[-1], self.method, self.config)
         self.finish()
 

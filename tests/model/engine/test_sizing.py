@@ -202,10 +202,10 @@ def prompts():
 @pytest.mark.parametrize("method", SIZED)
 def test_output_is_the_models_own_and_the_size_follows_the_cost(method, llama):
     for execution, slope in (("eager", 0.0), ("eager", 2.0), ("static", 0.03)):
-        target = Target(llama, execution=execution)
+        target = Target(llama)
         drafter, clock, sizes = make_method(method, target), Clock(target, slope), []
         for prompt in prompts() * 2:
-            out = generate(target, drafter, prompt, max_new_tokens=50, clock=clock)
+            out = generate(target, drafter, prompt, max_new_tokens=50, clock=clock, execution=execution)
             assert out.tokens == greedy(llama, prompt, 50)
             sizes += [step.nodes - 1 for step in out.steps]
         assert 0 in sizes
