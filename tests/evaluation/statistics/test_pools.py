@@ -89,7 +89,7 @@ def test_shards_join_and_are_paired_with_the_whole(tmp_path):
     read = read_runs(tmp_path)
     assert main_table(read)["questions_sha256"].nunique() == 1
     page = configurations(read)
-    assert [c.name for c in page] == ["vanilla", "pld"]
+    assert list(page) == ["vanilla", "pld"]
     lines = {fact.term: fact.values for fact in facts(page)}
     assert lines["repeats"] == [("2", "")] and lines["bench"][0][0].startswith("file, 6 questions")
 
