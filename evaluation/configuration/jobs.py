@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -40,15 +41,6 @@ Lists = dict[str, list[str]]  # the values that each key goes through
 Settings = Callable[[str, dict[str, str]], Any]  # what a job's choice of a group composes to
 
 
-def for_hydra(words: Sequence[str], multirun: bool = False) -> list[str]:
-    """Return a command line as Hydra can compose it before there are jobs. `plan` finds all of a sweep's in it."""
-    names = {word.partition("=")[0] for word in words}
-    if not (multirun or {"experiment", "-m", "--multirun"} & names) or {"--cfg", "-c", "--info", "-i"} & names:
-        return list(words)
-    composed = [word for word in words if not word.startswith(SETTINGS)]
-    return [*composed, f"hydra.sweeper.typed={quoted(list(words))}", "hydra.mode=MULTIRUN"]
-
-
 def quoted(value: Any) -> str:
     """Return a value as a command line writes it. Text is in quotes: bare, 2024_06_01 is a number and null is none."""
     value = value.item() if isinstance(value, np.generic) else value
@@ -64,17 +56,42 @@ def quoted(value: Any) -> str:
     return str(QuotedString(plain, Quote.single).with_quotes())
 
 
-def compose_jobs(words: Sequence[str], *, multirun: bool = False, config_dir: str | None = None) -> list[Planned]:
-    """Return the jobs that a command line starts. Raises UserError for what Hydra does not find."""
-    extra = [f"hydra.searchpath=[file://{Path(config_dir).resolve()}]"] if config_dir else []
+@dataclass(frozen=True)
+class Composed:
+    """A command line as Hydra composes it: its jobs, its configuration with Hydra's own settings, the loader."""
+
+    jobs: list[Planned]
+    config: DictConfig
+    loader: ConfigLoader
+
+    @property
+    def is_sweep(self) -> bool:
+        return bool(self.config.hydra.mode == RunMode.MULTIRUN)
+
+
+def compose(words: Sequence[str], *, multirun: bool = False, config_dir: str | None = None) -> Composed:
+    """Compose a command line: a sweep if it says so or names an experiment, else a single run.
+
+    Raises:
+        UserError: what Hydra does not find; a setting that no job has.
+    """
+    multirun = multirun or any(word.startswith("experiment=") for word in words)
+    given = list(words)
+    if multirun:  # what only some methods have cannot be composed before there are jobs; `plan` reads all of it
+        given = [word for word in words if not word.startswith(SETTINGS)]
+        given += [f"hydra.sweeper.typed={quoted(list(words))}", "hydra.mode=MULTIRUN"]
+    if config_dir:
+        given.append(f"hydra.searchpath=[{quoted(f'file://{Path(config_dir).resolve()}')}]")
     with config_errors(), initialize_config_dir(str(ROOT / "configs"), version_base=None):
-        engine = GlobalHydra.instance().hydra
-        assert engine is not None
-        words = [*for_hydra(words, multirun), *extra]
-        master = engine.compose_config("config", words, RunMode.MULTIRUN, from_shell=False)
-        if master.hydra.mode == RunMode.MULTIRUN:
-            return plan(master, engine.config_loader)
-        return [planned([], engine.compose_config("config", words, RunMode.RUN, from_shell=False))]
+        hydra = GlobalHydra.instance().hydra
+        assert hydra is not None
+        mode, loader = RunMode.MULTIRUN if multirun else RunMode.RUN, hydra.config_loader
+        config = hydra.compose_config("config", given, mode, from_shell=False)
+        if multirun:
+            return Composed(plan(config, loader), config, loader)
+        if config.hydra.mode != RunMode.MULTIRUN:
+            return Composed([planned([], config)], config, loader)
+    return compose(words, multirun=True, config_dir=config_dir)  # a launcher makes a single run a sweep of one
 
 
 def plan(master: DictConfig, loader: ConfigLoader) -> list[Planned]:

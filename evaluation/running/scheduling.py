@@ -10,18 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from omegaconf import DictConfig
 
 from model.errors import UserError
 
-from ..configuration.config import checked_config
 from ..configuration.fingerprint import SAVED
 from ..loading import processes
 from ..loading.bench import load_bench
 from ..loading.locks import exclusive, keep_devices
 from ..loading.models import load_model
 from ..loading.settings import ModelSettings
-from ..records.sweeps import Planned, note_done
+from ..records.sweeps import note_done
 from .answering import answer_together
 from .progress import Progress
 from .runner import Runner
@@ -70,17 +68,6 @@ OnError = Callable[[Exception], object]
 
 def _raise(error: Exception) -> None:
     raise error
-
-
-def run_planned(planned: Sequence[Planned]) -> None:
-    """Run the jobs of a sweep. One that fails is noted, and the others go on."""
-    jobs = []
-    for job in planned:
-        try:
-            jobs.append(Job(checked_config(job.config), job.overrides))
-        except Exception as error:
-            processes.note_failure(error)
-    run_jobs(jobs, processes.note_failure)
 
 
 def run_jobs(jobs: Sequence[Job], on_error: OnError = _raise, answer_file: Path | None = None) -> None:
@@ -238,11 +225,3 @@ def answer_shared(runners: Sequence[Runner]) -> None:
 
 def _run_key(runner: Runner) -> str:
     return json.dumps([str(runner.folder), runner.settings], sort_keys=True)
-
-
-def report_at_end(config: DictConfig, folder: Path) -> None:
-    """Draw an experiment's tables and figures, if it has answers."""
-    if config.run_dir is None and any(folder.glob("runs/*/answers.jsonl")):
-        from ..report import report
-
-        report(folder)
