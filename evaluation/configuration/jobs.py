@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
@@ -103,7 +104,7 @@ def plan(words: Sequence[str], master: DictConfig, loader: ConfigLoader) -> list
     """
     sweeper: Any = OmegaConf.to_container(master.hydra.sweeper, resolve=True)
     composed: Any = OmegaConf.to_container(master.hydra.overrides.task, resolve=False)
-    parser = OverridesParser.create(config_loader=loader)
+    parser, groups = OverridesParser.create(config_loader=loader), loader.list_groups("")
 
     def lists(words: Sequence[str]) -> Lists:
         overrides = zip(words, parser.parse_overrides(list(words)), strict=True)
@@ -121,12 +122,21 @@ def plan(words: Sequence[str], master: DictConfig, loader: ConfigLoader) -> list
         name = job.get(group, str(master.hydra.runtime.choices[group]))
         return compose(f"{group}={name}")[group]
 
+    def planned_job(words: list[str]) -> Planned:
+        overrides = parser.parse_overrides(words)
+        values = [o for o in overrides if o.key_or_group not in groups and not o.is_delete()]
+        choices = [word for word, o in zip(words, overrides, strict=True) if o not in values]
+        config = deepcopy(compose(*choices))
+        for o in values:
+            OmegaConf.update(config, o.key_or_group, o.value(), merge=True, force_add=o.is_add() or o.is_force_add())
+        return planned(words, config)
+
     given = lists([word for word in words if word in composed or word.startswith(SETTINGS)])
     if not master.timed:
         given = {"repeat": ["0"]} | given  # the other repeats would be the same
     grid = lists([f"{key}={values}" for key, values in sweeper["params"].items()])
     jobs = expand(grid, [lists(split(run)) for run in sweeper["also"]], given, settings, sweeper["equal"])
-    return [planned(job, compose(*(word for word in job if not word.startswith("repeat=")))) for job in jobs]
+    return [planned_job(job) for job in jobs]
 
 
 def expand(
@@ -185,9 +195,7 @@ def drafts_from_tree(method: Any, tree: Any) -> bool:
         return False
 
 
-def planned(overrides: list[str], cfg: DictConfig) -> Planned:
-    """Return the job of these overrides, whose configuration is this one but for the repeat."""
-    own = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
-    repeat = OmegaConf.from_dotlist([word for word in overrides if word.startswith("repeat=")])
-    config: DictConfig = OmegaConf.merge(own, repeat)  # type: ignore[assignment]
-    return Planned(overrides, config, missing_companion(config.method, str(config.model.name)))
+def planned(overrides: list[str], config: DictConfig) -> Planned:
+    """Return the job of these overrides, with its configuration without Hydra's own settings."""
+    own = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
+    return Planned(overrides, own, missing_companion(own.method, str(own.model.name)))
