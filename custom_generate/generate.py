@@ -1,7 +1,7 @@
 """transformers' custom generate: model.generate(..., custom_generate=THIS_FOLDER'S_PARENT, trust_remote_code=True)."""
 
 try:
-    from token_recycling.transformers_generate import Generate
+    from token_recycling.generate import Generate
 except ImportError:  # not installed: only where the checkout is on the Python path
     from model.generate import Generate
 

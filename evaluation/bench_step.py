@@ -36,9 +36,9 @@ from model.recycling.templates import best_order
 
 from .configuration.config import check_groups
 from .errors import INTERRUPTED, config_errors, fail, user_errors
+from .loading.devices import PhaseClock
 from .loading.locks import exclusive
 from .loading.models import SHAPES, LoadedModel, devices_in_words, load_model, random_model
-from .loading.phases import PhaseClock
 from .loading.settings import ModelSettings
 from .records.provenance import git_state, versions
 

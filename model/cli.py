@@ -1,19 +1,22 @@
-"""token-recycling chat MODEL, token-recycling generate MODEL: in the terminal, without the harness."""
+"""token-recycling chat MODEL, token-recycling generate MODEL: decode in the terminal, without the harness."""
 
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
+import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Iterable
 from contextlib import closing, suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TextIO
 
-from .decoder import Decoder, pieces
-from .engine import StepRecord, generate
+from .decoder import Answer, Decoder, pieces
+from .engine import StepRecord, decode
 from .engine.sampling import Sampling
 from .errors import UserError, one_line, visible
 from .methods import DEFAULT, METHODS, make_method
@@ -23,15 +26,16 @@ VICUNA = (
     "A chat between a curious user and an artificial intelligence assistant. "
     "The assistant gives helpful, detailed, and polite answers to the user's questions."
 )
-# Of the text of a step of 1, 2, 3, 4, and 5 or more tokens: default to magenta
+# Of a step's text by its number of tokens, 1 to 5 and more: default to magenta
 COLOURS = ("39", "36", "32", "33", "35")
-BASELINE = 12  # tokens of plain decoding, timed for the speedup
+BASELINE = 12  # steps of plain decoding, timed for the speedup
 HELP = """/method NAME [KEY=VALUE ...]  another method, e.g. /method dynamic nodes=24
 /tree NAME or best:N          recycling with this tree, e.g. /tree best:24
 /temperature T                sampling temperature; 0 is greedy
 /reset                        forget the chat and the method's state
 /help, /quit                  Ctrl-C stops an answer, Ctrl-D ends the chat"""
-COMMANDS = ("method", "tree", "temperature", "reset", "help", "quit")
+# What a decoder takes next to its method's settings: options of the command, if anything
+NO_SETTINGS = {"eos", *inspect.signature(Decoder).parameters, *inspect.signature(Decoder.from_pretrained).parameters}
 
 
 class Chat:
@@ -47,98 +51,92 @@ class Chat:
         self.decoder, self.out, self.colours = decoder, out, colours
         self.max_new_tokens, self.sampling = max_new_tokens, sampling
         self.turns: list[dict[str, str]] = []
-        self._plain: float | None = None  # tokens a second of plain decoding
+        self._plain: float | None = None  # tokens per second of plain decoding, measured after the first long answer
 
     def say(self, line: str) -> bool:
         """Answer a line or run a command; return False if it ends the chat."""
-        if line.startswith("/"):
-            name, *rest = line[1:].split() or [""]
-            if name == "quit":
-                return False
-            try:
-                self._note(self._command(name, rest))
-            except UserError as error:
-                self._note(str(error))
-        elif line.strip():
-            self.turns.append({"role": "user", "content": line})
-            try:
+        if line.strip() == "/quit":
+            return False
+        try:
+            if line.startswith("/"):
+                name, *arguments = line[1:].split() or [""]
+                self._note(self._command(name, arguments))
+            elif line.strip():
+                self.turns.append({"role": "user", "content": line})
                 self._answer()
-            except UserError as error:  # a chat that is too long, as a rule
-                self._note(str(error))
-            finally:
-                if self.turns and self.turns[-1]["role"] == "user":  # there is no answer, so the question goes, too
-                    self.turns.pop()
+        except UserError as error:
+            self._note(str(error))
+        finally:
+            if self.turns and self.turns[-1]["role"] == "user":  # there is no answer, so the question goes, too
+                self.turns.pop()
         return True
 
-    def _command(self, name: str, rest: list[str]) -> str:
+    def _command(self, name: str, arguments: list[str]) -> str:
         """Run a command and return what to print. Raises UserError if it cannot be run."""
         decoder = self.decoder
+        if name == "tree" and len(arguments) == 1:
+            name, arguments = "method", ["recycling", f"tree={arguments[0]}"]
+        if name == "method" and arguments:
+            settings = settings_of(arguments[1:], "/method")
+            decoder.method = make_method(arguments[0], decoder.target, eos=decoder.eos, **settings)
+            return f"method {' '.join(arguments)}"
+        if name == "temperature" and len(arguments) == 1:
+            temperature = value_of(arguments[0])
+            if isinstance(temperature, str):
+                raise UserError(f"/temperature {temperature}: must be a number")
+            self.sampling = replace(self.sampling, temperature=temperature)
+            return f"temperature {temperature:g}"
         if name == "reset":
             self.turns.clear()
             decoder.method.reset()
             return "forgotten"
-        if name == "temperature" and len(rest) == 1:
-            self.sampling = replace(self.sampling, temperature=number(rest[0]))
-            return f"temperature {self.sampling.temperature:g}"
-        if name == "method" and rest and all("=" in setting for setting in rest[1:]):
-            settings = {key: value_of(value) for key, _, value in (setting.partition("=") for setting in rest[1:])}
-            decoder.method = make_method(rest[0], decoder.target, eos=decoder.eos, **settings)
-            return f"method {rest[0]}"
-        if name == "tree" and len(rest) == 1:
-            decoder.method = make_method("recycling", decoder.target, eos=decoder.eos, tree=rest[0])
-            return f"recycling with {rest[0]}"
         if name == "help":
-            chosen = "\n".join(f"{key}: {value}" for key, value in self.decoder.settings.items())
+            chosen = "\n".join(f"{key}: {value}" for key, value in decoder.settings.items())
             return f"{HELP}\nmethods: {', '.join(METHODS)}\n{chosen}"
-        wrong = "these arguments do not fit" if name in COMMANDS else "no such command"
-        raise UserError(f"/{name}: {wrong}; there are\n{HELP}")
+        raise UserError(f"/{name}: no such command, or its arguments do not fit; there are\n{HELP}")
 
     def _answer(self) -> None:
         """Stream an answer; Ctrl-C ends it, and the text so far stays in the chat."""
-        decoder = self.decoder
+        decoder, text = self.decoder, ""
         prompt = prompt_of(decoder, self.turns)
-        if self.colours and self._plain is None:
-            self._plain = plain_speed(decoder, prompt)
-        seed = self.sampling.seed + len(self.turns)
-        steps = decoder.stream(prompt, max_new_tokens=self.max_new_tokens, sampling=replace(self.sampling, seed=seed))
-        text, step_count, tokens, decoded, start = "", 0, 0, 0, time.perf_counter()
-        first = start
+        if len(prompt) >= decoder.target.context and len(self.turns) > 1:
+            raise UserError(f"the chat has {len(prompt)} tokens, more than the context takes; /reset forgets it")
+        sampling = replace(self.sampling, seed=self.sampling.seed + len(self.turns))
+        steps = decoder.stream(prompt, max_new_tokens=self.max_new_tokens, sampling=sampling)
+        lengths: list[int] = []
+        times = [time.perf_counter()]
 
-        def counted(record: StepRecord) -> StepRecord:
-            nonlocal step_count, tokens, decoded, first
-            step_count, tokens = step_count + 1, tokens + record.accepted
-            if step_count == 1:  # its time is the prefill's
-                first = time.perf_counter()
-            else:
-                decoded += record.accepted
-                self._show(f"\033]2;{self._figures(tokens, step_count, decoded, time.perf_counter() - first)}\007")
-            return record
+        def counted(step: StepRecord) -> StepRecord:
+            lengths.append(step.accepted)
+            times.append(time.perf_counter())
+            if len(lengths) > 1:
+                self._control(f"\033]2;{self._figures(lengths, times)}\007")
+            return step
 
-        self._show("\033[22;2t")  # keep the terminal's own title
+        self._control("\033[22;2t")  # keep the terminal's own title
         with closing(steps), suppress(KeyboardInterrupt):
             for piece, length in pieces(map(counted, steps), decoder.text_of):
                 text += piece
                 shown = visible(piece)
                 self._put(f"\033[{COLOURS[min(length, len(COLOURS)) - 1]}m{shown}\033[0m" if self.colours else shown)
-        seconds = time.perf_counter() - first
         self._put("\n")
-        self._show("\033[23;2t")
+        self._control("\033[23;2t")
         self.turns.append({"role": "assistant", "content": text})
-        if self.colours and step_count > 1:
-            self._note(
-                f"{self._figures(tokens, step_count, decoded, seconds)}; first token after {first - start:.1f} s"
-            )
+        if self.colours and len(lengths) > 1:
+            if self._plain is None and sum(lengths) > BASELINE:
+                self._plain = plain_speed(decoder, prompt)
+            self._note(f"{self._figures(lengths, times)}; first token after {times[1] - times[0]:.1f} s")
 
-    def _figures(self, tokens: int, steps: int, decoded: int, seconds: float) -> str:
-        """Word the MAT of all steps, and the speed of all but the first."""
-        speed = decoded / seconds
+    def _figures(self, lengths: list[int], times: list[float]) -> str:
+        """Word the MAT of all steps, and the speed of all but the first, whose time is the prefill's."""
+        speed = sum(lengths[1:]) / (times[-1] - times[1])
         over = f", {speed / self._plain:.2f} x plain" if self._plain else ""
-        return f"MAT {tokens / steps:.2f}, {speed:.1f} tokens/s{over}"
+        return f"MAT {sum(lengths) / len(lengths):.2f}, {speed:.1f} tokens/s{over}"
 
-    def _show(self, control: str) -> None:
+    def _control(self, sequence: str) -> None:
         """Send a control sequence, such as the window's title, to a terminal only."""
         if self.colours:
-            self._put(control)
+            self._put(sequence)
 
     def _put(self, text: str) -> None:
         self.out.write(text)
@@ -149,11 +147,11 @@ class Chat:
         self._put(f"\033[2m{shown}\033[0m\n" if self.colours else f"{shown}\n")
 
 
-def plain_speed(decoder: Decoder, prompt: list[int]) -> float | None:
-    """Measure plain greedy decoding after this prompt, in tokens per second; None if the answer is too short."""
-    for _ in range(2):  # the first is the warm-up: on the toy model it was 16 to 24 % slower than later ones
-        out = generate(decoder.target, Vanilla(decoder.target.device), prompt, max_new_tokens=BASELINE + 1)
-    return (len(out.tokens) - 1) / out.decode_s if len(out.tokens) > 1 else None
+def plain_speed(decoder: Decoder, prompt: list[int]) -> float:
+    """Measure plain greedy decoding after this prompt, in tokens per second: the median, as first steps are slower."""
+    session = Vanilla(decoder.target.device).session()
+    times = [time.perf_counter() for _ in decode(decoder.target, session, prompt, max_new_tokens=BASELINE + 1)]
+    return 1 / statistics.median(end - start for start, end in pairwise(times))
 
 
 def prompt_of(decoder: Decoder, turns: list[dict[str, str]]) -> list[int]:
@@ -168,20 +166,24 @@ def prompt_of(decoder: Decoder, turns: list[dict[str, str]]) -> list[int]:
 
 def legend() -> str:
     """Return the colours of a step's text, by its number of tokens."""
-    counts = [*map(str, range(1, len(COLOURS))), f"{len(COLOURS)}+"]
+    counts = ("1", "2", "3", "4", "5+")
     return " ".join(f"\033[{colour}m{count}\033[0m" for colour, count in zip(COLOURS, counts, strict=True))
 
 
-def talk(chat: Chat, read: Callable[[str], str], asks: str) -> None:
-    """Read lines until Ctrl-D or /quit; Ctrl-C at the prompt discards the line."""
-    while True:
-        try:
-            if not chat.say(read(asks)):
-                return
-        except EOFError:
-            return
-        except KeyboardInterrupt:
-            chat._put("\n")
+def talk(chat: Chat) -> None:
+    """Read lines until the input's end or /quit; in a terminal Ctrl-C discards the line."""
+    terminal = sys.stdin.isatty()
+    if terminal:
+        import readline  # noqa: F401 - lines can be edited, and the arrows bring earlier ones back
+    with suppress(EOFError):
+        while True:
+            try:
+                if not chat.say(input("> " if terminal else "")):
+                    return
+            except KeyboardInterrupt:
+                if not terminal:
+                    raise
+                print()
 
 
 def value_of(text: str) -> bool | int | float | str:
@@ -194,22 +196,29 @@ def value_of(text: str) -> bool | int | float | str:
     return text
 
 
-def number(text: str) -> float:
-    """Read a number. Raises UserError if it is none."""
-    try:
-        return float(text)
-    except ValueError:
-        raise UserError(f"{text}: must be a number") from None
+def settings_of(texts: Iterable[str], command: str) -> dict[str, Any]:
+    """Read settings of a method, KEY=VALUE each. Raises UserError for anything else."""
+    settings: dict[str, Any] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise UserError(f"{command} {text}: must be KEY=VALUE")
+        if key in NO_SETTINGS:
+            raise UserError(f"{command} {text}: {key} is no setting of a method; --help lists the options")
+        settings[key] = value_of(value)
+    return settings
 
 
 def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="token-recycling", description="Lossless speculative decoding without training.")
     commands = top.add_subparsers(dest="command", required=True)
-    for name, what in (("chat", "talk to a model"), ("generate", "answer prompts as text or JSONL")):
-        command = commands.add_parser(name, help=what)
+    for name, help in (("chat", "talk to a model"), ("generate", "answer prompts as text or JSONL")):
+        command = commands.add_parser(name, help=help)
         command.add_argument("model", help="a folder, or a name on the hub")
         command.add_argument("--method", default=DEFAULT, help=f"one of {', '.join(METHODS)}")
         command.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the method")
+        command.add_argument("--start", default="hot", help="hot, cold, or the file of a saved state")
+        command.add_argument("--context", type=int, help="tokens of prompt and answer; default: at most 4096")
         command.add_argument("--max-new-tokens", type=int, default=512)
         command.add_argument("--temperature", type=float, default=0.0)
         command.add_argument("--seed", type=int, default=0)
@@ -219,14 +228,11 @@ def parser() -> argparse.ArgumentParser:
         command.add_argument("--linear", default="auto", help="auto, onednn, fused, torch")
         command.add_argument("--quantize", help="weights of int8 or int4, by torchao")
         command.add_argument("--trust-remote-code", action="store_true")
-        if name == "generate":
-            given = command.add_mutually_exclusive_group(required=True)
-            given.add_argument("--prompt")
-            given.add_argument("--file", type=Path, help="one prompt per line; - reads standard input")
-            command.add_argument("--raw", action="store_true", help="use the prompt without a chat template")
-            command.add_argument(
-                "--jsonl", action="store_true", help="an object per prompt: text, ids, accepted lengths"
-            )
+    source = command.add_mutually_exclusive_group(required=True)  # of `generate`, the last one
+    source.add_argument("--prompt")
+    source.add_argument("--file", type=Path, help="one prompt per line; - reads standard input")
+    command.add_argument("--raw", action="store_true", help="use the prompt without a chat template")
+    command.add_argument("--jsonl", action="store_true", help="an object per prompt: text, ids, accepted lengths")
     return top
 
 
@@ -246,47 +252,34 @@ def main(arguments: list[str] | None = None) -> None:
 
 def run(given: argparse.Namespace) -> None:
     """Load the model and run the command. Raises UserError for a user's mistakes."""
+    from transformers.utils import logging
+
     sampling = Sampling(temperature=given.temperature, seed=given.seed)
     prompts = prompts_of(given) if given.command == "generate" else []
-    quiet()
-    decoder = Decoder.from_pretrained(
-        given.model,
-        dtype=given.dtype,
-        device=given.device,
-        trust_remote_code=given.trust_remote_code,
-        quantize=given.quantize,
-        method=given.method,
-        execution=given.execution,
-        linear=given.linear,
-        **settings_of(given.set),
-    )
+    logging.set_verbosity_error()  # notes and bars would mix with the answer
+    logging.disable_progress_bar()
+    options = {name: value for name, value in vars(given).items() if name in NO_SETTINGS - {"model"}}
+    decoder = Decoder.from_pretrained(given.model, **options, **settings_of(given.set, "--set"))
     if given.command == "generate":
-        for number, prompt in enumerate(prompts):  # each with its own noise
-            answer(decoder, prompt, given, replace(sampling, seed=sampling.seed + number))
+        chats = prompts if given.raw else [prompt_of(decoder, [{"role": "user", "content": p}]) for p in prompts]
+        for number, ids in enumerate(decoder.ids_of_all(chats, given.max_new_tokens)):
+            numbered = replace(sampling, seed=sampling.seed + number)  # each with its own noise
+            answer = decoder.generate(ids, max_new_tokens=given.max_new_tokens, sampling=numbered)
+            show(prompts[number], answer, given.jsonl)
         return
-    shown = sys.stdout.isatty()
-    chat = Chat(decoder, colours=shown, max_new_tokens=given.max_new_tokens, sampling=sampling)
-    if not sys.stdin.isatty():
-        for line in sys.stdin:
-            if not chat.say(line.rstrip("\n")):
-                return
-        return
-    import readline  # noqa: F401 - lines can be edited, and the arrows bring earlier ones back
-
-    if shown:
+    colours = sys.stdout.isatty()
+    chat = Chat(decoder, colours=colours, max_new_tokens=given.max_new_tokens, sampling=sampling)
+    if colours:
         print(f"Colour: tokens that a step added, {legend()}. /help lists the commands.")
-    talk(chat, input, "> ")
+    talk(chat)
 
 
-def answer(decoder: Decoder, prompt: str, given: argparse.Namespace, sampling: Sampling) -> None:
-    """Print the answer to a prompt: exact, except that a terminal gets control characters as escapes."""
-    ids = decoder.ids_of(prompt) if given.raw else prompt_of(decoder, [{"role": "user", "content": prompt}])
-    reply = decoder.generate(ids, max_new_tokens=given.max_new_tokens, sampling=sampling)
-    if given.jsonl:
-        row = {"prompt": prompt, "text": reply.text, "ids": reply.ids, "accept_lengths": reply.accept_lengths}
-        print(visible(json.dumps(row | {"stop": reply.stop}, ensure_ascii=False)), flush=True)
-    else:  # exact in a file or a pipe; a terminal would obey control characters
-        print(visible(reply.text) if sys.stdout.isatty() else reply.text, flush=True)
+def show(prompt: str, answer: Answer, jsonl: bool) -> None:
+    """Print an answer: exact, except that a terminal gets control characters as escapes."""
+    if jsonl:
+        print(visible(json.dumps({"prompt": prompt, **asdict(answer)}, ensure_ascii=False)), flush=True)
+    else:
+        print(visible(answer.text) if sys.stdout.isatty() else answer.text, flush=True)
 
 
 def prompts_of(given: argparse.Namespace) -> list[str]:
@@ -302,25 +295,6 @@ def prompts_of(given: argparse.Namespace) -> list[str]:
     if not prompts:
         raise UserError(f"--file {given.file}: holds no prompt")
     return prompts
-
-
-def settings_of(texts: list[str]) -> dict[str, Any]:
-    """Read settings of the form KEY=VALUE. Raises UserError for anything else."""
-    settings: dict[str, Any] = {}
-    for text in texts:
-        key, equals, value = text.partition("=")
-        if not equals:
-            raise UserError(f"--set {text}: must be KEY=VALUE")
-        settings[key] = value_of(value)
-    return settings
-
-
-def quiet() -> None:
-    """Silence transformers' progress bars and notes, which would mix with the answer."""
-    from transformers.utils import logging
-
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
 
 
 if __name__ == "__main__":

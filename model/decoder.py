@@ -1,8 +1,8 @@
-"""A model, its tokenizer and a method: text in, text out, a run of accepted tokens at a time."""
+"""A model, its tokenizer and a method: text in, text out, step by step."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,14 +17,15 @@ from .engine.linear import linear_of, unpack_linears
 from .engine.loop import whole
 from .engine.sampling import GREEDY, Sampling
 from .engine.target import unwrapped
-from .errors import UserError
+from .errors import UserError, one_line
 from .files import load_state, save_state
+from .generate import eos_ids
 from .methods import DEFAULT, make_method
-from .quantization import quantize as quantized
+from .quantization import quantize as quantize_model
 from .tuning import described, make_fast
 
 DTYPES = ("auto", "float32", "float16", "bfloat16")
-# Text; a chat; or ids: a list or an array (NumPy's, torch's) of one row, or a mapping that has them as input_ids.
+# Text; a chat; or ids: a list or an array (NumPy, torch) of one row, or a mapping with input_ids.
 Ids = Sequence[int] | Sequence[Sequence[int]] | torch.Tensor | NDArray[np.integer[Any]]
 Prompt = str | Sequence[Mapping[str, str]] | Ids | Mapping[str, Any]
 
@@ -51,28 +52,27 @@ class Answer:
 
 
 class Decoder:
-    """Decodes with a method; what the method carries from prompt to prompt stays with this object.
+    """Decodes with a method, whose state is kept between prompts.
 
-    Threads may share it, and the model: each answer is what it is alone. They take turns by steps, so that several
-    answers at once are no faster than one after the other. Each has a cache of its own.
+    Threads may share it, and the model. They take turns by steps: several answers at once are no faster than one after
+    the other.
 
     Args:
-        model: a transformers causal LM with full attention. What peft or torch.compile made of it is taken, too; steps
-            call it as it is inside `torch.compile(model)`.
+        model: a transformers causal LM with full attention, by itself or inside peft's or torch.compile's wrapper.
         tokenizer: its tokenizer; None: ids in, ids out.
         method: a name of `methods.METHODS`, or a drafter; settings are the method's own. Default: the fastest on real
             text; the published one is "recycling".
-        start: hot: what is learnt is carried on; cold: forgotten before each prompt; or the file of a saved state.
+        start: hot: keep what is learnt; cold: forget it before each prompt; or the file of a saved state.
         context: tokens of prompt and answer together; default: the model's limit, at most 4096.
         execution: auto, eager or graph; see `tuning.choose_execution`.
         linear: auto, onednn, fused or torch; see `tuning.choose_linear`. All but torch change the layout of the model's
             linear layers, not what they compute, until `release`; onednn keeps a second copy of their weights.
 
     Attributes:
-        settings: what was chosen, and why, by name.
+        settings: what decides the speed, by name: what was asked for, or what auto chose and why.
 
     Raises:
-        UserError: a model, method or setting that does not fit; says which.
+        UserError: a model, method or setting that does not fit.
     """
 
     def __init__(
@@ -88,50 +88,38 @@ class Decoder:
         **settings: Any,
     ) -> None:
         self.tokenizer, self.start = tokenizer, str(start)
-        before = linear_of(unwrapped(model))
+        as_it_was = linear_of(unwrapped(model)) == "torch"
         try:
-            self._make(model, method, context, execution, linear, settings)
-        except UserError:
-            if before == "torch":  # a decoder that cannot be made leaves the model as it was
+            self.target = make_fast(Target, model, context=context, execution=execution, linear=linear)
+            self.eos = eos_of(self.target.model, tokenizer)
+            if isinstance(method, str):
+                method = make_method(method, self.target, eos=self.eos, **settings)
+            elif settings:
+                raise UserError(f"method {type(method).__name__}: is made already and takes no {', '.join(settings)}")
+            self.method = method
+            if self.start not in ("hot", "cold"):
+                self.load_state(self.start)
+        except BaseException:  # Ctrl-C, too: a decoder that cannot be made leaves the model as it was
+            if as_it_was:
                 unpack_linears(unwrapped(model))
             raise
 
-    def _make(
-        self,
-        model: Any,
-        method: str | Drafter,
-        context: int | None,
-        execution: str,
-        linear: str,
-        settings: dict[str, Any],
-    ) -> None:
-        self.target = make_fast(Target, model, context=context, execution=execution, linear=linear)
-        self.eos = eos_of(self.target.model, self.tokenizer)
-        if isinstance(method, str):
-            method = make_method(method, self.target, eos=self.eos, **settings)
-        elif settings:
-            raise UserError(f"method {type(method).__name__}: is made already and takes no {', '.join(settings)}")
-        self.method = method
-        if self.start not in ("hot", "cold"):
-            self.load_state(self.start)
-
     @property
     def settings(self) -> dict[str, str]:
-        """What decides the speed, by name: what was asked for, or what auto chose and why."""
         return {"method": type(self.method).__name__, **described(self.target)}
 
     def release(self) -> None:
-        """Give the model's linear layers their own layout back; this decoder is not to be used afterwards."""
+        """Give the model's linear layers their own layout back. Do not use this decoder afterwards."""
         with self.target.turns:
             unpack_linears(self.target.model)
 
     def save_state(self, path: str | Path) -> None:
-        """Write what the method has learnt to a file. Raises UserError if the disk refuses it."""
+        """Write what the method has learnt to a file. Raises UserError if it cannot be written."""
         with self.target.turns:
             save_state(self.method.state_dict(), Path(path))
 
     def load_state(self, path: str | Path) -> None:
-        """Go on from what `save_state` wrote. Raises UserError if it cannot be read, or is another method's."""
+        """Load what `save_state` wrote. Raises UserError if it cannot be read, or is another method's."""
         with self.target.turns:
             self.method.load_state_dict(load_state(Path(path)))
 
@@ -147,16 +135,13 @@ class Decoder:
         quantize: str | None = None,
         **settings: Any,
     ) -> Decoder:
-        """A model of the hub or of a folder, from safetensors alone.
+        """Load a model from the hub or a folder, from safetensors alone. Raises UserError if it cannot be loaded.
 
         Args:
             dtype: auto: float32 on a CPU, the checkpoint's own elsewhere.
-            device: default: CUDA where there is one, else the CPU.
+            device: default: CUDA if available, else the CPU.
             quantize: int8 or int4, by torchao; see `quantization`.
             settings: as the class takes them.
-
-        Raises:
-            UserError: it cannot be loaded.
         """
         from huggingface_hub.errors import HFValidationError
         from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
@@ -165,78 +150,70 @@ class Decoder:
         if str(dtype).removeprefix("torch.") not in DTYPES:
             raise UserError(f"dtype={dtype}: use one of {', '.join(DTYPES)}")
         folder = Path(name_or_path).expanduser()
-        is_local = bool(str(name_or_path)) and folder.exists()
-        if not is_local:
-            try:
-                validate_repo_id(str(name_or_path))
-            except HFValidationError:
-                raise UserError(f"model {name_or_path}: no such folder, and not a hub name either") from None
+        is_local = bool(name_or_path) and folder.exists()
         try:
+            if not is_local:
+                validate_repo_id(name_or_path)
             placed = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
             torch.zeros(1, device=placed)
+        except HFValidationError:
+            raise UserError(f"model {name_or_path}: no such folder, and not a hub name either") from None
         except (RuntimeError, AssertionError) as error:  # no such device, or a torch that was not built for it
-            raise UserError(f"device={device}: {' '.join(str(error).split())[:200]}") from None
-        kind = torch.float32 if dtype == "auto" and placed.type == "cpu" else dtype
+            raise UserError(f"device={device}: {one_line(error)[:200]}") from None
+        weights = torch.float32 if dtype == "auto" and placed.type == "cpu" else dtype
         common = dict(revision=revision, trust_remote_code=trust_remote_code)
-        source = str(folder if is_local else name_or_path)
+        source = str(folder) if is_local else name_or_path
         try:
             tokenizer = AutoTokenizer.from_pretrained(source, **common)
-            model = AutoModelForCausalLM.from_pretrained(source, dtype=kind, use_safetensors=True, **common)
+            model = AutoModelForCausalLM.from_pretrained(source, dtype=weights, use_safetensors=True, **common)
         except (OSError, ValueError, KeyError, ImportError, SafetensorError) as error:
-            what = "cannot be loaded" if is_local else "no such folder, and the hub's cannot be loaded"
-            raise UserError(f"model {name_or_path}: {what} ({' '.join(str(error).split())[:300]})") from None
+            why = "cannot be loaded" if is_local else "no such folder, and the hub's cannot be loaded"
+            raise UserError(f"model {name_or_path}: {why} ({one_line(error)[:300]})") from None
         if quantize is not None:
-            quantized(model, quantize, placed)
+            quantize_model(model, quantize, placed)
         return cls(model.to(placed).eval(), tokenizer, **settings)
 
     def ids_of(self, prompt: Prompt) -> list[int]:
-        """Token ids of a prompt: ids as they are, a chat (roles and contents) by the tokenizer's template, or text.
+        """Return the token ids of ids, of text, or of a chat (roles and contents) by the tokenizer's template.
 
         Raises:
             UserError: text without a tokenizer, a chat without a template, several rows, padding, or no ids.
         """
-        given = prompt if isinstance(prompt, str) else one_row(prompt)
-        if isinstance(given, str) or any(isinstance(turn, Mapping) for turn in given):
-            kind = "text" if isinstance(given, str) else "a chat"
+        row = prompt if isinstance(prompt, str) else one_row(prompt)
+        if isinstance(row, str) or any(isinstance(turn, Mapping) for turn in row):
             if self.tokenizer is None:
+                kind = "text" if isinstance(row, str) else "a chat"
                 raise UserError(f"prompt: is {kind}, and this decoder has no tokenizer; give token ids")
-            if isinstance(given, str):
-                ids = list(self.tokenizer(given)["input_ids"])
-            elif self.tokenizer.chat_template is None:
-                raise UserError("prompt: is a chat, and the tokenizer has no template for one; give text")
-            else:
-                ids = self._templated(given)
-        else:
-            ids = given
-        for token in ids:
+            row = self._tokenized(row)
+        for token in row:
             if not isinstance(token, int) or isinstance(token, bool):
                 raise UserError(f"prompt: holds {str(token)[:40]!r}, which is no token id; give text, ids or one chat")
-        if not ids:
+        if not row:
             raise UserError("prompt: has no tokens")
-        if not 0 <= min(ids) <= max(ids) < self.target.vocab_size:
+        if not 0 <= min(row) <= max(row) < self.target.vocab_size:
             raise UserError(f"prompt: has ids outside the vocabulary of {self.target.vocab_size}")
-        return ids
+        return row
 
-    def _templated(self, chat: list[dict[str, str]]) -> list[int]:
-        """A chat's ids; whatever a template objects to, it says in its own words."""
+    def _tokenized(self, prompt: str | list[Any]) -> list[int]:
+        """Return the ids of a text or a chat. Raises UserError if there is no chat template or it refuses the chat."""
+        if isinstance(prompt, str):
+            return list(self.tokenizer(prompt)["input_ids"])
+        if self.tokenizer.chat_template is None:
+            raise UserError("prompt: is a chat, and the tokenizer has no template for one; give text")
         try:
-            return list(self.tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False))
-        except Exception as error:  # jinja2's, which comes with transformers, if at all
-            raise UserError(f"prompt: the chat template refuses it ({' '.join(str(error).split())[:200]})") from None
+            return list(self.tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=False))
+        except Exception as error:  # whatever the template objects to, and jinja2's own
+            raise UserError(f"prompt: the chat template refuses it ({one_line(error)[:200]})") from None
 
     def stream(
-        self,
-        prompt: Prompt,
-        *,
-        max_new_tokens: int = 256,
-        sampling: Sampling = GREEDY,
+        self, prompt: Prompt, *, max_new_tokens: int = 256, sampling: Sampling = GREEDY
     ) -> Generator[StepRecord, None, Generation]:
-        """The answer's steps, each as soon as its tokens are known; returns the whole.
+        """Yield the answer's steps, each as soon as its tokens are known; return the whole answer.
 
-        What the last answer left in the cache of this prompt's beginning, as in a conversation, is not computed again.
+        What a cache still has of the prompt's beginning, as in a conversation, is not computed again.
 
         Raises:
-            UserError: as `ids_of` and `decode`, and where the model is not what it was when this decoder was made.
+            UserError: as `ids_of` and `decode`, or the model was changed after this decoder was made.
         """
         ids = self.ids_of(prompt)
         with self.target.turns:
@@ -258,14 +235,8 @@ class Decoder:
             reuse=self.start != "cold",
         )
 
-    def generate(
-        self,
-        prompt: Prompt,
-        *,
-        max_new_tokens: int = 256,
-        sampling: Sampling = GREEDY,
-    ) -> Answer:
-        """The whole answer. Raises as `stream` does."""
+    def generate(self, prompt: Prompt, *, max_new_tokens: int = 256, sampling: Sampling = GREEDY) -> Answer:
+        """Return the whole answer. Raises as `stream` does."""
         out = whole(self.stream(prompt, max_new_tokens=max_new_tokens, sampling=sampling))
         return Answer(self.text_of(out.tokens), out.tokens, out.accept_lengths, out.stop)
 
@@ -277,33 +248,37 @@ class Decoder:
         sampling: Sampling = GREEDY,
         progress: bool = True,
     ) -> list[Answer]:
-        """The answers to several prompts, one after the other, each drawn by noise of its own.
+        """Answer several prompts one after the other, each with its own noise. Raises as `ids_of_all` does.
 
         Args:
-            progress: a bar on standard error.
-
-        Raises:
-            UserError: as `stream`.
+            progress: show a bar on standard error.
         """
         from tqdm.auto import tqdm  # transformers brings it
 
-        answers = []
-        for number, prompt in enumerate(tqdm(list(prompts), unit="prompt", disable=not progress)):
-            own = replace(sampling, seed=sampling.seed + number)
-            answers.append(self.generate(prompt, max_new_tokens=max_new_tokens, sampling=own))
+        answers: list[Answer] = []
+        for ids in tqdm(self.ids_of_all(prompts, max_new_tokens), unit="prompt", disable=not progress):
+            numbered = replace(sampling, seed=sampling.seed + len(answers))
+            answers.append(self.generate(ids, max_new_tokens=max_new_tokens, sampling=numbered))
         return answers
 
+    def ids_of_all(self, prompts: Iterable[Prompt], max_new_tokens: int) -> list[list[int]]:
+        """Return the ids of several prompts. Raises UserError before the first is answered if one cannot be."""
+        rows = []
+        for number, prompt in enumerate(prompts, 1):
+            try:
+                rows.append(self.ids_of(prompt))
+                self.target.token_budget(rows[-1], max_new_tokens)
+            except UserError as error:
+                raise UserError(f"prompt {number}: {error}") from None
+        return rows
+
     def text_of(self, ids: list[int]) -> str:
-        """Without special tokens; empty without a tokenizer."""
+        """Return the text of ids without special tokens; empty without a tokenizer."""
         return "" if self.tokenizer is None else str(self.tokenizer.decode(ids, skip_special_tokens=True))
 
 
 def one_row(prompt: Any) -> list[Any]:
-    """What a prompt that is no text holds, as Python's own numbers: ids, or the turns of a chat.
-
-    Raises:
-        UserError: several rows, padding, or no list at all.
-    """
+    """Return a prompt's ids, as Python's numbers, or its chat's turns. Raises UserError if it is no single row."""
     if isinstance(prompt, Mapping):
         if "input_ids" not in prompt:
             raise UserError(f"prompt: is a mapping of {', '.join(map(str, prompt))[:80]}, without input_ids")
@@ -311,43 +286,37 @@ def one_row(prompt: Any) -> list[Any]:
         if mask is not None and 0 in (row := one_row(mask)):
             raise UserError(f"prompt: attention_mask leaves {row.count(0)} of {len(row)} tokens out; give ids unpadded")
         return one_row(prompt["input_ids"])
-    given = prompt.tolist() if hasattr(prompt, "tolist") else prompt
-    if isinstance(given, int):  # a tensor without a dimension
-        return [given]
-    if not isinstance(given, Sequence) or isinstance(given, str | bytes):
+    numbers = prompt.tolist() if hasattr(prompt, "tolist") else prompt
+    if isinstance(numbers, int):  # a tensor without a dimension
+        return [numbers]
+    if not isinstance(numbers, Sequence) or isinstance(numbers, str | bytes):
         raise UserError(f"prompt: is of type {type(prompt).__name__}; give text, a chat or token ids")
-    given = [each.tolist() if hasattr(each, "tolist") else each for each in given]
-    rows = [each for each in given if isinstance(each, Sequence) and not isinstance(each, str)]
-    if not rows:
-        return given
-    if len(given) > 1:
-        raise UserError(f"prompt: has {len(given)} rows; a decoder answers one, give them one by one")
-    return one_row(rows[0])
+    numbers = [number.tolist() if hasattr(number, "tolist") else number for number in numbers]
+    rows = [row for row in numbers if isinstance(row, Sequence) and not isinstance(row, str)]
+    if rows and len(numbers) > 1:
+        raise UserError(f"prompt: has {len(numbers)} rows; a decoder answers one, give them one by one")
+    return one_row(rows[0]) if rows else numbers
 
 
-def pieces(steps: Iterator[StepRecord], text_of: Any) -> Iterator[tuple[str, int]]:
-    """A stream as text: what each step adds to it, and its accepted length.
+def pieces(steps: Iterable[StepRecord], text_of: Callable[[list[int]], str]) -> Iterator[tuple[str, int]]:
+    """Yield a stream's text: what each step adds to it, and its accepted length.
 
     A character that a step leaves unfinished comes with the step that finishes it.
     """
     ids: list[int] = []
-    shown = ""
-    held = 0
+    shown, length = "", 0
     for step in steps:
         ids += step.tokens
-        held += step.accepted
+        length += step.accepted
         text = text_of(ids)
-        if not text.endswith("\ufffd"):  # bytes of a character that is not whole yet
-            yield text[len(shown) :], held
-            shown, held = text, 0
-    if held:
-        yield text_of(ids)[len(shown) :], held
+        if not text.endswith("\ufffd"):  # bytes of an unfinished character
+            yield text[len(shown) :], length
+            shown, length = text, 0
+    if length:
+        yield text_of(ids)[len(shown) :], length
 
 
 def eos_of(model: Any, tokenizer: Any) -> frozenset[int]:
-    """Every id that the generation config, the config or the tokenizer calls an end of sequence."""
-    eos: set[int] = set()
-    for source in (model.generation_config, model.config, tokenizer):
-        ids = getattr(source, "eos_token_id", None)
-        eos |= {ids} if isinstance(ids, int) else set(ids or ())
-    return frozenset(eos)
+    """Return every id that the generation config, the config or the tokenizer calls an end of sequence."""
+    sources = (model.generation_config, model.config, tokenizer)
+    return frozenset().union(*(eos_ids(getattr(source, "eos_token_id", None)) for source in sources))

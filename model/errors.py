@@ -4,10 +4,7 @@ from __future__ import annotations
 
 
 class UserError(ValueError):
-    """A mistake that its maker can mend: one line that says what was wrong, where, and what to do.
-
-    Command lines print it without a traceback and exit with code 2.
-    """
+    """A user's mistake, in one line: what is wrong, where, and what to do. Commands print it and exit with code 2."""
 
 
 # Shown and not sent: C0 but newline and tab, DEL, C1 (U+009B opens a sequence as ESC [ does), and what reorders the
@@ -17,14 +14,10 @@ _ESCAPES = {code: f"\\u{code:04x}" for code in sorted(_CONTROLS)}
 
 
 def visible(text: str) -> str:
-    """The text with its control characters written out, such as \\u001b for ESC; newlines and tabs stay.
-
-    Each character is replaced by itself alone, so pieces of a stream give what the whole text gives. In JSON, where
-    such characters occur in strings only, the meaning is the same.
-    """
+    """Write control characters out, such as \\u001b for ESC; newlines and tabs stay. JSON keeps its meaning."""
     return text.translate(_ESCAPES)
 
 
 def one_line(error: BaseException) -> str:
-    """The message of an exception, on one line."""
+    """Return the message of an exception on one line."""
     return visible(" ".join(str(error).split()))

@@ -1,7 +1,4 @@
-"""Files that are there whole or not at all, however many processes write them and wherever one is killed.
-
-Among them the states of drafters, which runs are resumed from.
-"""
+"""Files that are there whole or not at all, however many processes write them and wherever one is killed."""
 
 from __future__ import annotations
 
@@ -23,13 +20,10 @@ PARTIAL = ".*.part"  # what a killed writer leaves; the pattern finds it in the 
 
 @contextmanager
 def replaced(path: Path) -> Iterator[Path]:
-    """A new name next to `path` to write to, which becomes `path` at the end; the folder is made where it is missing.
+    """Yield a new name next to `path` to write to, which becomes `path` at the end; make the folder if it is missing.
 
-    No other writer has the same name, so that of several the last one wins and none breaks another. What fails leaves
-    the old file as it was and no new one.
-
-    Raises:
-        UserError: the disk refuses it.
+    No other writer has the same name: the last one wins. A failure leaves the old file as it was, and no new one.
+    Raises UserError if the disk refuses it.
     """
     partial = path.with_name(f".{path.name[:80]}.{uuid.uuid4().hex}.part")
     try:
@@ -39,7 +33,7 @@ def replaced(path: Path) -> Iterator[Path]:
     except OSError as error:
         raise UserError(f"{path}: cannot be written ({error.strerror or error})") from None
     finally:
-        if partial.exists():  # not after a success; and where its folder cannot be, neither can it
+        if partial.exists():
             partial.unlink()
 
 
@@ -50,12 +44,12 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file (UTF-8; a lone surrogate as "?"), whole or not at all. Raises UserError as `write_bytes`."""
+    """Write a text file (UTF-8; a lone surrogate as "?"). Raises UserError as `write_bytes`."""
     write_bytes(path, text.encode("utf-8", errors="replace"))
 
 
 def save_state(state: dict[str, torch.Tensor], path: Path) -> None:
-    """Write a drafter's state (safetensors) to `path`, whole or not at all. Raises UserError if the disk refuses it."""
+    """Write a drafter's state (safetensors). Raises UserError if it cannot be written."""
     try:
         with replaced(path) as partial:
             save_file({name: tensor.contiguous().cpu() for name, tensor in state.items()}, partial)
@@ -74,7 +68,7 @@ def load_state(path: Path) -> dict[str, torch.Tensor]:
 
 
 def write_json(path: Path, data: Any) -> None:
-    """Write a JSON file, whole or not at all. Raises UserError if the disk refuses it."""
+    """Write a JSON file. Raises UserError as `write_bytes`."""
     write_text(path, json.dumps(data, indent=2, ensure_ascii=False) + "\n")
 
 

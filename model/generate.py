@@ -1,7 +1,4 @@
-"""This project's decoding inside transformers' own `generate`: `model.generate(..., custom_generate=Generate())`.
-
-transformers prepares inputs, processors and criteria as ever, and hands the decoding loop over.
-"""
+"""Decoding inside transformers' own `generate`, which prepares everything else: `custom_generate=Generate()`."""
 
 from __future__ import annotations
 
@@ -21,90 +18,59 @@ from .errors import UserError
 from .methods import DEFAULT, make_method
 from .tuning import make_fast
 
-# What transformers makes of these before the loop (prompt, lengths, processors, criteria), or the loop reads itself.
+# What transformers makes of these before the loop, or the loop reads itself.
 HONOURED = {
-    "bos_token_id": "the prompt where there is none",
-    "max_length": "length",
-    "max_new_tokens": "length",
-    "min_length": "processor",
-    "min_new_tokens": "processor",
-    "eos_token_id": "criterion, and processors",
-    "max_time": "criterion",
-    "stop_strings": "criterion; needs a tokenizer, which transformers asks for by name",
-    "token_healing": "the prompt; needs a tokenizer, too",
-    "do_sample": "the loop",
-    "temperature": "processor",
-    "top_k": "processor",
-    "top_p": "processor",
-    "top_h": "processor",
-    "min_p": "processor",
-    "typical_p": "processor",
-    "epsilon_cutoff": "processor",
-    "eta_cutoff": "processor",
-    "repetition_penalty": "processor",
-    "encoder_repetition_penalty": "processor",
-    "no_repeat_ngram_size": "processor",
-    "encoder_no_repeat_ngram_size": "processor",
-    "bad_words_ids": "processor",
-    "sequence_bias": "processor",
-    "suppress_tokens": "processor",
-    "begin_suppress_tokens": "processor",
-    "forced_bos_token_id": "processor",
-    "forced_eos_token_id": "processor",
-    "exponential_decay_length_penalty": "processor",
-    "remove_invalid_values": "processor",
-    "renormalize_logits": "processor",
-    "return_dict_in_generate": "the loop",
+    "bos_token_id": "the prompt if there is none",
+    "token_healing": "the prompt; transformers asks for a tokenizer",
+    **dict.fromkeys(("max_length", "max_new_tokens"), "length"),
+    **dict.fromkeys(("eos_token_id", "max_time", "stop_strings"), "criterion"),
+    **dict.fromkeys(("do_sample", "return_dict_in_generate"), "the loop"),
 }
+HONOURED |= dict.fromkeys(
+    (
+        *("min_length", "min_new_tokens", "temperature", "top_k", "top_p", "top_h", "min_p", "typical_p"),
+        *("epsilon_cutoff", "eta_cutoff", "repetition_penalty", "encoder_repetition_penalty", "no_repeat_ngram_size"),
+        *("encoder_no_repeat_ngram_size", "bad_words_ids", "sequence_bias", "suppress_tokens"),
+        *("begin_suppress_tokens", "forced_bos_token_id", "forced_eos_token_id", "remove_invalid_values"),
+        *("exponential_decay_length_penalty", "renormalize_logits"),
+    ),
+    "processor",
+)
 
 # What decides no token of one sequence that is decoded here.
 IRRELEVANT = {
     "pad_token_id": "one sequence has no padding",
     "decoder_start_token_id": "encoder-decoder models are refused",
-    "use_cache": "the cache is this decoding's own",
-    "cache_config": "of a quantized cache, which is refused",
-    "max_cache_len": "of transformers' static cache",
-    "compile_config": "how transformers compiles its own forward",
-    "disable_compile": "how transformers compiles its own forward",
     "continuous_batching_config": "of generate_batch",
-    "early_stopping": "of beams, which are refused",
-    "length_penalty": "of beams",
-    "diversity_penalty": "of groups of beams, which are refused",
     "low_memory": "of contrastive search, which is refused",
-    "assistant_confidence_threshold": "of transformers' own drafting, which is refused",
-    "assistant_ensemble_weight": "of transformers' own drafting",
-    "assistant_lookbehind": "of transformers' own drafting",
-    "target_lookbehind": "of transformers' own drafting",
-    "num_assistant_tokens": "of transformers' own drafting",
-    "num_assistant_tokens_schedule": "of transformers' own drafting",
-    "max_matching_ngram_size": "of transformers' own drafting",
+    **dict.fromkeys(("use_cache", "cache_config", "max_cache_len"), "the cache is this decoding's own"),
     "transformers_version": "says who wrote the settings",
+    **dict.fromkeys(("compile_config", "disable_compile"), "how transformers compiles its own forward"),
+    **dict.fromkeys(("early_stopping", "length_penalty", "diversity_penalty"), "of beams, which are refused"),
 }
+IRRELEVANT |= dict.fromkeys(
+    (
+        *("assistant_confidence_threshold", "assistant_ensemble_weight", "assistant_lookbehind", "target_lookbehind"),
+        *("num_assistant_tokens", "num_assistant_tokens_schedule", "max_matching_ngram_size"),
+    ),
+    "of transformers' own drafting, which is refused",
+)
 
 # What is refused, and the values by which it is not asked for.
 REFUSED: dict[str, tuple[Any, ...]] = {
-    "num_beams": (None, 1),
-    "num_beam_groups": (None, 1),
-    "num_return_sequences": (None, 1),
-    "penalty_alpha": (None, 0),
-    "dola_layers": (None,),
-    "constraints": (None,),
-    "force_words_ids": (None,),
-    "guidance_scale": (None, 1),
-    "watermarking_config": (None,),
-    "prompt_lookup_num_tokens": (None,),
-    "assistant_early_exit": (None,),
-    "use_mtp": (None, False),
-    "speculation_type": (None,),
-    "is_assistant": (None, False),
+    **dict.fromkeys(("num_beams", "num_beam_groups", "num_return_sequences", "guidance_scale"), (None, 1)),
+    **dict.fromkeys(("dola_layers", "constraints", "force_words_ids", "watermarking_config"), (None,)),
+    **dict.fromkeys(("prompt_lookup_num_tokens", "assistant_early_exit", "speculation_type"), (None,)),
+    **dict.fromkeys(("use_mtp", "is_assistant"), (None, False)),
     "prefill_chunk_size": (None,),
+    "penalty_alpha": (None, 0),
     "cache_implementation": (None, "dynamic", "hybrid", "static", "offloaded", "offloaded_static"),  # all but quantized
 }
 OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")  # refused with a dictionary
 
-# Inputs of the model that `generate` prepares, and what is checked of them below.
-INPUTS = ("attention_mask", "position_ids", "past_key_values", "inputs_embeds", "use_cache", "logits_to_keep")
-PREPARED = (*INPUTS, "cache_position", *OUTPUTS)
+# Inputs of the model that `generate` prepares; some are checked below.
+PREPARED = {"attention_mask", "position_ids", "past_key_values", "inputs_embeds", "use_cache", "logits_to_keep"}
+PREPARED |= {"cache_position", *OUTPUTS}
 
 
 def refuse(model: Any, input_ids: torch.Tensor, config: Any, kwargs: dict[str, Any]) -> None:
@@ -113,41 +79,31 @@ def refuse(model: Any, input_ids: torch.Tensor, config: Any, kwargs: dict[str, A
     A setting of a newer transformers that this file does not know is refused as soon as it is used.
 
     Args:
-        input_ids: (B, P).
         config: the GenerationConfig of the call.
         kwargs: what `generate` hands to the model.
-
-    Raises:
-        UserError: what there is of it.
     """
     defaults: dict[str, Any] = getattr(config, "_get_default_generation_params", dict)()
-    known = HONOURED.keys() | IRRELEVANT.keys() | REFUSED.keys() | set(OUTPUTS)
-    names = [name for name in vars(type(config)()) if not name.startswith("_")]  # others are a checkpoint's own remarks
-    new = {name: getattr(config, name) not in (None, defaults.get(name)) for name in names if name not in known}
+    listed = HONOURED.keys() | IRRELEVANT.keys() | REFUSED.keys() | set(OUTPUTS)
+    fields = [name for name in vars(type(config)()) if not name.startswith("_")]  # others are a checkpoint's remarks
     cache, positions, mask = (kwargs.get(name) for name in ("past_key_values", "position_ids", "attention_mask"))
     cannot = {
         "a batch of several sequences": input_ids.shape[0] > 1,
         **{name: getattr(config, name, None) not in idle for name, idle in REFUSED.items()},
         **{name: bool(config.return_dict_in_generate and getattr(config, name, False)) for name in OUTPUTS},
-        **new,
+        **{name: getattr(config, name) not in (None, defaults.get(name)) for name in fields if name not in listed},
         "padding (attention_mask)": mask is not None and not bool((mask == 1).all()),
         "past_key_values": cache is not None and cache.get_seq_length() > 0,
         "inputs_embeds": kwargs.get("inputs_embeds") is not None,
-        "position_ids": positions is not None and not _counted(positions),
+        "position_ids": positions is not None and positions.flatten().tolist() != list(range(positions.shape[-1])),
         **{name: value is not None for name, value in kwargs.items() if name not in PREPARED},
         "inputs prepared by another object (prompt tuning)": _prepared_elsewhere(model),
     }
-    if asked := [name for name, wanted in cannot.items() if wanted]:
-        raise UserError(f"custom_generate: this decoding has no {', '.join(asked)}; leave it out")
-
-
-def _counted(positions: torch.Tensor) -> bool:
-    """Whether positions (..., P) are 0, 1, 2, ..."""
-    return bool((positions == torch.arange(positions.shape[-1], device=positions.device)).all())
+    if names := [name for name, asked in cannot.items() if asked]:
+        raise UserError(f"custom_generate: this decoding has no {', '.join(names)}; leave it out")
 
 
 def _prepared_elsewhere(model: Any) -> bool:
-    """Whether an adapter prepares the model's inputs, as peft's prompt tuning does; this loop prepares its own."""
+    """True if an adapter prepares the model's inputs, as peft's prompt tuning does; this loop prepares its own."""
     prepare = vars(model).get("prepare_inputs_for_generation")
     adapter = getattr(prepare, "__self__", None)
     return bool(getattr(getattr(adapter, "active_peft_config", None), "is_prompt_learning", False))
@@ -173,7 +129,7 @@ class ModelState:
     """State kept with a model: its targets, and the drafters made for it. A copy of the model gets none of it."""
 
     def __init__(self) -> None:
-        self.targets: dict[tuple[str, str], Target] = {}  # by execution and linear
+        self.targets: dict[tuple[str, str], Target] = {}  # by the execution and linear asked for
         self.drafters: WeakKeyDictionary[Generate, tuple[Target, Drafter]] = WeakKeyDictionary()
 
     def __reduce__(self) -> tuple[type[ModelState], tuple[()]]:
@@ -185,11 +141,8 @@ class Generate:
     """A decoding method for `custom_generate`. What it learns is kept between calls, separately for each model.
 
     Greedy output is the model's own. With `do_sample` each token is drawn from the distribution that transformers'
-    processors leave, by noise that belongs to the token's place, so it is not torch's own draw but has its shares;
-    `torch.manual_seed` decides it.
-
-    Threads may share it, and the model: each answer is what it is alone, also next to calls without it. They take turns
-    by steps, so that several answers at once are no faster than one after the other. Each has a cache of its own.
+    processors leave, by noise keyed by position: other draws than torch's own, from the same distribution.
+    `torch.manual_seed` decides them. Threads may share it and the model, as with `Decoder`.
 
     transformers (5.23) keeps some arguments from a callable: `streamer` (give `token_streamer`, too) and `tokenizer`,
     so that `stop_strings` becomes `stopping_criteria=[StopStringCriteria(tokenizer, [...])]`. Criteria get no scores.
@@ -197,14 +150,13 @@ class Generate:
 
     Args:
         method: a name of `methods.METHODS`; settings are its own.
-        start: hot, or cold: what was learnt is forgotten before each call.
-        execution: as `Decoder` has it.
+        start: hot: keep what is learnt; cold: forget it before each call.
+        execution: as `Decoder` takes it.
         linear: torch leaves the model as it is. auto, onednn and fused change the layout of its linear layers, for all
             users of the model, until `release`.
 
     Raises:
-        UserError: when called, for what it cannot do (several sequences, beams, padding, scores), by name: see
-            `generate_settings`.
+        UserError: when called, for what it cannot do (several sequences, beams, padding, scores), by name.
     """
 
     def __init__(
@@ -238,11 +190,10 @@ class Generate:
         token_streamer: Any = None,
         **kwargs: Any,
     ) -> Any:
-        """transformers' contract of a decoding method: ids (1, P) -> (1, P + new), or its output class.
+        """Follow transformers' contract of a decoding method: ids (1, P) -> (1, P + new), or its output class.
 
         Args:
-            token_streamer: what else would be `streamer`, which transformers (5.23) hands to no callable: give it the
-                same object as both; the prompt goes to the one, and what is new to the other.
+            token_streamer: gets the new tokens; `streamer`, which transformers (5.23) hands to no callable, the prompt.
         """
         config = generation_config
         refuse(model, input_ids, config, kwargs)
@@ -261,21 +212,19 @@ class Generate:
             session,
             prompt,
             max_new_tokens=config.max_length - len(prompt),
-            eos=ended_by(config),
+            eos=eos_ids(config.eos_token_id),
             sampling=Sampling(temperature=temperature, seed=seed, processors=processors),
         )
         ids = input_ids
         with closing(steps):
             for step in steps:
-                streamed = []
                 for token in step.tokens:
-                    streamed.append(token)
                     ids = torch.cat((ids, torch.tensor([[token]], device=ids.device)), dim=1)
-                    if bool(stopping_criteria(ids, None).all()):
+                    if token_streamer is not None:
+                        token_streamer.put(torch.tensor([token]))
+                    if stopping_criteria(ids, None).all():
                         steps.close()
                         break
-                for token in streamed if token_streamer is not None else ():
-                    token_streamer.put(torch.tensor([token]))
         if token_streamer is not None:
             token_streamer.end()
         if not config.return_dict_in_generate:
@@ -287,34 +236,25 @@ class Generate:
     def _drafter(self, model: Any, target: Target) -> Drafter:
         """Return this method's drafter for a model; a new one for a new target inherits its state."""
         state: ModelState = vars(model)[ATTRIBUTE]
-        drafters = state.drafters
-        drafter_target, drafter = drafters.get(self, (None, None))
-        if drafter_target is not target:
-            new = make_method(self.method, target, **dict(self.settings))
+        drafter_target, drafter = state.drafters.get(self, (None, None))
+        if drafter is None or drafter_target is not target:
+            new = make_method(self.method, target, **self.settings)
             if drafter is not None and new.stateful:
                 new.load_state_dict(drafter.state_dict())
-            drafters[self], drafter = (target, new), new
-        assert drafter is not None
+            state.drafters[self], drafter = (target, new), new
         return drafter
 
 
-def ended_by(config: Any) -> set[int]:
-    """Return the ids that end the text; the loop needs them so that no method learns what follows them."""
-    ids = config.eos_token_id
-    return set() if ids is None else {ids} if isinstance(ids, int) else set(ids)
+def eos_ids(ids: int | list[int] | None) -> set[int]:
+    """Return the ids of an `eos_token_id`, which may be one, several or none."""
+    return {ids} if isinstance(ids, int) else set(ids or ())
 
 
 def target_of(model: Any, length: int, execution: str = "auto", linear: str = "torch") -> Target:
     """Return the model's target for texts of so many tokens; made once and kept with the model.
 
-    Made anew if the text is longer than its context, or the model has changed: copied, resized, moved, cast, with
-    other layers or attention. Call it in a turn of the model's.
-
-    Args:
-        execution, linear: as `tuning.make_fast` takes them, where a target is made.
-
-    Raises:
-        UserError: more than the model's positions, or a model that the engine cannot drive.
+    Made anew if the text is longer than its context, the model has changed (`Target.changed`) or is a copy. To be
+    called in a turn of the model's. Raises UserError as `tuning.make_fast` does.
     """
     state: ModelState = vars(model).get(ATTRIBUTE, ModelState())
     if any(target.model is not model or target.changed for target in state.targets.values()):

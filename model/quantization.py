@@ -1,7 +1,6 @@
 """Weights of 8 or 4 bits, by torchao: a step that waits for the memory reads a half or a quarter as much.
 
-What a model says with such weights is not what it says with its own; every method reproduces the quantised model's
-own decoding, plain decoding and `generate` among them. The table of embeddings stays as it is, and with int4 the head.
+Every method then reproduces the quantised model's own decoding. Embeddings stay as they are, and with int4 the head.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from typing import Any
 
 import torch
 
-from .errors import UserError
+from .errors import UserError, one_line
 
 QUANTIZE = ("int8", "int4")
 GROUP_SIZE = 64  # weights of one scale with int4; divides the widths of all models in configs/model
@@ -18,13 +17,13 @@ LEAST_SHARE = 0.9  # of the weights, embeddings and head not counted; a router m
 
 
 def quantize(model: Any, to: str, device: torch.device) -> None:
-    """Quantise a model's linear layers in place, one after the other on the device, where the model is afterwards.
+    """Quantise a model's linear layers in place, on the device, where the model is afterwards.
 
     Args:
         to: int8: a scale for each output; int4: a scale for each 64 weights of it, torch's own kernel for CUDA.
 
     Raises:
-        UserError: no torchao, or one that has nothing for this device and type; says which.
+        UserError: no torchao, or one that has nothing for this device and type.
     """
     if to not in QUANTIZE:
         raise UserError(f"quantize={to}: there is {', '.join(QUANTIZE)}")
@@ -37,29 +36,22 @@ def quantize(model: Any, to: str, device: torch.device) -> None:
         from torchao.quantization import Int4WeightOnlyConfig, Int8WeightOnlyConfig, quantize_
     except ImportError as error:
         raise UserError(f"quantize={to}: needs torchao; pip install torchao ({error})") from None
-    head = model.get_output_embeddings()
-    if to == "int8":
-        how = Int8WeightOnlyConfig(set_inductor_config=False)
-    else:
-        packing = "tile_packed_to_4d"
-        how = Int4WeightOnlyConfig(group_size=GROUP_SIZE, int4_packing_format=packing, set_inductor_config=False)
-
-    def chosen(layer: Any, name: str) -> bool:
-        return type(layer) is torch.nn.Linear and (to == "int8" or layer is not head)
-
+    int4 = dict(group_size=GROUP_SIZE, int4_packing_format="tile_packed_to_4d", set_inductor_config=False)
+    config = Int4WeightOnlyConfig(**int4) if to == "int4" else Int8WeightOnlyConfig(set_inductor_config=False)
+    left_out = model.get_output_embeddings() if to == "int4" else None
     try:
-        quantize_(model, how, chosen, device)
+        quantize_(model, config, lambda layer, _: type(layer) is torch.nn.Linear and layer is not left_out, device)
     except (RuntimeError, ValueError, NotImplementedError, AssertionError, ImportError) as error:
-        raise UserError(f"quantize={to}: torchao refuses this model ({' '.join(str(error).split())[:300]})") from None
+        raise UserError(f"quantize={to}: torchao refuses this model ({one_line(error)[:300]})") from None
     _check_done(model, to)
 
 
 def _check_done(model: Any, to: str) -> None:
     """Raise UserError if torchao left most of the model as it was: fused experts, other layers."""
-    apart = {id(module.weight) for module in (model.get_input_embeddings(), model.get_output_embeddings())}
-    matrices = [p for p in model.parameters() if p.dim() > 1 and id(p) not in apart]
-    done = sum(p.numel() for p in matrices if hasattr(p, "__tensor_flatten__"))
-    share = done / max(sum(p.numel() for p in matrices), 1)
+    vocabulary = {id(module.weight) for module in (model.get_input_embeddings(), model.get_output_embeddings())}
+    matrices = [p for p in model.parameters() if p.dim() > 1 and id(p) not in vocabulary]
+    quantised = sum(p.numel() for p in matrices if hasattr(p, "__tensor_flatten__"))
+    share = quantised / max(sum(p.numel() for p in matrices), 1)
     if share < LEAST_SHARE:
         raise UserError(
             f"quantize={to}: torchao quantises {share:.0%} of this model's weights, as the others are no plain linear "

@@ -30,13 +30,12 @@ from evaluation.statistics import intervals, metrics, notes, pools, published, r
 from model.errors import UserError
 from model.files import ROOT, write_text
 
-FIGURES = {  # file below docs/figures: the experiment and the name of its figure
-    "quickstart_speedup.png": ("quickstart", "speedup_over_vanilla"),
-    **{f"{n}.png": (f"{n}-embedded", n) for n in ("start", "topk", "tree_size", "update", "novelty", "budget")},
-    **{f"smollm2/{n}.png": ("curves", n) for n in ("start", "topk", "tree_size", "update", "budget")},
-    **{f"smollm2/{n}.png": (n, n) for n in ("temperature", "order")},
-    "dynamic_budget.png": ("dynamic_tree-embedded", "budget"),
-    "smollm2/dynamic_budget.png": ("dynamic_tree", "budget"),
+FIGURES = {  # file in docs/figures: the experiment and the name of its figure
+    "speedup.png": ("quickstart", "speedup_over_vanilla"),
+    "budget.png": ("dynamic_tree", "budget"),
+    "tree_size.png": ("curves", "tree_size"),
+    "topk.png": ("curves", "topk"),
+    "temperature.png": ("temperature", "temperature"),
 }
 BLOCK = re.compile(r"^<!-- results: ([^<]*?)-->\n(?:(?!<!-- ).*\n)*?<!-- end -->$", flags=re.M)
 

@@ -36,7 +36,7 @@ class Kind:
     weights: tuple[str, ...] = ()
 
 
-_HEADS = "`python -m tools.heads.train {}` trains one"
+_HEADS = "`python -m tools.heads {}` trains one"
 _DRAFT = "name a small model of the same vocabulary"
 KINDS = {  # by the method's setting
     "heads_path": Kind("medusa", "Medusa heads", _HEADS.format("medusa"), (medusa.WEIGHTS, medusa.PUBLIC_WEIGHTS)),

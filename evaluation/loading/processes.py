@@ -16,7 +16,7 @@ from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, cast
 
 import torch
 import torch.distributed
@@ -24,10 +24,7 @@ import torch.distributed
 from model.errors import UserError
 
 from ..errors import Failure, user_message
-from ..records.rows import Row
 from ..records.store import AnswerStore
-
-T = TypeVar("T")
 
 
 def world_size() -> int:
@@ -104,12 +101,6 @@ def on_first_rank(write: Callable[..., object], *arguments: Any) -> None:
         write(*arguments)
 
 
-def on_first_of_host(lock: Callable[..., object], *arguments: Any) -> None:
-    """Call a function that locks a device, on the first rank of each host alone."""
-    if local_rank() == 0:
-        lock(*arguments)
-
-
 _barriers = itertools.count()
 
 
@@ -165,46 +156,28 @@ def parallel_arguments() -> dict[str, Any]:
 
 
 def open_store(folder: Path, answer_file: Path | None) -> AnswerStore:
-    """Open the store of a run; with several ranks only the first one uses it."""
-    return AnswerStore(folder, answer_file) if world_size() == 1 else FirstRankStore(folder, answer_file)
+    """Open the store of a run; of several ranks only the first one reads and writes."""
+    store = AnswerStore(folder, answer_file)
+    return store if world_size() == 1 else cast(AnswerStore, FirstRankStore(store))
 
 
-class FirstRankStore(AnswerStore):
-    """A store that only the first rank opens; all ranks get what it reads."""
+class FirstRankStore:
+    """A store that only the first rank opens; on all ranks its methods return what they return there."""
+
+    def __init__(self, store: AnswerStore) -> None:
+        self._store = store
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        with super().locked() if rank() == 0 else nullcontext():
+        with self._store.locked() if rank() == 0 else nullcontext():
             yield
 
-    def begin(self, metadata: dict[str, Any], mixed: bool = False) -> dict[Any, Row]:
-        read = super().begin
-        return from_first_rank(lambda: read(metadata, mixed))
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        method = getattr(self._store, name)
 
-    def is_finished(self) -> bool:
-        return from_first_rank(super().is_finished)
+        def on_all_ranks(*arguments: Any) -> Any:
+            values = [method(*arguments) if rank() == 0 else None]
+            torch.distributed.broadcast_object_list(values, src=0)
+            return values[0]
 
-    def state_at(self, answered: int) -> dict[str, torch.Tensor]:
-        read = super().state_at
-        return from_first_rank(lambda: read(answered))
-
-    def last_state(self, answered: int) -> dict[str, torch.Tensor]:
-        read = super().last_state
-        return from_first_rank(lambda: read(answered))
-
-    def append(self, row: Row, state: dict[str, torch.Tensor], answered: int) -> None:
-        if rank() == 0:
-            super().append(row, state, answered)
-
-    def finish(self, summary: dict[str, Any], state: dict[str, torch.Tensor], answered: int) -> None:
-        if rank() == 0:
-            super().finish(summary, state, answered)
-
-
-def from_first_rank(read: Callable[[], T]) -> T:
-    """Return on all ranks what the first one reads, as files and clocks may differ between them."""
-    if world_size() == 1:
-        return read()
-    values = [read() if rank() == 0 else None]
-    torch.distributed.broadcast_object_list(values, src=0)
-    return values[0]  # type: ignore[return-value]
+        return on_all_ranks

@@ -17,9 +17,8 @@ from model.files import ROOT
 
 from ..configuration.methods import Method
 from ..loading.bench import answer_text, prompt_ids
-from ..loading.devices import cache_bytes, peak_bytes, restart_peak
+from ..loading.devices import PhaseClock, cache_bytes, peak_bytes, restart_peak
 from ..loading.models import LoadedModel
-from ..loading.phases import PhaseClock
 from ..records.questions import Question, read_questions
 from ..records.rows import SCHEMA, Row, repeated_ngrams
 from .shared_text import generate_together

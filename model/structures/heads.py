@@ -38,12 +38,12 @@ def locate(path: str, kind: str) -> Path:
 
     Args:
         path: as given, or relative to the repository.
-        kind: what tools.heads.train calls it: medusa or eagle.
+        kind: what tools.heads calls it: medusa or eagle.
     """
     folder = located(path)
     if not folder.is_dir():
         raise UserError(
-            f"no {kind} head in {path}: train one with `python -m tools.heads.train {kind} "
+            f"no {kind} head in {path}: train one with `python -m tools.heads {kind} "
             f"--model MODEL --text FILE --output {shlex.quote(path)}` "
             "(--model data/embedded --text embedded for the shipped model)"
         )

@@ -98,7 +98,7 @@ def test_commands_of_a_chat(decoder):
     chat = Chat(decoder, out, colours=False, max_new_tokens=8, sampling=GREEDY)
     assert chat.say("Hello there.") and len(chat.turns) == 2
     for line, says in (
-        ("/tree best:9", "recycling with best:9"),
+        ("/tree best:9", "method recycling tree=best:9"),
         ("/method dynamic nodes=5", "method dynamic"),
         ("/method nonesuch", "unknown"),
         ("/method pld depth=3", "does not take depth"),
@@ -222,7 +222,7 @@ def test_a_chat_in_a_terminal():
         assert "\033[36m" in answer or "\033[32m" in answer or "\033[33m" in answer, "runs are coloured by length"
         titles = re.findall(r"\033\]2;(.*?)\007", answer)
         assert len(titles) > 3 and answer.index("\033[22;2t") < answer.index("\033]2;") < answer.index("\033[23;2t")
-        assert all(re.fullmatch(r"MAT \d\.\d\d, [\d.]+ tokens/s, [\d.]+ x plain", title) for title in titles)
+        assert all(re.fullmatch(r"MAT \d\.\d\d, [\d.]+ tokens/s", title) for title in titles)
         shown.type("/method vanilla\n")
         shown.until("method vanilla.*\n.*> ")
         shown.type("/reset\n")
@@ -267,7 +267,7 @@ def test_ctrl_c_before_an_answer_takes_the_question_back(decoder, monkeypatch):
         raise KeyboardInterrupt
 
     chat = Chat(decoder, io.StringIO(), colours=True, max_new_tokens=9, sampling=GREEDY)
-    monkeypatch.setattr("model.cli.plain_speed", interrupted)
+    monkeypatch.setattr("model.cli.prompt_of", interrupted)
     with pytest.raises(KeyboardInterrupt):
         chat.say("Hello there.")
     assert chat.turns == []

@@ -1,7 +1,6 @@
 """In other people's code: a decoder of text, methods by name, and transformers' generate with this decoding inside."""
 
 import copy
-import random
 
 import numpy as np
 import pytest
@@ -28,7 +27,6 @@ from model.methods import METHODS, make_method
 from tests.conftest import greedy, toy_model
 
 V = 61
-ARCHITECTURES = ["llama", "llama-grouped", "qwen2", "qwen3", "gemma", "gpt-neox"]
 
 
 def target_in(model):
@@ -38,20 +36,6 @@ def target_in(model):
 
 def ids_of(*tokens):
     return torch.tensor([list(tokens)])
-
-
-@pytest.mark.parametrize("method", ["recycling", "dynamic", "pld"])
-@pytest.mark.parametrize("name", ARCHITECTURES)
-def test_custom_generate_is_greedy_generate(name, method):
-    model, generate, rng = toy_model(name), Generate(method), random.Random(1)
-    for length in (1, 5, 40):
-        ids = ids_of(*(rng.randrange(3, V) for _ in range(length)))
-        expected = model.generate(ids, max_new_tokens=40, do_sample=False)
-        found = model.generate(ids, max_new_tokens=40, do_sample=False, custom_generate=generate)
-        assert found.tolist() == expected.tolist()
-    target = target_in(model)
-    model.generate(ids, max_new_tokens=4, custom_generate=generate)
-    assert target_in(model) is target, "the target is made once"
 
 
 class Stop(StoppingCriteria):
@@ -199,15 +183,6 @@ def test_a_character_in_two_steps_comes_whole():
     assert found == [("xé", 3), ("\ufffd", 1)], "what is never finished comes at the end as it is"
 
 
-def test_a_cold_decoder_forgets_and_a_hot_one_does_not():
-    model, prompt = toy_model("llama"), [5, 6, 7, 8]
-    lengths = {}
-    for start in ("cold", "hot"):
-        decoder = Decoder(model, start=start, method="recycling", tree="best:20")
-        lengths[start] = [len(decoder.generate(prompt, max_new_tokens=60).accept_lengths) for _ in range(2)]
-    assert lengths["cold"][0] == lengths["cold"][1] == lengths["hot"][0] > lengths["hot"][1]
-
-
 def test_what_a_decoder_refuses():
     decoder = Decoder(toy_model("llama"))
     for prompt, says in (("text", "no tokenizer"), ([], "no tokens")):
@@ -342,33 +317,6 @@ def test_settings_that_do_not_fit_are_told(name, settings, says):
         make_method(name, Target(toy_model("llama")), **settings)
 
 
-@pytest.mark.parametrize("method", ["dynamic", "recycling", "spine", "pld"])
-def test_a_conversation_keeps_the_cache_of_its_earlier_turns(method, monkeypatch):
-    """The text is what it would be without; only what is new of a prompt is forwarded."""
-    model, forwarded = toy_model("llama-grouped"), []
-    run = Target._run_model
-
-    def counted(target, cache, tokens, *more, **kwargs):
-        forwarded.append(len(tokens))
-        return run(target, cache, tokens, *more, **kwargs)
-
-    decoder = Decoder(model, method=method, linear="torch")
-    monkeypatch.setattr(Target, "_run_model", counted)
-    prompt = [5, 9, 7, 11, 8, 20, 31, 5, 9]
-    for turn in range(3):
-        forwarded.clear()
-        answer = decoder.generate(prompt, max_new_tokens=20)
-        first = forwarded[0]
-        assert answer.ids == greedy(model, prompt, 20, [2])
-        drafted = 10 if method == "pld" else 0  # which goes with the prompt
-        assert first <= 4 + drafted if turn else first >= len(prompt) - 1, "the prompt less what the cache has of it"
-        prompt = [*prompt, *answer.ids, 40 + turn, 6, 7]
-    other = [5, 9, 8, *prompt[3:]]  # an edited conversation: two tokens are the same
-    forwarded.clear()
-    assert decoder.generate(other, max_new_tokens=20).ids == greedy(model, other, 20, [2])
-    assert forwarded[0] >= len(other) - 3
-
-
 def test_an_abandoned_answer_leaves_a_cache_that_says_what_it_holds():
     model = toy_model("llama-grouped")
     decoder, prompt = Decoder(model, method="recycling", tree="best:9"), [5, 9, 7, 11, 8]
@@ -425,18 +373,6 @@ def test_several_prompts_one_after_the_other(capsys):
     assert "3/3" in capsys.readouterr().err
     decoder.generate_all(prompts[:1], max_new_tokens=4, progress=False)
     assert not capsys.readouterr().err
-
-
-def test_what_was_learnt_is_saved_to_a_file(tmp_path):
-    model, prompt = toy_model("llama"), [5, 9, 7]
-    first, second = (Decoder(model, method="recycling", tree="best:9") for _ in range(2))
-    first.generate(prompt, max_new_tokens=30)
-    first.save_state(tmp_path / "state.safetensors")
-    second.load_state(tmp_path / "state.safetensors")
-    warm = [decoder.generate(prompt, max_new_tokens=30).accept_lengths for decoder in (first, second)]
-    assert warm[0] == warm[1]
-    with pytest.raises(UserError, match=r"nowhere"):
-        second.load_state(tmp_path / "nowhere.safetensors")
 
 
 @pytest.mark.parametrize("change", ["trained", "loaded"])

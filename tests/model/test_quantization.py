@@ -11,10 +11,8 @@ from torch import nn
 from evaluation.loading import models
 from evaluation.loading.settings import ModelSettings
 from model.decoder import Decoder
-from model.engine import Target, generate
 from model.errors import UserError
 from model.files import ROOT
-from model.methods import make_method
 from model.quantization import quantize, stored_bytes
 from tests.conftest import greedy, toy_model
 
@@ -40,19 +38,6 @@ def test_weights_are_rounded_and_nothing_else_changes(name):
             for own, other in zip(layer.parameters(recurse=False), stock.parameters(recurse=False), strict=True):
                 assert torch.equal(own, other), path
     assert seen > 8
-
-
-@pytest.mark.parametrize("execution", ["eager", "static"])
-@pytest.mark.parametrize("name", ["llama-grouped", "gemma", "gpt-neox"])
-def test_every_method_reproduces_the_quantised_model(name, execution):
-    model = toy_model(name)
-    prompt = [5, 9, 2, 7, 9, 2]
-    quantize(model, "int8", CPU)
-    wanted = greedy(model, prompt, 40)
-    target = Target(model, execution=execution)
-    for method in ("vanilla", "recycling", "dynamic", "pld", "spine"):
-        out = generate(target, make_method(method, target, eos=()), prompt, max_new_tokens=40)
-        assert out.tokens == wanted and sum(out.accept_lengths) == 40, method
 
 
 @pytest.mark.parametrize(

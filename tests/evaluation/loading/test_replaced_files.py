@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -43,10 +44,6 @@ def again(model, bench_file, tmp_path):
     return running
 
 
-def table(runs):
-    return on_paper(runs, main_table(runs))
-
-
 def other_weights(model):
     """Weights of the same shapes, under the same names."""
     for path in model.glob("*.safetensors"):
@@ -57,8 +54,8 @@ def other_weights(model):
 
 def changed(name, **keys):
     def change(model):
-        held = json.loads((model / name).read_text())
-        (model / name).write_text(json.dumps(held | keys))
+        settings = json.loads((model / name).read_text())
+        (model / name).write_text(json.dumps(settings | keys))
 
     return change
 
@@ -75,22 +72,27 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_finished_run_is_not_taken_for_one_of_the_files_that_lie_there_now(again, model, kind):
+def test_a_finished_run_is_not_taken_for_one_of_the_files_that_lie_there_now(again, model):
     """The old answers were returned as this model's."""
-    (one,) = again("method=vanilla")
-    before = {path: path.read_bytes() for path in one.folder.iterdir()}
-    KINDS[kind](model)
-    first, second = sorted(again("method=vanilla"), key=lambda run: run.folder != one.folder)
-    assert {path: path.read_bytes() for path in one.folder.iterdir()} == before and first.folder == one.folder
-    differ = {key for key in first.files if first.files[key] != second.files[key]}
-    assert differ == {kind if kind != "chat template" else "tokenizer"}
-    if kind == "weights":
-        ids = [[row["choices"][0]["output_ids"] for row in run.answers] for run in (first, second)]
-        assert ids[0] != ids[1], "the weights of the job before are not used again"
-    assert first.bench_key != second.bench_key, "they are not compared"
-    assert all(f"files={run.circumstances['files']}" in table([first, second]) for run in (first, second))
-    assert len(again("method=vanilla")) == 2
+    (last,) = again("method=vanilla")
+    before = {path: path.read_bytes() for path in last.folder.iterdir()}
+    runs = [last]
+    for kind, change in KINDS.items():
+        change(model)
+        again_runs = again("method=vanilla")
+        assert len(again_runs) == len(runs) + 1
+        (new,) = [run for run in again_runs if run.folder not in {run.folder for run in runs}]
+        differ = {key for key in last.files if last.files[key] != new.files[key]}
+        assert differ == {kind if kind != "chat template" else "tokenizer"}
+        assert last.bench_key != new.bench_key, "they are not compared"
+        if kind == "weights":
+            ids = [[row["choices"][0]["output_ids"] for row in run.answers] for run in (last, new)]
+            assert ids[0] != ids[1], "the weights of the job before are not used again"
+        runs, last = [*runs, new], new
+    assert {path: path.read_bytes() for path in runs[0].folder.iterdir()} == before
+    text = on_paper(runs, main_table(runs))
+    assert all(f"files={run.circumstances['files']}" in text for run in runs)
+    assert len(again("method=vanilla")) == len(runs)
 
 
 def test_an_unfinished_run_does_not_go_on_with_other_weights(again, model, tmp_path):
@@ -114,9 +116,8 @@ def test_an_unfinished_run_does_not_go_on_with_other_weights(again, model, tmp_p
 def test_a_run_of_another_schema_is_left_alone_and_named(again, capsys):
     (one,) = again("method=vanilla")
     old = one.folder.rename(one.folder.with_name("toy-file-vanilla-00000000"))
-    held = one.metadata
-    held["settings"]["schema"] = 2
-    (old / "metadata.json").write_text(json.dumps(held))
+    one.metadata["settings"]["schema"] = 2
+    (old / "metadata.json").write_text(json.dumps(one.metadata))
     (run,) = again("method=vanilla")
     assert run.folder != old and f"left out: {old}: recorded by another version" in capsys.readouterr().err
     with pytest.raises(UserError, match=r"another version of this project \(schema 2, this one reads 4\); "):
@@ -145,26 +146,19 @@ def test_a_replaced_gguf_file_is_another_model(tmp_path, cache):  # noqa: F811
 
 def test_a_hub_model_is_its_commit(checkpoint, monkeypatch):
     """Tokenizer and weights are read from one commit, which a run records."""
-    asked = []
+    reads = []
     for name, kind in (("AutoTokenizer", AutoTokenizer), ("AutoModelForCausalLM", AutoModelForCausalLM)):
 
-        class Stand:
-            @staticmethod
-            def from_pretrained(path, revision, kind=kind, **more):
-                asked.append((path, revision))
-                return kind.from_pretrained(checkpoint, **more)
+        def from_pretrained(path, revision, kind=kind, **more):
+            reads.append((path, revision))
+            return kind.from_pretrained(checkpoint, **more)
 
-        monkeypatch.setattr(models, name, Stand)
+        monkeypatch.setattr(models, name, SimpleNamespace(from_pretrained=from_pretrained))
     monkeypatch.setattr(hub, "is_reachable", lambda: True)
     for commit in ("a" * 40, "b" * 40):
-        monkeypatch.setattr("huggingface_hub.model_info", lambda name, revision, sha=commit: hub_info(sha))
+        monkeypatch.setattr("huggingface_hub.model_info", lambda *_, sha=commit, **__: SimpleNamespace(sha=sha))
         loaded = models._load(ModelSettings("toy", "owner/toy", revision="main", device="cpu"))
-        assert loaded.files == {"commit": commit} and asked[-2:] == [("owner/toy", commit)] * 2
-
-
-class hub_info:
-    def __init__(self, sha):
-        self.sha = sha
+        assert loaded.files == {"commit": commit} and reads[-2:] == [("owner/toy", commit)] * 2
 
 
 def test_replaced_companions_are_another_run(again, checkpoint, tmp_path):
@@ -186,28 +180,27 @@ def test_replaced_companions_are_another_run(again, checkpoint, tmp_path):
 
 
 def test_a_large_file_is_hashed_once_until_it_is_another(tmp_path, monkeypatch):
-    monkeypatch.setattr(digests, "CACHE", tmp_path / "kept")
+    monkeypatch.setattr(digests, "CACHE", tmp_path / "cache")
     monkeypatch.setattr(digests, "LARGE", 4)
-    hashed, real = [], hashlib.file_digest
-    monkeypatch.setattr(
-        hashlib, "file_digest", lambda stream, kind: (hashed.append(stream.name), real(stream, kind))[1]
-    )
+    hashed, digest_of = [], hashlib.file_digest
+    monkeypatch.setattr(hashlib, "file_digest", lambda *given: (hashed.append(given), digest_of(*given))[1])
+
+    def is_right(file):
+        return digests.file_sha256(file) == hashlib.sha256(file.read_bytes()).hexdigest()
+
     file = tmp_path / "weights"
     file.write_bytes(b"one weight")
-    digest = digests.file_sha256(file)
-    assert digests.file_sha256(file) == digest == hashlib.sha256(b"one weight").hexdigest() and len(hashed) == 2, (
-        "written just now: the next change may have the same time"
-    )
+    assert is_right(file) and is_right(file)
+    assert len(hashed) == 2, "written just now: the next change may have the same time"
     monkeypatch.setattr(digests, "SETTLED", -1)
-    assert [digests.file_sha256(file) for _ in range(3)] == [digest] * 3 and len(hashed) == 3
+    assert all(is_right(file) for _ in range(3)) and len(hashed) == 3
     times = file.stat()
     file.write_bytes(b"two weight")
     os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
-    assert digests.file_sha256(file) == hashlib.sha256(b"two weight").hexdigest(), "of the same size and time"
+    assert is_right(file), "of the same size and time"
     (tmp_path / "other").write_bytes(b"any weight")
     (tmp_path / "other").replace(file)
-    assert digests.file_sha256(file) == hashlib.sha256(b"any weight").hexdigest()
-    small = tmp_path / "small"
+    assert is_right(file)
     for text in (b"a", b"b"):
-        small.write_bytes(text)
-        assert digests.file_sha256(small) == hashlib.sha256(text).hexdigest()
+        file.write_bytes(text)
+        assert is_right(file), "a small one is hashed each time"

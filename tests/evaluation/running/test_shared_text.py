@@ -15,17 +15,17 @@ from model.errors import UserError
 from model.methods.vanilla import Vanilla
 from model.recycling import TokenRecycling, build_template
 from tests.conftest import greedy, toy_model
+from tests.model.every_method import SETTINGS, V, make, write_companions
 from tests.model.sessions import comparable
-from tests.model.test_sessions import MAKE, V
 
 
 @pytest.mark.parametrize("kind", ["llama-grouped", "gpt2", "gpt-neox"])
 def test_each_method_takes_the_steps_that_it_takes_alone(kind, tmp_path):
     model, rng = toy_model(kind), random.Random(3)
     target = Target(model)
-    names = [name for name in MAKE if kind == "llama-grouped" or name not in ("medusa", "eagle", "eagle2")]
-    alone = [MAKE[name](target, tmp_path / name) for name in names]
-    drafters = [MAKE[name](target, tmp_path / name) for name in names]
+    companions = write_companions(model, tmp_path) if kind == "llama-grouped" else {}
+    names = [name for name in SETTINGS if companions or name not in ("medusa", "eagle", "eagle2", "sps", "rest")]
+    alone, drafters = ([make(name, target, companions) for name in names] for _ in range(2))
     made = [[rng.randrange(3, V) for _ in range(1 + 17 * i)] * (1 + (i > 0)) for i in range(4)]
     for prompt in made:  # what is carried from one to the next is the same as well
         expected = [generate(target, drafter, prompt, max_new_tokens=40, eos={7}) for drafter in alone]
@@ -138,7 +138,7 @@ def test_up_to_the_models_last_position(llama):
 
 def test_what_was_borrowed_is_given_back_after_an_error(llama):
     target = Target(llama)
-    drafter = MAKE["spine"](target, None)
+    drafter = make("spine", target, {})
     drafter.grow = lambda root: 1 / 0
     with pytest.raises(ZeroDivisionError):
         generate_together(target, [Vanilla(target.device), drafter], [5, 6, 7], max_new_tokens=9)

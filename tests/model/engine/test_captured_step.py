@@ -2,76 +2,26 @@
 
 import gc
 import weakref
-from contextlib import contextmanager, nullcontext
-from functools import partial
-from types import SimpleNamespace
 
 import pytest
-import torch
 
 from model.engine import Target, generate
 from model.engine.sizing import SIZES
-from model.engine.static_step import PaddedForward, WholeStep, bucket_of
+from model.engine.static_step import bucket_of
 from model.engine.step import MOST_DROPPED, MOST_STEPS, Executor
 from model.methods.suffix_recycling import SuffixRecycling
 from model.recycling import TokenRecycling, build_template
 from tests.conftest import toy_model
+from tests.model.engine.fake_graphs import FakeGraphs
 from tests.model.engine.test_step import MAKE, V, outcomes
 
 
-class _FakeGraphs:
-    """Stands in for CUDA graphs: what is captured is not run, as on CUDA, and run by each replay."""
-
-    def __init__(self, monkeypatch):
-        self.captured, self.replays, self.pools = [], 0, set()
-        graphs = self
-
-        class Graph:
-            def replay(self):
-                graphs.replays += 1
-                if isinstance(self.step, WholeStep):
-                    assert self.step.drafter.source == self.source, "a replay fills the tree from where the capture did"
-                self.run()
-
-        @contextmanager
-        def capture(graph, pool, **how):
-            whole, fed = WholeStep.run, PaddedForward.run
-
-            def record(step):
-                graph.step, graph.run = step, partial(whole if isinstance(step, WholeStep) else fed, step)
-                graph.source = step.drafter.source if isinstance(step, WholeStep) else None
-
-            WholeStep.run = PaddedForward.run = record  # not by monkeypatch, which keeps what it replaces: the graph
-            yield
-            WholeStep.run, PaddedForward.run = whole, fed
-            if hasattr(graph, "step"):  # not the one that only keeps the pool open
-                graphs.captured.append(weakref.ref(graph))
-            graphs.pools.add(pool)
-
-        stream = SimpleNamespace(wait_stream=lambda other: None)
-        fakes = {"graph_pool_handle": object}
-        fakes |= {
-            "Stream": lambda *device: stream,
-            "current_stream": lambda: stream,
-            "CUDAGraph": Graph,
-            "graph": capture,
-        }
-        for name, fake in (fakes | {"stream": lambda stream: nullcontext()}).items():
-            monkeypatch.setattr(torch.cuda, name, fake)
-
-    def target(self, model):
-        """On the CPU, and yet captured."""
-        target = Target(model, execution="static")
-        target.execution = "graph"
-        return target
-
-
-@pytest.mark.parametrize("method", ["vanilla", "recycling", "pld", "dynamic"])
+@pytest.mark.parametrize("method", ["recycling", "dynamic"])
 def test_captured_steps_equal_eager_ones(monkeypatch, method):
     """The host's part of a captured step, on the CPU: warmed up without a trace, captured once, replayed from then."""
     model = toy_model("llama")
     eager = outcomes(Target(model), MAKE[method](), seed=3)
-    graphs, drafter = _FakeGraphs(monkeypatch), MAKE[method]()
+    graphs, drafter = FakeGraphs(monkeypatch), MAKE[method]()
     found = outcomes(graphs.target(model), drafter, seed=3)
     assert found == eager
     assert len(graphs.captured) == sum(len(steps._steps) for steps in drafter.executors.values()) <= 4
@@ -81,7 +31,7 @@ def test_captured_steps_equal_eager_ones(monkeypatch, method):
 def test_captured_steps_are_bounded_and_share_one_pool(monkeypatch):
     """Forty trees in turn: no more graphs than the bound live, however many were captured, in one pool of memory."""
     monkeypatch.setattr("model.engine.step.MOST_STEPS", 6)
-    graphs, drafter = _FakeGraphs(monkeypatch), TokenRecycling(V, build_template("best", nodes=40))
+    graphs, drafter = FakeGraphs(monkeypatch), TokenRecycling(V, build_template("best", nodes=40))
     target = graphs.target(toy_model("llama"))
     trees = [build_template("best", nodes=n) for n in range(1, 41)]
     for tree in [*trees, *trees[-6:]]:
@@ -92,7 +42,7 @@ def test_captured_steps_are_bounded_and_share_one_pool(monkeypatch):
 
 
 def test_two_trees_in_turn_are_two_captures(monkeypatch):
-    graphs, drafter = _FakeGraphs(monkeypatch), TokenRecycling(V, build_template("best", nodes=9))
+    graphs, drafter = FakeGraphs(monkeypatch), TokenRecycling(V, build_template("best", nodes=9))
     target = graphs.target(toy_model("llama"))
     for tree in (build_template("best", nodes=9), build_template("best", nodes=4)) * 5:
         drafter.use_tree(tree)
@@ -102,7 +52,7 @@ def test_two_trees_in_turn_are_two_captures(monkeypatch):
 
 def test_models_in_turn_leave_nothing(monkeypatch):
     """What was captured on a model, and its caches, go when it goes."""
-    graphs, caches = _FakeGraphs(monkeypatch), []
+    graphs, caches = FakeGraphs(monkeypatch), []
     for name in ("llama", "qwen3", "llama"):
         target, drafter = graphs.target(toy_model(name)), MAKE["recycling"]()
         generate(target, drafter, [5, 6, 7], max_new_tokens=9)
@@ -124,7 +74,7 @@ def test_two_sources_of_one_tree_are_two_captured_steps(monkeypatch):
 
     eager = generate(Target(model), make(), prompt, max_new_tokens=60)
     assert {step.source for step in eager.steps} == {"suffix", "recycling"}
-    graphs, drafter = _FakeGraphs(monkeypatch), make()
+    graphs, drafter = FakeGraphs(monkeypatch), make()
     assert generate(graphs.target(model), drafter, prompt, max_new_tokens=60).steps == eager.steps
     assert len(graphs.captured) == 2
 
@@ -138,7 +88,7 @@ def test_all_steps_of_auto_have_room():
 
 
 def test_steps_go_where_a_gpu_has_no_memory_left(monkeypatch):
-    graphs, drafter = _FakeGraphs(monkeypatch), TokenRecycling(V, build_template("best", nodes=9))
+    graphs, drafter = FakeGraphs(monkeypatch), TokenRecycling(V, build_template("best", nodes=9))
     target = graphs.target(toy_model("llama"))
     free = iter([False, False, True, False])
     monkeypatch.setattr(Executor, "_short_of_memory", lambda steps: next(free))
@@ -150,7 +100,7 @@ def test_steps_go_where_a_gpu_has_no_memory_left(monkeypatch):
 
 def test_few_steps_go_at_once_where_memory_stays_short(monkeypatch):
     """What else takes the memory, all of them would not give back, and each would be captured anew."""
-    graphs, drafter = _FakeGraphs(monkeypatch), TokenRecycling(V, build_template("best", nodes=9))
+    graphs, drafter = FakeGraphs(monkeypatch), TokenRecycling(V, build_template("best", nodes=9))
     target, short = graphs.target(toy_model("llama")), [False]
     monkeypatch.setattr(Executor, "_short_of_memory", lambda executor: short[0])
     for nodes in range(1, 10):

@@ -1,9 +1,10 @@
-"""The loop: greedy identity with transformers' own generate, counts, stops, refusals."""
+"""The loop: what it refuses, yields, lends and leaves behind; its output is in test_contract."""
 
 import gc
 import os
 import random
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -12,98 +13,22 @@ from transformers import AutoModelForCausalLM as Auto
 from transformers import AutoModelForSeq2SeqLM as AutoSeq2Seq
 from transformers import LlamaConfig, MambaConfig, MistralConfig, T5Config
 
-from model.engine import Draft, Drafter, Needs, Session, Target, generate
+from model.engine import Draft, Needs, Target, decode, generate
 from model.errors import UserError
-from model.methods.goose import Goose
-from model.methods.logitspec import LogitSpec
-from model.methods.pld import PromptLookup
+from model.methods.eagle import Eagle
+from model.methods.medusa import Medusa
+from model.methods.spine import Spine
 from model.methods.vanilla import Vanilla
 from model.recycling import TokenRecycling, build_template
-from tests.conftest import CONFIGS, greedy, toy_model
+from tests.conftest import greedy, toy_model
 from tests.model.engine.test_tree import random_tree
+from tests.model.every_method import Oracle, V
+from tests.model.methods.heads import write_eagle, write_medusa
 from tests.model.sessions import each_session
-
-
-class Oracle(Drafter):
-    """Knows the answer and drafts it on a random path of a random tree, from the first step on."""
-
-    max_nodes = 31
-
-    def __init__(self, answer: list[int], seed: int) -> None:
-        super().__init__(torch.device("cpu"))
-        self.answer, self.seed = answer, seed
-
-    def session(self):
-        return OracleSession(self)
-
-
-class OracleSession(Session):
-    def __init__(self, method: Oracle) -> None:
-        super().__init__(method)
-        self.answer, self.at, self.rng = method.answer, 0, random.Random(method.seed)
-
-    def begin(self, prompt):
-        return None
-
-    def observe(self, verification):
-        self.at += len(verification.tokens)
-
-    def draft(self, root):
-        tree = random_tree(30, self.rng)
-        tokens = torch.tensor([root] + [self.rng.randrange(61) for _ in range(30)])
-        path = tree.chain_of[self.rng.randrange(31)][1:]
-        for node, token in zip(path, self.answer[self.at :], strict=False):
-            tokens[node] = token
-        return Draft(tree, tokens)
 
 
 class NeedsHidden(Vanilla):
     needs = Needs(hidden=True)
-
-
-def drafters(eos=()):
-    tree = build_template("2.2.2")
-    return {
-        "vanilla": Vanilla(torch.device("cpu")),
-        "pld": PromptLookup(eos=eos),
-        "goose": Goose(61, history_pairs=0),
-        "logitspec": LogitSpec(61, history_tokens=0),
-        "recycling": TokenRecycling(61, tree),
-        "recycling-prompt": TokenRecycling(61, tree, recycle_prompt=True, dtype=torch.int32),
-        "recycling-best": TokenRecycling(61, build_template("best", nodes=120, k=16), k=16),
-        "recycling-chain": TokenRecycling(61, build_template("chain", depth=5, k=1), k=1),
-    }
-
-
-@pytest.mark.parametrize("name", CONFIGS)
-def test_identity_for_every_architecture_and_drafter(name):
-    model, rng = toy_model(name), random.Random(1)
-    target = Target(model)
-    for turn in range(2):
-        prompt = [rng.randrange(3, 61) for _ in range(9 + turn)] * 2
-        expected = greedy(model, prompt, 60)
-        everyone = drafters() | {"oracle": Oracle(greedy(model, prompt, 90), seed=turn)}
-        for label, drafter in everyone.items():
-            out = generate(target, drafter, prompt, max_new_tokens=60)
-            assert out.tokens == expected, (name, label)
-            assert sum(out.accept_lengths) == len(out.tokens) == 60, label
-            assert out.stop == "length"
-            assert all(len(s.rank_path) == s.accepted - 1 for s in out.steps[:-1]), label
-            assert out.steps[-1].accepted - 1 <= len(out.steps[-1].rank_path) <= out.steps[-1].accepted
-            if label == "vanilla":
-                assert out.accept_lengths == [1] * 60 and out.forwards == 60
-            else:
-                # of the others the prompt's tokens but the last have a forward of their own
-                alone = label not in ("pld", "goose", "logitspec")
-                assert out.forwards == len(out.steps) + alone <= 60
-        assert len(out.steps) < 40, "the oracle must get paths accepted"
-
-
-def test_a_prompt_of_one_token_has_no_forward_of_its_own():
-    target = Target(toy_model("llama"))
-    for label, drafter in drafters().items():
-        out = generate(target, drafter, [5], max_new_tokens=8)
-        assert out.forwards == len(out.steps), label
 
 
 @pytest.mark.parametrize("kernel", ["sdpa", "eager"])
@@ -128,7 +53,7 @@ def test_both_attention_kernels_read_the_tree_mask(kernel, dtype):
 
 
 def test_what_a_drafter_begins_with_is_a_chain_or_nothing(llama):
-    drafter = Oracle([5], seed=0)
+    drafter = Oracle([5])
 
     def make_impatient(session):
         session.begin = lambda prompt: session.draft(prompt[-1])
@@ -136,40 +61,6 @@ def test_what_a_drafter_begins_with_is_a_chain_or_nothing(llama):
     each_session(drafter, make_impatient)
     with pytest.raises(UserError, match="begins with is a chain, or None"):
         generate(Target(llama), drafter, [5, 6, 7], max_new_tokens=5)
-
-
-def test_any_of_several_eos_ids_ends_the_answer(llama):
-    target, prompt = Target(llama), [5, 6, 7, 8, 5, 6]
-    free = greedy(llama, prompt, 50)
-    for eos in ({free[20], 60}, {free[0]}, {free[-1], free[33]}):
-        end = next(i for i, t in enumerate(free) if t in eos)
-        for label, drafter in (drafters(eos) | {"oracle": Oracle(free, 3)}).items():
-            out = generate(target, drafter, prompt, max_new_tokens=50, eos=eos)
-            assert out.tokens == free[: end + 1], label
-            assert out.stop == "eos" and sum(out.accept_lengths) == end + 1
-            if label == "vanilla":
-                assert out.forwards == end + 1 and out.accept_lengths == [1] * (end + 1)
-
-
-@pytest.mark.parametrize("limit", [1, 2, 3, 7])
-def test_the_limit_is_never_passed(llama, limit):
-    prompt = [5, 6, 7, 8]
-    free = greedy(llama, prompt, 40)
-    for label, drafter in (drafters() | {"oracle": Oracle(free, 4)}).items():
-        out = generate(Target(llama), drafter, prompt, max_new_tokens=limit)
-        assert out.tokens == free[:limit], label
-        assert sum(out.accept_lengths) == limit and out.stop == "length"
-
-
-@pytest.mark.parametrize("name", ["llama", "gpt2"])  # gpt2: learned positions, a table that ends at the context
-def test_the_context_ends_an_answer_with_a_reason(name):
-    model = toy_model(name)
-    prompt = [5, 6, 7, 8] * 60
-    expected = greedy(model, prompt, 256 - 240)
-    for label, drafter in drafters().items():
-        out = generate(Target(model), drafter, prompt, max_new_tokens=100)
-        assert out.tokens == expected, label
-        assert out.stop == "context"
 
 
 def test_a_prompt_or_limit_that_leaves_no_room_is_refused(llama):
@@ -211,8 +102,8 @@ def test_positions_that_change_with_the_longest_are_refused():
         Target(model)
     target, prompt = Target(model, context=16), [5, 6, 7, 8, 9]
     free = greedy(model, prompt, 11)
-    for label, drafter in (drafters() | {"oracle": Oracle(free, 3)}).items():  # drafts pass the end, and change nothing
-        assert generate(target, drafter, prompt, max_new_tokens=40).tokens == free, label
+    for drafter in (TokenRecycling(V, build_template("2.2.2")), Oracle(free, 3)):  # drafts pass the end
+        assert generate(target, drafter, prompt, max_new_tokens=40).tokens == free
 
 
 def overflowing(model, token):
@@ -278,7 +169,7 @@ def resident() -> int:
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads Linux's /proc")
 def test_memory_does_not_grow_over_200_prompts(llama):
     target, rng = Target(llama), random.Random(0)
-    everyone = list(drafters().values())
+    everyone = [Vanilla(target.device), TokenRecycling(V, build_template("2.2.2")), Spine(V, nodes=12)]
 
     def answer(count):
         for i in range(count):
@@ -289,3 +180,105 @@ def test_memory_does_not_grow_over_200_prompts(llama):
     before = resident()
     answer(200)
     assert resident() - before < 2 * 2**20
+
+
+def test_a_step_is_yielded_as_soon_as_it_is_known_and_gives_the_whole_answer(llama):
+    target, prompt = Target(llama), [5, 6, 7, 5, 6, 7]
+    drafter = TokenRecycling(V, build_template("2.2.2"))
+    whole = generate(target, drafter, prompt, max_new_tokens=40)
+    drafter.reset()
+    steps, yielded = decode(target, drafter.session(), prompt, max_new_tokens=40), []
+    while True:
+        try:
+            yielded.append(next(steps))
+        except StopIteration as end:
+            out = end.value
+            break
+        assert not torch.is_inference_mode_enabled(), "what is done between two steps is the consumer's own"
+    assert yielded == out.steps == whole.steps and (out.tokens, out.stop) == (whole.tokens, whole.stop)
+    assert [len(step.tokens) for step in yielded] == out.accept_lengths
+
+
+def test_an_answer_that_nobody_reads_on_gives_back_what_it_borrowed(llama):
+    target, spine = Target(llama), Spine(V, nodes=12)
+    steps = decode(target, spine.session(), [5, 6, 7], max_new_tokens=40)
+    first = next(steps)
+    steps.close()
+    assert len(target.caches._free) == 1 and spine.history.borrowed_length is None
+    assert spine.history.text.tokens == [5, 6, 7, *first.tokens]
+
+
+def test_a_hook_is_on_within_a_step_only(llama, tmp_path):
+    """An abandoned answer is closed whenever its garbage is collected, be it within another one's step."""
+    target, prompt = Target(llama), [5, 6, 7, 5, 6]
+    eagle = Eagle(target, head_path=write_eagle(tmp_path, llama))
+    abandoned = decode(target, eagle.session(), [9, 8, 7], max_new_tokens=30)
+    next(abandoned)
+    assert target._hook is None and target.hidden is None
+
+    def abandon(session):
+        session.observe_prompt_hidden = lambda *_: abandoned.close()  # within the first step of the other
+
+    expected = generate(target, eagle, prompt, max_new_tokens=30).steps
+    drafter = Medusa(target, heads_path=write_medusa(tmp_path / "medusa"))
+    each_session(drafter, abandon)
+    assert generate(target, drafter, prompt, max_new_tokens=30).tokens == greedy(llama, prompt, 30)
+    assert generate(target, eagle, prompt, max_new_tokens=30).steps == expected and target._hook is None
+
+
+def test_what_fails_in_the_middle_leaves_nothing_lent(llama):
+    target, spine = Target(llama), Spine(V, nodes=12)
+
+    def fail(session):
+        account, count = session.account, iter(range(3))
+
+        def failing(verification):
+            if next(count, None) is None:
+                raise KeyboardInterrupt
+            account(verification)
+
+        session.account = failing
+
+    each_session(spine, fail)
+    with pytest.raises(KeyboardInterrupt):
+        generate(target, spine, [5, 6, 7], max_new_tokens=40)
+    assert spine.history.borrowed_length is None and len(target.caches._free) == 1
+    with pytest.raises(UserError, match="max_new_tokens=0"):
+        generate(target, spine, [5], max_new_tokens=0)
+
+
+def test_caches_of_two_sizes_both_stay(llama):
+    target = Target(llama)
+    with target.cache(80) as large, target.cache(2) as small:
+        pass
+    for nodes, expected in ((2, small), (80, large), (2, small)):
+        with target.cache(nodes) as cache:
+            assert cache is expected or (nodes == 2 and cache is large)
+    assert {id(cache) for cache in target.caches._free} == {id(large), id(small)}
+
+
+def test_a_sequence_keeps_its_execution(llama, monkeypatch):
+    """Another run may ask the target for another one between two steps."""
+    target, drafter = Target(llama, execution="static"), TokenRecycling(V, build_template("2.2.2"))
+    expected = generate(target, drafter, [5, 6, 7], max_new_tokens=30).tokens
+    steps = decode(target, drafter.session(), [5, 6, 7], max_new_tokens=30)
+    tokens = list(next(steps).tokens)
+    target.execution = "eager"
+    monkeypatch.setattr(Target, "forward", None)  # whoever calls it fails
+    tokens += [token for step in steps for token in step.tokens]
+    assert tokens == expected
+
+
+def test_two_targets_in_two_threads():
+    prompts = [[5, 6, 7, 8] * 3, [9, 8, 7, 6, 5] * 3]
+    models = [toy_model("llama", seed=1), toy_model("llama-grouped", seed=2)]
+    targets = [Target(model, execution="static") for model in models]
+
+    def answers(i):
+        drafter = TokenRecycling(V, build_template("2.2.2"))
+        return [generate(targets[i], drafter, prompts[i], max_new_tokens=60).tokens for _ in range(6)]
+
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(answers, range(2)))
+    for i, model in enumerate(models):
+        assert found[i] == [greedy(model, prompts[i], 60)] * 6

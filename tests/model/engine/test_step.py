@@ -43,15 +43,6 @@ def outcomes(target, drafter, seed, prompts=3, limit=70):
     return outs, comparable(drafter.state_dict())
 
 
-@pytest.mark.parametrize("name", ["llama", "llama-grouped", "qwen3", "gpt2", "gpt-neox", "gemma", "olmo2"])
-@pytest.mark.parametrize("method", MAKE)
-def test_static_equals_eager_step_by_step(name, method):
-    model = toy_model(name)
-    eager = outcomes(Target(model), MAKE[method](), seed=1)
-    static = outcomes(Target(model, execution="static"), MAKE[method](), seed=1)
-    assert static == eager
-
-
 def test_making_steps_is_not_decoding(monkeypatch):
     """Seconds spent on a new tree and bucket are set apart, and only the first prompt that needs them has any."""
     target, drafter = Target(toy_model("llama"), execution="static"), MAKE["recycling"]()

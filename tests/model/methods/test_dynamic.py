@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from evaluation.running.shared_text import generate_together
 from model.engine import Target, Tree, generate
 from model.engine.tree import breadth_first
 from model.errors import UserError
@@ -19,7 +18,7 @@ from model.structures import suffix_automaton
 from model.structures.compiled import NONE
 from model.structures.dynamic_loops import BACKOFF, COPIED, PAIR, SIBLING, SIBLING_CHILD, TOKEN
 from model.structures.weights import Weights
-from tests.conftest import CONFIGS, greedy, toy_model
+from tests.conftest import greedy, toy_model
 from tests.model.sessions import each_session
 
 V = 61
@@ -222,18 +221,6 @@ def test_every_draft_is_that_of_a_slow_reference(nodes, k, seed, recycle_prompt,
     assert max(tables[3].values()) > 5, "there was something to learn"
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-def test_output_is_the_models_own(name):
-    model = toy_model(name)
-    drafter, target = DynamicRecycling(V, nodes=24, pairs=256), Target(model)
-    lengths = []
-    for prompt in prompts():
-        out = generate(target, drafter, prompt, max_new_tokens=60)
-        assert out.tokens == greedy(model, prompt, 60)
-        lengths += out.accept_lengths
-    assert max(lengths) > 2, "some drafts were accepted"
-
-
 def test_state_is_saved_and_goes_on_bit_for_bit(llama):
     target, (first, second, third) = Target(llama), prompts()
     whole, half = DynamicRecycling(V, pairs=64), DynamicRecycling(V, pairs=64)
@@ -267,15 +254,6 @@ def test_every_setting_changes_what_is_drafted_and_nothing_that_is_put_out(llama
         answers.append([generate(target, drafter, prompt, max_new_tokens=60) for prompt in prompts()])
     assert [out.tokens for out in answers[0]] == [out.tokens for out in answers[1]]
     assert [out.accept_lengths for out in answers[0]] != [out.accept_lengths for out in answers[1]]
-
-
-def test_together_with_others_it_takes_the_steps_that_it_takes_alone(llama):
-    target = Target(llama)
-    made = lambda: [DynamicRecycling(V, nodes=12), DynamicRecycling(V, nodes=40, recycle_prompt=False)]  # noqa: E731
-    alone, together = made(), made()
-    for prompt in prompts():
-        expected = [generate(target, drafter, prompt, max_new_tokens=40).steps for drafter in alone]
-        assert [out.steps for out in generate_together(target, together, prompt, max_new_tokens=40)] == expected
 
 
 def test_what_followed_rejected_siblings_by_hand():
@@ -363,12 +341,6 @@ def test_breadth_first_keeps_siblings_in_their_order():
 def test_settings_out_of_range_are_refused(setting):
     with pytest.raises(UserError):
         DynamicRecycling(V, **setting)
-
-
-def test_a_prompt_of_one_token_and_one_new_token(llama):
-    drafter, target = DynamicRecycling(V), Target(llama)
-    for prompt, new in (([5], 30), ([5, 6], 1), ([5], 1)):
-        assert generate(target, drafter, prompt, max_new_tokens=new).tokens == greedy(llama, prompt, new)
 
 
 def test_it_tells_what_it_holds():

@@ -146,27 +146,6 @@ def test_scores_are_the_softmax_over_the_candidates_in_the_logits_type():
     assert half.dtype == torch.float32 and torch.equal(half, kept.bfloat16().softmax(-1).float())
 
 
-def test_carried_rows_are_worth_something_and_a_saved_state_goes_on_exactly():
-    target, prompts = Target(toy_model("llama")), [random_prompt(seed) for seed in range(6)]
-    cold, hot, stopped = Goose(61), Goose(61), Goose(61)
-    assert hot.stateful
-    steps = {"cold": 0, "hot": 0}
-    for prompt in prompts * 2:
-        cold.reset()
-        steps["cold"] += len(generate(target, cold, prompt, max_new_tokens=30).steps)
-        out = generate(target, hot, prompt, max_new_tokens=30)
-        steps["hot"] += len(out.steps)
-        state = {name: tensor.clone() for name, tensor in stopped.state_dict().items()}
-        stopped = Goose(61)
-        stopped.load_state_dict(state)
-        assert generate(target, stopped, prompt, max_new_tokens=30).steps == out.steps
-    assert steps["hot"] < steps["cold"]
-    assert hot.rows.by_pair == {key: (list(ids), list(scores)) for key, (ids, scores) in stopped.rows.by_pair.items()}
-    assert list(hot.rows.by_pair) == list(stopped.rows.by_pair), "in the same order, as the oldest are forgotten first"
-    hot.reset()
-    assert not hot.rows.by_token and not any(len(tensor) for tensor in hot.state_dict().values())
-
-
 def test_the_newest_pairs_are_carried_and_within_a_prompt_all_are():
     drafter, target = Goose(61, history_pairs=20), Target(toy_model("llama"))
     generate(target, drafter, random_prompt(1), max_new_tokens=30)

@@ -53,14 +53,6 @@ def test_same_steps_as_the_reference(name, seed, pool_from_prompt, level, window
             assert max(map(len, guesses)) == guess and max(lengths) >= 3
 
 
-@pytest.mark.parametrize("execution", ["eager", "static"])
-def test_static_steps_are_the_eager_ones(llama, execution):
-    prompt = [5, 9, 7, 5, 9, 7, 5, 9]
-    out = generate(Target(llama, execution=execution), Lookahead(), prompt, max_new_tokens=40)
-    tokens, lengths, *_ = SlowLookahead(llama, level=5, window=7, guess=7).decode(prompt, 40)
-    assert (out.tokens, out.accept_lengths) == (tokens, lengths)
-
-
 def test_the_layout_is_the_mask_of_the_papers_figure():
     """N = 4, W = 5, two guesses: who sees whom, by (level, column), written down from the figure."""
     drafter = Lookahead(level=4, window=5, guess=2)
@@ -95,14 +87,6 @@ def test_the_pool_forgets_what_was_not_seen_for_longest():
     for rest in ((1, 2), (3, 4), (1, 2), (5, 6)):  # (1, 2) is seen again, so (3, 4) goes
         pool.add(9, rest)
     assert pool.guesses(9) == [(1, 2), (5, 6)] and pool.guesses(8) == []
-
-
-def test_nothing_is_carried_from_prompt_to_prompt(llama):
-    drafter, target = Lookahead(pool_from_prompt=True), Target(llama)
-    first = generate(target, drafter, [5, 9, 7, 5, 9, 7], max_new_tokens=30)
-    generate(target, drafter, [11, 12, 13, 14], max_new_tokens=30)
-    assert generate(target, drafter, [5, 9, 7, 5, 9, 7], max_new_tokens=30).steps == first.steps
-    assert not drafter.stateful and drafter.state_dict() == {}
 
 
 def test_a_prompt_of_one_token(llama):

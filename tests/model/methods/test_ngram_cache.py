@@ -5,12 +5,9 @@ import random
 import pytest
 import torch
 
-from model.engine import Target, generate
 from model.errors import UserError
-from model.files import load_state, save_state
 from model.methods.ngram_cache import NgramCache, best_slots
 from model.structures.ngram_table import NgramTable
-from tests.conftest import greedy, toy_model
 
 VOCAB = 61
 
@@ -113,44 +110,6 @@ def test_a_draft_holds_what_the_table_says(seed, leader, follower, nodes):
             new = [rng.randrange(4) for _ in range(rng.randrange(1, 4))]
             text += new
             session.account(type("Outcome", (), {"tokens": new})())
-
-
-@pytest.mark.parametrize("execution", ["eager", "static"])
-@pytest.mark.parametrize("name", ["llama-grouped", "gpt2"])
-def test_lossless_and_static_steps_are_the_eager_ones(name, execution):
-    model = toy_model(name, seed=2)
-    eager, drafter = NgramCache(VOCAB), NgramCache(VOCAB)
-    for prompt in ([5, 9, 7, 5, 9, 7], [11, 12, 13], [5, 9, 7, 5, 9, 7], [4]):
-        out = generate(Target(model, execution=execution), drafter, prompt, max_new_tokens=50)
-        assert out.tokens == greedy(model, prompt, 50)
-        assert out.steps == generate(Target(model), eager, prompt, max_new_tokens=50).steps
-        assert max(step.nodes for step in out.steps) <= drafter.max_nodes == 25
-    assert max(out.accept_lengths) > 2, "the case must show drafts that stand"
-
-
-def test_a_resumed_run_goes_on_exactly(llama, tmp_path):
-    """The order of use is part of the state: with a small table the next evictions depend on it."""
-    target, settings = Target(llama), dict(capacity=12, followers=2)
-    prompts = [[5, 9, 7, 5, 9, 7], [11, 12, 13], [20, 21, 5, 9], [5, 9, 7, 5]]
-    whole = NgramCache(VOCAB, **settings)
-    expected = [generate(target, whole, prompt, max_new_tokens=30).steps for prompt in prompts]
-    for cut in range(1, 4):
-        first, second = NgramCache(VOCAB, **settings), NgramCache(VOCAB, **settings)
-        for prompt in prompts[:cut]:
-            generate(target, first, prompt, max_new_tokens=30)
-        save_state(first.state_dict(), tmp_path / "state.safetensors")
-        second.load_state_dict(load_state(tmp_path / "state.safetensors"))
-        assert [generate(target, second, p, max_new_tokens=30).steps for p in prompts[cut:]] == expected[cut:]
-        assert rows_of(second.table) == rows_of(whole.table) and len(whole.table) == 12
-
-
-def test_cold_forgets_and_hot_carries(llama):
-    drafter, target, prompt = NgramCache(VOCAB), Target(llama), [5, 9, 7, 11]
-    cold = generate(target, drafter, prompt, max_new_tokens=40)
-    hot = generate(target, drafter, prompt, max_new_tokens=40)
-    drafter.reset()
-    assert generate(target, drafter, prompt, max_new_tokens=40).steps == cold.steps
-    assert drafter.stateful and len(hot.steps) < len(cold.steps)
 
 
 def test_memory_does_not_grow_with_the_text():

@@ -40,13 +40,6 @@ def test_longest_ngram_first_then_the_first_place():
     ]  # a copy stops before EOS
 
 
-def test_nothing_is_carried_from_prompt_to_prompt():
-    drafter = PromptLookup()
-    drafter.session().begin([1, 2, 3, 1, 2])
-    assert drafter.session().begin([9, 1, 2]).tokens.tolist() == [2]
-    assert not drafter.stateful and drafter.state_dict() == {}
-
-
 @pytest.mark.parametrize("wrong", [dict(max_ngram=0), dict(draft_tokens=0)])
 def test_bad_settings_are_refused(wrong):
     with pytest.raises(UserError, match="must be at least 1"):

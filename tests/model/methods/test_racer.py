@@ -6,9 +6,7 @@ import pytest
 import torch
 
 from model.engine import Target, generate
-from model.engine.sampling import Sampling
 from model.errors import UserError
-from model.methods import make_method
 from model.methods.racer import Racer
 from model.structures.ngram_trie import HASH_BUCKETS, NgramTrie, add_in_hash_order, hash_order
 from tests.conftest import greedy, toy_model
@@ -227,49 +225,6 @@ def test_trees_and_tries_under_random_streams(seed):
         session.close()
 
 
-def test_a_draft_has_all_of_its_nodes():
-    model, rng = toy_model("llama"), random.Random(3)
-    drafter, target = Racer(V, nodes=20), Target(model)
-    for _ in range(3):
-        prompt = [rng.randrange(3, V) for _ in range(20)] * 2
-        out = generate(target, drafter, prompt, max_new_tokens=60)
-        assert out.tokens == greedy(model, prompt, 60)
-        sizes = [step.nodes for step in out.steps]
-        assert sizes[0] == 1 and set(sizes[1:]) == {21}
-
-
-def test_the_second_time_a_prompt_is_answered_the_answer_is_retrieved():
-    model, rng = toy_model("llama"), random.Random(1)
-    prompts = [[rng.randrange(3, V) for _ in range(12)] for _ in range(3)]
-    drafter, target, forwards = Racer(V, k=2, nodes=12), Target(model), []
-    for _ in range(2):
-        outs = [generate(target, drafter, prompt, max_new_tokens=40) for prompt in prompts]
-        assert [out.tokens for out in outs] == [greedy(model, prompt, 40) for prompt in prompts]
-        forwards.append(sum(out.forwards for out in outs))
-    assert forwards[1] < 0.8 * forwards[0]
-
-
-def test_a_saved_state_goes_on_exactly_and_a_reset_forgets():
-    target, rng = Target(toy_model("llama")), random.Random(2)
-    prompts = [[rng.randrange(3, V) for _ in range(rng.randrange(5, 40))] for _ in range(8)]
-    settings = dict(trie_nodes=300, nodes=20, ngram=5)  # full after two prompts
-    whole, stopped = Racer(V, **settings), Racer(V, **settings)
-    expected = [generate(target, whole, prompt, max_new_tokens=30).steps for prompt in prompts]
-    got = []
-    for prompt in prompts:
-        state = {key: tensor.clone() for key, tensor in stopped.state_dict().items()}
-        stopped = Racer(V, **settings)
-        stopped.load_state_dict(state)
-        got.append(generate(target, stopped, prompt, max_new_tokens=30).steps)
-    assert got == expected and len(whole.trie) == 300
-    one, other = whole.state_dict(), stopped.state_dict()
-    assert one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
-    whole.reset()
-    fresh = Racer(V, **settings).state_dict()
-    assert all(torch.equal(tensor, fresh[key]) for key, tensor in whole.state_dict().items())
-    assert [generate(target, whole, prompt, max_new_tokens=30).steps for prompt in prompts] == expected
-
-
 def test_a_reset_forgets_what_an_open_sequence_says_too():
     drafter = Racer(V, ngram=2)
     session = drafter.session()
@@ -295,18 +250,6 @@ def test_what_is_accepted_behind_the_end_is_not_inserted_and_the_end_is():
             text, trie = prompt + said, drafter.trie
             pairs = {(trie.token[node], after) for node in trie.children[0].values() for after in trie.children[node]}
             assert pairs == set(zip(text, text[1:], strict=False))
-
-
-def test_a_sampled_text_is_plain_sampling_s_eager_and_static():
-    model, rng = toy_model("llama-grouped"), random.Random(7)
-    drafter = Racer(V, nodes=20, trie_nodes=200)
-    plain = make_method("vanilla", Target(model))
-    for execution in ("eager", "static"):
-        target = Target(model, execution=execution)
-        for seed in range(3):
-            prompt, sampling = [rng.randrange(3, V) for _ in range(9)] * 2, Sampling(temperature=0.7, seed=seed)
-            outs = [generate(target, d, prompt, max_new_tokens=40, sampling=sampling) for d in (drafter, plain)]
-            assert outs[0].tokens == outs[1].tokens
 
 
 @pytest.mark.parametrize(

@@ -224,20 +224,6 @@ def helped(tmp_path_factory):
     return model, str(path)
 
 
-@pytest.mark.parametrize("settings", [{}, {"nodes": 5, "depth": 3}, {"max_ngram": 1, "min_ngram": 1}, {"places": 2}])
-def test_output_is_greedy(helped, settings):
-    model, path = helped
-    target = Target(model)
-    for prompt in ([3, 4], [17, 18], [50, 3, 9], [5] * 30):
-        free = greedy(model, prompt, 60)
-        for eos in ([], [free[40], free[33]]):
-            drafter = Rest(datastore_path=path, vocab_size=61, eos=eos, **settings)
-            out = generate(target, drafter, prompt, max_new_tokens=60, eos=eos)
-            assert out.tokens == greedy(model, prompt, 60, eos or None)
-            assert sum(out.accept_lengths) == len(out.tokens)
-            assert max(step.nodes for step in out.steps) <= drafter.max_nodes
-
-
 def test_what_is_in_the_datastore_is_accepted_and_nothing_is_carried(helped):
     model, path = helped
     target, drafter = Target(model), Rest(datastore_path=path, vocab_size=61)

@@ -11,7 +11,7 @@ from model.engine import Draft, Target, Verification, generate, verify
 from model.errors import UserError
 from model.methods.spine import Spine, SpineSession, spine_tree
 from model.recycling import TokenRecycling, build_template
-from tests.conftest import greedy, toy_model
+from tests.conftest import toy_model
 from tests.model.methods.test_suffix import longest_repeat
 
 V = 61
@@ -150,36 +150,6 @@ def test_of_duplicate_siblings_the_deeper_one_wins():
     logits[:, 0] = 1.0
     outcome = verify(draft, logits.argmax(-1))
     assert outcome.tokens == [0] * (draft.tree.max_depth + 1)
-
-
-@pytest.mark.parametrize("execution", ["eager", "static"])
-@pytest.mark.parametrize("seed", range(8))
-def test_output_is_the_models_own(seed, execution):
-    """Random budgets; the prompt holds its own answer, so that spines are accepted, too."""
-    rng = random.Random(seed)
-    model = toy_model(["llama", "llama-grouped", "gpt2", "gpt-neox"][seed % 4], seed=seed)
-    target = Target(model, execution=execution)
-    start = [rng.randrange(3, V) for _ in range(6)]
-    prompt = start + greedy(model, start, 30) + start
-    expected = greedy(model, prompt, 60)
-    k = rng.choice([1, 2, 8])
-    drafter = Spine(V, nodes=rng.randrange(1, 40), k=k, recycle_prompt=seed % 3 == 0)
-    for turn, eos in enumerate(((), (expected[40],), ())):  # the matrix goes on: hot
-        out = generate(target, drafter, prompt, max_new_tokens=60, eos=eos)
-        assert out.tokens == expected[: expected.index(eos[0]) + 1 if eos else 60], turn
-        assert sum(out.accept_lengths) == len(out.tokens)
-        assert all(s.nodes == drafter.max_nodes for s in out.steps)
-        assert all(len(s.rank_path) == s.accepted - 1 for s in out.steps[:-1])
-    assert out.forwards < 45, "a case in which nothing is accepted proves nothing"
-
-
-def test_static_steps_equal_eager_ones():
-    model, outs = toy_model("llama", seed=2), []
-    for execution in ("eager", "static"):
-        drafter = Spine(V, nodes=16)
-        out = generate(Target(model, execution=execution), drafter, [5, 6, 7, 8, 5, 6], max_new_tokens=80)
-        outs.append((out.tokens, out.steps, drafter.matrix.candidates.tolist()))
-    assert outs[0] == outs[1]
 
 
 def test_without_matches_it_is_token_recycling():

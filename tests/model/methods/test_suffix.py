@@ -13,7 +13,6 @@ from model.methods.suffix_recycling import SuffixRecycling
 from model.recycling import TokenRecycling, build_template
 from model.structures.suffix_automaton import MIN_CAPACITY, SuffixAutomaton, Text, transfer
 from tests.conftest import greedy, toy_model
-from tests.model.engine.test_tree import random_tree
 
 V = 61
 
@@ -126,43 +125,6 @@ def test_drafts_by_hand():
     session = drafter.session()
     session.begin([1, 2, 3, 4, 1, 2, 3])
     assert session.draft(3).tokens.tolist() == [3, 4, 1]  # half of three, rounded up
-
-
-@pytest.mark.parametrize("execution", ["eager", "static"])
-@pytest.mark.parametrize("seed", range(6))
-def test_output_is_the_models_own(seed, execution):
-    """Random budgets and minimal matches; the prompt holds its own answer, so that long drafts are accepted, too."""
-    rng = random.Random(seed)
-    model = toy_model(["llama", "gpt2"][seed % 2], seed=seed)
-    target = Target(model, execution=execution)
-    start = [rng.randrange(3, V) for _ in range(6)]
-    prompt = start + greedy(model, start, 30) + start
-    expected = greedy(model, prompt, 60)
-    shared = dict(min_match=rng.randrange(1, 4), max_draft=rng.randrange(1, 20), factor=rng.choice([0.5, 1, 4.0]))
-    tree, forwards = random_tree(20, rng, 4), []
-    for history_tokens in (0, 200):
-        for drafter in (
-            Suffix(V, history_tokens=history_tokens, **shared),
-            SuffixRecycling(V, tree, history_tokens=history_tokens, k=4, recycle_prompt=seed % 3 == 0, **shared),
-        ):
-            for eos in ((), (expected[40],), ()):  # the last time with its own answer in the text that is carried
-                out = generate(target, drafter, prompt, max_new_tokens=60, eos=eos)
-                end = expected.index(eos[0]) + 1 if eos else 60
-                assert out.tokens == expected[:end]
-                assert sum(out.accept_lengths) == len(out.tokens)
-                assert max(s.nodes for s in out.steps) <= drafter.max_nodes
-                forwards += [] if eos else [out.forwards]
-    assert min(forwards) < 30, "a case in which nothing is accepted proves nothing"
-
-
-def test_nothing_is_carried_from_prompt_to_prompt():
-    drafter = Suffix(V)
-    session = drafter.session()
-    session.begin([1, 2, 3, 1, 2])
-    session = drafter.session()
-    session.begin([9, 1, 2])
-    assert session.draft(2).tokens.tolist() == [2]
-    assert not drafter.stateful and drafter.state_dict() == {}
 
 
 def test_the_hybrid_copies_long_matches_and_grows_the_recycled_tree_elsewhere():

@@ -111,17 +111,6 @@ def test_prompt_logits_are_recycled_only_on_request():
     assert not plain.matrix.candidates[[6, 7]].any()
 
 
-def test_two_runs_repeat_to_the_bit(form):
-    model, outs = toy_model("llama"), []
-    for _ in range(2):
-        drafter = TokenRecycling(V, build_template("2.2.2"))
-        out = generate(Target(model), drafter, [4, 5, 6], max_new_tokens=60)
-        outs.append(
-            (out.tokens, out.accept_lengths, [s.rank_path for s in out.steps], drafter.matrix.candidates.tolist())
-        )
-    assert outs[0] == outs[1]
-
-
 def test_a_tree_beyond_k_is_refused():
     with pytest.raises(UserError, match="rank 7, but k=4"):
         TokenRecycling(V, build_template("2.2.2"), k=4)

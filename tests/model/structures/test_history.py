@@ -116,26 +116,6 @@ def test_the_second_time_a_prompt_is_answered_the_answer_is_copied(name):
 
 
 @pytest.mark.parametrize("name", ["spine", "suffix", "suffix_recycling", "logitspec"])
-def test_a_saved_state_goes_on_exactly_and_a_reset_forgets(name):
-    target, rng = Target(toy_model("llama")), random.Random(2)
-    prompts = [[rng.randrange(3, V) for _ in range(rng.randrange(5, 40))] for _ in range(8)]
-    whole, stopped = made(name, 100), made(name, 100)  # 100 tokens: cut several times
-    expected = [generate(target, whole, prompt, max_new_tokens=30).accept_lengths for prompt in prompts]
-    got = []
-    for prompt in prompts:
-        state = {key: tensor.clone() for key, tensor in stopped.state_dict().items()}
-        stopped = made(name, 100)
-        stopped.load_state_dict(state)
-        got.append(generate(target, stopped, prompt, max_new_tokens=30).accept_lengths)
-    assert got == expected
-    assert max(len(text(d).tokens) for d in (whole, stopped)) <= 100 + 40 + 30
-    whole.reset()
-    assert text(whole).tokens == [] and not any(tensor.any() for tensor in whole.state_dict().values())
-    again = [generate(target, whole, prompt, max_new_tokens=30).accept_lengths for prompt in prompts]
-    assert again == expected
-
-
-@pytest.mark.parametrize("name", ["spine", "suffix", "suffix_recycling", "logitspec"])
 def test_bad_settings_and_states_are_refused(name):
     for history_tokens in (-1, 1, True, 0.5):
         with pytest.raises(UserError, match="history_tokens="):

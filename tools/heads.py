@@ -1,21 +1,24 @@
-"""Train heads on a frozen model: python -m tools.heads.train medusa|eagle --model M --text FILE --output FOLDER."""
+"""Train heads on a frozen model: python -m tools.heads medusa|eagle --model M --text FILE --output FOLDER."""
 
 from __future__ import annotations
 
 import argparse
 import math
-import sys
+import random
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
-from data.embedded.training.dialogue import batches
-from evaluation.errors import one_line
+from data.embedded.training.corpus import TRAINING_SEED, training
+from data.embedded.training.dialogue import Encoded, batches, encode
+from evaluation.errors import user_errors
 from evaluation.loading.models import load_model
 from evaluation.loading.settings import ModelSettings
 from model.engine import Target
@@ -25,13 +28,15 @@ from model.methods import medusa
 from model.methods.medusa import MedusaHeads
 from model.structures.heads import WEIGHTS as EAGLE_WEIGHTS
 from model.structures.heads import EagleHead, head_config, hidden_size
-from tools.heads.losses import eagle_loss, medusa_loss
-from tools.heads.text import sequences
+from tools.datastore import documents
 
+EMBEDDED = "embedded"  # the text that the shipped model was trained on
 POOL = 256  # sequences sorted by length together
+DECAY = 0.8  # weight of each further Medusa head (2401.10774, 2.2.1)
+NOISE = 0.1  # half-width of the uniform noise on EAGLE's features (2401.15077, 4.2)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Recipe:
     """Everything that decides the heads, except the model and the text."""
 
@@ -95,6 +100,77 @@ def _eagle_config(recipe: Recipe, target: Target) -> dict[str, Any]:
         "max_position_embeddings": target.context,
         "rope_theta": rope.get("rope_theta", 10000.0) if isinstance(rope, dict) else 10000.0,
     }
+
+
+def medusa_loss(
+    heads: MedusaHeads, lm_head: nn.Module, features: torch.Tensor, ids: torch.Tensor, wanted: torch.Tensor
+) -> torch.Tensor:
+    """Sum over heads i of 0.8^(i + 1) times the cross-entropy of the token i + 2 after each position.
+
+    Args:
+        features: (B, T, H), the frozen target's last hidden states of ids (B, T).
+        wanted: bool (B, T); a position counts for head i if the next token (the root) and the one predicted are wanted.
+    """
+    total = features.new_zeros(())
+    for i in range(len(heads)):
+        ahead = i + 2
+        counts = wanted[:, 1 : ids.shape[1] - ahead + 1] & wanted[:, ahead:]  # (B, T - ahead)
+        if counts.any():
+            logits = heads.logits(i, features[:, :-ahead][counts], lm_head)  # (m, V)
+            total = total + DECAY ** (i + 1) * F.cross_entropy(logits.float(), ids[:, ahead:][counts])
+    return total
+
+
+def eagle_loss(
+    head: EagleHead,
+    lm_head: nn.Module,
+    features: torch.Tensor,
+    ids: torch.Tensor,
+    wanted: torch.Tensor,
+    weight: float,
+    generator: torch.Generator,
+) -> torch.Tensor:
+    """Smooth L1 to the next feature, plus `weight` times the cross-entropy to the target's distribution (paper, 4.2).
+
+    It counts positions whose next feature predicts a wanted token. Noise on the features imitates the head's own errors
+    while drafting.
+    """
+    noise = torch.rand(features.shape, generator=generator).to(features) - 0.5
+    cos, sin = head.angles(ids.shape[1] - 1)
+    out = head((features + 2 * NOISE * noise)[:, :-1], ids[:, 1:], (cos, sin))  # (B, T - 1, H): next features
+    counts = wanted[:, 2:]  # (B, T - 2)
+    predicted, true = out[:, :-1][counts], features[:, 1:-1][counts]  # (m, H)
+    with torch.no_grad():
+        probabilities = lm_head(true).float().softmax(dim=-1)  # (m, V)
+    classes = F.cross_entropy(lm_head(predicted).float(), probabilities)
+    return F.smooth_l1_loss(predicted, true) + weight * classes
+
+
+def sequences(text: str, tokenizer: Any, length: int, seed: int) -> Iterator[Encoded]:
+    """Yield token sequences forever, each at most `length` long.
+
+    Args:
+        text: `embedded` for the dialogues that the shipped model was trained on, of which only answers are predicted.
+            Else a file as of `tools.datastore`, of which all is predicted.
+        tokenizer: of the target, transformers' own kind.
+
+    Raises:
+        UserError: the file cannot be read, or holds fewer than 8 tokens.
+    """
+    if text == EMBEDDED:
+        dialogues = training(TRAINING_SEED + seed, easy_until=1)
+        yield from (item for item in encode(tokenizer.backend_tokenizer, dialogues) if len(item) <= length)
+    chunks = []
+    for document in documents([Path(text)]):
+        ids = tokenizer("".join(document)).input_ids
+        chunks += [ids[i : i + length] for i in range(0, len(ids), length)]
+    chunks = [ids for ids in chunks if len(ids) >= 8]
+    if not chunks:
+        raise UserError(f"{text}: holds fewer than 8 tokens")
+    rng = random.Random(seed)
+    while True:
+        rng.shuffle(chunks)
+        yield from (Encoded(ids, [True] * len(ids)) for ids in chunks)
 
 
 def train(recipe: Recipe, target: Target, tokenizer: Any, text: str, report: int = 20) -> MedusaHeads | EagleHead:
@@ -163,52 +239,42 @@ def save(heads: MedusaHeads | EagleHead, recipe: Recipe, target: Target, folder:
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(prog="python -m tools.heads.train", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tools.heads", description=__doc__)
     kinds = parser.add_subparsers(dest="kind", required=True)
-    fields = Recipe(kind="medusa")
-
-    def number(to: argparse.ArgumentParser, key: str, text: str, of: type = int) -> None:
-        default = getattr(fields, key)
-        to.add_argument(f"--{key.replace('_', '-')}", type=of, default=default, help=f"{text} (default {default})")
-
-    both = [kinds.add_parser("medusa", help="Medusa-1 heads"), kinds.add_parser("eagle", help="for eagle and eagle2")]
-    for each in both:
-        each.add_argument("--model", required=True, help="folder or hub name of the target, which stays frozen")
-        each.add_argument("--text", required=True, help=".txt, .jsonl (a `text` per row), or `embedded`")
-        each.add_argument("--output", required=True, type=Path, help="folder for weights and config.json")
-        each.add_argument("--device", default="auto")
-        each.add_argument("--dtype", default="auto", help="of the target")
-        number(each, "steps", "optimizer steps")
-        number(each, "batch_tokens", "tokens a step, padding included")
-        number(each, "length", "longest sequence, in tokens")
-        number(each, "rate", "peak learning rate", float)
-        number(each, "seed", "of weights, order and noise")
-    number(both[0], "heads", "tokens drafted beyond the next")
-    number(both[0], "layers", "residual blocks a head")
-    both[0].add_argument("--shared-lm-head", action="store_true", help="use the target's own projection")
-    number(both[1], "class_weight", "weight of the cross-entropy next to the regression", float)
-    both[1].add_argument("--intermediate", type=int, help="width of the MLP (default: the target's)")
+    defaults = argparse.ArgumentDefaultsHelpFormatter
+    medusa = kinds.add_parser("medusa", help="Medusa-1 heads", formatter_class=defaults)
+    eagle = kinds.add_parser("eagle", help="for eagle and eagle2", formatter_class=defaults)
+    for kind in (medusa, eagle):
+        kind.add_argument("--model", required=True, help="folder or hub name of the target, which stays frozen")
+        kind.add_argument("--text", required=True, help=".txt, .jsonl (as of tools.datastore), or `embedded`")
+        kind.add_argument("--output", required=True, type=Path, help="folder for weights and config.json")
+        kind.add_argument("--device", default="auto", help="of the target")
+        kind.add_argument("--dtype", default="auto", help="of the target")
+        kind.add_argument("--steps", type=int, default=Recipe.steps, help="optimizer steps")
+        kind.add_argument("--batch-tokens", type=int, default=Recipe.batch_tokens, help="a step, padding included")
+        kind.add_argument("--length", type=int, default=Recipe.length, help="longest sequence, in tokens")
+        kind.add_argument("--rate", type=float, default=Recipe.rate, help="peak learning rate")
+        kind.add_argument("--seed", type=int, default=Recipe.seed, help="of weights, order and noise")
+    medusa.add_argument("--heads", type=int, default=Recipe.heads, help="tokens drafted beyond the next")
+    medusa.add_argument("--layers", type=int, default=Recipe.layers, help="residual blocks a head")
+    medusa.add_argument("--shared-lm-head", action="store_true", help="use the target's own projection")
+    eagle.add_argument("--class-weight", type=float, default=Recipe.class_weight, help="of the cross-entropy")
+    eagle.add_argument("--intermediate", type=int, help="width of the MLP; None: the target's")
     return parser.parse_args(arguments)
 
 
-def main(arguments: list[str] | None = None) -> int:
+def main(arguments: list[str] | None = None) -> None:
     """Load, train, save."""
     options = vars(parse(arguments))
-    try:
-        settings = ModelSettings(
-            name="path", path=options.pop("model"), device=options.pop("device"), dtype=options.pop("dtype")
-        )
+    with user_errors():
+        target = {"path": options.pop("model"), "device": options.pop("device"), "dtype": options.pop("dtype")}
         text, output = options.pop("text"), options.pop("output")
         recipe = Recipe(**options)
-        loaded = load_model(settings)
+        loaded = load_model(ModelSettings("path", **target))
         heads = train(recipe, loaded.target, loaded.tokenizer, text)
         size = save(heads, recipe, loaded.target, output)
-    except (UserError, OSError) as error:
-        print(f"error: {one_line(error)}", file=sys.stderr)
-        return 2
-    print(f"{output}: {size / 1e6:.2f} MB")
-    return 0
+        print(f"{output}: {size / 1e6:.2f} MB")
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

@@ -1,0 +1,254 @@
+"""The contract of every method: whatever it drafts, and however a step runs, the output is the model's own."""
+
+import random
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+
+import pytest
+import torch
+
+from model.decoder import Decoder
+from model.engine import Target, decode, generate
+from model.engine.sampling import Sampling
+from model.files import load_state, save_state
+from model.generate import Generate
+from model.methods import METHODS
+from model.methods.vanilla import Vanilla
+from tests.conftest import CONFIGS, greedy, toy_model
+from tests.model.engine.fake_graphs import FakeGraphs
+from tests.model.every_method import SETTINGS, Oracle, V, make, write_companions
+from tests.model.sessions import comparable
+
+FORMS = ("eager", "static", "graph")
+every_method = pytest.mark.parametrize("name", SETTINGS)
+
+
+@cache
+def prompts() -> list[list[int]]:
+    """One token; some; one that holds its own answer, so that copies of it are accepted, too."""
+    rng = random.Random(1)
+    start = [rng.randrange(3, V) for _ in range(6)]
+    return [[5], [rng.randrange(3, V) for _ in range(9)] * 2, start + greedy(model(), start, 30) + start]
+
+
+@cache
+def model():
+    return toy_model("llama-grouped")
+
+
+@cache
+def _longest(prompt: tuple[int, ...]) -> list[int]:
+    return greedy(model(), list(prompt), 50)
+
+
+@cache
+def plain_sampling(prompt: tuple[int, ...], sampling: Sampling) -> list[int]:
+    target = Target(model())
+    return generate(target, Vanilla(target.device), list(prompt), max_new_tokens=30, sampling=sampling).tokens
+
+
+def own_text(prompt, tokens, eos=()):
+    """The model's own greedy answer."""
+    text = _longest(tuple(prompt))[:tokens]
+    return text[: next((i + 1 for i, token in enumerate(text) if token in eos), tokens)]
+
+
+@pytest.fixture(scope="module")
+def companions(tmp_path_factory):
+    return write_companions(model(), tmp_path_factory.mktemp("companions"))
+
+
+def target_of(form, monkeypatch, of=None, **settings):
+    of = of or model()
+    return FakeGraphs(monkeypatch).target(of) if form == "graph" else Target(of, execution=form, **settings)
+
+
+def text_of(steps):
+    return [token for step in steps for token in step.tokens]
+
+
+@every_method
+def test_greedy_text_and_the_same_steps_eager_static_and_captured(name, companions, monkeypatch):
+    found = []
+    for form in FORMS:
+        target = target_of(form, monkeypatch)
+        drafter, answers = make(name, target, companions), []
+        for prompt in prompts():
+            out = generate(target, drafter, prompt, max_new_tokens=40)
+            assert out.tokens == own_text(prompt, 40), form
+            assert sum(out.accept_lengths) == len(out.tokens) == 40 and out.stop == "length"
+            assert all(len(step.rank_path) == step.accepted - 1 for step in out.steps[:-1])
+            assert out.steps[-1].accepted - 1 <= len(out.steps[-1].rank_path) <= out.steps[-1].accepted
+            assert max(step.nodes for step in out.steps) <= drafter.max_nodes
+            assert out.forwards - len(out.steps) in (0, len(prompt) > 1)
+            answers.append(out.steps)
+        found.append((answers, comparable(drafter.state_dict())))
+    assert found[0] == found[1] == found[2]
+    lengths = [step.accepted for steps in found[0][0] for step in steps]
+    if name == "vanilla":
+        assert set(lengths) == {1}
+    elif name not in ("medusa", "eagle", "eagle2"):  # whose heads know nothing
+        assert max(lengths) > 2, "if nothing is accepted nothing is shown"
+
+
+@every_method
+def test_sampled_text_is_plain_samplings(name, companions):
+    for form in FORMS[:2]:
+        target = Target(model(), execution=form)
+        drafter = make(name, target, companions)
+        ways = [Sampling(temperature=0.5, top_p=0.9, seed=1), Sampling(temperature=1.0, top_p=0.9, seed=2)]
+        if form == "eager":
+            ways.append(Sampling(temperature=1.0, repetition_penalty=1.2, seed=3))
+        for sampling in ways:
+            for prompt in prompts()[:2]:
+                out = generate(target, drafter, prompt, max_new_tokens=30, sampling=sampling)
+                assert out.tokens == plain_sampling(tuple(prompt), sampling) and sum(out.accept_lengths) == 30
+
+
+@every_method
+def test_it_ends_with_any_eos_at_the_limit_and_at_the_contexts_end(name, companions):
+    """The second answers are hot: a draft of what is known runs past the end."""
+    for form in FORMS[:2]:
+        target, near = Target(model(), execution=form), Target(model(), execution=form, context=60)
+        for prompt in prompts()[1:]:
+            free = own_text(prompt, 50)
+            for eos in ({free[20], 60}, {free[0]}, {free[17], free[30]}):
+                drafter = make(name, target, companions, eos=eos)
+                for _ in range(2):
+                    out = generate(target, drafter, prompt, max_new_tokens=50, eos=eos)
+                    assert out.tokens == own_text(prompt, 50, eos)
+                    assert out.stop == "eos" and sum(out.accept_lengths) == len(out.tokens)
+            for limit in (1, 2, 3, 7):
+                out = generate(target, drafter, prompt, max_new_tokens=limit, eos={free[limit]} - {*free[:limit]})
+                assert out.tokens == free[:limit] and out.stop == "length" and sum(out.accept_lengths) == limit
+        drafter = make(name, near, companions)
+        for _ in range(2):
+            out = generate(near, drafter, prompt, max_new_tokens=50)
+            assert out.tokens == free[: 60 - len(prompt)] and out.stop == "context"
+
+
+@every_method
+def test_a_saved_state_goes_on_exactly_and_a_reset_forgets(name, companions, tmp_path):
+    target = Target(model())
+    whole, part, fresh = (make(name, target, companions) for _ in range(3))
+    expected = []
+    for prompt in prompts() * 2:
+        save_state(part.state_dict(), tmp_path / "state.safetensors")
+        part = make(name, target, companions)
+        part.load_state_dict(load_state(tmp_path / "state.safetensors"))
+        expected.append(generate(target, whole, prompt, max_new_tokens=30).steps)
+        assert generate(target, part, prompt, max_new_tokens=30).steps == expected[-1]
+    assert comparable(part.state_dict()) == comparable(whole.state_dict())
+    assert (expected[:3] != expected[3:]) == whole.stateful == bool(whole.state_dict()), "what is kept is of use"
+    whole.reset()
+    assert comparable(whole.state_dict()) == comparable(fresh.state_dict())
+    assert [generate(target, whole, prompt, max_new_tokens=30).steps for prompt in prompts()] == expected[:3]
+
+
+@every_method
+def test_sequences_in_turns_do_not_disturb_each_other(name, companions):
+    """Whose turn it is is drawn by chance; now and then the method forgets, and an answer is abandoned."""
+    for form in FORMS[:2]:
+        target, rng = Target(model(), execution=form), random.Random(2)
+        drafter = make(name, target, companions)
+        open_ = {i: decode(target, drafter.session(), p, max_new_tokens=40) for i, p in enumerate(prompts())}
+        steps = {i: [] for i in open_}
+        while open_:
+            i = rng.choice(sorted(open_))
+            if (step := next(open_[i], None)) is None:
+                del open_[i]
+            else:
+                steps[i].append(step)
+        assert [text_of(steps[i]) for i in range(3)] == [own_text(prompt, 40) for prompt in prompts()]
+        if not drafter.stateful:
+            alone = [generate(target, drafter, prompt, max_new_tokens=40).steps for prompt in prompts()]
+            assert [steps[i] for i in range(3)] == alone
+        for every in (1, 3):
+            abandoned = decode(target, drafter.session(), prompts()[1], max_new_tokens=40)
+            next(abandoned)
+            tokens = []
+            for i, step in enumerate(decode(target, drafter.session(), prompts()[2], max_new_tokens=30)):
+                tokens += step.tokens
+                if i % every == 0:
+                    drafter.reset()
+                if i == 4:
+                    abandoned.close()
+            assert tokens == own_text(prompts()[2], 30)
+
+
+@every_method
+def test_a_conversation_keeps_the_cache_of_its_earlier_turns(name, companions, monkeypatch):
+    """The text is what it would be without; only what is new of a prompt is forwarded."""
+    forwarded, run = [], Target._run_model
+
+    def counted(target, cache, tokens, *more, **kwargs):
+        forwarded.append(len(tokens))
+        return run(target, cache, tokens, *more, **kwargs)
+
+    target = Target(model())
+    drafter = make(name, target, companions, eos={2})
+    decoder = Decoder(model(), method=drafter, linear="torch")
+    decoder.target, decoder.eos = target, frozenset({2})  # heads are made for one target
+    monkeypatch.setattr(Target, "_run_model", counted)
+    prompt = [5, 9, 7, 11, 8, 20, 31, 5, 9]
+    draft = drafter.max_nodes if name in ("pld", "sps") else 0  # which goes with the prompt
+    for turn in range(3):
+        forwarded.clear()
+        answer = decoder.generate(prompt, max_new_tokens=20)
+        first = forwarded[0] if name != "sps" else min(forwarded)  # whose draft model forwards, too
+        assert answer.ids == greedy(model(), prompt, 20, [2])
+        if turn and not drafter.needs.hidden:
+            assert first <= 4 + draft, "the prompt less what the cache has of it"
+        elif name != "sps":
+            assert first >= len(prompt) - 1
+        prompt = [*prompt, *answer.ids, 40 + turn, 6, 7]
+    edited = [5, 9, 8, *prompt[3:]]  # two tokens are the same
+    forwarded.clear()
+    assert decoder.generate(edited, max_new_tokens=20).ids == greedy(model(), edited, 20, [2])
+    assert max(forwarded) >= len(edited) - 3
+
+
+@every_method
+def test_threads_that_share_it_answer_as_alone(name, companions):
+    """A decoder, and transformers' generate with this decoding, hot and cold."""
+    of, method = toy_model("llama-grouped"), name.split()[0]
+    of.register_forward_pre_hook(lambda *_: time.sleep(0.0005))  # lets the others overwrite what they can
+    settings = SETTINGS[name] | companions.get(name, {})
+    hot, cold = Decoder(of, method=method, linear="torch", **settings), Generate(method, start="cold", **settings)
+    hot.eos = frozenset()
+
+    def work(prompt):
+        ids = torch.tensor([prompt])
+        out = of.generate(
+            ids, max_new_tokens=15, do_sample=False, eos_token_id=[], pad_token_id=0, custom_generate=cold
+        )
+        return hot.generate(prompt, max_new_tokens=15).ids, out[0, len(prompt) :].tolist()
+
+    with ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(work, prompts()))
+    assert found == [(own_text(prompt, 15),) * 2 for prompt in prompts()]
+
+
+def test_no_method_is_left_out():
+    assert METHODS.keys() <= SETTINGS.keys()
+
+
+@pytest.mark.parametrize("form", FORMS[:2])
+@pytest.mark.parametrize("architecture", CONFIGS)
+def test_every_architecture(architecture, form):
+    """Also where the context ends: gpt2's table of positions ends there."""
+    of, rng = toy_model(architecture), random.Random(1)
+    target = Target(of, execution=form)
+    drafters = {name: make(name, target, {}) for name in ("vanilla", "recycling", "dynamic")}
+    for prompt in [[7], [rng.randrange(3, V) for _ in range(10)] * 2, [5, 6, 7, 8] * 60]:
+        answer = greedy(of, prompt, min(40, 256 - len(prompt)))
+        for name, drafter in (drafters | {"oracle": Oracle(answer + [3] * 40)}).items():
+            out = generate(target, drafter, prompt, max_new_tokens=40)
+            assert out.tokens == answer and sum(out.accept_lengths) == len(answer), name
+            assert out.stop == ("length" if len(answer) == 40 else "context")
+    assert len(out.steps) < 12, "the oracle must get paths accepted"
+    eos = {answer[10]}
+    expected = answer[: answer.index(answer[10]) + 1]
+    for drafter in (*drafters.values(), Oracle(answer + [3] * 40)):
+        assert generate(target, drafter, prompt, max_new_tokens=40, eos=eos).tokens == expected
