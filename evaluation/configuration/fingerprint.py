@@ -40,7 +40,7 @@ def run_settings(config: dict[str, Any], bench: Bench, method: Method) -> dict[s
         "bench": {"name": bench.name, "sha256": bench.sha256, "ids_sha256": _sha256(ids), "questions": len(ids)}
         | {"order": bench.order},
         "method": recorded_method(method.settings, changed_sampling(config)),
-        "execution": loaded.target.execution,
+        "execution": method.execution,
         "max_new_tokens": config["max_new_tokens"],
         "num_choices": config["num_choices"],
         "schema": SCHEMA,
@@ -67,7 +67,7 @@ def _attention(target: Target) -> str:
 
 def execution_used(method: Method) -> str:
     """Return the execution of a run's steps; `hf` uses transformers' own decoding."""
-    return GENERATE if method.drafter is None else method.loaded.target.execution
+    return GENERATE if method.drafter is None else method.execution
 
 
 def runs_folder(config: dict[str, Any]) -> Path:

@@ -46,6 +46,7 @@ class Method:
         start: cold, hot, category, or the file of a saved state; None if no state is kept between prompts.
         tree: None if the method has no template.
         settings: everything that decides the output, for the run's fingerprint.
+        execution: of its steps, as `model.engine.decode` takes it.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Method:
     start: str | None
     tree: Tree | None
     settings: dict[str, Any]
+    execution: str
 
     @property
     def label(self) -> str:
@@ -96,11 +98,14 @@ class Method:
             max_new_tokens=max_new_tokens,
             eos=self.loaded.eos,
             sampling=sampling,
+            execution=self.execution,
             mark=mark,
         )
 
 
-def build_method(loaded: LoadedModel, method: dict[str, Any], tree: dict[str, Any], start: str) -> Method:
+def build_method(
+    loaded: LoadedModel, method: dict[str, Any], tree: dict[str, Any], start: str, execution: str
+) -> Method:
     """Build a method from its settings.
 
     Args:
@@ -109,6 +114,7 @@ def build_method(loaded: LoadedModel, method: dict[str, Any], tree: dict[str, An
             signature names.
         tree: `name` and parameters of a template, for methods that take a `tree`.
         start: cold | hot | category | path of a saved state; ignored by methods without state.
+        execution: of its steps.
 
     Raises:
         UserError: unknown drafter, start, setting or value, a tree that does not fit k.
@@ -135,7 +141,7 @@ def build_method(loaded: LoadedModel, method: dict[str, Any], tree: dict[str, An
             if not Path(start).is_file():
                 raise UserError(f"start={start}: must be cold, hot, category or the file of a saved state")
             settings["start_sha256"] = sha256_of(Path(start))
-    built = Method(method["name"], loaded, drafter, start if stateful else None, template, settings)
+    built = Method(method["name"], loaded, drafter, start if stateful else None, template, settings, execution)
     built.prepare()  # raises now if a saved state does not fit
     return built
 

@@ -71,7 +71,7 @@ class Runner:
         self.pending: list[Question] = list(self._questions)
 
     def _build(self, start: str) -> Method:
-        return build_method(self.loaded, self.config["method"], self.config["tree"], start)
+        return build_method(self.loaded, self.config["method"], self.config["tree"], start, self.execution.name)
 
     @property
     def identity(self) -> str:
