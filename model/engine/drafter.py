@@ -7,12 +7,14 @@ whose step runs on the device, in one of a few trees.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 import torch
 
+from ..errors import UserError
 from .cache import TreeCache
 from .sampling import Choice
 from .tree import Draft, Tree
@@ -63,6 +65,31 @@ class Sizing(Protocol):
     def took(self, nodes: int, tokens: int, seconds: float) -> None:
         """After it: nodes below its root, tokens that it added, and its seconds from the draft to what was learnt."""
 
+    def describe(self) -> dict[str, Any]:
+        """Return what was learnt, chosen and promised, for the run's summary."""
+
+
+class Store(Protocol):
+    """A part of what a method keeps between prompts."""
+
+    def reset(self) -> None:
+        """Forget everything."""
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Return everything, by names that no other store of the method has."""
+
+    def check_state(self, state: dict[str, torch.Tensor]) -> None:
+        """Raise UserError if a saved state does not fit. Changes nothing."""
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        """Load a state that fits; what it lacks is as after `reset`."""
+
+
+def check_ids(what: str, ids: torch.Tensor, vocab_size: int) -> None:
+    """Raise UserError if a saved state has token ids outside the vocabulary."""
+    if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < vocab_size:
+        raise UserError(f"start: the saved {what} has token ids outside the vocabulary of {vocab_size}")
+
 
 class Drafter:
     """A method: what its sequences share, and the state kept between prompts.
@@ -70,6 +97,7 @@ class Drafter:
     `reset` forgets the state, `state_dict` holds all of it, so that a resumed run continues exactly.
 
     Attributes:
+        stores: what holds that state.
         needs: of the target; constant.
         stateful: True if state is kept between prompts. Then cold and hot start differ.
         shares_noise: True if `Session.scores` adds the target's noise.
@@ -78,6 +106,7 @@ class Drafter:
     """
 
     needs: Needs = Needs()
+    stores: Sequence[Store] = ()
     stateful: bool = False
     shares_noise: bool = False
     max_nodes: int = 1
@@ -98,17 +127,23 @@ class Drafter:
 
     def reset(self) -> None:
         """Forget everything that `state_dict` holds: a cold start."""
+        for store in self.stores:
+            store.reset()
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Return all state kept between prompts."""
-        return {}
+        return {name: tensor for store in self.stores for name, tensor in store.state_dict().items()}
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Load a saved state. Raises UserError if it does not fit."""
+        """Load a saved state, all of it or nothing. Raises UserError if it does not fit."""
+        for store in self.stores:
+            store.check_state(state)
+        for store in self.stores:
+            store.load_state_dict(state)
 
     def describe(self) -> dict[str, Any]:
         """Return the method's own figures for the run's summary."""
-        return {}
+        return {} if self.sizing is None else self.sizing.describe()
 
     def root_alone(self, root: int) -> Draft:
         """Return a draft of the root alone."""

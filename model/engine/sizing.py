@@ -240,8 +240,15 @@ class Sizing:
         rows = [self.times, self._used, [self._tokens, *self._expected]]
         return {"sizing": torch.tensor(rows, dtype=torch.float64)}
 
+    def check_state(self, state: dict[str, torch.Tensor]) -> None:
+        """Raise UserError if the saved times and counts are no such numbers."""
+        saved = state.get("sizing", torch.zeros(0))
+        if not bool((saved.isfinite() & (saved >= 0)).all()) or (saved.dim() == 2 and not bool((saved[0] > 0).all())):
+            raise UserError("start: the saved step times are no positive numbers")
+
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         """Load saved times and counts, unless they are of other sizes, as another kind of device or budget has."""
+        self.reset()
         saved = state.get("sizing")
         if saved is None or saved.shape != (3, len(self.times)):
             return

@@ -17,15 +17,13 @@ import torch
 from ..engine import Draft, Drafter, Needs, Tree, Verification
 from ..engine.sampling import top_k_and_bits
 from ..engine.sizing import Sizing, budget_of
-from ..errors import UserError
 from ..structures import dynamic_loops as loops
 from ..structures.compiled import NONE
 from ..structures.history import History, TextSession
 from ..structures.rows import PairRows, TokenRows, on_host
+from ..structures.settings import MAX_NODES, check_whole
 from ..structures.suffix_automaton import SuffixAutomaton
 from ..structures.weights import Weights
-
-MAX_NODES = 4096
 
 
 class DynamicRecycling(Drafter):
@@ -68,55 +66,23 @@ class DynamicRecycling(Drafter):
         device: torch.device | str = "cpu",
     ) -> None:
         sized, nodes = nodes, budget_of(nodes)
-        if not isinstance(nodes, int) or not 0 <= nodes <= MAX_NODES:
-            raise UserError(f"dynamic: nodes={nodes} must be from 0 to {MAX_NODES}")
-        if not isinstance(k, int) or not 1 <= k <= vocab_size:
-            raise UserError(f"k={k}: must be from 1 to the vocabulary's size ({vocab_size})")
+        check_whole("dynamic", 0, MAX_NODES, nodes=nodes)
+        check_whole("dynamic", 1, vocab_size, k=k)
         super().__init__(torch.device(device))
         if isinstance(sized, str):
             self.sizing = Sizing(sized, self.device)
         self.nodes, self.k, self.copy, self.siblings, self.max_nodes = nodes, k, copy, siblings, 1 + nodes
         self.needs = Needs(candidates=k, bits=True, choices=True, prompt_logits=recycle_prompt)
-        self.rows = TokenRows(vocab_size, k)
-        self.pairs = PairRows(pairs, k) if pairs else None
-        self.weights, self.history = Weights(calibrate), History(history_tokens, SuffixAutomaton)
+        self.rows, self.pairs = TokenRows(vocab_size, k), PairRows(vocab_size, k, pairs)
+        self.weights, self.history = Weights(calibrate), History(history_tokens, SuffixAutomaton, vocab_size)
+        self.stores = [self.rows, self.pairs, self.weights, self.history, *([self.sizing] if self.sizing else [])]
         compile_loops()
 
     def session(self) -> DynamicSession:
         return DynamicSession(self)
 
-    def reset(self) -> None:
-        self.rows.reset()
-        if self.pairs is not None:
-            self.pairs.reset()
-        self.weights.reset()
-        self.history.reset()
-        if self.sizing is not None:
-            self.sizing.reset()
-
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        tables = {"token": self.rows} | ({} if self.pairs is None else {"pair": self.pairs})
-        named = {f"{table}_{name}": t for table, rows in tables.items() for name, t in rows.state_dict().items()}
-        sizes = {} if self.sizing is None else self.sizing.state_dict()
-        return named | self.weights.state_dict() | self.history.state_dict() | sizes
-
-    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        for table, rows in (("token_", self.rows), ("pair_", self.pairs)):
-            if rows is None and any(name.startswith(table) for name in state):
-                raise UserError(
-                    "start: the saved rows are by pairs of tokens as well; method.pairs=0 has none of these"
-                )
-            if rows is not None:
-                of_table = {name.removeprefix(table): t for name, t in state.items() if name.startswith(table)}
-                rows.load_state_dict(of_table, len(self.rows.ids))
-        self.weights.load_state_dict(state)
-        self.history.load_state_dict(state, len(self.rows.ids))
-        if self.sizing is not None:
-            self.sizing.load_state_dict(state)
-
     def describe(self) -> dict[str, Any]:
-        nbytes = self.rows.nbytes + (0 if self.pairs is None else self.pairs.nbytes)
-        return {"rows_bytes": nbytes} | ({} if self.sizing is None else self.sizing.describe())
+        return {"rows_bytes": self.rows.nbytes + self.pairs.nbytes} | super().describe()
 
 
 class DynamicSession(TextSession[SuffixAutomaton]):
@@ -208,28 +174,17 @@ def forget_siblings(growth: tuple[Any, ...]) -> None:
         guesses["token"][0] = NONE
 
 
-def loop_rows(rows: TokenRows, pairs: PairRows | None) -> tuple[Any, ...]:
+def loop_rows(rows: TokenRows, pairs: PairRows) -> tuple[Any, ...]:
     """Return the fields of a `loops.Rows`, the tables' own memory."""
-    by_pair = PairRows(2, rows.ids.shape[1]) if pairs is None else pairs
-    return tuple(
-        loops.Rows(
-            ids=rows.ids,
-            levels=rows.levels,
-            seen=rows.seen,
-            pair_ids=by_pair.ids,
-            pair_levels=by_pair.levels,
-            pair_seen=by_pair.seen,
-            pair_keys=by_pair.keys[: 0 if pairs is None else None],
-            pair_shift=by_pair.shift,
-        )
-    )
+    by_token = rows.ids, rows.levels, rows.seen
+    return *by_token, pairs.ids, pairs.levels, pairs.seen, pairs.keys, pairs.shift
 
 
 @cache
 def compile_loops() -> None:
     """Compile the loops, or load them, before anything is timed."""
     text, weights, tokens = SuffixAutomaton([0, 1, 0]), Weights(), TokenRows(2, 1)
-    growth, rows = new_growth(1, tokens), loop_rows(tokens, PairRows(2, 1))
+    growth, rows = new_growth(1, tokens), loop_rows(tokens, PairRows(2, 1, 2))
     prompt = np.zeros(1, dtype=np.int64)
     outcome = np.zeros((1, 1), dtype=np.int64), np.zeros((1, 1), dtype=np.float32)
     loops.learn_prompt(0, 0, True, prompt, *outcome, growth, rows)

@@ -16,6 +16,7 @@ from ..engine.cache import CachePool
 from ..engine.tree import breadth_first
 from ..errors import UserError
 from ..structures.heads import load_head, template
+from ..structures.settings import check_whole
 
 
 class EagleDrafter(Drafter):
@@ -253,11 +254,8 @@ class Eagle2(EagleDrafter):
         nodes: int = 60,
         share_noise: bool = False,
     ) -> None:
-        for key, value in (("depth", depth), ("top_k", top_k), ("nodes", nodes)):
-            if not isinstance(value, int) or value < 1:
-                raise UserError(f"eagle2: {key}={value}: must be a whole number, at least 1")
-        if top_k > target.vocab_size:
-            raise UserError(f"eagle2: top_k={top_k}: there are only {target.vocab_size} tokens")
+        check_whole("eagle2", 1, depth=depth, nodes=nodes)
+        check_whole("eagle2", 1, target.vocab_size, top_k=top_k)
         self.depth, self.top_k, self.shares_noise = depth, top_k, share_noise
         self.nodes = min(nodes, top_k + (depth - 1) * top_k**2)
         inner = (depth - 1) * top_k

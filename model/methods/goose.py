@@ -15,10 +15,12 @@ import numpy as np
 import torch
 
 from ..engine import Draft, Drafter, Needs, Session, Tree, Verification
+from ..engine.drafter import check_ids
 from ..engine.sampling import top_k
 from ..engine.tree import breadth_first
 from ..errors import UserError
 from ..structures.ngram_index import NgramIndex
+from ..structures.settings import MAX_NODES, check_whole
 
 # The public code's settings. Its sizes count the root.
 BASE, LARGEST = 60, 100  # nodes without confidence, and with all of it
@@ -32,8 +34,7 @@ LONG_COPY = 8  # tokens of a continuation that counts as long
 EXTEND_ABOVE = 0.6  # confidence above which the copy is extended
 NEWEST, OLDER, FIRST_AVERAGE = 0.3, 0.7, 0.5  # weights in the moving average of the spine's acceptance; its start
 SHARES = ((0.2, 0.15), (0.4, 0.30), (math.inf, 0.50))  # of the budget for the spine, below each average
-
-MAX_NODES = 4096
+ROW_FIELDS = ("keys", "ids", "scores")  # of a saved state
 ScoredRow = tuple[list[int], list[float]]  # candidates, best first, and their scores
 HARMONIC = [0.0, *accumulate(1 / i for i in range(1, MAX_NODES + 1))]
 
@@ -67,10 +68,9 @@ class Goose(Drafter):
         history_pairs: int = 65536,
         device: torch.device | str = "cpu",
     ) -> None:
-        if nodes is not None and (not isinstance(nodes, int) or not 1 <= nodes <= MAX_NODES):
-            raise UserError(f"goose: nodes={nodes} must be from 1 to {MAX_NODES}, or null for the published sizes")
-        if not isinstance(history_pairs, int) or isinstance(history_pairs, bool) or history_pairs < 0:
-            raise UserError(f"goose: history_pairs={history_pairs} must be a whole number, at least 0")
+        if nodes is not None:
+            check_whole("goose", 1, MAX_NODES, nodes=nodes)
+        check_whole("goose", 0, history_pairs=history_pairs)
         super().__init__(torch.device(device))
         # Sizes of a tree, root included: without confidence, and what all of it adds; and the most below the root.
         self.base, self.growth, self.most = (BASE, LARGEST - BASE, LARGEST) if nodes is None else (nodes + 1, 0, nodes)
@@ -78,19 +78,11 @@ class Goose(Drafter):
         self.k = min(ROW_CANDIDATES, vocab_size)
         self.needs = Needs(logits=True, candidates=self.k, prompt_logits=True)
         self.history_pairs = history_pairs
-        self.rows = Rows(vocab_size)
+        self.rows = Rows(vocab_size, self.k)
+        self.stores = [self.rows]
 
     def session(self) -> GooseSession:
         return GooseSession(self)
-
-    def reset(self) -> None:
-        self.rows.reset()
-
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        return self.rows.state_dict(self.k)
-
-    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        self.rows.load_state_dict(state, self.k)
 
 
 class Rows:
@@ -99,8 +91,8 @@ class Rows:
     A score is the softmax over the row's candidates alone. Rows by token keep it as float16.
     """
 
-    def __init__(self, vocab_size: int) -> None:
-        self.vocab_size = vocab_size
+    def __init__(self, vocab_size: int, k: int) -> None:
+        self.vocab_size, self.k = vocab_size, k
         self.reset()
 
     def reset(self) -> None:
@@ -134,41 +126,40 @@ class Rows:
         for pair in list(islice(self.by_pair, max(len(self.by_pair) - most, 0))):
             del self.by_pair[pair]
 
-    def state_dict(self, k: int) -> dict[str, torch.Tensor]:
+    def state_dict(self) -> dict[str, torch.Tensor]:
         """All rows, (m, k) each: their keys, int64 (m,), the newest last; candidates int32; scores."""
         tensors = {}
         for name, rows, dtype in (("token", self.by_token, torch.float16), ("pair", self.by_pair, torch.float32)):
             ids, scores = [row[0] for row in rows.values()], [row[1] for row in rows.values()]
             tensors[f"{name}_keys"] = torch.tensor(list(rows), dtype=torch.int64)
-            tensors[f"{name}_ids"] = torch.tensor(ids, dtype=torch.int32).view(-1, k)
-            tensors[f"{name}_scores"] = torch.tensor(scores, dtype=dtype).view(-1, k)
+            tensors[f"{name}_ids"] = torch.tensor(ids, dtype=torch.int32).view(-1, self.k)
+            tensors[f"{name}_scores"] = torch.tensor(scores, dtype=dtype).view(-1, self.k)
         return tensors
 
-    def load_state_dict(self, state: dict[str, torch.Tensor], k: int) -> None:
-        """Raises UserError if the rows are of another form or vocabulary."""
-        expected = self.state_dict(k)
-        if set(state) != set(expected):
-            raise UserError(f"start: goose's saved rows are {', '.join(expected)}, not {', '.join(sorted(state))}")
-        for name, largest in (("token", self.vocab_size), ("pair", self.vocab_size**2)):
-            keys, ids, scores = (state[f"{name}_{part}"] for part in ("keys", "ids", "scores"))
-            shapes = [tuple(tensor.shape) for tensor in (keys, ids, scores)]
-            dtypes = [tensor.dtype for tensor in (keys, ids, scores)]
-            wanted_dtypes = [expected[f"{name}_{part}"].dtype for part in ("keys", "ids", "scores")]
-            if shapes != [(len(keys),), (len(keys), k), (len(keys), k)] or dtypes != wanted_dtypes:
-                raise UserError(f"start: goose's saved rows by {name} are not keys (m,) with {k} candidates and scores")
-            for tensor, below in ((keys, largest), (ids, self.vocab_size)):
-                if tensor.numel() and not 0 <= int(tensor.min()) <= int(tensor.max()) < below:
-                    raise UserError(f"start: the saved rows hold ids outside the vocabulary of {self.vocab_size}")
-        self.by_token, self.by_pair = (
-            dict(
-                zip(
-                    state[f"{name}_keys"].tolist(),
-                    zip(state[f"{name}_ids"].tolist(), state[f"{name}_scores"].tolist(), strict=True),
-                    strict=True,
-                )
-            )
-            for name in ("token", "pair")
-        )
+    def check_state(self, state: dict[str, torch.Tensor]) -> None:
+        """Raise UserError if the rows are of another form or vocabulary."""
+        for name, keys_below, dtype in (
+            ("token", self.vocab_size, torch.float16),
+            ("pair", self.vocab_size**2, torch.float32),
+        ):
+            keys, ids, scores = (state.get(f"{name}_{field}", torch.zeros(0)) for field in ROW_FIELDS)
+            dtypes = keys.dtype, ids.dtype, scores.dtype
+            if (
+                ids.shape != (len(keys), self.k)
+                or scores.shape != ids.shape
+                or dtypes != (torch.int64, torch.int32, dtype)
+            ):
+                raise UserError(f"start: goose's saved rows by {name} are not keys with {self.k} candidates and scores")
+            check_ids("rows", ids, self.vocab_size)
+            check_ids("rows", keys, keys_below)
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        """Load saved rows. Raises UserError as `check_state`."""
+        self.check_state(state)
+        self.reset()
+        for name, rows in (("token", self.by_token), ("pair", self.by_pair)):
+            keys, ids, scores = (state[f"{name}_{field}"].tolist() for field in ROW_FIELDS)
+            rows.update(zip(keys, zip(ids, scores, strict=True), strict=True))
 
 
 class GooseSession(Session):

@@ -14,15 +14,14 @@ import torch
 from ..engine import Draft, Drafter, Needs, Tree, Verification
 from ..engine.sampling import top_k
 from ..engine.tree import breadth_first
-from ..errors import UserError
 from ..structures.history import History, TextSession
+from ..structures.settings import MAX_NODES, check_whole
 
 NGRAM = 3  # the longest
 MAX_COPY = 20  # tokens of one continuation, at most
 REWRITTEN = 2 * MAX_COPY  # last positions whose continuations are written again after each step
 PATHS = ((8, 4), (32, 3))  # tokens of a path, by the highest rank of the candidate it begins with
 SHORTEST_PATH = 1  # tokens of a path that begins with any other candidate
-MAX_NODES = 4096
 
 
 class LogitSpec(Drafter):
@@ -49,24 +48,15 @@ class LogitSpec(Drafter):
     def __init__(
         self, vocab_size: int, *, nodes: int = 63, history_tokens: int = 32768, device: torch.device | str = "cpu"
     ) -> None:
-        if not isinstance(nodes, int) or not 1 <= nodes <= MAX_NODES:
-            raise UserError(f"logitspec: nodes={nodes} must be from 1 to {MAX_NODES}")
+        check_whole("logitspec", 1, MAX_NODES, nodes=nodes)
         super().__init__(torch.device(device))
-        self.nodes, self.vocab_size, self.max_nodes = nodes, vocab_size, 1 + nodes
+        self.nodes, self.max_nodes = nodes, 1 + nodes
         self.ranked = min(nodes + 1, vocab_size)  # candidates: one of them is mostly the root
-        self.history, self.stateful = History(history_tokens, partial(Continuations, vocab_size)), history_tokens > 0
+        self.history = History(history_tokens, partial(Continuations, vocab_size), vocab_size)
+        self.stores, self.stateful = [self.history], history_tokens > 0
 
     def session(self) -> LogitSpecSession:
         return LogitSpecSession(self)
-
-    def reset(self) -> None:
-        self.history.reset()
-
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        return self.history.state_dict()
-
-    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        self.history.load_state_dict(state, self.vocab_size)
 
 
 class Continuations:

@@ -19,6 +19,7 @@ token is the target's own choice, which the authors' code computes and leaves.
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Sequence
 from itertools import chain
 
@@ -26,8 +27,9 @@ import torch
 
 from ..engine import DeviceSession, Draft, Needs, Verification
 from ..engine.tree import RankPath
-from ..errors import UserError
 from ..structures.layouts import Layout, LayoutDrafter
+from ..structures.ngram_table import NgramTable
+from ..structures.settings import check_whole
 
 
 class _Window(Layout):
@@ -67,10 +69,8 @@ class Lookahead(LayoutDrafter):
         pool_from_prompt: bool = False,
         device: torch.device | str = "cpu",
     ) -> None:
-        if level < 3 or window < 1 or guess < 1:
-            raise UserError(
-                f"lookahead: level={level} must be at least 3, window={window} and guess={guess} at least 1"
-            )
+        check_whole("lookahead", 3, level=level)
+        check_whole("lookahead", 1, window=window, guess=guess)
         super().__init__(torch.device(device))
         self.level, self.window, self.pool_from_prompt = level, window, pool_from_prompt
         # As long as levels are missing the window is wider, by one column for each: a step costs every level one.
@@ -100,9 +100,9 @@ class LookaheadSession(DeviceSession):
 
     def __init__(self, method: Lookahead) -> None:
         super().__init__(method)
-        self.pool = NgramPool(method.guess)
+        self.pool = NgramTable(1, method.level - 1, capacity=sys.maxsize, followers=method.guess)
         self._levels: list[list[int]] = []  # level 0 without its column 0, which is the root; the others whole
-        self._tail: list[int] = []  # the text's last N tokens
+        self._tail: list[int] = []  # the text's last N - 1 tokens
         self._layout_now = method.layouts[0, 0]
 
     def begin(self, prompt: list[int]) -> Draft | None:
@@ -112,7 +112,7 @@ class LookaheadSession(DeviceSession):
         return None  # as in the authors' code, the first step has the window and the root's n-grams already
 
     def choose(self) -> None:
-        guesses = self.pool.guesses(self._tail[-1]) if self._filled else []
+        guesses = self.pool.followers_of((self._tail[-1],))[::-1] if self._filled else []
         self._layout_now = self.method.layouts[len(self._levels) - 1, len(guesses)]
         self.method.lay_out(self._layout_now, [self._tail[-1], *chain(*self._levels), *chain(*guesses)])
 
@@ -123,7 +123,7 @@ class LookaheadSession(DeviceSession):
         if self._filled:
             keys = [self._tail[-1], *levels[0]]
             for key, *tail in zip(keys, *levels[1:], new, strict=True):
-                self.pool.add(key, tuple(tail))
+                self.pool.add((key,), tuple(tail))
             levels[:] = [levels[1][1:], *levels[2:], new]
         else:  # every level loses its column 0
             levels[:] = [row[1:] for row in levels] + [new[1:]]
@@ -134,33 +134,8 @@ class LookaheadSession(DeviceSession):
         return len(self._levels) == self.method.level - 1
 
     def _extend(self, tokens: Sequence[int]) -> None:
-        """Append tokens to the text."""
-        level = self.method.level
-        if not self.method.pool_from_prompt:
-            self._tail = [tokens[-1]]
-            return
+        """Append tokens to the text, and with `pool_from_prompt` its n-grams to the pool."""
         text = self._tail + list(tokens)
-        for end in range(max(level, len(self._tail) + 1), len(text) + 1):
-            key, *tail = text[end - level : end]
-            self.pool.add(key, tuple(tail))
-        self._tail = text[-level:]
-
-
-class NgramPool:
-    """For each token, the last `size` n-grams that began with it; the least recently seen is dropped first."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self._of: dict[int, dict[tuple[int, ...], None]] = {}  # in order of last sight
-
-    def add(self, key: int, tail: tuple[int, ...]) -> None:
-        """Add the n-gram of `key` and `tail` as the latest."""
-        grams = self._of.setdefault(key, {})
-        grams.pop(tail, None)
-        grams[tail] = None
-        if len(grams) > self.size:
-            del grams[next(iter(grams))]
-
-    def guesses(self, key: int) -> list[tuple[int, ...]]:
-        """Return what followed `key`, oldest first."""
-        return list(self._of.get(key, ()))
+        if self.method.pool_from_prompt:
+            self.pool.add_text(text)
+        self._tail = text[-(self.method.level - 1) :]

@@ -18,9 +18,9 @@ import torch
 
 from ..engine import DeviceSession, Draft, Verification
 from ..engine.tree import RankPath
-from ..errors import UserError
 from ..structures.layouts import Layout, LayoutDrafter
 from ..structures.ngram_table import Gram, NgramTable
+from ..structures.settings import check_whole
 
 Slot = RankPath  # a follower's place: (2, 0) is the latest follower of where the root's third latest one ends
 
@@ -52,11 +52,12 @@ class NgramCache(LayoutDrafter):
         nodes: int = 24,
         device: torch.device | str = "cpu",
     ) -> None:
-        if nodes < follower:
-            raise UserError(f"ngram_cache: nodes={nodes} must be at least follower={follower}")
+        check_whole("ngram_cache", 1, leader=leader, follower=follower, capacity=capacity, followers=followers)
+        check_whole("ngram_cache", follower, nodes=nodes)
         super().__init__(torch.device(device))
-        self.vocab_size, self.leader, self.follower = vocab_size, leader, follower
-        self.table = NgramTable(leader, follower, capacity=capacity, followers=followers)
+        self.leader, self.follower = leader, follower
+        self.table = NgramTable(leader, follower, capacity=capacity, followers=followers, vocab_size=vocab_size)
+        self.stores = [self.table]
         self.shapes = [
             _Shape(best_slots(nodes // follower, due, followers), follower, self.device) for due in range(followers + 1)
         ]
@@ -64,15 +65,6 @@ class NgramCache(LayoutDrafter):
 
     def session(self) -> NgramCacheSession:
         return NgramCacheSession(self)
-
-    def reset(self) -> None:
-        self.table.clear()
-
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        return self.table.to_tensors()
-
-    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        self.table.load_tensors(state, self.vocab_size)
 
 
 class NgramCacheSession(DeviceSession):

@@ -11,8 +11,8 @@ from collections.abc import Collection
 import torch
 
 from ..engine import Draft, Drafter, Session, Tree, Verification
-from ..errors import UserError
 from ..structures.ngram_index import NgramIndex
+from ..structures.settings import check_whole
 
 
 class PromptLookup(Drafter):
@@ -32,8 +32,7 @@ class PromptLookup(Drafter):
         eos: Collection[int] = (),
         device: torch.device | str = "cpu",
     ) -> None:
-        if max_ngram < 1 or draft_tokens < 1:
-            raise UserError(f"pld: max_ngram={max_ngram} and draft_tokens={draft_tokens} must be at least 1")
+        check_whole("pld", 1, max_ngram=max_ngram, draft_tokens=draft_tokens)
         super().__init__(torch.device(device))
         self.max_ngram, self.draft_tokens, self.eos = max_ngram, draft_tokens, frozenset(eos)
         self.max_nodes = 1 + draft_tokens

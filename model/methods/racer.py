@@ -13,11 +13,10 @@ import torch
 
 from ..engine import Draft, Drafter, Needs, Session, Tree, Verification
 from ..engine.sampling import top_k
-from ..errors import UserError
 from ..recycling.matrix import AdjacencyMatrix
 from ..structures.ngram_trie import NgramTrie, hash_order
+from ..structures.settings import MAX_NODES, check_whole
 
-MAX_NODES = 4096
 MAX_TRIE = 1 << 24
 
 
@@ -56,14 +55,10 @@ class Racer(Drafter):
         device: torch.device | str = "cpu",
         eos: Collection[int] = (),
     ) -> None:
-        for name, value, least, most in (
-            ("nodes", nodes, 1, MAX_NODES),
-            ("ngram", ngram, 2, MAX_NODES),
-            ("min_match", min_match, 1, ngram),
-            ("trie_nodes", trie_nodes, ngram + 2, MAX_TRIE),  # so that no n-gram evicts its own prefix
-        ):
-            if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-                raise UserError(f"racer: {name}={value} must be from {least} to {most}")
+        check_whole("racer", 1, MAX_NODES, nodes=nodes)
+        check_whole("racer", 2, MAX_NODES, ngram=ngram)
+        check_whole("racer", 1, ngram, min_match=min_match)
+        check_whole("racer", ngram + 2, MAX_TRIE, trie_nodes=trie_nodes)  # so that no n-gram evicts its own prefix
         super().__init__(torch.device(device))
         self.eos, self.max_nodes = frozenset(eos), 1 + nodes
         self.needs = Needs(candidates=k, prompt_logits=True)
@@ -84,7 +79,7 @@ class Racer(Drafter):
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         trie = NgramTrie(*self._trie_settings)
         trie.load_state_dict(state, len(self.matrix.candidates))
-        self.matrix.load_state_dict({"candidates": state.get("candidates", torch.zeros(0))})
+        self.matrix.load_state_dict(state)
         self.trie = trie
 
     def tree(self, root: int, paths: list[list[int]]) -> MergedTree:

@@ -12,16 +12,16 @@ into a trie, whose most frequent nodes are the draft tree (section 3 of the pape
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from ..engine import Draft, Drafter, Session, Tree, Verification
-from ..errors import UserError
+from ..engine.tree import breadth_first
 from ..structures.datastore import Datastore
+from ..structures.settings import check_whole
 
 
 class Rest(Drafter):
@@ -53,11 +53,8 @@ class Rest(Drafter):
         eos: Collection[int] = (),
         device: torch.device | str = "cpu",
     ) -> None:
-        if not 1 <= min_ngram <= max_ngram:
-            raise UserError(f"rest: min_ngram={min_ngram} must be at least 1 and at most max_ngram={max_ngram}")
-        for key, value in (("nodes", nodes), ("depth", depth), ("places", places)):
-            if value < 1:
-                raise UserError(f"rest: {key}={value} must be at least 1")
+        check_whole("rest", 1, nodes=nodes, depth=depth, places=places, min_ngram=min_ngram)
+        check_whole("rest", min_ngram, max_ngram=max_ngram)
         super().__init__(torch.device(device))
         self.datastore = Datastore(datastore_path, vocab_size=vocab_size)
         self.max_ngram, self.min_ngram = max_ngram, min_ngram
@@ -110,26 +107,14 @@ def most_frequent(continuations: NDArray[np.int64], nodes: int) -> tuple[list[in
     s, length = continuations.shape
     differs = np.ones((s, length), dtype=bool)  # [i, d]: row i begins another node of depth d + 1 than row i - 1
     np.logical_or.accumulate(continuations[1:] != continuations[:-1], axis=1, out=differs[1:])
-    depth, first = np.nonzero(differs.T)  # of every node; runs of one depth follow one another
+    place = np.flatnonzero(differs.T)  # of every node: s times its depth, and the first row of its run
+    depth, first = np.divmod(place, s)
     last = np.append(first[1:], 0)
     last[last == 0] = s  # a depth's last run ends with the rows; the next depth begins with row 0
     token, count = continuations[first, depth], last - first
     real = np.flatnonzero(token >= 0)
     chosen = real[np.lexsort((first[real], depth[real], -count[real]))[:nodes]]
-    return _breadth_first(depth[chosen].tolist(), first[chosen].tolist(), token[chosen].tolist())
-
-
-def _breadth_first(depth: Sequence[int], first: Sequence[int], token: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Number nodes that come most frequent first: level by level, siblings together in the order in which they came."""
-    parents, tokens = [0], []
-    starts, numbers = [0], [0]  # of the level above: where its runs begin, ascending, and the numbers of their nodes
-    for level in range(max(depth, default=-1) + 1):
-        members = [i for i, d in enumerate(depth) if d == level]
-        above = [numbers[bisect_right(starts, first[i]) - 1] for i in members]
-        begun = []
-        for parent, i in sorted(zip(above, members, strict=True)):
-            begun.append((first[i], len(parents)))
-            parents.append(parent)
-            tokens.append(token[i])
-        starts, numbers = map(list, zip(*sorted(begun), strict=True))
-    return parents, tokens
+    above = np.searchsorted(place, place[chosen] - s, side="right") - 1  # the parent of each; -1: the root
+    number = {node: i for i, node in enumerate([-1, *chosen.tolist()])}
+    order, parents = breadth_first([0, *(number[node] for node in above.tolist())])
+    return parents, token[chosen].take(np.array(order[1:], dtype=np.int64) - 1).tolist()

@@ -20,9 +20,8 @@ from ..errors import UserError
 from ..recycling import RecyclingSession, TokenRecycling
 from ..recycling.templates import best_order, likelihood
 from ..structures.history import History, TextSession
+from ..structures.settings import MAX_NODES, check_whole
 from ..structures.suffix_automaton import SuffixAutomaton
-
-MAX_NODES = 4096
 
 
 class Spine(TokenRecycling):
@@ -61,8 +60,7 @@ class Spine(TokenRecycling):
         eos: Collection[int] = (),
     ) -> None:
         sized, nodes = nodes, budget_of(nodes)
-        if not isinstance(nodes, int) or not 1 <= nodes <= MAX_NODES:
-            raise UserError(f"spine: nodes={nodes} must be from 1 to {MAX_NODES}")
+        check_whole("spine", 1, MAX_NODES, nodes=nodes)
         if not accept_probs or not all(isinstance(p, int | float) and 0 <= p <= 1 for p in accept_probs):
             raise UserError(
                 f"spine: accept_probs={accept_probs} must be a list of probabilities, for matches of 1, 2, ... tokens"
@@ -80,7 +78,8 @@ class Spine(TokenRecycling):
         else:
             for match in matches:
                 self._topology(match, nodes)
-        self.max_nodes, self.history = 1 + nodes, History(history_tokens, SuffixAutomaton)
+        self.max_nodes, self.history = 1 + nodes, History(history_tokens, SuffixAutomaton, vocab_size)
+        self.stores = [self.matrix, self.history, *([self.sizing] if self.sizing else [])]
         self._line = torch.zeros(1 + nodes, dtype=torch.long, device=device)  # the root and the spine, filled each step
         self._line_cells = fastest(self._line)
         self._chosen = self._topology(0, nodes)
@@ -123,29 +122,6 @@ class Spine(TokenRecycling):
                 ranks = ranks - 1 * (ranks <= topology.spine_ranks[topology.depths])
             cells[nodes] = matrix.look_up(cells[parents], ranks)
         return topology.tokens
-
-    def reset(self) -> None:
-        super().reset()
-        self.history.reset()
-        if self.sizing is not None:
-            self.sizing.reset()
-
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        learnt_size = {} if self.sizing is None else self.sizing.state_dict()
-        return super().state_dict() | self.history.state_dict() | learnt_size
-
-    def step_state(self) -> dict[str, torch.Tensor]:
-        return super().state_dict()
-
-    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Load a saved state, or a matrix alone: then the text is empty."""
-        super().load_state_dict({"candidates": state["candidates"]} if "candidates" in state else state)
-        self.history.load_state_dict(state, len(self.matrix.candidates))
-        if self.sizing is not None:
-            self.sizing.load_state_dict(state)
-
-    def describe(self) -> dict[str, Any]:
-        return {} if self.sizing is None else self.sizing.describe()
 
 
 class SpineSession(TextSession[SuffixAutomaton], RecyclingSession):

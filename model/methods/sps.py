@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM
 from ..engine import Draft, Drafter, Session, Target, Tree, Verification
 from ..errors import UserError
 from ..files import located
+from ..structures.settings import check_whole
 
 TRAIN = "python -m data.embedded.training.train --draft"
 
@@ -49,8 +50,7 @@ class Speculative(Drafter):
         eos: Collection[int] = (),
         share_noise: bool = True,
     ) -> None:
-        if draft_tokens < 1:
-            raise UserError(f"sps: draft_tokens={draft_tokens} must be at least 1")
+        check_whole("sps", 1, draft_tokens=draft_tokens)
         super().__init__(target.device)
         self.shares_noise = share_noise
         model = load_draft_model(draft_path, target)

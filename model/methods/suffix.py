@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import operator
 from itertools import accumulate
-from typing import Any
 
 import torch
 
@@ -13,6 +12,7 @@ from ..engine import DeviceDrafter, DeviceSession, Tree
 from ..engine.sizing import Sizing, budget_of
 from ..errors import UserError
 from ..structures.history import History, TextSession
+from ..structures.settings import check_whole
 from ..structures.suffix_automaton import SuffixAutomaton
 
 # Probability that the token that followed a match of 1, 2, 3, ... tokens follows it again, before that is learnt.
@@ -52,9 +52,7 @@ class Suffix(DeviceDrafter):
         device: torch.device | str = "cpu",
         sizing: Sizing | None = None,
     ) -> None:
-        for name, value in (("min_match", min_match), ("max_draft", max_draft)):
-            if not isinstance(value, int) or value < 1:
-                raise UserError(f"suffix: {name}={value} must be a whole number, at least 1")
+        check_whole("suffix", 1, min_match=min_match, max_draft=max_draft)
         if not isinstance(factor, int | float) or not factor > 0:
             raise UserError(f"suffix: factor={factor} must be a number above 0")
         super().__init__(torch.device(device))
@@ -65,8 +63,8 @@ class Suffix(DeviceDrafter):
             self.likelihoods = laws(max_draft)
         self.min_match, self.max_draft, self.factor = min_match, max_draft, factor
         self.max_nodes = 1 + max_draft
-        self.vocab_size, self.history = vocab_size, History(history_tokens, SuffixAutomaton)
-        self.stateful = history_tokens > 0
+        self.history, self.stateful = History(history_tokens, SuffixAutomaton, vocab_size), history_tokens > 0
+        self.stores = [self.history, *([self.sizing] if self.sizing else [])]
         self.line = torch.zeros(1 + max_draft, dtype=torch.long, device=self.device)  # the draft, filled every step
 
     def session(self) -> SuffixSession:
@@ -76,24 +74,8 @@ class Suffix(DeviceDrafter):
         self.line[:1] = root
         return self.line[: len(self.tree)]
 
-    def reset(self) -> None:
-        self.history.reset()
-        if self.sizing is not None:
-            self.sizing.reset()
-
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        return self.history.state_dict() | ({} if self.sizing is None else self.sizing.state_dict())
-
     def step_state(self) -> dict[str, torch.Tensor]:
         return {}
-
-    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        self.history.load_state_dict(state, self.vocab_size)
-        if self.sizing is not None:
-            self.sizing.load_state_dict(state)
-
-    def describe(self) -> dict[str, Any]:
-        return {} if self.sizing is None else self.sizing.describe()
 
 
 def laws(most: int) -> list[list[float]]:

@@ -74,7 +74,7 @@ class SuffixRecycling(DeviceDrafter):
             else TokenRecycling(vocab_size, tree, **settings)
         )
         self.max_nodes = max(self.suffix.max_nodes, self.recycling.max_nodes)
-        self.needs = self.recycling.needs
+        self.needs, self.stores = self.recycling.needs, [*self.recycling.stores, self.suffix.history]
         self.draft_with(self.recycling)
 
     def session(self) -> SuffixRecyclingSession:
@@ -91,23 +91,8 @@ class SuffixRecycling(DeviceDrafter):
     def learn(self, tokens: torch.Tensor, candidates: torch.Tensor, accepted: torch.Tensor) -> None:
         self.recycling.learn(tokens, candidates, accepted)
 
-    def reset(self) -> None:
-        self.recycling.reset()
-        self.suffix.reset()
-
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        return self.recycling.state_dict() | self.suffix.state_dict()
-
     def step_state(self) -> dict[str, torch.Tensor]:
         return self.recycling.step_state()
-
-    def describe(self) -> dict[str, Any]:
-        return self.recycling.describe()
-
-    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        names = self.recycling.state_dict().keys()
-        self.recycling.load_state_dict({name: tensor for name, tensor in state.items() if name in names})
-        self.suffix.load_state_dict(state)
 
 
 class SuffixRecyclingSession(DeviceSession):

@@ -1,4 +1,4 @@
-"""Acceptance probability of each node of a draft tree, learnt while decoding."""
+"""Acceptance probability of each node of a draft tree and the order of the nodes, learnt while decoding."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from .templates import likelihood
 MEMORY_VISITS = 256.0  # visits of a node over which its share is averaged
 PATH_PRIOR = 8.0  # visits that the share of a path's rank is worth in the path's own share
 RANK_PRIOR = 16.0  # visits that the power law is worth in a rank's share
+REORDER = 32  # the nodes are sorted anew at this step, and at 4, 16, 64, ... times as many
+RENEW_EVERY = 4  # steps between two looks at what was accepted
 
 
 class Acceptance:
@@ -26,22 +28,30 @@ class Acceptance:
 
     Args:
         paths: parents before children.
+        first: those that are drafted, most likely first, until their order is learnt.
+
+    Attributes:
+        order: indices of the paths to draft, most likely first, each after its parent.
+        likelihoods: of the root and of each path in that order.
     """
 
-    def __init__(self, paths: Sequence[RankPath]) -> None:
+    def __init__(self, paths: Sequence[RankPath], first: Sequence[RankPath] = ()) -> None:
         self.rank_paths = tuple(paths)
         self._index = {path: i for i, path in enumerate(self.rank_paths)}
         self._parent = [self._index.get(path[:-1], -1) for path in self.rank_paths]
         self._rank = [path[-1] for path in self.rank_paths]
         self._law = [likelihood((rank,)) for rank in range(max(self._rank, default=0) + 1)]
+        self._first_order = [self._index[path] for path in first]
         self._children: dict[int, tuple[Tree, list[list[tuple[int, int]]]]] = {}
         self.reset()
 
     def reset(self) -> None:
-        """Forget all visits: back to the power law."""
+        """Forget all visits: back to the power law and the first order."""
         self._visits, self._accepted = [0.0] * len(self.rank_paths), [0.0] * len(self.rank_paths)
         self._rank_visits = [RANK_PRIOR] * len(self._law)
         self._rank_accepted = [RANK_PRIOR * law for law in self._law]
+        self.order, self._steps = self._first_order, 0
+        self._renew()
 
     def update(self, tree: Tree, node: int) -> None:
         """Count a step: `node` of `tree` was the deepest that was accepted."""
@@ -55,6 +65,17 @@ class Acceptance:
                 self._accepted[path] = self._accepted[path] * keep + hit
                 self._rank_visits[rank] = self._rank_visits[rank] * keep + 1
                 self._rank_accepted[rank] = self._rank_accepted[rank] * keep + hit
+        self._steps += 1
+        if self._steps % RENEW_EVERY == 0:
+            self._renew()
+
+    def _renew(self) -> None:
+        """Update the likelihood of each node, and rarely their order, by what was accepted so far."""
+        p = self.probabilities()
+        if is_reorder(self._steps):
+            # a child is never likelier than its parent
+            self.order = sorted(range(len(p)), key=lambda i: (-p[i], i))[: len(self.order)]
+        self.likelihoods = [1.0, *(p[i] for i in self.order)]
 
     def probabilities(self) -> list[float]:
         """Return P(path) for every path."""
@@ -76,16 +97,55 @@ class Acceptance:
         return self._children[id(tree)][1]
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """Everything learnt, float64."""
+        """Everything learnt: counts, float64; the order and the steps, int64."""
         return {
             "path_counts": torch.tensor([self._visits, self._accepted], dtype=torch.float64),  # (2, paths)
             "rank_counts": torch.tensor([self._rank_visits, self._rank_accepted], dtype=torch.float64),  # (2, ranks)
+            "order": torch.tensor(self.order, dtype=torch.int64),
+            "steps": torch.tensor([self._steps]),
         }
 
+    def check_state(self, state: dict[str, torch.Tensor]) -> None:
+        """Raise UserError if the state holds counts of other paths, a part of them, or impossible ones."""
+        saved = {name: state[name] for name in ("path_counts", "rank_counts", "order", "steps") if name in state}
+        if not saved:
+            return
+        fits = (
+            len(saved) == 4
+            and saved["path_counts"].shape == (2, len(self.rank_paths))
+            and saved["rank_counts"].shape == (2, len(self._law))
+            and all(
+                bool(((saved[n][1] >= 0) & (saved[n][1] <= saved[n][0])).all()) for n in ("path_counts", "rank_counts")
+            )
+            and saved["steps"].numel() == 1
+            and self._is_order(saved["order"].tolist())
+        )
+        if not fits:
+            raise UserError("start: the saved acceptance was learnt with another k, or is damaged; use another start")
+
+    def _is_order(self, order: list[int]) -> bool:
+        """True if these are indices of paths, each after its parent."""
+        place = {path: i for i, path in enumerate(order)}
+        return len(place) == len(order) and all(
+            0 <= path < len(self.rank_paths) and (self._parent[path] < 0 or place.get(self._parent[path], i) < i)
+            for path, i in place.items()
+        )
+
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Load saved counts. Raises UserError if they are for other paths."""
-        paths, ranks = state["path_counts"], state["rank_counts"]
-        if paths.shape != (2, len(self.rank_paths)) or ranks.shape != (2, len(self._law)):
-            raise UserError("tree=auto: the saved state was learnt with another k; start from another one or cold")
-        self._visits, self._accepted = paths.tolist()
-        self._rank_visits, self._rank_accepted = ranks.tolist()
+        """Load saved counts; none if the state has none. Of a state with another number of nodes no order is read."""
+        self.check_state(state)
+        self.reset()
+        if "steps" in state:
+            self._visits, self._accepted = state["path_counts"].tolist()
+            self._rank_visits, self._rank_accepted = state["rank_counts"].tolist()
+            self._steps = int(state["steps"])
+            if len(state["order"]) == len(self.order):
+                self.order = state["order"].tolist()
+            self._renew()
+
+
+def is_reorder(steps: int) -> bool:
+    """True if the nodes are sorted anew at this step: 32, 128, 512, ..."""
+    while steps > REORDER and steps % 4 == 0:
+        steps //= 4
+    return steps == REORDER

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
 
 import torch
 
@@ -14,8 +13,6 @@ from .acceptance import Acceptance
 from .templates import best_order
 from .token_recycling import RecyclingSession, TokenRecycling
 
-REORDER = 32  # the nodes are sorted anew at this step, and at 4, 16, 64, ... times as many
-RENEW_EVERY = 4  # steps between two looks at what was accepted
 LONGEST_CHAIN = 12  # chains of first candidates are considered down to this depth
 
 
@@ -49,74 +46,28 @@ class AutoRecycling(TokenRecycling):
         device = torch.device(device)
         self.sizing = sizing or Sizing(nodes, device)
         most = self.sizing.sizes[-1]
-        self.acceptance = Acceptance(considered_paths(k))
-        self._first_order = [self.acceptance.rank_paths.index(path) for path in best_order(most, k)]
-        self._order = list(self._first_order)
+        self.acceptance = Acceptance(considered_paths(k), best_order(most, k))
         self._trees: dict[tuple[int, ...], Tree] = {}
         self.largest = self._tree_of(most, device)
         settings = dict(k=k, recycle_prompt=recycle_prompt, device=device, dtype=dtype, update=update, eos=eos)
         super().__init__(vocab_size, self.largest, **settings)  # type: ignore[arg-type]
-        self.reset()
-
-    def reset(self) -> None:
-        super().reset()
-        self.acceptance.reset()
-        self.sizing.reset()
-        self._order, self._steps = list(self._first_order), 0
-        self._renew()
-
-    def describe(self) -> dict[str, Any]:
-        return self.sizing.describe()
+        self.stores = [self.matrix, self.acceptance, self.sizing]
 
     def session(self) -> AutoSession:
         return AutoSession(self)
 
-    def choose(self) -> None:
-        """Before a step: choose its tree."""
-        tree = self._tree_of(self.sizing.choose(self._likelihoods), self.device)
-        if self.tree is not tree:
-            self.use_tree(tree)
-
-    def account(self, verification: Verification) -> None:
-        """After a step: learn from it."""
-        self._steps += 1
-        self.acceptance.update(verification.draft.tree, verification.node)
-        if self._steps % RENEW_EVERY == 0:
-            self._renew()
-
-    def _renew(self) -> None:
-        """Update the likelihood of each node, and rarely their order, by what was accepted so far."""
-        p = self.acceptance.probabilities()
-        if is_reorder(self._steps):
-            # a child is never likelier than its parent
-            self._order = sorted(range(len(p)), key=lambda i: (-p[i], i))[: len(self._order)]
-        self._likelihoods = [1.0, *(p[i] for i in self._order)]
-
     def _tree_of(self, nodes: int, device: torch.device) -> Tree:
         """Return the tree of so many nodes in the current order; built when first used."""
-        chosen = tuple(self._order[:nodes])
+        chosen = tuple(self.acceptance.order[:nodes])
         if chosen not in self._trees:
             self._trees[chosen] = Tree.from_rank_paths(self.acceptance.rank_paths[i] for i in chosen).on(device)
         return self._trees[chosen]
 
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        learnt = {"order": torch.tensor(self._order), "steps": torch.tensor([self._steps])}
-        return super().state_dict() | self.acceptance.state_dict() | learnt | self.sizing.state_dict()
-
-    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Load a saved state, or a matrix alone: then the order starts from the published tree's.
-
-        Of a state with another number of nodes the order is not read.
-        """
-        super().load_state_dict({"candidates": state["candidates"]} if "candidates" in state else state)
-        if "steps" not in state:
-            return
-        self.acceptance.load_state_dict(state)
-        self._steps = int(state["steps"])
-        if len(state["order"]) == len(self._order):
-            self._order = state["order"].tolist()
-        self._renew()
-        self.sizing.load_state_dict(state)
+    def choose(self) -> None:
+        """Before a step: choose its tree."""
+        tree = self._tree_of(self.sizing.choose(self.acceptance.likelihoods), self.device)
+        if self.tree is not tree:
+            self.use_tree(tree)
 
 
 class AutoSession(RecyclingSession):
@@ -128,7 +79,7 @@ class AutoSession(RecyclingSession):
         self.method.choose()
 
     def account(self, verification: Verification) -> None:
-        self.method.account(verification)
+        self.method.acceptance.update(verification.draft.tree, verification.node)
 
 
 def considered_paths(k: int) -> tuple[RankPath, ...]:
@@ -137,10 +88,3 @@ def considered_paths(k: int) -> tuple[RankPath, ...]:
     ends = [(*path, rank) for path in chains for rank in range(min(2, k))]
     paths = {*best_order(2 * MOST, k), *chains, *ends}
     return tuple(sorted(paths, key=lambda path: (len(path), path)))
-
-
-def is_reorder(steps: int) -> bool:
-    """True if the nodes are sorted anew at this step: 32, 128, 512, ..."""
-    while steps > REORDER and steps % 4 == 0:
-        steps //= 4
-    return steps == REORDER

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from ..engine.devices import as_array
+from ..engine.drafter import check_ids
 from ..errors import UserError
 
 
@@ -69,7 +70,7 @@ class AdjacencyMatrix:
         self.candidates.index_copy_(0, tokens, new)
 
     def reset(self) -> None:
-        """Set all candidates to zero: a cold start."""
+        """Set all candidates to zero."""
         self.candidates.zero_()
 
     @property
@@ -81,13 +82,16 @@ class AdjacencyMatrix:
         """`candidates`, (V, k)."""
         return {"candidates": self.candidates}
 
+    def check_state(self, state: dict[str, torch.Tensor]) -> None:
+        """Raise UserError if the state has no matrix of this vocabulary and k."""
+        saved = state.get("candidates")
+        if saved is None:
+            raise UserError(f"start: a saved matrix holds 'candidates', this state {sorted(state)}")
+        if saved.shape != self.candidates.shape:
+            raise UserError(f"start: the saved matrix is {list(saved.shape)}, this run's {list(self.candidates.shape)}")
+        check_ids("matrix", saved, len(saved))
+
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Load saved candidates. Raises UserError if the vocabulary or k differs, or the state holds more."""
-        if set(state) != {"candidates"}:
-            raise UserError(f"matrix: a saved matrix holds 'candidates', this file {sorted(state)}")
-        candidates = state["candidates"]
-        if candidates.shape != self.candidates.shape:
-            raise UserError(f"matrix: saved one is {list(candidates.shape)}, this run's {list(self.candidates.shape)}")
-        if candidates.numel() and not 0 <= int(candidates.min()) <= int(candidates.max()) < candidates.shape[0]:
-            raise UserError(f"matrix: saved one holds ids outside its vocabulary of {candidates.shape[0]}")
-        self.candidates.copy_(candidates)
+        """Load saved candidates. Raises UserError as `check_state`."""
+        self.check_state(state)
+        self.candidates.copy_(state["candidates"])

@@ -61,6 +61,7 @@ class TokenRecycling(DeviceDrafter):
             raise UserError("method.update=frozen and method.recycle_prompt=true contradict each other")
         super().__init__(device)
         self.matrix = AdjacencyMatrix(vocab_size, k, device=device, dtype=dtype)
+        self.stores = [self.matrix]
         if tree.max_rank >= k:
             raise UserError(f"tree: needs candidates up to rank {tree.max_rank}, but k={k} keeps ranks 0 to {k - 1}")
         self.max_nodes = len(tree)
@@ -106,14 +107,8 @@ class TokenRecycling(DeviceDrafter):
         drafts, accepted = tokens[1:], accepted[1:]  # the root is no draft
         return reduce(or_, (((drafts == end) & accepted).any() for end in self.eos))
 
-    def reset(self) -> None:
-        self.matrix.reset()
-
-    def state_dict(self) -> dict[str, torch.Tensor]:
+    def step_state(self) -> dict[str, torch.Tensor]:
         return self.matrix.state_dict()
-
-    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        self.matrix.load_state_dict(state)
 
 
 class RecyclingSession(DeviceSession):

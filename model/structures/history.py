@@ -8,6 +8,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 
 from ..engine import Draft, Drafter, Session, Verification
+from ..engine.drafter import check_ids
 from ..errors import UserError
 
 
@@ -38,17 +39,12 @@ class History(Generic[T]):
         UserError: `history_tokens` is no such number.
     """
 
-    def __init__(self, history_tokens: int, text_of: Callable[[Iterable[int]], T]) -> None:
-        if (
-            not isinstance(history_tokens, int)
-            or isinstance(history_tokens, bool)
-            or history_tokens < 0
-            or history_tokens == 1
-        ):
+    def __init__(self, history_tokens: int, text_of: Callable[[Iterable[int]], T], vocab_size: int) -> None:
+        if type(history_tokens) is not int or history_tokens < 0 or history_tokens == 1:
             raise UserError(
                 f"history_tokens={history_tokens}: must be 0 (the prompt's own text alone) or a number of tokens from 2"
             )
-        self.history_tokens, self.text_of = history_tokens, text_of
+        self.history_tokens, self.text_of, self.vocab_size = history_tokens, text_of, vocab_size
         self.reset()
 
     def reset(self) -> None:
@@ -75,13 +71,18 @@ class History(Generic[T]):
         tokens = self.text.tokens + self.pending
         return {"text": torch.tensor(tokens, dtype=torch.int64)} if self.history_tokens else {}
 
-    def load_state_dict(self, state: dict[str, torch.Tensor], vocab_size: int) -> None:
-        """Load a saved text; none if the state has none. Raises UserError if it is of another vocabulary."""
-        ids = state.get("text", torch.zeros(0, dtype=torch.int64))
-        if ids.dim() != 1 or (ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < vocab_size):
-            raise UserError(f"start: the saved text is not one of token ids below {vocab_size}")
+    def check_state(self, state: dict[str, torch.Tensor]) -> None:
+        """Raise UserError if the state has a text of another vocabulary."""
+        ids = state.get("text", torch.zeros(0))
+        if ids.dim() != 1:
+            raise UserError("start: the saved text is no list of token ids")
+        check_ids("text", ids, self.vocab_size)
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        """Load a saved text; none if the state has none. Raises UserError as `check_state`."""
+        self.check_state(state)
         self.reset()
-        self.text.extend(ids.tolist())
+        self.text.extend(state["text"].tolist() if "text" in state else ())
 
 
 class TextSession(Session, Generic[T]):

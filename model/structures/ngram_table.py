@@ -6,10 +6,10 @@ from collections import OrderedDict
 
 import torch
 
+from ..engine.drafter import check_ids
 from ..errors import UserError
 
 Gram = tuple[int, ...]
-_NAMES = ("leaders", "counts", "followers")
 
 
 class NgramTable:
@@ -19,21 +19,17 @@ class NgramTable:
         leader, follower: tokens in each.
         capacity: leaders kept, at most.
         followers: kept for each leader, at most.
-
-    Raises:
-        UserError: one of them is less than 1.
+        vocab_size: of a saved table.
     """
 
-    def __init__(self, leader: int, follower: int, *, capacity: int, followers: int) -> None:
-        sizes = {"leader": leader, "follower": follower, "capacity": capacity, "followers": followers}
-        for name, size in sizes.items():
-            if size < 1:
-                raise UserError(f"ngram_cache: {name}={size} must be at least 1")
+    def __init__(self, leader: int, follower: int, *, capacity: int, followers: int, vocab_size: int = 0) -> None:
         self.leader, self.follower, self.capacity, self.followers = leader, follower, capacity, followers
-        self._rows: OrderedDict[Gram, list[Gram]] = OrderedDict()  # oldest first; followers latest first
+        self.vocab_size = vocab_size
+        self.reset()
 
-    def __len__(self) -> int:
-        return len(self._rows)
+    def reset(self) -> None:
+        """Forget all."""
+        self._rows: OrderedDict[Gram, list[Gram]] = OrderedDict()  # oldest first; followers latest first
 
     def followers_of(self, leader: Gram) -> list[Gram]:
         """Return the followers seen, latest first; a look-up does not count as use."""
@@ -60,11 +56,7 @@ class NgramTable:
         for start in range(len(text) - both + 1):
             self.add(tuple(text[start : start + lead]), tuple(text[start + lead : start + both]))
 
-    def clear(self) -> None:
-        """Forget all."""
-        self._rows.clear()
-
-    def to_tensors(self) -> dict[str, torch.Tensor]:
+    def state_dict(self) -> dict[str, torch.Tensor]:
         """The table, its order included: int32 leaders (R, leader), counts (R,), followers (sum of counts, follower).
 
         Leaders are listed oldest first, the followers of each latest first.
@@ -77,34 +69,28 @@ class NgramTable:
             "followers": torch.tensor(grams, dtype=torch.int32).view(-1, self.follower),
         }
 
-    def load_tensors(self, tensors: dict[str, torch.Tensor], vocab_size: int) -> None:
-        """Load a table made by `to_tensors`.
-
-        Raises:
-            UserError: it is no such table, of other n-grams, of another vocabulary, or larger than this one may be.
-        """
-        if set(tensors) != set(_NAMES) or any(t.dtype != torch.int32 for t in tensors.values()):
-            raise UserError(f"start: an n-gram table holds {', '.join(_NAMES)} (int32), this one {sorted(tensors)}")
-        leaders, counts, followers = (tensors[name].cpu() for name in _NAMES)
-        if (*leaders.shape[1:], *followers.shape[1:]) != (self.leader, self.follower) or counts.dim() != 1:
-            shapes = f"{list(leaders.shape)} and {list(followers.shape)}"
-            expected = f"leader={self.leader} and follower={self.follower}"
-            raise UserError(f"start: leaders and followers are {shapes}, which is not {expected}")
-        ids = torch.cat((leaders.flatten(), followers.flatten()))
-        if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < vocab_size:
-            raise UserError(f"start: holds token ids outside the vocabulary of {vocab_size}: made for another model")
-        sizes = counts.tolist()
-        if len(sizes) != len(leaders) or sum(sizes) != len(followers) or min(sizes, default=1) < 1:
-            raise UserError(f"start: its counts do not fit its {len(leaders)} leaders and {len(followers)} followers")
-        if len(sizes) > self.capacity or max(sizes, default=0) > self.followers:
-            raise UserError(
-                f"start: {len(sizes)} leaders with up to {max(sizes)} followers, more than capacity={self.capacity} "
-                f"and followers={self.followers} allow"
-            )
-        grams = iter(map(tuple, followers.tolist()))
-        rows = OrderedDict(
-            (tuple(row), [next(grams) for _ in range(n)]) for row, n in zip(leaders.tolist(), sizes, strict=True)
+    def check_state(self, state: dict[str, torch.Tensor]) -> None:
+        """Raise UserError if the state has no table, or one of other n-grams or another vocabulary, or a larger one."""
+        leaders, counts, followers = (state.get(name, torch.zeros(0)) for name in ("leaders", "counts", "followers"))
+        sizes = counts.flatten().tolist()
+        fits = (
+            leaders.shape == (len(sizes), self.leader)
+            and followers.shape == (sum(sizes), self.follower)
+            and 1 <= min(sizes, default=1) <= max(sizes, default=1) <= self.followers
+            and len(sizes) <= self.capacity
+            and {leaders.dtype, counts.dtype, followers.dtype} == {torch.int32}
+            and len(set(map(tuple, leaders.tolist()))) == len(sizes)
         )
-        if len(rows) != len(sizes):
-            raise UserError("start: the same leader is listed twice")
-        self._rows = rows
+        if not fits:
+            raise UserError(
+                f"start: the saved n-gram table is not one of at most {self.capacity} leaders of {self.leader} tokens "
+                f"with 1 to {self.followers} followers of {self.follower}"
+            )
+        check_ids("n-gram table", torch.cat((leaders.flatten(), followers.flatten())), self.vocab_size)
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        """Load a saved table. Raises UserError as `check_state`."""
+        self.check_state(state)
+        leaders, counts = map(tuple, state["leaders"].tolist()), state["counts"].tolist()
+        grams = iter(map(tuple, state["followers"].tolist()))
+        self._rows = OrderedDict((row, [next(grams) for _ in range(n)]) for row, n in zip(leaders, counts, strict=True))

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..engine.drafter import check_ids
 from ..errors import UserError
 from .dynamic_loops import LEVELS
 
@@ -27,10 +28,15 @@ def on_host(best: torch.Tensor, bits: torch.Tensor) -> tuple[Any, Any]:
 class TokenRows:
     """A row a token: V x k candidates and their levels. Empty until the token was seen; the newest visit counts."""
 
-    def __init__(self, vocab_size: int, k: int) -> None:
-        self.ids = np.zeros((vocab_size, k), dtype=np.int32)
-        self.levels = np.zeros((vocab_size, k), dtype=np.uint8)
-        self.seen = np.zeros(vocab_size, dtype=bool)
+    kind = "token"  # its tensors' names in a state begin with it
+    fields: tuple[str, ...] = ("ids", "levels", "seen")
+
+    def __init__(self, vocab_size: int, k: int, rows: int | None = None) -> None:
+        rows = vocab_size if rows is None else rows
+        self.vocab_size = vocab_size
+        self.ids = np.zeros((rows, k), dtype=np.int32)
+        self.levels = np.zeros((rows, k), dtype=np.uint8)
+        self.seen = np.zeros(rows, dtype=bool)
 
     def reset(self) -> None:
         for tensor in self.state_dict().values():
@@ -41,20 +47,23 @@ class TokenRows:
         return sum(tensor.nbytes for tensor in self.state_dict().values())
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        return {name: torch.from_numpy(getattr(self, name)) for name in ("ids", "levels", "seen")}
+        return {f"{self.kind}_{name}": torch.from_numpy(getattr(self, name)) for name in self.fields}
 
-    def load_state_dict(self, state: dict[str, torch.Tensor], vocab_size: int) -> None:
-        """Load saved rows. Raises UserError if a shape, an id or a level is out of range."""
+    def check_state(self, state: dict[str, torch.Tensor]) -> None:
+        """Raise UserError if a shape, an id or a level is out of range."""
         for name, current in self.state_dict().items():
-            saved = state.get(name)
-            if saved is None or saved.shape != current.shape or saved.dtype != current.dtype:
+            saved = state.get(name, torch.zeros(0))
+            if saved.shape != current.shape or saved.dtype != current.dtype:
                 raise UserError(f"start: the saved rows are of another vocabulary, k or size ({name})")
-        if not 0 <= int(state["ids"].min()) <= int(state["ids"].max()) < vocab_size:
-            raise UserError(f"start: the saved rows hold ids outside the vocabulary of {vocab_size}")
-        if int(state["levels"].max()) >= LEVELS:
+        check_ids("rows", state[f"{self.kind}_ids"], self.vocab_size)
+        if bool((state[f"{self.kind}_levels"] >= LEVELS).any()):
             raise UserError(f"start: the saved rows hold levels beyond {LEVELS - 1}")
-        for name in self.state_dict():
-            getattr(self, name)[:] = state[name].numpy()
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        """Load saved rows. Raises UserError as `check_state`."""
+        self.check_state(state)
+        for name, current in self.state_dict().items():
+            current.copy_(state[name])
 
 
 class PairRows(TokenRows):
@@ -65,18 +74,17 @@ class PairRows(TokenRows):
         shift: of the pair's hash, which leaves the row.
 
     Args:
-        size: rows, a power of two; a row takes 9 + 5 k bytes.
+        size: rows, a power of two, or 0; a row takes 9 + 5 k bytes.
 
     Raises:
         UserError: the size is none.
     """
 
-    def __init__(self, size: int, k: int) -> None:
-        if not isinstance(size, int) or not 2 <= size <= MAX_PAIRS or size & (size - 1):
-            raise UserError(f"method.pairs={size}: must be a power of two from 2 to {MAX_PAIRS}, or 0")
-        super().__init__(size, k)
-        self.keys = np.zeros(size, dtype=np.int64)
-        self.shift = 64 - (size - 1).bit_length()
+    kind, fields = "pair", ("ids", "levels", "seen", "keys")
 
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        return super().state_dict() | {"keys": torch.from_numpy(self.keys)}
+    def __init__(self, vocab_size: int, k: int, size: int) -> None:
+        if not isinstance(size, int) or size == 1 or not 0 <= size <= MAX_PAIRS or size & (size - 1):
+            raise UserError(f"method.pairs={size}: must be a power of two from 2 to {MAX_PAIRS}, or 0")
+        super().__init__(vocab_size, k, size)
+        self.keys = np.zeros(size, dtype=np.int64)
+        self.shift = 64 - max(size - 1, 1).bit_length()

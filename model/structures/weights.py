@@ -53,14 +53,16 @@ class Weights:
         """`weights`, float64 (2, kinds): seen and accepted."""
         return {"weights": torch.from_numpy(np.stack((self.seen, self.accepted))).flatten(1)}
 
-    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Load saved weights. Raises UserError if the state has none that fit."""
-        saved = state.get("weights")
-        if (
-            saved is None
-            or saved.shape != (2, self.probs.size)
-            or not bool(((saved[1] >= 0) & (saved[1] <= saved[0])).all())
+    def check_state(self, state: dict[str, torch.Tensor]) -> None:
+        """Raise UserError if the state has no weights that fit."""
+        saved = state.get("weights", torch.zeros(0))
+        if saved.shape != (2, self.probs.size) or bool(
+            ((saved[1] < 0) | (saved[1] > saved[0]) | ~(saved[0] > 0)).any()
         ):
             raise UserError("start: the saved state has no weights of this method")
-        self.seen, self.accepted = saved.double().numpy().copy().reshape(2, *KINDS)
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        """Load saved weights. Raises UserError as `check_state`."""
+        self.check_state(state)
+        self.seen, self.accepted = state["weights"].double().numpy().copy().reshape(2, *KINDS)
         self.probs = self.accepted / self.seen

@@ -129,7 +129,7 @@ def test_full_confidence_spends_the_whole_budget_on_the_spine():
 
 
 def test_pair_rows_come_before_token_rows():
-    rows = Rows(61)
+    rows = Rows(61, 2)
     ids = torch.tensor([[1, 2], [3, 4], [5, 6]])
     scores = torch.tensor([[0.7, 0.3], [0.6, 0.4], [0.9001, 0.0999]])
     rows.write([-1, 8, 8], [9, 9, 9], ids, scores)
@@ -153,7 +153,7 @@ def test_the_newest_pairs_are_carried_and_within_a_prompt_all_are():
     assert len(drafter.rows.by_pair) > 100
     drafter.session().begin([5, 6])
     assert list(drafter.rows.by_pair) == newest
-    rows = Rows(61)
+    rows = Rows(61, 1)
     for before in (1, 2, 1):
         rows.write([before], [5], torch.tensor([[7]]), torch.ones(1, 1))
     rows.forget_pairs(1)
@@ -162,20 +162,20 @@ def test_the_newest_pairs_are_carried_and_within_a_prompt_all_are():
 
 def test_settings_and_states_out_of_range_are_refused():
     for nodes in (0, -1, 4097, 2.5, "24"):
-        with pytest.raises(UserError, match=f"goose: nodes={nodes} must be from 1 to 4096, or null"):
+        with pytest.raises(UserError, match=f"goose: nodes={nodes} must be from 1 to 4096"):
             Goose(61, nodes=nodes)
     for carry in (-1, 0.5, True):
-        with pytest.raises(UserError, match=f"goose: history_pairs={carry} must be a whole number"):
+        with pytest.raises(UserError, match=f"goose: history_pairs={carry} must be at least 0"):
             Goose(61, history_pairs=carry)
     drafter = Goose(61)
     generate(Target(toy_model("llama")), drafter, [5, 6, 7], max_new_tokens=5)
     state = drafter.state_dict()
     wrong = [
-        ({"candidates": torch.zeros(61, 8)}, "saved rows are token_keys.*not candidates"),
-        (state | {"pair_ids": state["pair_ids"][:, :8]}, "rows by pair are not keys .* with 10 candidates"),
+        ({"candidates": torch.zeros(61, 8)}, "saved rows by token are not keys"),
+        (state | {"pair_ids": state["pair_ids"][:, :8]}, "rows by pair are not keys with 10 candidates"),
         (state | {"token_scores": state["token_scores"].double()}, "rows by token are not keys"),
-        (state | {"token_ids": state["token_ids"] + 61}, "ids outside the vocabulary of 61"),
-        (state | {"pair_keys": state["pair_keys"] + 61**2}, "ids outside the vocabulary of 61"),
+        (state | {"token_ids": state["token_ids"] + 61}, "token ids outside the vocabulary of"),
+        (state | {"pair_keys": state["pair_keys"] + 61**2}, "token ids outside the vocabulary of"),
     ]
     for broken, message in wrong:
         with pytest.raises(UserError, match=message):

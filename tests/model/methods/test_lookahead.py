@@ -7,7 +7,8 @@ import torch
 
 from model.engine import Target, generate
 from model.errors import UserError
-from model.methods.lookahead import Lookahead, NgramPool
+from model.methods.lookahead import Lookahead
+from model.structures.ngram_table import NgramTable
 from tests.conftest import greedy, toy_model
 from tests.model.methods.lookahead_reference import SlowLookahead
 from tests.model.sessions import each_session
@@ -83,10 +84,10 @@ def test_sizes_of_the_leaderboards_setting():
 
 
 def test_the_pool_forgets_what_was_not_seen_for_longest():
-    pool = NgramPool(2)
+    pool = NgramTable(1, 2, capacity=100, followers=2)
     for rest in ((1, 2), (3, 4), (1, 2), (5, 6)):  # (1, 2) is seen again, so (3, 4) goes
-        pool.add(9, rest)
-    assert pool.guesses(9) == [(1, 2), (5, 6)] and pool.guesses(8) == []
+        pool.add((9,), rest)
+    assert pool.followers_of((9,)) == [(5, 6), (1, 2)] and pool.followers_of((8,)) == []
 
 
 def test_a_prompt_of_one_token(llama):

@@ -7,8 +7,8 @@ import torch
 
 from model.engine import Draft, Tree, Verification
 from model.recycling import build_template
-from model.recycling.acceptance import MEMORY_VISITS, PATH_PRIOR, RANK_PRIOR, Acceptance
-from model.recycling.auto import AutoRecycling, considered_paths, is_reorder
+from model.recycling.acceptance import MEMORY_VISITS, PATH_PRIOR, RANK_PRIOR, Acceptance, is_reorder
+from model.recycling.auto import AutoRecycling, considered_paths
 from model.recycling.templates import best_order, likelihood
 
 V = 61

@@ -51,7 +51,7 @@ def test_a_matrix_that_does_not_fit_or_is_no_matrix_is_refused(tmp_path):
     matrix = AdjacencyMatrix(9, 3)
     with pytest.raises(UserError, match=r"\[8, 3\].*\[9, 3\]"):
         matrix.load_state_dict({"candidates": torch.zeros(8, 3, dtype=torch.long)})
-    with pytest.raises(UserError, match="outside its vocabulary"):
+    with pytest.raises(UserError, match="outside the vocabulary"):
         matrix.load_state_dict({"candidates": torch.full((9, 3), 9)})
     with pytest.raises(UserError, match="no saved state"):
         load_state(tmp_path / "none.safetensors")

@@ -55,7 +55,7 @@ def test_levels_of_large_vocabularies_are_near_the_whole_sums(vocab):
 
 
 def test_the_newest_row_of_a_token_and_of_a_pair_counts():
-    tokens, pairs = TokenRows(10, 2), PairRows(8, 2)
+    tokens, pairs = TokenRows(10, 2), PairRows(10, 2, 8)
     keep(tokens, pairs, 1, [3, 7, 3, 7], [[1, 2], [3, 4], [5, 6], [7, 8]], [[0, 1], [2, 3], [4, 5], [6, 7]])
     assert tokens.ids[3].tolist() == [5, 6] and tokens.levels[3].tolist() == [4, 5]
     row = find(pairs, 3, 7)
@@ -68,7 +68,7 @@ def test_the_newest_row_of_a_token_and_of_a_pair_counts():
 
 def test_pairs_are_found_again_or_not_at_all():
     """A pair that another one has displaced is not found; none is taken for another."""
-    rng, tokens, pairs, newest = random.Random(0), TokenRows(200_000, 1), PairRows(64, 1), {}
+    rng, tokens, pairs, newest = random.Random(0), TokenRows(200_000, 1), PairRows(200_000, 1, 64), {}
     assert find(pairs, 0, 0) == NONE, "an empty table holds nothing, not even pair (0, 0)"
     for i in range(300):
         before, token = rng.randrange(200_000), rng.randrange(200_000)
@@ -81,30 +81,32 @@ def test_pairs_are_found_again_or_not_at_all():
 
 
 def test_bytes_are_what_is_promised():
-    assert PairRows(1 << 16, 8).nbytes == 49 << 16  # 3.2 MB
+    assert PairRows(32000, 8, 1 << 16).nbytes == 49 << 16  # 3.2 MB
     assert TokenRows(32000, 8).nbytes == 32000 * 41
 
 
 def test_what_is_saved_comes_back_and_what_does_not_fit_is_refused():
-    rows = PairRows(16, 2)
+    rows = PairRows(10, 2, 16)
     keep(TokenRows(10, 2), rows, 1, [2, 4], [[5, 6], [7, 8]], [[0, 1], [2, 15]])
     state = {name: tensor.clone() for name, tensor in rows.state_dict().items()}
-    other = PairRows(16, 2)
-    other.load_state_dict(state, 10)
-    assert state["seen"].any() and all(torch.equal(other.state_dict()[name], tensor) for name, tensor in state.items())
-    for broken, vocab in (
-        (state | {"ids": state["ids"][:8]}, 10),
-        ({name: tensor for name, tensor in state.items() if name != "keys"}, 10),
-        (state | {"levels": state["levels"].long()}, 10),
-        (state, 8),
-        (state | {"ids": state["ids"] - 1}, 10),
-        (state | {"levels": state["levels"] + LEVELS}, 10),
+    other = PairRows(10, 2, 16)
+    other.load_state_dict(state)
+    assert state["pair_seen"].any()
+    assert all(torch.equal(other.state_dict()[name], tensor) for name, tensor in state.items())
+    ids, levels = state["pair_ids"], state["pair_levels"]
+    for broken in (
+        state | {"pair_ids": ids[:8]},
+        {name: tensor for name, tensor in state.items() if name != "pair_keys"},
+        state | {"pair_levels": levels.long()},
+        state | {"pair_ids": ids + 2},
+        state | {"pair_ids": ids - 1},
+        state | {"pair_levels": levels + LEVELS},
     ):
         with pytest.raises(UserError, match="start: the saved rows"):
-            other.load_state_dict(broken, vocab)
+            other.load_state_dict(broken)
 
 
 @pytest.mark.parametrize("size", [1, 3, -4, 1000, 2.0])
 def test_a_size_that_is_no_power_of_two_is_refused(size):
     with pytest.raises(UserError, match="power of two"):
-        PairRows(size, 8)
+        PairRows(61, 8, size)
