@@ -22,7 +22,7 @@ from .files import load_state, save_state
 from .generate import eos_ids
 from .methods import DEFAULT, make_method
 from .quantization import quantize as quantize_model
-from .tuning import described, make_fast
+from .tuning import choose_execution, choose_linear, described
 
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 # Text; a chat; or ids: a list or an array (NumPy, torch) of one row, or a mapping with input_ids.
@@ -90,7 +90,8 @@ class Decoder:
         self.tokenizer, self.start = tokenizer, str(start)
         as_it_was = linear_of(unwrapped(model)) == "torch"
         try:
-            self.target = make_fast(Target, model, context=context, execution=execution, linear=linear)
+            self.target = Target(model, context=context, linear=choose_linear(unwrapped(model), linear))
+            self.execution = choose_execution(self.target, execution)
             self.eos = eos_of(self.target.model, tokenizer)
             if isinstance(method, str):
                 method = make_method(method, self.target, eos=self.eos, **settings)
@@ -106,7 +107,7 @@ class Decoder:
 
     @property
     def settings(self) -> dict[str, str]:
-        return {"method": type(self.method).__name__, **described(self.target)}
+        return {"method": type(self.method).__name__, **described(self.target, self.execution)}
 
     def release(self) -> None:
         """Give the model's linear layers their own layout back. Do not use this decoder afterwards."""
@@ -232,6 +233,7 @@ class Decoder:
             max_new_tokens=max_new_tokens,
             eos=self.eos,
             sampling=sampling,
+            execution=self.execution.under(sampling),
             reuse=self.start != "cold",
         )
 

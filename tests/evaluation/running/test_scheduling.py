@@ -108,7 +108,7 @@ def test_each_answers_with_its_own_execution(evaluate, tmp_path, monkeypatch):
     real = runner.answer_question
 
     def noting(question, method, config, others):
-        seen.add((config["execution"], method.loaded.target.execution))
+        seen.add((config["execution"], method.execution))
         return real(question, method, config, others)
 
     monkeypatch.setattr(runner, "answer_question", noting)

@@ -53,6 +53,6 @@ class FakeGraphs:
 
     def target(self, model):
         """On the CPU, and yet captured."""
-        target = Target(model, execution="static")
-        target.execution = "graph"
+        target = Target(model)
+        target.check_execution = lambda name: name
         return target

@@ -41,11 +41,11 @@ def test_what_fused_products_leave_is_given_back(on_a_gpu):
 
 
 @pytest.mark.parametrize("name", ["static", "graph"])
-def test_steps_of_fixed_shape_are_refused_where_layers_are_spread(name, monkeypatch):
+def test_steps_of_fixed_shape_are_refused_where_layers_are_spread(name):
     """Their buffers are on one GPU; torch would stop in the middle of an answer."""
     found = Target(toy_model("llama"))
     found.devices = [GPU, torch.device("cuda", 1)]
-    monkeypatch.setattr(type(found.model), "device", GPU)
+    found.device = GPU
     with pytest.raises(UserError, match=rf"execution={name}: is for a model on one device.*cuda:0, cuda:1; use eager"):
         found.check_execution(name)
     assert found.check_execution("eager") == "eager"

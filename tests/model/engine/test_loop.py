@@ -129,11 +129,14 @@ def test_a_draft_that_overflows_float16_harms_nobody(execution, kernel):
             tokens[1::2] = poison
             return tokens
 
-    target = Target(overflowing(plain, poison), execution=execution)
+    target = Target(overflowing(plain, poison))
     drafter = Poisoner(61, build_template("2.2.2"))
     for _ in range(2):  # the second prompt has another length, and what was rejected in the first lies in its bucket
-        assert generate(target, drafter, prompt, max_new_tokens=24).tokens == expected
-        assert generate(target, Vanilla(torch.device("cpu")), prompt, max_new_tokens=24).tokens == expected
+        assert generate(target, drafter, prompt, max_new_tokens=24, execution=execution).tokens == expected
+        assert (
+            generate(target, Vanilla(torch.device("cpu")), prompt, max_new_tokens=24, execution=execution).tokens
+            == expected
+        )
 
 
 def test_nothing_outlives_its_owner(llama):
@@ -143,9 +146,9 @@ def test_nothing_outlives_its_owner(llama):
     try:
         for execution in ("eager", "static"):
             model = toy_model("llama")
-            target, drafter = Target(model, execution=execution), TokenRecycling(61, build_template("2.2.2"))
-            generate(target, drafter, [5, 6, 7], max_new_tokens=5)
-            generate(target, NeedsHidden(torch.device("cpu")), [5, 6, 7], max_new_tokens=5)
+            target, drafter = Target(model), TokenRecycling(61, build_template("2.2.2"))
+            generate(target, drafter, [5, 6, 7], max_new_tokens=5, execution=execution)
+            generate(target, NeedsHidden(torch.device("cpu")), [5, 6, 7], max_new_tokens=5, execution=execution)
             (held,) = target.caches._free
             cache, layer = weakref.ref(held), weakref.ref(held.layers[0])
             del held
@@ -257,26 +260,16 @@ def test_caches_of_two_sizes_both_stay(llama):
     assert {id(cache) for cache in target.caches._free} == {id(large), id(small)}
 
 
-def test_a_sequence_keeps_its_execution(llama, monkeypatch):
-    """Another run may ask the target for another one between two steps."""
-    target, drafter = Target(llama, execution="static"), TokenRecycling(V, build_template("2.2.2"))
-    expected = generate(target, drafter, [5, 6, 7], max_new_tokens=30).tokens
-    steps = decode(target, drafter.session(), [5, 6, 7], max_new_tokens=30)
-    tokens = list(next(steps).tokens)
-    target.execution = "eager"
-    monkeypatch.setattr(Target, "forward", None)  # whoever calls it fails
-    tokens += [token for step in steps for token in step.tokens]
-    assert tokens == expected
-
-
 def test_two_targets_in_two_threads():
     prompts = [[5, 6, 7, 8] * 3, [9, 8, 7, 6, 5] * 3]
     models = [toy_model("llama", seed=1), toy_model("llama-grouped", seed=2)]
-    targets = [Target(model, execution="static") for model in models]
+    targets = [Target(model) for model in models]
 
     def answers(i):
         drafter = TokenRecycling(V, build_template("2.2.2"))
-        return [generate(targets[i], drafter, prompts[i], max_new_tokens=60).tokens for _ in range(6)]
+        return [
+            generate(targets[i], drafter, prompts[i], max_new_tokens=60, execution="static").tokens for _ in range(6)
+        ]
 
     with ThreadPoolExecutor(2) as pool:
         found = list(pool.map(answers, range(2)))

@@ -163,19 +163,24 @@ def test_plain_and_drafted_sampling_are_the_slow_one(name, sampling):
 
 def test_steps_of_fixed_shape_draw_the_same():
     model, prompt = toy_model("llama"), [5, 9, 5, 9, 7]
-    target, drafter = Target(model, execution="static"), TokenRecycling(V, build_template("2.2.2"))
+    target, drafter = Target(model), TokenRecycling(V, build_template("2.2.2"))
     texts = set()
     for seed in (1, 2, 1):  # a step that was captured for one seed draws by the next one's
         sampling = Sampling(temperature=0.9, top_p=0.95, seed=seed)
-        out = generate(target, drafter, prompt, max_new_tokens=50, sampling=sampling)
+        out = generate(target, drafter, prompt, max_new_tokens=50, sampling=sampling, execution="static")
         assert out.tokens == generate(Target(model), Vanilla(CPU), prompt, max_new_tokens=50, sampling=sampling).tokens
         texts.add(tuple(out.tokens))
     assert len(texts) == 2
-    greedily = generate(target, drafter, prompt, max_new_tokens=50).tokens
+    greedily = generate(target, drafter, prompt, max_new_tokens=50, execution="static").tokens
     assert greedily == generate(Target(model), Vanilla(CPU), prompt, max_new_tokens=50).tokens
-    assert greedily == generate(target, drafter, prompt, max_new_tokens=50, sampling=Sampling(top_k=3)).tokens
+    assert (
+        greedily
+        == generate(target, drafter, prompt, max_new_tokens=50, sampling=Sampling(top_k=3), execution="static").tokens
+    )
     with pytest.raises(UserError, match="repetition penalty.*take execution=eager"):
-        generate(target, drafter, prompt, max_new_tokens=5, sampling=Sampling(repetition_penalty=1.1))
+        generate(
+            target, drafter, prompt, max_new_tokens=5, sampling=Sampling(repetition_penalty=1.1), execution="static"
+        )
 
 
 def test_all_nodes_of_a_place_have_its_noise():

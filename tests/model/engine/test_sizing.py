@@ -228,11 +228,11 @@ def prompts():
 @pytest.mark.parametrize("method", MAKE)
 def test_output_is_the_models_own(method, slope, execution):
     model = toy_model("llama")
-    target, drafter = Target(model, execution=execution), MAKE[method]()
+    target, drafter = Target(model), MAKE[method]()
     clock = Clock(target, slope)
     sizes = []
     for prompt in prompts() * 2:
-        out = generate(target, drafter, prompt, max_new_tokens=70, clock=clock)
+        out = generate(target, drafter, prompt, max_new_tokens=70, clock=clock, execution=execution)
         assert out.tokens == greedy(model, prompt, 70)
         sizes += [step.nodes - 1 for step in out.steps]
     if slope == 0.0:

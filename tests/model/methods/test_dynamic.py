@@ -306,8 +306,8 @@ def test_nothing_is_compiled_while_it_decodes():
     model = toy_model("llama")
     for execution in ("eager", "static"):
         for settings in ({}, {"pairs": 0, "copy": False}, {"nodes": "auto", "calibrate": False}):
-            target = Target(model, execution=execution)
-            generate(target, DynamicRecycling(V, **settings), [5, 6, 7, 5, 6], max_new_tokens=40)
+            target = Target(model)
+            generate(target, DynamicRecycling(V, **settings), [5, 6, 7, 5, 6], max_new_tokens=40, execution=execution)
     for loop in (
         suffix_automaton.extend,
         suffix_automaton.rehash,

@@ -32,13 +32,13 @@ def test_every_step_is_the_public_codes(execution, every, monkeypatch):
         return found
 
     monkeypatch.setattr(GooseSession, "draft", noted)
-    target = Target(embedded(), execution=execution)
+    target = Target(embedded())
     drafter = Goose(target.vocab_size)
     turns = public_turns("goose_trace.jsonl")[::every]
     for turn in turns:
         sizes.clear()
         drafter.reset()
-        out = generate(target, drafter, turn["prompt_ids"], max_new_tokens=200, eos={EOS})
+        out = generate(target, drafter, turn["prompt_ids"], max_new_tokens=200, eos={EOS}, execution=execution)
         assert out.accept_lengths == [1, *turn["accept_lengths"]], turn["question_id"]
         assert sizes == turn["nodes"], turn["question_id"]
         assert ["ts"[sum(size) == 0] for size in sizes] == list(turn["routes"])

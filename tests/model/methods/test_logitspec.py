@@ -26,12 +26,12 @@ from tests.model.methods.streams import V, drafts, paths_of, random_prompt
     ("execution", "every"), [("eager", 4), ("static", 8), pytest.param("eager", 1, marks=pytest.mark.slow)]
 )
 def test_every_step_is_the_public_codes(execution, every):
-    target = Target(embedded(), execution=execution)
+    target = Target(embedded())
     drafter = LogitSpec(target.vocab_size)
     turns = public_turns("logitspec_trace.jsonl")[::every]
     for turn in turns:
         drafter.reset()
-        out = generate(target, drafter, turn["prompt_ids"], max_new_tokens=200, eos={EOS})
+        out = generate(target, drafter, turn["prompt_ids"], max_new_tokens=200, eos={EOS}, execution=execution)
         *others, last = turn["accept_lengths"]
         assert out.accept_lengths == [1, *others] + [last - 1] * (last > 1), turn["question_id"]
         assert [step.nodes for step in out.steps] == [1] + [64] * (len(out.steps) - 1)

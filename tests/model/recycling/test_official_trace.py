@@ -40,12 +40,12 @@ SOME = [("cold", "eager", 10), ("hot", "eager", 20), ("cold", "static", 10), ("h
 def test_every_accepted_length_is_the_official_one(embedded, start, execution, first):
     turns = [turn for turn in TRACE if turn["start"] == start]
     assert len(turns) == 56
-    target = Target(embedded, execution=execution)
+    target = Target(embedded)
     drafter = TokenRecycling(target.vocab_size, build_template("2.2.2"), eos={EOS})
     for turn in turns[:first]:
         if start == "cold":
             drafter.reset()
-        out = generate(target, drafter, turn["prompt_ids"], max_new_tokens=200, eos={EOS})
+        out = generate(target, drafter, turn["prompt_ids"], max_new_tokens=200, eos={EOS}, execution=execution)
         official = turn["accept_lengths"]
         assert out.accept_lengths[:-1] == official[:-1], turn["question_id"]
         assert len(out.steps) == len(official) and out.accept_lengths[-1] <= official[-1]

@@ -64,9 +64,9 @@ def test_no_rule_changes_the_output_and_static_steps_agree(update):
     tree = build_template("best", nodes=24)
     outcomes = []
     for execution in ("eager", "static"):
-        target = Target(model, execution=execution)
+        target = Target(model)
         drafter = TokenRecycling(61, tree, update=update)
-        runs = [generate(target, drafter, prompt, max_new_tokens=40) for _ in range(2)]
+        runs = [generate(target, drafter, prompt, max_new_tokens=40, execution=execution) for _ in range(2)]
         outcomes.append([(run.tokens, run.accept_lengths) for run in runs])
     assert outcomes[0] == outcomes[1]
     plain = generate(Target(model), TokenRecycling(61, Tree.chain(0)), prompt, max_new_tokens=40)

@@ -146,7 +146,7 @@ METHODS = {name: partial(made, name, 4096) for name in ("spine", "suffix", "suff
 def test_what_is_carried_ends_where_the_answer_ends(name, way):
     """Drafts of a text that is known run past an end of sequence, and past the limit; what stands there is not said."""
     model, prompt = toy_model("llama"), [5, 9, 5, 9, 7]
-    target = Target(model, execution="static" if way == "static" else "eager")
+    target = Target(model)
     drafter, free = METHODS[name](), greedy(model, prompt, 40)
     said: list[list[int]] = []
     for new, eos in ((40, ()), (40, ()), *((n, ()) for n in range(11, 31)), *((40, {free[n]}) for n in range(11, 31))):
@@ -154,7 +154,7 @@ def test_what_is_carried_ends_where_the_answer_ends(name, way):
         if way == "together":
             (out,) = generate_together(target, [drafter], prompt, **settings)
         else:
-            out = generate(target, drafter, prompt, **settings)
+            out = generate(target, drafter, prompt, **settings, execution="static" if way == "static" else "eager")
         assert out.tokens == free[: next((i + 1 for i, token in enumerate(free[:new]) if token in eos), new)]
         said.append(prompt + out.tokens)
     if name == "ngram_cache":
