@@ -88,7 +88,7 @@ def main() -> None:
     Failure.noted.clear()
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("-m", "--multirun", action="store_true")
-    parser.add_argument("--config-dir", "-cd")
+    parser.add_argument("--config-dir")
     flags, words = parser.parse_known_args()
     with user_errors(), processes.ranks(sys.argv[1:]), keep_devices():
         if any(word.startswith("-") for word in words):

@@ -94,10 +94,10 @@ def saved_start(config: dict[str, Any], settings: dict[str, Any]) -> str:
     Raises:
         UserError: there is no such run yet.
     """
-    name, states, nearest = settings["method"]["name"], [], ""
+    kind, states, nearest = [settings["method"][key] for key in ("name", "start")], [], ""
     for path in runs_folder(config).glob("*/state.safetensors"):
         recorded = read_object(path.parent / "metadata.json").get("settings", {})
-        if recorded.get("schema") != SCHEMA or recorded["method"]["name"] != name:
+        if recorded.get("schema") != SCHEMA or [recorded["method"][key] for key in ("name", "start")] != kind:
             continue
         unlike = difference(_deciding_state(recorded), _deciding_state(settings) | {"update": "all"})
         if unlike:
@@ -108,7 +108,7 @@ def saved_start(config: dict[str, Any], settings: dict[str, Any]) -> str:
     if states:
         return str(min(states)[-1])
     raise UserError(
-        f"start=saved: there is no finished run of {name} with start=hot on {settings['model']['name']} in "
+        f"start=saved: there is no finished run of {kind[0]} with start=hot on {settings['model']['name']} in "
         f"{config['results_dir']}/{config['name']}{nearest}; "
         "run it first (in a sweep: start=hot,saved), or name a file"
     )

@@ -143,7 +143,7 @@ class _Sequence:
         self._first_draft = session.begin(prompt)
         if self._first_draft is None:
             self.out.forwards = int(len(prompt) > 1)
-            self._observe_prompt([])
+            self._observe_prompt(prompt[:-1], [])
 
     def draft(self) -> Draft:
         return self._first_draft or self.session.draft(self.root)
@@ -153,7 +153,7 @@ class _Sequence:
         needs = self.session.method.needs
         if self._first_draft is not None:
             self._first_draft = None
-            self._observe_prompt([self.context])
+            self._observe_prompt(self.prompt, [self.context])
         choices = torch.tensor([context.choice for context in nodes], device=draft.tokens.device)
         needs_logits = needs.logits or needs.candidates
         logits = torch.stack([context.logits for context in nodes]) if needs_logits else None
@@ -166,9 +166,9 @@ class _Sequence:
         self.root = verification.tokens[-1]
         return self.out.add(verification, limit, eos)
 
-    def _observe_prompt(self, last: list[Context]) -> None:
+    def _observe_prompt(self, tokens: list[int], last: list[Context]) -> None:
         """The prompt's own logits and hidden states, with those of its last token if its chain is forwarded with it."""
-        needs, text, tokens = self.session.method.needs, self.text, self.prompt[:-1]
+        needs, text = self.session.method.needs, self.text
         if tokens and needs.prompt_logits:
             self.session.observe_prompt(tokens, torch.stack(text.prompt_logits + [c.logits for c in last]))
         if tokens and needs.hidden:
