@@ -93,6 +93,8 @@ class Run:
         """The same for the repeats of one configuration and for its shards, whatever questions they answer."""
         settings = {key: value for key, value in self.settings.items() if key != "repeat"}
         settings["bench"] = {k: v for k, v in settings["bench"].items() if k not in ("questions", "ids_sha256")}
+        chosen = self.config.get("bench", {})  # halves of a split are no shards of one run
+        settings["bench"] |= {key: chosen.get(key) for key in ("split", "categories", "per_category", "spread")}
         if self._start == "saved":  # each repeat starts from what its own hot run left
             left_out = ("start", "start_sha256")
             settings["method"] = {k: v for k, v in settings["method"].items() if k not in left_out}
@@ -102,7 +104,12 @@ class Run:
     @property
     def _start(self) -> Any:
         """As it was asked for."""
-        return self.metadata.get("config", {}).get("start")
+        return self.config.get("start")
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The settings that were asked for; of compact records those of model, bench and start."""
+        return dict(self.metadata.get("config", {}))
 
     @property
     def execution(self) -> str:

@@ -41,6 +41,7 @@ SOURCES: tuple[tuple[str, str | None, str, dict[str, str]], ...] = (
     ("sam_decoding_a6000", "A6000", "SAM-Decoding, A6000", SAM_NAMES),
 )
 WHOLE = {"spec_bench": 480, "mbpp": 399}  # questions of the benches that figures were published of
+PUBLISHED_EXECUTION = "eager"  # of the steps that published figures are of, and of their baselines
 LIMIT = 1024  # new tokens a turn
 TREES = {"recycling": "2.2.2", "suffix_recycling": "2.2.2"}
 ANY = ("name", "drafter", "dtype")  # of a method's settings: what alters none of its figures

@@ -25,7 +25,7 @@ from .intervals import spans_one
 from .metrics import OVERALL
 from .notes import UNSURE
 from .pools import pools
-from .published import MEASURED, PUBLISHED, table1, with_published
+from .published import MEASURED, PUBLISHED, PUBLISHED_EXECUTION, table1, with_published
 from .tables import BASELINES, blocks, main_table, memory_table, with_unavailable
 
 
@@ -179,12 +179,19 @@ def _lines(table: pd.DataFrame, columns: Sequence[Heading], cell: Callable[[dict
 
 def paper_cell(row: dict[Any, Any], name: str, with_interval: bool) -> Cell:
     """Return a value of the main table as on paper: two decimals, the interval of MAT and speedups behind it."""
-    text, interval = shown(row[name]), _interval(row, name)
+    text, interval = shown(row[name]) + _executed(row, name), _interval(row, name)
     if interval is None:
         return Cell(text)
     low, high, mark = interval
     printed = with_interval and low < high and (name == "mat" or name.startswith("speedup"))
     return Cell(text, interval_text(low, high) if printed else "", mark)
+
+
+def _executed(row: dict[Any, Any], name: str) -> str:
+    """Say of a speedup over hf that stands next to a published one, and of the published one, how steps were taken."""
+    if name not in ("speedup_hf", "published_speedup_hf") or missing(row.get("published_source")):
+        return ""
+    return f" ({row['execution'] if name == 'speedup_hf' else PUBLISHED_EXECUTION})"
 
 
 def page_view(table: pd.DataFrame) -> View:
@@ -235,7 +242,8 @@ def _page_cell(row: dict[Any, Any], name: str) -> Cell:
     ends = list(dict.fromkeys(_page_text(end, form) for end in interval[:2])) if interval else []
     printed = len(ends) > 1 and interval
     text = "" if missing(value) else str(value)
-    return Cell(_page_text(value, form), "–".join(ends) if printed else "", printed[2] if printed else "", text)
+    shown_value = _page_text(value, form) + _executed(row, name)
+    return Cell(shown_value, "–".join(ends) if printed else "", printed[2] if printed else "", text)
 
 
 def _page_text(value: Any, form: str = ".2f") -> str:

@@ -1,5 +1,7 @@
 """Published figures stand in the row that they are about, with their source, and in no other."""
 
+import re
+
 import pandas as pd
 import pytest
 
@@ -85,11 +87,16 @@ def test_other_models_have_none():
     assert with_published(ours) is ours
 
 
-def test_the_terminal_names_the_source(monkeypatch):
+def test_the_terminal_names_the_source_and_the_cells_say_what_executes(monkeypatch):
+    """A speedup of eager steps had stood next to one of replayed graphs."""
     monkeypatch.setattr(module, "WHOLE", {"spec_bench": 1})
     own = default_settings("recycling") | {"tree": "2.2.2"}
-    run = made("recycling (hot)", [answer(1, "qa", [([2, 1], 1.0)])], model={"name": "vicuna-7b"},
-               bench={"name": "spec_bench"}, method=own)  # fmt: skip
-    run.metadata["settings"]["max_new_tokens"] = 1024
-    text = in_terminal([run], with_published(main_table([run])))
+    rows = [answer(1, "qa", [([2, 1], 1.0)])]
+    runs = [made(label, rows, model={"name": "vicuna-7b"}, bench={"name": "spec_bench"}, method=method)
+            for label, method in (("recycling (hot)", own), ("hf", {}))]  # fmt: skip
+    for run in runs:
+        run.metadata["settings"] |= {"max_new_tokens": 1024, "execution": "graph"}
+    text = in_terminal(runs, with_published(main_table(runs)))
     assert "published_mat" in text and f"published: {PAPER} (data/reference)" in text
+    (line,) = [line for line in text.splitlines() if line.startswith("recycling (hot)")]
+    assert re.search(r"1\.00 \(graph\) .* 2\.70 +2\.03 \(eager\)", line)
