@@ -108,6 +108,12 @@ def quotient_interval(*columns: Floats) -> tuple[float, float]:
         return _ends((a / b) / (c / d))
 
 
+def finite_mean(values: Floats) -> float:
+    """Return the mean of the finite values; NaN of none."""
+    finite = values[np.isfinite(values)]
+    return float(finite.mean()) if len(finite) else math.nan
+
+
 def deviation(values: Sequence[float]) -> float:
     """Return the sample standard deviation (n - 1) of the finite values; NaN of fewer than two."""
     finite = [value for value in values if math.isfinite(value)]

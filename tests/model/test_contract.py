@@ -11,9 +11,10 @@ import torch
 from model.decoder import Decoder
 from model.engine import Target, decode, generate
 from model.engine.sampling import Sampling
+from model.errors import UserError
 from model.files import load_state, save_state
 from model.generate import Generate
-from model.methods import METHODS
+from model.methods import METHODS, make_method
 from model.methods.vanilla import Vanilla
 from tests.conftest import CONFIGS, greedy, toy_model
 from tests.model.engine.fake_graphs import FakeGraphs
@@ -238,6 +239,35 @@ def test_threads_that_share_it_answer_as_alone(name, companions):
 
 def test_no_method_is_left_out():
     assert METHODS.keys() <= SETTINGS.keys()
+
+
+WRONG = {
+    "pld": dict(max_ngram=[0], draft_tokens=[0]),
+    "suffix": dict(min_match=[0], max_draft=[0, 2.5], factor=[0, "four"], history_tokens=[-1, 1, True, 0.5], nodes=[6]),
+    "suffix_recycling": dict(min_match=[0], max_draft=[0], history_tokens=[1]),
+    "lookahead": dict(level=[2], window=[0], guess=[0]),
+    "ngram_cache": dict(leader=[0], follower=[0], capacity=[0], followers=[0], nodes=[2]),
+    "rest": dict(min_ngram=[0, 17], nodes=[0], depth=[0], places=[0]),
+    "recycling": dict(k=[0, -1, V + 1], update=["some"], nodes=["many", "auto:", "auto:x"], tree=["best", "9.9"]),
+    "spine": dict(nodes=[0, 5000, "many"], k=[0], accept_probs=[[], [0.5, 1.5], ["often"]], history_tokens=[1]),
+    "goose": dict(nodes=[0, -1, 4097, 2.5, "24"], history_pairs=[-1, 0.5, True]),
+    "logitspec": dict(nodes=[0, 4097, 1.5, None], history_tokens=[1]),
+    "racer": dict(nodes=[0, 4097, 2.5, True], k=[0, V + 1], ngram=[1], min_match=[0, 11], trie_nodes=[11, None]),
+    "dynamic": dict(nodes=[-1, 5000, 2.5, "auto:"], k=[0, V + 1], pairs=[1, 3, -4, 1000, 2.0, 2**25]),
+    "sps": dict(draft_tokens=[0]),
+    "eagle2": dict(depth=[0], top_k=[V + 1], nodes=[1.5]),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_settings_out_of_range_are_refused_by_name(name, companions):
+    target = Target(model())
+    for setting, values in WRONG[name].items():
+        for value in values:
+            settings = {setting: value} | ({"nodes": None} if name == "suffix" and setting != "nodes" else {})
+            with pytest.raises(UserError, match=setting) as refused:
+                make_method(name, target, **companions.get(name, {}) | settings)
+            assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize("form", FORMS[:2])

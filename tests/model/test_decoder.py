@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from transformers import (
+    AutoTokenizer,
     BatchEncoding,
     EosTokenCriteria,
     LogitsProcessor,
@@ -15,7 +16,6 @@ from transformers import (
 )
 from transformers.generation.streamers import BaseStreamer
 
-from model import generate as transformers_generate
 from model.decoder import Decoder, pieces, whole
 from model.engine import StepRecord, Target, generate
 from model.engine.sampling import Sampling
@@ -160,27 +160,6 @@ def test_the_folder_in_the_hubs_layout_does_the_same():
         own = dict(custom_generate=str(ROOT), trust_remote_code=True, method=method, streamer=streamer)
         assert model.generate(ids, max_new_tokens=30, do_sample=False, **own).equal(expected)
     assert streamer.got == 2 * expected[0].tolist() and streamer.ended == 2
-
-
-def test_a_model_that_is_cast_or_copied_gets_a_target_of_its_own():
-    model, ids, generate = toy_model("llama"), ids_of(5, 9, 5), Generate("recycling")
-    model.generate(ids, max_new_tokens=8, do_sample=False, custom_generate=generate)
-    for other in (copy.deepcopy(model), copy.copy(model), model.to(torch.float64)):
-        expected = other.generate(ids, max_new_tokens=30, do_sample=False)
-        assert other.generate(ids, max_new_tokens=30, do_sample=False, custom_generate=generate).equal(expected)
-        assert target_in(other).model is other
-
-
-def test_what_was_learnt_outlives_a_longer_text_and_another_model(monkeypatch):
-    monkeypatch.setattr(transformers_generate, "CONTEXT_STEP", 32)
-    first, second, ids, generate = toy_model("llama"), toy_model("qwen3"), ids_of(5, 9, 5), Generate("recycling")
-    for model in (first, second):
-        model.generate(ids, max_new_tokens=20, do_sample=False, custom_generate=generate)
-    learnt = vars(first)[ATTRIBUTE].drafters[generate][1].state_dict()["candidates"].clone()
-    first.generate(ids_of(7), max_new_tokens=100, do_sample=False, custom_generate=generate)
-    kept = vars(first)[ATTRIBUTE].drafters[generate][1].state_dict()["candidates"]
-    seen = learnt.any(-1)
-    assert target_in(first).context > 32 and bool(seen.any()) and bool(kept.any(-1)[seen].all())
 
 
 def test_processors_see_one_row_at_a_time_and_change_nothing_else():
@@ -356,12 +335,27 @@ def test_a_decoder_that_cannot_be_made_leaves_the_model_as_it_was():
         assert {type(layer) for layer in model.modules() if isinstance(layer, torch.nn.Linear)} == {torch.nn.Linear}
 
 
-def test_two_settings_of_generate_keep_a_target_each():
-    model, ids = toy_model("llama-grouped"), ids_of(5, 9, 7)
-    ways = Generate(linear="torch"), Generate(linear="auto")
-    for way in ways:
-        model.generate(ids, max_new_tokens=8, do_sample=False, custom_generate=way)
-    targets = dict(vars(model)[ATTRIBUTE].targets)
-    for way in ways:
-        model.generate(ids, max_new_tokens=8, do_sample=False, custom_generate=way)
-    assert vars(model)[ATTRIBUTE].targets == targets and len(targets) == 2
+@pytest.mark.parametrize("name", ["/nowhere/at/all", "no/such/folder/at/all", "../missing", "~/missing", "org/", ""])
+def test_what_is_neither_a_folder_nor_a_hub_name_is_called_so(monkeypatch, name):
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", lambda *_, **__: pytest.fail("the hub was asked"))
+    with pytest.raises(UserError) as caught:
+        Decoder.from_pretrained(name)
+    assert str(caught.value) == f"model {name}: no such folder, and not a hub name either"
+
+
+@pytest.mark.parametrize("name", ["org/name", "name", "data/embeded"])
+def test_a_hub_name_without_a_network_is_an_error_of_one_line(monkeypatch, name):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(UserError) as caught:
+        Decoder.from_pretrained(name)
+    assert str(caught.value).startswith(f"model {name}: no such folder, and the hub's cannot be loaded (We couldn't")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_in_ones_home_is_found(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match="^model ~/empty: cannot be loaded"):
+        Decoder.from_pretrained("~/empty")
+    (tmp_path / "toy").symlink_to(ROOT / "data/embedded")
+    assert Decoder.from_pretrained("~/toy", method="vanilla").tokenizer is not None

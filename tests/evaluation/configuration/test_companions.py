@@ -17,6 +17,7 @@ from evaluation.loading import hub, models
 from evaluation.records.sweeps import missing_jobs
 from evaluation.running import runner, scheduling
 from evaluation.statistics.published import table1
+from evaluation.statistics.tables import main_table
 from model.errors import UserError
 from tests.evaluation.made_runs import answer, made
 from tests.evaluation.test_errors import check
@@ -155,7 +156,7 @@ def test_table1_lists_a_method_once_and_only_if_it_was_measured_nowhere():
     runs = [made(name, [answer(1, "qa", [([1], 1.0)])], model={"name": "vicuna-7b"}) for name in ("hf", "medusa")]
     left_out = [{"model": "vicuna-7b", "bench": bench, "method": "rest", "why": "why"} for bench in ("a", "b")]
     left_out += [{"model": "vicuna-7b", "bench": "b", "method": "medusa", "why": "why"}]
-    table = table1(runs, left_out)
+    table = table1(main_table(runs), left_out)
     assert table["source"].tolist().count("not available: why") == 1
     rest = table[(table["model"] == "vicuna-7b") & (table["method"] == "rest")]
     assert rest["source"].tolist() == ["published", "not available: why"]

@@ -91,7 +91,7 @@ def test_a_finished_run_is_not_taken_for_one_of_the_files_that_lie_there_now(aga
         runs, last = [*runs, new], new
     assert {path: path.read_bytes() for path in runs[0].folder.iterdir()} == before
     text = on_paper(runs, main_table(runs))
-    assert all(f"files={run.circumstances['files']}" in text for run in runs)
+    assert all(f"files={run.loading['files']}" in text for run in runs)
     assert len(again("method=vanilla")) == len(runs)
 
 

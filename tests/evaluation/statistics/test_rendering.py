@@ -9,20 +9,17 @@ from tests.evaluation.made_runs import answer, made
 def test_a_view_made_by_hand_is_rendered_for_each_output():
     columns = [Heading("method", "method", False), Heading("speedup_hf", "speedup")]
     lines = [Line([Cell("pld"), Cell("2.25", "[0.90, 3.00]", "~")], "pld"), Line([Cell("hf"), Cell("-")], "hf")]
-    view = View(
-        [Block(columns, lines, "toy, a bench", "Of its own questions.")], "Main table", ["what ran"], ["~: why"]
-    )
+    view = View([Block(columns, lines, "toy, a bench")], "Main table", ["what ran"], ["~: why"])
     assert to_text(view) == "what ran\n\ntoy, a bench:\nmethod  speedup\npld       2.25~\nhf            -\n~: why"
     assert to_markdown(view).split("\n\n") == [
         "# Main table",
         "what ran",
         "## toy, a bench",
-        "Of its own questions.",
         "| method | speedup |\n|---|---|\n| pld | 2.25~ [0.90, 3.00] |\n| hf | - |",
         "~: why\n",
     ]
     (block,) = view.blocks
-    assert (block.methods, block.baselines, [line.baseline for line in block.lines]) == (["pld", "hf"], ["hf"], [0, 1])
+    assert block.baselines == ["hf"]
 
 
 def test_the_mark_of_an_unsure_speedup_has_one_wording():

@@ -29,7 +29,10 @@ def test_captured_steps_equal_eager_ones(monkeypatch, method):
 
 
 def test_captured_steps_are_bounded_and_share_one_pool(monkeypatch):
-    """Forty trees in turn: no more graphs than the bound live, however many were captured, in one pool of memory."""
+    """Forty trees in turn: no more graphs than the bound live, however many were captured, in one pool of memory.
+
+    One more, of nothing, keeps the pool: torch would open it a second time.
+    """
     monkeypatch.setattr("model.engine.step.MOST_STEPS", 6)
     graphs, drafter = FakeGraphs(monkeypatch), TokenRecycling(V, build_template("best", nodes=40))
     target = graphs.target(toy_model("llama"))
@@ -38,16 +41,7 @@ def test_captured_steps_are_bounded_and_share_one_pool(monkeypatch):
         drafter.use_tree(tree)
         generate(target, drafter, [5, 6, 7], max_new_tokens=4, execution="graph")
     assert len(graphs.captured) == 40, "the last six are still there"
-    assert sum(graph() is not None for graph in graphs.captured) == 6 and len(graphs.pools) == 1
-
-
-def test_two_trees_in_turn_are_two_captures(monkeypatch):
-    graphs, drafter = FakeGraphs(monkeypatch), TokenRecycling(V, build_template("best", nodes=9))
-    target = graphs.target(toy_model("llama"))
-    for tree in (build_template("best", nodes=9), build_template("best", nodes=4)) * 5:
-        drafter.use_tree(tree)
-        generate(target, drafter, [5, 6, 7], max_new_tokens=9, execution="graph")
-    assert len(graphs.captured) == 2
+    assert sum(graph() is not None for graph in graphs.captured) == 6 and list(graphs.alive.values()) == [7]
 
 
 def test_models_in_turn_leave_nothing(monkeypatch):

@@ -83,11 +83,3 @@ def test_what_changes_the_scores_goes_to_sdpa_which_refuses_it():
     query, shared = torch.randn(1, 4, 3, 8), torch.randn(1, 2, 5, 8)
     with pytest.raises(ValueError, match="softcap"):
         GroupedAttention()(torch.nn.Module(), query, shared, shared, torch.zeros(1, 1, 3, 5), softcap=30.0)
-
-
-def test_a_second_target_may_be_made_of_the_same_model():
-    model = toy_model("llama-grouped")
-    for execution in ("eager", "static"):
-        drafter = TokenRecycling(61, build_template("2.2.2"))
-        found = generate(Target(model), drafter, [5, 6, 7], max_new_tokens=20, execution=execution)
-        assert found.tokens == greedy(model, [5, 6, 7], 20)

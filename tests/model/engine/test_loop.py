@@ -1,11 +1,8 @@
 """The loop: what it refuses, yields, lends and leaves behind; its output is in test_contract."""
 
 import gc
-import os
 import random
 import weakref
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 import torch
@@ -163,28 +160,6 @@ def test_nothing_outlives_its_owner(llama):
         gc.enable()
 
 
-def resident() -> int:
-    """Bytes of memory this process holds now."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")
-
-
-@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads Linux's /proc")
-def test_memory_does_not_grow_over_200_prompts(llama):
-    target, rng = Target(llama), random.Random(0)
-    everyone = [Vanilla(target.device), TokenRecycling(V, build_template("2.2.2")), Spine(V, nodes=12)]
-
-    def answer(count):
-        for i in range(count):
-            prompt = [rng.randrange(3, 61) for _ in range(5 + i % 40)]
-            generate(target, everyone[i % len(everyone)], prompt, max_new_tokens=12)
-
-    answer(60)  # allocators, masks and tables settle
-    before = resident()
-    answer(200)
-    assert resident() - before < 2 * 2**20
-
-
 def test_a_step_is_yielded_as_soon_as_it_is_known_and_gives_the_whole_answer(llama):
     target, prompt = Target(llama), [5, 6, 7, 5, 6, 7]
     drafter = TokenRecycling(V, build_template("2.2.2"))
@@ -258,20 +233,3 @@ def test_caches_of_two_sizes_both_stay(llama):
         with target.cache(nodes) as cache:
             assert cache is expected or (nodes == 2 and cache is large)
     assert {id(cache) for cache in target.caches._free} == {id(large), id(small)}
-
-
-def test_two_targets_in_two_threads():
-    prompts = [[5, 6, 7, 8] * 3, [9, 8, 7, 6, 5] * 3]
-    models = [toy_model("llama", seed=1), toy_model("llama-grouped", seed=2)]
-    targets = [Target(model) for model in models]
-
-    def answers(i):
-        drafter = TokenRecycling(V, build_template("2.2.2"))
-        return [
-            generate(targets[i], drafter, prompts[i], max_new_tokens=60, execution="static").tokens for _ in range(6)
-        ]
-
-    with ThreadPoolExecutor(2) as pool:
-        found = list(pool.map(answers, range(2)))
-    for i, model in enumerate(models):
-        assert found[i] == [greedy(model, prompts[i], 60)] * 6

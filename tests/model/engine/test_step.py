@@ -120,3 +120,14 @@ def test_unknown_or_impossible_execution_is_refused():
         generate(target, drafter, [5], max_new_tokens=1, execution="magic")
     with pytest.raises(UserError, match="execution=graph: needs a CUDA device"):
         generate(target, drafter, [5], max_new_tokens=1, execution="graph")
+
+
+def test_steps_of_fixed_shape_are_refused_where_layers_are_spread():
+    """Their buffers are on one GPU; torch would stop in the middle of an answer."""
+    target = Target(toy_model("llama"))
+    target.devices = [torch.device("cuda", 0), torch.device("cuda", 1)]
+    target.device = target.devices[0]
+    for name in ("static", "graph"):
+        with pytest.raises(UserError, match=rf"execution={name}: is for .* one device.*cuda:0, cuda:1; use eager"):
+            target.check_execution(name)
+    assert target.check_execution("eager") == "eager"

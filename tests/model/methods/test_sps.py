@@ -12,7 +12,6 @@ from model.engine import Target, generate
 from model.errors import UserError
 from model.methods.sps import Speculative
 from tests.conftest import CONFIGS, generated, greedy, toy_model
-from tests.model.sessions import each_session
 
 
 @pytest.fixture(scope="module")
@@ -39,8 +38,7 @@ def assisted(model, draft, prompt, limit, gamma, eos):
     return generated(model, prompt, limit, eos, assistant_model=draft, pad_token_id=1000)
 
 
-@pytest.mark.parametrize("gamma", [1, 2, 5])
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed, gamma", [(0, 1), (1, 2), (2, 5)])
 def test_same_tokens_and_forwards_as_transformers(pair, seed, gamma):
     model, noisy, folder = pair
     target, rng = Target(model), random.Random(seed)
@@ -62,45 +60,6 @@ def test_the_pair_tries_every_case(pair):
     assert set(lengths) == {1, 2, 3, 4}
 
 
-def test_the_cache_follows_the_text(pair):
-    """After every step the draft model's cache is what a fresh forward over the same tokens gives."""
-    model, noisy, folder = pair
-    target = Target(model)
-
-    checked = []
-
-    def watch(session):
-        observe = session.observe
-
-        def watched(verification):
-            observe(verification)
-            length = session.cache.length
-            whole = len(verification.tokens) == 1 + session.method.draft_tokens
-            assert len(session._text) - length == (2 if whole else 1)
-            ids = torch.tensor([session._text[:length]])
-            fresh = noisy(input_ids=ids, use_cache=True).past_key_values
-            for mine, its in zip(session.cache.layers, fresh.layers, strict=True):
-                torch.testing.assert_close(mine.keys[:, :, :length], its.keys, rtol=1e-4, atol=1e-4)
-                torch.testing.assert_close(mine.values[:, :, :length], its.values, rtol=1e-4, atol=1e-4)
-            checked.append(length)
-
-        session.observe = watched
-
-    drafter = Speculative(target=target, draft_path=str(folder), draft_tokens=3)
-    each_session(drafter, watch)
-    for prompt in ([7, 8, 9], [4] * 20):
-        generate(target, drafter, prompt, max_new_tokens=30)
-    assert len(checked) >= 20 and not drafter.stateful
-
-
-def test_a_perfect_draft_model_stands_whole_every_time(pair, tmp_path):
-    model, _, _ = pair
-    model.save_pretrained(tmp_path)
-    target = Target(model)
-    out = generate(target, Speculative(target=target, draft_path=str(tmp_path)), [5, 6, 7], max_new_tokens=41)
-    assert (out.accept_lengths, out.forwards) == ([5] * 8 + [1], 9)
-
-
 def test_a_draft_model_of_shorter_context_stops_drafting(pair, tmp_path):
     model, _, _ = pair
     torch.manual_seed(0)
@@ -112,14 +71,6 @@ def test_a_draft_model_of_shorter_context_stops_drafting(pair, tmp_path):
         out = generate(target, drafter, prompt, max_new_tokens=30)
         assert out.tokens == greedy(model, prompt, 30)
         assert [s.nodes for s in out.steps[-3:-1]] == [1, 1]
-
-
-def test_the_whole_context_can_be_filled(pair):
-    model, _, folder = pair
-    target = Target(model, context=50)
-    drafter = Speculative(target=target, draft_path=str(folder), draft_tokens=6)
-    out = generate(target, drafter, [9] * 30, max_new_tokens=100)
-    assert out.tokens == greedy(model, [9] * 30, 20) and out.stop == "context"
 
 
 # --- refused in one line
