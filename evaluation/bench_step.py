@@ -208,8 +208,9 @@ class DraftedSteps:
     @torch.inference_mode()
     def _run(self, mark: Mark, restart: Callable[[], None] = lambda: None) -> float:
         """Take STEPS steps after one that is not counted; return the seconds of one."""
-        self.target.execution, self.cache.length = self.execution, self.context
-        sequence = Sequence(self.target, self.cache, self.drafter.session(), [self.root])
+        self.cache.length = self.context
+        session = self.drafter.session()
+        sequence = Sequence(self.target, self.cache, session, [self.root], execution=self.execution)
         step = make_step(sequence)
         sequence.text += step().tokens
         self.target.synchronize()

@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from model.errors import UserError
 from model.files import write_bytes, write_json, write_text
 
 from .errors import user_errors
 from .records import compact
+from .records.provenance import commit
 from .records.rows import read_object
 from .records.runs import Run, read_runs
 from .records.sweeps import missing_jobs
 from .report import REFERENCE
-from .statistics.audits import GAPS
+from .statistics.audits import GAPS, read_gaps
 from .statistics.pools import pools
 from .statistics.rendering import markdown
 
@@ -62,20 +62,21 @@ def contribute(
     lacking = unfinished(folder, runs)
     if lacking and not incomplete:
         raise UserError(f"{folder}: {lacking}; finish it, or say --incomplete, and the note will say what is missing")
-    notes = {"note": "; ".join(filter(None, [note, f"incomplete: {lacking}" if lacking else ""]))}
-    records = [(run.folder.name, run.metadata | {"summary": run.summary} | notes, run.answers) for run in runs]
+    note = "; ".join(filter(None, [note, f"incomplete: {lacking}" if lacking else ""]))
+    records = [(run.folder.name, run.metadata | {"summary": run.summary, "note": note}, run.answers) for run in runs]
     data = compact.packed(records, public=public)
     marks = {path.name: mark for path in folder.glob("jobs/*.json") if "not_available" in (mark := read_object(path))}
-    kept = {file: compact.without_folders({key: mark[key] for key in OF_MARK}) for file, mark in marks.items()}
-    compact.refuse_names(map(str, kept.values()), compact.private_names(marks), public=public)
+    kept = {file: compact.without_paths({key: mark[key] for key in OF_MARK}) for file, mark in marks.items()}
+    compact.refuse_names(map(str, kept.values()), public)
     target = REFERENCE / name
     write_bytes(target / compact.FILE, data)
     for old in [*target.glob("jobs/*.json"), *target.glob(GAPS)]:  # of what lay here before
         old.unlink()
     for file, mark in kept.items():
         write_json(target / "jobs" / file, mark)
-    if (folder / GAPS).is_file():
-        write_bytes(target / GAPS, (folder / GAPS).read_bytes())
+    if gaps := read_gaps(folder):
+        entries = [{"at": [compact.published_name(run), *place], "gap": gap} for (run, *place), gap in gaps.items()]
+        write_json(target / GAPS, entries)
     return target
 
 
@@ -100,34 +101,20 @@ def overview(folder: Path) -> str:
         runs = read_runs(path.parent)
         pooled, metadata = pools(runs), [run.metadata for run in runs]
         days = sorted(str(m["started"])[:10] for m in metadata if m.get("started"))
-        when = days[:1] if days[:1] == days[-1:] else [f"{days[0]} to {days[-1]}"]
-        rows.append(
-            [
-                f"`{path.parent.name}`",
-                _each(f"{p.group['model']} ({p.group['dtype']})" for p in pooled),
-                _each(f"{p.group['bench']}, {p.questions}" for p in pooled),
-                f"{len(pooled)}, {len(runs)}",
-                _each(m["device"] for m in metadata),
-                _each(when),
-                _each(f"{m['versions']['torch']}, {m['versions']['transformers']}" for m in metadata),
-                _each(_commit(m.get("git") or {}) for m in metadata),
-                f"{path.stat().st_size / 2**10:.0f}",
-                _each(m.get("note", "") for m in metadata),
-            ]
-        )
-    columns = ["folder", "model", "bench, questions", "configurations, runs", "device", "started"]
-    columns += ["torch, transformers", "code", "KiB", "note"]
-    return f"{HEADING}\n{markdown(columns, rows)}\n" if rows else HEADING
-
-
-def _each(values: Iterable[Any]) -> str:
-    """Name each value once, in order."""
-    return "; ".join(dict.fromkeys(str(value) for value in values if value)).replace("|", "\\|")
-
-
-def _commit(git: dict[str, Any]) -> str:
-    changed = ", with uncommitted changes" if git.get("modified") else ""
-    return f"{git['commit'][:12]}{changed}" if git.get("commit") else ""
+        row = {
+            "folder": [f"`{path.parent.name}`"],
+            "model": [f"{pool.group['model']} ({pool.group['dtype']})" for pool in pooled],
+            "bench, questions": [f"{pool.group['bench']}, {pool.questions}" for pool in pooled],
+            "configurations, runs": [f"{len(pooled)}, {len(runs)}"],
+            "device": [m["device"] for m in metadata],
+            "started": [" to ".join(dict.fromkeys([*days[:1], *days[-1:]]))],
+            "torch, transformers": [f"{m['versions']['torch']}, {m['versions']['transformers']}" for m in metadata],
+            "code": map(commit, metadata),
+            "KiB": [f"{path.stat().st_size / 2**10:.0f}"],
+            "note": [m.get("note", "") for m in metadata],
+        }
+        rows.append({k: "; ".join(dict.fromkeys(filter(None, v))).replace("|", "\\|") for k, v in row.items()})
+    return f"{HEADING}\n{markdown(rows[0], (row.values() for row in rows))}\n" if rows else HEADING
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 import pandas as pd
 
 from model.errors import UserError
-from model.files import ROOT, write_text
+from model.files import ROOT, write_json, write_text
 
 from .errors import user_errors
 from .figures import draw_all
@@ -32,7 +32,7 @@ from .statistics.notes import doubts
 from .statistics.published import with_published
 from .statistics.rendering import main_view, to_markdown, to_text, wrapped, write_csv, write_tables
 from .statistics.tables import main_table, with_unavailable
-from .statistics.trees import auto_lines, write_auto_runs
+from .statistics.trees import auto_lines, auto_runs
 
 TOGETHER = Path("results/report")  # of what lies in no experiment's folder
 FOREIGN = TOGETHER / "tables" / "main.csv"
@@ -47,10 +47,11 @@ def report(folder: Path) -> tuple[list[Run], pd.DataFrame]:
     table = write_tables(runs, folder / "tables", notes)
     audit = write_audit(runs, folder)
     figures = draw_all(runs, table, folder / "figures")
-    write_auto_runs(runs, folder / "tables" / "machine_tree.json")
+    if trees := auto_runs(runs):
+        write_json(folder / "tables" / "machine_tree.json", trees)
     page, width = write_page(runs, table, folder), _width()
     print(f"\n{to_text(main_view(runs, with_unavailable(table, folder), category=OVERALL), width)}\n")
-    for line in [*auto_lines(runs), *audit, *doubts(runs), *notes]:
+    for line in [*auto_lines(trees), *audit, *doubts(runs), *notes]:
         print(wrapped(line, width))
     print(f"\nreport:  {page}\ntables:  {folder / 'tables' / 'main.csv'} (by subtask; also .md)")
     print(f"figures: {folder / 'figures'} ({len(figures)}, each as pdf, svg, png)")
@@ -68,9 +69,9 @@ def report_together(folders: Sequence[Path], out: Path) -> None:
     print(f"tables:  {out / 'tables' / 'main.csv'} (by subtask; also .md)\nfigures: {out / 'figures'} ({len(figures)})")
 
 
-def report_answers(pattern: str, out: Path) -> None:
+def report_answers(pattern: str, out: Path, baseline: Path | None = None) -> None:
     """Write the main table of answer files of any origin, as CSV and Markdown, and print it."""
-    runs = read_foreign(pattern)
+    runs = read_foreign(pattern, baseline)
     table = with_published(main_table(runs))
     write_csv(out, table)
     write_text(out.with_suffix(".md"), to_markdown(main_view(runs, table)))
@@ -101,26 +102,23 @@ def against_shipped(runs: list[Run], folder: Path) -> str:
     shipped = REFERENCE / folder.name
     if not (shipped / FILE).is_file() or folder.resolve() == shipped:
         return ""
+    shown = shipped.relative_to(Path.cwd()) if shipped.is_relative_to(Path.cwd()) else shipped  # as it is typed here
     try:
         comparisons, _ = compare(runs, read_runs(shipped))
     except UserError as error:  # the user's own report does not depend on it
-        return f"not compared with {_shown(shipped)}: {error}"
+        return f"not compared with {shown}: {error}"
     if not comparisons:
         return ""
-    again = shlex.join(["python", "-m", "evaluation.report", str(folder), "--against", str(_shown(shipped))])
+    again = shlex.join(["python", "-m", "evaluation.report", str(folder), "--against", str(shown)])
     more = "" if all(c.verdict == EQUAL for c in comparisons) else f"; more: {again}"
-    return f"against {_shown(shipped)}: {summary(comparisons)}{more}"
-
-
-def _shown(path: Path) -> Path:
-    """Return a path as it is typed in the current folder."""
-    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+    return f"against {shown}: {summary(comparisons)}{more}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m evaluation.report", description=__doc__)
     parser.add_argument("folders", type=Path, nargs="*", metavar="FOLDER", help="results, e.g. results/quickstart")
     parser.add_argument("--answers", metavar="GLOB", help="answer files instead, e.g. 'model_answer/*.jsonl'")
+    parser.add_argument("--baseline", type=Path, metavar="FILE", help="--answers: the file of plain decoding")
     parser.add_argument(
         "--out", type=Path, help=f"--answers: the table's file ({FOREIGN}); folders: theirs ({TOGETHER})"
     )
@@ -138,8 +136,10 @@ def _run(arguments: argparse.Namespace) -> None:
         raise UserError("--against: with an experiment's folder only")
     if len(folders) == 1 and arguments.out is not None:
         raise UserError("--out: with --answers only, or several folders; an experiment's report lies in its folder")
+    if arguments.answers is None and arguments.baseline is not None:
+        raise UserError("--baseline: with --answers only; an experiment's baselines are its runs of hf and vanilla")
     if arguments.answers is not None:
-        report_answers(arguments.answers, arguments.out or FOREIGN)
+        report_answers(arguments.answers, arguments.out or FOREIGN, arguments.baseline)
     elif len(folders) > 1:
         report_together(folders, arguments.out or TOGETHER)
     elif arguments.against is not None:

@@ -18,7 +18,7 @@ from hydra.core.override_parser.types import Quote, QuotedString
 from model.files import write_text
 
 from .errors import user_errors
-from .statistics.trees import HALVES, find_tree
+from .statistics.trees import find_tree
 
 
 def main() -> None:
@@ -27,10 +27,9 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, required=True, help="of the tree, the root not counted")
     parser.add_argument("--output", type=Path, required=True, help="the template's YAML file")
     parser.add_argument("--method", help="label of the run, where several drafted from a tree, e.g. 'recycling (hot)'")
-    parser.add_argument("--half", choices=list(HALVES), default="all", help="search in one half of the questions only")
     arguments = parser.parse_args()
     with user_errors():
-        tree = find_tree(arguments.folder, arguments.nodes, method=arguments.method, half=arguments.half)
+        tree = find_tree(arguments.folder, arguments.nodes, arguments.method)
         text = yaml.safe_dump({k: v for k, v in tree.items() if k != "nodes"}, sort_keys=False)
         text += "nodes:\n" + "".join(f"- {node}\n" for node in tree["nodes"])
         write_text(arguments.output, text)

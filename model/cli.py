@@ -150,7 +150,9 @@ class Chat:
 def plain_speed(decoder: Decoder, prompt: list[int]) -> float:
     """Measure plain greedy decoding after this prompt, in tokens per second: the median, as first steps are slower."""
     session = Vanilla(decoder.target.device).session()
-    times = [time.perf_counter() for _ in decode(decoder.target, session, prompt, max_new_tokens=BASELINE + 1)]
+    execution = decoder.execution.name
+    steps = decode(decoder.target, session, prompt, max_new_tokens=BASELINE + 1, execution=execution)
+    times = [time.perf_counter() for _ in steps]
     return 1 / statistics.median(end - start for start, end in pairwise(times))
 
 

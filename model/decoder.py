@@ -23,7 +23,7 @@ from .files import load_state, save_state
 from .generate import eos_ids, not_applied, with_own_processors
 from .methods import DEFAULT, make_method
 from .quantization import quantize as quantize_model
-from .tuning import described, make_fast
+from .tuning import choose_execution, choose_linear, described
 
 logger = logging.get_logger(__name__)
 DTYPES = ("auto", "float32", "float16", "bfloat16")
@@ -94,7 +94,8 @@ class Decoder:
         self.tokenizer, self.start = tokenizer, str(start)
         as_it_was = linear_of(unwrapped(model)) == "torch"
         try:
-            self.target = make_fast(Target, model, context=context, execution=execution, linear=linear)
+            self.target = Target(model, context=context, linear=choose_linear(unwrapped(model), linear))
+            self.execution = choose_execution(self.target, execution)
             self.eos = eos_of(self.target.model, tokenizer)
             if isinstance(method, str):
                 method = make_method(method, self.target, eos=self.eos, **settings)
@@ -111,7 +112,7 @@ class Decoder:
     @property
     def settings(self) -> dict[str, str]:
         left_out = not_applied(self.target.model.generation_config)
-        chosen = {"method": type(self.method).__name__, **described(self.target)}
+        chosen = {"method": type(self.method).__name__, **described(self.target, self.execution)}
         return chosen | ({"not applied of the model's generation_config": left_out} if left_out else {})
 
     def release(self) -> None:
@@ -254,6 +255,7 @@ class Decoder:
             max_new_tokens=max_new_tokens,
             eos=self.eos,
             sampling=sampling,
+            execution=self.execution.under(sampling),
             reuse=self.start != "cold",
         )
 

@@ -18,7 +18,7 @@ from .engine.sampling import Sampling
 from .engine.target import unwrapped
 from .errors import UserError
 from .methods import DEFAULT, make_method
-from .tuning import make_fast
+from .tuning import choose_execution, choose_linear
 
 # What transformers makes of these before the loop, or the loop reads itself.
 HONOURED = {
@@ -161,7 +161,7 @@ class ModelState:
     """State kept with a model: its targets, and the drafters made for it. A copy of the model gets none of it."""
 
     def __init__(self) -> None:
-        self.targets: dict[tuple[str, str], Target] = {}  # by the execution and linear asked for
+        self.targets: dict[str, Target] = {}  # by `linear`
         self.drafters: WeakKeyDictionary[Generate, tuple[Target, Drafter]] = WeakKeyDictionary()
 
     def __reduce__(self) -> tuple[type[ModelState], tuple[()]]:
@@ -231,7 +231,8 @@ class Generate:
         refuse(model, input_ids, config, kwargs)
         prompt = input_ids[0].tolist()
         with turns_of(model):
-            target = target_of(model, config.max_length, self.execution, self.linear)
+            target = target_of(model, config.max_length, self.linear)
+            execution = choose_execution(target, self.execution)
             drafter = self._drafter(model, target)
             if self.start == "cold":
                 drafter.reset()
@@ -239,13 +240,15 @@ class Generate:
         processors = (logits_processor,) if logits_processor else ()
         temperature = 1.0 if config.do_sample else 0.0  # a temperature of the caller's is one of the processors
         seed = int(torch.randint(1 << 62, (1,))) if config.do_sample else 0
+        sampling = Sampling(temperature=temperature, seed=seed, processors=processors)
         steps = decode(
             target,
             session,
             prompt,
             max_new_tokens=config.max_length - len(prompt),
             eos=eos_ids(config.eos_token_id),
-            sampling=Sampling(temperature=temperature, seed=seed, processors=processors),
+            sampling=sampling,
+            execution=execution.under(sampling),
         )
         ids = input_ids
         with closing(steps):
@@ -282,21 +285,20 @@ def eos_ids(ids: int | list[int] | None) -> set[int]:
     return {ids} if isinstance(ids, int) else set(ids or ())
 
 
-def target_of(model: Any, length: int, execution: str = "auto", linear: str = "torch") -> Target:
+def target_of(model: Any, length: int, linear: str = "torch") -> Target:
     """Return the model's target for texts of so many tokens; made once and kept with the model.
 
     Made anew if the text is longer than its context, the model has changed (`Target.changed`) or is a copy. To be
-    called in a turn of the model's. Raises UserError as `tuning.make_fast` does.
+    called in a turn of the model's. Raises UserError as `Target` and `tuning.choose_linear` do.
     """
     state: ModelState = vars(model).get(ATTRIBUTE, ModelState())
     if any(target.model is not model or target.changed for target in state.targets.values()):
         state = ModelState()
-    key = execution, linear
-    if key in state.targets and state.targets[key].context >= length:
-        return state.targets[key]
+    if linear in state.targets and state.targets[linear].context >= length:
+        return state.targets[linear]
     limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     context = -(-length // CONTEXT_STEP) * CONTEXT_STEP
     context = context if limit is None or length > limit else min(context, limit)
-    state.targets[key] = make_fast(ModelTarget, model, context=context, execution=execution, linear=linear)
+    state.targets[linear] = ModelTarget(model, context=context, linear=choose_linear(unwrapped(model), linear))
     object.__setattr__(model, ATTRIBUTE, state)  # not by Module.__setattr__, which looks for parameters in it
-    return state.targets[key]
+    return state.targets[linear]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gc
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import psutil
@@ -16,8 +16,8 @@ import torch
 from .engine import Draft, Target, Tree, generate
 from .engine.devices import give_back, synchronize
 from .engine.linear import fastest_linear, linear_bytes, linear_of, packable
+from .engine.sampling import Sampling
 from .engine.step import Executor, unmarked
-from .engine.target import unwrapped
 from .errors import UserError, one_line
 from .methods.vanilla import Vanilla
 from .recycling import TokenRecycling, build_template
@@ -29,7 +29,6 @@ TOKENS = 24  # of the trial's answers
 TIMES, ROUNDINGS = 8, 4
 EXECUTIONS = ("auto", "eager", CAPTURED)
 LINEAR = ("auto", "onednn", "fused", "torch")
-T = TypeVar("T", bound=Target)
 
 
 @dataclass(frozen=True)
@@ -37,15 +36,16 @@ class Execution:
     """How steps are taken.
 
     Attributes:
+        name: as `decode` takes it.
         why: what auto took it for, on one line; "" where it was asked for or nothing else could be.
     """
 
     name: str
     why: str = ""
 
-    def take(self, target: Target) -> None:
-        """Let a target take steps so from now on. Raises UserError if it cannot."""
-        target.execution = target.check_execution(self.name)
+    def under(self, sampling: Sampling) -> str:
+        """Return the execution to decode with: eager where sampling reads the text and nobody asked for another."""
+        return "eager" if self.why and sampling.reads_text else self.name
 
 
 _chosen: WeakKeyDictionary[Target, Execution] = WeakKeyDictionary()  # by auto
@@ -58,12 +58,12 @@ def choose_execution(target: Target, name: str = "auto") -> Execution:
     eager ones. Elsewhere it is eager.
 
     Raises:
-        UserError: there is none of that name; a trial that left the device unusable.
+        UserError: there is none of that name, or not for this target; a trial that left the device unusable.
     """
     if name not in EXECUTIONS:
         raise UserError(f"execution={name}: there is {', '.join(EXECUTIONS)}")
-    if name != "auto" or target.device.type != "cuda" or len(target.devices) > 1:
-        return Execution("eager" if name == "auto" else name)
+    if name != "auto" or not captures(target):
+        return Execution("eager" if name == "auto" else target.check_execution(name))
     if target not in _chosen:
         _chosen[target] = tried(target)
     return _chosen[target]
@@ -100,31 +100,21 @@ def choose_linear(model: Any, name: str = "auto", *, sharded: bool = False) -> s
     return "torch" if best == "onednn" and linear_bytes(model) >= free / 2 else best
 
 
-def make_fast(kind: type[T], model: Any, *, context: int | None, execution: str, linear: str) -> T:
-    """A target of this kind, with steps and linear layers as asked for, or as auto chooses them.
-
-    Raises:
-        UserError: as `Target`, `choose_linear` and `choose_execution`.
-    """
-    target = kind(model, context=context, linear=choose_linear(unwrapped(model), linear))
-    chosen = choose_execution(target, execution)
-    chosen.take(target)
-    target.eager_where_needed = execution == "auto"
-    target.why = chosen.why or (
-        "" if execution != "auto" or target.execution != "eager" else "captured steps are for one CUDA device"
-    )
-    return target
+def captures(target: Target) -> bool:
+    """True if the target may take captured steps: it is on one CUDA device."""
+    return target.device.type == "cuda" and len(target.devices) == 1
 
 
-def described(target: Target) -> dict[str, str]:
-    """What decides the speed of a target's steps, by name, in words."""
+def described(target: Target, execution: Execution) -> dict[str, str]:
+    """What decides the speed of steps, by name, in words."""
+    why = execution.why or ("" if captures(target) else "captured steps are for one CUDA device")
     linear = {
         "onednn": "onednn (weights packed in oneDNN's layout, a second copy of them)",
         "fused": "fused (layers of one input in one product)",
         "torch": "torch (its own products)",
     }
     return {
-        "execution": f"{target.execution} ({target.why})" if target.why else target.execution,
+        "execution": f"{execution.name} ({why})" if why else execution.name,
         "linear": linear[linear_of(target.model)],
         "dtype": str(target.dtype).removeprefix("torch."),
         "device": ", ".join(map(str, target.devices)),
@@ -182,7 +172,7 @@ def _differs(target: Target) -> str:
     if not apart <= tie:  # NaN is none
         return f"its logits are {apart:.1e} of the greatest away from eager ones, which differ by {tie:.1e} at most"
     drafters = (Vanilla(target.device), TokenRecycling(target.vocab_size, tree, device=target.device))
-    answers = [generate(target, drafter, prompt, max_new_tokens=TOKENS).tokens for drafter in drafters]
+    answers = [generate(target, d, prompt, max_new_tokens=TOKENS, execution=CAPTURED).tokens for d in drafters]
     return next(filter(None, (_wrong(target, prompt, text, answer, tie) for answer in answers if answer != text)), "")
 
 
@@ -221,13 +211,12 @@ def _wrong(target: Target, prompt: list[int], text: list[int], answer: list[int]
 def _logits(target: Target, name: str, prompt: list[int], draft: Draft) -> Any:
     """Of a draft behind a prompt, float32 (n, V)."""
     n = len(draft.tree)
-    target.execution = target.check_execution(name)
     with target.cache(n) as cache:
         target.prefill(cache, prompt)
         if name == "eager":
             return target.forward(cache, draft).float()
         drafter = TokenRecycling(target.vocab_size, draft.tree, device=target.device)
-        step, launch = Executor(target).padded(cache, n, drafter, unmarked)
+        step, launch = Executor(target, execution=name).padded(cache, n, drafter, unmarked)
         for _ in range(2):  # what a first run leaves behind is seen by the second
             step.feed(draft, cache.length)
             launch()

@@ -46,6 +46,12 @@ def test_links_lead_to_files_and_headings(page):
         assert not anchor or anchor in anchors(file), f"{page.name}: {target}"
 
 
+@pytest.mark.parametrize("page", EVERY_PAGE, ids=lambda page: str(page.relative_to(ROOT)))
+def test_files_that_are_named_are_there(page):
+    named = re.findall(r"`((?:model|evaluation|hydra_plugins|tools|tests|configs|data)/[\w./-]+)`", page.read_text())
+    assert not [name for name in named if not (ROOT / name).exists() and not re.search("NAME|MODEL|successor", name)]
+
+
 def test_every_page_is_linked_from_the_readme_and_every_figure_is_shown():
     linked = {target.partition("#")[0] for page in EVERY_PAGE for target in LINK.findall(page.read_text())}
     assert {f"figures/{figure.name}" for figure in (ROOT / "docs/figures").iterdir()} <= linked

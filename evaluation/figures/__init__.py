@@ -18,10 +18,10 @@ from model.errors import UserError
 
 from ..records.runs import Run
 from ..statistics.notes import heading
-from ..statistics.pools import Pool, pools
-from ..statistics.tables import GROUP, group_names
+from ..statistics.pools import pools
+from ..statistics.tables import block_names, blocks
 from .costs import budget, memory, novelty, overhead
-from .curves import machine_tree, order, start, temperature, topk, tree_family, tree_shape, tree_size, update
+from .curves import order, start, temperature, topk, tree_shape, tree_size, update
 from .figure_data import FigureData
 from .methods import (
     acceptance_by_depth,
@@ -35,7 +35,7 @@ from .style import KINDS, release, save, styled
 
 FIGURES: tuple[Callable[[FigureData], Figure | None], ...] = (
     *(speedup_over_hf, speedup_over_vanilla, mat, accepted_lengths, acceptance_by_depth, mat_over_questions),
-    *(tree_size, topk, temperature, tree_shape, tree_family, budget, start, update, order, memory, machine_tree),
+    *(tree_size, topk, temperature, tree_shape, budget, start, update, order, memory),
 )
 ACROSS: tuple[Callable[[Sequence[FigureData]], Figure | None], ...] = (overhead, novelty)
 
@@ -53,7 +53,7 @@ def draw_all(runs: Sequence[Run], table: pd.DataFrame, folder: Path) -> list[Pat
     datasets = split(runs, table)
     with styled():
         for name, data in datasets.items():
-            suffix = "" if len(datasets) == 1 else "-" + plain(name)
+            suffix = "" if len(datasets) == 1 else "-" + "".join(c if c.isalnum() or c in "._" else "-" for c in name)
             for draw in FIGURES:
                 if (figure := draw(data)) is not None:
                     made.append(save(figure, folder / f"{draw.__name__}{suffix}"))
@@ -78,20 +78,12 @@ def draw_one(runs: Sequence[Run], table: pd.DataFrame, name: str) -> Figure:
     return figures[0]
 
 
-def plain(name: str) -> str:
-    """Return a block's name as its figures' files have it."""
-    return "".join(c if c.isalnum() or c in "._" else "-" for c in name)
-
-
 def split(runs: Sequence[Run], table: pd.DataFrame) -> dict[str, FigureData]:
     """Group the runs by what may be compared, each group with its rows of the table and what ran on what."""
-    names = group_names(table)
-    by_name: dict[str, list[Pool]] = {}
-    for pool in pools(runs):
-        by_name.setdefault(names[tuple(pool.group[column] for column in GROUP)], []).append(pool)
-    datasets = {}
-    for key, rows in table.groupby(GROUP, sort=False):
-        pooled = by_name[names[key]]
-        what = heading([pool.first for pool in pooled])[0].split(";")[0]
-        datasets[names[key]] = FigureData(pooled, rows, f"{what}; {rows['bench'].iloc[0]}")
+    pooled, datasets = pools(runs), {}
+    names = block_names(pool.block for pool in pooled)
+    for name, rows in blocks(table).items():
+        drawn = [pool for pool in pooled if names[pool.block] == name]
+        what = heading([pool.first for pool in drawn])[0].split(";")[0]
+        datasets[name] = FigureData(drawn, rows, f"{what}; {rows['bench'].iloc[0]}")
     return datasets

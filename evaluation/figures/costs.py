@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +11,6 @@ from matplotlib.figure import Figure
 from ..records.rows import accept_lengths
 from ..statistics.metrics import repetition
 from ..statistics.pools import BUDGETS, mat_ratio
-from ..statistics.published import read_published
 from ..statistics.tables import BASELINES
 from .figure_data import MOST, TREE, FigureData, largest_group, speed_of
 from .style import INTERVAL, colour, finish, mark, marker, panels, sideways
@@ -21,25 +21,18 @@ REFERENCE = "recycling"  # the method whose MAT the others are divided by
 
 
 def memory(data: FigureData) -> Figure | None:
-    """Speedup against the memory that a method needs next to the model; hollow marks are published, of Vicuna-7B."""
-    rows = [row for row in data.drafting if row["state_bytes"] == row["state_bytes"] and row["state_bytes"] > 0]
-    sizes = {(row["pool"].method, row["state_bytes"]) for row in rows}
-    if max((sum(m == method for m, _ in sizes) for method, _ in sizes), default=0) < 3:  # of one method
-        return None
-    column, speed_label = speed_of(rows)
-    if all(row[column] != row[column] for row in rows):
+    """Speedup against the memory that a method needs next to the model."""
+    rows = [row for row in data.drafting if row["state_mib"] > 0]
+    sizes = Counter(method for method, _ in {(row["pool"].method, row["state_mib"]) for row in rows})
+    column, label = speed_of(rows)
+    if max(sizes.values(), default=0) < 3 or all(row[column] != row[column] for row in rows):
         return None
     figure, (axes,) = panels(height=2.1)
-    for i, label in enumerate(dict.fromkeys(row["method"] for row in rows)):
-        points = [row for row in rows if row["method"] == label]
-        x = [row["state_bytes"] / 2**20 for row in points]
-        axes.plot(x, [row[column] for row in points], marker(i + 2), color=colour(i + 2), label=label)
-    if column != "tokens_per_second":
-        for i, row in enumerate(read_published("memory")):
-            axes.plot(row["memory_mb"], row["speedup"], marker(i), color="#777777", markerfacecolor="none",
-                      label=f"{row['method']}, published")  # fmt: skip
+    for i, name in enumerate(dict.fromkeys(row["method"] for row in rows)):
+        points = [(row["state_mib"], row[column]) for row in rows if row["method"] == name]
+        axes.plot(*zip(*points, strict=True), marker(i + 2), color=colour(i + 2), label=name)
     axes.set_xscale("log")
-    return finish(figure, axes, data.measured, x="state next to the model (MiB; published: MB)", y=speed_label)
+    return finish(figure, axes, data.measured, x="state next to the model (MiB)", y=label)
 
 
 def overhead(datasets: Sequence[FigureData]) -> Figure | None:
@@ -63,18 +56,20 @@ def overhead(datasets: Sequence[FigureData]) -> Figure | None:
     return finish(figure, axes, _what(datasets), x="step time (ms)")
 
 
-def phase_ms(rows: Sequence[dict[str, object]]) -> dict[str, float]:
+def phase_ms(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
     """Return mean milliseconds of a step by phase; empty where the run did not time them."""
-    seconds: dict[str, float] = {}
-    steps = 0
-    for row in rows:
-        for choice in row["choices"]:  # type: ignore[attr-defined]
-            for phases, forwards in zip(choice.get("phase_time") or [], choice.get("forwards") or [], strict=False):
-                if phases:
-                    steps += max(forwards - 1, 0)
-                    for phase, value in phases.items():
-                        seconds[phase] = seconds.get(phase, 0.0) + value
-    return {phase: 1e3 * value / steps for phase, value in seconds.items() if phase != "prefill"} if steps else {}
+    choices = [choice for row in rows for choice in row["choices"]]
+    timed = [
+        (seconds, n)
+        for c in choices
+        for seconds, n in zip(c.get("phase_time") or [], c.get("forwards") or [], strict=False)
+        if seconds
+    ]
+    steps = sum(max(forwards - 1, 0) for _, forwards in timed)
+    totals: Counter[str] = Counter()
+    for seconds, _ in timed:
+        totals.update(seconds)
+    return {phase: 1e3 * value / steps for phase, value in totals.items() if phase != "prefill"} if steps else {}
 
 
 def _what(datasets: Sequence[FigureData]) -> str:

@@ -5,14 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ..statistics.acceptance import LEARNT
-from ..statistics.published import read_published
-from ..statistics.trees import auto_figures, auto_runs
 from .figure_data import TREE, FigureData, speed_of
-from .style import INTERVAL, colour, finish, mark, marker, panels, sideways
+from .style import INTERVAL, colour, finish, mark, panels, sideways
 
 
 def tree_size(data: FigureData) -> Figure | None:
@@ -33,6 +29,7 @@ def temperature(data: FigureData) -> Figure | None:
 def _curves(
     data: FigureData, setting: str, label: str, follow: tuple[str, ...], *, star: bool = False, memory: bool = False
 ) -> Figure | None:
+    """Draw a panel each of MAT, step time (or memory) and speed, a line each configuration; bands are intervals."""
     lines = data.lines(setting, follow)
     if setting == "tree_nodes":  # shapes differ in more than their size: they have a map of their own
         lines = {name: line for name, line in lines.items() if line[0]["tree"] != "shape"}
@@ -40,126 +37,65 @@ def _curves(
         return None
     rows = [row for line in lines.values() for row in line]
     speed, speed_label = speed_of(rows)
-    columns = ["mat", *([] if memory else ["step_ms"]), speed]
-    columns = [column for column in columns if any(row[column] == row[column] for row in rows)]  # not all is timed
-    columns += ["state_mib"] if memory else []
-    figure, axes = panels(len(columns), height=0.6 + 1.2 * len(columns), sharex=True)
-    for i, (name, line) in enumerate(lines.items()):
-        for panel, column in zip(axes, columns, strict=True):
-            _line(panel, line, setting, column, i + 2, name)
-        fastest = max(line, key=lambda row: float(np.nan_to_num(row[speed], nan=-1.0)))
-        if star and speed in columns:
-            at = columns.index(speed)
-            axes[at].plot(fastest[setting], fastest[speed], "*", color=colour(i + 2), markersize=9, zorder=5)
-            options: dict[str, Any] = {"xytext": (0, 5), "textcoords": "offset points", "ha": "center", "fontsize": 6.5}
-            axes[at].annotate(f"{fastest[setting]:.0f}", (fastest[setting], fastest[speed]), **options)
-    titles = {"mat": "MAT\n(tokens per step)", "step_ms": "step time (ms)", "state_mib": "state (MiB)"}
-    titles[speed] = speed_label.replace(" ", "\n", 1)
-    for panel, column in zip(axes, columns, strict=True):
-        panel.set_ylabel(titles[column])
+    titles = {"mat": "MAT\n(tokens per step)"} | ({} if memory else {"step_ms": "step time (ms)"})
+    titles |= {speed: speed_label.replace(" ", "\n", 1)} | ({"state_mib": "state (MiB)"} if memory else {})
+    titles = {column: title for column, title in titles.items() if any(row[column] == row[column] for row in rows)}
+    figure, axes = panels(len(titles), height=0.6 + 1.2 * len(titles), sharex=True)
+    for panel, (column, title) in zip(axes, titles.items(), strict=True):
+        for i, (name, line) in enumerate(lines.items()):
+            x = [float(row[setting]) for row in line]
+            panel.plot(x, [row[column] for row in line], label=name, **mark(i + 2))
+            if f"{column}_low" in line[0]:
+                low, high = ([row[f"{column}_{end}"] for row in line] for end in ("low", "high"))
+                panel.fill_between(x, low, high, color=colour(i + 2), alpha=0.18, linewidth=0)
+            if star and column == speed:
+                best = max(line, key=lambda row: float(np.nan_to_num(row[speed], nan=-1.0)))
+                at = best[setting], best[speed]
+                panel.plot(*at, "*", color=colour(i + 2), markersize=9, zorder=5)
+                panel.annotate(f"{at[0]:.0f}", at, xytext=(0, 5), textcoords="offset points", ha="center", fontsize=6.5)
+        panel.set_ylabel(title)
         if column.startswith("speedup"):
             panel.axhline(1.0, color="#444444", linewidth=0.7)
-        if setting == "k":
-            panel.set_xscale("log", base=2)
     if setting == "k":
         values = sorted({int(row[setting]) for row in rows})
+        axes[-1].set_xscale("log", base=2)  # of all panels, which share it
         axes[-1].set_xticks(values, [str(v) for v in values])
     axes[-1].set_xlabel(label)
     return finish(figure, axes[0], f"shaded: {INTERVAL}; {data.measured}")
 
 
-def _line(axes: Axes, line: list[dict[str, Any]], setting: str, column: str, i: int, name: str) -> None:
-    """Draw one line with its interval as a band."""
-    x = [float(row[setting]) for row in line]
-    values = [row["state_bytes"] / 2**20 if column == "state_mib" else row[column] for row in line]
-    axes.plot(x, values, label=name, **mark(i))
-    if f"{column}_low" in line[0]:
-        low, high = ([row[f"{column}_{end}"] for row in line] for end in ("low", "high"))
-        axes.fill_between(x, low, high, color=colour(i), alpha=0.18, linewidth=0)
-
-
 def tree_shape(data: FigureData) -> Figure | None:
-    """MAT by depth and breadth of the draft tree; small numbers give the nodes of trees that hold fewer."""
+    """MAT by depth and breadth of the draft tree; in brackets the nodes of trees that hold fewer."""
     rows = [row for row in data.drafting if row["tree"] == "shape"]
-    deep = sorted({int(row["tree_depth"]) for row in rows})
-    wide = sorted({int(row["tree_breadth"]) for row in rows})
+    deep, wide = (sorted({int(row[column]) for row in rows}) for column in ("tree_depth", "tree_breadth"))
     if len(deep) < 2 or len(wide) < 2:
         return None
     most = max(int(row["tree_nodes"]) for row in rows)
     cells = np.full((len(wide), len(deep)), np.nan)
-    nodes = np.zeros_like(cells, dtype=int)
+    few: dict[tuple[int, int], str] = {}
     for row in sorted(rows, key=lambda row: float(row["mat"])):  # of several starts the largest MAT
         at = wide.index(int(row["tree_breadth"])), deep.index(int(row["tree_depth"]))
-        cells[at], nodes[at] = row["mat"], row["tree_nodes"]
+        cells[at], few[at] = row["mat"], f"\n({int(row['tree_nodes'])})" if row["tree_nodes"] < most else ""
     figure, (axes,) = panels(height=1.0 + 0.36 * len(wide))
     image = axes.imshow(cells, cmap="cividis", origin="lower", aspect="auto")
     middle = (np.nanmin(cells) + np.nanmax(cells)) / 2
-    for (y, x), value in np.ndenumerate(cells):
-        if value == value:
-            ink = "#ffffff" if value < middle else "#000000"
-            axes.text(x, y, f"{value:.2f}", ha="center", va="bottom" if nodes[y, x] < most else "center",
-                      fontsize=6.5, color=ink)  # fmt: skip
-            if nodes[y, x] < most:
-                axes.text(x, y, f"{nodes[y, x]}", ha="center", va="top", fontsize=5, color=ink)
+    for (y, x), nodes in few.items():
+        ink = "#ffffff" if cells[y, x] < middle else "#000000"
+        axes.text(x, y, f"{cells[y, x]:.2f}{nodes}", ha="center", va="center", fontsize=6, color=ink)
     axes.set_xticks(range(len(deep)), [str(d) for d in deep])
     axes.set_yticks(range(len(wide)), [str(w) for w in wide])
     axes.grid(visible=False)
     figure.colorbar(image, ax=axes, label="MAT", fraction=0.05)
-    note = f"{most} nodes, or as many as fit (small numbers); {data.measured}"
+    note = f"{most} nodes, or as many as fit (in brackets); {data.measured}"
     return finish(figure, axes, note, x="depth of the draft tree", y="breadth (root)")
 
 
-def tree_family(data: FigureData) -> Figure | None:
-    """MAT by number of nodes, for each family of trees."""
-    rows = [row for row in data.varied("tree", TREE) if row["tree"] != LEARNT]  # their size changes: see machine_tree
-    families = list(dict.fromkeys(row["tree"] for row in rows))
-    if len(families) < 2:
-        return None
-    figure, (axes,) = panels(height=2.1)
-    for i, family in enumerate(families):
-        members = [row for row in rows if row["tree"] == family]
-        nodes, mats = ([row[column] for row in members] for column in ("tree_nodes", "mat"))
-        size, face = (8, colour(i + 2)) if len(members) == 1 else (4, "none")
-        options = {"color": colour(i + 2), "label": family, "markersize": size, "markerfacecolor": face}
-        axes.plot(nodes, mats, marker(i + 2), **options)
-    axes.margins(0.08)  # so that a large mark on the edge is not cut
-    return finish(figure, axes, data.measured, x="nodes in the draft tree without the root", y="MAT (tokens per step)")
-
-
-def machine_tree(data: FigureData) -> Figure | None:
-    """Step time and predicted decoding speed by tree size, from which tree=auto chooses; dots mark the
-    sizes chosen, dotted lines the speed achieved."""
-    measured = [(pool, figures) for pool in data.pools if (figures := auto_figures(pool.first)) is not None]
-    if not measured:
-        return None
-    figure, (time, speed) = panels(2, height=3.0, sharex=True)
-    for i, (pool, figures) in enumerate(measured):
-        sizes: list[int] = figures["sizes"]
-        options = mark(i + 2) | {"label": pool.name}
-        time.plot(sizes, [1e3 * seconds for seconds in figures["step_seconds"]], **options)
-        speed.plot(sizes, figures["predicted_speedup_by_size"], **options)
-        for run in (run for run in auto_runs(data.pools) if run.pool is pool):
-            last, at = run.figures, run.figures["sizes"].index(run.figures["chosen"])
-            speed.plot(last["sizes"][at], last["predicted_speedup_by_size"][at], "o", color="#000000", markersize=5)
-            if run.achieved == run.achieved:
-                speed.axhline(run.achieved, color=colour(i + 2), linewidth=0.9, linestyle=":")
-    time.set_ylabel("step time (ms)")
-    speed.set_ylabel("decoding speed\nover vanilla")
-    speed.set_xlabel("nodes in the draft tree, root not counted")
-    for axes in (time, speed):
-        axes.margins(y=0.1)  # room for the dot
-        axes.set_ylim(bottom=0)
-    note = "dot: the size chosen last, or most often; dotted: speed achieved"
-    return finish(figure, time, f"{note}; {data.measured}")
-
-
 def start(data: FigureData) -> Figure | None:
-    """MAT and speedup by the state at the start of a prompt (hot: kept between prompts; cold: reset), next to published
-    ones."""
+    """MAT and speedup by the state at the start of a prompt (hot: kept between prompts; cold: reset)."""
     rows = data.varied("start", ("recycle_prompt", "order"))
     if not rows or len({row["pool"].method for row in rows}) > 2:  # among many methods the other figures show it
         return None
-    return _bars(data, rows, "start", published_starts())
+    return _bars(data, rows, "start")
 
 
 def update(data: FigureData) -> Figure | None:
@@ -177,44 +113,28 @@ def order(data: FigureData) -> Figure | None:
     return _bars(data, rows, "order")
 
 
-def published_starts() -> list[tuple[str, float, float]]:
-    """Return (name, MAT, speedup) of the published hot and cold pair."""
-    pair = [row for row in read_published("unofficial_a100_40gb") if row["method"].startswith("recycling (")]
-    return [(f"{row['method'][11:-1]}, published", row["mat"], row["speedup"]) for row in pair]
-
-
-def _bars(
-    data: FigureData, rows: list[dict[str, Any]], setting: str, published: list[tuple[str, float, float]] | None = None
-) -> Figure:
-    """Draw two panels of horizontal bars, MAT and speedup (or tokens/s), one bar a run; published figures hatched."""
-    speed, speed_label = speed_of(rows)
+def _bars(data: FigureData, rows: list[dict[str, Any]], setting: str) -> Figure:
+    """Draw two panels of horizontal bars, MAT and speedup (or tokens/s), one bar a run."""
     labels = [_label(row, rows, setting) for row in rows]
-    extra = published or []
-    count = len(rows) + len(extra)
-    columns = [("mat", "MAT (tokens per step)", 1), (speed, speed_label, 2)]
-    columns = [entry for entry in columns if any(row[entry[0]] == row[entry[0]] for row in rows)]  # not all is timed
-    figure, axes = panels(len(columns), height=(0.6 + 0.3 * len(columns)) + 0.18 * len(columns) * count, sharey=True)
-    at = list(range(count))[::-1]
-    for panel, (column, label, index) in zip(axes, columns, strict=True):
-        panel.set_xlabel(label)
+    columns = [("mat", "MAT (tokens per step)"), speed_of(rows)]
+    columns = [(name, title) for name, title in columns if any(row[name] == row[name] for row in rows)]  # not all timed
+    figure, axes = panels(len(columns), height=0.6 + (0.3 + 0.18 * len(rows)) * len(columns), sharey=True)
+    at = list(range(len(rows)))[::-1]
+    for panel, (column, title) in zip(axes, columns, strict=True):
+        panel.set_xlabel(title)
         values = [float(row[column]) for row in rows]
-        panel.barh(at[: len(rows)], values, 0.7, color=colour(4))
-        for y, row, value in zip(at, rows, values, strict=False):
+        panel.barh(at, values, 0.7, color=colour(4))
+        for y, row, value in zip(at, rows, values, strict=True):
             low, high = row[f"{column}_low"], row[f"{column}_high"]
             if low == low:
                 panel.hlines(y, low, high, color="#000000", linewidth=0.9)
-            panel.text(0, y, f" {value:.2f}" if column != "tokens_per_second" else f" {value:.0f}",
-                       va="center", color="#ffffff", fontsize=6.5)  # fmt: skip
-        if column != "tokens_per_second":
-            panel.barh(at[len(rows) :], [entry[index] for entry in extra], 0.7, color="#ffffff", edgecolor="#777777",
-                       hatch="////", linewidth=0.6)  # fmt: skip
-        panel.set_yticks(at, labels + [entry[0] for entry in extra])
+            text = f" {value:.0f}" if column == "tokens_per_second" else f" {value:.2f}"
+            panel.text(0, y, text, va="center", color="#ffffff", fontsize=6.5)
+        panel.set_yticks(at, labels)
         sideways(panel)
         if column.startswith("speedup"):
             panel.axvline(1.0, color="#444444", linewidth=0.7)
-    hatched = "; hatched: Vicuna-7B, A100-40GB" if extra else ""
-    hatched += ", speedup over its own baseline" if extra and len(columns) > 1 else ""
-    return finish(figure, axes[0], f"lines: {INTERVAL}{hatched}; {data.measured}")
+    return finish(figure, axes[0], f"lines: {INTERVAL}; {data.measured}")
 
 
 def _label(row: dict[str, Any], rows: list[dict[str, Any]], setting: str) -> str:

@@ -33,9 +33,10 @@ class FigureData:
 
     @cached_property
     def overall(self) -> list[dict[str, Any]]:
-        """Return the row of all categories together, one a pool and in their order, with its `pool` and `name`."""
+        """Return the row of all categories together, one a pool, with `pool`, `name`, `state_mib`."""
         rows: list[dict[str, Any]] = self.table[self.table["category"] == OVERALL].to_dict("records")  # type: ignore[assignment]
-        return [row | {"pool": pool, "name": pool.name} for row, pool in zip(rows, self.pools, strict=True)]
+        pairs = zip(rows, self.pools, strict=True)
+        return [r | {"pool": p, "name": p.name, "state_mib": r["state_bytes"] / 2**20} for r, p in pairs]
 
     @property
     def drafting(self) -> list[dict[str, Any]]:

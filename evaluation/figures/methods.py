@@ -10,15 +10,14 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from ..records.rows import accept_lengths
-from ..statistics.acceptance import Accepted, by_depth
+from ..statistics.acceptance import accepted_paths, by_depth
 from ..statistics.metrics import OVERALL
 from ..statistics.tables import BASELINES
 from .figure_data import MOST, FigureData
 from .style import INTERVAL, colour, dash, finish, grid, mark, marker, panels, printed, sideways
 
-LONGEST = 9  # accepted lengths from here on share a column of the grid
-FAR = 16  # and from here on the last point of a line
-DEEPEST = 12  # and depths beyond this are left out of theirs
+FAR = 16  # accepted lengths from here on share the last point of a line
+DEEPEST = 12  # depths beyond this are left out
 
 
 def mat(data: FigureData) -> Figure | None:
@@ -68,22 +67,15 @@ def _by_its_category(data: FigureData, row: dict[str, Any], categories: Sequence
     return by_category
 
 
-def _lengths(row: dict[str, Any]) -> list[int]:
-    """Return the accepted lengths of all its steps."""
-    return [n for answer in row["pool"].rows for n in accept_lengths(answer)]
-
-
 def accepted_lengths(data: FigureData) -> Figure | None:
     """Share of steps by the number of tokens that they added."""
     rows = [row for row in data.shown() if row["method"] not in BASELINES]
     if not rows:
         return None
-    if len(rows) > MOST:
-        return _accepted_lengths_grid(data, rows)
     figure, (axes,) = panels(height=1.9)
     longest = 1
     for row in rows:
-        lengths = pd.Series(_lengths(row), dtype=int)
+        lengths = pd.Series([n for answer in row["pool"].rows for n in accept_lengths(answer)], dtype=int)
         longest = max(longest, lengths.max() if len(lengths) else 1)
         share = lengths.clip(upper=FAR).value_counts(normalize=True).sort_index() * 100
         full = share.reindex(range(1, int(share.index.max()) + 1) if len(share) else [], fill_value=0.0)
@@ -96,32 +88,13 @@ def accepted_lengths(data: FigureData) -> Figure | None:
     return finish(figure, axes, data.measured, x="accepted length (tokens per step)", y="% of steps")
 
 
-def _accepted_lengths_grid(data: FigureData, rows: Sequence[dict[str, Any]]) -> Figure:
-    """Draw the same for many methods; the last column takes all longer ones."""
-    values = []
-    for row in rows:
-        lengths = _lengths(row)
-        counts = [sum(n == length for n in lengths) for length in range(1, LONGEST)]
-        values.append([100 * c / max(len(lengths), 1) for c in [*counts, sum(n >= LONGEST for n in lengths)]])
-    columns = [*map(str, range(1, LONGEST)), f"{LONGEST}+"]
-    label = "% of steps by accepted length (tokens per step)"
-    return grid([row["name"] for row in rows], columns, values, label, data.measured, decimals=0)
-
-
 def acceptance_by_depth(data: FigureData) -> Figure | None:
     """Acceptance by depth in the draft: the share of drafting steps whose accepted path reaches a depth (joint) and,
     where drawn, of those that reached the depth above it (conditional)."""
-    rows = [(row, by_depth(Accepted.of(row["pool"].rows))) for row in data.shown()]
+    rows = [(row, by_depth(accepted_paths(row["pool"].rows))) for row in data.shown()]
     rows = [(row, depths) for row, depths in rows if depths]
     if not rows:
         return None
-    if len(rows) > MOST:
-        deepest = min(max(len(depths) for _, depths in rows), DEEPEST)
-        shares = [[100 * depth.joint for depth in depths[:deepest]] for _, depths in rows]
-        values = [row + [float("nan")] * (deepest - len(row)) for row in shares]
-        columns = [str(depth) for depth in range(1, deepest + 1)]
-        label = "% of drafting steps that reach a depth"
-        return grid([row["name"] for row, _ in rows], columns, values, label, data.measured, decimals=0)
     figure, (joint, conditional) = panels(2, height=3.1, sharex=True)
     for row, depths in rows:
         options = mark(row["style"]) | {"label": row["name"]}

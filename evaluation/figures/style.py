@@ -84,24 +84,18 @@ def dash(i: int) -> str:
     return ("-", "--", ":")[i // len(PALETTE) % 3]
 
 
-def legend(figure: Figure, axes: Axes) -> None:
-    """Put one entry a name above the panels; the figure grows by their lines, so that the panels keep theirs."""
+def finish(figure: Figure, axes: Axes, note: str, *, x: str = "", y: str = "") -> Figure:
+    """Label the axes, put their names above the panels and below them what was measured; returns the figure.
+
+    The figure grows by the lines of the legend, so that the panels keep theirs.
+    """
+    axes.set(**{key: label for key, label in (("xlabel", x), ("ylabel", y)) if label})
     handles, labels = axes.get_legend_handles_labels()
     unique = dict(zip(labels, handles, strict=True))
     if unique:
-        longest = max(len(label) for label in unique)
-        fit = max(1, min(len(unique), 62 // (longest + 7)))
+        fit = max(1, min(len(unique), 62 // (max(map(len, unique)) + 7)))
         figure.legend(unique.values(), unique.keys(), loc="outside upper center", ncols=fit)
         figure.set_figheight(figure.get_figheight() + 0.135 * -(-len(unique) // fit))
-
-
-def finish(figure: Figure, axes: Axes, note: str, *, x: str = "", y: str = "") -> Figure:
-    """Label the axes, put their names above the panels and below them what was measured; returns the figure."""
-    if x:
-        axes.set_xlabel(x)
-    if y:
-        axes.set_ylabel(y)
-    legend(figure, axes)
     figure.supxlabel(note, fontsize=5, color="#555555", x=0.99, ha="right", wrap=True)
     return figure
 
@@ -158,7 +152,6 @@ def grid(
     measured: str,
     *,
     middle: float | None = None,
-    decimals: int = 2,
 ) -> Figure:
     """Draw one row a method, one column a category, the number in each cell; NaN stays empty.
 
@@ -182,7 +175,7 @@ def grid(
     for (y, x), value in np.ndenumerate(cells):
         if np.isfinite(value):
             dark = shade[y, x] > 0.62
-            axes.text(x, y, f"{value:.{decimals}f}", ha="center", va="center", fontsize=5, color="w" if dark else "k")
+            axes.text(x, y, f"{value:.2f}", ha="center", va="center", fontsize=5, color="w" if dark else "k")
     slanted: dict[str, Any] = (
         {"rotation": 35, "ha": "right", "rotation_mode": "anchor"} if max(map(len, columns)) > 3 else {}
     )

@@ -16,14 +16,12 @@ from markupsafe import Markup
 
 from model.files import write_text
 
-from ..figures import plain
 from ..records.runs import Run
 from ..statistics.audits import audits
 from ..statistics.notes import execution_words, mixed, not_compared
 from ..statistics.rendering import page_view
-from ..statistics.tables import GROUP, group_names, with_unavailable
+from ..statistics.tables import with_unavailable
 from . import captions, facts, reader, tree_svg
-from .facts import Configuration
 from .tokens import Decoder
 
 HERE = Path(__file__).parent
@@ -43,11 +41,13 @@ def render(runs: list[Run], measured: pd.DataFrame, folder: Path) -> str:
     """Render the page as HTML. Everything that a model or a user wrote goes through autoescaping or `script_json`."""
     ran, decoder = facts.configurations(runs), Decoder()
     style, script = ((HERE / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
-    figures, figures_left_out = _figures(ran, measured, folder / "figures")
-    names = {id(configuration.pool): configuration.name for configuration in ran}
-    drafting = [configuration for configuration in ran if tree_svg.has_tree(configuration)]
+    figures, figures_left_out = _figures(folder / "figures")
+    names = {id(pool): name for name, pool in ran.items()}
+    drafting = {name: pool for name, pool in ran.items() if tree_svg.has_tree(pool)}
     answers = reader.collect(ran, decoder)
-    trees = [drawing for c in drafting[:MOST_TREES] if (drawing := tree_svg.draw(c, decoder))]
+    trees = [
+        drawing for name in list(drafting)[:MOST_TREES] if (drawing := tree_svg.draw(name, drafting[name], decoder))
+    ]
     environment = Environment(
         loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
@@ -63,13 +63,13 @@ def render(runs: list[Run], measured: pd.DataFrame, folder: Path) -> str:
         mixed=mixed(runs),
         facts=facts.facts(ran),
         table=page_view(with_unavailable(measured, folder)),
-        executed=execution_words(measured) + not_compared([c.pool for c in ran]),
+        executed=execution_words(measured) + not_compared(list(ran.values())),
         figures=figures,
         figures_left_out=figures_left_out,
         trees=trees,
-        trees_left_out=[c.name for c in drafting[MOST_TREES:]],
+        trees_left_out=list(drafting)[MOST_TREES:],
         legend=tree_svg.legend(),
-        audits=[(names[id(a.pool)], names[id(a.base)], a) for a in audits([c.pool for c in ran], ("vanilla", "hf"))],
+        audits=[(names[id(a.pool)], names[id(a.base)], a) for a in audits(list(ran.values()), ("vanilla", "hf"))],
         notes=answers.pop("notes"),
         data=script_json(answers),
         commands=facts.commands(ran),
@@ -98,29 +98,25 @@ def _policy(style: str, script: str) -> str:
     )
 
 
-def _figures(ran: list[Configuration], measured: pd.DataFrame, folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the figures as images inside the page, with their sentences, and the names of those that do not fit."""
+def _figures(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the figures as images inside the page, with their captions, and the names of those that do not fit."""
+    said = captions.captions()
+    order = list(said)
+
+    def place(path: Path) -> tuple[int, str]:
+        kind = path.stem.split("-")[0]
+        return order.index(kind) if kind in said else len(order), path.stem
+
     figures, left_out, size = [], [], 0
-    for path in sorted(folder.glob("*.svg"), key=lambda p: captions.place(p.stem)):
+    for path in sorted(folder.glob("*.svg"), key=place):
         drawn = path.read_bytes()
         source = "data:image/svg+xml;base64," + base64.b64encode(drawn).decode()
         if size + len(source) > MOST_FIGURE_BYTES:
             left_out.append(path.name)
             continue
         size += len(source)
-        said = captions.caption(path.stem, *_drawn(path.stem, ran, measured))
         width = re.search(rb'<svg[^>]* width="([\d.]+)pt"', drawn)
         wide = width is None or float(width[1]) > COLUMN_WIDTH
-        figures.append({"name": path.stem, "source": source, "caption": said, "wide": wide})
+        caption = said.get(path.stem.split("-")[0], "")
+        figures.append({"name": path.stem, "source": source, "caption": caption, "wide": wide})
     return figures, left_out
-
-
-def _drawn(stem: str, ran: list[Configuration], measured: pd.DataFrame) -> tuple[pd.DataFrame, list[Configuration]]:
-    """Return what a figure draws: all, or the block of the table whose name its file has behind the first "-"."""
-    names = group_names(measured)
-    named = [key for key, name in names.items() if stem.endswith("-" + plain(name))]
-    if not named:
-        return measured, ran
-    drawn = max(named, key=lambda key: len(names[key]))
-    drawing = [c for c in ran if tuple(c.pool.group[column] for column in GROUP) == drawn]
-    return measured[(measured[GROUP] == list(drawn)).all(axis=1)], drawing

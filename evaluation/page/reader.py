@@ -13,22 +13,22 @@ from ..records.compact import FILE
 from ..records.questions import read_questions, subtask
 from ..records.rows import Row
 from ..records.runs import Run, row_key
-from .facts import Configuration
+from ..statistics.pools import Pool
 from .tokens import Decoder, spelled
 
 MOST_QUESTIONS, MOST_BYTES = 40, 2_000_000
 MOST_PROMPT = 600  # characters of a question's turn that are shown
 
 
-def collect(ran: list[Configuration], decoder: Decoder) -> dict[str, Any]:
+def collect(ran: dict[str, Pool], decoder: Decoder) -> dict[str, Any]:
     """Collect what the reader shows: `runs`, `questions`, `texts` (each once), `answers`; and what was left out.
 
     Questions are taken from all subtasks in turn, each with the answers of all configurations, as long as they fit. Of
     several answers to a question, and of repeats, the first is taken.
     """
-    runs = [configuration.pool.first for configuration in ran]
+    runs = [pool.first for pool in ran.values()]
     texts = _Texts(decoder)
-    rows = [{row_key(row): row for row in configuration.pool.first_answers} for configuration in ran]
+    rows = [{row_key(row): row for row in pool.first_answers} for pool in ran.values()]
     order = _in_turn(rows)
     prompts = _prompts(runs)
     questions: list[dict[str, Any]] = []
@@ -51,7 +51,7 @@ def collect(ran: list[Configuration], decoder: Decoder) -> dict[str, Any]:
     used = {turn["text"] for answer in answers for turn in answer["turns"]}
     kept = [text if i in used else {} for i, text in enumerate(texts.items)]  # what the last, refused question added
     return {
-        "runs": [configuration.name for configuration in ran],
+        "runs": list(ran),
         "questions": questions,
         "answers": answers,
         "texts": kept,
@@ -141,32 +141,23 @@ def _cut(text: str) -> str:
     return text if len(text) <= MOST_PROMPT else text[:MOST_PROMPT] + " …"
 
 
-def _notes(ran: list[Configuration], shown: int, there: int, decoder: Decoder, mismatched: int) -> list[str]:
+def _notes(ran: dict[str, Pool], shown: int, there: int, decoder: Decoder, mismatched: int) -> list[str]:
     """Say what the reader does not show."""
+    texts = all(pool.first.has_texts for pool in ran.values())
+    instead = "as recorded, with the accepted lengths below them" if texts else "as accepted lengths only"
     notes = []
-    texts = all(c.pool.first.has_texts for c in ran)
     if shown < there:
         where = "runs/*/answers.jsonl" if texts else FILE
-        notes.append(
-            f"Shown are {shown} of {there} questions, some of each subtask, to keep the page small. All answers are in "
-            f"{where}."
-        )
+        notes.append(f"Shown are {shown} of {there} questions, some of each subtask. All answers are in {where}.")
     if not texts:
-        notes.append(
-            "These records hold token ids and no text, which the model's tokenizer decodes here where it is on this "
-            "machine."
-        )
-    if any(len(c.pool.repeats) > 1 or any(len(row["choices"]) > 1 for row in c.pool.rows) for c in ran):
+        notes.append("These records hold token ids and no text; the model's tokenizer decodes them where it is here.")
+    if any(len(pool.repeats) > 1 or any(len(row["choices"]) > 1 for row in pool.rows) for pool in ran.values()):
         notes.append("Only the first repeat and the first answer to a question are shown.")
     for path, reason in decoder.failures.items():
-        notes.append(
-            f"The tokenizer of {path} could not be loaded on this machine ({reason}). "
-            + ("Texts are shown as recorded, with the" if texts else "There is no text, only")
-            + f" accepted lengths{' below them' if texts else ''}."
-        )
+        notes.append(f"The tokenizer of {path} could not be loaded here ({reason}). Its answers are shown {instead}.")
     if mismatched:
         notes.append(
-            f"{mismatched} turn(s) decode to another text than the recorded one: the tokenizer has changed since. "
-            "They are shown as recorded, with the accepted lengths below them."
+            f"{mismatched} turn(s) decode to another text than the recorded one: the tokenizer has changed since. They "
+            f"are shown {instead}."
         )
     return notes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
 
@@ -20,40 +21,29 @@ BROKEN = "\ufffd"  # what a tokenizer decodes an unfinished character to
 
 
 class Decoder:
-    """Decodes with each run's tokenizer, loaded once and from local files only.
+    """Decodes with each run's tokenizer, from local files only.
 
     Attributes:
         failures: why a model's ids could not be decoded, by the model's path.
     """
 
     def __init__(self) -> None:
-        self._decoders: dict[tuple[str, str | None], Decode | None] = {}
         self._pieces: dict[tuple[str, tuple[int, ...]], list[str]] = {}
         self.failures: dict[str, str] = {}
 
     def pieces(self, run: Run, ids: list[int]) -> list[str] | None:
         """Return one text for each id, which join to the whole text; None if there is no tokenizer."""
-        model = run.settings["model"]
-        path = str(model.get("path"))
+        path, revision = str(run.settings["model"].get("path")), run.settings["model"].get("revision")
         key = (path, tuple(ids))
-        if key not in self._pieces:
-            decode = self._decoder(path, model.get("revision"))
-            if decode is None:
-                return None
-            self._pieces[key] = split(decode, ids)
-        return self._pieces[key]
-
-    def _decoder(self, path: str, revision: str | None) -> Decode | None:
-        key = (path, revision)
-        if key not in self._decoders:
-            self._decoders[key] = None
+        if path not in self.failures and key not in self._pieces:
             try:
-                self._decoders[key] = load(path, revision)
+                self._pieces[key] = split(load(path, revision), ids)
             except Exception as error:  # whatever a foreign tokenizer trips over: the page goes without, and says so
                 self.failures[path] = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        return self._decoders[key]
+        return self._pieces.get(key)
 
 
+@lru_cache(maxsize=4)
 def load(path: str, revision: str | None = None) -> Decode:
     """Load the decoding of a model's tokenizer, special tokens included, from local files only and without its code."""
     folder = next((p for p in (Path(path).expanduser(), ROOT / path) if p.is_dir()), None)

@@ -10,21 +10,19 @@ from ..records.runs import Run
 from ..statistics.acceptance import (
     LEARNT,
     TEMPLATE,
-    Accepted,
     Node,
     Step,
-    by_depth,
+    accepted_paths,
     by_node,
     longest,
     most_accepted,
     template,
 )
-from .facts import Configuration
+from ..statistics.pools import Pool
 from .tokens import Decoder, spelled, visible
 
 BOUNDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.7)  # upper ends of colour classes 1, 2, ...; 0: never accepted
 MOST_NODES = 300  # drawn of one tree; the most accepted ones
-MOST_DEPTHS = 8  # whose share is put into words
 COLUMN, ROW, MARGIN, LEFT = 112, 13, 16, 96  # units of the drawing; LEFT is room for the root's token
 
 
@@ -68,29 +66,29 @@ def shade(share: float) -> int:
     return 0 if share <= 0 else 1 + sum(share > bound for bound in BOUNDS)
 
 
-def has_tree(configuration: Configuration) -> bool:
+def has_tree(pool: Pool) -> bool:
     """Return whether it drafts from a template and its records hold the accepted rank paths."""
-    if not configuration.pool.first.settings["method"].get("tree"):
-        return False
-    return any(choice.get("step_paths") for row in configuration.pool.rows for choice in row["choices"])
+    drafts = bool(pool.first.settings["method"].get("tree"))
+    return drafts and any(choice.get("step_paths") for row in pool.rows for choice in row["choices"])
 
 
-def draw(configuration: Configuration, decoder: Decoder) -> Drawing | None:
-    """Draw its draft tree, over all repeats; None if no step drafted."""
-    run = configuration.pool.first
-    accepted, order = Accepted.of(configuration.pool.rows, TEMPLATE), template(run)
+def draw(name: str, pool: Pool, decoder: Decoder) -> Drawing | None:
+    """Draw a configuration's draft tree, over all repeats; None if no step drafted."""
+    run = pool.first
+    accepted, order = accepted_paths(pool.rows, TEMPLATE), template(run)
     nodes = by_node(accepted, order)
-    if not accepted.counts or not nodes:
+    if not accepted or not nodes:
         return None
-    kept = sorted(_closed(most_accepted(nodes, MOST_NODES)), key=lambda node: node.path)
+    kept = sorted(most_accepted(nodes, MOST_NODES), key=lambda node: node.path)
     places, leaves = _layout([node.path for node in kept])
-    real = longest(configuration.pool.rows, TEMPLATE)
+    real = longest(pool.rows, TEMPLATE)
     tokens, sentence = _real_step(run, real, decoder)
     path = real.path if real else ()
     dots = [_dot(node, places, path, tokens) for node in kept]
     deepest = max(len(node.path) for node in kept)
     root = places[()]
-    words = [_in_words(nodes, [depth.joint for depth in by_depth(accepted)]), *([sentence] if sentence else [])]
+    never = sum(node.accepted == 0 for node in nodes)
+    words = [f"{len(nodes)} nodes, depth {deepest}, of which {never} were never accepted.", *filter(None, [sentence])]
     if order is None:
         changes = run.settings["method"].get("tree") == LEARNT
         why = "The tree changed during the run" if changes else "The records do not hold the tree"
@@ -98,13 +96,7 @@ def draw(configuration: Configuration, decoder: Decoder) -> Drawing | None:
     if len(kept) < len(nodes):
         words.append(f"Of {len(nodes)} nodes the {len(kept)} most often accepted are drawn.")
     width, height = root[0] + COLUMN * deepest + MARGIN, ROW * leaves + 2 * MARGIN
-    return Drawing(configuration.name, width, height, root, tokens[0] if tokens else "", dots, words)
-
-
-def _closed(nodes: list[Node]) -> list[Node]:
-    """Leave out nodes whose parent was cut off; a parent is accepted at least as often: only ties of 0 lose it."""
-    have = {node.path for node in nodes} | {()}
-    return [node for node in nodes if all(node.path[:d] in have for d in range(len(node.path)))]
+    return Drawing(name, width, height, root, tokens[0] if tokens else "", dots, words)
 
 
 def _layout(paths: list[RankPath]) -> tuple[dict[RankPath, tuple[float, float]], int]:
@@ -148,34 +140,8 @@ def _real_step(run: Run, step: Step | None, decoder: Decoder) -> tuple[list[str]
     tokens = [visible(p) for p in (pieces or [])[max(step.start - 1, 0) : step.start + len(step.path)]]
     if tokens and step.start == 0:  # the first step: the root is the prompt's, and no output
         tokens = ["", *tokens]
-    where = f"question {step.row['question_id']}, turn {step.turn + 1}, step {step.number + 1}"
-    drafts = f"{len(step.path)} draft token{'s' if len(step.path) > 1 else ''}"
-    sentence = f"Outlined: a recorded step ({where}) that accepted {drafts} at once, ranks {spelled(step.path)}."
-    if tokens:
-        sentence += " Its tokens are written at the nodes; rejected draft tokens are not recorded."
-    else:
-        sentence += " Its tokens are not shown, as the tokenizer could not be loaded."
-    return tokens, sentence
-
-
-def _in_words(nodes: list[Node], depths: list[float]) -> str:
-    """Say what the tree shows, from its figures."""
-    never = sum(node.accepted == 0 for node in nodes)
-    best = max(nodes, key=lambda n: n.share)
-    words = (
-        f"{len(nodes)} nodes, depth {max(len(n.path) for n in nodes)}. Share of drafting steps that accepted at least "
-        f"1, 2, ... draft tokens: {_falls(depths)}. The node at ranks {spelled(best.path)} was accepted most often, in "
-        f"{100 * best.share:.0f} % of its steps; "
+    shown = "written at the nodes; rejected ones are not recorded" if tokens else "not shown, as there is no tokenizer"
+    return tokens, (
+        f"Outlined: a recorded step (question {step.row['question_id']}, turn {step.turn + 1}, step {step.number + 1}) "
+        f"that accepted {len(step.path)} draft tokens at once, ranks {spelled(step.path)}. Its tokens are {shown}."
     )
-    return words + (f"{never} of {len(nodes)} nodes were never accepted." if never else "all were at least once.")
-
-
-def _falls(depths: list[float]) -> str:
-    """Say the shares from depth 1 on, as far as they are few and not nothing; then that of the deepest."""
-    percents = [100 * share for share in depths]
-    near = [percent for percent in percents[:MOST_DEPTHS] if percent >= 0.5]
-    words = [", ".join(f"{percent:.0f} %" for percent in near)] if near else []
-    if len(near) < len(percents):
-        last = percents[-1]
-        words.append(f"the most, {len(percents)}, in {f'{last:.0f}' if last >= 1 else f'{last:.1g}'} %")
-    return "; ".join(words) or "none did"

@@ -1,12 +1,13 @@
 """Compact records: all runs of an experiment in one compressed file that is kept in git and names nobody.
 
-One JSON line a run (its folder's name, metadata, summary), then one an answer. Token ids are kept, as equality is
-checked by them; the answers' text is not. The same runs give the same bytes by the same liblzma.
+One JSON line a run (its name, metadata, summary), then one an answer, each with the fields listed here. Token ids are
+kept, as equality is checked by them; the answers' text is not. The same runs give the same bytes by the same liblzma.
 """
 
 from __future__ import annotations
 
 import getpass
+import hashlib
 import json
 import lzma
 import platform
@@ -17,27 +18,42 @@ from typing import Any
 
 from model.errors import UserError
 
+from .provenance import module_command
 from .rows import Row, parse_answers
 
 FILE = "runs.jsonl.xz"
-_LEFT_OUT = ("answer_id", "tstamp", "model_id")  # of an answer: a random number, a time, and what the run's name says
-_OF_CONFIG = ("start", "bench", "model")  # what readers use; the rest is in `settings`
-# An absolute path, one from a home folder or one that leaves the current folder; group 1 is its last part.
-_PATH = re.compile(
-    r"(?<![\w.:/\\~-])(?:~[\w.-]*|[A-Za-z]:|\.\.)?[/\\](?:[^\s'\",;=()\[\]{}]*[/\\])?([^\s'\",;=()\[\]{}/\\]+)[/\\]?"
+# What is published of a run's metadata, of its configuration and the bench there (the rest is in `settings`), of an
+# answer and of its choices.
+METADATA = (
+    *("settings", "started", "device", "platform", "threads", "versions", "git", "circumstances", "parts", "label"),
+    *("execution_used", "execution_why", "cudnn_attention", "questions", "question_hashes", "template_sha256"),
+    *(
+        "vocab_size",
+        "generation_config_left_out",
+        "converted_from",
+        "cores_busy_elsewhere",
+        "draft_tree",
+        "summary",
+        "note",
+    ),
 )
-# Backslashes may be doubled, as JSON writes them.
-_HOME = re.compile(r"(?:/home|/Users|[A-Za-z]:\\+[Uu]sers)[/\\]+([^/\\\s'\",;=()\[\]{}]+)")
-# User and password of a URL: all up to the last @ of its host, as a password may hold another.
-_LOGIN = re.compile(r"(?<=://)[^/?#\s\"]+@")
+CONFIG = ("start", "bench", "model")
+BENCH = ("name", "path", "sha256", "begin", "end", "per_category", "categories", "spread", "split", "order")
+ANSWER = ("question_id", "schema", "category", "question_sha256", "choices", "peak_memory")
+CHOICE = (
+    *("index", "turns", "decoding_steps", "new_tokens", "wall_time", "accept_lengths", "prompt_tokens", "prompt_time"),
+    *("prefill_time", "decode_time", "setup_time", "forwards", "stop", "output_ids", "repeated_3grams", "step_nodes"),
+    *("step_paths", "step_sources", "phase_time"),
+)
+SENTENCES = ("execution_why", "not_available")  # fields of words, in which a path may occur; of them what is before it
+_PUBLIC_PATH = re.compile(r"data/[\w./-]+|[\w-][\w.-]*/[\w.-]+")  # what ships, and a name on the hub
+_PLAIN_WORD = re.compile(rf"-m|\+?[\w.]+=(?:[\w.,+()\[\]-]*|{_PUBLIC_PATH.pattern})")  # a setting and its plain values
 # User and host names that name nobody, as containers and rented machines have them.
 COMMON = frozenset({"root", "user", "admin", "ubuntu", "debian", "ec2-user", "runner", "localhost", "none", "unknown"})
 
 
 def packed(runs: Iterable[tuple[str, dict[str, Any], Sequence[Row]]], *, public: Sequence[str] = ()) -> bytes:
     """Return the file's bytes for runs given as name, metadata with `summary`, and answers.
-
-    Absolute paths are cut to their last part.
 
     Args:
         public: words that may be in the file although they are a user's or a host's name.
@@ -46,12 +62,12 @@ def packed(runs: Iterable[tuple[str, dict[str, Any], Sequence[Row]]], *, public:
         UserError: a user's or host's name is left; says where.
     """
     lines: list[str] = []
-    names: set[str] = set()
     for name, metadata, answers in runs:
-        names |= private_names(metadata)
-        lines.append(_line({"run": name, "metadata": cleaned(metadata)}))
-        lines += [_line(_without_text(row)) for row in answers]
-    refuse_names(lines, names, public=public)
+        lines.append(_line({"run": published_name(name), "metadata": published(metadata)}))
+        for row in answers:
+            choices = [_only(choice, CHOICE) | {"turns": ["" for _ in choice["turns"]]} for choice in row["choices"]]
+            lines.append(_line(_only(row, ANSWER) | {"choices": choices}))
+    refuse_names(lines, public)
     return lzma.compress("".join(lines).encode(), preset=9)
 
 
@@ -72,66 +88,58 @@ def unpacked(path: Path) -> Iterator[tuple[str, dict[str, Any], list[Row]]]:
         raise UserError(f"{path}: not compact records, or cut short ({error}); take it from git again") from None
 
 
-def cleaned(metadata: dict[str, Any]) -> dict[str, Any]:
-    """Return metadata without what only this machine knows: folders above a file, the interpreter, unused settings."""
-    config = {key: value for key, value in metadata.get("config", {}).items() if key in _OF_CONFIG}
-    command = metadata.get("command") or []
-    place = next((i for i, part in enumerate(command[:2]) if Path(part).suffix == ".py"), None)
-    if place is not None:
-        module = f"{Path(command[place]).parent.name}.{Path(command[place]).stem}"
-        command = ["python", "-m", module, *command[place + 1 :]]
-    kept: dict[str, Any] = without_folders(metadata | {"config": config, "command": command, "texts": False})
-    return kept
+def published_name(run: str) -> str:
+    """Return the name under which a run is published: its folder's hash, or one of the folder's name."""
+    digest = run.rpartition("-")[2]
+    return f"run-{digest if re.fullmatch('[0-9a-f]{8}', digest) else hashlib.sha256(run.encode()).hexdigest()[:8]}"
 
 
-def without_folders(value: Any) -> Any:
-    """Return JSON data whose absolute paths are cut to their last part."""
+def published(metadata: dict[str, Any]) -> dict[str, Any]:
+    """Return what is published of a run's metadata; of its command the words that set something to plain values."""
+    config = _only(metadata.get("config", {}), CONFIG)
+    config |= {"bench": _only(config["bench"], BENCH)} if "bench" in config else {}
+    command = module_command(metadata.get("command") or [])
+    words = [w for w in command[3:] if _PLAIN_WORD.fullmatch(w) and not w.startswith(("results_dir=", "run_dir="))]
+    kept: dict[str, Any] = without_paths(_only(metadata, METADATA) | {"config": config, "texts": False})
+    return kept | {"command": command[:3] + words if command[1:2] == ["-m"] else [], "note": metadata.get("note", "")}
+
+
+def _only(values: dict[str, Any], keys: Sequence[str]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if key in keys}
+
+
+def without_paths(value: Any, key: str = "") -> Any:
+    """Return JSON data whose paths are cut to their last part, but for data that ship and names on the hub."""
     if isinstance(value, dict):
-        return {key: without_folders(item) for key, item in value.items()}
+        return {key: without_paths(item, key) for key, item in value.items()}
     if isinstance(value, list):
-        return [without_folders(item) for item in value]
-    if not isinstance(value, str):
+        return [without_paths(item) for item in value]
+    if not isinstance(value, str) or not re.search(r"[/\\]", value) or _PUBLIC_PATH.fullmatch(value):
         return value
-    given = value.replace(str(Path.home()), "~") if len(Path.home().parts) > 1 else value
-    return _PATH.sub(r"\1", _LOGIN.sub("", given))
+    return re.split(r"\S*[/\\]", value)[0].strip() if key in SENTENCES else re.split(r"[/\\]", value.rstrip("/\\"))[-1]
 
 
-def _without_text(row: Row) -> Row:
-    choices = [choice | {"turns": ["" for _ in choice["turns"]]} for choice in row["choices"]]
-    return {key: value for key, value in row.items() if key not in _LEFT_OUT} | {"choices": choices}
+def refuse_names(lines: Iterable[str], public: Sequence[str] = ()) -> None:
+    """Raise UserError at this machine's host's or user's name, in any case and as a word of its own.
 
-
-def private_names(data: Any) -> set[str]:
-    """Return names not to be published: this machine's host and user, and the users whose homes the data name."""
+    Args:
+        public: names that are not refused, in any case.
+    """
     try:
         user = getpass.getuser()
     except (OSError, KeyError):  # a container's user without a name
         user = ""
     host = platform.node()
-    homes = _HOME.findall(json.dumps(data, ensure_ascii=False))
-    names = {host, host.partition(".")[0], user, Path.home().name, *homes}
-    return {name for name in names if name and name.lower() not in COMMON}
-
-
-def refuse_names(lines: Iterable[str], names: set[str], *, public: Sequence[str] = ()) -> None:
-    """Raise UserError at the first of these names in lines of JSON, in any case and as a word of its own.
-
-    Args:
-        public: names that are not refused, in any case.
-    """
-    allowed = {name.lower() for name in public}
+    names = {host, host.partition(".")[0], user, Path.home().name}
+    allowed = COMMON | {"", *(name.lower() for name in public)}
     refused = "|".join(re.escape(name) for name in sorted(names) if name.lower() not in allowed)
-    if not refused:
-        return
-    # Behind a line break or a tab, which JSON writes as a backslash and a letter, begins a word, too.
-    begin, end = r"(?:(?<![^\W_])|(?<=(?<!\\)\\[nrt]))", r"(?![^\W_])"
-    pattern = re.compile(f"{begin}(?:{refused}){end}", flags=re.I)
-    for line in lines:
-        if found := pattern.search(line):
-            near = line[max(0, found.start() - 40) : found.end() + 20]
+    pattern = re.compile(rf"(?<![^\W_])(?:{refused})(?![^\W_])", flags=re.I)
+    for line in lines if refused else ():
+        if match := pattern.search(line):
+            near = line[max(0, match.start() - 40) : match.end() + 20]
             raise UserError(
-                f"{found[0]!r} is a user's or host's name and is in the records (...{near}...); rename what is called "
-                f"so, or say that it may be public: --public {found[0]}"
+                f"{match[0]!r} is a user's or host's name and is in the records (...{near}...); rename what is called "
+                f"so, or say that it may be public: --public {match[0]}"
             )
 
 

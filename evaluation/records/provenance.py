@@ -7,7 +7,7 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
@@ -65,6 +65,21 @@ def git_state() -> dict[str, Any]:
         return {"commit": git("rev-parse", "HEAD"), "modified": bool(git("status", "--porcelain"))}
     except (OSError, subprocess.SubprocessError):
         return {}
+
+
+def module_command(argv: Sequence[str]) -> list[str]:
+    """Return a recorded command as it is typed: `python -m evaluation.NAME ...` for a module of this repository."""
+    for i, part in enumerate(map(Path, argv[:2])):
+        if part.suffix == ".py" and part.parent.name == "evaluation":
+            return ["python", "-m", f"evaluation.{part.stem}", *argv[i + 1 :]]
+    return list(argv)
+
+
+def commit(run: dict[str, Any]) -> str:
+    """Say at which commit a run's code was, from its metadata; empty if it is not known."""
+    git = run.get("git") or {}
+    changed = ", with uncommitted changes" if git.get("modified") else ""
+    return f"{git['commit'][:12]}{changed}" if git.get("commit") else ""
 
 
 @lru_cache(maxsize=1)

@@ -131,68 +131,63 @@ def _some(items: list[Any], most: int = 8) -> str:
     return ", ".join(map(str, items[:most])) + more
 
 
-# Of a choice, what may be missing: a number a turn, null where it was not measured; and a list a turn.
-_MEASURED = ("decoding_steps", "prefill_time", "decode_time", "prompt_time")
-_LISTS = ("output_ids", "step_nodes", "step_paths", "step_sources")
+# What a value must be, by key: through how many lists, and of which types. Numbers are finite and from 0.
+_Schema = dict[str, tuple[int, tuple[type, ...]]]
+_NUMBER, _MEASURED = (int, float), (int, float, type(None))
+_ROW: _Schema = {"question_id": (0, (int, str)), "choices": (1, (dict,)), "peak_memory": (0, _MEASURED)}
+_CHOICE: _Schema = {
+    **{"turns": (1, (str,)), "new_tokens": (1, _NUMBER), "wall_time": (1, _NUMBER), "accept_lengths": (1, (int,))},
+    **dict.fromkeys(("decoding_steps", "prefill_time", "decode_time", "prompt_time"), (1, _MEASURED)),
+    **{
+        "output_ids": (1, (list,)),
+        "step_nodes": (1, (list,)),
+        "step_paths": (2, (list,)),
+        "step_sources": (1, (list,)),
+    },
+}
+_FILLED = ("choices", "turns")
+_NEEDED = ("question_id", "choices", "turns", "new_tokens", "wall_time")  # others may be missing or null
 
 
 def _fault(row: Any) -> str:
     """Say what is wrong with a line's answer; empty if nothing is."""
     if not isinstance(row, dict):
         return "not a JSON object"
-    if type(row.get("question_id")) not in (int, str):
-        return "question_id: must be a whole number or text"
-    if row.get("peak_memory") is not None and not _numbers([row["peak_memory"]]):
-        return "peak_memory: must be a number from 0"
-    if not row.get("choices") or not _list_of(row["choices"], dict):
-        return "choices: must be a list of objects, at least one"
-    return next(filter(None, map(_fault_of_choice, row["choices"])), "")
-
-
-def _fault_of_choice(choice: Row) -> str:
-    turns = choice.get("turns")
-    if not turns or not _list_of(turns, str):
-        return "turns: must be a list of texts, at least one"
-    for key in ("new_tokens", "wall_time"):
-        if not _numbers(choice.get(key)) or len(choice[key]) != len(turns):
-            return f"{key}: must be a list of numbers from 0, one a turn"
-    recorded = {key: value for key, value in choice.items() if value is not None}
-    lengths = recorded.get("accept_lengths", [])
-    if not _numbers(lengths) or not all(type(n) is int for n in lengths):
-        return "accept_lengths: must be a list of whole numbers from 0"
-    for key in _MEASURED:
-        values = recorded.get(key, [])
-        if not isinstance(values, list) or not _numbers([value for value in values if value is not None]):
-            return f"{key}: must be a list of numbers from 0"
-    for key in _LISTS:
-        if not _list_of(recorded.get(key, []), list):
-            return f"{key}: must be a list of lists, one a turn"
-    if not all(_list_of(paths, list) for paths in recorded.get("step_paths", [])):
-        return "step_paths: must be a list of lists of rank paths, one a turn"
+    if why := _misfit(row, _ROW):
+        return why
+    for choice in row["choices"]:
+        if why := _misfit(choice, _CHOICE):
+            return why
+        for key in ("new_tokens", "wall_time"):
+            if len(choice[key]) != len(choice["turns"]):
+                return f"{key}: must be one number a turn"
     return ""
 
 
-def _list_of(values: Any, kind: type) -> bool:
-    return isinstance(values, list) and all(isinstance(value, kind) for value in values)
+def _misfit(values: Row, schema: _Schema) -> str:
+    for key, (lists, kinds) in schema.items():
+        value = values.get(key)
+        if (value is not None or key in _NEEDED) and not (
+            _fits(value, lists, kinds) and (value != [] or key not in _FILLED)
+        ):
+            return f"{key}: must be {'a list of ' * lists}{' or '.join(kind.__name__ for kind in kinds)}"
+    return ""
 
 
-def _numbers(values: Any) -> bool:
-    """Return whether this is a list of finite numbers from 0."""
-    return isinstance(values, list) and all(
-        type(value) in (int, float) and math.isfinite(value) and value >= 0 for value in values
-    )
+def _fits(value: Any, lists: int, kinds: tuple[type, ...]) -> bool:
+    if lists:
+        return isinstance(value, list) and all(_fits(item, lists - 1, kinds) for item in value)
+    return type(value) in kinds and (type(value) not in (int, float) or 0 <= value < math.inf)
 
 
-def difference(before: Any, now: Any, where: str = "") -> str:
-    """Name the first setting in which two runs differ, values shortened; empty if none."""
+def difference(before: Any, now: Any, where: str = "", words: tuple[str, str] = ("there", "now")) -> str:
+    """Name the first setting in which two runs differ, values shortened and followed by these words; empty if none."""
     if isinstance(before, dict) and isinstance(now, dict):
-        for key in sorted(before.keys() | now.keys()):
-            words = difference(before.get(key), now.get(key), f"{where}.{key}" if where else key)
-            if words:
-                return words
-        return ""
-    there = "not recorded" if before is None and isinstance(now, dict) else _short(before)
-    return "" if before == now else f"{where} is {there} there and {_short(now)} now"
+        keys = sorted(before.keys() | now.keys())
+        inside = (difference(before.get(k), now.get(k), f"{where}.{k}" if where else k, words) for k in keys)
+        return next(filter(None, inside), "")
+    old = "not recorded" if before is None and isinstance(now, dict) else _short(before)
+    return "" if before == now else f"{where} is {old} {words[0]} and {_short(now)} {words[1]}".rstrip()
 
 
 def _short(value: Any) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 import pandas as pd
 
 from model.errors import UserError
-from model.methods import table_place
+from model.methods import METHODS, table_place
 
 from . import compact
 from .questions import question_key, subtask
@@ -33,6 +33,8 @@ from .rows import (
 _TAKEN = ("dtype", "device", "model", "bench", "method", "variant", "seed")  # names of other columns of a table
 _HIDDEN = ("name", "drafter", "start", "tree", "tree_nodes")  # said by the label or by words of their own
 GENERATE = "transformers generate"  # the execution of hf, which takes no steps of this engine
+_METHOD_OF_CLASS = {path.rpartition(".")[2]: name for name, path in METHODS.items()}
+UNKNOWN = "not recorded"
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?)")
 
 
@@ -43,6 +45,7 @@ class Run:
     folder: Path
     metadata: dict[str, Any]
     answers: list[Row]
+    experiment: str = ""  # its folder, where runs of several are read together
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -67,11 +70,12 @@ class Run:
 
     @property
     def bench_key(self) -> tuple[str, ...]:
-        """Runs with the same key may be compared on the questions both have: same model, bench file, device, limit."""
+        """The same for runs that may be compared on the questions both have: model, bench file, device, limit."""
         settings = self.settings
         compared = settings["model"] | {"bench": settings["bench"]["name"], "file": settings["bench"].get("sha256")}
         compared |= {"limit": settings["max_new_tokens"], "choices": settings.get("num_choices")}
-        return tuple(f"{key}={compared[key]}" for key in sorted(compared)) + (self.metadata["device"],)
+        where = (self.metadata["device"], *filter(None, [self.experiment]))
+        return (*(f"{key}={compared[key]}" for key in sorted(compared)), *where)
 
     @property
     def asked(self) -> tuple[str, ...]:
@@ -89,11 +93,23 @@ class Run:
         """The same for the repeats of one configuration and for its shards, whatever questions they answer."""
         settings = {key: value for key, value in self.settings.items() if key != "repeat"}
         settings["bench"] = {k: v for k, v in settings["bench"].items() if k not in ("questions", "ids_sha256")}
-        if self.metadata.get("config", {}).get("start") == "saved":  # each repeat starts from what its own hot run left
+        chosen = self.config.get("bench", {})  # halves of a split are no shards of one run
+        settings["bench"] |= {key: chosen.get(key) for key in ("split", "categories", "per_category", "spread")}
+        if self._start == "saved":  # each repeat starts from what its own hot run left
             left_out = ("start", "start_sha256")
             settings["method"] = {k: v for k, v in settings["method"].items() if k not in left_out}
             settings["start"] = "saved"
         return json.dumps([self.bench_key, settings], sort_keys=True)
+
+    @property
+    def _start(self) -> Any:
+        """As it was asked for."""
+        return self.config.get("start")
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The settings that were asked for; of compact records those of model, bench and start."""
+        return dict(self.metadata.get("config", {}))
 
     @property
     def execution(self) -> str:
@@ -119,8 +135,7 @@ class Run:
         method: dict[str, Any] = settings["method"]
         facets = {key: method.get(key) for key in ("start", "tree", "tree_nodes")}
         if "start_sha256" in method:  # a file: by its name, or how it was asked for
-            start = self.metadata.get("config", {}).get("start")
-            facets["start"] = start if start == "saved" else Path(str(method["start"])).stem
+            facets["start"] = "saved" if self._start == "saved" else Path(str(method["start"])).stem
         if tree := self.draft_tree:
             facets["tree_depth"] = max(len(path) for path in tree)
             facets["tree_breadth"] = 1 + max(path[0] for path in tree)
@@ -131,10 +146,10 @@ class Run:
             facets["order"] = settings["bench"]["order"]
         facets |= {key: settings[key] for key in ("execution", "seed", "timed") if key in settings}
         facets |= sampling_facets(settings)
-        return facets | {"phases": bool(settings.get("phases"))}
+        return facets | {"phases": bool(settings.get("phases")) and method["name"] != "hf"}  # hf's steps have no parts
 
     @property
-    def circumstances(self) -> dict[str, Any]:
+    def loading(self) -> dict[str, Any]:
         """What may tell it from runs of the same method and facets: how the model was loaded, how many answers."""
         model = {k: v for k, v in self.settings["model"].items() if k not in ("name", "dtype", "device", "files")}
         files = hashlib.sha256(json.dumps(self.files, sort_keys=True).encode()).hexdigest()[:8]
@@ -167,19 +182,28 @@ def read_runs(*folders: Path) -> list[Run]:
     """Read all runs of experiments' folders, or of their compact records; methods in the tables' order.
 
     Raises:
-        UserError: one of them has none.
+        UserError: one of them has none, or two hold the same answers.
     """
-    runs = []
+    runs: list[Run] = []
     for folder in folders:
         file = folder / compact.FILE
         if file.is_file():
-            found = _of_this_schema((folder / "runs" / name, *record) for name, *record in compact.unpacked(file))
+            records: Iterable[Any] = ((folder / "runs" / name, *record) for name, *record in compact.unpacked(file))
         else:
-            found = _of_this_schema(_read(sorted(path.parent for path in folder.glob("runs/*/metadata.json"))))
-        if not found:
+            records = _read(sorted(path.parent for path in folder.glob("runs/*/metadata.json")))
+        of_folder = _of_this_schema(records, str(folder) if len(folders) > 1 else "")
+        if not of_folder:
             raise UserError(f"{folder}: no runs here (runs/*/metadata.json with answers.jsonl, or {compact.FILE})")
-        runs += found
+        before = {_times(run): run for run in runs if any(_times(run))}
+        for run in of_folder:
+            if other := before.get(_times(run)):
+                raise UserError(f"{run.folder}: holds the same answers as {other.folder}; name one of them")
+        runs += of_folder
     return sorted(runs, key=_order)
+
+
+def _times(run: Run) -> tuple[float, ...]:
+    return tuple(time for row in run.answers for choice in row["choices"] for time in choice["wall_time"])
 
 
 def runs_at(folders: Iterable[Path]) -> list[Run]:
@@ -194,7 +218,7 @@ def _read(folders: Iterable[Path]) -> Iterator[tuple[Path, dict[str, Any], list[
             yield folder, metadata, list(read_answers(answers)[0].values())
 
 
-def _of_this_schema(records: Iterable[Any]) -> list[Run]:
+def _of_this_schema(records: Iterable[tuple[Path, dict[str, Any], list[Row]]], experiment: str = "") -> list[Run]:
     """Return the runs of this schema; the others are named and left out."""
     runs = []
     for folder, metadata, rows in records:
@@ -204,7 +228,11 @@ def _of_this_schema(records: Iterable[Any]) -> list[Run]:
         except UserError as refused:
             print(f"left out: {refused}", file=sys.stderr)
             continue
-        runs.append(Run(folder, metadata, rows))
+        method = metadata["settings"]["method"]
+        drafter = str(method.get("drafter"))
+        if drafter.startswith("model."):  # recorded by file and class, which have moved since
+            method["drafter"] = _METHOD_OF_CLASS.get(drafter.rpartition(".")[2], drafter)
+        runs.append(Run(folder, metadata, rows, experiment))
     return runs
 
 
@@ -246,30 +274,39 @@ def sampling_words(settings: dict[str, Any]) -> str:
     return ", ".join(words + [f"{key} {value}" for key, value in sampling.items()])
 
 
-BASELINE_NAMES = ("vanilla", "baseline", "autoregressive", "hf")  # what such files call plain decoding
+PLAIN_DECODING = {"vanilla", "baseline", "autoregressive"}  # words by which such files name it
 
 
-def read_foreign(pattern: str) -> list[Run]:
-    """Read the files that match, one run each, named after the file. Plain decoding, so named, is the baseline.
+def read_foreign(pattern: str, baseline: Path | None = None) -> list[Run]:
+    """Read the files that match, one run each, named after the file; that of plain decoding as `vanilla`.
 
     Answers are as they were recorded: which model, device and settings they are of is not known and not guessed. They
     are paired by their questions' hashes where all files have them, else by the questions' ids.
 
+    Args:
+        baseline: the file of plain decoding; None: the only one whose name says so.
+
     Raises:
         UserError: no file matches, or one holds no answer.
     """
-    paths = sorted(Path(name) for name in glob.glob(pattern, recursive=True) if Path(name).is_file())  # noqa: PTH207
-    if not paths:
+    names = {name for name in glob.glob(pattern, recursive=True) if Path(name).is_file()}  # noqa: PTH207
+    if not names:
         raise UserError(f"--answers {pattern}: no such file")
+    paths = sorted(map(Path, names | ({str(baseline)} if baseline else set())))
+    plain = [path for path in paths if PLAIN_DECODING & set(re.split(r"[-_]", path.stem.lower()))]
+    if baseline or len(plain) > 1:  # several: which one is meant is not guessed
+        plain = [path for path in paths if path == baseline]
+    stems = [path.stem for path in paths]
     runs = []
-    for path, name in zip(paths, _names(paths), strict=True):
+    for path in paths:
         rows, damage = read_answers(path)
         if damage:
             print(f"note: {path}: {damage}", file=sys.stderr)
         if not rows:
             raise UserError(f"{path}: holds no answer in Spec-Bench's format")
         check_rows(rows.values(), path)
-        runs.append(Run(path.parent, _metadata(name, len(rows)), list(rows.values())))
+        name = path.stem if stems.count(path.stem) == 1 else str(path.with_suffix(""))
+        runs.append(Run(path.parent, _unrecorded("vanilla" if path in plain else name), list(rows.values())))
     answers = [row for run in runs for row in run.answers]
     if not all(row.get("question_sha256") for row in answers):
         for row in answers:
@@ -277,28 +314,17 @@ def read_foreign(pattern: str) -> list[Run]:
     most = max(len(run.answers) for run in runs)
     for run in runs:
         run.metadata["questions"] = run.metadata["settings"]["bench"]["questions"] = most
-    return sorted(runs, key=lambda run: (run.label not in ("hf", "vanilla"), run.label))
+    return sorted(runs, key=lambda run: (run.label != "vanilla", run.label))
 
 
-def _names(paths: list[Path]) -> list[str]:
-    """Name each file without its ending, with its folders where two have the same name, plain decoding `vanilla`."""
-    stems = [path.stem for path in paths]
-    names = [str(p.with_suffix("")) if stems.count(p.stem) > 1 else p.stem for p in paths]
-    words = [stem.lower().replace("_", "-").split("-") for stem in stems]
-    plain = [i for i, said in enumerate(words) if any(name in said for name in BASELINE_NAMES)]
-    if len(plain) == 1:  # several: which one is meant is not guessed
-        names[plain[0]] = "hf" if "hf" in words[plain[0]] else "vanilla"
-    return names
-
-
-def _metadata(name: str, questions: int) -> dict[str, Any]:
-    unknown = "not recorded"
+def _unrecorded(name: str) -> dict[str, Any]:
+    """Return the metadata of answers of which nothing but a name is known."""
     settings = {
-        "model": {"name": "answers", "dtype": unknown},
-        "bench": {"name": "files", "questions": questions},
+        "model": {"name": "answers", "dtype": UNKNOWN},
+        "bench": {"name": "files"},
         "method": {"name": name},
-        "max_new_tokens": unknown,
-        "execution": unknown,
+        "max_new_tokens": UNKNOWN,
+        "execution": UNKNOWN,
     }
-    versions = {"torch": unknown, "transformers": unknown}
-    return {"label": name, "device": unknown, "questions": questions, "versions": versions, "settings": settings}
+    versions = {"torch": UNKNOWN, "transformers": UNKNOWN}
+    return {"label": name, "device": UNKNOWN, "versions": versions, "settings": settings}

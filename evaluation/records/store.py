@@ -97,20 +97,18 @@ class AnswerStore:
         kept = [period for period in periods if period["first_question"] <= answered]  # others have no answers
         now = metadata["circumstances"]
         different = difference((kept or periods)[-1]["circumstances"], now)
-        path = self.folder / "metadata.json"
-        if not different:
-            if kept and kept != periods:
-                write_json(path, recorded | {"parts": kept})
-        elif answered == 0:  # nothing was measured under the others
-            write_json(path, metadata)
-        elif not mixed:
+        if different and kept and not mixed:
             raise UserError(
                 f"{self.folder} holds {answered} answers given under other circumstances: {different}; finish it under "
                 "those, delete it to start anew, or say allow_mixed=true, and every table will name it as mixed"
             )
-        elif answered < metadata["questions"]:
-            periods = [*kept, {"first_question": answered + 1, "circumstances": now}]
-            write_json(path, recorded | {"parts": periods})
+        if different and kept and answered < metadata["questions"]:
+            kept.append({"first_question": answered + 1, "circumstances": now})
+        if kept and kept != periods:
+            recorded = recorded | {"parts": kept}
+        elif different and not kept:  # nothing was measured under the others
+            recorded = metadata
+        write_json(self.folder / "metadata.json", recorded)
 
     def is_finished(self) -> bool:
         """Return whether the run's summary is there: the last file of a run whose questions are all answered."""

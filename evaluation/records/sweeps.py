@@ -51,9 +51,8 @@ class Missing:
     def __str__(self) -> str:
         shown = "; ".join(" ".join(job) for job in self.jobs[:4])
         more = f"; and {len(self.jobs) - 4} more" if len(self.jobs) > 4 else ""
-        return (
-            f"missing: {len(self.jobs)} of {self.total} jobs ({shown}{more}); this completes the sweep: {self.command}"
-        )
+        missing = f"missing: {len(self.jobs)} of {self.total} jobs ({shown}{more})"
+        return f"{missing}; this completes the sweep: {self.command}"
 
 
 def job_key(job: Sequence[str]) -> str:
@@ -92,9 +91,8 @@ def available(jobs: Sequence[Planned]) -> tuple[list[Planned], list[str]]:
     reasons = dict.fromkeys(f"{job.config.method.name}: {job.not_available}" for job in jobs if job.not_available)
     if jobs and not left:
         raise UserError(f"none of the {len(jobs)} jobs can run: {'; '.join(list(reasons)[:3])}")
-    if not reasons:
-        return left, []
-    return left, [f"not available, {len(jobs) - len(left)} of {len(jobs)} jobs are left out:", *reasons]
+    head = f"not available, {len(jobs) - len(left)} of {len(jobs)} jobs are left out:"
+    return left, [head, *reasons] if reasons else []
 
 
 def not_available(folder: Path) -> list[dict[str, str]]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -22,15 +23,12 @@ TEMPLATE = "recycling"  # the source whose steps draft from the template, where 
 
 
 class Step(NamedTuple):
-    """One step of an answer: where it stands, what it forwarded and what of it was accepted.
+    """One step of an answer.
 
     Attributes:
         turn, number: of the choice's turns, and of the turn's steps, from 0.
         nodes: forwarded, the root included.
         path: the ranks accepted; () where no draft was accepted.
-        source: what drafted it, of a method that has several.
-        start: where its tokens begin in the turn's output. They are the accepted drafts and the target's own next
-            token; the root is the token before them.
     """
 
     row: Row
@@ -39,75 +37,43 @@ class Step(NamedTuple):
     number: int
     nodes: int
     path: RankPath
-    source: str | None
-    start: int
+
+    @property
+    def start(self) -> int:
+        """Where its tokens begin in the turn's output: its accepted drafts and the target's own next token."""
+        choice = self.row["choices"][self.choice]
+        before = sum(map(len, choice["step_nodes"][: self.turn]))  # steps of the turns before
+        return sum((choice.get("accept_lengths") or [])[before : before + self.number])
 
 
-Turn = tuple[Row, int, int, Sequence[int], Sequence[Sequence[int]], Sequence[str | None]]
-
-
-def turns(rows: Iterable[Row]) -> Iterator[Turn]:
-    """Yield all turns in order: row, choice, turn, and of its steps the nodes forwarded, paths accepted and sources.
-
-    Nothing of answers whose records lack what it takes.
-    """
+def steps(rows: Iterable[Row], source: str | None = None) -> Iterator[Step]:
+    """Yield all steps in order, of a method with several sources those drafted from this one; none if not recorded."""
     for row in rows:
         for index, choice in enumerate(row["choices"]):
-            both = zip(choice.get("step_nodes") or [], choice.get("step_paths") or [], strict=False)
-            for turn, (nodes, paths) in enumerate(both):
-                yield row, index, turn, nodes, paths, (choice.get("step_sources") or {turn: [None] * len(nodes)})[turn]
+            turns = zip(choice.get("step_nodes") or [], choice.get("step_paths") or [], strict=False)
+            for turn, (nodes, paths) in enumerate(turns):
+                sources = choice["step_sources"][turn] if choice.get("step_sources") else itertools.repeat(None)
+                for number, (forwarded, path, drafted_by) in enumerate(zip(nodes, paths, sources, strict=False)):
+                    if source is None or drafted_by in (None, source):
+                        yield Step(row, index, turn, number, forwarded, tuple(path))
 
 
 def longest(rows: Iterable[Row], source: str | None = None) -> Step | None:
-    """Return the first step of the longest accepted path, drafted from this source if there are several."""
-    best: Step | None = None
-    for row, choice, turn, nodes, paths, sources in turns(rows):
-        for number, (path, drafted_by) in enumerate(zip(paths, sources, strict=True)):
-            if len(path) > (len(best.path) if best else 0) and (source is None or drafted_by in (None, source)):
-                said = row["choices"][choice].get("accept_lengths") or []
-                before = sum(map(len, row["choices"][choice]["step_nodes"][:turn]))  # steps of the turns before
-                start = sum(said[before : before + number])
-                best = Step(row, choice, turn, number, nodes[number], tuple(path), drafted_by, start)
-    return best
+    """Return the first step of the longest accepted path; None if no step accepted any."""
+    best = max(steps(rows, source), key=lambda step: len(step.path), default=None)
+    return best if best and best.path else None
 
 
-@dataclass
-class Accepted:
-    """The accepted rank paths of all steps that drafted.
-
-    Attributes:
-        counts: steps by (nodes forwarded, path).
-    """
-
-    counts: Counter[tuple[int, RankPath]] = field(default_factory=Counter)
-
-    @classmethod
-    def of(cls, rows: Iterable[Row], source: str | None = None) -> Accepted:
-        """Count them.
-
-        Args:
-            source: of a method with several sources, only the steps that drafted from this one.
-        """
-        counts: Counter[tuple[int, RankPath]] = Counter()
-        for *_, nodes, paths, sources in turns(rows):
-            kept = zip(nodes, map(tuple, paths), sources, strict=True)
-            counts.update([(n, path) for n, path, by in kept if n > 1 and (source is None or by in (None, source))])
-        return cls(counts)
-
-    @property
-    def steps(self) -> int:
-        return sum(self.counts.values())
+Accepted = Counter[tuple[int, RankPath]]  # drafting steps by nodes forwarded and path accepted
 
 
-@dataclass(frozen=True)
-class Depth:
-    """Acceptance at one depth of the tree, over all steps that drafted.
+def accepted_paths(rows: Iterable[Row], source: str | None = None) -> Accepted:
+    """Count the steps that drafted, of a method with several sources from this one."""
+    return Counter((step.nodes, step.path) for step in steps(rows, source) if step.nodes > 1)
 
-    Attributes:
-        steps: steps whose accepted path reaches this depth.
-        joint: their share of all steps.
-        conditional: their share of the steps that reach the depth above.
-    """
+
+class Depth(NamedTuple):
+    """Acceptance at one depth of the tree, over all steps that drafted; statistics/columns.py defines the shares."""
 
     depth: int
     steps: int
@@ -117,8 +83,8 @@ class Depth:
 
 def by_depth(accepted: Accepted) -> list[Depth]:
     """Return acceptance from depth 1 down to the deepest that was ever accepted; nothing without step records."""
-    deepest = max((len(path) for _, path in accepted.counts), default=0)
-    reached = [sum(n for (_, path), n in accepted.counts.items() if len(path) >= depth) for depth in range(deepest + 1)]
+    deepest = max((len(path) for _, path in accepted), default=0)
+    reached = [sum(n for (_, path), n in accepted.items() if len(path) >= depth) for depth in range(deepest + 1)]
     return [Depth(d, reached[d], reached[d] / reached[0], reached[d] / reached[d - 1]) for d in range(1, deepest + 1)]
 
 
@@ -158,20 +124,18 @@ def by_node(accepted: Accepted, order: Sequence[RankPath] | None) -> list[Node]:
 
     Args:
         order: the template's nodes, as `template` gives them; of a smaller tree a step had the first ones. None: only
-            nodes that were once accepted are known, and every step counts as a try of each.
+            nodes that were once accepted are returned, and every step counts as a try of each.
     """
-    counted = accepted.counts
     fixed = order is not None
     if order is None:
-        prefixes = {path[:depth] for _, path in counted for depth in range(1, len(path) + 1)}
+        prefixes = {path[:depth] for _, path in accepted for depth in range(1, len(path) + 1)}
         order = sorted(prefixes, key=lambda path: (len(path), path))
     nodes = []
     for place, path in enumerate(order):
-        tries = [(other, n) for (size, other), n in counted.items() if place < size - 1 or not fixed]
-        parents, times = (
-            sum(n for other, n in tries if other[: len(start)] == start) for start in (path[:-1], tuple(path))
-        )
-        nodes.append(Node(path, sum(n for _, n in tries), times, parents))
+        tries = [(other, n) for (size, other), n in accepted.items() if place < size - 1 or not fixed]
+        of_parent = [(other, n) for other, n in tries if other[: len(path) - 1] == path[:-1]]
+        times = sum(n for other, n in of_parent if other[: len(path)] == path)
+        nodes.append(Node(path, sum(n for _, n in tries), times, sum(n for _, n in of_parent)))
     return nodes
 
 
@@ -187,7 +151,7 @@ def depths_table(runs: Sequence[Run]) -> pd.DataFrame:
     """Build acceptance by depth of every method that drafts from a template, all questions together."""
     rows: list[dict[str, Any]] = []
     for pool in pools(runs):
-        for depth in by_depth(Accepted.of(pool.rows)):
+        for depth in by_depth(accepted_paths(pool.rows)):
             shares = {"joint_acceptance": depth.joint, "conditional_acceptance": depth.conditional}
             rows.append(identity(pool) | {"depth": depth.depth, "steps": depth.steps} | shares)
     return pd.DataFrame(rows)
@@ -198,7 +162,7 @@ def nodes_table(runs: Sequence[Run]) -> pd.DataFrame:
     rows: list[dict[str, Any]] = []
     for pool in pools(runs):
         if order := template(pool.first):
-            for node in by_node(Accepted.of(pool.rows, TEMPLATE), order):
+            for node in by_node(accepted_paths(pool.rows, TEMPLATE), order):
                 words = {"rank_path": ",".join(map(str, node.path)), "parent_stood_steps": node.parent_accepted}
                 share = node.given_parent if node.parent_accepted else math.nan
                 rows.append(identity(pool) | words | {"stood_steps": node.accepted, "conditional_acceptance": share})

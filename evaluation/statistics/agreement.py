@@ -48,18 +48,19 @@ class Comparison:
 
 def compare(here: Sequence[Run], there: Sequence[Run]) -> tuple[list[Comparison], list[str]]:
     """Compare configurations of the same settings, then the only ones of a label; return lines on the rest, too."""
-    mine, theirs, comparisons = pools(here), pools(there), []
+    pools_here, pools_there, comparisons = pools(here), pools(there), []
     for key in (_settings, _label):
-        for pool in list(mine):
-            peers = [other for other in theirs if key(other) == key(pool) and _common(pool, other)]
-            if peers and (key is _settings or len(peers) == [key(other) for other in mine].count(key(pool)) == 1):
+        for pool in list(pools_here):
+            peers = [other for other in pools_there if key(other) == key(pool) and _common(pool, other)]
+            twins = sum(key(other) == key(pool) for other in pools_here)
+            if peers and (key is _settings or len(peers) == twins == 1):
                 other = max(peers, key=lambda peer: len(_common(pool, peer)))
                 comparisons.append(_compare(pool, other))
-                mine.remove(pool)
-                theirs.remove(other)
-    alone = [f"only {where}: {pool.name}" for where, side in (("here", mine), ("there", theirs)) for pool in side]
-    asked = [{key for pool in pools(runs) for key in pool.cells.questions} for runs in (here, there)]
-    alone += [f"questions: {len(asked[0])} here, {len(asked[1])} there"] if asked[0] != asked[1] else []
+                pools_here.remove(pool)
+                pools_there.remove(other)
+    alone = [f"only here: {pool.name}" for pool in pools_here] + [f"only there: {pool.name}" for pool in pools_there]
+    counts = [{key for pool in pools(runs) for key in pool.cells.questions} for runs in (here, there)]
+    alone += [f"questions: {len(counts[0])} here, {len(counts[1])} there"] if counts[0] != counts[1] else []
     return comparisons, alone
 
 
@@ -110,10 +111,10 @@ def _compare(here: Pool, there: Pool) -> Comparison:
 
 def _differences(here: Row, there: Row) -> Iterator[tuple[str, str]]:
     """Yield where the turns of two answers differ, in token ids or accepted lengths; numbers count from 1."""
-    mine, theirs = ([turn for choice in row["choices"] for turn in _turns(choice)] for row in (here, there))
-    if len(mine) != len(theirs):
-        yield "token ids", f"question {here['question_id']}: {len(mine)} turns here, {len(theirs)} there"
-    for turn, ((lengths, ids), (other_lengths, other_ids)) in enumerate(zip(mine, theirs, strict=False), start=1):
+    turns, others = ([turn for choice in row["choices"] for turn in _turns(choice)] for row in (here, there))
+    if len(turns) != len(others):
+        yield "token ids", f"question {here['question_id']}: {len(turns)} turns here, {len(others)} there"
+    for turn, ((lengths, ids), (other_lengths, other_ids)) in enumerate(zip(turns, others, strict=False), start=1):
         where = f"question {here['question_id']}, turn {turn}"
         if ids != other_ids:
             yield "token ids", f"{where}, step {bisect_right(list(accumulate(lengths)), diverge(ids, other_ids)) + 1}"

@@ -8,7 +8,6 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import pandas as pd
@@ -86,15 +85,13 @@ class Audit:
         """Say how much of the output equals that of the baseline of this name."""
         if not self.turns:
             return "No turn can be compared: the records share none that has token ids."
-        turns = f"{len(self.turns):,} turn{'s' if len(self.turns) > 1 else ''}"
         if not self.different:
-            return f"All {turns} equal those of {base}, token for token ({self.tokens:,} tokens)."
-        tokens = [1 + (turn.differs_at or 0) for turn in self.different]
-        first = self.different[tokens.index(min(tokens))]
+            return f"All {len(self.turns):,} turns equal those of {base}, token for token ({self.tokens:,} tokens)."
+        first = min(self.different, key=lambda turn: turn.differs_at or 0)
         share = 100 * self.identical / len(self.turns)
         return (
-            f"{self.identical:,} of {turns} ({share:.1f} %) equal those of {base}. The earliest difference is at "
-            f"token {min(tokens)} ({first.where}), the median one at token {median(tokens):g}."
+            f"{self.identical:,} of {len(self.turns):,} turns ({share:.1f} %) equal those of {base}. The earliest "
+            f"difference is at token {1 + (first.differs_at or 0)} ({first.where})."
         )
 
 
@@ -155,24 +152,19 @@ def wording(table: pd.DataFrame, folder: Path) -> list[str]:
     for dtype in ["float32", *sorted(set(table["dtype"]) - {"float32"})]:
         rows = table[table["dtype"] == dtype]
         turns, same = int(rows["turns"].sum()), int(rows["identical_turns"].sum())
-        if not turns:
-            if dtype == "float32":
-                lines.append("Nothing was compared in float32.")
-            continue
-        about = f"{len(rows)} configuration{'s' if len(rows) > 1 else ''}, {int(rows['tokens'].sum()):,} tokens"
-        if same == turns:
-            lines.append(f"Lossless in {dtype}: all {turns:,} turns equal vanilla's, token for token ({about}).")
-            continue
+        about = f"({len(rows)} configuration{'s' if len(rows) > 1 else ''}, {int(rows['tokens'].sum()):,} tokens)"
         measured, different = int(rows["gaps_known"].sum()), turns - same
-        share = f"{same:,} of {turns:,} turns ({100 * same / turns:.2f} %)"
-        text = f"Not identical in {dtype}: {share} equal vanilla's ({about})"
-        if measured == different:
-            gap = rows["largest_logit_gap"].max()
-            text += f"; where a difference starts, the two largest logits are at most {gap:.3g} apart."
+        if not turns:
+            lines += ["Nothing was compared in float32."] if dtype == "float32" else []
+        elif not different:
+            lines.append(f"Lossless in {dtype}: all {turns:,} turns equal vanilla's, token for token {about}.")
         else:
+            largest = f"{rows['largest_logit_gap'].max():.3g}"
+            gap = f"where a difference starts, the two largest logits are at most {largest} apart."
             command = f"python -m evaluation.audit {shlex.quote(str(folder))}"
-            text += f"; this measures the logit gap at {different - measured} of {different} differences: {command}"
-        lines.append(text)
+            ask = f"this measures the logit gap at {different - measured} of {different} differences: {command}"
+            share = f"{same:,} of {turns:,} turns ({100 * same / turns:.2f} %) equal vanilla's {about}"
+            lines.append(f"Not identical in {dtype}: {share}; {gap if measured == different else ask}")
     return lines
 
 

@@ -90,8 +90,7 @@ def generation_left_out(metadata: dict[str, Any]) -> str:
 
 def executions(table: pd.DataFrame) -> list[str]:
     """Return this engine's executions, by the rows of the main table; each once."""
-    taken = table["execution"].dropna() if "execution" in table else pd.Series(dtype=str)
-    return [name for name in taken.unique() if name not in ("", GENERATE)]
+    return [name for name in table.get("execution", pd.Series()).dropna().unique() if name not in ("", GENERATE)]
 
 
 def execution_words(table: pd.DataFrame) -> list[str]:
@@ -99,18 +98,14 @@ def execution_words(table: pd.DataFrame) -> list[str]:
     names = executions(table)
     if not names:
         return []
+    compared = {name for name in BASELINES if table.loc[table["method"] != name, f"speedup_{name}"].notna().any()}
     clauses = [f"execution: {names[0]}" if len(names) == 1 else "execution: see its column"]
-    if len(names) > 1 and _compared(table, "vanilla"):
+    if len(names) > 1 and "vanilla" in compared:
         clauses.append("speedup_vanilla compares with vanilla in the same execution")
     if (table["method"] == "hf").any():
-        over = ", so speedup_hf also includes the difference between the two engines" if _compared(table, "hf") else ""
+        over = ", so speedup_hf also includes the difference between the two engines" if "hf" in compared else ""
         clauses.append(f"hf is transformers' own generate{over}")
     return ["; ".join(clauses)]
-
-
-def _compared(table: pd.DataFrame, name: str) -> bool:
-    column = f"speedup_{name}"
-    return column in table and bool(table.loc[table["method"] != name, column].notna().any())
 
 
 def not_compared(pooled: Sequence[Pool]) -> list[str]:
@@ -129,32 +124,28 @@ def not_compared(pooled: Sequence[Pool]) -> list[str]:
 
 
 def mixed(runs: Sequence[Run]) -> list[str]:
-    """Say what was not measured under one set of circumstances, one line each: a run in parts, runs next to each other.
+    """Say what was not measured under one set of conditions, one line each: a run in periods, runs next to each other.
 
     Runs on other devices than the first are blocks of their own in every table, and no matter here.
     """
     lines = []
+    others: dict[str, list[str]] = {}
+    recorded = [run for run in runs if "circumstances" in run.metadata]
     for run in runs:
-        periods = run.metadata.get("parts", [])
         changes = [
             f"other conditions from question {period['first_question']} on "
-            f"({difference(before['circumstances'], period['circumstances']).replace(' there and ', ' before, ')})"
-            for before, period in itertools.pairwise(periods)
+            f"({difference(before['circumstances'], period['circumstances'], words=('before', ''))})"
+            for before, period in itertools.pairwise(run.metadata.get("parts", []))
         ]
         if changes:
             lines.append(f"{_repeat(run)}: {'; '.join(changes)}")
-    first = next((run for run in runs if "circumstances" in run.metadata), None)
-    others: dict[str, list[str]] = {}
-    for run in runs:
-        circumstances = run.metadata.get("circumstances")
-        if first is not None and circumstances is not None and run.metadata["device"] == first.metadata["device"]:
-            words = difference(first.metadata["circumstances"], circumstances)
-            if words:
+        if run in recorded and run.metadata["device"] == recorded[0].metadata["device"]:
+            pair = recorded[0].metadata["circumstances"], run.metadata["circumstances"]
+            if words := difference(*pair, words=(f"for {recorded[0].label}", "")):
                 others.setdefault(words, []).append(_repeat(run))
-    for words, names in others.items():
-        words = words.replace(" there and ", f" for {first.label if first else ''}, ").removesuffix(" now")
-        lines.append(f"runs under different conditions ({words} for {_first_three(names)})")
-    return lines
+    return lines + [
+        f"runs under different conditions ({words} for {_first_three(names)})" for words, names in others.items()
+    ]
 
 
 def doubts(runs: Sequence[Run]) -> list[str]:

@@ -19,6 +19,8 @@ from ..records.runs import Run, row_key
 from .intervals import Floats, quotient_interval
 from .metrics import OVERALL
 
+# What rows of a table share that stand in one block, and figures that are drawn together.
+GROUP = ("model", "dtype", "bench", "bench_questions", "questions_sha256", "max_new_tokens", "device", "folder")
 MANY = 3  # settings that are named of each run of a label; of more only what is unusual there
 BUDGETS = ("nodes", "tree_nodes", "max_draft")  # settings that say how many nodes a step drafts at most
 
@@ -128,10 +130,10 @@ class Pool:
 
     @cached_property
     def group(self) -> dict[str, Any]:
-        """What rows of a table share that stand in one block, and figures that are drawn together."""
+        """Its values of GROUP."""
         settings = self.first.settings
         questions = json.dumps([settings["bench"].get("sha256"), sorted(self.selection)]).encode()
-        return {
+        group = {
             "model": settings["model"]["name"],
             "dtype": settings["model"]["dtype"],
             "bench": settings["bench"]["name"],
@@ -140,6 +142,12 @@ class Pool:
             "max_new_tokens": settings["max_new_tokens"],
             "device": self.first.metadata["device"],
         }
+        return group | ({"folder": self.first.experiment} if self.first.experiment else {})
+
+    @property
+    def block(self) -> tuple[Any, ...]:
+        """Its values of GROUP as a key."""
+        return tuple(self.group.values())
 
     @cached_property
     def repeats(self) -> dict[int, tuple[Run, ...]]:
@@ -205,7 +213,7 @@ def pools(runs: Sequence[Run]) -> list[Pool]:
     pooled.sort(key=lambda pool: (begins[pool.first.bench_key], -pool.questions, place[id(pool.first)]))
     alike: dict[tuple[Any, ...], list[Pool]] = {}
     for pool in pooled:
-        alike.setdefault((*pool.group.values(), pool.label), []).append(pool)
+        alike.setdefault((*pool.block, pool.label), []).append(pool)
     words: dict[int, str] = {}
     for peers in alike.values():
         words |= zip(map(id, peers), distinguish([pool.first for pool in peers]), strict=True)
@@ -253,7 +261,7 @@ def distinguish(runs: Sequence[Run]) -> list[str]:
 
     Where they differ in many, what more than half of them have in common is left out, but the first setting is not.
     """
-    facets = [run.facets | run.circumstances for run in runs]
+    facets = [run.facets | run.loading for run in runs]
     keys = dict.fromkeys(key for settings in facets for key in settings)
     varied = [key for key in keys if len({str(settings.get(key)) for settings in facets}) > 1]
     plain = [key for key in varied if key not in ("tree_depth", "tree_breadth")]

@@ -25,8 +25,8 @@ from .intervals import spans_one
 from .metrics import OVERALL
 from .notes import UNSURE
 from .pools import pools
-from .published import APART, MEASURED, PUBLISHED, table1, with_published
-from .tables import BASELINES, GROUP, group_names, main_table, memory_table, with_unavailable
+from .published import MEASURED, PUBLISHED, PUBLISHED_EXECUTION, table1, with_published
+from .tables import BASELINES, blocks, main_table, memory_table, with_unavailable
 
 
 class Heading(NamedTuple):
@@ -59,51 +59,27 @@ class Cell(NamedTuple):
         return " ".join(filter(None, (self.text + self.mark, self.interval)))
 
 
-@dataclass(frozen=True)
-class Line:
+class Line(NamedTuple):
     """A row: its cells in the order of the columns, and what it is filtered by."""
 
     cells: list[Cell]
     method: str
     category: str = ""
 
-    @property
-    def baseline(self) -> bool:
-        return self.method in BASELINES
-
-    @property
-    def overall(self) -> bool:
-        return self.category == OVERALL
-
 
 @dataclass(frozen=True)
 class Block:
-    """A part of a table with columns of its own, what stands above it, and of Table 1 its bench and model."""
+    """A part of a table with columns of its own, and its title."""
 
     columns: list[Heading]
     lines: list[Line]
     title: str = ""
-    lead: str = ""
-    bench: str = ""
-    model: str = ""
-
-    @property
-    def methods(self) -> list[str]:
-        return list(dict.fromkeys(line.method for line in self.lines))
-
-    @property
-    def subtasks(self) -> list[str]:
-        return list(dict.fromkeys(line.category for line in self.lines if not line.overall))
 
     @property
     def configurations(self) -> list[list[Line]]:
         """The lines of each configuration, the overall one first, then its subtasks."""
-        groups: list[list[Line]] = [[]]
-        for line in self.lines:
-            groups[-1].append(line)
-            if line.overall:
-                groups.append([])
-        return [[group[-1], *group[:-1]] for group in groups if group]
+        ends = [i for i, line in enumerate(self.lines, start=1) if line.category == OVERALL]
+        return [[self.lines[e - 1], *self.lines[b : e - 1]] for b, e in zip([0, *ends], ends, strict=False)]
 
     @property
     def baselines(self) -> list[str]:
@@ -158,22 +134,22 @@ def main_view(runs: Sequence[Run], table: pd.DataFrame, more: Sequence[str] = ()
         more: further footnotes.
         category: only these rows and in few columns, without intervals, for a terminal; empty: all.
     """
-    names, rows = group_names(table), table[table["category"] == category] if category else table
+    rows = table[table["category"] == category] if category else table
     several = len(notes.executions(table)) > 1
-    blocks = []
-    for key, group in rows.groupby(GROUP, sort=False):
-        title, shared = names[key], _shared_counts(group) if category else {}
-        kept = [c for c in COLUMNS if _on_paper(c, group, TERMINAL if category else MARKDOWN, several)]
-        headings = [Heading(c.name, c.title if category and c.title else c.name) for c in kept if c.name not in shared]
+    drawn = []
+    for title, block in blocks(rows).items():
+        shared = _shared_counts(block) if category else {}
+        shown_columns = [c for c in COLUMNS if _on_paper(c, block, TERMINAL if category else MARKDOWN, several)]
+        headings = [Heading(c.name, (category and c.title) or c.name) for c in shown_columns if c.name not in shared]
         if category:
             counts = [f"{count} {name}" for name, count in shared.items() if f"{count} {name}" not in title]
             title = f"{title}, {category}" + (f" ({', '.join(counts)})" if counts else "")
-        blocks.append(Block(headings, _lines(group, headings, partial(paper_cell, with_interval=not category)), title))
+        drawn.append(Block(headings, _lines(block, headings, partial(paper_cell, with_interval=not category)), title))
     head = ["\n".join(notes.heading(runs)), *notes.execution_words(table)]
-    footnotes = notes.table_notes(rows, any(cell.interval for cell in View(blocks).cells))
+    footnotes = notes.table_notes(rows, any(cell.interval for cell in View(drawn).cells))
     footnotes += [*notes.not_compared(pools(runs)), *notes.incomplete(runs), *notes.mixed(runs)]
     footnotes += [*([] if category else notes.executed(runs)), *more]
-    return View(blocks, "Main table", head, footnotes)
+    return View(drawn, "Main table", head, footnotes)
 
 
 def _on_paper(column: Column, block: pd.DataFrame, output: str, several_executions: bool) -> bool:
@@ -189,8 +165,7 @@ def _on_paper(column: Column, block: pd.DataFrame, output: str, several_executio
 def _shared_counts(rows: pd.DataFrame) -> dict[str, int]:
     """Return the counts that all measured rows share, for a terminal's title; repeats only where there are several."""
     measured = rows[rows["questions"] > 0]
-    counts = ("questions", "repeats")
-    shared = {name: int(measured[name].iloc[0]) for name in counts if measured[name].nunique() == 1}
+    shared = {n: int(measured[n].iloc[0]) for n in ("questions", "repeats") if measured[n].nunique() == 1}
     return {name: count for name, count in shared.items() if name == "questions" or count > 1}
 
 
@@ -204,12 +179,19 @@ def _lines(table: pd.DataFrame, columns: Sequence[Heading], cell: Callable[[dict
 
 def paper_cell(row: dict[Any, Any], name: str, with_interval: bool) -> Cell:
     """Return a value of the main table as on paper: two decimals, the interval of MAT and speedups behind it."""
-    text, interval = shown(row[name]), _interval(row, name)
+    text, interval = shown(row[name]) + _executed(row, name), _interval(row, name)
     if interval is None:
         return Cell(text)
     low, high, mark = interval
     printed = with_interval and low < high and (name == "mat" or name.startswith("speedup"))
     return Cell(text, interval_text(low, high) if printed else "", mark)
+
+
+def _executed(row: dict[Any, Any], name: str) -> str:
+    """Say of a speedup over hf that stands next to a published one, and of the published one, how steps were taken."""
+    if name not in ("speedup_hf", "published_speedup_hf") or missing(row.get("published_source")):
+        return ""
+    return f" ({row['execution'] if name == 'speedup_hf' else PUBLISHED_EXECUTION})"
 
 
 def page_view(table: pd.DataFrame) -> View:
@@ -241,9 +223,8 @@ def page_view(table: pd.DataFrame) -> View:
     columns.sort(key=lambda c: (c.extra, c.name != "method", c.number))  # stable: names, then numbers, then extras
     view = View([Block(columns, _lines(table, columns, _page_cell))], same=same)
     if any(cell.interval for cell in view.cells):
-        view.footnotes.append(
-            "Small print: 95 % bootstrap intervals (MAT over questions, speeds over questions and repeats)."
-        )
+        of = "MAT over questions, speeds over questions and repeats"
+        view.footnotes.append(f"Small print: 95 % bootstrap intervals ({of}).")
         if notes.drift_unknown(table):
             view.footnotes.append(notes.ONE_REPEAT[0].upper() + notes.ONE_REPEAT[1:] + ".")
     if any(cell.mark for cell in view.cells):
@@ -252,17 +233,17 @@ def page_view(table: pd.DataFrame) -> View:
 
 
 def _heading(column: Column, *, number: bool, extra: bool) -> Heading:
-    title = column.title or column.name
-    title = title.replace("speedup_", "speedup over ", title.startswith("speedup_")).replace("_", " ")
+    title = (column.title or column.name).replace("_", " ").replace("speedup ", "speedup over ")
     return Heading(column.name, title, number, extra, column.definition)
 
 
 def _page_cell(row: dict[Any, Any], name: str) -> Cell:
-    value, interval = row[name], _interval(row, name)
-    ends = [] if interval is None else [_page_text(end, column(name).form) for end in interval[:2]]
-    printed = "–".join(ends) if len(set(ends)) > 1 else ""
-    mark = interval[2] if interval and printed else ""
-    return Cell(_page_text(value, column(name).form), printed, mark, "" if missing(value) else str(value))
+    value, interval, form = row[name], _interval(row, name), column(name).form
+    ends = list(dict.fromkeys(_page_text(end, form) for end in interval[:2])) if interval else []
+    printed = len(ends) > 1 and interval
+    text = "" if missing(value) else str(value)
+    shown_value = _page_text(value, form) + _executed(row, name)
+    return Cell(shown_value, "–".join(ends) if printed else "", printed[2] if printed else "", text)
 
 
 def _page_text(value: Any, form: str = ".2f") -> str:
@@ -274,22 +255,19 @@ def _page_text(value: Any, form: str = ".2f") -> str:
 
 
 def table1_view(table: pd.DataFrame, footnotes: Sequence[str] = ()) -> View:
-    """View Table 1 in the paper's layout, one block a bench and model; speedups have an x behind them."""
+    """View Table 1 in the paper's layout, one block a model; speedups have an x behind them."""
     head = (
         "Columns 3 to 8 are speedups by subtask; then Spec-Bench as a whole, then MBPP (the code subtask).\n"
         "Speedups are over AR: transformers' own generate. Published: A100-80GB, float16, 1,024 new tokens."
     )
     columns = [Heading("name", "method", False), Heading("source", "figures", False)]
     columns += [Heading(column.name, column.title) for column in TABLE1]
-    blocks = []
-    for (bench, model), rows in table.groupby(["other_bench", "model"], sort=False):
-        devices = [device for device in rows["device"].unique() if device]
-        title = f"{model}{f' on {bench}' if bench else ''}"
-        title += f" (measured on {'; '.join(devices)})" if devices else ""
-        lead = f"Of {bench}'s own questions, by subtask and as a whole: {APART}." if bench else ""
+    drawn = []
+    for model, rows in table.groupby("model", sort=False):
+        devices = "; ".join(filter(None, rows["device"].unique()))
         lines = [Line(_table1_cells(row), str(row["method"])) for row in rows.to_dict("records")]
-        blocks.append(Block(columns, lines, title, lead, str(bench), str(model)))
-    return View(blocks, "Table 1", [head], list(footnotes))
+        drawn.append(Block(columns, lines, f"{model} (measured on {devices})" if devices else str(model)))
+    return View(drawn, "Table 1", [head], list(footnotes))
 
 
 def _table1_cells(row: dict[Any, Any]) -> list[Cell]:
@@ -329,7 +307,7 @@ def to_markdown(view: View) -> str:
     for block in view.blocks:
         rows = ([cell.printed for cell in line.cells] for line in block.lines)
         table = markdown((column.title for column in block.columns), rows)
-        out += [f"## {block.title}", *([block.lead] if block.lead else []), table]
+        out += [f"## {block.title}", table]
     return "\n\n".join([*out, *view.footnotes]) + "\n"
 
 
@@ -341,27 +319,22 @@ def markdown(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def to_latex(view: View) -> str:
-    r"""Render Table 1 with \usepackage{booktabs}: published rows in italics, a tabular more for each other bench."""
-    lines = [f"% {note}" for note in view.footnotes]
-    lines.append("% needs \\usepackage{booktabs}; published rows are in italics")
-    for bench in dict.fromkeys(block.bench for block in view.blocks):
-        blocks = [block for block in view.blocks if block.bench == bench]
-        titles = [column.title for column in blocks[0].columns[2:]]
-        name = _escape(bench)
-        heads = (f"{name} ({APART})", f"{name}, code") if name else ("Spec-Bench", "MBPP")
-        lines += [
-            "\\begin{tabular}{ll" + "r" * len(titles) + "}",
-            "\\toprule",
-            f" & & \\multicolumn{{9}}{{c}}{{{heads[0]}}} & \\multicolumn{{3}}{{c}}{{{heads[1]}}} \\\\",
-            "\\cmidrule(lr){3-11} \\cmidrule(lr){12-14}",
-            " & ".join(["Model", "Method", *titles]) + " \\\\",
-        ]
-        for block in blocks:
-            lines.append("\\midrule")
-            for i, line in enumerate(block.lines):
-                lines.append(" & ".join([_escape(block.model) if i == 0 else "", *_latex_cells(line)]) + " \\\\")
-        lines += ["\\bottomrule", "\\end{tabular}", ""]
-    return "\n".join(lines)
+    r"""Render Table 1 with \usepackage{booktabs}: published rows in italics."""
+    titles = [column.title for column in view.blocks[0].columns[2:]]
+    lines = [f"% {note}" for note in view.footnotes] + [
+        "% needs \\usepackage{booktabs}; published rows are in italics",
+        "\\begin{tabular}{ll" + "r" * len(titles) + "}",
+        "\\toprule",
+        " & & \\multicolumn{9}{c}{Spec-Bench} & \\multicolumn{3}{c}{MBPP} \\\\",
+        "\\cmidrule(lr){3-11} \\cmidrule(lr){12-14}",
+        " & ".join(["Model", "Method", *titles]) + " \\\\",
+    ]
+    for block in view.blocks:
+        lines.append("\\midrule")
+        model = block.title.partition(" (measured on ")[0]
+        for first, line in zip([_escape(model), *[""] * len(block.lines)], block.lines, strict=False):
+            lines.append(" & ".join([first, *_latex_cells(line)]) + " \\\\")
+    return "\n".join([*lines, "\\bottomrule", "\\end{tabular}", ""])
 
 
 def _latex_cells(line: Line) -> list[str]:
@@ -401,16 +374,18 @@ def write_tables(runs: Sequence[Run], folder: Path, more: Sequence[str] = ()) ->
         write_csv(folder / "acceptance_by_node.csv", nodes_table(runs))
     if not memory.empty:
         write_csv(folder / "memory.csv", memory)
-    greedy = [run for run in runs if not run.facets["temperature"]]  # as the paper's are
-    if any(run.label == "hf" for run in greedy):  # without it there is nothing that the paper's speedups are over
-        write_table1(greedy, folder, not_available(folder.parent))
+    greedy = table[table["temperature"] == 0.0]  # as the paper's are
+    if (greedy["method"] == "hf").any():  # without it there is nothing that the paper's speedups are over
+        write_table1(greedy, folder, not_available(folder.parent), notes.mixed(runs))
     return table
 
 
-def write_table1(runs: Sequence[Run], folder: Path, left_out: Sequence[dict[str, str]] = ()) -> None:
+def write_table1(
+    table: pd.DataFrame, folder: Path, left_out: Sequence[dict[str, str]] = (), footnotes: Sequence[str] = ()
+) -> None:
     """Write table1.csv (every digit), table1.md and table1.tex (booktabs), in the paper's layout."""
-    table = table1(runs, left_out)
-    view = table1_view(table, notes.mixed(runs))
+    table = table1(table, left_out)
+    view = table1_view(table, footnotes)
     write_csv(folder / "table1.csv", table)
     write_text(folder / "table1.md", to_markdown(view))
     write_text(folder / "table1.tex", to_latex(view))

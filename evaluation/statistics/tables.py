@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -16,13 +17,11 @@ from model.recycling.matrix import AdjacencyMatrix
 from ..records.rows import Row
 from ..records.runs import SAMPLING_COLUMNS, Run
 from ..records.sweeps import not_available
-from .intervals import Floats, deviation, ratio_interval, speed_interval
+from .intervals import Floats, deviation, finite_mean, ratio_interval, speed_interval
 from .metrics import OVERALL, by_subtask, measure
-from .pools import Cells, Pool, closest, paired, pools
+from .pools import GROUP, Cells, Pool, closest, paired, pools
 
 BASELINES = ("hf", "vanilla")
-# One block of a table, one figure.
-GROUP = ["model", "dtype", "bench", "bench_questions", "questions_sha256", "max_new_tokens", "device"]
 SAMPLED = tuple(SAMPLING_COLUMNS.values())  # how a run's tokens were chosen
 COMPARED = ("execution", "phases", "timed", *SAMPLED)  # and how its steps were taken, and whether their time counts
 VOCABULARIES = (32_000, 128_256, 151_936)  # of LLaMA-2, LLaMA-3, Qwen
@@ -31,40 +30,39 @@ VOCABULARIES = (32_000, 128_256, 151_936)  # of LLaMA-2, LLaMA-3, Qwen
 def main_table(runs: Sequence[Run]) -> pd.DataFrame:
     """Build one row for each model, bench, method and category, repeats pooled; speedups are within the folder.
 
-    Columns: counts are sums over repeats but for `questions`; X_std is over repeats, X_low and X_high are the 95 %
-    bootstrap interval (docs/concepts.md); then the settings of the method.
+    statistics/columns.py defines the columns; behind the measures stand the settings of the method.
     """
     pooled = pools(runs)
     rows: list[dict[str, Any]] = []
     for pool in pooled:
         bases = {name: baseline(pool, name, pooled) for name in BASELINES}
-        pairs = {name: None if base is None else paired(pool.cells, base.cells) for name, base in bases.items()}
         for category, answers in by_subtask(pool.rows).items():
+            cells = pool.cells.of(category)
             row: dict[str, Any] = {
                 **{key: pool.group[key] for key in ("model", "bench")},
                 "method": pool.label,
                 "variant": pool.variant,
                 "category": category,
                 "repeats": len(pool.repeats),
-                **_measures(pool, category, answers),
+                **_measures(cells, answers),
             }
-            for name, pair in pairs.items():
-                row |= _speedups(name, pair, category)
+            for name, base in bases.items():
+                row |= _speedups(name, cells, base)
             row["state_bytes"] = pool.first.summary.get("state_bytes", math.nan)
             row |= pool.first.facets | {"execution": pool.first.execution}
             row |= {f"execution_{name}": base and base.first.execution for name, base in bases.items()}
-            row |= pool.group | {"complete": pool.complete}
-            rows.append(row)
+            rows.append(row | pool.group | {"complete": pool.complete})
     return pd.DataFrame(rows)
 
 
 def baseline(pool: Pool, name: str, pooled: Sequence[Pool]) -> Pool | None:
     """Return the baseline's runs to compare with, or None where none have a question in common.
 
-    They are of the same model, bench file and device, and of the same execution where the baseline has one. Of several
-    the one with most questions in common is taken.
+    They are of the same model, bench file and device, both or neither with phases, and of the same execution where the
+    baseline has one. Of several the one with most questions in common is taken.
     """
-    candidates = [other for other in pooled if other.label == name and share_facets(other, pool, SAMPLED)]
+    alike = ("phases", *SAMPLED)
+    candidates = [other for other in pooled if other.label == name and share_facets(other, pool, alike)]
     best = closest(pool, [other for other in candidates if share_facets(other, pool, COMPARED)])
     return closest(pool, candidates) if best is None and name == "hf" else best
 
@@ -80,33 +78,32 @@ def identity(pool: Pool) -> dict[str, Any]:
     return group | {"method": pool.label, "variant": pool.variant}
 
 
-def _measures(pool: Pool, category: str, answers: Sequence[Row]) -> dict[str, Any]:
+def _measures(cells: Cells, answers: Sequence[Row]) -> dict[str, Any]:
     """Return the measures of a category, with deviation and interval of MAT and tokens/s."""
     measures = measure(answers)
-    cells = pool.cells.of(category)
     measures["questions"] = len(cells.questions)
-    measures["tokens_per_second"] = _mean(cells.mean_speed())  # of the questions' own means over their repeats
+    measures["tokens_per_second"] = finite_mean(cells.mean_speed())  # of the questions' own means over their repeats
     tokens, steps = np.nansum(cells.tokens, axis=1), np.nansum(cells.steps, axis=1)
-    sums = (list(np.nansum(counts, axis=0)) for counts in (cells.tokens, cells.steps))
-    mats = [t / s if s else math.nan for t, s in zip(*sums, strict=True)]
-    spread = {
-        "mat": (mats, ratio_interval(np.where(steps > 0, tokens, np.nan), steps)),
-        "tokens_per_second": (
-            [_mean(v) for v in cells.speed.T],
-            speed_interval(cells.speed, np.ones_like(cells.speed)),
-        ),
+    sums = zip(np.nansum(cells.tokens, axis=0), np.nansum(cells.steps, axis=0), strict=True)
+    by_repeat = {
+        "mat": [t / s if s else math.nan for t, s in sums],
+        "tokens_per_second": [finite_mean(speeds) for speeds in cells.speed.T],
     }
-    for key, (values, (low, high)) in spread.items():
-        measures |= {f"{key}_std": deviation(values), f"{key}_low": low, f"{key}_high": high}
+    intervals = {
+        "mat": ratio_interval(np.where(steps > 0, tokens, np.nan), steps),
+        "tokens_per_second": speed_interval(cells.speed, np.ones_like(cells.speed)),
+    }
+    for key, (low, high) in intervals.items():
+        measures |= {f"{key}_std": deviation(by_repeat[key]), f"{key}_low": low, f"{key}_high": high}
     return measures
 
 
-def _speedups(name: str, pair: tuple[Cells, Cells] | None, category: str) -> dict[str, float]:
+def _speedups(name: str, cells: Cells, base: Pool | None) -> dict[str, float]:
     """Return the speedup over a baseline on the questions both have; its spread is over the repeats both have."""
     keys = [f"speedup_{name}{end}" for end in ("", "_std", "_low", "_high")]
-    if pair is None:
+    if base is None:
         return dict.fromkeys(keys, math.nan)
-    cells, base_cells = pair if category == OVERALL else (cells.take(pair[0].subtasks == category) for cells in pair)
+    cells, base_cells = paired(cells, base.cells)
     both = [repeat for repeat in cells.repeats if repeat in base_cells.repeats]
     speeds, base_speeds = cells.columns(both), base_cells.columns(both)
     ratios = [speedup(a, b) for a, b in zip(speeds.T, base_speeds.T, strict=True)]
@@ -122,26 +119,33 @@ def speedup(speeds: Floats, base: Floats) -> float:
     return float(speeds[both].mean() / base[both].mean()) if both.any() else math.nan
 
 
-def _mean(values: Floats) -> float:
-    finite = values[np.isfinite(values)]
-    return float(finite.mean()) if len(finite) else math.nan
-
-
-def group_names(table: pd.DataFrame) -> dict[tuple[Any, ...], str]:
-    """Name each block of the table: model and bench, and what else tells it from other blocks."""
-    keys: list[tuple[Any, ...]] = [tuple(key) for key, _ in table.groupby(GROUP, sort=False)]
+def block_names(keys: Iterable[tuple[Any, ...]]) -> dict[tuple[Any, ...], str]:
+    """Name blocks, given by their values of GROUP: model and bench, and what else tells one from the others."""
+    keys = list(dict.fromkeys(keys))
+    forms = {3: "{} questions", 4: "questions #{}", 5: "max_new_tokens {}"}  # by place in GROUP
     names = {}
     for key in keys:
-        words = [str(key[GROUP.index("model")]), str(key[GROUP.index("bench")])]
-        twins = [k for k in keys if k != key and (k[0], k[2]) == (key[0], key[2])]
-        for i, column in enumerate(GROUP):
-            if column == "questions_sha256":  # said where their number does not tell them apart
-                twins = [k for k in twins if k[i - 1] == key[i - 1]]
-            if column not in ("model", "bench") and any(k[i] != key[i] for k in twins):
-                forms = {"bench_questions": "{} questions", "max_new_tokens": "max_new_tokens {}"}
-                words.append((forms | {"questions_sha256": "questions #{}"}).get(column, "{}").format(key[i]))
+        words = [str(key[0]), str(key[2])]
+        twins = [other for other in keys if other != key and (other[0], other[2]) == (key[0], key[2])]
+        for i, value in enumerate(key):
+            if i == 4:  # said where their number does not tell them apart
+                twins = [other for other in twins if other[3] == key[3]]
+            if any(other[i] != value for other in twins):
+                words.append(forms.get(i, "{}").format(value))
         names[key] = ", ".join(words)
     return names
+
+
+def blocks(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """Return the blocks of the main table by their names."""
+    rows = {tuple(key): block for key, block in table.groupby(group_columns(table), sort=False)}
+    names = block_names(rows)
+    return {names[key]: block for key, block in rows.items()}
+
+
+def group_columns(table: pd.DataFrame) -> list[str]:
+    """Return the columns whose values rows of one block share."""
+    return [name for name in GROUP if name in table]
 
 
 def unavailable(why: str) -> str:
@@ -158,15 +162,17 @@ def with_unavailable(table: pd.DataFrame, folder: Path) -> pd.DataFrame:
     """
     rows: list[dict[Any, Any]] = []
     empty_row = {name: _empty(table[name]) for name in table.columns}
-    empty_block: dict[Any, Any] = {key: "" if empty_row[key] is None else empty_row[key] for key in GROUP}
+    empty_block: dict[Any, Any] = {
+        key: "" if empty_row[key] is None else empty_row[key] for key in group_columns(table)
+    }
     for left_out in not_available(folder):
         row = {key: left_out[key] for key in ("model", "bench", "method")}
         same = table[(table["model"] == row["model"]) & (table["bench"] == row["bench"])]
         methods = same["method"].astype(str).str.split(" (", regex=False).str[0]  # without their starts
         if not (methods == row["method"]).any():
             row |= {"category": OVERALL, "note": unavailable(left_out["why"])}
-            blocks = same[GROUP].drop_duplicates().to_dict("records")
-            rows += [empty_row | block | row for block in blocks or [empty_block]]
+            there = same[group_columns(table)].drop_duplicates().to_dict("records")
+            rows += [empty_row | block | row for block in there or [empty_block]]
     if not rows:
         return table
     below = pd.DataFrame(rows).astype({name: table[name].dtype for name in table.columns})
@@ -190,16 +196,16 @@ def memory_table(runs: Sequence[Run]) -> pd.DataFrame:
     rows: list[dict[str, Any]] = []
     kinds: dict[tuple[int, str], None] = {}
     for pool in pools(runs):
-        size, method = pool.first.summary.get("state_bytes"), pool.first.settings["method"]
-        if size:
-            row = {"method": pool.name, "k": method.get("k"), "dtype": method.get("dtype")}
-            rows.append(row | {"vocabulary": pool.first.metadata.get("vocab_size"), "bytes": size, "source": "run"})
+        method = pool.first.settings["method"]
+        row: dict[str, Any] = {"method": pool.name}
+        row |= {"k": method.get("k"), "dtype": method.get("dtype"), "vocabulary": pool.first.metadata.get("vocab_size")}
+        if size := pool.first.summary.get("state_bytes"):
+            rows.append(row | {"bytes": size, "source": "run"})
             if method["name"] == "recycling" and "dtype" in method:
                 kinds[int(method["k"]), str(method["dtype"])] = None
-    for vocabulary in VOCABULARIES:
-        for k, dtype in kinds:
-            size = AdjacencyMatrix(vocabulary, k, dtype=getattr(torch, dtype)).nbytes
-            row = {"method": "recycling", "k": k, "dtype": dtype, "vocabulary": vocabulary}
-            rows.append(row | {"bytes": size, "source": "allocated"})
+    for vocabulary, (k, dtype) in itertools.product(VOCABULARIES, kinds):
+        row = {"method": "recycling", "k": k, "dtype": dtype, "vocabulary": vocabulary}
+        size = AdjacencyMatrix(vocabulary, k, dtype=getattr(torch, dtype)).nbytes
+        rows.append(row | {"bytes": size, "source": "allocated"})
     frame = pd.DataFrame(rows).drop_duplicates()
     return frame.assign(mib=frame["bytes"] / 2**20) if rows else frame

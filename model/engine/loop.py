@@ -91,6 +91,7 @@ def decode(
     max_new_tokens: int,
     eos: Collection[int] = (),
     sampling: Sampling = GREEDY,
+    execution: str = "eager",
     mark: Mark = unmarked,
     reuse: bool = False,
     clock: Clock | None = None,
@@ -109,6 +110,7 @@ def decode(
         max_new_tokens: at most so many new tokens.
         eos: ids that end an answer (it is part of the output).
         sampling: how the next token is drawn; the target's choices are the same whatever is drafted.
+        execution: how steps are executed: eager, static or graph; see `step.Executor`.
         mark: called with a phase's name when it ends: prefill, then for each step draft, forward, verify, commit,
             observe and loop; in static steps setup (when one is made), step and loop.
         reuse: what the last sequence committed of this prompt's beginning is not forwarded again (a conversation's
@@ -122,11 +124,11 @@ def decode(
         The whole answer.
 
     Raises:
-        UserError: max_new_tokens < 1, or the prompt leaves no room for an answer.
+        UserError: max_new_tokens < 1, the prompt leaves no room for an answer, or as `step.Executor`.
     """
     out, turns = Generation(), target.turns
     steps = _decode(
-        target, session, prompt, max_new_tokens, eos, sampling, mark, reuse, out, clock or step_clock(target)
+        target, session, prompt, max_new_tokens, eos, sampling, execution, mark, reuse, out, clock or step_clock(target)
     )
     try:
         while True:
@@ -148,6 +150,7 @@ def generate(
     max_new_tokens: int,
     eos: Collection[int] = (),
     sampling: Sampling = GREEDY,
+    execution: str = "eager",
     mark: Mark = unmarked,
     clock: Clock | None = None,
 ) -> Generation:
@@ -155,7 +158,7 @@ def generate(
     with target.turns:
         session = drafter.session()
     settings: dict[str, Any] = dict(max_new_tokens=max_new_tokens, eos=eos, sampling=sampling, mark=mark, clock=clock)
-    return whole(decode(target, session, prompt, **settings))
+    return whole(decode(target, session, prompt, execution=execution, **settings))
 
 
 def whole(steps: Generator[StepRecord, None, Generation]) -> Generation:
@@ -175,6 +178,7 @@ def _decode(
     max_new_tokens: int,
     eos: Collection[int],
     sampling: Sampling,
+    execution: str,
     mark: Mark,
     reuse: bool,
     out: Generation,
@@ -199,7 +203,9 @@ def _decode(
         reusable = prompt if reuse and not (relearns_prompt or needs.hidden) else ()
         reader = session.method if needs.prompt_logits else None  # reuse only what this method has read
         with target.cache(session.method.max_nodes, reusable, reader) as cache, recorded_text(cache, prompt, out):
-            sequence = Sequence(target, cache, session, list(prompt), sampling, mark, len(prompt) + limit, eos)
+            sequence = Sequence(
+                target, cache, session, list(prompt), sampling, execution, mark, len(prompt) + limit, eos
+            )
             step = make_step(sequence)
             executor = step.executor
             session.choice, made = executor.choice, executor.setup_s

@@ -62,6 +62,7 @@ class Sequence:
 
     Attributes:
         text: the prompt and the output so far, the root last.
+        execution: of its steps; see `Executor`.
         end: limit of prompt and answer together.
         eos: ids that end an answer.
     """
@@ -71,6 +72,7 @@ class Sequence:
     session: Session
     text: list[int]
     sampling: Sampling = GREEDY
+    execution: str = "eager"
     mark: Mark = unmarked
     end: int = sys.maxsize
     eos: Collection[int] = ()
@@ -177,25 +179,20 @@ class DeviceStep:
 
 
 def make_step(sequence: Sequence) -> HostStep | DeviceStep:
-    """Make the step for the target's execution and the session's kind.
+    """Make the step for the sequence's execution and the session's kind.
 
     Raises:
         UserError: what is sampled reads the text, and steps are to be of fixed shape.
     """
-    executor = Executor.of(sequence.target, sequence.cache, sequence.session.method, sequence.sampling)
+    executor = Executor.of(sequence)
     on_device = executor.execution != "eager" and isinstance(sequence.session, DeviceSession)
     return DeviceStep(sequence, executor) if on_device else HostStep(sequence, executor)
-
-
-def execution_for(target: Target, sampling: Sampling) -> str:
-    """Return the target's execution; eager if it was chosen automatically and sampling reads the text."""
-    return "eager" if sampling.reads_text and target.eager_where_needed else target.execution
 
 
 class Executor:
     """Executes a drafter's steps on one cache; steps of fixed shape are made when first needed, and kept.
 
-    The target's execution says how: eager (the model as it is called), graph (of fixed shape, captured as one CUDA
+    The execution says how: eager (the model as it is called), graph (of fixed shape, captured as one CUDA
     graph and replayed), static (what is captured, run as it is: for tests without a GPU).
 
     Attributes:
@@ -205,11 +202,11 @@ class Executor:
             the first prompt pays for a shape, and a later one only after MOST_STEPS others.
 
     Raises:
-        UserError: what is sampled reads the text, and steps are to be of fixed shape.
+        UserError: the target has no such execution; what is sampled reads the text, and steps are to be of fixed shape.
     """
 
-    def __init__(self, target: Target, sampling: Sampling = GREEDY) -> None:
-        self.target, self.execution = target, execution_for(target, sampling)
+    def __init__(self, target: Target, sampling: Sampling = GREEDY, execution: str = "eager") -> None:
+        self.target, self.execution = target, target.check_execution(execution)
         if sampling.reads_text and self.execution != "eager":
             raise UserError(
                 f"sampling: a repetition penalty and other processors that read the text take execution=eager, "
@@ -221,21 +218,22 @@ class Executor:
         self._steps: OrderedDict[Hashable, tuple[Any, Callable[[], None]]] = OrderedDict()
 
     @staticmethod
-    def of(target: Target, cache: TreeCache, drafter: Drafter, sampling: Sampling = GREEDY) -> Executor:
-        """Return the executor for this cache, the target's execution and this sampling; make it if there is none.
+    def of(sequence: Sequence) -> Executor:
+        """Return the executor for this cache, execution and sampling; make it if there is none.
 
         Eager executors hold no steps, so they are not kept.
         """
-        execution = execution_for(target, sampling)
+        sampling, execution = sequence.sampling, sequence.execution
         if execution == "eager":
-            return Executor(target, sampling)
-        executor = drafter.executors.get(cache)
+            return Executor(sequence.target, sampling)
+        executors = sequence.session.method.executors
+        executor = executors.get(sequence.cache)
         if (
             executor is None
             or executor.execution != execution
             or replace(executor.choice.sampling, seed=0) != replace(sampling, seed=0)
         ):
-            executor = drafter.executors[cache] = Executor(target, sampling)
+            executor = executors[sequence.cache] = Executor(sequence.target, sampling, execution)
         executor.choice.set_seed(sampling.seed)
         return executor
 

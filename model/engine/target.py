@@ -35,7 +35,6 @@ class Target:
     Args:
         model: a causal LM, by itself or inside what torch.compile or peft put around it; it stays as it is.
         context: tokens of prompt and answer together. Default: the model's own limit, at most 4096.
-        execution: of a step: eager, static or graph; see `step.Executor`.
         linear: onednn: multiply by weights in oneDNN's layout (`linear.packable` says where that can be); fused: layers
             of one input are one product; torch: torch's own. The first two change the model's layers.
 
@@ -49,14 +48,13 @@ class Target:
         model: Any,
         *,
         context: int | None = None,
-        execution: str = "eager",
         linear: str = "torch",
     ) -> None:
         self.model, self.linear = unwrapped(model), linear
         with self.turns:
-            self._examine(context, execution)
+            self._examine(context)
 
-    def _examine(self, context: int | None, execution: str) -> None:
+    def _examine(self, context: int | None) -> None:
         """Read shapes, device and limits of the model; refuse what the engine cannot drive."""
         model = self.model
         self.name = model.config.name_or_path or type(model).__name__
@@ -85,9 +83,6 @@ class Target:
         self.hidden: torch.Tensor | None = None  # (n, H): last hidden states of the last forward, if kept
         self._hook: Any = None
         self._thread = 0  # whose forwards the hook listens to
-        self.execution = self.check_execution(execution)
-        self.eager_where_needed = False  # where sampling reads the text, whatever the execution is
-        self.why = ""  # reason for the chosen execution
         self._form = form_of(model)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -113,11 +108,11 @@ class Target:
             pack_linears(module)
 
     def check_execution(self, name: str) -> str:
-        """The name, if this target can execute steps so. Raises UserError if not."""
+        """Return the name of an execution. Raises UserError if this target cannot execute steps so."""
         if name not in EXECUTIONS:
             raise UserError(f"execution={name}: there is {', '.join(EXECUTIONS)}")
-        if name == "graph" and self.model.device.type != "cuda":
-            raise UserError(f"execution=graph: needs a CUDA device, this model is on {self.model.device}")
+        if name == "graph" and self.device.type != "cuda":
+            raise UserError(f"execution=graph: needs a CUDA device, this model is on {self.device}")
         if name != "eager" and len(self.devices) > 1:
             spread = ", ".join(map(str, self.devices))
             raise UserError(

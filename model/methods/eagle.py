@@ -1,7 +1,8 @@
 """EAGLE and EAGLE-2: features are drafted one after the other and tokens follow from them.
 
 `Eagle` drafts a static tree (arXiv 2401.15077), `Eagle2` one that follows the head's own confidence (arXiv 2406.16858).
-Verification is the engine's. Source of the tree and the order of things: github.com/SafeAILab/EAGLE.
+Verification is the engine's. Source of the tree and the order of things: github.com/SafeAILab/EAGLE, whose 60 nodes of
+EAGLE-2 include the root; here `nodes` leave it out.
 """
 
 from __future__ import annotations

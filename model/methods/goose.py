@@ -1,8 +1,8 @@
 """Goose: a copied chain with recycled candidates as its branches, in one tree that grows with confidence.
 
 Jin, Nguyen, Inoue: arXiv 2604.02047 (COLM 2026). The rules are those of the public code at its default settings,
-github.com/2kinto/GOOSE_Speculative_Decoding at c5c8bb3; docs/design.md says where this engine
-differs.
+github.com/2kinto/GOOSE_Speculative_Decoding at c5c8bb3: accepted lengths, routes and nodes of recorded turns are equal.
+The prefill, which commits one token there, is the first step here. `nodes=N` and `start=hot` are this project's.
 """
 
 from __future__ import annotations

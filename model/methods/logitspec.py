@@ -1,7 +1,9 @@
 """LogitSpec: drafts the runners-up of the last logits as the token after next, each with what followed it before.
 
 Liu, Lv, Li, Gao, Sun, Sun: arXiv 2507.01449 (Findings of ACL 2026). The rules are those of the public code at its
-default settings, github.com/smart-lty/LogitSpec at 659bba9; docs/design.md says where this engine differs.
+default settings, github.com/smart-lty/LogitSpec at 659bba9: accepted lengths of recorded turns are equal, shifted by a
+token. A step there commits its root and what is accepted, here what is accepted and the next root, so an answer that
+ends by EOS has a step less. `nodes=N` (a draft is cut at N) and `start=hot` are this project's.
 """
 
 from __future__ import annotations

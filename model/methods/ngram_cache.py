@@ -3,6 +3,7 @@
 Source: arXiv 2511.21699. A leader (the last few tokens) has followers (the few tokens behind it), both kept in order of
 last use and bounded; a draft is the tree of the followers of the root's leader, of the followers of where each of them
 ends, and so on. The table learns from prompt and output; the paper's second one, frozen from a corpus, is left out.
+Lengths and capacities are this project's reading of the paper.
 
 The tree is taken from a few fixed ones, so that no step builds one: a chain of nodes for each follower, by how many
 followers the root has. Followers that begin alike are drafted as they are, side by side. A place that no follower fills

@@ -1,4 +1,7 @@
-"""Suffix drafts: what followed the longest suffix of the text before, follows it again (SAM-Decoding, 2411.10666)."""
+"""Suffix drafts: what followed the longest suffix of the text before follows it again (SAM-Decoding, 2411.10666).
+
+By default the copy is 4 times as long as its match; the paper always copies 40 tokens (`factor=40`).
+"""
 
 from __future__ import annotations
 

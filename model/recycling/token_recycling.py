@@ -1,7 +1,7 @@
 """Token Recycling: drafts from the candidates that decoding discards (arXiv 2408.08696).
 
 The official loop (github.com/Luowaterbi/TokenRecycling, evaluation/inference_recycling.py and model/recycling/) is
-followed step by step; where this project departs on purpose is listed in docs/design.md.
+followed step by step; docs/design.md lists the departures.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Dynamic recycling's loops (docs/dynamic.md): a draft grows best first, is arranged breadth-first, is learnt from."""
+"""Dynamic recycling's loops: a draft grows best first, is arranged breadth-first, is learnt from."""
 
 from __future__ import annotations
 

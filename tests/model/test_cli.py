@@ -29,68 +29,84 @@ EMBEDDED = str(ROOT / "data/embedded")
 COMMAND = [sys.executable, "-m", "model.cli"]
 
 
-def said(*arguments, text=None):
-    done = subprocess.run([*COMMAND, *arguments], input=text, capture_output=True, text=True, cwd=ROOT, timeout=120)
-    return done.returncode, done.stdout, done.stderr
-
-
 @pytest.fixture(scope="module")
 def decoder():
     return Decoder.from_pretrained(EMBEDDED)
 
 
+@pytest.fixture
+def said(decoder, monkeypatch, capsys):
+    """What `generate` prints, in this process, with the one model."""
+
+    def loaded(folder, *, dtype, device, quantize, trust_remote_code, **settings):
+        return Decoder(decoder.target.model, decoder.tokenizer, **settings)
+
+    def run(*arguments, stdin=b""):
+        monkeypatch.setattr(Decoder, "from_pretrained", loaded)
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        main(["generate", EMBEDDED, "--jsonl", *arguments])
+        return [json.loads(line) for line in capsys.readouterr().out.split("\n") if line]
+
+    return run
+
+
 def test_a_pipe_gets_plain_text():
-    code, out, err = said(
-        "chat", EMBEDDED, "--max-new-tokens", "12", text="Hello there.\n/method pld\nHello there.\n/quit\nno\n"
+    text = "Hello there.\n/method pld\nHello there.\n/quit\nno\n"
+    done = subprocess.run(
+        [*COMMAND, "chat", EMBEDDED, "--max-new-tokens", "12"],
+        input=text,
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=120,
     )
-    assert code == 0 and "\033" not in out + err and "method pld" in out and "MAT" not in out
+    out = done.stdout
+    assert done.returncode == 0 and "\033" not in out + done.stderr and "method pld" in out and "MAT" not in out
     assert len([line for line in out.splitlines() if line.strip()]) == 3, "two answers and a note"
 
 
-def test_prompts_of_a_file_are_answered_as_objects(tmp_path, decoder):
+def test_prompts_of_a_file_are_answered_as_objects(tmp_path, decoder, said):
     (tmp_path / "prompts").write_text("Hello there.\n\nNäme a river.\n")
-    code, out, _ = said("generate", EMBEDDED, "--file", str(tmp_path / "prompts"), "--jsonl", "--max-new-tokens", "9")
-    rows = [json.loads(line) for line in out.splitlines()]
-    assert code == 0 and [row["prompt"] for row in rows] == ["Hello there.", "Näme a river."]
+    rows = said("--file", str(tmp_path / "prompts"), "--max-new-tokens", "9")
+    assert [row["prompt"] for row in rows] == ["Hello there.", "Näme a river."]
     assert all(sum(row["accept_lengths"]) == len(row["ids"]) <= 9 for row in rows)
     assert rows[0]["text"] == decoder.text_of(rows[0]["ids"])
-    raw = ["generate", EMBEDDED, "--prompt", "The sky is", "--raw", "--max-new-tokens", "5", "--jsonl"]
-    drawn = [json.loads(said(*raw, *more)[1])["ids"] for more in ([], ["--temperature", "9", "--method", "vanilla"])]
+    raw = ["--prompt", "The sky is", "--raw", "--max-new-tokens", "5"]
+    drawn = [said(*raw, *more)[0]["ids"] for more in ([], ["--temperature", "9", "--method", "vanilla"])]
     assert drawn[0] == decoder.generate("The sky is", max_new_tokens=5).ids != drawn[1]
 
 
-def test_a_prompt_ends_with_its_line_alone(tmp_path):
+def test_a_prompt_ends_with_its_line_alone(tmp_path, said):
     """U+2028, U+0085, form feeds and a lone carriage return are text, in a file and on standard input."""
     prompts = ["one\u2028two", "three\x0cfour\x85five", "six\rseven", "eight"]
     content = f"{prompts[0]}\n{prompts[1]}\r\n\n{prompts[2]}\n{prompts[3]}".encode()
     (tmp_path / "prompts").write_bytes(content)
-    settings = ["generate", EMBEDDED, "--jsonl", "--max-new-tokens", "1", "--method", "vanilla", "--file"]
-    done = subprocess.run([*COMMAND, *settings, "-"], input=content, capture_output=True, cwd=ROOT, timeout=120)
-    for out in (done.stdout.decode(), said(*settings, str(tmp_path / "prompts"))[1]):
-        assert [json.loads(line)["prompt"] for line in out.split("\n") if line] == prompts
+    for file in ("-", str(tmp_path / "prompts")):
+        rows = said("--max-new-tokens", "1", "--method", "vanilla", "--file", file, stdin=content)
+        assert [row["prompt"] for row in rows] == prompts
 
 
-@pytest.mark.parametrize(
-    "arguments, says",
-    [
-        (["generate", "/nowhere", "--prompt", "x"], "model /nowhere: no such folder"),
-        (["generate", EMBEDDED, "--file", "/nowhere"], "--file /nowhere: cannot be read"),
-        (["generate", EMBEDDED, "--prompt", "x", "--method", "magic"], "method magic: unknown"),
-        (["generate", EMBEDDED, "--prompt", "x", "--set", "k"], "--set k: must be KEY=VALUE"),
-        (["generate", EMBEDDED, "--prompt", "x", "--temperature", "-1"], "sampling.temperature=-1.0"),
-        (["generate", EMBEDDED, "--prompt", "x", "--max-new-tokens", "0"], "max_new_tokens=0"),
-        (["generate", EMBEDDED, "--prompt", "x", "--device", "foo"], "device=foo"),
-        (["generate", EMBEDDED, "--prompt", "x", "--dtype", "foo"], "dtype=foo: use one of auto"),
-        (["generate", EMBEDDED, "--prompt", "x", "--method", "sps"], "method sps: needs draft_path"),
-        (["generate", EMBEDDED, "--prompt", "x", "--set", "k=abc"], "method dynamic"),
-        (["generate", EMBEDDED, "--prompt", "x", "--seed", "99999999999999999999"], "sampling.seed="),
-    ],
-)
-def test_a_mistake_is_one_line(arguments, says, capsys):
-    with pytest.raises(SystemExit) as ended:
-        main(arguments)
-    err = capsys.readouterr().err
-    assert ended.value.code == 2 and says in err and err.count("\n") == 1
+MISTAKES = [
+    (["generate", "/nowhere", "--prompt", "x"], "model /nowhere: no such folder"),
+    (["generate", EMBEDDED, "--file", "/nowhere"], "--file /nowhere: cannot be read"),
+    (["generate", EMBEDDED, "--prompt", "x", "--method", "magic"], "method magic: unknown"),
+    (["generate", EMBEDDED, "--prompt", "x", "--set", "k"], "--set k: must be KEY=VALUE"),
+    (["generate", EMBEDDED, "--prompt", "x", "--temperature", "-1"], "sampling.temperature=-1.0"),
+    (["generate", EMBEDDED, "--prompt", "x", "--max-new-tokens", "0"], "max_new_tokens=0"),
+    (["generate", EMBEDDED, "--prompt", "x", "--device", "foo"], "device=foo"),
+    (["generate", EMBEDDED, "--prompt", "x", "--dtype", "foo"], "dtype=foo: use one of auto"),
+    (["generate", EMBEDDED, "--prompt", "x", "--method", "sps"], "method sps: needs draft_path"),
+    (["generate", EMBEDDED, "--prompt", "x", "--set", "k=abc"], "method dynamic"),
+    (["generate", EMBEDDED, "--prompt", "x", "--seed", "99999999999999999999"], "sampling.seed="),
+]
+
+
+def test_a_mistake_is_one_line(capsys):
+    for arguments, says in MISTAKES:
+        with pytest.raises(SystemExit) as ended:
+            main(arguments)
+        err = capsys.readouterr().err
+        assert ended.value.code == 2 and says in err and err.count("\n") == 1, arguments
 
 
 def test_commands_of_a_chat(decoder):
@@ -260,17 +276,6 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(decoder, monkeypatch):
     assert chat.turns[1]["content"] == out.getvalue().rstrip("\n") != ""
     monkeypatch.undo()
     assert chat.say("And now?") and len(chat.turns) == 4
-
-
-def test_ctrl_c_before_an_answer_takes_the_question_back(decoder, monkeypatch):
-    def interrupted(*arguments):
-        raise KeyboardInterrupt
-
-    chat = Chat(decoder, io.StringIO(), colours=True, max_new_tokens=9, sampling=GREEDY)
-    monkeypatch.setattr("model.cli.prompt_of", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        chat.say("Hello there.")
-    assert chat.turns == []
 
 
 @pytest.mark.slow

@@ -11,9 +11,10 @@ import torch
 from model.decoder import Decoder
 from model.engine import Target, decode, generate
 from model.engine.sampling import Sampling
+from model.errors import UserError
 from model.files import load_state, save_state
 from model.generate import Generate
-from model.methods import METHODS
+from model.methods import METHODS, make_method
 from model.methods.vanilla import Vanilla
 from tests.conftest import CONFIGS, greedy, toy_model
 from tests.model.engine.fake_graphs import FakeGraphs
@@ -61,7 +62,7 @@ def companions(tmp_path_factory):
 
 def target_of(form, monkeypatch, of=None, **settings):
     of = of or model()
-    return FakeGraphs(monkeypatch).target(of) if form == "graph" else Target(of, execution=form, **settings)
+    return FakeGraphs(monkeypatch).target(of) if form == "graph" else Target(of, **settings)
 
 
 def text_of(steps):
@@ -75,7 +76,7 @@ def test_greedy_text_and_the_same_steps_eager_static_and_captured(name, companio
         target = target_of(form, monkeypatch)
         drafter, answers = make(name, target, companions), []
         for prompt in prompts():
-            out = generate(target, drafter, prompt, max_new_tokens=40)
+            out = generate(target, drafter, prompt, max_new_tokens=40, execution=form)
             assert out.tokens == own_text(prompt, 40), form
             assert sum(out.accept_lengths) == len(out.tokens) == 40 and out.stop == "length"
             assert all(len(step.rank_path) == step.accepted - 1 for step in out.steps[:-1])
@@ -95,14 +96,14 @@ def test_greedy_text_and_the_same_steps_eager_static_and_captured(name, companio
 @every_method
 def test_sampled_text_is_plain_samplings(name, companions):
     for form in FORMS[:2]:
-        target = Target(model(), execution=form)
+        target = Target(model())
         drafter = make(name, target, companions)
         ways = [Sampling(temperature=0.5, top_p=0.9, seed=1), Sampling(temperature=1.0, top_p=0.9, seed=2)]
         if form == "eager":
             ways.append(Sampling(temperature=1.0, repetition_penalty=1.2, seed=3))
         for sampling in ways:
             for prompt in prompts()[:2]:
-                out = generate(target, drafter, prompt, max_new_tokens=30, sampling=sampling)
+                out = generate(target, drafter, prompt, max_new_tokens=30, sampling=sampling, execution=form)
                 assert out.tokens == plain_sampling(tuple(prompt), sampling) and sum(out.accept_lengths) == 30
 
 
@@ -110,21 +111,23 @@ def test_sampled_text_is_plain_samplings(name, companions):
 def test_it_ends_with_any_eos_at_the_limit_and_at_the_contexts_end(name, companions):
     """The second answers are hot: a draft of what is known runs past the end."""
     for form in FORMS[:2]:
-        target, near = Target(model(), execution=form), Target(model(), execution=form, context=60)
+        target, near = Target(model()), Target(model(), context=60)
         for prompt in prompts()[1:]:
             free = own_text(prompt, 50)
             for eos in ({free[20], 60}, {free[0]}, {free[17], free[30]}):
                 drafter = make(name, target, companions, eos=eos)
                 for _ in range(2):
-                    out = generate(target, drafter, prompt, max_new_tokens=50, eos=eos)
+                    out = generate(target, drafter, prompt, max_new_tokens=50, eos=eos, execution=form)
                     assert out.tokens == own_text(prompt, 50, eos)
                     assert out.stop == "eos" and sum(out.accept_lengths) == len(out.tokens)
             for limit in (1, 2, 3, 7):
-                out = generate(target, drafter, prompt, max_new_tokens=limit, eos={free[limit]} - {*free[:limit]})
+                out = generate(
+                    target, drafter, prompt, max_new_tokens=limit, eos={free[limit]} - {*free[:limit]}, execution=form
+                )
                 assert out.tokens == free[:limit] and out.stop == "length" and sum(out.accept_lengths) == limit
         drafter = make(name, near, companions)
         for _ in range(2):
-            out = generate(near, drafter, prompt, max_new_tokens=50)
+            out = generate(near, drafter, prompt, max_new_tokens=50, execution=form)
             assert out.tokens == free[: 60 - len(prompt)] and out.stop == "context"
 
 
@@ -150,9 +153,11 @@ def test_a_saved_state_goes_on_exactly_and_a_reset_forgets(name, companions, tmp
 def test_sequences_in_turns_do_not_disturb_each_other(name, companions):
     """Whose turn it is is drawn by chance; now and then the method forgets, and an answer is abandoned."""
     for form in FORMS[:2]:
-        target, rng = Target(model(), execution=form), random.Random(2)
+        target, rng = Target(model()), random.Random(2)
         drafter = make(name, target, companions)
-        open_ = {i: decode(target, drafter.session(), p, max_new_tokens=40) for i, p in enumerate(prompts())}
+        open_ = {
+            i: decode(target, drafter.session(), p, max_new_tokens=40, execution=form) for i, p in enumerate(prompts())
+        }
         steps = {i: [] for i in open_}
         while open_:
             i = rng.choice(sorted(open_))
@@ -162,13 +167,15 @@ def test_sequences_in_turns_do_not_disturb_each_other(name, companions):
                 steps[i].append(step)
         assert [text_of(steps[i]) for i in range(3)] == [own_text(prompt, 40) for prompt in prompts()]
         if not drafter.stateful:
-            alone = [generate(target, drafter, prompt, max_new_tokens=40).steps for prompt in prompts()]
+            alone = [generate(target, drafter, prompt, max_new_tokens=40, execution=form).steps for prompt in prompts()]
             assert [steps[i] for i in range(3)] == alone
         for every in (1, 3):
-            abandoned = decode(target, drafter.session(), prompts()[1], max_new_tokens=40)
+            abandoned = decode(target, drafter.session(), prompts()[1], max_new_tokens=40, execution=form)
             next(abandoned)
             tokens = []
-            for i, step in enumerate(decode(target, drafter.session(), prompts()[2], max_new_tokens=30)):
+            for i, step in enumerate(
+                decode(target, drafter.session(), prompts()[2], max_new_tokens=30, execution=form)
+            ):
                 tokens += step.tokens
                 if i % every == 0:
                     drafter.reset()
@@ -205,8 +212,10 @@ def test_a_conversation_keeps_the_cache_of_its_earlier_turns(name, companions, m
         prompt = [*prompt, *answer.ids, 40 + turn, 6, 7]
     edited = [5, 9, 8, *prompt[3:]]  # two tokens are the same
     forwarded.clear()
-    assert decoder.generate(edited, max_new_tokens=20).ids == greedy(model(), edited, 20, [2])
+    expected = greedy(model(), edited, 20, [2])
+    assert decoder.generate(edited, max_new_tokens=20).ids == expected
     assert max(forwarded) >= len(edited) - 3
+    assert decoder.generate(edited, max_new_tokens=20).ids == expected, "asked once more: all but the root is kept"
 
 
 @every_method
@@ -234,21 +243,50 @@ def test_no_method_is_left_out():
     assert METHODS.keys() <= SETTINGS.keys()
 
 
+WRONG = {
+    "pld": dict(max_ngram=[0], draft_tokens=[0]),
+    "suffix": dict(min_match=[0], max_draft=[0, 2.5], factor=[0, "four"], history_tokens=[-1, 1, True, 0.5], nodes=[6]),
+    "suffix_recycling": dict(min_match=[0], max_draft=[0], history_tokens=[1]),
+    "lookahead": dict(level=[2], window=[0], guess=[0]),
+    "ngram_cache": dict(leader=[0], follower=[0], capacity=[0], followers=[0], nodes=[2]),
+    "rest": dict(min_ngram=[0, 17], nodes=[0], depth=[0], places=[0]),
+    "recycling": dict(k=[0, -1, V + 1], update=["some"], nodes=["many", "auto:", "auto:x"], tree=["best", "9.9"]),
+    "spine": dict(nodes=[0, 5000, "many"], k=[0], accept_probs=[[], [0.5, 1.5], ["often"]], history_tokens=[1]),
+    "goose": dict(nodes=[0, -1, 4097, 2.5, "24"], history_pairs=[-1, 0.5, True]),
+    "logitspec": dict(nodes=[0, 4097, 1.5, None], history_tokens=[1]),
+    "racer": dict(nodes=[0, 4097, 2.5, True], k=[0, V + 1], ngram=[1], min_match=[0, 11], trie_nodes=[11, None]),
+    "dynamic": dict(nodes=[-1, 5000, 2.5, "auto:"], k=[0, V + 1], pairs=[1, 3, -4, 1000, 2.0, 2**25]),
+    "sps": dict(draft_tokens=[0]),
+    "eagle2": dict(depth=[0], top_k=[V + 1], nodes=[1.5]),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_settings_out_of_range_are_refused_by_name(name, companions):
+    target = Target(model())
+    for setting, values in WRONG[name].items():
+        for value in values:
+            settings = {setting: value} | ({"nodes": None} if name == "suffix" and setting != "nodes" else {})
+            with pytest.raises(UserError, match=setting) as refused:
+                make_method(name, target, **companions.get(name, {}) | settings)
+            assert "\n" not in str(refused.value)
+
+
 @pytest.mark.parametrize("form", FORMS[:2])
 @pytest.mark.parametrize("architecture", CONFIGS)
 def test_every_architecture(architecture, form):
     """Also where the context ends: gpt2's table of positions ends there."""
     of, rng = toy_model(architecture), random.Random(1)
-    target = Target(of, execution=form)
+    target = Target(of)
     drafters = {name: make(name, target, {}) for name in ("vanilla", "recycling", "dynamic")}
     for prompt in [[7], [rng.randrange(3, V) for _ in range(10)] * 2, [5, 6, 7, 8] * 60]:
         answer = greedy(of, prompt, min(40, 256 - len(prompt)))
         for name, drafter in (drafters | {"oracle": Oracle(answer + [3] * 40)}).items():
-            out = generate(target, drafter, prompt, max_new_tokens=40)
+            out = generate(target, drafter, prompt, max_new_tokens=40, execution=form)
             assert out.tokens == answer and sum(out.accept_lengths) == len(answer), name
             assert out.stop == ("length" if len(answer) == 40 else "context")
     assert len(out.steps) < 12, "the oracle must get paths accepted"
     eos = {answer[10]}
     expected = answer[: answer.index(answer[10]) + 1]
     for drafter in (*drafters.values(), Oracle(answer + [3] * 40)):
-        assert generate(target, drafter, prompt, max_new_tokens=40, eos=eos).tokens == expected
+        assert generate(target, drafter, prompt, max_new_tokens=40, eos=eos, execution=form).tokens == expected

@@ -3,13 +3,11 @@
 import json
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 
-from evaluation.loading import bench
 from model.errors import UserError
 from model.files import load_state, replaced, save_state, write_json, write_text
 
@@ -20,7 +18,7 @@ from pathlib import Path
 import torch
 from model.files import save_state, write_json
 folder, mine = Path(sys.argv[1]), int(sys.argv[2])
-for _ in range(150):
+for _ in range(50):
     write_json(folder / "kept.json", [mine] * 5000)
     save_state({"candidates": torch.full((200, 8), mine)}, folder / "state.safetensors")
 """
@@ -38,18 +36,6 @@ def test_two_processes_writing_the_same_files_do_not_break_one_another(tmp_path)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["kept.json", "state.safetensors"]
     assert len(set(json.loads((tmp_path / "kept.json").read_text()))) == 1
     assert load_state(tmp_path / "state.safetensors")["candidates"].unique().numel() == 1
-
-
-def test_a_bench_fetched_twice_at_once_is_there_for_both(tmp_path):
-    source = tmp_path / "source.jsonl"
-    source.write_text('{"question_id": 1, "category": "qa", "turns": ["a"]}\n' * 50_000)
-    digest = bench.hashlib.sha256(source.read_bytes()).hexdigest()
-    with ThreadPoolExecutor(8) as pool:
-        wanted = [pool.submit(bench.fetch, source.as_uri(), digest, tmp_path / "new/question.jsonl") for _ in range(16)]
-        for one in wanted:
-            one.result()
-    assert (tmp_path / "new/question.jsonl").read_bytes() == source.read_bytes()
-    assert len(list((tmp_path / "new").iterdir())) == 1
 
 
 def test_what_fails_leaves_the_old_file_and_nothing_else(tmp_path):

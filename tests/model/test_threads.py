@@ -1,6 +1,5 @@
 """Threads that share a model, a method or a decoder: every answer is what it is alone."""
 
-import contextlib
 import functools
 import itertools
 import threading
@@ -12,10 +11,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from model.decoder import Decoder
 from model.engine import Target
-from model.engine.cache import CachePool
 from model.engine.devices import Turns, turns_of
 from model.files import ROOT
-from tests.conftest import greedy, toy_model
+from tests.conftest import toy_model
 
 LEARNED = {
     "eagle": {"head_path": "data/embedded/eagle"},
@@ -125,44 +123,3 @@ def test_a_turn_is_taken_again_inside_itself_and_released_to_who_waits():
             pass
     assert got.wait(5)
     waiting.join()
-
-
-def test_nobody_is_kept_waiting_while_a_stream_is_read():
-    model = toy_model("llama")
-    decoder = Decoder(model)
-    stream = decoder.stream([5, 6, 7], max_new_tokens=30)
-    first = next(stream).tokens
-    with ThreadPoolExecutor(1) as pool:
-        other = pool.submit(decoder.generate, [5, 6, 7], max_new_tokens=30).result(timeout=30)
-    rest = list(itertools.chain(*(step.tokens for step in stream)))
-    assert first + rest == other.ids == greedy(model, [5, 6, 7], 30)
-
-
-class Lent:
-    """A cache that somebody looks at, while somebody else comes."""
-
-    meanwhile = staticmethod(lambda: None)
-    committed_by, text = (), ()
-
-    def __init__(self, capacity):
-        self._capacity = capacity
-
-    @property
-    def capacity(self):
-        then, Lent.meanwhile = Lent.meanwhile, lambda: None
-        then()
-        return self._capacity
-
-    def keep(self, prompt, committed_by):
-        pass
-
-
-def test_a_pool_lends_a_cache_to_one_borrower():
-    pool, held = CachePool(Lent), contextlib.ExitStack()
-    with pool.borrowed(16) as first:
-        pass
-    Lent.meanwhile = lambda: held.enter_context(pool.borrowed(16))
-    with held, pool.borrowed(16) as found:
-        assert found is not first, "which was taken while it was looked at"
-    with pool.borrowed(16) as one, pool.borrowed(16) as other:
-        assert {one, other} == {first, found}, "both came back"

@@ -33,9 +33,8 @@ def loaded(monkeypatch):
 def test_captured_steps_are_taken_and_decode(loaded):
     found = tried(loaded.target)
     assert found == Execution("static", AGREED)
-    found.take(loaded.target)
-    assert loaded.target.execution == "static"
-    out = generate(loaded.target, TokenRecycling(V, build_template("best", nodes=9)), [5, 6, 7], max_new_tokens=30)
+    drafter = TokenRecycling(V, build_template("best", nodes=9))
+    out = generate(loaded.target, drafter, [5, 6, 7], max_new_tokens=30, execution=found.name)
     assert out.tokens == greedy(loaded.target.model, [5, 6, 7], 30)
 
 
@@ -50,8 +49,6 @@ def test_wrong_logits_are_refused(dtype, monkeypatch):
     found = tried(target)
     assert found.name == "eager"
     assert "of the greatest away from eager ones" in found.why
-    found.take(target)
-    assert target.execution == "eager"
 
 
 def test_small_errors_of_short_types_are_seen(monkeypatch):

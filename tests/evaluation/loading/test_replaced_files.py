@@ -91,7 +91,7 @@ def test_a_finished_run_is_not_taken_for_one_of_the_files_that_lie_there_now(aga
         runs, last = [*runs, new], new
     assert {path: path.read_bytes() for path in runs[0].folder.iterdir()} == before
     text = on_paper(runs, main_table(runs))
-    assert all(f"files={run.circumstances['files']}" in text for run in runs)
+    assert all(f"files={run.loading['files']}" in text for run in runs)
     assert len(again("method=vanilla")) == len(runs)
 
 
@@ -129,7 +129,7 @@ def test_a_saved_state_is_of_the_same_files(again, model):
     again(*recycling, "start=hot")
     assert len(again(*recycling, "start=saved")) == 2
     other_weights(model)
-    with pytest.raises(UserError, match=r"start=saved: there is no finished run .*the one there is of other weights"):
+    with pytest.raises(UserError, match=r"start=saved: .*of the one there, model.files.weights is"):
         again(*recycling, "start=saved")
 
 

@@ -19,10 +19,16 @@ def run_with(tmp_path, rows, **settings):
     return read_runs(tmp_path)[0]
 
 
+def only(folder):
+    """The drawing of the only configuration there."""
+    ((name, pool),) = configurations(read_runs(folder)).items()
+    return draw(name, pool, Decoder())
+
+
 def test_a_tree_that_is_not_known_says_why(tmp_path):
     for tree, why in (("auto", "The tree changed during the run"), ("best", "The records do not hold the tree")):
         run_with(tmp_path / tree, [ROW], method={"tree": tree})
-        drawing = draw(configurations(read_runs(tmp_path / tree))[0], Decoder())
+        drawing = only(tmp_path / tree)
         assert drawing.words[-1].startswith(f"{why}: only nodes accepted at least once")
 
 
@@ -31,14 +37,16 @@ def test_the_drawing_has_every_node_once_and_no_two_on_one_place(tmp_path):
     steps = [(accepted, 81 if nodes == 4 else nodes, path) for accepted, nodes, path in STEPS]
     row = answer(7, "qa", [{"ids": list(range(10, 19)), "steps": steps}])
     run_with(tmp_path, [row], method={"tree": "2.2.2"}, draft_tree=tree)
-    (configuration,) = configurations(read_runs(tmp_path))
-    drawing = draw(configuration, Decoder())
+    drawing = only(tmp_path)
     assert len(drawing.dots) == 80 and len({(dot.x, dot.y) for dot in drawing.dots}) == 80
     assert {(dot.from_x, dot.from_y) for dot in drawing.dots} - {(d.x, d.y) for d in drawing.dots} == {drawing.root}
     assert all(0 < dot.x < drawing.width and 0 < dot.y < drawing.height for dot in drawing.dots)
     path = [dot for dot in drawing.dots if dot.on_path]
     assert [dot.title.split(":")[0] for dot in path] == ["ranks 0", "ranks 0·0"] and path[0].joint == shade(0.5)
-    assert "77 of 80 nodes were never accepted" in drawing.words[0] and "question 7, turn 1, step 2" in drawing.words[1]
+    assert (
+        "80 nodes, depth 6, of which 77 were never" in drawing.words[0]
+        and "question 7, turn 1, step 2" in drawing.words[1]
+    )
 
 
 def test_deep_paths_are_told_in_few_words(tmp_path):
@@ -48,19 +56,14 @@ def test_deep_paths_are_told_in_few_words(tmp_path):
     steps = [(1, 37, [])] * 470 + [(2, 37, [0])] * 500 + [(11, 37, [0] * 10)] * 27 + [(37, 37, [0] * 36)] * 3
     row = answer(1, "qa", [{"ids": list(range(sum(n for n, _, _ in steps))), "steps": steps}])
     run_with(tmp_path, [row], method={"tree": "chain"}, draft_tree=" ".join(",".join("0" * n) for n in range(1, 37)))
-    drawing = draw(configurations(read_runs(tmp_path))[0], Decoder())
-    assert "draft tokens: 53 %, 3 %, 3 %, 3 %, 3 %, 3 %, 3 %, 3 %; the most, 36, in 0.3 %." in drawing.words[0]
+    drawing = only(tmp_path)
     assert "accepted 36 draft tokens at once, ranks 0×36." in drawing.words[1]
     assert drawing.dots[-1].title.startswith("ranks 0×36:")
 
 
 def test_the_real_steps_tokens_stand_at_its_nodes(report_folder):
-    (tree,) = [
-        d
-        for c in configurations(read_runs(report_folder))
-        if c.pool.first.label != "vanilla"
-        for d in [draw(c, Decoder())]
-    ]
+    ran = configurations(read_runs(report_folder))
+    tree = draw("recycling (hot)", ran["recycling (hot)"], Decoder())
     run = next(r for r in read_runs(report_folder) if r.label != "vanilla")
     ids = run.answers[0]["choices"][0]["output_ids"][0]
     pieces = [visible(p) for p in Decoder().pieces(run, ids)]
@@ -70,7 +73,7 @@ def test_the_real_steps_tokens_stand_at_its_nodes(report_folder):
 def test_in_the_first_step_the_root_is_the_prompts(checkpoint, tmp_path):
     row = answer(1, "qa", [{"ids": [300, 301], "steps": [(2, 4, [0, 0])]}])
     run_with(tmp_path, [row], method={"tree": "file"}, draft_tree=TREE, model={"path": str(checkpoint)})
-    drawing = draw(configurations(read_runs(tmp_path))[0], Decoder())
+    drawing = only(tmp_path)
     pieces = [visible(p) for p in split(load(str(checkpoint)), [300, 301])]
     assert drawing.root_token == "" and [d.token for d in drawing.dots if d.on_path] == pieces
 

@@ -2,14 +2,21 @@
 
 import itertools
 import random
+from collections import Counter
 
-import pytest
 import yaml
 
 from evaluation import tree_search
-from evaluation.statistics.acceptance import TEMPLATE, Accepted, Node, by_depth, by_node, longest, template, turns
-from evaluation.statistics.trees import best, half_of
-from model.errors import UserError
+from evaluation.statistics.acceptance import (
+    TEMPLATE,
+    Node,
+    accepted_paths,
+    by_depth,
+    by_node,
+    longest,
+    most_accepted,
+    template,
+)
 from model.recycling import build_template
 from tests.evaluation.made_runs import answer, made, write
 
@@ -23,30 +30,30 @@ def stepped(*paths, nodes=4):
 
 def test_by_depth_by_hand():
     # five drafting steps: two stop at the root, one reaches depth 1, two depth 3; the last step drafted nothing
-    found = by_depth(Accepted.of([stepped((), (), (0,), (0, 0, 0), (1, 0, 0))]))
+    found = by_depth(accepted_paths([stepped((), (), (0,), (0, 0, 0), (1, 0, 0))]))
     assert [(d.depth, d.steps) for d in found] == [(1, 3), (2, 2), (3, 2)]
     assert [d.joint for d in found] == [3 / 5, 2 / 5, 2 / 5]
     assert [d.conditional for d in found] == [3 / 5, 2 / 3, 1.0]
-    assert by_depth(Accepted.of([stepped((0,), nodes=1)])) == [], "a root alone drafts nothing"
-    assert by_depth(Accepted.of([answer(1, "qa", [([2], 1.0)])])) == []
+    assert by_depth(accepted_paths([stepped((0,), nodes=1)])) == [], "a root alone drafts nothing"
+    assert by_depth(accepted_paths([answer(1, "qa", [([2], 1.0)])])) == []
 
 
 def test_by_node_by_hand():
     tree = [(0,), (1,), (0, 0), (0, 1), (1, 0)]
-    found = by_node(Accepted.of([stepped((), (0,), (0, 1), (1, 0), (0, 1), nodes=6)]), tree)
+    found = by_node(accepted_paths([stepped((), (0,), (0, 1), (1, 0), (0, 1), nodes=6)]), tree)
     counts = [(5, 3, 5), (5, 1, 5), (5, 0, 3), (5, 2, 3), (5, 1, 1)]
     assert found == [Node(path, *own) for path, own in zip(tree, counts, strict=True)]
     assert found[3].share == 2 / 5 and found[3].given_parent == 2 / 3 and found[4].given_parent == 1.0
 
 
 def test_without_a_template_only_what_stood_is_known():
-    nodes = by_node(Accepted.of([stepped((0, 0), (1,), (), (0,))]), None)
+    nodes = by_node(accepted_paths([stepped((0, 0), (1,), (), (0,))]), None)
     assert [(node.path, node.tried, node.accepted) for node in nodes] == [((0,), 4, 2), ((1,), 4, 1), ((0, 0), 4, 1)]
 
 
 def test_a_tree_that_shrinks_tries_its_first_nodes_only():
     records = {"step_nodes": [[3, 2]], "step_paths": [[[0], [0]]]}
-    nodes = by_node(Accepted.of([answer(1, "qa", [([2, 2], 1.0)], **records)]), [(0,), (1,), (0, 0)])
+    nodes = by_node(accepted_paths([answer(1, "qa", [([2, 2], 1.0)], **records)]), [(0,), (1,), (0, 0)])
     assert [(node.tried, node.accepted) for node in nodes] == [(2, 2), (1, 0), (0, 0)]
     assert nodes[2].share == nodes[2].given_parent == 0.0
 
@@ -56,15 +63,14 @@ def test_steps_know_their_place_and_what_drafted_them():
     records = {"step_nodes": [[1, 4, 4], [4]], "step_paths": [[[], [0, 0], [0, 0, 0]], [[1]]]}
     sources = [["", TEMPLATE, "suffix"], [TEMPLATE]]
     row = answer(7, "qa", [([1, 3, 4], 1.0), ([2], 1.0)], step_sources=sources, **records)
-    assert [(turn, len(nodes)) for _, _, turn, nodes, _, _ in turns([row])] == [(0, 3), (1, 1)]
     deepest = longest([row])
     assert deepest is not None and (deepest.turn, deepest.number, deepest.start) == (0, 2, 4)
     templated = longest([row], TEMPLATE)
     assert templated is not None and templated[1:4] == (0, 0, 1) and templated.row is row
-    own, every = Accepted.of([row], TEMPLATE), Accepted.of([row])
-    assert own.counts == {(4, (0, 0)): 1, (4, (1,)): 1}
-    assert own.steps == 2 and every.steps == 3
-    assert len(by_depth(every)) == 3 and by_depth(Accepted()) == []
+    own, every = accepted_paths([row], TEMPLATE), accepted_paths([row])
+    assert own == {(4, (0, 0)): 1, (4, (1,)): 1}
+    assert own.total() == 2 and every.total() == 3
+    assert len(by_depth(every)) == 3 and by_depth(Counter()) == []
 
 
 def test_the_nodes_are_those_that_the_run_wrote_down():
@@ -77,7 +83,7 @@ def test_the_nodes_are_those_that_the_run_wrote_down():
 def test_the_search_is_as_good_as_trying_every_tree():
     rng = random.Random(1)
     tree = [tuple(p) for p in build_template("balanced", branching=2, depth=3).rank_paths[1:]]
-    nodes = by_node(Accepted.of([stepped(*[rng.choice([(), *tree]) for _ in range(300)], nodes=15)]), tree)
+    nodes = by_node(accepted_paths([stepped(*[rng.choice([(), *tree]) for _ in range(300)], nodes=15)]), tree)
     stood = {node.path: node.accepted for node in nodes}
     for n in (1, 3, 5):
         most = max(
@@ -85,16 +91,7 @@ def test_the_search_is_as_good_as_trying_every_tree():
             for chosen in itertools.combinations(tree, n)
             if all(p[:-1] in (*chosen, ()) for p in chosen)
         )
-        assert sum(node.accepted for node in best(nodes, n)) == most
-    with pytest.raises(UserError, match="14 nodes"):
-        best(nodes, 15)
-
-
-def test_halves_share_nothing_and_miss_nothing():
-    rows = [answer(i, "qa" if i % 3 else "rag", [([1], 1.0)]) for i in range(9)]
-    even, odd = (half_of(rows, half) for half in ("even", "odd"))
-    assert sorted(r["question_id"] for r in even + odd) == list(range(9))
-    assert {r["category"] for r in even} == {r["category"] for r in odd} == {"qa", "rag"}
+        assert sum(node.accepted for node in most_accepted(nodes, n)) == most
 
 
 def test_the_command_writes_a_template_that_the_harness_reads(call, tmp_path):

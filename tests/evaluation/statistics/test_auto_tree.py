@@ -2,13 +2,8 @@
 
 import json
 
-import matplotlib.pyplot as plt
-
-from evaluation import figures
-from evaluation.figures import split
 from evaluation.records.runs import read_runs
-from evaluation.statistics.tables import main_table
-from evaluation.statistics.trees import auto_lines, write_auto_runs
+from evaluation.statistics.trees import auto_lines, auto_runs
 from tests.evaluation.made_runs import answer, made, write
 
 
@@ -27,24 +22,20 @@ def test_every_repeat_and_variant_is_told(tmp_path):
             told |= {"chosen": 8 * (1 + repeat), "predicted_speedup": 1.5}
             (folder / "summary.json").write_text(json.dumps({"drafter": told}))
     runs = read_runs(tmp_path)
-    write_auto_runs(runs, tmp_path / "machine_tree.json")
-    found = json.loads((tmp_path / "machine_tree.json").read_text())
+    found = auto_runs(runs)
     assert [(f["method"], f["repeat"], f["chosen"], f["achieved_speedup"]) for f in found] == [
         ("recycling (auto), k=4", 0, 8, 2.0),
         ("recycling (auto), k=4", 1, 16, 2.0),
         ("recycling (auto), k=8", 0, 8, 4.0),
         ("recycling (auto), k=8", 1, 16, 4.0),
     ]
-    lines = auto_lines(runs)
+    lines = auto_lines(found)
     assert len(lines) == 4 and lines[1].startswith("recycling (auto), k=4, repeat 1 on file: last choice 16 nodes")
-    (data,) = split(runs, main_table(runs)).values()
-    drawn = figures.machine_tree(data)
-    dots = [line for line in drawn.axes[1].lines if line.get_color() == "#000000"]
-    assert [int(dot.get_xdata()[0]) for dot in dots] == [8, 16, 8, 16]
-    plt.close(drawn)
 
 
-def test_nothing_is_written_without_a_choice(tmp_path):
-    runs = [made("vanilla", [answer(1, "qa", [([1], 1.0)])], folder=str(tmp_path))]
-    write_auto_runs(runs, tmp_path / "machine_tree.json")
-    assert auto_lines(runs) == [] and not (tmp_path / "machine_tree.json").exists()
+def test_nothing_is_said_without_a_choice_and_nothing_measured_without_vanilla(tmp_path):
+    rows = [answer(1, "qa", [([1], 1.0)])]
+    assert auto_runs([made("vanilla", rows)]) == []
+    alone = made("recycling (auto)", rows, summary={"drafter": {"chosen": 0, "predicted_speedup": 1.0}})
+    (line,) = auto_lines(auto_runs([alone]))
+    assert "not measured, as there is no timed run of vanilla; drafting does not pay here" in line

@@ -89,9 +89,22 @@ def test_shards_join_and_are_paired_with_the_whole(tmp_path):
     read = read_runs(tmp_path)
     assert main_table(read)["questions_sha256"].nunique() == 1
     page = configurations(read)
-    assert [c.name for c in page] == ["vanilla", "pld"]
+    assert list(page) == ["vanilla", "pld"]
     lines = {fact.term: fact.values for fact in facts(page)}
     assert lines["repeats"] == [("2", "")] and lines["bench"][0][0].startswith("file, 6 questions")
+
+
+def test_dev_and_held_out_are_rows_of_their_own_and_slices_of_either_are_shards():
+    """They had been one row of all questions, without a word."""
+
+    def run(ids, **bench):
+        return shard("pld", rows(ids), config={"bench": {"begin": None, "end": None} | bench})
+
+    halves = [run([0, 1], split="dev"), run([2, 3], split="held_out")]
+    assert [pool.questions for pool in pools(halves)] == [2, 2]
+    for other in ({"categories": ["qa"]}, {"per_category": 2}):
+        assert len(pools([run([0, 1]), run([2, 3], **other)])) == 2
+    assert [pool.questions for pool in pools([halves[0], run([4], split="dev", begin=4)])] == [3]
 
 
 def test_halves_are_not_each_others_baseline():
@@ -120,14 +133,10 @@ def test_a_part_beside_the_whole_stays_apart_and_finds_its_own_baseline():
 
 
 def test_a_shard_of_a_repeat_that_is_missing_is_no_guess():
-    runs = [shard("vanilla", rows(range(4)), repeat=r) for r in (0, 1)]
-    runs += [
-        shard("pld", rows([0, 1], 0.5)),
-        shard("pld", rows([2, 3], 0.5)),
-        shard("pld", rows([0, 1], 0.5), repeat=1),
-    ]
+    runs = [shard("vanilla", rows(range(8)), repeat=r) for r in (0, 1)]
+    runs += [shard("pld", rows(part, 0.5), repeat=r) for part, r in ((range(4), 0), (range(4, 8), 0), (range(4), 1))]
     row = overall(runs, "pld").iloc[0]
-    assert (row["questions"], row["repeats"]) == (4, 2)
+    assert (row["questions"], row["repeats"]) == (8, 2)
     assert row["speedup_vanilla"] == pytest.approx(2.0) and row["speedup_vanilla_low"] == pytest.approx(2.0)
 
 

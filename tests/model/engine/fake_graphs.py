@@ -1,6 +1,7 @@
 """Stand-ins for CUDA graphs: the host's part of a captured step, on a CPU."""
 
 import weakref
+from collections import Counter
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ class FakeGraphs:
     """Stands in for CUDA graphs: what is captured is not run, as on CUDA, and run by each replay."""
 
     def __init__(self, monkeypatch):
-        self.captured, self.replays, self.pools = [], 0, set()
+        self.captured, self.replays, self.alive = [], 0, Counter()  # graphs by pool
         graphs = self
 
         class Graph:
@@ -26,7 +27,10 @@ class FakeGraphs:
                 self.run()
 
         @contextmanager
-        def capture(graph, pool, **how):
+        def capture(graph, pool, stream, capture_error_mode):
+            assert capture_error_mode == "thread_local", "other threads go on"
+            graphs.alive[pool] += 1
+            weakref.finalize(graph, graphs.alive.subtract, [pool])
             whole, fed = WholeStep.run, PaddedForward.run
 
             def record(step):
@@ -38,7 +42,6 @@ class FakeGraphs:
             WholeStep.run, PaddedForward.run = whole, fed
             if hasattr(graph, "step"):  # not the one that only keeps the pool open
                 graphs.captured.append(weakref.ref(graph))
-            graphs.pools.add(pool)
 
         stream = SimpleNamespace(wait_stream=lambda other: None)
         fakes = {"graph_pool_handle": object}
@@ -53,6 +56,6 @@ class FakeGraphs:
 
     def target(self, model):
         """On the CPU, and yet captured."""
-        target = Target(model, execution="static")
-        target.execution = "graph"
+        target = Target(model)
+        target.check_execution = lambda name: name
         return target

@@ -39,9 +39,9 @@ def test_logits_are_those_of_sdpa_to_the_last_bit(kind, monkeypatch):
 def test_a_model_is_left_as_it_was_found(execution):
     """Its owner may move it, and its forwards between two steps are transformers' own."""
     model, prompt = toy_model("llama-grouped"), [5, 6, 7]
-    target = Target(model, execution=execution)
+    target = Target(model)
     drafter = TokenRecycling(61, build_template("2.2.2"))
-    for _ in decode(target, drafter.session(), prompt, max_new_tokens=10):
+    for _ in decode(target, drafter.session(), prompt, max_new_tokens=10, execution=execution):
         assert model.config._attn_implementation == "sdpa"
     ids = torch.tensor([prompt])
     model.generate(ids, max_new_tokens=5, custom_generate=Generate("dynamic"))
@@ -83,11 +83,3 @@ def test_what_changes_the_scores_goes_to_sdpa_which_refuses_it():
     query, shared = torch.randn(1, 4, 3, 8), torch.randn(1, 2, 5, 8)
     with pytest.raises(ValueError, match="softcap"):
         GroupedAttention()(torch.nn.Module(), query, shared, shared, torch.zeros(1, 1, 3, 5), softcap=30.0)
-
-
-def test_a_second_target_may_be_made_of_the_same_model():
-    model = toy_model("llama-grouped")
-    for execution in ("eager", "static"):
-        drafter = TokenRecycling(61, build_template("2.2.2"))
-        found = generate(Target(model, execution=execution), drafter, [5, 6, 7], max_new_tokens=20)
-        assert found.tokens == greedy(model, [5, 6, 7], 20)

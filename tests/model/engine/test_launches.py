@@ -19,19 +19,8 @@ from model.recycling import TokenRecycling, build_template
 from tests.conftest import toy_model
 
 META, V = torch.device("meta"), 32000
-VIEWS = {
-    "view",
-    "slice",
-    "select",
-    "expand",
-    "unsqueeze",
-    "alias",
-    "reshape",
-    "transpose",
-    "_unsafe_view",
-    "_reshape_alias",
-}
-NO_LAUNCH = {"to", "empty", *VIEWS}
+NO_LAUNCH = {"to", "empty", "view", "slice", "select", "expand", "unsqueeze", "alias", "reshape", "transpose"}
+NO_LAUNCH |= {"_unsafe_view", "_reshape_alias"}  # views
 MAKES = {"cat", "arange"}  # given a list, or nothing
 
 

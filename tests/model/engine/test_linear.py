@@ -15,7 +15,6 @@ from model import tuning
 from model.engine import Target, generate, linear
 from model.engine.linear import (
     SMALL_PRODUCT,
-    FusedLinear,
     PackedLinear,
     fuse_linears,
     linear_bytes,
@@ -131,21 +130,6 @@ def test_parts_are_never_of_another_tensor():
     torch.testing.assert_close(module(x), stock(x), rtol=1e-5, atol=1e-5)
 
 
-def test_a_layer_that_is_called_twice_stays_by_itself():
-    module, _ = _attention("fused", again=True)
-    assert FusedLinear not in {type(layer) for layer in module.children()}
-
-
-def test_an_engine_finds_what_a_models_layers_share():
-    model = random_model("tiny", ModelSettings("x", "x", device="cpu", linear="fused")).target.model
-    layer = model.model.layers[1]
-    attention, mlp = layer.self_attn, layer.mlp
-    assert attention.q_proj.part.fused is attention.k_proj.part.fused is attention.v_proj.part.fused
-    assert mlp.gate_proj.part.fused is mlp.up_proj.part.fused
-    products = {layer.part.fused for layer in model.modules() if isinstance(layer, FusedLinear)}
-    assert len(products) == 2 * model.config.num_hidden_layers
-
-
 @BOTH
 def test_compiled_code_multiplies_by_the_layers_own_weights(how):
     torch._dynamo.reset()
@@ -190,18 +174,6 @@ def test_a_packed_model_gives_the_stock_models_own_text():
     prompt = torch.randint(3, 4096, (12,)).tolist() * 2
     for drafter in (Vanilla(CPU), PromptLookup(device=CPU)):
         assert generate(target, drafter, prompt, max_new_tokens=60).tokens == greedy(stock, prompt, 60)
-
-
-@pytest.mark.skipif(not packable(CPU, torch.bfloat16), reason="no x86 processor for which oneDNN has bfloat16")
-@pytest.mark.parametrize("rows", [1, 9, 81])
-@torch.inference_mode()
-def test_bfloat16_products_are_those_of_the_weight(rows):
-    torch.manual_seed(rows)
-    layer = nn.Linear(1024, 2048, bias=True, dtype=torch.bfloat16)
-    x = torch.randn(rows, 1024).bfloat16()
-    expected = x.double() @ layer.weight.double().T + layer.bias.double()
-    pack_linears(layer)
-    torch.testing.assert_close(layer(x).double(), expected, rtol=2**-7, atol=2**-8)
 
 
 def test_packing_is_for_a_cpu(monkeypatch):
@@ -291,17 +263,6 @@ def test_a_copy_has_weights_of_its_own(how):
 
 
 @needs_packing
-def test_a_weight_that_was_loaded_is_packed_again():
-    """Not merely multiplied by as torch does: a Decoder says that its layers are packed."""
-    module, stock = _attention("onednn")
-    before = module.q.packed
-    _loaded(module)
-    _loaded(stock)
-    _same(module, stock, _input())
-    assert module.q.packed is not before and module.q.packed.is_of(module.q.weight)
-
-
-@needs_packing
 def test_a_packed_copy_is_never_of_a_weight_that_is_gone():
     """The next one may lie at its address."""
     module = nn.Linear(512, 512, bias=False)
@@ -336,20 +297,3 @@ def test_parameters_stay_the_owners_own(how, tmp_path):
     assert len({parameter.untyped_storage().data_ptr() for parameter in parameters}) == len(parameters)
     assert {type(layer) for layer in module.children()} == {nn.Linear}
     save_model(module, tmp_path / "model.safetensors")
-
-
-@BOTH
-def test_layers_may_be_packed_and_unpacked_while_others_call_them(how):
-    """A call that is under way when its layer becomes torch's own again ends as it began."""
-    module, stock = _attention(how)
-    kind = type(module.q)
-    unpack_linears(module)
-    with torch.inference_mode():
-        torch.testing.assert_close(kind.forward(module.q, _input()), stock.q(_input()), rtol=1e-5, atol=1e-5)
-
-
-@BOTH
-def test_autocast_is_torchs_own(how):
-    module, stock = _attention(how)
-    with torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.equal(module(_input()), stock(_input()))

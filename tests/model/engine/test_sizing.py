@@ -1,23 +1,20 @@
 """The size of a draft, found while decoding: by a clock that the test turns, so that no machine decides anything."""
 
 import random
-from concurrent.futures import ThreadPoolExecutor
 from statistics import mean
 
 import pytest
 import torch
 
 from model.engine import Target, decode, generate, sizing
-from model.engine.sizing import ALLOWED, START, Sizing, budget_of, finds_size
+from model.engine.sizing import ALLOWED, START, Sizing, finds_size
+from model.engine.static_step import WholeStep
 from model.errors import UserError
 from model.methods import SIZED, make_method
-from model.methods.dynamic import DynamicRecycling
 from model.methods.spine import Spine
-from model.methods.suffix import Suffix
 from model.methods.suffix_recycling import SuffixRecycling
 from model.methods.vanilla import Vanilla
 from model.recycling import TokenRecycling, build_template
-from model.recycling.auto import AutoRecycling
 from tests.conftest import greedy, toy_model
 
 V = 61
@@ -170,27 +167,7 @@ def test_what_is_described_and_saved():
         assert another.describe() == before, "times of other sizes"
 
 
-@pytest.mark.parametrize(("nodes", "most"), [("auto", 80), ("auto:12", 12), (24, 24)])
-def test_budgets(nodes, most):
-    assert budget_of(nodes) == most
-
-
-@pytest.mark.parametrize("wrong", ["many", "auto:", "auto:x", "12"])
-def test_wrong_budgets(wrong):
-    with pytest.raises(UserError, match="nodes="):
-        DynamicRecycling(V, nodes=wrong)
-
-
 # ---- methods, on a toy model whose forwards turn the clock
-
-
-MAKE = {
-    "dynamic": lambda: DynamicRecycling(V, nodes="auto", pairs=64),
-    "recycling": lambda: AutoRecycling(V),
-    "spine": lambda: Spine(V, nodes="auto"),
-    "suffix": lambda: Suffix(V, nodes="auto", history_tokens=1000),
-    "suffix_recycling": lambda: SuffixRecycling(V, nodes="auto", min_match=2),
-}
 
 
 class Clock:
@@ -223,106 +200,74 @@ def prompts():
     return [[rng.randrange(3, V) for _ in range(6 + 10 * i)] * 2 for i in range(3)]
 
 
-@pytest.mark.parametrize("execution", ["eager", "static"])
-@pytest.mark.parametrize("slope", [0.0, 0.03, 2.0])
-@pytest.mark.parametrize("method", MAKE)
-def test_output_is_the_models_own(method, slope, execution):
-    model = toy_model("llama")
-    target, drafter = Target(model, execution=execution), MAKE[method]()
-    clock = Clock(target, slope)
-    sizes = []
-    for prompt in prompts() * 2:
-        out = generate(target, drafter, prompt, max_new_tokens=70, clock=clock)
-        assert out.tokens == greedy(model, prompt, 70)
-        sizes += [step.nodes - 1 for step in out.steps]
-    if slope == 0.0:
-        assert max(sizes) > 8, "where nodes cost nothing, many are tried"
-    if slope == 2.0:
-        assert sum(sizes) <= 0.1 * len(sizes), "and hardly any where each takes two steps"
-    assert 0 in sizes
+@pytest.mark.parametrize("method", SIZED)
+def test_output_is_the_models_own_and_the_size_follows_the_cost(method, llama):
+    for execution, slope in (("eager", 0.0), ("eager", 2.0), ("static", 0.03)):
+        target = Target(llama)
+        drafter, clock, sizes = make_method(method, target), Clock(target, slope), []
+        for prompt in prompts() * 2:
+            out = generate(target, drafter, prompt, max_new_tokens=50, clock=clock, execution=execution)
+            assert out.tokens == greedy(llama, prompt, 50)
+            sizes += [step.nodes - 1 for step in out.steps]
+        assert 0 in sizes
+        assert slope != 0.0 or max(sizes) > 8, "where nodes cost nothing, many are tried"
+        assert slope != 2.0 or sum(sizes) <= 0.1 * len(sizes), "and hardly any where each takes two steps"
 
 
-@pytest.mark.parametrize("method", MAKE)
-def test_sequences_in_turns_and_in_threads(method):
-    model = toy_model("llama")
-    target, drafter = Target(model), MAKE[method]()
-    clock = Clock(target, 0.02)
-    open_ = {
-        i: decode(target, drafter.session(), prompt, max_new_tokens=50, clock=clock)
-        for i, prompt in enumerate(prompts())
-    }
-    found, rng = {i: [] for i in open_}, random.Random(0)
-    while open_:
-        i = rng.choice(sorted(open_))
-        try:
-            found[i] += next(open_[i]).tokens
-        except StopIteration:
-            del open_[i]
-    wanted = [greedy(model, prompt, 50) for prompt in prompts()]
-    assert [found[i] for i in range(3)] == wanted
-    with ThreadPoolExecutor(3) as pool:
-        outs = pool.map(lambda prompt: generate(target, drafter, prompt, max_new_tokens=50, clock=clock), prompts())
-        assert [out.tokens for out in outs] == wanted
-
-
-@pytest.mark.parametrize("method", MAKE)
-def test_a_methods_state_holds_what_was_found(method):
-    target, (first, second, third) = Target(toy_model("llama")), prompts()
-    clock = Clock(target, 0.02)
-    whole, half = MAKE[method](), MAKE[method]()
-    for prompt in (first, second):
-        generate(target, whole, prompt, max_new_tokens=60, clock=clock)
-    state = {name: tensor.clone() for name, tensor in whole.state_dict().items()}
-    half.load_state_dict(state)
-    assert half.sizing.times == whole.sizing.times
-    assert all(torch.equal(tensor, half.state_dict()[name]) for name, tensor in state.items())
+@pytest.mark.parametrize("method", SIZED)
+def test_a_methods_state_holds_what_was_found(method, llama):
+    target = Target(llama)
+    whole, half = make_method(method, target), make_method(method, target)
+    for prompt in prompts()[:2]:
+        generate(target, whole, prompt, max_new_tokens=40, clock=Clock(target, 0.02))
+    half.load_state_dict({name: tensor.clone() for name, tensor in whole.state_dict().items()})
     whole.reset()
     assert half.sizing.times == whole.sizing.times, "a cold start forgets texts, not the machine"
-    assert generate(target, half, third, max_new_tokens=30, clock=clock).tokens == greedy(target.model, third, 30)
     described = half.describe()
     assert sum(described["steps_by_size"]) > 0 and described["sizes"] == half.sizing.sizes
 
 
-def test_a_consumer_that_takes_its_time_is_not_measured():
-    target, drafter = Target(toy_model("llama")), MAKE["recycling"]()
+def test_a_consumer_that_takes_its_time_is_not_measured(llama):
+    target = Target(llama)
+    drafter = make_method("recycling", target)
     clock = Clock(target, 0.0)
     for _ in decode(target, drafter.session(), prompts()[0], max_new_tokens=40, clock=clock):
         clock.now += 100.0
     assert drafter.sizing.times[0] == pytest.approx(SECOND, rel=0.05)
 
 
-@pytest.mark.parametrize("rests", [False, True])
+def test_a_step_that_makes_a_new_shape_is_not_measured(llama, monkeypatch):
+    target, made = Target(llama), WholeStep.__init__
+    drafter, clock = make_method("recycling", target), Clock(target, 0.0)
+
+    def slow(*args):
+        clock.now += 100.0
+        made(*args)
+
+    monkeypatch.setattr(WholeStep, "__init__", slow)
+    generate(target, drafter, prompts()[0], max_new_tokens=40, clock=clock, execution="static")
+    assert clock.now > 100 and max(drafter.sizing.times) < 10 * SECOND
+
+
 @pytest.mark.parametrize("method", ["dynamic", "recycling"])
-def test_the_first_step_goes_with_the_prompt_whose_rows_are_read_as_far_as_they_may_cost(method, rests, monkeypatch):
+def test_the_first_step_goes_with_the_prompt_whose_rows_are_read_as_far_as_they_may_cost(method, llama, monkeypatch):
     monkeypatch.setattr(sizing, "PROMPT_ROWS", 4)
-    target, prompt = Target(toy_model("llama")), prompts()[0]
-    settings = {"recycle_prompt": True} if method == "recycling" else {}
-    drafter, read = make_method(method, target, **settings), []
-    drafter.sizing.resting = rests
-    session = drafter.session()
-    observe = session.observe_prompt
-
-    def observed(tokens, logits):
-        read.append((tokens, logits.argmax(-1).tolist()))
-        observe(tokens, logits)
-
-    session.observe_prompt = observed
-    steps = decode(target, session, prompt, max_new_tokens=8, clock=Clock(target, 0.0))
-    first = next(steps)
-    assert first.nodes == 1 and first.tokens == greedy(target.model, prompt, 1), "no forward of its own, and no draft"
-    if rests:
-        assert not read
-        return
-    ((tokens, chosen),) = read
-    assert tokens == prompt[-4:]
-    following = target.model(torch.tensor([prompt])).logits[0].argmax(-1).tolist()
-    assert chosen == following[-len(tokens) :], "the rows are those of the tokens"
-    steps.close()
+    target, prompt = Target(llama), prompts()[0]
+    following = llama(torch.tensor([prompt])).logits[0].argmax(-1).tolist()
+    for resting in (False, True):
+        drafter = make_method(method, target, **({"recycle_prompt": True} if method == "recycling" else {}))
+        drafter.sizing.resting, read = resting, []
+        session = drafter.session()
+        session.observe_prompt = lambda tokens, logits, read=read: read.append((tokens, logits.argmax(-1).tolist()))
+        steps = decode(target, session, prompt, max_new_tokens=8, clock=Clock(target, 0.0))
+        first = next(steps)
+        assert first.nodes == 1 and first.tokens == following[-1:], "no forward of its own, and no draft"
+        assert read == ([] if resting else [(prompt[-4:], following[-4:])])
+        steps.close()
 
 
 def test_the_library_finds_sizes_unless_told():
     target = Target(toy_model("llama"))
-    assert set(SIZED) == set(MAKE)
     for name in SIZED:
         drafter = make_method(name, target)
         assert isinstance(drafter.sizing, Sizing) and drafter.sizing.sizes[-1] <= 80, name
@@ -337,7 +282,3 @@ def test_the_library_finds_sizes_unless_told():
         make_method("recycling", target, tree="best:4", nodes=4)
     with pytest.raises(UserError, match="suffix_recycling"):
         SuffixRecycling(V, build_template("best", nodes=4), nodes="auto")
-    with pytest.raises(UserError, match="suffix_recycling"):
-        SuffixRecycling(V)
-    with pytest.raises(UserError, match="max_draft"):
-        Suffix(V, nodes=6)

@@ -33,19 +33,19 @@ MAKE = {
 }
 
 
-def outcomes(target, drafter, seed, prompts=3, limit=70):
+def outcomes(target, drafter, seed, prompts=3, limit=70, execution="eager"):
     """Tokens, accepted lengths and paths over some prompts; and what the drafter then carries."""
     rng, outs = random.Random(seed), []
     for i in range(prompts):
         prompt = [rng.randrange(3, V) for _ in range(4 + 30 * i)]
-        out = generate(target, drafter, prompt, max_new_tokens=limit, eos={rng.randrange(V)})
+        out = generate(target, drafter, prompt, max_new_tokens=limit, eos={rng.randrange(V)}, execution=execution)
         outs.append((out.tokens, [(s.accepted, s.nodes, s.rank_path) for s in out.steps], out.forwards, out.stop))
     return outs, comparable(drafter.state_dict())
 
 
 def test_making_steps_is_not_decoding(monkeypatch):
     """Seconds spent on a new tree and bucket are set apart, and only the first prompt that needs them has any."""
-    target, drafter = Target(toy_model("llama"), execution="static"), MAKE["recycling"]()
+    target, drafter = Target(toy_model("llama")), MAKE["recycling"]()
     made, init = [], WholeStep.__init__
 
     def slow(step, setup, *given):
@@ -55,8 +55,8 @@ def test_making_steps_is_not_decoding(monkeypatch):
 
     monkeypatch.setattr(WholeStep, "__init__", slow)
     phases = []
-    first = generate(target, drafter, [5, 6, 7], max_new_tokens=20, mark=phases.append)
-    again = generate(target, drafter, [5, 6, 8], max_new_tokens=20)
+    first = generate(target, drafter, [5, 6, 7], max_new_tokens=20, mark=phases.append, execution="static")
+    again = generate(target, drafter, [5, 6, 8], max_new_tokens=20, execution="static")
     assert made == [256] and phases.count("setup") == 1
     assert 0.3 <= first.setup_s < 5 and first.decode_s < 0.3 and again.setup_s == 0
     assert generate(Target(toy_model("llama")), MAKE["recycling"](), [5, 6, 7], max_new_tokens=20).setup_s == 0
@@ -66,9 +66,9 @@ def test_static_crosses_buckets_and_ends_at_the_context():
     model = toy_model("llama")
     outs = []
     for execution in ("eager", "static"):
-        target = Target(model, execution=execution)
+        target = Target(model)
         drafter = TokenRecycling(V, build_template("best", nodes=40))
-        outs.append(generate(target, drafter, [5, 6, 7], max_new_tokens=400))
+        outs.append(generate(target, drafter, [5, 6, 7], max_new_tokens=400, execution=execution))
     assert outs[0].tokens == outs[1].tokens and outs[0].accept_lengths == outs[1].accept_lengths
     assert outs[1].stop == "context" and len(outs[1].tokens) == 253
     (steps,) = drafter.executors.values()
@@ -79,14 +79,15 @@ def test_static_crosses_buckets_and_ends_at_the_context():
 
 
 def test_what_drafts_as_it_likes_is_fed_into_steps_of_a_few_sizes():
-    target, drafter = Target(toy_model("llama"), execution="static"), DynamicRecycling(V, nodes=40, k=4)
+    target, drafter = Target(toy_model("llama")), DynamicRecycling(V, nodes=40, k=4)
     with target.cache(90) as cache:
-        assert isinstance(make_step(Sequence(target, cache, drafter.session(), [5])), HostStep)
-        assert isinstance(make_step(Sequence(target, cache, MAKE["recycling"]().session(), [5])), DeviceStep)
-        eager = Target(toy_model("llama"))
-        for method in (drafter, MAKE["recycling"]()):
-            assert isinstance(make_step(Sequence(eager, cache, method.session(), [5])), HostStep)
-    drafted = {nodes for answer in outcomes(target, drafter, seed=1)[0] for _, nodes, _ in answer[1]}
+        for method, kind in ((drafter, HostStep), (MAKE["recycling"](), DeviceStep)):
+            session = method.session()
+            assert isinstance(make_step(Sequence(target, cache, session, [5], execution="static")), kind)
+            assert isinstance(make_step(Sequence(target, cache, session, [5])), HostStep)
+    drafted = {
+        nodes for answer in outcomes(target, drafter, seed=1, execution="static")[0] for _, nodes, _ in answer[1]
+    }
     (steps,) = drafter.executors.values()
     rows = {rows for _, rows, _ in steps._steps}
     assert rows <= {*ROWS, drafter.max_nodes} and max(rows) <= drafter.max_nodes
@@ -97,25 +98,36 @@ def test_candidates_are_found_with_the_forward_that_a_draft_is_fed_into(monkeypa
     """Where a device does it without the host, and not once more behind it."""
     expected = outcomes(Target(toy_model("llama")), MAKE["dynamic"](), seed=4)
     monkeypatch.setattr("model.engine.step.candidates_of", None)  # would fail if it were called
-    assert outcomes(Target(toy_model("llama"), execution="static"), MAKE["dynamic"](), seed=4) == expected
+    assert outcomes(Target(toy_model("llama")), MAKE["dynamic"](), seed=4, execution="static") == expected
 
 
 def test_steps_are_made_once_and_anew_for_another_cache():
-    target, drafter = Target(toy_model("llama"), execution="static"), MAKE["recycling"]()
+    target, drafter = Target(toy_model("llama")), MAKE["recycling"]()
 
-    def steps(nodes):
+    def steps(nodes, execution="static"):
         with target.cache(nodes) as cache:
-            return make_step(Sequence(target, cache, drafter.session(), [5])).executor
+            return make_step(Sequence(target, cache, drafter.session(), [5], execution=execution)).executor
 
     first = steps(81)
     assert steps(81) is first
     assert steps(200) is not first
-    target.execution = "eager"
-    assert steps(200).execution == "eager"
+    assert steps(200, "eager").execution == "eager"
 
 
 def test_unknown_or_impossible_execution_is_refused():
+    target, drafter = Target(toy_model("llama")), MAKE["vanilla"]()
     with pytest.raises(UserError, match="execution=magic: there is eager, static, graph"):
-        Target(toy_model("llama"), execution="magic")
+        generate(target, drafter, [5], max_new_tokens=1, execution="magic")
     with pytest.raises(UserError, match="execution=graph: needs a CUDA device"):
-        Target(toy_model("llama"), execution="graph")
+        generate(target, drafter, [5], max_new_tokens=1, execution="graph")
+
+
+def test_steps_of_fixed_shape_are_refused_where_layers_are_spread():
+    """Their buffers are on one GPU; torch would stop in the middle of an answer."""
+    target = Target(toy_model("llama"))
+    target.devices = [torch.device("cuda", 0), torch.device("cuda", 1)]
+    target.device = target.devices[0]
+    for name in ("static", "graph"):
+        with pytest.raises(UserError, match=rf"execution={name}: is for .* one device.*cuda:0, cuda:1; use eager"):
+            target.check_execution(name)
+    assert target.check_execution("eager") == "eager"

@@ -24,17 +24,6 @@ def test_by_hand():
     assert verification.node == 0 and verification.tokens == [1]
 
 
-def test_the_root_alone_gives_the_bonus_only():
-    verification = verify(Draft(Tree.chain(0), torch.tensor([7])), torch.tensor([2]))
-    assert verification.node == 0 and verification.tokens == [2]
-
-
-def test_of_equally_deep_nodes_the_first_wins():
-    tree = Tree.from_rank_paths([[0], [1], [0, 0], [1, 0]])
-    draft = Draft(tree, torch.tensor([9, 4, 4, 6, 6]))
-    assert verify(draft, torch.tensor([4, 6, 6, 1, 2])).node == 3
-
-
 @pytest.mark.parametrize("seed", range(30))
 def test_against_a_walk_down_the_tree(seed):
     rng = random.Random(seed)

@@ -9,10 +9,13 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from tests.model.recycling.test_official_trace import ROOT, WEIGHTS
+from model.files import ROOT
 
+WEIGHTS = "e507af9767c6c0cd3ba2b370bf3d0d8c435b95e46cbd120955b9797c81a9f012"
 EOS = 2
 HERE = Path(__file__).parent
+OFFICIAL = (HERE.parent / "recycling/official_trace.jsonl").read_text()
+TRACE: list[dict[str, Any]] = [json.loads(line) for line in OFFICIAL.splitlines()]
 
 
 @cache
@@ -26,7 +29,6 @@ def embedded() -> PreTrainedModel:
 def public_turns(name: str) -> list[dict[str, Any]]:
     """A file's turns, with the prompts and outputs that all of them share."""
     turns = [json.loads(line) for line in (HERE / name).read_text().splitlines()]
-    told = [json.loads(line) for line in (HERE.parent / "recycling/official_trace.jsonl").read_text().splitlines()]
-    assert [turn["question_id"] for turn in turns] == [turn["question_id"] for turn in told if turn["start"] == "cold"]
-    shared = [{key: turn[key] for key in ("prompt_ids", "output_ids")} for turn in told]
+    assert [turn["question_id"] for turn in turns] == [turn["question_id"] for turn in TRACE if turn["start"] == "cold"]
+    shared = [{key: turn[key] for key in ("prompt_ids", "output_ids")} for turn in TRACE]
     return [own | other for own, other in zip(turns, shared, strict=False)]

@@ -11,7 +11,6 @@ from safetensors.torch import load_file
 from model.engine import Target, generate
 from model.errors import UserError
 from model.methods.medusa import Medusa, load_heads
-from model.methods.vanilla import Vanilla
 from tests.conftest import toy_model
 from tests.model.methods.heads import write_medusa
 from tests.model.sessions import each_session
@@ -24,8 +23,7 @@ def test_the_published_tree_is_as_published(tmp_path):
     assert (0, 0, 0, 1) in tree.rank_paths and (2, 0, 0) in tree.rank_paths and (1, 1, 0) not in tree.rank_paths
 
 
-@pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("shared, layers", [(False, 2), (True, 1)])
 def test_candidates_are_each_heads_best_tokens(tmp_path, shared, layers):
     """Every node's token worked out from the file, in the model's hidden state that a plain forward gives."""
     model = toy_model("llama-grouped")
@@ -91,13 +89,8 @@ class Malicious:
 
 def broken(folder, how):
     file = folder / "medusa_lm_head.pt"
-    whole = file.read_bytes()
-    if how == "truncated pickle":
-        file.write_bytes(whole[: len(whole) // 2])
-    elif how == "code":
+    if how == "code":
         torch.save({"0.0.linear.weight": Malicious()}, file)
-    elif how == "no tensors":
-        torch.save({"0.0.linear.weight": 3}, file)
     elif how == "empty":
         file.write_bytes(b"")
     elif how == "truncated safetensors":
@@ -112,39 +105,32 @@ def broken(folder, how):
         write_medusa(folder, hidden=16, pickled=True)
     elif how == "vocabulary":
         write_medusa(folder, vocab_size=32000, pickled=True)
-    elif how == "fewer heads":
-        write_medusa(folder, heads=2, medusa_num_heads=4, pickled=True)
     elif how == "missing tensor":
         state = torch.load(file, weights_only=True)
         del state["1.0.linear.bias"]
         torch.save(state, file)
-    elif how == "other keys":
-        torch.save({"model.embed_tokens.weight": torch.zeros(2, 2)}, file)
 
 
-@pytest.mark.parametrize(
-    "how, says",
-    [
-        ("truncated pickle", "corrupt, cut short"),
-        ("code", "more than a pickle of weights"),
-        ("no tensors", "dictionary of tensors"),
-        ("empty", "corrupt, cut short"),
-        ("truncated safetensors", "corrupt or cut short"),
-        ("no weights", "has no weights"),
-        ("config", "not readable JSON"),
-        ("hidden size", r"is \[16, 16\].*needs \[32, 32\]"),
-        ("vocabulary", "vocab_size of 32000.*has 61"),
-        ("fewer heads", "holds 2 where .*medusa_num_heads=4"),
-        ("missing tensor", "has no 1.0.linear.bias"),
-        ("other keys", "are not Medusa's"),
-    ],
-)
-def test_bad_files_are_refused_in_one_line(tmp_path, capsys, how, says):
-    write_medusa(tmp_path, pickled=True)
-    broken(tmp_path, how)
-    with pytest.raises(UserError, match=says) as caught:
-        load_heads(str(tmp_path), Target(toy_model("llama")))
-    assert "\n" not in str(caught.value) and "must never run" not in capsys.readouterr().out
+BROKEN = {
+    "code": "more than a pickle of weights",
+    "empty": "corrupt, cut short",
+    "truncated safetensors": "corrupt or cut short",
+    "no weights": "has no weights",
+    "config": "not readable JSON",
+    "hidden size": r"is \[16, 16\].*needs \[32, 32\]",
+    "vocabulary": "vocab_size of 32000.*has 61",
+    "missing tensor": "has no 1.0.linear.bias",
+}
+
+
+def test_bad_files_are_refused_in_one_line(tmp_path, capsys):
+    target = Target(toy_model("llama"))
+    for how, says in BROKEN.items():
+        write_medusa(folder := tmp_path / how, pickled=True)
+        broken(folder, how)
+        with pytest.raises(UserError, match=says) as caught:
+            load_heads(str(folder), target)
+        assert "\n" not in str(caught.value) and "must never run" not in capsys.readouterr().out
 
 
 def test_a_missing_head_names_the_command_that_trains_it(tmp_path):
@@ -153,20 +139,3 @@ def test_a_missing_head_names_the_command_that_trains_it(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps([1]))
     with pytest.raises(UserError, match="JSON object"):
         load_heads(str(tmp_path), Target(toy_model("llama")))
-
-
-def test_methods_that_do_not_ask_get_no_hook(tmp_path):
-    target = Target(toy_model("llama"))
-    hooks = target.model.get_decoder()._forward_hooks
-    drafter, seen = Medusa(target, heads_path=write_medusa(tmp_path)), []
-
-    def watch(session):
-        session.account = lambda verification: seen.append((len(hooks), verification.hidden is not None))
-
-    each_session(drafter, watch)
-    generate(target, drafter, [5, 6], max_new_tokens=4)
-    assert set(seen) == {(1, True)} and not hooks, "it is gone when the answer is done"
-    plain = Vanilla(target.device)
-    each_session(plain, watch)
-    generate(target, plain, [5, 6], max_new_tokens=4)
-    assert seen[-1] == (0, False) and target.hidden is None

@@ -1,8 +1,8 @@
 """REST: the datastore against brute force, the draft tree against a trie made by counting, and damaged files."""
 
 import random
-import time
 from collections import Counter
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from model.engine import Target, Tree, generate
 from model.errors import UserError
 from model.files import ROOT
 from model.methods.rest import Rest, most_frequent
-from model.structures.datastore import HEADER, Datastore, seal, write_datastore
+from model.structures.datastore import HEADER, Datastore, suffix_array, write_datastore
 from tests.conftest import greedy, toy_model
 
 
@@ -27,7 +27,7 @@ def count(ngram, tokens):
 # --- the datastore
 
 
-@pytest.mark.parametrize("vocab", [3, 300, 2**16, 2**16 + 1])
+@pytest.mark.parametrize("vocab", [3, 2**16, 2**16 + 1])
 def test_every_ngram_is_found_as_often_as_it_stands(tmp_path, vocab):
     rng = random.Random(vocab)
     alphabet = [0, 1, 2, *(rng.randrange(vocab) for _ in range(3)), vocab - 1]
@@ -41,7 +41,7 @@ def test_every_ngram_is_found_as_often_as_it_stands(tmp_path, vocab):
             assert last - first == count(ngram, tokens)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(3))
 def test_the_longest_suffix_is_the_longest(tmp_path, seed):
     rng = random.Random(seed)
     tokens = [rng.randrange(4) for _ in range(300)]
@@ -72,18 +72,6 @@ def test_more_places_than_wanted_are_evenly_spread(tmp_path):
     first, last = found.find([0])
     got = found.continuations(first, last, skip=1, length=1, limit=10)
     assert got.ravel().tolist() == [1, 11, 21, 31, 41, 51, 61, 71, 81, 91]
-
-
-def test_a_file_of_a_gigabyte_opens_at_once(tmp_path):
-    path, tokens = tmp_path / "large", 180_000_000
-    with path.open("wb") as stream:
-        stream.truncate(HEADER.size + 6 * tokens)  # sparse: it takes no room on the disk
-    seal(path, 32000, 2, tokens)
-    assert path.stat().st_size > 1e9
-    started = time.perf_counter()
-    opened = Datastore(path, vocab_size=32000)
-    assert time.perf_counter() - started < 0.2
-    assert len(opened) == tokens
 
 
 # --- what is refused, in one line
@@ -125,19 +113,6 @@ def test_damaged_and_foreign_files_are_refused(tmp_path):
         refused(bad, match)
 
 
-@pytest.mark.parametrize("share", [0.25, 0.75])  # the middle of the tokens, of the suffix array
-def test_damage_that_the_digest_does_not_sample_is_told_when_it_is_read(tmp_path, share):
-    path = tmp_path / "d"
-    store(path, [1, 2] * 8000, 50)
-    data = bytearray(path.read_bytes())
-    middle = int(len(data) * share)
-    data[middle : middle + 400] = b"\xff" * 400
-    path.write_bytes(data)
-    damaged = Datastore(path, vocab_size=50)
-    with pytest.raises(UserError, match="corrupt; build it again"):
-        damaged.continuations(0, 16000, skip=2, length=10, limit=16000)
-
-
 def test_an_interrupted_build_leaves_no_datastore(tmp_path, monkeypatch):
     def stop(*args):
         raise KeyboardInterrupt
@@ -169,7 +144,7 @@ def test_tree_by_hand():
     assert most_frequent(np.array([[-1, -1], [-1, -1]]), 4) == ([0], [])
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(8))
 def test_tree_holds_the_most_frequent_prefixes(seed):
     rng = random.Random(seed)
     rows = sorted(
@@ -234,13 +209,22 @@ def test_what_is_in_the_datastore_is_accepted_and_nothing_is_carried(helped):
     assert not drafter.stateful and drafter.state_dict() == {}
 
 
-@pytest.mark.parametrize("wrong", [{"min_ngram": 0}, {"min_ngram": 17}, {"nodes": 0}, {"depth": 0}, {"places": 0}])
-def test_bad_settings_are_refused(helped, wrong):
-    with pytest.raises(UserError, match="must be at least 1"):
-        Rest(datastore_path=helped[1], vocab_size=61, **wrong)
-
-
 def test_the_shipped_datastore_is_found_from_anywhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert len(Rest(datastore_path="data/embedded/datastore.bin", vocab_size=2048).datastore) > 40_000
     assert (ROOT / "data/embedded/datastore.bin").stat().st_size <= 300_000
+
+
+# --- the suffix array
+
+
+@pytest.mark.parametrize("vocab", [1, 5, 2048, 2**33])
+def test_equals_sorting_the_suffixes(vocab):
+    """Wide vocabularies pack one token into the first key, narrow ones many; periodic texts take every round."""
+    rng = random.Random(vocab)
+    for n in [1, 2, 3, 64, *(rng.randrange(1, 300) for _ in range(20))]:
+        text = [rng.randrange(vocab) for _ in range(n)]
+        for tokens in (text, (text[:3] * n)[:n], text[: n // 2] * 2 + [vocab - 1]):
+            order = suffix_array(np.array(tokens), vocab).tolist()
+            assert sorted(order) == list(range(len(tokens)))
+            assert all(tokens[i:] < tokens[j:] for i, j in pairwise(order))

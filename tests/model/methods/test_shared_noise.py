@@ -29,14 +29,14 @@ def flat_model():
 def test_the_target_as_its_own_draft_model(sampling, execution, tmp_path):
     model = flat_model()
     model.save_pretrained(tmp_path)
-    target = Target(model, execution=execution)
+    target = Target(model)
     sharing, apart = (
         Speculative(target=target, draft_path=str(tmp_path), draft_tokens=3, share_noise=share)
         for share in (True, False)
     )
-    own = generate(target, sharing, PROMPT, max_new_tokens=40, sampling=sampling)
+    own = generate(target, sharing, PROMPT, max_new_tokens=40, sampling=sampling, execution=execution)
     assert own.accept_lengths == [4] * 10, "drafts are drawn as the target draws, at the right places"
-    other = generate(target, apart, PROMPT, max_new_tokens=40, sampling=sampling)
+    other = generate(target, apart, PROMPT, max_new_tokens=40, sampling=sampling, execution=execution)
     assert other.tokens == own.tokens and len(other.steps) > 2 * len(own.steps)
     if execution == "eager":
         together = generate_together(target, [sharing, apart], PROMPT, max_new_tokens=40, sampling=sampling)
@@ -49,10 +49,17 @@ def test_sequences_of_several_seeds_in_turn(tmp_path):
 
     model = flat_model()
     model.save_pretrained(tmp_path)
-    target = Target(model, execution="static")
+    target = Target(model)
     drafter = Speculative(target=target, draft_path=str(tmp_path), draft_tokens=3)
     streams = [
-        decode(target, drafter.session(), PROMPT, max_new_tokens=20, sampling=Sampling(temperature=1.0, seed=seed))
+        decode(
+            target,
+            drafter.session(),
+            PROMPT,
+            max_new_tokens=20,
+            sampling=Sampling(temperature=1.0, seed=seed),
+            execution="static",
+        )
         for seed in (1, 2, 3)
     ]
     lengths = [[step.accepted for step in steps] for steps in zip(*streams, strict=True)]

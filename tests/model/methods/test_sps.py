@@ -12,7 +12,6 @@ from model.engine import Target, generate
 from model.errors import UserError
 from model.methods.sps import Speculative
 from tests.conftest import CONFIGS, generated, greedy, toy_model
-from tests.model.sessions import each_session
 
 
 @pytest.fixture(scope="module")
@@ -39,8 +38,7 @@ def assisted(model, draft, prompt, limit, gamma, eos):
     return generated(model, prompt, limit, eos, assistant_model=draft, pad_token_id=1000)
 
 
-@pytest.mark.parametrize("gamma", [1, 2, 5])
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed, gamma", [(0, 1), (1, 2), (2, 5)])
 def test_same_tokens_and_forwards_as_transformers(pair, seed, gamma):
     model, noisy, folder = pair
     target, rng = Target(model), random.Random(seed)
@@ -51,54 +49,6 @@ def test_same_tokens_and_forwards_as_transformers(pair, seed, gamma):
         out = generate(target, drafter, prompt, max_new_tokens=limit, eos=eos or ())
         assert (out.tokens, out.forwards) == assisted(model, noisy, prompt, limit, gamma, eos)
         assert out.tokens == greedy(model, prompt, limit, eos)
-
-
-def test_the_pair_tries_every_case(pair):
-    """Some drafts stand whole, some in part, some not at all; otherwise the test above would show little."""
-    model, _, folder = pair
-    target = Target(model)
-    drafter = Speculative(target=target, draft_path=str(folder), draft_tokens=3)
-    lengths = [n for s in range(6) for n in generate(target, drafter, [s + 3, 5], max_new_tokens=40).accept_lengths]
-    assert set(lengths) == {1, 2, 3, 4}
-
-
-def test_the_cache_follows_the_text(pair):
-    """After every step the draft model's cache is what a fresh forward over the same tokens gives."""
-    model, noisy, folder = pair
-    target = Target(model)
-
-    checked = []
-
-    def watch(session):
-        observe = session.observe
-
-        def watched(verification):
-            observe(verification)
-            length = session.cache.length
-            whole = len(verification.tokens) == 1 + session.method.draft_tokens
-            assert len(session._text) - length == (2 if whole else 1)
-            ids = torch.tensor([session._text[:length]])
-            fresh = noisy(input_ids=ids, use_cache=True).past_key_values
-            for mine, its in zip(session.cache.layers, fresh.layers, strict=True):
-                torch.testing.assert_close(mine.keys[:, :, :length], its.keys, rtol=1e-4, atol=1e-4)
-                torch.testing.assert_close(mine.values[:, :, :length], its.values, rtol=1e-4, atol=1e-4)
-            checked.append(length)
-
-        session.observe = watched
-
-    drafter = Speculative(target=target, draft_path=str(folder), draft_tokens=3)
-    each_session(drafter, watch)
-    for prompt in ([7, 8, 9], [4] * 20):
-        generate(target, drafter, prompt, max_new_tokens=30)
-    assert len(checked) >= 20 and not drafter.stateful
-
-
-def test_a_perfect_draft_model_stands_whole_every_time(pair, tmp_path):
-    model, _, _ = pair
-    model.save_pretrained(tmp_path)
-    target = Target(model)
-    out = generate(target, Speculative(target=target, draft_path=str(tmp_path)), [5, 6, 7], max_new_tokens=41)
-    assert (out.accept_lengths, out.forwards) == ([5] * 8 + [1], 9)
 
 
 def test_a_draft_model_of_shorter_context_stops_drafting(pair, tmp_path):
@@ -112,14 +62,6 @@ def test_a_draft_model_of_shorter_context_stops_drafting(pair, tmp_path):
         out = generate(target, drafter, prompt, max_new_tokens=30)
         assert out.tokens == greedy(model, prompt, 30)
         assert [s.nodes for s in out.steps[-3:-1]] == [1, 1]
-
-
-def test_the_whole_context_can_be_filled(pair):
-    model, _, folder = pair
-    target = Target(model, context=50)
-    drafter = Speculative(target=target, draft_path=str(folder), draft_tokens=6)
-    out = generate(target, drafter, [9] * 30, max_new_tokens=100)
-    assert out.tokens == greedy(model, [9] * 30, 20) and out.stop == "context"
 
 
 # --- refused in one line
@@ -148,25 +90,14 @@ def test_what_does_not_fit_is_refused(pair, tmp_path):
 def test_weights_that_cannot_be_trusted_are_refused(pair, tmp_path):
     model, _, folder = pair
     target = Target(model)
-
-    def copy(name):
-        return shutil.copytree(folder, tmp_path / name)
-
-    truncated = copy("truncated") / "model.safetensors"
-    truncated.write_bytes(truncated.read_bytes()[:-100])
-    refused("cannot be loaded", target, truncated.parent)
-
-    lacking = copy("lacking") / "model.safetensors"
-    weights = load_file(lacking)
+    truncated, lacking, pickled = (shutil.copytree(folder, tmp_path / name) for name in "abc")
+    file = truncated / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    refused("cannot be loaded", target, truncated)
+    weights = load_file(lacking / "model.safetensors")
     del weights["model.layers.1.mlp.up_proj.weight"]
-    save_file(weights, lacking, metadata={"format": "pt"})
-    refused("lacks weights.*up_proj", target, lacking.parent)
-
-    pickled = copy("pickled")
-    (pickled / "model.safetensors").unlink()
+    save_file(weights, lacking / "model.safetensors", metadata={"format": "pt"})
+    refused("lacks weights.*up_proj", target, lacking)
+    (pickled / "model.safetensors").rename(pickled / "x")
     torch.save(model.state_dict(), pickled / "pytorch_model.bin")
     refused("cannot be loaded", target, pickled)
-
-    bare = copy("bare")
-    (bare / "config.json").unlink()
-    refused("cannot be loaded", target, bare)

@@ -1,14 +1,12 @@
 """The best n nodes: their acceptance and order are learnt."""
 
-import random
-
 import pytest
 import torch
 
 from model.engine import Draft, Tree, Verification
 from model.recycling import build_template
 from model.recycling.acceptance import MEMORY_VISITS, PATH_PRIOR, RANK_PRIOR, Acceptance, is_reorder
-from model.recycling.auto import AutoRecycling, considered_paths
+from model.recycling.auto import AutoRecycling
 from model.recycling.templates import best_order, likelihood
 
 V = 61
@@ -42,41 +40,6 @@ def test_a_step_is_counted_by_hand():
         by_rank.append(accepted / visits)
     c = [(hit + PATH_PRIOR * by_rank[rank]) / (1 + PATH_PRIOR) for hit, rank in ((1, 0), (0, 1), (0, 0), (1, 1))]
     assert acceptance.probabilities() == pytest.approx([c[0], c[1], c[0] * c[2], c[0] * c[3]])
-
-
-def test_what_hangs_below_a_fallen_node_is_not_counted():
-    acceptance = Acceptance([(0,), (0, 0)])
-    tree = Tree.from_rank_paths([(0,), (0, 0)])
-    for _ in range(50):
-        acceptance.update(tree, 0)
-    assert acceptance.state_dict()["path_counts"][0].tolist() == [
-        pytest.approx(MEMORY_VISITS * (1 - (1 - 1 / MEMORY_VISITS) ** 50)),
-        0.0,
-    ]
-
-
-def test_learnt_shares_come_near_the_true_ones():
-    rng, tree = random.Random(1), build_template("2.2.2")
-    truth = {path: 0.8 / (path[-1] + 1) ** 2 for path in tree.rank_paths[1:]}
-    acceptance, children = Acceptance(considered_paths(8)), {}
-    for i, path in enumerate(tree.rank_paths[1:], start=1):
-        children.setdefault(path[:-1], []).append((i, path))
-    for _ in range(4000):
-        node, path = 0, ()
-        while True:
-            draw = rng.random()
-            for child, below in children.get(path, []):
-                draw -= truth[below]
-                if draw < 0:
-                    node, path = child, below
-                    break
-            else:
-                break
-        acceptance.update(tree, node)
-    learnt = dict(zip(acceptance.rank_paths, acceptance.probabilities(), strict=True))
-    assert learnt[0,] == pytest.approx(0.8, abs=0.08)
-    assert learnt[0, 0] == pytest.approx(0.64, abs=0.1)
-    assert learnt[1,] == pytest.approx(0.2, abs=0.08)
 
 
 def test_it_starts_with_the_published_trees_nodes():

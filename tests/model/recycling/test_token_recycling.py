@@ -1,13 +1,16 @@
-"""Token Recycling against its slow reference: step by step, matrix by matrix, cold and hot."""
+"""Token Recycling against its slow reference: step by step, matrix by matrix, cold and hot; rules of update."""
 
+import itertools
 import random
 
 import pytest
 import torch
 
-from model.engine import Draft, Target, Tree, Verification, generate
+from model.engine import Draft, Target, Tree, generate, verify
 from model.errors import UserError
+from model.files import load_state
 from model.recycling import TokenRecycling, build_template
+from model.recycling.matrix import AdjacencyMatrix
 from tests.conftest import toy_model
 from tests.model.engine.test_tree import random_tree
 from tests.model.recycling.reference import Reference
@@ -26,7 +29,7 @@ def check_turn(reference, target, drafter, prompt, limit, eos=()):
     return out
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(4))
 def test_steps_equal_the_reference_on_random_models_and_trees(seed, form):
     rng = random.Random(seed)
     model = toy_model(rng.choice(["llama", "llama-grouped", "gpt2", "gpt-neox"]), seed=seed)
@@ -38,15 +41,7 @@ def test_steps_equal_the_reference_on_random_models_and_trees(seed, form):
     check_turn(reference, target, drafter, prompt, 30)
 
 
-def test_the_published_tree_equals_the_reference_cold():
-    model = toy_model("llama-grouped", seed=3)
-    tree = build_template("2.2.2")
-    reference = Reference(model, V, 8, tree.rank_paths[1:])
-    out = check_turn(reference, Target(model), TokenRecycling(V, tree), [7, 8, 9], 40)
-    assert max(out.accept_lengths) >= 3, "a case in which nothing is accepted proves nothing"
-
-
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_hot_start_carries_the_matrix_over_several_prompts(seed, form):
     """Prompts end by the limit in the middle of a step, or by EOS; after each, both matrices are the same."""
     rng = random.Random(seed)
@@ -78,25 +73,6 @@ def test_eos_inside_a_draft_and_as_bonus_cut_where_the_reference_stops():
     assert inside, "a case in which EOS is an accepted draft token"
 
 
-def test_the_draft_is_the_breadth_first_look_up_by_hand():
-    drafter = TokenRecycling(10, Tree.from_rank_paths([[0], [1], [0, 0], [1, 1]]), k=2)
-    candidates = torch.tensor([[t + 1, t + 2] for t in range(8)] + [[0, 0]] * 2)
-    drafter.matrix.load_state_dict({"candidates": candidates})
-    assert drafter.session().draft(3).tokens.tolist() == [3, 4, 5, 5, 7]
-
-
-def test_update_writes_every_node_rejected_ones_too_and_the_last_of_equals_wins():
-    tree = Tree.from_rank_paths([[0], [1], [0, 0]])
-    drafter = TokenRecycling(10, tree, k=2)
-    candidates = torch.tensor([(1, 2), (3, 4), (5, 6), (7, 8)])
-    draft = Draft(tree, torch.tensor([9, 4, 5, 4]))  # token 4 at nodes 1 and 3
-    accepted = torch.tensor([True, False, False, False])
-    drafter.session().observe(Verification(draft, candidates[:, 0], accepted, 0, [1], candidates=candidates))
-    expected = torch.zeros(10, 2, dtype=torch.long)
-    expected[9], expected[5], expected[4] = torch.tensor([1, 2]), torch.tensor([5, 6]), torch.tensor([7, 8])
-    assert torch.equal(drafter.matrix.candidates, expected)
-
-
 def test_prompt_logits_are_recycled_only_on_request():
     model = toy_model("llama")
     prompt = [5, 6, 7, 5]
@@ -111,6 +87,86 @@ def test_prompt_logits_are_recycled_only_on_request():
     assert not plain.matrix.candidates[[6, 7]].any()
 
 
-def test_a_tree_beyond_k_is_refused():
-    with pytest.raises(UserError, match="rank 7, but k=4"):
-        TokenRecycling(V, build_template("2.2.2"), k=4)
+def plain_loop(before, draft, logits, update):
+    """The matrix after a step, node by node in breadth-first order."""
+    after = before.clone()
+    chains, picked = draft.tree.chain_of, logits.argmax(-1).tolist()
+    accepted = [all(draft.tokens[b] == picked[a] for a, b in itertools.pairwise(chain)) for chain in chains]
+    path = max((chain for chain, is_accepted in zip(chains, accepted, strict=True) if is_accepted), key=len)
+    written = {"all": range(len(draft.tree)), "path": path, "root": [0], "frozen": []}[update]
+    for node in sorted(written):
+        after[draft.tokens[node]] = logits[node].topk(before.shape[1]).indices
+    return after
+
+
+@pytest.mark.parametrize("update", ["all", "path", "root", "frozen"])
+@pytest.mark.parametrize("seed", range(4))
+def test_each_rule_is_a_plain_loop(update, seed, form):
+    rng = random.Random(seed)
+    torch.manual_seed(seed)
+    tree = random_tree(rng.randint(2, 14), rng, 4)
+    drafter = TokenRecycling(9, tree, k=4, update=update)  # nine tokens: many nodes share one
+    drafter.matrix.candidates.copy_(torch.stack([torch.randperm(9)[:4] for _ in range(9)]))
+    for _ in range(6):
+        draft = drafter.session().draft(rng.randrange(9))
+        draft = Draft(draft.tree, draft.tokens.clone())
+        logits = torch.randn(len(tree), 9)
+        for node in range(1, len(tree)):  # make some nodes stand
+            if rng.random() < 0.5:
+                logits[tree.parents[node], draft.tokens[node]] = 9.0 + rng.random()
+        # what continues the same text has the same logits
+        for node in range(len(tree)):
+            for other in range(node):
+                same = [int(draft.tokens[i]) for i in tree.chain_of[node]] == [
+                    int(draft.tokens[i]) for i in tree.chain_of[other]
+                ]
+                if same:
+                    logits[node] = logits[other]
+        expected = plain_loop(drafter.matrix.candidates, draft, logits, update)
+        if drafter.needs.candidates:
+            best = logits.topk(drafter.needs.candidates).indices
+            drafter.learn(draft.tokens, best, verify(draft, logits.argmax(-1)).accepted)
+        assert (drafter.needs.candidates == 0) == (update == "frozen")
+        assert torch.equal(drafter.matrix.candidates, expected)
+
+
+def test_unknown_or_contradicting_rules_are_refused():
+    tree = build_template("chain", depth=2)
+    with pytest.raises(UserError, match="update=some"):
+        TokenRecycling(61, tree, update="some")
+    with pytest.raises(UserError, match="contradict"):
+        TokenRecycling(61, tree, update="frozen", recycle_prompt=True)
+
+
+@pytest.mark.parametrize(("dtype", "itemsize"), [(torch.int64, 8), (torch.int32, 4)])
+def test_bytes_are_measured(dtype, itemsize):
+    assert AdjacencyMatrix(32000, 8, dtype=dtype).nbytes == 32000 * 8 * itemsize
+    assert AdjacencyMatrix(32000, 8).nbytes / 2**20 < 2
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_update_is_a_plain_loop_over_the_nodes(seed, form):
+    rng = random.Random(seed)
+    matrix, rows = AdjacencyMatrix(9, 3), [[0] * 3 for _ in range(9)]
+    for _ in range(5):
+        tokens = [rng.randrange(9) for _ in range(20)]
+        top = [[rng.randrange(9) for _ in range(3)] for _ in range(20)]
+        matrix.update(torch.tensor(tokens), torch.tensor(top))
+        for token, row in zip(tokens, top, strict=True):
+            rows[token] = row
+    assert matrix.candidates.tolist() == rows
+    tokens, ranks = torch.tensor([3, 3, 8]), torch.tensor([0, 2, 1])
+    assert matrix.look_up(tokens, ranks).tolist() == [rows[3][0], rows[3][2], rows[8][1]]
+
+
+def test_a_matrix_that_does_not_fit_or_is_no_matrix_is_refused(tmp_path):
+    matrix = AdjacencyMatrix(9, 3)
+    with pytest.raises(UserError, match=r"\[8, 3\].*\[9, 3\]"):
+        matrix.load_state_dict({"candidates": torch.zeros(8, 3, dtype=torch.long)})
+    with pytest.raises(UserError, match="outside the vocabulary"):
+        matrix.load_state_dict({"candidates": torch.full((9, 3), 9)})
+    with pytest.raises(UserError, match="no saved state"):
+        load_state(tmp_path / "none.safetensors")
+    (tmp_path / "bad.safetensors").write_bytes(b"not a tensor file")
+    with pytest.raises(UserError, match="bad.safetensors is not a saved state"):
+        load_state(tmp_path / "bad.safetensors")

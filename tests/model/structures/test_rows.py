@@ -32,14 +32,6 @@ def find(pairs, before, token):
     return loops.find_pair(pairs.keys, pairs.seen, pairs.shift, before, token)
 
 
-def test_levels_are_bits_of_surprise():
-    shares = [0.5, 0.25, 0.15, 0.1 - 2**-20, 2**-20]
-    ids, levels = levels_of(torch.tensor([shares]).log(), 5)
-    assert ids.tolist() == [[0, 1, 2, 3, 4]]
-    # 1 bit, 2 bits, 2.7, 3.3, 20; the first two lie on an edge, where rounding may go either way
-    assert levels[0, 2:].tolist() == [2, 3, LEVELS - 1] and levels[0, 0] in (0, 1) and levels[0, 1] in (1, 2)
-
-
 @pytest.mark.parametrize("vocab", [61, 2048, 32000, 49152, 50257])
 def test_levels_of_large_vocabularies_are_near_the_whole_sums(vocab):
     """The maxima of groups leave out most of the tail: of logits as a model has them, less than one level."""
@@ -80,11 +72,6 @@ def test_pairs_are_found_again_or_not_at_all():
     assert all(find(pairs, token, before) < 0 for before, token in found if before != token)
 
 
-def test_bytes_are_what_is_promised():
-    assert PairRows(32000, 8, 1 << 16).nbytes == 49 << 16  # 3.2 MB
-    assert TokenRows(32000, 8).nbytes == 32000 * 41
-
-
 def test_what_is_saved_comes_back_and_what_does_not_fit_is_refused():
     rows = PairRows(10, 2, 16)
     keep(TokenRows(10, 2), rows, 1, [2, 4], [[5, 6], [7, 8]], [[0, 1], [2, 15]])
@@ -104,9 +91,3 @@ def test_what_is_saved_comes_back_and_what_does_not_fit_is_refused():
     ):
         with pytest.raises(UserError, match="start: the saved rows"):
             other.load_state_dict(broken)
-
-
-@pytest.mark.parametrize("size", [1, 3, -4, 1000, 2.0])
-def test_a_size_that_is_no_power_of_two_is_refused(size):
-    with pytest.raises(UserError, match="power of two"):
-        PairRows(61, 8, size)
