@@ -18,7 +18,7 @@ from model.errors import UserError
 from model.files import write_json
 
 from .errors import user_errors
-from .loading.bench import load_bench, prompt_ids
+from .loading.bench import answer_text, load_bench, prompt_ids
 from .loading.locks import exclusive, keep_devices
 from .loading.models import load_model
 from .loading.settings import ModelSettings
@@ -71,8 +71,9 @@ def measure_gaps(
                 run, token = id(turn.run), turn.differs_at or 0
                 choice = rows[run][turn.question_id]["choices"][turn.choice]
                 turns = list(questions[run][turn.question_id].turns[: turn.turn + 1])
-                prompt = prompt_ids(loaded.template, loaded.tokenizer, turns, choice["turns"][: turn.turn])
-                ids = choice["output_ids"][turn.turn]
+                *before, ids = choice["output_ids"][: turn.turn + 1]  # compact records hold no texts
+                answers = [answer_text(loaded.template, loaded.tokenizer, tokens) for tokens in before]
+                prompt = prompt_ids(loaded.template, loaded.tokenizer, turns, answers)
                 logits = next_logits(loaded.target.model, prompt + ids[:token])
                 best = logits.topk(2).values
                 picked = float(best[0] - logits[ids[token]]) if token < len(ids) else math.nan

@@ -146,7 +146,7 @@ class Run:
             facets["order"] = settings["bench"]["order"]
         facets |= {key: settings[key] for key in ("execution", "seed", "timed") if key in settings}
         facets |= sampling_facets(settings)
-        return facets | {"phases": bool(settings.get("phases"))}
+        return facets | {"phases": bool(settings.get("phases")) and method["name"] != "hf"}  # hf's steps have no parts
 
     @property
     def loading(self) -> dict[str, Any]:

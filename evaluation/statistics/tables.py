@@ -58,10 +58,11 @@ def main_table(runs: Sequence[Run]) -> pd.DataFrame:
 def baseline(pool: Pool, name: str, pooled: Sequence[Pool]) -> Pool | None:
     """Return the baseline's runs to compare with, or None where none have a question in common.
 
-    They are of the same model, bench file and device, and of the same execution where the baseline has one. Of several
-    the one with most questions in common is taken.
+    They are of the same model, bench file and device, both or neither with phases, and of the same execution where the
+    baseline has one. Of several the one with most questions in common is taken.
     """
-    candidates = [other for other in pooled if other.label == name and share_facets(other, pool, SAMPLED)]
+    alike = ("phases", *SAMPLED)
+    candidates = [other for other in pooled if other.label == name and share_facets(other, pool, alike)]
     best = closest(pool, [other for other in candidates if share_facets(other, pool, COMPARED)])
     return closest(pool, candidates) if best is None and name == "hf" else best
 

@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from evaluation import audit
-from evaluation.loading.bench import prompt_ids
+from evaluation.loading.bench import answer_text, prompt_ids
 from evaluation.records.runs import read_runs
 from evaluation.statistics.audits import GAPS, audit_table, audits, read_gaps, wording, write_audit
 from evaluation.statistics.pools import pools
@@ -62,22 +62,32 @@ def test_the_gap_is_the_targets_own(evaluate, call, checkpoint, tmp_path):
     assert "Lossless in float32" in (folder / "tables/audit.md").read_text()
     run = next(r for r in read_runs(folder) if r.label != "vanilla")
     rows = [json.loads(line) for line in (run.folder / "answers.jsonl").open()]
-    ids = rows[1]["choices"][0]["output_ids"][0]
-    ids[3] = (ids[3] + 1) % 300  # a defect, in the fourth token of the second question
+    places = {"10": (0, 1), "11": (1, 0)}  # defects in the second turn of the first question, the first of the second
+    for row, turn in places.values():
+        ids = rows[row]["choices"][0]["output_ids"][turn]
+        ids[3] = (ids[3] + 1) % 300
+        rows[row]["choices"][0]["turns"] = [""] * len(rows[row]["choices"][0]["turns"])  # as in compact records
     (run.folder / "answers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     outcome = call(audit.main, folder)
     assert outcome.code == 0, outcome.err
-    (gap,) = read_gaps(folder).values()
-    question = json.loads(Path(run.metadata["config"]["bench"]["path"]).read_text().splitlines()[1])
-    prompt = prompt_ids("vicuna_v1.1", AutoTokenizer.from_pretrained(checkpoint), question["turns"], [])
-    model = AutoModelForCausalLM.from_pretrained(checkpoint).eval()
-    with torch.no_grad():
-        logits = model(torch.tensor([prompt + ids[:3]])).logits[0, -1]
-    best = logits.sort(descending=True).values
-    assert gap == pytest.approx(float(best[0] - best[1]), abs=1e-4)
-    (entry,) = json.loads((folder / GAPS).read_text())
-    assert entry["picked"] == pytest.approx(float(best[0] - logits[ids[3]]), abs=1e-4)
-    assert f"at most {gap:.3g} apart" in outcome.out
+    entries = {entry["at"][1]: entry for entry in json.loads((folder / GAPS).read_text())}
+    assert entries.keys() == places.keys() and len(read_gaps(folder)) == 2
+    questions = Path(run.metadata["config"]["bench"]["path"]).read_text().splitlines()
+    tokenizer, model = (
+        AutoTokenizer.from_pretrained(checkpoint),
+        AutoModelForCausalLM.from_pretrained(checkpoint).eval(),
+    )
+    for question_id, (row, turn) in places.items():
+        *before, ids = rows[row]["choices"][0]["output_ids"][: turn + 1]
+        answers = [answer_text("vicuna_v1.1", tokenizer, tokens) for tokens in before]
+        assert all(answers)
+        prompt = prompt_ids("vicuna_v1.1", tokenizer, json.loads(questions[row])["turns"][: turn + 1], answers)
+        with torch.no_grad():
+            logits = model(torch.tensor([prompt + ids[:3]])).logits[0, -1]
+        best = logits.sort(descending=True).values
+        assert entries[question_id]["gap"] == pytest.approx(float(best[0] - best[1]), abs=1e-4)
+        assert entries[question_id]["picked"] == pytest.approx(float(best[0] - logits[ids[3]]), abs=1e-4)
+    assert f"at most {max(entry['gap'] for entry in entries.values()):.3g} apart" in outcome.out
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Others at work on the cores: measured where the system says, told where it casts doubt."""
+"""Other processes on the cores: measured where the system says, named below the table."""
 
 import os
 import subprocess
@@ -37,19 +37,11 @@ def test_ticks_by_hand(tmp_path, monkeypatch):
     assert cores_busy(0.0) is None
 
 
-def test_only_runs_that_began_among_others_are_named():
-    def run(label, cores, **more):
-        return made(label, [answer(1, "qa", [([1], 1.0)])], cores_busy_elsewhere=cores, **more)
-
-    (line,) = doubts([run("calm", 0.1), run("unknown", None), run("noisy", 1.53)])
-    assert "noisy: 1.5" in line and "calm" not in line and "unknown" not in line
-    assert doubts([run("calm", 0.4)]) == []
-
-
 def test_each_repeat_and_variant_that_began_among_others_is_named():
-    """The last run of a label had spoken for all of them: its calm hid their noise."""
     rows = [answer(1, "qa", [([1], 1.0)])]
     runs = [made("pld", rows, repeat=i, cores_busy_elsewhere=cores) for i, cores in enumerate([1.5, 0.0, 2.0])]
     runs += [made("recycling (hot)", rows, method={"k": k}, cores_busy_elsewhere=c) for k, c in ((4, 1.0), (8, 0.1))]
+    runs += [made("unknown", rows, cores_busy_elsewhere=None)]
     (line,) = doubts(runs)
-    assert "pld, repeat 0: 1.5; pld, repeat 2: 2.0; recycling (hot), k=4: 1.0)" in line
+    assert "pld, repeat 0: 1.5; pld, repeat 2: 2.0; recycling (hot), k=4: 1.0)" in line and "unknown" not in line
+    assert doubts([made("calm", rows, cores_busy_elsewhere=0.4)]) == []

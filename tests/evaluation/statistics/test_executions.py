@@ -80,3 +80,14 @@ def test_a_run_says_what_it_used():
     assert ran("hf", "compiled").execution == GENERATE and ran("vanilla", "compiled").execution == "compiled"
     recorded = made("hf", ROWS, execution_used="something else")
     assert recorded.execution == "something else"
+
+
+def test_steps_slowed_by_phases_are_not_compared_with_transformers(tmp_path):
+    """A run with phases=true had 0.45 of an hf whose time holds no phases."""
+    rows = [answer(1, "qa", [([2, 2], 1.0)])]
+    runs = [made(label, rows) for label in ("hf", "vanilla", "pld")]
+    for run in runs:
+        run.metadata["settings"]["phases"] = True
+    table = main_table([*runs, made("hf", rows, folder="plain")]).set_index("method")
+    table = table[table["category"] == "overall"]
+    assert table.loc["pld", "speedup_vanilla"] == 1.0 and table.loc[["pld", "vanilla"], "speedup_hf"].isna().all()
