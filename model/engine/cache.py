@@ -15,7 +15,7 @@ from itertools import takewhile
 from typing import Any
 
 import torch
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import Cache, CacheLayerMixin, DummyLayer
 
 from .tree import Tree
 
@@ -102,17 +102,17 @@ class TreeCache(Cache):
     """All layers, one allocation for each kind of layer (device, shape), made once and reused from prompt to prompt.
 
     Args:
-        shapes: one entry a layer.
+        shapes: one entry a layer; None for a layer that stores nothing (it reads another one's keys and values).
         capacity: tokens; must hold a prompt, its answer and one draft.
     """
 
-    def __init__(self, shapes: Sequence[LayerShape], capacity: int) -> None:
+    def __init__(self, shapes: Sequence[LayerShape | None], capacity: int) -> None:
         self.capacity, self.place = capacity, Place()
         self.text: list[int] = []  # token ids that the last sequence committed
         self.committed_by: tuple[Any, ...] = ()  # by which method and weights
         self._buffers: list[torch.Tensor] = []  # keys and values of each group: (layers, heads, capacity, dim)
-        layers: list[CacheLayerMixin | None] = [None] * len(shapes)
-        for shape in dict.fromkeys(shapes):
+        layers: list[CacheLayerMixin | DummyLayer] = [DummyLayer() for _ in shapes]
+        for shape in dict.fromkeys(shape for shape in shapes if shape is not None):
             members = [i for i, s in enumerate(shapes) if s == shape]
             keys, values = (
                 torch.zeros((len(members), shape.heads, capacity, dim), dtype=shape.dtype, device=shape.device)

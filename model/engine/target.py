@@ -1,11 +1,10 @@
-"""The target: any transformers causal LM with full attention, one forward over a draft at a time.
+"""The target: any transformers causal LM whose layers store keys and values, one forward over a draft at a time.
 
 What the engine cannot drive is refused by name, before a prompt is decoded.
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property, partial
@@ -13,16 +12,23 @@ from threading import get_ident
 from typing import Any
 
 import torch
-from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
 from ..errors import UserError
 from .cache import ALIGNED, CachePool, LayerShape, TreeCache, TreeMasks
 from .devices import Graphs, Turns, give_back, synchronize, turns_of, without_cudnn_attention
 from .grouped_attention import SDPA_GROUPED, Grouped
+from .layers import check_forward, check_places, check_positions, check_training, layer_types, probe_layers
 from .linear import fuse_linears, identity, pack_linears
-from .tree import Draft
+from .tree import Draft, Tree
 
 DEFAULT_CONTEXT = 4096
+TRIAL = 12  # tokens of the prompt of a trial at load time
+# Of a row's greatest logit, what a draft and a row of the same tokens may differ by in that trial. At toy size, float32
+# 122 families of transformers that are driven rightly differed by 4e-6 at most, and 12 wrong ones by 0.013 or more.
+APART, APART_HALF = 1e-3, 0.1
+Masks = (
+    torch.Tensor | dict[str, torch.Tensor | None] | None
+)  # additive (1, 1, n, c), by type of layer where these differ
 EXECUTIONS = ("eager", "static", "graph")
 
 
@@ -39,8 +45,8 @@ class Target:
             of one input are one product; torch: torch's own. The first two change the model's layers.
 
     Raises:
-        UserError: the model cannot work this way (encoder-decoder, recurrent state, a sliding window smaller than the
-            context, positions that change with the longest, an attention kernel that takes no tree mask); says which.
+        UserError: the model cannot work this way (encoder-decoder, recurrent state, positions that change with the
+            longest, an attention kernel that takes no tree mask, a draft that changes what it says); says which.
     """
 
     def __init__(
@@ -67,8 +73,9 @@ class Target:
         self.vocab_size: int = model.get_output_embeddings().weight.shape[0]
         self._keeps_logits = check_forward(model, self.name)
         check_positions(model.config, self.name, self.context)
+        check_places(model.config.get_text_config(), self.name, self.context)
         without_cudnn_attention(self.device)
-        self._shapes: list[LayerShape] = []
+        self._shapes: list[LayerShape | None] = []
         self._grouped = Grouped(model)
         if self.linear == "onednn":
             pack_linears(model)
@@ -77,13 +84,15 @@ class Target:
             give_back(self.device)  # the weights that were joined
         else:
             self._probe()
-        self.devices = sorted({self.device, *(shape.device for shape in self._shapes)}, key=str)  # layers may be spread
+        stored_on = {shape.device for shape in self._shapes if shape is not None}
+        self.devices = sorted({self.device, *stored_on}, key=str)  # layers may be spread
         self.caches = CachePool(partial(TreeCache, self._shapes))
         self.masks = TreeMasks(self.dtype, self.device)
         self.hidden: torch.Tensor | None = None  # (n, H): last hidden states of the last forward, if kept
         self._hook: Any = None
         self._thread = 0  # whose forwards the hook listens to
         self._form = form_of(model)
+        self._try_draft()
 
     def __getstate__(self) -> dict[str, Any]:
         """For deep copies: the copied model has turns of its own."""
@@ -100,7 +109,34 @@ class Target:
         return form_of(self.model) != self._form
 
     def _probe(self) -> None:
-        self._shapes = probe_layers(self.model, self.name, self.context, self.device)
+        self._shapes, self._reaches = probe_layers(self.model, self.name, self.device)
+
+    @torch.inference_mode()
+    def _try_draft(self) -> None:
+        """Compare the logits of a small tree with those of a plain forward over each of its two texts.
+
+        It guards what no rule foresees, such as attention that reads a prompt in both directions.
+
+        Raises:
+            UserError: they differ by more than rounding explains.
+        """
+        prompt = [(3 + 7 * i) % min(97, self.vocab_size) for i in range(TRIAL)]
+        root, *guesses = ((5 + 11 * i) % min(97, self.vocab_size) for i in range(5))
+        tree, paths = Tree([0, 0, 0, 1, 2]).on(self.device), ([0, 1, 3], [0, 2, 4])
+        tokens = torch.tensor([root, *guesses], device=self.device)
+        cache = TreeCache(self._shapes, TRIAL + len(tree))
+        self.masks.allow_past(TRIAL)
+        self.prefill(cache, [*prompt, root])
+        logits = self.forward(cache, Draft(tree, tokens))
+        drafted = torch.stack([logits[path] for path in paths]).float()  # (2, 3, V)
+        texts = torch.tensor([prompt + tokens[path].tolist() for path in paths], device=self.device)
+        plain = self.model(input_ids=texts, use_cache=False).logits[:, -3:].float()
+        apart = ((drafted - plain).abs().amax(-1) / plain.abs().amax(-1)).amax().item()
+        if not apart <= (APART if self.dtype == torch.float32 else APART_HALF):  # NaN is none
+            raise UserError(
+                f"{self.name}: logits of a draft's nodes are {apart:.2g} of the greatest away from those of the same "
+                "tokens in a row, so that drafts would change what the model says"
+            )
 
     def equip(self, module: torch.nn.Module) -> None:
         """Give a module the products that the target multiplies with; for a drafter's own network."""
@@ -228,12 +264,13 @@ class Target:
     def forward(self, cache: TreeCache, draft: Draft) -> torch.Tensor:
         """One forward over a draft of n nodes behind the committed tokens. Returns logits (n, V)."""
         past, tree = cache.length, draft.tree
-        positions = self._within(tree.depths.to(self.device) + past, past + tree.max_depth)
+        positions = tree.depths.to(self.device) + past
         tokens = draft.tokens.to(self.device)
         # A root alone sees all there is: without a mask the fastest kernels take it, and shared heads are not repeated.
-        mask = self.masks.behind(past, tree)[None, None] if len(tree) > 1 else None
+        mask = self.masks.behind(past, tree) if len(tree) > 1 else None
+        masks = self._by_type(mask, positions, past, past + tree.max_depth)
         with self._grouped:
-            return self._run_model(cache, tokens, mask, positions)
+            return self._run_model(cache, tokens, masks, self._within(positions, past + tree.max_depth))
 
     @torch.inference_mode()
     def forward_masked(
@@ -245,8 +282,9 @@ class Target:
             tokens, positions: int64 (n,).
             mask: what each of them attends to, additive (n, past + n).
         """
+        masks = self._by_type(mask, positions, cache.length, cache.length + len(tokens))
         with self._grouped:
-            return self._run_model(cache, tokens, mask[None, None], positions.clamp(max=self.context - 1))
+            return self._run_model(cache, tokens, masks, positions.clamp(max=self.context - 1))
 
     def forward_static(
         self,
@@ -267,8 +305,10 @@ class Target:
         """
         place = cache.place
         place.write_at, place.bucket = write_at, mask.shape[-1]
+        masks = self._by_type(mask, positions, write_at[:1], mask.shape[-1])
         try:
-            return self.forward_masked(cache, tokens, mask, positions)
+            with self._grouped:
+                return self._run_model(cache, tokens, masks, positions.clamp(max=self.context - 1))
         finally:
             place.write_at = None
 
@@ -281,10 +321,39 @@ class Target:
         """Nodes beyond the context are never accepted, but must not index past a table."""
         return positions.clamp(max=self.context - 1) if last >= self.context else positions
 
+    def _by_type(
+        self, mask: torch.Tensor | None, positions: torch.Tensor, past: int | torch.Tensor, last: int
+    ) -> Masks:
+        """Return the mask, or masks by type of layer if some see less than the text.
+
+        Args:
+            mask: additive (n, c), of layers that see all of it; None: no mask.
+            positions: int64 (n,), of the n nodes, whose columns follow `past` committed tokens; in a static step `past`
+                is a tensor (1,).
+            last: no position is greater.
+        """
+        full = None if mask is None else mask[None, None]
+        if not self._reaches or last < min(reach.positions for reach in self._reaches.values()):
+            return full
+        if mask is None:
+            assert isinstance(past, int)
+            mask = torch.zeros(len(positions), past + len(positions), dtype=self.dtype, device=self.device)
+        columns = torch.arange(mask.shape[-1], device=self.device)
+        if isinstance(past, int):
+            columns[past:] = positions
+        else:  # behind the nodes' columns no node sees anything
+            columns.index_copy_(0, past + torch.arange(len(positions), device=self.device), positions)
+        lowest = torch.finfo(self.dtype).min
+        masks: dict[str, torch.Tensor | None] = {
+            kind: mask.masked_fill(reach.hides(positions, columns), lowest)[None, None]
+            for kind, reach in self._reaches.items()
+        }
+        return masks[""] if "" in masks else {kind: masks.get(kind, full) for kind in layer_types(self.model)}
+
     def _run_model(
-        self, cache: TreeCache, tokens: torch.Tensor, mask: torch.Tensor | None, positions: torch.Tensor, **kwargs: int
+        self, cache: TreeCache, tokens: torch.Tensor, mask: Masks, positions: torch.Tensor, **kwargs: int
     ) -> torch.Tensor:
-        """Logits for token ids (n,), an additive mask or none, and positions (n,)."""
+        """Logits for token ids (n,), an additive mask, one for each type of layer, or none, and positions (n,)."""
         logits: torch.Tensor = self.model(
             input_ids=tokens[None],
             attention_mask=mask,
@@ -338,65 +407,3 @@ def form_of(model: Any) -> tuple[Any, ...]:
     attention = "sdpa" if attention == SDPA_GROUPED else attention  # for a moment, by another model of the same config
     weights = ((w.shape, w.dtype, w.device, w.data_ptr() if w.is_cuda else 0) for w in model.parameters())
     return (attention, *weights)
-
-
-def check_training(model: Any, name: str) -> None:
-    """Refuse a model that keeps no cache because it is being trained with gradient checkpointing."""
-    if model.training and any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):
-        raise UserError(f"{name}: is in training mode with gradient checkpointing, which keeps no cache; call eval()")
-
-
-def check_forward(model: Any, name: str) -> bool:
-    """Refuse what the engine cannot drive; say whether `forward` takes `logits_to_keep`."""
-    if getattr(model.config, "is_encoder_decoder", False):
-        raise UserError(f"{name}: an encoder-decoder model; the engine decodes causal language models only")
-    if getattr(model, "_is_stateful", False):
-        raise UserError(f"{name}: keeps a recurrent state, which cannot take back rejected tokens")
-    check_training(model, name)
-    kernel = getattr(model.config, "_attn_implementation", "sdpa")
-    if kernel not in ("sdpa", "eager", SDPA_GROUPED):
-        raise UserError(f"{name}: attention {kernel!r} takes no tree mask; load with attn_implementation='sdpa'")
-    takes = inspect.signature(model.forward).parameters
-    for needed in ("position_ids", "past_key_values"):
-        if needed not in takes:
-            raise UserError(f"{name}: {type(model).__name__}.forward takes no {needed}, which a draft tree needs")
-    return "logits_to_keep" in takes
-
-
-def check_positions(config: Any, name: str, context: int) -> None:
-    """Refuse positions that depend on the longest one in a forward: a draft beyond the threshold would change the root.
-
-    transformers' RoPE of type `longrope` takes other frequencies for the whole forward as soon as one position is
-    beyond the length it was first trained with (modeling_rope_utils, longrope_frequency_update). `dynamic` does so
-    beyond max_position_embeddings, where no context goes.
-    """
-    given = getattr(config.get_text_config(), "rope_parameters", None) or {}
-    for parameters in (given, *(value for value in given.values() if isinstance(value, dict))):
-        limit = parameters.get("original_max_position_embeddings")
-        if parameters.get("rope_type") == "longrope" and limit is not None and context > limit:
-            raise UserError(
-                f"{name}: its positions (longrope) are others once a text passes {limit} tokens, so that drafts would "
-                f"change what the model says; set the context to {limit} or less"
-            )
-
-
-@torch.inference_mode()
-def probe_layers(model: Any, name: str, context: int, device: torch.device) -> list[LayerShape]:
-    """Forward one token through transformers' own cache and read what each layer stores: right for any model."""
-    probe = DynamicCache(config=model.config)
-    for i, layer in enumerate(probe.layers):
-        if type(layer) is DynamicSlidingWindowLayer:
-            if layer.sliding_window < context:
-                raise UserError(
-                    f"{name}: layer {i} attends over a sliding window of {layer.sliding_window} tokens, less than "
-                    f"the context of {context}; set the context to {layer.sliding_window} or less"
-                )
-        elif type(layer) is not DynamicLayer:
-            raise UserError(f"{name}: layer {i} is a {type(layer).__name__}, whose state cannot take back tokens")
-    model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=device), past_key_values=probe, use_cache=True)
-    shapes = []
-    for layer in probe.layers:
-        keys, values = layer.keys, layer.values
-        assert keys is not None and values is not None
-        shapes.append(LayerShape(keys.shape[1], keys.shape[3], values.shape[3], keys.dtype, keys.device))
-    return shapes
