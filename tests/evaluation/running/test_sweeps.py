@@ -87,6 +87,16 @@ def test_a_half_finished_sweep_says_what_is_missing_and_what_completes_it(evalua
     assert again[["method", "category", "mat", "repeats"]].equals(whole[["method", "category", "mat", "repeats"]])
 
 
+def test_a_job_that_is_asked_anew_and_fails_is_missing(evaluate, bench_file, tmp_path):
+    """Its mark of an earlier sweep said that it was done: the table was one of the old questions, without a word."""
+    bench = Path(shutil.copy(bench_file, tmp_path))
+    sweep = ("-m", "method=vanilla,pld", "name=again", "max_new_tokens=4", "bench.end=1", f"bench.path={bench}")
+    assert evaluate(*sweep).code == 0 and missing_jobs(tmp_path / "results/again") is None
+    bench.unlink()
+    assert evaluate(*sweep).code == 2
+    assert len(missing_jobs(tmp_path / "results/again").jobs) == 2
+
+
 def test_a_drafter_from_outside_sweeps_beside_shipped_ones(evaluate, tmp_path):
     """Its settings were looked for in configs/ alone: one that a method lacks ended the sweep."""
     (tmp_path / "own/method").mkdir(parents=True)
