@@ -47,11 +47,6 @@ def test_a_single_run_repeats_from_a_fresh_state(evaluate, tmp_path):
     assert "repeats=0" in evaluate("repeats=0").err and "repeat=-1" in evaluate("repeat=-1").err
 
 
-def test_a_setting_that_nothing_in_the_sweep_has_is_refused(evaluate):
-    outcome = evaluate("-m", "method=vanilla,pld", "method.k=4,8")
-    assert outcome.code != 0 and "method.k=4: none of the methods" in outcome.err and "Traceback" not in outcome.err
-
-
 def test_one_value_of_a_setting_that_the_default_method_lacks_is_a_list_of_one(evaluate, tmp_path):
     """Recycling, the default, has no max_ngram; Hydra would refuse the key and advise a +."""
     outcome = evaluate("-m", "method=vanilla,pld", "method.max_ngram=2", "bench.end=1", "name=one")
