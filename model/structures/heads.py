@@ -74,7 +74,7 @@ def read_weights(folder: Path, *names: str) -> tuple[Path, dict[str, torch.Tenso
         state = torch.load(file, map_location="cpu", weights_only=True) if pickled else load_file(file)
     except _BROKEN as error:
         reason = " ".join(str(error).split())[:160] or type(error).__name__
-        raise UserError(f"{file}: corrupt, cut short, or more than a pickle of weights ({reason})") from None
+        raise UserError(f"{file}: corrupt or cut short, or a pickle of more than weights ({reason})") from None
     if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
         raise UserError(f"{file}: must hold a dictionary of tensors and nothing else")
     return file, state
