@@ -76,11 +76,12 @@ def config_errors() -> Iterator[None]:
     try:
         yield
     except (HydraException, OmegaConfBaseException) as error:
-        text = one_line(error)
+        text, key = one_line(error), getattr(error, "full_key", None)
         if "hydra/launcher" in text:
             raise UserError("this launcher is not installed; requirements-cluster.txt has its pip line") from None
         hints = r"\s*(full_key: \S+|object_type=\S+|Config search path:.*|Set the environment variable.*)"
-        raise UserError(re.sub(hints, "", text)) from None
+        text = re.sub(hints, "", text)
+        raise UserError(f"{key}: {text}" if key and key not in text else text) from None
 
 
 def fail(message: str, code: int = 2) -> None:

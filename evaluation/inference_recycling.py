@@ -9,13 +9,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
-
 from model.errors import UserError
 from model.files import ROOT
 
 from .configuration.config import checked_config
+from .configuration.jobs import compose, quoted
 from .errors import user_errors
 from .running.scheduling import Job, run_jobs
 
@@ -47,47 +45,43 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main() -> None:
+    """The command line."""
     arguments = parser().parse_args()
     with user_errors():
         infer(arguments)
 
 
 def infer(arguments: argparse.Namespace) -> None:
-    """Translate the flags into a config and run it. Raises UserError for a wrong value."""
-    if arguments.bench_name not in BENCHES and arguments.question_file is None:
-        raise UserError(
-            f"--bench-name {arguments.bench_name}: unknown; use {', '.join(BENCHES)} or give --question-file"
-        )
-    shipped = arguments.bench_name in BENCHES and arguments.question_file is None
+    """Run what the flags say. Raises UserError for a wrong value."""
+    bench, questions, template = arguments.bench_name, arguments.question_file, arguments.tree_version
+    if bench not in BENCHES and questions is None:
+        raise UserError(f"--bench-name {bench}: unknown; use {', '.join(BENCHES)} or give --question-file")
     model_id = arguments.model_id or Path(arguments.model_path).name
-    bench_folder = ROOT / "data" / arguments.bench_name
-    answer_file = Path(arguments.answer_file or bench_folder / "model_answer" / f"{model_id}.jsonl")
-    is_file = arguments.tree_version.endswith((".yaml", ".yml"))
+    answer_file = Path(arguments.answer_file or ROOT / "data" / bench / "model_answer" / f"{model_id}.jsonl")
+    is_file = template.endswith((".yaml", ".yml"))
     settings = {
+        "model": "embedded" if arguments.model_path == "data/embedded" else "path",
         "model.path": arguments.model_path,
         "model.name": model_id,
         "model.dtype": arguments.dtype,
-        "bench.name": arguments.bench_name,
+        "bench": bench if questions is None else "file",
+        "bench.name": bench,
         "bench.begin": arguments.question_begin,
         "bench.end": arguments.question_end,
+        "method": "recycling",
         "method.k": arguments.output_id_topk,
-        "tree.name": "file" if is_file else arguments.tree_version,
-        "tree.path": arguments.tree_version if is_file else None,
+        "tree.name": "file" if is_file else template,
+        "tree.path": template if is_file else None,
         "start": arguments.start,
         "sampling.temperature": arguments.temperature,
         "max_new_tokens": arguments.max_new_tokens,
         "num_choices": arguments.num_choices,
-        "run_dir": str(answer_file) + ".run",
+        "run_dir": f"{answer_file}.run",
     }
-    if arguments.question_file is not None:
-        settings["bench.path"] = str(Path(arguments.question_file).resolve())
-    model = "embedded" if arguments.model_path == "data/embedded" else "path"
-    groups = [f"bench={arguments.bench_name}" if shipped else "bench=file", "method=recycling", f"model={model}"]
-    with initialize_config_dir(str(ROOT / "configs"), version_base=None):
-        cfg = compose("config", overrides=groups)
-    for key, value in settings.items():
-        OmegaConf.update(cfg, key, value)
-    run_jobs([Job(checked_config(cfg))], answer_file=answer_file)
+    if questions is not None:
+        settings["bench.path"] = str(Path(questions).resolve())
+    (job,) = compose([f"{key}={quoted(value)}" for key, value in settings.items()]).jobs
+    run_jobs([Job(checked_config(job.config))], answer_file=answer_file)
     print(f"answers: {answer_file}")
 
 

@@ -18,8 +18,7 @@ from model.errors import UserError
 from model.files import ROOT
 
 from .configuration.config import checked_config
-from .configuration.jobs import compose_jobs, quoted
-from .errors import config_errors
+from .configuration.jobs import compose, quoted
 from .records.provenance import flat
 from .records.runs import runs_at
 from .running.scheduling import Job, run_jobs
@@ -68,8 +67,7 @@ def evaluate(
     for key in (key for key, values in lists.items() if not values):
         raise UserError(f"{key}: an empty list; name at least one")
     words = [f"{key}={','.join(map(quoted, values))}" for key, values in lists.items()]
-    with config_errors():
-        jobs = [Job(checked_config(job.config)) for job in compose_jobs(words, multirun=True)]
+    jobs = [Job(checked_config(job.config)) for job in compose(words, multirun=True).jobs]
     run_jobs(jobs)
     return main_table(runs_at({folder for job in jobs for folder in job.folders.values()}))
 

@@ -53,42 +53,41 @@ def missing_companion(method: dict[str, Any], model: str) -> str:
         method: its settings.
         model: the model's name.
     """
-    for key, kind in KINDS.items():
-        value = method.get(key)
-        if key not in method:
-            continue
+    for key in KINDS.keys() & method.keys():
+        kind, value = KINDS[key], method[key]
         if value is None:
             return f"no {kind.words} for {model} ({kind.how}; companions.{kind.name}=PATH names it)"
-        path = located(str(value))
-        if path.exists() or (kind.weights and hub.is_name(str(value)) and _is_available(str(value), kind)):
-            continue
-        if kind.weights and hub.is_name(str(value)):
-            reason = f"no such folder, and {constants.ENDPOINT} is not in reach"
-        else:
+        on_hub = bool(kind.weights) and hub.is_name(str(value))
+        if local_companion(key, value) is None and not (on_hub and hub.is_reachable()):
             reason = "no such folder" if kind.weights else "no such file"
-        return f"no {kind.words} for {model} (method.{key}={value}: {reason}; {kind.how})"
+            reason += f", and {constants.ENDPOINT} is not in reach" if on_hub else ""
+            return f"no {kind.words} for {model} (method.{key}={value}: {reason}; {kind.how})"
     return ""
 
 
-def _is_available(name: str, kind: Kind) -> bool:
-    return hub.local_snapshot(name, kind.weights) is not None or hub.is_reachable()
+def local_companion(key: str, value: str | None) -> Path | None:
+    """Return a companion that is on this machine: a file, a folder, or the snapshot of a hub name."""
+    weights = KINDS[key].weights
+    if value is None or (path := located(str(value))).exists():
+        return None if value is None else path
+    return hub.local_snapshot(str(value), weights) if weights and hub.is_name(str(value)) else None
 
 
 def fetch_companions(method: dict[str, Any], model: str) -> None:
     """Fetch a method's companions from the hub. Raises UserError if one is missing."""
     if why := missing_companion(method, model):
         raise UserError(f"{method['name']}: not available: {why}")
-    for key, value in method.items():
-        path_of(key, value)
+    for key in KINDS.keys() & method.keys():
+        path_of(key, str(method[key]))
 
 
-def path_of(key: str, value: Any) -> Path:
+def path_of(key: str, value: str) -> Path:
     """Return the path of a method's setting: a file or folder, or the snapshot of a hub name, fetched if needed.
 
     Raises:
         UserError: a hub name that cannot be fetched.
     """
-    path, kind = located(str(value)), KINDS.get(key)
-    if value is None or path.exists() or kind is None or not kind.weights or not hub.is_name(str(value)):
+    path = located(value)
+    if path.exists() or key not in KINDS or not KINDS[key].weights or not hub.is_name(value):
         return path
-    return hub.fetch_snapshot(str(value), kind.weights)
+    return hub.fetch_snapshot(value, KINDS[key].weights)

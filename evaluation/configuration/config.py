@@ -16,23 +16,24 @@ from model.engine.sampling import Sampling
 from model.errors import UserError
 from model.recycling import build_template
 
+from ..errors import config_errors
 from ..loading.bench import load_bench
 from ..loading.processes import world_size
 from ..loading.settings import ModelSettings, check_settings
 from .companions import fetch_companions
 
-GROUPS: dict[str, Callable[..., Any]] = {"model": ModelSettings, "bench": load_bench, "tree": build_template}
-GROUPS["sampling"] = Sampling
+GROUPS: dict[str, Callable[..., Any]] = {
+    "model": ModelSettings,
+    "bench": load_bench,
+    "tree": build_template,
+    "sampling": Sampling,
+}
 NOT_SETTINGS = ("k", "seed", "processors")  # parameters of GROUPS set elsewhere: by the method, by the run, in code
 MINIMUM = {"max_new_tokens": 1, "num_choices": 1, "repeats": 1, "repeat": 0}
 
 
-def register_names() -> None:
-    """Register ${plain:NAME} of configs/: a name as part of a folder's name, without slashes."""
-    OmegaConf.register_new_resolver("plain", lambda name: re.sub(r"[^\w.-]+", "_", str(name)).strip("_."), replace=True)
-
-
-register_names()  # at import, so that it is done in every process of a launcher
+# ${plain:NAME} of configs/: a name as part of a folder's name; at import, so in every process of a launcher
+OmegaConf.register_new_resolver("plain", lambda name: re.sub(r"[^\w.-]+", "_", str(name)).strip("_."), replace=True)
 
 
 @dataclass
@@ -66,7 +67,8 @@ def checked_config(cfg: DictConfig) -> dict[str, Any]:
     Raises:
         UserError: a wrong setting, before anything is loaded or a device is waited for.
     """
-    config: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)  # type: ignore[assignment]
+    with config_errors():
+        config: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)  # type: ignore[assignment]
     check_settings(config, Settings, allow_extra=True)
     check_groups(config)
     for key in sorted({"name", "drafter"} - config["method"].keys()):
@@ -78,12 +80,10 @@ def checked_config(cfg: DictConfig) -> dict[str, Any]:
     if folder is not None and repeats > 1 and config["repeat"] is None:
         raise UserError(f"run_dir={folder}: holds one run, but repeats={repeats}; leave out one of the two")
     if config["phases"] and not config["timed"]:
-        raise UserError(
-            "phases=true: times the parts of a step, and timed=false takes no times; leave out one of the two"
-        )
+        raise UserError("phases=true: times the parts of a step, and timed=false takes no times; leave out one of both")
+    Sampling(**config["sampling"])
     if config["tree"]["name"] == "auto" and not config["timed"]:
         raise UserError("tree=auto: sizes follow the times of steps, and timed=false takes none; use a fixed tree")
-    Sampling(**config["sampling"])
     if config["tree"]["name"] == "auto" and world_size() > 1:
         raise UserError("tree=auto: follows the clock, and ranks must draft alike; use a fixed tree")
     fetch_companions(config["method"], config["model"]["name"])

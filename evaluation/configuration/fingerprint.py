@@ -15,12 +15,11 @@ from model.errors import UserError
 
 from ..loading import processes
 from ..loading.bench import Bench
-from ..records.rows import SCHEMA
+from ..records.rows import SCHEMA, difference, read_object
 from ..records.runs import GENERATE
-from .methods import HOT, Method
+from .methods import Method
 
 SAVED = "saved"  # start=saved: start from the state that the hot run of the same configuration saved
-_WITHOUT_EFFECT_ON_STATE = ("run_dir", "repeat", "repeats", "allow_mixed", "interleave", "timed")
 
 
 def run_settings(config: dict[str, Any], bench: Bench, method: Method) -> dict[str, Any]:
@@ -71,60 +70,56 @@ def execution_used(method: Method) -> str:
     return GENERATE if method.drafter is None else method.execution
 
 
+def runs_folder(config: dict[str, Any]) -> Path:
+    """Return the folder of an experiment's runs."""
+    return Path(config["results_dir"]) / str(config["name"]) / "runs"
+
+
 def default_folder(config: dict[str, Any], settings: dict[str, Any], method: Method) -> Path:
     """Return the folder of a configuration: readable words and a hash of the fingerprint."""
-    parts = [settings["model"]["name"], settings["bench"]["name"], method.label, method.settings.get("tree", "")]
-    words = "-".join(re.sub(r"[^\w.]+", "_", str(part)).strip("_") for part in parts if part)
-    return Path(config["results_dir"]) / str(config["name"]) / "runs" / f"{words}-{_sha256(settings)[:8]}"
+    words = [settings["model"]["name"], settings["bench"]["name"], method.label, method.settings.get("tree", "")]
+    name = "-".join(re.sub(r"[^\w.]+", "_", str(word)).strip("_") for word in words if word)
+    return runs_folder(config) / f"{name}-{_sha256(settings)[:8]}"
 
 
 def saved_start(config: dict[str, Any], settings: dict[str, Any]) -> str:
     """Return the state file for start=saved: of the hot run of the same configuration in this experiment's folder.
 
-    Of several update rules it takes the run with update=all, which also makes the state for update=frozen.
+    Of several update rules it takes the run with update=all, which also makes the state for update=frozen. Of several
+    repeats it takes the same one if it is there, so that the choice does not depend on which are finished.
 
     Args:
-        settings: of that hot run, from `run_settings`; the digests of its files must match, too.
+        settings: of that hot run, from `run_settings`.
 
     Raises:
         UserError: there is no such run yet.
     """
-    wanted = _state_settings(config | {"start": HOT}, "all")
-    states: dict[int, str] = {}  # by repeat; a timed and an untimed run leave the same state
-    other_files = 0  # runs of the same configuration from other files
-    folder = Path(config["results_dir"]) / str(config["name"]) / "runs"
-    for same_timing in (True, False):
-        for path in sorted(folder.glob("*/state.safetensors")):
-            metadata = json.loads((path.parent / "metadata.json").read_text(encoding="utf-8"))
-            saved = metadata["config"]
-            if metadata["settings"].get("schema") != SCHEMA:
-                continue
-            same = _state_settings(saved, saved["method"].get("update", "all")) == wanted
-            if same and _file_digests(metadata["settings"]) != _file_digests(settings):
-                other_files += 1
-            elif same and (saved["timed"] == config["timed"]) is same_timing:
-                states.setdefault(int(saved["repeat"] or 0), str(path))
-    if states:  # of the same repeat if there is one, so that the choice does not depend on which repeats are finished
-        return states.get(int(config["repeat"] or 0), states[min(states)])
+    kind, states, nearest = [settings["method"][key] for key in ("name", "start")], [], ""
+    for path in runs_folder(config).glob("*/state.safetensors"):
+        recorded = read_object(path.parent / "metadata.json").get("settings", {})
+        if recorded.get("schema") != SCHEMA or [recorded["method"][key] for key in ("name", "start")] != kind:
+            continue
+        unlike = difference(_deciding_state(recorded), _deciding_state(settings) | {"update": "all"})
+        if unlike:
+            nearest = f" (of the one there, {unlike})"
+        else:
+            others = [recorded[key] != settings[key] for key in ("repeat", "execution", "timed")]
+            states.append((others[0], recorded["repeat"], *others[1:], str(path)))
+    if states:
+        return str(min(states)[-1])
     raise UserError(
-        f"start=saved: there is no finished run of {config['method']['name']} with start=hot on "
-        f"{settings['model']['name']} in {config['results_dir']}/{config['name']}"
-        f"{' (the one there is of other weights, tokenizer, questions or companions)' if other_files else ''}; "
+        f"start=saved: there is no finished run of {kind[0]} with start=hot on {settings['model']['name']} in "
+        f"{config['results_dir']}/{config['name']}{nearest}; "
         "run it first (in a sweep: start=hot,saved), or name a file"
     )
 
 
-def _file_digests(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the digests of the files that a run read."""
-    companions = {k: v for k, v in settings["method"].items() if k.endswith("sha256") and k != "start_sha256"}
-    return {"model": settings["model"]["files"], "bench": settings["bench"]["sha256"], **companions}
-
-
-def _state_settings(config: dict[str, Any], update: str) -> dict[str, Any]:
+def _deciding_state(settings: dict[str, Any]) -> dict[str, Any]:
     """Return the settings that decide the state that a run leaves."""
-    kept = {key: value for key, value in config.items() if key not in _WITHOUT_EFFECT_ON_STATE}
-    method = recorded_method(config["method"], changed_sampling(config)) | {"update": update}
-    return kept | {"sampling": changed_sampling(config), "method": method}
+    without = ("repeat", "execution", "timed", "phases")
+    kept = {key: value for key, value in settings.items() if key not in without}
+    method = {key: value for key, value in settings["method"].items() if key != "update"}
+    return kept | {"method": method, "update": settings["method"].get("update", "all")}
 
 
 def recorded_method(method: dict[str, Any], sampling: dict[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -32,21 +34,11 @@ from model.files import ROOT
 from ..errors import config_errors
 from ..records.sweeps import Planned
 from .companions import missing_companion
-from .methods import drafter_class
+from .methods import AUTO, drafter_class
 
 SETTINGS = ("method.", "tree.")  # which of them there are depends on the job's method and tree
-FINDS_SIZE = "nodes=auto"  # marks, among a drafter's parameters, that it can find its draft size while decoding
 Lists = dict[str, list[str]]  # the values that each key goes through
 Settings = Callable[[str, dict[str, str]], Any]  # what a job's choice of a group composes to
-
-
-def for_hydra(words: Sequence[str], multirun: bool = False) -> list[str]:
-    """Return a command line as Hydra can compose it before there are jobs. `plan` finds all of a sweep's in it."""
-    names = {word.partition("=")[0] for word in words}
-    if not (multirun or {"experiment", "-m", "--multirun"} & names) or {"--cfg", "-c", "--info", "-i"} & names:
-        return list(words)
-    composed = [word for word in words if not word.startswith(SETTINGS)]
-    return [*composed, f"hydra.sweeper.typed={quoted(list(words))}", "hydra.mode=MULTIRUN"]
 
 
 def quoted(value: Any) -> str:
@@ -64,29 +56,55 @@ def quoted(value: Any) -> str:
     return str(QuotedString(plain, Quote.single).with_quotes())
 
 
-def compose_jobs(words: Sequence[str], *, multirun: bool = False, config_dir: str | None = None) -> list[Planned]:
-    """Return the jobs that a command line starts. Raises UserError for what Hydra does not find."""
-    extra = [f"hydra.searchpath=[file://{Path(config_dir).resolve()}]"] if config_dir else []
+@dataclass(frozen=True)
+class Composed:
+    """A command line as Hydra composes it: its jobs, its configuration with Hydra's own settings, the loader."""
+
+    jobs: list[Planned]
+    config: DictConfig
+    loader: ConfigLoader
+
+    @property
+    def is_sweep(self) -> bool:
+        return bool(self.config.hydra.mode == RunMode.MULTIRUN)
+
+
+def compose(words: Sequence[str], *, multirun: bool = False, config_dir: str | None = None) -> Composed:
+    """Compose a command line: a sweep if it says so or names an experiment, else a single run.
+
+    Raises:
+        UserError: what Hydra does not find; a setting that no job has.
+    """
+    multirun = multirun or any(word.startswith("experiment=") for word in words)
+    given = list(words)
+    if multirun:  # what only some methods have cannot be composed before there are jobs
+        given = [*(word for word in words if not word.startswith(SETTINGS)), "hydra.mode=MULTIRUN"]
+    if config_dir:
+        given.append(f"hydra.searchpath=[{quoted(f'file://{Path(config_dir).resolve()}')}]")
     with config_errors(), initialize_config_dir(str(ROOT / "configs"), version_base=None):
-        engine = GlobalHydra.instance().hydra
-        assert engine is not None
-        words = [*for_hydra(words, multirun), *extra]
-        master = engine.compose_config("config", words, RunMode.MULTIRUN, from_shell=False)
-        if master.hydra.mode == RunMode.MULTIRUN:
-            return plan(master, engine.config_loader)
-        return [planned([], engine.compose_config("config", words, RunMode.RUN, from_shell=False))]
+        hydra = GlobalHydra.instance().hydra
+        assert hydra is not None
+        mode, loader = RunMode.MULTIRUN if multirun else RunMode.RUN, hydra.config_loader
+        config = hydra.compose_config("config", given, mode, from_shell=False)
+        if multirun:
+            return Composed(plan(words, config, loader), config, loader)
+        if config.hydra.mode != RunMode.MULTIRUN:
+            for word in words:
+                if re.split(r"[.=]", word)[0] == "tree" and not drafts_from_tree(config.method, config.tree):
+                    raise UserError(f"{word}: {config.method.name} drafts from no tree; leave it out")
+            return Composed([planned([], config)], config, loader)
+    return compose(words, multirun=True, config_dir=config_dir)  # a launcher makes a single run a sweep of one
 
 
-def plan(master: DictConfig, loader: ConfigLoader) -> list[Planned]:
-    """Return the jobs of a sweep from its composed configuration.
+def plan(words: Sequence[str], master: DictConfig, loader: ConfigLoader) -> list[Planned]:
+    """Return the jobs of a sweep: its command line in its composed configuration.
 
     Raises:
         UserError: a setting was typed that none of the methods and trees has.
     """
-    sweeper = OmegaConf.to_container(master.hydra.sweeper, resolve=True)
-    assert isinstance(sweeper, dict)
+    sweeper: Any = OmegaConf.to_container(master.hydra.sweeper, resolve=True)
     composed: Any = OmegaConf.to_container(master.hydra.overrides.task, resolve=False)
-    parser = OverridesParser.create(config_loader=loader)
+    parser, groups = OverridesParser.create(config_loader=loader), loader.list_groups("")
 
     def lists(words: Sequence[str]) -> Lists:
         overrides = zip(words, parser.parse_overrides(list(words)), strict=True)
@@ -104,12 +122,21 @@ def plan(master: DictConfig, loader: ConfigLoader) -> list[Planned]:
         name = job.get(group, str(master.hydra.runtime.choices[group]))
         return compose(f"{group}={name}")[group]
 
-    given = lists([word for word in sweeper["typed"] if word in composed or word.startswith(SETTINGS)])
+    def planned_job(words: list[str]) -> Planned:
+        overrides = parser.parse_overrides(words)
+        values = [o for o in overrides if o.key_or_group not in groups and not o.is_delete()]
+        choices = [word for word, o in zip(words, overrides, strict=True) if o not in values]
+        config = deepcopy(compose(*choices))
+        for o in values:
+            OmegaConf.update(config, o.key_or_group, o.value(), merge=True, force_add=o.is_add() or o.is_force_add())
+        return planned(words, config)
+
+    given = lists([word for word in words if word in composed or word.startswith(SETTINGS)])
     if not master.timed:
         given = {"repeat": ["0"]} | given  # the other repeats would be the same
     grid = lists([f"{key}={values}" for key, values in sweeper["params"].items()])
     jobs = expand(grid, [lists(split(run)) for run in sweeper["also"]], given, settings, sweeper["equal"])
-    return [planned(job, compose(*(word for word in job if not word.startswith("repeat=")))) for job in jobs]
+    return [planned_job(job) for job in jobs]
 
 
 def expand(
@@ -135,9 +162,8 @@ def expand(
             if len({job[key] for key in equal if key in job}) <= 1:
                 jobs.setdefault(frozenset(job.items()), job)
     for key in sorted(unknown):
-        if "." in key and not any(key in job for job in jobs.values()):
-            none = "none of the methods or trees of this sweep has this setting"
-            raise UserError(f"{key}={given[key][0]}: {none}")
+        if ("." in key or key == "tree") and not any(key in job for job in jobs.values()):
+            raise UserError(f"{key}={given[key][0]}: none of the methods or trees of this sweep has this setting")
     in_rounds = sorted(jobs.values(), key=lambda job: grid["repeat"].index(job["repeat"]))
     return [[f"{key}={value}" for key, value in job.items()] for job in in_rounds]
 
@@ -147,34 +173,29 @@ def applicable(job: dict[str, str], settings: Settings) -> dict[str, str]:
     if not any(key == "tree" or key.startswith(SETTINGS) for key in job):
         return job
     method, tree = settings("method", job), settings("tree", job)
-    parameters = _drafter_parameters(method.drafter)
-    sizes = tree.name == "auto" and FINDS_SIZE in parameters
+    has_tree = drafts_from_tree(method, tree)
+    names: dict[str, set[str]] = {
+        "method": set(method) - ({"nodes"} if has_tree and tree.name == AUTO else set()),  # tree.nodes is its budget
+        "tree": {"", *(name for name in tree if tree[name] is not None)} if has_tree else set(),
+    }
 
     def has(key: str) -> bool:
         group, _, setting = key.partition(".")
-        if group == "tree" and not (sizes or "tree" in parameters):
-            return False  # the method drafts from no tree
-        if key == "method.nodes" and sizes:
-            return False  # tree.nodes is its budget
-        name = setting.split(".")[0]
-        return not key.startswith(SETTINGS) or (name in method if group == "method" else tree.get(name) is not None)
+        return not (key == "tree" or key.startswith(SETTINGS)) or setting.split(".")[0] in names[group]
 
     return {key: value for key, value in job.items() if has(key)}
 
 
-@cache
-def _drafter_parameters(source: str | None) -> frozenset[str]:
-    """Return the parameters of a drafter, and FINDS_SIZE; its job reports one that there is not."""
+def drafts_from_tree(method: Any, tree: Any) -> bool:
+    """True if a drafter takes a template, or this is tree=auto and it finds its size."""
     try:
-        drafter = drafter_class(source)
-        return frozenset((*inspect.signature(drafter).parameters, *([FINDS_SIZE] if finds_size(drafter) else [])))
-    except (UserError, ValueError, TypeError):
-        return frozenset()
+        drafter = drafter_class(method.drafter)
+        return "tree" in inspect.signature(drafter).parameters or (tree.name == AUTO and finds_size(drafter))
+    except (UserError, ValueError, TypeError):  # its job reports a drafter that there is not
+        return False
 
 
-def planned(overrides: list[str], cfg: DictConfig) -> Planned:
-    """Return the job of these overrides, whose configuration is this one but for the repeat."""
-    own = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
-    repeat = OmegaConf.from_dotlist([word for word in overrides if word.startswith("repeat=")])
-    config: DictConfig = OmegaConf.merge(own, repeat)  # type: ignore[assignment]
-    return Planned(overrides, config, missing_companion(config.method, str(config.model.name)))
+def planned(overrides: list[str], config: DictConfig) -> Planned:
+    """Return the job of these overrides, with its configuration without Hydra's own settings."""
+    own = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
+    return Planned(overrides, own, missing_companion(own.method, str(own.model.name)))

@@ -28,7 +28,7 @@ from model.recycling.auto import AutoRecycling
 from ..loading.digests import sha256_of
 from ..loading.models import LoadedModel
 from ..loading.settings import check_settings
-from .companions import fetch_companions, path_of
+from .companions import path_of
 
 COLD, HOT, CATEGORY = "cold", "hot", "category"
 AUTO = "auto"  # the tree whose size is found while decoding
@@ -55,7 +55,7 @@ class Method:
     start: str | None
     tree: Tree | None
     settings: dict[str, Any]
-    execution: str = "eager"
+    execution: str
 
     @property
     def label(self) -> str:
@@ -104,7 +104,7 @@ class Method:
 
 
 def build_method(
-    loaded: LoadedModel, method: dict[str, Any], tree: dict[str, Any], start: str, execution: str = "eager"
+    loaded: LoadedModel, method: dict[str, Any], tree: dict[str, Any], start: str, execution: str
 ) -> Method:
     """Build a method from its settings.
 
@@ -117,73 +117,79 @@ def build_method(
         execution: of its steps.
 
     Raises:
-        UserError: unknown drafter, start, setting or value, a tree that does not fit k, a missing companion.
+        UserError: unknown drafter, start, setting or value, a tree that does not fit k.
     """
-    fetch_companions(method, loaded.settings.name)
     options = {key: value for key, value in method.items() if key not in ("name", "drafter")}
-    files = {
-        key: path_of(key, value) for key, value in options.items() if key.endswith("path") and isinstance(value, str)
-    }
-    name, source = method["name"], method["drafter"]
+    texts = {key: value for key, value in options.items() if key.endswith("path") and isinstance(value, str)}
+    paths = {key: path_of(key, value) for key, value in texts.items()}
+    settings = dict(method)
     drafter: Drafter | None = None
     template: Tree | None = None
-    sized: dict[str, Any] = {}
-    if "k" in options and (not isinstance(options["k"], int) or options["k"] < 1):
-        raise UserError(f"method.k={options['k']}: must be a whole number, at least 1")
-    if source is not None:
-        paths = {key: str(path) for key, path in files.items()}
-        drafter, template, sized = _drafter(drafter_class(source), loaded, tree, options, paths)
-    stateful = drafter is not None and drafter.stateful
-    settings: dict[str, Any] = dict(method)
-    if sized:
-        settings |= {"tree": tree["name"], "nodes": tree["nodes"]}
-    settings |= {f"{key}_sha256": sha256_of(path) for key, path in files.items()}
+    if method["drafter"] is not None:
+        options |= {key: str(path) for key, path in paths.items()}
+        drafter, template, sized = _build_drafter(drafter_class(method["drafter"]), loaded, tree, options)
+        settings |= sized
+    settings |= {f"{key}_sha256": sha256_of(path) for key, path in paths.items()}
     if template is not None:
         nodes = [list(path) for path in template.rank_paths[1:]]
-        settings |= {"tree": tree["name"], "tree_nodes": len(nodes), "tree_sha256": _sha256(repr(nodes).encode())}
+        digest = hashlib.sha256(repr(nodes).encode()).hexdigest()
+        settings |= {"tree": tree["name"], "tree_nodes": len(nodes), "tree_sha256": digest}
+    stateful = drafter is not None and drafter.stateful
     if stateful:
         settings["start"] = start
         if start not in (COLD, HOT, CATEGORY):
             if not Path(start).is_file():
-                raise UserError(
-                    f"start={start}: must be cold, hot, category or the file of a saved state; there is no such file"
-                )
+                raise UserError(f"start={start}: must be cold, hot, category or the file of a saved state")
             settings["start_sha256"] = sha256_of(Path(start))
-    built = Method(name, loaded, drafter, start if stateful else None, template, settings, execution)
+    built = Method(method["name"], loaded, drafter, start if stateful else None, template, settings, execution)
     built.prepare()  # raises now if a saved state does not fit
     return built
 
 
-def _drafter(
-    factory: Callable[..., Any],
-    loaded: LoadedModel,
-    tree: dict[str, Any],
-    options: dict[str, Any],
-    paths: dict[str, str],
+def _build_drafter(
+    factory: Callable[..., Any], loaded: LoadedModel, tree: dict[str, Any], options: dict[str, Any]
 ) -> tuple[Drafter, Tree | None, dict[str, Any]]:
-    """Build the drafter and its template. Also returns the `nodes` that tree=auto gives a drafter.
+    """Build a drafter by its options and what its signature asks for.
 
-    Args:
-        options: the method's settings; `paths` are those that name files.
+    Returns:
+        Also its template, and how settings record a size that it finds while decoding.
     """
-    target, template = loaded.target, None
-    offered: dict[str, Any] = {
-        "vocab_size": target.vocab_size,
-        "device": target.device,
-        "eos": loaded.eos,
-        "target": target,
-    }
+    target = loaded.target
+    offered = {"vocab_size": target.vocab_size, "device": target.device, "eos": loaded.eos, "target": target}
     check_settings(options, factory, "method.", without={*offered, "tree", "sizing"} - options.keys())
     if isinstance(options.get("nodes"), str):
         raise UserError(f"method.nodes={options['nodes']}: must be a number; tree=auto finds it while decoding")
-    parameters, sized = inspect.signature(factory).parameters, dict[str, Any]()
-    if tree["name"] == AUTO and (finds_size(factory) or "tree" in parameters):
-        factory = _auto(factory, tree)
-        sized = {"nodes": f"{AUTO}:{tree['nodes']}"}
-    elif "tree" in parameters:
+    if "k" in options and (not isinstance(options["k"], int) or options["k"] < 1):
+        raise UserError(f"method.k={options['k']}: must be a whole number, at least 1")
+    if "dtype" in options:
+        if str(options["dtype"]) not in DTYPES:
+            raise UserError(f"method.dtype={options['dtype']}: the matrix is int64 or int32")
+        options |= {"dtype": DTYPES[options["dtype"]]}
+    takes_tree, template, sized = "tree" in inspect.signature(factory).parameters, None, {}
+    if tree["name"] == AUTO and (takes_tree or finds_size(factory)):
+        _check_auto(factory, tree)
+        factory = AutoRecycling if factory is TokenRecycling else factory
+        options |= {"nodes": f"{AUTO}:{tree['nodes']}"}
+        sized = {"tree": AUTO, "nodes": tree["nodes"]}
+    elif takes_tree:
         offered["tree"] = template = build_template(**tree, k=options.get("k", RANKS))
-    drafter = _construct(factory, options | sized | paths, offered)
+    parameters = inspect.signature(factory).parameters
+    drafter = factory(**{key: value for key, value in offered.items() if key in parameters} | options)
+    if not isinstance(drafter, Drafter):
+        raise UserError(f"method.drafter: {factory.__name__} does not make a drafter (model.engine.Drafter)")
+    if type(drafter).session is Drafter.session:
+        raise UserError(f"method.drafter: {factory.__name__} has no sessions; derive from DeviceDrafter, or write one")
     return drafter, drafter.largest if isinstance(drafter, AutoRecycling) else template, sized
+
+
+def _check_auto(factory: Callable[..., Any], tree: dict[str, Any]) -> None:
+    """Raise UserError if a method's drafts have a fixed size, or tree=auto has more than a budget of nodes."""
+    if factory is not TokenRecycling and not finds_size(factory):
+        raise UserError("tree=auto: is for methods whose drafts have any size; with this one name a template")
+    unused = [key for key in ("depth", "branching", "path") if tree[key] is not None]
+    if unused or not isinstance(tree["nodes"], int) or tree["nodes"] < 1:
+        wrong = unused or tree["nodes"]
+        raise UserError(f"tree=auto takes tree.nodes, a budget of at least 1, and nothing else ({wrong})")
 
 
 def drafter_class(source: Any) -> Callable[..., Any]:
@@ -198,41 +204,6 @@ def drafter_class(source: Any) -> Callable[..., Any]:
     if not callable(factory):
         raise UserError(f"method.drafter={source}: must be a class or a function")
     return factory  # type: ignore[no-any-return]
-
-
-def _construct(factory: Callable[..., Any], options: dict[str, Any], offered: dict[str, Any]) -> Drafter:
-    """Call the factory with its options and those of the offered arguments that it names."""
-    parameters = inspect.signature(factory).parameters
-    arguments = {key: value for key, value in offered.items() if key in parameters} | options
-    if "dtype" in options:
-        if str(options["dtype"]) not in DTYPES:
-            raise UserError(f"method.dtype={options['dtype']}: the matrix is int64 or int32")
-        arguments["dtype"] = DTYPES[options["dtype"]]
-    drafter = factory(**arguments)
-    if not isinstance(drafter, Drafter):
-        raise UserError(f"method.drafter: {factory.__name__} does not make a drafter (model.engine.Drafter)")
-    if type(drafter).session is Drafter.session:
-        raise UserError(f"method.drafter: {factory.__name__} has no sessions; derive from DeviceDrafter, or write one")
-    return drafter
-
-
-def _auto(factory: Callable[..., Any], tree: dict[str, Any]) -> Callable[..., Any]:
-    """Return the factory for tree=auto, which finds the draft size while decoding.
-
-    Raises:
-        UserError: the method's drafts have a fixed size, or the tree has another setting than a budget of nodes.
-    """
-    if factory is not TokenRecycling and not finds_size(factory):
-        raise UserError("tree=auto: is for methods whose drafts have any size; with this one name a template")
-    unused = [key for key in ("depth", "branching", "path") if tree[key] is not None]
-    if unused or not isinstance(tree["nodes"], int) or tree["nodes"] < 1:
-        wrong = unused or tree["nodes"]
-        raise UserError(f"tree=auto takes tree.nodes, a budget of at least 1, and nothing else ({wrong})")
-    return AutoRecycling if factory is TokenRecycling else factory
-
-
-def _sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
 
 
 def _transformers_generate(

@@ -39,55 +39,55 @@ def warm_up(method: Method) -> None:
     method.prepare()
 
 
-def answer_question(question: Question, method: Method, config: dict[str, Any], other_bytes: int = 0) -> Row:
-    """Answer all turns of a question, `num_choices` times. Returns a row in Spec-Bench's answer format.
+def answer(question: Question, methods: Sequence[tuple[Method, dict[str, Any]]], other_bytes: int = 0) -> list[Row]:
+    """Answer all turns of a question, `num_choices` times: by a timed method, or by untimed ones in shared forwards.
 
     Args:
+        methods: each with its configuration; several are untimed, and have the same `num_choices`.
         other_bytes: memory of other methods on the CUDA devices.
+
+    Returns:
+        A row in Spec-Bench's answer format of each.
     """
+    method, config = methods[0]
     devices = [torch.device(device) for device in method.loaded.target.devices]
     restart_peak(devices)
     if method.drafter is None:  # transformers' own generate does not use the engine's cache
         other_bytes += cache_bytes(method.loaded.target)
-    choices = []
+    choices: list[list[Conversation]] = []
     for index in range(config["num_choices"]):
-        talk = Conversation(question, method, config, index)
+        choices.append([Conversation(question, method, config, index) for method, config in methods])
         for _ in question.turns:
-            talk.answer_next()
-        choices.append(talk)
-    return row(question, choices, peak_bytes(devices, other_bytes))
+            answer_turn(choices[-1])
+    peak = peak_bytes(devices, other_bytes) if config["timed"] else None
+    return [build_row(question, conversations, peak) for conversations in zip(*choices, strict=True)]
 
 
-def answer_together(question: Question, methods: Sequence[tuple[Method, dict[str, Any]]]) -> list[Row]:
-    """Answer by several methods, each with its configuration, in shared forwards. Returns their rows, without times.
+def answer_turn(conversations: Sequence[Conversation]) -> None:
+    """Answer the next turn of each. Of the same prompt, limit and sampling the answers are equal: they share forwards.
 
     `hf`, which does not run on this engine, answers alone.
     """
-    choices: list[list[Conversation]] = [[] for _ in methods]
-    for index in range(methods[0][1]["num_choices"]):
-        talks = [Conversation(question, method, config, index) for method, config in methods]
-        for _ in question.turns:
-            # Prompt, limit and sampling are equal, so the answers will be, too.
-            same: dict[tuple[Any, ...], list[Conversation]] = {}
-            for talk in talks:
-                prompt = talk.next_prompt()
-                if talk.on_engine and talk.fits(prompt):
-                    same.setdefault((talk.config["max_new_tokens"], talk.sampling, *prompt), []).append(talk)
-                else:
-                    talk.answer_next()
-            for (most, sampling, *prompt), group in same.items():
-                for talk in group:
-                    talk.method.begin_prompt()
-                target, eos = group[0].method.loaded.target, group[0].method.loaded.eos
-                drafters = [drafter for talk in group if (drafter := talk.method.drafter) is not None]
-                generations = generate_together(
-                    target, drafters, prompt, max_new_tokens=most, eos=eos, sampling=sampling
-                )
-                for talk, generation in zip(group, generations, strict=True):
-                    talk.add(prompt, generation)
-        for conversations, talk in zip(choices, talks, strict=True):
-            conversations.append(talk)
-    return [row(question, conversations, None) for conversations in choices]
+    same: dict[tuple[Any, ...], list[Conversation]] = {}
+    for conversation in conversations:
+        if conversation.timed or not conversation.on_engine:
+            conversation.answer_next()
+        elif conversation.fits(prompt := conversation.next_prompt()):
+            same.setdefault((conversation.config["max_new_tokens"], conversation.sampling, *prompt), []).append(
+                conversation
+            )
+        else:
+            conversation.add(prompt, Generation(stop="context"))
+    for (most, sampling, *prompt), sharing in same.items():
+        for conversation in sharing:
+            conversation.method.begin_prompt()
+        loaded = sharing[0].method.loaded
+        drafters = [drafter for conversation in sharing if (drafter := conversation.method.drafter) is not None]
+        generations = generate_together(
+            loaded.target, drafters, prompt, max_new_tokens=most, eos=loaded.eos, sampling=sampling
+        )
+        for conversation, generation in zip(sharing, generations, strict=True):
+            conversation.add(prompt, generation)
 
 
 def sampling_of(config: dict[str, Any], question: Question, index: int) -> Sampling:
@@ -96,7 +96,7 @@ def sampling_of(config: dict[str, Any], question: Question, index: int) -> Sampl
     return Sampling(**config["sampling"], seed=int.from_bytes(hashlib.sha256(name).digest()[:7], "big"))
 
 
-def row(question: Question, choices: Sequence[Conversation], peak: int | None) -> Row:
+def build_row(question: Question, choices: Sequence[Conversation], peak: int | None) -> Row:
     """Build a question's record: Spec-Bench's keys and this project's."""
     method = choices[0].method
     return {
@@ -106,7 +106,7 @@ def row(question: Question, choices: Sequence[Conversation], peak: int | None) -
         "question_sha256": question.sha256,
         "answer_id": uuid.uuid4().hex,
         "model_id": f"{method.loaded.settings.name}-{method.label}".replace(" ", "-"),
-        "choices": [talk.record(index) for index, talk in enumerate(choices)],
+        "choices": [conversation.record(index) for index, conversation in enumerate(choices)],
         "tstamp": time.time(),
         "peak_memory": peak,
     }
@@ -124,11 +124,8 @@ class Conversation:
         self.on_engine, self.timed = method.drafter is not None, bool(config["timed"])
         self.sampling = sampling_of(config, question, index)
         self.answers: list[str] = []
-        self.generations: list[Generation] = []
-        self._prompts: list[int] = []  # tokens of each turn's prompt
-        self._repeated: list[float | None] = []  # share of each answer's 3-grams
-        self._prompt_times: list[float] = []
-        self._phases: list[dict[str, float]] = []
+        self.accept_lengths: list[int] = []
+        self.turns: list[dict[str, Any]] = []  # what is recorded of each
 
     def next_prompt(self) -> list[int]:
         """Return the next turn's prompt, with the answers so far."""
@@ -150,45 +147,44 @@ class Conversation:
         clock = PhaseClock(loaded.target) if self.config["phases"] and self.on_engine else None
         mark = clock.mark if clock else unmarked
         generation = self.method.answer(prompt, self.config["max_new_tokens"], mark, self.sampling)
-        self.add(prompt, generation, seconds, dict(clock.seconds) if clock else {})
+        self.add(prompt, generation, seconds, dict(clock.seconds) if clock else None)
 
     def add(
         self, prompt: list[int], generation: Generation, seconds: float = 0.0, phases: dict[str, float] | None = None
     ) -> None:
         """Add a turn's answer; `seconds` is the time to build its prompt."""
-        loaded = self.method.loaded
-        self._prompts.append(len(prompt))
-        self._repeated.append(repeated_ngrams(prompt, generation.tokens))
-        self._prompt_times.append(seconds)
-        self._phases.append(phases or {})
-        self.generations.append(generation)
+        loaded, steps, by_phase = self.method.loaded, generation.steps, self.timed and self.on_engine
         self.answers.append(answer_text(loaded.template, loaded.tokenizer, generation.tokens))
+        self.accept_lengths += generation.accept_lengths
+        self.turns.append(
+            {
+                "decoding_steps": len(steps),
+                "new_tokens": len(generation.tokens),
+                "wall_time": generation.prefill_s + generation.decode_s if self.timed else 0.0,
+                "prompt_tokens": len(prompt),
+                "prompt_time": seconds if self.timed else None,
+                "prefill_time": generation.prefill_s if by_phase else None,
+                "decode_time": generation.decode_s if by_phase else None,
+                "setup_time": generation.setup_s if by_phase else None,  # in none of the other times
+                "forwards": generation.forwards,
+                "stop": generation.stop,
+                "output_ids": generation.tokens,
+                "repeated_3grams": repeated_ngrams(prompt, generation.tokens),  # earlier in the prompt or the answer
+                # nodes forwarded, rank path accepted, and the source of the draft if there are several
+                "step_nodes": [step.nodes for step in steps],
+                "step_paths": [list(step.rank_path) for step in steps],
+                "step_sources": [step.source for step in steps],
+                "phase_time": phases or {},  # seconds by phase of its steps, where `phases` asks for them
+            }
+        )
 
     def record(self, index: int) -> Row:
         """Return Spec-Bench's keys of a choice and this project's, which have one entry per turn."""
-        generations, timed = self.generations, self.timed
-        sources = any(step.source for generation in generations for step in generation.steps)
-        return {
-            "index": index,
-            "turns": self.answers,
-            "decoding_steps": [len(g.steps) for g in generations],
-            "new_tokens": [len(g.tokens) for g in generations],
-            "wall_time": [g.prefill_s + g.decode_s if timed else 0.0 for g in generations],
-            "accept_lengths": [n for g in generations for n in g.accept_lengths],
-            "prompt_tokens": self._prompts,
-            "prompt_time": self._prompt_times if timed else [None for _ in generations],
-            "prefill_time": [g.prefill_s if timed and self.on_engine else None for g in generations],
-            "decode_time": [g.decode_s if timed and self.on_engine else None for g in generations],
-            # in none of the other times
-            "setup_time": [g.setup_s if timed and self.on_engine else None for g in generations],
-            "forwards": [g.forwards for g in generations],
-            "stop": [g.stop for g in generations],
-            "output_ids": [g.tokens for g in generations],
-            "repeated_3grams": self._repeated,  # share that occurred earlier, in the prompt or the answer
-            # the step records: nodes forwarded, rank path accepted, and the source of the draft if there are several
-            "step_nodes": [[s.nodes for s in g.steps] for g in generations],
-            "step_paths": [[list(s.rank_path) for s in g.steps] for g in generations] if self.on_engine else None,
-            "step_sources": [[s.source for s in g.steps] for g in generations] if sources else None,
-            # seconds of a turn by phase of its steps, where `phases` asks for them
-            "phase_time": self._phases if self.config["phases"] and self.on_engine else None,
-        }
+        columns: Row = {key: [turn[key] for turn in self.turns] for key in self.turns[0]}
+        if not self.on_engine:
+            columns["step_paths"] = None
+        if not any(source for turn in columns["step_sources"] for source in turn):
+            columns["step_sources"] = None
+        if not (self.config["phases"] and self.on_engine):
+            columns["phase_time"] = None
+        return {"index": index, "turns": self.answers, "accept_lengths": self.accept_lengths, **columns}

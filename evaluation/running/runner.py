@@ -1,12 +1,14 @@
-"""One run, a question at a time: its settings, its resumed state, its next answer, its summary.
+"""One run, a question at a time: its settings, its resumed state, its answers, its summary.
 
 A runner does nothing between two answers, so that the runs of a sweep can be interleaved (`scheduling.py`).
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,56 +20,72 @@ from model.errors import UserError
 from ..configuration.fingerprint import SAVED, default_folder, execution_used, run_settings, saved_start
 from ..configuration.methods import CATEGORY, COLD, HOT, Method, build_method
 from ..loading import processes
-from ..loading.bench import Bench, load_bench, prompt_ids, template_hash
+from ..loading.bench import Bench, load_bench, ordered, prompt_ids, template_hash
 from ..loading.devices import MemoryUse, cores_busy
 from ..loading.execution import choose_execution
-from ..loading.models import LoadedModel, devices_in_words
+from ..loading.models import LoadedModel, devices_in_words, load_model
+from ..loading.settings import ModelSettings
 from ..records.provenance import circumstances, collect
 from ..records.questions import FILE_ORDER, Question, subtask
 from ..records.rows import Row
 from ..statistics.metrics import measure
-from .answering import answer_question, warm_up
+from .answering import answer, warm_up
 
 
 class Runner:
-    """A run of one repeat of one configuration on a loaded model.
+    """A run of one repeat of one configuration.
 
     Args:
         config: the whole configuration, with `repeat` a number.
+        model: its model's settings, with the device chosen.
         answer_file: another file for the answers.
 
     Raises:
         UserError: a mistake of the user.
     """
 
-    def __init__(self, config: dict[str, Any], loaded: LoadedModel, answer_file: Path | None = None) -> None:
-        self.config, self.loaded, self.memory = config, loaded, MemoryUse(loaded.target)
+    def __init__(self, config: dict[str, Any], model: ModelSettings, answer_file: Path | None = None) -> None:
+        bench = load_bench(**config["bench"] | {"order": FILE_ORDER})  # a wrong one raises before weights are read
+        order = config["bench"]["order"]
+        # In the order asked for, even if it changes no answer: interleaved runs stay at the same question.
+        self._questions = ordered(bench.questions, order)
+        self.config, self.loaded = config, load_model(model)
+        self.memory = MemoryUse(self.loaded.target)
+        check_prompts(bench, self.loaded)
         reads_text = Sampling(**config["sampling"]).reads_text
-        self.execution = choose_execution(str(config["execution"]), loaded, config["timed"], reads_text)
-        self.bench = ordered = load_bench(**config["bench"])
+        self.execution = choose_execution(str(config["execution"]), self.loaded, config["timed"], reads_text)
+        saved = config["start"] == SAVED
         with self.memory.counted():
-            self.method = self._method()
-        if self.method.start in (None, COLD):  # no state is kept: one record for all orders
-            self.bench = load_bench(**config["bench"] | {"order": FILE_ORDER})
-        check_prompts(self.bench, loaded)
-        self.settings = run_settings(config, self.bench, self.method)
+            self.method = self._build(HOT if saved else str(config["start"]))
+            if self.keeps_state:  # else there is one record for all orders
+                bench = replace(bench, questions=self._questions, order=order)
+            self.settings = run_settings(config, bench, self.method)
+            if saved and self.keeps_state:
+                self.method = self._build(saved_start(config, self.settings))
+                self.settings = run_settings(config, bench, self.method)
+        self.bench = bench
         given: str | None = config["run_dir"]
         self.folder = Path(given) if given else default_folder(config, self.settings, self.method)
         self.store = processes.open_store(self.folder, answer_file)
         self.done: dict[Any, Row] = {}
-        # In the order asked for, even if it changes no answer: interleaved runs stay at the same question.
-        self._questions = ordered.questions
-        self.pending: list[Question] = list(ordered.questions)
+        self.pending: list[Question] = list(self._questions)
 
-    def _method(self) -> Method:
-        config, loaded = self.config, self.loaded
-        saved = config["start"] == SAVED
-        start, execution = HOT if saved else str(config["start"]), self.execution.name
-        method = build_method(loaded, config["method"], config["tree"], start, execution)
-        if saved and method.start is not None:
-            state = saved_start(config, run_settings(config, self.bench, method))
-            method = build_method(loaded, config["method"], config["tree"], state, execution)
-        return method
+    def _build(self, start: str) -> Method:
+        return build_method(self.loaded, self.config["method"], self.config["tree"], start, self.execution.name)
+
+    @property
+    def identity(self) -> str:
+        """The same for runs that are one."""
+        return json.dumps([str(self.folder), self.settings], sort_keys=True)
+
+    @property
+    def rows(self) -> list[Row]:
+        """The answers so far, in the order given."""
+        return list(self.done.values())
+
+    @property
+    def keeps_state(self) -> bool:
+        return self.method.start not in (None, COLD)
 
     @contextmanager
     def opened(self) -> Iterator[Runner]:
@@ -79,6 +97,7 @@ class Runner:
         with self.store.locked():
             self.done = self.store.begin(self._metadata(), self.config["allow_mixed"])
             self.pending = [q for q in self._questions if q.question_id not in self.done]
+            self._resumed_at = len(self.done)
             yield self
 
     def prepare(self) -> None:
@@ -87,7 +106,7 @@ class Runner:
             with self.memory.counted():
                 warm_up(self.method)
         torch.manual_seed(self.config["seed"])
-        if self.done and self._keeps_state:
+        if self.done and self.keeps_state:
             self.method.drafter.load_state_dict(self.store.state_at(len(self.done)))  # type: ignore[union-attr]
 
     def _metadata(self) -> dict[str, Any]:
@@ -112,26 +131,6 @@ class Runner:
         now = circumstances(devices_in_words(loaded), loaded.target.linear, *packages)
         return collect(self.settings, now, more)
 
-    @property
-    def rows(self) -> list[Row]:
-        """The answers so far, in the order given."""
-        return list(self.done.values())
-
-    @property
-    def _keeps_state(self) -> bool:
-        return self.method.drafter is not None and self.method.start not in (None, COLD)
-
-    def answer(self, other_bytes: int = 0) -> None:
-        """Answer the next question and save the answer and the state after it.
-
-        Args:
-            other_bytes: memory of the other runners' methods on the CUDA devices.
-        """
-        question = self.next_question()
-        with self.memory.counted():
-            row = answer_question(question, self.method, self.config, other_bytes)
-        self.keep(row)
-
     def next_question(self) -> Question:
         """Return the next question. With start=category, reset the state if it is the first of a subtask."""
         question = self.pending[0]
@@ -142,33 +141,29 @@ class Runner:
         return question
 
     def keep(self, row: Row) -> None:
-        """Save the answer of the next question."""
+        """Save the answer of the next question, and the state after it."""
         self.done[row["question_id"]] = row
-        state = self.method.drafter.state_dict() if self.method.drafter and self._keeps_state else {}
+        state = self.method.drafter.state_dict() if self.method.drafter and self.keeps_state else {}
         self.store.append(row, state, len(self.done))
         del self.pending[0]
 
     def finish(self) -> None:
-        """Write the summary, and save the last state for runs with start=saved."""
-        summary = measure(self.rows)
-        drafter = self.method.drafter
+        """Write the summary, and keep the last state for runs with start=saved; leave a finished run untouched."""
+        drafter, summary = self.method.drafter, measure(self.rows)
+        if self.store.is_finished():
+            return
+        if drafter is not None and self._resumed_at == len(self.done):  # killed after its last answer
+            if self.keeps_state:
+                drafter.load_state_dict(self.store.last_state(len(self.done)))
+            else:  # the final state was not saved: answer again
+                answer(self._questions[-1], [(self.method, self.config)])
         state = drafter.state_dict() if drafter is not None else {}
         summary["state_bytes"] = sum(t.numel() * t.element_size() for t in state.values())
         if drafter is not None and (description := drafter.describe()):
             if self.method.start == COLD:  # reset before each prompt: it would be of the last prompt alone
                 description.pop("predicted_speedup", None)
             summary["drafter"] = description
-        self.store.finish(summary, state if self._keeps_state else {}, len(self.done))
-
-    def finish_if_interrupted(self) -> None:
-        """Write the summary of a run that was killed after its last answer; leave a finished run untouched."""
-        if self.store.is_finished():
-            return
-        if self._keeps_state:
-            self.method.drafter.load_state_dict(self.store.last_state(len(self.done)))  # type: ignore[union-attr]
-        elif self.method.drafter is not None:  # the final state was not saved: answer again
-            answer_question(self._questions[-1], self.method, self.config)
-        self.finish()
+        self.store.finish(summary, state if self.keeps_state else {}, len(self.done))
 
 
 def check_prompts(bench: Bench, loaded: LoadedModel) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from contextlib import ExitStack
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,28 +29,27 @@ class Context:
 
     Attributes:
         position: of its last token.
-        below: the contexts that are one token longer.
-        choice: the token that the target picks; None: not asked yet.
+        children: the contexts that are one token longer.
+        choice: the token that the target picks; None: not forwarded yet.
         logits: (V,), hidden: (H,) if kept.
         committed: True if its states are in the cache at its position: it is part of the text.
     """
 
-    __slots__ = ("__weakref__", "below", "choice", "committed", "hidden", "logits", "position")
+    __slots__ = ("__weakref__", "children", "choice", "committed", "hidden", "logits", "position")
 
     def __init__(self, position: int) -> None:
         self.position = position
-        self.below: dict[int, Context] = {}
+        self.children: dict[int, Context] = {}
         self.choice: int | None = None
-        self.logits: torch.Tensor | None = None
-        self.hidden: torch.Tensor | None = None
+        self.logits: Any = None
+        self.hidden: Any = None
         self.committed = False
 
-    def then(self, token: int) -> Context:
+    def child(self, token: int) -> Context:
         """Return the context that is longer by this token."""
-        longer = self.below.get(token)
-        if longer is None:
-            longer = self.below[token] = Context(self.position + 1)
-        return longer
+        if token not in self.children:
+            self.children[token] = Context(self.position + 1)
+        return self.children[token]
 
 
 class SharedText:
@@ -66,83 +66,68 @@ class SharedText:
     """
 
     def __init__(
-        self,
-        target: Target,
-        cache: TreeCache,
-        prompt: list[int],
-        choice: Choice,
-        *,
-        keep: bool = True,
-        keep_prompt: bool = False,
+        self, target: Target, cache: TreeCache, prompt: list[int], choice: Choice, *, keep: bool, keep_prompt: bool
     ) -> None:
         self.target, self.cache, self.choice, self.keep = target, cache, choice, keep
         logits = target.prefill(cache, prompt, rows=len(prompt) if keep_prompt else 0)
         self.prompt_logits = [*logits] if keep_prompt else []  # P - 1 of (V,)
         self.prompt_hidden = [] if target.hidden is None or len(prompt) == 1 else [*target.hidden]  # P - 1 of (H,)
-        self._tip = Context(len(prompt) - 2)  # the deepest committed one
-        self._tip.choice, self._tip.committed = prompt[-1], True
+        self.tip = Context(len(prompt) - 2)  # the deepest committed one
+        self.tip.choice, self.tip.committed = prompt[-1], True
 
-    def begin(self, root: int) -> Context:
-        """Return the context of the prompt's last token, the first root."""
-        return self._tip.then(root)
-
-    def ask(self, tries: Sequence[tuple[Context, Draft]]) -> list[list[Context]]:
+    def forward(self, drafts: Sequence[tuple[Context, Draft]]) -> list[list[Context]]:
         """Return the context of every node of these drafts, below the contexts of their roots; forward the new ones."""
-        asked: list[list[Context]] = []  # of each try, by node
+        contexts: list[list[Context]] = []  # of each draft, by node
         rows: dict[Context, int] = {}  # of the forward
-        above: list[Context] = []  # of each row
-        tokens: list[int] = []
-        for root, draft in tries:
-            drafted, parents = draft.tokens.tolist(), draft.tree.parent_of
+        row_parents: list[Context] = []
+        row_tokens: list[int] = []
+        for root, draft in drafts:
+            tokens, parents = draft.tokens.tolist(), draft.tree.parent_of
             nodes = [root]
-            for token, parent in zip(drafted[1:], parents[1:], strict=True):
-                nodes.append(nodes[parent].then(token))
+            for token, parent in zip(tokens[1:], parents[1:], strict=True):
+                nodes.append(nodes[parent].child(token))
             for node, context in enumerate(nodes):
                 if context.choice is None and context not in rows:
                     # also its ancestors without states: forwarded earlier and not accepted
                     missing = [i for i in draft.tree.chain_of[node] if not nodes[i].committed and nodes[i] not in rows]
                     for i in missing:
                         rows[nodes[i]] = len(rows)
-                        above.append(nodes[parents[i]] if i else self._tip)
-                        tokens.append(drafted[i])
-            asked.append(nodes)
+                        row_parents.append(nodes[parents[i]] if i else self.tip)
+                        row_tokens.append(tokens[i])
+            contexts.append(nodes)
         if rows:
-            self._forward(rows, above, tokens)
-        return asked
+            self._forward(rows, row_parents, row_tokens)
+            self._commit(rows)
+        return contexts
 
-    def _forward(self, rows: dict[Context, int], above: list[Context], tokens: list[int]) -> None:
+    def _forward(self, rows: dict[Context, int], parents: list[Context], tokens: list[int]) -> None:
         target, past = self.target, self.cache.length
         visible = np.zeros((len(rows), past + len(rows)), dtype=bool)  # True where a row attends to a column
-        for row, parent in enumerate(above):
+        for row, parent in enumerate(parents):
             if parent in rows:
                 visible[row] = visible[rows[parent]]
             else:
                 visible[row, : parent.position + 1] = True
             visible[row, past + row] = True
-        hidden = torch.from_numpy(~visible).to(target.device)
         mask = torch.zeros(visible.shape, dtype=target.dtype, device=target.device)
-        mask.masked_fill_(hidden, torch.finfo(target.dtype).min)
+        mask.masked_fill_(torch.from_numpy(~visible).to(target.device), torch.finfo(target.dtype).min)
         positions = torch.tensor([context.position for context in rows], device=target.device)
         logits = target.forward_masked(self.cache, torch.tensor(tokens, device=target.device), mask, positions)
         choices = self.choice.among(logits, positions + 1).tolist()
-        for context, row, choice in zip(rows, logits, choices, strict=True):
+        for context, row_logits, choice in zip(rows, logits, choices, strict=True):
             if context.choice is None:
                 context.choice = choice  # and copies, as a view would keep the whole forward's output alive
-                context.logits = row.clone() if self.keep else None
+                context.logits = row_logits.clone() if self.keep else None
                 context.hidden = None if target.hidden is None else target.hidden[rows[context]].clone()
-        self._commit(rows)
 
     def _commit(self, rows: dict[Context, int]) -> None:
         """Commit the states of contexts that are part of the text now."""
         past, path = self.cache.length, list[int]()
-        while True:
-            assert self._tip.choice is not None  # what is committed was asked
-            accepted = self._tip.below.get(self._tip.choice)
-            if accepted is None or accepted not in rows:
-                break
+        while self.tip.choice is not None and (accepted := self.tip.children.get(self.tip.choice)) in rows:
+            assert accepted is not None
             path.append(rows[accepted])
             accepted.committed = True
-            self._tip = accepted
+            self.tip = accepted
         if path:
             source = torch.tensor(path, device=self.target.device) + past
             self.cache.move(source, torch.arange(past, past + len(path), device=self.target.device))
@@ -155,46 +140,39 @@ class _Sequence:
     def __init__(self, session: Session, prompt: list[int], text: SharedText, first: Context) -> None:
         self.session, self.prompt, self.text = session, prompt, text
         self.root, self.context, self.out = prompt[-1], first, Generation()
-        self._begun = session.begin(prompt)
-        if self._begun is None:
+        self._first_draft = session.begin(prompt)
+        if self._first_draft is None:
             self.out.forwards = int(len(prompt) > 1)
             self._observe_prompt(prompt[:-1], [])
 
     def draft(self) -> Draft:
-        return self._begun or self.session.draft(self.root)
+        return self._first_draft or self.session.draft(self.root)
 
     def learn(self, draft: Draft, nodes: list[Context], limit: int, eos: Collection[int]) -> bool:
         """Finish a step after the forward. Returns True if the answer goes on."""
         needs = self.session.method.needs
-        if self._begun is not None:
-            self._begun = None
+        if self._first_draft is not None:
+            self._first_draft = None
             self._observe_prompt(self.prompt, [self.context])
         choices = torch.tensor([context.choice for context in nodes], device=draft.tokens.device)
         needs_logits = needs.logits or needs.candidates
-        logits = torch.stack([required(context.logits) for context in nodes]) if needs_logits else None
-        hidden = torch.stack([required(context.hidden) for context in nodes]) if needs.hidden else None
+        logits = torch.stack([context.logits for context in nodes]) if needs_logits else None
+        hidden = torch.stack([context.hidden for context in nodes]) if needs.hidden else None
         forwarded = Forwarded(choices, logits, hidden)
         verification = conclude(self.session, draft, forwarded, left=limit - len(self.out.tokens), eos=eos)
         self.out.forwards += 1
         for token in verification.tokens:
-            self.context = self.context.then(token)
+            self.context = self.context.child(token)
         self.root = verification.tokens[-1]
         return self.out.add(verification, limit, eos)
 
-    def _observe_prompt(self, first: list[int], last: list[Context]) -> None:
+    def _observe_prompt(self, tokens: list[int], last: list[Context]) -> None:
         """The prompt's own logits and hidden states, with those of its last token if its chain is forwarded with it."""
         needs, text = self.session.method.needs, self.text
-        if first and needs.prompt_logits:
-            self.session.observe_prompt(first, torch.stack(text.prompt_logits + [required(c.logits) for c in last]))
-        if first and needs.hidden:
-            hidden = torch.stack(text.prompt_hidden + [required(c.hidden) for c in last])
-            self.session.observe_prompt_hidden(first, hidden)
-
-
-def required(tensor: torch.Tensor | None) -> torch.Tensor:
-    """Return the tensor of a context that was forwarded."""
-    assert tensor is not None
-    return tensor
+        if tokens and needs.prompt_logits:
+            self.session.observe_prompt(tokens, torch.stack(text.prompt_logits + [c.logits for c in last]))
+        if tokens and needs.hidden:
+            self.session.observe_prompt_hidden(tokens, torch.stack(text.prompt_hidden + [c.hidden for c in last]))
 
 
 @torch.inference_mode()
@@ -230,24 +208,22 @@ def generate_together(
         for session in sessions:
             session.choice = choice
             ends.callback(session.close)
-        if any(drafter.needs.hidden for drafter in drafters):
+        needs = [drafter.needs for drafter in drafters]
+        if any(need.hidden for need in needs):
             target.keep_hidden(True)
             ends.callback(target.keep_hidden, False)
-        of_prompt = any(drafter.needs.prompt_logits for drafter in drafters)
-        of_steps = of_prompt or any(drafter.needs.logits or drafter.needs.candidates for drafter in drafters)
-        text = SharedText(target, cache, prompt, choice, keep=of_steps, keep_prompt=of_prompt)
-        first = text.begin(prompt[-1])
-        sequences = [_Sequence(session, prompt, text, first) for session in sessions]
-        going = list(sequences)
-        del first  # from here on only sequences hold contexts
-        while going:
-            back = min(sequence.context.position for sequence in going)
-            turn = [sequence for sequence in going if sequence.context.position == back]
-            drafts = [sequence.draft() for sequence in turn]
-            asked = text.ask([(sequence.context, draft) for sequence, draft in zip(turn, drafts, strict=True)])
-            for sequence, draft, nodes in zip(turn, drafts, asked, strict=True):
+        keep_prompt = any(need.prompt_logits for need in needs)
+        keep = keep_prompt or any(need.logits or need.candidates for need in needs)
+        text = SharedText(target, cache, prompt, choice, keep=keep, keep_prompt=keep_prompt)
+        sequences = [_Sequence(session, prompt, text, text.tip.child(prompt[-1])) for session in sessions]
+        unfinished = list(sequences)  # only sequences hold contexts
+        while unfinished:
+            back = min(sequence.context.position for sequence in unfinished)
+            turn = [sequence for sequence in unfinished if sequence.context.position == back]
+            drafts = [(sequence.context, sequence.draft()) for sequence in turn]
+            for sequence, (_, draft), nodes in zip(turn, drafts, text.forward(drafts), strict=True):
                 if not sequence.learn(draft, nodes, limit, eos):
-                    going.remove(sequence)
+                    unfinished.remove(sequence)
     for sequence in sequences:
         sequence.out.end(limit, max_new_tokens, eos)
     return [sequence.out for sequence in sequences]

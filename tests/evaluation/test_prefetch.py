@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from evaluation import prefetch
-from evaluation.configuration.jobs import compose_jobs
-from evaluation.configuration.needs import needs
+from evaluation.configuration.jobs import compose
 from evaluation.loading import bench, hub
+from evaluation.prefetch import needs
 from tests.evaluation.configuration.test_companions import a_hub, files, out_of_reach  # noqa: F401  (fixtures)
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,7 +27,7 @@ def no_network(monkeypatch):
 
 
 def words(*arguments):
-    return [need.words for need in needs(job.config for job in compose_jobs(list(arguments)))]
+    return [need.words for need in needs(job.config for job in compose(list(arguments)).jobs)]
 
 
 def test_table1_needs_exactly_what_its_jobs_name():

@@ -278,17 +278,6 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(decoder, monkeypatch):
     assert chat.say("And now?") and len(chat.turns) == 4
 
 
-def test_ctrl_c_before_an_answer_takes_the_question_back(decoder, monkeypatch):
-    def interrupted(*arguments):
-        raise KeyboardInterrupt
-
-    chat = Chat(decoder, io.StringIO(), colours=True, max_new_tokens=9, sampling=GREEDY)
-    monkeypatch.setattr("model.cli.prompt_of", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        chat.say("Hello there.")
-    assert chat.turns == []
-
-
 @pytest.mark.slow
 def test_a_wheel_works_without_the_harness(tmp_path):
     """Built from what git knows, unpacked elsewhere, and run where the harness's packages cannot be imported."""

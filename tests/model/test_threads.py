@@ -13,7 +13,7 @@ from model.decoder import Decoder
 from model.engine import Target
 from model.engine.devices import Turns, turns_of
 from model.files import ROOT
-from tests.conftest import greedy, toy_model
+from tests.conftest import toy_model
 
 LEARNED = {
     "eagle": {"head_path": "data/embedded/eagle"},
@@ -123,14 +123,3 @@ def test_a_turn_is_taken_again_inside_itself_and_released_to_who_waits():
             pass
     assert got.wait(5)
     waiting.join()
-
-
-def test_nobody_is_kept_waiting_while_a_stream_is_read():
-    model = toy_model("llama")
-    decoder = Decoder(model)
-    stream = decoder.stream([5, 6, 7], max_new_tokens=30)
-    first = next(stream).tokens
-    with ThreadPoolExecutor(1) as pool:
-        other = pool.submit(decoder.generate, [5, 6, 7], max_new_tokens=30).result(timeout=30)
-    rest = list(itertools.chain(*(step.tokens for step in stream)))
-    assert first + rest == other.ids == greedy(model, [5, 6, 7], 30)

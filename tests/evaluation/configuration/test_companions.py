@@ -15,7 +15,7 @@ from evaluation.configuration import companions
 from evaluation.configuration.companions import missing_companion
 from evaluation.loading import hub, models
 from evaluation.records.sweeps import missing_jobs
-from evaluation.running import scheduling
+from evaluation.running import runner, scheduling
 from evaluation.statistics.published import table1
 from evaluation.statistics.tables import main_table
 from model.errors import UserError
@@ -76,7 +76,7 @@ def test_what_is_lacking_in_words(out_of_reach, method, says):
 
 def test_a_job_without_its_companion_fails_before_the_model_is_loaded(evaluate, monkeypatch, out_of_reach):
     """The target had been loaded first, minutes for nothing."""
-    monkeypatch.setattr(scheduling, "load_model", None)
+    monkeypatch.setattr(runner, "load_model", None)
     check(evaluate("method=medusa"), "medusa: not available: no Medusa heads for toy")
     check(evaluate("method=sps", "method.draft_path=owner/name"), "owner/name", "not in reach")
     check(evaluate("-m", "method=rest,medusa"), "none of the 2 jobs can run", "no datastore", "no Medusa heads")
@@ -103,9 +103,9 @@ def test_a_sweep_tells_all_that_is_lacking_and_goes_on(call, two_models, monkeyp
     monkeypatch.setattr(models, "_loaded", None)
 
     class Noted(scheduling.Runner):
-        def __init__(self, config, loaded, answer_file=None):
-            begun.append((loaded.settings.name, config["method"]["name"]))
-            super().__init__(config, loaded, answer_file)
+        def __init__(self, config, model, answer_file=None):
+            begun.append((model.name, config["method"]["name"]))
+            super().__init__(config, model, answer_file)
 
     monkeypatch.setattr(scheduling, "Runner", Noted)
     sweep = [f"--config-dir={two_models}", "experiment=table1", "preset=smoke", "model=toy,embedded", METHODS]

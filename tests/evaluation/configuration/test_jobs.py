@@ -3,7 +3,7 @@
 import pytest
 from omegaconf import OmegaConf
 
-from evaluation.configuration.jobs import compose_jobs, expand, quoted
+from evaluation.configuration.jobs import compose, expand, quoted
 from model.errors import UserError
 
 METHODS = {
@@ -76,7 +76,7 @@ def test_jobs_of_the_shipped_methods_and_trees():
     """tree.nodes is the budget of a method that follows the machine."""
 
     def composed(*words):
-        return [" ".join(job.overrides[1:]) for job in compose_jobs(words, multirun=True)]
+        return [" ".join(job.overrides[1:]) for job in compose(words, multirun=True).jobs]
 
     words = ("method=vanilla,recycling,dynamic,spine", "tree=best,auto", "tree.nodes=8", "method.nodes=6", "method.k=4")
     assert composed(*words) == [
@@ -88,7 +88,7 @@ def test_jobs_of_the_shipped_methods_and_trees():
         "method=spine method.nodes=6 method.k=4",
         "method=spine tree=auto tree.nodes=8 method.k=4",
     ]
-    job = compose_jobs(["tree=shape", "tree.branching=${method.k}", "method.k=2,4"], multirun=True)[1]
+    job = compose(["tree=shape", "tree.branching=${method.k}", "method.k=2,4"], multirun=True).jobs[1]
     assert job.config.tree.branching == 4 and job.config.repeat == 0 and "hydra" not in job.config
 
 
@@ -113,6 +113,6 @@ ODD = [
 def test_text_stays_text(text):
     """Hydra read a bare 2024_06_01 as 20240601, null as none and ${seed} as another setting."""
     words = [f"{key}={quoted(text)}" for key in ("name", "results_dir", "model.name", "run_dir", "model.path")]
-    (job,) = compose_jobs([*words, f"bench.categories={quoted([text, 'qa', 7])}"], multirun=True)
+    (job,) = compose([*words, f"bench.categories={quoted([text, 'qa', 7])}"], multirun=True).jobs
     assert [job.config[key] for key in ("name", "results_dir", "run_dir")] == [text] * 3
     assert job.config.model.name == text and [*job.config.bench.categories] == [text, "qa", 7]

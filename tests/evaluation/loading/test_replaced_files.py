@@ -129,7 +129,7 @@ def test_a_saved_state_is_of_the_same_files(again, model):
     again(*recycling, "start=hot")
     assert len(again(*recycling, "start=saved")) == 2
     other_weights(model)
-    with pytest.raises(UserError, match=r"start=saved: there is no finished run .*the one there is of other weights"):
+    with pytest.raises(UserError, match=r"start=saved: .*of the one there, model.files.weights is"):
         again(*recycling, "start=saved")
 
 

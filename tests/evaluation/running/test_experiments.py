@@ -12,7 +12,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from evaluation import run
-from evaluation.configuration.jobs import compose_jobs
+from evaluation.configuration.jobs import compose as compose_words
 from evaluation.loading import hub
 from evaluation.loading.settings import ModelSettings, check_settings
 from evaluation.records.sweeps import missing_jobs
@@ -132,7 +132,7 @@ def test_the_papers_setting_has_a_folder_for_each_model_and_bench(call, evaluate
 def test_the_quickstart_is_short_and_preset_full_has_every_method():
     """A method that is added is one line in configs/preset/full.yaml, too."""
     short, full = (
-        [job.config for job in compose_jobs(["experiment=quickstart", f"preset={preset}"])]
+        [job.config for job in compose_words(["experiment=quickstart", f"preset={preset}"]).jobs]
         for preset in ("default", "full")
     )
     assert len(short) == 10 and {cfg.bench.per_category for cfg in short} == {4}
@@ -161,5 +161,5 @@ def test_where_eval_sh_writes(tmp_path, arguments, name):
     shell = ["bash", str(ROOT / "eval.sh"), *arguments]
     done = subprocess.run(shell, env=os.environ | {"PYTHON": str(told)}, capture_output=True, text=True, check=True)
     given = [word for word in done.stdout.splitlines() if "=" in word]
-    assert {str(job.config.name) for job in compose_jobs(given, multirun="-m" in arguments)} == {name}
+    assert {str(job.config.name) for job in compose_words(given, multirun="-m" in arguments).jobs} == {name}
     assert ("preset=full" in given) is name.startswith("quickstart-"), "of another bench every question is asked"

@@ -14,7 +14,7 @@ from evaluation.loading.devices import MemoryUse
 from evaluation.records.questions import Question
 from evaluation.records.runs import read_runs
 from evaluation.records.sweeps import missing_jobs
-from evaluation.running import answering, progress
+from evaluation.running import answering, progress, scheduling
 from evaluation.running import runner as runner
 from evaluation.running.scheduling import Job, group_repeats
 from model.engine import Target
@@ -44,7 +44,7 @@ def test_methods_take_turns_and_an_interrupted_sweep_goes_on_to_the_same_answers
     results = tmp_path / "results"
     assert evaluate(*SWEEP, "name=plain").code == 0
     name = f"results_dir={tmp_path / 'turns'}"
-    real, left = runner.answer_question, [8]
+    real, left = scheduling.answer, [8]
 
     def interrupted(*arguments):
         if not left[0]:
@@ -52,17 +52,17 @@ def test_methods_take_turns_and_an_interrupted_sweep_goes_on_to_the_same_answers
         left[0] -= 1
         return real(*arguments)
 
-    monkeypatch.setattr(runner, "answer_question", interrupted)
+    monkeypatch.setattr(scheduling, "answer", interrupted)
     outcome = evaluate(*SWEEP, "name=plain", name, "interleave=true")
     assert outcome.code == 130 and "goes on from there" in outcome.err
     folder = tmp_path / "turns/plain"
     assert sorted(len(run.answers) for run in read_runs(folder)) == [1, 1, 1, 1, 2, 2], "what was done is kept"
-    monkeypatch.setattr(runner, "answer_question", real)
+    monkeypatch.setattr(scheduling, "answer", real)
     monkeypatch.setattr(progress, "LOG_SECONDS", 0.0)
     outcome = evaluate(*SWEEP, "name=plain", name, "interleave=true")
     assert outcome.code == 0, outcome.err
-    counted = re.findall(r"(\d+) of 24 answers;.*?( left)?$", outcome.err, flags=re.M)
-    assert counted == [(str(n), " left" if n >= 18 else "") for n in range(9, 25)], "4 catch up, then a round of 6"
+    counted = re.findall(r"(\d+) of 24 answers;.* left$", outcome.err, flags=re.M)
+    assert counted == [str(n) for n in range(9, 25)]
     turns = asked(folder)
     assert [turn[0] for turn in turns] == [10] * 6 + [11] * 6 + [12] * 6 + [13] * 6, "question by question"
     assert len({turn[1] for turn in turns[:6]}) == 6
@@ -85,14 +85,14 @@ def test_repeats_come_one_after_the_other_and_saved_starts_last(evaluate, tmp_pa
 
 
 def test_one_that_fails_leaves_the_others_alone_and_is_told_at_the_end(evaluate, tmp_path, monkeypatch):
-    real = runner.answer_question
+    real = scheduling.answer
 
-    def failing(question, method, *rest):
-        if method.name == "pld" and question.question_id == 11:
+    def failing(question, methods, *rest):
+        if methods[0][0].name == "pld" and question.question_id == 11:
             raise UserError("pld has had enough")
-        return real(question, method, *rest)
+        return real(question, methods, *rest)
 
-    monkeypatch.setattr(runner, "answer_question", failing)
+    monkeypatch.setattr(scheduling, "answer", failing)
     sweep = ("-m", "method=vanilla,pld,recycling", "method.k=4,8", "bench.end=3", "max_new_tokens=8")
     outcome = evaluate(*sweep, "interleave=true", "name=f")
     assert outcome.code == 2 and outcome.err.count("error:") == 1
@@ -105,13 +105,13 @@ def test_one_that_fails_leaves_the_others_alone_and_is_told_at_the_end(evaluate,
 
 def test_each_answers_with_its_own_execution(evaluate, tmp_path, monkeypatch):
     seen = set()
-    real = runner.answer_question
+    real = scheduling.answer
 
-    def noting(question, method, config, others):
-        seen.add((config["execution"], method.execution))
-        return real(question, method, config, others)
+    def noting(question, methods, others):
+        seen.add((methods[0][1]["execution"], methods[0][0].execution))
+        return real(question, methods, others)
 
-    monkeypatch.setattr(runner, "answer_question", noting)
+    monkeypatch.setattr(scheduling, "answer", noting)
     monkeypatch.setattr("model.tuning.EXECUTIONS", ("eager", "static"))
     sweep = ("-m", "method=recycling", "execution=eager,static", "start=hot", "bench.end=3", "max_new_tokens=12")
     assert evaluate(*sweep, "interleave=true", "name=e").code == 0
@@ -211,9 +211,8 @@ def test_a_peak_counts_neither_the_other_methods_nor_for_hf_the_cache(monkeypatc
         monkeypatch.setattr(answering.Conversation, "record", lambda self, index: {})
         method.loaded = SimpleNamespace(target=target, settings=SimpleNamespace(name="toy"))
         question = Question(1, "qa", ("why?",))
-        return answering.answer_question(
-            question, method, {"num_choices": 1, "timed": True, "seed": 0, "sampling": {}}, others
-        )["peak_memory"]
+        config = {"num_choices": 1, "timed": True, "seed": 0, "sampling": {}}
+        return answering.answer(question, [(method, config)], others)[0]["peak_memory"]
 
     assert peak(SimpleNamespace(label="recycling", drafter=object()), medusa.bytes) == 1000 + 20 + 50 + 7
     assert peak(SimpleNamespace(label="hf", drafter=None), medusa.bytes + recycling.bytes) == 1000 + 7

@@ -10,7 +10,7 @@ import pytest
 from hydra.core.plugins import Plugins
 from omegaconf import OmegaConf
 
-from evaluation import report
+from evaluation import report, run
 from evaluation.loading.bench import ordered
 from evaluation.records.questions import Question
 from evaluation.records.runs import read_runs
@@ -107,10 +107,9 @@ def test_runs_that_start_from_a_saved_state_come_when_all_others_are_done(evalua
     """Beside their hot runs on a launcher that starts all jobs at once, they found no state."""
     batches = []
     Plugins.instance()  # imports its plugins anew, once
-    sweeper = importlib.import_module("hydra_plugins.sweep_per_method")
-    launcher = importlib.import_module(sweeper.BASIC.rpartition(".")[0]).BasicLauncher
+    launcher = importlib.import_module(run.BASIC.rpartition(".")[0]).BasicLauncher
     monkeypatch.setattr(launcher, "launch", lambda self, jobs, initial_job_idx: batches.append(jobs) or [])
-    monkeypatch.setattr(sweeper, "BASIC", "another")
+    monkeypatch.setattr(run, "BASIC", "another")
     assert evaluate("-m", "start=saved,hot", "method=vanilla,recycling", "repeats=2").code == 0
     starts = [[next(o for o in job if o.startswith("start=")) for job in jobs] for jobs in batches]
     assert starts == [["start=hot"] * 4, ["start=saved"] * 4]

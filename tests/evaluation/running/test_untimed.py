@@ -6,7 +6,7 @@ import re
 import pytest
 
 from evaluation.records.runs import read_runs
-from evaluation.running import progress, scheduling
+from evaluation.running import answering, progress
 from tests.evaluation.running.test_scheduling import records, states
 
 METHODS = "method=hf,vanilla,pld,recycling,dynamic"  # test_shared_text.py has every method
@@ -46,18 +46,18 @@ def test_an_interrupted_sweep_goes_on_to_the_same_answers(evaluate, tmp_path, mo
     outcome = evaluate(*sweep, "name=whole")
     assert outcome.code == 0
     assert re.findall(r"(\d) of 9 answers;.* left$", outcome.err, flags=re.M) == ["3", "6", "9"], "forwards are shared"
-    real, left = scheduling.answer_together, [2]
+    real, left = answering.generate_together, [3]  # turns
 
-    def interrupted(*arguments):
+    def interrupted(*arguments, **settings):
         if not left[0]:
             raise KeyboardInterrupt
         left[0] -= 1
-        return real(*arguments)
+        return real(*arguments, **settings)
 
-    monkeypatch.setattr(scheduling, "answer_together", interrupted)
+    monkeypatch.setattr(answering, "generate_together", interrupted)
     assert evaluate(*sweep, "name=cut").code == 130
     assert [len(run.answers) for run in read_runs(tmp_path / "results/cut")] == [2, 2, 2]
-    monkeypatch.setattr(scheduling, "answer_together", real)
+    monkeypatch.setattr(answering, "generate_together", real)
     assert evaluate(*sweep, "name=cut").code == 0
     whole, cut = tmp_path / "results/whole", tmp_path / "results/cut"
     assert records(whole) == records(cut) and states(whole) == states(cut)

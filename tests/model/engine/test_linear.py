@@ -297,10 +297,3 @@ def test_parameters_stay_the_owners_own(how, tmp_path):
     assert len({parameter.untyped_storage().data_ptr() for parameter in parameters}) == len(parameters)
     assert {type(layer) for layer in module.children()} == {nn.Linear}
     save_model(module, tmp_path / "model.safetensors")
-
-
-@BOTH
-def test_autocast_is_torchs_own(how):
-    module, stock = _attention(how)
-    with torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.equal(module(_input()), stock(_input()))

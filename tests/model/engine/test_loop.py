@@ -11,6 +11,7 @@ from transformers import AutoModelForSeq2SeqLM as AutoSeq2Seq
 from transformers import LlamaConfig, MambaConfig, MistralConfig, T5Config
 
 from model.engine import Draft, Needs, Target, decode, generate
+from model.engine.loop import whole
 from model.errors import UserError
 from model.methods.eagle import Eagle
 from model.methods.medusa import Medusa
@@ -233,3 +234,13 @@ def test_caches_of_two_sizes_both_stay(llama):
         with target.cache(nodes) as cache:
             assert cache is expected or (nodes == 2 and cache is large)
     assert {id(cache) for cache in target.caches._free} == {id(large), id(small)}
+
+
+def test_a_method_that_learns_a_prompt_anew_gets_all_of_it(llama):
+    """A kept beginning is not forwarded again, and would be missing from what it learns."""
+    target, drafter, learnt = Target(llama), Vanilla(torch.device("cpu")), []
+    drafter.needs = Needs(prompt_logits=True)
+    each_session(drafter, lambda session: setattr(session, "observe_prompt", lambda tokens, _: learnt.append(tokens)))
+    for _ in range(2):
+        whole(decode(target, drafter.session(), [5, 6, 7, 8, 9], max_new_tokens=4, reuse=True))
+    assert learnt == [[5, 6, 7, 8, 9]] * 2

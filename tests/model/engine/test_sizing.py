@@ -8,6 +8,7 @@ import torch
 
 from model.engine import Target, decode, generate, sizing
 from model.engine.sizing import ALLOWED, START, Sizing, finds_size
+from model.engine.static_step import WholeStep
 from model.errors import UserError
 from model.methods import SIZED, make_method
 from model.methods.spine import Spine
@@ -233,6 +234,19 @@ def test_a_consumer_that_takes_its_time_is_not_measured(llama):
     for _ in decode(target, drafter.session(), prompts()[0], max_new_tokens=40, clock=clock):
         clock.now += 100.0
     assert drafter.sizing.times[0] == pytest.approx(SECOND, rel=0.05)
+
+
+def test_a_step_that_makes_a_new_shape_is_not_measured(llama, monkeypatch):
+    target, made = Target(llama), WholeStep.__init__
+    drafter, clock = make_method("recycling", target), Clock(target, 0.0)
+
+    def slow(*args):
+        clock.now += 100.0
+        made(*args)
+
+    monkeypatch.setattr(WholeStep, "__init__", slow)
+    generate(target, drafter, prompts()[0], max_new_tokens=40, clock=clock, execution="static")
+    assert clock.now > 100 and max(drafter.sizing.times) < 10 * SECOND
 
 
 @pytest.mark.parametrize("method", ["dynamic", "recycling"])

@@ -8,7 +8,6 @@ import torch
 
 from model.engine import Draft, Verification
 from model.methods.spine import Spine, SpineSession, spine_tree
-from model.recycling import build_template
 from tests.model.methods.test_suffix import longest_repeat
 
 V = 61
@@ -23,13 +22,6 @@ def test_a_small_topology_by_hand():
     # below the copied one, where the spine ends, 0.2 * 0.8 * 0.45 = 0.072: its best candidate, for none is taken
     tree, spine = spine_tree(1, 6, 8, [0.2])
     assert spine == 1 and tree.rank_paths == [(), (0,), (1,), (2,), (0, 0), (1, 0), (1, 0, 0)]
-
-
-def test_without_a_match_it_is_the_published_orders_cut():
-    best = build_template("best", nodes=24).rank_paths
-    for match, accept_probs in ((0, [0.5]), (1, [0.0, 0.5]), (3, [0.5, 0.0])):
-        tree, spine = spine_tree(match, 24, 8, accept_probs)
-        assert (tree.rank_paths, spine) == (best, 0)
 
 
 @pytest.mark.parametrize(("nodes", "k"), [(1, 8), (2, 1), (5, 2), (16, 8), (24, 4), (80, 8), (200, 32)])
