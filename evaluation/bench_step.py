@@ -34,7 +34,7 @@ from model.recycling import TokenRecycling
 from model.recycling.templates import best_order
 
 from .configuration.config import check_groups
-from .errors import INTERRUPTED, config_errors, fail, user_errors
+from .errors import config_errors, user_errors
 from .loading.devices import PhaseClock
 from .loading.locks import exclusive
 from .loading.models import SHAPES, LoadedModel, devices_in_words, load_model, random_model
@@ -61,17 +61,14 @@ def flags() -> argparse.ArgumentParser:
 def main() -> None:
     """The command line."""
     given = flags().parse_intermixed_args()
-    with user_errors():
-        try:
-            settings, sizes = model_settings(given.overrides, given.shape), draft_sizes(given.nodes)
-            if given.rounds < 1:
-                raise UserError(f"--rounds {given.rounds}: must be at least 1")
-            with exclusive(settings) as settings:
-                loaded = random_model(given.shape, settings) if given.shape else load_model(settings)
-                result = bench(loaded, sizes, given.context, given.rounds)
-            print(f"{table(result)}\n{json.dumps(result)}")
-        except KeyboardInterrupt:
-            fail("stopped; nothing was measured to its end", code=INTERRUPTED)
+    with user_errors("nothing was measured to its end"):
+        settings, sizes = model_settings(given.overrides, given.shape), draft_sizes(given.nodes)
+        if given.rounds < 1:
+            raise UserError(f"--rounds {given.rounds}: must be at least 1")
+        with exclusive(settings) as settings:
+            loaded = random_model(given.shape, settings) if given.shape else load_model(settings)
+            result = bench(loaded, sizes, given.context, given.rounds)
+        print(f"{table(result)}\n{json.dumps(result)}")
 
 
 def model_settings(overrides: list[str], shape: str | None) -> ModelSettings:

@@ -47,6 +47,7 @@ def test_a_table_and_one_json_object(call, model):
         (["model.dtype=float8"], "model.dtype=float8: use one of auto, float32"),
         (["bench=sample"], "bench=sample: only model=NAME and model.KEY=VALUE count here"),
         (["--nodes", "1,x"], "--nodes 1,x: must be whole numbers"),
+        (["model.context=0"], "context=0: must be at least 2"),
         (["--rounds", "0"], "--rounds 0: must be at least 1"),
         (["--shape", "tiny", "--context", "4096"], "--context 4096: must be from 2 to "),
     ],
