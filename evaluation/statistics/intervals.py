@@ -4,6 +4,9 @@ A MAT hangs on which questions the bench happens to have: questions are drawn wi
 repeats. A speed hangs on the machine, too, which drifts from run to run: repeats are drawn with replacement as well,
 a repeat of a method with the same repeat of its baseline. Of the resampled figures the 2.5th and 97.5th percentiles are
 the interval. With one repeat nothing is known of the drift, and the interval is over questions only.
+
+A few questions or repeats tell roughly how much they vary, and draws from n of them spread less than they do. As in
+Student's t, what a draw deviates is scaled by `wider(n)`. Of fewer than FEWEST questions there is no interval.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from numpy.typing import NDArray
 RESAMPLES = 2000
 LEVEL = 0.95
 SEED = 0
+FEWEST = 8  # questions
 
 Floats = NDArray[np.float64]
 
@@ -30,19 +34,27 @@ def draws(n: int) -> Floats:
     return np.bincount(offsets.ravel(), minlength=RESAMPLES * n).reshape(RESAMPLES, n).astype(np.float64)
 
 
+@lru_cache(maxsize=32)
+def repeat_draws(n: int) -> Floats:
+    """Draw how often each of n repeats is taken: (RESAMPLES, n)."""
+    return np.random.default_rng(SEED + 1).multinomial(n, [1 / n] * n, RESAMPLES).astype(np.float64)
+
+
+@lru_cache(maxsize=64)
+def wider(n: int) -> Floats:
+    """Draw by how much more n of anything deviate than draws from them: sqrt(n / chi squared of n - 1 degrees)."""
+    spread: Floats = np.sqrt(n / np.random.default_rng(SEED + 2).chisquare(n - 1, RESAMPLES))
+    return spread  # (RESAMPLES,)
+
+
 def ratio_interval(numerators: Iterable[float], denominators: Iterable[float]) -> tuple[float, float]:
     """Return the interval of sum(numerators) / sum(denominators), one pair a question.
 
     MAT: tokens over steps. A mean: values over ones.
-    Questions with a NaN in either are left out; (NaN, NaN) of fewer than two.
+    Questions with a NaN in either are left out; (NaN, NaN) of fewer than FEWEST.
     """
     pairs = np.array([list(numerators), list(denominators)], dtype=np.float64).T
-    pairs = pairs[np.isfinite(pairs).all(axis=1)]  # (n, 2)
-    if len(pairs) < 2:
-        return math.nan, math.nan
-    sums = draws(len(pairs)) @ pairs  # (RESAMPLES, 2)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return _ends(sums[:, 0] / sums[:, 1])
+    return quotient_interval(*pairs[np.isfinite(pairs).all(axis=1)].T)
 
 
 def _ends(figures: Floats) -> tuple[float, float]:
@@ -54,18 +66,6 @@ def _ends(figures: Floats) -> tuple[float, float]:
     return float(low), float(high)
 
 
-@lru_cache(maxsize=32)
-def repeat_draws(n: int) -> tuple[Floats, Floats]:
-    """Draw how often each of n repeats is taken (RESAMPLES, n), and how much wider each drift is (RESAMPLES,).
-
-    A few repeats tell the drift's size but roughly, and draws from them spread less than it does. As in Student's t,
-    the drift of a draw is therefore scaled by sqrt(n / a draw of chi squared with n - 1 degrees of freedom).
-    """
-    rng = np.random.default_rng(SEED + 1)
-    drawn = rng.multinomial(n, [1 / n] * n, RESAMPLES).astype(np.float64)
-    return drawn, np.sqrt(n / rng.chisquare(n - 1, RESAMPLES))
-
-
 def speed_interval(speeds: Floats, base: Floats) -> tuple[float, float]:
     """Return the interval of a mean speed over another's, over questions and, from two repeats on, over repeats.
 
@@ -73,39 +73,42 @@ def speed_interval(speeds: Floats, base: Floats) -> tuple[float, float]:
         speeds, base: (n, R), a question's speed in each repeat, NaN if it has none. Ones for `base`: of `speeds`.
 
     Returns:
-        (NaN, NaN) of fewer than two questions.
+        (NaN, NaN) of fewer than FEWEST questions.
     """
     finite = np.isfinite(speeds) & np.isfinite(base)
     some = np.ix_(finite.any(axis=1), finite.any(axis=0))
     speeds, base, finite = speeds[some], base[some], finite[some]
     questions, repeats = finite.shape
-    if repeats < 2 or questions < 2:
-        return ratio_interval(speeds.ravel(), base.ravel())
+    if repeats < 2 or questions < FEWEST:
+        return ratio_interval(speeds.ravel(), base.ravel()) if repeats == 1 else (math.nan, math.nan)
     share = finite * (repeats / finite.sum(axis=1, keepdims=True))  # a question counts as one, whatever it lacks
     cells = np.where(finite, np.stack([speeds, base]), 0.0) * share  # (2, n, R)
-    drawn, wider = repeat_draws(repeats)
-    both = np.einsum("cbr,br->cb", draws(questions) @ cells, drawn)  # questions and repeats drawn: (2, RESAMPLES)
-    drift = cells.sum(axis=1) @ drawn.T  # repeats drawn alone: (2, RESAMPLES)
-    middle = cells.sum(axis=(1, 2))
+    by_question = draws(questions) @ cells  # (2, RESAMPLES, R)
+    both = np.einsum("cbr,br->cb", by_question, repeat_draws(repeats))  # questions and repeats drawn: (2, RESAMPLES)
+    drift = cells.sum(axis=1) @ repeat_draws(repeats).T  # repeats drawn alone
+    choice = by_question.sum(axis=2)  # questions drawn alone
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        moved = drift[0] / drift[1] / (middle[0] / middle[1])
-        return _ends(both[0] / both[1] * moved ** (wider - 1))
+        middle, figures = cells.sum(axis=(1, 2)), both[0] / both[1]
+        for alone, n in ((drift, repeats), (choice, questions)):
+            figures = figures * (alone[0] / alone[1] * middle[1] / middle[0]) ** (wider(n) - 1)
+        return _ends(figures)
 
 
 def quotient_interval(*columns: Floats) -> tuple[float, float]:
-    """Return the interval of (sum a / sum b) / (sum c / sum d), paired: one value of each column a question.
+    """Return the interval of sum a / sum b, or of (sum a / sum b) / (sum c / sum d): one value of each a question.
 
-    One method's MAT over another's: their tokens and steps.
+    One method's MAT over another's, paired: their tokens and steps.
 
     Returns:
-        (NaN, NaN) of fewer than two questions, or where no resample has steps of both.
+        (NaN, NaN) of fewer than FEWEST questions, or where no resample has steps of both.
     """
-    together = np.stack(columns, axis=1)  # (n, 4)
-    if len(together) < 2:
+    together = np.stack(columns, axis=1)  # (n, 2 or 4)
+    if len(together) < FEWEST:
         return math.nan, math.nan
-    a, b, c, d = (draws(len(together)) @ together).T  # (RESAMPLES,) each
+    sums = np.vstack([together.sum(axis=0), draws(len(together)) @ together]).T  # (2 or 4, 1 + RESAMPLES)
     with np.errstate(divide="ignore", invalid="ignore"):
-        return _ends((a / b) / (c / d))
+        figures = sums[0] / sums[1] / (sums[2] / sums[3] if len(columns) > 2 else 1.0)
+        return _ends(figures[0] * (figures[1:] / figures[0]) ** wider(len(together)))
 
 
 def finite_mean(values: Floats) -> float:
