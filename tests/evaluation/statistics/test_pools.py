@@ -13,7 +13,7 @@ from evaluation.statistics.pools import distinguish, pools
 from evaluation.statistics.tables import baseline, main_table
 from evaluation.statistics.trees import pick
 from tests.evaluation.conftest import answers_in
-from tests.evaluation.made_runs import answer, asked, in_terminal, made, shard, write
+from tests.evaluation.made_runs import asked, in_terminal, made, shard, write
 
 
 def rows(ids, seconds=1.0, prompt="why?"):
@@ -60,11 +60,6 @@ def test_edited_questions_of_one_file_are_not_paired():
     """By the hash alone: the file's own was not recorded."""
     mine = rows([0, 1], 0.5) + rows([2], 0.1, prompt="edited")
     runs = [made("vanilla", rows([0, 1, 2])), made("pld", mine)]
-    assert overall(runs, "pld")["speedup_vanilla"].item() == pytest.approx(2.0)
-
-
-def test_without_hashes_the_id_stands_in():
-    runs = [made("vanilla", [answer(1, "qa", [([1], 1.0)])]), made("pld", [answer(1, "qa", [([1], 0.5)])])]
     assert overall(runs, "pld")["speedup_vanilla"].item() == pytest.approx(2.0)
 
 
