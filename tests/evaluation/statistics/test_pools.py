@@ -183,3 +183,11 @@ def test_of_many_settings_only_what_is_not_usual_is_told():
         "k=4, pairs=65536",
         "k=8, pairs=0",
     ]
+
+
+def test_a_drafter_recorded_by_its_class_is_the_registered_one(tmp_path):
+    """Classes have moved since; a repeat measured later would have been another configuration."""
+    for repeat, drafter in enumerate(("model.copying.spine.Spine", "spine")):
+        write(shard("spine", rows(range(2), 1.0 + repeat), repeat=repeat, method={"drafter": drafter}), tmp_path)
+    (pool,) = pools(read_runs(tmp_path))
+    assert len(pool.repeats) == 2
