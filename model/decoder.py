@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError
+from transformers.utils import logging
 
 from .engine import Drafter, Generation, StepRecord, Target, decode
 from .engine.linear import linear_of, unpack_linears
@@ -19,11 +20,12 @@ from .engine.sampling import GREEDY, Sampling
 from .engine.target import unwrapped
 from .errors import UserError, one_line
 from .files import load_state, save_state
-from .generate import eos_ids
+from .generate import eos_ids, not_applied, with_own_processors
 from .methods import DEFAULT, make_method
 from .quantization import quantize as quantize_model
 from .tuning import choose_execution, choose_linear, described
 
+logger = logging.get_logger(__name__)
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 # Text; a chat; or ids: a list or an array (NumPy, torch) of one row, or a mapping with input_ids.
 Ids = Sequence[int] | Sequence[Sequence[int]] | torch.Tensor | NDArray[np.integer[Any]]
@@ -87,6 +89,8 @@ class Decoder:
         linear: str = "auto",
         **settings: Any,
     ) -> None:
+        if context is not None and (not isinstance(context, int) or context < 2):
+            raise UserError(f"context={context}: must be a number of tokens, 2 or more")
         self.tokenizer, self.start = tokenizer, str(start)
         as_it_was = linear_of(unwrapped(model)) == "torch"
         try:
@@ -100,14 +104,16 @@ class Decoder:
             self.method = method
             if self.start not in ("hot", "cold"):
                 self.load_state(self.start)
-        except BaseException:  # Ctrl-C, too: a decoder that cannot be made leaves the model as it was
+        except BaseException:  # Ctrl-C, too
             if as_it_was:
                 unpack_linears(unwrapped(model))
             raise
 
     @property
     def settings(self) -> dict[str, str]:
-        return {"method": type(self.method).__name__, **described(self.target, self.execution)}
+        left_out = not_applied(self.target.model.generation_config)
+        chosen = {"method": type(self.method).__name__, **described(self.target, self.execution)}
+        return chosen | ({"not applied of the model's generation_config": left_out} if left_out else {})
 
     def release(self) -> None:
         """Give the model's linear layers their own layout back. Do not use this decoder afterwards."""
@@ -121,8 +127,20 @@ class Decoder:
 
     def load_state(self, path: str | Path) -> None:
         """Load what `save_state` wrote. Raises UserError if it cannot be read, or is another method's."""
+        state = load_state(Path(path))
         with self.target.turns:
-            self.method.load_state_dict(load_state(Path(path)))
+            try:
+                self.method.load_state_dict(state)
+            except UserError:
+                raise
+            except Exception as error:  # as damaged as it may be
+                raise UserError(f"start: {path} is no state of this method ({error!r})") from None
+
+    def __reduce__(self) -> Any:
+        raise UserError(
+            "Decoder: cannot be copied or pickled; copy the model (after `release`) and make a new one, to which "
+            "`save_state` and `load_state` bring what was learnt"
+        )
 
     @classmethod
     def from_pretrained(
@@ -216,13 +234,17 @@ class Decoder:
         Raises:
             UserError: as `ids_of` and `decode`, or the model was changed after this decoder was made.
         """
-        ids = self.ids_of(prompt)
+        ids, model = self.ids_of(prompt), self.target.model
+        if replace(sampling, seed=0) == GREEDY and (left_out := not_applied(model.generation_config)):
+            logger.warning_once(f"{self.target.name}: answers are greedy, without the model's own {left_out}")
         with self.target.turns:
             if self.target.changed:
                 raise UserError(
                     f"{self.target.name}: was resized, moved, cast or otherwise changed after this decoder was made; "
                     "make a new one"
                 )
+            self.target.token_budget(ids, max_new_tokens)
+            sampling = with_own_processors(sampling, model, ids, max_new_tokens)
             if self.start == "cold":
                 self.method.reset()
             session = self.method.session()

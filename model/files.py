@@ -25,6 +25,8 @@ def replaced(path: Path) -> Iterator[Path]:
     No other writer has the same name: the last one wins. A failure leaves the old file as it was, and no new one.
     Raises UserError if the disk refuses it.
     """
+    if not path.name:
+        raise UserError(f"{str(path)!r}: names no file")
     partial = path.with_name(f".{path.name[:80]}.{uuid.uuid4().hex}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -63,7 +65,7 @@ def load_state(path: Path) -> dict[str, torch.Tensor]:
         return load_file(path)
     except FileNotFoundError:
         raise UserError(f"start: no saved state at {path}") from None
-    except (SafetensorError, IsADirectoryError) as error:
+    except (SafetensorError, OSError, KeyError) as error:  # a folder, no access, a type that torch does not have
         raise UserError(f"start: {path} is not a saved state ({error})") from None
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Collection
 from contextlib import closing
+from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -26,16 +28,14 @@ HONOURED = {
     **dict.fromkeys(("eos_token_id", "max_time", "stop_strings"), "criterion"),
     **dict.fromkeys(("do_sample", "return_dict_in_generate"), "the loop"),
 }
-HONOURED |= dict.fromkeys(
-    (
-        *("min_length", "min_new_tokens", "temperature", "top_k", "top_p", "top_h", "min_p", "typical_p"),
-        *("epsilon_cutoff", "eta_cutoff", "repetition_penalty", "encoder_repetition_penalty", "no_repeat_ngram_size"),
-        *("encoder_no_repeat_ngram_size", "bad_words_ids", "sequence_bias", "suppress_tokens"),
-        *("begin_suppress_tokens", "forced_bos_token_id", "forced_eos_token_id", "remove_invalid_values"),
-        *("exponential_decay_length_penalty", "renormalize_logits"),
-    ),
-    "processor",
+DRAWS = ("temperature", "top_k", "top_p", "top_h", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
+PROCESSORS = (
+    *("min_length", "min_new_tokens", "repetition_penalty", "encoder_repetition_penalty", "no_repeat_ngram_size"),
+    *("encoder_no_repeat_ngram_size", "bad_words_ids", "sequence_bias", "suppress_tokens", "begin_suppress_tokens"),
+    *("forced_bos_token_id", "forced_eos_token_id", "exponential_decay_length_penalty", "remove_invalid_values"),
+    "renormalize_logits",
 )
+HONOURED |= dict.fromkeys(PROCESSORS, "processor") | dict.fromkeys(DRAWS, "processor, if tokens are drawn")
 
 # What decides no token of one sequence that is decoded here.
 IRRELEVANT = {
@@ -82,7 +82,6 @@ def refuse(model: Any, input_ids: torch.Tensor, config: Any, kwargs: dict[str, A
         config: the GenerationConfig of the call.
         kwargs: what `generate` hands to the model.
     """
-    defaults: dict[str, Any] = getattr(config, "_get_default_generation_params", dict)()
     listed = HONOURED.keys() | IRRELEVANT.keys() | REFUSED.keys() | set(OUTPUTS)
     fields = [name for name in vars(type(config)()) if not name.startswith("_")]  # others are a checkpoint's remarks
     cache, positions, mask = (kwargs.get(name) for name in ("past_key_values", "position_ids", "attention_mask"))
@@ -90,7 +89,7 @@ def refuse(model: Any, input_ids: torch.Tensor, config: Any, kwargs: dict[str, A
         "a batch of several sequences": input_ids.shape[0] > 1,
         **{name: getattr(config, name, None) not in idle for name, idle in REFUSED.items()},
         **{name: bool(config.return_dict_in_generate and getattr(config, name, False)) for name in OUTPUTS},
-        **{name: getattr(config, name) not in (None, defaults.get(name)) for name in fields if name not in listed},
+        **dict.fromkeys(changed(config, [name for name in fields if name not in listed]), True),
         "padding (attention_mask)": mask is not None and not bool((mask == 1).all()),
         "past_key_values": cache is not None and cache.get_seq_length() > 0,
         "inputs_embeds": kwargs.get("inputs_embeds") is not None,
@@ -100,6 +99,39 @@ def refuse(model: Any, input_ids: torch.Tensor, config: Any, kwargs: dict[str, A
     }
     if names := [name for name, asked in cannot.items() if asked]:
         raise UserError(f"custom_generate: this decoding has no {', '.join(names)}; leave it out")
+
+
+def changed(config: Any, names: Collection[str]) -> dict[str, Any]:
+    """Return those of these settings that a GenerationConfig sets to something else than transformers' default."""
+    defaults: dict[str, Any] = vars(type(config)()) | getattr(config, "_get_default_generation_params", dict)()
+    values = {name: getattr(config, name, None) for name in names}
+    return {name: value for name, value in values.items() if value not in (None, defaults.get(name))}
+
+
+def not_applied(config: Any) -> str:
+    """Return in words which settings of a model's own GenerationConfig `Decoder` does not apply."""
+    settings = changed(config, ("do_sample", *DRAWS) if config.do_sample else ())
+    settings |= {
+        name: getattr(config, name) for name, idle in REFUSED.items() if getattr(config, name, None) not in idle
+    }
+    return ", ".join(f"{name}={value}" for name, value in settings.items())
+
+
+def with_own_processors(sampling: Sampling, model: Any, ids: list[int], max_new_tokens: int) -> Sampling:
+    """Add the processors of the model's own GenerationConfig, as transformers prepares them for a prompt."""
+    if not changed(model.generation_config, PROCESSORS):
+        return sampling
+    processors: list[Any] = []
+
+    def prepared(model: Any, input_ids: torch.Tensor, logits_processor: Any = (), **kwargs: Any) -> torch.Tensor:
+        processors.extend(logits_processor)
+        return input_ids
+
+    prompt = torch.tensor([ids], device=model.device)
+    settings: dict[str, Any] = {} if sampling.repetition_penalty == 1 else {"repetition_penalty": 1.0}  # the caller's
+    settings |= dict(attention_mask=torch.ones_like(prompt), max_new_tokens=max_new_tokens, pad_token_id=0)
+    model.generate(prompt, do_sample=False, custom_generate=prepared, **settings)
+    return replace(sampling, processors=(*processors, *sampling.processors))
 
 
 def _prepared_elsewhere(model: Any) -> bool:

@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -19,6 +20,8 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from .tree import Tree
 
 MOST_MASKS = 64  # trees whose masks are kept
+MOST_FREE = 3  # caches kept after simultaneous sequences
+LEAST_SAVED = 32  # tokens of a text that is worth a copy
 ALIGNED = 16  # numbers: CUDA's kernels take rows that begin at a multiple of this, and copy all others once more
 
 
@@ -143,12 +146,20 @@ class TreeCache(Cache):
         Returns:
             How many tokens.
         """
-        if self.committed_by != committed_by:
-            self.reset()
-        same = next((i for i, (a, b) in enumerate(zip(self.text, prompt, strict=False)) if a != b), len(self.text))
-        self.length = min(same, len(prompt) - 1)
+        self.length = common(self, prompt, committed_by)
         self.text = self.text[: self.length]
         return self.length
+
+    def saved(self) -> SavedText:
+        """Return a copy of what is committed."""
+        states = [buffer[:, :, : len(self.text)].clone() for buffer in self._buffers]
+        return SavedText(self.text, self.committed_by, states)
+
+    def load(self, saved: SavedText) -> None:
+        """Hold what was saved, and nothing else."""
+        self.text, self.committed_by, self.length = saved.text, saved.committed_by, len(saved.text)
+        for buffer, states in zip(self._buffers, saved.states, strict=True):
+            buffer[:, :, : self.length] = states
 
     def commit(self, count: int, nodes: torch.Tensor | None = None) -> None:
         """Keep `count` of the tokens that the last forward wrote.
@@ -177,8 +188,28 @@ class TreeCache(Cache):
         return sum(b.numel() * b.element_size() for b in self._buffers)
 
 
+@dataclass(eq=False)
+class SavedText:
+    """A copy of what a cache had committed: token ids, by which method and weights, keys and values."""
+
+    text: list[int]
+    committed_by: tuple[Any, ...]
+    states: list[torch.Tensor]
+
+
+def common(committed: TreeCache | SavedText, prompt: Sequence[int], committed_by: tuple[Any, ...]) -> int:
+    """Return how many tokens of a prompt's beginning, except its last one, a cache or a copy has committed."""
+    if committed.committed_by != committed_by:
+        return 0
+    pairs = zip(committed.text, prompt[:-1], strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
 class CachePool:
-    """Caches that sequences borrow: one for all in turn, one each for simultaneous ones.
+    """Caches that sequences borrow: one for all in turn, one each for simultaneous ones, of which a few are kept.
+
+    A text that leaves its cache for another one is copied, so that a conversation goes on where it was: copies have as
+    many tokens together as one cache.
 
     Threads may share it: each list operation is atomic, and nothing is assumed between two of them.
 
@@ -189,6 +220,7 @@ class CachePool:
     def __init__(self, make: Callable[[int], TreeCache]) -> None:
         self._make = make
         self._free: list[TreeCache] = []
+        self._saved: list[SavedText] = []  # the newest last
 
     def reserve(self, capacity: int) -> None:
         """Allocate a cache of this capacity for the next sequence, unless there is one."""
@@ -203,17 +235,37 @@ class CachePool:
         Args:
             prompt, committed_by: see `TreeCache.keep`.
         """
-        cache = self._pop(capacity)
-        cache.keep(prompt, committed_by) if prompt else cache.reset()
+        cache = self._pop(capacity, prompt, committed_by)
+        self._exchange(cache, prompt, committed_by)
+        cache.keep(prompt, committed_by)
         cache.committed_by = committed_by
         try:
             yield cache
         finally:
             self._free.append(cache)
+            del self._free[:-MOST_FREE]
 
-    def _pop(self, capacity: int) -> TreeCache:
-        """Take a cache of this capacity out of the pool: the one put back last, or a new one."""
-        for cache in reversed(self._free.copy()):
+    def _exchange(self, cache: TreeCache, prompt: Sequence[int], committed_by: tuple[Any, ...]) -> None:
+        """Copy a cache's text if this prompt does not go on from it; load the copy that has most of the prompt."""
+        kept = common(cache, prompt, committed_by)
+        best = max(self._saved, key=lambda saved: common(saved, prompt, committed_by), default=None)
+        in_best = 0 if best is None else common(best, prompt, committed_by)
+        if cache.committed_by and len(cache.text) >= max(2 * kept, LEAST_SAVED):
+            self._saved.append(cache.saved())
+        if best is not None and in_best > kept:
+            cache.load(best)
+            if 2 * in_best > len(best.text):  # the prompt goes on from it
+                self._saved.remove(best)
+        while sum(len(saved.text) for saved in self._saved) > cache.capacity:
+            del self._saved[0]
+
+    def _pop(self, capacity: int, prompt: Sequence[int] = (), committed_by: tuple[Any, ...] = ()) -> TreeCache:
+        """Take a cache of this capacity out of the pool, or a new one.
+
+        It is the one that has most of the prompt; of equals the one put back last.
+        """
+        by_prompt = sorted(self._free, key=lambda cache: common(cache, prompt, committed_by))
+        for cache in reversed(by_prompt):
             if cache.capacity >= capacity:
                 try:
                     self._free.remove(cache)

@@ -54,7 +54,7 @@ class Sampling:
 
     def __post_init__(self) -> None:
         right = {
-            "temperature": 0 <= self.temperature < float("inf"),
+            "temperature": self.temperature == 0 or 1e-20 <= self.temperature < float("inf"),  # less overflows logits
             "top_k": self.top_k >= 0,
             "top_p": 0 < self.top_p <= 1,
             "min_p": 0 <= self.min_p <= 1,

@@ -59,6 +59,8 @@ class Target:
         model = self.model
         self.name = model.config.name_or_path or type(model).__name__
         limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        if context is not None and context < 2:
+            raise UserError(f"{self.name}: context={context}: must be at least 2, a token of prompt and one of answer")
         if context is not None and limit is not None and context > limit:
             raise UserError(f"{self.name}: context={context} is more than the {limit} positions the model has")
         self.context: int = context or min(limit or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
@@ -132,6 +134,7 @@ class Target:
             prompt: keep what is committed of it already, for `prefill`, if the weights have not changed.
             method: and if this method has read it.
         """
+        check_training(self.model, self.name)
         self.masks.allow_past(self.context + nodes)
         committed_by = (id(method), *map(identity, self.model.parameters())) if prompt else ()
         return self.caches.borrowed(self._capacity(nodes), prompt, committed_by)
@@ -339,12 +342,19 @@ def form_of(model: Any) -> tuple[Any, ...]:
     return (attention, *weights)
 
 
+def check_training(model: Any, name: str) -> None:
+    """Refuse a model that keeps no cache because it is being trained with gradient checkpointing."""
+    if model.training and any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):
+        raise UserError(f"{name}: is in training mode with gradient checkpointing, which keeps no cache; call eval()")
+
+
 def check_forward(model: Any, name: str) -> bool:
     """Refuse what the engine cannot drive; say whether `forward` takes `logits_to_keep`."""
     if getattr(model.config, "is_encoder_decoder", False):
         raise UserError(f"{name}: an encoder-decoder model; the engine decodes causal language models only")
     if getattr(model, "_is_stateful", False):
         raise UserError(f"{name}: keeps a recurrent state, which cannot take back rejected tokens")
+    check_training(model, name)
     kernel = getattr(model.config, "_attn_implementation", "sdpa")
     if kernel not in ("sdpa", "eager", SDPA_GROUPED):
         raise UserError(f"{name}: attention {kernel!r} takes no tree mask; load with attn_implementation='sdpa'")
