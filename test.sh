@@ -8,7 +8,7 @@ source tools/environment.sh
 environment requirements.txt tests/requirements.txt requirements-cluster.txt
 # A worker a core, at most four; one thread each, as toy sizes gain nothing from more and would wait for each other.
 export PYTHON OMP_NUM_THREADS=1
-tests=("$PYTHON" -m pytest -n auto --maxprocesses 4)
+tests=("$PYTHON" -m pytest -n auto --maxprocesses 4 --dist worksteal) # a file stays with a worker, and so do its fixtures
 if [ "$*" = --slow ]; then exec "${tests[@]}" -m slow; fi
 "$PYTHON" -m ruff check --quiet .
 "$PYTHON" -m ruff format --check --quiet . || { echo "error: not formatted; run: $PYTHON -m ruff format ." >&2; exit 1; }
@@ -18,4 +18,4 @@ if [ $# -gt 0 ]; then exec "${tests[@]}" "$@"; fi
 # Next to the environment and not in it: transformers imports torchao wherever it is installed.
 [ -d .extras ] || "$PYTHON" -m pip install --quiet --no-deps --target .extras -r tests/requirements-quantize.txt ||
     echo "warning: torchao could not be installed (see above): model.quantize is not tested" >&2
-PYTHONPATH=.extras exec "${tests[@]}" tests/model/test_quantization.py tests/evaluation/loading/test_quantized.py
+PYTHONPATH=.extras exec "$PYTHON" -m pytest tests/model/test_quantization.py tests/evaluation/loading/test_quantized.py

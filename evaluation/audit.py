@@ -104,7 +104,7 @@ def main() -> None:
     parser.add_argument("--allow-pickle", action="store_true", help="also read *.bin weights (as weights only)")
     arguments = parser.parse_args()
     permitted = {"trust_remote_code": arguments.trust_remote_code, "allow_pickle": arguments.allow_pickle}
-    with user_errors():
+    with user_errors("no gap was written"):
         runs = read_runs(arguments.folder)
         if not audits(pools(runs)):
             raise UserError(f"{arguments.folder}: no vanilla run to compare with; add method=vanilla to the sweep")

@@ -13,7 +13,6 @@ import json
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -35,7 +34,7 @@ from model.recycling import TokenRecycling
 from model.recycling.templates import best_order
 
 from .configuration.config import check_groups
-from .errors import INTERRUPTED, config_errors, fail, user_errors
+from .errors import config_errors, user_errors
 from .loading.devices import PhaseClock
 from .loading.locks import exclusive
 from .loading.models import SHAPES, LoadedModel, devices_in_words, load_model, random_model
@@ -62,17 +61,14 @@ def flags() -> argparse.ArgumentParser:
 def main() -> None:
     """The command line."""
     given = flags().parse_intermixed_args()
-    with user_errors():
-        try:
-            settings, sizes = model_settings(given.overrides, given.shape), draft_sizes(given.nodes)
-            if given.rounds < 1:
-                raise UserError(f"--rounds {given.rounds}: must be at least 1")
-            with exclusive(settings) as settings:
-                loaded = random_model(given.shape, settings) if given.shape else load_model(settings)
-                result = bench(loaded, sizes, given.context, given.rounds)
-            print(f"{table(result)}\n{json.dumps(result)}")
-        except KeyboardInterrupt:
-            fail("stopped; nothing was measured to its end", code=INTERRUPTED)
+    with user_errors("nothing was measured to its end"):
+        settings, sizes = model_settings(given.overrides, given.shape), draft_sizes(given.nodes)
+        if given.rounds < 1:
+            raise UserError(f"--rounds {given.rounds}: must be at least 1")
+        with exclusive(settings) as settings:
+            loaded = random_model(given.shape, settings) if given.shape else load_model(settings)
+            result = bench(loaded, sizes, given.context, given.rounds)
+        print(f"{table(result)}\n{json.dumps(result)}")
 
 
 def model_settings(overrides: list[str], shape: str | None) -> ModelSettings:
@@ -118,7 +114,7 @@ def bench(loaded: LoadedModel, sizes: list[int], context: int | None, rounds: in
         "git": git_state(),
         "context": context,
         "rounds": rounds,
-        "rates": dataclasses.asdict(rates := measure_rates(target.device, target.dtype)),
+        "rates": (rates := measure_rates(target.device, target.dtype)),
     }
     print(f"{heading(result)}\nmeasuring ...", flush=True)
     prompt = torch.randint(3, target.vocab_size, (context,), generator=torch.Generator().manual_seed(0)).tolist()
@@ -223,25 +219,17 @@ class DraftedSteps:
         return (time.perf_counter() - start - (step.executor.setup_s - setup)) / STEPS
 
 
-@dataclass(frozen=True)
-class Rates:
-    """Measured rates of a device: bytes/s of a copy (read and written), FLOP/s of a matrix product."""
-
-    bytes_per_second: float
-    flop_per_second: float
-
-
-def measure_rates(device: torch.device, dtype: torch.dtype) -> Rates:
-    """Time a copy and a product that exceed the caches; takes about a second on a CPU."""
+def measure_rates(device: torch.device, dtype: torch.dtype) -> dict[str, float]:
+    """Time a copy (read and written) and a matrix product that exceed the caches; about a second on a CPU."""
     large = device.type == "cuda"
     source = torch.ones((2**31 if large else 2**27) // 4, device=device)
     copied = torch.empty_like(source)
     side = 8192 if large else 1024
     a, b = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
-    return Rates(
-        2 * source.nbytes / _shortest(lambda: copied.copy_(source), device),
-        2 * side**3 / _shortest(lambda: a @ b, device),
-    )
+    return {
+        "bytes_per_second": 2 * source.nbytes / _shortest(lambda: copied.copy_(source), device),
+        "flop_per_second": 2 * side**3 / _shortest(lambda: a @ b, device),
+    }
 
 
 def _shortest(run: Callable[[], object], device: torch.device) -> float:
@@ -256,7 +244,7 @@ def _shortest(run: Callable[[], object], device: torch.device) -> float:
     return min(times)
 
 
-def floors(target: Target, cache: TreeCache, rows: int, context: int, rates: Rates) -> tuple[float, float]:
+def floors(target: Target, cache: TreeCache, rows: int, context: int, rates: dict[str, float]) -> tuple[float, float]:
     """Return the least seconds of a step to read weights and used cache once, and to multiply.
 
     Args:
@@ -269,12 +257,11 @@ def floors(target: Target, cache: TreeCache, rows: int, context: int, rates: Rat
     config = model.config.get_text_config()
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     products = sum(p.numel() for p in read if p.dim() > 1)
-    attention = (
-        2 * (context + rows) * config.num_attention_heads * head_dim * config.num_hidden_layers
-    )  # q k, weights v
-    cached = cache.nbytes // cache.capacity * (context + rows)
+    seen = context + rows
+    attention = 2 * seen * config.num_attention_heads * head_dim * config.num_hidden_layers  # q k, weights v
+    cached = cache.nbytes // cache.capacity * seen
     weights = sum(map(stored_bytes, read))
-    return (weights + cached) / rates.bytes_per_second, 2 * rows * (products + attention) / rates.flop_per_second
+    return (weights + cached) / rates["bytes_per_second"], 2 * rows * (products + attention) / rates["flop_per_second"]
 
 
 def heading(result: dict[str, Any]) -> str:

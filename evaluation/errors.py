@@ -54,12 +54,16 @@ class Failure:
 
 
 @contextmanager
-def user_errors() -> Iterator[None]:
-    """Print an error that the user can fix as one line and exit; a defect of this project keeps its traceback."""
+def user_errors(kept: str = "what was finished is kept, and the same command goes on from there") -> Iterator[None]:
+    """Print an error that the user can fix as one line and exit; a defect of this project keeps its traceback.
+
+    Args:
+        kept: what is left where Ctrl-C stops the command.
+    """
     try:
         yield
     except KeyboardInterrupt:
-        fail("stopped; what was finished is kept, and the same command goes on from there", code=INTERRUPTED)
+        fail(f"stopped; {kept}", code=INTERRUPTED)
     except BrokenPipeError:  # `... | head` has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)

@@ -53,11 +53,13 @@ class Recipe:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for key in ("steps", "batch_tokens", "length", "heads", "layers"):
-            if getattr(self, key) < 1:
-                raise UserError(f"--{key.replace('_', '-')} {getattr(self, key)}: must be at least 1")
-        if self.rate <= 0:
+        for key in ("steps", "batch_tokens", "length", "heads", "layers", "intermediate"):
+            if (value := getattr(self, key)) is not None and value < 1:
+                raise UserError(f"--{key.replace('_', '-')} {value}: must be at least 1")
+        if not 0 < self.rate < math.inf:
             raise UserError(f"--rate {self.rate}: must be above 0")
+        if not 0 <= self.seed < 2**32:
+            raise UserError(f"--seed {self.seed}: must be from 0 to {2**32 - 1}")
 
     def rate_at(self, step: int) -> float:
         """Return the learning rate: a warm-up over a twentieth of the steps, then a half cosine to 0."""
@@ -266,10 +268,11 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 def main(arguments: list[str] | None = None) -> None:
     """Load, train, save."""
     options = vars(parse(arguments))
-    with user_errors():
+    with user_errors("nothing was written"):
         target = {"path": options.pop("model"), "device": options.pop("device"), "dtype": options.pop("dtype")}
         text, output = options.pop("text"), options.pop("output")
         recipe = Recipe(**options)
+        output.mkdir(parents=True, exist_ok=True)  # where that is not possible, before the training
         loaded = load_model(ModelSettings("path", **target))
         heads = train(recipe, loaded.target, loaded.tokenizer, text)
         size = save(heads, recipe, loaded.target, output)

@@ -16,7 +16,7 @@ import torch
 from model.engine import Target
 from model.errors import UserError
 
-from .processes import check_heads, check_ranks, parallel_arguments
+from .processes import check_ranks, world_size
 from .settings import ModelSettings
 
 
@@ -58,7 +58,9 @@ def check_placement(settings: ModelSettings) -> None:
 def placement_arguments(settings: ModelSettings) -> dict[str, Any]:
     """Return arguments of `from_pretrained`: none for one device, to which the model is moved afterwards."""
     if settings.tensor_parallel:
-        return parallel_arguments()
+        from transformers.distributed import DistributedConfig  # slow to import, needed only here
+
+        return {"distributed_config": DistributedConfig(tp_size=world_size(), tp_plan="auto")}
     return {} if settings.device_map is None else {"device_map": settings.device_map}
 
 
@@ -69,7 +71,10 @@ def place_model(model: Any, settings: ModelSettings, device: torch.device) -> An
         UserError: a device map that leaves weights in main memory or on the disk, heads that do not divide.
     """
     if settings.tensor_parallel:
-        check_heads(settings.name, model.config.get_text_config())
+        config = model.config.get_text_config()
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        if heads % world_size():
+            raise UserError(f"{settings.name}: {world_size()} processes cannot share its {heads} key-value heads")
         return model
     if settings.device_map is None:
         return model.to(device)

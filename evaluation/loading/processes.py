@@ -141,20 +141,6 @@ def check_ranks(parallel: bool) -> None:
         )
 
 
-def check_heads(name: str, config: Any) -> None:
-    """Raise UserError if the ranks cannot share a model's key-value heads."""
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    if heads % world_size():
-        raise UserError(f"{name}: its {heads} key-value heads cannot be shared by {world_size()} processes")
-
-
-def parallel_arguments() -> dict[str, Any]:
-    """Return the arguments of `from_pretrained` that split each layer over the ranks."""
-    from transformers.distributed import DistributedConfig  # slow to import, needed only here
-
-    return {"distributed_config": DistributedConfig(tp_size=world_size(), tp_plan="auto")}
-
-
 def open_store(folder: Path, answer_file: Path | None) -> AnswerStore:
     """Open the store of a run; of several ranks only the first one reads and writes."""
     store = AnswerStore(folder, answer_file)

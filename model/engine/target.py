@@ -65,6 +65,8 @@ class Target:
         model = self.model
         self.name = model.config.name_or_path or type(model).__name__
         limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        if context is not None and context < 2:
+            raise UserError(f"{self.name}: context={context}: must be at least 2, a token of prompt and one of answer")
         if context is not None and limit is not None and context > limit:
             raise UserError(f"{self.name}: context={context} is more than the {limit} positions the model has")
         self.context: int = context or min(limit or DEFAULT_CONTEXT, DEFAULT_CONTEXT)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from evaluation import bench_step
-from evaluation.bench_step import DraftedSteps, HfSteps, Rates, floors
+from evaluation.bench_step import DraftedSteps, HfSteps, floors
 from evaluation.loading.models import random_model
 from evaluation.loading.settings import ModelSettings
 
@@ -47,6 +47,7 @@ def test_a_table_and_one_json_object(call, model):
         (["model.dtype=float8"], "model.dtype=float8: use one of auto, float32"),
         (["bench=sample"], "bench=sample: only model=NAME and model.KEY=VALUE count here"),
         (["--nodes", "1,x"], "--nodes 1,x: must be whole numbers"),
+        (["model.context=0"], "context=0: must be at least 2"),
         (["--rounds", "0"], "--rounds 0: must be at least 1"),
         (["--shape", "tiny", "--context", "4096"], "--context 4096: must be from 2 to "),
     ],
@@ -92,16 +93,11 @@ def test_hf_goes_past_an_end_of_sequence(tiny):
     assert steps.seconds[0] > 0
 
 
-def test_the_first_turn_does_not_count():
-    assert bench_step.median([100.0, 3.0, 1.0, 2.0]) == 2.0
-
-
 def test_the_floors_by_hand(tiny):
     with tiny.cache(5) as cache:
-        read, multiply = floors(tiny, cache, rows=5, context=100, rates=Rates(1.0, 1.0))
+        read, multiply = floors(tiny, cache, 5, 100, {"bytes_per_second": 2.0, "flop_per_second": 4.0})
     layer = 4 * 64 * 64 + 3 * 64 * 128
     cached = 2 * 2 * 64 * 4 * 105  # keys and values, two layers, 64 wide, float32
-    assert read == 4 * (2 * layer + 2 * 64 * 2 + 64 + 256 * 64) + cached  # norms, and the head but no embedding
-    assert multiply == 2 * 5 * (2 * layer + 256 * 64) + 4 * 5 * 105 * 64 * 2
-    with tiny.cache(5) as cache:
-        assert floors(tiny, cache, 5, 100, Rates(2.0, 4.0)) == (read / 2, multiply / 4)
+    weights = 4 * (2 * layer + 2 * 64 * 2 + 64 + 256 * 64)  # norms, and the head but no embedding
+    assert 2 * read == weights + cached
+    assert 4 * multiply == 2 * 5 * (2 * layer + 256 * 64) + 4 * 5 * 105 * 64 * 2

@@ -2,6 +2,7 @@
 
 import json
 import random
+import signal
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from model.engine import Target, generate
 from model.methods.eagle import Eagle, Eagle2
 from model.methods.medusa import Medusa, MedusaHeads
 from tests.conftest import greedy, toy_model
+from tools import heads
 from tools.heads import Recipe, eagle_loss, main, medusa_loss, new_heads, save, sequences, train
 
 LENGTH = 30  # tokens of text behind its first three
@@ -132,7 +134,7 @@ def test_embedded_text_is_answers_of_dialogues_that_no_bench_holds():
         assert not any(f"USER: {question} ASSISTANT:" in text for question in excluded)
 
 
-def test_the_command_trains_and_bad_input_is_one_line(tmp_path, capsys):
+def test_the_command_trains_and_bad_input_is_one_line(tmp_path, capsys, monkeypatch):
     common = ["--model", "data/embedded", "--text", "embedded", "--steps", "1", "--batch-tokens", "256"]
     main(["medusa", *common, "--shared-lm-head", "--output", str(tmp_path / "medusa")])
     config = json.loads((tmp_path / "medusa/config.json").read_text())
@@ -146,11 +148,17 @@ def test_the_command_trains_and_bad_input_is_one_line(tmp_path, capsys):
         ("--text", str(tmp_path / "short.txt"), "fewer than 8 tokens"),
         ("--model", "./nowhere", "no such folder"),
         ("--steps", "0", "--steps 0"),
-        ("--rate", "0", "above 0"),
+        ("--rate", "nan", "above 0"),
+        ("--seed", "-1", "--seed -1: must be from 0"),
+        ("--output", "README.md", "README.md: File exists"),
     ]:
         with pytest.raises(SystemExit) as left:
-            main(["eagle", *common, "--output", str(tmp_path / "eagle"), flag, value])
+            main(["eagle", *common, "--output", str(tmp_path / "eagle"), "--steps", "9999", flag, value])
         error = capsys.readouterr().err
         assert left.value.code == 2 and says in error and error.startswith("error: ") and error.count("\n") == 1
+    monkeypatch.setattr(heads, "train", lambda *_: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(SystemExit):
+        main(["eagle", *common, "--output", str(tmp_path / "eagle")])
+    assert capsys.readouterr().err == "error: stopped; nothing was written\n"
     with pytest.raises(SystemExit):  # a setting of the other kind is not ignored
         main(["eagle", *common, "--shared-lm-head", "--output", str(tmp_path / "eagle")])

@@ -8,7 +8,10 @@ from textwrap import dedent
 
 import pytest
 
+from evaluation.statistics.tables import main_table
+
 from ..conftest import answers_in
+from ..made_runs import answer, made
 
 DRAFTER = """
 import torch
@@ -26,12 +29,6 @@ class Echo(DeviceDrafter):
 class Mute(Drafter):
     def __init__(self, *, times, device):
         super().__init__(device)
-
-class Maker:
-    def __call__(self, *, device, **more):
-        return Echo(device=device, **more)
-
-maker = Maker()
 
 def not_a_drafter():
     return 3
@@ -105,12 +102,11 @@ def test_hf_is_plain_greedy_whatever_the_checkpoint_says(evaluate, checkpoint, t
         assert said in html.unescape(text) and "repetition_penalty=1.7" in text
 
 
-def test_a_checkpoint_that_says_nothing_of_its_own_is_not_spoken_of(evaluate, tmp_path):
-    outcome = evaluate("method=hf", "bench.end=1")
-    assert outcome.code == 0 and "left out" not in outcome.out
-    (metadata,) = tmp_path.rglob("metadata.json")
-    assert json.loads(metadata.read_text())["generation_config_left_out"] == {}
-
-
-def test_a_callable_object_may_take_any_setting(evaluate, outside, tmp_path):
-    assert evaluate(outside, "method=echo", "method.drafter=somebody.maker", f"run_dir={tmp_path}/made").code == 0
+def test_a_setting_named_as_a_column_is_next_to_it():
+    """It stood in the place of what was measured."""
+    own = {"steps": 99, "repeats": 99, "temperature": 99, "execution": 99, "mat": 99, "colour": 99}
+    (row, *_) = main_table([made("echo", [answer(1, "qa", [([1, 3], 2.0)])], method=own)]).to_dict("records")
+    assert (row["steps"], row["repeats"], row["temperature"], row["execution"], row["mat"]) == (2, 1, 0, "eager", 2)
+    assert {key: row[key] for key in row if row[key] == 99} == {"colour": 99} | {
+        f"method_{key}": 99 for key in own if key != "colour"
+    }

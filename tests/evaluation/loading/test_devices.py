@@ -100,7 +100,7 @@ def test_heads_that_the_processes_cannot_share(checkpoint, monkeypatch):
     model = models._load(models.ModelSettings("toy", str(checkpoint), device="cpu")).target.model
     for name, value in {"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "3"}.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(UserError, match="2 key-value heads cannot be shared by 3 processes"):
+    with pytest.raises(UserError, match="3 processes cannot share its 2 key-value heads"):
         devices.place_model(model, models.ModelSettings("toy", "", tensor_parallel=True), torch.device("cpu"))
 
 

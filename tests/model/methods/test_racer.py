@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from model.engine import Target, generate
+from model.engine import Draft, Target, Tree, Verification, generate
 from model.errors import UserError
 from model.methods.racer import Racer
 from model.structures.ngram_trie import HASH_BUCKETS, NgramTrie, add_in_hash_order, hash_order
@@ -71,7 +71,7 @@ def test_the_oldest_node_is_reused_with_its_children():
     trie = NgramTrie(3, 5, 2)
     trie.insert([1, 2, 3])
     trie.insert([4, 5, 6])  # a node is left for 4; 5 takes that of 1, 6 that of 1 2
-    assert len(trie) == 5 and list(trie.children[0]) == [4]
+    assert len(trie.parent) == 5 and list(trie.children[0]) == [4]
     assert trie.token == [0, 5, 6, 3, 4] and trie.parent[3] == 2, "what held 1 2 holds 4 5 6 now"
     assert trie.children[2] == {} and trie.depth[2] == 3
 
@@ -116,7 +116,7 @@ def test_a_reset_forgets_what_an_open_sequence_says_too():
     drafter.reset()
     session.draft(8)
     session.close()
-    assert len(drafter.trie) == 1 and drafter.trie.place == 0
+    assert len(drafter.trie.parent) == 1 and drafter.trie.place == 0
 
 
 def test_what_is_accepted_behind_the_end_is_not_inserted_and_the_end_is():
@@ -134,6 +134,21 @@ def test_what_is_accepted_behind_the_end_is_not_inserted_and_the_end_is():
             text, trie = prompt + said, drafter.trie
             pairs = {(trie.token[node], after) for node in trie.children[0].values() for after in trie.children[node]}
             assert pairs == set(zip(text, text[1:], strict=False))
+
+
+def test_an_end_that_is_accepted_is_inserted_and_nothing_behind_it():
+    drafter = Racer(V, ngram=2, eos={9})
+    session = drafter.session()
+    session.begin([1, 2])
+    session.draft(3)
+    draft, accepted = Draft(Tree.chain(3), torch.tensor([3, 8, 9, 4])), torch.ones(4, dtype=torch.bool)
+    candidates = torch.zeros(4, 8, dtype=torch.long)
+    choices = torch.tensor([8, 9, 4, 5])
+    session.observe(Verification(draft, choices, accepted, 3, [8, 9], candidates=candidates))
+    session.close()
+    trie = drafter.trie
+    pairs = {(trie.token[node], after) for node in trie.children[0].values() for after in trie.children[node]}
+    assert pairs == {(1, 2), (2, 3), (3, 8), (8, 9)}
 
 
 BROKEN = [
