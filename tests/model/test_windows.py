@@ -51,13 +51,7 @@ WINDOWED = {
     ),
     "gemma3n": Gemma3nTextConfig(**SHORT | SHARED, **HEADS),  # two layers read another one's keys
 }
-METHODS = (
-    ("vanilla", {}),
-    ("dynamic", {"nodes": 10}),
-    ("recycling", {"tree": "best:16"}),
-    ("pld", {}),
-    ("lookahead", {}),
-)
+METHODS = {"vanilla": {}, "dynamic": {"nodes": 10}, "recycling": {"tree": "best:16"}, "pld": {}, "lookahead": {}}
 PROMPT = [5, 9, 13, 7, 5, 9, 13, 8, 5, 9, 13, 7, 20, 21, 22, 5, 9, 13, 5, 9, 13, 7]
 
 
