@@ -8,6 +8,7 @@ The acceptance probability of each kind of candidate is learnt (`weights`).
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import cache
 from typing import Any
 
@@ -43,6 +44,7 @@ class DynamicRecycling(Drafter):
         calibrate: learn the weights; False: they stay at the prior, or as saved.
         history_tokens: earlier prompts and answers are copied from, too, up to so many tokens; 0: the prompt alone.
         recycle_prompt: also keep rows of the prompt's own logits.
+        eos: ids that end an answer; nothing is drafted below them.
 
     Raises:
         UserError: a setting out of range.
@@ -64,6 +66,7 @@ class DynamicRecycling(Drafter):
         history_tokens: int = 32768,
         recycle_prompt: bool = True,
         device: torch.device | str = "cpu",
+        eos: Collection[int] = (),
     ) -> None:
         sized, nodes = nodes, budget_of(nodes)
         check_whole("dynamic", 0, MAX_NODES, nodes=nodes)
@@ -74,6 +77,7 @@ class DynamicRecycling(Drafter):
         self.nodes, self.k, self.copy, self.siblings, self.max_nodes = nodes, k, copy, siblings, 1 + nodes
         self.needs = Needs(candidates=k, bits=True, choices=True, prompt_logits=recycle_prompt)
         self.rows, self.pairs = TokenRows(vocab_size, k), PairRows(vocab_size, k, pairs)
+        self.loop_rows = loop_rows(self.rows, self.pairs, eos)
         self.weights, self.history = Weights(calibrate), History(history_tokens, SuffixAutomaton, vocab_size)
         self.stores = [self.rows, self.pairs, self.weights, self.history, *([self.sizing] if self.sizing else [])]
         compile_loops()
@@ -101,7 +105,7 @@ class DynamicSession(TextSession[SuffixAutomaton]):
         method = self.method
         self._prompt_at = len(self.text.tokens) - len(prompt)
         self._before = prompt[-2] if len(prompt) > 1 else prompt[-1]
-        self.growth, self.rows = new_growth(method.nodes, method.rows), loop_rows(method.rows, method.pairs)
+        self.growth, self.rows = new_growth(method.nodes, method.rows), method.loop_rows
         return None
 
     def observe_prompt(self, prompt: list[int], logits: torch.Tensor) -> None:
@@ -174,10 +178,12 @@ def forget_siblings(growth: tuple[Any, ...]) -> None:
         guesses["token"][0] = NONE
 
 
-def loop_rows(rows: TokenRows, pairs: PairRows) -> tuple[Any, ...]:
+def loop_rows(rows: TokenRows, pairs: PairRows, eos: Collection[int] = ()) -> tuple[Any, ...]:
     """Return the fields of a `loops.Rows`, the tables' own memory."""
     by_token = rows.ids, rows.levels, rows.seen
-    return *by_token, pairs.ids, pairs.levels, pairs.seen, pairs.keys, pairs.shift
+    ends = np.zeros(rows.vocab_size, dtype=bool)
+    ends[[end for end in eos if end < len(ends)]] = True
+    return *by_token, pairs.ids, pairs.levels, pairs.seen, pairs.keys, pairs.shift, ends
 
 
 @cache

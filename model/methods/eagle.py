@@ -15,7 +15,6 @@ import torch
 from ..engine import Draft, Drafter, Needs, Session, Target, Tree, Verification
 from ..engine.cache import CachePool
 from ..engine.tree import breadth_first
-from ..errors import UserError
 from ..structures.heads import load_head, template
 from ..structures.settings import check_whole
 
@@ -66,16 +65,16 @@ class EagleSession(Session):
 
     def __init__(self, method: EagleDrafter) -> None:
         super().__init__(method)
-        self._held = ExitStack()
+        self._borrowed = ExitStack()
         self._committed = 0  # pairs in the cache, drafted nodes not counted
         self._pairs: list[tuple[torch.Tensor, torch.Tensor]] = []  # features (m, H), tokens (m,), not yet in the cache
 
     def begin(self, prompt: list[int]) -> Draft:
-        self.cache = self._held.enter_context(self.method.caches.borrowed(self.method.capacity))
+        self.cache = self._borrowed.enter_context(self.method.caches.borrowed(self.method.capacity))
         return self.method.root_alone(prompt[-1])
 
     def close(self) -> None:
-        self._held.close()
+        self._borrowed.close()
 
     def observe_prompt_hidden(self, prompt: list[int], hidden: torch.Tensor) -> None:
         self._pairs.append((hidden[:-1], torch.tensor(prompt[1:], dtype=torch.long, device=hidden.device)))
@@ -98,14 +97,10 @@ class EagleSession(Session):
 
     def catch_up(self) -> torch.Tensor:
         """Forward the new pairs into the head's cache. Returns the feature predicted at the last one, (1, H)."""
-        features, tokens = (
-            torch.cat(parts) if len(parts) > 1 else parts[0] for parts in zip(*self._pairs, strict=True)
-        )
+        features, tokens = (torch.cat(tensors) for tensors in zip(*self._pairs, strict=True))
         self._pairs = []
         past, new = self.cache.length, len(tokens)
-        mask = None
-        if past and new > 1:
-            mask = self._part(self.method.catching_up[:new], past, new)
+        mask = self._part(self.method.catching_up[:new], past, new) if past and new > 1 else None
         angles = self.method.cos[:, past : past + new], self.method.sin[:, past : past + new]
         out = self.method.head(features[None], tokens[None], angles, mask, self.cache)[0]  # (m, H)
         self.cache.commit(new)
@@ -114,8 +109,8 @@ class EagleSession(Session):
 
     def head_scores(self, features: torch.Tensor, depth: int) -> torch.Tensor:
         """Return the target head's scores (w, V) of features predicted at nodes of one depth; see `Session.scores`."""
-        length = self._committed + 1  # of the text, root included: a pair ends at each token but the first
-        return self.scores(self.method.lm_head(features), length + depth)
+        place = self._committed + 1 + depth  # of the text: a pair ends at each token but the first, root included
+        return self.scores(self.method.lm_head(features), place)
 
     def continue_nodes(
         self, features: torch.Tensor, tokens: torch.Tensor, depth: int, mask: torch.Tensor
@@ -198,9 +193,7 @@ class Eagle(EagleDrafter):
     def __init__(
         self, target: Target, *, head_path: str, tree_path: str | None = None, share_noise: bool = False
     ) -> None:
-        tree = template("eagle-25", tree_path).on(target.device)
-        if tree.max_rank >= target.vocab_size:
-            raise UserError(f"eagle: the tree's rank {tree.max_rank} is beyond the {target.vocab_size} tokens")
+        tree = template("eagle-25", tree_path, target.vocab_size).on(target.device)
         levels = plan(tree)
         inner = sum(len(level.nodes) for level in levels[1:])
         super().__init__(target, head_path, inner=inner, max_nodes=len(tree), max_depth=tree.max_depth)
@@ -283,8 +276,9 @@ class Eagle2Session(EagleSession):
         visible = method.itself  # (k, expanded so far)
         features, listed = feature, k  # number of nodes listed so far
         for depth in range(1, method.depth):
-            mask = self._show(visible)
-            features = self.continue_nodes(features.index_select(0, whose), token, depth, mask)  # (k, H)
+            shown = method.tree_mask[:, method.capacity : method.capacity + visible.shape[1]]
+            shown.zero_().masked_fill_(~visible, method.blocked)
+            features = self.continue_nodes(features.index_select(0, whose), token, depth, method.tree_mask)  # (k, H)
             best = self._log_probabilities(features, depth).topk(k, dim=-1)
             below = (value[:, None] + best.values).view(-1)  # (k * k,)
             values.append(below)
@@ -301,13 +295,6 @@ class Eagle2Session(EagleSession):
 
     def _log_probabilities(self, features: torch.Tensor, depth: int) -> torch.Tensor:
         return torch.log_softmax(self.head_scores(features, depth).float(), dim=-1)  # (w, V)
-
-    def _show(self, visible: torch.Tensor) -> torch.Tensor:
-        """Write the topology into the mask."""
-        method = self.method
-        part = method.tree_mask[:, method.capacity : method.capacity + visible.shape[1]]
-        part.zero_().masked_fill_(~visible, method.blocked)
-        return method.tree_mask
 
     def _breadth_first(self, root: int, kept: list[int], parents: list[int], tokens: list[int]) -> Draft:
         """The draft of the nodes kept: their numbers, their parents' numbers (-1: the root), their tokens."""

@@ -58,10 +58,8 @@ class MedusaHeads(nn.ModuleList):
 def load_heads(path: str, target: Target) -> MedusaHeads:
     """Heads from a folder: config.json and medusa_lm_head.safetensors (ours) or medusa_lm_head.pt (public).
 
-    The number of heads and layers is the file's own: a public configuration says 2 heads where the file holds 5.
-
-    Raises:
-        UserError: missing, corrupt, cut short, fewer heads than the configuration says, or made for another model.
+    Raises UserError if they are missing, corrupt, fewer than the configuration says, or made for another model. They
+    may be more: a public configuration says 2 heads where the file has 5.
     """
     folder = locate(path, "medusa")
     config = read_config(folder)
@@ -69,12 +67,12 @@ def load_heads(path: str, target: Target) -> MedusaHeads:
     file, state = read_weights(folder, WEIGHTS, PUBLIC_WEIGHTS)
     shared = bool(config.get("shared_lm_head", False))
     heads, layers = _count(file, state, shared)
-    for key, held in (("medusa_num_heads", heads), ("medusa_num_layers", layers)):
-        stated = config.get(key, held)
-        if not isinstance(stated, int) or stated > held:
-            raise UserError(f"{file}: holds {held} where {folder / 'config.json'} says {key}={stated}; cut short?")
+    for key, count in (("medusa_num_heads", heads), ("medusa_num_layers", layers)):
+        stated = config.get(key, count)
+        if not isinstance(stated, int) or stated > count:
+            raise UserError(f"{file}: has {count} where {folder / 'config.json'} says {key}={stated}; cut short?")
     module = MedusaHeads(heads, layers, hidden_size(target), target.vocab_size, shared=shared)
-    check_shapes(file, state, {name: tuple(p.shape) for name, p in module.state_dict().items()}, target.name)
+    check_shapes(file, state, module.state_dict(), target.name)
     module.load_state_dict(state)
     return module.to(target.device, target.dtype).eval().requires_grad_(False)
 
@@ -106,13 +104,11 @@ class Medusa(DeviceDrafter):
     def __init__(self, target: Target, *, heads_path: str, tree_path: str | None = None) -> None:
         super().__init__(target.device)
         heads = load_heads(heads_path, target)
-        tree = template("medusa-63", tree_path)
+        tree = template("medusa-63", tree_path, target.vocab_size)
         if tree_path is None and tree.max_depth > len(heads):
             tree = type(tree).from_rank_paths(path for path in tree.rank_paths[1:] if len(path) <= len(heads))
         if tree.max_depth > len(heads):
             raise UserError(f"medusa: the tree is {tree.max_depth} deep, {heads_path} has {len(heads)} heads")
-        if tree.max_rank >= target.vocab_size:
-            raise UserError(f"medusa: the tree's rank {tree.max_rank} is beyond the {target.vocab_size} tokens")
         target.equip(heads)
         self.heads, self.lm_head = heads, target.model.get_output_embeddings()
         self.tree = tree.on(target.device)

@@ -77,11 +77,11 @@ class SpeculativeSession(Session):
     def __init__(self, method: Speculative) -> None:
         super().__init__(method)
         self._text: list[int] = []  # prompt and output, the root last
-        self._held = ExitStack()
+        self._borrowed = ExitStack()
 
     def begin(self, prompt: list[int]) -> Draft:
         method = self.method
-        self.cache = self._held.enter_context(method.model.cache(method.max_nodes))
+        self.cache = self._borrowed.enter_context(method.model.cache(method.max_nodes))
         self._text = list(prompt)
         root = method.root_alone(prompt[-1])
         if len(prompt) >= method.model.context:  # the draft model does not see so far
@@ -108,7 +108,7 @@ class SpeculativeSession(Session):
         self.cache.length = min(self.cache.length, len(self._text) - 1)
 
     def close(self) -> None:
-        self._held.close()
+        self._borrowed.close()
 
     def _propose(self, logits: torch.Tensor) -> Draft:
         """The draft after the root, whose logits (1, V) these are. One transfer to the host, at the end."""
@@ -125,11 +125,7 @@ class SpeculativeSession(Session):
 
 
 def load_draft_model(path: str, target: Target) -> Any:
-    """A causal LM from a folder's safetensors, on the target's device and in its dtype.
-
-    Raises:
-        UserError: no such folder, no configuration, no weights in safetensors, or some are missing or do not load.
-    """
+    """A causal LM from a folder's safetensors, on the target's device, in its dtype. Raises UserError if none loads."""
     folder = located(path)
     if not folder.is_dir():
         raise UserError(f"sps: no draft model in {path}; train the embedded one by `{TRAIN}`, or name a folder")

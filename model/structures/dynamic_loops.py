@@ -60,6 +60,7 @@ class Rows(NamedTuple):
     pair_seen: Any  # bool (p,)
     pair_keys: Any  # int64 (p,): the first token times 2^32, and the second
     pair_shift: Any  # of a pair's hash, which leaves its row
+    ends: Any  # bool (V,): tokens that end an answer, below which nothing is drafted
 
 
 @loop
@@ -122,6 +123,9 @@ def _list_candidates(
     nodes, candidates, heap = draft.nodes, draft.candidates, draft.heap
     node = nodes[number]
     first, token = node.first, node.token
+    if number and rows.ends[token]:
+        nodes[number + 1].first = first
+        return
     pair = find_pair(rows.pair_keys, rows.pair_seen, rows.pair_shift, before, token)
     copied, match = following(text, node.state, node.match) if copies else (np.int64(NONE), np.int64(0))
     place = match if match < 5 else 5 if match < 8 else 6 if match < 16 else 7  # see MATCHES

@@ -30,16 +30,14 @@ from ..files import located
 
 _TREES = Path(__file__).parent / "trees"  # as published with the heads
 # What torch raises on a pickle that is cut short, corrupt, or asks for more than tensors.
-_BROKEN = (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, TypeError, AttributeError, LookupError)
+_BROKEN = (
+    *(SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError),
+    *(OSError, ValueError, TypeError, AttributeError, LookupError),
+)
 
 
 def locate(path: str, kind: str) -> Path:
-    """The folder of a head. Raises UserError, with the command that trains one, if there is none.
-
-    Args:
-        path: as given, or relative to the repository.
-        kind: what tools.heads calls it: medusa or eagle.
-    """
+    """The folder of a head, medusa or eagle. Raises UserError, with the command that trains one, if there is none."""
     folder = located(path)
     if not folder.is_dir():
         raise UserError(
@@ -55,10 +53,9 @@ def read_config(folder: Path) -> dict[str, Any]:
     file = folder / "config.json"
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"{file}: missing; a head is a folder with config.json and weights") from None
     except (OSError, ValueError) as error:
-        raise UserError(f"{file}: is not readable JSON ({error})") from None
+        reason = "missing" if isinstance(error, FileNotFoundError) else f"is not readable JSON ({error})"
+        raise UserError(f"{file}: {reason}; a head is a folder with config.json and weights") from None
     if not isinstance(config, dict):
         raise UserError(f"{file}: must hold a JSON object")
     return config
@@ -67,43 +64,35 @@ def read_config(folder: Path) -> dict[str, Any]:
 def read_weights(folder: Path, *names: str) -> tuple[Path, dict[str, torch.Tensor]]:
     """The first of the named files that is there, on the CPU; a pickle is read as weights only, so it runs no code.
 
-    Raises:
-        UserError: none is there, or it is corrupt, cut short, holds other things than tensors, or would run code.
+    Raises UserError if none is there or it is more or less than a file of weights.
     """
     file = next((folder / name for name in names if (folder / name).is_file()), None)
     if file is None:
         raise UserError(f"{folder}: has no weights ({' or '.join(names)})")
     try:
-        if file.suffix == ".safetensors":
-            state = load_file(file)
-        else:
-            state = torch.load(file, map_location="cpu", weights_only=True)
-    except SafetensorError as error:
-        raise UserError(f"{file}: corrupt or cut short ({error})") from None
+        pickled = file.suffix != ".safetensors"
+        state = torch.load(file, map_location="cpu", weights_only=True) if pickled else load_file(file)
     except _BROKEN as error:
         reason = " ".join(str(error).split())[:160] or type(error).__name__
-        raise UserError(f"{file}: corrupt, cut short, or more than a pickle of weights ({reason})") from None
+        raise UserError(f"{file}: corrupt or cut short, or a pickle of more than weights ({reason})") from None
     if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
         raise UserError(f"{file}: must hold a dictionary of tensors and nothing else")
     return file, state
 
 
-def check_shapes(
-    file: Path, state: dict[str, torch.Tensor], wanted: dict[str, tuple[int, ...]], fits: str = "this model"
-) -> None:
-    """Raises UserError at the first tensor that is missing, unknown or of another shape than `wanted`."""
-    for name, shape in wanted.items():
+def check_shapes(file: Path, state: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], fits: str) -> None:
+    """Raise UserError at the first tensor that is missing, unknown or of another shape than expected."""
+    for name, tensor in expected.items():
         if name not in state:
             raise UserError(f"{file}: has no {name}; cut short, or not of this kind")
-        if tuple(state[name].shape) != shape:
-            raise UserError(f"{file}: {name} is {list(state[name].shape)}, {fits} needs {list(shape)}")
-    for name in state:
-        if name not in wanted:
-            raise UserError(f"{file}: unknown tensor {name}; not of this kind")
+        if state[name].shape != tensor.shape:
+            raise UserError(f"{file}: {name} is {list(state[name].shape)}, {fits} needs {list(tensor.shape)}")
+    if unknown := sorted(state.keys() - expected.keys()):
+        raise UserError(f"{file}: unknown tensor {unknown[0]}; not of this kind")
 
 
 def check_sizes(folder: Path, config: dict[str, Any], target: Target) -> None:
-    """Raises UserError where the config names another hidden size or vocabulary than the target's."""
+    """Raise UserError where the config names another hidden size or vocabulary than the target's."""
     for key, of_target in (("hidden_size", hidden_size(target)), ("vocab_size", target.vocab_size)):
         if config.get(key, of_target) != of_target:
             raise UserError(f"{folder}: made for a {key} of {config[key]}, {target.name} has {of_target}")
@@ -114,9 +103,12 @@ def hidden_size(target: Target) -> int:
     return int(target.model.get_output_embeddings().weight.shape[1])
 
 
-def template(name: str, path: str | None) -> Tree:
-    """The tree of a YAML file, or the published one of that name."""
-    return read_tree(_TREES / f"{name}.yaml" if path is None else path)
+def template(name: str, path: str | None, vocab_size: int) -> Tree:
+    """The tree of a YAML file, or the published one of that name. Raises UserError if it has more ranks than tokens."""
+    tree = read_tree(_TREES / f"{name}.yaml" if path is None else path)
+    if tree.max_rank >= vocab_size:
+        raise UserError(f"{name}: the tree's rank {tree.max_rank} is beyond the {vocab_size} tokens")
+    return tree
 
 
 WEIGHTS = "model.safetensors"
@@ -128,13 +120,7 @@ _ROPE = ("default", "linear", "llama3")  # angles that depend on the position al
 class EagleHead(nn.Module):
     """fc over (embedding of the next token, feature), then one decoder layer without its input norm, as published.
 
-    The state dict is the public layout but for `embed_tokens.weight`, which is given: `fc.weight`, `fc.bias`,
-    `layers.0.*`.
-
-    Args:
-        config: of LLaMA kind, one layer.
-        embedding: (V, H), of the tokens; frozen.
-        bias: whether fc has one.
+    The state dict is the public layout (`fc.weight`, `fc.bias`, `layers.0.*`) but for the frozen embedding, (V, H).
     """
 
     embedding: torch.Tensor
@@ -167,12 +153,7 @@ class EagleHead(nn.Module):
             cache: of the keys and values before these, which are added; it can take one sequence.
         """
         x = self.fc(torch.cat((F.embedding(tokens, self.embedding), features), dim=-1))
-        out = self.layers[0](
-            hidden_states=x,
-            attention_mask=mask,
-            position_embeddings=angles,
-            past_key_values=cache,
-        )
+        out = self.layers[0](hidden_states=x, attention_mask=mask, position_embeddings=angles, past_key_values=cache)
         return out[0] if isinstance(out, tuple) else out  # type: ignore[no-any-return]
 
     def angles(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -192,13 +173,10 @@ def head_config(values: dict[str, Any]) -> Any:
     """The configuration of a head from a LLaMA-like config.json. Raises UserError where no head can be made of it."""
     if values.get("num_hidden_layers", 1) != 1:
         raise UserError(f"eagle: num_hidden_layers={values['num_hidden_layers']}; heads of one layer are supported")
-    fields = set(LlamaConfig().to_dict()) | {"rope_theta", "rope_scaling"}
+    fields = {*LlamaConfig().to_dict(), "rope_theta", "rope_scaling"} - {"torch_dtype", "dtype"}
+    of_layer = {name: value for name, value in values.items() if name in fields} | {"num_hidden_layers": 1}
     try:
-        config = LlamaConfig(
-            **{k: v for k, v in values.items() if k in fields and k not in ("torch_dtype", "dtype")},
-            attn_implementation="sdpa",
-        )
-        config.num_hidden_layers = 1
+        config = LlamaConfig(**of_layer, attn_implementation="sdpa")
     except Exception as error:  # whatever transformers' own checks raise, which differs between its versions
         raise UserError(f"eagle: config.json describes no LLaMA layer ({' '.join(str(error).split())[:160]})") from None
     kind = config.rope_parameters["rope_type"]
@@ -210,10 +188,8 @@ def head_config(values: dict[str, Any]) -> Any:
 def load_head(path: str, target: Target) -> EagleHead:
     """A head from a folder: config.json and model.safetensors (ours, or public) or pytorch_model.bin (public).
 
-    Without an embedding in the file, or with an equal one, the target's own is used.
-
-    Raises:
-        UserError: missing, corrupt, cut short, of another kind, or made for another model.
+    Without an embedding in the file, or with an equal one, the target's own is used. Raises UserError if it is missing,
+    corrupt, of another kind, or made for another model.
     """
     folder = locate(path, "eagle")
     values = read_config(folder)
@@ -223,13 +199,13 @@ def load_head(path: str, target: Target) -> EagleHead:
     target_embedding: torch.Tensor = target.model.get_input_embeddings().weight.detach()
     embedding = state.pop(EMBEDDING, target_embedding)
     if embedding is not target_embedding:
-        check_shapes(file, {EMBEDDING: embedding}, {EMBEDDING: tuple(target_embedding.shape)}, target.name)
+        check_shapes(file, {EMBEDDING: embedding}, {EMBEDDING: target_embedding}, target.name)
         embedding = embedding.to(target_embedding.device, target_embedding.dtype)
         embedding = target_embedding if torch.equal(embedding, target_embedding) else embedding
     head = EagleHead(head_config(values), target_embedding, bias="fc.bias" in state)
     if head.config.hidden_size != hidden_size(target):
         raise UserError(f"{folder}: hidden_size {head.config.hidden_size}, {target.name} has {hidden_size(target)}")
-    check_shapes(file, state, {name: tuple(p.shape) for name, p in head.state_dict().items()}, "its config.json")
+    check_shapes(file, state, head.state_dict(), "its config.json")
     head.load_state_dict(state)
     head = head.to(target.device, target.dtype)
     head.embedding = embedding

@@ -27,8 +27,9 @@ T = TypeVar("T", bound=Text)
 class History(Generic[T]):
     """The newest prompts and answers, to which a sequence appends its own.
 
-    A sequence borrows the text until it closes. One that begins meanwhile gets a copy of the text as it was before;
-    its tokens are appended when the text is next borrowed.
+    A sequence borrows the text until it closes. One that begins meanwhile borrows a copy of the text as it was before,
+    which takes its place; the first one's tokens are appended when the text is next borrowed after its end. A sequence
+    whose prompt begins with the last one's text, as in a conversation, appends the rest of it alone.
 
     Args:
         history_tokens: at most so many tokens of earlier prompts and answers; 0: none. More than that is cut to the
@@ -51,16 +52,19 @@ class History(Generic[T]):
         """Forget all text."""
         self.text = self.text_of(())
         self.borrowed_length: int | None = None  # tokens when it was borrowed; None: it is not
-        self.pending: list[int] = []  # newest tokens of sequences that read a copy meanwhile
+        self.pending: list[int] = []  # newest tokens of sequences whose text was replaced meanwhile
+        self.last_length = 0  # tokens of the last sequence, at the text's end
         self.version = object()  # another one after each reset
 
     def borrow(self) -> T:
         """Return the text for a new sequence."""
         if self.history_tokens == 0:
             return self.text_of(())
-        if self.borrowed_length is not None:
-            return self.text_of(self.text.tokens[: self.borrowed_length])
-        self.text.extend(self.pending)
+        if self.borrowed_length is not None:  # by a sequence that may never end
+            self.text = self.text_of(self.text.tokens[: self.borrowed_length])
+        if self.pending:
+            self.text.extend(self.pending)
+            self.last_length = 0
         if len(self.text.tokens) > self.history_tokens:
             self.text = self.text_of(self.text.tokens[-(self.history_tokens // 2) :])
         self.pending, self.borrowed_length = [], len(self.text.tokens)
@@ -98,8 +102,11 @@ class TextSession(Session, Generic[T]):
     def begin(self, prompt: list[int]) -> Draft | None:
         history = self.method.history
         self.text, self._version = history.borrow(), history.version
-        self._start = len(self.text.tokens)
-        self.text.extend(prompt)
+        tokens, kept = self.text.tokens, history.last_length
+        if not kept or tokens[-kept:] != prompt[:kept]:
+            kept = 0
+        self._start = len(tokens) - kept
+        self.text.extend(prompt[kept:])
         return super().begin(prompt)
 
     def read(self, tokens: list[int]) -> None:
@@ -116,7 +123,7 @@ class TextSession(Session, Generic[T]):
     def close(self) -> None:
         history = self.method.history
         if self.text is history.text:
-            history.borrowed_length = None
+            history.borrowed_length, history.last_length = None, len(self.text.tokens) - self._start
         elif history.history_tokens and self._version is history.version:
             history.pending = (history.pending + self.text.tokens[self._start :])[-history.history_tokens :]
         self._end()

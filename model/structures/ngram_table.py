@@ -30,6 +30,7 @@ class NgramTable:
     def reset(self) -> None:
         """Forget all."""
         self._rows: OrderedDict[Gram, list[Gram]] = OrderedDict()  # oldest first; followers latest first
+        self.last_text: list[int] = []  # of the last sequence that was added
 
     def followers_of(self, leader: Gram) -> list[Gram]:
         """Return the followers seen, latest first; a look-up does not count as use."""
@@ -91,6 +92,7 @@ class NgramTable:
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         """Load a saved table. Raises UserError as `check_state`."""
         self.check_state(state)
+        self.reset()
         leaders, counts = map(tuple, state["leaders"].tolist()), state["counts"].tolist()
         grams = iter(map(tuple, state["followers"].tolist()))
         self._rows = OrderedDict((row, [next(grams) for _ in range(n)]) for row, n in zip(leaders, counts, strict=True))

@@ -19,7 +19,7 @@ MIN_CAPACITY = 64  # tokens
 STATE = record(
     link="i4",
     length="i4",  # of its longest substring
-    end="i4",  # the place behind its newest occurrence
+    end="i4",  # the place behind the newest occurrence at which it was the text's longest match; else its first one's
     transitions="i4",  # its newest one, counted from 1; 0: none
 )
 TRANSITION = record(state="i4", token="i4", target="i4", next="i4")  # next: an older one of the state, counted from 1
@@ -52,7 +52,8 @@ class SuffixAutomaton:
     Attributes:
         tokens: the text.
         length: of its longest suffix that occurred before; 0 if none did. The two may overlap.
-        end: the place behind that earlier occurrence, where its continuation begins.
+        end: the place behind an earlier occurrence, where its continuation begins: the newest one that was the longest
+            match then, which need not be the newest of all, as in SAM-Decoding.
         arrays: the fields of `Text`; replaced when the text outgrows them.
     """
 
@@ -133,7 +134,7 @@ def _append(text: Text, place: int) -> None:
             match = _split(text, match, state, token)
     states[new].link = match
     counts.whole, counts.match, counts.match_end = new, states[match].length, states[match].end
-    states[match].end = place + 1  # from now on this occurrence, the newest, is continued
+    states[match].end = place + 1  # from now on this occurrence is continued; those of its own suffixes stay
 
 
 @loop

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from model.engine import Target, Tree, generate
+from model.engine import Target, Tree, decode, generate
 from model.engine.tree import breadth_first
 from model.errors import UserError
 from model.methods.dynamic import DynamicRecycling
@@ -325,3 +325,25 @@ def test_rows_of_a_prompts_end_know_the_token_before_them(tokens, passed, before
     assert drafter.pairs is not None and drafter.rows.seen.nonzero()[0].tolist() == sorted(set(tokens))
     learnt = sorted(drafter.pairs.keys[drafter.pairs.seen].tolist())
     assert learnt == sorted({one << 32 | other for one, other in zip(before, tokens, strict=True)})
+
+
+def test_nothing_is_drafted_below_an_end(llama):
+    target, prompt = Target(llama), prompts()[0]
+    free = generate(target, DynamicRecycling(V, pairs=64), prompt, max_new_tokens=40).tokens
+    end, below = free[12], {True: 0, False: 0}
+    for knows in below:
+        drafter = DynamicRecycling(V, pairs=64, eos={end} if knows else ())
+        for text in prompts():
+            session = drafter.session()
+            each = session.draft
+
+            def drafted(root, each=each, knows=knows):
+                draft = each(root)
+                parents = draft.tree.parent_of
+                ends = [i for i in range(1, len(parents)) if int(draft.tokens[i]) == end]
+                below[knows] += sum(parent in ends for parent in parents[1:])
+                return draft
+
+            session.draft = drafted
+            list(decode(target, session, text, max_new_tokens=40))
+    assert below[True] == 0 < below[False]

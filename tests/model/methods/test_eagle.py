@@ -182,7 +182,7 @@ BROKEN = [
     ("kind", {}, "has no fc.weight"),
     ("unknown", {}, "unknown tensor layers.1"),
     ("shape", {}, r"fc.weight is \[32, 32\].*needs \[32, 64\]"),
-    ("cut", {}, "corrupt, cut short"),
+    ("cut", {}, "corrupt or cut short"),
     ("", {"hidden_size": 64}, "made for a hidden_size of 64.* has 32"),
     ("", {"vocab_size": 32000}, "made for a vocab_size of 32000.* has 61"),
     ("", {"num_hidden_layers": 2}, "num_hidden_layers=2"),

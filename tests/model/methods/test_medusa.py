@@ -112,8 +112,8 @@ def broken(folder, how):
 
 
 BROKEN = {
-    "code": "more than a pickle of weights",
-    "empty": "corrupt, cut short",
+    "code": "a pickle of more than weights",
+    "empty": "corrupt or cut short",
     "truncated safetensors": "corrupt or cut short",
     "no weights": "has no weights",
     "config": "not readable JSON",

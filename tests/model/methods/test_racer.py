@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from model.engine import Target, generate
+from model.engine import Draft, Target, Tree, Verification, generate
 from model.errors import UserError
 from model.methods.racer import Racer
 from model.structures.ngram_trie import HASH_BUCKETS, NgramTrie, add_in_hash_order, hash_order
@@ -134,6 +134,21 @@ def test_what_is_accepted_behind_the_end_is_not_inserted_and_the_end_is():
             text, trie = prompt + said, drafter.trie
             pairs = {(trie.token[node], after) for node in trie.children[0].values() for after in trie.children[node]}
             assert pairs == set(zip(text, text[1:], strict=False))
+
+
+def test_an_end_that_is_accepted_is_inserted_and_nothing_behind_it():
+    drafter = Racer(V, ngram=2, eos={9})
+    session = drafter.session()
+    session.begin([1, 2])
+    session.draft(3)
+    draft, accepted = Draft(Tree.chain(3), torch.tensor([3, 8, 9, 4])), torch.ones(4, dtype=torch.bool)
+    candidates = torch.zeros(4, 8, dtype=torch.long)
+    choices = torch.tensor([8, 9, 4, 5])
+    session.observe(Verification(draft, choices, accepted, 3, [8, 9], candidates=candidates))
+    session.close()
+    trie = drafter.trie
+    pairs = {(trie.token[node], after) for node in trie.children[0].values() for after in trie.children[node]}
+    assert pairs == {(1, 2), (2, 3), (3, 8), (8, 9)}
 
 
 BROKEN = [

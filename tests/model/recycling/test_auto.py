@@ -42,6 +42,17 @@ def test_a_step_is_counted_by_hand():
     assert acceptance.probabilities() == pytest.approx([c[0], c[1], c[0] * c[2], c[0] * c[3]])
 
 
+def test_what_hangs_below_a_fallen_node_is_not_counted():
+    acceptance = Acceptance([(0,), (0, 0)])
+    tree = Tree.from_rank_paths([(0,), (0, 0)])
+    for _ in range(50):
+        acceptance.update(tree, 0)
+    assert acceptance.state_dict()["path_counts"][0].tolist() == [
+        pytest.approx(MEMORY_VISITS * (1 - (1 - 1 / MEMORY_VISITS) ** 50)),
+        0.0,
+    ]
+
+
 def test_it_starts_with_the_published_trees_nodes():
     assert set(best_order(80, 8)) == set(build_template("2.2.2").rank_paths[1:])
     assert set(AutoRecycling(V).largest.rank_paths[1:]) == set(best_order(80, 8))

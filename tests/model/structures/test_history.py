@@ -1,5 +1,7 @@
 """Text kept from prompt to prompt: matched against like the prompt's own, bounded, saved, forgotten by a reset."""
 
+import math
+import random
 from functools import partial
 
 import pytest
@@ -7,6 +9,7 @@ import torch
 
 from model.engine import Target, generate
 from model.errors import UserError
+from model.methods import make_method
 from model.methods.dynamic import DynamicRecycling
 from model.methods.logitspec import LogitSpec
 from model.methods.ngram_cache import NgramCache
@@ -68,10 +71,10 @@ def test_two_at_once_do_not_read_each_other_and_both_are_kept():
     other.text.extend([6])
     assert one.text.tokens == [1, 2, 3, 5] and other.text.tokens == [1, 2, 4, 6]
     other.close()
-    assert history.state_dict()["text"].tolist() == [1, 2, 3, 5, 4, 6], "what is saved holds both"
     one.close()
+    assert history.state_dict()["text"].tolist() == [1, 2, 4, 6, 3, 5], "what is saved holds both"
     third = read(history, [7])
-    assert third.text.tokens == [1, 2, 3, 5, 4, 6, 7]
+    assert third.text.tokens == [1, 2, 4, 6, 3, 5, 7]
     one.close()  # once more: it has nothing to give back, and the third one keeps the text
     assert read(history, [8]).text is not third.text
 
@@ -88,10 +91,42 @@ def test_a_reset_forgets_what_is_being_read_too():
 def test_what_is_said_beside_a_borrowed_text_is_bounded():
     history = History(8, SuffixAutomaton, V)
     lender = read(history, [1])
-    for i in range(20):
-        read(history, [2, i, i]).close()
+    open_too = [read(history, [2, i, i]) for i in range(20)]
+    for session in (lender, *open_too):
+        session.close()
     assert len(history.pending) == 8
-    lender.close()
+
+
+def test_a_sequence_that_is_open_and_forgotten_costs_one_rebuilding():
+    rebuilt = []
+
+    def text_of(tokens):
+        rebuilt.append(len(tokens := list(tokens)))
+        return SuffixAutomaton(tokens)
+
+    history = History(1000, text_of, V)
+    read(history, list(range(50))).close()
+    forgotten, count = read(history, [1]), sum(map(bool, rebuilt))
+    for i in range(6):
+        read(history, [2, i]).close()
+    assert sum(map(bool, rebuilt)) - count == 1
+    forgotten.read([3, 4])
+    assert forgotten.text.tokens[-3:] == [1, 3, 4], "it goes on with a text of its own"
+    forgotten.close()
+    assert read(history, [7]).text.tokens[-4:] == [1, 3, 4, 7]
+
+
+def test_a_conversation_appends_what_is_new():
+    history, prompt = History(1000, SuffixAutomaton, V), [1, 2, 3]
+    read(history, [9, 9]).close()
+    for turn in range(5):
+        session = read(history, prompt)
+        session.read([10 + turn, 11])
+        session.close()
+        prompt = [*prompt, 10 + turn, 11, 20]
+    assert history.text.tokens == [9, 9, *prompt[:-1]]
+    other = read(history, [1, 2, 4])
+    assert other.text.tokens == [9, 9, *prompt[:-1], 1, 2, 4], "another prompt is appended whole"
 
 
 @pytest.mark.parametrize("name", ["spine", "suffix", "suffix_recycling", "logitspec"])
@@ -109,6 +144,34 @@ def test_a_plain_matrix_is_taken_as_a_start(name):
     generate(Target(toy_model("llama")), drafter, [5, 6, 7], max_new_tokens=10)
     drafter.load_state_dict({"candidates": torch.ones(V, 8, dtype=torch.int64)})
     assert text(drafter).tokens == []
+
+
+@pytest.mark.parametrize("name", ["dynamic", "spine", "suffix_recycling", "recycling"])
+def test_a_state_that_is_refused_changes_nothing(name):
+    target = Target(toy_model("llama"))
+    states = []
+    for seed in range(2):
+        drafter = make_method(name, target, nodes="auto:8")
+        rng = random.Random(seed)
+        generate(target, drafter, [rng.randrange(3, V) for _ in range(20)], max_new_tokens=30)
+        states.append({key: tensor.clone() for key, tensor in drafter.state_dict().items()})
+    bad = {"text": torch.tensor([V]), "sizing": torch.full_like(states[0]["sizing"], math.nan), "steps": None}
+    for key in bad.keys() & states[0].keys():
+        damaged = {k: t for k, t in (states[0] | {key: bad[key]}).items() if t is not None}
+        with pytest.raises(UserError, match="start: "):
+            drafter.load_state_dict(damaged)
+        assert all(torch.equal(tensor, states[1][k]) for k, tensor in drafter.state_dict().items()), key
+
+
+def test_a_matrix_alone_forgets_the_choice_of_a_used_size():
+    target = Target(toy_model("llama"))
+    drafter, fresh = (make_method("recycling", target, nodes="auto:8") for _ in range(2))
+    generate(target, drafter, [5, 6, 7], max_new_tokens=200)
+    for each in (drafter, fresh):
+        each.load_state_dict({"candidates": torch.ones(V, 8, dtype=torch.int64)})
+    state, expected = drafter.state_dict(), fresh.state_dict()
+    assert all(torch.equal(state[key], expected[key]) for key in expected if key != "sizing")
+    assert torch.equal(state["sizing"][1:], expected["sizing"][1:]), "step times are the machine's and stay"
 
 
 METHODS = {name: partial(made, name, 4096) for name in ("spine", "suffix", "suffix_recycling")} | {
