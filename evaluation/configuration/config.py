@@ -76,6 +76,8 @@ def checked_config(cfg: DictConfig) -> dict[str, Any]:
     for key, least in MINIMUM.items():
         if config[key] is not None and config[key] < least:
             raise UserError(f"{key}={config[key]}: must be a whole number, at least {least}")
+    if not 0 <= config["seed"] < 2**63:
+        raise UserError(f"seed={config['seed']}: must be from 0 to {2**63 - 1}")
     repeats, folder = config["repeats"], config["run_dir"]
     if folder is not None and repeats > 1 and config["repeat"] is None:
         raise UserError(f"run_dir={folder}: holds one run, but repeats={repeats}; leave out one of the two")

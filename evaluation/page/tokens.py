@@ -33,7 +33,8 @@ class Decoder:
 
     def pieces(self, run: Run, ids: list[int]) -> list[str] | None:
         """Return one text for each id, which join to the whole text; None if there is no tokenizer."""
-        path, revision = str(run.settings["model"].get("path")), run.settings["model"].get("revision")
+        model = run.settings["model"] | run.metadata.get("config", {}).get("model", {})
+        path, revision = str(model.get("path")), model.get("revision")
         key = (path, tuple(ids))
         if path not in self.failures and key not in self._pieces:
             try:

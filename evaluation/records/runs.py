@@ -30,7 +30,6 @@ from .rows import (
     read_object,
 )
 
-_TAKEN = ("dtype", "device", "model", "bench", "method", "variant", "seed")  # names of other columns of a table
 _HIDDEN = ("name", "drafter", "start", "tree", "tree_nodes")  # said by the label or by words of their own
 GENERATE = "transformers generate"  # the execution of hf, which takes no steps of this engine
 _METHOD_OF_CLASS = {path.rpartition(".")[2]: name for name, path in METHODS.items()}
@@ -259,6 +258,11 @@ SAMPLING_COLUMNS = {
     **{key: f"sampling_{key}" for key in ("top_k", "top_p", "min_p")},
     "repetition_penalty": "repetition_penalty",
 }
+
+
+# Names of other columns of a table, next to what is measured.
+_TAKEN = {"dtype", "device", "model", "bench", "method", "variant", "seed", "execution", "timed", "phases", "order"}
+_TAKEN |= {*SAMPLING_COLUMNS.values()}
 
 
 def sampling_facets(settings: dict[str, Any]) -> dict[str, Any]:

@@ -68,7 +68,7 @@ def note_done(config: dict[str, Any], job: list[str], folders: Sequence[Path]) -
 
 
 def write_down(jobs: Sequence[Planned], command: str) -> None:
-    """Write each experiment's jobs in its folder; mark those not available, and remove marks that no longer hold."""
+    """Write each experiment's jobs in its folder; mark those not available, and remove the marks of earlier ones."""
     for folder in dict.fromkeys(job.folder for job in jobs):
         planned = [job for job in jobs if job.folder == folder]
         (folder / "jobs").mkdir(parents=True, exist_ok=True)
@@ -77,8 +77,8 @@ def write_down(jobs: Sequence[Planned], command: str) -> None:
             if job.not_available:
                 about = {group: str(job.config[group].name) for group in ("model", "bench", "method")}
                 write_json(job.mark, {"job": job.overrides, "not_available": job.not_available} | about)
-            elif "not_available" in read_object(job.mark):
-                job.mark.unlink()
+            else:
+                job.mark.unlink(missing_ok=True)
 
 
 def available(jobs: Sequence[Planned]) -> tuple[list[Planned], list[str]]:

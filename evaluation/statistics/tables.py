@@ -49,7 +49,8 @@ def main_table(runs: Sequence[Run]) -> pd.DataFrame:
             for name, base in bases.items():
                 row |= _speedups(name, cells, base)
             row["state_bytes"] = pool.first.summary.get("state_bytes", math.nan)
-            row |= pool.first.facets | {"execution": pool.first.execution}
+            facets = {f"method_{key}" if key in row else key: value for key, value in pool.first.facets.items()}
+            row |= facets | {"execution": pool.first.execution}
             row |= {f"execution_{name}": base and base.first.execution for name, base in bases.items()}
             rows.append(row | pool.group | {"complete": pool.complete})
     return pd.DataFrame(rows)

@@ -1,5 +1,6 @@
 """A user's mistakes: one line that names the culprit, exit code not 0, nothing overwritten, no traceback."""
 
+import copy
 import json
 import os
 import resource
@@ -13,10 +14,16 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
 
 from evaluation import inference_recycling, report, run
+from evaluation.configuration.config import checked_config
 from evaluation.loading import bench, hub
+from evaluation.loading.settings import ModelSettings
 from evaluation.records.store import AnswerStore
+from evaluation.running.runner import Runner
+from model.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -31,6 +38,99 @@ def check(outcome, *names):
         assert str(name) in lines[0], lines[0]
 
 
+WRONG = {  # settings, and what the line names
+    "model.path=nowhere/at/all": "nowhere/at/all | no such folder",
+    "model.path=./nowhere": "./nowhere | no such folder",
+    "model.dtype=float12": "float12 | float32",
+    "model.device=quantum": "quantum | cuda",
+    "model.template=nonesuch": "nonesuch",
+    "model.attention=flash_attention_2": "flash_attention_2",
+    "model.context=99999": "99999 | 512",
+    "method.k=0": "method.k=0 | at least 1",
+    "method.k=-3": "method.k=-3",
+    "method.k=2.5": "method.k=2.5",
+    "method.k=4": "rank 7 | k=4",
+    "method.dtype=int7": "int7 | int32",
+    "method=pld method.max_ngram=0": "max_ngram=0",
+    "tree=best tree.nodes=-1": "nodes=-1",
+    "tree=file tree.path=no.yaml": "no.yaml",
+    "tree=file": "tree.path",
+    "start=lukewarm": "start=lukewarm | cold, hot",
+    "max_new_tokens=0": "max_new_tokens=0 | at least 1",
+    "seed=abc": "seed=abc | whole number",
+    "bench.order=5": "bench.order=5",
+    "bench.begin=x": "bench.begin=x",
+    "bench.per_category=x": "bench.per_category=x",
+    "bench.categories=3": "bench.categories=3 | list",
+    "bench.categories=[qa,summarisation]": "bench.categories=summarisation | translation",
+    "seed=123456789012345678901234567890": "seed=1234 | 9223372036854775807",
+    "model.context=abc": "model.context=abc",
+    "max_new_tokens=many": "max_new_tokens=many",
+    "num_choices=0": "num_choices=0",
+    "execution=magic": "execution=magic | auto, eager, graph",
+    "tree=auto tree.nodes=-4": "tree=auto | -4",
+    "tree=auto tree.depth=3": "tree=auto | depth",
+    "bench.path=nowhere.jsonl": "nowhere.jsonl | does not exist",
+    "bench.begin=7": "no question is left",
+    "model.context=20": "question 10 | context of 20",
+    "+model.dtpye=float32": "model.dtpye: no such setting; did you mean dtype?",
+    "+bench.sort=file": "bench.sort: no such setting | order",
+    "+tree.k=3": "tree.k: no such setting | nodes",
+    "+reapets=3": "reapets: no such setting; did you mean repeats?",
+    "~seed": "seed: a run needs this setting",
+    "~tree": "tree: a run needs this setting",
+    "~method.drafter": "method.drafter: a method needs this setting",
+    "repeats=true": "repeats=True: must be a whole number",
+    "repeat=x": "repeat=x: must be a whole number or null",
+    "repeat=-1": "repeat=-1: must be a whole number, at least 0",
+    "phases=1": "phases=1: must be true or false",
+    "run_dir=5": "run_dir=5: must be a text or null",
+    "model.path=5": "model.path=5: must be a text",
+    "model.allow_pickle=perhaps": "model.allow_pickle=perhaps: must be true or false",
+    "model.linear=quick": "model.linear=quick: use one of auto, onednn, fused, torch",
+    "tree=best tree.nodes=2.5": "tree.nodes=2.5: must be a whole number or null",
+    "method=pld method.max_ngram=x": "method.max_ngram=x: must be a whole number",
+    "method=suffix method.factor=x": "method.factor=x: must be a number",
+    "method.recycle_prompt=3": "method.recycle_prompt=3: must be true or false",
+}
+
+
+@pytest.fixture
+def refused(checkpoint, bench_file, tmp_path):
+    """The line that a run of these settings is refused with, without Hydra."""
+    with initialize_config_dir(str(ROOT / "configs"), version_base=None):
+        base = compose("config", ["model=path", f"model.path={checkpoint}", "model.name=toy", "bench=file"])
+    base.bench.path, base.results_dir = str(bench_file), str(tmp_path / "results")
+
+    def refusing(words: str) -> str:
+        config = copy.deepcopy(base)
+        for word in words.split():
+            key, _, value = word.partition("=")
+            if key in ("method", "tree"):
+                defaults = {} if key == "method" else OmegaConf.load(ROOT / "configs/tree/2.2.2.yaml")
+                chosen = OmegaConf.load(ROOT / f"configs/{key}/{value}.yaml")
+                config[key] = {name: value for name, value in {**defaults, **chosen}.items() if name != "defaults"}
+            elif key.startswith("~"):
+                above, _, name = key[1:].rpartition(".")
+                OmegaConf.set_struct(config, False)
+                del (config[above] if above else config)[name]
+            else:
+                OmegaConf.update(config, key.lstrip("+"), yaml.safe_load(value), force_add=True)
+        with pytest.raises(UserError) as error:
+            checked = checked_config(config)
+            Runner(checked | {"repeat": 0}, ModelSettings(**checked["model"]))
+        return str(error.value)
+
+    return refusing
+
+
+def test_wrong_settings(refused):
+    for words, names in WRONG.items():
+        line = refused(words)
+        assert "\n" not in line and len(line) < 600, words
+        assert all(name in line for name in names.split(" | ")), f"{words}: {line}"
+
+
 @pytest.mark.parametrize(
     ("overrides", "names"),
     [
@@ -42,66 +142,18 @@ def check(outcome, *names):
         (["method.kk=4"], ["kk"]),
         (["method=pld", "method.k=4"], ["k"]),
         (["nonsense"], ["nonsense"]),
-        (["model.path=nowhere/at/all"], ["nowhere/at/all", "no such folder"]),
-        (["model.path=./nowhere"], ["./nowhere", "no such folder"]),
-        (["model.dtype=float12"], ["float12", "float32"]),
-        (["model.device=quantum"], ["quantum", "cuda"]),
-        (["model.template=nonesuch"], ["nonesuch"]),
-        (["model.attention=flash_attention_2"], ["flash_attention_2"]),
-        (["model.context=99999"], ["99999", "512"]),
-        (["method.k=0"], ["method.k=0", "at least 1"]),
-        (["method.k=-3"], ["method.k=-3"]),
-        (["method.k=2.5"], ["method.k=2.5"]),
-        (["method.k=4"], ["rank 7", "k=4"]),
-        (["method.dtype=int7"], ["int7", "int32"]),
-        (["method=pld", "method.max_ngram=0"], ["max_ngram=0"]),
-        (["tree=best", "tree.nodes=-1"], ["nodes=-1"]),
-        (["tree=file", "tree.path=no.yaml"], ["no.yaml"]),
-        (["tree=file"], ["tree.path"]),
-        (["start=lukewarm"], ["start=lukewarm", "cold, hot"]),
-        (["max_new_tokens=0"], ["max_new_tokens=0", "at least 1"]),
-        (["seed=abc"], ["seed=abc", "whole number"]),
-        (["bench.order=5"], ["bench.order=5"]),
-        (["bench.begin=x"], ["bench.begin=x"]),
-        (["bench.per_category=x"], ["bench.per_category=x"]),
-        (["bench.categories=3"], ["bench.categories=3", "list"]),
-        (["model.context=abc"], ["model.context=abc"]),
-        (["max_new_tokens=many"], ["max_new_tokens=many"]),
-        (["num_choices=0"], ["num_choices=0"]),
-        (["execution=magic"], ["execution=magic", "auto, eager, graph"]),
-        (["tree=auto", "tree.nodes=-4"], ["tree=auto", "-4"]),
-        (["tree=auto", "tree.depth=3"], ["tree=auto", "depth"]),
-        (["bench.path=nowhere.jsonl"], ["nowhere.jsonl", "does not exist"]),
-        (["bench.begin=7"], ["no question is left"]),
-        (["model.context=20"], ["question 10", "context of 20"]),
-        (["+model.dtpye=float32"], ["model.dtpye: no such setting; did you mean dtype?"]),
-        (["+bench.sort=file"], ["bench.sort: no such setting", "order"]),
-        (["+tree.k=3"], ["tree.k: no such setting", "nodes"]),
-        (["+reapets=3"], ["reapets: no such setting; did you mean repeats?"]),
-        (["~seed"], ["seed: a run needs this setting"]),
-        (["~tree"], ["tree: a run needs this setting"]),
-        (["~method.drafter"], ["method.drafter: a method needs this setting"]),
-        (["repeats=true"], ["repeats=True: must be a whole number"]),
-        (["repeat=x"], ["repeat=x: must be a whole number or null"]),
-        (["repeat=-1"], ["repeat=-1: must be a whole number, at least 0"]),
-        (["phases=1"], ["phases=1: must be true or false"]),
-        (["run_dir=5"], ["run_dir=5: must be a text or null"]),
-        (["model.path=5"], ["model.path=5: must be a text"]),
-        (["model.allow_pickle=perhaps"], ["model.allow_pickle=perhaps: must be true or false"]),
-        (["model.linear=quick"], ["model.linear=quick: use one of auto, onednn, fused, torch"]),
-        (["tree=best", "tree.nodes=2.5"], ["tree.nodes=2.5: must be a whole number or null"]),
-        (["method=pld", "method.max_ngram=x"], ["method.max_ngram=x: must be a whole number"]),
-        (["method=suffix", "method.factor=x"], ["method.factor=x: must be a number"]),
-        (["method.recycle_prompt=3"], ["method.recycle_prompt=3: must be true or false"]),
+        (["method=dynamic", "tree=best"], ["tree=best: dynamic drafts from no tree"]),
+        (["method=hf", "tree.nodes=80"], ["tree.nodes=80: hf drafts from no tree"]),
+        (["-m", "method=hf,dynamic", "tree=best"], ["tree=best: none of the methods"]),
     ],
 )
-def test_wrong_settings(evaluate, tmp_path, overrides, names):
-    check(evaluate(*overrides), *names)
-    assert not list(tmp_path.rglob("answers.jsonl")) and not list(tmp_path.rglob("metadata.json"))
+def test_what_is_wrong_in_a_command_line(call, overrides, names):
+    check(call(run.main, *overrides), *names)
 
 
-@pytest.mark.parametrize("flag", [["--cfg", "job"], ["-c", "job"], ["--cfg=job"]])
-@pytest.mark.parametrize("chosen", ["method=recycling", "experiment=tree_size"])
+@pytest.mark.parametrize(
+    ("flag", "chosen"), [(["--cfg", "job"], "method=recycling"), (["-c", "job"], "experiment=tree_size")]
+)
 def test_a_config_is_printed_with_a_methods_setting(call, flag, chosen):
     """An experiment's setting is a list of one, which Hydra takes in a sweep alone."""
     outcome = call(run.main, *flag, chosen, "method.k=4")
@@ -136,6 +188,11 @@ def test_cuda_where_there_is_none(evaluate):
     check(evaluate("model.device=mps"), "model.device=mps", "no MPS device")
 
 
+@pytest.fixture
+def model(checkpoint, tmp_path):
+    return shutil.copytree(checkpoint, tmp_path / "model")
+
+
 @pytest.mark.parametrize(
     ("remove", "says"),
     [
@@ -145,60 +202,49 @@ def test_cuda_where_there_is_none(evaluate):
         ("model-00002-of-*", "cannot be loaded"),
     ],
 )
-def test_a_model_folder_that_lacks_something(evaluate, checkpoint, tmp_path, remove, says):
-    folder = tmp_path / "model"
-    shutil.copytree(checkpoint, folder)
-    for path in folder.glob(remove):
+def test_a_model_folder_that_lacks_something(refused, model, remove, says):
+    for path in model.glob(remove):
         path.unlink()
-    check(evaluate(f"model.path={folder}"), folder, says)
+    line = refused(f"model.path={model}")
+    assert str(model) in line and says in line
 
 
-def test_broken_weights_or_config_or_pickles(evaluate, checkpoint, tmp_path):
-    folder = tmp_path / "model"
-    shutil.copytree(checkpoint, folder)
-    shard = next(folder.glob("model-00002-of-*"))
+def test_broken_weights_or_config_or_pickles(refused, model):
+    shard = next(model.glob("model-00002-of-*"))
     good = shard.read_bytes()
     shard.write_bytes(good[:100])
-    check(evaluate(f"model.path={folder}"), folder)
+    assert str(model) in refused(f"model.path={model}")
     shard.write_bytes(good)
-    (folder / "config.json").write_text("{")
-    check(evaluate(f"model.path={folder}"), folder)
-    for path in folder.glob("*.safetensors"):
+    (model / "config.json").write_text("{")
+    assert str(model) in refused(f"model.path={model}")
+    for path in model.glob("*.safetensors"):
         path.rename(path.with_suffix(".bin"))
-    check(evaluate(f"model.path={folder}"), "pickled weights only", "model.allow_pickle=true")
+    assert "pickled weights only" in (line := refused(f"model.path={model}")) and "model.allow_pickle=true" in line
 
 
-@pytest.mark.parametrize(
-    ("content", "says"),
-    [
+def test_broken_questions_and_trees(refused, tmp_path):
+    for content, says in (
         ("", "is empty"),
         ("{broken\n", "jsonl:1: not JSON"),
         ('{"question_id": 1, "category": "qa"}\n', "jsonl:1: 'turns'"),
-    ],
-)
-def test_a_broken_question_file(evaluate, tmp_path, content, says):
-    (tmp_path / "q.jsonl").write_text(content)
-    check(evaluate(f"bench.path={tmp_path / 'q.jsonl'}"), "q.jsonl", says)
+    ):
+        (tmp_path / "q.jsonl").write_text(content)
+        assert says in refused(f"bench.path={tmp_path / 'q.jsonl'}")
+    for content in ("nodes: 3", "{", "- [0, 0]"):
+        (tmp_path / "tree.yaml").write_text(content)
+        assert "tree.yaml" in refused(f"tree=file tree.path={tmp_path / 'tree.yaml'}")
 
 
-@pytest.mark.parametrize("content", ["nodes: 3", "{", "- [0, 0]"])
-def test_a_malformed_tree(evaluate, tmp_path, content):
-    (tmp_path / "tree.yaml").write_text(content)
-    check(evaluate("tree=file", f"tree.path={tmp_path / 'tree.yaml'}"), "tree.yaml")
-
-
-def test_a_bench_that_cannot_be_fetched(evaluate, tmp_path, monkeypatch):
-    check(evaluate("bench=mbpp", f"bench.path={tmp_path / 'typo'}"), "typo", "does not exist")
+def test_a_bench_that_cannot_be_fetched(tmp_path, monkeypatch):
     monkeypatch.setattr(bench, "ROOT", tmp_path)
-    arguments = ["bench=mbpp", f"bench.path={tmp_path / 'mbpp.jsonl'}"]
-    check(
-        evaluate(*arguments, "bench.url=http://127.0.0.1:9/q.jsonl"),
-        "cannot fetch http://127.0.0.1:9/q.jsonl",
-        "bench.path=",
-    )
     source = tmp_path / "other.jsonl"
     source.write_text('{"question_id": 1, "category": "qa", "turns": ["a"]}\n')
-    check(evaluate(*arguments, f"bench.url={source.as_uri()}"), "sha256", "nothing was kept")
+    for url, says in (
+        ("http://127.0.0.1:9/q.jsonl", r"cannot fetch http://127.0.0.1:9/q.jsonl .* bench.path="),
+        (source.as_uri(), "sha256 .* nothing was kept"),
+    ):
+        with pytest.raises(UserError, match=says):
+            bench.load_bench("mbpp", str(tmp_path / "mbpp.jsonl"), url=url, sha256="0" * 64)
     assert not (tmp_path / "mbpp.jsonl").exists()
 
 
@@ -257,6 +303,7 @@ def test_other_command_lines(call, tmp_path, bench_file):
     check(call(inference_recycling.main, "--tree-version", "9.9.9", "--question-file", bench_file), "9.9.9")
 
 
+@pytest.mark.slow
 def test_ctrl_c_says_that_nothing_is_lost(checkpoint, bench_file, tmp_path):
     command = [sys.executable, "-m", "evaluation.run", "model=path", f"model.path={checkpoint}", "bench=file"]
     command += [f"bench.path={bench_file}", f"run_dir={tmp_path / 'run'}", "max_new_tokens=200", "num_choices=60"]
@@ -276,10 +323,6 @@ def test_ctrl_c_says_that_nothing_is_lost(checkpoint, bench_file, tmp_path):
     assert process.returncode == 130
     assert "Traceback" not in err and "goes on from there" in err.splitlines()[-1]
     assert all(json.loads(line) for line in answers.read_text().splitlines())
-
-
-def test_run_module_reports_config_errors_as_a_user_sees_them(call):
-    check(call(run.main, "method=nonesuch"), "method/nonesuch")
 
 
 def test_a_hub_out_of_reach_is_told_at_once(evaluate, monkeypatch):

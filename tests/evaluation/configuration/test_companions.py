@@ -92,7 +92,7 @@ def two_models(checkpoint, tmp_path):
     return tmp_path / "configs"
 
 
-METHODS = "method=hf,vanilla,rest,sps,medusa,eagle,eagle2"
+METHODS = "method=hf,vanilla,medusa,eagle"
 
 
 def test_a_sweep_tells_all_that_is_lacking_and_goes_on(call, two_models, monkeypatch, tmp_path):
@@ -115,28 +115,28 @@ def test_a_sweep_tells_all_that_is_lacking_and_goes_on(call, two_models, monkeyp
     assert loads == ["toy", "embedded"]
     assert begun == [("toy", "hf"), ("toy", "vanilla")] + [("embedded", m) for m in METHODS[7:].split(",")]
     lines = [line.strip() for line in outcome.err.splitlines()]
-    at = lines.index("not available, 5 of 14 jobs are left out:")
-    assert [line.split(":")[0] for line in lines[at + 1 : at + 6]] == ["rest", "sps", "medusa", "eagle", "eagle2"]
-    assert all("for toy (" in line for line in lines[at + 1 : at + 6])
-    assert "left out" not in "".join(lines[at + 6 :]) and not any("question/s" in line for line in lines[:at])
+    at = lines.index("not available, 2 of 8 jobs are left out:")
+    assert [line.split(":")[0] for line in lines[at + 1 : at + 3]] == ["medusa", "eagle"]
+    assert all("for toy (" in line for line in lines[at + 1 : at + 3])
+    assert "left out" not in "".join(lines[at + 3 :]) and not any("question/s" in line for line in lines[:at])
 
     folder = tmp_path / "results/table1"
-    assert missing_jobs(folder) is None and len(list((folder / "jobs").iterdir())) == 14
+    assert missing_jobs(folder) is None and len(list((folder / "jobs").iterdir())) == 8
     why = "not available: no Medusa heads for toy"
     table = pd.read_csv(folder / "tables/main.csv")
     (row,) = table[(table["method"] == "medusa") & (table["model"] == "toy")].to_dict("records")
     assert row["note"].startswith(why) and row["questions"] == 0 and row["mat"] != row["mat"]
-    assert table["note"].notna().sum() == 5 and table["device"].notna().all()
+    assert table["note"].notna().sum() == 2 and table["device"].notna().all()
     markdown = (folder / "tables/main.md").read_text()
     blocks = dict(block.split("\n", 1) for block in markdown.split("\n## ")[1:])
-    assert blocks["toy, sample"].count("not available: ") == 5 and "not available" not in blocks["embedded, sample"]
-    assert outcome.out.count("not available: ") == 5
+    assert blocks["toy, sample"].count("not available: ") == 2 and "not available" not in blocks["embedded, sample"]
+    assert outcome.out.count("not available: ") == 2
     page = html.unescape((folder / "report.html").read_text())
-    assert f">{why}" in page and page.count(">not available: no EAGLE head for toy") == 2
+    assert f">{why}" in page and page.count(">not available: no EAGLE head for toy") == 1
     paper = (folder / "tables/table1.md").read_text()
     assert re.search(r"^\| Medusa \| not available: no Medusa heads for toy .*\| - \| - \|$", paper, flags=re.M)
     assert "\\multicolumn{12}{l}{not available: no Medusa heads for toy" in (folder / "tables/table1.tex").read_text()
-    assert call(report.main, folder).out.count("not available: ") == 5
+    assert call(report.main, folder).out.count("not available: ") == 2
 
 
 def test_what_comes_to_be_available_runs_then(evaluate, tmp_path):

@@ -1,25 +1,27 @@
 """What tells runs apart, and what does not."""
 
-import pytest
+import shutil
 
 from evaluation.configuration.fingerprint import recorded_method
 
-SPS = {"name": "sps", "drafter": "model.methods.sps.Speculative", "draft_tokens": 4}
+SPS = {"name": "sps", "drafter": "sps", "draft_tokens": 4}
 
 
-@pytest.mark.parametrize(
-    "share, temperature, kept",
-    [(True, 0.0, False), (True, None, False), (True, 0.7, True), (False, 0.7, False), (None, 0.7, False)],
-)
-def test_shared_noise_counts_where_there_is_noise_to_share(share, temperature, kept):
-    sampling = {} if temperature is None else {"temperature": temperature}
-    before = recorded_method(SPS, sampling)
-    now = recorded_method(SPS | {"share_noise": share}, sampling)
-    assert ("share_noise" in now) == kept and (now == before) != kept
+def test_shared_noise_counts_where_there_is_noise_to_share():
+    for share, sampling, kept in (
+        (True, {"temperature": 0.0}, False),
+        (True, {}, False),
+        (True, {"temperature": 0.7}, True),
+        (False, {"temperature": 0.7}, False),
+        (None, {"temperature": 0.7}, False),
+    ):
+        now = recorded_method(SPS | {"share_noise": share}, sampling)
+        assert ("share_noise" in now) == kept and (now == recorded_method(SPS, sampling)) != kept
 
 
-def test_another_seed_is_another_run(evaluate, tmp_path):
+def test_another_seed_is_another_run_and_a_moved_model_is_not(evaluate, checkpoint, tmp_path):
     few = ("method=vanilla", "bench.end=1", "max_new_tokens=4", "timed=false")
-    for seed in (0, 1, 1):
-        assert evaluate(*few, f"seed={seed}").code == 0
+    moved = shutil.copytree(checkpoint, tmp_path / "elsewhere")
+    for more in ("seed=0", "seed=1", "seed=1", f"model.path={moved}"):
+        assert evaluate(*few, more).code == 0
     assert len(list((tmp_path / "results/default/runs").iterdir())) == 2

@@ -8,7 +8,10 @@ from textwrap import dedent
 
 import pytest
 
+from evaluation.statistics.tables import main_table
+
 from ..conftest import answers_in
+from ..made_runs import answer, made
 
 DRAFTER = """
 import torch
@@ -114,3 +117,13 @@ def test_a_checkpoint_that_says_nothing_of_its_own_is_not_spoken_of(evaluate, tm
 
 def test_a_callable_object_may_take_any_setting(evaluate, outside, tmp_path):
     assert evaluate(outside, "method=echo", "method.drafter=somebody.maker", f"run_dir={tmp_path}/made").code == 0
+
+
+def test_a_setting_named_as_a_column_is_next_to_it():
+    """It stood in the place of what was measured."""
+    own = {"steps": 99, "repeats": 99, "temperature": 99, "execution": 99, "mat": 99, "colour": 99}
+    (row, *_) = main_table([made("echo", [answer(1, "qa", [([1, 3], 2.0)])], method=own)]).to_dict("records")
+    assert (row["steps"], row["repeats"], row["temperature"], row["execution"], row["mat"]) == (2, 1, 0, "eager", 2)
+    assert {key: row[key] for key in row if row[key] == 99} == {"colour": 99} | {
+        f"method_{key}": 99 for key in own if key != "colour"
+    }

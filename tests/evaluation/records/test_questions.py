@@ -37,7 +37,9 @@ def test_selection(tmp_path):
     with pytest.raises(UserError, match="bench.split=test"):
         ids(split="test")
     with pytest.raises(UserError, match="no question is left of 6"):
-        ids(categories=["rag"])
+        ids(begin=6)
+    with pytest.raises(UserError, match="bench.categories=rag: not in .* which has mt_bench, qa, zoo"):
+        ids(categories=["qa", "rag"])
 
 
 def test_a_folder_holds_its_question_file(tmp_path):

@@ -47,11 +47,6 @@ def test_a_single_run_repeats_from_a_fresh_state(evaluate, tmp_path):
     assert "repeats=0" in evaluate("repeats=0").err and "repeat=-1" in evaluate("repeat=-1").err
 
 
-def test_a_setting_that_nothing_in_the_sweep_has_is_refused(evaluate):
-    outcome = evaluate("-m", "method=vanilla,pld", "method.k=4,8")
-    assert outcome.code != 0 and "method.k=4: none of the methods" in outcome.err and "Traceback" not in outcome.err
-
-
 def test_one_value_of_a_setting_that_the_default_method_lacks_is_a_list_of_one(evaluate, tmp_path):
     """Recycling, the default, has no max_ngram; Hydra would refuse the key and advise a +."""
     outcome = evaluate("-m", "method=vanilla,pld", "method.max_ngram=2", "bench.end=1", "name=one")
@@ -85,6 +80,16 @@ def test_a_half_finished_sweep_says_what_is_missing_and_what_completes_it(evalua
     assert evaluate(*arguments).code == 0 and missing_jobs(folder) is None
     again = pd.read_csv(folder / "tables/main.csv")
     assert again[["method", "category", "mat", "repeats"]].equals(whole[["method", "category", "mat", "repeats"]])
+
+
+def test_a_job_that_is_asked_anew_and_fails_is_missing(evaluate, bench_file, tmp_path):
+    """Its mark of an earlier sweep said that it was done: the table was one of the old questions, without a word."""
+    bench = Path(shutil.copy(bench_file, tmp_path))
+    sweep = ("-m", "method=vanilla,pld", "name=again", "max_new_tokens=4", "bench.end=1", f"bench.path={bench}")
+    assert evaluate(*sweep).code == 0 and missing_jobs(tmp_path / "results/again") is None
+    bench.unlink()
+    assert evaluate(*sweep).code == 2
+    assert len(missing_jobs(tmp_path / "results/again").jobs) == 2
 
 
 def test_a_drafter_from_outside_sweeps_beside_shipped_ones(evaluate, tmp_path):

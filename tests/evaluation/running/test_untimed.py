@@ -3,14 +3,12 @@
 import json
 import re
 
-import pytest
-
 from evaluation.records.runs import read_runs
 from evaluation.running import answering, progress
 from tests.evaluation.running.test_scheduling import records, states
 
-METHODS = "method=hf,vanilla,pld,recycling,dynamic"  # test_shared_text.py has every method
-SWEEP = ("-m", METHODS, "start=cold,hot", "bench.end=3", "max_new_tokens=10")
+METHODS = "method=hf,vanilla,recycling"  # test_shared_text.py has every method
+SWEEP = ("-m", METHODS, "start=cold,hot", "bench.end=2", "max_new_tokens=10")
 
 
 def unmarked(found: dict) -> list:
@@ -27,7 +25,7 @@ def test_untimed_runs_hold_the_same_answers_steps_and_states(evaluate, tmp_path)
     one, other = (
         {name.rpartition("-")[0]: held for name, held in states(folder).items()} for folder in (timed, untimed)
     )
-    assert one == other and len(one) == 2
+    assert one == other and len(one) == 1
     for run in read_runs(untimed):
         for row in run.answers:
             assert row["peak_memory"] is None
@@ -79,12 +77,3 @@ def test_runs_at_other_questions_answer_by_themselves(evaluate, tmp_path):
         for run in found
     }
     assert len(outputs) == 1
-
-
-@pytest.mark.parametrize(
-    ("more", "told"),
-    [("phases=true", "timed=false takes no times"), ("execution=graph", "share eager forwards")],
-)
-def test_what_an_untimed_run_cannot_do_is_one_line(evaluate, more, told):
-    outcome = evaluate("method=recycling", "timed=false", more)
-    assert outcome.code == 2 and told in outcome.err and "Traceback" not in outcome.err
