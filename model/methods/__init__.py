@@ -71,8 +71,7 @@ def make_method(name: str, target: Target, /, *, eos: Collection[int] = (), **se
         settings: its own, see its class. `tree` may be a template's name or `best:N`. For methods with either setting
             `nodes` defaults to `auto` if neither is set: as many as pay, found while decoding.
 
-    Raises:
-        UserError: no such method, or a setting that it does not take.
+    Raises UserError: no such method, or a setting that it does not take.
     """
     factory = method_class(name)
     alone = getattr(target.model, "tp_size", None) in (None, 1)  # ranks must draft alike, whatever their clocks say
@@ -99,8 +98,7 @@ def make_method(name: str, target: Target, /, *, eos: Collection[int] = (), **se
 def _recycling(settings: dict[str, Any]) -> type[Drafter]:
     """Return recycling's class for a tree, for N nodes, or for as many nodes as pay; update its settings.
 
-    Raises:
-        UserError: a tree and a number of nodes.
+    Raises UserError: a tree and a number of nodes.
     """
     from ..recycling import TokenRecycling
     from ..recycling.auto import AutoRecycling

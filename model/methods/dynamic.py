@@ -46,8 +46,7 @@ class DynamicRecycling(Drafter):
         recycle_prompt: also keep rows of the prompt's own logits.
         eos: ids that end an answer; nothing is drafted below them.
 
-    Raises:
-        UserError: a setting out of range.
+    Raises UserError: a setting out of range.
     """
 
     stateful = True

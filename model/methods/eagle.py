@@ -29,8 +29,7 @@ class EagleDrafter(Drafter):
         max_nodes: of a draft, root included.
         max_depth: of a draft.
 
-    Raises:
-        UserError: what `load_head` raises.
+    Raises UserError: what `load_head` raises.
     """
 
     needs = Needs(hidden=True)
@@ -186,8 +185,7 @@ class Eagle(EagleDrafter):
         tree_path: YAML of rank paths; default: the published 25 nodes.
         share_noise: where tokens are drawn, children are drawn, too, by the target's own noise; else the best ones.
 
-    Raises:
-        UserError: what `load_head` raises; a tree of more ranks than tokens.
+    Raises UserError: what `load_head` raises; a tree of more ranks than tokens.
     """
 
     def __init__(
@@ -234,8 +232,7 @@ class Eagle2(EagleDrafter):
         nodes: drafted nodes kept, root not counted.
         share_noise: where tokens are drawn, the head's confidence counts the target's own noise, too; not published.
 
-    Raises:
-        UserError: what `load_head` raises; a setting below 1, or top_k above the vocabulary.
+    Raises UserError: what `load_head` raises; a setting below 1, or top_k above the vocabulary.
     """
 
     def __init__(

@@ -54,8 +54,7 @@ class Goose(Drafter):
         history_pairs: rows by pairs of tokens that are kept for the next prompt, the newest; a row takes some 1.2 KB.
             Within a prompt all are kept.
 
-    Raises:
-        UserError: a setting out of range.
+    Raises UserError: a setting out of range.
     """
 
     stateful = True

@@ -41,8 +41,7 @@ class LogitSpec(Drafter):
         history_tokens: earlier prompts and answers are copied from, too, up to so many tokens of some 300 bytes each;
             0: the prompt's own alone.
 
-    Raises:
-        UserError: a setting out of range.
+    Raises UserError: a setting out of range.
     """
 
     needs = Needs(logits=True)  # of the last accepted node alone, whose many candidates are wanted

@@ -95,8 +95,7 @@ class Medusa(DeviceDrafter):
         heads_path: folder of the heads, see `load_heads`.
         tree_path: YAML of rank paths; default: the published 63 nodes, cut to the depth that there are heads for.
 
-    Raises:
-        UserError: what `load_heads` raises; a tree deeper than there are heads, or of more ranks than tokens.
+    Raises UserError: what `load_heads` raises; a tree deeper than there are heads, or of more ranks than tokens.
     """
 
     needs = Needs(hidden=True)

@@ -36,8 +36,7 @@ class NgramCache(LayoutDrafter):
         followers: kept for each leader.
         nodes: drafted a step, the root not counted; `nodes // follower` followers fit.
 
-    Raises:
-        UserError: a setting out of range.
+    Raises UserError: a setting out of range.
     """
 
     stateful = True

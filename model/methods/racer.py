@@ -39,8 +39,7 @@ class Racer(Drafter):
         min_match: the least number of matched tokens, the root of the draft included, that is retrieved from.
         eos: ids that end an answer; what is accepted behind them is not inserted into the trie.
 
-    Raises:
-        UserError: a setting out of range.
+    Raises UserError: a setting out of range.
     """
 
     stateful = True

@@ -36,8 +36,7 @@ class Rest(Drafter):
         places: continuations that are merged; where there are more, so many, evenly spread.
         eos: a continuation stops before these.
 
-    Raises:
-        UserError: a setting below its least value, or a datastore that does not open or fit.
+    Raises UserError: a setting below its least value, or a datastore that does not open or fit.
     """
 
     def __init__(

@@ -40,8 +40,7 @@ class Spine(TokenRecycling):
         history_tokens: earlier prompts and answers are matched against, too, up to so many tokens; 0: the prompt alone.
         others: as TokenRecycling.
 
-    Raises:
-        UserError: nodes or accept_probs out of range.
+    Raises UserError: nodes or accept_probs out of range.
     """
 
     sizing: Sizing | None = None

@@ -37,8 +37,7 @@ class Suffix(DeviceDrafter):
         nodes: auto: of these as many as pay, found while decoding; `auto:N`: at most N. None: as above.
         sizing: what finds that number, if other methods share it.
 
-    Raises:
-        UserError: a setting out of range.
+    Raises UserError: a setting out of range.
     """
 
     sizing: Sizing | None = None

@@ -29,8 +29,7 @@ class SuffixRecycling(DeviceDrafter):
             `auto:N`: at most N. None: the tree's.
         others: as TokenRecycling.
 
-    Raises:
-        UserError: a setting out of range; a tree and `nodes`, or neither.
+    Raises UserError: a setting out of range; a tree and `nodes`, or neither.
     """
 
     stateful = True

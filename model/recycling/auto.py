@@ -48,7 +48,7 @@ class AutoRecycling(TokenRecycling):
         most = self.sizing.sizes[-1]
         self.acceptance = Acceptance(considered_paths(k), best_order(most, k))
         self._trees: dict[tuple[int, ...], Tree] = {}
-        self.largest = self._tree_of(most, device)
+        self.largest = self.tree_of(most, device)
         settings = dict(k=k, recycle_prompt=recycle_prompt, device=device, dtype=dtype, update=update, eos=eos)
         super().__init__(vocab_size, self.largest, **settings)  # type: ignore[arg-type]
         self.stores = [self.matrix, self.acceptance, self.sizing]
@@ -56,18 +56,12 @@ class AutoRecycling(TokenRecycling):
     def session(self) -> AutoSession:
         return AutoSession(self)
 
-    def _tree_of(self, nodes: int, device: torch.device) -> Tree:
+    def tree_of(self, nodes: int, device: torch.device) -> Tree:
         """Return the tree of so many nodes in the current order; built when first used."""
         chosen = tuple(self.acceptance.order[:nodes])
         if chosen not in self._trees:
             self._trees[chosen] = Tree.from_rank_paths(self.acceptance.rank_paths[i] for i in chosen).on(device)
         return self._trees[chosen]
-
-    def choose(self) -> None:
-        """Before a step: choose its tree."""
-        tree = self._tree_of(self.sizing.choose(self.acceptance.likelihoods), self.device)
-        if self.tree is not tree:
-            self.use_tree(tree)
 
 
 class AutoSession(RecyclingSession):
@@ -76,7 +70,10 @@ class AutoSession(RecyclingSession):
     method: AutoRecycling
 
     def choose(self) -> None:
-        self.method.choose()
+        method = self.method
+        tree = method.tree_of(method.sizing.choose(method.acceptance.likelihoods), method.device)
+        if method.tree is not tree:
+            method.use_tree(tree)
 
     def account(self, verification: Verification) -> None:
         self.method.acceptance.update(verification.draft.tree, verification.node)

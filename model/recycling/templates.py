@@ -43,8 +43,7 @@ def build_template(
         depth, branching: for `chain`, `balanced` and `shape`.
         path: for `file`.
 
-    Raises:
-        UserError: unknown name, a parameter that is missing or that this template does not have, a rank >= k.
+    Raises UserError: unknown name, a parameter that is missing or that this template does not have, a rank >= k.
     """
     parameters = {"nodes": nodes, "depth": depth, "branching": branching, "path": path}
     names_of = {"best": ["nodes"], "chain": ["depth"], "balanced": ["branching", "depth"], "file": ["path"]}

@@ -36,8 +36,7 @@ class TokenRecycling(DeviceDrafter):
         eos: ids that end an answer. As in the official loop, a step in which a draft of these was accepted is not
             written back.
 
-    Raises:
-        UserError: the template needs a rank that k candidates do not have, or an unknown update.
+    Raises UserError if the template needs a rank that k candidates do not have, or at an unknown update.
     """
 
     stateful = True

@@ -30,11 +30,7 @@ from ..files import located, replaced
 
 
 def suffix_array(tokens: NDArray[np.int64], vocab_size: int) -> NDArray[np.int64]:
-    """Where the suffixes of `tokens` (n,) begin, in lexicographic order: int64 (n,). A prefix comes first.
-
-    Args:
-        vocab_size: all tokens are from 0 to below this.
-    """
+    """Where the suffixes of `tokens` (n,) begin, in lexicographic order: int64 (n,). A prefix comes first."""
     n = len(tokens)
     bits = int(vocab_size).bit_length()  # token + 1 fits; 0 is the end
     span = 63 // bits
@@ -70,15 +66,7 @@ MAX_TOKENS = 2**32 - 1  # tokens: what four bytes can number
 
 
 class Datastore:
-    """An opened file.
-
-    Args:
-        path: the file; relative to the working directory or to the repository.
-        vocab_size: of the model that it must fit, the width of its logits.
-
-    Raises:
-        UserError: no such file, not a datastore, truncated, changed since it was written, of another vocabulary.
-    """
+    """An opened file. Raises UserError if it is no datastore, was changed, or is of another vocabulary."""
 
     def __init__(self, path: str | Path, *, vocab_size: int) -> None:
         file = located(path)
@@ -87,10 +75,9 @@ class Datastore:
             with file.open("rb") as stream:
                 width, count = _check(stream, self.name, vocab_size)
                 self._map = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
-        except FileNotFoundError:
-            raise UserError(f"datastore {path}: no such file; build one with `python -m tools.datastore`") from None
         except OSError as error:
-            raise UserError(f"datastore {path}: cannot be read ({error.strerror or error})") from None
+            reason = "no such file" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
+            raise UserError(f"datastore {path}: {reason}; build one with `python -m tools.datastore`") from None
         self.vocab_size, self._width, self._count = vocab_size, width, count
         start, at = HEADER.size, _suffixes_at(width, count)
         self._bytes = memoryview(self._map)[start : start + width * count]
@@ -102,10 +89,7 @@ class Datastore:
         return self._count
 
     def find(self, ngram: Sequence[int]) -> tuple[int, int]:
-        """Find the rows first ... last - 1 of the suffix array that begin with the n-gram: one for each occurrence.
-
-        Two binary searches: O(m log n) for m tokens.
-        """
+        """Find the rows first ... last - 1 of the suffix array that begin with the n-gram: one for each occurrence."""
         return self._find(self._key(ngram))
 
     def longest(self, context: Sequence[int], *, least: int, most: int) -> tuple[int, int, int]:
@@ -129,20 +113,15 @@ class Datastore:
         return best
 
     def continuations(self, first: int, last: int, *, skip: int, length: int, limit: int) -> NDArray[np.int64]:
-        """What follows the first `skip` tokens of the suffixes in rows first ... last - 1.
+        """What follows the first `skip` tokens of the suffixes in rows first ... last - 1, in lexicographic order.
 
-        Args:
-            length: tokens of each continuation.
-            limit: where there are more suffixes, so many of them, evenly spread over the rows.
+        Of more than `limit` suffixes so many, evenly spread. Raises UserError at a number that cannot be.
 
         Returns:
-            int64 (min(limit, last - first), length), in lexicographic order; -1 beyond the datastore's end.
-
-        Raises:
-            UserError: the file holds a number that cannot be: it is corrupt.
+            int64 (min(limit, last - first), length); -1 beyond the datastore's end.
         """
-        places_held = last - first
-        rows = first + np.arange(min(limit, places_held)) * places_held // min(limit, places_held)
+        found, most = last - first, min(limit, last - first)
+        rows = first + np.arange(most) * found // most
         suffixes = self._suffixes[rows].astype(np.int64)
         places = suffixes[:, None] + np.arange(skip, skip + length)  # (s, length)
         beyond = places >= self._count
@@ -171,8 +150,7 @@ class Datastore:
 def write_datastore(path: Path, tokens: NDArray[np.int64], vocab_size: int) -> None:
     """Build the suffix array of `tokens` (n,) and write the file; the header comes last, so that no half file is taken.
 
-    Raises:
-        UserError: no tokens, too many, one outside the vocabulary, or the file cannot be written.
+    Raises UserError if a token is outside the vocabulary, there are none or too many, or the disk refuses it.
     """
     if not 1 <= len(tokens) <= MAX_TOKENS:
         raise UserError(f"datastore {path}: {len(tokens)} tokens; there must be 1 to {MAX_TOKENS}")

@@ -36,8 +36,7 @@ class History(Generic[T]):
             newest half, so that a cut is rare: it reads that half again. A token takes 120 to 270 bytes, so
             32768 of them 4 to 9 MB.
 
-    Raises:
-        UserError: `history_tokens` is no such number.
+    Raises UserError: `history_tokens` is no such number.
     """
 
     def __init__(self, history_tokens: int, text_of: Callable[[Iterable[int]], T], vocab_size: int) -> None:

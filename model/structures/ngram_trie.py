@@ -46,9 +46,6 @@ class NgramTrie:
         self.buckets = [1]  # of each node's hash map; a reused node keeps them
         self.recency: OrderedDict[int, None] = OrderedDict({ROOT_NODE: None})  # touched longest ago first
 
-    def __len__(self) -> int:
-        return len(self.parent)
-
     def insert(self, ngram: Iterable[int]) -> None:
         """Insert or count an n-gram. Each node is touched before its child, so a prefix is older than its extension."""
         children, freq, touch = self.children, self.freq, self.recency.move_to_end
@@ -234,11 +231,9 @@ class NgramTrie:
             and 1 <= size <= self.most
             and all(len(saved[name]) == size for name in (*_FIELDS, "counts"))
             and all(0 <= node < size for name in ("parent", "fail", "children", "place") for node in saved[name])
-            and all(0 <= token < vocab_size for token in saved["token"])
-            and all(0 <= depth <= self.length for depth in saved["depth"])
-            and min(saved["buckets"]) >= 1
-            and min(saved["counts"]) >= 0
-            and len(saved["place"]) == 1
+            and 0 <= min(saved["token"]) <= max(saved["token"]) < vocab_size
+            and 0 <= min(saved["depth"]) <= max(saved["depth"]) <= self.length
+            and (min(saved["buckets"]) >= 1 and min(saved["counts"]) >= 0 and len(saved["place"]) == 1)
             and sorted(saved["recency"]) == list(range(size))
             and _lead_to_root(saved["parent"])
             and _lead_to_root(saved["fail"])

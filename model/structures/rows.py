@@ -76,8 +76,7 @@ class PairRows(TokenRows):
     Args:
         size: rows, a power of two, or 0; a row takes 9 + 5 k bytes.
 
-    Raises:
-        UserError: the size is none.
+    Raises UserError: the size is none.
     """
 
     kind, fields = "pair", ("ids", "levels", "seen", "keys")

@@ -46,8 +46,7 @@ class Text(NamedTuple):
 class SuffixAutomaton:
     """Reads every substring of a text that grows at its end.
 
-    A text of n tokens has fewer than 2n states and 3n transitions; appending it follows O(n) links in all. Takes 110 to
-    130 bytes a token of its capacity, which is at most twice the text.
+    Appending n tokens follows O(n) links. Takes 110 to 130 bytes a token of its capacity, at most twice the text.
 
     Attributes:
         tokens: the text.

@@ -71,7 +71,7 @@ def test_the_oldest_node_is_reused_with_its_children():
     trie = NgramTrie(3, 5, 2)
     trie.insert([1, 2, 3])
     trie.insert([4, 5, 6])  # a node is left for 4; 5 takes that of 1, 6 that of 1 2
-    assert len(trie) == 5 and list(trie.children[0]) == [4]
+    assert len(trie.parent) == 5 and list(trie.children[0]) == [4]
     assert trie.token == [0, 5, 6, 3, 4] and trie.parent[3] == 2, "what held 1 2 holds 4 5 6 now"
     assert trie.children[2] == {} and trie.depth[2] == 3
 
@@ -116,7 +116,7 @@ def test_a_reset_forgets_what_an_open_sequence_says_too():
     drafter.reset()
     session.draft(8)
     session.close()
-    assert len(drafter.trie) == 1 and drafter.trie.place == 0
+    assert len(drafter.trie.parent) == 1 and drafter.trie.place == 0
 
 
 def test_what_is_accepted_behind_the_end_is_not_inserted_and_the_end_is():
