@@ -94,7 +94,6 @@ def test_arrows_run_one_way():
         allowed = {room, *places.split(), *EVERYWHERE}
         for name in (name for name in MODULES if room in folders_of(name)):
             modules = {m for m in imported(MODULES[name]) & MODULES.keys() if m.startswith(("model.", "evaluation."))}
-            modules -= {"evaluation.report"} if name == "evaluation.running.scheduling" else set()
             assert not {module for module in modules if not folders_of(module) & allowed}, name
 
 

@@ -1,11 +1,9 @@
 """The harness as a function, beside its command line."""
 
-import numpy as np
 import pandas as pd
 import pytest
 
 from evaluation import sweep
-from evaluation.configuration.jobs import quoted
 from evaluation.running.runner import Runner
 from model.errors import UserError
 
@@ -51,10 +49,6 @@ def test_lists_groups_and_odd_names(toy, tmp_path):
     frame = toy("vanilla", bench__categories=[["qa", "rag"]], sampling={"temperature": 1.0}, name="it's 1", timed=False)
     assert set(frame["category"]) == {"qa", "rag", "overall"} and (frame["temperature"] == 1).all()
     assert toy("vanilla", name=2026, timed=False)["questions"].max() == 7 and (tmp_path / "results/2026").is_dir()
-
-
-def test_numbers_of_numpy_are_numbers():
-    assert [quoted(value) for value in (np.int64(3), np.float64(0.5), True, None)] == ["3", "0.5", "true", "null"]
 
 
 @pytest.mark.parametrize("name", ["2024_06_01", "null"])

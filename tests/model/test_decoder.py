@@ -16,6 +16,7 @@ from transformers import (
 )
 from transformers.generation.streamers import BaseStreamer
 
+from model import generate as transformers_generate
 from model.decoder import Decoder, pieces, whole
 from model.engine import StepRecord, Target, generate
 from model.engine.sampling import Sampling
@@ -160,6 +161,18 @@ def test_the_folder_in_the_hubs_layout_does_the_same():
         own = dict(custom_generate=str(ROOT), trust_remote_code=True, method=method, streamer=streamer)
         assert model.generate(ids, max_new_tokens=30, do_sample=False, **own).equal(expected)
     assert streamer.got == 2 * expected[0].tolist() and streamer.ended == 2
+
+
+def test_what_was_learnt_outlives_a_longer_text_and_another_model(monkeypatch):
+    monkeypatch.setattr(transformers_generate, "CONTEXT_STEP", 32)
+    first, second, ids, generate = toy_model("llama"), toy_model("qwen3"), ids_of(5, 9, 5), Generate("recycling")
+    for model in (first, second):
+        model.generate(ids, max_new_tokens=20, do_sample=False, custom_generate=generate)
+    learnt = vars(first)[ATTRIBUTE].drafters[generate][1].state_dict()["candidates"].clone()
+    first.generate(ids_of(7), max_new_tokens=100, do_sample=False, custom_generate=generate)
+    kept = vars(first)[ATTRIBUTE].drafters[generate][1].state_dict()["candidates"]
+    seen = learnt.any(-1)
+    assert target_in(first).context > 32 and bool(seen.any()) and bool(kept.any(-1)[seen].all())
 
 
 def test_processors_see_one_row_at_a_time_and_change_nothing_else():

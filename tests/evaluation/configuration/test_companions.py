@@ -11,15 +11,10 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from evaluation import report, run
-from evaluation.configuration import companions
 from evaluation.configuration.companions import missing_companion
 from evaluation.loading import hub, models
 from evaluation.records.sweeps import missing_jobs
 from evaluation.running import runner, scheduling
-from evaluation.statistics.published import table1
-from evaluation.statistics.tables import main_table
-from model.errors import UserError
-from tests.evaluation.made_runs import answer, made
 from tests.evaluation.test_errors import check
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -152,16 +147,6 @@ def test_what_comes_to_be_available_runs_then(evaluate, tmp_path):
     assert "not available" not in (folder / "tables/main.md").read_text()
 
 
-def test_table1_lists_a_method_once_and_only_if_it_was_measured_nowhere():
-    runs = [made(name, [answer(1, "qa", [([1], 1.0)])], model={"name": "vicuna-7b"}) for name in ("hf", "medusa")]
-    left_out = [{"model": "vicuna-7b", "bench": bench, "method": "rest", "why": "why"} for bench in ("a", "b")]
-    left_out += [{"model": "vicuna-7b", "bench": "b", "method": "medusa", "why": "why"}]
-    table = table1(main_table(runs), left_out)
-    assert table["source"].tolist().count("not available: why") == 1
-    rest = table[(table["model"] == "vicuna-7b") & (table["method"] == "rest")]
-    assert rest["source"].tolist() == ["published", "not available: why"]
-
-
 class Hub:
     """A stand-in for the hub's client: repositories by name, each a dictionary of files, and a cache of snapshots."""
 
@@ -214,12 +199,6 @@ def test_a_head_by_hub_name_is_fetched_safetensors_first(call, a_hub, monkeypatc
     (metadata,) = (json.loads(path.read_text()) for path in tmp_path.rglob("metadata.json"))
     settings = metadata["settings"]["method"]
     assert settings["head_path"] == "owner/eagle" and len(settings["head_path_sha256"]) == 64
-
-
-def test_a_repository_without_weights_of_the_kind_is_told(a_hub):
-    a_hub(draft={"config.json": ROOT / "README.md", "pytorch_model.bin": ROOT / "README.md"})
-    with pytest.raises(UserError, match=r"owner/draft: the repository has no weights \(\*.safetensors\)"):
-        companions.path_of("draft_path", "owner/draft")
 
 
 def test_weights_that_are_cut_short_are_no_weights(checkpoint, tmp_path):

@@ -8,7 +8,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from evaluation import prefetch, run
+from evaluation import run
 from evaluation.configuration import config
 from evaluation.configuration.config import checked_config
 from evaluation.loading.settings import check_settings
@@ -79,18 +79,6 @@ def test_a_type_for_type_checkers_alone_hides_no_name():
     check_settings({"one": "x", "two": "cannot be known"}, drafter)
     with pytest.raises(UserError, match="three: no such setting; drafter has one, two"):
         check_settings({"one": 1, "three": 3}, drafter)
-
-
-@pytest.mark.parametrize(
-    ("override", "says"),
-    [
-        ("bench.begin=x", "bench.begin=x: must be a whole number or null"),
-        ("+model.dtpye=x", "model.dtpye: no such setting; did you mean dtype?"),
-    ],
-)
-def test_prefetch_tells_the_same(call, override, says):
-    outcome = call(prefetch.main, override)
-    assert outcome.code == 2 and outcome.err == f"error: {says}\n"
 
 
 @pytest.mark.parametrize(

@@ -30,12 +30,6 @@ class Mute(Drafter):
     def __init__(self, *, times, device):
         super().__init__(device)
 
-class Maker:
-    def __call__(self, *, device, **more):
-        return Echo(device=device, **more)
-
-maker = Maker()
-
 def not_a_drafter():
     return 3
 """
@@ -106,17 +100,6 @@ def test_hf_is_plain_greedy_whatever_the_checkpoint_says(evaluate, checkpoint, t
         *((tmp_path / "results/greedy" / f).read_text() for f in ("tables/main.md", "report.html")),
     ):
         assert said in html.unescape(text) and "repetition_penalty=1.7" in text
-
-
-def test_a_checkpoint_that_says_nothing_of_its_own_is_not_spoken_of(evaluate, tmp_path):
-    outcome = evaluate("method=hf", "bench.end=1")
-    assert outcome.code == 0 and "left out" not in outcome.out
-    (metadata,) = tmp_path.rglob("metadata.json")
-    assert json.loads(metadata.read_text())["generation_config_left_out"] == {}
-
-
-def test_a_callable_object_may_take_any_setting(evaluate, outside, tmp_path):
-    assert evaluate(outside, "method=echo", "method.drafter=somebody.maker", f"run_dir={tmp_path}/made").code == 0
 
 
 def test_a_setting_named_as_a_column_is_next_to_it():

@@ -1,13 +1,12 @@
 """Figures: each is drawn where the runs vary in its setting, and only there; one can be added by one function."""
 
-import matplotlib
 import matplotlib.pyplot as plt
 import pytest
 
 from evaluation import figures
 from evaluation.figures import draw_all, split
 from evaluation.figures.figure_data import FigureData
-from evaluation.figures.style import PALETTE, STYLE, WIDTH, finish, panels
+from evaluation.figures.style import finish, panels
 from evaluation.statistics.pools import mat_ratio
 from evaluation.statistics.tables import main_table
 from tests.evaluation.made_runs import answer, made
@@ -122,13 +121,6 @@ def test_a_run_has_the_same_colour_and_mark_in_every_figure():
     assert over_questions.get_xlabel() == "question, in the order asked"  # few questions: each is a point of its own
 
 
-def test_many_lines_without_marks_differ_in_colour_or_stroke():
-    runs = [made("vanilla", questions()), *(made(f"method{i} (hot)", questions()) for i in range(14))]
-    (data,) = split(runs, main_table(runs)).values()
-    lines = figures.mat_over_questions(data).axes[0].lines
-    assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == len(lines) == 14
-
-
 def test_a_figure_across_types_names_them_all():
     runs = [recycling(), made("suffix", questions(), model={"dtype": "float16"})]
     drawn = figures.novelty(list(split(runs, main_table(runs)).values()))
@@ -146,14 +138,6 @@ def test_very_long_steps_share_the_last_point_of_a_line():
     assert axes.get_xticklabels()[-1].get_text() == "16+"
     assert {line.get_label(): line.get_ydata()[-1] for line in axes.lines} == {"suffix": 50.0, "pld": 50.0}
     assert "free verse" in [label.get_text() for label in figures.mat(data).axes[0].get_yticklabels()]
-
-
-def test_one_style_readable_at_column_width():
-    with matplotlib.rc_context(STYLE):
-        figure, (axes,) = panels()
-        assert figure.get_figwidth() == WIDTH == 3.3
-        assert all(label.get_fontsize() >= 6 for label in axes.get_xticklabels())
-    assert len(set(PALETTE)) == len(PALETTE)
 
 
 def test_the_same_records_give_the_same_files_and_nothing_else_stays(every_kind, tmp_path, monkeypatch):

@@ -15,7 +15,6 @@ from evaluation.page.captions import short
 from evaluation.page.facts import commands, configurations, facts
 from evaluation.page.page import script_json
 from evaluation.page.tokens import Decoder
-from evaluation.records.provenance import module_command
 from evaluation.records.runs import read_runs
 from evaluation.statistics.audits import audits
 from evaluation.statistics.pools import pools
@@ -106,12 +105,6 @@ def test_configurations_have_names_of_their_own(tmp_path):
     assert [command.missing for command in commands(found)] == [0]
 
 
-def test_the_command_line_is_what_to_type():
-    argv = ["/x/python", "/y/evaluation/run.py", "-m", "bench.categories=[qa, rag]"]
-    assert module_command(argv) == ["python", "-m", "evaluation.run", *argv[2:]]
-    assert module_command(["python", "elsewhere.py"]) == ["python", "elsewhere.py"]
-
-
 def test_the_audit_by_hand(tmp_path):
     def turns(*all_ids):
         return [{"ids": ids, "steps": plain(ids)} for ids in all_ids]
@@ -158,42 +151,6 @@ def test_the_table_keeps_numbers_and_hides_what_says_nothing():
     assert hf["mat"].interval == "" and len(shown.footnotes) == 2
     assert block.baselines == ["hf"]
     assert next(c for c in block.columns if c.name == "mat").meaning.startswith("micro mean")
-
-
-def test_the_table_opens_with_the_overall_rows(text):
-    """Each configuration is a body of the table: its overall row, then its subtasks; names are escaped."""
-    table = text[text.index('<table id="main">') : text.index("</table>")]
-    bodies = [re.findall(r'<tr class="(\w+)[^"]*" data-method="(.*?)" data-category="(.*?)">', body)
-              for body in table.split("<tbody>")[1:]]  # fmt: skip
-    hostile = "&lt;img src=x onerror=&#39;window.broken = 3&#39;&gt;"
-    assert bodies == [
-        [("overall", method, "overall"), *(("subtask", method, name) for name in ("mt_bench", "qa", hostile))]
-        for method in ("vanilla", "recycling (hot)")
-    ]
-    assert '<option value="">overall</option>' in text and f"<option>{hostile}</option>" in text
-
-
-def test_settings_that_the_variant_tells_are_hidden():
-    rows = [
-        {"model": "m", "method": "x", "variant": f"{tree} ({n})", "category": "overall", "tree": tree, "tree_nodes": n}
-        for tree, n in [("chain", 36), ("best", 24)]
-    ]
-    assert [(c.name, c.extra) for c in page_view(pd.DataFrame(rows)).blocks[0].columns if "tree" in c.name] == [
-        ("tree", True), ("tree_nodes", True),
-    ]  # fmt: skip
-    alone = page_view(pd.DataFrame(rows).drop(columns="variant")).blocks[0].columns
-    assert [(c.name, c.extra) for c in alone if "tree" in c.name] == [("tree", False), ("tree_nodes", False)]
-
-
-def test_a_configuration_has_the_name_that_table_and_figures_give_it(tmp_path):
-    rows = [answer(1, "qa", [{"ids": [1], "steps": plain([1])}])]
-    for tree, n in [("chain", 36), ("best", 24)]:
-        write_run(tmp_path / f"runs/{tree}", "recycling (hot)", rows, method={"tree": tree, "tree_nodes": n})
-    write_run(tmp_path / "runs/other", "recycling (hot)", rows, model={"name": "another"})
-    runs = read_runs(tmp_path)
-    named = set(configurations(runs))
-    assert named == {pool.name for pool in pools(runs)}
-    assert named == {"recycling (hot)", "recycling (hot), chain (36)", "recycling (hot), best (24)"}
 
 
 def test_a_line_a_block_says_which_accepts_most_and_which_is_fastest(report_folder, tmp_path):

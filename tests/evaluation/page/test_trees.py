@@ -5,7 +5,7 @@ from transformers import AutoTokenizer
 
 from evaluation.page.facts import configurations
 from evaluation.page.tokens import Decoder, load, spelled, split, visible
-from evaluation.page.tree_svg import BOUNDS, draw, legend, shade
+from evaluation.page.tree_svg import draw, shade
 from evaluation.records.runs import read_runs
 from model.recycling import build_template
 from tests.evaluation.page.conftest import TREE, answer, write_run
@@ -78,11 +78,6 @@ def test_in_the_first_step_the_root_is_the_prompts(checkpoint, tmp_path):
     assert drawing.root_token == "" and [d.token for d in drawing.dots if d.on_path] == pieces
 
 
-def test_shades_follow_the_legend():
-    assert len(legend()) == len(BOUNDS) + 2
-    assert [shade(s) for s in (0, 0.005, 0.01, 0.011, 0.5, 0.71, 1)] == [0, 1, 1, 2, 7, 8, 8]
-
-
 @pytest.mark.parametrize("text", ["the answer is one.", "é 漢字 🙂 x", "  two  spaces\n\n\tand a line", "🙂"])
 def test_pieces_join_to_the_text(checkpoint, text):
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
@@ -91,9 +86,3 @@ def test_pieces_join_to_the_text(checkpoint, text):
     whole = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
     assert len(pieces) == len(ids) and "".join(pieces) == whole
     assert "\ufffd" not in "".join(pieces)
-
-
-def test_pieces_of_the_shipped_model_join_to_the_text():
-    tokenizer = AutoTokenizer.from_pretrained("data/embedded")
-    ids = tokenizer("Dear Ben, thank you:\n  def f(x):\n    return 2 * x  # naïve", add_special_tokens=False).input_ids
-    assert "".join(split(load("data/embedded"), ids)) == tokenizer.decode(ids, clean_up_tokenization_spaces=False)

@@ -78,12 +78,12 @@ def test_questions_are_told_apart_where_all_files_know_them(tmp_path):
 
 def test_the_baseline_is_the_file_that_is_named_and_no_model_called_hf(call, tmp_path):
     """Llama-2-7b-hf-eagle had been taken for transformers' own decoding."""
-    for name, plain in (("llama-2-7b-hf-eagle", False), ("llama-2-7b-hf", True)):
+    for name, plain in (("llama-2-7b-hf-eagle", False), ("llama-2-7b-own", True)):
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows_of(1, plain)))
     arguments = ("--answers", tmp_path / "*.jsonl", "--out", tmp_path / "main.csv")
     assert "speedup" not in call(report.main, *arguments).out
     outcome = call(report.main, *arguments[:1], tmp_path / "*eagle.jsonl", *arguments[2:], "--baseline",
-                   tmp_path / "llama-2-7b-hf.jsonl")  # fmt: skip
+                   tmp_path / "llama-2-7b-own.jsonl")  # fmt: skip
     assert outcome.code == 0 and "speedup_vanilla" in outcome.out
     table = pd.read_csv(tmp_path / "main.csv")
     assert set(table["method"]) == {"vanilla", "llama-2-7b-hf-eagle"} and table["speedup_vanilla"].notna().all()

@@ -93,6 +93,7 @@ def landed(folder):
     return found
 
 
+@pytest.mark.slow
 def test_the_papers_setting_has_a_folder_for_each_model_and_bench(call, evaluate, checkpoint, tmp_path):
     """A sweep over models had one folder, named after the default model; its jobs wrote to others without a report."""
     few = ("experiment=paper", "preset=smoke", "method=hf,vanilla", "max_new_tokens=6", "model.context=256")

@@ -6,7 +6,6 @@ import weakref
 from dataclasses import replace
 
 import pytest
-import torch
 
 from evaluation.running import shared_text
 from evaluation.running.shared_text import generate_together
@@ -117,14 +116,6 @@ def test_what_nobody_can_reach_any_more_is_freed(llama, monkeypatch, sizes):
     assert max(most[len(most) // 2 :]) <= 1.5 * max(most[: len(most) // 2]), "late in the text no more than early"
     assert max(most) <= 3 * (2 + sum(sizes))
     assert held == {(V, 4 * V), (32, 4 * 32)}, "a row of logits or of states holds itself, and not its whole forward"
-
-
-def test_with_the_prompts_own_logits_recycled(llama):
-    target, prompt = Target(llama), [5, 6, 7, 8, 9, 5, 6]
-    one, other = (TokenRecycling(V, build_template("2.2.2"), recycle_prompt=True) for _ in range(2))
-    expected = generate(target, one, prompt, max_new_tokens=30)
-    found = generate_together(target, [Vanilla(target.device), other], prompt, max_new_tokens=30)[1]
-    assert found.steps == expected.steps and torch.equal(one.matrix.candidates, other.matrix.candidates)
 
 
 def test_up_to_the_models_last_position(llama):

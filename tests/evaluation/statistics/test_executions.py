@@ -57,12 +57,6 @@ def test_several_are_a_column_and_pairs_are_of_one():
     assert not_compared(pools(MIXED)) == [told] and not_compared(pools(ALIKE)) == []
 
 
-def test_what_differs_in_more_is_not_told_as_a_matter_of_execution():
-    untimed = ran("vanilla", "compiled")
-    untimed.metadata["settings"]["timed"] = False
-    assert not_compared(pools([untimed, ran("pld")])) == []
-
-
 @pytest.mark.parametrize(
     ("runs", "said", "column"), [(ALIKE, "Execution: eager; hf is", False), (MIXED, "Execution: see its", True)]
 )
@@ -73,13 +67,6 @@ def test_the_page_says_it(tmp_path, runs, said, column):
     assert said in paragraph and ("No speedup over vanilla for recycling (hot)" in paragraph) is column
     (shown,) = [c for c in page_view(table).blocks[0].columns if c.name == "execution"]
     assert shown.extra is not column, "hidden until asked for where there is one"
-
-
-def test_a_run_says_what_it_used():
-    """What a run of hf was asked for it does not use; a run of before it was recorded is told by its method."""
-    assert ran("hf", "compiled").execution == GENERATE and ran("vanilla", "compiled").execution == "compiled"
-    recorded = made("hf", ROWS, execution_used="something else")
-    assert recorded.execution == "something else"
 
 
 def test_steps_slowed_by_phases_are_not_compared_with_transformers(tmp_path):

@@ -67,23 +67,6 @@ def test_the_eight_labels_are_one_row_and_others_keep_their_name():
     assert list(groups) == ["mt_bench", "qa", "code", "zoo", "overall"]
 
 
-def spec_bench_speed(rows):
-    """Spec-Bench's evaluation/speed.py in its own steps: speeds and accepted lengths of the first choice."""
-    values, lengths = [], []
-    for data in rows:
-        tokens, times = sum(data["choices"][0]["new_tokens"]), sum(data["choices"][0]["wall_time"])
-        lengths.extend(data["choices"][0]["accept_lengths"])
-        values.append(tokens / times)
-    return sum(values) / len(values), sum(lengths) / len(lengths)
-
-
-def test_equal_to_spec_benchs_arithmetic():
-    speed, mat = spec_bench_speed(ROWS)
-    figures = measure(ROWS)
-    assert figures["tokens_per_second"] == pytest.approx(speed, abs=1e-9)
-    assert figures["mat"] == pytest.approx(mat, abs=1e-9)
-
-
 def test_times_and_memory_by_hand():
     # two turns: prefill and first step 0.2 and 0.4 s, the other 4 and 10 steps 1 and 2 s
     timed = answer(1, "qa", [([3, 1, 1, 1, 1], 1.2), ([1] * 11, 2.4)], decode_time=[1.0, 2.0])

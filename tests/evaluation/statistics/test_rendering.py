@@ -1,10 +1,6 @@
 """One view of a table, rendered for the terminal and as Markdown; the page and the tables word `~` alike."""
 
-from evaluation.statistics.notes import unsure_note
-from evaluation.statistics.rendering import Block, Cell, Heading, Line, View, main_view, page_view, to_markdown, to_text
-from evaluation.statistics.tables import main_table
-from tests.evaluation.made_runs import made
-from tests.evaluation.statistics.test_tables import eight
+from evaluation.statistics.rendering import Block, Cell, Heading, Line, View, to_markdown, to_text
 
 
 def test_a_view_made_by_hand_is_rendered_for_each_output():
@@ -21,13 +17,3 @@ def test_a_view_made_by_hand_is_rendered_for_each_output():
     ]
     (block,) = view.blocks
     assert block.baselines == ["hf"]
-
-
-def test_the_mark_of_an_unsure_speedup_has_one_wording():
-    base = made("vanilla", eight([1] * 4, [1] * 8, 2.0, 4.0))
-    slow = made("pld", eight([3, 1], [4, 4], 8.0, 2.0))
-    table = main_table([base, slow])
-    assert unsure_note("95 % interval") in main_view([base, slow], table).footnotes
-    assert unsure_note("interval") + "." in page_view(table).footnotes
-    marked = [[c.text for c in view.cells if c.mark] for view in (main_view([base, slow], table), page_view(table))]
-    assert marked == [["1.12", "1.12"]] * 2, "by subtask and overall"
