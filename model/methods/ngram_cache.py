@@ -75,15 +75,9 @@ class NgramCacheSession(DeviceSession):
     def __init__(self, method: NgramCache) -> None:
         super().__init__(method)
         self._recent: list[int] = []
-        self._text: list[int] = []
 
     def begin(self, prompt: list[int]) -> Draft:
-        """Add the prompt's n-grams, those of the last sequence's text again only if it does not begin with that."""
-        last, size = self.method.table.last_text, self.method.leader + self.method.follower - 1
-        if last and prompt[: len(last)] == last:
-            self._text = list(last)
-            self._recent = last[-size:]
-        self._extend(prompt[len(self._text) :])
+        self._extend(prompt)  # an earlier turn's again, too: the order of last use is then the same
         return self.method.root_alone(prompt[-1])
 
     def choose(self) -> None:
@@ -110,13 +104,9 @@ class NgramCacheSession(DeviceSession):
 
     def _extend(self, tokens: list[int]) -> None:
         """Append tokens and add every n-gram that ends in them to the table."""
-        self._text += tokens
         text = self._recent + tokens
         self.method.table.add_text(text)
         self._recent = text[-(self.method.leader + self.method.follower - 1) :]
-
-    def close(self) -> None:
-        self.method.table.last_text = self._text
 
 
 class _Shape(Layout):

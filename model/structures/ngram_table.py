@@ -30,7 +30,6 @@ class NgramTable:
     def reset(self) -> None:
         """Forget all."""
         self._rows: OrderedDict[Gram, list[Gram]] = OrderedDict()  # oldest first; followers latest first
-        self.last_text: list[int] = []  # of the last sequence that was added
 
     def followers_of(self, leader: Gram) -> list[Gram]:
         """Return the followers seen, latest first; a look-up does not count as use."""

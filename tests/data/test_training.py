@@ -22,7 +22,6 @@ from data.embedded.training.corpus import MT_BENCH, SINGLE, TASKS, held_out, hel
 from data.embedded.training.dialogue import WORLD, Dialogue, Encoded, batches, encode, prompt
 from data.embedded.training.tokenizer import CHAT
 from data.embedded.training.train import Recipe, build_tokenizer, main, train
-from model.errors import UserError
 from model.structures.datastore import Datastore
 
 ROOT = Path(__file__).parents[2]
@@ -68,12 +67,12 @@ def corrupt(dialogue: Dialogue) -> str:
     return " ".join(words)
 
 
-@pytest.mark.parametrize("category", TASKS)
-def test_one_wrong_fact_is_found(category: str) -> None:
-    dialogue = next(d for d in HELD_OUT if d.category == category)
-    assert not right(category, dialogue.answers[0], corrupt(dialogue))
-    assert not right(category, dialogue.answers[0], "")
-    assert not right(category, dialogue.answers[0], dialogue.answers[0][: len(dialogue.answers[0]) // 2])
+def test_one_wrong_fact_is_found() -> None:
+    for category in TASKS:
+        dialogue = next(d for d in HELD_OUT if d.category == category)
+        answer = dialogue.answers[0]
+        for wrong in (corrupt(dialogue), "", answer[: len(answer) // 2]):
+            assert not right(category, answer, wrong), category
 
 
 def test_an_answer_of_another_question_is_wrong() -> None:
@@ -95,21 +94,11 @@ def test_code_may_be_written_differently() -> None:
     assert not same_behaviour(reference, "```python\ndef g(numbers):\n    return sum(numbers)\n```")
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        "import os\n    return 0",
-        "return numbers.__class__",
-        "return open('x')",
-        "return __import__('os')",
-        "return eval('0')",
-        "while True:\n        pass",
-        "return 9 ** 9 ** 9",
-    ],
-)
-def test_code_that_could_do_harm_does_not_pass(body: str) -> None:
+def test_code_that_could_do_harm_does_not_pass() -> None:
     reference = "```python\ndef f(numbers):\n    return 0\n```"
-    assert not same_behaviour(reference, f"```python\ndef f(numbers):\n    {body}\n```")
+    harm = ["import os\n    return 0", "return numbers.__class__", "return open('x')", "return __import__('os')"]
+    for body in (*harm, "return eval('0')", "while True:\n        pass", "return 9 ** 9 ** 9"):
+        assert not same_behaviour(reference, f"```python\ndef f(numbers):\n    {body}\n```"), body
 
 
 # --- the tables
@@ -126,21 +115,15 @@ def leaves(table: object) -> Iterator[object]:
         yield table
 
 
-@pytest.mark.parametrize("name", WORLD)
-def test_every_word_of_a_table_is_text(name: str) -> None:
-    """YAML takes an unquoted no, on or null for something else than a word; only years of birth are numbers."""
-    expected = {str, int} if name == "humanities" else {str}
-    assert {type(leaf) for leaf in leaves(WORLD[name])} == expected
-
-
-@pytest.mark.parametrize(
-    ("task", "table"),
-    [("qa", "countries"), ("humanities", "people"), ("roleplay", "roles"), ("stem", "topics"), ("writing", "kinds")],
-)
-def test_every_row_of_a_table_has_the_same_columns(task: str, table: str) -> None:
-    """A comma too many in a row would shift the facts."""
-    rows = WORLD[task][table]
-    assert len(rows) > 1 and len({len(row) for row in rows.values()}) == 1
+def test_tables_hold_text_alone_and_rows_of_the_same_columns() -> None:
+    """YAML takes an unquoted no, on or null for something else than a word; a comma too many would shift the facts."""
+    for name, table in WORLD.items():
+        expected = {str, int} if name == "humanities" else {str}  # years of birth
+        assert {type(leaf) for leaf in leaves(table)} == expected
+    tables = {"qa": "countries", "humanities": "people", "roleplay": "roles", "stem": "topics", "writing": "kinds"}
+    for task, table in tables.items():
+        rows = WORLD[task][table]
+        assert len(rows) > 1 and len({len(row) for row in rows.values()}) == 1
 
 
 # --- the corpus and the sample
@@ -264,11 +247,6 @@ def test_training_repeats_exactly(tokenizer: Tokenizer, torch_state: None, small
     assert all(torch.equal(one[name], two[name]) for name in one)
 
 
-def test_recipe_checks_itself() -> None:
-    with pytest.raises(UserError, match="steps"):
-        Recipe(steps=0)
-
-
 def test_draft_model_is_small_and_of_the_same_vocabulary(
     tmp_path: Path, torch_state: None, small_batches: None
 ) -> None:
@@ -344,20 +322,16 @@ def test_answers_file_is_judged(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert figures["overall"]["right"] == pytest.approx(62 / 64)
 
 
-@pytest.mark.parametrize(
-    ("line", "says"),
-    [
-        ({"question_id": 5000, "choices": [{"turns": ["x"]}]}, "question 5000 is not in the question file"),
-        ({"question_id": 1, "choices": [{"turns": ["x"]}]}, "question 1 has 1 answers"),
-        ("{", "not a JSON Lines file"),
-    ],
-)
-def test_other_answers_are_refused_in_one_line(
-    line: object, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_other_answers_are_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "answers.jsonl"
-    path.write_text(line if isinstance(line, str) else json.dumps(line) + "\n")
-    with pytest.raises(SystemExit) as left:
-        check.main(["--answers", str(path)])
-    told = capsys.readouterr().err
-    assert left.value.code == 2 and told.startswith(f"error: {path}: ") and says in told and told.count("\n") == 1
+    for line, says in [
+        ('{"question_id": 5000, "choices": [{"turns": ["x"]}]}', "question 5000 is not in the question file"),
+        ('{"question_id": 1, "choices": [{"turns": ["x"]}]}', "question 1 has 1 answers"),
+        ("{", "not a JSON Lines file"),
+    ]:
+        path.write_text(f"{line}\n")
+        with pytest.raises(SystemExit) as left:
+            check.main(["--answers", str(path)])
+        error = capsys.readouterr().err
+        assert left.value.code == 2 and error.startswith(f"error: {path}: ") and says in error
+        assert error.count("\n") == 1

@@ -5,6 +5,7 @@ import json
 import lzma
 import platform
 import subprocess
+from contextlib import nullcontext
 from pathlib import Path
 
 import pandas as pd
@@ -15,6 +16,7 @@ from evaluation.records import compact
 from evaluation.records.runs import read_runs
 from evaluation.statistics.audits import GAPS
 from evaluation.statistics.pools import pools
+from model.errors import UserError
 from tests.evaluation.made_runs import answer, made, write
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -258,3 +260,12 @@ def test_git_keeps_the_records_and_nothing_else_below_results():
     names = [f"results/{name}" for name in [*kept, *ignored]]
     checked = subprocess.run(["git", "check-ignore", "--no-index", *names], cwd=ROOT, capture_output=True, text=True)
     assert checked.stdout.split() == [f"results/{name}" for name in ignored]
+
+
+def test_names_that_name_nobody_stay(monkeypatch):
+    monkeypatch.setattr(platform, "node", lambda: "localhost")
+    monkeypatch.setattr(Path, "home", lambda: Path("/root"))
+    for user in ("root", "ada"):
+        monkeypatch.setattr(getpass, "getuser", lambda user=user: user)
+        with nullcontext() if user == "root" else pytest.raises(UserError, match="'ada' is a user's"):
+            compact.refuse_names([f"{user} on localhost, as root"])

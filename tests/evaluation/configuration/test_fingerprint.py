@@ -2,7 +2,7 @@
 
 import shutil
 
-from evaluation.configuration.fingerprint import recorded_method
+from evaluation.configuration.fingerprint import changed_sampling, recorded_method
 
 SPS = {"name": "sps", "drafter": "sps", "draft_tokens": 4}
 
@@ -25,3 +25,9 @@ def test_another_seed_is_another_run_and_a_moved_model_is_not(evaluate, checkpoi
     for more in ("seed=0", "seed=1", "seed=1", f"model.path={moved}"):
         assert evaluate(*few, more).code == 0
     assert len(list((tmp_path / "results/default/runs").iterdir())) == 2
+
+
+def test_sampling_settings_count_if_they_change_the_text():
+    settings = {"temperature": 0.7, "top_p": 0.9, "top_k": 0}
+    assert changed_sampling({"sampling": settings}) == {"temperature": 0.7, "top_p": 0.9}
+    assert changed_sampling({"sampling": settings | {"temperature": 0.0}}) == {}

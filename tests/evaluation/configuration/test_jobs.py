@@ -116,3 +116,8 @@ def test_text_stays_text(text):
     (job,) = compose([*words, f"bench.categories={quoted([text, 'qa', 7])}"], multirun=True).jobs
     assert [job.config[key] for key in ("name", "results_dir", "run_dir")] == [text] * 3
     assert job.config.model.name == text and [*job.config.bench.categories] == [text, "qa", 7]
+
+
+def test_repeats_go_in_the_order_of_their_numbers():
+    repeats = [str(n) for n in range(12)]
+    assert expand({"repeat": repeats}, [], {}, lambda *_: {}) == [[f"repeat={n}"] for n in range(12)]

@@ -38,65 +38,57 @@ def test_captured_steps_are_taken_and_decode(loaded):
     assert out.tokens == greedy(loaded.target.model, [5, 6, 7], 30)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_wrong_logits_are_refused(dtype, monkeypatch):
-    """A kernel that attends to one column too few runs without an error: only its logits tell."""
+FEED, RUN, SETTLE = PaddedForward.feed, PaddedForward.run, Commit.__call__
+
+
+def slightly_wrong(step):
+    """In one row alone, and by less than a twentieth of its greatest logit: more than rounding makes of it."""
+    RUN(step)
+    step.logits = step.logits.clone()
+    step.logits[5, 7] += 0.04 * step.logits[5].abs().max()
+
+
+def not_a_number(step):
+    step.logits = torch.full((13, V), float("nan"))
+
+
+def refused_capture(step):
+    raise RuntimeError("operation not permitted when stream is capturing")
+
+
+def one_column_less(step, draft, length):
+    FEED(step, draft, length - 1)
+
+
+def put_together_wrongly(commit, tokens, choices):
+    return SETTLE(commit, tokens, choices.roll(1))
+
+
+BREAKS = [
+    (PaddedForward, "feed", one_column_less, "of the greatest away from eager ones"),
+    (PaddedForward, "run", slightly_wrong, "of the greatest away from eager ones"),
+    (PaddedForward, "run", not_a_number, "nan of the greatest"),
+    (WholeStep, "run", refused_capture, "RuntimeError: operation not permitted"),
+    (Commit, "__call__", put_together_wrongly, ", eager decoding's "),
+]
+
+
+@pytest.mark.parametrize("dtype, breaks", [("float32", 5), ("bfloat16", 1), ("float16", 2)])
+def test_a_step_that_is_wrong_is_refused(dtype, breaks, monkeypatch):
+    """A kernel that attends to one column too few runs without an error: only its logits tell, or the text."""
     monkeypatch.setattr(tuning, "CAPTURED", "static")
-    target = Target(toy_model("llama-grouped", dtype=dtype))
+    target = Target(toy_model("llama-grouped", dtype=getattr(torch, dtype)))
     assert trial(target) == ""
-    original = PaddedForward.feed
-    monkeypatch.setattr(PaddedForward, "feed", lambda step, draft, length: original(step, draft, length - 1))
-    found = tried(target)
-    assert found.name == "eager"
-    assert "of the greatest away from eager ones" in found.why
-
-
-def test_small_errors_of_short_types_are_seen(monkeypatch):
-    """Of one row alone, and less than a twentieth of its greatest logit: more than rounding makes of it."""
-    monkeypatch.setattr(tuning, "CAPTURED", "static")
-    target = Target(toy_model("llama-grouped", dtype=torch.float16))
-    run = PaddedForward.run
-
-    def slightly(step):
-        run(step)
-        step.logits = step.logits.clone()
-        step.logits[5, 7] += 0.04 * step.logits[5].abs().max()
-
-    assert trial(target) == ""
-    monkeypatch.setattr(PaddedForward, "run", slightly)
-    assert "of the greatest away from eager ones" in trial(target)
-
-
-def test_nan_is_wrong(loaded, monkeypatch):
-    def filled(step):
-        step.logits = torch.full((13, V), float("nan"))
-
-    monkeypatch.setattr(PaddedForward, "run", filled)
-    assert "nan of the greatest" in trial(loaded.target)
-
-
-def test_a_whole_step_that_fails_is_passed_over(loaded, monkeypatch):
-    """The forward is right, and what a drafter does on the device is not possible there."""
-
-    def refused(step):
-        raise RuntimeError("operation not permitted when stream is capturing")
-
-    monkeypatch.setattr(WholeStep, "run", refused)
-    assert "RuntimeError: operation not permitted" in trial(loaded.target)
-
-
-def test_a_step_that_is_put_together_wrongly_is_passed_over(loaded, monkeypatch):
-    """Right logits, and no error: only the text tells."""
-    settle = Commit.__call__
-    monkeypatch.setattr(Commit, "__call__", lambda own, tokens, choices: settle(own, tokens, choices.roll(1)))
-    found = tried(loaded.target)
-    assert found.name == "eager" and ", eager decoding's " in found.why
+    for kind, name, broken, why in BREAKS[:breaks]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(kind, name, broken)
+            found = tried(target)
+        assert found.name == "eager" and why in found.why
 
 
 def test_a_tie_may_fall_either_way(loaded, monkeypatch):
     monkeypatch.setattr(tuning, "_tie", lambda target, prompt: 10.0)  # twenty times the greatest logit is no gap at all
-    settle = Commit.__call__
-    monkeypatch.setattr(Commit, "__call__", lambda own, tokens, choices: settle(own, tokens, choices.roll(1)))
+    monkeypatch.setattr(*BREAKS[-1][:3])
     assert trial(loaded.target) == ""
 
 
@@ -126,21 +118,17 @@ def test_what_auto_took_stands_below_the_table():
 
 @pytest.fixture
 def refused(loaded, monkeypatch):
-    """Captures raise; `asked` says what was asked of the device then, and what that does is the test's."""
-
-    def run(step):
-        raise RuntimeError("operation not permitted when stream is capturing")
-
-    loaded.target.asked = []
-    monkeypatch.setattr(WholeStep, "run", run)
-    monkeypatch.setattr(tuning, "synchronize", lambda device: loaded.target.asked.append("wait"), raising=False)
+    """Captures raise; `calls` is what is called on the device then."""
+    loaded.target.calls = []
+    monkeypatch.setattr(WholeStep, "run", refused_capture)
+    monkeypatch.setattr(tuning, "synchronize", lambda device: loaded.target.calls.append("wait"), raising=False)
     return loaded
 
 
 def test_after_a_trial_that_raised_the_device_is_asked_whether_it_still_works(refused, monkeypatch):
-    asked = refused.target.asked
-    monkeypatch.setattr(tuning, "give_back", lambda device: asked.append("give back"), raising=False)
-    assert tried(refused.target).name == "eager" and asked == ["wait", "give back"]
+    calls = refused.target.calls
+    monkeypatch.setattr(tuning, "give_back", lambda device: calls.append("give back"), raising=False)
+    assert tried(refused.target).name == "eager" and calls == ["wait", "give back"]
 
 
 def test_a_trial_that_left_the_device_unusable_stops_the_run(refused, monkeypatch):
@@ -148,6 +136,6 @@ def test_a_trial_that_left_the_device_unusable_stops_the_run(refused, monkeypatc
         raise RuntimeError("captures_underway.empty() INTERNAL ASSERT FAILED\nand much more")
 
     monkeypatch.setattr(tuning, "give_back", poisoned, raising=False)
-    with pytest.raises(UserError, match=r"not permitted.*captures_underway.*restart with execution=eager") as told:
+    with pytest.raises(UserError, match=r"not permitted.*captures_underway.*restart with execution=eager") as error:
         tried(refused.target)
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(error.value)

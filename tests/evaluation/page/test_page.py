@@ -5,6 +5,7 @@ import hashlib
 import json
 import re
 from html.parser import HTMLParser
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -256,3 +257,9 @@ def test_the_reader_keeps_questions_of_one_id_and_shards_apart(tmp_path):
     }
     assert told == {("vanilla", "1", "1a"), ("vanilla", "2", "2b"), ("pld", "1", "1c")}
     assert len(found["questions"]) == 3
+
+
+def test_each_turn_shows_its_own_steps():
+    choice = {"turns": ["a", "b"], "decoding_steps": [2, 1], "accept_lengths": [1, 2, 3]}
+    texts = SimpleNamespace(add=lambda *_: 0)
+    assert [turn["lengths"] for turn in reader._turns(None, {"choices": [choice]}, texts)] == [[1, 2], [3]]

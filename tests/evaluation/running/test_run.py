@@ -12,7 +12,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from evaluation.records.questions import Question
 from evaluation.records.runs import read_runs
+from evaluation.running.answering import sampling_of
 from tests.evaluation.conftest import CATEGORIES, answers_in
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -212,3 +214,9 @@ def test_tree_auto_finds_sizes_while_decoding_and_gives_the_same_text(evaluate, 
         for p in tmp_path.rglob("answers.jsonl")
     }
     assert len(texts) == 1
+
+
+def test_the_noise_of_an_answer_is_its_questions_and_its_choices_own():
+    config, one, other = {"seed": 1, "sampling": {}}, Question(1, "qa", ("a",)), Question(2, "qa", ("a",))
+    seeds = [sampling_of(config, question, index).seed for question in (one, other) for index in (0, 1)]
+    assert len(set(seeds)) == 4 and sampling_of(config, one, 1).seed == seeds[1]

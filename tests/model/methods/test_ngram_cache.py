@@ -98,17 +98,3 @@ def test_states_that_do_not_fit_are_refused():
         NgramCache(VOCAB, capacity=1).load_state_dict(good)
     drafter.load_state_dict(good)
     assert rows_of(drafter.table) == [[(1,), [(2, 3, 4)]], [(2,), [(3, 4, 5)]], [(3,), [(4, 5, 6)]]]
-
-
-def test_a_conversation_adds_what_is_new():
-    """Adding a turn's prompt again would make old n-grams the latest."""
-    drafter, once = NgramCache(VOCAB), NgramTable(1, 3, capacity=32768, followers=8)
-    prompt = [5, 1, 1, 1, 5, 2, 2, 2]
-    for turn in range(3):
-        session = drafter.session()
-        session.begin(prompt)
-        session._extend([7, turn])
-        session.close()
-        prompt = [*prompt, 7, turn, 9]
-    once.add_text(prompt[:-1])
-    assert rows_of(drafter.table) == rows_of(once)
