@@ -95,6 +95,14 @@ def test_sampling_and_a_kept_beginning_behind_a_window():
     assert texts[0] == texts[1]
 
 
+def test_a_short_context_is_no_reason_to_refuse():
+    model = toy(WINDOWED["mistral"])
+    for context in (2, 5, 14):
+        target = Target(model, context=context)
+        out = generate(target, make_method("recycling", target, tree="best:16"), [5], max_new_tokens=9)
+        assert out.tokens == greedy(model, [5], min(9, context - 1))
+
+
 def test_what_a_row_sees():
     columns = torch.arange(6)
     # A window of two places, the own one included; what comes later is hidden by the mask of causality.
