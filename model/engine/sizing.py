@@ -232,7 +232,6 @@ class Sizing:
             "choice": "most often",
             "steps_by_size": used,
             "predicted_speedup": plain * self._tokens / spent if spent else None,
-            "resting": self.resting,
         }
 
     def state_dict(self) -> dict[str, torch.Tensor]:
