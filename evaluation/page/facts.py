@@ -78,7 +78,7 @@ def _fact(term: str, values: Mapping[str, Iterable[str]]) -> Fact:
 
 
 def _model(run: Run) -> str:
-    model, source = run.settings["model"], run.metadata.get("converted_from")
+    model, source = run.config.get("model", {}) | run.settings["model"], run.metadata.get("converted_from")
     revision = f" at revision {model['revision']}" if model.get("revision") else ""
     quantized = f" with weights in {model['quantize']} (torchao)" if model.get("quantize") else ""
     text = (

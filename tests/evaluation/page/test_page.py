@@ -13,7 +13,7 @@ import pytest
 from evaluation.page import page as page_module
 from evaluation.page import reader
 from evaluation.page.captions import short
-from evaluation.page.facts import commands, configurations, facts
+from evaluation.page.facts import _model, commands, configurations, facts
 from evaluation.page.page import script_json
 from evaluation.page.tokens import Decoder
 from evaluation.records.runs import read_runs
@@ -84,6 +84,11 @@ def test_a_lone_surrogate_does_not_stop_the_page(tmp_path):
     row = answer(1, "qa", [{"ids": [1], "steps": plain([1]), "text": "half \ud83d"}])
     write_run(tmp_path / "runs/a", "vanilla", [row])
     assert "half ?" in report(tmp_path).read_text(encoding="utf-8")
+
+
+def test_the_setup_names_the_models_folder_though_no_fingerprint_does():
+    run = SimpleNamespace(settings={"model": {"name": "toy"}}, config={"model": {"path": "there"}}, metadata={})
+    assert _model(run).startswith("toy (there), ")
 
 
 def test_it_says_what_is_missing_and_names_the_command(text):
