@@ -188,7 +188,7 @@ def paper_cell(row: dict[Any, Any], name: str, with_interval: bool) -> Cell:
 
 
 def _executed(row: dict[Any, Any], name: str) -> str:
-    """Say of a speedup over hf that stands next to a published one, and of the published one, how steps were taken."""
+    """Write next to a speedup over hf and to a published one how their steps were taken."""
     if name not in ("speedup_hf", "published_speedup_hf") or missing(row.get("published_source")):
         return ""
     return f" ({row['execution'] if name == 'speedup_hf' else PUBLISHED_EXECUTION})"

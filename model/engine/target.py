@@ -5,6 +5,7 @@ What the engine cannot drive is refused by name, before a prompt is decoded.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property, partial
@@ -112,6 +113,8 @@ class Target:
 
     def _probe(self) -> None:
         self._shapes, self._reaches = probe_layers(self.model, self.name, self.device)
+        self._types = layer_types(self.model)
+        self._nearest = min((reach.positions for reach in self._reaches.values()), default=sys.maxsize)
 
     @torch.inference_mode()
     def _try_draft(self) -> None:
@@ -127,10 +130,9 @@ class Target:
             return
         prompt = [(3 + 7 * i) % min(97, self.vocab_size) for i in range(places)]
         root, *guesses = ((5 + 11 * i) % min(97, self.vocab_size) for i in range(5))
-        tree, paths = Tree([0, 0, 0, 1, 2]).on(self.device), ([0, 1, 3], [0, 2, 4])
+        tree, paths = Tree([0, 0, 0, 1, 2], once=True), ([0, 1, 3], [0, 2, 4])
         tokens = torch.tensor([root, *guesses], device=self.device)
         cache = TreeCache(self._shapes, TRIAL + len(tree))
-        self.masks.allow_past(TRIAL)
         self.prefill(cache, [*prompt, root])
         logits = self.forward(cache, Draft(tree, tokens))
         drafted = torch.stack([logits[path] for path in paths]).float()  # (2, 3, V)
@@ -275,7 +277,7 @@ class Target:
         tokens = draft.tokens.to(self.device)
         # A root alone sees all there is: without a mask the fastest kernels take it, and shared heads are not repeated.
         mask = self.masks.behind(past, tree) if len(tree) > 1 else None
-        masks = self._by_type(mask, positions, past, past + tree.max_depth)
+        masks = self._by_type(mask, positions, past)
         with self._grouped:
             return self._run_model(cache, tokens, masks, self._within(positions, past + tree.max_depth))
 
@@ -289,7 +291,8 @@ class Target:
             tokens, positions: int64 (n,).
             mask: what each of them attends to, additive (n, past + n).
         """
-        masks = self._by_type(mask, positions, cache.length, cache.length + len(tokens))
+        at = cache.place.write_at
+        masks = self._by_type(mask, positions, cache.length if at is None else at[:1])
         with self._grouped:
             return self._run_model(cache, tokens, masks, positions.clamp(max=self.context - 1))
 
@@ -312,10 +315,8 @@ class Target:
         """
         place = cache.place
         place.write_at, place.bucket = write_at, mask.shape[-1]
-        masks = self._by_type(mask, positions, write_at[:1], mask.shape[-1])
         try:
-            with self._grouped:
-                return self._run_model(cache, tokens, masks, positions.clamp(max=self.context - 1))
+            return self.forward_masked(cache, tokens, mask, positions)
         finally:
             place.write_at = None
 
@@ -328,24 +329,21 @@ class Target:
         """Nodes beyond the context are never accepted, but must not index past a table."""
         return positions.clamp(max=self.context - 1) if last >= self.context else positions
 
-    def _by_type(
-        self, mask: torch.Tensor | None, positions: torch.Tensor, past: int | torch.Tensor, last: int
-    ) -> Masks:
+    def _by_type(self, mask: torch.Tensor | None, positions: torch.Tensor, past: int | torch.Tensor) -> Masks:
         """Return the mask, or masks by type of layer if some see less than the text.
 
         Args:
             mask: additive (n, c), of layers that see all of it; None: no mask.
             positions: int64 (n,), of the n nodes, whose columns follow `past` committed tokens; in a static step `past`
                 is a tensor (1,).
-            last: no position is greater.
         """
         full = None if mask is None else mask[None, None]
-        if not self._reaches or last < min(reach.positions for reach in self._reaches.values()):
+        seen = int(past) + len(positions) if mask is None else mask.shape[-1]
+        if seen <= self._nearest:
             return full
         if mask is None:
-            assert isinstance(past, int)
-            mask = torch.zeros(len(positions), past + len(positions), dtype=self.dtype, device=self.device)
-        columns = torch.arange(mask.shape[-1], device=self.device)
+            mask = torch.zeros(len(positions), seen, dtype=self.dtype, device=self.device)
+        columns = torch.arange(seen, device=self.device)
         if isinstance(past, int):
             columns[past:] = positions
         else:  # behind the nodes' columns no node sees anything
@@ -355,7 +353,7 @@ class Target:
             kind: mask.masked_fill(reach.hides(positions, columns), lowest)[None, None]
             for kind, reach in self._reaches.items()
         }
-        return masks[""] if "" in masks else {kind: masks.get(kind, full) for kind in layer_types(self.model)}
+        return masks[""] if "" in masks else {kind: masks.get(kind, full) for kind in self._types}
 
     def _run_model(
         self, cache: TreeCache, tokens: torch.Tensor, mask: Masks, positions: torch.Tensor, **kwargs: int
