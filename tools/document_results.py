@@ -87,12 +87,11 @@ class Experiment:
             cells = cells.take(np.array([low <= metrics.repetition(answers[key]) < high for key in cells.questions]))
             tokens, steps = cells.mean_counts()
             row = {"mat": tokens.sum() / steps.sum(), "questions": len(tokens), "new_tokens": f"{tokens.sum():,.0f}"}
-            row["mat_low"], row["mat_high"] = intervals.ratio_interval(tokens, steps)
+            row["mat_low"], row["mat_high"] = intervals.quotient_interval(tokens, steps)
         else:
             named = {**pool.group, "method": pool.label, "variant": pool.variant, "category": category}
             (row,) = self.table[(self.table[list(named)] == list(named.values())).all(axis=1)].to_dict("records")
-            row["tokens_per_second"] = f"{row['tokens_per_second']:.0f}"
-        return rendering.paper_cell(row, column, with_interval=interval).printed
+        return rendering.cell(row, column, with_interval=interval).printed
 
 
 def settings(pool: pools.Pool) -> dict[str, str]:

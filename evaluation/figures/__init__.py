@@ -20,7 +20,7 @@ from ..records.runs import Run
 from ..statistics.notes import heading
 from ..statistics.pools import pools
 from ..statistics.tables import block_names, blocks
-from .costs import budget, memory, novelty, overhead
+from .costs import budget, novelty, overhead
 from .curves import order, start, temperature, topk, tree_shape, tree_size, update
 from .figure_data import FigureData
 from .methods import (
@@ -35,7 +35,7 @@ from .style import KINDS, release, save, styled
 
 FIGURES: tuple[Callable[[FigureData], Figure | None], ...] = (
     *(speedup_over_hf, speedup_over_vanilla, mat, accepted_lengths, acceptance_by_depth, mat_over_questions),
-    *(tree_size, topk, temperature, tree_shape, budget, start, update, order, memory),
+    *(tree_size, topk, temperature, tree_shape, budget, start, update, order),
 )
 ACROSS: tuple[Callable[[Sequence[FigureData]], Figure | None], ...] = (overhead, novelty)
 

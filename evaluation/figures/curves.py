@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from .figure_data import TREE, FigureData, speed_of
-from .style import INTERVAL, colour, finish, mark, panels, sideways
+from .style import INTERVAL, colour, finish, grid, mark, panels, sideways
 
 
 def tree_size(data: FigureData) -> Figure | None:
@@ -70,24 +70,16 @@ def tree_shape(data: FigureData) -> Figure | None:
     deep, wide = (sorted({int(row[column]) for row in rows}) for column in ("tree_depth", "tree_breadth"))
     if len(deep) < 2 or len(wide) < 2:
         return None
+    wide.reverse()
     most = max(int(row["tree_nodes"]) for row in rows)
-    cells = np.full((len(wide), len(deep)), np.nan)
-    few: dict[tuple[int, int], str] = {}
+    mats = np.full((len(wide), len(deep)), np.nan)
+    fewer: dict[tuple[int, int], str] = {}
     for row in sorted(rows, key=lambda row: float(row["mat"])):  # of several starts the largest MAT
         at = wide.index(int(row["tree_breadth"])), deep.index(int(row["tree_depth"]))
-        cells[at], few[at] = row["mat"], f"\n({int(row['tree_nodes'])})" if row["tree_nodes"] < most else ""
-    figure, (axes,) = panels(height=1.0 + 0.36 * len(wide))
-    image = axes.imshow(cells, cmap="cividis", origin="lower", aspect="auto")
-    middle = (np.nanmin(cells) + np.nanmax(cells)) / 2
-    for (y, x), nodes in few.items():
-        ink = "#ffffff" if cells[y, x] < middle else "#000000"
-        axes.text(x, y, f"{cells[y, x]:.2f}{nodes}", ha="center", va="center", fontsize=6, color=ink)
-    axes.set_xticks(range(len(deep)), [str(d) for d in deep])
-    axes.set_yticks(range(len(wide)), [str(w) for w in wide])
-    axes.grid(visible=False)
-    figure.colorbar(image, ax=axes, label="MAT", fraction=0.05)
+        mats[at], fewer[at] = row["mat"], f"({int(row['tree_nodes'])})" if row["tree_nodes"] < most else ""
     note = f"{most} nodes, or as many as fit (in brackets); {data.measured}"
-    return finish(figure, axes, note, x="depth of the draft tree", y="breadth (root)")
+    names = list(map(str, wide)), list(map(str, deep))
+    return grid(*names, mats.tolist(), "MAT", note, words=fewer, x="depth of the draft tree", y="breadth (root)")
 
 
 def start(data: FigureData) -> Figure | None:

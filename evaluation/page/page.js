@@ -10,17 +10,6 @@ function element(name, className, text) {
   return made;
 }
 
-// Theme: what the system says, until the reader says otherwise.
-function theme() {
-  const root = document.documentElement, button = $("theme"), system = matchMedia("(prefers-color-scheme: dark)");
-  const dark = () => (root.dataset.theme ? root.dataset.theme === "dark" : system.matches);
-  const label = () => { button.textContent = dark() ? "light" : "dark"; button.setAttribute("aria-label", `Switch to ${button.textContent}`); };
-  button.addEventListener("click", () => { root.dataset.theme = dark() ? "light" : "dark"; label(); });
-  system.addEventListener("change", label);
-  button.hidden = false;
-  label();
-}
-
 // The table: a configuration a body, its overall row first and its subtasks by a click; headers sort, filters hide rows.
 function table() {
   const table = $("main"), bodies = [...table.tBodies], heads = [...table.tHead.rows[0].cells];
@@ -225,7 +214,6 @@ function reader() {
   show();
 }
 
-theme();
 table();
 trees();
 reader();

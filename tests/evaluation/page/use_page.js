@@ -10,7 +10,6 @@ addEventListener("load", () => {
   const press = (element, key) => element.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true }));
   const after = (act, look) => { act(); return look(); };
   const sort = (name) => all("#main thead button")[at(name)].click();
-  const colour = () => getComputedStyle(document.body).backgroundColor;
   try {
     seen.styled = getComputedStyle(document.body).maxWidth !== "none";
     seen.images = all("img").map((image) => image.naturalWidth > 0);
@@ -44,7 +43,6 @@ addEventListener("load", () => {
     press(steps[0], "ArrowRight");
     seen.step = one("#step").textContent;
     seen.next = after(() => one("#next").click(), () => one("#answer").textContent);
-    seen.theme = [colour(), after(() => one("#theme").click(), colour)];
     seen.overflow = document.documentElement.scrollWidth - innerWidth;
   } catch (error) {
     seen.errors.push(String(error.stack));
