@@ -112,15 +112,6 @@ function trees() {
   for (const tree of document.querySelectorAll("details.tree")) {
     rove(tree, [...tree.querySelectorAll(".node")], tree.querySelector(".detail"), (node) => node.getAttribute("aria-label"));
   }
-  const shades = $("shades");
-  if (!shades) return;
-  shades.hidden = false;
-  shades.addEventListener("change", (event) => {
-    for (const svg of document.querySelectorAll("svg.drawn")) {
-      svg.classList.remove("joint", "given");
-      svg.classList.add(event.target.value);
-    }
-  });
 }
 
 // The reader of single answers.

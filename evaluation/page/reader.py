@@ -13,6 +13,7 @@ from ..records.compact import FILE
 from ..records.questions import read_questions, subtask
 from ..records.rows import Row
 from ..records.runs import Run, row_key
+from ..statistics.metrics import lengths_by_turn
 from ..statistics.pools import Pool
 from .tokens import Decoder, spelled
 
@@ -98,16 +99,12 @@ class _Texts:
 def _turns(run: Run, row: Row, texts: _Texts) -> list[dict[str, Any]]:
     """Return each turn of the first answer: its text, and its steps' lengths, paths and nodes where recorded."""
     choice = row["choices"][0]
-    ids, counts = choice.get("output_ids") or [], choice.get("decoding_steps") or []
-    paths, nodes = choice.get("step_paths") or [], choice.get("step_nodes") or []
-    lengths = list(choice.get("accept_lengths") or [])
-    if sum(counts) != len(lengths):  # other people's files: which step belongs to which turn is not known
-        lengths, counts = [], []
+    lengths = lengths_by_turn(choice)
+    ids, paths, nodes = (choice.get(key) or [] for key in ("output_ids", "step_paths", "step_nodes"))
     turns = []
     for i, text in enumerate(choice["turns"]):
-        count = counts[i] if i < len(counts) else 0
-        accepted, lengths = lengths[:count], lengths[count:]
-        turn: dict[str, Any] = {"text": texts.add(run, text, ids[i] if i < len(ids) else None), "lengths": accepted}
+        turn: dict[str, Any] = {"text": texts.add(run, text, ids[i] if i < len(ids) else None)}
+        turn["lengths"] = lengths[i] if lengths else []
         if i < len(paths):
             turn["paths"] = [spelled(tuple(path)) for path in paths[i]]
         if i < len(nodes):

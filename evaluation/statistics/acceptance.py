@@ -15,6 +15,7 @@ from model.engine.tree import RankPath
 
 from ..records.rows import Row
 from ..records.runs import Run
+from .metrics import lengths_by_turn
 from .pools import pools
 from .tables import identity
 
@@ -41,9 +42,7 @@ class Step(NamedTuple):
     @property
     def start(self) -> int:
         """Where its tokens begin in the turn's output: its accepted drafts and the target's own next token."""
-        choice = self.row["choices"][self.choice]
-        before = sum(map(len, choice["step_nodes"][: self.turn]))  # steps of the turns before
-        return sum((choice.get("accept_lengths") or [])[before : before + self.number])
+        return sum(lengths_by_turn(self.row["choices"][self.choice])[self.turn][: self.number])
 
 
 def steps(rows: Iterable[Row], source: str | None = None) -> Iterator[Step]:
