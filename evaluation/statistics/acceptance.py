@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -153,16 +152,4 @@ def depths_table(runs: Sequence[Run]) -> pd.DataFrame:
         for depth in by_depth(accepted_paths(pool.rows)):
             shares = {"joint_acceptance": depth.joint, "conditional_acceptance": depth.conditional}
             rows.append(identity(pool) | {"depth": depth.depth, "steps": depth.steps} | shares)
-    return pd.DataFrame(rows)
-
-
-def nodes_table(runs: Sequence[Run]) -> pd.DataFrame:
-    """Build acceptance by node of a fixed template: the share of steps that accepted it, once its parent was."""
-    rows: list[dict[str, Any]] = []
-    for pool in pools(runs):
-        if order := template(pool.first):
-            for node in by_node(accepted_paths(pool.rows, TEMPLATE), order):
-                words = {"rank_path": ",".join(map(str, node.path)), "parent_stood_steps": node.parent_accepted}
-                share = node.given_parent if node.parent_accepted else math.nan
-                rows.append(identity(pool) | words | {"stood_steps": node.accepted, "conditional_acceptance": share})
     return pd.DataFrame(rows)

@@ -57,7 +57,7 @@ def per_turn(rows: Sequence[Row], key: str) -> list[float]:
     values: list[float] = []
     for row in rows:
         for choice in row["choices"]:
-            if not _known(choice, key):
+            if not _complete(choice, key):
                 return []
             values += [value for value, tokens in zip(choice[key], choice["new_tokens"], strict=True) if tokens]
     return values
@@ -72,7 +72,7 @@ def lengths_by_turn(choice: Row) -> list[list[int]]:
     return [list(itertools.islice(rest, count)) for count in counts]
 
 
-def _known(choice: Row, key: str) -> bool:
+def _complete(choice: Row, key: str) -> bool:
     """Return whether a choice has a number for each of its turns."""
     values = choice.get(key)
     return values is not None and None not in values and len(values) == len(choice["new_tokens"])
@@ -84,7 +84,7 @@ def _decode_speed(rows: Sequence[Row]) -> float:
     for row in rows:
         for choice in row["choices"]:
             turns = lengths_by_turn(choice)
-            if not turns or not _known(choice, "decode_time"):
+            if not turns or not _complete(choice, "decode_time"):
                 return math.nan
             tokens += sum(choice["new_tokens"]) - sum(lengths[0] for lengths in turns if lengths)
             seconds += sum(choice["decode_time"])

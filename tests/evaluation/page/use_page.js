@@ -41,7 +41,7 @@ addEventListener("load", () => {
     steps[0].focus();
     press(steps[0], "ArrowRight");
     seen.step = one("#step").textContent;
-    seen.next = after(() => one("#next").click(), () => one("#answer").textContent);
+    seen.next = after(() => one("#next").click(), () => one("#question").value);
     seen.overflow = document.documentElement.scrollWidth - innerWidth;
   } catch (error) {
     seen.errors.push(String(error.stack));
