@@ -19,7 +19,7 @@ from ..statistics.notes import heading
 from ..statistics.pools import pools
 from ..statistics.tables import block_names, blocks
 from .costs import budget, novelty, overhead
-from .curves import order, start, temperature, topk, tree_shape, tree_size, update
+from .curves import temperature, topk, tree_shape, tree_size
 from .figure_data import FigureData
 from .methods import (
     acceptance_by_depth,
@@ -33,7 +33,7 @@ from .style import KINDS, save, styled
 
 FIGURES: tuple[Callable[[FigureData], Figure | None], ...] = (
     *(speedup_over_hf, speedup_over_vanilla, mat, accepted_lengths, acceptance_by_depth, mat_over_questions),
-    *(tree_size, topk, temperature, tree_shape, budget, start, update, order),
+    *(tree_size, topk, temperature, tree_shape, budget),
 )
 ACROSS: tuple[Callable[[Sequence[FigureData]], Figure | None], ...] = (overhead, novelty)
 
