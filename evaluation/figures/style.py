@@ -113,14 +113,8 @@ def save(figure: Figure, path: Path) -> Path:
         metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)
         with replaced(Path(f"{path}.{kind}")) as partial:
             figure.savefig(partial, format=kind, metadata=metadata)
-    release(figure)
+    plt.close(figure)
     return Path(f"{path}.png")
-
-
-def release(*figures: Figure) -> None:
-    """Let matplotlib forget the figures, which can be saved all the same: of many that it keeps it warns."""
-    for figure in figures:
-        plt.close(figure)
 
 
 def save_png(figure: Figure, path: Path, **metadata: str) -> None:

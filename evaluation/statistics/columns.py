@@ -155,8 +155,8 @@ COLUMNS = (
     Column("joint_acceptance", "of the steps that drafted, the share whose accepted path reaches this depth"),
     Column(
         "conditional_acceptance",
-        "of the steps that reach the depth above, the share that reach this one; by node: of the steps in which its "
-        "parent was accepted, the share in which it was, too. A path cut by the answer's end counts as what was kept",
+        "of the steps that reach the depth above, the share that reach this one. A path cut by the answer's end counts "
+        "as what was kept",
     ),
 )
 # Table 1: the paper's columns, speedups by subtask, then Spec-Bench as a whole and MBPP.

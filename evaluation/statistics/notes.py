@@ -88,23 +88,28 @@ def heading(runs: Sequence[Run]) -> list[str]:
     """Say what ran on what, one line a device and setting, and which generation settings were left out."""
     lines = []
     for run in runs:
-        settings, versions = run.settings, run.metadata["versions"]
+        model, versions = run.settings["model"], run.metadata["versions"]
         lines.append(
-            f"{settings['model']['name']} ({settings['model']['dtype']}) on {run.metadata['device']}; "
-            f"torch {versions['torch']}, transformers {versions['transformers']}; {sampling_words(settings)}, batch 1, "
-            f"max_new_tokens {settings['max_new_tokens']}{'' if settings.get('timed', True) else '; not timed'}"
+            f"{model['name']} ({model['dtype']}) on {run.metadata['device']}; torch {versions['torch']}, transformers "
+            f"{versions['transformers']}; {decoding(run)}"
         )
-    lines += [line for run in runs if (line := generation_left_out(run.metadata))]
+    lines += filter(None, (generation_left_out(run) for run in runs))
     return list(dict.fromkeys(lines))
 
 
-def generation_left_out(metadata: dict[str, Any]) -> str:
+def decoding(run: Run) -> str:
+    """Say how tokens were chosen, and up to how many."""
+    settings, choices = run.settings, run.settings.get("num_choices") or 1
+    words = f"{sampling_words(settings)}, batch 1, max_new_tokens {settings['max_new_tokens']}"
+    words += f", {choices} answers a question" if choices > 1 else ""
+    return words if settings.get("timed", True) else f"{words}; not timed"
+
+
+def generation_left_out(run: Run) -> str:
     """Name the checkpoint's generation settings that no method uses, not even `hf`; empty if it has none."""
-    left_out: dict[str, Any] = metadata.get("generation_config_left_out") or {}
-    if not left_out:
-        return ""
+    left_out = run.metadata.get("generation_config_left_out") or {}
     words = ", ".join(f"{key}={value}" for key, value in left_out.items())
-    return f"{metadata['settings']['model']['name']}: the checkpoint's own {words} not used (plain greedy)"
+    return f"{run.settings['model']['name']}: the checkpoint's own {words} not used (plain greedy)" if words else ""
 
 
 def executions(table: pd.DataFrame) -> list[str]:
@@ -176,12 +181,11 @@ def doubts(runs: Sequence[Run]) -> list[str]:
         if pool.first.settings.get("timed", True)
         and (cores := max(run.metadata.get("cores_busy_elsewhere") or 0.0 for run in shards)) > BUSY
     ]
-    if not noisy:
-        return []
-    return [
+    line = (
         f"timings are doubtful: other processes kept cores busy when a run began ({_first_three(noisy)}); on a shared "
         "machine OMP_NUM_THREADS=1 suffers least"
-    ]
+    )
+    return [line] if noisy else []
 
 
 def executed(runs: Sequence[Run]) -> list[str]:
@@ -202,10 +206,7 @@ def incomplete(runs: Sequence[Run]) -> list[str]:
         if not run.complete:
             place = f"{len(run.answers)} of {run.metadata['questions']} questions"
             stopped.setdefault(place, []).append(_repeat(run))
-    return [
-        f"incomplete: {names[0]}{f' and {len(names) - 1} more' if names[1:] else ''}: {place}"
-        for place, names in stopped.items()
-    ]
+    return [f"incomplete: {_first_three(names)}: {place}" for place, names in stopped.items()]
 
 
 def _repeat(run: Run) -> str:

@@ -18,7 +18,7 @@ from model.files import write_text
 from ..records.runs import Run
 from ..records.sweeps import not_available
 from . import notes
-from .acceptance import depths_table, nodes_table
+from .acceptance import depths_table
 from .columns import COLUMNS, MARKDOWN, PAGE, SETUP, TABLE1, TERMINAL, Column, column
 from .intervals import spans_one
 from .metrics import OVERALL
@@ -308,7 +308,6 @@ def write_tables(runs: Sequence[Run], folder: Path, more: Sequence[str] = ()) ->
     depths = depths_table(runs)
     if not depths.empty:
         write_csv(folder / "acceptance_by_depth.csv", depths)
-        write_csv(folder / "acceptance_by_node.csv", nodes_table(runs))
     greedy = table[table["temperature"] == 0.0]  # as the paper's are
     if (greedy["method"] == "hf").any():  # without it there is nothing that the paper's speedups are over
         write_table1(greedy, folder, not_available(folder.parent), notes.mixed(runs))

@@ -167,8 +167,8 @@ def with_unavailable(table: pd.DataFrame, folder: Path) -> pd.DataFrame:
         methods = same["method"].astype(str).str.split(" (", regex=False).str[0]  # without their starts
         if not (methods == row["method"]).any():
             row |= {"category": OVERALL, "note": unavailable(left_out["why"])}
-            there = same[group_columns(table)].drop_duplicates().to_dict("records")
-            rows += [empty_row | block | row for block in there or [empty_block]]
+            its_blocks = same[group_columns(table)].drop_duplicates().to_dict("records")
+            rows += [empty_row | block | row for block in its_blocks or [empty_block]]
     if not rows:
         return table
     below = pd.DataFrame(rows).astype({name: table[name].dtype for name in table.columns})

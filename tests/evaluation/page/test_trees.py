@@ -35,7 +35,7 @@ def test_the_drawing_has_every_node_once_and_no_two_on_one_place(tmp_path):
     assert {(dot.from_x, dot.from_y) for dot in drawing.dots} - {(d.x, d.y) for d in drawing.dots} == {drawing.root}
     assert all(0 < dot.x < drawing.width and 0 < dot.y < drawing.height for dot in drawing.dots)
     path = [dot for dot in drawing.dots if dot.on_path]
-    assert [dot.title.split(":")[0] for dot in path] == ["ranks 0", "ranks 0·0"] and path[0].joint == shade(0.5)
+    assert [dot.title.split(":")[0] for dot in path] == ["ranks 0", "ranks 0·0"] and path[0].shade == shade(0.5)
     assert "80 nodes, depth 6, of which 77 were never" in drawing.words[0]
     assert "question 7, turn 1, step 2" in drawing.words[1]
 

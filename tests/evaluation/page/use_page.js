@@ -29,8 +29,7 @@ addEventListener("load", () => {
     const extra = () => getComputedStyle(one("#main .extra")).display;
     seen.extra = [extra(), after(() => one("#extra").click(), extra)];
     seen.nodes = all("details.tree svg .node").length;
-    const shades = () => one("svg.drawn").getAttribute("class");
-    seen.shades = [shades(), after(() => one("#shades input[value=given]").click(), shades)];
+    seen.shades = new Set(all(".node circle").map((dot) => getComputedStyle(dot).fill)).size;
     one(".node").focus();
     press(one(".node"), "ArrowRight");
     seen.node = one(".tree .detail").textContent;
@@ -42,7 +41,7 @@ addEventListener("load", () => {
     steps[0].focus();
     press(steps[0], "ArrowRight");
     seen.step = one("#step").textContent;
-    seen.next = after(() => one("#next").click(), () => one("#answer").textContent);
+    seen.next = after(() => one("#next").click(), () => one("#question").value);
     seen.overflow = document.documentElement.scrollWidth - innerWidth;
   } catch (error) {
     seen.errors.push(String(error.stack));
