@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -32,7 +31,6 @@ from .report import report
 from .running.scheduling import Job, run_jobs
 
 BASIC = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"  # by name: Hydra imports its plugins anew
-FLAGS = re.compile(r"Only one of --run|The --resolve flag")  # Hydra's ValueErrors: flags that do not go together
 
 
 def run_command(composed: Composed, words: Sequence[str]) -> list[str]:
@@ -75,13 +73,8 @@ def launched_job(config: DictConfig) -> list[str]:
     """Run the job that a launcher started, perhaps in another process; return its error that the user can fix."""
     failures: list[str] = []
     with noted(failures):
-        run_job(config)
+        run_jobs([Job(checked_config(config), [*HydraConfig.get().overrides.task])])
     return failures
-
-
-def run_job(config: DictConfig) -> None:
-    """Run the job that Hydra composed."""
-    run_jobs([Job(checked_config(config), [*HydraConfig.get().overrides.task])])
 
 
 def main() -> None:
@@ -105,11 +98,15 @@ def _by_hydra() -> None:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors, which are printed as one line
     try:
         with config_errors():
-            hydra.main(version_base=None, config_path=str(ROOT / "configs"), config_name="config")(run_job)()
-    except ValueError as error:
-        if not FLAGS.match(str(error)):
-            raise
+            hydra.main(version_base=None, config_path=str(ROOT / "configs"), config_name="config")(_run_nothing)()
+    except ValueError as error:  # flags that do not go together
         raise UserError(one_line(error)) from None
+
+
+def _run_nothing(config: DictConfig) -> None:
+    raise UserError(
+        "flags but -m and --config-dir are for printing configurations and help, and none of them was given"
+    )
 
 
 if __name__ == "__main__":

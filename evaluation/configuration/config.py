@@ -52,7 +52,6 @@ class Settings:
     repeats: int
     repeat: int | None
     interleave: bool
-    allow_mixed: bool
     timed: bool
     phases: bool
     seed: int

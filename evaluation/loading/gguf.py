@@ -1,7 +1,7 @@
 """GGUF files of LLaMA-like models: read once by transformers, de-quantised, kept as safetensors by the file's hash.
 
-transformers ignores the keys and tensors that it does not know. Llama 3.1's scaling of rotary positions is read here; a
-file with any other key or tensor that would change the model is refused by name.
+transformers ignores the keys and tensors that it does not know: a file with one that would change the model is refused
+by name, as Llama 3.1's scaling of rotary positions.
 """
 
 from __future__ import annotations
@@ -18,13 +18,11 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors import SafetensorError
 from tokenizers import pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor, get_gguf_hf_weights_map
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.utils import logging as transformers_logging
 
 from model.errors import UserError
@@ -46,8 +44,6 @@ NOTE = "gguf.json"  # next to the converted weights: their origin; written last
 ARCHITECTURES = ("llama", "qwen2")  # llama: also Mistral, SmolLM, Vicuna
 READ = {"context_length", "embedding_length", "block_count", "feed_forward_length", "vocab_size", "rope.freq_base"}
 READ |= {f"attention.{key}" for key in ("head_count", "head_count_kv", "layer_norm_rms_epsilon")}  # by transformers
-ROPE_FREQS = "rope_freqs.weight"  # divisors of the rotary frequencies, as llama.cpp stores Llama 3.1's scaling
-LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}  # 3.1, 3.2, 3.3
 
 
 def convert(path: Path) -> Path:
@@ -115,15 +111,12 @@ def _reader(file: Path) -> Any:
 
 
 def _ignored(reader: Any, model: Any) -> str:
-    """Scale the rotary positions as the file says. Return the first key or tensor left that changes the model."""
+    """Return the first key or tensor that transformers does not read and that changes the model."""
     config, architecture = model.config, reader.fields["general.architecture"].contents()
     processor = TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config=config.to_dict())
     known = get_gguf_hf_weights_map(model, processor)
-    tensors = {tensor.name: tensor.data for tensor in reader.tensors}
-    if left := sorted(tensors.keys() - known.keys() - {ROPE_FREQS}):
+    if left := sorted({tensor.name for tensor in reader.tensors} - known.keys()):
         return f"the tensor {left[0]}"
-    if ROPE_FREQS in tensors and not _scale_positions(config, tensors[ROPE_FREQS]):
-        return f"{ROPE_FREQS} with other factors than Llama 3.1's rule makes"
     size = config.hidden_size // config.num_attention_heads
     neutral = {"attention.key_length": size, "attention.value_length": size, "rope.dimension_count": size}
     for key, field in reader.fields.items():
@@ -131,17 +124,6 @@ def _ignored(reader: Any, model: Any) -> str:
         if group == architecture and name not in READ and value and neutral.get(name) != value:
             return f"{key}={'[...]' if isinstance(value, list) else value}"
     return ""
-
-
-def _scale_positions(config: Any, factors: Any) -> bool:
-    """Write Llama 3.1's scaling into the configuration if it gives these divisors; False if it does not."""
-    if np.allclose(factors, 1.0):
-        return True
-    plain = config.rope_parameters
-    config.rope_parameters = plain | LLAMA3 | {"rope_type": "llama3", "factor": float(factors.max())}
-    scaled = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))[0].numpy()
-    unscaled = float(plain["rope_theta"]) ** -(np.arange(len(scaled)) / len(scaled))
-    return factors.shape == scaled.shape and np.allclose(factors * scaled, unscaled, rtol=1e-5, atol=0.0)
 
 
 def read_note(folder: Path) -> dict[str, Any]:

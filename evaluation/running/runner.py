@@ -93,7 +93,7 @@ class Runner:
             UserError: another process uses the directory, or it holds another run.
         """
         with self.store.locked():
-            self.done = self.store.begin(self._metadata(), self.config["allow_mixed"])
+            self.done = self.store.begin(self._metadata())
             self.pending = [q for q in self._questions if q.question_id not in self.done]
             self._resumed_at = len(self.done)
             yield self
