@@ -91,6 +91,10 @@ WRONG = {  # settings, and what the line names
     "method=pld method.max_ngram=x": "method.max_ngram=x: must be a whole number",
     "method=suffix method.factor=x": "method.factor=x: must be a number",
     "method.recycle_prompt=3": "method.recycle_prompt=3: must be true or false",
+    "sampling.top_p=2": "sampling.top_p=2",
+    "+sampling.temprature=1": "did you mean temperature?",
+    "repeats=2 run_dir=x": "holds one run",
+    "repeats=0": "repeats=0",
 }
 
 
