@@ -24,6 +24,7 @@ from transformers import (
     SmolLM3Config,
 )
 
+from model.engine import Target
 from tests.skipped import pytest_unconfigure
 
 __all__ = ["pytest_unconfigure"]  # pytest finds it here
@@ -98,3 +99,17 @@ def locks_of_our_own(tmp_path_factory) -> None:
 @pytest.fixture(scope="session")
 def llama() -> PreTrainedModel:
     return toy_model("llama-grouped")
+
+
+@pytest.fixture
+def forwarded(monkeypatch) -> list[int]:
+    """How many tokens each forward has, from now on."""
+    counts: list[int] = []
+    run = Target._run_model
+
+    def counted(target, cache, tokens, *more, **kwargs):
+        counts.append(len(tokens))
+        return run(target, cache, tokens, *more, **kwargs)
+
+    monkeypatch.setattr(Target, "_run_model", counted)
+    return counts

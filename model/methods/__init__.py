@@ -46,7 +46,6 @@ FIRST_IN_TABLES = (
 
 
 def table_place(name: str) -> int:
-    """Return the sort key of a method in tables and figures."""
     if name in FIRST_IN_TABLES:
         return FIRST_IN_TABLES.index(name)
     return len(FIRST_IN_TABLES) + (name == "recycling")

@@ -203,8 +203,6 @@ class Eagle(EagleDrafter):
 
 
 class EagleTreeSession(EagleSession):
-    """Grows the tree level by level."""
-
     method: Eagle
 
     def expand(self, root: int, feature: torch.Tensor) -> Draft:
@@ -260,8 +258,6 @@ class Eagle2(EagleDrafter):
 
 
 class Eagle2Session(EagleSession):
-    """Grows the tree by the head's confidence."""
-
     method: Eagle2
 
     def expand(self, root: int, feature: torch.Tensor) -> Draft:

@@ -14,7 +14,7 @@ from torch import nn
 
 from ..engine import DeviceDrafter, DeviceSession, Needs, Target, Verification
 from ..errors import UserError
-from ..structures.heads import check_shapes, check_sizes, hidden_size, locate, read_config, read_weights, template
+from ..structures.heads import check_sizes, hidden_size, load_weights, locate, read_config, read_weights, template
 
 WEIGHTS = "medusa_lm_head.safetensors"
 PUBLIC_WEIGHTS = "medusa_lm_head.pt"
@@ -72,8 +72,7 @@ def load_heads(path: str, target: Target) -> MedusaHeads:
         if not isinstance(stated, int) or stated > count:
             raise UserError(f"{file}: has {count} where {folder / 'config.json'} says {key}={stated}; cut short?")
     module = MedusaHeads(heads, layers, hidden_size(target), target.vocab_size, shared=shared)
-    check_shapes(file, state, module.state_dict(), target.name)
-    module.load_state_dict(state)
+    load_weights(module, file, state)
     return module.to(target.device, target.dtype).eval().requires_grad_(False)
 
 

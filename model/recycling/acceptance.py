@@ -80,7 +80,6 @@ class Acceptance:
         self.likelihoods = [1.0, *(p[i] for i in self.order)]
 
     def probabilities(self) -> list[float]:
-        """Return P(path) for every path."""
         by_rank = [accepted / visits for accepted, visits in zip(self._rank_accepted, self._rank_visits, strict=True)]
         p = list[float]()
         for accepted, visits, rank, parent in zip(self._accepted, self._visits, self._rank, self._parent, strict=True):

@@ -62,8 +62,7 @@ def test_a_model_that_changed_gets_a_target_of_its_own(change, method="dynamic")
     assert decoded(model, generate) == greedy(model, PROMPT, 20)
     with pytest.raises(UserError, match="make a new one"):
         decoder.generate(PROMPT, max_new_tokens=5)
-    again = Decoder(model, method=method)
-    again.eos = frozenset()
+    again = Decoder(model, method=method, eos=())
     assert again.generate(PROMPT, max_new_tokens=20).ids == greedy(model, PROMPT, 20)
 
 
@@ -128,8 +127,7 @@ def test_a_compiled_model_answers_as_it_is(way, untraced):
     expected = greedy(toy_model("llama-grouped"), PROMPT, 20)
     model = way(toy_model("llama-grouped"))
     assert decoded(model, Generate()) == expected
-    decoder = Decoder(model)
-    decoder.eos = frozenset()
+    decoder = Decoder(model, eos=())
     assert decoder.generate(PROMPT, max_new_tokens=20).ids == expected
 
 
@@ -166,8 +164,7 @@ class Adapter:
 
 def test_an_adapter_inside_the_layers_is_used_and_one_of_the_inputs_refused():
     model = toy_model("llama-grouped")
-    decoder = Decoder(Adapter(model, False))
-    decoder.eos = frozenset()
+    decoder = Decoder(Adapter(model, False), eos=())
     assert decoder.generate(PROMPT, max_new_tokens=20).ids == greedy(model, PROMPT, 20)
     with pytest.raises(UserError, match="X_TUNING"):
         Decoder(Adapter(model, True))
