@@ -98,7 +98,7 @@ def test_settings_and_states_out_of_range_are_refused():
     wrong = [
         ({"candidates": torch.zeros(61, 8)}, "saved rows by token are not keys"),
         (state | {"pair_ids": state["pair_ids"][:, :8]}, "rows by pair are not keys with 10 candidates"),
-        (state | {"token_scores": state["token_scores"].double()}, "rows by token are not keys"),
+        (state | {"token_scores": state["token_scores"][1:]}, "rows by token are not keys"),
         (state | {"token_ids": state["token_ids"] + 61}, "token ids outside the vocabulary of"),
         (state | {"pair_keys": state["pair_keys"] + 61**2}, "token ids outside the vocabulary of"),
     ]

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from evaluation.running.shared_text import generate_together
-from model.engine import Session, Target, generate
+from model.engine import Session, Target, decode, generate
 from model.engine.sampling import Sampling, gumbel
 from model.methods.eagle import Eagle, Eagle2
 from model.methods.sps import Speculative
@@ -24,43 +24,37 @@ def flat_model():
     return model
 
 
+@pytest.fixture(scope="module")
+def itself(tmp_path_factory):
+    """A target, and the folder of its draft model, which is the same one."""
+    model, folder = flat_model(), tmp_path_factory.mktemp("draft")
+    model.save_pretrained(folder)
+    return Target(model), str(folder)
+
+
 @pytest.mark.parametrize("execution", ["eager", "static"])
 @pytest.mark.parametrize("sampling", DRAWN, ids=["plain", "top-p"])
-def test_the_target_as_its_own_draft_model(sampling, execution, tmp_path):
-    model = flat_model()
-    model.save_pretrained(tmp_path)
-    target = Target(model)
+def test_the_target_as_its_own_draft_model(sampling, execution, itself):
+    target, folder = itself
     sharing, apart = (
-        Speculative(target=target, draft_path=str(tmp_path), draft_tokens=3, share_noise=share)
-        for share in (True, False)
+        Speculative(target=target, draft_path=folder, draft_tokens=3, share_noise=share) for share in (True, False)
     )
-    own = generate(target, sharing, PROMPT, max_new_tokens=40, sampling=sampling, execution=execution)
-    assert own.accept_lengths == [4] * 10, "drafts are drawn as the target draws, at the right places"
+    shared = generate(target, sharing, PROMPT, max_new_tokens=40, sampling=sampling, execution=execution)
+    assert shared.accept_lengths == [4] * 10, "drafts are drawn as the target draws, at the right places"
     other = generate(target, apart, PROMPT, max_new_tokens=40, sampling=sampling, execution=execution)
-    assert other.tokens == own.tokens and len(other.steps) > 2 * len(own.steps)
+    assert other.tokens == shared.tokens and len(other.steps) > 2 * len(shared.steps)
     if execution == "eager":
         together = generate_together(target, [sharing, apart], PROMPT, max_new_tokens=40, sampling=sampling)
-        assert [out.accept_lengths for out in together] == [own.accept_lengths, other.accept_lengths]
+        assert [out.accept_lengths for out in together] == [shared.accept_lengths, other.accept_lengths]
 
 
-def test_sequences_of_several_seeds_in_turn(tmp_path):
+def test_sequences_of_several_seeds_in_turn(itself):
     """Static steps are shared by sequences, and so is their rule: each drafts by its own seed."""
-    from model.engine import decode
-
-    model = flat_model()
-    model.save_pretrained(tmp_path)
-    target = Target(model)
-    drafter = Speculative(target=target, draft_path=str(tmp_path), draft_tokens=3)
+    target, folder = itself
+    drafter = Speculative(target=target, draft_path=folder, draft_tokens=3)
     streams = [
-        decode(
-            target,
-            drafter.session(),
-            PROMPT,
-            max_new_tokens=20,
-            sampling=Sampling(temperature=1.0, seed=seed),
-            execution="static",
-        )
-        for seed in (1, 2, 3)
+        decode(target, drafter.session(), PROMPT, max_new_tokens=20, sampling=sampling, execution="static")
+        for sampling in (Sampling(temperature=1.0, seed=seed) for seed in (1, 2, 3))
     ]
     lengths = [[step.accepted for step in steps] for steps in zip(*streams, strict=True)]
     assert lengths == [[4] * 3] * 5

@@ -16,11 +16,6 @@ from model.structures.dynamic_loops import LEVELS
 from model.structures.rows import PairRows, TokenRows, on_host
 
 
-def levels_of(logits, k):
-    ids, bits = on_host(*top_k_and_bits(logits, k))
-    return ids, np.array([[loops.level_of(value) for value in row] for row in bits])
-
-
 def keep(tokens, pairs, before, read, ids, levels):
     """As a prompt's tokens are kept: in order, each with the one before."""
     growth = new_growth(1, tokens)
@@ -32,17 +27,17 @@ def find(pairs, before, token):
     return loops.find_pair(pairs.keys, pairs.seen, pairs.shift, before, token)
 
 
-@pytest.mark.parametrize("vocab", [61, 2048, 32000, 49152, 50257])
+@pytest.mark.parametrize("vocab", [61, 2048, 50257])
 def test_levels_of_large_vocabularies_are_near_the_whole_sums(vocab):
     """The maxima of groups leave out most of the tail: of logits as a model has them, less than one level."""
     logits = torch.randn(4, vocab, generator=torch.Generator().manual_seed(0)) * 2
     logits[torch.arange(4), torch.tensor([3, 5, 7, 60])] = 16.0
-    ids, levels = levels_of(logits, 8)
+    ids, bits = on_host(*top_k_and_bits(logits, 8))
+    levels = torch.tensor([[loops.level_of(value) for value in row] for row in bits])
     assert ids[:, 0].tolist() == [3, 5, 7, 60] and ids.dtype == np.int64
     best = torch.from_numpy(ids)
-    bits = -torch.log_softmax(logits, -1).gather(1, best) / math.log(2)
-    exact = bits.clamp(0, LEVELS - 1).long()
-    assert (torch.from_numpy(levels).long() - exact).abs().max() <= 1
+    exact = (-torch.log_softmax(logits, -1).gather(1, best) / math.log(2)).clamp(0, LEVELS - 1).long()
+    assert (levels - exact).abs().max() <= 1
     assert torch.equal(logits.gather(1, best), logits.topk(8).values)
 
 
@@ -90,4 +85,4 @@ def test_what_is_saved_comes_back_and_what_does_not_fit_is_refused():
         state | {"pair_levels": levels + LEVELS},
     ):
         with pytest.raises(UserError, match="start: the saved rows"):
-            other.load_state_dict(broken)
+            other.check_state(broken)

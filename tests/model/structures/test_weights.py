@@ -61,4 +61,4 @@ def test_what_is_saved_comes_back_bit_for_bit():
     )
     for broken in ({}, {"weights": torch.ones(2, 5)}, {"weights": torch.full((2, math.prod(KINDS)), math.nan)}):
         with pytest.raises(UserError, match="no weights of this method"):
-            other.load_state_dict(broken)
+            other.check_state(broken)
