@@ -5,22 +5,19 @@ from __future__ import annotations
 import argparse
 import inspect
 import json
-import statistics
 import sys
 import time
 from collections.abc import Iterable
 from contextlib import closing, suppress
 from dataclasses import asdict, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, TextIO
 
 from .decoder import Answer, Decoder, pieces
-from .engine import StepRecord, decode
+from .engine import StepRecord
 from .engine.sampling import Sampling
 from .errors import UserError, one_line, visible
 from .methods import DEFAULT, METHODS, make_method
-from .methods.vanilla import Vanilla
 
 VICUNA = (
     "A chat between a curious user and an artificial intelligence assistant. "
@@ -28,7 +25,6 @@ VICUNA = (
 )
 # Of a step's text by its number of tokens, 1 to 5 and more: default to magenta
 COLOURS = ("39", "36", "32", "33", "35")
-BASELINE = 12  # steps of plain decoding, timed for the speedup
 HELP = """/method NAME [KEY=VALUE ...]  another method, e.g. /method dynamic nodes=24, /method recycling tree=best:24
 /temperature T                sampling temperature; 0 is greedy
 /reset                        forget the chat and the method's state
@@ -50,7 +46,6 @@ class Chat:
         self.decoder, self.out, self.colours = decoder, out, colours
         self.max_new_tokens, self.sampling = max_new_tokens, sampling
         self.turns: list[dict[str, str]] = []
-        self._plain: float | None = None  # tokens per second of plain decoding, measured after the first long answer
 
     def say(self, line: str) -> bool:
         """Answer a line or run a command; return False if it ends the chat."""
@@ -116,12 +111,9 @@ class Chat:
         self._put("\n")
         self.turns.append({"role": "assistant", "content": text})
         if self.colours and len(lengths) > 1:
-            if self._plain is None and sum(lengths) > BASELINE:
-                self._plain = plain_speed(decoder, prompt)
             speed = sum(lengths[1:]) / (times[-1] - times[1])  # the first step's time is the prefill's
-            over = f", {speed / self._plain:.2f} x plain" if self._plain else ""
             first = f"first token after {times[1] - times[0]:.1f} s"
-            self._note(f"MAT {sum(lengths) / len(lengths):.2f}, {speed:.1f} tokens/s{over}; {first}")
+            self._note(f"MAT {sum(lengths) / len(lengths):.2f}, {speed:.1f} tokens/s; {first}")
 
     def _put(self, text: str) -> None:
         self.out.write(text)
@@ -130,15 +122,6 @@ class Chat:
     def _note(self, text: str) -> None:
         shown = visible(text)  # an error may quote what a model's files say
         self._put(f"\033[2m{shown}\033[0m\n" if self.colours else f"{shown}\n")
-
-
-def plain_speed(decoder: Decoder, prompt: list[int]) -> float:
-    """Measure plain greedy decoding after this prompt, in tokens per second: the median, as first steps are slower."""
-    session = Vanilla(decoder.target.device).session()
-    execution = decoder.execution.name
-    steps = decode(decoder.target, session, prompt, max_new_tokens=BASELINE + 1, execution=execution)
-    times = [time.perf_counter() for _ in steps]
-    return 1 / statistics.median(end - start for start, end in pairwise(times))
 
 
 def prompt_of(decoder: Decoder, turns: list[dict[str, str]]) -> list[int]:

@@ -58,8 +58,8 @@ class MedusaHeads(nn.ModuleList):
 def load_heads(path: str, target: Target) -> MedusaHeads:
     """Heads from a folder: config.json and medusa_lm_head.safetensors (ours) or medusa_lm_head.pt (public).
 
-    Raises UserError if they are missing, corrupt, fewer than the configuration says, or made for another model. They
-    may be more: a public configuration says 2 heads where the file has 5.
+    How many there are is read from the weights: a public configuration says 2 heads where the file has 5. Raises
+    UserError if they are missing, corrupt, or made for another model.
     """
     folder = locate(path, "medusa")
     config = read_config(folder)
@@ -67,10 +67,6 @@ def load_heads(path: str, target: Target) -> MedusaHeads:
     file, state = read_weights(folder, WEIGHTS, PUBLIC_WEIGHTS)
     shared = bool(config.get("shared_lm_head", False))
     heads, layers = _count(file, state, shared)
-    for key, count in (("medusa_num_heads", heads), ("medusa_num_layers", layers)):
-        stated = config.get(key, count)
-        if not isinstance(stated, int) or stated > count:
-            raise UserError(f"{file}: has {count} where {folder / 'config.json'} says {key}={stated}; cut short?")
     module = MedusaHeads(heads, layers, hidden_size(target), target.vocab_size, shared=shared)
     load_weights(module, file, state)
     return module.to(target.device, target.dtype).eval().requires_grad_(False)

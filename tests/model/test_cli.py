@@ -3,20 +3,15 @@
 import io
 import json
 import os
-import pty
 import re
-import select
-import signal
 import subprocess
 import sys
-import time
 import zipfile
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from model.cli import Chat, main
+from model.cli import Chat, main, talk
 from model.decoder import Decoder
 from model.engine.sampling import GREEDY
 from model.errors import UserError
@@ -182,60 +177,26 @@ def test_an_error_sends_no_control_characters(monkeypatch, capsys):
     )
 
 
-class Terminal:
-    """A command in a pseudo-terminal."""
+def test_a_chat_in_a_terminal(decoder, monkeypatch):
+    """Lines that are typed, one that Ctrl-C discards, and Ctrl-D."""
+    typed = iter(["Hello there. Hello there.", KeyboardInterrupt, "/help", EOFError])
 
-    def __init__(self, *arguments):
-        pid, self.there = pty.fork()
-        if not pid:
-            signal.signal(signal.SIGINT, signal.SIG_DFL)  # a test that runs in the background may have it ignored
-            os.chdir(ROOT)
-            os.execv(sys.executable, [*COMMAND, *arguments])
-        self.pid, self.seen = pid, ""
+    def read(prompt):
+        assert prompt == "> "
+        line = next(typed)
+        if isinstance(line, str):
+            return line
+        raise line
 
-    def until(self, what, seconds=90):
-        """Read until a text came since the last time; what was read."""
-        end = time.monotonic() + seconds
-        while not re.search(what, self.seen):
-            assert time.monotonic() < end, f"no {what} in {self.seen[-2000:]!r}"
-            if select.select([self.there], [], [], 0.2)[0]:
-                self.seen += os.read(self.there, 65536).decode(errors="replace")
-        read, self.seen = self.seen, ""
-        return read
-
-    def type(self, text):
-        os.write(self.there, text.encode())
-
-    def press(self, key, what, tries=9):
-        """Press until a text comes: Python's readline heeds no signal that comes just before it waits for a key."""
-        for _ in range(tries):
-            self.type(key)
-            with suppress(AssertionError):
-                return self.until(what, seconds=5)
-        raise AssertionError(f"no {what} after {tries} presses of {key!r}; seen {self.seen!r}")
-
-
-def test_a_chat_in_a_terminal():
-    shown = Terminal("chat", EMBEDDED, "--max-new-tokens", "40", "--set", "nodes=24")  # however slow the machine
-    try:
-        shown.until("> $")
-        shown.type("Hello there. Hello there.\n")
-        answer = shown.until(r"MAT \d\.\d\d, .* x plain.*\n.*> ")
-        assert "\033[36m" in answer or "\033[32m" in answer or "\033[33m" in answer, "runs are coloured by length"
-        shown.type("/method vanilla\n")
-        shown.until("method vanilla.*\n.*> ")
-        shown.type("/reset\n")
-        shown.until("forgotten.*\n.*> ")
-        shown.type("/help\n")
-        shown.until("Ctrl-C stops an answer[^$]*> ")
-        shown.type("half a line")
-        shown.until("half a line$")
-        shown.press("\003", "> $")
-        shown.type("\004")
-        _, status = os.waitpid(shown.pid, 0)
-        assert os.waitstatus_to_exitcode(status) == 0
-    finally:
-        os.close(shown.there)
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+    monkeypatch.setattr("builtins.input", read)
+    out = io.StringIO()
+    talk(Chat(decoder, out, colours=True, max_new_tokens=40, sampling=GREEDY))
+    assert next(typed, None) is None
+    answer, _, after = out.getvalue().partition("MAT ")
+    assert re.search("\033\\[3[2356]m", answer), "runs are coloured by length"
+    assert re.match(r"\d\.\d\d, [\d.]+ tokens/s; first token after", after)
+    assert "Ctrl-C stops an answer" in after
 
 
 def test_ctrl_c_stops_the_answer_and_not_the_chat(decoder, monkeypatch):

@@ -27,42 +27,21 @@ def test_every_field_of_the_installed_version_is_in_one_list():
     assert not FIELDS - set.union(*lists), "a field that nobody has looked at"
 
 
-ASKED = {
-    "num_beam_groups": 2,
-    "penalty_alpha": 0.6,
-    "dola_layers": "low",
-    "constraints": [1],
-    "force_words_ids": [[7]],
-    "guidance_scale": 1.5,
-    "watermarking_config": {"bias": 2.0},
-    "prompt_lookup_num_tokens": 3,
-    "assistant_early_exit": 1,
-    "use_mtp": True,
-    "speculation_type": "dflash",
-    "is_assistant": True,
-    "prefill_chunk_size": 2,
-    "cache_implementation": "quantized",
-    "num_beams": 2,
-    "num_return_sequences": 2,
-}
-
-
 def test_what_is_not_done_is_refused_by_name():
-    model = toy_model("llama")
-    assert ASKED.keys() == REFUSED.keys()
+    model, ours = toy_model("llama"), Generate()
     for name in REFUSED.keys() & FIELDS:
         config = GenerationConfig(max_length=20, return_dict_in_generate=False)
-        setattr(config, name, ASKED[name])
+        setattr(config, name, 7)
         with pytest.raises(UserError, match=name):
             generate_settings.refuse(model, torch.tensor([PROMPT]), config, {})
-    for name in ("dola_layers", "prompt_lookup_num_tokens"):
-        with pytest.raises(UserError, match=name):
-            answer({name: ASKED[name]}, custom_generate=Generate())
-    for name in OUTPUTS:
-        with pytest.raises(UserError, match=name):
-            answer({name: True, "return_dict_in_generate": True}, custom_generate=Generate())
-    with pytest.raises(UserError, match="several sequences, num_return_sequences"):
-        answer({"do_sample": True, "num_return_sequences": 2}, custom_generate=Generate())
+    for settings, says in (
+        *(({name: True, "return_dict_in_generate": True}, name) for name in OUTPUTS),
+        ({"dola_layers": "low"}, "dola_layers"),
+        ({"prompt_lookup_num_tokens": 3}, "prompt_lookup_num_tokens"),
+        ({"do_sample": True, "num_return_sequences": 2}, "several sequences, num_return_sequences"),
+    ):
+        with pytest.raises(UserError, match=says):
+            answer(settings, custom_generate=ours)
 
 
 def test_a_field_that_nobody_knows_is_refused_as_soon_as_it_is_used(monkeypatch):

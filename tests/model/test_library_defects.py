@@ -155,14 +155,10 @@ def test_set_takes_settings_of_the_method_alone(capsys):
         assert f"--set {name}=abc: {name} is no setting of a method" in capsys.readouterr().err
 
 
-def chat_with(decoder, **settings):
-    out = io.StringIO()
-    return out, cli.Chat(decoder, out, **{"colours": False, "max_new_tokens": 40, "sampling": GREEDY} | settings)
-
-
 def test_a_chat_survives_a_wrong_setting_and_says_what_ends_a_long_one():
     decoder = Decoder.from_pretrained(EMBEDDED, context=128)
-    out, chat = chat_with(decoder)
+    out = io.StringIO()
+    chat = cli.Chat(decoder, out, colours=False, max_new_tokens=40, sampling=GREEDY)
     assert chat.say("Hello there.") and chat.say("/method dynamic eos=1") and len(chat.turns) == 2
     assert "eos is no setting of a method" in out.getvalue()
     for _ in range(9):
@@ -170,20 +166,6 @@ def test_a_chat_survives_a_wrong_setting_and_says_what_ends_a_long_one():
     assert "/reset forgets it" in out.getvalue()
     chat.say("/reset")
     assert chat.say("Hello there.") and len(chat.turns) == 2
-
-
-def test_plain_decoding_is_timed_after_the_first_long_answer(monkeypatch):
-    decoder, order = Decoder.from_pretrained(EMBEDDED), []
-    timed, put = cli.plain_speed, cli.Chat._put
-    monkeypatch.setattr(cli, "plain_speed", lambda *given: order.append("timed") or timed(*given))
-    monkeypatch.setattr(cli.Chat, "_put", lambda chat, text: order.append("shown") or put(chat, text))
-    _, chat = chat_with(decoder, colours=True, max_new_tokens=4)
-    chat.say("Hello there.")
-    assert "timed" not in order, "a short answer"
-    out, chat = chat_with(decoder, colours=True)
-    chat.say("Hello there.")
-    assert order.count("timed") == 1 and order.index("timed") > 10 and "x plain; first token" in out.getvalue()
-    assert chat.say("And now?") and order.count("timed") == 1
 
 
 @pytest.mark.parametrize("method", ["vanilla", "dynamic"])

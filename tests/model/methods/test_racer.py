@@ -38,22 +38,6 @@ def test_a_tree_by_hand():
     assert draft.tree.rank_of == [0, 2, 1, 0, 0, 1, 0, 0], "retrieved ones first, then by candidate"
 
 
-def test_retrieval_by_hand():
-    trie = NgramTrie(3, 100, 2)
-    trie.insert_text([1, 2, 3, 4, 1, 2, 3, 5])  # 123 234 341 412 123 235
-    trie.build_fail_links()
-    place, borders = trie.step(0, 1)
-    assert borders == [], "one token is matched, two must be"
-    place, borders = trie.step(place, 2)
-    assert [trie.depth[b] for b in borders] == [2]
-    assert trie.continuations(borders, 64) == [[3]]
-    two = trie.children[0][2]
-    place = trie.walk(place, [3])  # 1 2 3, whose link leads to 2 3
-    place, borders = trie.step(place, 5)
-    assert place == trie.children[trie.children[two][3]][5] and borders == [place]
-    assert trie.step(place, 9) == (place, []), "nothing follows: the place stays where it was"
-
-
 def test_the_most_frequent_continuations_are_selected():
     trie = NgramTrie(3, 100, 2)
     for gram in ([1, 2, 3], [1, 2, 4], [1, 2, 4], [1, 2, 5]):

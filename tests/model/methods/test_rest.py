@@ -104,18 +104,6 @@ def test_an_interrupted_build_and_tokens_outside_the_vocabulary_leave_no_datasto
     assert not list(tmp_path.iterdir())
 
 
-def test_tree_by_hand():
-    """Frequencies: (5) 4, (5 6) 3, (5 6 7) 2, (9) 2, (9 1) 2, (5 6 8) 1, (5 9) 1, and so on."""
-    continuations = np.array([[5, 6, 7], [5, 6, 7], [5, 6, 8], [5, 9, 1], [9, 1, -1], [9, 1, 2]])
-    parents, tokens = most_frequent(continuations, 3)
-    assert (parents, tokens) == ([0, 0, 0, 1], [5, 9, 6])  # the tie at 2 falls to the shallower (9)
-    parents, tokens = most_frequent(continuations, 5)
-    assert (parents, tokens) == ([0, 0, 0, 1, 2, 3], [5, 9, 6, 1, 7])
-    parents, tokens = most_frequent(continuations, 64)
-    assert (parents, tokens) == ([0, 0, 0, 1, 1, 2, 3, 3, 4, 5], [5, 9, 6, 9, 1, 7, 8, 1, 2])
-    assert most_frequent(np.array([[-1, -1], [-1, -1]]), 4) == ([0], [])
-
-
 @pytest.mark.parametrize("seed", range(8))
 def test_tree_holds_the_most_frequent_prefixes(seed):
     rng = random.Random(seed)

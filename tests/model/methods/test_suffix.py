@@ -9,7 +9,7 @@ from model.engine import Target, generate
 from model.methods.suffix import Suffix
 from model.methods.suffix_recycling import SuffixRecycling
 from model.recycling import TokenRecycling, build_template
-from model.structures.suffix_automaton import MIN_CAPACITY, SuffixAutomaton, Text, transfer
+from model.structures.suffix_automaton import MIN_CAPACITY, SuffixAutomaton, Text
 from tests.conftest import greedy, toy_model
 
 V = 61
@@ -23,13 +23,6 @@ def longest_repeat(text: list[int]) -> int:
     """Tokens of the longest suffix that also ends earlier."""
     n = len(text)
     return max(m for m in range(n) if m == 0 or any(text[e - m : e] == text[n - m :] for e in range(m, n)))
-
-
-def longest_in(corpus: list[int], text: list[int]) -> int:
-    """Tokens of the longest suffix of the text that stands in the corpus."""
-    n = len(text)
-    places = range(len(corpus) + 1)
-    return max(m for m in range(n + 1) if m == 0 or any(corpus[e - m : e] == text[n - m :] for e in places if e >= m))
 
 
 def random_text(rng: random.Random, n: int) -> list[int]:
@@ -59,19 +52,6 @@ def test_the_longest_match_after_every_token_is_brute_forces():
             assert m == 0 or (m <= end < n and text[end - m : end] == text[n - m : n])
         counts = text_of(automaton).counts[0]
         assert counts["states"] <= max(2 * len(text), 2) and counts["transitions"] <= 3 * len(text)
-
-
-def test_reading_along_another_text_finds_the_longest_match_in_it():
-    for seed in range(20):
-        rng = random.Random(seed)
-        corpus, text = random_text(rng, rng.randrange(1, 30)), random_text(rng, 30)
-        automaton, place = SuffixAutomaton(corpus), (0, 0)
-        for n, token in enumerate(text, 1):
-            place = transfer(text_of(automaton), *place, token)
-            state, m = place
-            end = text_of(automaton).states["end"][state]
-            assert m == longest_in(corpus, text[:n])
-            assert m == 0 or corpus[end - m : end] == text[n - m : n]
 
 
 def test_a_text_that_outgrows_its_room_keeps_its_matches():

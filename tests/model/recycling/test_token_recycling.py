@@ -137,20 +137,6 @@ def test_bytes_are_measured():
         assert AdjacencyMatrix(32000, 8, dtype=dtype).nbytes == 32000 * 8 * itemsize
 
 
-def test_update_is_a_plain_loop_over_the_nodes(form):
-    rng = random.Random(0)
-    matrix, rows = AdjacencyMatrix(9, 3), [[0] * 3 for _ in range(9)]
-    for _ in range(5):
-        tokens = [rng.randrange(9) for _ in range(20)]
-        top = [[rng.randrange(9) for _ in range(3)] for _ in range(20)]
-        matrix.update(torch.tensor(tokens), torch.tensor(top))
-        for token, row in zip(tokens, top, strict=True):
-            rows[token] = row
-    assert matrix.candidates.tolist() == rows
-    tokens, ranks = torch.tensor([3, 3, 8]), torch.tensor([0, 2, 1])
-    assert matrix.look_up(tokens, ranks).tolist() == [rows[3][0], rows[3][2], rows[8][1]]
-
-
 def test_a_matrix_that_does_not_fit_or_is_no_matrix_is_refused(tmp_path):
     matrix = AdjacencyMatrix(9, 3)
     with pytest.raises(UserError, match=r"\[8, 3\].*\[9, 3\]"):
