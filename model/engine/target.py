@@ -6,9 +6,10 @@ What the engine cannot drive is refused by name, before a prompt is decoded.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property, partial
+from itertools import pairwise
 from threading import get_ident
 from typing import Any
 
@@ -23,6 +24,7 @@ from .linear import fuse_linears, identity, pack_linears
 from .tree import Draft, Tree
 
 DEFAULT_CONTEXT = 4096
+LOGITS_BYTES = 64 << 20  # of a prompt's logits that are held at a time
 TRIAL = 12  # tokens of the prompt of a trial at load time
 # Of a row's greatest logit, what a draft and a row of the same tokens may differ by in that trial. At toy size, float32
 # 122 families of transformers that are driven rightly differed by 4e-6 at most, and 12 wrong ones by 0.013 or more.
@@ -92,8 +94,6 @@ class Target:
         self.caches = CachePool(partial(TreeCache, self._shapes))
         self.masks = TreeMasks(self.dtype, self.device)
         self.hidden: torch.Tensor | None = None  # (n, H): last hidden states of the last forward, if kept
-        self._hook: Any = None
-        self._thread = 0  # whose forwards the hook listens to
         self._form = form_of(model)
         self._try_draft()
 
@@ -206,25 +206,31 @@ class Target:
             )
         return min(max_new_tokens, self.context - len(prompt))
 
-    def keep_hidden(self, wanted: bool) -> None:
-        """Switch on or off that forwards store the head's input in `hidden`. Free if nothing changes.
-
-        Only for forwards of this thread.
+    @contextmanager
+    def hidden_states(self, wanted: bool = True) -> Iterator[None]:
+        """Store the head's input in `hidden` in each forward of this thread. Free if not wanted.
 
         Raises:
             UserError: the model was compiled by its owner, and compiled code does not notice that hooks come and go.
         """
-        if wanted and self._hook is None:
-            check_hooks(self.model, self.name)
-            self._thread = get_ident()
-            self._hook = self.model.get_decoder().register_forward_hook(self._store_hidden)
-        elif not wanted and self._hook is not None:
-            self._hook.remove()  # else a reference cycle: model, hook, target, model
-            self._hook = self.hidden = None
+        if not wanted:
+            yield
+            return
+        check_hooks(self.model, self.name)
+        thread = get_ident()
 
-    def _store_hidden(self, module: Any, args: Any, output: Any) -> None:
-        if get_ident() == self._thread:
-            self.hidden = output[0][0].to(self.device)  # the decoder's first output, after its final norm: (1, n, H)
+        def store(module: Any, args: Any, output: Any) -> None:
+            if get_ident() == thread:
+                self.hidden = output[0][0].to(
+                    self.device
+                )  # the decoder's first output, after its final norm: (1, n, H)
+
+        hook = self.model.get_decoder().register_forward_hook(store)
+        try:
+            yield
+        finally:
+            hook.remove()  # else a reference cycle: model, hook, target, model
+            self.hidden = None
 
     @torch.inference_mode()
     def prefill(
@@ -235,39 +241,55 @@ class Target:
         *,
         rows: int = 0,
         kept: int = 0,
+        read: Callable[[int, torch.Tensor], None] = lambda start, logits: None,
     ) -> torch.Tensor:
         """Start a sequence: a causal forward, without a mask, over all of the prompt (P tokens) but its last one.
 
-        Leaves these P - 1 tokens committed: the last one is the first root.
+        Leaves these P - 1 tokens committed: the last one is the first root. A long prompt is forwarded in parts, so
+        that no more than LOGITS_BYTES of logits are held.
 
         Args:
             cache: whatever it holds behind `kept` is forgotten.
             draft: a chain of n nodes that goes with them, its root the prompt's last token; None: n is 0.
-            rows: logits of so many of the prompt's last tokens are asked for; the draft's root is one of them.
+            rows: `read` is given the logits of so many of the prompt's last tokens, of its very last with a draft.
             kept: so many of the prompt's first tokens the cache has already (`TreeCache.keep`).
+            read: called with the place of a token in the prompt, and the logits (m, V) of m tokens from there on.
 
         Returns:
-            Logits, at least those asked for, the last ones after the draft's nodes: at least (n, V).
+            Logits (n, V) after the draft's nodes.
 
         Raises:
             UserError: the draft is no chain.
         """
         n, past = len(draft.tree) if draft is not None else 0, len(prompt) - 1
+        if draft is not None and not draft.tree.is_chain:
+            raise UserError(f"{draft.tree}: what a drafter begins with is a chain, or None (see Session.begin)")
         if not kept:
             cache.reset()
         tokens = torch.tensor(prompt[kept:-1], dtype=torch.long, device=self.device)
         if draft is not None:
-            if not draft.tree.is_chain:
-                raise UserError(f"{draft.tree}: what a drafter begins with is a chain, or None (see Session.begin)")
-            tokens = torch.cat((tokens, draft.tokens))
-        if not len(tokens):
-            return torch.zeros(0, self.vocab_size, dtype=self.dtype, device=self.device)
-        positions = self._within(torch.arange(kept, past + n, device=self.device), past + n - 1)
-        kwargs = {"logits_to_keep": max(rows + max(n, 1) - 1, n, 1)} if self._keeps_logits else {}
-        with self._grouped:
-            logits = self._run_model(cache, tokens, None, positions, **kwargs)
-        cache.commit(past - kept)
-        return logits
+            tokens = torch.cat((tokens, draft.tokens.to(self.device)))
+        logits = torch.zeros(n, self.vocab_size, dtype=self.dtype, device=self.device)
+        count = len(tokens)
+        of_prompt = count - max(n - 1, 0)  # tokens with a row that may be read
+        first_row = of_prompt - min(rows, of_prompt)
+        wanted = min(first_row, count - max(n, 1)) if self._keeps_logits else 0  # the first row that is computed
+        size = max(LOGITS_BYTES // (self.vocab_size * self.dtype.itemsize), n, 1)
+        ends, hidden = sorted(range(count, max(wanted, 0), -size)), list[torch.Tensor]()
+        for start, end in pairwise([0, *ends]):
+            positions = self._within(torch.arange(kept + start, kept + end, device=self.device), kept + end - 1)
+            kwargs = {"logits_to_keep": end - max(start, wanted)} if self._keeps_logits else {}
+            with self._grouped:
+                logits = self._run_model(cache, tokens[start:end], None, positions, **kwargs)
+            cache.commit(min(kept + end, past) - kept - start)
+            if self.hidden is not None:
+                hidden.append(self.hidden)
+            first, last = max(start, first_row), min(end, of_prompt)
+            if first < last:
+                read(kept + first, logits[len(logits) - end + first : len(logits) - end + last])
+        if len(hidden) > 1:
+            self.hidden = torch.cat(hidden)
+        return logits[len(logits) - n :]
 
     @torch.inference_mode()
     def forward(self, cache: TreeCache, draft: Draft) -> torch.Tensor:

@@ -178,9 +178,10 @@ class GooseSession(Session):
         self._index.extend(prompt)
         return super().begin(prompt)
 
-    def observe_prompt(self, prompt: list[int], logits: torch.Tensor) -> None:
-        ids = top_k(logits, self.method.k)
-        self.method.rows.write([-1, *prompt[:-1]], prompt, ids, scores_of(logits, ids))
+    def observe_prompt(self, prompt: list[int], start: int, logits: torch.Tensor) -> None:
+        ids, end = top_k(logits, self.method.k), start + len(logits)
+        before = [-1, *prompt][start:end]
+        self.method.rows.write(before, prompt[start:end], ids, scores_of(logits, ids))
 
     def draft(self, root: int) -> Draft:
         chain, unanimous = self._copied([])
