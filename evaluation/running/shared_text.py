@@ -16,7 +16,7 @@ import torch
 
 from model.engine.cache import TreeCache
 from model.engine.drafter import Drafter, Session
-from model.engine.loop import Generation
+from model.engine.loop import Generation, generate
 from model.engine.sampling import GREEDY, Choice, Sampling
 from model.engine.step import Forwarded, conclude
 from model.engine.target import Target
@@ -208,6 +208,9 @@ def generate_together(
     Raises:
         UserError: as `generate`; what is sampled reads the text.
     """
+    if target.recurrent:  # whose text cannot branch
+        settings = dict(max_new_tokens=max_new_tokens, eos=eos, sampling=sampling)
+        return [generate(target, drafter, prompt, **settings) for drafter in drafters]
     limit = target.token_budget(prompt, max_new_tokens)
     if sampling.reads_text:
         raise UserError("sampling: a repetition penalty and other processors read the text; say timed=true")

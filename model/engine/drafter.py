@@ -32,6 +32,7 @@ class Needs:
         candidates: k of the top-k after each node: `Verification.candidates`, `learn`.
         bits: also their -log2 probabilities: `Verification.bits`.
         choices: of all nodes; False: sampling gives -1 for rejected nodes, or not.
+        tree: of the whole draft, however it branches; chains, which recurrent states allow alone, will not do.
         prompt_logits: call `Session.observe_prompt`.
         hidden: last hidden states, the inputs of the target's own head: `Verification.hidden`, `set_hidden` and
             `observe_prompt_hidden`.
@@ -42,6 +43,7 @@ class Needs:
     bits: bool = False
     choices: bool = False
     prompt_logits: bool = False
+    tree: bool = False
     hidden: bool = False
 
 
@@ -182,6 +184,15 @@ class Session:
     def draft(self, root: int) -> Draft:
         """Return the draft below `root`, the last known token."""
         raise NotImplementedError
+
+    def likeliest_chain(self, draft: Draft) -> Draft:
+        """Return the chain of first children of the draft just made, for a target whose recurrent states cannot branch.
+
+        What is observed is this chain.
+        """
+        path = draft.tree.first_path
+        tree = Tree.chain(len(path) - 1).on(draft.tree.device)
+        return Draft(tree, draft.tokens[path], draft.source)
 
     def observe(self, verification: Verification) -> None:
         """Learn from a step: its draft, the target's choices, the accepted nodes."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ..errors import UserError
 from .drafter import Drafter, Session
 from .sampling import GREEDY, Sampling
 from .step import DeviceStep, Executor, Forwarded, HostStep, Mark, Sequence, conclude, make_step, unmarked
@@ -19,6 +20,7 @@ from .tree import RankPath
 from .verification import Verification
 
 Clock = Callable[[], float]
+ROOM = 1024  # tokens of an answer that a cache has room for at first
 
 
 @dataclass(slots=True)
@@ -192,11 +194,16 @@ def _opened(
     """Return the sequence, on a borrowed cache that `ends` gives back, and how many tokens its answer may have."""
     limit = target.token_budget(prompt, request.max_new_tokens)
     method, needs = session.method, session.method.needs
+    if target.recurrent and needs.tree:
+        raise UserError(
+            f"{target.name}: keeps recurrent states, so that drafts are chains; {type(method).__name__} needs its tree"
+        )
     relearns_prompt = needs.prompt_logits and not method.stateful  # anew in each sequence
     reusable = prompt if request.reuse and not (relearns_prompt or needs.hidden) else ()
     reader = method if needs.prompt_logits else None  # reuse only what this method has read
-    cache = ends.enter_context(target.cache(method.max_nodes, reusable, reader))
-    ends.callback(lambda: setattr(cache, "text", (prompt + out.tokens)[: cache.length]))  # also if a step fails
+    room = len(prompt) + min(limit, ROOM) if request.execution == "eager" else None
+    cache = ends.enter_context(target.cache(method.max_nodes, reusable, reader, tokens=room))
+    ends.callback(lambda: cache.record(prompt + out.tokens))  # also if a step fails
     if method.sizing is not None:
         method.sizing.opened()
     end, how = len(prompt) + limit, (request.sampling, request.execution, request.mark)

@@ -133,6 +133,11 @@ class DynamicSession(TextSession[SuffixAutomaton]):
         _, parents, tokens = self._arranged
         return Draft(Tree(parents.tolist(), once=True), torch.from_numpy(tokens))
 
+    def likeliest_chain(self, draft: Draft) -> Draft:
+        self._arranged = np.ascontiguousarray(self._arranged[:, draft.tree.first_path])
+        self._arranged[1] = [0, *range(self._arranged.shape[1] - 1)]
+        return super().likeliest_chain(draft)
+
     def observe(self, verification: Verification) -> None:
         method, weights, node = self.method, self.method.weights, verification.node
         assert verification.candidates is not None and verification.bits is not None

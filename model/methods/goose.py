@@ -75,7 +75,7 @@ class Goose(Drafter):
         self.base, self.growth, self.most = (BASE, LARGEST - BASE, LARGEST) if nodes is None else (nodes + 1, 0, nodes)
         self.max_nodes = 1 + self.most
         self.k = min(ROW_CANDIDATES, vocab_size)
-        self.needs = Needs(logits=True, candidates=self.k, prompt_logits=True)
+        self.needs = Needs(logits=True, candidates=self.k, prompt_logits=True, tree=True)
         self.history_pairs = history_pairs
         self.rows = Rows(vocab_size, self.k)
         self.stores = [self.rows]
