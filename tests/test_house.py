@@ -72,7 +72,7 @@ MAY_IMPORT = {
     "model.decoder": "model.engine model.methods model.tuning model.generate model.quantization",
     "model.cli": "model.engine model.methods model.decoder",
     "evaluation.records": "model.methods",
-    "evaluation.statistics": "evaluation.records model.engine.tree model.recycling.matrix",
+    "evaluation.statistics": "evaluation.records model.engine.tree",
     "evaluation.figures": "evaluation.records evaluation.statistics",
     "evaluation.page": "evaluation.records evaluation.statistics evaluation.figures model.engine.tree",
     "evaluation.loading": "evaluation.records model.engine model.tuning model.quantization model.decoder",

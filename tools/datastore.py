@@ -1,8 +1,7 @@
 """python -m tools.datastore --model PATH --text FILE [FILE...] --output FILE: a datastore for `method=rest`.
 
-A .txt file is one document. A .jsonl file has a document a line, {"text": ...}, or is a question or answer file in
-Spec-Bench's format, each of whose turns is a document (references and all choices of an answer, too). Texts are split
-by the model's own tokenizer; the end-of-sequence token follows each, so that no draft runs on into the next.
+A .txt file is one document, a .jsonl file has one a line, {"text": ...}. Texts are split by the model's own tokenizer;
+the end-of-sequence token follows each, so that no draft runs on into the next.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ def documents(files: Iterable[Path]) -> Iterator[list[str]]:
                     continue
                 for number, line in enumerate(lines, start=1):
                     if line.strip():
-                        yield from ([text] for text in _row(line, f"{file}:{number}"))
+                        yield [_text(line, f"{file}:{number}")]
         except OSError as error:
             raise UserError(f"{file}: cannot be read ({error.strerror or error})") from None
         except UnicodeDecodeError as error:
@@ -66,24 +65,15 @@ def _blocks(lines: Iterable[str]) -> Iterator[str]:
         yield "".join(block)
 
 
-def _row(line: str, where: str) -> list[str]:
-    """Return the texts of one JSONL row."""
+def _text(line: str, where: str) -> str:
+    """Return the text of one JSONL row."""
     try:
         row = json.loads(line)
     except json.JSONDecodeError as error:
         raise UserError(f"{where}: not JSON ({error})") from None
-    texts = None
-    if isinstance(row, dict):
-        if "text" in row:
-            texts = [row["text"]]
-        elif "turns" in row:
-            texts = [row["turns"], row.get("reference") or []]
-        elif "choices" in row:
-            texts = row["choices"] and [choice.get("turns") for choice in row["choices"] if isinstance(choice, dict)]
-    flat = [t for text in texts for t in (text if isinstance(text, list) else [text])] if texts else []
-    if not flat or not all(isinstance(text, str) for text in flat):
-        raise UserError(f"{where}: holds no text (a field `text`, `turns`, or `choices` with `turns`)")
-    return flat
+    if not isinstance(row, dict) or not isinstance(row.get("text"), str):
+        raise UserError(f"{where}: holds no text (a field `text`)")
+    return str(row["text"])
 
 
 def encode(tokenizer: Any, texts: Iterable[Sequence[str]]) -> NDArray[np.int64]:

@@ -22,8 +22,9 @@ from typing import Any
 import numpy as np
 import yaml
 
+from evaluation import figures
 from evaluation.errors import user_errors
-from evaluation.figures import draw_one, style
+from evaluation.figures import style
 from evaluation.records.runs import read_runs
 from evaluation.report import REFERENCE
 from evaluation.statistics import intervals, metrics, notes, pools, published, rendering, tables
@@ -48,8 +49,8 @@ class Experiment:
         self.name, self.runs = name, read_runs(REFERENCE / name)
         self.table = tables.main_table(self.runs)
         self.configurations = [(pool, settings(pool)) for pool in pools.pools(self.runs)]
-        self.known = set().union(*(known for _, known in self.configurations))
-        self.methods = {known["method"] for _, known in self.configurations}
+        self.setting_names = set().union(*(values for _, values in self.configurations))
+        self.methods = {values["method"] for _, values in self.configurations}
 
     def parsed(self, words: str) -> dict[str, str]:
         parts = (word.partition("=") for word in words.split())
@@ -58,25 +59,26 @@ class Experiment:
     def find(self, wanted: dict[str, str]) -> pools.Pool | None:
         """Return the configuration with these settings, by preference its method's defaults otherwise."""
         usual = texts(published.default_settings(wanted.get("method", ""))) | wanted
-        found = [(pool, known) for pool, known in self.configurations if wanted.items() <= known.items()]
-        found = [pair for pair in found if all(pair[1].get(k, v) == v for k, v in usual.items())] or found
-        if wanted.keys() - self.known or len(found) > 1:
-            raise UserError(f"{self.name}: {wanted} fits {[p.name for p, _ in found]}, of settings {self.known}")
-        return found[0][0] if found else None
+        fitting = [(pool, values) for pool, values in self.configurations if wanted.items() <= values.items()]
+        fitting = [pair for pair in fitting if all(pair[1].get(k, v) == v for k, v in usual.items())] or fitting
+        if wanted.keys() - self.setting_names or len(fitting) > 1:
+            names = [pool.name for pool, _ in fitting]
+            raise UserError(f"{self.name}: {wanted} fits {names}, of settings {self.setting_names}")
+        return fitting[0][0] if fitting else None
 
     def cell(self, words: str) -> str | None:
         """Return what these words ask for, as printed; None if it was not measured."""
-        asked, over = map(self.parsed, f" {words} ".partition(" over ")[::2])
-        column, category = asked.pop("column", "mat"), asked.pop("category", metrics.OVERALL)
-        interval, repeated = asked.pop("interval", "yes") == "yes", asked.pop("repeated", None)
-        if (pool := self.find(asked)) is None:
+        wanted, over = map(self.parsed, f" {words} ".partition(" over ")[::2])
+        column, category = wanted.pop("column", "mat"), wanted.pop("category", metrics.OVERALL)
+        interval, repeated = wanted.pop("interval", "yes") == "yes", wanted.pop("repeated", None)
+        if (pool := self.find(wanted)) is None:
             return None
         cells = pool.cells.of(category)
-        if column in self.known:
+        if column in self.setting_names:
             return settings(pool)[column]
         if over:
-            peers = [known for _, known in self.configurations if known["method"] == over.get("method", pool.method)]
-            base = self.find({k: v for k, v in asked.items() if any(p.get(k, "null") != "null" for p in peers)} | over)
+            peers = [values for _, values in self.configurations if values["method"] == over.get("method", pool.method)]
+            base = self.find({k: v for k, v in wanted.items() if any(p.get(k, "null") != "null" for p in peers)} | over)
             if base is None:
                 return None
             ratio = pools.mat_ratio(cells, base.cells.of(category))
@@ -87,12 +89,11 @@ class Experiment:
             cells = cells.take(np.array([low <= metrics.repetition(answers[key]) < high for key in cells.questions]))
             tokens, steps = cells.mean_counts()
             row = {"mat": tokens.sum() / steps.sum(), "questions": len(tokens), "new_tokens": f"{tokens.sum():,.0f}"}
-            row["mat_low"], row["mat_high"] = intervals.ratio_interval(tokens, steps)
+            row["mat_low"], row["mat_high"] = intervals.quotient_interval(tokens, steps)
         else:
             named = {**pool.group, "method": pool.label, "variant": pool.variant, "category": category}
             (row,) = self.table[(self.table[list(named)] == list(named.values())).all(axis=1)].to_dict("records")
-            row["tokens_per_second"] = f"{row['tokens_per_second']:.0f}"
-        return rendering.paper_cell(row, column, with_interval=interval).printed
+        return rendering.cell(row, column, with_interval=interval).printed
 
 
 def settings(pool: pools.Pool) -> dict[str, str]:
@@ -108,10 +109,10 @@ def expanded(entries: dict[str, Any]) -> Iterator[tuple[str, list[str]]]:
     """Yield titles and words, those with commas written out."""
     for title, words in entries.items():
         parts = [] if isinstance(words, list) else [word.rpartition("=") for word in words.split()]
-        for choice in itertools.product(*([key + eq + v for v in values.split(",")] for key, eq, values in parts)):
-            known = {key or "method": value for key, _, value in (word.rpartition("=") for word in choice)}
-            known["category"] = known.get("category", "").replace("_", " ")
-            yield title.format(**known), words if isinstance(words, list) else [" ".join(choice)]
+        for choice in itertools.product(*([key + eq + v for v in listed.split(",")] for key, eq, listed in parts)):
+            values = {key or "method": value for key, _, value in (word.rpartition("=") for word in choice)}
+            values["category"] = values.get("category", "").replace("_", " ")
+            yield title.format(**values), words if isinstance(words, list) else [" ".join(choice)]
 
 
 def rendered(block: re.Match[str]) -> str:
@@ -121,8 +122,8 @@ def rendered(block: re.Match[str]) -> str:
     rows = []
     for title, of_row in expanded(spec.get("rows", {})):
         cells = []
-        for own, (_, (of_column,)) in zip(itertools.cycle(of_row), columns, strict=False):
-            words = " ".join(sorted((own, of_column), key=lambda part: "over" in part.split()))
+        for words_of_row, (_, (of_column,)) in zip(itertools.cycle(of_row), columns, strict=False):
+            words = " ".join(sorted((words_of_row, of_column), key=lambda part: "over" in part.split()))
             name = "".join(re.findall(r"\bin=(\S+)", words)) or spec["results"]
             cells.append(Experiment(name).cell(re.sub(r"\bin=\S+", "", words)))
             if cells[-1] is None and not spec.get("gaps"):
@@ -145,7 +146,9 @@ def main() -> None:
                 raise UserError(f"{page.name}: a block is not closed by <!-- end -->")
             stale += [(page, partial(write_text, page, new))] if new != old else []
         for name, (of, kind) in FIGURES.items():
-            file, figure = ROOT / "docs/figures" / name, draw_one(Experiment(of).runs, Experiment(of).table, kind)
+            (data,) = figures.split(Experiment(of).runs, Experiment(of).table).values()
+            with style.styled():
+                file, figure = ROOT / "docs/figures" / name, getattr(figures, kind)(data)
             shown = style.contents(figure)  # kept as text in a PNG
             if not file.exists() or f"Contents\0{shown}".encode() not in file.read_bytes():
                 stale.append((file, partial(style.save_png, figure, file, Contents=shown)))

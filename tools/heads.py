@@ -7,7 +7,7 @@ import math
 import random
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,14 @@ from tools.datastore import documents
 EMBEDDED = "embedded"  # the text that the shipped model was trained on
 POOL = 256  # sequences sorted by length together
 DECAY = 0.8  # weight of each further Medusa head (2401.10774, 2.2.1)
+CLASS_WEIGHT = 0.1  # of the cross-entropy next to the regression (2401.15077, 4.2)
+MEDUSA_ALONE = ("heads", "layers", "shared_lm_head")
 NOISE = 0.1  # half-width of the uniform noise on EAGLE's features (2401.15077, 4.2)
+
+
+def option(default: Any, words: str) -> Any:
+    """A setting of the recipe and of the command line."""
+    return field(default=default, metadata={"help": words})
 
 
 @dataclass(frozen=True)
@@ -41,21 +48,19 @@ class Recipe:
     """Everything that decides the heads, except the model and the text."""
 
     kind: str  # medusa | eagle
-    steps: int = 400
-    batch_tokens: int = 3072
-    length: int = 1024  # of a sequence
-    rate: float = 2e-3  # peak learning rate
-    heads: int = 4  # medusa: as many as its published tree is deep
-    layers: int = 1  # medusa: residual blocks a head
-    shared_lm_head: bool = False  # medusa: use the target's projection for all heads
-    class_weight: float = 0.1  # eagle: weight of the cross-entropy next to the regression (paper: 0.1)
-    intermediate: int | None = None  # eagle: width of the layer's MLP; default: the target's
-    seed: int = 0
+    steps: int = option(400, "optimizer steps")
+    batch_tokens: int = option(3072, "a step, padding included")
+    length: int = option(1024, "longest sequence, in tokens")
+    rate: float = option(2e-3, "peak learning rate")
+    seed: int = option(0, "of weights, order and noise")
+    heads: int = option(4, "tokens drafted beyond the next; by default as many as the published tree is deep")
+    layers: int = option(1, "residual blocks a head")
+    shared_lm_head: bool = option(False, "use the target's own projection for all heads")
 
     def __post_init__(self) -> None:
-        for key in ("steps", "batch_tokens", "length", "heads", "layers", "intermediate"):
-            if (value := getattr(self, key)) is not None and value < 1:
-                raise UserError(f"--{key.replace('_', '-')} {value}: must be at least 1")
+        for key in ("steps", "batch_tokens", "length", "heads", "layers"):
+            if getattr(self, key) < 1:
+                raise UserError(f"--{key.replace('_', '-')} {getattr(self, key)}: must be at least 1")
         if not 0 < self.rate < math.inf:
             raise UserError(f"--rate {self.rate}: must be above 0")
         if not 0 <= self.seed < 2**32:
@@ -78,12 +83,11 @@ def new_heads(recipe: Recipe, target: Target) -> MedusaHeads | EagleHead:
                 for head in heads:
                     head.load_state_dict({f"{recipe.layers}.weight": lm_head.weight}, strict=False)
         return heads.float().to(target.device)
-    return EagleHead(
-        head_config(_eagle_config(recipe, target)), target.model.get_input_embeddings().weight.detach()
-    ).to(target.device)
+    embedding = target.model.get_input_embeddings().weight.detach()
+    return EagleHead(head_config(_eagle_config(target)), embedding).to(target.device)
 
 
-def _eagle_config(recipe: Recipe, target: Target) -> dict[str, Any]:
+def _eagle_config(target: Target) -> dict[str, Any]:
     """Return the configuration of a LLaMA layer of the target's proportions."""
     config, hidden = target.model.config.get_text_config(), hidden_size(target)
     heads = config.num_attention_heads
@@ -96,7 +100,7 @@ def _eagle_config(recipe: Recipe, target: Target) -> dict[str, Any]:
         "num_attention_heads": heads,
         "num_key_value_heads": getattr(config, "num_key_value_heads", None) or heads,
         "head_dim": hidden // heads,
-        "intermediate_size": recipe.intermediate or getattr(config, "intermediate_size", None) or 4 * hidden,
+        "intermediate_size": getattr(config, "intermediate_size", None) or 4 * hidden,
         "hidden_act": "silu",
         "rms_norm_eps": 1e-6,
         "max_position_embeddings": target.context,
@@ -129,10 +133,9 @@ def eagle_loss(
     features: torch.Tensor,
     ids: torch.Tensor,
     wanted: torch.Tensor,
-    weight: float,
     generator: torch.Generator,
 ) -> torch.Tensor:
-    """Smooth L1 to the next feature, plus `weight` times the cross-entropy to the target's distribution (paper, 4.2).
+    """Smooth L1 to the next feature, plus CLASS_WEIGHT times the cross-entropy to the target's distribution.
 
     It counts positions whose next feature predicts a wanted token. Noise on the features imitates the head's own errors
     while drafting.
@@ -145,7 +148,7 @@ def eagle_loss(
     with torch.no_grad():
         probabilities = lm_head(true).float().softmax(dim=-1)  # (m, V)
     classes = F.cross_entropy(lm_head(predicted).float(), probabilities)
-    return F.smooth_l1_loss(predicted, true) + weight * classes
+    return F.smooth_l1_loss(predicted, true) + CLASS_WEIGHT * classes
 
 
 def sequences(text: str, tokenizer: Any, length: int, seed: int) -> Iterator[Encoded]:
@@ -175,7 +178,7 @@ def sequences(text: str, tokenizer: Any, length: int, seed: int) -> Iterator[Enc
         yield from (Encoded(ids, [True] * len(ids)) for ids in chunks)
 
 
-def train(recipe: Recipe, target: Target, tokenizer: Any, text: str, report: int = 20) -> MedusaHeads | EagleHead:
+def train(recipe: Recipe, target: Target, tokenizer: Any, text: str) -> MedusaHeads | EagleHead:
     """Train heads by the recipe; the target stays frozen. Raises UserError for a text that cannot be read."""
     heads, device = new_heads(recipe, target), target.device
     model = target.model.requires_grad_(False).eval()
@@ -200,7 +203,7 @@ def train(recipe: Recipe, target: Target, tokenizer: Any, text: str, report: int
         if isinstance(heads, MedusaHeads):
             loss = medusa_loss(heads, lm_head, features, ids, wanted)
         else:
-            loss = eagle_loss(heads, lm_head, features, ids, wanted, recipe.class_weight, generator)
+            loss = eagle_loss(heads, lm_head, features, ids, wanted, generator)
         if not loss.requires_grad:  # this batch has nothing to predict
             continue
         for group in optimizer.param_groups:
@@ -210,13 +213,10 @@ def train(recipe: Recipe, target: Target, tokenizer: Any, text: str, report: int
         torch.nn.utils.clip_grad_norm_(heads.parameters(), 0.5)
         optimizer.step()
         running = loss.item() if step == 0 else 0.95 * running + 0.05 * loss.item()
-        if (step + 1) % report == 0 or step + 1 == recipe.steps:
+        if (step + 1) % 20 == 0 or step + 1 == recipe.steps:
             spent = time.perf_counter() - started
-            print(
-                f"step {step + 1}/{recipe.steps} loss {running:.4f}, {spent:.0f} s spent, "
-                f"{spent / (step + 1) * (recipe.steps - step - 1):.0f} s to go",
-                flush=True,
-            )
+            left = spent / (step + 1) * (recipe.steps - step - 1)
+            print(f"step {step + 1}/{recipe.steps} loss {running:.4f}, {spent:.0f} s, {left:.0f} s to go", flush=True)
     return heads
 
 
@@ -233,7 +233,7 @@ def save(heads: MedusaHeads | EagleHead, recipe: Recipe, target: Target, folder:
             "vocab_size": target.vocab_size,
         }
     else:
-        file, config = folder / EAGLE_WEIGHTS, _eagle_config(recipe, target)
+        file, config = folder / EAGLE_WEIGHTS, _eagle_config(target)
     save_state({name: tensor.detach().half() for name, tensor in heads.state_dict().items()}, file)
     write_json(folder / "config.json", config | origin)
     return file.stat().st_size
@@ -252,16 +252,11 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         kind.add_argument("--output", required=True, type=Path, help="folder for weights and config.json")
         kind.add_argument("--device", default="auto", help="of the target")
         kind.add_argument("--dtype", default="auto", help="of the target")
-        kind.add_argument("--steps", type=int, default=Recipe.steps, help="optimizer steps")
-        kind.add_argument("--batch-tokens", type=int, default=Recipe.batch_tokens, help="a step, padding included")
-        kind.add_argument("--length", type=int, default=Recipe.length, help="longest sequence, in tokens")
-        kind.add_argument("--rate", type=float, default=Recipe.rate, help="peak learning rate")
-        kind.add_argument("--seed", type=int, default=Recipe.seed, help="of weights, order and noise")
-    medusa.add_argument("--heads", type=int, default=Recipe.heads, help="tokens drafted beyond the next")
-    medusa.add_argument("--layers", type=int, default=Recipe.layers, help="residual blocks a head")
-    medusa.add_argument("--shared-lm-head", action="store_true", help="use the target's own projection")
-    eagle.add_argument("--class-weight", type=float, default=Recipe.class_weight, help="of the cross-entropy")
-    eagle.add_argument("--intermediate", type=int, help="width of the MLP; None: the target's")
+        for setting in fields(Recipe)[1:]:
+            if kind is medusa or setting.name not in MEDUSA_ALONE:
+                flag, default = f"--{setting.name.replace('_', '-')}", setting.default
+                how: Any = {"action": "store_true"} if default is False else {"type": type(default), "default": default}
+                kind.add_argument(flag, help=setting.metadata["help"], **how)
     return parser.parse_args(arguments)
 
 

@@ -14,14 +14,12 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.figure import Figure
 
-from model.errors import UserError
-
 from ..records.runs import Run
 from ..statistics.notes import heading
 from ..statistics.pools import pools
 from ..statistics.tables import block_names, blocks
-from .costs import budget, memory, novelty, overhead
-from .curves import order, start, temperature, topk, tree_shape, tree_size, update
+from .costs import budget, novelty, overhead
+from .curves import temperature, topk, tree_shape, tree_size
 from .figure_data import FigureData
 from .methods import (
     acceptance_by_depth,
@@ -31,11 +29,11 @@ from .methods import (
     speedup_over_hf,
     speedup_over_vanilla,
 )
-from .style import KINDS, release, save, styled
+from .style import KINDS, save, styled
 
 FIGURES: tuple[Callable[[FigureData], Figure | None], ...] = (
     *(speedup_over_hf, speedup_over_vanilla, mat, accepted_lengths, acceptance_by_depth, mat_over_questions),
-    *(tree_size, topk, temperature, tree_shape, budget, start, update, order, memory),
+    *(tree_size, topk, temperature, tree_shape, budget),
 )
 ACROSS: tuple[Callable[[Sequence[FigureData]], Figure | None], ...] = (overhead, novelty)
 
@@ -61,21 +59,6 @@ def draw_all(runs: Sequence[Run], table: pd.DataFrame, folder: Path) -> list[Pat
             if (figure := across(list(datasets.values()))) is not None:
                 made.append(save(figure, folder / across.__name__))
     return made
-
-
-def draw_one(runs: Sequence[Run], table: pd.DataFrame, name: str) -> Figure:
-    """Draw one figure by its name. Raises UserError if there is none of this name, or not of these runs."""
-    datasets = list(split(runs, table).values())
-    with styled():
-        made = [draw(data) for draw in FIGURES if draw.__name__ == name for data in datasets]
-        made += [draw(datasets) for draw in ACROSS if draw.__name__ == name]
-    if not made:
-        raise UserError(f"no figure is named '{name}'; there are {', '.join(d.__name__ for d in (*FIGURES, *ACROSS))}")
-    figures = [figure for figure in made if figure is not None]
-    release(*figures)
-    if len(figures) != 1:
-        raise UserError(f"'{name}' is drawn of runs of one model and bench that vary in it; here are {len(figures)}")
-    return figures[0]
 
 
 def split(runs: Sequence[Run], table: pd.DataFrame) -> dict[str, FigureData]:

@@ -1,4 +1,4 @@
-"""What drafting costs and when it pays: memory, the parts of a step, budgets of nodes, repetition."""
+"""What drafting costs and when it pays: the parts of a step, budgets of nodes, repetition."""
 
 from __future__ import annotations
 
@@ -12,27 +12,12 @@ from ..records.rows import accept_lengths
 from ..statistics.metrics import repetition
 from ..statistics.pools import BUDGETS, mat_ratio
 from ..statistics.tables import BASELINES
-from .figure_data import MOST, TREE, FigureData, largest_group, speed_of
+from .figure_data import MOST, TREE, FigureData, largest_group
 from .style import INTERVAL, colour, finish, mark, marker, panels, sideways
 
 PHASES = ("draft", "forward", "verify", "commit", "observe", "loop", "step")
 PHASE_NAMES = {"observe": "update", "step": "whole step"}
 REFERENCE = "recycling"  # the method whose MAT the others are divided by
-
-
-def memory(data: FigureData) -> Figure | None:
-    """Speedup against the memory that a method needs next to the model."""
-    rows = [row for row in data.drafting if row["state_mib"] > 0]
-    sizes = Counter(method for method, _ in {(row["pool"].method, row["state_mib"]) for row in rows})
-    column, label = speed_of(rows)
-    if max(sizes.values(), default=0) < 3 or all(row[column] != row[column] for row in rows):
-        return None
-    figure, (axes,) = panels(height=2.1)
-    for i, name in enumerate(dict.fromkeys(row["method"] for row in rows)):
-        points = [(row["state_mib"], row[column]) for row in rows if row["method"] == name]
-        axes.plot(*zip(*points, strict=True), marker(i + 2), color=colour(i + 2), label=name)
-    axes.set_xscale("log")
-    return finish(figure, axes, data.measured, x="state next to the model (MiB)", y=label)
 
 
 def overhead(datasets: Sequence[FigureData]) -> Figure | None:
@@ -59,12 +44,8 @@ def overhead(datasets: Sequence[FigureData]) -> Figure | None:
 def phase_ms(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
     """Return mean milliseconds of a step by phase; empty where the run did not time them."""
     choices = [choice for row in rows for choice in row["choices"]]
-    timed = [
-        (seconds, n)
-        for c in choices
-        for seconds, n in zip(c.get("phase_time") or [], c.get("forwards") or [], strict=False)
-        if seconds
-    ]
+    turns = [turn for c in choices for turn in zip(c.get("phase_time") or [], c.get("forwards") or [], strict=False)]
+    timed = [(seconds, forwards) for seconds, forwards in turns if seconds]
     steps = sum(max(forwards - 1, 0) for _, forwards in timed)
     totals: Counter[str] = Counter()
     for seconds, _ in timed:

@@ -1,14 +1,12 @@
-"""Figures over one setting: curves where it is a number, bars where it is a choice, and the map of tree shapes."""
+"""Figures over one setting that is a number, and the map of tree shapes."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 
 from .figure_data import TREE, FigureData, speed_of
-from .style import INTERVAL, colour, finish, mark, panels, sideways
+from .style import INTERVAL, colour, finish, grid, mark, panels
 
 
 def tree_size(data: FigureData) -> Figure | None:
@@ -70,85 +68,13 @@ def tree_shape(data: FigureData) -> Figure | None:
     deep, wide = (sorted({int(row[column]) for row in rows}) for column in ("tree_depth", "tree_breadth"))
     if len(deep) < 2 or len(wide) < 2:
         return None
+    wide.reverse()
     most = max(int(row["tree_nodes"]) for row in rows)
-    cells = np.full((len(wide), len(deep)), np.nan)
-    few: dict[tuple[int, int], str] = {}
+    mats = np.full((len(wide), len(deep)), np.nan)
+    fewer: dict[tuple[int, int], str] = {}
     for row in sorted(rows, key=lambda row: float(row["mat"])):  # of several starts the largest MAT
         at = wide.index(int(row["tree_breadth"])), deep.index(int(row["tree_depth"]))
-        cells[at], few[at] = row["mat"], f"\n({int(row['tree_nodes'])})" if row["tree_nodes"] < most else ""
-    figure, (axes,) = panels(height=1.0 + 0.36 * len(wide))
-    image = axes.imshow(cells, cmap="cividis", origin="lower", aspect="auto")
-    middle = (np.nanmin(cells) + np.nanmax(cells)) / 2
-    for (y, x), nodes in few.items():
-        ink = "#ffffff" if cells[y, x] < middle else "#000000"
-        axes.text(x, y, f"{cells[y, x]:.2f}{nodes}", ha="center", va="center", fontsize=6, color=ink)
-    axes.set_xticks(range(len(deep)), [str(d) for d in deep])
-    axes.set_yticks(range(len(wide)), [str(w) for w in wide])
-    axes.grid(visible=False)
-    figure.colorbar(image, ax=axes, label="MAT", fraction=0.05)
+        mats[at], fewer[at] = row["mat"], f"({int(row['tree_nodes'])})" if row["tree_nodes"] < most else ""
     note = f"{most} nodes, or as many as fit (in brackets); {data.measured}"
-    return finish(figure, axes, note, x="depth of the draft tree", y="breadth (root)")
-
-
-def start(data: FigureData) -> Figure | None:
-    """MAT and speedup by the state at the start of a prompt (hot: kept between prompts; cold: reset)."""
-    rows = data.varied("start", ("recycle_prompt", "order"))
-    if not rows or len({row["pool"].method for row in rows}) > 2:  # among many methods the other figures show it
-        return None
-    return _bars(data, rows, "start")
-
-
-def update(data: FigureData) -> Figure | None:
-    """MAT and speedup by what a step writes to the matrix: every node, the accepted path, the root, nothing."""
-    rows = data.varied("update", ("start", "order"))
-    return _bars(data, rows, "update") if rows else None
-
-
-def order(data: FigureData) -> Figure | None:
-    """MAT and speedup by the order of the questions, for methods that keep state between prompts."""
-    rows = [row for row in data.drafting if row.get("start") not in (None, "cold") and row["start"] == row["start"]]
-    rows = [row | {"order": row["pool"].first.settings["bench"].get("order", "file")} for row in rows]
-    if len({row["order"] for row in rows}) < 2:
-        return None
-    return _bars(data, rows, "order")
-
-
-def _bars(data: FigureData, rows: list[dict[str, Any]], setting: str) -> Figure:
-    """Draw two panels of horizontal bars, MAT and speedup (or tokens/s), one bar a run."""
-    labels = [_label(row, rows, setting) for row in rows]
-    columns = [("mat", "MAT (tokens per step)"), speed_of(rows)]
-    columns = [(name, title) for name, title in columns if any(row[name] == row[name] for row in rows)]  # not all timed
-    figure, axes = panels(len(columns), height=0.6 + (0.3 + 0.18 * len(rows)) * len(columns), sharey=True)
-    at = list(range(len(rows)))[::-1]
-    for panel, (column, title) in zip(axes, columns, strict=True):
-        panel.set_xlabel(title)
-        values = [float(row[column]) for row in rows]
-        panel.barh(at, values, 0.7, color=colour(4))
-        for y, row, value in zip(at, rows, values, strict=True):
-            low, high = row[f"{column}_low"], row[f"{column}_high"]
-            if low == low:
-                panel.hlines(y, low, high, color="#000000", linewidth=0.9)
-            text = f" {value:.0f}" if column == "tokens_per_second" else f" {value:.2f}"
-            panel.text(0, y, text, va="center", color="#ffffff", fontsize=6.5)
-        panel.set_yticks(at, labels)
-        sideways(panel)
-        if column.startswith("speedup"):
-            panel.axvline(1.0, color="#444444", linewidth=0.7)
-    return finish(figure, axes[0], f"lines: {INTERVAL}; {data.measured}")
-
-
-def _label(row: dict[str, Any], rows: list[dict[str, Any]], setting: str) -> str:
-    """Name a bar by its choice, and by the settings that distinguish it from others of the same choice."""
-    facets = row["pool"].first.facets
-    twins = [other["pool"].first.facets for other in rows if str(other[setting]) == str(row[setting])]
-    words = [str(row[setting])]
-    if len({other["pool"].method for other in rows}) > 1:
-        words.insert(0, row["pool"].method)
-    for key in facets:
-        if key == "start":  # named at each bar or at none, so that other settings distinguish runs of the same start
-            others = [other["pool"].first.facets for other in rows]
-        else:
-            others = [twin for twin in twins if twin.get("start") == facets.get("start")]
-        if key != setting and len({str(other.get(key)) for other in others}) > 1:
-            words.append(key if facets[key] is True else "" if facets[key] is False else f"{facets[key]}")
-    return ", ".join(word for word in words if word)
+    names = list(map(str, wide)), list(map(str, deep))
+    return grid(*names, mats.tolist(), "MAT", note, words=fewer, x="depth of the draft tree", y="breadth (root)")

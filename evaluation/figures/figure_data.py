@@ -78,19 +78,6 @@ class FigureData:
         chosen = [rows for rows in chosen if len({row[setting] for row in rows}) == len(rows) > 2]
         return name_lines(chosen, moving)
 
-    def varied(self, setting: str, follow: Sequence[str] = ()) -> list[dict[str, Any]]:
-        """Return drafting runs of the methods for which a non-numeric setting has several values.
-
-        A method's runs differ only in this setting and those that `follow` it.
-        """
-        varied: list[dict[str, Any]] = []
-        rows_with_value = [row for row in self.drafting if str(row.get(setting)) not in ("None", "nan")]
-        for method in dict.fromkeys(row["pool"].method for row in rows_with_value):
-            rows = [row for row in rows_with_value if row["pool"].method == method]
-            rows = largest_group(rows, {setting, *follow}, setting)
-            varied += rows if len({str(row[setting]) for row in rows}) > 1 else []
-        return varied
-
 
 def largest_group(rows: Sequence[dict[str, Any]], moving: Collection[str], setting: str) -> list[dict[str, Any]]:
     """Keep the rows that have all settings but the moving ones in common, where this setting varies most."""

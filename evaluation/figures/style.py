@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ matplotlib.use("Agg")  # no window, on any machine
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
-from matplotlib.colors import TwoSlopeNorm
+from matplotlib.colors import Normalize, TwoSlopeNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator
 
@@ -113,14 +113,8 @@ def save(figure: Figure, path: Path) -> Path:
         metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)
         with replaced(Path(f"{path}.{kind}")) as partial:
             figure.savefig(partial, format=kind, metadata=metadata)
-    release(figure)
+    plt.close(figure)
     return Path(f"{path}.png")
-
-
-def release(*figures: Figure) -> None:
-    """Let matplotlib forget the figures, which can be saved all the same: of many that it keeps it warns."""
-    for figure in figures:
-        plt.close(figure)
 
 
 def save_png(figure: Figure, path: Path, **metadata: str) -> None:
@@ -149,41 +143,43 @@ def grid(
     columns: Sequence[str],
     values: Sequence[Sequence[float]],
     label: str,
-    measured: str,
+    note: str,
     *,
     middle: float | None = None,
+    words: Mapping[tuple[int, int], str] | None = None,
+    **axis_labels: str,
 ) -> Figure:
-    """Draw one row a method, one column a category, the number in each cell; NaN stays empty.
+    """Draw the number of each row and column on its colour; NaN stays empty.
 
     Marks for many methods would cover one another; numbers on colours stay readable.
 
     Args:
-        measured: what ran on what, for below the grid.
-        middle: where the colours turn (no gain), darker blue above it and darker orange below; None: from 0 up.
+        middle: where the colours turn (no gain), darker blue above it and darker orange below; None: the lowest is
+            the palest.
+        words: below the number of a cell, by row and column.
     """
-    cells = np.array(values, dtype=float)  # (rows, columns)
-    figure, (axes,) = panels(height=0.75 + 0.155 * len(rows))
+    cells, words = np.array(values, dtype=float), words or {}  # (rows, columns)
+    figure, (axes,) = panels(height=0.75 + (0.3 if words else 0.155) * len(rows))
     finite = cells[np.isfinite(cells)]
     low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
     if middle is None:
-        axes.imshow(cells, cmap="Blues", vmin=0, vmax=high * 1.25, aspect="auto")
-        shade = cells / max(high * 1.25, 1e-9)
+        norm = Normalize(low, max(high, low + 1e-9))
+        shade = np.ma.filled(norm(cells), 0.0)
     else:
         norm = TwoSlopeNorm(middle, min(low, middle - 0.1), max(high, middle + 0.1))
-        axes.imshow(cells, cmap="PuOr", norm=norm, aspect="auto")
         shade = np.abs(np.ma.filled(norm(cells), 0.5) - 0.5) * 2
-    for (y, x), value in np.ndenumerate(cells):
+    axes.imshow(cells, cmap="Blues" if middle is None else "PuOr", norm=norm, aspect="auto")
+    for at, value in np.ndenumerate(cells):
         if np.isfinite(value):
-            dark = shade[y, x] > 0.62
-            axes.text(x, y, f"{value:.2f}", ha="center", va="center", fontsize=5, color="w" if dark else "k")
-    slanted: dict[str, Any] = (
-        {"rotation": 35, "ha": "right", "rotation_mode": "anchor"} if max(map(len, columns)) > 3 else {}
-    )
-    axes.set_xticks(range(len(columns)), columns, fontsize=6, **slanted)
+            ink = "w" if shade[at] > 0.62 else "k"
+            text = "\n".join(filter(None, (f"{value:.2f}", words.get(at))))
+            axes.text(at[1], at[0], text, ha="center", va="center", fontsize=5, color=ink)
+    slanted: dict[str, Any] = {"rotation": 35, "ha": "right", "rotation_mode": "anchor"}
+    axes.set_xticks(range(len(columns)), columns, fontsize=6, **(slanted if max(map(len, columns)) > 3 else {}))
     axes.set_yticks(range(len(rows)), rows, fontsize=6)
     axes.tick_params(length=0)
     axes.grid(visible=False)
     for spine in axes.spines.values():
         spine.set_visible(False)
     axes.set_title(label, fontsize=7)
-    return finish(figure, axes, measured)
+    return finish(figure, axes, note, **axis_labels)

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from ..records.provenance import commit, module_command
-from ..records.runs import Run, sampling_words
-from ..statistics.notes import generation_left_out
+from ..records.runs import Run
+from ..statistics.notes import decoding, generation_left_out
 from ..statistics.pools import Pool, pools
 from ..statistics.tables import block_names
 
@@ -50,8 +50,8 @@ def facts(ran: Configurations) -> list[Fact]:
     of_runs: dict[str, Callable[[Run], str]] = {
         "device": lambda run: str(run.metadata["device"]),
         "model": _model,
-        "decoding": _decoding,
-        "not used": lambda run: generation_left_out(run.metadata),
+        "decoding": lambda run: f"{decoding(run)}, seed {run.settings.get('seed')}",
+        "not used": generation_left_out,
         "execution": lambda run: run.metadata.get("execution_used", ""),
         "versions": lambda run: ", ".join(f"{name} {version}" for name, version in run.metadata["versions"].items()),
         "code": lambda run: commit(run.metadata),
@@ -62,8 +62,7 @@ def facts(ran: Configurations) -> list[Fact]:
     stamps = sorted(str(run.metadata.get("started") or "") for pool in ran.values() for run in pool.runs)
     dated = [re.sub(r"^(\d{4}-\d\d-\d\d)T(\d\d:\d\d):\d\d", r"\1 \2 ", stamp).strip() for stamp in stamps if stamp]
     lines.append(_fact("started", {"": [" to ".join(dict.fromkeys([*dated[:1], *dated[-1:]]))]}))
-    repeats = max(len(pool.repeats) for pool in ran.values())
-    lines.append(_fact("repeats", {"": [str(repeats)] if repeats > 1 else []}))
+    lines.append(_fact("repeats", {"": [str(max(len(pool.repeats) for pool in ran.values()))]}))
     return [line for line in lines if line.values]
 
 
@@ -95,17 +94,6 @@ def _bench(pool: Pool) -> str:
     bench = pool.first.settings["bench"]
     count = pool.questions if pool.first.asked else pool.first.metadata["questions"]
     return f"{bench['name']}, {count} questions, sha256 {str(bench.get('sha256'))[:12]}"
-
-
-def _decoding(run: Run) -> str:
-    settings = run.settings
-    choices = settings.get("num_choices", 1)
-    often = f"{choices} answers a question, " if choices > 1 else ""
-    untimed = "" if settings.get("timed", True) else ", not timed"
-    return (
-        f"{sampling_words(settings)}, batch 1, at most {settings['max_new_tokens']} new tokens a turn, {often}seed "
-        f"{settings.get('seed')}{untimed}"
-    )
 
 
 def commands(ran: Configurations) -> list[Command]:

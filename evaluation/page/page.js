@@ -10,17 +10,6 @@ function element(name, className, text) {
   return made;
 }
 
-// Theme: what the system says, until the reader says otherwise.
-function theme() {
-  const root = document.documentElement, button = $("theme"), system = matchMedia("(prefers-color-scheme: dark)");
-  const dark = () => (root.dataset.theme ? root.dataset.theme === "dark" : system.matches);
-  const label = () => { button.textContent = dark() ? "light" : "dark"; button.setAttribute("aria-label", `Switch to ${button.textContent}`); };
-  button.addEventListener("click", () => { root.dataset.theme = dark() ? "light" : "dark"; label(); });
-  system.addEventListener("change", label);
-  button.hidden = false;
-  label();
-}
-
 // The table: a configuration a body, its overall row first and its subtasks by a click; headers sort, filters hide rows.
 function table() {
   const table = $("main"), bodies = [...table.tBodies], heads = [...table.tHead.rows[0].cells];
@@ -102,11 +91,11 @@ function table() {
 // Many small things behind one tab stop: arrow keys move between them, and each says what it is in `detail`.
 function rove(container, items, detail, words) {
   const keys = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 };
-  const told = (item) => { detail.textContent = words(item); };
+  const say = (item) => { detail.textContent = words(item); };
   items.forEach((item, i) => {
     item.setAttribute("tabindex", i ? "-1" : "0");
-    item.addEventListener("pointerenter", () => told(item));
-    item.addEventListener("focus", () => told(item));
+    item.addEventListener("pointerenter", () => say(item));
+    item.addEventListener("focus", () => say(item));
     item.addEventListener("click", () => item.focus());
     item.addEventListener("keydown", (event) => {
       const next = event.key === "Home" ? 0 : event.key === "End" ? items.length - 1 : i + keys[event.key];
@@ -123,15 +112,6 @@ function trees() {
   for (const tree of document.querySelectorAll("details.tree")) {
     rove(tree, [...tree.querySelectorAll(".node")], tree.querySelector(".detail"), (node) => node.getAttribute("aria-label"));
   }
-  const shades = $("shades");
-  if (!shades) return;
-  shades.hidden = false;
-  shades.addEventListener("change", (event) => {
-    for (const svg of document.querySelectorAll("svg.drawn")) {
-      svg.classList.remove("joint", "given");
-      svg.classList.add(event.target.value);
-    }
-  });
 }
 
 // The reader of single answers.
@@ -172,7 +152,7 @@ function reader() {
 
   function show() {
     const answer = data.answers.find((a) => a.question === question.selectedIndex && a.run === method.selectedIndex);
-    const asked = data.questions[question.selectedIndex];
+    const current = data.questions[question.selectedIndex];
     place.replaceChildren();
     $("step").hidden = !answer;
     $("previous").disabled = question.selectedIndex === 0;
@@ -181,13 +161,12 @@ function reader() {
       place.append(element("p", "quiet", "This method has not answered this question."));
       return;
     }
-    place.append(element("h3", "", `${question.value}: ${method.value}`)); // on paper nothing else says it
     answer.turns.forEach((turn, i) => {
       const box = element("div", "turn"), text = data.texts[turn.text];
       const tokens = turn.lengths.reduce((a, b) => a + b, 0);
       const mat = turn.lengths.length ? `: ${tokens} tokens in ${turn.lengths.length} steps, ${(tokens / turn.lengths.length).toFixed(2)} a step` : "";
       box.append(element("h3", "", `Turn ${i + 1}${mat}`));
-      if (asked.turns[i] !== undefined) box.append(element("p", "prompt", asked.turns[i]));
+      if (current.turns[i] !== undefined) box.append(element("p", "prompt", current.turns[i]));
       const paragraph = element("div", "text");
       let items = [];
       if (text.pieces && text.pieces.length === tokens) {
@@ -225,8 +204,6 @@ function reader() {
   show();
 }
 
-theme();
 table();
 trees();
 reader();
-addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((d) => { d.open = true; }));

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import inspect
 import json
 import re
 import shlex
@@ -16,12 +17,13 @@ from markupsafe import Markup
 
 from model.files import write_text
 
+from .. import figures as drawn
 from ..records.runs import Run
 from ..statistics.audits import audits
-from ..statistics.notes import execution_words, mixed, not_compared
+from ..statistics.notes import execution_words, headlines, mixed, not_compared
 from ..statistics.rendering import page_view
 from ..statistics.tables import with_unavailable
-from . import captions, facts, reader, tree_svg
+from . import facts, reader, tree_svg
 from .tokens import Decoder
 
 HERE = Path(__file__).parent
@@ -58,7 +60,7 @@ def render(runs: list[Run], measured: pd.DataFrame, folder: Path) -> str:
         policy=_policy(style, script),
         style=Markup(style),  # our own files: nothing to escape
         script=Markup(script),
-        short=captions.short(measured),
+        short=headlines(measured),
         incomplete=facts.incomplete(ran),
         mixed=mixed(runs),
         facts=facts.facts(ran),
@@ -99,24 +101,21 @@ def _policy(style: str, script: str) -> str:
 
 
 def _figures(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the figures as images inside the page, with their captions, and the names of those that do not fit."""
-    said = captions.captions()
-    order = list(said)
-
-    def place(path: Path) -> tuple[int, str]:
-        kind = path.stem.split("-")[0]
-        return order.index(kind) if kind in said else len(order), path.stem
-
+    """Return the figures as images inside the page, their docstrings as captions, and the names of those left out."""
+    captions = {
+        draw.__name__: " ".join((inspect.getdoc(draw) or "").split()) for draw in (*drawn.FIGURES, *drawn.ACROSS)
+    }
+    places = {name: i for i, name in enumerate(captions)}
     figures, left_out, size = [], [], 0
-    for path in sorted(folder.glob("*.svg"), key=place):
-        drawn = path.read_bytes()
-        source = "data:image/svg+xml;base64," + base64.b64encode(drawn).decode()
+    for path in sorted(folder.glob("*.svg"), key=lambda path: (places.get(path.stem.split("-")[0], 99), path.stem)):
+        svg = path.read_bytes()
+        source = "data:image/svg+xml;base64," + base64.b64encode(svg).decode()
         if size + len(source) > MOST_FIGURE_BYTES:
             left_out.append(path.name)
             continue
         size += len(source)
-        width = re.search(rb'<svg[^>]* width="([\d.]+)pt"', drawn)
+        width = re.search(rb'<svg[^>]* width="([\d.]+)pt"', svg)
         wide = width is None or float(width[1]) > COLUMN_WIDTH
-        caption = said.get(path.stem.split("-")[0], "")
+        caption = captions.get(path.stem.split("-")[0], "")
         figures.append({"name": path.stem, "source": source, "caption": caption, "wide": wide})
     return figures, left_out

@@ -13,6 +13,7 @@ from ..records.compact import FILE
 from ..records.questions import read_questions, subtask
 from ..records.rows import Row
 from ..records.runs import Run, row_key
+from ..statistics.metrics import lengths_by_turn
 from ..statistics.pools import Pool
 from .tokens import Decoder, spelled
 
@@ -81,7 +82,7 @@ class _Texts:
         self.decoder = decoder
         self.items: list[dict[str, Any]] = []
         self.mismatched = 0  # turns whose ids decode to another text than the one recorded
-        self._known: dict[str, int] = {}
+        self._numbers: dict[str, int] = {}
 
     def add(self, run: Run, text: str, ids: list[int] | None) -> int:
         pieces = self.decoder.pieces(run, ids) if ids else None
@@ -89,25 +90,21 @@ class _Texts:
             pieces, self.mismatched = None, self.mismatched + 1
         item = {"pieces": pieces} if pieces is not None else {"text": text}
         key = json.dumps(item)
-        if key not in self._known:
-            self._known[key] = len(self.items)
+        if key not in self._numbers:
+            self._numbers[key] = len(self.items)
             self.items.append(item)
-        return self._known[key]
+        return self._numbers[key]
 
 
 def _turns(run: Run, row: Row, texts: _Texts) -> list[dict[str, Any]]:
     """Return each turn of the first answer: its text, and its steps' lengths, paths and nodes where recorded."""
     choice = row["choices"][0]
-    ids, counts = choice.get("output_ids") or [], choice.get("decoding_steps") or []
-    paths, nodes = choice.get("step_paths") or [], choice.get("step_nodes") or []
-    lengths = list(choice.get("accept_lengths") or [])
-    if sum(counts) != len(lengths):  # other people's files: which step belongs to which turn is not known
-        lengths, counts = [], []
+    lengths = lengths_by_turn(choice)
+    ids, paths, nodes = (choice.get(key) or [] for key in ("output_ids", "step_paths", "step_nodes"))
     turns = []
     for i, text in enumerate(choice["turns"]):
-        count = counts[i] if i < len(counts) else 0
-        accepted, lengths = lengths[:count], lengths[count:]
-        turn: dict[str, Any] = {"text": texts.add(run, text, ids[i] if i < len(ids) else None), "lengths": accepted}
+        turn: dict[str, Any] = {"text": texts.add(run, text, ids[i] if i < len(ids) else None)}
+        turn["lengths"] = lengths[i] if lengths else []
         if i < len(paths):
             turn["paths"] = [spelled(tuple(path)) for path in paths[i]]
         if i < len(nodes):
@@ -141,14 +138,14 @@ def _cut(text: str) -> str:
     return text if len(text) <= MOST_PROMPT else text[:MOST_PROMPT] + " …"
 
 
-def _notes(ran: dict[str, Pool], shown: int, there: int, decoder: Decoder, mismatched: int) -> list[str]:
+def _notes(ran: dict[str, Pool], shown: int, total: int, decoder: Decoder, mismatched: int) -> list[str]:
     """Say what the reader does not show."""
     texts = all(pool.first.has_texts for pool in ran.values())
     instead = "as recorded, with the accepted lengths below them" if texts else "as accepted lengths only"
     notes = []
-    if shown < there:
+    if shown < total:
         where = "runs/*/answers.jsonl" if texts else FILE
-        notes.append(f"Shown are {shown} of {there} questions, some of each subtask. All answers are in {where}.")
+        notes.append(f"Shown are {shown} of {total} questions, some of each subtask. All answers are in {where}.")
     if not texts:
         notes.append("These records hold token ids and no text; the model's tokenizer decodes them where it is here.")
     if any(len(pool.repeats) > 1 or any(len(row["choices"]) > 1 for row in pool.rows) for pool in ran.values()):

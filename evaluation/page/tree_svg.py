@@ -28,14 +28,13 @@ COLUMN, ROW, MARGIN, LEFT = 112, 13, 16, 96  # units of the drawing; LEFT is roo
 
 @dataclass(frozen=True)
 class Dot:
-    """A node as drawn: `joint` and `given` are colour classes, `token` is set on the path of the real step."""
+    """A node as drawn: `shade` is its colour class, `token` is set on the path of the real step."""
 
     x: float
     y: float
     from_x: float
     from_y: float
-    joint: int
-    given: int
+    shade: int
     title: str
     token: str
     on_path: bool
@@ -128,7 +127,7 @@ def _dot(node: Node, places: dict[RankPath, tuple[float, float]], real: RankPath
         "its parent"
     )
     token = tokens[depth] if on_path and depth < len(tokens) else ""
-    return Dot(x, y, from_x, from_y, shade(node.share), shade(node.given_parent), title, token, on_path)
+    return Dot(x, y, from_x, from_y, shade(node.share), title, token, on_path)
 
 
 def _real_step(run: Run, step: Step | None, decoder: Decoder) -> tuple[list[str], str]:

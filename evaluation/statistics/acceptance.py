@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from model.engine.tree import RankPath
 
 from ..records.rows import Row
 from ..records.runs import Run
+from .metrics import lengths_by_turn
 from .pools import pools
 from .tables import identity
 
@@ -41,9 +41,7 @@ class Step(NamedTuple):
     @property
     def start(self) -> int:
         """Where its tokens begin in the turn's output: its accepted drafts and the target's own next token."""
-        choice = self.row["choices"][self.choice]
-        before = sum(map(len, choice["step_nodes"][: self.turn]))  # steps of the turns before
-        return sum((choice.get("accept_lengths") or [])[before : before + self.number])
+        return sum(lengths_by_turn(self.row["choices"][self.choice])[self.turn][: self.number])
 
 
 def steps(rows: Iterable[Row], source: str | None = None) -> Iterator[Step]:
@@ -154,16 +152,4 @@ def depths_table(runs: Sequence[Run]) -> pd.DataFrame:
         for depth in by_depth(accepted_paths(pool.rows)):
             shares = {"joint_acceptance": depth.joint, "conditional_acceptance": depth.conditional}
             rows.append(identity(pool) | {"depth": depth.depth, "steps": depth.steps} | shares)
-    return pd.DataFrame(rows)
-
-
-def nodes_table(runs: Sequence[Run]) -> pd.DataFrame:
-    """Build acceptance by node of a fixed template: the share of steps that accepted it, once its parent was."""
-    rows: list[dict[str, Any]] = []
-    for pool in pools(runs):
-        if order := template(pool.first):
-            for node in by_node(accepted_paths(pool.rows, TEMPLATE), order):
-                words = {"rank_path": ",".join(map(str, node.path)), "parent_stood_steps": node.parent_accepted}
-                share = node.given_parent if node.parent_accepted else math.nan
-                rows.append(identity(pool) | words | {"stood_steps": node.accepted, "conditional_acceptance": share})
     return pd.DataFrame(rows)

@@ -11,12 +11,13 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, islice, takewhile
+from itertools import accumulate, takewhile
 from typing import Any
 
 from ..records.rows import Row, diverge
 from ..records.runs import Run
 from .acceptance import LEARNT
+from .metrics import lengths_by_turn
 from .pools import Pool, mat_ratio, pools
 from .rendering import aligned, interval_text
 
@@ -111,10 +112,11 @@ def _compare(here: Pool, there: Pool) -> Comparison:
 
 def _differences(here: Row, there: Row) -> Iterator[tuple[str, str]]:
     """Yield where the turns of two answers differ, in token ids or accepted lengths; numbers count from 1."""
-    turns, others = ([turn for choice in row["choices"] for turn in _turns(choice)] for row in (here, there))
-    if len(turns) != len(others):
-        yield "token ids", f"question {here['question_id']}: {len(turns)} turns here, {len(others)} there"
-    for turn, ((lengths, ids), (other_lengths, other_ids)) in enumerate(zip(turns, others, strict=False), start=1):
+    turns, other_turns = _turns(here), _turns(there)
+    if len(turns) != len(other_turns):
+        yield "token ids", f"question {here['question_id']}: {len(turns)} turns here, {len(other_turns)} there"
+    pairs = zip(turns, other_turns, strict=False)
+    for turn, ((lengths, ids), (other_lengths, other_ids)) in enumerate(pairs, start=1):
         where = f"question {here['question_id']}, turn {turn}"
         if ids != other_ids:
             yield "token ids", f"{where}, step {bisect_right(list(accumulate(lengths)), diverge(ids, other_ids)) + 1}"
@@ -122,12 +124,10 @@ def _differences(here: Row, there: Row) -> Iterator[tuple[str, str]]:
             yield "accepted lengths", f"{where}, step {diverge(lengths, other_lengths) + 1}"
 
 
-def _turns(choice: Row) -> Iterator[tuple[list[int], list[int]]]:
-    """Yield each turn's accepted lengths and token ids."""
-    lengths = iter(choice["accept_lengths"])
-    return (
-        (list(islice(lengths, n)), ids) for n, ids in zip(choice["decoding_steps"], choice["output_ids"], strict=True)
-    )
+def _turns(row: Row) -> list[tuple[list[int], list[int]]]:
+    """Return each turn's accepted lengths and token ids, over all choices."""
+    choices = row["choices"]
+    return [turn for c in choices for turn in zip(lengths_by_turn(c), c["output_ids"], strict=True)]
 
 
 def lines(comparisons: Sequence[Comparison]) -> list[str]:

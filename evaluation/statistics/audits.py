@@ -81,19 +81,6 @@ class Audit:
         """The baseline's, in all turns."""
         return sum(turn.tokens for turn in self.turns)
 
-    def in_words(self, base: str) -> str:
-        """Say how much of the output equals that of the baseline of this name."""
-        if not self.turns:
-            return "No turn can be compared: the records share none that has token ids."
-        if not self.different:
-            return f"All {len(self.turns):,} turns equal those of {base}, token for token ({self.tokens:,} tokens)."
-        first = min(self.different, key=lambda turn: turn.differs_at or 0)
-        share = 100 * self.identical / len(self.turns)
-        return (
-            f"{self.identical:,} of {len(self.turns):,} turns ({share:.1f} %) equal those of {base}. The earliest "
-            f"difference is at token {1 + (first.differs_at or 0)} ({first.where})."
-        )
-
 
 def audits(pooled: Sequence[Pool], bases: Sequence[str] = ("vanilla",)) -> list[Audit]:
     """Audit every configuration against the first of these baselines that it has; the last of them is audited by none.

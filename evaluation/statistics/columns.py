@@ -16,8 +16,8 @@ class Column:
 
     Attributes:
         meaning: its definition, in Markdown.
-        title: as terminal and page print it; empty: the name.
-        form: of its numbers on the page; "g": a setting, whose number is no measure.
+        title: as it is printed; empty: the name.
+        form: of its numbers; "g": a setting, whose number is no measure.
         shown: where, unless it says nothing there.
     """
 
@@ -31,6 +31,10 @@ class Column:
     @property
     def setting(self) -> bool:
         return self.form == "g"
+
+    @property
+    def heading(self) -> str:
+        return self.title or self.name
 
     @property
     def definition(self) -> str:
@@ -142,9 +146,8 @@ COLUMNS = (
         "automaton over it takes some 440 bytes a token more in memory",
         "bytes",
     ),
-    Column("model", shown=(PAGE, SETUP)),
-    Column("bench", shown=(PAGE, SETUP)),
-    *(Column(name, shown=(SETUP,)) for name in ("dtype", "device", "complete", "timed", "temperature")),
+    *(Column(n, shown=(SETUP,)) for n in ("model", "bench", "dtype", "device", "complete", "timed", "temperature")),
+    Column("block", title="on", shown=(PAGE,)),  # where there are several
     *(Column(name, form="g", shown=(SETUP,)) for name in ("seed", "max_new_tokens")),
     *(Column(name, form="g") for name in ("tree_nodes", "tree_depth", "tree_breadth", "k")),
     Column("bench_questions", SELECTION, form="g", shown=(SETUP,)),
@@ -152,8 +155,8 @@ COLUMNS = (
     Column("joint_acceptance", "of the steps that drafted, the share whose accepted path reaches this depth"),
     Column(
         "conditional_acceptance",
-        "of the steps that reach the depth above, the share that reach this one; by node: of the steps in which its "
-        "parent was accepted, the share in which it was, too. A path cut by the answer's end counts as what was kept",
+        "of the steps that reach the depth above, the share that reach this one. A path cut by the answer's end counts "
+        "as what was kept",
     ),
 )
 # Table 1: the paper's columns, speedups by subtask, then Spec-Bench as a whole and MBPP.

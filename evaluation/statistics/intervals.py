@@ -12,7 +12,7 @@ Student's t, what a draw deviates is scaled by `wider(n)`. Of fewer than FEWEST 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -47,16 +47,6 @@ def wider(n: int) -> Floats:
     return spread  # (RESAMPLES,)
 
 
-def ratio_interval(numerators: Iterable[float], denominators: Iterable[float]) -> tuple[float, float]:
-    """Return the interval of sum(numerators) / sum(denominators), one pair a question.
-
-    MAT: tokens over steps. A mean: values over ones.
-    Questions with a NaN in either are left out; (NaN, NaN) of fewer than FEWEST.
-    """
-    pairs = np.array([list(numerators), list(denominators)], dtype=np.float64).T
-    return quotient_interval(*pairs[np.isfinite(pairs).all(axis=1)].T)
-
-
 def _ends(figures: Floats) -> tuple[float, float]:
     """Return the percentiles of the resampled figures; a resample without one (it drew no step) is left out."""
     finite = figures[np.isfinite(figures)]
@@ -80,7 +70,7 @@ def speed_interval(speeds: Floats, base: Floats) -> tuple[float, float]:
     speeds, base, finite = speeds[some], base[some], finite[some]
     questions, repeats = finite.shape
     if repeats < 2 or questions < FEWEST:
-        return ratio_interval(speeds.ravel(), base.ravel()) if repeats == 1 else (math.nan, math.nan)
+        return quotient_interval(speeds.ravel(), base.ravel()) if repeats == 1 else (math.nan, math.nan)
     share = finite * (repeats / finite.sum(axis=1, keepdims=True))  # a question counts as one, whatever it lacks
     cells = np.where(finite, np.stack([speeds, base]), 0.0) * share  # (2, n, R)
     by_question = draws(questions) @ cells  # (2, RESAMPLES, R)
@@ -97,12 +87,14 @@ def speed_interval(speeds: Floats, base: Floats) -> tuple[float, float]:
 def quotient_interval(*columns: Floats) -> tuple[float, float]:
     """Return the interval of sum a / sum b, or of (sum a / sum b) / (sum c / sum d): one value of each a question.
 
-    One method's MAT over another's, paired: their tokens and steps.
+    MAT: tokens over steps. One method's MAT over another's, paired: the tokens and steps of both. Questions with a NaN
+    are left out.
 
     Returns:
         (NaN, NaN) of fewer than FEWEST questions, or where no resample has steps of both.
     """
     together = np.stack(columns, axis=1)  # (n, 2 or 4)
+    together = together[np.isfinite(together).all(axis=1)]
     if len(together) < FEWEST:
         return math.nan, math.nan
     sums = np.vstack([together.sum(axis=0), draws(len(together)) @ together]).T  # (2 or 4, 1 + RESAMPLES)

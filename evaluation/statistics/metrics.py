@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -56,13 +57,22 @@ def per_turn(rows: Sequence[Row], key: str) -> list[float]:
     values: list[float] = []
     for row in rows:
         for choice in row["choices"]:
-            if not _known(choice, key):
+            if not _complete(choice, key):
                 return []
             values += [value for value, tokens in zip(choice[key], choice["new_tokens"], strict=True) if tokens]
     return values
 
 
-def _known(choice: Row, key: str) -> bool:
+def lengths_by_turn(choice: Row) -> list[list[int]]:
+    """Return the accepted lengths of each turn's steps; nothing where the row does not say which turn a step is of."""
+    lengths, counts = choice.get("accept_lengths"), choice.get("decoding_steps")
+    if lengths is None or counts is None or None in counts or sum(counts) != len(lengths):
+        return []
+    rest = iter(lengths)
+    return [list(itertools.islice(rest, count)) for count in counts]
+
+
+def _complete(choice: Row, key: str) -> bool:
     """Return whether a choice has a number for each of its turns."""
     values = choice.get(key)
     return values is not None and None not in values and len(values) == len(choice["new_tokens"])
@@ -73,11 +83,10 @@ def _decode_speed(rows: Sequence[Row]) -> float:
     tokens, seconds = 0, 0.0
     for row in rows:
         for choice in row["choices"]:
-            lengths, steps = choice.get("accept_lengths"), choice.get("decoding_steps")
-            if lengths is None or not all(_known(choice, key) for key in ("decode_time", "decoding_steps")):
+            turns = lengths_by_turn(choice)
+            if not turns or not _complete(choice, "decode_time"):
                 return math.nan
-            begins = [sum(steps[:turn]) for turn, count in enumerate(steps) if count]
-            tokens += sum(choice["new_tokens"]) - sum(lengths[begin] for begin in begins if begin < len(lengths))
+            tokens += sum(choice["new_tokens"]) - sum(lengths[0] for lengths in turns if lengths)
             seconds += sum(choice["decode_time"])
     return tokens / seconds if seconds > 0 else math.nan
 

@@ -12,19 +12,16 @@ import pandas as pd
 from ..records.rows import difference, new_tokens
 from ..records.runs import GENERATE, Run, sampling_words
 from .intervals import spans_one
+from .metrics import OVERALL
 from .pools import Pool, closest, pools
-from .tables import BASELINES, COMPARED, baseline, share_facets
+from .tables import BASELINES, COMPARED, baseline, blocks, share_facets
 
 BUSY = 0.5  # cores taken by others from which timings are doubtful
+PLAIN = 1.005  # a MAT up to this is plain decoding's, which reads 1.00
 UNSURE = "~"  # the mark of a speedup whose interval spans 1
 ONE_REPEAT = (
     "speeds are from one repeat: their intervals leave out how the machine drifts between runs (repeats=3 includes it)"
 )
-
-
-def unsure_note(interval: str) -> str:
-    """Say what `~` means; `interval` names the interval as the table has introduced it."""
-    return f"{UNSURE}: the {interval} of this speedup includes 1, so neither of the two is clearly faster"
 
 
 def drift_unknown(table: pd.DataFrame) -> bool:
@@ -33,15 +30,37 @@ def drift_unknown(table: pd.DataFrame) -> bool:
     return any(bool((table[f"{c}_std"].isna() & (table[f"{c}_low"] < table[f"{c}_high"])).any()) for c in speeds)
 
 
+def headlines(table: pd.DataFrame) -> list[str]:
+    """Summarise the overall rows in a line per block of the table."""
+    lines = []
+    for name, block in blocks(table[table["category"] == OVERALL]).items():
+        rows = block.to_dict("records")
+        text = f"{name.replace(', ', ' on ', 1)}: "
+        most = max((row for row in rows if pd.notna(row["mat"])), key=lambda row: row["mat"], default=None)
+        if drafts := most is not None and most["mat"] > PLAIN:
+            text += f"{_row_name(most)} accepts most, {most['mat']:.2f} tokens per step (MAT). "
+        if timed := [row for row in rows if pd.notna(row["tokens_per_second"])]:
+            fastest = max(timed, key=lambda row: row["tokens_per_second"])
+            others = [name for name in BASELINES if name != fastest["method"] and pd.notna(fastest[f"speedup_{name}"])]
+            over = " and ".join(f"{fastest[f'speedup_{name}']:.2f} × {name}" for name in others)
+            who = "It" if drafts and fastest is most else _row_name(fastest)
+            text += f"{who} is fastest, {fastest['tokens_per_second']:,.0f} tokens/s{f' ({over})' if over else ''}."
+        lines.append(text)
+    return lines
+
+
+def _row_name(row: dict[Any, Any] | None) -> str:
+    return ", ".join(filter(None, (str(row["method"]), row["variant"]))) if row else ""
+
+
 def table_notes(table: pd.DataFrame, intervals: bool) -> list[str]:
     """Explain the marks and columns that these rows of the main table show, and its intervals where it prints them."""
     notes = []
     if intervals:
-        of = "MAT over questions, speedups over questions and repeats"
-        notes.append(f"[low, high]: 95 % bootstrap interval ({of})")
+        notes.append("[low, high]: 95 % bootstrap interval (MAT over questions, speeds over questions and repeats)")
     ends = [(table[f"speedup_{b}_low"], table[f"speedup_{b}_high"]) for b in BASELINES]
     if any(spans_one(low, high) for lows, highs in ends for low, high in zip(lows, highs, strict=True)):
-        notes.append(unsure_note("95 % interval"))
+        notes.append(f"{UNSURE}: the 95 % interval of this speedup includes 1, so neither of the two is clearly faster")
     if drift_unknown(table):
         notes.append(ONE_REPEAT)
     if "published_source" in table and (sources := table["published_source"].dropna().unique().tolist()):
@@ -69,23 +88,28 @@ def heading(runs: Sequence[Run]) -> list[str]:
     """Say what ran on what, one line a device and setting, and which generation settings were left out."""
     lines = []
     for run in runs:
-        settings, versions = run.settings, run.metadata["versions"]
+        model, versions = run.settings["model"], run.metadata["versions"]
         lines.append(
-            f"{settings['model']['name']} ({settings['model']['dtype']}) on {run.metadata['device']}; "
-            f"torch {versions['torch']}, transformers {versions['transformers']}; {sampling_words(settings)}, batch 1, "
-            f"max_new_tokens {settings['max_new_tokens']}{'' if settings.get('timed', True) else '; not timed'}"
+            f"{model['name']} ({model['dtype']}) on {run.metadata['device']}; torch {versions['torch']}, transformers "
+            f"{versions['transformers']}; {decoding(run)}"
         )
-    lines += [line for run in runs if (line := generation_left_out(run.metadata))]
+    lines += filter(None, (generation_left_out(run) for run in runs))
     return list(dict.fromkeys(lines))
 
 
-def generation_left_out(metadata: dict[str, Any]) -> str:
+def decoding(run: Run) -> str:
+    """Say how tokens were chosen, and up to how many."""
+    settings, choices = run.settings, run.settings.get("num_choices") or 1
+    words = f"{sampling_words(settings)}, batch 1, max_new_tokens {settings['max_new_tokens']}"
+    words += f", {choices} answers a question" if choices > 1 else ""
+    return words if settings.get("timed", True) else f"{words}; not timed"
+
+
+def generation_left_out(run: Run) -> str:
     """Name the checkpoint's generation settings that no method uses, not even `hf`; empty if it has none."""
-    left_out: dict[str, Any] = metadata.get("generation_config_left_out") or {}
-    if not left_out:
-        return ""
+    left_out = run.metadata.get("generation_config_left_out") or {}
     words = ", ".join(f"{key}={value}" for key, value in left_out.items())
-    return f"{metadata['settings']['model']['name']}: the checkpoint's own {words} not used (plain greedy)"
+    return f"{run.settings['model']['name']}: the checkpoint's own {words} not used (plain greedy)" if words else ""
 
 
 def executions(table: pd.DataFrame) -> list[str]:
@@ -157,12 +181,11 @@ def doubts(runs: Sequence[Run]) -> list[str]:
         if pool.first.settings.get("timed", True)
         and (cores := max(run.metadata.get("cores_busy_elsewhere") or 0.0 for run in shards)) > BUSY
     ]
-    if not noisy:
-        return []
-    return [
+    line = (
         f"timings are doubtful: other processes kept cores busy when a run began ({_first_three(noisy)}); on a shared "
         "machine OMP_NUM_THREADS=1 suffers least"
-    ]
+    )
+    return [line] if noisy else []
 
 
 def executed(runs: Sequence[Run]) -> list[str]:
@@ -183,10 +206,7 @@ def incomplete(runs: Sequence[Run]) -> list[str]:
         if not run.complete:
             place = f"{len(run.answers)} of {run.metadata['questions']} questions"
             stopped.setdefault(place, []).append(_repeat(run))
-    return [
-        f"incomplete: {names[0]}{f' and {len(names) - 1} more' if names[1:] else ''}: {place}"
-        for place, names in stopped.items()
-    ]
+    return [f"incomplete: {_first_three(names)}: {place}" for place, names in stopped.items()]
 
 
 def _repeat(run: Run) -> str:

@@ -46,9 +46,9 @@ class Cells:
         columns = (self.tokens[rows], self.steps[rows], self.speed[rows])
         return Cells(self.questions[rows], self.subtasks[rows], self.repeats, *columns)
 
-    def of(self, *categories: str) -> Cells:
-        """Return the questions of these subtasks."""
-        return self if OVERALL in categories else self.take(np.isin(self.subtasks, categories))
+    def of(self, category: str) -> Cells:
+        """Return the questions of a subtask, or all."""
+        return self if category == OVERALL else self.take(self.subtasks == category)
 
     def mean_speed(self) -> Floats:
         """Return each question's speed, the mean over its repeats: (n,)."""
@@ -230,7 +230,7 @@ def joined(runs: Sequence[Run]) -> list[list[Run]]:
         selections.setdefault(run.selection, []).append(run)
     groups: list[tuple[set[str], list[Run]]] = []
     for selection, same in sorted(selections.items(), key=lambda pair: -len(pair[0])):
-        recorded = [(asked, group) for asked, group in groups if same[0].asked and group[0].asked]
+        recorded = [(keys, group) for keys, group in groups if same[0].asked and group[0].asked]
         home = next((pair for pair in recorded if pair[0].isdisjoint(selection)), None)
         if home is None:
             groups.append((set(selection), same))

@@ -59,11 +59,9 @@ def with_published(table: pd.DataFrame) -> pd.DataFrame:
     figures = [_published(row, sources) if as_published(row) else none for row in table.to_dict("records")]
     if all(source is None for _, _, source in figures):
         return table
-    columns = zip(
-        ("published_mat", "published_speedup_hf", "published_source"), zip(*figures, strict=True), strict=True
-    )
-    types = {"published_source": object}
-    return table.assign(**{n: pd.Series(v, index=table.index, dtype=types.get(n, float)) for n, v in columns})
+    columns = ["published_mat", "published_speedup_hf", "published_source"]
+    added = pd.DataFrame(figures, index=table.index, columns=columns)
+    return pd.concat([table, added.astype(dict.fromkeys(columns[:2], float))], axis=1)
 
 
 def _by_method(name: str, device: str | None) -> dict[tuple[str, str], dict[str, Any]]:

@@ -6,9 +6,8 @@ CSV holds the rows with every digit.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,24 +18,14 @@ from model.files import write_text
 from ..records.runs import Run
 from ..records.sweeps import not_available
 from . import notes
-from .acceptance import depths_table, nodes_table
+from .acceptance import depths_table
 from .columns import COLUMNS, MARKDOWN, PAGE, SETUP, TABLE1, TERMINAL, Column, column
 from .intervals import spans_one
 from .metrics import OVERALL
 from .notes import UNSURE
 from .pools import pools
-from .published import MEASURED, PUBLISHED, PUBLISHED_EXECUTION, table1, with_published
-from .tables import BASELINES, blocks, main_table, memory_table, with_unavailable
-
-
-class Heading(NamedTuple):
-    """The head of a column: `extra` ones are hidden on the page until asked for, `meaning` is their definition."""
-
-    name: str
-    title: str
-    number: bool = True
-    extra: bool = False
-    meaning: str = ""
+from .published import MEASURED, PUBLISHED_EXECUTION, table1, with_published
+from .tables import BASELINES, blocks, main_table, with_unavailable
 
 
 class Cell(NamedTuple):
@@ -69,11 +58,17 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True)
 class Block:
-    """A part of a table with columns of its own, and its title."""
+    """A part of a table with columns of its own, and its title.
 
-    columns: list[Heading]
+    Attributes:
+        numbers: names of columns that the page sorts as numbers; extra: of those that it hides until asked for.
+    """
+
+    columns: list[Column]
     lines: list[Line]
     title: str = ""
+    numbers: set[str] = field(default_factory=set)
+    extra: set[str] = field(default_factory=set)
 
     @property
     def configurations(self) -> list[list[Line]]:
@@ -86,6 +81,15 @@ class Block:
         """The baselines over which it has speedups."""
         return [name for name in BASELINES if any(column.name == f"speedup_{name}" for column in self.columns)]
 
+    @property
+    def classes(self) -> list[str]:
+        """By column, its CSS classes on the page."""
+        return [f"{'number' * (c.name in self.numbers)} {'extra' * (c.name in self.extra)}" for c in self.columns]
+
+    @property
+    def has_intervals(self) -> bool:
+        return any(cell.interval for line in self.lines for cell in line.cells)
+
 
 @dataclass(frozen=True)
 class View:
@@ -97,16 +101,14 @@ class View:
     footnotes: list[str] = field(default_factory=list)
     same: list[tuple[str, str]] = field(default_factory=list)
 
-    @property
-    def cells(self) -> list[Cell]:
-        return [cell for block in self.blocks for line in block.lines for cell in line.cells]
-
 
 def shown(value: Any, form: str = ".2f") -> str:
-    """Print a value on paper: floats in this form, nothing as a dash."""
+    """Print a value: floats in this form, counts with separators (not in form "g", a setting), nothing as a dash."""
     if missing(value):
         return "-"
-    return format(value, form) if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return format(value, form)
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) and form != "g" else str(value)
 
 
 def missing(value: Any) -> bool:
@@ -114,17 +116,24 @@ def missing(value: Any) -> bool:
     return value is None or (isinstance(value, float) and value != value)
 
 
-def _interval(row: dict[Any, Any], name: str) -> tuple[float, float, str] | None:
-    """Return the ends of a value's interval and its mark; None where it has no interval."""
-    low, high = (row.get(f"{name}_{end}") for end in ("low", "high"))
-    if missing(low) or missing(high):
-        return None
-    return low, high, UNSURE if name.startswith("speedup") and spans_one(low, high) else ""  # type: ignore[return-value,arg-type]
-
-
-def interval_text(low: float, high: float) -> str:
+def interval_text(low: float, high: float, form: str = ".2f") -> str:
     """Return an interval as tables print it."""
-    return f"[{low:.2f}, {high:.2f}]"
+    return f"[{low:{form}}, {high:{form}}]"
+
+
+def cell(row: dict[Any, Any], name: str, *, with_interval: bool = True) -> Cell:
+    """Return a value of the main table as printed."""
+    form, value = column(name).form, row[name]
+    text = shown(value, form)
+    if name in ("speedup_hf", "published_speedup_hf") and not missing(row.get("published_source")):
+        text += f" ({row['execution'] if name == 'speedup_hf' else PUBLISHED_EXECUTION})"
+    interval = mark = ""
+    ends = [row.get(f"{name}_{end}") for end in ("low", "high")]
+    if not any(map(missing, ends)):
+        low, high = map(float, ends)  # type: ignore[arg-type]
+        interval = interval_text(low, high, form) if with_interval and low < high else ""
+        mark = UNSURE if name.startswith("speedup") and spans_one(low, high) else ""
+    return Cell(text, interval, mark, "" if missing(value) else str(value))
 
 
 def main_view(runs: Sequence[Run], table: pd.DataFrame, more: Sequence[str] = (), category: str = "") -> View:
@@ -139,14 +148,14 @@ def main_view(runs: Sequence[Run], table: pd.DataFrame, more: Sequence[str] = ()
     drawn = []
     for title, block in blocks(rows).items():
         shared = _shared_counts(block) if category else {}
-        shown_columns = [c for c in COLUMNS if _on_paper(c, block, TERMINAL if category else MARKDOWN, several)]
-        headings = [Heading(c.name, (category and c.title) or c.name) for c in shown_columns if c.name not in shared]
+        columns = [c for c in COLUMNS if _on_paper(c, block, TERMINAL if category else MARKDOWN, several)]
+        columns = [c for c in columns if c.name not in shared]
         if category:
             counts = [f"{count} {name}" for name, count in shared.items() if f"{count} {name}" not in title]
             title = f"{title}, {category}" + (f" ({', '.join(counts)})" if counts else "")
-        drawn.append(Block(headings, _lines(block, headings, partial(paper_cell, with_interval=not category)), title))
+        drawn.append(Block(columns, _lines(block, columns, with_intervals=not category), title))
     head = ["\n".join(notes.heading(runs)), *notes.execution_words(table)]
-    footnotes = notes.table_notes(rows, any(cell.interval for cell in View(drawn).cells))
+    footnotes = notes.table_notes(rows, any(block.has_intervals for block in drawn))
     footnotes += [*notes.not_compared(pools(runs)), *notes.incomplete(runs), *notes.mixed(runs)]
     footnotes += [*([] if category else notes.executed(runs)), *more]
     return View(drawn, "Main table", head, footnotes)
@@ -169,89 +178,39 @@ def _shared_counts(rows: pd.DataFrame) -> dict[str, int]:
     return {name: count for name, count in shared.items() if name == "questions" or count > 1}
 
 
-def _lines(table: pd.DataFrame, columns: Sequence[Heading], cell: Callable[[dict[Any, Any], str], Cell]) -> list[Line]:
-    """Return the rows of the main table, each value as `cell` prints it."""
-    return [
-        Line([cell(row, column.name) for column in columns], str(row["method"]), str(row["category"]))
-        for row in table.to_dict("records")
-    ]
-
-
-def paper_cell(row: dict[Any, Any], name: str, with_interval: bool) -> Cell:
-    """Return a value of the main table as on paper: two decimals, the interval of MAT and speedups behind it."""
-    text, interval = shown(row[name]) + _executed(row, name), _interval(row, name)
-    if interval is None:
-        return Cell(text)
-    low, high, mark = interval
-    printed = with_interval and low < high and (name == "mat" or name.startswith("speedup"))
-    return Cell(text, interval_text(low, high) if printed else "", mark)
-
-
-def _executed(row: dict[Any, Any], name: str) -> str:
-    """Write next to a speedup over hf and to a published one how their steps were taken."""
-    if name not in ("speedup_hf", "published_speedup_hf") or missing(row.get("published_source")):
-        return ""
-    return f" ({row['execution'] if name == 'speedup_hf' else PUBLISHED_EXECUTION})"
+def _lines(table: pd.DataFrame, columns: Sequence[Column], *, with_intervals: bool = True) -> list[Line]:
+    """Return the rows of the main table as printed."""
+    lines = []
+    for row in table.to_dict("records"):
+        cells = [cell(row, column.name, with_interval=with_intervals) for column in columns]
+        lines.append(Line(cells, str(row["method"]), str(row["category"])))
+    return lines
 
 
 def page_view(table: pd.DataFrame) -> View:
     """View the main table on the page, in one block: every number, with the value to sort by.
 
-    Constant settings stand above it, empty measures are left out.
+    What all rows share stands above it, empty measures are left out. Of several models or benches a column says which.
     """
-    columns, same = [], []
-    names = set(map(str, table.columns))
-    has_variants = "variant" in names and bool((table["variant"] != "").any())  # how methods of one name differ
-    for about in map(column, map(str, table.columns)):
-        name, values = about.name, table[about.name]
-        if name.removesuffix("_low").removesuffix("_high") in names - {name}:
+    rows = pd.concat([rows.assign(block=title) for title, rows in blocks(table).items()])
+    several = len(notes.executions(table)) > 1
+    columns, same, numbers, extra = [], [], set[str](), set[str]()
+    for about in map(column, map(str, rows.columns)):
+        name, values = about.name, rows[about.name]
+        if name.removesuffix("_low").removesuffix("_high") in {*rows.columns} - {name}:
             continue  # an end of an interval: printed with its value
         measure = not about.setting and pd.api.types.is_numeric_dtype(values) and values.dtype != bool
-        main = PAGE in about.shown
-        if name in ("method", "category") or (measure and values.notna().any()):
-            columns.append(_heading(about, number=measure, extra=measure and not main))
-        elif not measure and values.map(_page_text).nunique() == 1:
-            text = _page_text(values.iloc[0])
-            same += [(name.replace("_", " "), text)] if SETUP not in about.shown and text not in ("–", "False") else []
-        elif not measure and values.notna().any():
-            if name == "execution":  # one for all is said above the table
-                main = len(notes.executions(table)) > 1
-            elif not has_variants and not name.startswith("execution"):
-                keys = ["method", *(("bench", "bench_questions") if name == "questions_sha256" else ())]
-                main = main or bool((table.groupby(keys, sort=False)[name].nunique(dropna=False) > 1).any())
-            columns.append(_heading(about, number=about.setting, extra=not main))
-    columns.sort(key=lambda c: (c.extra, c.name != "method", c.number))  # stable: names, then numbers, then extras
-    view = View([Block(columns, _lines(table, columns, _page_cell))], same=same)
-    if any(cell.interval for cell in view.cells):
-        of = "MAT over questions, speeds over questions and repeats"
-        view.footnotes.append(f"Small print: 95 % bootstrap intervals ({of}).")
-        if notes.drift_unknown(table):
-            view.footnotes.append(notes.ONE_REPEAT[0].upper() + notes.ONE_REPEAT[1:] + ".")
-    if any(cell.mark for cell in view.cells):
-        view.footnotes.append(notes.unsure_note("interval") + ".")
-    return view
-
-
-def _heading(column: Column, *, number: bool, extra: bool) -> Heading:
-    title = (column.title or column.name).replace("_", " ").replace("speedup ", "speedup over ")
-    return Heading(column.name, title, number, extra, column.definition)
-
-
-def _page_cell(row: dict[Any, Any], name: str) -> Cell:
-    value, interval, form = row[name], _interval(row, name), column(name).form
-    ends = list(dict.fromkeys(_page_text(end, form) for end in interval[:2])) if interval else []
-    printed = len(ends) > 1 and interval
-    text = "" if missing(value) else str(value)
-    shown_value = _page_text(value, form) + _executed(row, name)
-    return Cell(shown_value, "–".join(ends) if printed else "", printed[2] if printed else "", text)
-
-
-def _page_text(value: Any, form: str = ".2f") -> str:
-    if missing(value) or value == "":
-        return "–"
-    if isinstance(value, float):
-        return format(value, form)
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+        if not measure and name not in ("method", "category") and values.map(shown).nunique() == 1:
+            text = shown(values.iloc[0])
+            if not {SETUP, PAGE} & {*about.shown} and text not in ("-", "", "False"):
+                same.append((name.replace("_", " "), text))
+        elif values.notna().any():
+            columns.append(about)
+            numbers |= {name} if measure or about.setting else set()
+            extra |= set() if PAGE in about.shown and (name != "execution" or several) else {name}
+    columns.sort(key=lambda c: (c.name in extra, c.name != "method", c.name in numbers))  # names, numbers, extras
+    block = Block(columns, _lines(rows, columns), numbers=numbers, extra=extra)
+    return View([block], footnotes=notes.table_notes(rows, block.has_intervals), same=same)
 
 
 def table1_view(table: pd.DataFrame, footnotes: Sequence[str] = ()) -> View:
@@ -260,8 +219,7 @@ def table1_view(table: pd.DataFrame, footnotes: Sequence[str] = ()) -> View:
         "Columns 3 to 8 are speedups by subtask; then Spec-Bench as a whole, then MBPP (the code subtask).\n"
         "Speedups are over AR: transformers' own generate. Published: A100-80GB, float16, 1,024 new tokens."
     )
-    columns = [Heading("name", "method", False), Heading("source", "figures", False)]
-    columns += [Heading(column.name, column.title) for column in TABLE1]
+    columns = [Column("name", title="method"), Column("source", title="figures"), *TABLE1]
     drawn = []
     for model, rows in table.groupby("model", sort=False):
         devices = "; ".join(filter(None, rows["device"].unique()))
@@ -296,7 +254,7 @@ def to_text(view: View, width: int | None = None) -> str:
     """Render for a terminal of this width: aligned columns, no intervals."""
     out = [wrapped(line, width) for text in view.head for line in text.splitlines()]
     for block in view.blocks:
-        cells = [[c.title for c in block.columns]] + [[c.text + c.mark for c in line.cells] for line in block.lines]
+        cells = [[c.heading for c in block.columns]] + [[c.text + c.mark for c in line.cells] for line in block.lines]
         out += ["", f"{block.title}:", *aligned(cells)]
     return "\n".join([*out, *(wrapped(note, width) for note in view.footnotes)])
 
@@ -306,8 +264,7 @@ def to_markdown(view: View) -> str:
     out = [f"# {view.title}", *view.head]
     for block in view.blocks:
         rows = ([cell.printed for cell in line.cells] for line in block.lines)
-        table = markdown((column.title for column in block.columns), rows)
-        out += [f"## {block.title}", table]
+        out += [f"## {block.title}", markdown((column.heading for column in block.columns), rows)]
     return "\n\n".join([*out, *view.footnotes]) + "\n"
 
 
@@ -319,38 +276,18 @@ def markdown(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def to_latex(view: View) -> str:
-    r"""Render Table 1 with \usepackage{booktabs}: published rows in italics."""
-    titles = [column.title for column in view.blocks[0].columns[2:]]
-    lines = [f"% {note}" for note in view.footnotes] + [
-        "% needs \\usepackage{booktabs}; published rows are in italics",
-        "\\begin{tabular}{ll" + "r" * len(titles) + "}",
-        "\\toprule",
-        " & & \\multicolumn{9}{c}{Spec-Bench} & \\multicolumn{3}{c}{MBPP} \\\\",
-        "\\cmidrule(lr){3-11} \\cmidrule(lr){12-14}",
-        " & ".join(["Model", "Method", *titles]) + " \\\\",
+    r"""Render Table 1 with \usepackage{booktabs}, its model in each row."""
+    benches = ["Spec-Bench"] * 9 + ["MBPP"] * 3
+    heads = [("", "Model"), *(("", c.title) for c in view.blocks[0].columns[:2])]
+    heads += zip(benches, (c.title for c in TABLE1), strict=True)
+    rows = [
+        [block.title.partition(" (measured on ")[0], *(cell.text for cell in line.cells)]
+        for block in view.blocks
+        for line in block.lines
     ]
-    for block in view.blocks:
-        lines.append("\\midrule")
-        model = block.title.partition(" (measured on ")[0]
-        for first, line in zip([_escape(model), *[""] * len(block.lines)], block.lines, strict=False):
-            lines.append(" & ".join([first, *_latex_cells(line)]) + " \\\\")
-    return "\n".join([*lines, "\\bottomrule", "\\end{tabular}", ""])
-
-
-def _latex_cells(line: Line) -> list[str]:
-    """Return the method, in small print what its row was measured on, and its figures."""
-    name, source, *texts = (cell.text for cell in line.cells)
-    name, figures = _escape(name), [text.replace("x", "$\\times$") for text in texts]
-    if source == PUBLISHED:
-        return [f"\\textit{{{text}}}" for text in (name, *figures)]
-    if source.startswith(f"{MEASURED}: "):
-        return [f"{name} {{\\scriptsize ({_escape(source.removeprefix(f'{MEASURED}: '))})}}", *figures]
-    return [name, f"\\multicolumn{{{len(figures)}}}{{l}}{{{_escape(source)}}}"]
-
-
-def _escape(text: str) -> str:
-    """Return what LaTeX reads as the text itself."""
-    return "".join(f"\\{c}" if c in "&%$#_{}" else {"~": "\\~{}", "^": "\\^{}", "\\": "/"}.get(c, c) for c in text)
+    frame = pd.DataFrame(rows, columns=pd.MultiIndex.from_tuples(heads))
+    tabular = frame.to_latex(index=False, escape=True, multicolumn_format="c", column_format="lll" + "r" * len(TABLE1))
+    return "".join(f"% {note}\n" for note in (*view.footnotes, "needs \\usepackage{booktabs}")) + tabular
 
 
 def write_csv(path: Path, table: pd.DataFrame) -> None:
@@ -368,12 +305,9 @@ def write_tables(runs: Sequence[Run], folder: Path, more: Sequence[str] = ()) ->
     complete = with_unavailable(table, folder.parent)
     write_csv(folder / "main.csv", complete)
     write_text(folder / "main.md", to_markdown(main_view(runs, complete, more)))
-    depths, memory = depths_table(runs), memory_table(runs)
+    depths = depths_table(runs)
     if not depths.empty:
         write_csv(folder / "acceptance_by_depth.csv", depths)
-        write_csv(folder / "acceptance_by_node.csv", nodes_table(runs))
-    if not memory.empty:
-        write_csv(folder / "memory.csv", memory)
     greedy = table[table["temperature"] == 0.0]  # as the paper's are
     if (greedy["method"] == "hf").any():  # without it there is nothing that the paper's speedups are over
         write_table1(greedy, folder, not_available(folder.parent), notes.mixed(runs))

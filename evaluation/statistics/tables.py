@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -10,21 +9,17 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
-
-from model.recycling.matrix import AdjacencyMatrix
 
 from ..records.rows import Row
 from ..records.runs import SAMPLING_COLUMNS, Run
 from ..records.sweeps import not_available
-from .intervals import Floats, deviation, finite_mean, ratio_interval, speed_interval
+from .intervals import Floats, deviation, finite_mean, quotient_interval, speed_interval
 from .metrics import OVERALL, by_subtask, measure
 from .pools import GROUP, Cells, Pool, closest, paired, pools
 
 BASELINES = ("hf", "vanilla")
 SAMPLED = tuple(SAMPLING_COLUMNS.values())  # how a run's tokens were chosen
 COMPARED = ("execution", "phases", "timed", *SAMPLED)  # and how its steps were taken, and whether their time counts
-VOCABULARIES = (32_000, 128_256, 151_936)  # of LLaMA-2, LLaMA-3, Qwen
 
 
 def main_table(runs: Sequence[Run]) -> pd.DataFrame:
@@ -91,7 +86,7 @@ def _measures(cells: Cells, answers: Sequence[Row]) -> dict[str, Any]:
         "tokens_per_second": [finite_mean(speeds) for speeds in cells.speed.T],
     }
     intervals = {
-        "mat": ratio_interval(np.where(steps > 0, tokens, np.nan), steps),
+        "mat": quotient_interval(np.where(steps > 0, tokens, np.nan), steps),
         "tokens_per_second": speed_interval(cells.speed, np.ones_like(cells.speed)),
     }
     for key, (low, high) in intervals.items():
@@ -162,7 +157,7 @@ def with_unavailable(table: pd.DataFrame, folder: Path) -> pd.DataFrame:
     measured since has no such row. Without any the table stays as it is.
     """
     rows: list[dict[Any, Any]] = []
-    empty_row = {name: _empty(table[name]) for name in table.columns}
+    empty_row = {name: {"b": False, "i": 0, "f": math.nan}.get(table[name].dtype.kind) for name in table.columns}
     empty_block: dict[Any, Any] = {
         key: "" if empty_row[key] is None else empty_row[key] for key in group_columns(table)
     }
@@ -172,41 +167,9 @@ def with_unavailable(table: pd.DataFrame, folder: Path) -> pd.DataFrame:
         methods = same["method"].astype(str).str.split(" (", regex=False).str[0]  # without their starts
         if not (methods == row["method"]).any():
             row |= {"category": OVERALL, "note": unavailable(left_out["why"])}
-            there = same[group_columns(table)].drop_duplicates().to_dict("records")
-            rows += [empty_row | block | row for block in there or [empty_block]]
+            its_blocks = same[group_columns(table)].drop_duplicates().to_dict("records")
+            rows += [empty_row | block | row for block in its_blocks or [empty_block]]
     if not rows:
         return table
     below = pd.DataFrame(rows).astype({name: table[name].dtype for name in table.columns})
     return pd.concat([table.assign(note=None), below], ignore_index=True)
-
-
-def _empty(values: pd.Series[Any]) -> Any:
-    """Return what an empty cell of this column holds."""
-    if pd.api.types.is_bool_dtype(values):
-        return False
-    if pd.api.types.is_integer_dtype(values):
-        return 0
-    return math.nan if pd.api.types.is_float_dtype(values) else None
-
-
-def memory_table(runs: Sequence[Run]) -> pd.DataFrame:
-    """Measure what methods keep next to the model, and what a matrix of the same k and type takes elsewhere.
-
-    For the usual vocabularies a real matrix is allocated and its bytes are read.
-    """
-    rows: list[dict[str, Any]] = []
-    kinds: dict[tuple[int, str], None] = {}
-    for pool in pools(runs):
-        method = pool.first.settings["method"]
-        row: dict[str, Any] = {"method": pool.name}
-        row |= {"k": method.get("k"), "dtype": method.get("dtype"), "vocabulary": pool.first.metadata.get("vocab_size")}
-        if size := pool.first.summary.get("state_bytes"):
-            rows.append(row | {"bytes": size, "source": "run"})
-            if method["name"] == "recycling" and "dtype" in method:
-                kinds[int(method["k"]), str(method["dtype"])] = None
-    for vocabulary, (k, dtype) in itertools.product(VOCABULARIES, kinds):
-        row = {"method": "recycling", "k": k, "dtype": dtype, "vocabulary": vocabulary}
-        size = AdjacencyMatrix(vocabulary, k, dtype=getattr(torch, dtype)).nbytes
-        rows.append(row | {"bytes": size, "source": "allocated"})
-    frame = pd.DataFrame(rows).drop_duplicates()
-    return frame.assign(mib=frame["bytes"] / 2**20) if rows else frame

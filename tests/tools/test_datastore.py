@@ -24,35 +24,22 @@ def write_jsonl(path: Path, *rows: object) -> Path:
 def test_texts_of_every_format(tmp_path: Path) -> None:
     plain = tmp_path / "a.txt"
     plain.write_text("one\ntwo\n")
-    rows = write_jsonl(
-        tmp_path / "b.jsonl",
-        {"text": "three", "more": 1},
-        {"question_id": 1, "category": "qa", "turns": ["four", "five"], "reference": ["six"]},
-        {"question_id": 1, "choices": [{"index": 0, "turns": ["seven"]}, {"index": 1, "turns": ["eight", "nine"]}]},
-    )
-    expected = ["one\ntwo\n", "three", "four", "five", "six", "seven", "eight", "nine"]
-    assert list(datastore.documents([plain, rows])) == [[text] for text in expected]
-
-
-def test_large_texts_are_cut_at_ends_of_lines(tmp_path: Path) -> None:
-    plain = tmp_path / "a.txt"
-    plain.write_text("a line of text\n" * 20_000)
+    rows = write_jsonl(tmp_path / "b.jsonl", {"text": "three", "more": 1}, {"text": "four"})
+    assert list(datastore.documents([plain, rows])) == [["one\ntwo\n"], ["three"], ["four"]]
+    plain.write_text("a line of text\n" * 20_000)  # cut at ends of lines
     (pieces,) = datastore.documents([plain])
     assert "".join(pieces) == plain.read_text() and len(pieces) == 5
     assert all(piece.endswith("\n") for piece in pieces)
 
 
-def test_rows_without_text_are_refused_by_line(tmp_path: Path) -> None:
-    rows = ['{"text": 1}', '{"turns": []}', '{"choices": [{}]}', '{"words": "x"}', '["x"]']
-    for row, match in [*((row, "b.jsonl:2: holds no text") for row in rows), ('{"text": "x"', "b.jsonl:2: not JSON")]:
-        (tmp_path / "b.jsonl").write_text('{"text": "fine"}\n' + row + "\n")
-        with pytest.raises(UserError, match=match):
-            list(datastore.documents([tmp_path / "b.jsonl"]))
-
-
-def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
+def test_what_holds_no_text_or_cannot_be_read_is_refused(tmp_path: Path) -> None:
     (tmp_path / "c.txt").write_bytes(b"\xff\xfe\x00")
-    for name, match in [("absent.txt", "cannot be read"), ("c.txt", "is not UTF-8"), ("d.csv", "must be a .txt")]:
+    bad = {'{"text": 1}': "holds no text", '{"words": "x"}': "holds no text", '["x"]': "holds no text"}
+    cases = [("absent.txt", "cannot be read"), ("c.txt", "is not UTF-8"), ("d.csv", "must be a .txt")]
+    for i, (row, match) in enumerate((bad | {'{"text": "x"': "not JSON"}).items()):
+        (tmp_path / f"{i}.jsonl").write_text('{"text": "fine"}\n' + row + "\n")
+        cases.append((f"{i}.jsonl", f"{i}.jsonl:2: {match}"))
+    for name, match in cases:
         with pytest.raises(UserError, match=match):
             list(datastore.documents([tmp_path / name]))
 

@@ -24,9 +24,9 @@ def questions(fast=1):
     ]  # fmt: skip
 
 
-def recycling(start="hot", fast=1, tree=TREE, bench=None, tree_name="best", **method):
-    own = {"k": 8, "tree": tree_name, "tree_nodes": len(tree), "update": "all"} | method
-    return made(f"recycling ({start})", questions(fast), method=own, draft_tree=tree, bench=bench)
+def recycling(start="hot", fast=1, tree=TREE, tree_name="best", **method):
+    settings = {"k": 8, "tree": tree_name, "tree_nodes": len(tree)} | method
+    return made(f"recycling ({start})", questions(fast), method=settings, draft_tree=tree)
 
 
 def drawn_at(temperature):
@@ -47,9 +47,6 @@ VARIED = {
     "tree_size": [recycling(tree=TREE[:n], tree_nodes=n) for n in (1, 2, 3)],
     "topk": [recycling(k=k) for k in (2, 4, 8)],
     "temperature": [drawn_at(t) for t in (0.0, 0.5, 1.0)],
-    "start": [recycling("hot"), recycling("cold")],
-    "update": [recycling(update="all"), recycling(update="root")],
-    "order": [recycling(), recycling(bench={"order": "shuffled-1"})],
     "budget": [recycling(tree=TREE[:n], tree_nodes=n) for n in (1, 2, 3)]
     + [made("spine (hot)", questions(2), method={"nodes": n}) for n in (1, 2, 3)],
     "tree_shape": [
@@ -91,18 +88,9 @@ def test_the_optimum_is_marked_where_the_table_has_it():
 def test_trees_of_one_size_and_several_depths_are_no_line():
     trees = [[[0]], [[0], [1]], [[0], [1], [2]], [[0], [0, 0], [0, 0, 0]]]
     runs = [recycling(tree=tree, tree_nodes=len(tree), tree_sha256=str(tree)) for tree in trees]
-    for own, drawn in ((runs[:3], True), (runs, False)):
-        (data,) = split(own, main_table(own)).values()
+    for some, drawn in ((runs[:3], True), (runs, False)):
+        (data,) = split(some, main_table(some)).values()
         assert (figures.tree_size(data) is not None) is drawn
-
-
-def test_bars_are_named_by_what_distinguishes_them():
-    """Each by its start, as there are two; the order is that of hot runs alone, and no choice."""
-    interleaved = {"order": "interleaved"}
-    runs = [recycling("cold"), recycling(bench=interleaved), recycling(bench=interleaved, update="path")]
-    (data,) = split(runs, main_table(runs)).values()
-    labels = [label.get_text() for label in figures.update(data).axes[0].get_yticklabels()]
-    assert labels == ["all, cold", "all, hot", "path, hot"]
 
 
 def test_a_run_has_the_same_colour_and_mark_in_every_figure():

@@ -43,15 +43,11 @@ def test_the_page_can_be_used(report_folder, tmp_path):
     assert seen["folded"] == ["overall"] * 2 and len(seen["opened"]) == 5 and "qa" in seen["opened"]
     assert seen["every"] == "8 of 8 rows" and seen["qa"] == ["qa"] * 2 and seen["vanilla"] == ["vanilla"]
     assert seen["found"] == "1 of 8 rows" and seen["extra"] == ["none", "table-cell"]
-    assert (
-        seen["nodes"] == 3
-        and seen["shades"] == ["drawn joint", "drawn given"]
-        and seen["node"].startswith("ranks 0·0: accepted in")
-    )
+    assert seen["nodes"] == 3 and seen["shades"] == 2 and seen["node"].startswith("ranks 0·0: accepted in")
     assert all(HOSTILE in text for text in seen["texts"]) and seen["injected"] == [0, 2, True]
     assert seen["steps"] == ["run even l1", "run odd l3", "run even l3"] and seen["colours"] == 3
     assert seen["step"].startswith("Step 2 of") and seen["step"].endswith("3 nodes drafted, accepted ranks 0·0.")
-    assert seen["next"].startswith("qa, question 1") and len(set(seen["theme"])) == 2
+    assert seen["next"].startswith("qa, question 1")
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason=WANTED)

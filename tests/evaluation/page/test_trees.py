@@ -1,4 +1,4 @@
-"""Acceptance of nodes against hand-counted steps; the drawing; token pieces."""
+"""The drawing of a tree; token pieces."""
 
 import pytest
 from transformers import AutoTokenizer
@@ -11,71 +11,55 @@ from model.recycling import build_template
 from tests.evaluation.page.conftest import TREE, answer, write_run
 
 STEPS = [(1, 1, []), (3, 4, [0, 0]), (2, 4, [1]), (1, 4, []), (2, 4, [0])]
-ROW = answer(7, "qa", [{"ids": list(range(10, 19)), "steps": STEPS}])
 
 
-def run_with(tmp_path, rows, **settings):
-    write_run(tmp_path / "runs/r", "recycling (hot)", rows, **settings)
-    return read_runs(tmp_path)[0]
-
-
-def only(folder):
-    """The drawing of the only configuration there."""
+def drawing_of(folder, steps, **settings):
+    """The drawing of a run whose only answer took these steps."""
+    ids = settings.pop("ids", range(sum(n for n, _, _ in steps)))
+    write_run(folder, "recycling (hot)", [answer(7, "qa", {"ids": list(ids), "steps": steps})], **settings)
     ((name, pool),) = configurations(read_runs(folder)).items()
     return draw(name, pool, Decoder())
 
 
 def test_a_tree_that_is_not_known_says_why(tmp_path):
     for tree, why in (("auto", "The tree changed during the run"), ("best", "The records do not hold the tree")):
-        run_with(tmp_path / tree, [ROW], method={"tree": tree})
-        drawing = only(tmp_path / tree)
+        drawing = drawing_of(tmp_path / tree, STEPS, method={"tree": tree})
         assert drawing.words[-1].startswith(f"{why}: only nodes accepted at least once")
 
 
 def test_the_drawing_has_every_node_once_and_no_two_on_one_place(tmp_path):
-    tree = " ".join(",".join(map(str, p)) for p in build_template("2.2.2").rank_paths[1:])
+    tree = [list(path) for path in build_template("2.2.2").rank_paths[1:]]
     steps = [(accepted, 81 if nodes == 4 else nodes, path) for accepted, nodes, path in STEPS]
-    row = answer(7, "qa", [{"ids": list(range(10, 19)), "steps": steps}])
-    run_with(tmp_path, [row], method={"tree": "2.2.2"}, draft_tree=tree)
-    drawing = only(tmp_path)
+    drawing = drawing_of(tmp_path, steps, method={"tree": "2.2.2"}, draft_tree=tree)
     assert len(drawing.dots) == 80 and len({(dot.x, dot.y) for dot in drawing.dots}) == 80
     assert {(dot.from_x, dot.from_y) for dot in drawing.dots} - {(d.x, d.y) for d in drawing.dots} == {drawing.root}
     assert all(0 < dot.x < drawing.width and 0 < dot.y < drawing.height for dot in drawing.dots)
     path = [dot for dot in drawing.dots if dot.on_path]
-    assert [dot.title.split(":")[0] for dot in path] == ["ranks 0", "ranks 0·0"] and path[0].joint == shade(0.5)
-    assert (
-        "80 nodes, depth 6, of which 77 were never" in drawing.words[0]
-        and "question 7, turn 1, step 2" in drawing.words[1]
-    )
+    assert [dot.title.split(":")[0] for dot in path] == ["ranks 0", "ranks 0·0"] and path[0].shade == shade(0.5)
+    assert "80 nodes, depth 6, of which 77 were never" in drawing.words[0]
+    assert "question 7, turn 1, step 2" in drawing.words[1]
 
 
-def test_deep_paths_are_told_in_few_words(tmp_path):
-    assert [spelled(p) for p in [(), (0,), (0, 0, 0, 1), (0,) * 36, (2, *[0] * 5, 1, 1)]] == [
-        "", "0", "0·0·0·1", "0×36", "2·0×5·1·1",
-    ]  # fmt: skip
+def test_deep_paths_are_spelled_in_few_words(tmp_path):
+    paths = {(): "", (0,): "0", (0, 0, 0, 1): "0·0·0·1", (0,) * 36: "0×36", (2, *[0] * 5, 1, 1): "2·0×5·1·1"}
+    assert {path: spelled(path) for path in paths} == paths
     steps = [(1, 37, [])] * 470 + [(2, 37, [0])] * 500 + [(11, 37, [0] * 10)] * 27 + [(37, 37, [0] * 36)] * 3
-    row = answer(1, "qa", [{"ids": list(range(sum(n for n, _, _ in steps))), "steps": steps}])
-    run_with(tmp_path, [row], method={"tree": "chain"}, draft_tree=" ".join(",".join("0" * n) for n in range(1, 37)))
-    drawing = only(tmp_path)
+    drawing = drawing_of(tmp_path, steps, method={"tree": "chain"}, draft_tree=[[0] * n for n in range(1, 37)])
     assert "accepted 36 draft tokens at once, ranks 0×36." in drawing.words[1]
     assert drawing.dots[-1].title.startswith("ranks 0×36:")
 
 
-def test_the_real_steps_tokens_stand_at_its_nodes(report_folder):
-    ran = configurations(read_runs(report_folder))
-    tree = draw("recycling (hot)", ran["recycling (hot)"], Decoder())
-    run = next(r for r in read_runs(report_folder) if r.label != "vanilla")
-    ids = run.answers[0]["choices"][0]["output_ids"][0]
-    pieces = [visible(p) for p in Decoder().pieces(run, ids)]
+def test_the_real_steps_tokens_stand_at_its_nodes(report_folder, checkpoint, tmp_path):
+    """In the first step the root is the prompt's."""
+    runs = read_runs(report_folder)
+    tree = draw("recycling (hot)", configurations(runs)["recycling (hot)"], Decoder())
+    ids = next(run for run in runs if run.label != "vanilla").answers[0]["choices"][0]["output_ids"][0]
+    pieces = [visible(piece) for piece in split(load(str(checkpoint)), ids)]
     assert tree.root_token == pieces[0] and [d.token for d in tree.dots if d.on_path] == pieces[1:3]
-
-
-def test_in_the_first_step_the_root_is_the_prompts(checkpoint, tmp_path):
-    row = answer(1, "qa", [{"ids": [300, 301], "steps": [(2, 4, [0, 0])]}])
-    run_with(tmp_path, [row], method={"tree": "file"}, draft_tree=TREE, model={"path": str(checkpoint)})
-    drawing = only(tmp_path)
-    pieces = [visible(p) for p in split(load(str(checkpoint)), [300, 301])]
-    assert drawing.root_token == "" and [d.token for d in drawing.dots if d.on_path] == pieces
+    more = {"method": {"tree": "file"}, "draft_tree": TREE, "model": {"path": str(checkpoint)}}
+    first = drawing_of(tmp_path, [(2, 4, [0, 0])], ids=[300, 301], **more)
+    pieces = [visible(piece) for piece in split(load(str(checkpoint)), [300, 301])]
+    assert first.root_token == "" and [d.token for d in first.dots if d.on_path] == pieces
 
 
 @pytest.mark.parametrize("text", ["the answer is one.", "é 漢字 🙂 x", "  two  spaces\n\n\tand a line", "🙂"])

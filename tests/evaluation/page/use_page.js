@@ -10,7 +10,6 @@ addEventListener("load", () => {
   const press = (element, key) => element.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true }));
   const after = (act, look) => { act(); return look(); };
   const sort = (name) => all("#main thead button")[at(name)].click();
-  const colour = () => getComputedStyle(document.body).backgroundColor;
   try {
     seen.styled = getComputedStyle(document.body).maxWidth !== "none";
     seen.images = all("img").map((image) => image.naturalWidth > 0);
@@ -30,8 +29,7 @@ addEventListener("load", () => {
     const extra = () => getComputedStyle(one("#main .extra")).display;
     seen.extra = [extra(), after(() => one("#extra").click(), extra)];
     seen.nodes = all("details.tree svg .node").length;
-    const shades = () => one("svg.drawn").getAttribute("class");
-    seen.shades = [shades(), after(() => one("#shades input[value=given]").click(), shades)];
+    seen.shades = new Set(all(".node circle").map((dot) => getComputedStyle(dot).fill)).size;
     one(".node").focus();
     press(one(".node"), "ArrowRight");
     seen.node = one(".tree .detail").textContent;
@@ -43,8 +41,7 @@ addEventListener("load", () => {
     steps[0].focus();
     press(steps[0], "ArrowRight");
     seen.step = one("#step").textContent;
-    seen.next = after(() => one("#next").click(), () => one("#answer").textContent);
-    seen.theme = [colour(), after(() => one("#theme").click(), colour)];
+    seen.next = after(() => one("#next").click(), () => one("#question").value);
     seen.overflow = document.documentElement.scrollWidth - innerWidth;
   } catch (error) {
     seen.errors.push(String(error.stack));

@@ -19,89 +19,70 @@ def question(number, lengths, ids=IDS):
 
 
 def run(label, lengths, *, questions=range(8), ids=IDS, **more):
-    """A run of these questions, all answered by these accepted lengths; a list a question, too."""
+    """A run of these questions, all answered by these accepted lengths; or by a list a question."""
     each = lengths if isinstance(lengths[0], list) else [lengths] * len(questions)
-    return shard(label, [question(n, own, ids) for n, own in zip(questions, each, strict=True)], **more)
+    numbers = range(len(each)) if len(each) != len(questions) else questions
+    return shard(label, [question(n, own, ids) for n, own in zip(numbers, each, strict=True)], **more)
 
 
-def compared(here, there):
+def only(here, there):
     """The only comparison of two runs."""
     ((comparison,), _) = compare([here], [there])
     return comparison
 
 
-def test_the_same_run_on_another_machine_is_equal():
-    here = run("recycling (hot)", BY_TWO, device="another machine", model={"path": "/home/x/toy", "device": "cuda"})
-    found = compared(here, run("recycling (hot)", BY_TWO, model={"path": "toy", "device": "cpu"}))
-    assert (found.verdict, found.questions, found.same_text, found.same_lengths) == (EQUAL, 8, 8, 8)
-    assert found.mats == [2.0, 2.0] and found.ratio == (1.0, 1.0, 1.0) and not found.first
-    assert summary([found]) == "token ids and accepted lengths equal in 1 of 1 configurations on 8 questions"
+AUTO, BEST = {"tree": "auto"}, {"tree": "best", "tree_nodes": 8}
+MIXED, LARGER = [BY_TWO, BY_THREE] * 10, [BY_TWO] * 2 + [BY_THREE] * 6
+OTHER_TEXT = [11, 12, 13, 99, 15, 16]
 
 
-@pytest.mark.parametrize("tree", ["2.2.2", "auto"])
-def test_another_text_of_the_same_accepted_lengths_is_wrong(tree):
-    """Another model's text had been called equal, as vanilla's accepted lengths are ones everywhere."""
-    here = run("vanilla", BY_ONE, ids=[11, 12, 13, 99, 15, 16], method={"tree": tree})
-    found = compared(here, run("vanilla", BY_ONE, method={"tree": tree}))
-    assert found.verdict == TEXT and (found.same_text, found.same_lengths) == (0, 8)
-    assert found.first == "token ids differ first at question 0, turn 1, step 4"
-    assert "0 of 1" in summary([found]) and "ANOTHER TEXT: vanilla" in summary([found])
+@pytest.mark.parametrize(
+    ("here", "there", "verdict", "same_text", "same_lengths", "first"),
+    [
+        # on another machine; another model's text had been called equal, as vanilla's accepted lengths are ones
+        (run("pld", BY_TWO, device="b", model={"device": "cuda"}), run("pld", BY_TWO), EQUAL, 8, 8, ""),
+        (run("vanilla", BY_ONE, ids=OTHER_TEXT), run("vanilla", BY_ONE), TEXT, 0, 8, "token ids 0 1 4"),
+        (run("x", BY_ONE, ids=OTHER_TEXT, method=AUTO), run("x", BY_TWO, method=AUTO), TEXT, 0, 0, "token ids 0 1 4"),
+        (run("x", [[2, 2]], questions=[1], ids=IDS[:4]), run("x", BY_TWO), TEXT, 0, 0, "token ids 1 1 3"),
+        (*[made("x", [{k: v for k, v in question(1, BY_TWO).items() if k != "question_sha256"}])] * 2, EQUAL, 1, 1, ""),
+        # drafts sized by the clock may differ in size
+        (run("x", BY_ONE, method=AUTO), run("x", BY_TWO, method=AUTO), SIZES, 8, 0, "accepted lengths 0 1 1"),
+        # another tree of the same label; one question that differs has no interval
+        (run("x", LARGER, method=BEST), run("x", BY_TWO, method=AUTO | {"tree": "2.2.2"}), APART, 8, 2,
+         "accepted lengths 2 1 1"),
+        (run("pld", BY_ONE, questions=[1]), run("pld", BY_TWO, questions=[1]), APART, 1, 0, "accepted lengths 1 1 1"),
+        # one of many with a step more is within the interval
+        (run("x", [*MIXED[:19], [3, 2, 1]]), run("x", MIXED), WITHIN, 20, 19, "accepted lengths 19 1 2"),
+        # with state, what was answered behind other questions does not decide, the part before does
+        *((run(f"x ({start})", [BY_TWO, BY_ONE, BY_ONE, BY_ONE], questions=(0, 2, 4, 6)), run(f"x ({start})", BY_TWO),
+           verdict, 4, 1, "accepted lengths 2 1 1") for start, verdict in (("cold", APART), ("hot", OPEN))),
+        (run("x (hot)", BY_ONE, questions=(0, 1, 2, 5)), run("x (hot)", BY_TWO), APART, 4, 0, "accepted lengths 0 1 1"),
+    ],
+)  # fmt: skip
+def test_what_two_runs_have_in_common(here, there, verdict, same_text, same_lengths, first):
+    comparison = only(here, there)
+    assert (comparison.verdict, comparison.same_text, comparison.same_lengths) == (verdict, same_text, same_lengths)
+    what, *place = first.rsplit(" ", 3)
+    said = "{} differ first at question {}, turn {}, step {}".format(what, *place) if first else ""
+    assert comparison.first == said
+    equal = f"token ids and accepted lengths equal in {int(verdict == EQUAL)} of 1 configurations"
+    assert summary([comparison]).startswith(equal)
+    assert summary([comparison]).endswith(f"; {verdict}: {here.label}") is (verdict != EQUAL)
 
 
-def test_a_shorter_text_is_another():
-    found = compared(shard("pld", [question(1, [2, 2], IDS[:4])]), shard("pld", [question(1, BY_TWO)]))
-    assert found.verdict == TEXT and found.first == "token ids differ first at question 1, turn 1, step 3"
+def test_the_ratio_of_mats_and_its_interval():
+    less = only(run("pld", [*MIXED[:19], [3, 2, 1]]), run("pld", MIXED)).ratio
+    assert less[0] == pytest.approx(50 / 51) and less[1] < 1.0 <= less[2]
+    equal = only(run("pld", BY_TWO), run("pld", BY_TWO))
+    assert equal.mats == [2.0, 2.0] and equal.ratio == (1.0, 1.0, 1.0)
+    larger = only(run("pld", LARGER), run("pld", BY_TWO)).ratio
+    assert larger[0] == pytest.approx(48 / 18 / 2) and larger[1] > 1
 
 
-def test_one_question_of_many_with_a_step_more_is_within_the_interval():
-    lengths = [BY_TWO, BY_THREE] * 10
-    here, there = (run("pld", each, questions=range(20)) for each in ([*lengths[:19], [3, 2, 1]], lengths))
-    found = compared(here, there)
-    assert found.verdict == WITHIN and (found.same_text, found.same_lengths) == (20, 19)
-    assert found.first == "accepted lengths differ first at question 19, turn 1, step 2"
-    assert found.ratio[0] == pytest.approx(50 / 51) and found.ratio[1] < 1.0 <= found.ratio[2]
+def test_every_repeat_is_compared_with_the_same_one_first_and_unfinished_ones_do_not_disagree():
+    one, two = ([run("pld", BY_TWO), run("pld", second, repeat=1)] for second in (BY_ONE, BY_TWO))
+    assert compare(one, one)[0][0].verdict == EQUAL and compare(one, two)[0][0].same_lengths == 0
 
-
-def test_another_tree_of_the_same_label_is_compared_and_differs():
-    lengths = [BY_TWO] * 2 + [BY_THREE] * 6
-    here = run("recycling (hot)", lengths, method={"tree": "best", "tree_nodes": 8})
-    found = compared(here, run("recycling (hot)", BY_TWO, method={"tree": "2.2.2", "tree_nodes": 80}))
-    assert found.verdict == APART and found.ratio[0] == pytest.approx(48 / 18 / 2) and found.ratio[1] > 1
-    assert found.first == "accepted lengths differ first at question 2, turn 1, step 1"
-
-
-def test_one_question_that_differs_has_no_interval_and_is_wrong():
-    found = compared(run("pld", BY_ONE, questions=[1]), run("pld", BY_TWO, questions=[1]))
-    assert found.verdict == APART and found.ratio[1] != found.ratio[1]
-
-
-def test_drafts_sized_by_the_clock_may_differ_in_size():
-    found = compared(*(run("recycling (auto)", own, method={"tree": "auto"}) for own in (BY_ONE, BY_TWO)))
-    assert found.verdict == SIZES and found.ratio[0] == 0.5
-    assert summary([found]).endswith("; text equal, sizes differ: recycling (auto)")
-
-
-@pytest.mark.parametrize(("start", "verdict"), [("cold", APART), ("hot", OPEN)])
-def test_state_behind_other_questions_does_not_decide(start, verdict):
-    here = run(f"recycling ({start})", [BY_TWO, BY_ONE, BY_ONE, BY_ONE], questions=(0, 2, 4, 6))
-    found = compared(here, run(f"recycling ({start})", BY_TWO))
-    assert found.verdict == verdict and (found.questions, found.same_lengths) == (4, 1)
-
-
-def test_the_part_before_the_first_left_out_question_decides():
-    found = compared(run("recycling (hot)", BY_ONE, questions=(0, 1, 2, 5)), run("recycling (hot)", BY_TWO))
-    assert found.verdict == APART
-
-
-def test_every_repeat_is_compared_and_the_same_one_first():
-    def repeats(second):
-        return [run("pld", BY_TWO), run("pld", second, repeat=1)]
-
-    assert compare(repeats(BY_ONE), repeats(BY_ONE))[0][0].verdict == EQUAL
-    assert compare(repeats(BY_ONE), repeats(BY_TWO))[0][0].same_lengths == 0
-
-
-def test_unfinished_repeats_are_no_disagreement():
     def unfinished(*answered):
         runs = [run("recycling (hot)", [BY_ONE] * 4 + [BY_THREE] * 4, repeat=repeat) for repeat in range(len(answered))]
         for one, count in zip(runs, answered, strict=True):
@@ -109,26 +90,21 @@ def test_unfinished_repeats_are_no_disagreement():
         return runs
 
     for here, there in (((8, 4), (8,)), ((8,), (4, 8)), ((1, 8, 4), (8, 8))):
-        ((found,), _) = compare(unfinished(*here), unfinished(*there))
-        assert found.verdict == EQUAL and found.mats == pytest.approx([1.5, 1.5])
+        ((comparison,), _) = compare(unfinished(*here), unfinished(*there))
+        assert comparison.verdict == EQUAL and comparison.mats == pytest.approx([1.5, 1.5])
 
 
 def test_configurations_pair_by_their_settings_and_the_rest_is_named():
     def sized(*sizes, **more):
-        return [run("recycling (hot)", BY_TWO, method={"tree": "best", "tree_nodes": n}, **more) for n in sizes]
+        return [run("recycling (hot)", BY_TWO, method=BEST | {"tree_nodes": n}, **more) for n in sizes]
 
-    found, alone = compare([*sized(8, 16), run("sps", BY_TWO)], [*sized(8, 4, 24), run("eagle", BY_TWO)])
-    assert len(found) == 1 and alone == [
+    pairs, alone = compare([*sized(8, 16), run("sps", BY_TWO)], [*sized(8, 4, 24), run("eagle", BY_TWO)])
+    assert len(pairs) == 1 and alone == [
         "only here: recycling (hot), 16 nodes", "only here: sps",
         "only there: recycling (hot), 4 nodes", "only there: recycling (hot), 24 nodes", "only there: eagle",
     ]  # fmt: skip
     types = [sized(8, model={"dtype": dtype}) for dtype in ("bfloat16", "float32")]
     assert [c.verdict for c in compare(types[0] + types[1], types[1] + types[0])[0]] == [EQUAL, EQUAL]
-
-
-def test_runs_without_hashes_are_compared_by_their_ids():
-    rows = [made("pld", [{k: v for k, v in question(1, BY_TWO).items() if k != "question_sha256"}]) for _ in range(2)]
-    assert compared(*rows).verdict == EQUAL
 
 
 @pytest.fixture

@@ -13,7 +13,6 @@ from evaluation.statistics.intervals import (
     deviation,
     draws,
     quotient_interval,
-    ratio_interval,
     repeat_draws,
     spans_one,
     speed_interval,
@@ -23,9 +22,9 @@ from evaluation.statistics.intervals import (
 
 def test_what_is_the_same_for_every_question_is_sure_and_of_few_nothing_is():
     ones, some = np.ones(FEWEST), np.arange(1.0, FEWEST + 1)
-    assert ratio_interval(2 * some, some) == pytest.approx((2.0, 2.0)), "paired: twice as fast on every question"
-    assert ratio_interval([*some, math.nan, 3], [*ones, 1, math.nan]) == ratio_interval(some, ones)
-    for few in (ratio_interval(some[1:], ones[1:]), ratio_interval(some, 0 * ones), ratio_interval([], [])):
+    assert quotient_interval(2 * some, some) == pytest.approx((2.0, 2.0)), "paired: twice as fast on every question"
+    assert quotient_interval([*some, math.nan, 3], [*ones, 1, math.nan]) == quotient_interval(some, ones)
+    for few in (quotient_interval(some[1:], ones[1:]), quotient_interval(some, 0 * ones), quotient_interval([], [])):
         assert all(math.isnan(end) for end in few)
     for few in (speed_interval(np.ones((7, 3)), np.ones((7, 3))), quotient_interval(*(ones[1:],) * 4)):
         assert all(math.isnan(end) for end in few)
@@ -38,7 +37,7 @@ def test_a_resample_without_steps_counts_for_nothing():
     with np.errstate(all="raise"):
         assert quotient_interval(tokens, steps, plain, plain) == (3.0, 3.0)
         assert quotient_interval(plain, plain, tokens, steps) == pytest.approx((1 / 3, 1 / 3))
-        assert ratio_interval(tokens, steps) == (3.0, 3.0)
+        assert quotient_interval(tokens, steps) == (3.0, 3.0)
         assert all(math.isnan(end) for end in quotient_interval(plain, plain, 0 * plain, 0 * plain))
 
 
@@ -51,7 +50,7 @@ def test_the_interval_equals_a_slow_bootstrap():
         middle * (sum(speeds[i] for i in row) / sum(base[i] for i in row) / middle) ** scale
         for row, scale in zip(drawn, wider(40), strict=True)
     ]
-    assert ratio_interval(speeds, base) == pytest.approx(tuple(np.quantile(slow, [0.025, 0.975])), abs=1e-12)
+    assert quotient_interval(speeds, base) == pytest.approx(tuple(np.quantile(slow, [0.025, 0.975])), abs=1e-12)
     assert (draws(40).sum(axis=1) == 40).all()
 
 
@@ -117,7 +116,7 @@ def test_repeats_are_drawn_and_widened_by_their_laws():
 def test_without_drift_it_is_the_interval_over_questions():
     rng = np.random.default_rng(2)
     speeds, base = rng.uniform(1, 5, 30), rng.uniform(1, 5, 30)
-    over_questions = ratio_interval(speeds, base)
+    over_questions = quotient_interval(speeds, base)
     assert speed_interval(speeds[:, None], base[:, None]) == over_questions
     assert speed_interval(np.tile(speeds[:, None], 3), np.tile(base[:, None], 3)) == pytest.approx(over_questions)
     lost = np.stack([speeds, np.full(30, np.nan)], axis=1)
@@ -134,7 +133,7 @@ def test_an_interval_covers_the_truth_where_the_machine_drifts():
             speeds, base = drifting(rng, repeats=repeats)
             low, high = speed_interval(speeds, base)
             covered += low <= truth <= high
-            low, high = ratio_interval(speeds.mean(axis=1), base.mean(axis=1))
+            low, high = quotient_interval(speeds.mean(axis=1), base.mean(axis=1))
             over_questions += low <= truth <= high
         assert 90 <= covered <= 100 and over_questions <= 82
 
@@ -146,6 +145,6 @@ def test_an_interval_covers_the_truth_of_few_questions():
         covered = 0
         for _ in range(400):
             steps = rng.integers(10, 60, n).astype(float)
-            low, high = ratio_interval(steps * np.exp(rng.normal(0, 0.35, n)), steps)
+            low, high = quotient_interval(steps * np.exp(rng.normal(0, 0.35, n)), steps)
             covered += low <= math.exp(0.35**2 / 2) <= high
         assert 0.92 <= covered / 400 <= 0.98, n

@@ -8,11 +8,11 @@ import pytest
 
 from evaluation.records.runs import read_runs
 from evaluation.statistics.acceptance import depths_table
-from evaluation.statistics.intervals import deviation, ratio_interval, speed_interval
+from evaluation.statistics.intervals import deviation, quotient_interval, speed_interval
 from evaluation.statistics.notes import ONE_REPEAT, mixed
 from evaluation.statistics.pools import pools
 from evaluation.statistics.rendering import page_view, write_tables
-from evaluation.statistics.tables import main_table, memory_table
+from evaluation.statistics.tables import main_table
 from tests.evaluation.made_runs import answer, in_terminal, made, on_paper, write
 
 
@@ -37,7 +37,7 @@ def test_repeats_are_pooled_by_hand():
     speeds, base = np.array([[4.0, 2.0], [8.0, 6.0]] * 4), np.full((8, 2), 2.0)  # (questions, repeats)
     ends = row["tokens_per_second_low"], row["tokens_per_second_high"]
     assert ends == speed_interval(speeds, np.ones((8, 2))) and ends[0] < 4 and ends[1] > 6
-    assert (row["mat_low"], row["mat_high"]) == ratio_interval([4, 8] * 4, [2] * 8)
+    assert (row["mat_low"], row["mat_high"]) == quotient_interval(np.array([4.0, 8.0] * 4), np.full(8, 2.0))
     assert row["speedup_vanilla"] == pytest.approx(5 / 2)
     assert row["speedup_vanilla_std"] == pytest.approx(deviation([6 / 2, 4 / 2]))
     assert (row["speedup_vanilla_low"], row["speedup_vanilla_high"]) == speed_interval(speeds, base)
@@ -126,7 +126,4 @@ def test_all_tables_are_written_and_read_again(tmp_path):
     assert "a note" in (tmp_path / "tables/main.md").read_text()
     depths = depths_table(runs)
     assert depths["joint_acceptance"].tolist() == [0.5, 0.5] and depths["conditional_acceptance"].tolist() == [0.5, 1.0]
-    memory = memory_table(runs).set_index("vocabulary")
-    assert memory.loc[100, "bytes"] == 6400
-    assert memory.loc[32_000, "bytes"] == 2_048_000 and memory.loc[32_000, "mib"] < 2
-    assert memory.loc[128_256, "bytes"] == 128_256 * 8 * 8 and memory.loc[151_936, "mib"] > 9
+    assert main_table(runs)["state_bytes"].tolist() == [6400, 6400]
