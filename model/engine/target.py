@@ -284,7 +284,7 @@ class Target:
         Raises:
             UserError: the draft is no chain.
         """
-        n, past = len(draft.tree) if draft is not None else 0, len(prompt) - 1
+        n, past = 0 if draft is None else len(draft.tree), len(prompt) - 1
         if draft is not None and not draft.tree.is_chain:
             raise UserError(f"{draft.tree}: what a drafter begins with is a chain, or None (see Session.begin)")
         if not kept:
@@ -297,27 +297,34 @@ class Target:
         tokens = torch.tensor(prompt[kept:-1], dtype=torch.long, device=self.device)
         if draft is not None:
             tokens = torch.cat((tokens, draft.tokens.to(self.device)))
-        logits = torch.zeros(n, self.vocab_size, dtype=self.dtype, device=self.device)
-        count = len(tokens)
-        of_prompt = count - max(n - 1, 0)  # tokens with a row that may be read
-        first_row = of_prompt - min(rows, of_prompt)
-        wanted = min(first_row, count - max(n, 1)) if self._keeps_logits else 0  # the first row that is computed
+        of_prompt = len(tokens) - max(n - 1, 0)  # tokens whose row may be read
+        readable = range(max(of_prompt - rows, 0), of_prompt)
+        logits = self._forward_in_parts(cache, tokens, readable, n, read)
+        cache.length, cache.forwarded = past, prompt[-1:] if n else None
+        return logits
+
+    def _forward_in_parts(
+        self, cache: TreeCache, tokens: torch.Tensor, readable: range, n: int, read: Callable[[int, torch.Tensor], None]
+    ) -> torch.Tensor:
+        """Forward tokens and commit them, so many at a time that their logits are few. Returns the last n of logits."""
+        count, kept = len(tokens), cache.length
+        wanted = min(readable.start, count - max(n, 1)) if self._keeps_logits else 0  # the first row that is computed
         size = max(LOGITS_BYTES // (self.vocab_size * self.dtype.itemsize), n, 1)
         ends, hidden = sorted(range(count, max(wanted, 0), -size)), list[torch.Tensor]()
+        logits = torch.zeros(n, self.vocab_size, dtype=self.dtype, device=self.device)
         for start, end in pairwise([0, *ends]):
             positions = self._within(torch.arange(kept + start, kept + end, device=self.device), kept + end - 1)
             kwargs = {"logits_to_keep": end - max(start, wanted)} if self._keeps_logits else {}
             with self._grouped:
                 logits = self._run_model(cache, tokens[start:end], None, positions, **kwargs)
-            cache.length += min(kept + end, past) - kept - start
+            cache.length = kept + end
             if self.hidden is not None:
                 hidden.append(self.hidden)
-            first, last = max(start, first_row), min(end, of_prompt)
+            first, last = max(start, readable.start), min(end, readable.stop)
             if first < last:
                 read(kept + first, logits[len(logits) - end + first : len(logits) - end + last])
         if len(hidden) > 1:
             self.hidden = torch.cat(hidden)
-        cache.forwarded = prompt[-1:] if n else None
         return logits[len(logits) - n :]
 
     @torch.inference_mode()
