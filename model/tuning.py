@@ -89,7 +89,7 @@ def choose_linear(model: Any, name: str = "auto") -> str:
 
 def captures(target: Target) -> bool:
     """True if the target may take captured steps: it is on one CUDA device."""
-    return target.device.type == "cuda" and len(target.devices) == 1
+    return target.device.type == "cuda" and target.has_fixed_shapes
 
 
 def described(target: Target, execution: Execution) -> dict[str, str]:

@@ -132,14 +132,12 @@ def test_a_compiled_model_answers_as_it_is_and_hidden_states_are_read_outside_of
     assert decoder.generate(PROMPT, max_new_tokens=20).ids == expected
     target = decoder.target
     if way in (compiled_forward, compiled_in_place):
-        with pytest.raises(UserError, match="its forward is compiled"):
-            target.keep_hidden(True)
+        with pytest.raises(UserError, match="its forward is compiled"), target.hidden_states():
+            pass
         return
-    target.keep_hidden(True)
-    with torch.inference_mode():
+    with torch.inference_mode(), target.hidden_states():
         target.model(IDS)
-    assert target.hidden is not None and target.hidden.shape == (5, 32)
-    target.keep_hidden(False)
+        assert target.hidden is not None and target.hidden.shape == (5, 32)
 
 
 class Adapter:
