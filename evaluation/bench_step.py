@@ -114,7 +114,7 @@ def bench(loaded: LoadedModel, sizes: list[int], context: int | None, rounds: in
     }
     print(f"{heading(result)}\nmeasuring ...", flush=True)
     prompt = torch.randint(3, target.vocab_size, (context,), generator=torch.Generator().manual_seed(0)).tolist()
-    captured = target.device.type == "cuda" and len(target.devices) == 1
+    captured = target.device.type == "cuda" and target.has_fixed_shapes
     executions = ("eager", "graph") if captured else ("eager",)
     with target.cache(1 + max(sizes)) as cache:
         target.prefill(cache, prompt)
