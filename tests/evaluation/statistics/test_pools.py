@@ -85,7 +85,7 @@ def test_shards_join_and_are_paired_with_the_whole(tmp_path):
     assert main_table(read)["questions_sha256"].nunique() == 1
     page = configurations(read)
     assert list(page) == ["vanilla", "pld"]
-    lines = {fact.term: fact.values for fact in facts(page)}
+    lines = facts(page)
     assert lines["repeats"] == [("2", "")] and lines["bench"][0][0].startswith("file, 6 questions")
 
 
