@@ -10,7 +10,6 @@ from evaluation.records.runs import read_runs
 from evaluation.statistics.acceptance import depths_table
 from evaluation.statistics.intervals import deviation, quotient_interval, speed_interval
 from evaluation.statistics.notes import ONE_REPEAT, mixed
-from evaluation.statistics.pools import pools
 from evaluation.statistics.rendering import page_view, write_tables
 from evaluation.statistics.tables import main_table
 from tests.evaluation.made_runs import answer, in_terminal, made, on_paper, write
@@ -78,23 +77,6 @@ def test_what_a_repeat_lacks_does_not_become_a_guess():
     row = table[(table["method"] == "pld") & (table["category"] == "overall")].iloc[0]
     assert row["tokens_per_second"] == pytest.approx((3 + 8 + 3 * (4 + 8)) / 8) and not row["complete"]
     assert "incomplete: pld, repeat 1: 1 of 8" in in_terminal([half], table)
-
-
-def test_runs_of_one_label_are_told_apart_by_what_differs():
-    rows = [answer(1, "qa", [([2], 1.0)])]
-    runs = [
-        made("recycling (hot)", rows, method={"k": 8, "tree": "best", "tree_nodes": 8}),
-        made("recycling (hot)", rows, method={"k": 8, "tree": "best", "tree_nodes": 24}),
-        made("recycling (hot)", rows, method={"k": 8, "tree": "best", "tree_nodes": 24}, bench={"order": "shuffled-1"}),
-        made("vanilla", rows),
-    ]
-    assert [p.name for p in pools(runs)] == [
-        "recycling (hot), 8 nodes, file order",
-        "recycling (hot), 24 nodes, file order",
-        "recycling (hot), 24 nodes, shuffled-1 order",
-        "vanilla",
-    ]
-    assert len({p.name for p in pools([*runs, made("vanilla", rows, repeat=1)])}) == 4
 
 
 def test_other_limits_and_types_are_not_compared_and_not_mixed():
