@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # bash test.sh                      lint, types, tests; no GPU and no download of models or data
-# bash test.sh --slow               the tests that take long: processes that are killed, ranks, whole experiments
+# bash test.sh --slow               the tests that take long: processes that are killed, whole experiments
 # bash test.sh [pytest arguments]   lint, types, and the tests that these choose
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"

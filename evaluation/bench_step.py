@@ -1,8 +1,7 @@
 """python -m evaluation.bench_step [model=NAME model.KEY=VALUE ...]: the time of a step by the number of drafted nodes.
 
-Times transformers' `generate`, plain decoding and recycling in turns: eager steps and, on CUDA, captured ones. Also
-prints the parts of a step and its floor, the least time that the device allows. Random weights of a known shape
-(--shape) give times but no acceptance. The last line is one JSON object.
+Times transformers' `generate`, plain decoding and recycling in turns: eager steps, with their parts, and, on CUDA,
+captured ones. Random weights of a known shape (--shape) give times but no acceptance. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -16,24 +15,21 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from transformers import GenerationConfig
 from transformers.generation.streamers import BaseStreamer
 
 from model.engine import DeviceDrafter, Target, Tree
 from model.engine.cache import TreeCache
-from model.engine.devices import synchronize
 from model.engine.linear import stock_linears
 from model.engine.step import Mark, Sequence, make_step, unmarked
 from model.errors import UserError
-from model.files import ROOT
 from model.methods.vanilla import Vanilla
-from model.quantization import stored_bytes
 from model.recycling import TokenRecycling
 from model.recycling.templates import best_order
 
 from .configuration.config import check_groups
+from .configuration.jobs import compose
 from .errors import config_errors, user_errors
 from .loading.devices import PhaseClock
 from .loading.locks import exclusive
@@ -78,8 +74,9 @@ def model_settings(overrides: list[str], shape: str | None) -> ModelSettings:
             raise UserError(f"{override}: only model=NAME and model.KEY=VALUE count here")
         if shape and override.startswith(("model=", "model.path=")):
             raise UserError(f"{override}: --shape {shape} takes random weights; leave out one of the two")
-    with config_errors(), initialize_config_dir(str(ROOT / "configs"), version_base=None):
-        model: Any = OmegaConf.to_container(compose("config", overrides).model, resolve=True)
+    (job,) = compose(overrides).jobs
+    with config_errors():
+        model: Any = OmegaConf.to_container(job.config.model, resolve=True)
     if shape:
         model |= {"name": shape, "path": "random weights"}
     check_groups({"model": model})
@@ -114,11 +111,10 @@ def bench(loaded: LoadedModel, sizes: list[int], context: int | None, rounds: in
         "git": git_state(),
         "context": context,
         "rounds": rounds,
-        "rates": (rates := measure_rates(target.device, target.dtype)),
     }
     print(f"{heading(result)}\nmeasuring ...", flush=True)
     prompt = torch.randint(3, target.vocab_size, (context,), generator=torch.Generator().manual_seed(0)).tolist()
-    captured = target.device.type == "cuda" and len(target.devices) == 1
+    captured = target.device.type == "cuda" and target.has_fixed_shapes
     executions = ("eager", "graph") if captured else ("eager",)
     with target.cache(1 + max(sizes)) as cache:
         target.prefill(cache, prompt)
@@ -133,10 +129,8 @@ def bench(loaded: LoadedModel, sizes: list[int], context: int | None, rounds: in
         result["steps"] = []
         for steps in drafted:
             seconds = median(steps.seconds)
-            read, multiply = floors(target, cache, 1 + steps.nodes, context, rates)
             row = {"execution": steps.execution, "nodes": steps.nodes, "seconds": seconds}
-            row |= {"over_plain": seconds / plain[steps.execution], "read_s": read, "multiply_s": multiply}
-            row |= {"floor_share": max(read, multiply) / seconds}
+            row |= {"over_plain": seconds / plain[steps.execution]}
             row["parts_s"] = {part: median(values) for part, values in steps.parts.items()}
             result["steps"].append(row)
     return result
@@ -219,60 +213,13 @@ class DraftedSteps:
         return (time.perf_counter() - start - (step.executor.setup_s - setup)) / STEPS
 
 
-def measure_rates(device: torch.device, dtype: torch.dtype) -> dict[str, float]:
-    """Time a copy (read and written) and a matrix product that exceed the caches; about a second on a CPU."""
-    large = device.type == "cuda"
-    source = torch.ones((2**31 if large else 2**27) // 4, device=device)
-    copied = torch.empty_like(source)
-    side = 8192 if large else 1024
-    a, b = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
-    return {
-        "bytes_per_second": 2 * source.nbytes / _shortest(lambda: copied.copy_(source), device),
-        "flop_per_second": 2 * side**3 / _shortest(lambda: a @ b, device),
-    }
-
-
-def _shortest(run: Callable[[], object], device: torch.device) -> float:
-    """Return the shortest time of several repeats, as a rate is the best that the device reaches."""
-    times = []
-    for _ in range(6):
-        synchronize(device)
-        start = time.perf_counter()
-        run()
-        synchronize(device)
-        times.append(time.perf_counter() - start)
-    return min(times)
-
-
-def floors(target: Target, cache: TreeCache, rows: int, context: int, rates: dict[str, float]) -> tuple[float, float]:
-    """Return the least seconds of a step to read weights and used cache once, and to multiply.
-
-    Args:
-        rows: drafted nodes and root.
-        context: tokens in the cache.
-    """
-    model = target.model
-    embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
-    read = [p for p in model.parameters() if p is not embedding or p is head]  # of the table few rows
-    config = model.config.get_text_config()
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    products = sum(p.numel() for p in read if p.dim() > 1)
-    seen = context + rows
-    attention = 2 * seen * config.num_attention_heads * head_dim * config.num_hidden_layers  # q k, weights v
-    cached = cache.nbytes // cache.capacity * seen
-    weights = sum(map(stored_bytes, read))
-    return (weights + cached) / rates["bytes_per_second"], 2 * rows * (products + attention) / rates["flop_per_second"]
-
-
 def heading(result: dict[str, Any]) -> str:
     """Say what is measured, on what."""
-    model, rates, used = result["model"], result["rates"], result["versions"]
+    model, used = result["model"], result["versions"]
     kind = f"{model['dtype']}, weights in {model['quantize']}" if model["quantize"] else model["dtype"]
     return (
         f"{model['name']} ({kind}) on {result['device']}; torch {used['torch']}, transformers {used['transformers']}\n"
-        f"{result['context']} tokens of context; median of {result['rounds']} rounds of {STEPS} steps, in turns\n"
-        f"the device copies {rates['bytes_per_second'] / 1e9:.1f} GB/s, "
-        f"multiplies {rates['flop_per_second'] / 1e9:.0f} GFLOP/s"
+        f"{result['context']} tokens of context; median of {result['rounds']} rounds of {STEPS} steps, in turns"
     )
 
 
@@ -281,17 +228,15 @@ def table(result: dict[str, Any]) -> str:
     lines = []
     for execution in dict.fromkeys(row["execution"] for row in result["steps"]):
         parts = "".join(f"{name:>9}" for name in PARTS.values()) if execution == "eager" else ""
-        lines += ["", f"{execution:<24}floor, ms{'':24}{'parts, us' if parts else ''}".rstrip()]
-        lines += [f"{'nodes':>6}{'ms':>9}{'/ plain':>9}{'read':>9}{'multiply':>9}{'reached':>9}{parts}"]
+        lines += ["", f"{execution:<24}{'parts, us' if parts else ''}".rstrip()]
+        lines += [f"{'nodes':>6}{'ms':>9}{'/ plain':>9}{parts}"]
         rows = [row for row in result["steps"] if row["execution"] == execution]
         lines += [f"{'hf':>6}{1e3 * result['hf_s']:9.3f}{result['hf_s'] / rows[0]['seconds']:9.2f}"]
         for row in rows:
             times = f"{1e3 * row['seconds']:9.3f}{row['over_plain']:9.2f}"
-            floors = f"{1e3 * row['read_s']:9.3f}{1e3 * row['multiply_s']:9.3f}{100 * row['floor_share']:7.0f} %"
             parts = "".join(f"{1e6 * seconds:9.0f}" for seconds in row["parts_s"].values())
-            lines += [f"{row['nodes']:>6}{times}{floors}{parts}"]
+            lines += [f"{row['nodes']:>6}{times}{parts}"]
     lines += ["", "0 nodes is plain decoding. Drafts of n nodes pay where their MAT is above their time / plain."]
-    lines += ["reached: the larger floor over the measured time"]
     return "\n".join(lines)
 
 

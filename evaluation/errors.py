@@ -7,14 +7,13 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import ClassVar
 
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
 from model.errors import UserError, one_line
 
-__all__ = ["Failure", "config_errors", "fail", "one_line", "user_errors", "user_message"]
+__all__ = ["config_errors", "fail", "noted", "one_line", "user_errors"]
 
 INTERRUPTED = 130  # what a shell reports for Ctrl-C
 
@@ -35,22 +34,17 @@ def user_message(error: Exception) -> str | None:
     return None
 
 
-class Failure:
-    """A job's error that the user can fix. The other jobs of a sweep go on; all failures are printed at the end.
-
-    It adds itself to `noted` wherever it is made: in the job's process and, if a launcher runs jobs in other
-    processes, again when it is unpickled in the process that prints.
-    """
-
-    noted: ClassVar[list[str]] = []
-
-    def __init__(self, message: str) -> None:
-        self.message = message
-        if message not in self.noted:
-            self.noted.append(message)
-
-    def __reduce__(self) -> tuple[type[Failure], tuple[str]]:
-        return Failure, (self.message,)  # unpickling goes through __init__
+@contextmanager
+def noted(failures: list[str] | None) -> Iterator[None]:
+    """Add the line of an error that the user can fix to `failures`, so that other jobs go on; None: raise it."""
+    try:
+        yield
+    except Exception as error:
+        message = user_message(error)
+        if message is None or failures is None:
+            raise
+        if message not in failures:
+            failures.append(message)
 
 
 @contextmanager

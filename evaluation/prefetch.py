@@ -1,9 +1,9 @@
 """python -m evaluation.prefetch experiment=NAME [k=v ...]: fetch and check what an experiment needs, before it runs.
 
 Models, heads, draft models, datastores and benches of exactly the jobs that `evaluation.run` would start with the same
-arguments: for nodes without a network, run it where there is one. A line for each: `known` was here and
-complete, `fetched` was not, `missing` says why. A null in configs/companions is reported without an error: its jobs are
-left out. Exit code 2 if something else is missing.
+arguments: for nodes without a network, run it where there is one. A line for each: `here`, complete and perhaps fetched
+just now, or `missing` and why. A null in configs/companions is reported without an error: its jobs are left out. Exit
+code 2 if something else is missing.
 """
 
 from __future__ import annotations
@@ -11,122 +11,64 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from model.errors import UserError
-from model.files import located
 
-from .configuration.companions import KINDS, Kind, local_companion, missing_companion, path_of
+from .configuration.companions import KINDS, fetch_companions, missing_companion
 from .configuration.config import check_groups
 from .configuration.jobs import compose
 from .errors import one_line, user_errors
-from .loading import gguf, hub
-from .loading.bench import bench_file, load_bench
+from .loading import hub
+from .loading.bench import load_bench
 from .loading.models import locate, weight_patterns
 
 
-@dataclass(frozen=True)
-class Need:
-    """Something that jobs need: `find` returns its local path or None; `fetch` fetches it and may raise UserError."""
-
-    words: str
-    find: Callable[[], Path | None]
-    fetch: Callable[[], Path]
-    published: bool = True
-
-
-def needs(configurations: Iterable[DictConfig]) -> list[Need]:
-    """Return what the jobs need, each once, models first."""
-    by_words: dict[str, Need] = {}
+def needs(configurations: Iterable[DictConfig]) -> dict[str, Callable[[], object] | None]:
+    """Return what the jobs need, each once: its name, and what fetches and checks it; None if nobody published it."""
+    fetchers: dict[str, Callable[[], object] | None] = {}
     for cfg in configurations:
         groups = ("model", "method", "bench")
         config: Any = {key: OmegaConf.to_container(cfg[key], resolve=True, throw_on_missing=True) for key in groups}
         check_groups(config)
-        method = config["method"]
-        companions = [_companion(key, kind, method[key], config) for key, kind in KINDS.items() if key in method]
-        for need in (_model(config["model"]), *companions, _bench(config["bench"])):
-            by_words.setdefault(need.words, need)
-    order = ["model", *(kind.words for kind in KINDS.values()), "bench"]
-    return [need for kind in order for need in by_words.values() if need.words.startswith(f"{kind} ")]
+        model, method, bench = (config[group] for group in groups)
+        fetchers.setdefault(f"model {model['path']}", partial(_fetch_model, model))
+        for key in KINDS.keys() & method.keys():
+            companion = {"name": method["name"], key: method[key]}
+            if method[key] is None:
+                fetchers[missing_companion(companion, model["name"])] = None
+            else:
+                name = f"{KINDS[key].words} {method[key]}"
+                fetchers.setdefault(name, partial(fetch_companions, companion, model["name"]))
+        fetchers.setdefault(f"bench {bench['name']}", partial(load_bench, **bench))
+    return fetchers
 
 
-def _model(model: dict[str, Any]) -> Need:
-    path, revision, weights = str(model["path"]), model["revision"], weight_patterns(model["allow_pickle"])
-    local = located(path)
-    is_gguf = gguf.is_gguf(local)
-
-    def find() -> Path | None:
-        if is_gguf:
-            return gguf.converted_folder(local)
-        folder = Path(locate(path, model["allow_pickle"]))
-        return _whole(folder, weights) if folder.is_dir() else hub.local_snapshot(path, weights, revision)
-
-    def fetch() -> Path:
-        return Path(locate(path, model["allow_pickle"])) if is_gguf else hub.fetch_snapshot(path, weights, revision)
-
-    return Need(f"model {path}", find, fetch)
-
-
-def _companion(key: str, kind: Kind, value: Any, config: dict[str, Any]) -> Need:
-    model = str(config["model"]["name"])
-    why = missing_companion({key: value}, model)
-
-    def find() -> Path | None:
-        path = local_companion(key, value)
-        return path if path is None or not kind.weights else _whole(path, kind.weights)
-
-    def fetch() -> Path:
-        if why:
-            raise UserError(why)
-        return path_of(key, value)
-
-    return Need(f"{kind.words} {value or f'for {model}'}", find, fetch, published=value is not None)
-
-
-def _whole(folder: Path, weights: tuple[str, ...]) -> Path:
-    if why := hub.missing_weights(folder, weights):
+def _fetch_model(model: dict[str, Any]) -> None:
+    weights = weight_patterns(model["allow_pickle"])
+    folder = locate(str(model["path"]), model["allow_pickle"])
+    if not Path(folder).is_dir():
+        hub.fetch_snapshot(folder, weights, model["revision"])
+    elif why := hub.missing_weights(Path(folder), weights):
         raise UserError(why)
-    return folder
 
 
-def _bench(bench: dict[str, Any]) -> Need:
-    file = bench_file(str(bench["path"]), bench["url"])
-
-    def fetch() -> Path:
-        load_bench(**bench)
-        return file
-
-    return Need(f"bench {bench['name']}", lambda: fetch() if file.exists() else None, fetch)
-
-
-def prefetch(wanted: Iterable[Need]) -> bool:
-    """Fetch what is missing and print a line for each. Returns False if something published is still missing."""
+def prefetch(fetchers: dict[str, Callable[[], object] | None]) -> bool:
+    """Fetch what is missing and print a line for each. Return False if something published is still missing."""
     complete = True
-    for need in wanted:
+    for name, fetch in fetchers.items():
         try:
-            state, path = "known", need.find()
-            if path is None:
-                state, path = "fetched", need.fetch()
-            print(f"{state:8} {_size(path):>9}  {need.words}", flush=True)
+            if fetch is not None:
+                fetch()
+            print(f"{'missing' if fetch is None else 'here':8} {name}", flush=True)
         except UserError as error:
-            print(f"{'missing':8} {'':9}  {need.words}: {one_line(error)}", flush=True)
-            complete = complete and not need.published
+            print(f"missing  {name}: {one_line(error)}", flush=True)
+            complete = False
     return complete
-
-
-def _size(path: Path) -> str:
-    """Return the size of a file, or of all files of a folder, in words."""
-    files = [path] if path.is_file() else path.rglob("*")
-    size: float = sum(file.stat().st_size for file in files if file.is_file())
-    for unit in ("B", "kB", "MB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}"
-        size /= 1000
-    return f"{size:.1f} GB"
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ from .engine import Drafter, Target, decode
 from .engine.devices import turns_of
 from .engine.linear import unpack_linears
 from .engine.sampling import Sampling
-from .engine.target import unwrapped
+from .engine.target import DEFAULT_CONTEXT, unwrapped
 from .errors import UserError
 from .methods import DEFAULT, make_method
 from .tuning import choose_execution, choose_linear
@@ -141,7 +141,6 @@ def _prepared_elsewhere(model: Any) -> bool:
     return bool(getattr(getattr(adapter, "active_peft_config", None), "is_prompt_learning", False))
 
 
-CONTEXT_STEP = 1024  # a target's context is a multiple of this
 ATTRIBUTE = "_token_recycling"  # of a model: holds its `ModelState`
 
 
@@ -286,7 +285,7 @@ def eos_ids(ids: int | list[int] | None) -> set[int]:
 
 
 def target_of(model: Any, length: int, linear: str = "torch") -> Target:
-    """Return the model's target for texts of so many tokens; made once and kept with the model.
+    """Return the model's target for texts of so many tokens, or as many as it has positions; kept with the model.
 
     Made anew if the text is longer than its context, the model has changed (`Target.changed`) or is a copy. To be
     called in a turn of the model's. Raises UserError as `Target` and `tuning.choose_linear` do.
@@ -294,11 +293,12 @@ def target_of(model: Any, length: int, linear: str = "torch") -> Target:
     state: ModelState = vars(model).get(ATTRIBUTE, ModelState())
     if any(target.model is not model or target.changed for target in state.targets.values()):
         state = ModelState()
+    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    length = length if limit is None else min(length, limit)
     if linear in state.targets and state.targets[linear].context >= length:
         return state.targets[linear]
-    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    context = -(-length // CONTEXT_STEP) * CONTEXT_STEP
-    context = context if limit is None or length > limit else min(context, limit)
+    context = max(DEFAULT_CONTEXT, 1 << (length - 1).bit_length())  # doubled, so that a target is rarely made anew
+    context = context if limit is None else min(context, limit)
     state.targets[linear] = ModelTarget(model, context=context, linear=choose_linear(unwrapped(model), linear))
     object.__setattr__(model, ATTRIBUTE, state)  # not by Module.__setattr__, which looks for parameters in it
     return state.targets[linear]

@@ -69,14 +69,11 @@ def choose_execution(target: Target, name: str = "auto") -> Execution:
     return _chosen[target]
 
 
-def choose_linear(model: Any, name: str = "auto", *, sharded: bool = False) -> str:
+def choose_linear(model: Any, name: str = "auto") -> str:
     """How linear layers multiply: onednn, fused or torch, as `Target` takes it.
 
     auto packs where that can be and half the free memory holds the copies; on CUDA products are fused. Quantised
     weights stay as they are.
-
-    Args:
-        sharded: each of several processes holds a part of them: torch.
 
     Raises:
         UserError: onednn, where that cannot be; or a name that there is not.
@@ -88,21 +85,21 @@ def choose_linear(model: Any, name: str = "auto", *, sharded: bool = False) -> s
             raise UserError(f"linear={name}: is for weights that are not quantised")
         return "torch"
     weight = model.get_input_embeddings().weight
-    if name == "onednn" and (sharded or not packable(weight.device, weight.dtype)):
+    if name == "onednn" and not packable(weight.device, weight.dtype):
         raise UserError(
             f"linear=onednn: is for one x86 processor, float32 and, where it gains, bfloat16; this model "
             f"is {weight.dtype} on {weight.device}"
         )
     if name != "auto":
         return name
-    best = "torch" if sharded else fastest_linear(weight.device, weight.dtype)
+    best = fastest_linear(weight.device, weight.dtype)
     free: int = psutil.virtual_memory().available
     return "torch" if best == "onednn" and linear_bytes(model) >= free / 2 else best
 
 
 def captures(target: Target) -> bool:
     """True if the target may take captured steps: it is on one CUDA device."""
-    return target.device.type == "cuda" and len(target.devices) == 1
+    return target.device.type == "cuda" and target.has_fixed_shapes
 
 
 def described(target: Target, execution: Execution) -> dict[str, str]:

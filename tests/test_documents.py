@@ -69,8 +69,6 @@ class Parsed(BaseException):
 @pytest.mark.parametrize("line", commands())
 def test_commands_parse(line, monkeypatch):
     first, *words = shlex.split(line)
-    if first == "torchrun":
-        first, words = "python", words[words.index("-m") :]
     if first == "bash" and words[0] == "eval.sh":
         composes(words[1:])
     elif first == "bash":

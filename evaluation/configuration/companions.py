@@ -57,28 +57,24 @@ def missing_companion(method: dict[str, Any], model: str) -> str:
         kind, value = KINDS[key], method[key]
         if value is None:
             return f"no {kind.words} for {model} ({kind.how}; companions.{kind.name}=PATH names it)"
+        if located(str(value)).exists():
+            continue
         on_hub = bool(kind.weights) and hub.is_name(str(value))
-        if local_companion(key, value) is None and not (on_hub and hub.is_reachable()):
+        if not on_hub or not (hub.local_snapshot(str(value), kind.weights) or hub.is_reachable()):
             reason = "no such folder" if kind.weights else "no such file"
             reason += f", and {constants.ENDPOINT} is not in reach" if on_hub else ""
             return f"no {kind.words} for {model} (method.{key}={value}: {reason}; {kind.how})"
     return ""
 
 
-def local_companion(key: str, value: str | None) -> Path | None:
-    """Return a companion that is on this machine: a file, a folder, or the snapshot of a hub name."""
-    weights = KINDS[key].weights
-    if value is None or (path := located(str(value))).exists():
-        return None if value is None else path
-    return hub.local_snapshot(str(value), weights) if weights and hub.is_name(str(value)) else None
-
-
 def fetch_companions(method: dict[str, Any], model: str) -> None:
-    """Fetch a method's companions from the hub. Raises UserError if one is missing."""
+    """Fetch a method's companions from the hub. Raises UserError if one is missing or lacks weights."""
     if why := missing_companion(method, model):
         raise UserError(f"{method['name']}: not available: {why}")
     for key in KINDS.keys() & method.keys():
-        path_of(key, str(method[key]))
+        path = path_of(key, str(method[key]))
+        if KINDS[key].weights and (why := hub.missing_weights(path, KINDS[key].weights)):
+            raise UserError(f"{path}: {why}")
 
 
 def path_of(key: str, value: str) -> Path:

@@ -18,7 +18,6 @@ from model.recycling import build_template
 
 from ..errors import config_errors
 from ..loading.bench import load_bench
-from ..loading.processes import world_size
 from ..loading.settings import ModelSettings, check_settings
 from .companions import fetch_companions
 
@@ -53,7 +52,6 @@ class Settings:
     repeats: int
     repeat: int | None
     interleave: bool
-    allow_mixed: bool
     timed: bool
     phases: bool
     seed: int
@@ -86,8 +84,6 @@ def checked_config(cfg: DictConfig) -> dict[str, Any]:
     Sampling(**config["sampling"])
     if config["tree"]["name"] == "auto" and not config["timed"]:
         raise UserError("tree=auto: sizes follow the times of steps, and timed=false takes none; use a fixed tree")
-    if config["tree"]["name"] == "auto" and world_size() > 1:
-        raise UserError("tree=auto: follows the clock, and ranks must draft alike; use a fixed tree")
     fetch_companions(config["method"], config["model"]["name"])
     return config
 

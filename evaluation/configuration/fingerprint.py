@@ -13,7 +13,6 @@ from model.engine import Target
 from model.engine.sampling import Sampling
 from model.errors import UserError
 
-from ..loading import processes
 from ..loading.bench import Bench
 from ..records.rows import SCHEMA, difference, read_object
 from ..records.runs import GENERATE
@@ -31,7 +30,6 @@ def run_settings(config: dict[str, Any], bench: Bench, method: Method) -> dict[s
         "template": loaded.template,
         "attention": _attention(loaded.target),
         "context": loaded.target.context,
-        "processes": processes.world_size(),
         "files": loaded.files,
     }
     del model["path"]  # its files' digests tell which it is, wherever it lies

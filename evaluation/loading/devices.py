@@ -1,12 +1,11 @@
-"""Place a model on devices or processes; measure peak memory, busy cores and the phases of a step."""
+"""Place a model on devices; measure peak memory, busy cores and the phases of a step."""
 
 from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ import torch
 from model.engine import Target
 from model.errors import UserError
 
-from .processes import check_ranks, world_size
 from .settings import ModelSettings
 
 
@@ -40,42 +38,16 @@ def choose_device(name: str) -> torch.device:
 
 
 def check_placement(settings: ModelSettings) -> None:
-    """Raise UserError if settings contradict each other or the way this process was started."""
-    given, parallel = settings.device_map, settings.tensor_parallel
-    if given is not None and settings.device != "auto":
-        raise UserError(f"model.device={settings.device} and model.device_map={given}: give one of the two")
-    if parallel and (given is not None or settings.device != "auto"):
-        raise UserError(
-            "model.tensor_parallel=true places the model itself; leave out model.device and model.device_map"
-        )
-    if settings.quantize is not None and (given is not None or parallel):
-        raise UserError(
-            f"model.quantize={settings.quantize}: is for a model on one device; leave out device_map, tensor_parallel"
-        )
-    check_ranks(parallel)
-
-
-def placement_arguments(settings: ModelSettings) -> dict[str, Any]:
-    """Return arguments of `from_pretrained`: none for one device, to which the model is moved afterwards."""
-    if settings.tensor_parallel:
-        from transformers.distributed import DistributedConfig  # slow to import, needed only here
-
-        return {"distributed_config": DistributedConfig(tp_size=world_size(), tp_plan="auto")}
-    return {} if settings.device_map is None else {"device_map": settings.device_map}
+    """Raise UserError if settings contradict each other."""
+    device_map = settings.device_map
+    if device_map is not None and settings.device != "auto":
+        raise UserError(f"model.device={settings.device} and model.device_map={device_map}: give one of the two")
+    if device_map is not None and settings.quantize is not None:
+        raise UserError(f"model.quantize={settings.quantize}: is for a model on one device; leave out device_map")
 
 
 def place_model(model: Any, settings: ModelSettings, device: torch.device) -> Any:
-    """Move the model to its device, or check its placement on several.
-
-    Raises:
-        UserError: a device map that leaves weights in main memory or on the disk, heads that do not divide.
-    """
-    if settings.tensor_parallel:
-        config = model.config.get_text_config()
-        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        if heads % world_size():
-            raise UserError(f"{settings.name}: {world_size()} processes cannot share its {heads} key-value heads")
-        return model
+    """Move the model to its device. Raises UserError for a device map that leaves weights in main memory or on disk."""
     if settings.device_map is None:
         return model.to(device)
     devices = {str(device) for device in getattr(model, "hf_device_map", {}).values()}
@@ -87,77 +59,34 @@ def place_model(model: Any, settings: ModelSettings, device: torch.device) -> An
     return model
 
 
-WORK = ("user", "nice", "system", "irq", "softirq")  # without idle, waiting for a disk, stolen by a host
-
-
-def cores_busy(seconds: float = 0.2) -> float | None:
-    """Return how many cores other processes keep busy while this one sleeps; None if the system does not report it."""
-    try:
-        before = _busy_seconds()
-        time.sleep(seconds)
-        return (_busy_seconds() - before) / seconds
-    except (OSError, ValueError, TypeError):
-        return None
-
-
-def _busy_seconds() -> float:
-    """Return the seconds of work of all cores since boot."""
-    times = psutil.cpu_times()
-    return sum(getattr(times, kind, 0.0) for kind in WORK)
+def cores_busy(seconds: float = 0.2) -> float:
+    """Return how many cores other processes keep busy while this one sleeps."""
+    return float(psutil.cpu_percent(seconds) / 100 * (psutil.cpu_count() or 1))
 
 
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
-@dataclass
-class MemoryUse:
-    """CUDA memory of one of several methods on a target, without the shared cache."""
-
-    target: Target
-    bytes: int = 0
-
-    @contextmanager
-    def counted(self) -> Iterator[None]:
-        """Add what is allocated inside the block and stays; nothing else may run meanwhile."""
-        before = self._allocated()
-        try:
-            yield
-        finally:
-            self.bytes += self._allocated() - before
-
-    def _allocated(self) -> int:
-        devices = _cuda(self.target.devices)
-        return sum(int(torch.cuda.memory_allocated(device)) for device in devices) - cache_bytes(self.target)
-
-
-def cache_bytes(target: Target) -> int:
-    """Return the bytes of the engine's cache on CUDA devices; transformers' own generate does not use it."""
-    return target.caches.nbytes if _cuda(target.devices) else 0
-
-
 def restart_peak(devices: Sequence[torch.device]) -> None:
     """Reset the peak. A process's resident set is reset only where Linux permits it."""
-    for device in _cuda(devices):
-        torch.cuda.reset_peak_memory_stats(device)
+    for device in devices:
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
     if all(device.type == "cpu" for device in devices):
         with suppress(OSError):
             _CLEAR.write_text("5", encoding="ascii")  # 5: reset the peak resident set (proc(5))
 
 
-def peak_bytes(devices: Sequence[torch.device], other_bytes: int = 0) -> int | None:
+def peak_bytes(devices: Sequence[torch.device]) -> int | None:
     """Return the peak bytes since `restart_peak`, weights and cache included; None on other devices than these.
 
-    CUDA: allocated by tensors, summed over devices, less `other_bytes`. CPU: the resident set of the process, on Linux.
+    CUDA: allocated by tensors, summed over devices. CPU: the resident set of the process, on Linux.
     """
     if all(device.type == "cuda" for device in devices):
-        return sum(int(torch.cuda.max_memory_allocated(device)) for device in devices) - other_bytes
+        return sum(int(torch.cuda.max_memory_allocated(device)) for device in devices)
     if all(device.type == "cpu" for device in devices):
         return _resident_peak()
     return None
-
-
-def _cuda(devices: Sequence[torch.device]) -> list[torch.device]:
-    return [device for device in devices if device.type == "cuda"]
 
 
 def _resident_peak() -> int | None:

@@ -6,7 +6,6 @@ from model import tuning
 from model.errors import UserError
 from model.tuning import Execution
 
-from . import processes
 from .models import LoadedModel
 
 
@@ -27,11 +26,7 @@ def choose_execution(name: str, loaded: LoadedModel, timed: bool = True, reads_t
                 f"execution={name}: with timed=false the methods share eager forwards; leave out one of the two"
             )
         if len(target.devices) > 1:
-            raise UserError(
-                f"execution={name}: a device map's model takes eager steps only; with model.tensor_parallel=true each "
-                "process has one device, and they take any"
-            )
-    # no trial with several ranks: if one fails, the others would wait for it
-    if name == "auto" and (not timed or reads_text or processes.world_size() > 1):
+            raise UserError(f"execution={name}: a device map's model takes eager steps only")
+    if name == "auto" and (not timed or reads_text):
         return Execution("eager")
     return tuning.choose_execution(target, name)

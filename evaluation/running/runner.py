@@ -6,7 +6,7 @@ A runner does nothing between two answers, so that the runs of a sweep can be in
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -19,15 +19,15 @@ from model.errors import UserError
 
 from ..configuration.fingerprint import SAVED, default_folder, execution_used, run_settings, saved_start
 from ..configuration.methods import CATEGORY, COLD, HOT, Method, build_method
-from ..loading import processes
 from ..loading.bench import Bench, load_bench, ordered, prompt_ids, template_hash
-from ..loading.devices import MemoryUse, cores_busy
+from ..loading.devices import cores_busy
 from ..loading.execution import choose_execution
 from ..loading.models import LoadedModel, devices_in_words, load_model
 from ..loading.settings import ModelSettings
 from ..records.provenance import circumstances, collect
 from ..records.questions import FILE_ORDER, Question, subtask
 from ..records.rows import Row
+from ..records.store import AnswerStore
 from ..statistics.metrics import measure
 from .answering import answer, warm_up
 
@@ -50,23 +50,21 @@ class Runner:
         # In the order asked for, even if it changes no answer: interleaved runs stay at the same question.
         self._questions = ordered(bench.questions, order)
         self.config, self.loaded = config, load_model(model)
-        self.memory = MemoryUse(self.loaded.target)
         check_prompts(bench, self.loaded)
         reads_text = Sampling(**config["sampling"]).reads_text
         self.execution = choose_execution(str(config["execution"]), self.loaded, config["timed"], reads_text)
         saved = config["start"] == SAVED
-        with self.memory.counted():
-            self.method = self._build(HOT if saved else str(config["start"]))
-            if self.keeps_state:  # else there is one record for all orders
-                bench = replace(bench, questions=self._questions, order=order)
+        self.method = self._build(HOT if saved else str(config["start"]))
+        if self.keeps_state:  # else there is one record for all orders
+            bench = replace(bench, questions=self._questions, order=order)
+        self.settings = run_settings(config, bench, self.method)
+        if saved and self.keeps_state:
+            self.method = self._build(saved_start(config, self.settings))
             self.settings = run_settings(config, bench, self.method)
-            if saved and self.keeps_state:
-                self.method = self._build(saved_start(config, self.settings))
-                self.settings = run_settings(config, bench, self.method)
         self.bench = bench
         given: str | None = config["run_dir"]
         self.folder = Path(given) if given else default_folder(config, self.settings, self.method)
-        self.store = processes.open_store(self.folder, answer_file)
+        self.store = AnswerStore(self.folder, answer_file)
         self.done: dict[Any, Row] = {}
         self.pending: list[Question] = list(self._questions)
 
@@ -95,7 +93,7 @@ class Runner:
             UserError: another process uses the directory, or it holds another run.
         """
         with self.store.locked():
-            self.done = self.store.begin(self._metadata(), self.config["allow_mixed"])
+            self.done = self.store.begin(self._metadata())
             self.pending = [q for q in self._questions if q.question_id not in self.done]
             self._resumed_at = len(self.done)
             yield self
@@ -103,8 +101,7 @@ class Runner:
     def prepare(self) -> None:
         """Warm up if the run is timed, and restore the state at which it stopped."""
         if self.config["timed"]:
-            with self.memory.counted():
-                warm_up(self.method)
+            warm_up(self.method)
         torch.manual_seed(self.config["seed"])
         if self.done and self.keeps_state:
             self.method.drafter.load_state_dict(self.store.state_at(len(self.done)))  # type: ignore[union-attr]
@@ -131,14 +128,12 @@ class Runner:
         now = circumstances(devices_in_words(loaded), loaded.target.linear, *packages)
         return collect(self.settings, now, more)
 
-    def next_question(self) -> Question:
-        """Return the next question. With start=category, reset the state if it is the first of a subtask."""
-        question = self.pending[0]
-        if self.method.start == CATEGORY and self.done:
-            before = str(self.rows[-1]["category"])
-            if subtask(question.category) != subtask(before):
-                self.method.prepare()
-        return question
+    def forget_other_subtask(self) -> None:
+        """With start=category, reset the state if the next question is the first of a subtask."""
+        if self.method.start != CATEGORY or not self.done:
+            return
+        if subtask(self.pending[0].category) != subtask(str(self.rows[-1]["category"])):
+            self.method.prepare()
 
     def keep(self, row: Row) -> None:
         """Save the answer of the next question, and the state after it."""
@@ -164,6 +159,15 @@ class Runner:
                 description.pop("predicted_speedup", None)
             summary["drafter"] = description
         self.store.finish(summary, state if self.keeps_state else {}, len(self.done))
+
+
+def answer_next(sharing: Sequence[Runner]) -> None:
+    """Answer the next question, the same for all these runs."""
+    for runner in sharing:
+        runner.forget_other_subtask()
+    rows = answer(sharing[0].pending[0], [(runner.method, runner.config) for runner in sharing])
+    for runner, row in zip(sharing, rows, strict=True):
+        runner.keep(row)
 
 
 def check_prompts(bench: Bench, loaded: LoadedModel) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,13 +14,12 @@ import torch
 from model.errors import UserError
 
 from ..configuration.fingerprint import SAVED
-from ..loading import processes
+from ..errors import noted
 from ..loading.locks import exclusive, keep_devices
 from ..loading.settings import ModelSettings
 from ..records.sweeps import note_done
-from .answering import answer
 from .progress import Progress
-from .runner import Runner
+from .runner import Runner, answer_next
 
 
 @dataclass
@@ -48,28 +47,25 @@ class Job:
         self.folders[repeat] = folder
         if self.overrides and len(self.folders) == len(self.repeats):
             folders = [self.folders[index] for index in self.repeats]
-            processes.on_first_rank(note_done, self.config, self.overrides, folders)
+            note_done(self.config, self.overrides, folders)
 
 
 Repeat = tuple[Job, int]  # a job and the number of one of its repeats
-OnError = Callable[[Exception], object]
 
 
-def _raise(error: Exception) -> None:
-    raise error
+def run_jobs(jobs: Sequence[Job], failures: list[str] | None = None, answer_file: Path | None = None) -> None:
+    """Run jobs alone first, then the interleaved ones question by question; at last those with start=saved.
 
-
-def run_jobs(jobs: Sequence[Job], on_error: OnError = _raise, answer_file: Path | None = None) -> None:
-    """Run jobs alone first, then the interleaved ones question by question; at last those with start=saved."""
+    Args:
+        failures: gets a line for each error that the user can fix, and the other jobs go on; None: it is raised.
+    """
     with keep_devices():
         for last in (False, True):  # they start from what a hot run left
             batch = [job for job in jobs if (job.config["start"] == SAVED) is last]
             alone = [[(job, repeat)] for job in batch if not job.is_interleaved for repeat in job.repeats]
             for group in (*alone, *group_repeats([job for job in batch if job.is_interleaved])):
-                try:
-                    _run(group, on_error, answer_file)
-                except Exception as error:  # none of the group can run, the next one may
-                    on_error(error)
+                with noted(failures):
+                    _run(group, failures, answer_file)
 
 
 def group_repeats(jobs: Sequence[Job]) -> list[list[Repeat]]:
@@ -82,11 +78,11 @@ def group_repeats(jobs: Sequence[Job]) -> list[list[Repeat]]:
     return list(groups.values())
 
 
-def _run(group: Sequence[Repeat], on_error: OnError, answer_file: Path | None) -> None:
+def _run(group: Sequence[Repeat], failures: list[str] | None, answer_file: Path | None) -> None:
     """Answer the remaining questions of all runs in a group."""
     first, timed = group[0][0], any(job.config["timed"] for job, _ in group)
     with exclusive(ModelSettings(**first.config["model"]), timed) as model, ExitStack() as stack:
-        turns = _Turns(on_error)
+        turns = _Turns(failures)
         for job, repeat in group:
             turns.add(job, repeat, model, answer_file)
         turns.begin(stack)
@@ -94,13 +90,13 @@ def _run(group: Sequence[Repeat], on_error: OnError, answer_file: Path | None) -
 
 
 class _Turns:
-    """Runs that take turns on one model. The error of one goes to `on_error`; the others go on.
+    """Runs that take turns on one model. The error of one is noted in `failures`; the others go on.
 
     Runs that share a forward fail together: each keeps its answers, and the same command resumes them.
     """
 
-    def __init__(self, on_error: OnError) -> None:
-        self.on_error = on_error
+    def __init__(self, failures: list[str] | None) -> None:
+        self.failures = failures
         self.repeats: dict[Runner, list[Repeat]] = {}  # of each unfinished run, which several jobs may share
 
     def add(self, job: Job, repeat: int, model: ModelSettings, answer_file: Path | None) -> None:
@@ -144,21 +140,12 @@ class _Turns:
             behind = [runner for runner in self.repeats if len(runner.done) == position]
             for sharing in group_by_question(behind):
                 with self._catch_errors(*sharing):
-                    self._answer_next(sharing)
+                    answer_next(sharing)
                     progress.answered(len(sharing), sharing[0].rows, sharing[0].method.label)
                     for runner in sharing:
                         if not runner.pending:
                             self._complete(runner)
         progress.bar.close()
-
-    def _answer_next(self, sharing: Sequence[Runner]) -> None:
-        """Answer the next question, the same for all these runs."""
-        questions = [runner.next_question() for runner in sharing]
-        other_bytes = sum(runner.memory.bytes for runner in self.repeats if runner not in sharing)
-        with sharing[0].memory.counted():
-            rows = answer(questions[0], [(runner.method, runner.config) for runner in sharing], other_bytes)
-        for runner, row in zip(sharing, rows, strict=True):
-            runner.keep(row)
 
     def _complete(self, runner: Runner) -> None:
         runner.finish()
@@ -172,12 +159,13 @@ class _Turns:
 
     @contextmanager
     def _catch_errors(self, *runners: Runner) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:
-            for runner in runners:
-                self._drop(runner)
-            self.on_error(error)
+        with noted(self.failures):
+            try:
+                yield
+            except Exception:
+                for runner in runners:
+                    self._drop(runner)
+                raise
 
 
 def group_by_question(runners: Sequence[Runner]) -> list[list[Runner]]:

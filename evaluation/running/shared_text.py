@@ -16,7 +16,7 @@ import torch
 
 from model.engine.cache import TreeCache
 from model.engine.drafter import Drafter, Session
-from model.engine.loop import Generation
+from model.engine.loop import Generation, generate
 from model.engine.sampling import GREEDY, Choice, Sampling
 from model.engine.step import Forwarded, conclude
 from model.engine.target import Target
@@ -62,15 +62,26 @@ class SharedText:
         prompt: P tokens; all but the last are forwarded now.
         choice: what the target picks, by its seed; one that does not read the text.
         keep: keep the logits of every context; choices are always kept.
-        keep_prompt: keep the logits after each of the P - 1 tokens.
+        readers: observe the logits after each of the P - 1 tokens.
     """
 
     def __init__(
-        self, target: Target, cache: TreeCache, prompt: list[int], choice: Choice, *, keep: bool, keep_prompt: bool
+        self,
+        target: Target,
+        cache: TreeCache,
+        prompt: list[int],
+        choice: Choice,
+        *,
+        keep: bool,
+        readers: Sequence[Session],
     ) -> None:
         self.target, self.cache, self.choice, self.keep = target, cache, choice, keep
-        logits = target.prefill(cache, prompt, rows=len(prompt) if keep_prompt else 0)
-        self.prompt_logits = [*logits] if keep_prompt else []  # P - 1 of (V,)
+
+        def read(start: int, logits: torch.Tensor) -> None:
+            for session in readers:
+                session.observe_prompt(prompt, start, logits)
+
+        target.prefill(cache, prompt, rows=len(prompt) if readers else 0, read=read)
         self.prompt_hidden = [] if target.hidden is None or len(prompt) == 1 else [*target.hidden]  # P - 1 of (H,)
         self.tip = Context(len(prompt) - 2)  # the deepest committed one
         self.tip.choice, self.tip.committed = prompt[-1], True
@@ -137,13 +148,13 @@ class SharedText:
 class _Sequence:
     """One method's decoding along the text."""
 
-    def __init__(self, session: Session, prompt: list[int], text: SharedText, first: Context) -> None:
+    def __init__(self, session: Session, prompt: list[int], chain: Draft | None, text: SharedText) -> None:
         self.session, self.prompt, self.text = session, prompt, text
-        self.root, self.context, self.out = prompt[-1], first, Generation()
-        self._first_draft = session.begin(prompt)
-        if self._first_draft is None:
+        self.root, self.context, self.out = prompt[-1], text.tip.child(prompt[-1]), Generation()
+        self._first_draft = chain
+        if chain is None:
             self.out.forwards = int(len(prompt) > 1)
-            self._observe_prompt(prompt[:-1], [])
+            self._observe_hidden(prompt[:-1], [])
 
     def draft(self) -> Draft:
         return self._first_draft or self.session.draft(self.root)
@@ -151,9 +162,11 @@ class _Sequence:
     def learn(self, draft: Draft, nodes: list[Context], limit: int, eos: Collection[int]) -> bool:
         """Finish a step after the forward. Returns True if the answer goes on."""
         needs = self.session.method.needs
-        if self._first_draft is not None:
+        if self._first_draft is not None:  # whose root's row is the prompt's last one
             self._first_draft = None
-            self._observe_prompt(self.prompt, [self.context])
+            if needs.prompt_logits:
+                self.session.observe_prompt(self.prompt, len(self.prompt) - 1, self.context.logits[None])
+            self._observe_hidden(self.prompt, [self.context])
         choices = torch.tensor([context.choice for context in nodes], device=draft.tokens.device)
         needs_logits = needs.logits or needs.candidates
         logits = torch.stack([context.logits for context in nodes]) if needs_logits else None
@@ -166,13 +179,11 @@ class _Sequence:
         self.root = verification.tokens[-1]
         return self.out.add(verification, limit, eos)
 
-    def _observe_prompt(self, tokens: list[int], last: list[Context]) -> None:
-        """The prompt's own logits and hidden states, with those of its last token if its chain is forwarded with it."""
-        needs, text = self.session.method.needs, self.text
-        if tokens and needs.prompt_logits:
-            self.session.observe_prompt(tokens, torch.stack(text.prompt_logits + [c.logits for c in last]))
-        if tokens and needs.hidden:
-            self.session.observe_prompt_hidden(tokens, torch.stack(text.prompt_hidden + [c.hidden for c in last]))
+    def _observe_hidden(self, tokens: list[int], last: list[Context]) -> None:
+        """The prompt's hidden states, with that of its last token if its chain is forwarded with it."""
+        if tokens and self.session.method.needs.hidden:
+            hidden = torch.stack(self.text.prompt_hidden + [context.hidden for context in last])
+            self.session.observe_prompt_hidden(tokens, hidden)
 
 
 @torch.inference_mode()
@@ -197,6 +208,9 @@ def generate_together(
     Raises:
         UserError: as `generate`; what is sampled reads the text.
     """
+    if target.recurrent:  # whose text cannot branch
+        settings = dict(max_new_tokens=max_new_tokens, eos=eos, sampling=sampling)
+        return [generate(target, drafter, prompt, **settings) for drafter in drafters]
     limit = target.token_budget(prompt, max_new_tokens)
     if sampling.reads_text:
         raise UserError("sampling: a repetition penalty and other processors read the text; say timed=true")
@@ -209,13 +223,12 @@ def generate_together(
             session.choice = choice
             ends.callback(session.close)
         needs = [drafter.needs for drafter in drafters]
-        if any(need.hidden for need in needs):
-            target.keep_hidden(True)
-            ends.callback(target.keep_hidden, False)
-        keep_prompt = any(need.prompt_logits for need in needs)
-        keep = keep_prompt or any(need.logits or need.candidates for need in needs)
-        text = SharedText(target, cache, prompt, choice, keep=keep, keep_prompt=keep_prompt)
-        sequences = [_Sequence(session, prompt, text, text.tip.child(prompt[-1])) for session in sessions]
+        ends.enter_context(target.hidden_states(any(need.hidden for need in needs)))
+        chains = [session.begin(prompt) for session in sessions]
+        readers = [session for session, need in zip(sessions, needs, strict=True) if need.prompt_logits]
+        keep = any(need.logits or need.candidates or need.prompt_logits for need in needs)
+        text = SharedText(target, cache, prompt, choice, keep=keep, readers=readers)
+        sequences = [_Sequence(session, prompt, chain, text) for session, chain in zip(sessions, chains, strict=True)]
         unfinished = list(sequences)  # only sequences hold contexts
         while unfinished:
             back = min(sequence.context.position for sequence in unfinished)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import textwrap
 from collections.abc import Sequence
 from typing import Any
@@ -148,28 +147,18 @@ def not_compared(pooled: Sequence[Pool]) -> list[str]:
 
 
 def mixed(runs: Sequence[Run]) -> list[str]:
-    """Say what was not measured under one set of conditions, one line each: a run in periods, runs next to each other.
+    """Say which runs were not measured under the first one's conditions, a line for each difference.
 
     Runs on other devices than the first are blocks of their own in every table, and no matter here.
     """
-    lines = []
     others: dict[str, list[str]] = {}
     recorded = [run for run in runs if "circumstances" in run.metadata]
-    for run in runs:
-        changes = [
-            f"other conditions from question {period['first_question']} on "
-            f"({difference(before['circumstances'], period['circumstances'], words=('before', ''))})"
-            for before, period in itertools.pairwise(run.metadata.get("parts", []))
-        ]
-        if changes:
-            lines.append(f"{_repeat(run)}: {'; '.join(changes)}")
-        if run in recorded and run.metadata["device"] == recorded[0].metadata["device"]:
+    for run in recorded:
+        if run.metadata["device"] == recorded[0].metadata["device"]:
             pair = recorded[0].metadata["circumstances"], run.metadata["circumstances"]
             if words := difference(*pair, words=(f"for {recorded[0].label}", "")):
                 others.setdefault(words, []).append(_repeat(run))
-    return lines + [
-        f"runs under different conditions ({words} for {_first_three(names)})" for words, names in others.items()
-    ]
+    return [f"runs under different conditions ({words} for {_first_three(names)})" for words, names in others.items()]
 
 
 def doubts(runs: Sequence[Run]) -> list[str]:

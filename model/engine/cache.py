@@ -15,7 +15,7 @@ from itertools import takewhile
 from typing import Any
 
 import torch
-from transformers.cache_utils import Cache, CacheLayerMixin, DummyLayer
+from transformers.cache_utils import Cache, CacheLayerMixin, DummyLayer, LinearAttentionLayer
 
 from .tree import Tree
 
@@ -98,30 +98,71 @@ class TreeCacheLayer(CacheLayerMixin):
     get_max_cache_shape = get_max_length  # its name in transformers before 5.19
 
 
+class RecurrentTreeLayer(LinearAttentionLayer, TreeCacheLayer):
+    """A layer that keeps recurrent states and, for its attention, keys and values."""
+
+    is_compileable = False
+
+    def __init__(self, states: int, place: Place, keys: torch.Tensor, values: torch.Tensor) -> None:
+        TreeCacheLayer.__init__(self, place, keys, values)
+        LinearAttentionLayer.__init__(self, number_of_states=states)
+
+
 class TreeCache(Cache):
-    """All layers, one allocation for each kind of layer (device, shape), made once and reused from prompt to prompt.
+    """All layers, one allocation for each kind of layer (device, shape), reused from prompt to prompt.
+
+    A recurrent or convolutional state cannot take back tokens: it is copied before a draft is forwarded. If a part of
+    the draft is rejected the copy is restored, and the accepted tokens, `pending`, are forwarded again before the next
+    draft, in one forward with it.
 
     Args:
-        shapes: one entry a layer; None for a layer that stores nothing (it reads another one's keys and values).
-        capacity: tokens; must hold a prompt, its answer and one draft.
+        shapes: one entry a layer; None for a layer without keys and values of its own.
+        capacity: tokens; must hold a prompt, its answer and one draft. `make_room` makes it larger.
+        states: how many recurrent states each layer has; () for a model without any.
+
+    Attributes:
+        recurrent: layers with recurrent states.
+        pending: accepted tokens behind `length`, which the states have not read.
+        forwarded: what the last forward read behind `length`, pending tokens first; None: the states end there.
     """
 
-    def __init__(self, shapes: Sequence[LayerShape | None], capacity: int) -> None:
-        self.capacity, self.place = capacity, Place()
+    def __init__(self, shapes: Sequence[LayerShape | None], capacity: int, states: Sequence[int] = ()) -> None:
+        self.place = Place()
         self.text: list[int] = []  # token ids that the last sequence committed
         self.committed_by: tuple[Any, ...] = ()  # by which method and weights
+        self.pending, self.forwarded = list[int](), None if not states else list[int]()
+        self._copies: list[torch.Tensor] = []  # of the states, before the last draft
+        kinds = dict.fromkeys(shape for shape in shapes if shape is not None)
+        self._groups = [(shape, [i for i, s in enumerate(shapes) if s == shape]) for shape in kinds]
         self._buffers: list[torch.Tensor] = []  # keys and values of each group: (layers, heads, capacity, dim)
-        layers: list[CacheLayerMixin | DummyLayer] = [DummyLayer() for _ in shapes]
-        for shape in dict.fromkeys(shape for shape in shapes if shape is not None):
-            members = [i for i, s in enumerate(shapes) if s == shape]
-            keys, values = (
-                torch.zeros((len(members), shape.heads, capacity, dim), dtype=shape.dtype, device=shape.device)
-                for dim in (shape.key_dim, shape.value_dim)
-            )
-            self._buffers += [keys, values]
-            for row, i in enumerate(members):
-                layers[i] = TreeCacheLayer(self.place, keys[row : row + 1], values[row : row + 1])
+        layers: list[Any] = [DummyLayer() for _ in shapes]
+        empty, counts = torch.empty(0), states or [0] * len(shapes)
+        for i, (shape, count) in enumerate(zip(shapes, counts, strict=True)):
+            if shape is not None:
+                own = self.place, empty, empty
+                layers[i] = RecurrentTreeLayer(count, *own) if count else TreeCacheLayer(*own)
+            elif count:
+                layers[i] = LinearAttentionLayer(number_of_states=count)
         super().__init__(layers=layers)
+        self.recurrent = [layer for layer in layers if isinstance(layer, LinearAttentionLayer)]
+        self._allocate(capacity)
+
+    def _allocate(self, capacity: int) -> None:
+        """Allocate buffers, which take over what is committed, and point each layer at its rows."""
+        former, self._buffers, self.capacity = iter(self._buffers), [], capacity
+        for shape, members in self._groups:
+            for name, dim in (("keys", shape.key_dim), ("values", shape.value_dim)):
+                size = len(members), shape.heads, capacity, dim
+                self._buffers.append(torch.zeros(size, dtype=shape.dtype, device=shape.device))
+                if (committed := next(former, None)) is not None:
+                    self._buffers[-1][:, :, : self.length] = committed[:, :, : self.length]
+                for row, i in enumerate(members):
+                    setattr(self.layers[i], name, self._buffers[-1][row : row + 1])
+
+    def make_room(self, tokens: int, most: int = 0) -> None:
+        """Hold so many tokens; if there is no room for them, twice as many as before, but `most`."""
+        if tokens > self.capacity:
+            self._allocate(max(tokens, min(2 * self.capacity, most)))
 
     @property
     def length(self) -> int:
@@ -133,9 +174,11 @@ class TreeCache(Cache):
         self.place.length = tokens
 
     def reset(self) -> None:
-        """Forget all tokens; nothing is freed or zeroed, as nothing behind `length` is ever attended to."""
+        """Forget all tokens; of keys and values nothing is zeroed, as nothing behind `length` is ever attended to."""
         self.length = 0
-        self.text = []
+        self.text, self.pending, self.forwarded = [], [], None
+        for layer in self.recurrent:
+            layer.reset()
 
     def keep(self, prompt: Sequence[int], committed_by: tuple[Any, ...] = ()) -> int:
         """Keep the committed beginning of this prompt, except its last token, and forget the rest.
@@ -146,9 +189,11 @@ class TreeCache(Cache):
         Returns:
             How many tokens.
         """
-        self.length = common(self, prompt, committed_by)
-        self.text = self.text[: self.length]
-        return self.length
+        kept = common(self, prompt, committed_by)
+        if not kept:
+            self.reset()
+        self.length, self.text, self.pending = kept, self.text[:kept], []
+        return kept
 
     def saved(self) -> SavedText:
         """Return a copy of what is committed."""
@@ -157,6 +202,7 @@ class TreeCache(Cache):
 
     def load(self, saved: SavedText) -> None:
         """Hold what was saved, and nothing else."""
+        self.make_room(len(saved.text))
         self.text, self.committed_by, self.length = saved.text, saved.committed_by, len(saved.text)
         for buffer, states in zip(self._buffers, saved.states, strict=True):
             buffer[:, :, : self.length] = states
@@ -169,12 +215,53 @@ class TreeCache(Cache):
             nodes: int64 (count - 1,), the accepted nodes below the root in order; None if they are the first `count` (a
                 prompt, a chain): nothing is moved.
         """
+        if self.recurrent:
+            self._commit_read(count)
+            return
         if nodes is not None and count > 1:
             first = self.length + 1
             for buffer in self._buffers:
                 source = (nodes + self.length).to(buffer.device, non_blocking=True)
                 buffer[:, :, first : first + count - 1] = buffer.index_select(2, source)
         self.length += count
+
+    def _commit_read(self, count: int) -> None:
+        """Keep the states if they have read pending and accepted tokens alone; else restore the copy."""
+        assert self.forwarded is not None
+        accepted = self.forwarded[: len(self.pending) + count]
+        if len(accepted) == len(self.forwarded):
+            self.length, self.pending = self.length + len(accepted), []
+        elif self._copies:
+            torch._foreach_copy_(self._states(), self._copies)
+            self.pending = accepted
+        else:
+            for layer in self.recurrent:
+                layer.reset()
+            self.pending = accepted
+        self.forwarded = None
+
+    def _states(self) -> list[torch.Tensor]:
+        """Return all recurrent and convolutional states; none before the first token."""
+        states = [
+            s for layer in self.recurrent for s in (*layer.conv_states.values(), *layer.recurrent_states.values())
+        ]
+        read = any(any(layer.has_previous_state.values()) for layer in self.recurrent)
+        return [state for state in states if state is not None] if read else []
+
+    def will_read(self, tokens: list[int]) -> list[int]:
+        """Return what is to be forwarded for these n tokens, pending ones first; if n > 1 they are a draft."""
+        self.forwarded = self.pending + tokens
+        if len(tokens) > 1:
+            states = self._states()
+            if [copy.shape for copy in self._copies] != [state.shape for state in states]:
+                self._copies = [state.clone() for state in states]
+            elif states:
+                torch._foreach_copy_(self._copies, states)
+        return self.forwarded
+
+    def record(self, text: list[int]) -> None:
+        """Note the text of a sequence that ends: what is committed of it; nothing where a forward failed half-way."""
+        self.text = [] if self.recurrent and self.forwarded is not None else text[: self.length]
 
     def move(self, source: torch.Tensor, target: torch.Tensor) -> None:
         """Copy tokens from positions `source` (m,) to `target` (m,), all layers; the static form of `commit`."""
@@ -195,30 +282,35 @@ class SavedText:
     text: list[int]
     committed_by: tuple[Any, ...]
     states: list[torch.Tensor]
+    recurrent = ()  # only caches without recurrent states are copied
 
 
 def common(committed: TreeCache | SavedText, prompt: Sequence[int], committed_by: tuple[Any, ...]) -> int:
-    """Return how many tokens of a prompt's beginning, except its last one, a cache or a copy has committed."""
+    """Return how many tokens of a prompt's beginning, except its last one, a cache or a copy has committed.
+
+    Recurrent states serve a prompt that goes on from all of their text, and no other.
+    """
     if committed.committed_by != committed_by:
         return 0
     pairs = zip(committed.text, prompt[:-1], strict=False)
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    count = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    return 0 if committed.recurrent and count < len(committed.text) else count
 
 
 class CachePool:
     """Caches that sequences borrow: one for all in turn, one each for simultaneous ones, of which a few are kept.
 
-    A text that leaves its cache for another one is copied, so that a conversation goes on where it was: copies have as
-    many tokens together as one cache.
+    A text that leaves its cache for another one is copied, so that a conversation goes on where it was.
 
     Threads may share it: each list operation is atomic, and nothing is assumed between two of them.
 
     Args:
         make: makes a cache of this capacity in tokens.
+        most_saved: tokens of all copies.
     """
 
-    def __init__(self, make: Callable[[int], TreeCache]) -> None:
-        self._make = make
+    def __init__(self, make: Callable[[int], TreeCache], most_saved: int = 0) -> None:
+        self._make, self._most_saved = make, most_saved
         self._free: list[TreeCache] = []
         self._saved: list[SavedText] = []  # the newest last
 
@@ -250,29 +342,28 @@ class CachePool:
         kept = common(cache, prompt, committed_by)
         best = max(self._saved, key=lambda saved: common(saved, prompt, committed_by), default=None)
         in_best = 0 if best is None else common(best, prompt, committed_by)
-        if cache.committed_by and len(cache.text) >= max(2 * kept, LEAST_SAVED):
+        if cache.committed_by and not cache.recurrent and len(cache.text) >= max(2 * kept, LEAST_SAVED):
             self._saved.append(cache.saved())
         if best is not None and in_best > kept:
             cache.load(best)
             if 2 * in_best > len(best.text):  # the prompt goes on from it
                 self._saved.remove(best)
-        while sum(len(saved.text) for saved in self._saved) > cache.capacity:
+        while sum(len(saved.text) for saved in self._saved) > self._most_saved:
             del self._saved[0]
 
     def _pop(self, capacity: int, prompt: Sequence[int] = (), committed_by: tuple[Any, ...] = ()) -> TreeCache:
         """Take a cache of this capacity out of the pool, or a new one.
 
-        It is the one that has most of the prompt; of equals the one put back last.
+        It is the one that has most of the prompt; of equals one that is large enough already, put back last.
         """
-        by_prompt = sorted(self._free, key=lambda cache: common(cache, prompt, committed_by))
+        by_prompt = sorted(self._free, key=lambda c: (common(c, prompt, committed_by), c.capacity >= capacity))
         for cache in reversed(by_prompt):
-            if cache.capacity >= capacity:
-                try:
-                    self._free.remove(cache)
-                except ValueError:  # another thread took it meanwhile
-                    continue
-                return cache
-        self._free.clear()  # before a larger one is allocated
+            try:
+                self._free.remove(cache)
+            except ValueError:  # another thread took it meanwhile
+                continue
+            cache.make_room(capacity)
+            return cache
         return self._make(capacity)
 
     @property

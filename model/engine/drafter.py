@@ -31,8 +31,9 @@ class Needs:
         logits: `Verification.logits`; a shared text keeps them, too.
         candidates: k of the top-k after each node: `Verification.candidates`, `learn`.
         bits: also their -log2 probabilities: `Verification.bits`.
-        choices: of all nodes; False: sampling may give -1 for rejected nodes.
-        prompt_logits: call `Session.observe_prompt`, which takes (P, V) logits.
+        choices: of all nodes; False: sampling gives -1 for rejected nodes, or not.
+        tree: of the whole draft, however it branches; chains, which recurrent states allow alone, will not do.
+        prompt_logits: call `Session.observe_prompt`.
         hidden: last hidden states, the inputs of the target's own head: `Verification.hidden`, `set_hidden` and
             `observe_prompt_hidden`.
     """
@@ -42,6 +43,7 @@ class Needs:
     bits: bool = False
     choices: bool = False
     prompt_logits: bool = False
+    tree: bool = False
     hidden: bool = False
 
 
@@ -183,17 +185,27 @@ class Session:
         """Return the draft below `root`, the last known token."""
         raise NotImplementedError
 
+    def likeliest_chain(self, draft: Draft) -> Draft:
+        """Return the chain of first children of the draft just made, for a target whose recurrent states cannot branch.
+
+        What is observed is this chain.
+        """
+        path = draft.tree.first_path
+        tree = Tree.chain(len(path) - 1).on(draft.tree.device)
+        return Draft(tree, draft.tokens[path], draft.source)
+
     def observe(self, verification: Verification) -> None:
         """Learn from a step: its draft, the target's choices, the accepted nodes."""
 
     def passed(self, tokens: list[int]) -> None:
         """Append the tokens of a plain step, which this session neither drafts nor observes; see `Sizing`."""
 
-    def observe_prompt(self, prompt: list[int], logits: torch.Tensor) -> None:
-        """Learn from the logits (m, V) after the prompt's tokens, where `needs.prompt_logits`: all but the last one.
+    def observe_prompt(self, prompt: list[int], start: int, logits: torch.Tensor) -> None:
+        """Learn from the logits (m, V) after the prompt's m tokens from `start` on, where `needs.prompt_logits`.
 
-        m is P where the first step goes through one forward with the prompt, else P - 1. With a `sizing` they are the
-        last tokens alone, and `passed` was called with what follows them.
+        A long prompt comes in parts, one after the other. The last part includes the prompt's last token where the
+        first step goes through one forward with the prompt. With a `sizing` there are the last tokens alone, and
+        `passed` was called with what follows them.
         """
 
     def observe_prompt_hidden(self, prompt: list[int], hidden: torch.Tensor) -> None:

@@ -24,7 +24,7 @@ class Grouped:
 
     def __init__(self, model: Any) -> None:
         config = model.config.get_text_config()
-        heads, shared = config.num_attention_heads, getattr(config, "num_key_value_heads", None)
+        heads, shared = (getattr(config, name, None) for name in ("num_attention_heads", "num_key_value_heads"))
         on_cpu = model.get_input_embeddings().weight.device.type == "cpu"
         self._settings = vars(config)  # written to as they are: a config's own way takes longer than the gain
         self._for_it = on_cpu and shared not in (None, heads) and self._settings.get(SETTING) == "sdpa"

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers.cache_utils import DummyLayer, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import DynamicCache
 
 from ..errors import UserError, one_line
 from .cache import LayerShape
 from .grouped_attention import SDPA_GROUPED
+
+# Kinds of transformers' layers that the engine can drive, by name, as older versions lack some.
+WINDOWED = ("DynamicSlidingWindowLayer", "LinearAttentionAndSlidingWindowAttentionLayer")
+DRIVEN = ("DynamicLayer", "DummyLayer", "LinearAttentionLayer", "LinearAttentionAndFullAttentionLayer", *WINDOWED)
 
 
 @dataclass(frozen=True)
@@ -39,21 +44,20 @@ def check_training(model: Any, name: str) -> None:
         raise UserError(f"{name}: is in training mode with gradient checkpointing, which keeps no cache; call eval()")
 
 
-def check_forward(model: Any, name: str) -> bool:
-    """Refuse what the engine cannot drive; say whether `forward` takes `logits_to_keep`."""
+def check_forward(model: Any, name: str) -> Collection[str]:
+    """Refuse what the engine cannot drive; return the names of what `forward` takes."""
     if getattr(model.config, "is_encoder_decoder", False):
         raise UserError(f"{name}: an encoder-decoder model; the engine decodes causal language models only")
-    if getattr(model, "_is_stateful", False):
-        raise UserError(f"{name}: keeps a recurrent state, which cannot take back rejected tokens")
     check_training(model, name)
     kernel = getattr(model.config, "_attn_implementation", "sdpa")
     if kernel not in ("sdpa", "eager", SDPA_GROUPED):
         raise UserError(f"{name}: attention {kernel!r} takes no tree mask; load with attn_implementation='sdpa'")
     takes = inspect.signature(model.forward).parameters
-    for needed in ("position_ids", "past_key_values"):
+    without_attention = getattr(model, "_is_stateful", False) and "cache_params" in takes  # and so without positions
+    for needed in () if without_attention else ("position_ids", "past_key_values"):
         if needed not in takes:
             raise UserError(f"{name}: {type(model).__name__}.forward takes no {needed}, which a draft tree needs")
-    return "logits_to_keep" in takes
+    return takes.keys()
 
 
 def check_positions(config: Any, name: str, context: int) -> None:
@@ -90,39 +94,43 @@ def check_places(config: Any, name: str, context: int) -> None:
 
 
 @torch.inference_mode()
-def probe_layers(model: Any, name: str, device: torch.device) -> tuple[list[LayerShape | None], dict[str, Reach]]:
+def probe_layers(
+    model: Any, name: str, device: torch.device, cache_name: str
+) -> tuple[list[LayerShape | None], dict[str, Reach], list[int]]:
     """Forward one token through transformers' own cache and read what each layer stores: right for any model.
 
     Returns:
-        Each layer's shape, None if it stores nothing; and how far layers of each type see, where that is bounded. The
-        type is "" in a model that takes one mask for all of its layers.
+        Each layer's shape of keys and values, None if it stores none. How far layers of each type see, where that is
+        bounded; the type is "" in a model that takes one mask for all of its layers. And how many recurrent states
+        each layer has, empty if none has any.
 
     Raises:
-        UserError: a layer keeps something else than keys and values, or the model takes no mask a type.
+        UserError: a layer keeps something else, or the model takes no mask a type.
     """
     probe, reaches = DynamicCache(config=model.config), dict[str, Reach]()
     config = model.config.get_text_config(decoder=True)
     types = layer_types(model)
     for i, layer in enumerate(probe.layers):
-        if type(layer) is DynamicSlidingWindowLayer:
+        if type(layer).__name__ not in DRIVEN:
+            raise UserError(f"{name}: layer {i} is a {type(layer).__name__}, from which tokens cannot be taken back")
+        if type(layer).__name__ in WINDOWED:
             chunked = types[i] == "chunked_attention" if types else getattr(config, "sliding_window", None) is None
             reaches[types[i] if types else ""] = Reach(layer.sliding_window, chunked)
-        elif type(layer) not in (DynamicLayer, DummyLayer):
-            raise UserError(f"{name}: layer {i} is a {type(layer).__name__}, whose state cannot take back tokens")
     token = torch.zeros(1, 1, dtype=torch.long, device=device)
     mask = dict.fromkeys(types) if reaches and types else None
     try:
-        model(input_ids=token, attention_mask=mask, past_key_values=probe, use_cache=True)
+        model(input_ids=token, attention_mask=mask, use_cache=True, **{cache_name: probe})
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UserError(f"{name}: does not work with transformers' own cache and masks ({one_line(error)})") from None
     shapes: list[LayerShape | None] = []
     for layer in probe.layers:
-        keys, values = layer.keys, layer.values
+        keys, values = (getattr(layer, name, None) for name in ("keys", "values"))
         if keys is None or values is None:
             shapes.append(None)
         else:
             shapes.append(LayerShape(keys.shape[1], keys.shape[3], values.shape[3], keys.dtype, keys.device))
-    return shapes, reaches
+    states = [getattr(layer, "number_of_states", 0) for layer in probe.layers]
+    return shapes, reaches, states if any(states) else []
 
 
 def layer_types(model: Any) -> tuple[str, ...]:

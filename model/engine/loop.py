@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Collection, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Generator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from .cache import TreeCache
+from ..errors import UserError
 from .drafter import Drafter, Session
 from .sampling import GREEDY, Sampling
 from .step import DeviceStep, Executor, Forwarded, HostStep, Mark, Sequence, conclude, make_step, unmarked
@@ -20,6 +20,7 @@ from .tree import RankPath
 from .verification import Verification
 
 Clock = Callable[[], float]
+ROOM = 1024  # tokens of an answer that a cache has room for at first
 
 
 @dataclass(slots=True)
@@ -83,18 +84,33 @@ class Generation:
         self.stop = "eos" if self.tokens[-1] in eos else "length" if limit == max_new_tokens else "context"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What is asked of a decoding.
+
+    Attributes:
+        max_new_tokens: at most so many new tokens.
+        eos: ids that end an answer (it is part of the output).
+        sampling: how the next token is drawn; the target's choices are the same whatever is drafted.
+        execution: how steps are executed: eager, static or graph; see `step.Executor`.
+        mark: called with a phase's name when it ends: prefill, then for each step draft, forward, verify, commit,
+            observe and loop; in static steps setup (when one is made), step and loop.
+        reuse: what the last sequence committed of this prompt's beginning is not forwarded again (a conversation's
+            earlier turns), unless the method needs something of that forward which it did not keep.
+        clock: times the steps for the method's `Sizing`; default: `step_clock`.
+    """
+
+    max_new_tokens: int
+    eos: Collection[int] = ()
+    sampling: Sampling = GREEDY
+    execution: str = "eager"
+    mark: Mark = unmarked
+    reuse: bool = False
+    clock: Clock | None = None
+
+
 def decode(
-    target: Target,
-    session: Session,
-    prompt: list[int],
-    *,
-    max_new_tokens: int,
-    eos: Collection[int] = (),
-    sampling: Sampling = GREEDY,
-    execution: str = "eager",
-    mark: Mark = unmarked,
-    reuse: bool = False,
-    clock: Clock | None = None,
+    target: Target, session: Session, prompt: list[int], **settings: Any
 ) -> Generator[StepRecord, None, Generation]:
     """Decode a step at a time: the output is the target's own, whatever is drafted.
 
@@ -107,15 +123,7 @@ def decode(
     Args:
         session: closed at the end, however it comes, once the first step was asked for.
         prompt: token ids, at least one.
-        max_new_tokens: at most so many new tokens.
-        eos: ids that end an answer (it is part of the output).
-        sampling: how the next token is drawn; the target's choices are the same whatever is drafted.
-        execution: how steps are executed: eager, static or graph; see `step.Executor`.
-        mark: called with a phase's name when it ends: prefill, then for each step draft, forward, verify, commit,
-            observe and loop; in static steps setup (when one is made), step and loop.
-        reuse: what the last sequence committed of this prompt's beginning is not forwarded again (a conversation's
-            earlier turns), unless the method needs something of that forward which it did not keep.
-        clock: times the steps for the method's `Sizing`; default: `step_clock`.
+        settings: as `Request` has them.
 
     Yields:
         Each step's record, as soon as its tokens are known.
@@ -126,39 +134,48 @@ def decode(
     Raises:
         UserError: max_new_tokens < 1, the prompt leaves no room for an answer, or as `step.Executor`.
     """
-    out, turns = Generation(), target.turns
-    steps = _decode(
-        target, session, prompt, max_new_tokens, eos, sampling, execution, mark, reuse, out, clock or step_clock(target)
-    )
+    request, out, ends = Request(**settings), Generation(), ExitStack()
+    turns, hidden, clock = target.turns, session.method.needs.hidden, request.clock or step_clock(target)
+    ends.callback(session.close)
     try:
-        while True:
-            with turns, torch.inference_mode():  # for one step, and not while the consumer is at work
-                record = next(steps, None)
-            if record is None:
-                return out
-            yield record
+        with (
+            turns,
+            torch.inference_mode(),
+            target.hidden_states(hidden),
+        ):  # for a step, and not while its consumer works
+            sequence, limit = _opened(target, session, prompt, request, out, ends)
+            step = make_step(sequence)
+            executor = step.executor
+            session.choice, setup_before = executor.choice, executor.setup_s
+            target.synchronize()
+            start = time.perf_counter()
+            goes_on = out.add(_first_step(sequence, step, out), limit, request.eos)
+            out.prefill_s = time.perf_counter() - start - (executor.setup_s - setup_before)
+            request.mark("loop")
+        yield out.steps[-1]
+        while goes_on:
+            with turns, torch.inference_mode(), target.hidden_states(hidden):
+                sequence.text += out.steps[-1].tokens
+                goes_on = out.add(_timed(step, session, executor, clock), limit, request.eos)
+                out.forwards += 1
+                request.mark("loop")
+            yield out.steps[-1]
+        with turns:
+            target.synchronize()
+            out.setup_s = executor.setup_s - setup_before
+            out.decode_s = time.perf_counter() - start - out.prefill_s - out.setup_s
     finally:
         with turns:
-            steps.close()
+            ends.close()
+    out.end(limit, request.max_new_tokens, request.eos)
+    return out
 
 
-def generate(
-    target: Target,
-    drafter: Drafter,
-    prompt: list[int],
-    *,
-    max_new_tokens: int,
-    eos: Collection[int] = (),
-    sampling: Sampling = GREEDY,
-    execution: str = "eager",
-    mark: Mark = unmarked,
-    clock: Clock | None = None,
-) -> Generation:
-    """The whole answer at once: `decode` from the first step to the last, in a session of its own."""
+def generate(target: Target, drafter: Drafter, prompt: list[int], **settings: Any) -> Generation:
+    """Return the whole answer, in a session of its own; settings as `Request` has them."""
     with target.turns:
         session = drafter.session()
-    settings: dict[str, Any] = dict(max_new_tokens=max_new_tokens, eos=eos, sampling=sampling, mark=mark, clock=clock)
-    return whole(decode(target, session, prompt, execution=execution, **settings))
+    return whole(decode(target, session, prompt, **settings))
 
 
 def whole(steps: Generator[StepRecord, None, Generation]) -> Generation:
@@ -171,66 +188,26 @@ def whole(steps: Generator[StepRecord, None, Generation]) -> Generation:
             return out
 
 
-def _decode(
-    target: Target,
-    session: Session,
-    prompt: list[int],
-    max_new_tokens: int,
-    eos: Collection[int],
-    sampling: Sampling,
-    execution: str,
-    mark: Mark,
-    reuse: bool,
-    out: Generation,
-    clock: Clock,
-) -> Generator[StepRecord, None, None]:
-    """Yield step after step until the answer ends, each added to `out`."""
-
-    def with_hidden(run: Callable[..., Verification], *args: Any) -> Verification:
-        """Run a step with the hook that it needs; the hook is off between steps, which other sequences may use."""
-        if not session.method.needs.hidden:
-            return run(*args)
-        target.keep_hidden(True)
-        try:
-            return run(*args)
-        finally:
-            target.keep_hidden(False)
-
-    try:
-        limit = target.token_budget(prompt, max_new_tokens)
-        needs = session.method.needs
-        relearns_prompt = needs.prompt_logits and not session.method.stateful  # anew in each sequence
-        reusable = prompt if reuse and not (relearns_prompt or needs.hidden) else ()
-        reader = session.method if needs.prompt_logits else None  # reuse only what this method has read
-        with target.cache(session.method.max_nodes, reusable, reader) as cache, recorded_text(cache, prompt, out):
-            sequence = Sequence(
-                target, cache, session, list(prompt), sampling, execution, mark, len(prompt) + limit, eos
-            )
-            step = make_step(sequence)
-            executor = step.executor
-            session.choice, made = executor.choice, executor.setup_s
-            if session.method.sizing is not None:
-                session.method.sizing.opened()
-            target.synchronize()
-            start = time.perf_counter()
-            verification = with_hidden(_first_step, sequence, step, out)
-            out.prefill_s = time.perf_counter() - start - (executor.setup_s - made)
-            goes_on = out.add(verification, limit, eos)
-            mark("loop")
-            yield out.steps[-1]
-            while goes_on:
-                sequence.text += out.steps[-1].tokens
-                verification = _timed(lambda: with_hidden(step), session, executor, clock)
-                out.forwards += 1
-                goes_on = out.add(verification, limit, eos)
-                mark("loop")
-                yield out.steps[-1]
-            target.synchronize()
-            out.setup_s = executor.setup_s - made
-            out.decode_s = time.perf_counter() - start - out.prefill_s - out.setup_s
-    finally:
-        session.close()
-    out.end(limit, max_new_tokens, eos)
+def _opened(
+    target: Target, session: Session, prompt: list[int], request: Request, out: Generation, ends: ExitStack
+) -> tuple[Sequence, int]:
+    """Return the sequence, on a borrowed cache that `ends` gives back, and how many tokens its answer may have."""
+    limit = target.token_budget(prompt, request.max_new_tokens)
+    method, needs = session.method, session.method.needs
+    if target.recurrent and needs.tree:
+        raise UserError(
+            f"{target.name}: keeps recurrent states, so that drafts are chains; {type(method).__name__} needs its tree"
+        )
+    relearns_prompt = needs.prompt_logits and not method.stateful  # anew in each sequence
+    reusable = prompt if request.reuse and not (relearns_prompt or needs.hidden) else ()
+    reader = method if needs.prompt_logits else None  # reuse only what this method has read
+    room = len(prompt) + min(limit, ROOM) if request.execution == "eager" else None
+    cache = ends.enter_context(target.cache(method.max_nodes, reusable, reader, tokens=room))
+    ends.callback(lambda: cache.record(prompt + out.tokens))  # also if a step fails
+    if method.sizing is not None:
+        method.sizing.opened()
+    end, how = len(prompt) + limit, (request.sampling, request.execution, request.mark)
+    return Sequence(target, cache, session, list(prompt), *how, end, request.eos), limit
 
 
 def step_clock(target: Target) -> Clock:
@@ -244,62 +221,54 @@ def step_clock(target: Target) -> Clock:
     return time.perf_counter if elsewhere or coarse else time.thread_time
 
 
-def _timed(run: Callable[[], Verification], session: Session, executor: Executor, clock: Clock) -> Verification:
-    """Run a step and report its seconds to the method's `Sizing`, unless it made a new shape."""
-    sizing, made = session.method.sizing, executor.setup_s
+def _timed(step: HostStep | DeviceStep, session: Session, executor: Executor, clock: Clock) -> Verification:
+    """Take a step and report its seconds to the method's `Sizing`, unless it made a new shape."""
+    sizing, setup_before = session.method.sizing, executor.setup_s
     if sizing is None:
-        return run()
-    begun = clock()
-    verification = run()
-    seconds = clock() - begun
-    if executor.setup_s == made and seconds > 0:  # a clock may stand still for a step
+        return step()
+    start = clock()
+    verification = step()
+    seconds = clock() - start
+    if executor.setup_s == setup_before and seconds > 0:  # a clock may stand still for a step
         sizing.took(len(verification.draft.tree) - 1, len(verification.tokens), seconds)
     return verification
 
 
-@contextmanager
-def recorded_text(cache: TreeCache, prompt: list[int], out: Generation) -> Iterator[None]:
-    """Record in a cache, when a sequence ends or fails, which text it has committed."""
-    try:
-        yield
-    finally:
-        cache.text = (prompt + out.tokens)[: cache.length]
-
-
 def _first_step(sequence: Sequence, step: HostStep | DeviceStep, out: Generation) -> Verification:
-    """Take the prompt and the first step, in one forward or in two.
+    """Take the prompt and the first step: in one forward if the session begins with a chain, else in two.
 
-    In one if the session begins with a chain. Also if the size of drafts is found while decoding: then without a draft,
-    as that forward gives a token whatever drafts are worth here. Else in two.
+    If the size of drafts is found while decoding, the chain is the root alone, as that forward gives a token whatever
+    drafts are worth here.
     """
-    target, session, prompt = sequence.target, sequence.session, list(sequence.text)
-    draft, sizing = session.begin(prompt), session.method.sizing
-    rows = len(prompt) if session.method.needs.prompt_logits else 0
-    first_session = session
+    target, session, sizing = sequence.target, sequence.session, sequence.session.method.sizing
+    prompt, needs, kept = list(sequence.text), session.method.needs, sequence.cache.length
+    chain, first_session = session.begin(prompt), session
     if sizing is not None:
-        first_session, rows = step.executor.idle.session(), min(rows, sizing.prompt_rows)
-        draft = first_session.draft(prompt[-1])
-    kept = sequence.cache.length
-    first = prompt[kept:] if draft is not None else prompt[kept:-1]  # tokens that are forwarded as the prompt's own
-    rows = min(rows, len(first))
-    logits = target.prefill(sequence.cache, prompt, draft, rows=rows, kept=kept)
-    nodes = 0 if draft is None else len(draft.tree)
-    of_prompt = logits[len(logits) - nodes - rows + bool(nodes) :][:rows]  # the root's row is the prompt's last one
-    if rows and sizing is None:
-        session.observe_prompt(first[-rows:], of_prompt)
-    if first and target.hidden is not None:  # (P - 1 + n, H)
-        session.observe_prompt_hidden(first, target.hidden[: len(first)])
-    if draft is None:
+        first_session = step.executor.idle.session()
+        chain = first_session.draft(prompt[-1])
+    rows = 0 if not needs.prompt_logits else len(prompt) if sizing is None else sizing.prompt_rows
+    later: list[tuple[int, torch.Tensor]] = []  # of the prompt, for a session that is first told of the token after it
+
+    def read(start: int, logits: torch.Tensor) -> None:
+        if first_session is session:
+            session.observe_prompt(prompt, start, logits)
+        else:
+            later.append((start, logits))
+
+    logits = target.prefill(sequence.cache, prompt, chain, rows=rows, kept=kept, read=read)
+    forwarded_prompt = prompt[kept:] if chain is not None else prompt[kept:-1]
+    if forwarded_prompt and target.hidden is not None:  # (P - 1 + n, H)
+        session.observe_prompt_hidden(forwarded_prompt, target.hidden[: len(forwarded_prompt)])
+    if chain is None:
         sequence.mark("prefill")
-        out.forwards = 1 + bool(first)
+        out.forwards = 1 + bool(forwarded_prompt)
         return step()
     out.forwards = 1
-    logits = logits[-len(draft.tree) :]
-    forwarded = Forwarded(step.executor.chosen(sequence, draft, logits, first_session.method), logits, target.hidden)
-    verification = conclude(first_session, draft, forwarded, left=sequence.left, eos=sequence.eos, cache=sequence.cache)
+    forwarded = Forwarded(step.executor.chosen(sequence, chain, logits, first_session.method), logits, target.hidden)
+    verification = conclude(first_session, chain, forwarded, left=sequence.left, eos=sequence.eos, cache=sequence.cache)
     if first_session is not session:
         session.passed(verification.tokens)
-        if rows:
-            session.observe_prompt(first[-rows:], of_prompt)
+        for start, of_prompt in later:
+            session.observe_prompt(prompt, start, of_prompt)
     sequence.mark("prefill")
     return verification

@@ -124,35 +124,41 @@ class Choice:
             scores = warper(None, scores)
         return scores + self._noise(positions, logits.shape[1])
 
-    def after(self, logits: torch.Tensor, draft: Draft, text: Sequence[int], *, every: bool = True) -> torch.Tensor:
+    @property
+    def greedy(self) -> bool:
+        """True if a choice is the arg-max of its logits, so that all nodes have theirs at once."""
+        return not self.draws and not self._processors
+
+    def after(self, logits: torch.Tensor, draft: Draft, text: Sequence[int], *, every: bool = False) -> torch.Tensor:
         """Return the choices (n,) after each node of a draft, whose root is the text's last token.
 
+        Processors are called for accepted nodes alone, as some of them count their calls.
+
         Args:
-            every: False: rejected nodes may have -1, which saves work.
+            every: False: rejected nodes may have -1. True: they have a choice, the arg-max where there are processors.
         """
-        tree = draft.tree
-        if self.sampling.temperature == 0 and not self._processors:
+        if self.greedy:
             return argmax(logits)
-        if logits.device.type == "cpu" and not every:
-            return self._along(logits, draft, text)
-        if self._processors:
-            tokens = draft.tokens.tolist()
-            logits = torch.cat([self._processed(logits[i : i + 1], draft, tokens, i, text) for i in range(len(tree))])
-        return self.among(logits, tree.depths.to(logits.device) + len(text))
+        if not self._processors and (every or logits.device.type != "cpu"):
+            return self.among(logits, draft.tree.depths.to(logits.device) + len(text))
+        choices = self._along(logits, draft, text)
+        return torch.where(choices < 0, argmax(logits), choices) if every else choices
 
     def _along(self, logits: torch.Tensor, draft: Draft, text: Sequence[int]) -> torch.Tensor:
-        """Return the choices of the accepted nodes, from the root down: mostly a row per depth, not n rows.
+        """Return the choices of the accepted nodes, from the root down: a row per depth, not n rows.
 
         Of siblings with one token all are accepted, as one of them may have children that the others lack.
         """
         tree, tokens = draft.tree, draft.tokens.tolist()
-        choices, nodes = [-1] * len(tokens), [0]
-        for node in nodes:  # grows while it is walked
-            row = self._processed(logits[node : node + 1], draft, tokens, node, text)
-            place = torch.tensor([tree.depth_of[node] + len(text)])
-            choices[node] = chosen = int(self.among(row, place))
-            nodes += [i for i in range(node + 1, len(tokens)) if tree.parent_of[i] == node and tokens[i] == chosen]
-        return torch.tensor(choices)
+        choices, nodes, place = [-1] * len(tokens), [0], len(text)
+        while nodes:  # of one depth and one text
+            row = self._processed(logits[nodes[0] : nodes[0] + 1], draft, tokens, nodes[0], text)
+            chosen = int(self.among(row, torch.tensor([place], device=logits.device)))
+            for node in nodes:
+                choices[node] = chosen
+            below = range(nodes[0] + 1, len(tokens))
+            nodes, place = [i for i in below if tree.parent_of[i] in nodes and tokens[i] == chosen], place + 1
+        return torch.tensor(choices, device=logits.device)
 
     def _processed(
         self, row: torch.Tensor, draft: Draft, tokens: Sequence[int], node: int, text: Sequence[int]

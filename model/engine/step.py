@@ -137,6 +137,8 @@ class HostStep:
         session = self._plain if plain else sequence.session
         self.executor.choice.set_seed(sequence.sampling.seed)  # as sequences of other seeds may step in between
         draft = session.draft(sequence.text[-1])
+        if self.sequence.target.recurrent and not draft.tree.is_chain:
+            draft = session.likeliest_chain(draft)
         sequence.mark("draft")
         forwarded = self.executor.forward(sequence, draft, session.method)
         left, eos = sequence.left, sequence.eos
@@ -214,7 +216,7 @@ class Executor:
             )
         self.choice = Choice(sampling, target.device)
         self.idle = DeviceDrafter(target.device)
-        self.setup_s = 0.0
+        self.setup_s, self.capacity = 0.0, 0
         self._steps: OrderedDict[Hashable, tuple[Any, Callable[[], None]]] = OrderedDict()
 
     @staticmethod
@@ -231,9 +233,11 @@ class Executor:
         if (
             executor is None
             or executor.execution != execution
+            or executor.capacity != sequence.cache.capacity  # its buffers are others since
             or replace(executor.choice.sampling, seed=0) != replace(sampling, seed=0)
         ):
             executor = executors[sequence.cache] = Executor(sequence.target, sampling, execution)
+            executor.capacity = sequence.cache.capacity
         executor.choice.set_seed(sampling.seed)
         return executor
 

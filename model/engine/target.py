@@ -6,9 +6,10 @@ What the engine cannot drive is refused by name, before a prompt is decoded.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property, partial
+from itertools import pairwise
 from threading import get_ident
 from typing import Any
 
@@ -23,10 +24,12 @@ from .linear import fuse_linears, identity, pack_linears
 from .tree import Draft, Tree
 
 DEFAULT_CONTEXT = 4096
+LOGITS_BYTES = 64 << 20  # of a prompt's logits that are held at a time
+MOST_PENDING = 16  # tokens that are forwarded again with a draft; more of them get a forward of their own
 TRIAL = 12  # tokens of the prompt of a trial at load time
 # Of a row's greatest logit, what a draft and a row of the same tokens may differ by in that trial. At toy size, float32
-# 122 families of transformers that are driven rightly differed by 4e-6 at most, and 12 wrong ones by 0.013 or more.
-APART, APART_HALF = 1e-3, 0.1
+# families of transformers that are driven rightly differed by 4e-6 at most on a CPU, and wrong ones by 5e-4 or more.
+APART, APART_GPU, APART_HALF = 1e-4, 1e-3, 0.1  # GPUs may multiply float32 in less precision
 Masks = (
     torch.Tensor | dict[str, torch.Tensor | None] | None
 )  # additive (1, 1, n, c), by type of layer where these differ
@@ -74,11 +77,14 @@ class Target:
         self.device: torch.device = model.get_input_embeddings().weight.device
         self.dtype: torch.dtype = model.get_input_embeddings().weight.dtype
         self.vocab_size: int = model.get_output_embeddings().weight.shape[0]
-        self._keeps_logits = check_forward(model, self.name)
+        takes = check_forward(model, self.name)
+        self._keeps_logits, self._takes_positions = "logits_to_keep" in takes, "position_ids" in takes
+        self._cache_name = "past_key_values" if "past_key_values" in takes else "cache_params"
         check_positions(model.config, self.name, self.context)
         check_places(model.config.get_text_config(), self.name, self.context)
         without_cudnn_attention(self.device)
         self._shapes: list[LayerShape | None] = []
+        self._states: list[int] = []
         self._grouped = Grouped(model)
         if self.linear == "onednn":
             pack_linears(model)
@@ -87,13 +93,12 @@ class Target:
             give_back(self.device)  # the weights that were joined
         else:
             self._probe()
+        self.recurrent = bool(self._states)  # drafts are chains
         stored_on = {shape.device for shape in self._shapes if shape is not None}
         self.devices = sorted({self.device, *stored_on}, key=str)  # layers may be spread
-        self.caches = CachePool(partial(TreeCache, self._shapes))
+        self.caches = CachePool(partial(TreeCache, self._shapes, states=self._states), self.context)
         self.masks = TreeMasks(self.dtype, self.device)
         self.hidden: torch.Tensor | None = None  # (n, H): last hidden states of the last forward, if kept
-        self._hook: Any = None
-        self._thread = 0  # whose forwards the hook listens to
         self._form = form_of(model)
         self._try_draft()
 
@@ -112,7 +117,8 @@ class Target:
         return form_of(self.model) != self._form
 
     def _probe(self) -> None:
-        self._shapes, self._reaches = probe_layers(self.model, self.name, self.device)
+        layers = probe_layers(self.model, self.name, self.device, self._cache_name)
+        self._shapes, self._reaches, self._states = layers
         self._types = layer_types(self.model)
         self._nearest = min((reach.positions for reach in self._reaches.values()), default=sys.maxsize)
 
@@ -130,18 +136,25 @@ class Target:
             return
         prompt = [(3 + 7 * i) % min(97, self.vocab_size) for i in range(places)]
         root, *guesses = ((5 + 11 * i) % min(97, self.vocab_size) for i in range(5))
-        tree, paths = Tree([0, 0, 0, 1, 2], once=True), ([0, 1, 3], [0, 2, 4])
-        tokens = torch.tensor([root, *guesses], device=self.device)
-        cache = TreeCache(self._shapes, TRIAL + len(tree))
+        paths = [root, guesses[0], guesses[2]], [root, guesses[1], guesses[3]]
+        cache = TreeCache(self._shapes, TRIAL + len(guesses) + 1, self._states)
         self.prefill(cache, [*prompt, root])
-        logits = self.forward(cache, Draft(tree, tokens))
-        drafted = torch.stack([logits[path] for path in paths]).float()  # (2, 3, V)
-        texts = torch.tensor([prompt + tokens[path].tolist() for path in paths], device=self.device)
+        if self.recurrent:  # the first path is rejected, and the second one read after it
+            first = self.forward(cache, Draft(Tree.chain(2), torch.tensor(paths[0])))
+            cache.commit(1)
+            second = self.forward(cache, Draft(Tree.chain(1), torch.tensor(paths[1][1:])))
+            drafted = torch.stack((first, torch.cat((first[:1], second))))
+        else:
+            draft = Draft(Tree([0, 0, 0, 1, 2], once=True), torch.tensor([root, *guesses], device=self.device))
+            drafted = self.forward(cache, draft)[torch.tensor([[0, 1, 3], [0, 2, 4]])]
+        drafted = drafted.float()  # (2, 3, V)
+        texts = torch.tensor([prompt + path for path in paths], device=self.device)
         plain = self.model(input_ids=texts, use_cache=False).logits[:, -3:].float()
         finite = plain.isfinite().all(-1)  # a model may overflow by itself
         gaps = ((drafted - plain).abs().amax(-1) / plain.abs().amax(-1))[finite].nan_to_num(float("inf"))
         apart = max(gaps.tolist(), default=0.0)
-        if apart > (APART if self.dtype == torch.float32 else APART_HALF):
+        limit = APART_HALF if self.dtype != torch.float32 else APART if self.device.type == "cpu" else APART_GPU
+        if apart > limit:
             raise UserError(
                 f"{self.name}: logits of a draft's nodes are {apart:.2g} of the greatest away from those of the same "
                 "tokens in a row, so that drafts would change what the model says"
@@ -158,39 +171,49 @@ class Target:
             raise UserError(f"execution={name}: there is {', '.join(EXECUTIONS)}")
         if name == "graph" and self.device.type != "cuda":
             raise UserError(f"execution=graph: needs a CUDA device, this model is on {self.device}")
-        if name != "eager" and len(self.devices) > 1:
-            spread = ", ".join(map(str, self.devices))
-            raise UserError(
-                f"execution={name}: is for a model on one device, this one is on {spread}; use eager or auto"
-            )
+        if name != "eager" and not self.has_fixed_shapes:
+            why = "keeps recurrent states" if self.recurrent else f"is on {', '.join(map(str, self.devices))}"
+            raise UserError(f"execution={name}: this model {why}, and its steps have no fixed shape; use eager or auto")
         return name
+
+    @property
+    def has_fixed_shapes(self) -> bool:
+        """True if steps may have a fixed shape: a model on one device, without recurrent states."""
+        return len(self.devices) == 1 and not self.recurrent
 
     @cached_property
     def graphs(self) -> Graphs:
         """What captures steps on this target."""
         return Graphs(self.device)
 
-    def cache(self, nodes: int, prompt: Sequence[int] = (), method: object = None) -> AbstractContextManager[TreeCache]:
-        """A cache for one sequence, with room for a full context and drafts of `nodes` nodes.
+    def cache(
+        self, nodes: int, prompt: Sequence[int] = (), method: object = None, *, tokens: int | None = None
+    ) -> AbstractContextManager[TreeCache]:
+        """A cache for one sequence, with room for drafts of `nodes` nodes.
 
         Args:
             prompt: keep what is committed of it already, for `prefill`, if the weights have not changed.
             method: and if this method has read it.
+            tokens: prompt and answer that it has room for at first; default: a full context, as static steps need.
         """
         check_training(self.model, self.name)
-        self.masks.allow_past(self.context + nodes)
         committed_by = (id(method), *map(identity, self.model.parameters())) if prompt else ()
-        return self.caches.borrowed(self._capacity(nodes), prompt, committed_by)
+        return self.caches.borrowed(self._capacity(nodes, tokens), prompt, committed_by)
 
     def reserve(self, nodes: int) -> None:
-        """Allocate such a cache now, unless there is one; the next sequence gets it."""
+        """Allocate a cache for a full context now, unless there is one; the next sequence gets it."""
         with self.turns:
-            self.masks.allow_past(self.context + nodes)
             self.caches.reserve(self._capacity(nodes))
 
-    def _capacity(self, nodes: int) -> int:
+    def _capacity(self, nodes: int, tokens: int | None = None) -> int:
         """Return a cache's capacity, aligned, as a static step's mask may be as wide."""
-        return -(-(self.context + nodes) // ALIGNED) * ALIGNED
+        text = self.context if tokens is None else min(tokens, self.context)
+        return -(-(text + nodes) // ALIGNED) * ALIGNED
+
+    def _make_room(self, cache: TreeCache, tokens: int, nodes: int) -> None:
+        """Make room for so many tokens before a forward, those of a draft of `nodes` nodes included."""
+        cache.make_room(tokens, self._capacity(nodes))
+        self.masks.allow_past(cache.capacity)
 
     def token_budget(self, prompt: list[int], max_new_tokens: int) -> int:
         """Return how many new tokens may follow a prompt.
@@ -206,25 +229,31 @@ class Target:
             )
         return min(max_new_tokens, self.context - len(prompt))
 
-    def keep_hidden(self, wanted: bool) -> None:
-        """Switch on or off that forwards store the head's input in `hidden`. Free if nothing changes.
-
-        Only for forwards of this thread.
+    @contextmanager
+    def hidden_states(self, wanted: bool = True) -> Iterator[None]:
+        """Store the head's input in `hidden` in each forward of this thread. Free if not wanted.
 
         Raises:
             UserError: the model was compiled by its owner, and compiled code does not notice that hooks come and go.
         """
-        if wanted and self._hook is None:
-            check_hooks(self.model, self.name)
-            self._thread = get_ident()
-            self._hook = self.model.get_decoder().register_forward_hook(self._store_hidden)
-        elif not wanted and self._hook is not None:
-            self._hook.remove()  # else a reference cycle: model, hook, target, model
-            self._hook = self.hidden = None
+        if not wanted:
+            yield
+            return
+        check_hooks(self.model, self.name)
+        thread = get_ident()
 
-    def _store_hidden(self, module: Any, args: Any, output: Any) -> None:
-        if get_ident() == self._thread:
-            self.hidden = output[0][0].to(self.device)  # the decoder's first output, after its final norm: (1, n, H)
+        def store(module: Any, args: Any, output: Any) -> None:
+            if get_ident() == thread:
+                self.hidden = output[0][0].to(
+                    self.device
+                )  # the decoder's first output, after its final norm: (1, n, H)
+
+        hook = self.model.get_decoder().register_forward_hook(store)
+        try:
+            yield
+        finally:
+            hook.remove()  # else a reference cycle: model, hook, target, model
+            self.hidden = None
 
     @torch.inference_mode()
     def prefill(
@@ -235,44 +264,80 @@ class Target:
         *,
         rows: int = 0,
         kept: int = 0,
+        read: Callable[[int, torch.Tensor], None] = lambda start, logits: None,
     ) -> torch.Tensor:
         """Start a sequence: a causal forward, without a mask, over all of the prompt (P tokens) but its last one.
 
-        Leaves these P - 1 tokens committed: the last one is the first root.
+        Leaves these P - 1 tokens committed: the last one is the first root. A long prompt is forwarded in parts, so
+        that no more than LOGITS_BYTES of logits are held.
 
         Args:
             cache: whatever it holds behind `kept` is forgotten.
             draft: a chain of n nodes that goes with them, its root the prompt's last token; None: n is 0.
-            rows: logits of so many of the prompt's last tokens are asked for; the draft's root is one of them.
+            rows: `read` is given the logits of so many of the prompt's last tokens, of its very last with a draft.
             kept: so many of the prompt's first tokens the cache has already (`TreeCache.keep`).
+            read: called with the place of a token in the prompt, and the logits (m, V) of m tokens from there on.
 
         Returns:
-            Logits, at least those asked for, the last ones after the draft's nodes: at least (n, V).
+            Logits (n, V) after the draft's nodes.
 
         Raises:
             UserError: the draft is no chain.
         """
-        n, past = len(draft.tree) if draft is not None else 0, len(prompt) - 1
+        n, past = 0 if draft is None else len(draft.tree), len(prompt) - 1
+        if draft is not None and not draft.tree.is_chain:
+            raise UserError(f"{draft.tree}: what a drafter begins with is a chain, or None (see Session.begin)")
         if not kept:
             cache.reset()
+        if self.recurrent and draft is not None and n > 1:  # a draft may have to be taken back, a prompt not
+            self.prefill(cache, prompt, rows=rows, kept=kept, read=read)
+            return self.forward(cache, draft)
+        self._make_room(cache, past + n, n)
+        cache.forwarded = []  # until all of it is read
         tokens = torch.tensor(prompt[kept:-1], dtype=torch.long, device=self.device)
         if draft is not None:
-            if not draft.tree.is_chain:
-                raise UserError(f"{draft.tree}: what a drafter begins with is a chain, or None (see Session.begin)")
-            tokens = torch.cat((tokens, draft.tokens))
-        if not len(tokens):
-            return torch.zeros(0, self.vocab_size, dtype=self.dtype, device=self.device)
-        positions = self._within(torch.arange(kept, past + n, device=self.device), past + n - 1)
-        kwargs = {"logits_to_keep": max(rows + max(n, 1) - 1, n, 1)} if self._keeps_logits else {}
-        with self._grouped:
-            logits = self._run_model(cache, tokens, None, positions, **kwargs)
-        cache.commit(past - kept)
+            tokens = torch.cat((tokens, draft.tokens.to(self.device)))
+        of_prompt = len(tokens) - max(n - 1, 0)  # tokens whose row may be read
+        readable = range(max(of_prompt - rows, 0), of_prompt)
+        logits = self._forward_in_parts(cache, tokens, readable, n, read)
+        cache.length, cache.forwarded = past, prompt[-1:] if n else None
         return logits
+
+    def _forward_in_parts(
+        self, cache: TreeCache, tokens: torch.Tensor, readable: range, n: int, read: Callable[[int, torch.Tensor], None]
+    ) -> torch.Tensor:
+        """Forward tokens and commit them, so many at a time that their logits are few. Returns the last n of logits."""
+        count, kept = len(tokens), cache.length
+        wanted = min(readable.start, count - max(n, 1)) if self._keeps_logits else 0  # the first row that is computed
+        size = max(LOGITS_BYTES // (self.vocab_size * self.dtype.itemsize), n, 1)
+        ends, hidden = sorted(range(count, max(wanted, 0), -size)), list[torch.Tensor]()
+        logits = torch.zeros(n, self.vocab_size, dtype=self.dtype, device=self.device)
+        for start, end in pairwise([0, *ends]):
+            positions = self._within(torch.arange(kept + start, kept + end, device=self.device), kept + end - 1)
+            kwargs = {"logits_to_keep": end - max(start, wanted)} if self._keeps_logits else {}
+            with self._grouped:
+                logits = self._run_model(cache, tokens[start:end], None, positions, **kwargs)
+            cache.length = kept + end
+            if self.hidden is not None:
+                hidden.append(self.hidden)
+            first, last = max(start, readable.start), min(end, readable.stop)
+            if first < last:
+                read(kept + first, logits[len(logits) - end + first : len(logits) - end + last])
+        if len(hidden) > 1:
+            self.hidden = torch.cat(hidden)
+        return logits[len(logits) - n :]
 
     @torch.inference_mode()
     def forward(self, cache: TreeCache, draft: Draft) -> torch.Tensor:
-        """One forward over a draft of n nodes behind the committed tokens. Returns logits (n, V)."""
+        """One forward over a draft of n nodes behind the committed tokens. Returns logits (n, V).
+
+        Raises:
+            UserError: the model keeps recurrent states and the draft is no chain.
+        """
         past, tree = cache.length, draft.tree
+        if self.recurrent:
+            return self._forward_chain(cache, draft)
+        self._make_room(cache, past + len(tree), len(tree))
         positions = tree.depths.to(self.device) + past
         tokens = draft.tokens.to(self.device)
         # A root alone sees all there is: without a mask the fastest kernels take it, and shared heads are not repeated.
@@ -280,6 +345,25 @@ class Target:
         masks = self._by_type(mask, positions, past)
         with self._grouped:
             return self._run_model(cache, tokens, masks, self._within(positions, past + tree.max_depth))
+
+    def _forward_chain(self, cache: TreeCache, draft: Draft) -> torch.Tensor:
+        """The same for a model with recurrent states: accepted tokens that these have not read go with the draft."""
+        if not draft.tree.is_chain:
+            raise UserError(f"{self.name}: keeps recurrent states, for which a draft must be a chain")
+        if len(cache.pending) > MOST_PENDING:
+            self._run_tokens(cache, cache.will_read([]), 0)
+            cache.commit(0)
+        tokens = draft.tokens.tolist()
+        return self._run_tokens(cache, cache.will_read(tokens), len(tokens))
+
+    def _run_tokens(self, cache: TreeCache, tokens: list[int], rows: int) -> torch.Tensor:
+        """Forward tokens behind those that recurrent states have read. Returns the last `rows` of logits."""
+        end = cache.length + len(tokens)
+        self._make_room(cache, end, len(tokens))
+        positions = self._within(torch.arange(cache.length, end, device=self.device), end - 1)
+        kwargs = {"logits_to_keep": max(rows, 1)} if self._keeps_logits else {}
+        logits = self._run_model(cache, torch.tensor(tokens, device=self.device), None, positions, **kwargs)
+        return logits[len(logits) - rows :]
 
     @torch.inference_mode()
     def forward_masked(
@@ -359,14 +443,10 @@ class Target:
         self, cache: TreeCache, tokens: torch.Tensor, mask: Masks, positions: torch.Tensor, **kwargs: int
     ) -> torch.Tensor:
         """Logits for token ids (n,), an additive mask, one for each type of layer, or none, and positions (n,)."""
-        logits: torch.Tensor = self.model(
-            input_ids=tokens[None],
-            attention_mask=mask,
-            position_ids=positions[None],
-            past_key_values=cache,
-            use_cache=True,
-            **kwargs,
-        ).logits[0]
+        inputs = {"attention_mask": mask, self._cache_name: cache, "use_cache": True} | kwargs
+        if self._takes_positions:
+            inputs["position_ids"] = positions[None]
+        logits: torch.Tensor = self.model(input_ids=tokens[None], **inputs).logits[0]
         return logits
 
 

@@ -128,6 +128,15 @@ class Tree:
             return self._tensor(self.chain_of[node][1:])
         return self.paths[node, 1 : self.depth_of[node] + 1]
 
+    @property
+    def first_path(self) -> list[int]:
+        """Nodes from the root down, each the first child of the one before."""
+        path = [0]
+        for node in range(1, len(self)):
+            if self.parent_of[node] == path[-1]:
+                path.append(node)
+        return path
+
     def rank_path(self, node: int) -> RankPath:
         """Return the ranks from the root down to a node."""
         return tuple([self.rank_of[i] for i in self.chain_of[node][1:]])

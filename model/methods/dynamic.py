@@ -74,7 +74,7 @@ class DynamicRecycling(Drafter):
         if isinstance(sized, str):
             self.sizing = Sizing(sized, self.device)
         self.nodes, self.k, self.copy, self.siblings, self.max_nodes = nodes, k, copy, siblings, 1 + nodes
-        self.needs = Needs(candidates=k, bits=True, choices=True, prompt_logits=recycle_prompt)
+        self.needs = Needs(candidates=k, bits=True, prompt_logits=recycle_prompt)
         self.rows, self.pairs = TokenRows(vocab_size, k), PairRows(vocab_size, k, pairs)
         self.loop_rows = loop_rows(self.rows, self.pairs, eos)
         self.weights, self.history = Weights(calibrate), History(history_tokens, SuffixAutomaton, vocab_size)
@@ -107,13 +107,13 @@ class DynamicSession(TextSession[SuffixAutomaton]):
         self.growth, self.rows = new_growth(method.nodes, method.rows), method.loop_rows
         return None
 
-    def observe_prompt(self, prompt: list[int], logits: torch.Tensor) -> None:
+    def observe_prompt(self, prompt: list[int], start: int, logits: torch.Tensor) -> None:
         """With `recycle_prompt`: keep rows of the prompt's tokens, and the siblings of the first root."""
-        method, text = self.method, self.text.tokens
-        at = len(text) - 1 - len(prompt)  # the root is behind them
-        before = text[at - 1] if at > self._prompt_at else prompt[0]  # of a prompt's first token: itself
-        outcome = np.array(prompt, dtype=np.int64), *on_host(*top_k_and_bits(logits, method.k))
-        loops.learn_prompt(before, text[-1], method.siblings, *outcome, self.growth, self.rows)
+        method, end = self.method, start + len(logits)
+        before = prompt[max(start - 1, 0)]  # of a prompt's first token: itself
+        following = self.text.tokens[self._prompt_at + end]
+        outcome = np.array(prompt[start:end], dtype=np.int64), *on_host(*top_k_and_bits(logits, method.k))
+        loops.learn_prompt(before, following, method.siblings, *outcome, self.growth, self.rows)
 
     def draft(self, root: int) -> Draft:
         """Grow a draft to its size, best first, and arrange its nodes breadth-first."""
@@ -133,12 +133,20 @@ class DynamicSession(TextSession[SuffixAutomaton]):
         _, parents, tokens = self._arranged
         return Draft(Tree(parents.tolist(), once=True), torch.from_numpy(tokens))
 
+    def likeliest_chain(self, draft: Draft) -> Draft:
+        self._arranged = np.ascontiguousarray(self._arranged[:, draft.tree.first_path])
+        self._arranged[1] = [0, *range(self._arranged.shape[1] - 1)]
+        return super().likeliest_chain(draft)
+
     def observe(self, verification: Verification) -> None:
         method, weights, node = self.method, self.method.weights, verification.node
         assert verification.candidates is not None and verification.bits is not None
+        choices, accepted = verification.choices.numpy(), verification.accepted.numpy()
+        if self.choice is not None and not self.choice.greedy:  # of rejected nodes it may be unknown
+            choices = np.where(accepted, choices, NONE)
         outcome = (
-            np.ascontiguousarray(verification.choices.numpy()),
-            verification.accepted.numpy(),
+            np.ascontiguousarray(choices),
+            accepted,
             *on_host(verification.candidates, verification.bits),
         )
         tables = self.growth, self.rows, (weights.seen, weights.accepted, weights.probs)

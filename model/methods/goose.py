@@ -75,7 +75,7 @@ class Goose(Drafter):
         self.base, self.growth, self.most = (BASE, LARGEST - BASE, LARGEST) if nodes is None else (nodes + 1, 0, nodes)
         self.max_nodes = 1 + self.most
         self.k = min(ROW_CANDIDATES, vocab_size)
-        self.needs = Needs(logits=True, candidates=self.k, prompt_logits=True)
+        self.needs = Needs(logits=True, candidates=self.k, prompt_logits=True, tree=True)
         self.history_pairs = history_pairs
         self.rows = Rows(vocab_size, self.k)
         self.stores = [self.rows]
@@ -178,9 +178,10 @@ class GooseSession(Session):
         self._index.extend(prompt)
         return super().begin(prompt)
 
-    def observe_prompt(self, prompt: list[int], logits: torch.Tensor) -> None:
-        ids = top_k(logits, self.method.k)
-        self.method.rows.write([-1, *prompt[:-1]], prompt, ids, scores_of(logits, ids))
+    def observe_prompt(self, prompt: list[int], start: int, logits: torch.Tensor) -> None:
+        ids, end = top_k(logits, self.method.k), start + len(logits)
+        before = [-1, *prompt][start:end]
+        self.method.rows.write(before, prompt[start:end], ids, scores_of(logits, ids))
 
     def draft(self, root: int) -> Draft:
         chain, unanimous = self._copied([])

@@ -57,7 +57,7 @@ class Lookahead(LayoutDrafter):
     Raises UserError: level < 3, window < 1 or guess < 1.
     """
 
-    needs = Needs(choices=True)  # the window moves by them
+    needs = Needs(choices=True, tree=True)  # the window moves by them
 
     def __init__(
         self,

@@ -133,9 +133,9 @@ class RacerSession(Session):
         self._newest = prompt[-(trie.length - 1) :]
         return self.method.root_alone(prompt[-1])
 
-    def observe_prompt(self, prompt: list[int], logits: torch.Tensor) -> None:
+    def observe_prompt(self, prompt: list[int], start: int, logits: torch.Tensor) -> None:
         matrix = self.method.matrix
-        matrix.update(torch.tensor(prompt), top_k(logits, matrix.k).cpu())  # (m, k)
+        matrix.update(torch.tensor(prompt[start : start + len(logits)]), top_k(logits, matrix.k).cpu())  # (m, k)
 
     def draft(self, root: int) -> Draft:
         self._place, borders = self._trie.step(self._place, root)

@@ -124,8 +124,8 @@ class SuffixRecyclingSession(DeviceSession):
     def passed(self, tokens: list[int]) -> None:
         self.suffix.passed(tokens)
 
-    def observe_prompt(self, prompt: list[int], logits: torch.Tensor) -> None:
-        self.recycling.observe_prompt(prompt, logits)
+    def observe_prompt(self, prompt: list[int], start: int, logits: torch.Tensor) -> None:
+        self.recycling.observe_prompt(prompt, start, logits)
 
     def close(self) -> None:
         self.suffix.close()

@@ -119,7 +119,9 @@ class RecyclingSession(DeviceSession):
         """Return None: as in the official loop, the first step drafts and learns like all others."""
         return None
 
-    def observe_prompt(self, prompt: list[int], logits: torch.Tensor) -> None:
+    def observe_prompt(self, prompt: list[int], start: int, logits: torch.Tensor) -> None:
         """With `recycle_prompt`: write the top-k after the prompt's tokens, too."""
         matrix = self.method.matrix
-        matrix.update(torch.tensor(prompt, device=logits.device), top_k(logits, matrix.k))  # (m, k)
+        matrix.update(
+            torch.tensor(prompt[start : start + len(logits)], device=logits.device), top_k(logits, matrix.k)
+        )  # (m, k)

@@ -276,7 +276,8 @@ def learn(
         node: the deepest accepted one.
         learning, guessing: True: learn weights; note the next root's siblings.
         arranged: as `arrange` fills it.
-        outcome: choices int64 (n,), accepted bool (n,), candidates int64 (n, k), their bits float32 (n, k).
+        outcome: choices int64 (n,), NONE where unknown; accepted bool (n,); candidates int64 (n, k) and their bits
+            float32 (n, k).
         weights: seen, accepted and their quotient, float64 KINDS each.
     """
     order, parents, tokens = arranged
@@ -312,6 +313,8 @@ def _learn_weights(order: Any, choices: Any, draft: Growth, weights: Any) -> Non
     nodes, candidates = draft.nodes, draft.candidates
     seen, accepted, probs = weights
     for place in range(len(order)):
+        if choices[place] == NONE:
+            continue
         for at in range(nodes[order[place]].first, nodes[order[place] + 1].first):
             kind = _kind(candidates[at])
             seen[kind] += 1.0

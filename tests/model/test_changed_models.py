@@ -139,14 +139,12 @@ def test_hidden_states_are_read_outside_of_compiled_code_alone(way, untraced):
     model = way(toy_model("llama-grouped"))
     target = Decoder(model, method="vanilla").target
     if way in (compiled_forward, compiled_in_place):
-        with pytest.raises(UserError, match="its forward is compiled"):
-            target.keep_hidden(True)
+        with pytest.raises(UserError, match="its forward is compiled"), target.hidden_states():
+            pass
         return
-    target.keep_hidden(True)
-    with torch.inference_mode():
+    with torch.inference_mode(), target.hidden_states():
         target.model(IDS)
-    assert target.hidden is not None and target.hidden.shape == (5, 32)
-    target.keep_hidden(False)
+        assert target.hidden is not None and target.hidden.shape == (5, 32)
 
 
 class Adapter:

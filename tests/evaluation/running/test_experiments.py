@@ -54,7 +54,7 @@ def test_table1_goes_through_every_method_there_is():
 
 FIGURE = {
     "tree_size": "tree_size", "tree_shape": "tree_shape", "topk": "topk", "start": "start", "update": "update",
-    "order": "order", "overhead": "overhead", "memory": "memory", "novelty": "novelty", "precision": "mat-",
+    "order": "order", "overhead": "overhead", "novelty": "novelty", "precision": "mat-",
     "table1": "speedup_over_hf", "budget": "budget", "temperature": "temperature", "paper": "speedup_over_hf",
 }  # fmt: skip
 

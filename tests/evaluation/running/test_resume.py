@@ -1,15 +1,12 @@
 """A command given again: a finished run is only read, one cut at any point gets what it would have had."""
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
 
 from evaluation.records import provenance
 from evaluation.running import runner as session
-from tests.evaluation.conftest import answers_in
-from tests.evaluation.running.test_run import core
 from tests.evaluation.test_errors import check
 
 FEW = ("bench.end=2", "max_new_tokens=16")
@@ -48,7 +45,7 @@ def test_a_finished_run_is_left_alone_and_a_lost_summary_is_made_again(evaluate,
     assert files(folder)["answers.jsonl"] == before["answers.jsonl"]
 
 
-def test_a_run_goes_on_under_other_circumstances_only_if_told_so(evaluate, tmp_path, monkeypatch):
+def test_an_unfinished_run_does_not_go_on_under_other_circumstances(evaluate, tmp_path, monkeypatch):
     folder = tmp_path / "results/default/runs"
     assert evaluate("method=vanilla", *FEW).code == 0
     (run,) = folder.iterdir()
@@ -56,22 +53,10 @@ def test_a_run_goes_on_under_other_circumstances_only_if_told_so(evaluate, tmp_p
     now = metadata["circumstances"]
     assert now.keys() == {"device", "platform", "threads", "versions", "linear", "sources_sha256"}
     assert now["linear"] in ("onednn", "torch") and len(now["sources_sha256"]) == 64
-    assert metadata["device"] == now["device"] and metadata["versions"] == now["versions"]
-    whole = answers_in(folder)
-    lines = (run / "answers.jsonl").read_text().splitlines(keepends=True)
     monkeypatch.setattr(provenance, "versions", lambda: now["versions"] | {"torch": "0.4"})
     assert evaluate("method=vanilla", *FEW).code == 0, "it is finished, so nothing more is measured"
-    (run / "answers.jsonl").write_text(lines[0])
+    (run / "answers.jsonl").write_text((run / "answers.jsonl").read_text().splitlines(keepends=True)[0])
     (run / "summary.json").unlink()
     before = files(run)
-    check(evaluate("method=vanilla", *FEW), run, "versions.torch", "there and 0.4 now", "allow_mixed=true")
+    check(evaluate("method=vanilla", *FEW), run, "versions.torch", "there and 0.4 now")
     assert files(run).items() >= before.items()
-    outcome = evaluate("method=vanilla", *FEW, "allow_mixed=true")
-    assert outcome.code == 0 and core(answers_in(folder)) == core(whole)
-    parts = json.loads((run / "metadata.json").read_text())["parts"]
-    assert [part["first_question"] for part in parts] == [1, 2]
-    said = "vanilla, repeat 0: other conditions from question 2 on (versions.torch is "
-    table = (tmp_path / "results/default/tables/main.md").read_text()
-    page = (tmp_path / "results/default/report.html").read_text()
-    assert all(said in text for text in (outcome.out, table, page))
-    shutil.rmtree(run)

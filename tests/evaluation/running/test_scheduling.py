@@ -3,17 +3,12 @@
 import json
 import re
 from pathlib import Path
-from types import SimpleNamespace
 
 import torch
 
-from evaluation.loading import devices
-from evaluation.loading.devices import MemoryUse
-from evaluation.records.questions import Question
 from evaluation.records.runs import read_runs
 from evaluation.records.sweeps import missing_jobs
-from evaluation.running import answering, progress, scheduling
-from evaluation.running import runner as runner
+from evaluation.running import progress, runner
 from evaluation.running.scheduling import Job, group_repeats
 from model.engine import Target
 from model.errors import UserError
@@ -42,7 +37,7 @@ def test_methods_take_turns_and_an_interrupted_sweep_goes_on_to_the_same_answers
     results = tmp_path / "results"
     assert evaluate(*SWEEP, "name=plain").code == 0
     name = f"results_dir={tmp_path / 'turns'}"
-    real, left = scheduling.answer, [8]
+    real, left = runner.answer, [8]
 
     def interrupted(*arguments):
         if not left[0]:
@@ -50,12 +45,12 @@ def test_methods_take_turns_and_an_interrupted_sweep_goes_on_to_the_same_answers
         left[0] -= 1
         return real(*arguments)
 
-    monkeypatch.setattr(scheduling, "answer", interrupted)
+    monkeypatch.setattr(runner, "answer", interrupted)
     outcome = evaluate(*SWEEP, "name=plain", name, "interleave=true")
     assert outcome.code == 130 and "goes on from there" in outcome.err
     folder = tmp_path / "turns/plain"
     assert sorted(len(run.answers) for run in read_runs(folder)) == [1, 1, 1, 1, 2, 2], "what was done is kept"
-    monkeypatch.setattr(scheduling, "answer", real)
+    monkeypatch.setattr(runner, "answer", real)
     monkeypatch.setattr(progress, "LOG_SECONDS", 0.0)
     outcome = evaluate(*SWEEP, "name=plain", name, "interleave=true")
     assert outcome.code == 0, outcome.err
@@ -72,14 +67,14 @@ def test_methods_take_turns_and_an_interrupted_sweep_goes_on_to_the_same_answers
 
 
 def test_one_that_fails_leaves_the_others_alone_and_is_told_at_the_end(evaluate, tmp_path, monkeypatch):
-    real = scheduling.answer
+    real = runner.answer
 
-    def failing(question, methods, *rest):
+    def failing(question, methods):
         if methods[0][0].name == "pld" and question.question_id == 11:
             raise UserError("pld has had enough")
-        return real(question, methods, *rest)
+        return real(question, methods)
 
-    monkeypatch.setattr(scheduling, "answer", failing)
+    monkeypatch.setattr(runner, "answer", failing)
     sweep = ("-m", "method=vanilla,pld,recycling", "method.k=4,8", "bench.end=3", "max_new_tokens=8")
     outcome = evaluate(*sweep, "interleave=true", "name=f")
     assert outcome.code == 2 and outcome.err.count("error:") == 1
@@ -92,13 +87,13 @@ def test_one_that_fails_leaves_the_others_alone_and_is_told_at_the_end(evaluate,
 
 def test_each_answers_with_its_own_execution(evaluate, tmp_path, monkeypatch):
     seen = set()
-    real = scheduling.answer
+    real = runner.answer
 
-    def noting(question, methods, others):
+    def noting(question, methods):
         seen.add((methods[0][1]["execution"], methods[0][0].execution))
-        return real(question, methods, others)
+        return real(question, methods)
 
-    monkeypatch.setattr(scheduling, "answer", noting)
+    monkeypatch.setattr(runner, "answer", noting)
     monkeypatch.setattr("model.tuning.EXECUTIONS", ("eager", "static"))
     sweep = ("-m", "method=recycling", "execution=eager,static", "start=hot", "bench.end=3", "max_new_tokens=12")
     assert evaluate(*sweep, "interleave=true", "name=e").code == 0
@@ -156,47 +151,3 @@ def test_what_takes_turns_is_of_one_model_bench_and_repeat():
         [("one", 1), ("two", 1), ("three", 1)],
         [("four", 1)],
     ]
-
-
-class Counters:
-    """A CUDA device's allocator, by hand."""
-
-    def __init__(self, monkeypatch):
-        self.now = self.peak = 0
-        monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: self.now)
-        monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: self.peak)
-        monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: setattr(self, "peak", self.now))
-
-    def take(self, size, stays=True):
-        self.peak = max(self.peak, self.now + size)
-        self.now += size if stays else 0
-
-
-def test_a_peak_counts_neither_the_other_methods_nor_for_hf_the_cache(monkeypatch):
-    device = Counters(monkeypatch)
-    target = SimpleNamespace(devices=[torch.device("cuda", 0)], caches=SimpleNamespace(nbytes=0))
-    device.take(1000)  # weights
-    medusa, recycling = MemoryUse(target), MemoryUse(target)
-    with medusa.counted():
-        device.take(300)
-    with recycling.counted():
-        device.take(20)
-    with medusa.counted():  # its warm-up: the cache all share, and steps of its own
-        target.caches.nbytes = 50
-        device.take(50)
-        device.take(5)
-    assert (medusa.bytes, recycling.bytes, devices.cache_bytes(target)) == (305, 20, 50)
-
-    def peak(method, others):
-        monkeypatch.setattr(answering.Conversation, "answer_next", lambda self: device.take(7, stays=False))
-        monkeypatch.setattr(answering.Conversation, "record", lambda self, index: {})
-        method.loaded = SimpleNamespace(target=target, settings=SimpleNamespace(name="toy"))
-        question = Question(1, "qa", ("why?",))
-        config = {"num_choices": 1, "timed": True, "seed": 0, "sampling": {}}
-        return answering.answer(question, [(method, config)], others)[0]["peak_memory"]
-
-    assert peak(SimpleNamespace(label="recycling", drafter=object()), medusa.bytes) == 1000 + 20 + 50 + 7
-    assert peak(SimpleNamespace(label="hf", drafter=None), medusa.bytes + recycling.bytes) == 1000 + 7
-    target.devices = [torch.device("cpu")]
-    assert devices.cache_bytes(target) == 0 and devices.peak_bytes([torch.device("mps")]) is None
-    assert devices.peak_bytes(target.devices, 2**60) > 2**20, "a process's resident set is all of it"

@@ -6,8 +6,10 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from model.engine import Draft, Target, Tree, verify
-from tests.conftest import CONFIGS, toy_model
+from model.engine import Draft, Target, Tree, generate, verify
+from model.engine.cache import TreeCache
+from model.methods import make_method
+from tests.conftest import CONFIGS, greedy, toy_model
 from tests.model.engine.test_tree import random_tree
 
 
@@ -80,3 +82,21 @@ def test_allocated_once_and_reused(llama):
                 assert other is not cache
     heads, dim, layers = 2, 8, 2
     assert cache.nbytes == 2 * layers * heads * dim * 4 * (256 + 16)  # 8 nodes, and a multiple of 16
+
+
+@pytest.mark.parametrize("name", ["llama-grouped", "gpt2"])
+def test_a_cache_grows_by_doubling_and_ends_at_the_context(name, monkeypatch):
+    """A long limit costs nothing before the text is long."""
+    monkeypatch.setattr("model.engine.loop.ROOM", 4)
+    model, prompt = toy_model(name), [5, 6, 7, 8, 5, 6]
+    target, capacities = Target(model), []
+    allocate = TreeCache._allocate
+    monkeypatch.setattr(
+        TreeCache, "_allocate", lambda cache, capacity: (capacities.append(capacity), allocate(cache, capacity))
+    )
+    for method in ("recycling", "pld"):
+        drafter = make_method(method, target, **({"tree": "best:12"} if method == "recycling" else {}))
+        assert generate(target, drafter, prompt, max_new_tokens=1000).tokens == greedy(model, prompt, 250)
+        target.caches._free.clear()
+    assert len(capacities) == 2 * 5 and max(capacities) <= 256 + 12 + 16
+    assert all(after == 2 * before for before, after in zip(capacities[:3], capacities[1:4], strict=True))

@@ -147,7 +147,6 @@ def test_auto_fuses_on_cuda(monkeypatch):
     model = type("M", (), {"get_input_embeddings": lambda self: embedding, "parameters": lambda self: []})()
     assert choose_linear(model) == "fused"
     assert choose_linear(model, "torch") == "torch"
-    assert choose_linear(model, sharded=True) == "torch"
 
 
 @needs_packing

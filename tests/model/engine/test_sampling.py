@@ -17,6 +17,7 @@ from model.engine import Target, Tree, generate, sampling, verify
 from model.engine.sampling import GREEDY, Choice, Sampling, argmax, gumbel, top_k
 from model.engine.tree import Draft
 from model.errors import UserError
+from model.methods import make_method
 from model.methods.vanilla import Vanilla
 from model.recycling import TokenRecycling, build_template
 from tests.conftest import toy_model
@@ -125,7 +126,7 @@ def test_all_nodes_of_a_place_have_its_noise():
     tree = Tree([0, 0, 0, 1, 1, 2])
     draft = Draft(tree, torch.tensor([5, 6, 7, 8, 9, 8]))
     scores = torch.zeros(6, V)
-    choices = Choice(Sampling(temperature=1.0, seed=9), CPU).after(scores, draft, [1, 2, 5]).tolist()
+    choices = Choice(Sampling(temperature=1.0, seed=9), CPU).after(scores, draft, [1, 2, 5], every=True).tolist()
     by_place = [max(range(V), key=lambda token, p=p: noise(9, p, token)) for p in (3, 4, 5)]
     assert choices == [by_place[depth] for depth in tree.depth_of] and len(set(by_place)) == 3
 
@@ -176,6 +177,17 @@ def test_the_least_noise_is_a_number():
         assert alone.among(logits, torch.tensor([position])).tolist() == [129743]
 
 
+def one_by_one(choice, logits, draft, text):
+    """The choice after every node, given its own path."""
+    choices = []
+    for node, path in enumerate(draft.tree.chain_of):
+        ids, row = torch.tensor([[*text, *draft.tokens[path[1:]].tolist()]]), logits[node : node + 1].clone()
+        for processor in choice._processors:
+            row = processor(ids, row)
+        choices.append(int(choice.among(row, torch.tensor([ids.shape[1]]))))
+    return torch.tensor(choices)
+
+
 def test_choices_along_the_path_are_those_of_all_nodes():
     generator = torch.Generator().manual_seed(5)
     tree = build_template("best", nodes=20)
@@ -185,12 +197,14 @@ def test_choices_along_the_path_are_those_of_all_nodes():
         tokens = torch.randint(0, V, (21,), generator=generator)
         choice, text = Choice(sampling, CPU), [1, 2, int(tokens[0])]
         for _ in range(3):  # make some of them stand
-            every = choice.after(logits, Draft(tree, tokens), text).tolist()
+            every = one_by_one(choice, logits, Draft(tree, tokens), text).tolist()
             for node in range(1, 21, 2):
                 tokens[node] = every[tree.parent_of[node]]
         draft = Draft(tree, tokens)
-        every, along = (choice.after(logits, draft, text, every=whole) for whole in (True, False))
-        one, other = verify(draft, every), verify(draft, along)
+        one, other = (
+            verify(draft, one_by_one(choice, logits, draft, text)),
+            verify(draft, choice.after(logits, draft, text)),
+        )
         assert (one.node, one.tokens) == (other.node, other.tokens)
         assert one.accepted.tolist() == other.accepted.tolist() or one.tokens == other.tokens
 
@@ -204,6 +218,26 @@ def test_of_siblings_with_one_token_each_is_followed():
     draft = Draft(Tree([0, 0, 0, 2]), torch.tensor([2, first, first, second]))
     every, along = (verify(draft, choice.after(logits, draft, text, every=whole)) for whole in (True, False))
     assert every.node == along.node == 3 and every.tokens == along.tokens
+
+
+@pytest.mark.parametrize("method", ["dynamic", "recycling", "lookahead"])
+def test_a_processor_is_called_once_a_token(method):
+    """Grammar matchers count their calls; here the n-th call forbids all tokens but those of its turn."""
+    calls = []
+
+    def in_turn(ids, scores):
+        calls.append(ids.shape[1])
+        return scores.masked_fill(torch.arange(scores.shape[1]) % 3 != len(calls) % 3, float("-inf"))
+
+    model = toy_model("llama")
+    drafter = make_method(method, target := Target(model))
+    for temperature in (0.0, 0.8):
+        sampling = Sampling(temperature=temperature, seed=4, processors=(in_turn,))
+        for prompt in ([5, 6, 7, 5, 6, 7], [7, 5, 6, 7]):
+            calls.clear()
+            tokens = generate(target, drafter, prompt, max_new_tokens=30, sampling=sampling).tokens
+            assert calls[:30] == list(range(len(prompt), len(prompt) + 30)) and len(calls) <= 30 + 24
+            assert [token % 3 for token in tokens] == [n % 3 for n in range(1, 31)]
 
 
 @pytest.mark.parametrize("vocab", [61, 128, 2048])

@@ -258,7 +258,9 @@ def test_the_first_step_goes_with_the_prompt_whose_rows_are_read_as_far_as_they_
         drafter = make_method(method, target, **({"recycle_prompt": True} if method == "recycling" else {}))
         drafter.sizing.resting, read = resting, []
         session = drafter.session()
-        session.observe_prompt = lambda tokens, logits, read=read: read.append((tokens, logits.argmax(-1).tolist()))
+        session.observe_prompt = lambda prompt, start, logits, read=read: read.append(
+            (prompt[start:], logits.argmax(-1).tolist())
+        )
         steps = decode(target, session, prompt, max_new_tokens=8, clock=Clock(target, 0.0))
         first = next(steps)
         assert first.nodes == 1 and first.tokens == following[-1:], "no forward of its own, and no draft"

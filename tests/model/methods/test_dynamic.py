@@ -119,9 +119,9 @@ class Slow:
     def likelihood(self, text, path):
         return math.prod(self.weight(self.children(text, list(path[:i]))[token]) for i, token in enumerate(path))
 
-    def learn_prompt(self, prompt, logits):
+    def learn_prompt(self, prompt, start, logits):
         rows = [self.levels(row) for row in logits]
-        for i, row in enumerate(rows):
+        for i, row in enumerate(rows, start):
             self.by_token[prompt[i]] = self.by_pair[prompt[max(i - 1, 0)], prompt[i]] = row
         self.siblings = [(i, level) for i, level in rows[-1] if i != self.text[-1]]
 
@@ -185,9 +185,9 @@ def test_every_draft_is_that_of_a_slow_reference(nodes, k, seed, recycle_prompt,
             slow.text = text
             return begin(prompt)
 
-        def observed_prompt(prompt, logits):
-            slow.learn_prompt(prompt, logits)
-            observe_prompt(prompt, logits)
+        def observed_prompt(prompt, start, logits):
+            slow.learn_prompt(prompt, start, logits)
+            observe_prompt(prompt, start, logits)
 
         def drafted(root):
             text = session.text
@@ -321,7 +321,8 @@ def test_rows_of_a_prompts_end_know_the_token_before_them(tokens, passed, before
     session.begin([3, 5, 6, 9, 1, 2])
     if passed:
         session.passed(passed)
-    session.observe_prompt(tokens, torch.randn(len(tokens), V))
+    prompt = [3, 5, 6, 9, 1, 2]
+    session.observe_prompt(prompt, prompt.index(tokens[0]), torch.randn(len(tokens), V))
     assert drafter.pairs is not None and drafter.rows.seen.nonzero()[0].tolist() == sorted(set(tokens))
     learnt = sorted(drafter.pairs.keys[drafter.pairs.seen].tolist())
     assert learnt == sorted({one << 32 | other for one, other in zip(before, tokens, strict=True)})

@@ -1,0 +1,227 @@
+"""Layers with windows, chunks, shared keys or recurrent states; and models that the trial at load time refuses."""
+
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM as Auto
+from transformers import (
+    BambaConfig,
+    BertConfig,
+    Cohere2Config,
+    DogeConfig,
+    FalconConfig,
+    FalconH1Config,
+    Gemma2Config,
+    Gemma3nTextConfig,
+    Gemma3TextConfig,
+    GPTNeoConfig,
+    GptOssConfig,
+    Lfm2Config,
+    Llama4TextConfig,
+    Mamba2Config,
+    MistralConfig,
+    Olmo3Config,
+    Phi3Config,
+    Qwen3NextConfig,
+)
+
+from evaluation.running.shared_text import generate_together
+from model.decoder import Decoder
+from model.engine import Target, decode, generate
+from model.engine.layers import Reach
+from model.engine.loop import whole
+from model.engine.sampling import Sampling
+from model.errors import UserError
+from model.methods import make_method
+from tests.conftest import NARROW, SIZES, greedy
+
+WINDOW = 8
+HEADS = dict(num_key_value_heads=2, head_dim=8)
+EXPERTS = dict(num_local_experts=4, num_experts_per_tok=2)
+SHORT = SIZES | NARROW | dict(num_hidden_layers=4, sliding_window=WINDOW)
+SHARED = dict(
+    layer_types=["sliding_attention", "full_attention"] * 2, num_kv_shared_layers=2, vocab_size_per_layer_input=61,
+    hidden_size_per_layer_input=8, laurel_rank=4, intermediate_size=[48] * 4, activation_sparsity_pattern=[0.0] * 4,
+)  # fmt: skip
+WINDOWED = {
+    "mistral": MistralConfig(**SHORT, num_key_value_heads=2),  # one mask for all of its layers
+    "phi3": Phi3Config(**SHORT, num_key_value_heads=2),
+    "gemma2": Gemma2Config(**SHORT, **HEADS),  # two types of layers, a mask each
+    "gemma3": Gemma3TextConfig(**SHORT, **HEADS, layer_types=["sliding_attention", "full_attention"] * 2),
+    "olmo3": Olmo3Config(**SHORT, num_key_value_heads=2),
+    "cohere2": Cohere2Config(**SHORT, num_key_value_heads=2),
+    "gpt_oss": GptOssConfig(**SHORT, **HEADS, **EXPERTS),  # with sinks
+    "llama4": Llama4TextConfig(
+        **SIZES | NARROW | dict(num_hidden_layers=4),
+        **HEADS,
+        **EXPERTS,
+        intermediate_size_mlp=48,
+        attention_chunk_size=8,
+    ),
+    "gemma3n": Gemma3nTextConfig(**SHORT | SHARED, **HEADS),  # two layers read another one's keys
+}
+STATES = dict(mamba_d_state=8, mamba_n_heads=8, mamba_d_head=8, mamba_n_groups=1, mamba_d_conv=4, mamba_chunk_size=16)
+LINEAR = dict(linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=8, linear_value_head_dim=8)
+GROUPED = SIZES | NARROW | dict(num_hidden_layers=4, num_key_value_heads=2)
+RECURRENT = {
+    "lfm2": Lfm2Config(**GROUPED, block_multiple_of=8, layer_types=["conv", "full_attention"] * 2),
+    "qwen3_next": Qwen3NextConfig(
+        **GROUPED | LINEAR, head_dim=8, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16,
+        shared_expert_intermediate_size=16,
+    ),
+    "bamba": BambaConfig(**GROUPED | STATES, attn_layer_indices=[1, 3]),
+    "falcon_h1": FalconH1Config(**GROUPED | STATES, mamba_d_ssm=64),  # states and keys in one layer
+    "mamba2": Mamba2Config(  # without attention
+        vocab_size=61, hidden_size=32, num_hidden_layers=3, num_heads=8, head_dim=8, state_size=8, n_groups=1,
+        chunk_size=16,
+    ),
+}  # fmt: skip
+METHODS = {"vanilla": {}, "dynamic": {"nodes": 10}, "recycling": {"tree": "best:16"}, "pld": {}, "lookahead": {}}
+PROMPT = [5, 9, 13, 7, 5, 9, 13, 8, 5, 9, 13, 7, 20, 21, 22, 5, 9, 13, 5, 9, 13, 7]
+
+
+def toy(config):
+    """A random model, sharpened so that its text depends on all that it sees."""
+    torch.manual_seed(0)
+    model = Auto.from_config(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(3.0)
+    return model
+
+
+@pytest.mark.parametrize("family", WINDOWED)
+def test_text_behind_a_window_is_the_models_own(family):
+    model = toy(WINDOWED[family])
+    own, target = greedy(model, PROMPT, 42), Target(model)
+    for name, settings in METHODS.items():
+        drafter = make_method(name, target, **settings)
+        for execution in ("eager", "static", "eager"):  # from the second on hot
+            out = generate(target, drafter, PROMPT, max_new_tokens=42, execution=execution)
+            assert out.tokens == own, (name, execution)
+
+
+def test_a_window_that_is_not_kept_is_noticed(monkeypatch):
+    """Else the texts above would be equal whatever is masked."""
+    target = Target(toy(WINDOWED["gemma2"]))
+    own = greedy(target.model, PROMPT, 42)
+    monkeypatch.setattr(Reach, "hides", lambda self, rows, columns: rows[:, None] < columns.new_full((1,), -1))
+    drafter = make_method("recycling", target, tree="best:16")
+    assert generate(target, drafter, PROMPT, max_new_tokens=42).tokens != own
+
+
+def test_a_short_context_is_no_reason_to_refuse():
+    model = toy(WINDOWED["mistral"])
+    for context in (2, 5, 14):
+        target = Target(model, context=context)
+        out = generate(target, make_method("recycling", target, tree="best:16"), [5], max_new_tokens=9)
+        assert out.tokens == greedy(model, [5], min(9, context - 1))
+
+
+def test_what_a_row_sees():
+    columns = torch.arange(6)
+    # A window of two places, the own one included; what comes later is hidden by the mask of causality.
+    assert Reach(2, chunked=False).hides(torch.tensor([4]), columns).tolist() == [[1, 1, 1, 0, 0, 0]]
+    assert Reach(3, chunked=True).hides(torch.tensor([4]), columns).tolist() == [[1, 1, 1, 0, 0, 0]]
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        (BertConfig(**SIZES, intermediate_size=48), "drafts would change what the model says"),  # in both directions
+        (GPTNeoConfig(vocab_size=61, hidden_size=32, num_layers=2, num_heads=4, window_size=8,
+                      attention_types=[[["global", "local"], 1]]), "set the context to 8 or less"),
+        (DogeConfig(**SIZES, intermediate_size=48, keep_window_size=64), "set the context to 64 or less"),
+        (FalconConfig(**SIZES, alibi=True, new_decoder_architecture=False), "ALiBi"),
+    ],
+)  # fmt: skip
+def test_attention_that_a_tree_would_change_is_refused(config, why):
+    with pytest.raises(UserError, match=why):
+        Target(toy(config))
+
+
+@pytest.mark.parametrize("family", RECURRENT)
+def test_chains_leave_a_recurrent_models_text_as_it_is(family):
+    model, accepted = toy(RECURRENT[family]), 0
+    target = Target(model)
+    for prompt in (PROMPT, [5]):
+        own = greedy(model, prompt, 42)
+        for name in ("dynamic", "recycling", "pld"):
+            drafter = make_method(name, target, **METHODS[name])
+            for _ in range(2):  # the second one hot
+                out = generate(target, drafter, prompt, max_new_tokens=42)
+                assert out.tokens == own and sum(out.accept_lengths) == 42, name
+                accepted += 42 - len(out.steps)
+    assert accepted > 50, "nothing was taken back if nothing was drafted"
+
+
+@pytest.mark.parametrize("config", [RECURRENT["lfm2"], RECURRENT["qwen3_next"], WINDOWED["gpt_oss"]])
+def test_sampling_conversations_turns_and_threads_with_states_and_windows(config):
+    model = toy(config)
+    decoder, plain = Decoder(model), Target(model)
+    decoder.eos = frozenset()
+    prompt = list(PROMPT)
+    for turn in range(3):  # a conversation, whose earlier turns are not forwarded again
+        answer = decoder.generate(prompt, max_new_tokens=12).ids
+        assert answer == greedy(model, prompt, 12)
+        prompt = [*prompt, *answer, 40 + turn, 6]
+    sampling = Sampling(temperature=0.8, top_p=0.9, seed=3)
+    drawn = generate(plain, make_method("vanilla", plain), PROMPT, max_new_tokens=30, sampling=sampling).tokens
+    assert decoder.generate(PROMPT, max_new_tokens=30, sampling=sampling).ids == drawn
+    prompts = [PROMPT, PROMPT[:3], PROMPT[2:]]
+    own = [greedy(model, prompt, 20) for prompt in prompts]
+    sessions = [decoder.stream(prompt, max_new_tokens=20) for prompt in prompts]
+    steps = [[next(session) for _ in range(3)] for session in sessions]  # all are open
+    for tokens, session, seen in zip(own, sessions, steps, strict=True):
+        with closing(session):
+            assert [token for step in (*seen, *session) for token in step.tokens] == tokens
+    with ThreadPoolExecutor(3) as pool:
+        assert list(pool.map(lambda prompt: decoder.generate(prompt, max_new_tokens=20).ids, prompts)) == own
+    together = [make_method("recycling", plain, tree="best:8"), make_method("dynamic", plain, nodes=8)]
+    assert [out.tokens for out in generate_together(plain, together, PROMPT, max_new_tokens=20)] == [own[0]] * 2
+
+
+def test_a_conversation_goes_on_from_recurrent_states_or_begins_anew(monkeypatch):
+    """States serve a prompt that goes on from all that they have read, and nothing after a forward that failed."""
+    forwarded, run = [], Target._run_model
+
+    def counted(target, cache, tokens, *more, **kwargs):
+        forwarded.append(len(tokens))
+        if len(forwarded) == failing:
+            raise KeyboardInterrupt
+        return run(target, cache, tokens, *more, **kwargs)
+
+    model, failing = toy(RECURRENT["lfm2"]), 0
+    target = Target(model)
+    pld = make_method("pld", target)
+    monkeypatch.setattr(Target, "_run_model", counted)
+
+    def answered(prompt, reuse=True):
+        forwarded.clear()
+        out = whole(decode(target, pld.session(), prompt, max_new_tokens=16, reuse=reuse))
+        assert out.tokens == greedy(model, prompt, 16)
+        return [*prompt, *out.tokens, 40, 6]
+
+    longer = answered(PROMPT)
+    answered(longer)
+    assert forwarded[0] < len(longer) - 20, "what the states have read"
+    answered([*PROMPT[:-1], 30])
+    assert forwarded[0] >= len(PROMPT) - 1, "another text than the states'"
+    failing = 3
+    with pytest.raises(KeyboardInterrupt):
+        answered(PROMPT)
+    failing = 0
+    answered(PROMPT)
+    assert forwarded[0] >= len(PROMPT) - 1
+
+
+def test_what_recurrent_states_exclude_is_refused():
+    target = Target(toy(RECURRENT["lfm2"]))
+    for name in ("lookahead", "goose"):
+        with pytest.raises(UserError, match="needs its tree"):
+            generate(target, make_method(name, target), PROMPT, max_new_tokens=4)
+    with pytest.raises(UserError, match="execution=static: this model keeps recurrent states"):
+        generate(target, make_method("vanilla", target), PROMPT, max_new_tokens=4, execution="static")
