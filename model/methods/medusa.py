@@ -14,7 +14,7 @@ from torch import nn
 
 from ..engine import DeviceDrafter, DeviceSession, Needs, Target, Verification
 from ..errors import UserError
-from ..structures.heads import check_shapes, check_sizes, hidden_size, locate, read_config, read_weights, template
+from ..structures.heads import check_sizes, hidden_size, load_weights, locate, read_config, read_weights, template
 
 WEIGHTS = "medusa_lm_head.safetensors"
 PUBLIC_WEIGHTS = "medusa_lm_head.pt"
@@ -58,8 +58,8 @@ class MedusaHeads(nn.ModuleList):
 def load_heads(path: str, target: Target) -> MedusaHeads:
     """Heads from a folder: config.json and medusa_lm_head.safetensors (ours) or medusa_lm_head.pt (public).
 
-    Raises UserError if they are missing, corrupt, fewer than the configuration says, or made for another model. They
-    may be more: a public configuration says 2 heads where the file has 5.
+    How many there are is read from the weights: a public configuration says 2 heads where the file has 5. Raises
+    UserError if they are missing, corrupt, or made for another model.
     """
     folder = locate(path, "medusa")
     config = read_config(folder)
@@ -67,13 +67,8 @@ def load_heads(path: str, target: Target) -> MedusaHeads:
     file, state = read_weights(folder, WEIGHTS, PUBLIC_WEIGHTS)
     shared = bool(config.get("shared_lm_head", False))
     heads, layers = _count(file, state, shared)
-    for key, count in (("medusa_num_heads", heads), ("medusa_num_layers", layers)):
-        stated = config.get(key, count)
-        if not isinstance(stated, int) or stated > count:
-            raise UserError(f"{file}: has {count} where {folder / 'config.json'} says {key}={stated}; cut short?")
     module = MedusaHeads(heads, layers, hidden_size(target), target.vocab_size, shared=shared)
-    check_shapes(file, state, module.state_dict(), target.name)
-    module.load_state_dict(state)
+    load_weights(module, file, state)
     return module.to(target.device, target.dtype).eval().requires_grad_(False)
 
 

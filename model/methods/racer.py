@@ -80,6 +80,7 @@ class Racer(Drafter):
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         trie = NgramTrie(*self._trie_settings)
         trie.load_state_dict(state, len(self.matrix.candidates))
+        self.matrix.check_state(state)
         self.matrix.load_state_dict(state)
         self.trie = trie
 
@@ -187,7 +188,6 @@ class MergedTree:
         self._ranks = [0]  # among siblings
 
     def add(self, node: int, token: int) -> int:
-        """Add a child to a node and return it."""
         siblings = self.children[node]
         self._ranks.append(len(siblings))
         siblings[token] = child = len(self.tokens)
@@ -196,7 +196,6 @@ class MergedTree:
         return child
 
     def insert(self, path: list[int]) -> None:
-        """Insert a path below the root."""
         node = 0
         for token in path:
             child = self.children[node].get(token)

@@ -69,12 +69,10 @@ class AdjacencyMatrix:
         self.candidates.index_copy_(0, tokens, new)
 
     def reset(self) -> None:
-        """Set all candidates to zero."""
         self.candidates.zero_()
 
     @property
     def nbytes(self) -> int:
-        """Bytes, measured: V * k * itemsize."""
         return self.candidates.numel() * self.candidates.element_size()
 
     def state_dict(self) -> dict[str, torch.Tensor]:
@@ -91,6 +89,4 @@ class AdjacencyMatrix:
         check_ids("matrix", saved, len(saved))
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Load saved candidates. Raises UserError as `check_state`."""
-        self.check_state(state)
         self.candidates.copy_(state["candidates"])

@@ -25,7 +25,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRot
 from ..engine import Target, Tree
 from ..engine.cache import LayerShape, TreeCache
 from ..engine.tree import read_tree
-from ..errors import UserError
+from ..errors import UserError, one_line
 from ..files import located
 
 _TREES = Path(__file__).parent / "trees"  # as published with the heads
@@ -73,22 +73,19 @@ def read_weights(folder: Path, *names: str) -> tuple[Path, dict[str, torch.Tenso
         pickled = file.suffix != ".safetensors"
         state = torch.load(file, map_location="cpu", weights_only=True) if pickled else load_file(file)
     except _BROKEN as error:
-        reason = " ".join(str(error).split())[:160] or type(error).__name__
+        reason = one_line(error)[:160] or type(error).__name__
         raise UserError(f"{file}: corrupt or cut short, or a pickle of more than weights ({reason})") from None
     if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
         raise UserError(f"{file}: must hold a dictionary of tensors and nothing else")
     return file, state
 
 
-def check_shapes(file: Path, state: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], fits: str) -> None:
-    """Raise UserError at the first tensor that is missing, unknown or of another shape than expected."""
-    for name, tensor in expected.items():
-        if name not in state:
-            raise UserError(f"{file}: has no {name}; cut short, or not of this kind")
-        if state[name].shape != tensor.shape:
-            raise UserError(f"{file}: {name} is {list(state[name].shape)}, {fits} needs {list(tensor.shape)}")
-    if unknown := sorted(state.keys() - expected.keys()):
-        raise UserError(f"{file}: unknown tensor {unknown[0]}; not of this kind")
+def load_weights(module: nn.Module, file: Path, state: dict[str, torch.Tensor]) -> None:
+    """Load what `read_weights` read. Raises UserError if a tensor is missing, unknown or of another shape."""
+    try:
+        module.load_state_dict(state)
+    except RuntimeError as error:
+        raise UserError(f"{file}: cut short, or not of this kind or model ({one_line(error)[:300]})") from None
 
 
 def check_sizes(folder: Path, config: dict[str, Any], target: Target) -> None:
@@ -163,7 +160,6 @@ class EagleHead(nn.Module):
         return cos, sin
 
     def new_cache(self, capacity: int) -> TreeCache:
-        """Room for so many positions."""
         c, weight = self.config, self.fc.weight
         shape = LayerShape(c.num_key_value_heads, c.head_dim, c.head_dim, weight.dtype, weight.device)
         return TreeCache([shape], capacity)
@@ -178,7 +174,7 @@ def head_config(values: dict[str, Any]) -> Any:
     try:
         config = LlamaConfig(**of_layer, attn_implementation="sdpa")
     except Exception as error:  # whatever transformers' own checks raise, which differs between its versions
-        raise UserError(f"eagle: config.json describes no LLaMA layer ({' '.join(str(error).split())[:160]})") from None
+        raise UserError(f"eagle: config.json describes no LLaMA layer ({one_line(error)[:160]})") from None
     kind = config.rope_parameters["rope_type"]
     if kind not in _ROPE:
         raise UserError(f"eagle: rope_type={kind}: there is {', '.join(_ROPE)}")
@@ -199,14 +195,16 @@ def load_head(path: str, target: Target) -> EagleHead:
     target_embedding: torch.Tensor = target.model.get_input_embeddings().weight.detach()
     embedding = state.pop(EMBEDDING, target_embedding)
     if embedding is not target_embedding:
-        check_shapes(file, {EMBEDDING: embedding}, {EMBEDDING: target_embedding}, target.name)
+        if embedding.shape != target_embedding.shape:
+            raise UserError(
+                f"{file}: {EMBEDDING} is {list(embedding.shape)}, the model's {list(target_embedding.shape)}"
+            )
         embedding = embedding.to(target_embedding.device, target_embedding.dtype)
         embedding = target_embedding if torch.equal(embedding, target_embedding) else embedding
     head = EagleHead(head_config(values), target_embedding, bias="fc.bias" in state)
     if head.config.hidden_size != hidden_size(target):
         raise UserError(f"{folder}: hidden_size {head.config.hidden_size}, {target.name} has {hidden_size(target)}")
-    check_shapes(file, state, head.state_dict(), "its config.json")
-    head.load_state_dict(state)
+    load_weights(head, file, state)
     head = head.to(target.device, target.dtype)
     head.embedding = embedding
     return head.eval().requires_grad_(False)

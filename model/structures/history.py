@@ -48,7 +48,6 @@ class History(Generic[T]):
         self.reset()
 
     def reset(self) -> None:
-        """Forget all text."""
         self.text = self.text_of(())
         self.borrowed_length: int | None = None  # tokens when it was borrowed; None: it is not
         self.pending: list[int] = []  # newest tokens of sequences whose text was replaced meanwhile
@@ -82,8 +81,6 @@ class History(Generic[T]):
         check_ids("text", ids, self.vocab_size)
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Load a saved text; none if the state has none. Raises UserError as `check_state`."""
-        self.check_state(state)
         self.reset()
         self.text.extend(state["text"].tolist() if "text" in state else ())
 
@@ -109,7 +106,6 @@ class TextSession(Session, Generic[T]):
         return super().begin(prompt)
 
     def read(self, tokens: list[int]) -> None:
-        """Append tokens to the text."""
         self.text.extend(tokens)
 
     def account(self, verification: Verification) -> None:

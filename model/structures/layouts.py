@@ -15,7 +15,7 @@ class Layout:
 
     Attributes:
         tree: n nodes.
-        order: per node of the tree, its place in the list.
+        order, node_at: per node of the tree its place in the list, and the reverse.
         tokens: int64 (n,), filled anew every step.
     """
 
@@ -24,6 +24,7 @@ class Layout:
         place = {path: i for i, path in enumerate(paths)}
         self.tree = Tree.from_rank_paths(paths[1:]).on(device)
         self.order = [place[path] for path in self.tree.rank_paths]
+        self.node_at = {place: node for node, place in enumerate(self.order)}
         self.tokens = torch.zeros_like(self.tree.depths)
 
 

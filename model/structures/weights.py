@@ -54,7 +54,6 @@ class Weights:
         return {"weights": torch.from_numpy(np.stack((self.seen, self.accepted))).flatten(1)}
 
     def check_state(self, state: dict[str, torch.Tensor]) -> None:
-        """Raise UserError if the state has no weights that fit."""
         saved = state.get("weights", torch.zeros(0))
         if saved.shape != (2, self.probs.size) or bool(
             ((saved[1] < 0) | (saved[1] > saved[0]) | ~(saved[0] > 0)).any()
@@ -62,7 +61,5 @@ class Weights:
             raise UserError("start: the saved state has no weights of this method")
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Load saved weights. Raises UserError as `check_state`."""
-        self.check_state(state)
         self.seen, self.accepted = state["weights"].double().numpy().copy().reshape(2, *KINDS)
         self.probs = self.accepted / self.seen
