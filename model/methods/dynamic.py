@@ -34,7 +34,6 @@ class DynamicRecycling(Drafter):
     the newest text. Each step has a tree of its own; static steps pad it to a fixed shape.
 
     Args:
-        vocab_size: V.
         nodes: of every draft, the root not counted; fewer where nothing suggests so many. auto: as many as pay, found
             while decoding; `auto:N`: at most N.
         k: candidates kept a row.
@@ -45,8 +44,6 @@ class DynamicRecycling(Drafter):
         history_tokens: earlier prompts and answers are copied from, too, up to so many tokens; 0: the prompt alone.
         recycle_prompt: also keep rows of the prompt's own logits.
         eos: ids that end an answer; nothing is drafted below them.
-
-    Raises UserError: a setting out of range.
     """
 
     stateful = True
@@ -89,12 +86,7 @@ class DynamicRecycling(Drafter):
 
 
 class DynamicSession(TextSession[SuffixAutomaton]):
-    """A sequence's text, the draft that grows, and the last step's siblings of the next root.
-
-    Attributes:
-        growth: the fields of `loops.Growth`.
-        rows: the fields of `loops.Rows`, all the drafter's own.
-    """
+    """A sequence's text, the draft that grows, and the last step's siblings of the next root."""
 
     method: DynamicRecycling
 

@@ -73,8 +73,6 @@ class PairRows(TokenRows):
 
     Args:
         size: rows, a power of two, or 0; a row takes 9 + 5 k bytes.
-
-    Raises UserError: the size is none.
     """
 
     kind, fields = "pair", ("ids", "levels", "seen", "keys")
