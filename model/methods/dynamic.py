@@ -81,9 +81,6 @@ class DynamicRecycling(Drafter):
     def session(self) -> DynamicSession:
         return DynamicSession(self)
 
-    def describe(self) -> dict[str, Any]:
-        return {"rows_bytes": self.rows.nbytes + self.pairs.nbytes} | super().describe()
-
 
 class DynamicSession(TextSession[SuffixAutomaton]):
     """A sequence's text, the draft that grows, and the last step's siblings of the next root."""
@@ -144,14 +141,14 @@ class DynamicSession(TextSession[SuffixAutomaton]):
         tables = self.growth, self.rows, (weights.seen, weights.accepted, weights.probs)
         loops.learn(self._before, node, weights.learning, method.siblings, self._arranged, outcome, *tables)
         self._before = int(self._arranged[2, node])
-        self.read(verification.tokens)
+        self.text.extend(verification.tokens)
 
     def passed(self, tokens: list[int]) -> None:
         """Append the tokens and forget the siblings: a plain step says nothing of the next root's."""
         newest = [*self.text.tokens[-1:], *tokens]
         self._before = newest[-2]
         forget_siblings(self.growth)
-        self.read(tokens)
+        self.text.extend(tokens)
 
 
 def new_growth(nodes: int, rows: TokenRows) -> tuple[Any, ...]:

@@ -69,10 +69,6 @@ class AdjacencyMatrix:
     def reset(self) -> None:
         self.candidates.zero_()
 
-    @property
-    def nbytes(self) -> int:
-        return self.candidates.numel() * self.candidates.element_size()
-
     def state_dict(self) -> dict[str, torch.Tensor]:
         """`candidates`, (V, k)."""
         return {"candidates": self.candidates}

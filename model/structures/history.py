@@ -93,15 +93,12 @@ class TextSession(Session, Generic[T]):
         self.text.extend(prompt[kept:])
         return super().begin(prompt)
 
-    def read(self, tokens: list[int]) -> None:
-        self.text.extend(tokens)
-
     def account(self, verification: Verification) -> None:
         """After a step on the device."""
-        self.read(verification.tokens)
+        self.text.extend(verification.tokens)
 
     def passed(self, tokens: list[int]) -> None:
-        self.read(tokens)
+        self.text.extend(tokens)
 
     def close(self) -> None:
         history = self.method.history

@@ -42,10 +42,6 @@ class TokenRows:
         for tensor in self.state_dict().values():
             tensor.zero_()
 
-    @property
-    def nbytes(self) -> int:
-        return sum(tensor.nbytes for tensor in self.state_dict().values())
-
     def state_dict(self) -> dict[str, torch.Tensor]:
         return {f"{self.kind}_{name}": torch.from_numpy(getattr(self, name)) for name in self.fields}
 
