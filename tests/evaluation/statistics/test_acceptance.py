@@ -83,7 +83,7 @@ def test_the_nodes_are_those_that_the_run_wrote_down():
 
 def test_the_search_is_as_good_as_trying_every_tree():
     rng = random.Random(1)
-    tree = [tuple(p) for p in build_template("balanced", branching=2, depth=3).rank_paths[1:]]
+    tree = [tuple(p) for p in build_template("balanced", branching=2, depth=3, nodes=14).rank_paths[1:]]
     nodes = by_node(accepted_paths([stepped(*[rng.choice([(), *tree]) for _ in range(300)], nodes=15)]), tree)
     stood = {node.path: node.accepted for node in nodes}
     for n in (1, 3, 5):
