@@ -5,22 +5,19 @@ from __future__ import annotations
 import argparse
 import inspect
 import json
-import statistics
 import sys
 import time
 from collections.abc import Iterable
 from contextlib import closing, suppress
 from dataclasses import asdict, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, TextIO
 
 from .decoder import Answer, Decoder, pieces
-from .engine import StepRecord, decode
+from .engine import StepRecord
 from .engine.sampling import Sampling
 from .errors import UserError, one_line, visible
 from .methods import DEFAULT, METHODS, make_method
-from .methods.vanilla import Vanilla
 
 VICUNA = (
     "A chat between a curious user and an artificial intelligence assistant. "
@@ -28,14 +25,12 @@ VICUNA = (
 )
 # Of a step's text by its number of tokens, 1 to 5 and more: default to magenta
 COLOURS = ("39", "36", "32", "33", "35")
-BASELINE = 12  # steps of plain decoding, timed for the speedup
-HELP = """/method NAME [KEY=VALUE ...]  another method, e.g. /method dynamic nodes=24
-/tree NAME or best:N          recycling with this tree, e.g. /tree best:24
+HELP = """/method NAME [KEY=VALUE ...]  another method, e.g. /method dynamic nodes=24, /method recycling tree=best:24
 /temperature T                sampling temperature; 0 is greedy
 /reset                        forget the chat and the method's state
 /help, /quit                  Ctrl-C stops an answer, Ctrl-D ends the chat"""
 # What a decoder takes next to its method's settings: options of the command, if anything
-NO_SETTINGS = {"eos", *inspect.signature(Decoder).parameters, *inspect.signature(Decoder.from_pretrained).parameters}
+NO_SETTINGS = {*inspect.signature(Decoder).parameters, *inspect.signature(Decoder.from_pretrained).parameters}
 
 
 class Chat:
@@ -51,7 +46,6 @@ class Chat:
         self.decoder, self.out, self.colours = decoder, out, colours
         self.max_new_tokens, self.sampling = max_new_tokens, sampling
         self.turns: list[dict[str, str]] = []
-        self._plain: float | None = None  # tokens per second of plain decoding, measured after the first long answer
 
     def say(self, line: str) -> bool:
         """Answer a line or run a command; return False if it ends the chat."""
@@ -74,16 +68,14 @@ class Chat:
     def _command(self, name: str, arguments: list[str]) -> str:
         """Run a command and return what to print. Raises UserError if it cannot be run."""
         decoder = self.decoder
-        if name == "tree" and len(arguments) == 1:
-            name, arguments = "method", ["recycling", f"tree={arguments[0]}"]
         if name == "method" and arguments:
             settings = settings_of(arguments[1:], "/method")
             decoder.method = make_method(arguments[0], decoder.target, eos=decoder.eos, **settings)
             return f"method {' '.join(arguments)}"
         if name == "temperature" and len(arguments) == 1:
             temperature = value_of(arguments[0])
-            if isinstance(temperature, str):
-                raise UserError(f"/temperature {temperature}: must be a number")
+            if not isinstance(temperature, int | float):
+                raise UserError(f"/temperature {arguments[0]}: must be a number")
             self.sampling = replace(self.sampling, temperature=temperature)
             return f"temperature {temperature:g}"
         if name == "reset":
@@ -109,34 +101,19 @@ class Chat:
         def counted(step: StepRecord) -> StepRecord:
             lengths.append(step.accepted)
             times.append(time.perf_counter())
-            if len(lengths) > 1:
-                self._control(f"\033]2;{self._figures(lengths, times)}\007")
             return step
 
-        self._control("\033[22;2t")  # keep the terminal's own title
         with closing(steps), suppress(KeyboardInterrupt):
             for piece, length in pieces(map(counted, steps), decoder.text_of):
                 text += piece
                 shown = visible(piece)
                 self._put(f"\033[{COLOURS[min(length, len(COLOURS)) - 1]}m{shown}\033[0m" if self.colours else shown)
         self._put("\n")
-        self._control("\033[23;2t")
         self.turns.append({"role": "assistant", "content": text})
         if self.colours and len(lengths) > 1:
-            if self._plain is None and sum(lengths) > BASELINE:
-                self._plain = plain_speed(decoder, prompt)
-            self._note(f"{self._figures(lengths, times)}; first token after {times[1] - times[0]:.1f} s")
-
-    def _figures(self, lengths: list[int], times: list[float]) -> str:
-        """Word the MAT of all steps, and the speed of all but the first, whose time is the prefill's."""
-        speed = sum(lengths[1:]) / (times[-1] - times[1])
-        over = f", {speed / self._plain:.2f} x plain" if self._plain else ""
-        return f"MAT {sum(lengths) / len(lengths):.2f}, {speed:.1f} tokens/s{over}"
-
-    def _control(self, sequence: str) -> None:
-        """Send a control sequence, such as the window's title, to a terminal only."""
-        if self.colours:
-            self._put(sequence)
+            speed = sum(lengths[1:]) / (times[-1] - times[1])  # the first step's time is the prefill's
+            first = f"first token after {times[1] - times[0]:.1f} s"
+            self._note(f"MAT {sum(lengths) / len(lengths):.2f}, {speed:.1f} tokens/s; {first}")
 
     def _put(self, text: str) -> None:
         self.out.write(text)
@@ -147,15 +124,6 @@ class Chat:
         self._put(f"\033[2m{shown}\033[0m\n" if self.colours else f"{shown}\n")
 
 
-def plain_speed(decoder: Decoder, prompt: list[int]) -> float:
-    """Measure plain greedy decoding after this prompt, in tokens per second: the median, as first steps are slower."""
-    session = Vanilla(decoder.target.device).session()
-    execution = decoder.execution.name
-    steps = decode(decoder.target, session, prompt, max_new_tokens=BASELINE + 1, execution=execution)
-    times = [time.perf_counter() for _ in steps]
-    return 1 / statistics.median(end - start for start, end in pairwise(times))
-
-
 def prompt_of(decoder: Decoder, turns: list[dict[str, str]]) -> list[int]:
     """Return a chat's ids by the tokenizer's template, or by Vicuna's if it has none."""
     if decoder.tokenizer is not None and decoder.tokenizer.chat_template is not None:
@@ -164,12 +132,6 @@ def prompt_of(decoder: Decoder, turns: list[dict[str, str]]) -> list[int]:
     ends = {"user": " ", "assistant": "</s>"}
     said = "".join(f"{names[turn['role']]}: {turn['content']}{ends[turn['role']]}" for turn in turns)
     return decoder.ids_of(f"{VICUNA} {said}ASSISTANT:")
-
-
-def legend() -> str:
-    """Return the colours of a step's text, by its number of tokens."""
-    counts = ("1", "2", "3", "4", "5+")
-    return " ".join(f"\033[{colour}m{count}\033[0m" for colour, count in zip(COLOURS, counts, strict=True))
 
 
 def talk(chat: Chat) -> None:
@@ -188,14 +150,12 @@ def talk(chat: Chat) -> None:
                 print()
 
 
-def value_of(text: str) -> bool | int | float | str:
-    """Read a setting's value: true, false, a number, or text."""
-    if text in ("true", "false"):
-        return text == "true"
-    for kind in (int, float):
-        with suppress(ValueError):
-            return kind(text)
-    return text
+def value_of(text: str) -> Any:
+    """Read a setting's value: JSON, such as true, a number or a list, or text."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def settings_of(texts: Iterable[str], command: str) -> dict[str, Any]:
@@ -264,15 +224,15 @@ def run(given: argparse.Namespace) -> None:
     decoder = Decoder.from_pretrained(given.model, **options, **settings_of(given.set, "--set"))
     if given.command == "generate":
         chats = prompts if given.raw else [prompt_of(decoder, [{"role": "user", "content": p}]) for p in prompts]
-        for number, ids in enumerate(decoder.ids_of_all(chats, given.max_new_tokens)):
-            numbered = replace(sampling, seed=sampling.seed + number)  # each with its own noise
-            answer = decoder.generate(ids, max_new_tokens=given.max_new_tokens, sampling=numbered)
-            show(prompts[number], answer, given.jsonl)
+        answers = decoder.answers(chats, max_new_tokens=given.max_new_tokens, sampling=sampling)
+        for prompt, answer in zip(prompts, answers, strict=True):
+            show(prompt, answer, given.jsonl)
         return
     colours = sys.stdout.isatty()
     chat = Chat(decoder, colours=colours, max_new_tokens=given.max_new_tokens, sampling=sampling)
     if colours:
-        print(f"Colour: tokens that a step added, {legend()}. /help lists the commands.")
+        legend = " ".join(f"\033[{colour}m{n}\033[0m" for n, colour in enumerate(COLOURS, 1))
+        print(f"Colour: tokens that a step added, {legend} and more. /help lists the commands.")
     talk(chat)
 
 

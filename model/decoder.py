@@ -34,18 +34,12 @@ Prompt = str | Sequence[Mapping[str, str]] | Ids | Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Answer:
-    """One answer.
-
-    Attributes:
-        ids: new tokens, EOS included if it came.
-        accept_lengths: tokens that each step added; they sum to the number of ids.
-        stop: eos, length or context.
-    """
+    """One answer."""
 
     text: str
-    ids: list[int]
-    accept_lengths: list[int]
-    stop: str
+    ids: list[int]  # new tokens, EOS included if it came
+    accept_lengths: list[int]  # tokens that each step added; they sum to the number of ids
+    stop: str  # eos, length or context
 
     @property
     def mat(self) -> float:
@@ -65,6 +59,7 @@ class Decoder:
         method: a name of `methods.METHODS`, or a drafter; settings are the method's own. Default: the fastest on real
             text; the published one is "recycling".
         start: hot: keep what is learnt; cold: forget it before each prompt; or the file of a saved state.
+        eos: id or ids that end an answer; default: all that the model's configs and the tokenizer call so.
         context: tokens of prompt and answer together; default: the model's limit, at most 4096.
         execution: auto, eager or graph; see `tuning.choose_execution`.
         linear: auto, onednn, fused or torch; see `tuning.choose_linear`. All but torch change the layout of the model's
@@ -84,6 +79,7 @@ class Decoder:
         *,
         method: str | Drafter = DEFAULT,
         start: str | Path = "hot",
+        eos: int | Iterable[int] | None = None,
         context: int | None = None,
         execution: str = "auto",
         linear: str = "auto",
@@ -96,7 +92,7 @@ class Decoder:
         try:
             self.target = Target(model, context=context, linear=choose_linear(unwrapped(model), linear))
             self.execution = choose_execution(self.target, execution)
-            self.eos = eos_of(self.target.model, tokenizer)
+            self.eos = eos_of(self.target.model, tokenizer) if eos is None else eos_ids(eos)
             if isinstance(method, str):
                 method = make_method(method, self.target, eos=self.eos, **settings)
             elif settings:
@@ -162,8 +158,6 @@ class Decoder:
             quantize: int8 or int4, by torchao; see `quantization`.
             settings: as the class takes them.
         """
-        from huggingface_hub.errors import HFValidationError
-        from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
         from transformers import AutoModelForCausalLM, AutoTokenizer  # not above: it takes a second
 
         if str(dtype).removeprefix("torch.") not in DTYPES:
@@ -171,12 +165,8 @@ class Decoder:
         folder = Path(name_or_path).expanduser()
         is_local = bool(name_or_path) and folder.exists()
         try:
-            if not is_local:
-                validate_repo_id(name_or_path)
             placed = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
             torch.zeros(1, device=placed)
-        except HFValidationError:
-            raise UserError(f"model {name_or_path}: no such folder, and not a hub name either") from None
         except (RuntimeError, AssertionError) as error:  # no such device, or a torch that was not built for it
             raise UserError(f"device={device}: {one_line(error)[:200]}") from None
         weights = torch.float32 if dtype == "auto" and placed.type == "cpu" else dtype
@@ -264,29 +254,13 @@ class Decoder:
         out = whole(self.stream(prompt, max_new_tokens=max_new_tokens, sampling=sampling))
         return Answer(self.text_of(out.tokens), out.tokens, out.accept_lengths, out.stop)
 
-    def generate_all(
-        self,
-        prompts: Iterable[Prompt],
-        *,
-        max_new_tokens: int = 256,
-        sampling: Sampling = GREEDY,
-        progress: bool = True,
-    ) -> list[Answer]:
-        """Answer several prompts one after the other, each with its own noise. Raises as `ids_of_all` does.
+    def answers(
+        self, prompts: Iterable[Prompt], *, max_new_tokens: int = 256, sampling: Sampling = GREEDY
+    ) -> Iterator[Answer]:
+        """Answer several prompts one after the other, each with its own noise.
 
-        Args:
-            progress: show a bar on standard error.
+        Raises UserError before the first is answered if one cannot be.
         """
-        from tqdm.auto import tqdm  # transformers brings it
-
-        answers: list[Answer] = []
-        for ids in tqdm(self.ids_of_all(prompts, max_new_tokens), unit="prompt", disable=not progress):
-            numbered = replace(sampling, seed=sampling.seed + len(answers))
-            answers.append(self.generate(ids, max_new_tokens=max_new_tokens, sampling=numbered))
-        return answers
-
-    def ids_of_all(self, prompts: Iterable[Prompt], max_new_tokens: int) -> list[list[int]]:
-        """Return the ids of several prompts. Raises UserError before the first is answered if one cannot be."""
         rows = []
         for number, prompt in enumerate(prompts, 1):
             try:
@@ -294,7 +268,15 @@ class Decoder:
                 self.target.token_budget(rows[-1], max_new_tokens)
             except UserError as error:
                 raise UserError(f"prompt {number}: {error}") from None
-        return rows
+        for number, ids in enumerate(rows):
+            numbered = replace(sampling, seed=sampling.seed + number)
+            yield self.generate(ids, max_new_tokens=max_new_tokens, sampling=numbered)
+
+    def generate_all(self, prompts: Sequence[Prompt], *, progress: bool = True, **settings: Any) -> list[Answer]:
+        """Return what `answers` yields; show a bar on standard error."""
+        from tqdm.auto import tqdm  # transformers brings it
+
+        return list(tqdm(self.answers(prompts, **settings), "", len(prompts), unit="prompt", disable=not progress))
 
     def text_of(self, ids: list[int]) -> str:
         """Return the text of ids without special tokens; empty without a tokenizer."""

@@ -70,7 +70,6 @@ def load_state(path: Path) -> dict[str, torch.Tensor]:
 
 
 def write_json(path: Path, data: Any) -> None:
-    """Write a JSON file. Raises UserError as `write_bytes`."""
     write_text(path, json.dumps(data, indent=2, ensure_ascii=False) + "\n")
 
 

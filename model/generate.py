@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from contextlib import closing
 from dataclasses import replace
 from typing import Any
@@ -20,14 +20,7 @@ from .errors import UserError
 from .methods import DEFAULT, make_method
 from .tuning import choose_execution, choose_linear
 
-# What transformers makes of these before the loop, or the loop reads itself.
-HONOURED = {
-    "bos_token_id": "the prompt if there is none",
-    "token_healing": "the prompt; transformers asks for a tokenizer",
-    **dict.fromkeys(("max_length", "max_new_tokens"), "length"),
-    **dict.fromkeys(("eos_token_id", "max_time", "stop_strings"), "criterion"),
-    **dict.fromkeys(("do_sample", "return_dict_in_generate"), "the loop"),
-}
+# Of a GenerationConfig: what transformers turns into processors, some where tokens are drawn
 DRAWS = ("temperature", "top_k", "top_p", "top_h", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
 PROCESSORS = (
     *("min_length", "min_new_tokens", "repetition_penalty", "encoder_repetition_penalty", "no_repeat_ngram_size"),
@@ -35,27 +28,19 @@ PROCESSORS = (
     *("forced_bos_token_id", "forced_eos_token_id", "exponential_decay_length_penalty", "remove_invalid_values"),
     "renormalize_logits",
 )
-HONOURED |= dict.fromkeys(PROCESSORS, "processor") | dict.fromkeys(DRAWS, "processor, if tokens are drawn")
-
-# What decides no token of one sequence that is decoded here.
-IRRELEVANT = {
-    "pad_token_id": "one sequence has no padding",
-    "decoder_start_token_id": "encoder-decoder models are refused",
-    "continuous_batching_config": "of generate_batch",
-    "low_memory": "of contrastive search, which is refused",
-    **dict.fromkeys(("use_cache", "cache_config", "max_cache_len"), "the cache is this decoding's own"),
-    "transformers_version": "says who wrote the settings",
-    **dict.fromkeys(("compile_config", "disable_compile"), "how transformers compiles its own forward"),
-    **dict.fromkeys(("early_stopping", "length_penalty", "diversity_penalty"), "of beams, which are refused"),
-}
-IRRELEVANT |= dict.fromkeys(
-    (
-        *("assistant_confidence_threshold", "assistant_ensemble_weight", "assistant_lookbehind", "target_lookbehind"),
-        *("num_assistant_tokens", "num_assistant_tokens_schedule", "max_matching_ngram_size"),
-    ),
-    "of transformers' own drafting, which is refused",
+# What it turns into the prompt or criteria, or the loop reads itself
+READ = (
+    *("bos_token_id", "token_healing", "max_length", "max_new_tokens", "eos_token_id", "max_time", "stop_strings"),
+    *("do_sample", "return_dict_in_generate"),
 )
-
+# What decides no token of one sequence decoded here: padding, caches, compilation, and parts of what is refused
+IRRELEVANT = (
+    *("pad_token_id", "decoder_start_token_id", "continuous_batching_config", "low_memory", "transformers_version"),
+    *("use_cache", "cache_config", "max_cache_len", "compile_config", "disable_compile"),
+    *("early_stopping", "length_penalty", "diversity_penalty"),
+    *("assistant_confidence_threshold", "assistant_ensemble_weight", "assistant_lookbehind", "target_lookbehind"),
+    *("num_assistant_tokens", "num_assistant_tokens_schedule", "max_matching_ngram_size"),
+)
 # What is refused, and the values by which it is not asked for.
 REFUSED: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("num_beams", "num_beam_groups", "num_return_sequences", "guidance_scale"), (None, 1)),
@@ -74,20 +59,18 @@ PREPARED |= {"cache_position", *OUTPUTS}
 
 
 def refuse(model: Any, input_ids: torch.Tensor, config: Any, kwargs: dict[str, Any]) -> None:
-    """Refuse by name whatever is asked of `generate` that changes its output and that this decoding does not do.
-
-    A setting of a newer transformers that this file does not know is refused as soon as it is used.
+    """Refuse by name what would change the output and is not done here, unknown settings in use included.
 
     Args:
         config: the GenerationConfig of the call.
         kwargs: what `generate` hands to the model.
     """
-    listed = HONOURED.keys() | IRRELEVANT.keys() | REFUSED.keys() | set(OUTPUTS)
+    listed = {*DRAWS, *PROCESSORS, *READ, *IRRELEVANT, *REFUSED, *OUTPUTS}
     fields = [name for name in vars(type(config)()) if not name.startswith("_")]  # others are a checkpoint's remarks
     cache, positions, mask = (kwargs.get(name) for name in ("past_key_values", "position_ids", "attention_mask"))
     cannot = {
         "a batch of several sequences": input_ids.shape[0] > 1,
-        **{name: getattr(config, name, None) not in idle for name, idle in REFUSED.items()},
+        **dict.fromkeys(_refused(config), True),
         **{name: bool(config.return_dict_in_generate and getattr(config, name, False)) for name in OUTPUTS},
         **dict.fromkeys(changed(config, [name for name in fields if name not in listed]), True),
         "padding (attention_mask)": mask is not None and not bool((mask == 1).all()),
@@ -98,7 +81,7 @@ def refuse(model: Any, input_ids: torch.Tensor, config: Any, kwargs: dict[str, A
         **{name: value is not None and value != {} for name, value in kwargs.items() if name not in PREPARED},
         "inputs prepared by another object (prompt tuning)": _prepared_elsewhere(model),
     }
-    if names := [name for name, asked in cannot.items() if asked]:
+    if names := [name for name, in_use in cannot.items() if in_use]:
         raise UserError(f"custom_generate: this decoding has no {', '.join(names)}; leave it out")
 
 
@@ -109,12 +92,15 @@ def changed(config: Any, names: Collection[str]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value not in (None, defaults.get(name))}
 
 
+def _refused(config: Any) -> dict[str, Any]:
+    values = {name: getattr(config, name, None) for name in REFUSED}
+    return {name: value for name, value in values.items() if value not in REFUSED[name]}
+
+
 def not_applied(config: Any) -> str:
     """Return in words which settings of a model's own GenerationConfig `Decoder` does not apply."""
     settings = changed(config, ("do_sample", *DRAWS) if config.do_sample else ())
-    settings |= {
-        name: getattr(config, name) for name, idle in REFUSED.items() if getattr(config, name, None) not in idle
-    }
+    settings |= _refused(config)
     return ", ".join(f"{name}={value}" for name, value in settings.items())
 
 
@@ -158,11 +144,11 @@ class ModelTarget(Target):
 
 
 class ModelState:
-    """State kept with a model: its targets, and the drafters made for it. A copy of the model gets none of it."""
+    """State kept with a model: its targets by `linear`, and the drafters made for it. A copy of it gets none."""
 
     def __init__(self) -> None:
-        self.targets: dict[str, Target] = {}  # by `linear`
-        self.drafters: WeakKeyDictionary[Generate, tuple[Target, Drafter]] = WeakKeyDictionary()
+        self.targets: dict[str, Target] = {}
+        self.drafters: WeakKeyDictionary[Generate, tuple[Target, frozenset[int], Drafter]] = WeakKeyDictionary()
 
     def __reduce__(self) -> tuple[type[ModelState], tuple[()]]:
         """For deep copies and pickles."""
@@ -181,9 +167,7 @@ class Generate:
     An `assistant_model` is not seen and does nothing.
 
     Args:
-        method: a name of `methods.METHODS`; settings are its own.
-        start: hot: keep what is learnt; cold: forget it before each call.
-        execution: as `Decoder` takes it.
+        method, start, execution, settings: as `Decoder` takes them; `start` is hot or cold.
         linear: torch leaves the model as it is. auto, onednn and fused change the layout of its linear layers, for all
             users of the model, until `release`.
 
@@ -202,6 +186,8 @@ class Generate:
     ) -> None:
         if start not in ("hot", "cold"):
             raise UserError(f"start={start}: must be hot or cold")
+        if "eos" in settings:
+            raise UserError("eos: is the eos_token_id of `generate`; leave it out")
         self.method, self.start, self.settings = method, start, settings
         self.execution, self.linear = execution, linear
 
@@ -229,11 +215,11 @@ class Generate:
         """
         config = generation_config
         refuse(model, input_ids, config, kwargs)
-        prompt = input_ids[0].tolist()
+        prompt, eos = input_ids[0].tolist(), eos_ids(config.eos_token_id)
         with turns_of(model):
             target = target_of(model, config.max_length, self.linear)
             execution = choose_execution(target, self.execution)
-            drafter = self._drafter(model, target)
+            drafter = self._drafter(model, target, eos)
             if self.start == "cold":
                 drafter.reset()
             session = drafter.session()
@@ -246,7 +232,7 @@ class Generate:
             session,
             prompt,
             max_new_tokens=config.max_length - len(prompt),
-            eos=eos_ids(config.eos_token_id),
+            eos=eos,
             sampling=sampling,
             execution=execution.under(sampling),
         )
@@ -268,21 +254,21 @@ class Generate:
 
         return GenerateDecoderOnlyOutput(sequences=ids)
 
-    def _drafter(self, model: Any, target: Target) -> Drafter:
-        """Return this method's drafter for a model; a new one for a new target inherits its state."""
+    def _drafter(self, model: Any, target: Target, eos: frozenset[int]) -> Drafter:
+        """Return this method's drafter for a model; a new one for a new target or other ends inherits its state."""
         state: ModelState = vars(model)[ATTRIBUTE]
-        drafter_target, drafter = state.drafters.get(self, (None, None))
-        if drafter is None or drafter_target is not target:
-            new = make_method(self.method, target, **self.settings)
+        *made_for, drafter = state.drafters.get(self, (None, None, None))
+        if drafter is None or made_for != [target, eos]:
+            new = make_method(self.method, target, eos=eos, **self.settings)
             if drafter is not None and new.stateful:
                 new.load_state_dict(drafter.state_dict())
-            state.drafters[self], drafter = (target, new), new
+            state.drafters[self], drafter = (target, eos, new), new
         return drafter
 
 
-def eos_ids(ids: int | list[int] | None) -> set[int]:
+def eos_ids(ids: int | Iterable[int] | None) -> frozenset[int]:
     """Return the ids of an `eos_token_id`, which may be one, several or none."""
-    return {ids} if isinstance(ids, int) else set(ids or ())
+    return frozenset({ids} if isinstance(ids, int) else ids or ())
 
 
 def target_of(model: Any, length: int, linear: str = "torch") -> Target:

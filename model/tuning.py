@@ -33,15 +33,10 @@ LINEAR = ("auto", "onednn", "fused", "torch")
 
 @dataclass(frozen=True)
 class Execution:
-    """How steps are taken.
+    """How steps are taken."""
 
-    Attributes:
-        name: as `decode` takes it.
-        why: what auto took it for, on one line; "" where it was asked for or nothing else could be.
-    """
-
-    name: str
-    why: str = ""
+    name: str  # as `decode` takes it
+    why: str = ""  # auto chose it, on one line; "" where it was asked for or nothing else could be
 
     def under(self, sampling: Sampling) -> str:
         """Return the execution to decode with: eager where sampling reads the text and nobody asked for another."""
@@ -52,31 +47,26 @@ _chosen: WeakKeyDictionary[Target, Execution] = WeakKeyDictionary()  # by auto
 
 
 def choose_execution(target: Target, name: str = "auto") -> Execution:
-    """The execution that was asked for, or what auto makes of this model on this device; tried once a target.
+    """Return the execution that was asked for; of auto, on one CUDA device, what a `trial` says, elsewhere eager.
 
-    On one CUDA device auto takes captured steps where they give eager decoding's logits and text in a trial, else
-    eager ones. Elsewhere it is eager.
-
-    Raises:
-        UserError: there is none of that name, or not for this target; a trial that left the device unusable.
+    Raises UserError: there is none of that name, or not for this target; a trial that left the device unusable.
     """
     if name not in EXECUTIONS:
         raise UserError(f"execution={name}: there is {', '.join(EXECUTIONS)}")
     if name != "auto" or not captures(target):
         return Execution("eager" if name == "auto" else target.check_execution(name))
     if target not in _chosen:
-        _chosen[target] = tried(target)
+        _chosen[target] = trial(target)
     return _chosen[target]
 
 
 def choose_linear(model: Any, name: str = "auto") -> str:
-    """How linear layers multiply: onednn, fused or torch, as `Target` takes it.
+    """Return how linear layers multiply: onednn, fused or torch, as `Target` takes it.
 
     auto packs where that can be and half the free memory holds the copies; on CUDA products are fused. Quantised
     weights stay as they are.
 
-    Raises:
-        UserError: onednn, where that cannot be; or a name that there is not.
+    Raises UserError: onednn, where that cannot be; or a name that there is not.
     """
     if name not in LINEAR:
         raise UserError(f"linear={name}: there is {', '.join(LINEAR)}")
@@ -119,34 +109,23 @@ def described(target: Target, execution: Execution) -> dict[str, str]:
     }
 
 
-def tried(target: Target) -> Execution:
-    """Captured steps if they pass, or eager ones."""
-    why = trial(target)
-    if not why:
-        return Execution(CAPTURED, "a trial gave eager steps' logits and text")
-    return Execution("eager", f"{CAPTURED} failed its trial: {why}")
+def trial(target: Target) -> Execution:
+    """Decode some captured steps, and compare the logits of a draft, and a text, with eager ones.
 
+    Any error at all counts: kernels and drivers raise what they like, and eager steps need none of them. After an
+    illegal access, or a capture that was broken off before torch 2.12, torch fails at whatever comes next: here.
 
-def trial(target: Target) -> str:
-    """Decode some captured steps, and compare the logits of a draft, and a text, with eager ones: what is wrong, or "".
-
-    Any error at all counts: kernels and drivers raise what they like, and eager steps need none of them.
+    Returns:
+        Captured steps, or eager ones and what was wrong.
 
     Raises:
         UserError: it failed in a way that later steps would not survive, either.
     """
     try:
-        return _differs(target)
+        why = _difference(target)
     except Exception as error:
         why = f"{type(error).__name__}: {one_line(error)[:200]}"
-    _recover(target, why)
-    return why
-
-
-def _recover(target: Target, why: str) -> None:
-    """Leave nothing of a trial that raised. After an illegal access, or a capture that was broken off before torch
-    2.12, torch fails at whatever comes next, somewhere else: so it is asked here."""
-    try:
+    try:  # the error and all that its frames held is gone
         gc.collect()
         synchronize(target.device)
         give_back(target.device)
@@ -155,9 +134,12 @@ def _recover(target: Target, why: str) -> None:
             f"execution=auto: the trial of {CAPTURED} steps left {target.device} unusable ({why}; then "
             f"{one_line(error)[:100]}); restart with execution=eager"
         ) from None
+    if why:
+        return Execution("eager", f"{CAPTURED} failed its trial: {why}")
+    return Execution(CAPTURED, "a trial gave eager steps' logits and text")
 
 
-def _differs(target: Target) -> str:
+def _difference(target: Target) -> str:
     """Where captured steps differ from eager ones, or ""."""
     prompt = [3 + i % 97 for i in range(40)]
     tree = build_template("best", nodes=NODES).on(target.device)

@@ -7,6 +7,8 @@ import sentencepiece
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from tests.conftest import sharpened
+
 TEXT = """A chat between a curious user and an artificial intelligence assistant. The assistant gives helpful, detailed,
 and polite answers to the user's questions. USER: what is the answer to question one? ASSISTANT: the answer is one."""
 
@@ -49,10 +51,5 @@ def write_checkpoint(folder: Path, *, positions: int = 512, shard: str = "60KB",
         eos_token_id=2,
         pad_token_id=0,
     )
-    model = LlamaForCausalLM(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.mul_(6.0)
-    model.save_pretrained(folder, max_shard_size=shard)
+    sharpened(LlamaForCausalLM(config)).save_pretrained(folder, max_shard_size=shard)
     return folder

@@ -24,6 +24,7 @@ from transformers import (
     SmolLM3Config,
 )
 
+from model.engine import Target
 from tests.skipped import pytest_unconfigure
 
 __all__ = ["pytest_unconfigure"]  # pytest finds it here
@@ -53,11 +54,15 @@ def toy_model(name: str, *, seed: int = 0, dtype: torch.dtype = torch.float32) -
     """A random model of that architecture, sharpened so that its greedy text is neither constant nor noise."""
     torch.manual_seed(seed)
     model = Auto.from_config(copy.deepcopy(CONFIGS[name])).eval()  # sdpa, where there is one; it writes into its config
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.mul_(6.0)
-    return model.to(dtype)
+    return sharpened(model).to(dtype)
+
+
+@torch.no_grad()
+def sharpened(model: PreTrainedModel, by: float = 6.0) -> PreTrainedModel:
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            parameter.mul_(by)
+    return model
 
 
 def greedy(model: PreTrainedModel, prompt: list[int], max_new_tokens: int, eos: list[int] | None = None) -> list[int]:
@@ -98,3 +103,17 @@ def locks_of_our_own(tmp_path_factory) -> None:
 @pytest.fixture(scope="session")
 def llama() -> PreTrainedModel:
     return toy_model("llama-grouped")
+
+
+@pytest.fixture
+def forwarded(monkeypatch) -> list[int]:
+    """How many tokens each forward has, from now on."""
+    counts: list[int] = []
+    run = Target._run_model
+
+    def counted(target, cache, tokens, *more, **kwargs):
+        counts.append(len(tokens))
+        return run(target, cache, tokens, *more, **kwargs)
+
+    monkeypatch.setattr(Target, "_run_model", counted)
+    return counts

@@ -14,7 +14,7 @@ from hydra import compose, initialize_config_dir
 from evaluation import run as evaluation_run
 from model import cli as terminal
 from model.decoder import Decoder
-from tests.evaluation.conftest import configs_parsed_once, few_figures  # noqa: F401 - fixtures
+from tests.evaluation.conftest import few_figures  # noqa: F401 - a fixture
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
@@ -36,7 +36,9 @@ def anchors(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("page", EVERY_PAGE, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_to_files_and_headings(page):
+def test_links_lead_to_files_and_headings_and_named_files_are_there(page):
+    named = re.findall(r"`((?:model|evaluation|hydra_plugins|tools|tests|configs|data)/[\w./-]+)`", page.read_text())
+    assert not [name for name in named if not (ROOT / name).exists() and not re.search("NAME|MODEL|successor", name)]
     for target in LINK.findall(FENCE.sub("", page.read_text())):
         name, _, anchor = target.partition("#")
         if re.match(r"https?://|\.\./\.\./actions/", target):  # the badge is a path of the hosting site
@@ -44,12 +46,6 @@ def test_links_lead_to_files_and_headings(page):
         file = (page.parent / name).resolve() if name else page
         assert file.exists(), f"{page.name}: {target}"
         assert not anchor or anchor in anchors(file), f"{page.name}: {target}"
-
-
-@pytest.mark.parametrize("page", EVERY_PAGE, ids=lambda page: str(page.relative_to(ROOT)))
-def test_files_that_are_named_are_there(page):
-    named = re.findall(r"`((?:model|evaluation|hydra_plugins|tools|tests|configs|data)/[\w./-]+)`", page.read_text())
-    assert not [name for name in named if not (ROOT / name).exists() and not re.search("NAME|MODEL|successor", name)]
 
 
 def test_every_page_is_linked_from_the_readme_and_every_figure_is_shown():
@@ -61,13 +57,9 @@ def test_every_page_is_linked_from_the_readme_and_every_figure_is_shown():
 
 def commands() -> list[str]:
     """Every command of the shell blocks once, without its comment."""
-    found: dict[str, None] = {}
-    for page in (README, *PAGES):
-        for block in blocks(page, "bash"):
-            for line in block.splitlines():
-                for part in re.split(r"(?:^|\s+)#(?: |$)", line)[0].split(" && "):
-                    found |= {part.strip(): None} if part.strip() else {}
-    return list(found)
+    lines = [line for page in (README, *PAGES) for block in blocks(page, "bash") for line in block.splitlines()]
+    parts = [part.strip() for line in lines for part in re.split(r"(?:^|\s+)#(?: |$)", line)[0].split(" && ")]
+    return list(dict.fromkeys(filter(None, parts)))
 
 
 class Parsed(BaseException):
@@ -107,21 +99,19 @@ def composes(words: list[str]) -> None:
         compose("config", overrides=overrides, return_hydra_config=True)
 
 
-def parsing(parse):
-    """Stop a command when it has parsed its arguments."""
-
-    def parsed(self, *arguments, **named):
-        parse(self, *arguments, **named)
-        raise Parsed
-
-    return parsed
-
-
 def parses(module: str, words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """The module's own parser takes these arguments."""
     main = importlib.import_module(module).main
+
+    def stopping(parse):
+        def parsed(self, *arguments, **named):
+            parse(self, *arguments, **named)
+            raise Parsed
+
+        return parsed
+
     for name in ("parse_args", "parse_intermixed_args"):
-        monkeypatch.setattr(argparse.ArgumentParser, name, parsing(getattr(argparse.ArgumentParser, name)))
+        monkeypatch.setattr(argparse.ArgumentParser, name, stopping(getattr(argparse.ArgumentParser, name)))
     monkeypatch.setattr(sys, "argv", [module, *words])
     with pytest.raises(Parsed):
         main()

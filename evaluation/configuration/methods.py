@@ -23,7 +23,6 @@ from model.errors import UserError
 from model.files import load_state
 from model.methods import METHODS, method_class
 from model.recycling import TokenRecycling, build_template
-from model.recycling.auto import AutoRecycling
 
 from ..loading.digests import sha256_of
 from ..loading.models import LoadedModel
@@ -168,7 +167,6 @@ def _build_drafter(
     takes_tree, template, sized = "tree" in inspect.signature(factory).parameters, None, {}
     if tree["name"] == AUTO and (takes_tree or finds_size(factory)):
         _check_auto(factory, tree)
-        factory = AutoRecycling if factory is TokenRecycling else factory
         options |= {"nodes": f"{AUTO}:{tree['nodes']}"}
         sized = {"tree": AUTO, "nodes": tree["nodes"]}
     elif takes_tree:
@@ -179,12 +177,12 @@ def _build_drafter(
         raise UserError(f"method.drafter: {factory.__name__} does not make a drafter (model.engine.Drafter)")
     if type(drafter).session is Drafter.session:
         raise UserError(f"method.drafter: {factory.__name__} has no sessions; derive from DeviceDrafter, or write one")
-    return drafter, drafter.largest if isinstance(drafter, AutoRecycling) else template, sized
+    return drafter, drafter.largest if type(drafter) is TokenRecycling else template, sized
 
 
 def _check_auto(factory: Callable[..., Any], tree: dict[str, Any]) -> None:
     """Raise UserError if a method's drafts have a fixed size, or tree=auto has more than a budget of nodes."""
-    if factory is not TokenRecycling and not finds_size(factory):
+    if not finds_size(factory):
         raise UserError("tree=auto: is for methods whose drafts have any size; with this one name a template")
     unused = [key for key in ("depth", "branching", "path") if tree[key] is not None]
     if unused or not isinstance(tree["nodes"], int) or tree["nodes"] < 1:

@@ -6,7 +6,6 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
 
 from ..records.provenance import commit, module_command
 from ..records.runs import Run
@@ -15,21 +14,6 @@ from ..statistics.pools import Pool, pools
 from ..statistics.tables import block_names
 
 Configurations = dict[str, Pool]  # what ran, each configuration under a name that no other one of the page has
-
-
-class Fact(NamedTuple):
-    """One line of what ran: `values` are the distinct ones, each with those it holds for (none named: all)."""
-
-    term: str
-    values: list[tuple[str, str]]
-
-
-class Command(NamedTuple):
-    """A recorded command line, what it ran, and how many answers are still to be given."""
-
-    line: str
-    ran: list[str]
-    missing: int
 
 
 def configurations(runs: Sequence[Run]) -> Configurations:
@@ -45,8 +29,8 @@ def incomplete(ran: Configurations) -> list[tuple[str, int, int]]:
     return [(name, len(pool.rows), counts[name]) for name, pool in ran.items() if len(pool.rows) < counts[name]]
 
 
-def facts(ran: Configurations) -> list[Fact]:
-    """Say what ran on what; a fact in which configurations differ lists each value with those it holds for."""
+def facts(ran: Configurations) -> dict[str, list[tuple[str, str]]]:
+    """Say what ran on what: the distinct values of each term, each with the configurations it holds for (none: all)."""
     of_runs: dict[str, Callable[[Run], str]] = {
         "device": lambda run: str(run.metadata["device"]),
         "model": _model,
@@ -57,23 +41,24 @@ def facts(ran: Configurations) -> list[Fact]:
         "code": lambda run: commit(run.metadata),
         "platform": lambda run: run.metadata.get("platform", ""),
     }
-    lines = [_fact(term, {name: map(of, pool.runs) for name, pool in ran.items()}) for term, of in of_runs.items()]
-    lines.insert(2, _fact("bench", {name: [_bench(pool)] for name, pool in ran.items()}))
+    terms = {"bench": _distinct({name: [_bench(pool)] for name, pool in ran.items()})}
+    for term, of in of_runs.items():
+        terms[term] = _distinct({name: map(of, pool.runs) for name, pool in ran.items()})
     stamps = sorted(str(run.metadata.get("started") or "") for pool in ran.values() for run in pool.runs)
     dated = [re.sub(r"^(\d{4}-\d\d-\d\d)T(\d\d:\d\d):\d\d", r"\1 \2 ", stamp).strip() for stamp in stamps if stamp]
-    lines.append(_fact("started", {"": [" to ".join(dict.fromkeys([*dated[:1], *dated[-1:]]))]}))
-    lines.append(_fact("repeats", {"": [str(max(len(pool.repeats) for pool in ran.values()))]}))
-    return [line for line in lines if line.values]
+    terms["started"] = [(" to ".join(dict.fromkeys([*dated[:1], *dated[-1:]])), "")] if dated else []
+    terms["repeats"] = [(str(max(len(pool.repeats) for pool in ran.values())), "")]
+    return {term: values for term, values in terms.items() if values}
 
 
-def _fact(term: str, values: Mapping[str, Iterable[str]]) -> Fact:
-    """Return the values of a term, each with the names of those that have it."""
+def _distinct(values: Mapping[str, Iterable[str]]) -> list[tuple[str, str]]:
+    """Return the values, each with the names of those that have it; with none where all have."""
     names: dict[str, list[str]] = {}
     for name, of_name in values.items():
         for value in dict.fromkeys(of_name):
             names.setdefault(value, []).append(name)
     names.pop("", None)
-    return Fact(term, [(value, "" if len(names) == 1 else "; ".join(who)) for value, who in names.items()])
+    return [(value, "" if len(names) == 1 else "; ".join(who)) for value, who in names.items()]
 
 
 def _model(run: Run) -> str:
@@ -96,8 +81,8 @@ def _bench(pool: Pool) -> str:
     return f"{bench['name']}, {count} questions, sha256 {str(bench.get('sha256'))[:12]}"
 
 
-def commands(ran: Configurations) -> list[Command]:
-    """Return the recorded command lines, each once. Repeated, a command answers what is missing and nothing twice."""
+def commands(ran: Configurations) -> list[tuple[str, list[str], int]]:
+    """Return the recorded command lines, each once: what it ran, and how many answers it would still give."""
     names: dict[str, dict[str, None]] = {}
     missing: Counter[str] = Counter()
     for name, pool in ran.items():
@@ -105,4 +90,4 @@ def commands(ran: Configurations) -> list[Command]:
             if line := shlex.join(module_command(run.metadata.get("command") or [])):
                 names.setdefault(line, {})[name] = None
                 missing[line] += int(run.metadata["questions"]) - len(run.answers)
-    return [Command(line, list(of), missing[line]) for line, of in names.items()]
+    return [(line, list(of), missing[line]) for line, of in names.items()]

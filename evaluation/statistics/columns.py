@@ -135,9 +135,8 @@ COLUMNS = (
     Column("step_ms", "all decoding time / all steps but the first of each turn", MS),
     Column(
         "peak_memory_mib",
-        "the largest over questions. CUDA: tensors on all devices (weights, the method's own, the cache) less what the "
-        "other methods of the sweep hold (`hf`: less the engine's cache, too); the pool of captured graphs is not "
-        "counted. CPU: the resident set of the process, other jobs of the sweep included",
+        "the largest over questions. CUDA: tensors on all devices; the pool of captured graphs is not counted. CPU: "
+        "the resident set of the process. Both include the other methods of an interleaved sweep",
         "MiB",
     ),
     Column(

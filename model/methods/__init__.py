@@ -2,7 +2,8 @@
 
 From outside: the register and `make_method`; a class by its file. May import `engine`, `recycling`, `structures`.
 
-Imports nothing heavy before a method is asked for, so that what reads records can ask for the order alone.
+A class raises UserError for a setting that is out of range, or a file that does not fit. Nothing heavy is imported
+before a method is made, so that what reads records can have the order alone.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from ..engine import Drafter, Target, Tree
 
 AUTO = "auto"
-SIZED = ("dynamic", "recycling", "spine", "suffix", "suffix_recycling")  # whose drafts have any size: nodes=auto
 METHODS = {
     "vanilla": "vanilla.Vanilla",
     "pld": "pld.PromptLookup",
@@ -47,7 +47,6 @@ FIRST_IN_TABLES = (
 
 
 def table_place(name: str) -> int:
-    """Return the sort key of a method in tables and figures."""
     if name in FIRST_IN_TABLES:
         return FIRST_IN_TABLES.index(name)
     return len(FIRST_IN_TABLES) + (name == "recycling")
@@ -73,12 +72,12 @@ def make_method(name: str, target: Target, /, *, eos: Collection[int] = (), **se
 
     Raises UserError: no such method, or a setting that it does not take.
     """
+    from ..engine.sizing import finds_size
+
     factory = method_class(name)
     alone = getattr(target.model, "tp_size", None) in (None, 1)  # ranks must draft alike, whatever their clocks say
-    if name in SIZED and alone and settings.keys().isdisjoint({"tree", "nodes"}):
+    if finds_size(factory) and alone and settings.keys().isdisjoint({"tree", "nodes"}):
         settings["nodes"] = AUTO
-    if name == "recycling":
-        factory = _recycling(settings)
     parameters = inspect.signature(factory).parameters
     supplied: dict[str, Any] = {"vocab_size": target.vocab_size, "device": target.device, "target": target, "eos": eos}
     if "tree" in settings and "tree" in parameters:
@@ -93,26 +92,6 @@ def make_method(name: str, target: Target, /, *, eos: Collection[int] = (), **se
         return factory(**{key: value for key, value in supplied.items() if key in parameters} | settings)
     except (TypeError, ValueError, AttributeError) as error:  # a setting of another type
         raise UserError(f"method {name}: {', '.join(map(str, settings.items()))}: {error}") from None
-
-
-def _recycling(settings: dict[str, Any]) -> type[Drafter]:
-    """Return recycling's class for a tree, for N nodes, or for as many nodes as pay; update its settings.
-
-    Raises UserError: a tree and a number of nodes.
-    """
-    from ..recycling import TokenRecycling
-    from ..recycling.auto import AutoRecycling
-
-    nodes = settings.pop("nodes", None)
-    if nodes is None:
-        return TokenRecycling
-    if "tree" in settings:
-        raise UserError(f"method recycling: takes a tree, or nodes={nodes}, and not both")
-    if isinstance(nodes, str):
-        settings["nodes"] = nodes
-        return AutoRecycling
-    settings["tree"] = _template(f"best:{nodes}")
-    return TokenRecycling
 
 
 def _template(tree: Any) -> Tree:

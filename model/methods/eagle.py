@@ -28,8 +28,6 @@ class EagleDrafter(Drafter):
         inner: drafted nodes that are continued in one draft.
         max_nodes: of a draft, root included.
         max_depth: of a draft.
-
-    Raises UserError: what `load_head` raises.
     """
 
     needs = Needs(hidden=True)
@@ -106,11 +104,6 @@ class EagleSession(Session):
         self._committed = self.cache.length
         return out[-1:]  # type: ignore[no-any-return]
 
-    def head_scores(self, features: torch.Tensor, depth: int) -> torch.Tensor:
-        """Return the target head's scores (w, V) of features predicted at nodes of one depth; see `Session.scores`."""
-        place = self._committed + 1 + depth  # of the text: a pair ends at each token but the first, root included
-        return self.scores(self.method.lm_head(features), place)
-
     def continue_nodes(
         self, features: torch.Tensor, tokens: torch.Tensor, depth: int, mask: torch.Tensor
     ) -> torch.Tensor:
@@ -137,21 +130,13 @@ class EagleSession(Session):
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """How one depth of a static tree is continued: its w nodes that have children.
+    """How one depth of a static tree is continued: its w nodes that have children."""
 
-    Attributes:
-        nodes: int64 (w,); which of this depth's nodes they are.
-        parents: int64 (w,); whose feature each continues, among the nodes continued one depth above.
-        visible: bool (w, m); which of the m nodes continued so far each is or descends from.
-        candidates: tokens wanted of each.
-        pick: int64 (children,); where the next depth's nodes find their tokens among the (w * candidates).
-    """
-
-    nodes: torch.Tensor
-    parents: torch.Tensor
-    visible: torch.Tensor
-    candidates: int
-    pick: torch.Tensor
+    nodes: torch.Tensor  # int64 (w,): which of this depth's nodes they are
+    parents: torch.Tensor  # int64 (w,): whose feature each continues, among the nodes continued one depth above
+    visible: torch.Tensor  # bool (w, m): which of the m nodes continued so far each is or descends from
+    candidates: int  # tokens wanted of each
+    pick: torch.Tensor  # int64 (children,): where the next depth's nodes find their tokens among (w * candidates)
 
 
 def plan(tree: Tree) -> list[Level]:
@@ -183,19 +168,14 @@ class Eagle(EagleDrafter):
     Args:
         target, head_path: see `EagleDrafter`.
         tree_path: YAML of rank paths; default: the published 25 nodes.
-        share_noise: where tokens are drawn, children are drawn, too, by the target's own noise; else the best ones.
-
-    Raises UserError: what `load_head` raises; a tree of more ranks than tokens.
     """
 
-    def __init__(
-        self, target: Target, *, head_path: str, tree_path: str | None = None, share_noise: bool = False
-    ) -> None:
+    def __init__(self, target: Target, *, head_path: str, tree_path: str | None = None) -> None:
         tree = template("eagle-25", tree_path, target.vocab_size).on(target.device)
         levels = plan(tree)
         inner = sum(len(level.nodes) for level in levels[1:])
         super().__init__(target, head_path, inner=inner, max_nodes=len(tree), max_depth=tree.max_depth)
-        self.template, self.shares_noise = tree, share_noise
+        self.template = tree
         self.levels = [(level, self.mask_of(level.visible)) for level in levels]
 
     def session(self) -> EagleTreeSession:
@@ -203,8 +183,6 @@ class Eagle(EagleDrafter):
 
 
 class EagleTreeSession(EagleSession):
-    """Grows the tree level by level."""
-
     method: Eagle
 
     def expand(self, root: int, feature: torch.Tensor) -> Draft:
@@ -214,7 +192,7 @@ class EagleTreeSession(EagleSession):
             if depth:
                 continued = tokens.index_select(0, level.nodes)
                 features = self.continue_nodes(features.index_select(0, level.parents), continued, depth, mask)
-            candidates = self.head_scores(features, depth).topk(level.candidates, dim=-1).indices  # (w, candidates)
+            candidates = self.method.lm_head(features).topk(level.candidates, dim=-1).indices  # (w, candidates)
             tokens = candidates.view(-1).index_select(0, level.pick)
             drafted.append(tokens)
         return Draft(self.method.template, torch.cat(drafted))
@@ -230,24 +208,12 @@ class Eagle2(EagleDrafter):
         depth: of the deepest node.
         top_k: nodes expanded a depth, and children of each.
         nodes: drafted nodes kept, root not counted.
-        share_noise: where tokens are drawn, the head's confidence counts the target's own noise, too; not published.
-
-    Raises UserError: what `load_head` raises; a setting below 1, or top_k above the vocabulary.
     """
 
-    def __init__(
-        self,
-        target: Target,
-        *,
-        head_path: str,
-        depth: int = 6,
-        top_k: int = 10,
-        nodes: int = 60,
-        share_noise: bool = False,
-    ) -> None:
+    def __init__(self, target: Target, *, head_path: str, depth: int = 6, top_k: int = 10, nodes: int = 60) -> None:
         check_whole("eagle2", 1, depth=depth, nodes=nodes)
         check_whole("eagle2", 1, target.vocab_size, top_k=top_k)
-        self.depth, self.top_k, self.shares_noise = depth, top_k, share_noise
+        self.depth, self.top_k = depth, top_k
         self.nodes = min(nodes, top_k + (depth - 1) * top_k**2)
         inner = (depth - 1) * top_k
         super().__init__(target, head_path, inner=inner, max_nodes=1 + self.nodes, max_depth=min(depth, self.nodes))
@@ -260,13 +226,11 @@ class Eagle2(EagleDrafter):
 
 
 class Eagle2Session(EagleSession):
-    """Grows the tree by the head's confidence."""
-
     method: Eagle2
 
     def expand(self, root: int, feature: torch.Tensor) -> Draft:
         method, k = self.method, self.method.top_k
-        best = self._log_probabilities(feature, 0).topk(k, dim=-1)
+        best = self._log_probabilities(feature).topk(k, dim=-1)
         value, token = best.values.view(-1), best.indices.view(-1)  # of the nodes to expand: (k,)
         whose, node = torch.zeros_like(method.children), method.children  # row of the parent's feature; number
         values, tokens, parents = [value], [token], [whose - 1]  # of all nodes listed; -1 is the root
@@ -276,7 +240,7 @@ class Eagle2Session(EagleSession):
             shown = method.tree_mask[:, method.capacity : method.capacity + visible.shape[1]]
             shown.zero_().masked_fill_(~visible, method.blocked)
             features = self.continue_nodes(features.index_select(0, whose), token, depth, method.tree_mask)  # (k, H)
-            best = self._log_probabilities(features, depth).topk(k, dim=-1)
+            best = self._log_probabilities(features).topk(k, dim=-1)
             below = (value[:, None] + best.values).view(-1)  # (k * k,)
             values.append(below)
             tokens.append(best.indices.view(-1))
@@ -290,8 +254,8 @@ class Eagle2Session(EagleSession):
         nodes = torch.stack((best_nodes, torch.cat(parents)[best_nodes], torch.cat(tokens)[best_nodes]))
         return self._breadth_first(root, *nodes.tolist())  # one transfer
 
-    def _log_probabilities(self, features: torch.Tensor, depth: int) -> torch.Tensor:
-        return torch.log_softmax(self.head_scores(features, depth).float(), dim=-1)  # (w, V)
+    def _log_probabilities(self, features: torch.Tensor) -> torch.Tensor:
+        return torch.log_softmax(self.method.lm_head(features).float(), dim=-1)  # (w, V)
 
     def _breadth_first(self, root: int, kept: list[int], parents: list[int], tokens: list[int]) -> Draft:
         """The draft of the nodes kept: their numbers, their parents' numbers (-1: the root), their tokens."""

@@ -32,19 +32,6 @@ from ..structures.ngram_table import NgramTable
 from ..structures.settings import check_whole
 
 
-class _Window(Layout):
-    """The draft of one state of the window and one number of guesses: root, level 0, level 1, ..., guess 0, ...
-
-    Attributes:
-        last: the nodes of the last level that is there, by column.
-    """
-
-    def __init__(self, paths: list[RankPath], last: list[RankPath], device: torch.device) -> None:
-        super().__init__(paths, device)
-        node = {path: i for i, path in enumerate(self.tree.rank_paths)}
-        self.last = [node[path] for path in last]
-
-
 class Lookahead(LayoutDrafter):
     """Drafts the window's tokens and the pool's n-grams of the root. Window and pool are the prompt's own.
 
@@ -53,8 +40,6 @@ class Lookahead(LayoutDrafter):
         window: W, columns of the window.
         guess: G; n-grams grams for one key, and verified in one step.
         pool_from_prompt: the pool also takes the n-grams of prompt and output (the authors' POOL_FROM_PROMPT).
-
-    Raises UserError: level < 3, window < 1 or guess < 1.
     """
 
     needs = Needs(choices=True, tree=True)  # the window moves by them
@@ -81,15 +66,14 @@ class Lookahead(LayoutDrafter):
     def session(self) -> LookaheadSession:
         return LookaheadSession(self)
 
-    def _layout(self, deepest: int, width: int, guesses: int) -> _Window:
-        """Levels 0 to `deepest` in `width` columns, and chains of N - 1 tokens."""
+    def _layout(self, deepest: int, width: int, guesses: int) -> Layout:
+        """Return the draft of levels 0 to `deepest` in `width` columns, then `guesses` chains of N - 1 tokens."""
         paths: list[RankPath] = [(0,) * i for i in range(width)]  # level 0; the root is its column 0
         for below in range(deepest):
             paths += [(0,) * i + (1,) + (0,) * below for i in range(width)]
-        last = paths[-width:]
         for g in range(guesses):
             paths += [(2 + g,) + (0,) * i for i in range(self.level - 1)]
-        return _Window(paths, last, self.device)
+        return Layout(paths, self.device)
 
 
 class LookaheadSession(DeviceSession):
@@ -102,7 +86,7 @@ class LookaheadSession(DeviceSession):
         self.pool = NgramTable(1, method.level - 1, capacity=sys.maxsize, followers=method.guess)
         self._levels: list[list[int]] = []  # level 0 without its column 0, which is the root; the others whole
         self._tail: list[int] = []  # the text's last N - 1 tokens
-        self._layout_now = method.layouts[0, 0]
+        self._layout = method.layouts[0, 0]  # of the draft
 
     def begin(self, prompt: list[int]) -> Draft | None:
         draw = random.Random(0)  # of the prompt alone, so that no answer depends on the ones before
@@ -112,13 +96,16 @@ class LookaheadSession(DeviceSession):
 
     def choose(self) -> None:
         guesses = self.pool.followers_of((self._tail[-1],))[::-1] if self._filled else []
-        self._layout_now = self.method.layouts[len(self._levels) - 1, len(guesses)]
-        self.method.lay_out(self._layout_now, [self._tail[-1], *chain(*self._levels), *chain(*guesses)])
+        self._layout = self.method.layouts[len(self._levels) - 1, len(guesses)]
+        self.method.lay_out(self._layout, [self._tail[-1], *chain(*self._levels), *chain(*guesses)])
 
     def account(self, verification: Verification) -> None:
         """Collect the n-grams that this step completes, then move the window (paper, 3.2 and algorithm 2)."""
         choices, levels = verification.choices.tolist(), self._levels
-        new = [choices[node] for node in self._layout_now.last]  # by column
+        # of the last level, by column; the root is level 0's column 0, which has no other place in the list
+        end = sum(map(len, levels)) + 1
+        width = len(levels[-1]) + (len(levels) == 1)
+        new = [choices[self._layout.node_at[place]] for place in range(end - width, end)]
         if self._filled:
             keys = [self._tail[-1], *levels[0]]
             for key, *tail in zip(keys, *levels[1:], new, strict=True):

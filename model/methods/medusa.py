@@ -14,7 +14,7 @@ from torch import nn
 
 from ..engine import DeviceDrafter, DeviceSession, Needs, Target, Verification
 from ..errors import UserError
-from ..structures.heads import check_shapes, check_sizes, hidden_size, locate, read_config, read_weights, template
+from ..structures.heads import hidden_size, load_weights, open_head, read_weights, template
 
 WEIGHTS = "medusa_lm_head.safetensors"
 PUBLIC_WEIGHTS = "medusa_lm_head.pt"
@@ -58,22 +58,15 @@ class MedusaHeads(nn.ModuleList):
 def load_heads(path: str, target: Target) -> MedusaHeads:
     """Heads from a folder: config.json and medusa_lm_head.safetensors (ours) or medusa_lm_head.pt (public).
 
-    Raises UserError if they are missing, corrupt, fewer than the configuration says, or made for another model. They
-    may be more: a public configuration says 2 heads where the file has 5.
+    How many there are is read from the weights: a public configuration says 2 heads where the file has 5. Raises
+    UserError if they are missing, corrupt, or made for another model.
     """
-    folder = locate(path, "medusa")
-    config = read_config(folder)
-    check_sizes(folder, config, target)
+    folder, config = open_head(path, "medusa", target)
     file, state = read_weights(folder, WEIGHTS, PUBLIC_WEIGHTS)
     shared = bool(config.get("shared_lm_head", False))
     heads, layers = _count(file, state, shared)
-    for key, count in (("medusa_num_heads", heads), ("medusa_num_layers", layers)):
-        stated = config.get(key, count)
-        if not isinstance(stated, int) or stated > count:
-            raise UserError(f"{file}: has {count} where {folder / 'config.json'} says {key}={stated}; cut short?")
     module = MedusaHeads(heads, layers, hidden_size(target), target.vocab_size, shared=shared)
-    check_shapes(file, state, module.state_dict(), target.name)
-    module.load_state_dict(state)
+    load_weights(module, file, state)
     return module.to(target.device, target.dtype).eval().requires_grad_(False)
 
 
@@ -94,8 +87,6 @@ class Medusa(DeviceDrafter):
         target: whose hidden states they are.
         heads_path: folder of the heads, see `load_heads`.
         tree_path: YAML of rank paths; default: the published 63 nodes, cut to the depth that there are heads for.
-
-    Raises UserError: what `load_heads` raises; a tree deeper than there are heads, or of more ranks than tokens.
     """
 
     needs = Needs(hidden=True)

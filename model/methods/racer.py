@@ -31,15 +31,12 @@ class Racer(Drafter):
     Rank paths in step records: siblings are ranked as they came into the tree, retrieved ones first.
 
     Args:
-        vocab_size: V.
         nodes: of every draft, the root not counted; the public code's capacity of 64 counts it.
         k: candidates kept a token, and children of the root.
         ngram: n, the tokens of a stored n-gram.
         trie_nodes: of the trie, its root included.
         min_match: the least number of matched tokens, the root of the draft included, that is retrieved from.
         eos: ids that end an answer; what is accepted behind them is not inserted into the trie.
-
-    Raises UserError: a setting out of range.
     """
 
     stateful = True
@@ -80,6 +77,7 @@ class Racer(Drafter):
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         trie = NgramTrie(*self._trie_settings)
         trie.load_state_dict(state, len(self.matrix.candidates))
+        self.matrix.check_state(state)
         self.matrix.load_state_dict(state)
         self.trie = trie
 
@@ -174,20 +172,14 @@ class RacerSession(Session):
 
 
 class MergedTree:
-    """A tree of tokens in which equal paths are merged. Node 0 is the root.
-
-    Attributes:
-        tokens: of each node.
-        children: of each node, by token, in the order in which they came.
-    """
+    """A tree of tokens in which equal paths are merged. Node 0 is the root."""
 
     def __init__(self, root: int) -> None:
         self.tokens = [root]
-        self.children: list[dict[int, int]] = [{}]
+        self.children: list[dict[int, int]] = [{}]  # of each node, by token, in the order in which they came
         self._ranks = [0]  # among siblings
 
     def add(self, node: int, token: int) -> int:
-        """Add a child to a node and return it."""
         siblings = self.children[node]
         self._ranks.append(len(siblings))
         siblings[token] = child = len(self.tokens)
@@ -196,7 +188,6 @@ class MergedTree:
         return child
 
     def insert(self, path: list[int]) -> None:
-        """Insert a path below the root."""
         node = 0
         for token in path:
             child = self.children[node].get(token)

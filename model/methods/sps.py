@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM
 
 from ..engine import Draft, Drafter, Session, Target, Tree, Verification
-from ..errors import UserError
+from ..errors import UserError, one_line
 from ..files import located
 from ..structures.settings import check_whole
 
@@ -140,7 +140,7 @@ def load_draft_model(path: str, target: Target) -> Any:
             output_loading_info=True,
         )
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
-        raise UserError(f"sps: draft model {path} cannot be loaded ({' '.join(str(error).split())[:300]})") from None
+        raise UserError(f"sps: draft model {path} cannot be loaded ({one_line(error)[:300]})") from None
     if report["missing_keys"]:
         raise UserError(f"sps: draft model {path} lacks weights ({', '.join(sorted(report['missing_keys']))[:300]})")
     return model.to(target.device).eval()

@@ -9,9 +9,7 @@ import torch
 
 from ..engine import DeviceDrafter, DeviceSession, Draft, Tree, Verification
 from ..engine.sizing import Sizing
-from ..errors import UserError
 from ..recycling import TokenRecycling
-from ..recycling.auto import AutoRecycling
 from .suffix import Suffix
 
 
@@ -25,11 +23,8 @@ class SuffixRecycling(DeviceDrafter):
         tree: the recycled tree; None with `nodes`.
         min_match: a match of so many tokens is copied from (paper: 5).
         max_draft, factor, history_tokens: as Suffix.
-        nodes: auto: of both drafts as many as pay, found while decoding, and the recycled tree is AutoRecycling's;
-            `auto:N`: at most N. None: the tree's.
+        nodes: auto: of both drafts as many as pay, found while decoding; `auto:N`: at most N. None: the tree's.
         others: as TokenRecycling.
-
-    Raises UserError: a setting out of range; a tree and `nodes`, or neither.
     """
 
     stateful = True
@@ -52,25 +47,13 @@ class SuffixRecycling(DeviceDrafter):
         eos: Collection[int] = (),
     ) -> None:
         super().__init__(torch.device(device))
-        if (nodes is None) == (tree is None) or not isinstance(nodes, str | None):
-            raise UserError(f"suffix_recycling: takes a tree, or nodes=auto or auto:N (is {nodes})")
-        if nodes is not None:
+        if isinstance(nodes, str):
             self.sizing = Sizing(nodes, self.device)
-        self.suffix = Suffix(
-            vocab_size,
-            min_match=min_match,
-            max_draft=max_draft,
-            factor=factor,
-            history_tokens=history_tokens,
-            nodes=nodes,
-            device=device,
-            sizing=self.sizing,
-        )
-        settings: dict[str, Any] = dict(k=k, recycle_prompt=recycle_prompt, dtype=dtype, device=device, eos=eos)
-        self.recycling = (
-            AutoRecycling(vocab_size, sizing=self.sizing, **settings)
-            if tree is None
-            else TokenRecycling(vocab_size, tree, **settings)
+        shared: dict[str, Any] = dict(nodes=nodes, sizing=self.sizing, device=device)
+        copying: dict[str, Any] = dict(max_draft=max_draft, factor=factor, history_tokens=history_tokens)
+        self.suffix = Suffix(vocab_size, min_match=min_match, **copying, **shared)
+        self.recycling = TokenRecycling(
+            vocab_size, tree, k=k, recycle_prompt=recycle_prompt, dtype=dtype, eos=eos, **shared
         )
         self.max_nodes = max(self.suffix.max_nodes, self.recycling.max_nodes)
         self.needs, self.stores = self.recycling.needs, [*self.recycling.stores, self.suffix.history]

@@ -1,6 +1,6 @@
-"""Token Recycling (arXiv 2408.08696): adjacency matrix, tree templates, drafter; and the tree for the machine.
+"""Token Recycling (arXiv 2408.08696): adjacency matrix, tree templates, drafter; acceptance, for `nodes="auto"`.
 
-From outside: what is named here, `auto` (which learns by `acceptance`), and the law of `templates`.
+From outside: what is named here, and the law of `templates`.
 """
 
 from .matrix import AdjacencyMatrix

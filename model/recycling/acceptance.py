@@ -7,14 +7,16 @@ from collections.abc import Sequence
 import torch
 
 from ..engine import Tree
+from ..engine.sizing import MOST
 from ..engine.tree import RankPath
 from ..errors import UserError
-from .templates import likelihood
+from .templates import best_order, likelihood
 
 MEMORY_VISITS = 256.0  # visits of a node over which its share is averaged
 PATH_PRIOR = 8.0  # visits that the share of a path's rank is worth in the path's own share
 RANK_PRIOR = 16.0  # visits that the power law is worth in a rank's share
-REORDER = 32  # the nodes are sorted anew at this step, and at 4, 16, 64, ... times as many
+REORDERS = frozenset(32 * 4**i for i in range(12))  # the nodes are sorted anew at these steps
+LONGEST_CHAIN = 12  # chains of first candidates are considered down to this depth
 RENEW_EVERY = 4  # steps between two looks at what was accepted
 
 
@@ -72,13 +74,12 @@ class Acceptance:
     def _renew(self) -> None:
         """Update the likelihood of each node, and rarely their order, by what was accepted so far."""
         p = self.probabilities()
-        if is_reorder(self._steps):
+        if self._steps in REORDERS:
             # a child is never likelier than its parent
             self.order = sorted(range(len(p)), key=lambda i: (-p[i], i))[: len(self.order)]
         self.likelihoods = [1.0, *(p[i] for i in self.order)]
 
     def probabilities(self) -> list[float]:
-        """Return P(path) for every path."""
         by_rank = [accepted / visits for accepted, visits in zip(self._rank_accepted, self._rank_visits, strict=True)]
         p = list[float]()
         for accepted, visits, rank, parent in zip(self._accepted, self._visits, self._rank, self._parent, strict=True):
@@ -107,33 +108,22 @@ class Acceptance:
 
     def check_state(self, state: dict[str, torch.Tensor]) -> None:
         """Raise UserError if the state holds counts of other paths, a part of them, or impossible ones."""
-        saved = {name: state[name] for name in ("path_counts", "rank_counts", "order", "steps") if name in state}
-        if not saved:
-            return
+        shapes = {"path_counts": (2, len(self.rank_paths)), "rank_counts": (2, len(self._law)), "steps": (1,)}
+        saved = [state[name] for name in shapes if name in state and state[name].shape == shapes[name]]
+        order = state.get("order", torch.zeros(0)).tolist()
+        places = {path: i for i, path in enumerate(order)}
         fits = (
-            len(saved) == 4
-            and saved["path_counts"].shape == (2, len(self.rank_paths))
-            and saved["rank_counts"].shape == (2, len(self._law))
-            and all(
-                bool(((saved[n][1] >= 0) & (saved[n][1] <= saved[n][0])).all()) for n in ("path_counts", "rank_counts")
-            )
-            and saved["steps"].numel() == 1
-            and self._is_order(saved["order"].tolist())
+            len(saved) == 3
+            and all(bool(((accepted >= 0) & (accepted <= visits)).all()) for visits, accepted in saved[:2])
+            and len(places) == len(order)
+            and all(path in range(len(self._parent)) for path in order)
+            and all(self._parent[path] < 0 or places.get(self._parent[path], i) < i for path, i in places.items())
         )
-        if not fits:
+        if state.keys() & {*shapes, "order"} and not fits:
             raise UserError("start: the saved acceptance was learnt with another k, or is damaged; use another start")
-
-    def _is_order(self, order: list[int]) -> bool:
-        """True if these are indices of paths, each after its parent."""
-        place = {path: i for i, path in enumerate(order)}
-        return len(place) == len(order) and all(
-            0 <= path < len(self.rank_paths) and (self._parent[path] < 0 or place.get(self._parent[path], i) < i)
-            for path, i in place.items()
-        )
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         """Load saved counts; none if the state has none. Of a state with another number of nodes no order is read."""
-        self.check_state(state)
         self.reset()
         if "steps" in state:
             self._visits, self._accepted = state["path_counts"].tolist()
@@ -144,8 +134,9 @@ class Acceptance:
             self._renew()
 
 
-def is_reorder(steps: int) -> bool:
-    """True if the nodes are sorted anew at this step: 32, 128, 512, ..."""
-    while steps > REORDER and steps % 4 == 0:
-        steps //= 4
-    return steps == REORDER
+def considered_paths(k: int) -> tuple[RankPath, ...]:
+    """List the rank paths among which nodes are chosen: the most likely by the power law, and chains of rank 0."""
+    chains = [(0,) * depth for depth in range(1, LONGEST_CHAIN + 1)]
+    ends = [(*path, rank) for path in chains for rank in range(min(2, k))]
+    paths = {*best_order(2 * MOST, k), *chains, *ends}
+    return tuple(sorted(paths, key=lambda path: (len(path), path)))

@@ -13,11 +13,14 @@ from typing import Any
 
 import torch
 
-from ..engine import DeviceDrafter, DeviceSession, Draft, Needs, Tree
+from ..engine import DeviceDrafter, DeviceSession, Draft, Needs, Tree, Verification
 from ..engine.devices import fastest
 from ..engine.sampling import top_k
+from ..engine.sizing import Sizing
 from ..errors import UserError
+from .acceptance import Acceptance, considered_paths
 from .matrix import AdjacencyMatrix
+from .templates import best_order, build_template
 
 UPDATES = ("all", "path", "root", "frozen")
 
@@ -25,9 +28,13 @@ UPDATES = ("all", "path", "root", "frozen")
 class TokenRecycling(DeviceDrafter):
     """Drafts by breadth-first look-up in the adjacency matrix, learns from every node of every step.
 
+    With `nodes="auto"` it drafts the best nodes, which are learnt. The order changes rarely, so that few topologies are
+    ever captured; within an order the trees are nested.
+
     Args:
         vocab_size: V, the width of the target's logits.
-        tree: the template; needs ranks below k.
+        tree: the template; needs ranks below k. None with `nodes`.
+        nodes: so many of the published order. auto: as many as pay, found while decoding; `auto:N`: at most N.
         k: candidates kept per token.
         recycle_prompt: also write the prompt's own top-k (the paper does not).
         dtype: of the matrix, int64 or int32.
@@ -35,39 +42,56 @@ class TokenRecycling(DeviceDrafter):
             (frozen: the matrix stays as it was loaded).
         eos: ids that end an answer. As in the official loop, a step in which a draft of these was accepted is not
             written back.
-
-    Raises UserError if the template needs a rank that k candidates do not have, or at an unknown update.
+        sizing: what finds the number of nodes, if other methods share it.
     """
 
     stateful = True
+    sizing: Sizing | None = None
 
     def __init__(
         self,
         vocab_size: int,
-        tree: Tree,
+        tree: Tree | None = None,
         *,
+        nodes: int | str | None = None,
         k: int = 8,
         recycle_prompt: bool = False,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.int64,
         update: str = "all",
         eos: Collection[int] = (),
+        sizing: Sizing | None = None,
     ) -> None:
-        device = torch.device(device)
         if update not in UPDATES:
             raise UserError(f"method.update={update}: unknown; use {', '.join(UPDATES)}")
         if update == "frozen" and recycle_prompt:
             raise UserError("method.update=frozen and method.recycle_prompt=true contradict each other")
-        super().__init__(device)
-        self.matrix = AdjacencyMatrix(vocab_size, k, device=device, dtype=dtype)
+        super().__init__(torch.device(device))
+        self.matrix = AdjacencyMatrix(vocab_size, k, device=self.device, dtype=dtype)
         self.stores = [self.matrix]
+        self.update, self.eos = update, frozenset(eos)
+        self.needs = Needs(candidates=0 if update == "frozen" else k, prompt_logits=recycle_prompt)
+        if (tree is None) == (nodes is None):
+            raise UserError(f"recycling: takes a tree, or a number of nodes (nodes={nodes}), and not both")
+        if isinstance(nodes, str):
+            self.sizing = sizing or Sizing(nodes, self.device)
+            self.acceptance = Acceptance(considered_paths(k), best_order(self.sizing.sizes[-1], k))
+            self.stores = [self.matrix, self.acceptance, self.sizing]
+            self._trees: dict[tuple[int, ...], Tree] = {}
+            tree = self.tree_of(self.sizing.sizes[-1])
+        elif tree is None:
+            tree = build_template("best", nodes=nodes, k=k)
         if tree.max_rank >= k:
             raise UserError(f"tree: needs candidates up to rank {tree.max_rank}, but k={k} keeps ranks 0 to {k - 1}")
-        self.max_nodes = len(tree)
-        self.update = update
-        self.eos = frozenset(eos)
-        self.needs = Needs(candidates=0 if update == "frozen" else k, prompt_logits=recycle_prompt)
-        self.use_tree(tree.on(device))
+        self.largest, self.max_nodes = tree, len(tree)
+        self.use_tree(tree.on(self.device))
+
+    def tree_of(self, nodes: int) -> Tree:
+        """Return the tree of so many nodes in the order that was learnt; built when first used."""
+        chosen = tuple(self.acceptance.order[:nodes])
+        if chosen not in self._trees:
+            self._trees[chosen] = Tree.from_rank_paths(self.acceptance.rank_paths[i] for i in chosen).on(self.device)
+        return self._trees[chosen]
 
     def use_tree(self, tree: Tree) -> None:
         """Draft from this tree from now on; at most as large as the one given first."""
@@ -111,7 +135,7 @@ class TokenRecycling(DeviceDrafter):
 
 
 class RecyclingSession(DeviceSession):
-    """A sequence without state of its own: all of it is in the matrix."""
+    """A sequence without state of its own: all that is learnt is the method's."""
 
     method: TokenRecycling
 
@@ -122,6 +146,16 @@ class RecyclingSession(DeviceSession):
     def observe_prompt(self, prompt: list[int], start: int, logits: torch.Tensor) -> None:
         """With `recycle_prompt`: write the top-k after the prompt's tokens, too."""
         matrix = self.method.matrix
-        matrix.update(
-            torch.tensor(prompt[start : start + len(logits)], device=logits.device), top_k(logits, matrix.k)
-        )  # (m, k)
+        tokens = torch.tensor(prompt[start : start + len(logits)], device=logits.device)
+        matrix.update(tokens, top_k(logits, matrix.k))  # (m, k)
+
+    def choose(self) -> None:
+        method = self.method
+        if method.sizing is not None:
+            tree = method.tree_of(method.sizing.choose(method.acceptance.likelihoods))
+            if method.tree is not tree:
+                method.use_tree(tree)
+
+    def account(self, verification: Verification) -> None:
+        if self.method.sizing is not None:
+            self.method.acceptance.update(verification.draft.tree, verification.node)

@@ -88,19 +88,16 @@ class Datastore:
     def __len__(self) -> int:
         return self._count
 
-    def find(self, ngram: Sequence[int]) -> tuple[int, int]:
-        """Find the rows first ... last - 1 of the suffix array that begin with the n-gram: one for each occurrence."""
-        return self._find(self._key(ngram))
-
     def longest(self, context: Sequence[int], *, least: int, most: int) -> tuple[int, int, int]:
         """Find the longest n-gram at the end of `context` that the datastore holds, with `least` <= n <= `most`.
 
         Every suffix of a stored n-gram is stored, too; so the longest is found by bisection over n.
 
         Returns:
-            n, first, last: as `find`; (0, 0, 0) where none is held.
+            n, first, last: rows first ... last - 1 of the suffix array begin with it; (0, 0, 0) if there is none.
         """
-        key = self._key(context[-most:])
+        context = context[-most:]
+        key = struct.pack(f">{len(context)}{'H' if self._width == 2 else 'I'}", *context)
         low, high = least, min(most, len(context))
         best = (0, 0, 0)
         while low <= high:
@@ -131,9 +128,6 @@ class Datastore:
         tokens[beyond] = -1
         return tokens
 
-    def _key(self, tokens: Sequence[int]) -> bytes:
-        return struct.pack(f">{len(tokens)}{'H' if self._width == 2 else 'I'}", *tokens)
-
     def _find(self, key: bytes) -> tuple[int, int]:
         data, width, size = self._bytes, self._width, len(key)
 
@@ -148,7 +142,7 @@ class Datastore:
 
 
 def write_datastore(path: Path, tokens: NDArray[np.int64], vocab_size: int) -> None:
-    """Build the suffix array of `tokens` (n,) and write the file; the header comes last, so that no half file is taken.
+    """Build the suffix array of `tokens` (n,) and write the file.
 
     Raises UserError if a token is outside the vocabulary, there are none or too many, or the disk refuses it.
     """
@@ -159,25 +153,17 @@ def write_datastore(path: Path, tokens: NDArray[np.int64], vocab_size: int) -> N
             f"datastore {path}: tokens {tokens.min()} to {tokens.max()}, but the vocabulary is {vocab_size}"
         )
     width = 2 if vocab_size <= 2**16 else 4
-    with replaced(path) as partial:
-        with partial.open("wb") as stream:
-            stream.write(bytes(HEADER.size))
-            stream.write(tokens.astype(f">u{width}").data)
-            stream.write(bytes(_suffixes_at(width, len(tokens)) - stream.tell()))
-            stream.write(suffix_array(tokens, vocab_size).astype("<u4").data)
-        seal(partial, vocab_size, width, len(tokens))
-
-
-def seal(path: Path, vocab_size: int, width: int, count: int) -> None:
-    """Write the header of a file that holds its tokens and suffix array already."""
-    with path.open("r+b") as stream:
-        digest = _digest(stream, vocab_size, width, count)
+    with replaced(path) as partial, partial.open("w+b") as stream:
+        stream.write(bytes(HEADER.size))
+        stream.write(tokens.astype(f">u{width}").data)
+        stream.write(bytes(_suffixes_at(width, len(tokens)) - stream.tell()))
+        stream.write(suffix_array(tokens, vocab_size).astype("<u4").data)
+        digest = _digest(stream, vocab_size, width, len(tokens))
         stream.seek(0)
-        stream.write(HEADER.pack(MAGIC, VERSION, vocab_size, width, count, digest))
+        stream.write(HEADER.pack(MAGIC, VERSION, vocab_size, width, len(tokens), digest))
 
 
 def _suffixes_at(width: int, count: int) -> int:
-    """Where the suffix array begins."""
     return -(-(HEADER.size + width * count) // 4) * 4
 
 
@@ -206,9 +192,9 @@ def _check(stream: BinaryIO, name: str, vocab_size: int) -> tuple[int, int]:
             f"datastore {name}: its vocabulary has {vocabulary} tokens, the model's {vocab_size}; "
             "build one with this model's tokenizer (`python -m tools.datastore`)"
         )
-    wanted, size = _suffixes_at(width, count) + 4 * count, stream.seek(0, 2)
-    if width not in (2, 4) or count < 1 or size != wanted:
-        raise UserError(f"datastore {name}: {size} bytes where its header says {wanted}: truncated or corrupt; {again}")
+    size = _suffixes_at(width, count) + 4 * count
+    if width not in (2, 4) or count < 1 or stream.seek(0, 2) != size:
+        raise UserError(f"datastore {name}: is not of the {size} bytes that its header says: truncated; {again}")
     if _digest(stream, vocabulary, width, count) != digest:
         raise UserError(f"datastore {name}: its content is not what was written: corrupt; {again}")
     return width, count

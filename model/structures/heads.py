@@ -25,7 +25,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRot
 from ..engine import Target, Tree
 from ..engine.cache import LayerShape, TreeCache
 from ..engine.tree import read_tree
-from ..errors import UserError
+from ..errors import UserError, one_line
 from ..files import located
 
 _TREES = Path(__file__).parent / "trees"  # as published with the heads
@@ -36,8 +36,11 @@ _BROKEN = (
 )
 
 
-def locate(path: str, kind: str) -> Path:
-    """The folder of a head, medusa or eagle. Raises UserError, with the command that trains one, if there is none."""
+def open_head(path: str, kind: str, target: Target) -> tuple[Path, dict[str, Any]]:
+    """Return the folder of a head, medusa or eagle, and its config.json.
+
+    Raises UserError if there is none, with the command that trains one, or it is of another hidden size or vocabulary.
+    """
     folder = located(path)
     if not folder.is_dir():
         raise UserError(
@@ -45,20 +48,17 @@ def locate(path: str, kind: str) -> Path:
             f"--model MODEL --text FILE --output {shlex.quote(path)}` "
             "(--model data/embedded --text embedded for the shipped model)"
         )
-    return folder
-
-
-def read_config(folder: Path) -> dict[str, Any]:
-    """config.json of a head. Raises UserError if it is missing or no JSON object."""
     file = folder / "config.json"
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        reason = "missing" if isinstance(error, FileNotFoundError) else f"is not readable JSON ({error})"
+        sizes = {"hidden_size": hidden_size(target), "vocab_size": target.vocab_size}
+        wrong = {key: config[key] for key, size in sizes.items() if config.get(key, size) != size}
+    except (OSError, ValueError, AttributeError) as error:
+        reason = "missing" if isinstance(error, FileNotFoundError) else f"is not a readable JSON object ({error})"
         raise UserError(f"{file}: {reason}; a head is a folder with config.json and weights") from None
-    if not isinstance(config, dict):
-        raise UserError(f"{file}: must hold a JSON object")
-    return config
+    for key, size in wrong.items():
+        raise UserError(f"{folder}: made for a {key} of {size}, {target.name} has {sizes[key]}")
+    return folder, config
 
 
 def read_weights(folder: Path, *names: str) -> tuple[Path, dict[str, torch.Tensor]]:
@@ -73,29 +73,19 @@ def read_weights(folder: Path, *names: str) -> tuple[Path, dict[str, torch.Tenso
         pickled = file.suffix != ".safetensors"
         state = torch.load(file, map_location="cpu", weights_only=True) if pickled else load_file(file)
     except _BROKEN as error:
-        reason = " ".join(str(error).split())[:160] or type(error).__name__
+        reason = one_line(error)[:160] or type(error).__name__
         raise UserError(f"{file}: corrupt or cut short, or a pickle of more than weights ({reason})") from None
     if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
         raise UserError(f"{file}: must hold a dictionary of tensors and nothing else")
     return file, state
 
 
-def check_shapes(file: Path, state: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], fits: str) -> None:
-    """Raise UserError at the first tensor that is missing, unknown or of another shape than expected."""
-    for name, tensor in expected.items():
-        if name not in state:
-            raise UserError(f"{file}: has no {name}; cut short, or not of this kind")
-        if state[name].shape != tensor.shape:
-            raise UserError(f"{file}: {name} is {list(state[name].shape)}, {fits} needs {list(tensor.shape)}")
-    if unknown := sorted(state.keys() - expected.keys()):
-        raise UserError(f"{file}: unknown tensor {unknown[0]}; not of this kind")
-
-
-def check_sizes(folder: Path, config: dict[str, Any], target: Target) -> None:
-    """Raise UserError where the config names another hidden size or vocabulary than the target's."""
-    for key, of_target in (("hidden_size", hidden_size(target)), ("vocab_size", target.vocab_size)):
-        if config.get(key, of_target) != of_target:
-            raise UserError(f"{folder}: made for a {key} of {config[key]}, {target.name} has {of_target}")
+def load_weights(module: nn.Module, file: Path, state: dict[str, torch.Tensor]) -> None:
+    """Load what `read_weights` read. Raises UserError if a tensor is missing, unknown or of another shape."""
+    try:
+        module.load_state_dict(state)
+    except RuntimeError as error:
+        raise UserError(f"{file}: cut short, or not of this kind or model ({one_line(error)[:300]})") from None
 
 
 def hidden_size(target: Target) -> int:
@@ -163,7 +153,6 @@ class EagleHead(nn.Module):
         return cos, sin
 
     def new_cache(self, capacity: int) -> TreeCache:
-        """Room for so many positions."""
         c, weight = self.config, self.fc.weight
         shape = LayerShape(c.num_key_value_heads, c.head_dim, c.head_dim, weight.dtype, weight.device)
         return TreeCache([shape], capacity)
@@ -178,7 +167,7 @@ def head_config(values: dict[str, Any]) -> Any:
     try:
         config = LlamaConfig(**of_layer, attn_implementation="sdpa")
     except Exception as error:  # whatever transformers' own checks raise, which differs between its versions
-        raise UserError(f"eagle: config.json describes no LLaMA layer ({' '.join(str(error).split())[:160]})") from None
+        raise UserError(f"eagle: config.json describes no LLaMA layer ({one_line(error)[:160]})") from None
     kind = config.rope_parameters["rope_type"]
     if kind not in _ROPE:
         raise UserError(f"eagle: rope_type={kind}: there is {', '.join(_ROPE)}")
@@ -191,22 +180,22 @@ def load_head(path: str, target: Target) -> EagleHead:
     Without an embedding in the file, or with an equal one, the target's own is used. Raises UserError if it is missing,
     corrupt, of another kind, or made for another model.
     """
-    folder = locate(path, "eagle")
-    values = read_config(folder)
-    check_sizes(folder, values, target)
+    folder, values = open_head(path, "eagle", target)
     file, state = read_weights(folder, WEIGHTS, PUBLIC_WEIGHTS)
     state = {name: tensor for name, tensor in state.items() if not name.endswith("rotary_emb.inv_freq")}
     target_embedding: torch.Tensor = target.model.get_input_embeddings().weight.detach()
     embedding = state.pop(EMBEDDING, target_embedding)
     if embedding is not target_embedding:
-        check_shapes(file, {EMBEDDING: embedding}, {EMBEDDING: target_embedding}, target.name)
+        if embedding.shape != target_embedding.shape:
+            raise UserError(
+                f"{file}: {EMBEDDING} is {list(embedding.shape)}, the model's {list(target_embedding.shape)}"
+            )
         embedding = embedding.to(target_embedding.device, target_embedding.dtype)
         embedding = target_embedding if torch.equal(embedding, target_embedding) else embedding
     head = EagleHead(head_config(values), target_embedding, bias="fc.bias" in state)
     if head.config.hidden_size != hidden_size(target):
         raise UserError(f"{folder}: hidden_size {head.config.hidden_size}, {target.name} has {hidden_size(target)}")
-    check_shapes(file, state, head.state_dict(), "its config.json")
-    head.load_state_dict(state)
+    load_weights(head, file, state)
     head = head.to(target.device, target.dtype)
     head.embedding = embedding
     return head.eval().requires_grad_(False)

@@ -42,10 +42,6 @@ class TokenRows:
         for tensor in self.state_dict().values():
             tensor.zero_()
 
-    @property
-    def nbytes(self) -> int:
-        return sum(tensor.nbytes for tensor in self.state_dict().values())
-
     def state_dict(self) -> dict[str, torch.Tensor]:
         return {f"{self.kind}_{name}": torch.from_numpy(getattr(self, name)) for name in self.fields}
 
@@ -60,8 +56,6 @@ class TokenRows:
             raise UserError(f"start: the saved rows hold levels beyond {LEVELS - 1}")
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Load saved rows. Raises UserError as `check_state`."""
-        self.check_state(state)
         for name, current in self.state_dict().items():
             current.copy_(state[name])
 
@@ -75,8 +69,6 @@ class PairRows(TokenRows):
 
     Args:
         size: rows, a power of two, or 0; a row takes 9 + 5 k bytes.
-
-    Raises UserError: the size is none.
     """
 
     kind, fields = "pair", ("ids", "levels", "seen", "keys")

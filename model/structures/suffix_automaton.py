@@ -65,7 +65,6 @@ class SuffixAutomaton:
         self.extend(tokens)
 
     def extend(self, tokens: Iterable[int]) -> None:
-        """Append tokens one after another."""
         first = len(self.tokens)
         self.tokens += tokens
         count = len(self.tokens)
@@ -80,7 +79,6 @@ class SuffixAutomaton:
         return tokens if len(tokens) == count else (tokens * -(-count // len(tokens)))[:count]
 
     def _grow(self, capacity: int) -> None:
-        """Make room for so many tokens."""
         old, new = Text(*self.arrays), _room(capacity)
         for name in ("tokens", "states", "transitions", "counts"):
             array = getattr(old, name)
@@ -113,7 +111,6 @@ def extend(arrays: Any, count: int) -> Any:
 
 @loop
 def _append(text: Text, place: int) -> None:
-    """Append the token at a place."""
     states, transitions, slots = text.states, text.transitions, text.slots
     counts, token = text.counts[0], text.tokens[place]
     new = counts.states
@@ -190,7 +187,6 @@ def _connect(text: Text, state: int, token: int, target: int) -> None:
 
 @loop
 def rehash(arrays: Any) -> None:
-    """Fill an empty hash table with all transitions."""
     text = Text(*arrays)
     for transition in range(text.counts[0].transitions):
         entry = text.transitions[transition]

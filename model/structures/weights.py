@@ -30,15 +30,7 @@ def _guesses() -> Any:
 
 
 class Weights:
-    """The weight of every kind of candidates; `loops` reads and learns them.
-
-    Attributes:
-        seen, accepted: float64 KINDS: candidates, and those of them that were the next token.
-        probs: float64 KINDS: accepted / seen.
-
-    Args:
-        learning: False: the prior holds for good.
-    """
+    """The weight of every kind of candidates, which `loops` reads and learns, unless `learning` is False."""
 
     _prior = _guesses()
 
@@ -47,6 +39,7 @@ class Weights:
         self.reset()
 
     def reset(self) -> None:
+        # float64 KINDS: candidates, those of them that were the next token, and the quotient
         self.seen, self.accepted, self.probs = np.full(KINDS, PRIOR), PRIOR * self._prior, self._prior.copy()
 
     def state_dict(self) -> dict[str, torch.Tensor]:
@@ -54,7 +47,6 @@ class Weights:
         return {"weights": torch.from_numpy(np.stack((self.seen, self.accepted))).flatten(1)}
 
     def check_state(self, state: dict[str, torch.Tensor]) -> None:
-        """Raise UserError if the state has no weights that fit."""
         saved = state.get("weights", torch.zeros(0))
         if saved.shape != (2, self.probs.size) or bool(
             ((saved[1] < 0) | (saved[1] > saved[0]) | ~(saved[0] > 0)).any()
@@ -62,7 +54,5 @@ class Weights:
             raise UserError("start: the saved state has no weights of this method")
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Load saved weights. Raises UserError as `check_state`."""
-        self.check_state(state)
         self.seen, self.accepted = state["weights"].double().numpy().copy().reshape(2, *KINDS)
         self.probs = self.accepted / self.seen

@@ -18,11 +18,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from data.embedded.training import check, corpus
 from data.embedded.training import train as training_
 from data.embedded.training.check import right, same_behaviour
-from data.embedded.training.corpus import MT_BENCH, SINGLE, TASKS, held_out, held_out_questions, training
-from data.embedded.training.dialogue import WORLD, Dialogue, Encoded, batches, encode, prompt
+from data.embedded.training.corpus import TASKS, held_out, held_out_questions, training
+from data.embedded.training.dialogue import Dialogue, Encoded, batches, encode, prompt
 from data.embedded.training.tokenizer import CHAT
 from data.embedded.training.train import Recipe, build_tokenizer, main, train
-from model.structures.datastore import Datastore
 
 ROOT = Path(__file__).parents[2]
 MODEL = ROOT / "data" / "embedded"
@@ -47,12 +46,6 @@ def torch_state() -> Iterator[None]:
 # --- the judge
 
 
-def test_every_reference_is_right() -> None:
-    for dialogue in HELD_OUT[:60:2] + HELD_OUT[60::4]:
-        for answer in dialogue.answers:
-            assert right(dialogue.category, answer, answer), (dialogue.category, answer)
-
-
 def corrupt(dialogue: Dialogue) -> str:
     """The first answer with one fact wrong, as a plausible model would get it wrong."""
     answer = dialogue.answers[0]
@@ -67,23 +60,14 @@ def corrupt(dialogue: Dialogue) -> str:
     return " ".join(words)
 
 
-def test_one_wrong_fact_is_found() -> None:
+def test_references_are_right_and_one_wrong_fact_is_found() -> None:
+    for dialogue in HELD_OUT[:60:2] + HELD_OUT[60::4]:
+        assert all(right(dialogue.category, answer, answer) for answer in dialogue.answers), dialogue
     for category in TASKS:
         dialogue = next(d for d in HELD_OUT if d.category == category)
         answer = dialogue.answers[0]
         for wrong in (corrupt(dialogue), "", answer[: len(answer) // 2]):
             assert not right(category, answer, wrong), category
-
-
-def test_an_answer_of_another_question_is_wrong() -> None:
-    others = [
-        (one, two)
-        for one, two in zip(HELD_OUT, HELD_OUT[1:], strict=False)
-        if one.answers[0] != two.answers[0] and one.category not in ("code", "coding")
-    ]
-    assert len(others) > 200
-    for one, two in others:
-        assert not right(one.category, one.answers[0], two.answers[0])
 
 
 def test_code_may_be_written_differently() -> None:
@@ -99,31 +83,6 @@ def test_code_that_could_do_harm_does_not_pass() -> None:
     harm = ["import os\n    return 0", "return numbers.__class__", "return open('x')", "return __import__('os')"]
     for body in (*harm, "return eval('0')", "while True:\n        pass", "return 9 ** 9 ** 9"):
         assert not same_behaviour(reference, f"```python\ndef f(numbers):\n    {body}\n```"), body
-
-
-# --- the tables
-
-
-def leaves(table: object) -> Iterator[object]:
-    """Every word of a table, keys included."""
-    if isinstance(table, dict):
-        table = [*table.keys(), *table.values()]
-    if isinstance(table, list):
-        for item in table:
-            yield from leaves(item)
-    else:
-        yield table
-
-
-def test_tables_hold_text_alone_and_rows_of_the_same_columns() -> None:
-    """YAML takes an unquoted no, on or null for something else than a word; a comma too many would shift the facts."""
-    for name, table in WORLD.items():
-        expected = {str, int} if name == "humanities" else {str}  # years of birth
-        assert {type(leaf) for leaf in leaves(table)} == expected
-    tables = {"qa": "countries", "humanities": "people", "roleplay": "roles", "stem": "topics", "writing": "kinds"}
-    for task, table in tables.items():
-        rows = WORLD[task][table]
-        assert len(rows) > 1 and len({len(row) for row in rows.values()}) == 1
 
 
 # --- the corpus and the sample
@@ -150,31 +109,10 @@ def test_shipped_files_are_what_the_command_writes(tmp_path: Path) -> None:
         assert (tmp_path / name).read_bytes() == (ROOT / "data" / name).read_bytes(), name
 
 
-def test_no_held_out_question_is_in_the_shipped_datastore() -> None:
+def test_the_shipped_datastore_holds_no_held_out_question() -> None:
     texts = [text for (text,) in corpus.datastore_texts()]
     assert len(texts) == corpus.DATASTORE_DIALOGUES
     assert not any(question in text for question in held_out_questions() for text in texts)
-
-
-def test_shipped_datastore_fits_the_shipped_tokenizer() -> None:
-    tokenizer = AutoTokenizer.from_pretrained(MODEL)
-    opened = Datastore(MODEL / "datastore.bin", vocab_size=len(tokenizer))
-    first, last = opened.find(tokenizer(" ASSISTANT:", add_special_tokens=False).input_ids)
-    assert last - first >= corpus.DATASTORE_DIALOGUES  # one an answer
-    assert (MODEL / "datastore.bin").stat().st_size <= 300_000
-
-
-def test_sample_has_the_form_of_spec_bench() -> None:
-    rows = check.read_lines(SAMPLE / "question.jsonl")
-    warmup = check.read_lines(SAMPLE / "warmup.jsonl")
-    categories = [row["category"] for row in rows]
-    assert categories == [*MT_BENCH, *(c for c in SINGLE for _ in range(8))]
-    assert len(warmup) == 2
-    ids = [row["question_id"] for row in rows + warmup]
-    assert len(set(ids)) == len(ids)
-    for row in rows + warmup:
-        assert set(row) == {"question_id", "category", "turns", "reference"}
-        assert len(row["turns"]) == len(row["reference"]) == (2 if row["category"] in MT_BENCH else 1)
 
 
 # --- encoding
@@ -200,20 +138,12 @@ def test_training_sees_the_tokens_of_inference(tokenizer: Tokenizer) -> None:
         assert sum(encoded.answer) < len(encoded.ids)
 
 
-def test_tokenizer_is_lossless() -> None:
+def test_tokenizer_is_lossless_and_digits_are_tokens_of_their_own(tokenizer: Tokenizer) -> None:
     fast = AutoTokenizer.from_pretrained(MODEL, local_files_only=True)
-    rng = random.Random(0)
-    texts = ["", " ", "  two  spaces ", "Grüße, 世界! 🦙\n\n\tdone\r\n", "▁ and <0x41>", "\x00\x7f", "a , b .", "1234"]
-    points = [*range(0x20, 0xD800, 97), *range(0xE000, 0x10FFFF, 4099)]
-    texts += ["".join(chr(rng.choice(points)) for _ in range(40)) for _ in range(50)]
-    for text in texts:
+    for text in ("", "  two  spaces ", "Grüße, 世界! 🦙\n\n\tdone\r\n", "▁ and <0x41>", "\x00\x7f", "a , b .", "1234"):
         ids = fast(text).input_ids
         assert ids[0] == fast.bos_token_id
-        assert fast.decode(ids[1:]) == text
-        assert fast.decode(ids, skip_special_tokens=True) == text
-
-
-def test_digits_are_tokens_of_their_own(tokenizer: Tokenizer) -> None:
+        assert fast.decode(ids[1:]) == text == fast.decode(ids, skip_special_tokens=True)
     pieces = tokenizer.encode("12 + 345", add_special_tokens=False).tokens
     assert [p for p in pieces if any(c.isdigit() for c in p)] == list("12345")
 
@@ -264,12 +194,6 @@ def test_shipped_tokenizer_is_what_the_corpus_gives(tokenizer: Tokenizer) -> Non
 # --- the shipped model
 
 
-def test_model_is_small_and_complete() -> None:
-    assert sum(path.stat().st_size for path in MODEL.iterdir()) <= 10_000_000
-    files = ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
-    assert all((MODEL / file).is_file() for file in files)
-
-
 def test_the_chat_template_is_the_one_of_training() -> None:
     tokenizer = AutoTokenizer.from_pretrained(MODEL, local_files_only=True)
     assert tokenizer.chat_template == CHAT
@@ -278,16 +202,6 @@ def test_the_chat_template_is_the_one_of_training() -> None:
         chat = [{"role": role, "content": content} for role, content in said]
         ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
         assert ids == tokenizer(prompt(turns, answers))["input_ids"]
-
-
-def test_model_loads_in_float32_by_default() -> None:
-    loaded = AutoModelForCausalLM.from_pretrained(MODEL, local_files_only=True)
-    assert loaded.dtype == torch.float32
-    assert loaded.config.max_position_embeddings == 4096
-    tokenizer = AutoTokenizer.from_pretrained(MODEL, local_files_only=True)
-    assert loaded.generation_config.eos_token_id == tokenizer.eos_token_id
-    assert loaded.generation_config.do_sample is False
-    assert len(tokenizer) == loaded.config.vocab_size
 
 
 @pytest.mark.parametrize(

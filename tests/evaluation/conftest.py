@@ -1,14 +1,12 @@
 """A toy checkpoint and bench, and the command lines called in this process."""
 
-import copy
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
-from hydra._internal.core_plugins.file_config_source import FileConfigSource
 
 from evaluation import figures
 from evaluation import run as run_module
@@ -44,26 +42,6 @@ def few_figures(request, monkeypatch) -> None:
     if "drawn" not in request.fixturenames:
         monkeypatch.setattr(figures, "FIGURES", ())
         monkeypatch.setattr(figures, "ACROSS", ())
-
-
-@pytest.fixture(scope="session", autouse=True)
-def configs_parsed_once() -> Iterator[None]:
-    """Hydra parses a file of configs/ again for each job, with a parser in Python; tests compose some thousand jobs."""
-    held: dict[tuple[str, str, int], Any] = {}
-    load = FileConfigSource.load_config
-
-    def once(self: FileConfigSource, config_path: str) -> Any:
-        file = Path(self.path) / (config_path if config_path.endswith(".yaml") else f"{config_path}.yaml")
-        if not file.exists():
-            return load(self, config_path)
-        key = (self.provider, str(file), file.stat().st_mtime_ns)
-        if key not in held:
-            held[key] = load(self, config_path)
-        return copy.deepcopy(held[key])
-
-    FileConfigSource.load_config = once
-    yield
-    FileConfigSource.load_config = load
 
 
 @pytest.fixture(autouse=True)

@@ -10,17 +10,8 @@ from evaluation import inference_recycling
 @pytest.fixture
 def infer(call, checkpoint, bench_file, tmp_path):
     def inferring(*arguments):
-        base = [
-            "--model-path",
-            checkpoint,
-            "--model-id",
-            "toy",
-            "--question-file",
-            bench_file,
-            "--max-new-tokens",
-            "16",
-        ]
-        base += ["--answer-file", tmp_path / "out.jsonl", "--bench-name", "toy"]
+        base = ["--model-path", checkpoint, "--model-id", "toy", "--question-file", bench_file, "--bench-name", "toy"]
+        base += ["--max-new-tokens", "16", "--answer-file", tmp_path / "out.jsonl"]
         return call(inference_recycling.main, *base, *arguments)
 
     return inferring
@@ -43,19 +34,9 @@ def test_inference_resumes_and_refuses_other_settings(infer, tmp_path):
 
 def test_every_flag_arrives(infer, tmp_path):
     (tmp_path / "tree.yaml").write_text("[[0], [1], [0, 2]]")
-    flags = [
-        "--question-begin",
-        2,
-        "--question-end",
-        4,
-        "--num-choices",
-        2,
-        "--dtype",
-        "bfloat16",
-        "--output-id-topk",
-        3,
-    ]
-    outcome = infer(*flags, "--tree_version", tmp_path / "tree.yaml", "--start", "cold", "--temperature", "0")
+    flags = ["--question-begin", "2", "--question-end", "4", "--num-choices", "2", "--output-id-topk", "3"]
+    flags += ["--tree_version", tmp_path / "tree.yaml", "--start", "cold", "--temperature", "0", "--dtype", "bfloat16"]
+    outcome = infer(*flags)
     assert outcome.code == 0, outcome.err
     settings = json.loads((tmp_path / "out.jsonl.run/metadata.json").read_text())["settings"]
     assert settings["model"]["dtype"] == "bfloat16" and settings["bench"]["questions"] == 2

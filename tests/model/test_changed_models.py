@@ -51,20 +51,19 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_model_that_changed_gets_a_target_of_its_own(change, method="dynamic"):
-    model, generate = toy_model("llama-grouped"), Generate(method)
-    decoder = Decoder(model, method=method)
+def test_a_model_that_changed_gets_a_target_of_its_own(change):
+    model, generate = toy_model("llama-grouped"), Generate()
+    decoder = Decoder(model)
     decoded(model, generate)
     decoder.generate(PROMPT, max_new_tokens=5)
     CHANGES[change](model)
     with torch.no_grad():  # the new rows say something
         model.get_output_embeddings().weight[-6:].mul_(3.0)
-    assert decoded(model, generate) == greedy(model, PROMPT, 20)
+    expected = greedy(model, PROMPT, 20)
+    assert decoded(model, generate) == expected
     with pytest.raises(UserError, match="make a new one"):
         decoder.generate(PROMPT, max_new_tokens=5)
-    again = Decoder(model, method=method)
-    again.eos = frozenset()
-    assert again.generate(PROMPT, max_new_tokens=20).ids == greedy(model, PROMPT, 20)
+    assert Decoder(model, eos=()).generate(PROMPT, max_new_tokens=20).ids == expected
 
 
 def test_weights_may_change_and_be_tied_anew():
@@ -77,20 +76,20 @@ def test_weights_may_change_and_be_tied_anew():
     assert target_in(model) is target
 
 
-@pytest.mark.parametrize("method", ["dynamic", "lookahead"])
-def test_a_model_is_freed_when_its_owner_lets_it_go(method):
-    model, generate = toy_model("llama-grouped"), Generate(method)
-    decoded(model, generate)
-    gone = weakref.ref(model)
-    gc.collect()
-    gc.disable()
-    try:
-        del model
-        assert gone() is None, "something holds it: a cycle waits for the collector"
-    finally:
-        gc.enable()
-    model = toy_model("llama-grouped")  # perhaps at the same address
-    assert decoded(model, generate) == greedy(model, PROMPT, 20)
+def test_a_model_is_freed_when_its_owner_lets_it_go():
+    for method in ("dynamic", "lookahead"):
+        model, generate = toy_model("llama-grouped"), Generate(method)
+        decoded(model, generate)
+        gone = weakref.ref(model)
+        gc.collect()
+        gc.disable()
+        try:
+            del model
+            assert gone() is None, "something refers to it: a cycle waits for the collector"
+        finally:
+            gc.enable()
+        model = toy_model("llama-grouped")  # perhaps at the same address
+        assert decoded(model, generate) == greedy(model, PROMPT, 20)
 
 
 def compiled_whole(model):
@@ -124,20 +123,14 @@ def untraced():
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_compiled_model_answers_as_it_is(way, untraced):
+def test_a_compiled_model_answers_as_it_is_and_hidden_states_are_read_outside_of_compiled_code(way, untraced):
+    """Compiled code does not notice hooks that come and go; who needs one says so."""
     expected = greedy(toy_model("llama-grouped"), PROMPT, 20)
     model = way(toy_model("llama-grouped"))
     assert decoded(model, Generate()) == expected
-    decoder = Decoder(model)
-    decoder.eos = frozenset()
+    decoder = Decoder(model, eos=())
     assert decoder.generate(PROMPT, max_new_tokens=20).ids == expected
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_hidden_states_are_read_outside_of_compiled_code_alone(way, untraced):
-    """Compiled code does not notice hooks that come and go; who needs one says so."""
-    model = way(toy_model("llama-grouped"))
-    target = Decoder(model, method="vanilla").target
+    target = decoder.target
     if way in (compiled_forward, compiled_in_place):
         with pytest.raises(UserError, match="its forward is compiled"), target.hidden_states():
             pass
@@ -164,8 +157,7 @@ class Adapter:
 
 def test_an_adapter_inside_the_layers_is_used_and_one_of_the_inputs_refused():
     model = toy_model("llama-grouped")
-    decoder = Decoder(Adapter(model, False))
-    decoder.eos = frozenset()
+    decoder = Decoder(Adapter(model, False), eos=())
     assert decoder.generate(PROMPT, max_new_tokens=20).ids == greedy(model, PROMPT, 20)
     with pytest.raises(UserError, match="X_TUNING"):
         Decoder(Adapter(model, True))

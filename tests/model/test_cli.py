@@ -1,25 +1,17 @@
 """The command: a chat in a real pseudo-terminal and in a pipe, prompts from a file, and mistakes in one line."""
 
-import fcntl
 import io
 import json
 import os
-import pty
 import re
-import select
-import signal
-import struct
 import subprocess
 import sys
-import termios
-import time
 import zipfile
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from model.cli import Chat, main
+from model.cli import Chat, main, talk
 from model.decoder import Decoder
 from model.engine.sampling import GREEDY
 from model.errors import UserError
@@ -114,7 +106,7 @@ def test_commands_of_a_chat(decoder):
     chat = Chat(decoder, out, colours=False, max_new_tokens=8, sampling=GREEDY)
     assert chat.say("Hello there.") and len(chat.turns) == 2
     for line, says in (
-        ("/tree best:9", "method recycling tree=best:9"),
+        ("/method recycling tree=best:9", "method recycling tree=best:9"),
         ("/method dynamic nodes=5", "method dynamic"),
         ("/method nonesuch", "unknown"),
         ("/method pld depth=3", "does not take depth"),
@@ -148,7 +140,7 @@ def test_a_chat_shows_control_characters_and_sends_none(decoder, monkeypatch, co
     chat = Chat(decoder, out, colours=colours, max_new_tokens=60, sampling=GREEDY)
     monkeypatch.setattr(decoder, "text_of", lambda ids: HOSTILE[: len(ids)])  # a character a token
     chat.say("Hello there.")
-    own = re.compile(r"\033\]2;MAT [\d., /tokensxplain]*\007|\033\[[0-9;]*[mt]") if colours else re.compile("(?!)")
+    own = re.compile(r"\033\[[0-9;]*m" if colours else "(?!)")
     assert chat.turns[1]["content"] == HOSTILE, "kept as it is"
     assert own.sub("", out.getvalue()).startswith(SHOWN)
     out.truncate(0)
@@ -161,17 +153,16 @@ def test_a_chat_shows_control_characters_and_sends_none(decoder, monkeypatch, co
     assert f"template says {SHOWN}" in out.getvalue()
 
 
-@pytest.mark.parametrize("where", ["terminal", "file", "jsonl"])
-def test_an_answer_is_exact_in_a_file_and_harmless_in_a_terminal(where, decoder, monkeypatch, capsys):
+def test_an_answer_is_exact_in_a_file_and_harmless_in_a_terminal(decoder, monkeypatch, capsys):
     monkeypatch.setattr(Decoder, "from_pretrained", lambda *_, **__: decoder)
     monkeypatch.setattr(decoder, "text_of", lambda ids: HOSTILE)
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: where == "terminal")
-    main(["generate", EMBEDDED, "--prompt", "x", "--max-new-tokens", "2"] + ["--jsonl"] * (where == "jsonl"))
+    for terminal in (False, True):
+        monkeypatch.setattr(sys.stdout, "isatty", lambda terminal=terminal: terminal)
+        main(["generate", EMBEDDED, "--prompt", "x", "--max-new-tokens", "2"])
+        assert capsys.readouterr().out.removesuffix("\n") == (SHOWN if terminal else HOSTILE)
+    main(["generate", EMBEDDED, "--prompt", "x", "--max-new-tokens", "2", "--jsonl"])
     out = capsys.readouterr().out.removesuffix("\n")
-    if where == "jsonl":
-        assert json.loads(out)["text"] == HOSTILE and not re.search("[\x00-\x1f\x7f-\x9f\u202e\u2066]", out)
-    else:
-        assert out == (SHOWN if where == "terminal" else HOSTILE)
+    assert json.loads(out)["text"] == HOSTILE and not re.search("[\x00-\x1f\x7f-\x9f\u202e\u2066]", out)
 
 
 def test_an_error_sends_no_control_characters(monkeypatch, capsys):
@@ -186,79 +177,26 @@ def test_an_error_sends_no_control_characters(monkeypatch, capsys):
     )
 
 
-class Terminal:
-    """A command in a pseudo-terminal."""
+def test_a_chat_in_a_terminal(decoder, monkeypatch):
+    """Lines that are typed, one that Ctrl-C discards, and Ctrl-D."""
+    typed = iter(["Hello there. Hello there.", KeyboardInterrupt, "/help", EOFError])
 
-    def __init__(self, *arguments):
-        pid, self.there = pty.fork()
-        if not pid:
-            signal.signal(signal.SIGINT, signal.SIG_DFL)  # a test that runs in the background may have it ignored
-            os.chdir(ROOT)
-            os.execv(sys.executable, [*COMMAND, *arguments])
-        self.pid, self.seen = pid, ""
+    def read(prompt):
+        assert prompt == "> "
+        line = next(typed)
+        if isinstance(line, str):
+            return line
+        raise line
 
-    def until(self, what, seconds=90):
-        """Read until a text came since the last time; what was read."""
-        end = time.monotonic() + seconds
-        while not re.search(what, self.seen):
-            assert time.monotonic() < end, f"no {what} in {self.seen[-2000:]!r}"
-            if select.select([self.there], [], [], 0.2)[0]:
-                self.seen += os.read(self.there, 65536).decode(errors="replace")
-        read, self.seen = self.seen, ""
-        return read
-
-    def type(self, text):
-        os.write(self.there, text.encode())
-
-    def resize(self, columns):
-        """As a user draws the window's edge; the kernel sends SIGWINCH."""
-        fcntl.ioctl(self.there, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-
-    def press(self, key, what, tries=9):
-        """Press until a text comes: Python's readline heeds no signal that comes just before it waits for a key."""
-        for _ in range(tries):
-            self.type(key)
-            with suppress(AssertionError):
-                return self.until(what, seconds=5)
-        raise AssertionError(f"no {what} after {tries} presses of {key!r}; seen {self.seen!r}")
-
-
-def words(shown):
-    """An answer as it was shown, without its colours, titles, figures and line ends."""
-    text = re.sub(r"\033\]2;.*?\007|\033\[[?0-9;]*[a-zA-Z]", "", shown)
-    return "".join(text[: text.index("MAT ")].replace("Hello there. Hello there.", "", 1).split())
-
-
-def test_a_chat_in_a_terminal():
-    shown = Terminal("chat", EMBEDDED, "--max-new-tokens", "40", "--set", "nodes=24")  # however slow the machine
-    try:
-        shown.until("> $")
-        shown.type("Hello there. Hello there.\n")
-        answer = shown.until(r"MAT \d\.\d\d, .* x plain.*\n.*> ")
-        assert "\033[36m" in answer or "\033[32m" in answer or "\033[33m" in answer, "runs are coloured by length"
-        titles = re.findall(r"\033\]2;(.*?)\007", answer)
-        assert len(titles) > 3 and answer.index("\033[22;2t") < answer.index("\033]2;") < answer.index("\033[23;2t")
-        assert all(re.fullmatch(r"MAT \d\.\d\d, [\d.]+ tokens/s", title) for title in titles)
-        shown.type("/method vanilla\n")
-        shown.until("method vanilla.*\n.*> ")
-        shown.type("/reset\n")
-        shown.until("forgotten.*\n.*> ")
-        shown.type("Hello there. Hello there.\n")
-        typed = shown.until(r"\n")
-        for columns in (20, 200, 80):
-            shown.resize(columns)
-        again = shown.until(r"MAT \d\.\d\d, .* x plain.*\n.*> ")
-        assert words(typed + again) == words(answer), "a window of another size gets the same answer"
-        shown.type("/help\n")
-        shown.until("Ctrl-C stops an answer[^$]*> ")
-        shown.type("half a line")
-        shown.until("half a line$")
-        shown.press("\003", "> $")
-        shown.type("\004")
-        _, status = os.waitpid(shown.pid, 0)
-        assert os.waitstatus_to_exitcode(status) == 0
-    finally:
-        os.close(shown.there)
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+    monkeypatch.setattr("builtins.input", read)
+    out = io.StringIO()
+    talk(Chat(decoder, out, colours=True, max_new_tokens=40, sampling=GREEDY))
+    assert next(typed, None) is None
+    answer, _, after = out.getvalue().partition("MAT ")
+    assert re.search("\033\\[3[2356]m", answer), "runs are coloured by length"
+    assert re.match(r"\d\.\d\d, [\d.]+ tokens/s; first token after", after)
+    assert "Ctrl-C stops an answer" in after
 
 
 def test_ctrl_c_stops_the_answer_and_not_the_chat(decoder, monkeypatch):

@@ -185,19 +185,12 @@ def test_sequences_in_turns_do_not_disturb_each_other(name, companions):
 
 
 @every_method
-def test_a_conversation_keeps_the_cache_of_its_earlier_turns(name, companions, monkeypatch):
+def test_a_conversation_keeps_the_cache_of_its_earlier_turns(name, companions, forwarded):
     """The text is what it would be without; only what is new of a prompt is forwarded."""
-    forwarded, run = [], Target._run_model
-
-    def counted(target, cache, tokens, *more, **kwargs):
-        forwarded.append(len(tokens))
-        return run(target, cache, tokens, *more, **kwargs)
-
     target = Target(model())
     drafter = make(name, target, companions, eos={2})
     decoder = Decoder(model(), method=drafter, linear="torch")
     decoder.target, decoder.eos = target, frozenset({2})  # heads are made for one target
-    monkeypatch.setattr(Target, "_run_model", counted)
     prompt = [5, 9, 7, 11, 8, 20, 31, 5, 9]
     draft = drafter.max_nodes if name in ("pld", "sps") else 0  # which goes with the prompt
     for turn in range(3):
@@ -224,8 +217,8 @@ def test_threads_that_share_it_answer_as_alone(name, companions):
     of, method = toy_model("llama-grouped"), name.split()[0]
     of.register_forward_pre_hook(lambda *_: time.sleep(0.0005))  # lets the others overwrite what they can
     settings = SETTINGS[name] | companions.get(name, {})
-    hot, cold = Decoder(of, method=method, linear="torch", **settings), Generate(method, start="cold", **settings)
-    hot.eos = frozenset()
+    hot = Decoder(of, method=method, linear="torch", eos=(), **settings)
+    cold = Generate(method, start="cold", **settings)
 
     def work(prompt):
         ids = torch.tensor([prompt])

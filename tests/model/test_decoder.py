@@ -6,11 +6,9 @@ import numpy as np
 import pytest
 import torch
 from transformers import (
-    AutoTokenizer,
     BatchEncoding,
     EosTokenCriteria,
     LogitsProcessor,
-    NoRepeatNGramLogitsProcessor,
     StoppingCriteria,
     StoppingCriteriaList,
 )
@@ -32,6 +30,15 @@ V = 61
 def target_in(model):
     (target,) = vars(model)[ATTRIBUTE].targets.values()
     return target
+
+
+def drafter_in(model, generate):
+    return vars(model)[ATTRIBUTE].drafters[generate][-1]
+
+
+def ends_of(drafter):
+    """Of a dynamic drafter: below what it drafts nothing."""
+    return set(drafter.loop_rows[-1].nonzero()[0].tolist())
 
 
 def ids_of(*tokens):
@@ -56,46 +63,31 @@ class Odd(LogitsProcessor):
 WAYS = {
     "criteria": dict(stopping_criteria=StoppingCriteriaList([Stop()])),
     "eos by criterion": dict(stopping_criteria=StoppingCriteriaList([EosTokenCriteria(16)])),
-    "own processor": dict(logits_processor=[Odd()]),
-    "n-gram and penalty": dict(logits_processor=[NoRepeatNGramLogitsProcessor(3)], repetition_penalty=1.4),
-    "dictionary": dict(return_dict_in_generate=True),
+    "own processor": dict(logits_processor=[Odd()], repetition_penalty=1.4),
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_criteria_and_processors_do_what_they_do_in_generate(way):
+def test_criteria_and_processors_do_what_they_do_in_generate():
     model, ids = toy_model("llama"), ids_of(5, 9, 5, 9, 5)
-    more = {"max_new_tokens": 50} | WAYS[way]
-    expected = model.generate(ids, do_sample=False, pad_token_id=0, **more)
-    found = model.generate(ids, do_sample=False, pad_token_id=0, custom_generate=Generate("recycling"), **more)
-    if way == "dictionary":
-        expected, found = expected.sequences, found.sequences
-    assert found.tolist() == expected.tolist()
-    assert way == "dictionary" or found.tolist() != model.generate(ids, do_sample=False, max_new_tokens=50).tolist()
+    settings = dict(do_sample=False, pad_token_id=0, max_new_tokens=50)
+    plain, ours = model.generate(ids, **settings), Generate("recycling")
+    for way, more in WAYS.items():
+        expected = model.generate(ids, **settings, **more)
+        answer = model.generate(ids, **settings, **more, custom_generate=ours)
+        assert answer.tolist() == expected.tolist() != plain.tolist(), way
+    output = model.generate(ids, **settings, return_dict_in_generate=True, custom_generate=ours)
+    assert output.sequences.equal(plain)
 
 
 class Heard(BaseStreamer):
     def __init__(self):
-        self.got, self.ended = [], 0
+        self.tokens, self.ended = [], 0
 
     def put(self, value):
-        self.got += value.flatten().tolist()
+        self.tokens += value.flatten().tolist()
 
     def end(self):
         self.ended += 1
-
-
-def test_a_streamer_hears_every_token_once():
-    model, streamer = toy_model("llama"), Heard()
-    out = model.generate(
-        ids_of(5, 6, 7),
-        max_new_tokens=30,
-        do_sample=False,
-        streamer=streamer,
-        token_streamer=streamer,
-        custom_generate=Generate(),
-    )
-    assert streamer.got == out[0].tolist() and streamer.ended == 1
 
 
 def test_drawn_text_follows_torchs_seed_and_not_the_method():
@@ -128,8 +120,8 @@ def test_a_decoder_answers_text_and_ids_and_streams_the_same():
     assert answer.ids == greedy(model, prompt, 30) == decoder.generate(prompt, max_new_tokens=30).ids
     assert sum(answer.accept_lengths) == len(answer.ids) == 30 and answer.stop == "length"
     assert answer.mat == 30 / len(answer.accept_lengths) and answer.text == Letters().decode(answer.ids, True)
-    told = list(pieces(decoder.stream("hello", max_new_tokens=30), decoder.text_of))
-    assert "".join(text for text, _ in told) == answer.text and sum(n for _, n in told) == 30
+    shown = list(pieces(decoder.stream("hello", max_new_tokens=30), decoder.text_of))
+    assert "".join(text for text, _ in shown) == answer.text and sum(n for _, n in shown) == 30
     assert whole(decoder.stream("hello", max_new_tokens=30)).tokens == answer.ids
     drawn = decoder.generate("hello", max_new_tokens=30, sampling=Sampling(temperature=2.0, seed=1))
     assert drawn.ids != answer.ids
@@ -141,26 +133,14 @@ def test_a_character_in_two_steps_comes_whole():
     assert found == [("xé", 3), ("\ufffd", 1)], "what is never finished comes at the end as it is"
 
 
-def test_what_a_decoder_refuses():
-    decoder = Decoder(toy_model("llama"))
-    for prompt, says in (("text", "no tokenizer"), ([], "no tokens")):
-        with pytest.raises(UserError, match=says):
-            decoder.generate(prompt)
-    with pytest.raises(UserError, match="has no template"):
-        Decoder(toy_model("llama"), Letters()).generate([{"role": "user", "content": "hi"}])
-    with pytest.raises(UserError, match="made already"):
-        Decoder(toy_model("llama"), method=decoder.method, k=4)
-
-
-def test_the_folder_in_the_hubs_layout_does_the_same():
+def test_a_streamer_hears_every_token_once_also_in_the_hubs_layout():
     """transformers loads custom_generate/generate.py of a local path, and runs it for whoever trusts it."""
-    model, ids = toy_model("llama"), ids_of(5, 9, 5)
-    expected = model.generate(ids, max_new_tokens=30, do_sample=False)
-    streamer = Heard()
-    for method in ("recycling", "pld"):
-        own = dict(custom_generate=str(ROOT), trust_remote_code=True, method=method, streamer=streamer)
-        assert model.generate(ids, max_new_tokens=30, do_sample=False, **own).equal(expected)
-    assert streamer.got == 2 * expected[0].tolist() and streamer.ended == 2
+    model, ids, settings = toy_model("llama"), ids_of(5, 9, 5), dict(max_new_tokens=30, do_sample=False)
+    expected, hub = model.generate(ids, **settings), dict(custom_generate=str(ROOT), trust_remote_code=True)
+    for way in (hub, hub | dict(method="pld"), dict(custom_generate=Generate(), token_streamer=Heard())):
+        streamer = way.get("token_streamer", Heard())
+        assert model.generate(ids, **settings, **way, streamer=streamer).equal(expected)
+        assert streamer.tokens == expected[0].tolist() and streamer.ended == 1
 
 
 def test_what_was_learnt_outlives_a_longer_text_and_another_model(monkeypatch):
@@ -168,11 +148,31 @@ def test_what_was_learnt_outlives_a_longer_text_and_another_model(monkeypatch):
     first, second, ids, generate = toy_model("llama"), toy_model("qwen3"), ids_of(5, 9, 5), Generate("recycling")
     for model in (first, second):
         model.generate(ids, max_new_tokens=20, do_sample=False, custom_generate=generate)
-    learnt = vars(first)[ATTRIBUTE].drafters[generate][1].state_dict()["candidates"].clone()
+    learnt = drafter_in(first, generate).state_dict()["candidates"].clone()
     first.generate(ids_of(7), max_new_tokens=100, do_sample=False, custom_generate=generate)
-    kept = vars(first)[ATTRIBUTE].drafters[generate][1].state_dict()["candidates"]
+    kept = drafter_in(first, generate).state_dict()["candidates"]
     seen = learnt.any(-1)
     assert target_in(first).context > 32 and bool(seen.any()) and bool(kept.any(-1)[seen].all())
+
+
+def test_an_end_is_one_id_or_several_of_the_decoder_or_of_the_call():
+    """Methods do not draft below an end: they are made for those of the call, and keep what they learnt."""
+    model, prompt, generate = toy_model("llama"), [5, 9, 5], Generate("dynamic", nodes=8)
+    free = greedy(model, prompt, 30)
+    for eos in (free[12], [free[12]], {free[12], free[20]}):
+        decoder = Decoder(model, eos=eos, nodes=8)
+        assert decoder.generate(prompt, max_new_tokens=30).ids == free[: free.index(free[12]) + 1]
+        assert free[12] in ends_of(decoder.method) == decoder.eos
+    learnt = 0
+    for eos in (free[12], [free[20]]):
+        settings = dict(eos_token_id=eos, max_new_tokens=30, do_sample=False, pad_token_id=0)
+        answer = model.generate(ids_of(*prompt), custom_generate=generate, **settings)
+        assert answer.equal(model.generate(ids_of(*prompt), **settings))
+        drafter = drafter_in(model, generate)
+        assert ends_of(drafter) == ({eos} if isinstance(eos, int) else set(eos)) and drafter.rows.seen.sum() > learnt
+        learnt = drafter.rows.seen.sum()
+    with pytest.raises(UserError, match="eos_token_id"):
+        Generate(eos=1)
 
 
 def test_processors_see_one_row_at_a_time_and_change_nothing_else():
@@ -219,6 +219,8 @@ NO_ROW = [
     ([{"role": "user", "content": "hi"}], "is a chat, and this decoder has no tokenizer"),
     (b"hello", "is of type bytes"),
     (None, "is of type NoneType"),
+    ("text", "is text, and this decoder has no tokenizer"),
+    ([], "no tokens"),
     (torch.zeros((1, 0), dtype=torch.long), "no tokens"),
 ]
 
@@ -232,9 +234,13 @@ def test_one_row_of_ids_is_taken_as_it_comes_and_all_else_is_refused_by_name():
         with pytest.raises(UserError, match=says) as refused:
             decoder.ids_of(prompt)
         assert "\n" not in str(refused.value)
+    with pytest.raises(UserError, match="has no template"):
+        Decoder(toy_model("llama"), Letters()).ids_of([{"role": "user", "content": "hi"}])
+    with pytest.raises(UserError, match="made already"):
+        Decoder(toy_model("llama"), method=decoder.method, k=4)
 
 
-def test_settings_that_do_not_fit_are_told():
+def test_settings_that_do_not_fit_are_refused():
     target = Target(toy_model("llama"))
     assert len(make_method("recycling", target, tree="best:9").tree) == 10
     for name, settings, says in (
@@ -274,10 +280,12 @@ def test_settings_say_what_was_chosen_and_release_undoes_it(tmp_path):
     assert torch.equal(model(ids).logits, before)
     model.save_pretrained(tmp_path)
     assert torch.equal(type(model).from_pretrained(tmp_path)(ids).logits, before)
-    with pytest.raises(UserError, match=r"linear=fast: there is auto, onednn, fused, torch"):
-        Decoder(model, linear="fast")
-    with pytest.raises(UserError, match=r"execution=quick: there is auto, eager, graph"):
-        Decoder(model, execution="quick")
+    for wrong, says in (
+        ({"linear": "fast"}, "linear=fast: there is auto, onednn, fused, torch"),
+        ({"execution": "quick"}, "execution=quick: there is auto, eager, graph"),
+    ):
+        with pytest.raises(UserError, match=says):
+            Decoder(model, **wrong)
 
 
 def test_generate_leaves_a_users_model_as_it_is_unless_asked():
@@ -308,67 +316,39 @@ def test_several_prompts_one_after_the_other(capsys):
     assert not capsys.readouterr().err
 
 
-@pytest.mark.parametrize("change", ["trained", "loaded"])
-def test_a_kept_cache_is_of_the_weights_as_they_are(change):
+def test_a_kept_cache_is_of_the_weights_as_they_are():
     """Keys of the old weights would be attended to by the new ones, in silence."""
     model, prompt = toy_model("llama-grouped"), [5, 9, 7, 11, 8, 20]
     decoder = Decoder(model, method="vanilla")
-    answer = decoder.generate(prompt, max_new_tokens=12)
-    with torch.no_grad():
-        if change == "trained":
-            for parameter in model.parameters():
-                parameter.mul_(1.3)
-        else:
-            model.load_state_dict(toy_model("llama-grouped", seed=3).state_dict())
-    prompt = [*prompt, *answer.ids, 40]
-    assert decoder.generate(prompt, max_new_tokens=20).ids == greedy(model, prompt, 20, [2])
+    for change in ("trained", "loaded"):
+        prompt = [*prompt, *decoder.generate(prompt, max_new_tokens=12).ids, 40]
+        with torch.no_grad():
+            if change == "trained":
+                for parameter in model.parameters():
+                    parameter.mul_(1.3)
+            else:
+                model.load_state_dict(toy_model("llama-grouped", seed=3).state_dict())
+        assert decoder.generate(prompt, max_new_tokens=20).ids == greedy(model, prompt, 20, [2]), change
 
 
-def test_a_prompt_is_forwarded_again_for_a_method_that_has_not_seen_it(monkeypatch):
-    model, forwarded = toy_model("llama-grouped"), []
-    run = Target._run_model
-
-    def counted(target, cache, tokens, *more, **kwargs):
-        forwarded.append(len(tokens))
-        return run(target, cache, tokens, *more, **kwargs)
-
-    decoder, prompt = Decoder(model, method="vanilla"), [5, 9, 7, 11, 8, 20, 31]
+def test_a_prompt_is_forwarded_again_for_a_method_that_has_not_seen_it(forwarded):
+    decoder, prompt = Decoder(toy_model("llama-grouped"), method="vanilla"), [5, 9, 7, 11, 8, 20, 31]
     decoder.generate(prompt, max_new_tokens=8)
-    monkeypatch.setattr(Target, "_run_model", counted)
+    forwarded.clear()
     decoder.method = make_method("dynamic", decoder.target, eos=decoder.eos, nodes=4)
     decoder.generate(prompt, max_new_tokens=8)
     assert forwarded[0] == len(prompt) - 1
 
 
-def test_a_decoder_that_cannot_be_made_leaves_the_model_as_it_was():
-    model = toy_model("llama-grouped")
-    for wrong in ({"method": "nope"}, {"execution": "graph"}, {"start": "nowhere"}):
-        with pytest.raises(UserError):
-            Decoder(model, linear="fused", **wrong)
-        assert {type(layer) for layer in model.modules() if isinstance(layer, torch.nn.Linear)} == {torch.nn.Linear}
-
-
-@pytest.mark.parametrize("name", ["/nowhere/at/all", "no/such/folder/at/all", "../missing", "~/missing", "org/", ""])
-def test_what_is_neither_a_folder_nor_a_hub_name_is_called_so(monkeypatch, name):
-    monkeypatch.setattr(AutoTokenizer, "from_pretrained", lambda *_, **__: pytest.fail("the hub was asked"))
-    with pytest.raises(UserError) as caught:
-        Decoder.from_pretrained(name)
-    assert str(caught.value) == f"model {name}: no such folder, and not a hub name either"
-
-
-@pytest.mark.parametrize("name", ["org/name", "name", "data/embeded"])
-def test_a_hub_name_without_a_network_is_an_error_of_one_line(monkeypatch, name):
+def test_what_cannot_be_loaded_is_an_error_of_one_line(monkeypatch, tmp_path):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(UserError) as caught:
-        Decoder.from_pretrained(name)
-    assert str(caught.value).startswith(f"model {name}: no such folder, and the hub's cannot be loaded (We couldn't")
-    assert "\n" not in str(caught.value)
-
-
-def test_a_folder_in_ones_home_is_found(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match="^model ~/empty: cannot be loaded"):
-        Decoder.from_pretrained("~/empty")
+    names = ("/nowhere/at/all", "no/such/folder", "../missing", "~/missing", "org/", "", "org/name", "data/embeded")
+    for name in (*names, "~/empty"):
+        with pytest.raises(UserError) as caught:
+            Decoder.from_pretrained(name)
+        why = "no such folder, and the hub's cannot be loaded" if name in names else "cannot be loaded"
+        assert str(caught.value).startswith(f"model {name}: {why} (") and "\n" not in str(caught.value)
     (tmp_path / "toy").symlink_to(ROOT / "data/embedded")
     assert Decoder.from_pretrained("~/toy", method="vanilla").tokenizer is not None

@@ -1,12 +1,14 @@
 """Every setting of transformers' generate is honoured, decides nothing, or is refused by name."""
 
+from functools import partial
+
 import pytest
 import torch
 from transformers import GenerationConfig
 
 from model import generate as generate_settings
 from model.errors import UserError
-from model.generate import HONOURED, IRRELEVANT, OUTPUTS, REFUSED, Generate
+from model.generate import DRAWS, IRRELEVANT, OUTPUTS, PROCESSORS, READ, REFUSED, Generate
 from tests.conftest import toy_model
 
 FIELDS = {name for name in vars(GenerationConfig()) if not name.startswith("_")}
@@ -20,54 +22,31 @@ def answer(settings, **more):
 
 
 def test_every_field_of_the_installed_version_is_in_one_list():
-    lists = [set(HONOURED), set(IRRELEVANT), set(REFUSED), set(OUTPUTS)]
+    lists = [set(names) for names in (DRAWS, PROCESSORS, READ, IRRELEVANT, REFUSED, OUTPUTS)]
     assert sum(map(len, lists)) == len(set.union(*lists)), "in one alone"
     assert not FIELDS - set.union(*lists), "a field that nobody has looked at"
 
 
-ASKED = {
-    "num_beam_groups": 2,
-    "penalty_alpha": 0.6,
-    "dola_layers": "low",
-    "constraints": [1],
-    "force_words_ids": [[7]],
-    "guidance_scale": 1.5,
-    "watermarking_config": {"bias": 2.0},
-    "prompt_lookup_num_tokens": 3,
-    "assistant_early_exit": 1,
-    "use_mtp": True,
-    "speculation_type": "dflash",
-    "is_assistant": True,
-    "prefill_chunk_size": 2,
-    "cache_implementation": "quantized",
-    "num_beams": 2,
-    "num_return_sequences": 2,
-}
-
-
 def test_what_is_not_done_is_refused_by_name():
-    model = toy_model("llama")
-    assert ASKED.keys() == REFUSED.keys()
+    model, ours = toy_model("llama"), Generate()
     for name in REFUSED.keys() & FIELDS:
         config = GenerationConfig(max_length=20, return_dict_in_generate=False)
-        setattr(config, name, ASKED[name])
+        setattr(config, name, 7)
         with pytest.raises(UserError, match=name):
             generate_settings.refuse(model, torch.tensor([PROMPT]), config, {})
-    for name in ("dola_layers", "prompt_lookup_num_tokens"):
-        with pytest.raises(UserError, match=name):
-            answer({name: ASKED[name]}, custom_generate=Generate())
-    with pytest.raises(UserError, match="several sequences, num_return_sequences"):
-        answer({"do_sample": True, "num_return_sequences": 2}, custom_generate=Generate())
-
-
-def test_outputs_are_refused_where_they_would_be_given():
-    for name in OUTPUTS:
-        with pytest.raises(UserError, match=name):
-            answer({name: True, "return_dict_in_generate": True}, custom_generate=Generate())
+    for settings, says in (
+        *(({name: True, "return_dict_in_generate": True}, name) for name in OUTPUTS),
+        ({"dola_layers": "low"}, "dola_layers"),
+        ({"prompt_lookup_num_tokens": 3}, "prompt_lookup_num_tokens"),
+        ({"do_sample": True, "num_return_sequences": 2}, "several sequences, num_return_sequences"),
+    ):
+        with pytest.raises(UserError, match=says):
+            answer(settings, custom_generate=ours)
 
 
 def test_a_field_that_nobody_knows_is_refused_as_soon_as_it_is_used(monkeypatch):
-    monkeypatch.delitem(HONOURED, "no_repeat_ngram_size")
+    known = tuple(name for name in PROCESSORS if name != "no_repeat_ngram_size")
+    monkeypatch.setattr(generate_settings, "PROCESSORS", known)
     assert answer({}, custom_generate=Generate()).equal(answer({})), "not where it is as ever"
     with pytest.raises(UserError, match="no_repeat_ngram_size"):
         answer({"no_repeat_ngram_size": 2}, custom_generate=Generate())
@@ -104,10 +83,10 @@ GREEDY = {
 }
 
 
-@pytest.mark.parametrize("name", GREEDY)
-def test_what_is_honoured_does_what_it_does_in_generate(name):
-    assert name in HONOURED
-    assert answer(GREEDY[name], custom_generate=Generate()).equal(answer(GREEDY[name]))
+def test_what_is_honoured_does_what_it_does_in_generate():
+    ours = Generate()
+    for name, settings in GREEDY.items():
+        assert answer(settings, custom_generate=ours).equal(answer(settings)), name
 
 
 DRAWN = {
@@ -122,35 +101,31 @@ DRAWN = {
 }
 
 
-@pytest.mark.parametrize("name", DRAWN)
-def test_what_narrows_a_draw_is_among_the_processors(name):
+def test_what_narrows_a_draw_is_among_the_processors():
     """So that the draw with it is another one than without."""
-    if name not in FIELDS:
-        pytest.skip(f"no {name} in this transformers")
-    texts = []
-    for settings in ({name: DRAWN[name]}, {}):
+    texts = {}
+    for name in [None, *DRAWN.keys() & FIELDS]:
         torch.manual_seed(3)
-        drawn = {"do_sample": True, "temperature": 20.0, "top_k": 0} | settings
-        texts.append(answer(drawn, custom_generate=Generate()).tolist())
-    assert texts[0] != texts[1]
+        drawn = {"do_sample": True, "temperature": 20.0, "top_k": 0} | ({name: DRAWN[name]} if name else {})
+        texts[name] = answer(drawn, custom_generate=Generate("vanilla")).tolist()
+    assert len(texts) > 6 and [name for name, text in texts.items() if text == texts[None]] == [None]
 
 
 def test_inputs_that_this_decoding_would_not_see_are_refused():
+    """A mask that hides nothing is no padding: transformers leaves it out by 5.23, and hands it on by 5.17."""
     model, ids = toy_model("llama"), torch.tensor([PROMPT])
-    for name, value in (("position_ids", torch.arange(5)[None] + 3), ("token_type_ids", torch.zeros(1, 5))):
-        config = GenerationConfig(max_length=20, return_dict_in_generate=False)
-        with pytest.raises(UserError, match=name):
-            generate_settings.refuse(model, ids, config, {name: value})
+    config = GenerationConfig(max_length=20, return_dict_in_generate=False)
+    refuse = partial(generate_settings.refuse, model, ids, config)
+    refuse({"attention_mask": torch.ones_like(ids)})
+    for name, value, says in (
+        ("position_ids", torch.arange(5)[None] + 3, "position_ids"),
+        ("token_type_ids", torch.zeros(1, 5), "token_type_ids"),
+        ("attention_mask", torch.tensor([[0, 1, 1, 1, 1]]), "padding"),
+    ):
+        with pytest.raises(UserError, match=says):
+            refuse({name: value})
     with pytest.raises(UserError, match="position_ids"):
         model.generate(ids, position_ids=torch.arange(5)[None] + 3, max_new_tokens=4, custom_generate=Generate())
-
-
-def test_a_mask_that_hides_nothing_is_no_padding():
-    """transformers leaves it out by 5.23, and hands it on by 5.17."""
-    model, ids, config = toy_model("llama"), torch.tensor([PROMPT]), GenerationConfig(max_length=20)
-    generate_settings.refuse(model, ids, config, {"attention_mask": torch.ones_like(ids)})
-    with pytest.raises(UserError, match="padding"):
-        generate_settings.refuse(model, ids, config, {"attention_mask": torch.tensor([[0, 1, 1, 1, 1]])})
 
 
 def test_irrelevant_settings_change_nothing():

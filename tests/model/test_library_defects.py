@@ -11,7 +11,6 @@ import torch
 
 from model import cli
 from model.decoder import Decoder
-from model.engine import Target
 from model.engine.sampling import GREEDY, Sampling
 from model.errors import UserError
 from model.files import ROOT
@@ -63,18 +62,24 @@ def linears(model):
     return {type(layer) for layer in model.modules() if isinstance(layer, torch.nn.Linear)}
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
-def test_a_decoder_that_cannot_be_made_leaves_the_model_as_it_was(error, monkeypatch):
+def test_a_decoder_that_cannot_be_made_leaves_the_model_as_it_was(monkeypatch):
     model = toy_model("llama-grouped")
 
-    def failing(*arguments, **settings):
-        assert linears(model) != {torch.nn.Linear}
-        raise error
+    def fails(error, **settings):
+        with pytest.raises(error):
+            Decoder(model, linear="fused", **settings)
+        assert linears(model) == {torch.nn.Linear}
 
-    monkeypatch.setattr("model.decoder.make_method", failing)
-    with pytest.raises(error):
-        Decoder(model, linear="fused")
-    assert linears(model) == {torch.nn.Linear}
+    for wrong in ({"method": "nope"}, {"execution": "graph"}, {"start": "nowhere"}):
+        fails(UserError, **wrong)
+    for error in (KeyboardInterrupt, RuntimeError):
+
+        def failing(*arguments, error=error, **settings):
+            assert linears(model) != {torch.nn.Linear}
+            raise error
+
+        monkeypatch.setattr("model.decoder.make_method", failing)
+        fails(error)
 
 
 def test_state_files_that_cannot_be_are_one_line(tmp_path):
@@ -93,17 +98,17 @@ def test_state_files_that_cannot_be_are_one_line(tmp_path):
         decoder.load_state(tmp_path / "state")
 
 
-@pytest.mark.parametrize("context", [-5, 0, 1, "abc", 2.5])
-def test_a_context_is_a_number_of_tokens(context):
-    with pytest.raises(UserError, match=f"context={context}: must be"):
-        Decoder(toy_model("llama"), context=context)
+def test_a_context_is_a_number_of_tokens():
+    for context in (-5, 0, 1, "abc", 2.5):
+        with pytest.raises(UserError, match=f"context={context}: must be"):
+            Decoder(toy_model("llama"), context=context)
 
 
-@pytest.mark.parametrize("copied", [copy.deepcopy, pickle.dumps])
-def test_a_copy_of_a_decoder_says_how_to(copied):
+def test_a_copy_of_a_decoder_says_how_to():
     """Masks and caches are kept by the addresses of things that a copy has elsewhere."""
-    with pytest.raises(UserError, match="copy the model"):
-        copied(Decoder(toy_model("llama")))
+    for copied in (copy.deepcopy, pickle.dumps):
+        with pytest.raises(UserError, match="copy the model"):
+            copied(Decoder(toy_model("llama")))
 
 
 def test_training_with_gradient_checkpointing_is_refused_by_name():
@@ -143,21 +148,17 @@ def test_prompts_are_checked_before_the_first_is_answered(monkeypatch, tmp_path,
     assert "prompt 2: prompt of" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["execution", "dtype", "device", "linear", "quantize", "model", "tokenizer", "eos"])
-def test_set_takes_settings_of_the_method_alone(name, capsys):
-    with pytest.raises(SystemExit):
-        cli.main(["generate", EMBEDDED, "--prompt", "x", "--set", f"{name}=abc"])
-    assert f"--set {name}=abc: {name} is no setting of a method" in capsys.readouterr().err
-
-
-def chat_with(decoder, **settings):
-    out = io.StringIO()
-    return out, cli.Chat(decoder, out, **{"colours": False, "max_new_tokens": 40, "sampling": GREEDY} | settings)
+def test_set_takes_settings_of_the_method_alone(capsys):
+    for name in ("execution", "dtype", "device", "linear", "quantize", "model", "tokenizer", "eos"):
+        with pytest.raises(SystemExit):
+            cli.main(["generate", EMBEDDED, "--prompt", "x", "--set", f"{name}=abc"])
+        assert f"--set {name}=abc: {name} is no setting of a method" in capsys.readouterr().err
 
 
 def test_a_chat_survives_a_wrong_setting_and_says_what_ends_a_long_one():
     decoder = Decoder.from_pretrained(EMBEDDED, context=128)
-    out, chat = chat_with(decoder)
+    out = io.StringIO()
+    chat = cli.Chat(decoder, out, colours=False, max_new_tokens=40, sampling=GREEDY)
     assert chat.say("Hello there.") and chat.say("/method dynamic eos=1") and len(chat.turns) == 2
     assert "eos is no setting of a method" in out.getvalue()
     for _ in range(9):
@@ -165,33 +166,6 @@ def test_a_chat_survives_a_wrong_setting_and_says_what_ends_a_long_one():
     assert "/reset forgets it" in out.getvalue()
     chat.say("/reset")
     assert chat.say("Hello there.") and len(chat.turns) == 2
-
-
-def test_plain_decoding_is_timed_after_the_first_long_answer(monkeypatch):
-    decoder, order = Decoder.from_pretrained(EMBEDDED), []
-    timed, put = cli.plain_speed, cli.Chat._put
-    monkeypatch.setattr(cli, "plain_speed", lambda *given: order.append("timed") or timed(*given))
-    monkeypatch.setattr(cli.Chat, "_put", lambda chat, text: order.append("shown") or put(chat, text))
-    _, chat = chat_with(decoder, colours=True, max_new_tokens=4)
-    chat.say("Hello there.")
-    assert "timed" not in order, "a short answer"
-    out, chat = chat_with(decoder, colours=True)
-    chat.say("Hello there.")
-    assert order.count("timed") == 1 and order.index("timed") > 10 and "x plain; first token" in out.getvalue()
-    assert chat.say("And now?") and order.count("timed") == 1
-
-
-@pytest.fixture
-def forwarded(monkeypatch):
-    """How many tokens each forward has, from now on."""
-    counts, run = [], Target._run_model
-
-    def counted(target, cache, tokens, *more, **kwargs):
-        counts.append(len(tokens))
-        return run(target, cache, tokens, *more, **kwargs)
-
-    monkeypatch.setattr(Target, "_run_model", counted)
-    return counts
 
 
 @pytest.mark.parametrize("method", ["vanilla", "dynamic"])

@@ -18,7 +18,6 @@ from tests.conftest import toy_model
 LEARNED = {
     "eagle": {"head_path": "data/embedded/eagle"},
     "medusa": {"heads_path": "data/embedded/medusa"},
-    "sps": {"draft_path": "data/embedded/draft"},
 }
 TEXTS = [
     "Tell me about a river. Tell me about a river.",
@@ -65,11 +64,8 @@ def in_threads(work, count=4):
 def test_decoders_of_one_model_and_calls_without_any_do_not_meet():
     """Two targets whose hooks lie on one module, and transformers' own forwards between them."""
     model, prompts, expected = embedded()
-    decoders = [Decoder(model, method=name, **LEARNED[name]) for name in ("medusa", "eagle")]
-    lengths = []
-    for decoder in decoders:
-        decoder.eos = frozenset()
-        lengths.append(decoder.generate(prompts[0], max_new_tokens=TOKENS).accept_lengths)
+    decoders = [Decoder(model, method=name, eos=(), **settings) for name, settings in LEARNED.items()]
+    lengths = [decoder.generate(prompts[0], max_new_tokens=TOKENS).accept_lengths for decoder in decoders]
 
     def work(i):
         if i > 1:

@@ -12,6 +12,7 @@ from tools.document_results import BLOCK, FIGURES, ROOT, Experiment, expanded, r
 
 
 def test_the_documents_say_what_the_records_say(monkeypatch):
+    assert {path.name for path in (ROOT / "docs/figures").iterdir()} == set(FIGURES)
     monkeypatch.setattr("sys.argv", ["prog", "--check"])
     document_results.main()
 
@@ -38,22 +39,13 @@ def test_a_changed_cell_and_figure_are_found_and_mended(monkeypatch, tmp_path, c
     assert "README.md: a block is not closed" in capsys.readouterr().err
 
 
-def test_every_figure_has_records():
-    drawn = {str(path.relative_to(ROOT / "docs/figures")) for path in (ROOT / "docs/figures").rglob("*.png")}
-    assert drawn == set(FIGURES)
-
-
 @pytest.fixture
 def experiment(monkeypatch):
     """Two sizes of spine and recycling, and a cold twin of the smaller recycling."""
 
     def run(name, nodes, steps, start="hot"):
-        answers = [
-            asked(
-                i, ("qa", "rag")[i % 2], [([steps[i % 2]] * 2, 1.0)], repeated_3grams=[0.5 * (i % 2)], output_ids=[[]]
-            )
-            for i in range(16)
-        ]
+        kinds = (("qa", steps[0], 0.0), ("rag", steps[1], 0.5)) * 8
+        answers = [asked(i, c, [([n] * 2, 1.0)], repeated_3grams=[share]) for i, (c, n, share) in enumerate(kinds)]
         key = "tree_nodes" if name == "recycling" else "nodes"
         return made(f"{name} ({start})", answers, method={key: nodes, "depth": 3}, folder=f"{name}-{nodes}-{start}")
 
@@ -62,9 +54,9 @@ def experiment(monkeypatch):
         run("spine", 8, (2, 4)), run("spine", 24, (3, 4)),
     ]  # fmt: skip
     monkeypatch.setattr(document_results, "read_runs", lambda folder: runs)
-    found = Experiment.__wrapped__("e")
-    monkeypatch.setattr(document_results, "Experiment", lambda name: found)
-    return found
+    made_of_runs = Experiment.__wrapped__("e")
+    monkeypatch.setattr(document_results, "Experiment", lambda name: made_of_runs)
+    return made_of_runs
 
 
 def block(spec):
@@ -88,22 +80,16 @@ def test_what_was_not_measured_is_a_gap_only_where_gaps_are_meant(experiment):
         block(spec)
 
 
-def test_without_columns_a_block_says_what_was_measured(experiment):
+def test_cells_and_without_columns_what_was_measured(experiment):
     assert "16 questions of file (16 turns, 48 tokens); 1 repeat; toy (float32) on a machine;" in block("")
-
-
-def test_cells(experiment):
     assert experiment.cell("spine nodes=8 category=qa") == "2.00", "all the same: no interval"
     assert experiment.cell("spine nodes=8 category=qa over recycling start=hot") == "2.00"
     assert [experiment.cell(f"spine nodes=8 repeated={r} interval=no") for r in ("0-10", "40-60")] == ["2.00", "4.00"]
     assert experiment.cell("spine nodes=8 repeated=0-60 new_tokens") == "96"
     assert experiment.cell("spine") == experiment.cell("spine nodes=24"), "as configs/method/spine.yaml"
-
-
-@pytest.mark.parametrize("words", ["recycling", "spine width=8", "spine nodes=8 over recycling fast=1"])
-def test_words_that_fit_several_or_nothing_known_are_refused(experiment, words):
-    with pytest.raises(UserError, match="e: .* fits"):
-        experiment.cell(words)
+    for words in ("recycling", "spine width=8", "spine nodes=8 over recycling fast=1"):  # of several, of none
+        with pytest.raises(UserError, match="e: .* fits"):
+            experiment.cell(words)
 
 
 def test_words_with_commas_are_rows_each():

@@ -92,24 +92,21 @@ def test_jobs_of_the_shipped_methods_and_trees():
     assert job.config.tree.branching == 4 and job.config.repeat == 0 and "hydra" not in job.config
 
 
-ODD = [
-    "2024_06_01",
-    "1e3",
-    "null",
-    "true",
-    "it's",
-    "a\\",
-    "\\'",
-    "a, [b] = {c: d}",
-    "${seed}",
-    "\\${seed}",
-    '"',
-    " x ",
-    "~",
-]
+def test_settings_that_only_some_methods_have(tmp_path):
+    """They were looked for in the default method, and in configs/ alone: one that a method lacks ended the sweep."""
+    jobs = compose(["method=vanilla,pld", "method.max_ngram=2"], multirun=True).jobs
+    assert [job.overrides[1:] for job in jobs] == [["method=vanilla"], ["method=pld", "method.max_ngram=2"]]
+    (tmp_path / "method").mkdir()
+    (tmp_path / "method/echo.yaml").write_text("name: echo\ndrafter: pld\nmax_ngram: 2\nmax_draft: 4\n")
+    words = ["method=echo,recycling", "method.k=8,9", "tree=2.2.2,best"]
+    jobs = compose(words, multirun=True, config_dir=str(tmp_path)).jobs
+    assert ["method=echo" in job.overrides for job in jobs] == [True] + [False] * 4, "it has no k and no tree"
 
 
-@pytest.mark.parametrize("text", ODD)
+ODD = ["2024_06_01", "1e3", "null", "true", "it's", "a\\", "\\'", "a, [b] = {c: d}", "${seed}", "\\${seed}"]
+
+
+@pytest.mark.parametrize("text", [*ODD, '"', " x ", "~"])
 def test_text_stays_text(text):
     """Hydra read a bare 2024_06_01 as 20240601, null as none and ${seed} as another setting."""
     words = [f"{key}={quoted(text)}" for key in ("name", "results_dir", "model.name", "run_dir", "model.path")]

@@ -1,6 +1,5 @@
 """Figures: each is drawn where the runs vary in its setting, and only there; one can be added by one function."""
 
-import matplotlib.pyplot as plt
 import pytest
 
 from evaluation import figures
@@ -38,7 +37,6 @@ def drawn_at(temperature):
 def names(runs):
     """The figures that these runs have."""
     (data,) = split(runs, main_table(runs)).values()
-    plt.close("all")
     return {draw.__name__ for draw in figures.FIGURES if draw(data) is not None}
 
 
@@ -61,16 +59,39 @@ def test_a_figure_is_drawn_where_the_runs_vary_in_its_setting():
     for figure, runs in VARIED.items():
         also = {"tree_size"} if figure == "budget" else set()
         assert names([made("vanilla", questions()), *runs]) - also == ALWAYS | {figure}
-    plt.close("all")
 
 
-def test_a_gain_at_equal_budget_is_paired_by_question():
-    runs = VARIED["budget"]
+def drawn(figure, runs, panel=0):
+    """The lines of a panel of a figure, each label's ys."""
     (data,) = split(runs, main_table(runs)).values()
+    axes = getattr(figures, figure)(data).axes[panel]
+    return {line.get_label(): list(line.get_ydata()) for line in axes.lines}
+
+
+def test_lines_are_at_their_values():
+    """By hand."""
+    gains = drawn("budget", VARIED["budget"], panel=1)  # lengths 2, 3, 1 against 2, 2, 1, the same on every question
+    assert gains == {"recycling": [1.0] * 3, "spine": pytest.approx([6 / 5] * 3)}
+    (data,) = split(runs := VARIED["budget"], main_table(runs)).values()
     mats = {row["pool"].method: row for row in data.drafting}
-    value, low, high = mat_ratio(mats["spine"]["pool"].cells, mats["recycling"]["pool"].cells)
-    assert value == pytest.approx((6 / 3) / (5 / 3)), "lengths 2, 3, 1 against 2, 2, 1"
-    assert (low, high) == pytest.approx((value, value)), "every question gains the same"
+    assert mat_ratio(mats["spine"]["pool"].cells, mats["recycling"]["pool"].cells) == pytest.approx([6 / 5] * 3)
+    steps = {"step_nodes": [[4] * 4], "step_paths": [[[], [0], [0, 0], []]]}
+    deep = [made("pld", [answer(1, "qa", [([1, 2, 3, 1], 1.0)], **steps)])]
+    assert drawn("acceptance_by_depth", deep) == {"pld": [50, 25]}
+    assert drawn("acceptance_by_depth", deep, panel=1) == {"pld": [50, 50]}
+    rising = [made("pld (hot)", [answer(i, "qa", [([1 + i], 1.0)]) for i in range(16)])]
+    assert drawn("mat_over_questions", rising) == {"pld (hot)": [1.0, *(i + 1.5 for i in range(15))]}
+    shapes = [*VARIED["tree_shape"], recycling("cold", 0, TREE, "shape")]
+    (data,) = split(shapes, main_table(shapes)).values()
+    texts = [text.get_text() for text in figures.tree_shape(data).axes[0].texts]
+    assert texts == ["1.67\n(2)", "1.67", "1.67\n(1)"], "of two starts the larger MAT"
+
+
+def test_the_parts_of_a_step_are_means_over_steps_behind_the_prompt():
+    row = answer(1, "qa", [([2, 2], 1.0)], phase_time=[{"draft": 0.2, "forward": 0.4, "prefill": 1.0}], forwards=[3])
+    (data,) = split(runs := [made("pld", [row])], main_table(runs)).values()
+    bars = figures.overhead([data]).axes[0].patches
+    assert [(bar.get_x(), bar.get_width()) for bar in bars] == [(0.0, 100.0), (100.0, 200.0)]
 
 
 def test_the_optimum_is_marked_where_the_table_has_it():

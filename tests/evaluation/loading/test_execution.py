@@ -15,7 +15,7 @@ from model.engine.static_step import PaddedForward, WholeStep
 from model.engine.verification import Commit
 from model.errors import UserError
 from model.recycling import TokenRecycling, build_template
-from model.tuning import Execution, trial, tried
+from model.tuning import Execution, trial
 from tests.conftest import greedy, toy_model
 
 V = 61
@@ -31,7 +31,7 @@ def loaded(monkeypatch):
 
 
 def test_captured_steps_are_taken_and_decode(loaded):
-    found = tried(loaded.target)
+    found = trial(loaded.target)
     assert found == Execution("static", AGREED)
     drafter = TokenRecycling(V, build_template("best", nodes=9))
     out = generate(loaded.target, drafter, [5, 6, 7], max_new_tokens=30, execution=found.name)
@@ -78,24 +78,24 @@ def test_a_step_that_is_wrong_is_refused(dtype, breaks, monkeypatch):
     """A kernel that attends to one column too few runs without an error: only its logits tell, or the text."""
     monkeypatch.setattr(tuning, "CAPTURED", "static")
     target = Target(toy_model("llama-grouped", dtype=getattr(torch, dtype)))
-    assert trial(target) == ""
+    assert trial(target).name == "static"
     for kind, name, broken, why in BREAKS[:breaks]:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(kind, name, broken)
-            found = tried(target)
+            found = trial(target)
         assert found.name == "eager" and why in found.why
 
 
 def test_a_tie_may_fall_either_way(loaded, monkeypatch):
     monkeypatch.setattr(tuning, "_tie", lambda target, prompt: 10.0)  # twenty times the greatest logit is no gap at all
     monkeypatch.setattr(*BREAKS[-1][:3])
-    assert trial(loaded.target) == ""
+    assert trial(loaded.target).name == "static"
 
 
 def test_auto_is_tried_once_a_model_and_only_on_cuda(loaded, monkeypatch):
     assert choose_execution("auto", loaded) == Execution("eager"), "this target is on the CPU"
     asked = []
-    monkeypatch.setattr(tuning, "tried", lambda target: asked.append(target) or Execution("static", "why"))
+    monkeypatch.setattr(tuning, "trial", lambda target: asked.append(target) or Execution("static", "why"))
     monkeypatch.setattr(loaded.target, "device", torch.device("cuda", 0))
     for _ in range(3):
         assert choose_execution("auto", loaded) == Execution("static", "why")
@@ -128,7 +128,7 @@ def refused(loaded, monkeypatch):
 def test_after_a_trial_that_raised_the_device_is_asked_whether_it_still_works(refused, monkeypatch):
     calls = refused.target.calls
     monkeypatch.setattr(tuning, "give_back", lambda device: calls.append("give back"), raising=False)
-    assert tried(refused.target).name == "eager" and calls == ["wait", "give back"]
+    assert trial(refused.target).name == "eager" and calls == ["wait", "give back"]
 
 
 def test_a_trial_that_left_the_device_unusable_stops_the_run(refused, monkeypatch):
@@ -137,5 +137,5 @@ def test_a_trial_that_left_the_device_unusable_stops_the_run(refused, monkeypatc
 
     monkeypatch.setattr(tuning, "give_back", poisoned, raising=False)
     with pytest.raises(UserError, match=r"not permitted.*captures_underway.*restart with execution=eager") as error:
-        tried(refused.target)
+        trial(refused.target)
     assert "\n" not in str(error.value)

@@ -79,17 +79,11 @@ def test_timed_runs_wait_for_a_process_until_it_is_killed_and_untimed_ones_do_no
             assert set(locks._locks) == {locks.CPU}, "a command keeps its device for the timed runs to come"
 
 
-def test_an_untimed_run_has_its_gpu_for_itself(gpus):
-    """A model fills its memory, and model.device=auto finds the free ones by their locks."""
-    with locks.exclusive(AUTO, timed=False) as placed:
-        assert placed.device == "cuda:0" and not is_free(0)
-
-
 def test_auto_takes_the_first_free_gpu_and_keeps_to_it(gpus):
     other = locks._try_lock(name(0))
     with locks.keep_devices():
-        with locks.exclusive(AUTO) as placed:
-            assert placed.device == "cuda:1" and not is_free(1)
+        with locks.exclusive(AUTO, timed=False) as placed:
+            assert placed.device == "cuda:1" and not is_free(1), "an untimed run has its GPU for itself, too"
         other.close()
         with locks.exclusive(AUTO) as placed:
             assert placed.device == "cuda:1", "this process has it, and its weights may lie there"

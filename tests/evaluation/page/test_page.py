@@ -96,10 +96,10 @@ def test_configurations_have_names_of_their_own(tmp_path):
     ran = configurations(read_runs(tmp_path))
     assert sorted(ran) == ["recycling (hot), k=4", "recycling (hot), k=8", "vanilla"]
     assert len(ran["recycling (hot), k=4"].runs) == 2
-    lines = {fact.term: fact.values for fact in facts(ran)}
+    lines = facts(ran)
     assert lines["started"] == [("2026-02-03 04:05 +0000", "")] and lines["repeats"] == [("2", "")]
     assert lines["device"] == [("a <b>device</b>", "")]
-    assert [command.missing for command in commands(ran)] == [0]
+    assert [missing for _, _, missing in commands(ran)] == [0]
 
 
 def test_the_table_keeps_numbers_and_hides_what_says_nothing():

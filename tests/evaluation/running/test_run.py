@@ -59,7 +59,7 @@ def test_every_method_gives_the_same_text_and_the_tables_add_up(evaluate, drawn,
     )
 
 
-@pytest.mark.parametrize(("method", "start"), [("recycling", "cold"), ("recycling", "hot"), ("pld", "cold")])
+@pytest.mark.parametrize(("method", "start"), [("recycling", "hot"), ("pld", "cold")])
 def test_cut_anywhere_and_resumed_equals_uninterrupted(evaluate, tmp_path, method, start):
     arguments = (f"method={method}", f"start={start}")
     assert evaluate(*arguments, f"run_dir={tmp_path / 'whole'}").code == 0
@@ -86,13 +86,8 @@ def test_killed_at_random_moments_and_resumed_equals_uninterrupted(checkpoint, t
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
 
     def start(folder):
-        return subprocess.Popen(
-            [*command, f"run_dir={folder}"],
-            cwd=ROOT,
-            env=environment,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-        )
+        streams = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+        return subprocess.Popen([*command, f"run_dir={folder}"], cwd=ROOT, env=environment, **streams)
 
     calm = start(tmp_path / "calm")
     assert calm.wait(120) == 0, calm.stderr.read()
@@ -123,17 +118,6 @@ def test_hot_starts_from_a_saved_matrix(evaluate, tmp_path):
     ]
     steps = [sum(len(c["accept_lengths"]) for r in rows for c in r["choices"]) for rows in (second, first)]
     assert steps[0] < steps[1], "what was learnt must help on the same questions"
-
-
-def test_a_loaded_model_is_kept_for_the_next_job(evaluate, monkeypatch):
-    from evaluation.loading import models
-
-    loads = []
-    original = models._load
-    monkeypatch.setattr(models, "_load", lambda settings: (loads.append(settings), original(settings))[1])
-    monkeypatch.setattr(models, "_loaded", None)
-    assert evaluate("-m", "method=vanilla,pld", "name=kept").code == 0
-    assert len(loads) == 1
 
 
 def test_num_choices_answers_each_question_so_often(evaluate, tmp_path):
@@ -174,25 +158,13 @@ def test_sampled_text_is_plain_samplings_for_every_method(evaluate, tmp_path):
 
 
 def test_a_repetition_penalty_is_transformers_own(evaluate, tmp_path):
-    assert (
-        evaluate(
-            "-m",
-            "method=hf,vanilla,recycling",
-            "bench.end=2",
-            "max_new_tokens=40",
-            "name=p",
-            "sampling.repetition_penalty=1.3",
-        ).code
-        == 0
-    )
+    sweep = ("-m", "method=hf,vanilla,recycling", "bench.end=2", "max_new_tokens=40", "name=p")
+    assert evaluate(*sweep, "sampling.repetition_penalty=1.3").code == 0
     found = [
         [json.loads(line)["choices"][0]["output_ids"] for line in path.open()]
         for path in (tmp_path / "results/p/runs").glob("*/answers.jsonl")
     ]
     assert len(found) == 3 and found[0] == found[1] == found[2]
-    wrong, slip = evaluate("sampling.top_p=2"), evaluate("+sampling.temprature=1")
-    assert wrong.code == 2 and "sampling.top_p=2" in wrong.err and "Traceback" not in wrong.err
-    assert slip.code == 2 and "did you mean temperature?" in slip.err
 
 
 def test_tree_auto_finds_sizes_while_decoding_and_gives_the_same_text(evaluate, tmp_path):

@@ -1,14 +1,12 @@
 """Sweeps: repeats apart and in turns, settings only where a method has them, what is missing and what completes it."""
 
 import importlib
-import json
 import shutil
 from pathlib import Path
 
 import pandas as pd
 import pytest
 from hydra.core.plugins import Plugins
-from omegaconf import OmegaConf
 
 from evaluation import report, run
 from evaluation.loading.bench import ordered
@@ -18,9 +16,6 @@ from evaluation.records.sweeps import missing_jobs
 from evaluation.statistics.pools import pools
 from model.errors import UserError
 from tests.evaluation.conftest import answers_in
-
-ROOT = Path(__file__).resolve().parents[3]
-EXPERIMENTS = sorted(p.stem for p in (ROOT / "configs/experiment").glob("*.yaml"))
 
 
 def test_repeats_are_runs_of_their_own_and_methods_take_turns(evaluate, tmp_path):
@@ -43,20 +38,6 @@ def test_a_single_run_repeats_from_a_fresh_state(evaluate, tmp_path):
     assert [c["accept_lengths"] for r in one.answers for c in r["choices"]] == [
         c["accept_lengths"] for r in two.answers for c in r["choices"]
     ], "the second repeat knows nothing of the first"
-    assert "holds one run" in evaluate("repeats=2", f"run_dir={tmp_path / 'x'}").err
-    assert "repeats=0" in evaluate("repeats=0").err and "repeat=-1" in evaluate("repeat=-1").err
-
-
-def test_one_value_of_a_setting_that_the_default_method_lacks_is_a_list_of_one(evaluate, tmp_path):
-    """Recycling, the default, has no max_ngram; Hydra would refuse the key and advise a +."""
-    outcome = evaluate("-m", "method=vanilla,pld", "method.max_ngram=2", "bench.end=1", "name=one")
-    assert outcome.code == 0, outcome.err
-    methods = [run.settings["method"] for run in read_runs(tmp_path / "results/one")]
-    assert sorted((method["name"], method.get("max_ngram")) for method in methods) == [("pld", 2), ("vanilla", None)]
-    sweep = json.loads((tmp_path / "results/one/sweep.json").read_text())
-    assert "method.max_ngram=2" in json.dumps(sweep) and "choice" not in json.dumps(sweep)
-    refused = evaluate("-m", "method=vanilla,pld", "method.k=4", "bench.end=1")
-    assert refused.code != 0 and "method.k=4: none of the methods" in refused.err and "+method" not in refused.err
 
 
 def test_a_half_finished_sweep_says_what_is_missing_and_what_completes_it(evaluate, call, tmp_path):
@@ -92,22 +73,6 @@ def test_a_job_that_is_asked_anew_and_fails_is_missing(evaluate, bench_file, tmp
     assert len(missing_jobs(tmp_path / "results/again").jobs) == 2
 
 
-def test_a_drafter_from_outside_sweeps_beside_shipped_ones(evaluate, tmp_path):
-    """Its settings were looked for in configs/ alone: one that a method lacks ended the sweep."""
-    (tmp_path / "own/method").mkdir(parents=True)
-    shipped = OmegaConf.load(ROOT / "configs/method/pld.yaml")
-    text = OmegaConf.to_yaml(OmegaConf.merge(shipped, {"name": "echo"}))
-    (tmp_path / "own/method/echo.yaml").write_text(text)
-    few = ("bench.end=1", "max_new_tokens=4", "name=o")
-    outcome = evaluate(
-        f"--config-dir={tmp_path / 'own'}", "-m", "method=echo,recycling", "method.k=8,9", "tree=2.2.2,best", *few
-    )
-    assert outcome.code == 0, outcome.err
-    jobs = json.loads((tmp_path / "results/o/sweep.json").read_text())["jobs"]
-    assert sum("method=echo" in job for job in jobs) == 1, "it has no k and no tree"
-    assert len(read_runs(tmp_path / "results/o")) == 5
-
-
 def test_runs_that_start_from_a_saved_state_come_when_all_others_are_done(evaluate, monkeypatch):
     """Beside their hot runs on a launcher that starts all jobs at once, they found no state."""
     batches = []
@@ -133,17 +98,6 @@ def test_orders_of_a_bench():
     for order in ("sorted", "shuffled-x", "file-1"):
         with pytest.raises(UserError, match=f"bench.order={order}"):
             ordered(asked, order)
-
-
-def test_the_order_counts_only_where_something_is_carried_on(evaluate, tmp_path):
-    outcome = evaluate("-m", "method=vanilla,recycling", "start=hot", "bench.order=file,shuffled-1", "name=o")
-    assert outcome.code == 0, outcome.err
-    asked = {
-        run.facets.get("order", "file"): run for run in read_runs(tmp_path / "results/o") if run.label != "vanilla"
-    }
-    assert len(read_runs(tmp_path / "results/o")) == 3, "vanilla once"
-    ids = {order: [row["question_id"] for row in run.answers] for order, run in asked.items()}
-    assert ids["file"] == sorted(ids["file"]) != ids["shuffled-1"] and sorted(ids["shuffled-1"]) == ids["file"]
 
 
 def test_category_forgets_where_the_subtask_changes(evaluate, tmp_path):

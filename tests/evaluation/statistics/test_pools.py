@@ -42,7 +42,7 @@ def test_a_run_records_its_questions_hashes(evaluate, tmp_path):
     assert run.asked == tuple(run.by_question.index) and run.asked[0] == f"10:{first['question_sha256']}"
 
 
-def test_two_files_of_one_name_and_count_are_never_paired(drawn, tmp_path):
+def test_two_files_of_one_name_and_edited_questions_of_one_file_are_never_paired(drawn, tmp_path):
     """They had been: a speedup over other prompts, in one block of the table."""
     runs = [
         shard("vanilla", rows(range(4), prompt="a")),
@@ -51,16 +51,10 @@ def test_two_files_of_one_name_and_count_are_never_paired(drawn, tmp_path):
     table = main_table(runs)
     assert table["questions_sha256"].nunique() == 2 and table["bench_questions"].eq(4).all()
     assert math.isnan(overall(runs, "pld")["speedup_vanilla"].item()) and audits(pools(runs)) == []
-    text = in_terminal(runs, table)
-    assert text.count("toy, file, questions #") == 2, "a block each"
+    assert in_terminal(runs, table).count("toy, file, questions #") == 2, "a block each"
     assert {p.stem.rsplit("-", 1)[-1] for p in draw_all(runs, table, tmp_path)} >= set(table["questions_sha256"])
-
-
-def test_edited_questions_of_one_file_are_not_paired():
-    """By the hash alone: the file's own was not recorded."""
-    mine = rows([0, 1], 0.5) + rows([2], 0.1, prompt="edited")
-    runs = [made("vanilla", rows([0, 1, 2])), made("pld", mine)]
-    assert overall(runs, "pld")["speedup_vanilla"].item() == pytest.approx(2.0)
+    edited = [made("vanilla", rows([0, 1, 2])), made("pld", rows([0, 1], 0.5) + rows([2], 0.1, prompt="edited"))]
+    assert overall(edited, "pld")["speedup_vanilla"].item() == pytest.approx(2.0), "by the hash alone"
 
 
 def test_shards_join_and_are_paired_with_the_whole(tmp_path):
@@ -85,7 +79,7 @@ def test_shards_join_and_are_paired_with_the_whole(tmp_path):
     assert main_table(read)["questions_sha256"].nunique() == 1
     page = configurations(read)
     assert list(page) == ["vanilla", "pld"]
-    lines = {fact.term: fact.values for fact in facts(page)}
+    lines = facts(page)
     assert lines["repeats"] == [("2", "")] and lines["bench"][0][0].startswith("file, 6 questions")
 
 
@@ -95,16 +89,13 @@ def test_dev_and_held_out_are_rows_of_their_own_and_slices_of_either_are_shards(
     def run(ids, **bench):
         return shard("pld", rows(ids), config={"bench": {"begin": None, "end": None} | bench})
 
+    apart = [shard("vanilla", rows([0, 1])), shard("pld", rows([2, 3]))]
+    assert math.isnan(overall(apart, "pld")["speedup_vanilla"].item()), "no question in common"
     halves = [run([0, 1], split="dev"), run([2, 3], split="held_out")]
     assert [pool.questions for pool in pools(halves)] == [2, 2]
     for other in ({"categories": ["qa"]}, {"per_category": 2}):
         assert len(pools([run([0, 1]), run([2, 3], **other)])) == 2
     assert [pool.questions for pool in pools([halves[0], run([4], split="dev", begin=4)])] == [3]
-
-
-def test_halves_are_not_each_others_baseline():
-    runs = [shard("vanilla", rows([0, 1])), shard("pld", rows([2, 3]))]
-    assert math.isnan(overall(runs, "pld")["speedup_vanilla"].item())
 
 
 def test_a_part_beside_the_whole_stays_apart_and_finds_its_own_baseline():
@@ -125,6 +116,8 @@ def test_a_part_beside_the_whole_stays_apart_and_finds_its_own_baseline():
     assert overall(runs, "rest")["speedup_vanilla"].item() == pytest.approx(2.0)
     text = in_terminal(runs, main_table(runs))
     assert "toy, file, 6 questions, overall" in text and "toy, file, 2 questions, overall" in text
+    trees = [shard("recycling (hot)", rows(range(n)), method={"tree": "x"}, draft_tree=[[0]]) for n in (2, 4)]
+    assert pick(trees, None).runs == (trees[1],), "a search takes the run of most questions, not both"
 
 
 def test_a_shard_of_a_repeat_that_is_missing_is_no_guess():
@@ -151,43 +144,34 @@ def test_the_audit_compares_a_repeat_with_the_same_and_only_the_same_questions()
     assert (len(found.turns), found.identical) == (6, 6)
 
 
-def test_numbers_sort_as_numbers(tmp_path):
-    """Runs had sorted as strings: 480 before 60, 16 before 8."""
+def test_numbers_sort_as_numbers_and_a_drafter_recorded_by_its_class_is_the_registered_one(tmp_path):
+    """Runs had sorted as strings, 480 before 60; classes have moved since, and a repeat would be another method."""
     assert natural("k=8 of 16") < natural("k=16 of 8") and natural("60") < natural("480") and natural("") < natural("a")
     for capacity in (16, 8, 128):
-        write(made("ngram_cache", rows([1]), method={"capacity": capacity}), tmp_path)
-    assert [run.facets["capacity"] for run in read_runs(tmp_path)] == [8, 16, 128]
+        write(made("ngram_cache", rows([1]), method={"capacity": capacity}), tmp_path / "sizes")
+    assert [run.facets["capacity"] for run in read_runs(tmp_path / "sizes")] == [8, 16, 128]
+    for repeat, drafter in enumerate(("model.copying.spine.Spine", "spine")):
+        write(shard("spine", rows(range(2)), repeat=repeat, method={"drafter": drafter}), tmp_path / "drafters")
+    (pool,) = pools(read_runs(tmp_path / "drafters"))
+    assert len(pool.repeats) == 2
 
 
-def test_runs_that_differ_in_the_model_alone_have_names_of_their_own():
-    runs = [made("pld", rows([1]), model={"attention": kind}) for kind in ("sdpa", "eager")]
-    assert [pool.name for pool in pools(runs)] == ["pld, attention=sdpa", "pld, attention=eager"]
-
-
-def test_a_search_takes_the_run_of_most_questions_and_not_both():
-    tree = {"method": {"tree": "x"}, "draft_tree": [[0]]}
-    part, whole = (shard("recycling (hot)", rows(range(n)), **tree) for n in (2, 4))
-    assert pick([part, whole], None).runs == (whole,)
-
-
-def test_of_many_settings_only_what_is_not_usual_is_told():
+def test_only_settings_that_are_not_usual_are_named_where_many_differ():
     usual = {"nodes": 24, "k": 8, "pairs": 65536, "copy": True, "siblings": True}
     changes = [{}, {"nodes": 8}, {"nodes": 80}, {"k": 4}, {"pairs": 0}, {"copy": False}, {"siblings": False}]
-    found = distinguish([made("dynamic (hot)", [], method=usual | change) for change in changes])
-    assert found == [
+    assert distinguish([made("dynamic (hot)", [], method=usual | change) for change in changes]) == [
         *("nodes=24", "nodes=8", "nodes=80"),
         *("nodes=24, k=4", "nodes=24, pairs=0", "nodes=24, no copy", "nodes=24, no siblings"),
     ]
-    # where nothing is usual, and where few settings differ, all are told
-    assert distinguish([made("x", [], method=usual | change) for change in ({"k": 4}, {"pairs": 0})]) == [
-        "k=4, pairs=65536",
-        "k=8, pairs=0",
+    # where nothing is usual, and where few settings differ, all are named
+    few = [made("x", [], method=usual | change) for change in ({"k": 4}, {"pairs": 0})]
+    assert distinguish(few) == ["k=4, pairs=65536", "k=8, pairs=0"]
+    runs = [made("pld", rows([1]), model={"attention": kind}) for kind in ("sdpa", "eager")]
+    assert [pool.name for pool in pools(runs)] == ["pld, attention=sdpa", "pld, attention=eager"], "the model alone"
+    runs = [
+        made("recycling (hot)", rows([1]), method={"k": 8, "tree": "best", "tree_nodes": n}, bench={"order": order})
+        for n, order in ((8, "file"), (24, "file"), (24, "shuffled-1"))
     ]
-
-
-def test_a_drafter_recorded_by_its_class_is_the_registered_one(tmp_path):
-    """Classes have moved since; a repeat measured later would have been another configuration."""
-    for repeat, drafter in enumerate(("model.copying.spine.Spine", "spine")):
-        write(shard("spine", rows(range(2), 1.0 + repeat), repeat=repeat, method={"drafter": drafter}), tmp_path)
-    (pool,) = pools(read_runs(tmp_path))
-    assert len(pool.repeats) == 2
+    runs += [made("vanilla", rows([1]), repeat=repeat) for repeat in (0, 1)]
+    variants = ["8 nodes, file order", "24 nodes, file order", "24 nodes, shuffled-1 order", ""]
+    assert [pool.variant for pool in pools(runs)] == variants

@@ -49,10 +49,9 @@ def test_the_table_is_that_of_plain_lists(leader, follower, capacity, followers)
 
 
 @pytest.mark.parametrize("leader, follower, nodes", [(1, 3, 24), (2, 2, 9), (1, 1, 16), (3, 1, 5)])
-@pytest.mark.parametrize("seed", [0])
-def test_a_draft_holds_what_the_table_says(seed, leader, follower, nodes):
+def test_a_draft_holds_what_the_table_says(leader, follower, nodes):
     """Each slot of the draft, looked up one by one in the plain lists of all the text before."""
-    rng = random.Random(seed)
+    rng = random.Random(0)
     drafter = NgramCache(VOCAB, leader=leader, follower=follower, capacity=9, followers=3, nodes=nodes)
     texts = []
     for _ in range(4):
@@ -88,9 +87,8 @@ def test_states_that_do_not_fit_are_refused():
         {"candidates": torch.zeros(2, 2)},
         good | {"followers": good["followers"] + VOCAB},
         good | {"counts": good["counts"] + 1},
-        good | {"counts": good["counts"].float()},
         good | {"followers": good["followers"][:, :2]},
-        good | {"leaders": torch.zeros_like(good["leaders"])},
+        good | {"leaders": good["leaders"][1:]},
     ):
         with pytest.raises(UserError, match="start: the saved n-gram table"):
             drafter.load_state_dict(broken)

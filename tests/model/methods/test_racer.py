@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from model.engine import Draft, Target, Tree, Verification, generate
+from model.engine import Target, generate
 from model.errors import UserError
 from model.methods.racer import Racer
 from model.structures.ngram_trie import HASH_BUCKETS, NgramTrie, add_in_hash_order, hash_order
@@ -36,22 +36,6 @@ def test_a_tree_by_hand():
     assert draft.tokens.tolist() == [3, 8, 7, 5, 1, 9, 6, 0]
     assert draft.tree.parent_of == [0, 0, 0, 0, 1, 3, 3, 5]
     assert draft.tree.rank_of == [0, 2, 1, 0, 0, 1, 0, 0], "retrieved ones first, then by candidate"
-
-
-def test_retrieval_by_hand():
-    trie = NgramTrie(3, 100, 2)
-    trie.insert_text([1, 2, 3, 4, 1, 2, 3, 5])  # 123 234 341 412 123 235
-    trie.build_fail_links()
-    place, borders = trie.step(0, 1)
-    assert borders == [], "one token is matched, two must be"
-    place, borders = trie.step(place, 2)
-    assert [trie.depth[b] for b in borders] == [2]
-    assert trie.continuations(borders, 64) == [[3]]
-    two = trie.children[0][2]
-    place = trie.walk(place, [3])  # 1 2 3, whose link leads to 2 3
-    place, borders = trie.step(place, 5)
-    assert place == trie.children[trie.children[two][3]][5] and borders == [place]
-    assert trie.step(place, 9) == (place, []), "nothing follows: the place stays where it was"
 
 
 def test_the_most_frequent_continuations_are_selected():
@@ -87,26 +71,25 @@ PRINTED = [
 ]
 
 
-@pytest.mark.parametrize(("changes", "printed"), PRINTED)
-def test_hash_order_is_what_the_compiler_does(changes, printed):
-    order, buckets = [], 1
-    for change in changes.split():
-        token = int(change[1:])
-        if change[0] == "+":
+def test_hash_order_is_what_the_compiler_does():
+    for changes, printed in PRINTED:
+        order, buckets = [], 1
+        for change in changes.split():
+            token = int(change[1:])
+            if change[0] == "+":
+                buckets = add_in_hash_order(order, token, buckets)
+            else:
+                order.remove(token)
+        assert order == printed
+
+
+def test_hash_order_of_a_new_map():
+    rng = random.Random(0)
+    for size in (0, 1, 2, 5, 13, 14, 29, 30, 100, 300):
+        tokens, order, buckets = rng.sample(range(500), size), [], 1
+        for token in tokens:
             buckets = add_in_hash_order(order, token, buckets)
-        else:
-            order.remove(token)
-    assert order == printed
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_hash_order_of_a_new_map(seed):
-    rng = random.Random(seed)
-    tokens = rng.sample(range(500), rng.choice([0, 1, 2, 5, 13, 14, 29, 30, 100, 300]))
-    order, buckets = [], 1
-    for token in tokens:
-        buckets = add_in_hash_order(order, token, buckets)
-    assert hash_order(tokens) == order and (buckets == 1 or buckets in HASH_BUCKETS)
+        assert hash_order(tokens) == order and (buckets == 1 or buckets in HASH_BUCKETS)
 
 
 def test_a_reset_forgets_what_an_open_sequence_says_too():
@@ -136,31 +119,14 @@ def test_what_is_accepted_behind_the_end_is_not_inserted_and_the_end_is():
             assert pairs == set(zip(text, text[1:], strict=False))
 
 
-def test_an_end_that_is_accepted_is_inserted_and_nothing_behind_it():
-    drafter = Racer(V, ngram=2, eos={9})
-    session = drafter.session()
-    session.begin([1, 2])
-    session.draft(3)
-    draft, accepted = Draft(Tree.chain(3), torch.tensor([3, 8, 9, 4])), torch.ones(4, dtype=torch.bool)
-    candidates = torch.zeros(4, 8, dtype=torch.long)
-    choices = torch.tensor([8, 9, 4, 5])
-    session.observe(Verification(draft, choices, accepted, 3, [8, 9], candidates=candidates))
-    session.close()
-    trie = drafter.trie
-    pairs = {(trie.token[node], after) for node in trie.children[0].values() for after in trie.children[node]}
-    assert pairs == {(1, 2), (2, 3), (3, 8), (8, 9)}
-
-
 BROKEN = [
     ("candidates", lambda t: t[:-1]),
     ("trie_parent", lambda t: t[:-1]),
     ("trie_fail", lambda t: t + len(t)),
-    ("trie_fail", lambda t: torch.arange(1, len(t) + 1) % len(t) * (torch.arange(len(t)) > 0) + 1),  # in a circle
     ("trie_token", lambda t: t + V),
     ("trie_depth", lambda t: t + 11),
-    ("trie_buckets", lambda t: t * 0),
     ("trie_recency", lambda t: t * 0),
-    ("trie_children", lambda t: t * 0),
+    ("trie_children", lambda t: t + len(t)),
     ("trie_counts", lambda t: t + 1),
     ("trie_place", lambda t: t - 1),
     ("trie_place", None),

@@ -4,13 +4,10 @@ import pytest
 import torch
 
 from evaluation.running.shared_text import generate_together
-from model.engine import Session, Target, generate
-from model.engine.sampling import Sampling, gumbel
-from model.methods.eagle import Eagle, Eagle2
+from model.engine import Target, decode, generate
+from model.engine.sampling import Sampling
 from model.methods.sps import Speculative
 from tests.conftest import toy_model
-from tests.model.methods.heads import write_eagle
-from tests.model.sessions import each_session
 
 PROMPT = [5, 9, 2, 7]
 DRAWN = [Sampling(temperature=1.0, seed=3), Sampling(temperature=1.6, top_p=0.9, seed=4)]
@@ -24,80 +21,37 @@ def flat_model():
     return model
 
 
+@pytest.fixture(scope="module")
+def itself(tmp_path_factory):
+    """A target, and the folder of its draft model, which is the same one."""
+    model, folder = flat_model(), tmp_path_factory.mktemp("draft")
+    model.save_pretrained(folder)
+    return Target(model), str(folder)
+
+
 @pytest.mark.parametrize("execution", ["eager", "static"])
 @pytest.mark.parametrize("sampling", DRAWN, ids=["plain", "top-p"])
-def test_the_target_as_its_own_draft_model(sampling, execution, tmp_path):
-    model = flat_model()
-    model.save_pretrained(tmp_path)
-    target = Target(model)
+def test_the_target_as_its_own_draft_model(sampling, execution, itself):
+    target, folder = itself
     sharing, apart = (
-        Speculative(target=target, draft_path=str(tmp_path), draft_tokens=3, share_noise=share)
-        for share in (True, False)
+        Speculative(target=target, draft_path=folder, draft_tokens=3, share_noise=share) for share in (True, False)
     )
-    own = generate(target, sharing, PROMPT, max_new_tokens=40, sampling=sampling, execution=execution)
-    assert own.accept_lengths == [4] * 10, "drafts are drawn as the target draws, at the right places"
+    shared = generate(target, sharing, PROMPT, max_new_tokens=40, sampling=sampling, execution=execution)
+    assert shared.accept_lengths == [4] * 10, "drafts are drawn as the target draws, at the right places"
     other = generate(target, apart, PROMPT, max_new_tokens=40, sampling=sampling, execution=execution)
-    assert other.tokens == own.tokens and len(other.steps) > 2 * len(own.steps)
+    assert other.tokens == shared.tokens and len(other.steps) > 2 * len(shared.steps)
     if execution == "eager":
         together = generate_together(target, [sharing, apart], PROMPT, max_new_tokens=40, sampling=sampling)
-        assert [out.accept_lengths for out in together] == [own.accept_lengths, other.accept_lengths]
+        assert [out.accept_lengths for out in together] == [shared.accept_lengths, other.accept_lengths]
 
 
-def test_sequences_of_several_seeds_in_turn(tmp_path):
+def test_sequences_of_several_seeds_in_turn(itself):
     """Static steps are shared by sequences, and so is their rule: each drafts by its own seed."""
-    from model.engine import decode
-
-    model = flat_model()
-    model.save_pretrained(tmp_path)
-    target = Target(model)
-    drafter = Speculative(target=target, draft_path=str(tmp_path), draft_tokens=3)
+    target, folder = itself
+    drafter = Speculative(target=target, draft_path=folder, draft_tokens=3)
     streams = [
-        decode(
-            target,
-            drafter.session(),
-            PROMPT,
-            max_new_tokens=20,
-            sampling=Sampling(temperature=1.0, seed=seed),
-            execution="static",
-        )
-        for seed in (1, 2, 3)
+        decode(target, drafter.session(), PROMPT, max_new_tokens=20, sampling=sampling, execution="static")
+        for sampling in (Sampling(temperature=1.0, seed=seed) for seed in (1, 2, 3))
     ]
     lengths = [[step.accepted for step in steps] for steps in zip(*streams, strict=True)]
     assert lengths == [[4] * 3] * 5
-
-
-@pytest.mark.parametrize("share", [True, False])
-@pytest.mark.parametrize("method", [Eagle, Eagle2])
-def test_a_head_drafts_by_the_noise_of_each_depth(method, share, tmp_path):
-    """With a head that knows nothing the likeliest chain is the noise's own, place by place."""
-    model = flat_model()
-    target, sampling = Target(model), Sampling(temperature=1.0, seed=5)
-    drafter = method(target, head_path=write_eagle(tmp_path, model), share_noise=share)
-    drafter.lm_head = lambda features: torch.zeros(len(features), 61)
-    drafts = []
-
-    def watch(session: Session) -> None:
-        draft, length, observe = session.draft, len(PROMPT), session.observe
-
-        def drafted(root):
-            found = draft(root)
-            drafts.append((length, found))
-            return found
-
-        def observed(verification):
-            nonlocal length
-            length += len(verification.tokens)
-            observe(verification)
-
-        session.draft, session.observe = drafted, observed
-
-    each_session(drafter, watch)
-    generate(target, drafter, PROMPT, max_new_tokens=30, sampling=sampling)
-    right = []
-    for length, draft in drafts:
-        node, tree, tokens = 0, draft.tree, draft.tokens.tolist()
-        for depth in range(2):
-            noise = gumbel(torch.tensor(5), torch.tensor([length + depth]), 61)[0]
-            node = next(i for i in range(1, len(tokens)) if tree.parent_of[i] == node and tree.ranks[i] == 0)
-            right.append(tokens[node] == int(noise.argmax()))
-    assert len(right) > 10 and (all(right) if share else not all(right))

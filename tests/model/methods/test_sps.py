@@ -64,24 +64,18 @@ def test_a_draft_model_of_shorter_context_stops_drafting(pair, tmp_path):
         assert [s.nodes for s in out.steps[-3:-1]] == [1, 1]
 
 
-# --- refused in one line
-
-
 def refused(match, target, folder, **settings):
-    with pytest.raises(UserError, match=match) as told:
+    with pytest.raises(UserError, match=match) as error:
         Speculative(target=target, draft_path=str(folder), **settings)
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(error.value)
 
 
 def test_what_does_not_fit_is_refused(pair, tmp_path):
-    model, _, folder = pair
-    target = Target(model)
-    refused("draft_tokens=0", target, folder, draft_tokens=0)
-    refused(
+    target, train = (
+        Target(pair[0]),
         r"no draft model in .*absent; train .*python -m data.embedded.training.train --draft",
-        target,
-        tmp_path / "absent",
     )
+    refused(train, target, tmp_path / "absent")
     other = LlamaForCausalLM(LlamaConfig(**CONFIGS["llama"].to_diff_dict() | {"vocab_size": 64}))
     other.save_pretrained(tmp_path / "other")
     refused("vocabulary of 64 tokens, the target of 61", target, tmp_path / "other")

@@ -3,14 +3,13 @@
 import random
 from dataclasses import replace
 
-import pytest
 import torch
 
 from model.engine import Target, generate
 from model.methods.suffix import Suffix
 from model.methods.suffix_recycling import SuffixRecycling
 from model.recycling import TokenRecycling, build_template
-from model.structures.suffix_automaton import MIN_CAPACITY, SuffixAutomaton, Text, transfer
+from model.structures.suffix_automaton import MIN_CAPACITY, SuffixAutomaton, Text
 from tests.conftest import greedy, toy_model
 
 V = 61
@@ -24,13 +23,6 @@ def longest_repeat(text: list[int]) -> int:
     """Tokens of the longest suffix that also ends earlier."""
     n = len(text)
     return max(m for m in range(n) if m == 0 or any(text[e - m : e] == text[n - m :] for e in range(m, n)))
-
-
-def longest_in(corpus: list[int], text: list[int]) -> int:
-    """Tokens of the longest suffix of the text that stands in the corpus."""
-    n = len(text)
-    places = range(len(corpus) + 1)
-    return max(m for m in range(n + 1) if m == 0 or any(corpus[e - m : e] == text[n - m :] for e in places if e >= m))
 
 
 def random_text(rng: random.Random, n: int) -> list[int]:
@@ -62,33 +54,19 @@ def test_the_longest_match_after_every_token_is_brute_forces():
         assert counts["states"] <= max(2 * len(text), 2) and counts["transitions"] <= 3 * len(text)
 
 
-def test_reading_along_another_text_finds_the_longest_match_in_it():
-    for seed in range(20):
-        rng = random.Random(seed)
-        corpus, text = random_text(rng, rng.randrange(1, 30)), random_text(rng, 30)
-        automaton, place = SuffixAutomaton(corpus), (0, 0)
-        for n, token in enumerate(text, 1):
-            place = transfer(text_of(automaton), *place, token)
-            state, m = place
-            end = text_of(automaton).states["end"][state]
-            assert m == longest_in(corpus, text[:n])
-            assert m == 0 or corpus[end - m : end] == text[n - m : n]
-
-
-@pytest.mark.parametrize("kind", ["one letter", "all different", "random"])
-def test_a_text_that_outgrows_its_room_keeps_its_matches(kind):
+def test_a_text_that_outgrows_its_room_keeps_its_matches():
     rng, size = random.Random(1), 5 * MIN_CAPACITY
-    text = {
-        "one letter": [7] * size,
-        "all different": [2**31 - 1 - i for i in range(size)],  # ids as large as they get
-        "random": [rng.randrange(9) for _ in range(size)],
-    }[kind]
-    automaton, rooms = SuffixAutomaton(), set()
-    for place in range(0, size, 5):
-        automaton.extend(text[place : place + 5])
-        rooms.add(len(automaton.arrays[0]))
-        assert automaton.length == longest_repeat(text[: place + 5])
-    assert len(rooms) > 2 and SuffixAutomaton(text).end == automaton.end
+    for text in (
+        [7] * size,
+        [2**31 - 1 - i for i in range(size)],  # ids as large as they get
+        [rng.randrange(9) for _ in range(size)],
+    ):
+        automaton, rooms = SuffixAutomaton(), set()
+        for place in range(0, size, 5):
+            automaton.extend(text[place : place + 5])
+            rooms.add(len(automaton.arrays[0]))
+            assert automaton.length == longest_repeat(text[: place + 5])
+        assert len(rooms) > 2 and SuffixAutomaton(text).end == automaton.end
 
 
 def test_by_hand():
@@ -109,21 +87,16 @@ def test_a_copy_that_reaches_the_texts_end_goes_on_with_itself():
 
 
 def test_drafts_by_hand():
-    drafter = Suffix(V, max_draft=5, factor=2.0, min_match=2)
-    session = drafter.session()
-    session.begin([1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 3])
-    assert session.draft(3).tokens.tolist() == [3, 4, 5, 6, 7, 8]  # three match: 6, of which 5 are allowed
-    session = drafter.session()
-    session.begin([1, 2, 3, 4, 5, 6, 7, 8, 9, 2, 3])
-    assert session.draft(3).tokens.tolist() == [3, 4, 5, 6, 7]  # two match: 4
-    session = drafter.session()
-    session.begin([1, 2, 3, 4, 9, 3])
-    assert session.draft(3).tokens.tolist() == [3]  # one matches: below the minimum
-    assert Suffix(V, factor=0.5, min_match=1).max_nodes == 41
-    drafter = Suffix(V, factor=0.5)
-    session = drafter.session()
-    session.begin([1, 2, 3, 4, 1, 2, 3])
-    assert session.draft(3).tokens.tolist() == [3, 4, 1]  # half of three, rounded up
+    for settings, prompt, expected in (
+        # three match: 6, of which 5 are allowed; two match: 4; one matches: below the minimum
+        (dict(max_draft=5, factor=2.0, min_match=2), [1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 3], [3, 4, 5, 6, 7, 8]),
+        (dict(max_draft=5, factor=2.0, min_match=2), [1, 2, 3, 4, 5, 6, 7, 8, 9, 2, 3], [3, 4, 5, 6, 7]),
+        (dict(max_draft=5, factor=2.0, min_match=2), [1, 2, 3, 4, 9, 3], [3]),
+        (dict(factor=0.5), [1, 2, 3, 4, 1, 2, 3], [3, 4, 1]),  # half of three, rounded up
+    ):
+        session = Suffix(V, **settings).session()
+        session.begin(prompt)
+        assert session.draft(3).tokens.tolist() == expected
 
 
 def test_the_hybrid_copies_long_matches_and_grows_the_recycled_tree_elsewhere():

@@ -1,4 +1,4 @@
-"""Rows: levels by hand, the newest visit counts, pairs in a bounded table, what is saved and what is refused."""
+"""Rows: levels, pairs in a bounded table, states that are refused; all else by the slow reference of `dynamic`."""
 
 import math
 import random
@@ -12,13 +12,9 @@ from model.errors import UserError
 from model.methods.dynamic import loop_rows, new_growth
 from model.structures import dynamic_loops as loops
 from model.structures.compiled import NONE
-from model.structures.dynamic_loops import LEVELS
+from model.structures.dynamic_loops import KINDS, LEVELS
 from model.structures.rows import PairRows, TokenRows, on_host
-
-
-def levels_of(logits, k):
-    ids, bits = on_host(*top_k_and_bits(logits, k))
-    return ids, np.array([[loops.level_of(value) for value in row] for row in bits])
+from model.structures.weights import Weights
 
 
 def keep(tokens, pairs, before, read, ids, levels):
@@ -32,30 +28,18 @@ def find(pairs, before, token):
     return loops.find_pair(pairs.keys, pairs.seen, pairs.shift, before, token)
 
 
-@pytest.mark.parametrize("vocab", [61, 2048, 32000, 49152, 50257])
+@pytest.mark.parametrize("vocab", [61, 2048, 50257])
 def test_levels_of_large_vocabularies_are_near_the_whole_sums(vocab):
     """The maxima of groups leave out most of the tail: of logits as a model has them, less than one level."""
     logits = torch.randn(4, vocab, generator=torch.Generator().manual_seed(0)) * 2
     logits[torch.arange(4), torch.tensor([3, 5, 7, 60])] = 16.0
-    ids, levels = levels_of(logits, 8)
+    ids, bits = on_host(*top_k_and_bits(logits, 8))
+    levels = torch.tensor([[loops.level_of(value) for value in row] for row in bits])
     assert ids[:, 0].tolist() == [3, 5, 7, 60] and ids.dtype == np.int64
     best = torch.from_numpy(ids)
-    bits = -torch.log_softmax(logits, -1).gather(1, best) / math.log(2)
-    exact = bits.clamp(0, LEVELS - 1).long()
-    assert (torch.from_numpy(levels).long() - exact).abs().max() <= 1
+    exact = (-torch.log_softmax(logits, -1).gather(1, best) / math.log(2)).clamp(0, LEVELS - 1).long()
+    assert (levels - exact).abs().max() <= 1
     assert torch.equal(logits.gather(1, best), logits.topk(8).values)
-
-
-def test_the_newest_row_of_a_token_and_of_a_pair_counts():
-    tokens, pairs = TokenRows(10, 2), PairRows(10, 2, 8)
-    keep(tokens, pairs, 1, [3, 7, 3, 7], [[1, 2], [3, 4], [5, 6], [7, 8]], [[0, 1], [2, 3], [4, 5], [6, 7]])
-    assert tokens.ids[3].tolist() == [5, 6] and tokens.levels[3].tolist() == [4, 5]
-    row = find(pairs, 3, 7)
-    assert pairs.ids[row].tolist() == tokens.ids[7].tolist() == [7, 8] and pairs.levels[row].tolist() == [6, 7]
-    assert tokens.seen.nonzero()[0].tolist() == [3, 7] and pairs.seen.sum() <= 3
-    for rows in (tokens, pairs):
-        rows.reset()
-        assert not any(tensor.any() for tensor in rows.state_dict().values())
 
 
 def test_pairs_are_found_again_or_not_at_all():
@@ -72,14 +56,10 @@ def test_pairs_are_found_again_or_not_at_all():
     assert all(find(pairs, token, before) < 0 for before, token in found if before != token)
 
 
-def test_what_is_saved_comes_back_and_what_does_not_fit_is_refused():
+def test_states_that_do_not_fit_are_refused():
     rows = PairRows(10, 2, 16)
     keep(TokenRows(10, 2), rows, 1, [2, 4], [[5, 6], [7, 8]], [[0, 1], [2, 15]])
-    state = {name: tensor.clone() for name, tensor in rows.state_dict().items()}
-    other = PairRows(10, 2, 16)
-    other.load_state_dict(state)
-    assert state["pair_seen"].any()
-    assert all(torch.equal(other.state_dict()[name], tensor) for name, tensor in state.items())
+    state = rows.state_dict()
     ids, levels = state["pair_ids"], state["pair_levels"]
     for broken in (
         state | {"pair_ids": ids[:8]},
@@ -90,4 +70,7 @@ def test_what_is_saved_comes_back_and_what_does_not_fit_is_refused():
         state | {"pair_levels": levels + LEVELS},
     ):
         with pytest.raises(UserError, match="start: the saved rows"):
-            other.load_state_dict(broken)
+            rows.check_state(broken)
+    for broken in ({}, {"weights": torch.ones(2, 5)}, {"weights": torch.full((2, math.prod(KINDS)), math.nan)}):
+        with pytest.raises(UserError, match="no weights of this method"):
+            Weights().check_state(broken)
