@@ -34,18 +34,12 @@ Prompt = str | Sequence[Mapping[str, str]] | Ids | Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Answer:
-    """One answer.
-
-    Attributes:
-        ids: new tokens, EOS included if it came.
-        accept_lengths: tokens that each step added; they sum to the number of ids.
-        stop: eos, length or context.
-    """
+    """One answer."""
 
     text: str
-    ids: list[int]
-    accept_lengths: list[int]
-    stop: str
+    ids: list[int]  # new tokens, EOS included if it came
+    accept_lengths: list[int]  # tokens that each step added; they sum to the number of ids
+    stop: str  # eos, length or context
 
     @property
     def mat(self) -> float:

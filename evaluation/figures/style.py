@@ -9,12 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
-
-matplotlib.use("Agg")  # no window, on any machine
-
-import matplotlib.pyplot as plt
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.colors import Normalize, TwoSlopeNorm
 from matplotlib.figure import Figure
@@ -51,14 +47,14 @@ INTERVAL = "95 % interval"
 @contextmanager
 def styled() -> Iterator[None]:
     """Draw in this style, whatever the caller's is."""
-    with plt.rc_context(STYLE):
+    with rc_context(STYLE):
         yield
 
 
 def panels(rows: int = 1, height: float = 2.3, **options: Any) -> tuple[Figure, list[Axes]]:
     """Make a figure of a column's width with panels below one another; height in inches, of all."""
-    figure, axes = plt.subplots(rows, 1, figsize=(WIDTH, height), layout="constrained", squeeze=False, **options)
-    return figure, [axes[i, 0] for i in range(rows)]
+    figure = Figure(figsize=(WIDTH, height), layout="constrained")  # not pyplot's: no window, and none is kept
+    return figure, list(figure.subplots(rows, 1, squeeze=False, **options)[:, 0])
 
 
 def printed(category: object) -> str:
@@ -113,7 +109,6 @@ def save(figure: Figure, path: Path) -> Path:
         metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)
         with replaced(Path(f"{path}.{kind}")) as partial:
             figure.savefig(partial, format=kind, metadata=metadata)
-    plt.close(figure)
     return Path(f"{path}.png")
 
 

@@ -2,7 +2,8 @@
 
 From outside: the register and `make_method`; a class by its file. May import `engine`, `recycling`, `structures`.
 
-Imports nothing heavy before a method is asked for, so that what reads records can ask for the order alone.
+A class raises UserError for a setting that is out of range, or a file that does not fit. Nothing heavy is imported
+before a method is made, so that what reads records can have the order alone.
 """
 
 from __future__ import annotations

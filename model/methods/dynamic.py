@@ -34,7 +34,6 @@ class DynamicRecycling(Drafter):
     the newest text. Each step has a tree of its own; static steps pad it to a fixed shape.
 
     Args:
-        vocab_size: V.
         nodes: of every draft, the root not counted; fewer where nothing suggests so many. auto: as many as pay, found
             while decoding; `auto:N`: at most N.
         k: candidates kept a row.
@@ -45,8 +44,6 @@ class DynamicRecycling(Drafter):
         history_tokens: earlier prompts and answers are copied from, too, up to so many tokens; 0: the prompt alone.
         recycle_prompt: also keep rows of the prompt's own logits.
         eos: ids that end an answer; nothing is drafted below them.
-
-    Raises UserError: a setting out of range.
     """
 
     stateful = True
@@ -84,17 +81,9 @@ class DynamicRecycling(Drafter):
     def session(self) -> DynamicSession:
         return DynamicSession(self)
 
-    def describe(self) -> dict[str, Any]:
-        return {"rows_bytes": self.rows.nbytes + self.pairs.nbytes} | super().describe()
-
 
 class DynamicSession(TextSession[SuffixAutomaton]):
-    """A sequence's text, the draft that grows, and the last step's siblings of the next root.
-
-    Attributes:
-        growth: the fields of `loops.Growth`.
-        rows: the fields of `loops.Rows`, all the drafter's own.
-    """
+    """A sequence's text, the draft that grows, and the last step's siblings of the next root."""
 
     method: DynamicRecycling
 
@@ -152,14 +141,14 @@ class DynamicSession(TextSession[SuffixAutomaton]):
         tables = self.growth, self.rows, (weights.seen, weights.accepted, weights.probs)
         loops.learn(self._before, node, weights.learning, method.siblings, self._arranged, outcome, *tables)
         self._before = int(self._arranged[2, node])
-        self.read(verification.tokens)
+        self.text.extend(verification.tokens)
 
     def passed(self, tokens: list[int]) -> None:
         """Append the tokens and forget the siblings: a plain step says nothing of the next root's."""
         newest = [*self.text.tokens[-1:], *tokens]
         self._before = newest[-2]
         forget_siblings(self.growth)
-        self.read(tokens)
+        self.text.extend(tokens)
 
 
 def new_growth(nodes: int, rows: TokenRows) -> tuple[Any, ...]:

@@ -28,8 +28,6 @@ class EagleDrafter(Drafter):
         inner: drafted nodes that are continued in one draft.
         max_nodes: of a draft, root included.
         max_depth: of a draft.
-
-    Raises UserError: what `load_head` raises.
     """
 
     needs = Needs(hidden=True)
@@ -132,21 +130,13 @@ class EagleSession(Session):
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """How one depth of a static tree is continued: its w nodes that have children.
+    """How one depth of a static tree is continued: its w nodes that have children."""
 
-    Attributes:
-        nodes: int64 (w,); which of this depth's nodes they are.
-        parents: int64 (w,); whose feature each continues, among the nodes continued one depth above.
-        visible: bool (w, m); which of the m nodes continued so far each is or descends from.
-        candidates: tokens wanted of each.
-        pick: int64 (children,); where the next depth's nodes find their tokens among the (w * candidates).
-    """
-
-    nodes: torch.Tensor
-    parents: torch.Tensor
-    visible: torch.Tensor
-    candidates: int
-    pick: torch.Tensor
+    nodes: torch.Tensor  # int64 (w,): which of this depth's nodes they are
+    parents: torch.Tensor  # int64 (w,): whose feature each continues, among the nodes continued one depth above
+    visible: torch.Tensor  # bool (w, m): which of the m nodes continued so far each is or descends from
+    candidates: int  # tokens wanted of each
+    pick: torch.Tensor  # int64 (children,): where the next depth's nodes find their tokens among (w * candidates)
 
 
 def plan(tree: Tree) -> list[Level]:
@@ -178,8 +168,6 @@ class Eagle(EagleDrafter):
     Args:
         target, head_path: see `EagleDrafter`.
         tree_path: YAML of rank paths; default: the published 25 nodes.
-
-    Raises UserError: what `load_head` raises; a tree of more ranks than tokens.
     """
 
     def __init__(self, target: Target, *, head_path: str, tree_path: str | None = None) -> None:
@@ -220,8 +208,6 @@ class Eagle2(EagleDrafter):
         depth: of the deepest node.
         top_k: nodes expanded a depth, and children of each.
         nodes: drafted nodes kept, root not counted.
-
-    Raises UserError: what `load_head` raises; a setting below 1, or top_k above the vocabulary.
     """
 
     def __init__(self, target: Target, *, head_path: str, depth: int = 6, top_k: int = 10, nodes: int = 60) -> None:

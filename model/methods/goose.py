@@ -48,13 +48,10 @@ class Goose(Drafter):
     Rank paths in step records: a node's rank is its place among its siblings; a spine node has rank 0.
 
     Args:
-        vocab_size: V.
         nodes: of every draft at most, the root not counted, whatever the confidence. None, as published: 59, and up to
             100 with confidence.
         history_pairs: rows by pairs of tokens that are kept for the next prompt, the newest; a row takes some 1.2 KB.
             Within a prompt all are kept.
-
-    Raises UserError: a setting out of range.
     """
 
     stateful = True

@@ -35,13 +35,10 @@ class LogitSpec(Drafter):
     Rank paths in step records: the rank below the root is the path's place in the draft, all others are 0.
 
     Args:
-        vocab_size: V.
         nodes: of every draft, the root not counted (published: 63, a capacity of 64). The draft is cut behind so many
             nodes; the lengths of paths do not depend on it.
         history_tokens: earlier prompts and answers are copied from, too, up to so many tokens of some 300 bytes each;
             0: the prompt's own alone.
-
-    Raises UserError: a setting out of range.
     """
 
     needs = Needs(logits=True)  # of the last accepted node alone, whose many candidates are wanted

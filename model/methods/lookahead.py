@@ -40,8 +40,6 @@ class Lookahead(LayoutDrafter):
         window: W, columns of the window.
         guess: G; n-grams grams for one key, and verified in one step.
         pool_from_prompt: the pool also takes the n-grams of prompt and output (the authors' POOL_FROM_PROMPT).
-
-    Raises UserError: level < 3, window < 1 or guess < 1.
     """
 
     needs = Needs(choices=True, tree=True)  # the window moves by them

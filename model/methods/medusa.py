@@ -14,7 +14,7 @@ from torch import nn
 
 from ..engine import DeviceDrafter, DeviceSession, Needs, Target, Verification
 from ..errors import UserError
-from ..structures.heads import check_sizes, hidden_size, load_weights, locate, read_config, read_weights, template
+from ..structures.heads import hidden_size, load_weights, open_head, read_weights, template
 
 WEIGHTS = "medusa_lm_head.safetensors"
 PUBLIC_WEIGHTS = "medusa_lm_head.pt"
@@ -61,9 +61,7 @@ def load_heads(path: str, target: Target) -> MedusaHeads:
     How many there are is read from the weights: a public configuration says 2 heads where the file has 5. Raises
     UserError if they are missing, corrupt, or made for another model.
     """
-    folder = locate(path, "medusa")
-    config = read_config(folder)
-    check_sizes(folder, config, target)
+    folder, config = open_head(path, "medusa", target)
     file, state = read_weights(folder, WEIGHTS, PUBLIC_WEIGHTS)
     shared = bool(config.get("shared_lm_head", False))
     heads, layers = _count(file, state, shared)
@@ -89,8 +87,6 @@ class Medusa(DeviceDrafter):
         target: whose hidden states they are.
         heads_path: folder of the heads, see `load_heads`.
         tree_path: YAML of rank paths; default: the published 63 nodes, cut to the depth that there are heads for.
-
-    Raises UserError: what `load_heads` raises; a tree deeper than there are heads, or of more ranks than tokens.
     """
 
     needs = Needs(hidden=True)

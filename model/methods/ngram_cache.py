@@ -30,13 +30,10 @@ class NgramCache(LayoutDrafter):
     """Drafts the followers of the last tokens. The table is kept between prompts.
 
     Args:
-        vocab_size: V, of the target.
         leader, follower: tokens in each (the paper's LL and FL).
         capacity: leaders kept.
         followers: kept for each leader.
         nodes: drafted a step, the root not counted; `nodes // follower` followers fit.
-
-    Raises UserError: a setting out of range.
     """
 
     stateful = True

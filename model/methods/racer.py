@@ -31,15 +31,12 @@ class Racer(Drafter):
     Rank paths in step records: siblings are ranked as they came into the tree, retrieved ones first.
 
     Args:
-        vocab_size: V.
         nodes: of every draft, the root not counted; the public code's capacity of 64 counts it.
         k: candidates kept a token, and children of the root.
         ngram: n, the tokens of a stored n-gram.
         trie_nodes: of the trie, its root included.
         min_match: the least number of matched tokens, the root of the draft included, that is retrieved from.
         eos: ids that end an answer; what is accepted behind them is not inserted into the trie.
-
-    Raises UserError: a setting out of range.
     """
 
     stateful = True
@@ -175,16 +172,11 @@ class RacerSession(Session):
 
 
 class MergedTree:
-    """A tree of tokens in which equal paths are merged. Node 0 is the root.
-
-    Attributes:
-        tokens: of each node.
-        children: of each node, by token, in the order in which they came.
-    """
+    """A tree of tokens in which equal paths are merged. Node 0 is the root."""
 
     def __init__(self, root: int) -> None:
         self.tokens = [root]
-        self.children: list[dict[int, int]] = [{}]
+        self.children: list[dict[int, int]] = [{}]  # of each node, by token, in the order in which they came
         self._ranks = [0]  # among siblings
 
     def add(self, node: int, token: int) -> int:

@@ -35,8 +35,6 @@ class Rest(Drafter):
         depth: at most so many tokens after the root.
         places: continuations that are merged; where there are more, so many, evenly spread.
         eos: a continuation stops before these.
-
-    Raises UserError: a setting below its least value, or a datastore that does not open or fit.
     """
 
     def __init__(

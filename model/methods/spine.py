@@ -39,8 +39,6 @@ class Spine(TokenRecycling):
             one holds for longer matches. 0: such a match is not copied from.
         history_tokens: earlier prompts and answers are matched against, too, up to so many tokens; 0: the prompt alone.
         others: as TokenRecycling.
-
-    Raises UserError: nodes or accept_probs out of range.
     """
 
     sizing: Sizing | None = None
@@ -133,17 +131,9 @@ class SpineSession(TextSession[SuffixAutomaton], RecyclingSession):
 
 
 class Topology:
-    """A tree whose node (0, 0, ...) of each depth down to `spine` is copied, with what its look-up needs.
+    """A tree whose nodes (0,), (0, 0), ... down to depth `spine` are copied, with what its look-up needs.
 
     All but `tree` and `tokens` is NumPy's on the CPU, see `fastest`.
-
-    Attributes:
-        spine: L, the number of copied nodes.
-        spine_nodes: int64 (1 + L,), root included.
-        generations: nodes, parents and ranks by their distance from the spine, 1 first; int64 (m,) each.
-        depths: of the first generation's parents, int64 (m,).
-        spine_ranks: int64 (1 + L,), filled each step; -1 at the spine's tip, which has no next token.
-        tokens: int64 (n,), filled each step, by way of `cells`, which is the same memory.
     """
 
     def __init__(self, tree: Tree, spine: int) -> None:
@@ -158,13 +148,16 @@ class Topology:
         def numbers(values: list[int]) -> Any:
             return fastest(torch.tensor(values, dtype=torch.long, device=tree.device))
 
+        # int64 (1 + L,), the root included
         self.spine_nodes = numbers([node[(0,) * depth] for depth in range(spine + 1)])
+        # nodes, parents and ranks by their distance from the spine, 1 first; int64 (m,) each
         self.generations = [
             (numbers(nodes), fastest(tree.parents[nodes]), fastest(tree.ranks[nodes]))
             for _, nodes in sorted(generations.items())
         ]
+        # of the first generation's parents
         self.depths = numbers([len(tree.rank_paths[i]) - 1 for i in generations.get(1, [])])
-        self.spine_ranks = numbers([-1] * (spine + 1))
+        self.spine_ranks = numbers([-1] * (spine + 1))  # filled each step; -1 at the tip, which has no next token
         self.tokens = torch.zeros(len(tree), dtype=torch.long, device=tree.device)
         self.cells = fastest(self.tokens)
 

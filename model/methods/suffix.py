@@ -29,15 +29,12 @@ class Suffix(DeviceDrafter):
     The automaton over prompt and output is the prompt's own, as in the paper, unless `history_tokens` says otherwise.
 
     Args:
-        vocab_size: V.
         min_match: a match of fewer tokens drafts nothing.
         max_draft: at most so many tokens are copied (paper: 40, for code 16).
         factor: a match of m tokens drafts ceil(factor * m) tokens, at most max_draft (paper: max_draft always).
         history_tokens: earlier prompts and answers are matched against, too, up to so many tokens (paper: 0).
         nodes: auto: of these as many as pay, found while decoding; `auto:N`: at most N. None: as above.
         sizing: what finds that number, if other methods share it.
-
-    Raises UserError: a setting out of range.
     """
 
     sizing: Sizing | None = None

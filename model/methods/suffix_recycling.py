@@ -25,8 +25,6 @@ class SuffixRecycling(DeviceDrafter):
         max_draft, factor, history_tokens: as Suffix.
         nodes: auto: of both drafts as many as pay, found while decoding; `auto:N`: at most N. None: the tree's.
         others: as TokenRecycling.
-
-    Raises UserError: a setting out of range; a tree and `nodes`, or neither.
     """
 
     stateful = True

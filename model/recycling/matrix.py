@@ -18,8 +18,6 @@ class AdjacencyMatrix:
         vocab_size: V.
         k: candidates a token, at least 1.
         dtype: int64 as published (V = 32,000, k = 8: 1.95 MiB), or int32 for half of it.
-
-    Raises UserError: k < 1 or k > V.
     """
 
     def __init__(
@@ -70,10 +68,6 @@ class AdjacencyMatrix:
 
     def reset(self) -> None:
         self.candidates.zero_()
-
-    @property
-    def nbytes(self) -> int:
-        return self.candidates.numel() * self.candidates.element_size()
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """`candidates`, (V, k)."""

@@ -5,7 +5,7 @@
 | 2.2.2 | | the published one, 80 nodes |
 | best | nodes | the published order cut to its best n nodes; beyond 80 it goes on by the same law |
 | chain | depth | one candidate below another, `depth` of them |
-| balanced | branching, depth, nodes | every node has `branching` children; cut level by level to `nodes`, if given |
+| balanced | branching, depth, nodes | every node has `branching` children; at most `nodes`, level by level |
 | shape | branching, depth, nodes | `depth` deep and `branching` wide, else the most likely nodes; at most `nodes` |
 | file | path | a YAML list of rank paths, or a mapping with such a list under `nodes` |
 """
@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
@@ -46,14 +45,13 @@ def build_template(
     Raises UserError: unknown name, a parameter that is missing or that this template does not have, a rank >= k.
     """
     parameters = {"nodes": nodes, "depth": depth, "branching": branching, "path": path}
-    names_of = {"best": ["nodes"], "chain": ["depth"], "balanced": ["branching", "depth"], "file": ["path"]}
+    names_of = {"best": ["nodes"], "chain": ["depth"], "balanced": ["branching", "depth", "nodes"], "file": ["path"]}
     names_of["shape"] = ["branching", "depth", "nodes"]
     shipped = sorted(p.stem for p in _SHIPPED.glob("*.yaml"))
     if name not in names_of and name not in shipped:
         raise UserError(f"tree: no template {name!r}; there are {', '.join(shipped + list(names_of))}")
     for key, value in parameters.items():
-        optional = name == "balanced" and key == "nodes"
-        if (value is not None) != (key in names_of.get(name, [])) and not optional:
+        if (value is not None) != (key in names_of.get(name, [])):
             problem = f"needs {key} (tree.{key}=...)" if value is None else f"has no parameter {key}"
             raise UserError(f"tree: template {name!r} {problem}")
         if isinstance(value, int) and not 0 <= value <= _MAX_NODES:
@@ -66,12 +64,8 @@ def build_template(
     elif name == "chain":
         tree = Tree.chain(depth or 0)
     elif name == "balanced":
-        paths = itertools.islice(
-            _level_by_level(branching or 0, depth or 0), _MAX_NODES + 1 if nodes is None else nodes
-        )
-        tree = Tree.from_rank_paths(listed := list(paths))
-        if len(listed) > _MAX_NODES:
-            raise UserError(f"tree: branching={branching} and depth={depth} make more than {_MAX_NODES} nodes")
+        levels = (itertools.product(range(branching or 0), repeat=level) for level in range(1, 1 + (depth or 0)))
+        tree = Tree.from_rank_paths(itertools.islice(itertools.chain.from_iterable(levels), nodes))
     elif name == "shape":
         tree = Tree.from_rank_paths(shaped(nodes or 0, depth or 0, branching or 0))
     else:
@@ -79,12 +73,6 @@ def build_template(
     if tree.max_rank >= k:
         raise UserError(f"tree: template {name!r} needs candidates up to rank {tree.max_rank}, but k={k}")
     return tree
-
-
-def _level_by_level(branching: int, depth: int) -> Iterator[RankPath]:
-    """Yield all rank paths of the balanced tree, breadth-first."""
-    for level in range(1, depth + 1):
-        yield from itertools.product(range(branching), repeat=level)
 
 
 def shaped(n: int, depth: int, branching: int) -> list[RankPath]:

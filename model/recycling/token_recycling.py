@@ -43,8 +43,6 @@ class TokenRecycling(DeviceDrafter):
         eos: ids that end an answer. As in the official loop, a step in which a draft of these was accepted is not
             written back.
         sizing: what finds the number of nodes, if other methods share it.
-
-    Raises UserError if the template needs a rank that k candidates do not have, or at an unknown update.
     """
 
     stateful = True

@@ -36,8 +36,11 @@ _BROKEN = (
 )
 
 
-def locate(path: str, kind: str) -> Path:
-    """The folder of a head, medusa or eagle. Raises UserError, with the command that trains one, if there is none."""
+def open_head(path: str, kind: str, target: Target) -> tuple[Path, dict[str, Any]]:
+    """Return the folder of a head, medusa or eagle, and its config.json.
+
+    Raises UserError if there is none, with the command that trains one, or it is of another hidden size or vocabulary.
+    """
     folder = located(path)
     if not folder.is_dir():
         raise UserError(
@@ -45,20 +48,17 @@ def locate(path: str, kind: str) -> Path:
             f"--model MODEL --text FILE --output {shlex.quote(path)}` "
             "(--model data/embedded --text embedded for the shipped model)"
         )
-    return folder
-
-
-def read_config(folder: Path) -> dict[str, Any]:
-    """config.json of a head. Raises UserError if it is missing or no JSON object."""
     file = folder / "config.json"
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        reason = "missing" if isinstance(error, FileNotFoundError) else f"is not readable JSON ({error})"
+        sizes = {"hidden_size": hidden_size(target), "vocab_size": target.vocab_size}
+        wrong = {key: config[key] for key, size in sizes.items() if config.get(key, size) != size}
+    except (OSError, ValueError, AttributeError) as error:
+        reason = "missing" if isinstance(error, FileNotFoundError) else f"is not a readable JSON object ({error})"
         raise UserError(f"{file}: {reason}; a head is a folder with config.json and weights") from None
-    if not isinstance(config, dict):
-        raise UserError(f"{file}: must hold a JSON object")
-    return config
+    for key, size in wrong.items():
+        raise UserError(f"{folder}: made for a {key} of {size}, {target.name} has {sizes[key]}")
+    return folder, config
 
 
 def read_weights(folder: Path, *names: str) -> tuple[Path, dict[str, torch.Tensor]]:
@@ -86,13 +86,6 @@ def load_weights(module: nn.Module, file: Path, state: dict[str, torch.Tensor]) 
         module.load_state_dict(state)
     except RuntimeError as error:
         raise UserError(f"{file}: cut short, or not of this kind or model ({one_line(error)[:300]})") from None
-
-
-def check_sizes(folder: Path, config: dict[str, Any], target: Target) -> None:
-    """Raise UserError where the config names another hidden size or vocabulary than the target's."""
-    for key, of_target in (("hidden_size", hidden_size(target)), ("vocab_size", target.vocab_size)):
-        if config.get(key, of_target) != of_target:
-            raise UserError(f"{folder}: made for a {key} of {config[key]}, {target.name} has {of_target}")
 
 
 def hidden_size(target: Target) -> int:
@@ -187,9 +180,7 @@ def load_head(path: str, target: Target) -> EagleHead:
     Without an embedding in the file, or with an equal one, the target's own is used. Raises UserError if it is missing,
     corrupt, of another kind, or made for another model.
     """
-    folder = locate(path, "eagle")
-    values = read_config(folder)
-    check_sizes(folder, values, target)
+    folder, values = open_head(path, "eagle", target)
     file, state = read_weights(folder, WEIGHTS, PUBLIC_WEIGHTS)
     state = {name: tensor for name, tensor in state.items() if not name.endswith("rotary_emb.inv_freq")}
     target_embedding: torch.Tensor = target.model.get_input_embeddings().weight.detach()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 
@@ -11,17 +11,7 @@ from ..engine import Draft, Drafter, Session, Verification
 from ..engine.drafter import check_ids
 from ..errors import UserError
 
-
-class Text(Protocol):
-    """Tokens, with the index by which a method copies from them."""
-
-    tokens: list[int]
-
-    def extend(self, tokens: Iterable[int]) -> None:
-        """Append tokens."""
-
-
-T = TypeVar("T", bound=Text)
+T = TypeVar("T", bound=Any)  # tokens, with the index by which a method copies from them
 
 
 class History(Generic[T]):
@@ -35,8 +25,6 @@ class History(Generic[T]):
         history_tokens: at most so many tokens of earlier prompts and answers; 0: none. More than that is cut to the
             newest half, so that a cut is rare: it reads that half again. A token takes 120 to 270 bytes, so
             32768 of them 4 to 9 MB.
-
-    Raises UserError: `history_tokens` is no such number.
     """
 
     def __init__(self, history_tokens: int, text_of: Callable[[Iterable[int]], T], vocab_size: int) -> None:
@@ -105,15 +93,12 @@ class TextSession(Session, Generic[T]):
         self.text.extend(prompt[kept:])
         return super().begin(prompt)
 
-    def read(self, tokens: list[int]) -> None:
-        self.text.extend(tokens)
-
     def account(self, verification: Verification) -> None:
         """After a step on the device."""
-        self.read(verification.tokens)
+        self.text.extend(verification.tokens)
 
     def passed(self, tokens: list[int]) -> None:
-        self.read(tokens)
+        self.text.extend(tokens)
 
     def close(self) -> None:
         history = self.method.history

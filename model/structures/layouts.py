@@ -11,21 +11,16 @@ from ..engine.tree import RankPath
 
 
 class Layout:
-    """A fixed tree whose tokens a drafter lists in an order of its own.
-
-    Attributes:
-        tree: n nodes.
-        order, node_at: per node of the tree its place in the list, and the reverse.
-        tokens: int64 (n,), filled anew every step.
-    """
+    """A fixed tree whose tokens a drafter lists in an order of its own."""
 
     def __init__(self, paths: Sequence[RankPath], device: torch.device) -> None:
         """`paths`: the nodes in the drafter's order, the root, (), first."""
         place = {path: i for i, path in enumerate(paths)}
         self.tree = Tree.from_rank_paths(paths[1:]).on(device)
+        # of each node its place in the list, and the reverse
         self.order = [place[path] for path in self.tree.rank_paths]
         self.node_at = {place: node for node, place in enumerate(self.order)}
-        self.tokens = torch.zeros_like(self.tree.depths)
+        self.tokens = torch.zeros_like(self.tree.depths)  # int64 (n,), filled anew every step
 
 
 class LayoutDrafter(DeviceDrafter):

@@ -42,10 +42,6 @@ class TokenRows:
         for tensor in self.state_dict().values():
             tensor.zero_()
 
-    @property
-    def nbytes(self) -> int:
-        return sum(tensor.nbytes for tensor in self.state_dict().values())
-
     def state_dict(self) -> dict[str, torch.Tensor]:
         return {f"{self.kind}_{name}": torch.from_numpy(getattr(self, name)) for name in self.fields}
 
@@ -73,8 +69,6 @@ class PairRows(TokenRows):
 
     Args:
         size: rows, a power of two, or 0; a row takes 9 + 5 k bytes.
-
-    Raises UserError: the size is none.
     """
 
     kind, fields = "pair", ("ids", "levels", "seen", "keys")

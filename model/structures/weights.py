@@ -30,15 +30,7 @@ def _guesses() -> Any:
 
 
 class Weights:
-    """The weight of every kind of candidates; `loops` reads and learns them.
-
-    Attributes:
-        seen, accepted: float64 KINDS: candidates, and those of them that were the next token.
-        probs: float64 KINDS: accepted / seen.
-
-    Args:
-        learning: False: the prior holds for good.
-    """
+    """The weight of every kind of candidates, which `loops` reads and learns, unless `learning` is False."""
 
     _prior = _guesses()
 
@@ -47,6 +39,7 @@ class Weights:
         self.reset()
 
     def reset(self) -> None:
+        # float64 KINDS: candidates, those of them that were the next token, and the quotient
         self.seen, self.accepted, self.probs = np.full(KINDS, PRIOR), PRIOR * self._prior, self._prior.copy()
 
     def state_dict(self) -> dict[str, torch.Tensor]:

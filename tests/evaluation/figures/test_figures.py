@@ -1,6 +1,5 @@
 """Figures: each is drawn where the runs vary in its setting, and only there; one can be added by one function."""
 
-import matplotlib.pyplot as plt
 import pytest
 
 from evaluation import figures
@@ -38,7 +37,6 @@ def drawn_at(temperature):
 def names(runs):
     """The figures that these runs have."""
     (data,) = split(runs, main_table(runs)).values()
-    plt.close("all")
     return {draw.__name__ for draw in figures.FIGURES if draw(data) is not None}
 
 
@@ -61,7 +59,6 @@ def test_a_figure_is_drawn_where_the_runs_vary_in_its_setting():
     for figure, runs in VARIED.items():
         also = {"tree_size"} if figure == "budget" else set()
         assert names([made("vanilla", questions()), *runs]) - also == ALWAYS | {figure}
-    plt.close("all")
 
 
 def drawn(figure, runs, panel=0):

@@ -273,10 +273,6 @@ def test_nothing_is_compiled_while_it_decodes():
         assert len(loop.signatures) == 1, loop
 
 
-def test_its_memory_is_measured():
-    assert DynamicRecycling(V, pairs=64).describe() == {"rows_bytes": V * 41 + 64 * 49}
-
-
 PROMPT_ROWS = [
     ([3, 5, 6, 9, 1], [], [3, 3, 5, 6, 9]),  # the prompt but its last token, which is the root
     ([9, 1], [], [6, 9]),

@@ -116,7 +116,7 @@ BROKEN = {
     "empty": "corrupt or cut short",
     "truncated safetensors": "corrupt or cut short",
     "no weights": "has no weights",
-    "config": "not readable JSON",
+    "config": "not a readable JSON object",
     "hidden size": r"size mismatch.*\[16, 16\].*\[32, 32\]",
     "vocabulary": "vocab_size of 32000.*has 61",
     "missing tensor": "Missing key.*1.0.linear.bias",

@@ -45,9 +45,9 @@ def test_best_has_n_nodes_and_each_holds_the_smaller():
 
 def test_families_by_hand():
     assert build_template("chain", depth=3, k=1).rank_paths == [(), (0,), (0, 0), (0, 0, 0)]
-    balanced = build_template("balanced", branching=2, depth=2, k=2)
+    balanced = build_template("balanced", branching=2, depth=2, nodes=9, k=2)
     assert balanced.rank_paths == [(), (0,), (1,), (0, 0), (0, 1), (1, 0), (1, 1)]
-    assert len(build_template("balanced", branching=3, depth=3)) == 1 + 3 + 9 + 27
+    assert len(build_template("balanced", branching=3, depth=3, nodes=20)) == 21
 
 
 def test_from_yaml(tmp_path):
@@ -63,7 +63,7 @@ WRONG = [
     (dict(name="2.2.2", nodes=4), "'2.2.2' has no parameter nodes"),
     (dict(name="best"), "'best' needs nodes"),
     (dict(name="chain", depth=-1), "depth=-1"),
-    (dict(name="balanced", branching=8, depth=9), "more than 4096"),
+    (dict(name="balanced", branching=8, depth=9), "'balanced' needs nodes"),
     (dict(name="file", path="nowhere.yaml"), "no file nowhere.yaml"),
 ]
 

@@ -132,11 +132,6 @@ def test_contradicting_rules_are_refused():
         TokenRecycling(61, Tree.chain(2), update="frozen", recycle_prompt=True)
 
 
-def test_bytes_are_measured():
-    for dtype, itemsize in ((torch.int64, 8), (torch.int32, 4)):
-        assert AdjacencyMatrix(32000, 8, dtype=dtype).nbytes == 32000 * 8 * itemsize
-
-
 def test_a_matrix_that_does_not_fit_or_is_no_matrix_is_refused(tmp_path):
     matrix = AdjacencyMatrix(9, 3)
     with pytest.raises(UserError, match=r"\[8, 3\].*\[9, 3\]"):

@@ -110,7 +110,7 @@ def test_a_sequence_that_is_open_and_forgotten_costs_one_rebuilding():
     for i in range(6):
         read(history, [2, i]).close()
     assert sum(map(bool, rebuilt)) - count == 1
-    forgotten.read([3, 4])
+    forgotten.text.extend([3, 4])
     assert forgotten.text.tokens[-3:] == [1, 3, 4], "it goes on with a text of its own"
     forgotten.close()
     assert read(history, [7]).text.tokens[-4:] == [1, 3, 4, 7]
@@ -121,7 +121,7 @@ def test_a_conversation_appends_what_is_new():
     read(history, [9, 9]).close()
     for turn in range(5):
         session = read(history, prompt)
-        session.read([10 + turn, 11])
+        session.text.extend([10 + turn, 11])
         session.close()
         prompt = [*prompt, 10 + turn, 11, 20]
     assert history.text.tokens == [9, 9, *prompt[:-1]]
