@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from model import tuning
 from model.engine.sampling import Sampling
 from model.errors import UserError
 
@@ -22,7 +21,7 @@ from ..configuration.fingerprint import SAVED, default_folder, execution_used, r
 from ..configuration.methods import CATEGORY, COLD, HOT, Method, build_method
 from ..loading.bench import Bench, load_bench, ordered, prompt_ids, template_hash
 from ..loading.devices import cores_busy
-from ..loading.models import LoadedModel, devices_in_words, load_model
+from ..loading.models import LoadedModel, choose_execution, devices_in_words, load_model
 from ..loading.settings import ModelSettings
 from ..records.provenance import circumstances, collect
 from ..records.questions import FILE_ORDER, Question, subtask
@@ -168,29 +167,6 @@ def answer_next(sharing: Sequence[Runner]) -> None:
     rows = answer(sharing[0].pending[0], [(runner.method, runner.config) for runner in sharing])
     for runner, row in zip(sharing, rows, strict=True):
         runner.keep(row)
-
-
-def choose_execution(name: str, loaded: LoadedModel, timed: bool = True, reads_text: bool = False) -> tuning.Execution:
-    """Return the execution asked for, or the choice of `tuning.choose_execution` for auto.
-
-    Args:
-        timed: False if methods share eager forwards.
-        reads_text: True if sampling depends on the text, which only eager steps provide.
-
-    Raises:
-        UserError: it excludes a device map or timed=false; or as `tuning.choose_execution`.
-    """
-    target = loaded.target
-    if name not in ("auto", "eager"):
-        if not timed:
-            raise UserError(
-                f"execution={name}: with timed=false the methods share eager forwards; leave out one of the two"
-            )
-        if len(target.devices) > 1:
-            raise UserError(f"execution={name}: a device map's model takes eager steps only")
-    if name == "auto" and (not timed or reads_text):
-        return tuning.Execution("eager")
-    return tuning.choose_execution(target, name)
 
 
 def check_prompts(bench: Bench, loaded: LoadedModel) -> None:

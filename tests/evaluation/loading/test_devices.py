@@ -12,7 +12,7 @@ import torch
 from accelerate import dispatch_model
 
 from evaluation.loading import devices, locks, models
-from evaluation.running.runner import choose_execution
+from evaluation.loading.models import choose_execution
 from model.engine import Target, generate
 from model.errors import UserError
 from model.methods.vanilla import Vanilla

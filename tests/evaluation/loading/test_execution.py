@@ -5,9 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from evaluation.loading.models import LoadedModel
+from evaluation.loading.models import LoadedModel, choose_execution
 from evaluation.loading.settings import ModelSettings
-from evaluation.running.runner import choose_execution
 from evaluation.statistics.notes import executed
 from model import tuning
 from model.engine import Target, generate
