@@ -33,14 +33,6 @@ def test_repeats_are_runs_of_their_own_and_methods_take_turns(evaluate, tmp_path
     assert overall["k"].tolist()[1:] == [8, 9]
 
 
-def test_a_single_run_repeats_from_a_fresh_state(evaluate, tmp_path):
-    assert evaluate("method=recycling", "start=hot", "repeats=2", "bench.end=3").code == 0
-    one, two = read_runs(tmp_path / "results/default")
-    assert [c["accept_lengths"] for r in one.answers for c in r["choices"]] == [
-        c["accept_lengths"] for r in two.answers for c in r["choices"]
-    ], "the second repeat knows nothing of the first"
-
-
 def test_a_half_finished_sweep_says_what_is_missing_and_what_completes_it(evaluate, call, tmp_path):
     arguments = ("-m", "method=vanilla,pld", "repeats=2", "bench.end=3", "name=half")
     assert evaluate(*arguments).code == 0
@@ -119,6 +111,10 @@ def test_a_saved_start_is_the_hot_runs_state(evaluate, tmp_path):
     assert outcome.code == 0, outcome.err
     runs = {(run.label, run.repeat): run for run in read_runs(tmp_path / "results/s")}
     assert set(runs) == {(f"recycling ({start})", repeat) for start in ("hot", "saved") for repeat in (0, 1)}
+    steps = {key: [c["accept_lengths"] for row in run.answers for c in row["choices"]] for key, run in runs.items()}
+    assert steps["recycling (hot)", 0] == steps["recycling (hot)", 1], "each repeat begins with a fresh state"
+    counts = [sum(map(len, steps[f"recycling ({start})", 0])) for start in ("saved", "hot")]
+    assert counts[0] < counts[1], "what was learnt helps on the same questions"
     for repeat in (0, 1):
         asked = runs["recycling (saved)", repeat].settings["method"]["start"]
         assert asked == str(runs["recycling (hot)", repeat].folder / "state.safetensors")
