@@ -14,7 +14,7 @@ from hydra import compose, initialize_config_dir
 from evaluation import run as evaluation_run
 from model import cli as terminal
 from model.decoder import Decoder
-from tests.evaluation.conftest import configs_parsed_once, few_figures  # noqa: F401 - fixtures
+from tests.evaluation.conftest import few_figures  # noqa: F401 - a fixture
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"

@@ -14,7 +14,7 @@ from torch import nn
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from model.engine import Target, generate
-from model.methods.eagle import Eagle, Eagle2
+from model.methods.eagle import Eagle
 from model.methods.medusa import Medusa, MedusaHeads
 from tests.conftest import greedy, toy_model
 from tools import heads
@@ -59,16 +59,12 @@ def test_trained_heads_accept_more_than_untrained_ones(world, tmp_path, kind, mo
     save(trained, recipe, target, tmp_path / "trained")
     chain = tmp_path / "chain.yaml"
     chain.write_text("[[0], [0, 0], [0, 0, 0]]")  # one guess a depth: luck does not help
-    methods = {
-        "medusa": [lambda path: Medusa(target, heads_path=path, tree_path=str(chain))],
-        "eagle": [
-            lambda path: Eagle(target, head_path=path, tree_path=str(chain)),
-            lambda path: Eagle2(target, head_path=path, depth=3, top_k=2, nodes=4),
-        ],
-    }
-    for method in methods[kind]:
-        before, after = (accepted(target, method(str(tmp_path / name)), rows) for name in ("new", "trained"))
-        assert after > before + 0.3, (before, after)
+    method, path = {"medusa": (Medusa, "heads_path"), "eagle": (Eagle, "head_path")}[kind]
+    before, after = (
+        accepted(target, method(target, tree_path=str(chain), **{path: str(tmp_path / name)}), rows)
+        for name in ("new", "trained")
+    )
+    assert after > before + 0.3, (before, after)
 
 
 def test_medusa_loss_by_hand():

@@ -33,28 +33,27 @@ def stepped(*paths, nodes=4):
 
 def test_by_depth_by_hand():
     # five drafting steps: two stop at the root, one reaches depth 1, two depth 3; the last step drafted nothing
-    found = by_depth(accepted_paths([stepped((), (), (0,), (0, 0, 0), (1, 0, 0))]))
-    assert [(d.depth, d.steps) for d in found] == [(1, 3), (2, 2), (3, 2)]
-    assert [d.joint for d in found] == [3 / 5, 2 / 5, 2 / 5]
-    assert [d.conditional for d in found] == [3 / 5, 2 / 3, 1.0]
+    depths = by_depth(accepted_paths([stepped((), (), (0,), (0, 0, 0), (1, 0, 0))]))
+    assert depths == [
+        (1, 3, 3 / 5, 3 / 5),
+        (2, 2, 2 / 5, 2 / 3),
+        (3, 2, 2 / 5, 1.0),
+    ]  # depth, steps, joint, conditional
     assert by_depth(accepted_paths([stepped((0,), nodes=1)])) == [], "a root alone drafts nothing"
     assert by_depth(accepted_paths([answer(1, "qa", [([2], 1.0)])])) == []
 
 
 def test_by_node_by_hand():
     tree = [(0,), (1,), (0, 0), (0, 1), (1, 0)]
-    found = by_node(accepted_paths([stepped((), (0,), (0, 1), (1, 0), (0, 1), nodes=6)]), tree)
+    nodes = by_node(accepted_paths([stepped((), (0,), (0, 1), (1, 0), (0, 1), nodes=6)]), tree)
     counts = [(5, 3, 5), (5, 1, 5), (5, 0, 3), (5, 2, 3), (5, 1, 1)]
-    assert found == [Node(path, *own) for path, own in zip(tree, counts, strict=True)]
-    assert found[3].share == 2 / 5 and found[3].given_parent == 2 / 3 and found[4].given_parent == 1.0
+    assert nodes == [Node(path, *count) for path, count in zip(tree, counts, strict=True)]
+    assert nodes[3].share == 2 / 5 and nodes[3].given_parent == 2 / 3 and nodes[4].given_parent == 1.0
 
 
-def test_without_a_template_only_what_stood_is_known():
+def test_without_a_template_accepted_nodes_are_known_and_a_smaller_tree_tries_its_first_nodes_only():
     nodes = by_node(accepted_paths([stepped((0, 0), (1,), (), (0,))]), None)
     assert [(node.path, node.tried, node.accepted) for node in nodes] == [((0,), 4, 2), ((1,), 4, 1), ((0, 0), 4, 1)]
-
-
-def test_a_tree_that_shrinks_tries_its_first_nodes_only():
     records = {"step_nodes": [[3, 2]], "step_paths": [[[0], [0]]]}
     nodes = by_node(accepted_paths([answer(1, "qa", [([2, 2], 1.0)], **records)]), [(0,), (1,), (0, 0)])
     assert [(node.tried, node.accepted) for node in nodes] == [(2, 2), (1, 0), (0, 0)]
@@ -70,10 +69,9 @@ def test_steps_know_their_place_and_what_drafted_them():
     assert deepest is not None and (deepest.turn, deepest.number, deepest.start) == (0, 2, 4)
     templated = longest([row], TEMPLATE)
     assert templated is not None and templated[1:4] == (0, 0, 1) and templated.row is row
-    own, every = accepted_paths([row], TEMPLATE), accepted_paths([row])
-    assert own == {(4, (0, 0)): 1, (4, (1,)): 1}
-    assert own.total() == 2 and every.total() == 3
-    assert len(by_depth(every)) == 3 and by_depth(Counter()) == []
+    every = accepted_paths([row])
+    assert accepted_paths([row], TEMPLATE) == {(4, (0, 0)): 1, (4, (1,)): 1}
+    assert every.total() == 3 and len(by_depth(every)) == 3 and by_depth(Counter()) == []
 
 
 def test_the_nodes_are_those_that_the_run_wrote_down():

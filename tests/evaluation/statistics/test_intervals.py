@@ -21,13 +21,15 @@ from evaluation.statistics.intervals import (
 
 
 def test_what_is_the_same_for_every_question_is_sure_and_of_few_nothing_is():
+    assert deviation([1.0, math.nan, 3.0]) == pytest.approx(math.sqrt(2)) and math.isnan(deviation([1.0]))
+    spanning = [spans_one(*ends) for ends in ((0.9, 1.1), (1.0, 1.0), (1.01, 1.2), (math.nan, math.nan))]
+    assert spanning == [True, False, False, False]
     ones, some = np.ones(FEWEST), np.arange(1.0, FEWEST + 1)
     assert quotient_interval(2 * some, some) == pytest.approx((2.0, 2.0)), "paired: twice as fast on every question"
     assert quotient_interval([*some, math.nan, 3], [*ones, 1, math.nan]) == quotient_interval(some, ones)
-    for few in (quotient_interval(some[1:], ones[1:]), quotient_interval(some, 0 * ones), quotient_interval([], [])):
-        assert all(math.isnan(end) for end in few)
-    for few in (speed_interval(np.ones((7, 3)), np.ones((7, 3))), quotient_interval(*(ones[1:],) * 4)):
-        assert all(math.isnan(end) for end in few)
+    few = (some[1:], ones[1:]), (some, 0 * ones), ([], []), (ones[1:],) * 4
+    for interval in (*(quotient_interval(*columns) for columns in few), speed_interval(*np.ones((2, 7, 3)))):
+        assert all(math.isnan(end) for end in interval)
 
 
 def test_a_resample_without_steps_counts_for_nothing():
@@ -46,18 +48,10 @@ def test_the_interval_equals_a_slow_bootstrap():
     speeds, base = rng.uniform(1, 5, 40), rng.uniform(1, 5, 40)
     drawn = np.random.default_rng(SEED).integers(0, 40, (RESAMPLES, 40))
     middle = sum(speeds) / sum(base)
-    slow = [
-        middle * (sum(speeds[i] for i in row) / sum(base[i] for i in row) / middle) ** scale
-        for row, scale in zip(drawn, wider(40), strict=True)
-    ]
+    ratios = [sum(speeds[i] for i in row) / sum(base[i] for i in row) for row in drawn]
+    slow = [middle * (ratio / middle) ** scale for ratio, scale in zip(ratios, wider(40), strict=True)]
     assert quotient_interval(speeds, base) == pytest.approx(tuple(np.quantile(slow, [0.025, 0.975])), abs=1e-12)
     assert (draws(40).sum(axis=1) == 40).all()
-
-
-def test_deviation_and_what_spans_one():
-    assert deviation([1.0, math.nan, 3.0]) == pytest.approx(math.sqrt(2)) and math.isnan(deviation([1.0]))
-    assert spans_one(0.9, 1.1) and not spans_one(1.0, 1.0) and not spans_one(1.01, 1.2)
-    assert not spans_one(math.nan, math.nan)
 
 
 def drifting(rng, questions=40, repeats=3, drift=0.04):
