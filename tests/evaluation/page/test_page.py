@@ -81,7 +81,7 @@ def test_the_setup_names_the_models_folder_though_no_fingerprint_does():
 
 
 def test_it_says_what_is_missing_what_agrees_and_what_a_figure_shows(text):
-    assert "Not finished." in text and "4 of 6 answers" in text
+    assert "Not finished." in text and "incomplete: recycling (hot), repeat 0: 4 of 6 questions" in text
     assert "python -m evaluation.run -m bench=sample start=cold,hot" in text
     assert "2 answers are missing" in text
     assert re.search(r"4 of 4 turns equal those of vanilla, token for token \(\d\d+ tokens\)", text)
