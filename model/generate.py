@@ -76,8 +76,9 @@ def refuse(model: Any, input_ids: torch.Tensor, config: Any, kwargs: dict[str, A
         "padding (attention_mask)": mask is not None and not bool((mask == 1).all()),
         "past_key_values": cache is not None and cache.get_seq_length() > 0,
         "inputs_embeds": kwargs.get("inputs_embeds") is not None,
-        "position_ids": positions is not None and positions.flatten().tolist() != list(range(positions.shape[-1])),
-        **{name: value is not None for name, value in kwargs.items() if name not in PREPARED},
+        "position_ids": positions is not None
+        and bool((positions != torch.arange(positions.shape[-1]).to(positions)).any()),
+        **{name: value is not None and value != {} for name, value in kwargs.items() if name not in PREPARED},
         "inputs prepared by another object (prompt tuning)": _prepared_elsewhere(model),
     }
     if names := [name for name, in_use in cannot.items() if in_use]:

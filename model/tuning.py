@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 import psutil
 import torch
 
-from .engine import Draft, Target, Tree, generate
+from .engine import Draft, Needs, Target, Tree, generate
 from .engine.devices import give_back, synchronize
 from .engine.linear import fastest_linear, linear_bytes, linear_of, packable
 from .engine.sampling import Sampling
@@ -171,8 +171,8 @@ def _tie(target: Target, prompt: list[int]) -> float:
     draft = Draft(chain, torch.arange(3, 3 + len(chain), device=target.device))
     masked = _logits(target, "eager", prompt, draft)
     with target.cache(len(chain)) as cache:
-        plain = target.prefill(cache, [*prompt[:-1], *draft.tokens.tolist(), 0], rows=len(chain))
-    noise = _apart(plain[-len(chain) :].float(), masked)
+        plain = target.prefill(cache, [*prompt[:-1], int(draft.tokens[0])], draft)
+    noise = _apart(plain.float(), masked)
     return max(TIMES * noise, ROUNDINGS * torch.finfo(target.dtype).eps)
 
 
@@ -195,8 +195,10 @@ def _logits(target: Target, name: str, prompt: list[int], draft: Draft) -> Any:
         if name == "eager":
             return target.forward(cache, draft).float()
         drafter = TokenRecycling(target.vocab_size, draft.tree, device=target.device)
+        drafter.needs = Needs(logits=True)
         step, launch = Executor(target, execution=name).padded(cache, n, drafter, unmarked)
         for _ in range(2):  # what a first run leaves behind is seen by the second
             step.feed(draft, cache.length)
             launch()
+        assert step.logits is not None
         return step.logits.float().clone()

@@ -36,7 +36,7 @@ def anchors(page: Path) -> set[str]:
 
 @pytest.mark.parametrize("page", EVERY_PAGE, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_to_files_and_headings_and_named_files_are_there(page):
-    named = re.findall(r"`((?:model|evaluation|hydra_plugins|tools|tests|configs|data)/[\w./-]+)`", page.read_text())
+    named = re.findall(r"`((?:model|evaluation|tools|tests|configs|data)/[\w./-]+)`", page.read_text())
     assert not [name for name in named if not (ROOT / name).exists() and not re.search("NAME|MODEL|successor", name)]
     for target in LINK.findall(FENCE.sub("", page.read_text())):
         name, _, anchor = target.partition("#")
@@ -89,7 +89,7 @@ def composes(words: list[str]) -> None:
     """Hydra composes the first value of each override; a config of one's own is tried by another test."""
     if any(word.startswith("--config-dir") for word in words):
         return
-    for name in ("slurm", "ray", "submitit_local"):
+    for name in ("slurm", "ray"):
         if f"launcher={name}" in words:
             plugin = name if name == "ray" else "submitit"
             pytest.importorskip(f"hydra_plugins.hydra_{plugin}_launcher", reason="optional: requirements-cluster.txt")

@@ -15,7 +15,7 @@ from itertools import takewhile
 from typing import Any
 
 import torch
-from transformers.cache_utils import Cache, CacheLayerMixin, DummyLayer, LinearAttentionLayer
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer, LinearAttentionLayer
 
 from .tree import Tree
 
@@ -135,7 +135,7 @@ class TreeCache(Cache):
         kinds = dict.fromkeys(shape for shape in shapes if shape is not None)
         self._groups = [(shape, [i for i, s in enumerate(shapes) if s == shape]) for shape in kinds]
         self._buffers: list[torch.Tensor] = []  # keys and values of each group: (layers, heads, capacity, dim)
-        layers: list[Any] = [DummyLayer() for _ in shapes]
+        layers: list[Any] = [DynamicLayer() for _ in shapes]  # which stay empty where there is no shape
         empty, counts = torch.empty(0), states or [0] * len(shapes)
         for i, (shape, count) in enumerate(zip(shapes, counts, strict=True)):
             if shape is not None:

@@ -50,12 +50,6 @@ def wait(device: torch.device) -> None:
         torch.cuda.current_stream(device).synchronize()
 
 
-def without_cudnn_attention(device: torch.device) -> None:
-    """Switch cuDNN's attention off for the process: it plans anew for every shape, and each eager step has another."""
-    if device.type == "cuda":
-        torch.backends.cuda.enable_cudnn_sdp(False)
-
-
 def free_bytes(device: torch.device) -> int:
     """Bytes of a GPU that can be allocated: what the device has free, and what torch holds and no tensor uses."""
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)

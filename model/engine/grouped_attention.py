@@ -13,7 +13,10 @@ UNSUPPORTED = ("softcap", "s_aux", "position_bias", "head_mask")
 
 
 class Grouped:
-    """Reads shared keys and values where they are, inside `with`, if a model runs on a CPU by sdpa and its heads share.
+    """Attention as fast as it can be, inside `with`.
+
+    On a GPU cuDNN's attention is off: it plans anew for every shape, and each eager step has another. On a CPU shared
+    keys and values are read where they are, if a model attends by sdpa and its heads share.
 
     Where there is a mask, transformers' sdpa repeats them for every head before each product, as CUDA's kernels want
     it. torch's kernel for the CPU need not, and gives the same numbers to the last bit: a forward over a draft takes
@@ -25,7 +28,8 @@ class Grouped:
     def __init__(self, model: Any) -> None:
         config = model.config.get_text_config()
         heads, shared = (getattr(config, name, None) for name in ("num_attention_heads", "num_key_value_heads"))
-        on_cpu = model.get_input_embeddings().weight.device.type == "cpu"
+        device = model.get_input_embeddings().weight.device.type
+        self._on_gpu, self._cudnn, on_cpu = device == "cuda", False, device == "cpu"
         self._settings = vars(config)  # written to as they are: a config's own way takes longer than the gain
         self._for_it = on_cpu and shared not in (None, heads) and self._settings.get(SETTING) == "sdpa"
         if self._for_it:
@@ -40,8 +44,14 @@ class Grouped:
     def __enter__(self) -> None:
         if self._for_it and self._settings[SETTING] == "sdpa":
             self._settings[SETTING] = SDPA_GROUPED
+        if self._on_gpu and torch.backends.cuda.cudnn_sdp_enabled():  # type: ignore[no-untyped-call]
+            torch.backends.cuda.enable_cudnn_sdp(False)
+            self._cudnn = True
 
     def __exit__(self, *error: object) -> None:
+        if self._cudnn:
+            torch.backends.cuda.enable_cudnn_sdp(True)
+            self._cudnn = False
         if self._for_it and self._settings[SETTING] == SDPA_GROUPED:
             self._settings[SETTING] = "sdpa"
 

@@ -183,9 +183,13 @@ def unpack_linears(module: nn.Module) -> None:
 
 
 def linear_of(module: nn.Module) -> str:
-    """Return how a module's linear layers multiply now: onednn, fused or torch."""
-    kinds = {type(layer) for layer in module.modules()}
-    return "onednn" if PackedLinear in kinds else "fused" if FusedLinear in kinds else "torch"
+    """Return how a module's linear layers multiply now: onednn, fused or torch.
+
+    Layers whose weights were replaced by others, as by `load_state_dict(assign=True)`, are fused no longer.
+    """
+    layers = list(module.modules())
+    fused = any(isinstance(layer, FusedLinear) and layer.part and layer.part.is_of(layer) for layer in layers)
+    return "onednn" if any(isinstance(layer, PackedLinear) for layer in layers) else "fused" if fused else "torch"
 
 
 @contextmanager

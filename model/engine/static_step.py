@@ -177,13 +177,14 @@ class PaddedForward:
     """A forward over one bucket of the cache with the target's choices, for drafts of up to n nodes.
 
     Attributes, of the last run:
-        logits, choices: (n, V) and int64 (n,).
+        choices: int64 (n,).
+        logits: (n, V), if the method reads them.
         hidden: (n, H), if the target keeps it.
     """
 
     def __init__(self, setup: Setup, drafter: Drafter, nodes: int) -> None:
         self.target, self.choice, self._n = setup.target, setup.choice, nodes
-        self._k, self._bits = drafter.needs.candidates, drafter.needs.bits
+        self._k, self._bits, self._keeps_logits = drafter.needs.candidates, drafter.needs.bits, drafter.needs.logits
         # One buffer goes in: length, tokens, depths, ancestors as `packed` has them. One comes out: see `_reported`.
         self._sizes = [1, nodes, nodes, nodes * -(-nodes // WORD)]
         self._input = torch.zeros(sum(self._sizes), dtype=torch.long, device=self.target.device)
@@ -193,7 +194,8 @@ class PaddedForward:
         self._host_report = on_host_like(self._input.new_zeros(nodes, 1 + self._k * (1 + self._bits)))
         self.forward = StaticForward(setup, nodes, self.length)
         self._words.copy_(packed(torch.ones(1, 1, dtype=torch.bool), nodes))  # for warm-up runs, before the first draft
-        self._report = self.logits = self.choices = self._tokens
+        self._report = self.choices = self._tokens
+        self.logits: torch.Tensor | None = None
         self.hidden: torch.Tensor | None = None
         self._candidates: Candidates = None, None
 
@@ -216,9 +218,10 @@ class PaddedForward:
 
     def run(self) -> None:
         self.forward.set_packed_tree(self._depths, self._words)
-        self.logits = self.forward(self._tokens)
+        logits = self.forward(self._tokens)
+        self.logits = logits if self._keeps_logits else None  # a captured step would hold them for good
         places = self.forward.positions if self.choice.draws else None
-        self.choices, *candidates = self.choice.ranked(self.logits, places, self._k, self._bits)
+        self.choices, *candidates = self.choice.ranked(logits, places, self._k, self._bits)
         self._candidates, self.hidden = (candidates[0], candidates[1]), self.target.hidden
         self._report = self._reported()
 

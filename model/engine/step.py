@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -26,11 +25,11 @@ from .target import Target
 from .tree import Draft
 from .verification import Verification, verify
 
-# Static steps kept for a drafter on a cache, least recently used dropped first. All sizes of tree=auto over all buckets
-# of 4,096 tokens are fewer, so that none of these is captured twice.
+# Static steps kept for a drafter on a cache, the least recently used dropped first. All sizes of tree=auto over all
+# buckets of 4,096 tokens are fewer, so that none of these is captured twice.
 MOST_STEPS = 192
-LEAST_FREE = 1 << 30  # free bytes of a GPU below which steps are dropped before others are made,
-MOST_DROPPED = 4  # at most so many at once, as other things may take the memory
+LEAST_FREE = 1 << 29  # free bytes of a GPU below which a step is dropped before another one is made,
+LEAST_STEPS = 8  # unless so few are left: all sizes over one bucket, which would be captured again and again
 Mark = Callable[[str], None]
 AnyStep = TypeVar("AnyStep", bound=Repeatable)
 
@@ -109,8 +108,10 @@ def conclude(
     if needs.logits:
         verification.logits = logits
     if needs.candidates:
-        assert logits is not None
-        candidates = forwarded.candidates or candidates_of(logits, needs.candidates, needs.bits)
+        candidates = forwarded.candidates
+        if candidates is None:
+            assert logits is not None
+            candidates = candidates_of(logits, needs.candidates, needs.bits)
         verification.candidates, verification.bits = candidates
     if forwarded.hidden is not None:
         verification.hidden = forwarded.hidden[-len(tree) :]
@@ -217,7 +218,7 @@ class Executor:
         self.choice = Choice(sampling, target.device)
         self.idle = DeviceDrafter(target.device)
         self.setup_s, self.capacity = 0.0, 0
-        self._steps: OrderedDict[Hashable, tuple[Any, Callable[[], None]]] = OrderedDict()
+        self._steps: dict[tuple[Any, ...], tuple[Any, Callable[[], None]]] = {}  # by drafter, tree or rows, ...
 
     @staticmethod
     def of(sequence: Sequence) -> Executor:
@@ -258,7 +259,7 @@ class Executor:
         choices, candidates = padded.read(n) if draft.tree.device.type == "cpu" else padded.on_device(n)
         sequence.mark("forward")
         hidden = None if padded.hidden is None else padded.hidden[:n]  # a replay calls no hook
-        return Forwarded(choices, padded.logits[:n], hidden, candidates)
+        return Forwarded(choices, None if padded.logits is None else padded.logits[:n], hidden, candidates)
 
     def whole(self, cache: TreeCache, drafter: DeviceDrafter, mark: Mark) -> tuple[WholeStep, Callable[[], None]]:
         """Return the step for the drafter's current tree and source, and the function that runs it."""
@@ -282,7 +283,7 @@ class Executor:
         return Setup(self.target, cache, bucket, self.choice)
 
     def _step_for(
-        self, key: Hashable, make: Callable[[], AnyStep], cache: TreeCache, mark: Mark
+        self, key: tuple[Any, ...], make: Callable[[], AnyStep], cache: TreeCache, mark: Mark
     ) -> tuple[AnyStep, Callable[[], None]]:
         """Return the step of that key; make it if there is none."""
         if key not in self._steps:
@@ -294,15 +295,13 @@ class Executor:
             self.target.synchronize()
             self.setup_s += time.perf_counter() - start
             mark("setup")
-        self._steps.move_to_end(key)
+        self._steps[key] = self._steps.pop(key)  # the last one used
         return self._steps[key]
 
     def _drop_oldest(self) -> None:
-        """Drop the least recently used steps if there are too many or a GPU's memory is short."""
-        for _ in range(MOST_DROPPED):
-            if not self._steps or not (len(self._steps) >= MOST_STEPS or self._short_of_memory()):
-                return
-            self._steps.popitem(last=False)
+        """Drop a step if there are too many or a GPU's memory is short; no plain one, which is needed again."""
+        if len(self._steps) >= MOST_STEPS or (len(self._steps) >= LEAST_STEPS and self._short_of_memory()):
+            del self._steps[next(key for key in self._steps if key[1] is not self.idle.tree and key[1] != 1)]
 
     def _short_of_memory(self) -> bool:
         """True if a GPU has too little free memory, torch's own reserve included, for one more captured step."""

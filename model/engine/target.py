@@ -17,7 +17,7 @@ import torch
 
 from ..errors import UserError
 from .cache import ALIGNED, CachePool, LayerShape, TreeCache, TreeMasks
-from .devices import Graphs, Turns, give_back, synchronize, turns_of, without_cudnn_attention
+from .devices import Graphs, Turns, give_back, synchronize, turns_of
 from .grouped_attention import SDPA_GROUPED, Grouped
 from .layers import check_forward, check_places, check_positions, check_training, layer_types, probe_layers
 from .linear import fuse_linears, identity, pack_linears
@@ -82,7 +82,6 @@ class Target:
         self._cache_name = "past_key_values" if "past_key_values" in takes else "cache_params"
         check_positions(model.config, self.name, self.context)
         check_places(model.config.get_text_config(), self.name, self.context)
-        without_cudnn_attention(self.device)
         self._shapes: list[LayerShape | None] = []
         self._states: list[int] = []
         self._grouped = Grouped(model)
@@ -362,7 +361,8 @@ class Target:
         self._make_room(cache, end, len(tokens))
         positions = self._within(torch.arange(cache.length, end, device=self.device), end - 1)
         kwargs = {"logits_to_keep": max(rows, 1)} if self._keeps_logits else {}
-        logits = self._run_model(cache, torch.tensor(tokens, device=self.device), None, positions, **kwargs)
+        with self._grouped:
+            logits = self._run_model(cache, torch.tensor(tokens, device=self.device), None, positions, **kwargs)
         return logits[len(logits) - rows :]
 
     @torch.inference_mode()

@@ -6,6 +6,7 @@ from contextlib import closing
 import pytest
 import torch
 from transformers import AutoModelForCausalLM as Auto
+from transformers import AutoModelForImageTextToText as AutoMultimodal
 from transformers import (
     BambaConfig,
     BertConfig,
@@ -20,10 +21,13 @@ from transformers import (
     GptOssConfig,
     Lfm2Config,
     Llama4TextConfig,
+    LlavaConfig,
     Mamba2Config,
     MistralConfig,
+    MllamaConfig,
     Olmo3Config,
     Phi3Config,
+    Qwen2VLConfig,
     Qwen3NextConfig,
 )
 
@@ -34,6 +38,7 @@ from model.engine.layers import Reach
 from model.engine.loop import whole
 from model.engine.sampling import Sampling
 from model.errors import UserError
+from model.generate import Generate, refuse
 from model.methods import make_method
 from tests.conftest import NARROW, SIZES, greedy
 
@@ -78,6 +83,23 @@ RECURRENT = {
         chunk_size=16,
     ),
 }  # fmt: skip
+PICTURES = dict(
+    hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, image_size=16, patch_size=8
+)
+MULTIMODAL = {
+    "llava": LlavaConfig(text_config=GROUPED | dict(model_type="llama"), vision_config=PICTURES, image_token_index=60),
+    "qwen2_vl": Qwen2VLConfig(  # positions of three kinds
+        text_config=GROUPED | dict(rope_parameters=dict(rope_type="default", rope_theta=1e4, mrope_section=[1, 1, 2])),
+        vision_config=dict(depth=1, embed_dim=32, hidden_size=32, num_heads=2, patch_size=8),
+    ),
+    "mllama": MllamaConfig(  # layers that look at pictures alone
+        text_config=GROUPED | dict(cross_attention_layers=[1, 3]),
+        vision_config=PICTURES | dict(
+            num_global_layers=1, attention_heads=2, max_num_tiles=1, intermediate_layers_indices=[0],
+            vision_output_dim=64, supported_aspect_ratios=[[1, 1]],
+        ),
+    ),
+}  # fmt: skip
 METHODS = {"vanilla": {}, "dynamic": {"nodes": 10}, "recycling": {"tree": "best:16"}, "pld": {}, "lookahead": {}}
 PROMPT = [5, 9, 13, 7, 5, 9, 13, 8, 5, 9, 13, 7, 20, 21, 22, 5, 9, 13, 5, 9, 13, 7]
 
@@ -85,7 +107,9 @@ PROMPT = [5, 9, 13, 7, 5, 9, 13, 8, 5, 9, 13, 7, 20, 21, 22, 5, 9, 13, 5, 9, 13,
 def toy(config):
     """A random model, sharpened so that its text depends on all that it sees."""
     torch.manual_seed(0)
-    model = Auto.from_config(config).eval()
+    model = (
+        (Auto if isinstance(config, tuple(Auto._model_mapping.keys())) else AutoMultimodal).from_config(config).eval()
+    )
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
@@ -225,3 +249,17 @@ def test_what_recurrent_states_exclude_is_refused():
             generate(target, make_method(name, target), PROMPT, max_new_tokens=4)
     with pytest.raises(UserError, match="execution=static: this model keeps recurrent states"):
         generate(target, make_method("vanilla", target), PROMPT, max_new_tokens=4, execution="static")
+
+
+@pytest.mark.parametrize("family", MULTIMODAL)
+def test_models_that_see_pictures_are_driven_with_text(family):
+    model, ids = toy(MULTIMODAL[family]), torch.tensor([PROMPT])
+    settings = dict(max_new_tokens=30, do_sample=False, eos_token_id=None, pad_token_id=0)
+    own = model.generate(ids, **settings)
+    assert torch.equal(model.generate(ids, custom_generate=Generate(nodes=8), **settings), own)
+    decoder = Decoder(model)
+    decoder.eos = frozenset()
+    assert [*PROMPT, *decoder.generate(PROMPT, max_new_tokens=30).ids] == own[0].tolist()
+    for picture in ({"pixel_values": ids}, {"mm_encoder_outputs": {"image": ids}}):
+        with pytest.raises(UserError, match=f"has no {next(iter(picture))}"):
+            refuse(model, ids, model.generation_config, picture)

@@ -5,8 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from evaluation.loading.execution import choose_execution
-from evaluation.loading.models import LoadedModel
+from evaluation.loading.models import LoadedModel, choose_execution
 from evaluation.loading.settings import ModelSettings
 from evaluation.statistics.notes import executed
 from model import tuning

@@ -3,6 +3,7 @@
 import importlib
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -78,13 +79,15 @@ def test_runs_that_start_from_a_saved_state_come_when_all_others_are_done(evalua
     batches = []
     Plugins.instance()  # imports its plugins anew, once
     launcher = importlib.import_module(run.BASIC.rpartition(".")[0]).BasicLauncher
-    monkeypatch.setattr(launcher, "launch", lambda self, jobs, initial_job_idx: batches.append(jobs) or [])
+    job = SimpleNamespace(return_value=["what a job could not do"])
+    monkeypatch.setattr(launcher, "launch", lambda self, jobs, initial_job_idx: batches.append(jobs) or [job, job])
     monkeypatch.setattr(run, "BASIC", "another")
-    assert evaluate("-m", "start=saved,hot", "method=vanilla,recycling", "repeats=2").code == 0
+    outcome = evaluate("-m", "start=saved,hot", "method=vanilla,recycling", "repeats=2")
+    assert outcome.code == 2 and outcome.err == "error: what a job could not do\n"
     starts = [[next(o for o in job if o.startswith("start=")) for job in jobs] for jobs in batches]
     assert starts == [["start=hot"] * 4, ["start=saved"] * 4]
     batches.clear()
-    assert evaluate("-m", "start=saved", "method=recycling").code == 0
+    evaluate("-m", "start=saved", "method=recycling")
     assert len(batches) == 1
 
 

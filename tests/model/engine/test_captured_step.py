@@ -5,10 +5,10 @@ import weakref
 
 import pytest
 
-from model.engine import Target, generate
+from model.engine import Target, Tree, generate
 from model.engine.sizing import SIZES
 from model.engine.static_step import bucket_of
-from model.engine.step import MOST_DROPPED, MOST_STEPS, Executor
+from model.engine.step import MOST_STEPS, Executor
 from model.methods.suffix_recycling import SuffixRecycling
 from model.recycling import TokenRecycling, build_template
 from tests.conftest import toy_model
@@ -82,24 +82,18 @@ def test_all_steps_of_auto_have_room():
     assert len(buckets) * len(SIZES["cuda"] + (80, -1)) <= MOST_STEPS
 
 
-def test_steps_go_where_a_gpu_has_no_memory_left(monkeypatch):
-    graphs, drafter = FakeGraphs(monkeypatch), TokenRecycling(V, build_template("best", nodes=9))
+@pytest.mark.parametrize(("trees", "captures", "left"), [(8, 8, 8), (12, 12, 8)])
+def test_of_many_steps_the_oldest_goes_where_memory_is_short(trees, captures, left, monkeypatch):
+    """One for each that is made, the plain one never, and none of the last few: they would be captured anew in turn."""
+    graphs, drafter = FakeGraphs(monkeypatch), TokenRecycling(V, build_template("best", nodes=12))
     target = graphs.target(toy_model("llama"))
-    free = iter([False, False, True, False])
-    monkeypatch.setattr(Executor, "_short_of_memory", lambda steps: next(free))
-    for nodes in (2, 3, 4, 5):  # before the second, third and fourth it is asked; the third makes room
-        drafter.use_tree(build_template("best", nodes=nodes))
-        generate(target, drafter, [5, 6, 7], max_new_tokens=4, execution="graph")
-    assert len(graphs.captured) == 4 and sum(graph() is not None for graph in graphs.captured) == 3
-
-
-def test_few_steps_go_at_once_where_memory_stays_short(monkeypatch):
-    """What else takes the memory, all of them would not give back, and each would be captured anew."""
-    graphs, drafter = FakeGraphs(monkeypatch), TokenRecycling(V, build_template("best", nodes=9))
-    target, short = graphs.target(toy_model("llama")), [False]
-    monkeypatch.setattr(Executor, "_short_of_memory", lambda executor: short[0])
-    for nodes in range(1, 10):
-        short[0] = nodes == 9
-        drafter.use_tree(build_template("best", nodes=nodes))
-        generate(target, drafter, [5, 6, 7], max_new_tokens=4, execution="graph")
-    assert sum(graph() is not None for graph in graphs.captured) == 9 - MOST_DROPPED == 5
+    monkeypatch.setattr(Executor, "_short_of_memory", lambda executor: True)
+    sizes = [Tree.chain(0), *(build_template("best", nodes=nodes) for nodes in range(1, trees))]
+    for turn in range(2):
+        for tree in sizes:
+            drafter.use_tree(tree)
+            generate(target, drafter, [5, 6, 7], max_new_tokens=4, execution="graph")
+        if not turn:
+            assert len(graphs.captured) == captures and sum(graph() is not None for graph in graphs.captured) == left
+            assert graphs.captured[0]() is not None, "the tree of the root alone"
+    assert len(graphs.captured) == (8 if trees == 8 else 23)

@@ -206,6 +206,13 @@ def test_stock_products_for_a_while(how):
         assert torch.equal(module(_input()), before) and linear.linear_of(module) == how
 
 
+@BOTH
+def test_what_is_said_of_layers_is_what_they_do(how):
+    module, _ = _attention(how)
+    _assigned(module)
+    assert linear.linear_of(module) == ("onednn" if how == "onednn" else "torch"), "packed anew, fused no longer"
+
+
 def _trained(module):
     with torch.no_grad():
         module.q.weight.mul_(2.0)
@@ -229,7 +236,12 @@ def _loaded(module):
     module.load_state_dict({name: tensor + 1.0 for name, tensor in module.state_dict().items()})
 
 
+def _assigned(module):
+    module.load_state_dict({name: tensor + 1.0 for name, tensor in module.state_dict().items()}, assign=True)
+
+
 CHANGES = {
+    "assigned": _assigned,
     "trained": _trained,
     "bias trained": _bias_trained,
     "bias replaced": _bias_replaced,
