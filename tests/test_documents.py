@@ -13,7 +13,6 @@ from hydra import compose, initialize_config_dir
 
 from evaluation import run as evaluation_run
 from model import cli as terminal
-from model.decoder import Decoder
 from tests.evaluation.conftest import few_figures  # noqa: F401 - a fixture
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -165,20 +164,6 @@ def test_the_librarys_examples_run(clean_folder):
     for block in blocks(ROOT / "docs/library.md", "python"):
         if "token_recycling" in block:  # the others measure, which takes a while
             ran(block)
-
-
-def test_the_method_that_learns_is_lossless(clean_folder):
-    (code,) = blocks(ROOT / "docs/extending.md", "python")
-    plain = Decoder.from_pretrained("data/embedded", method="vanilla", device="cpu")
-    target = plain.target
-    own = ran(code)["Successor"](length=3, vocab_size=target.vocab_size, device=target.device)
-    prompt = "USER: You are a wizard. Tell me about yourself. ASSISTANT:"
-    answer = Decoder(target.model, plain.tokenizer, method=own).generate(prompt, max_new_tokens=64)
-    assert answer.ids == plain.generate(prompt, max_new_tokens=64).ids
-    assert answer.mat > 1.2
-    own.load_state_dict({name: state.clone() for name, state in own.state_dict().items()})
-    own.reset()
-    assert not own.state_dict()["next"].any()
 
 
 def test_the_terminals_commands_run(clean_folder, capsys):
