@@ -30,10 +30,10 @@ def loaded(monkeypatch):
 
 
 def test_captured_steps_are_taken_and_decode(loaded):
-    found = trial(loaded.target)
-    assert found == Execution("static", AGREED)
+    chosen = trial(loaded.target)
+    assert chosen == Execution("static", AGREED)
     drafter = TokenRecycling(V, build_template("best", nodes=9))
-    out = generate(loaded.target, drafter, [5, 6, 7], max_new_tokens=30, execution=found.name)
+    out = generate(loaded.target, drafter, [5, 6, 7], max_new_tokens=30, execution=chosen.name)
     assert out.tokens == greedy(loaded.target.model, [5, 6, 7], 30)
 
 
@@ -81,8 +81,8 @@ def test_a_step_that_is_wrong_is_refused(dtype, breaks, monkeypatch):
     for kind, name, broken, why in BREAKS[:breaks]:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(kind, name, broken)
-            found = trial(target)
-        assert found.name == "eager" and why in found.why
+            chosen = trial(target)
+        assert chosen.name == "eager" and why in chosen.why
 
 
 def test_a_tie_may_fall_either_way(loaded, monkeypatch):
@@ -93,14 +93,14 @@ def test_a_tie_may_fall_either_way(loaded, monkeypatch):
 
 def test_auto_is_tried_once_a_model_and_only_on_cuda(loaded, monkeypatch):
     assert choose_execution("auto", loaded) == Execution("eager"), "this target is on the CPU"
-    asked = []
-    monkeypatch.setattr(tuning, "trial", lambda target: asked.append(target) or Execution("static", "why"))
+    trials = []
+    monkeypatch.setattr(tuning, "trial", lambda target: trials.append(target) or Execution("static", "why"))
     monkeypatch.setattr(loaded.target, "device", torch.device("cuda", 0))
     for _ in range(3):
         assert choose_execution("auto", loaded) == Execution("static", "why")
-    assert asked == [loaded.target]
+    assert trials == [loaded.target]
     assert choose_execution("auto", loaded, timed=False) == Execution("eager")
-    assert choose_execution("eager", loaded) == Execution("eager") and len(asked) == 1
+    assert choose_execution("eager", loaded) == Execution("eager") and len(trials) == 1
 
 
 def test_what_auto_took_stands_below_the_table():
@@ -115,26 +115,17 @@ def test_what_auto_took_stands_below_the_table():
     assert line.startswith("cuDNN's attention is off, for hf as well")
 
 
-@pytest.fixture
-def refused(loaded, monkeypatch):
-    """Captures raise; `calls` is what is called on the device then."""
-    loaded.target.calls = []
+def test_after_a_trial_that_raised_the_device_is_asked_whether_it_still_works(loaded, monkeypatch):
+    calls = []
     monkeypatch.setattr(WholeStep, "run", refused_capture)
-    monkeypatch.setattr(tuning, "synchronize", lambda device: loaded.target.calls.append("wait"), raising=False)
-    return loaded
+    monkeypatch.setattr(tuning, "synchronize", lambda device: calls.append("wait"))
+    monkeypatch.setattr(tuning, "give_back", lambda device: calls.append("give back"))
+    assert trial(loaded.target).name == "eager" and calls == ["wait", "give back"]
 
-
-def test_after_a_trial_that_raised_the_device_is_asked_whether_it_still_works(refused, monkeypatch):
-    calls = refused.target.calls
-    monkeypatch.setattr(tuning, "give_back", lambda device: calls.append("give back"), raising=False)
-    assert trial(refused.target).name == "eager" and calls == ["wait", "give back"]
-
-
-def test_a_trial_that_left_the_device_unusable_stops_the_run(refused, monkeypatch):
-    def poisoned(device):
+    def unusable(device):
         raise RuntimeError("captures_underway.empty() INTERNAL ASSERT FAILED\nand much more")
 
-    monkeypatch.setattr(tuning, "give_back", poisoned, raising=False)
+    monkeypatch.setattr(tuning, "give_back", unusable)
     with pytest.raises(UserError, match=r"not permitted.*captures_underway.*restart with execution=eager") as error:
-        trial(refused.target)
+        trial(loaded.target)
     assert "\n" not in str(error.value)

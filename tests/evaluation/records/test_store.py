@@ -1,7 +1,5 @@
 """The answer store: files met in the wild, torn lines, states, locks."""
 
-import json
-
 import pytest
 import torch
 
@@ -24,24 +22,10 @@ def about(settings, **circumstances):
     }
 
 
-def test_files_met_in_the_wild(tmp_path):
-    path = tmp_path / "a.jsonl"
-    later = json.dumps(ROWS[0] | {"category": "later"})
-    lines = [json.dumps(ROWS[0]), "{torn", json.dumps(ROWS[1]), later, "[]", '{"question_id": 3}', ""]
-    wrong_counts = json.loads(json.dumps(ROWS[1]))
-    wrong_counts["choices"][0]["wall_time"] = []
-    path.write_bytes("\n".join([*lines, json.dumps(wrong_counts)]).encode() + b"\n\xff\xfe")
-    rows, damage = read_answers(path)
-    assert list(rows) == [1, 2] and rows[1]["category"] == "later"
-    assert (
-        "5 broken line(s): 2, 5, 6, 8, 9" in damage and "1 question id(s) repeated, the later one counts: 1" in damage
-    )
-
-
 def test_an_answer_with_unusual_line_ends_is_one_record(tmp_path, call):
     """U+2028, U+2029 and U+0085 end a line for splitlines(), so such answers had been lost as broken lines."""
     said = "one\u2028two\u2029three\x85four\x0bfive\x0csix\x1cseven\r\neight"
-    own = Question("a\u2028b", "qa", (said,))
+    question = Question("a\u2028b", "qa", (said,))
     row = asked("a\u2028b", "qa", [([2, 2], 1.0)], said)
     row["choices"][0]["turns"] = [said]
     store = AnswerStore(tmp_path / "runs/one")
@@ -50,9 +34,9 @@ def test_an_answer_with_unusual_line_ends_is_one_record(tmp_path, call):
         store.begin(metadata)
         store.append(row, {}, 1)
     rows, damage = read_answers(store.answers)
-    assert rows == {own.question_id: row} and not damage
+    assert rows == {question.question_id: row} and not damage
     (run,) = read_runs(tmp_path)
-    assert run.complete and run.asked == (own.key,) == tuple(run.by_question.index)
+    assert run.complete and run.question_keys == (question.key,) == tuple(run.by_question.index)
     assert store.begin(run.metadata) == rows, "and goes on from there"
     outcome = call(report.main, tmp_path)
     assert outcome.code == 0 and "incomplete" not in outcome.out, outcome.err

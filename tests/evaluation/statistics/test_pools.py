@@ -37,7 +37,8 @@ def test_a_question_is_known_by_its_hash_which_runs_record(evaluate, tmp_path):
     first, second = answers_in(tmp_path / "experiment")
     turns = ("what is the answer to question 0?", "and why?")
     assert first["question_sha256"] == Question(10, "writing", turns).sha256 != second["question_sha256"]
-    assert run.asked == tuple(run.by_question.index) and run.asked[0] == f"10:{first['question_sha256']}"
+    assert run.question_keys == tuple(run.by_question.index)
+    assert run.question_keys[0] == f"10:{first['question_sha256']}"
 
 
 def test_two_files_of_one_name_and_edited_questions_of_one_file_are_never_paired(drawn, tmp_path):
