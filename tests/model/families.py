@@ -107,34 +107,48 @@ def toy(family: str) -> Any:
 
 
 def verdict(family: str) -> tuple[str, str]:
-    """Decode by each method, cold and hot, and inside `generate`.
+    """Say whether a family is driven.
 
     Returns:
         yes, no (refused) or not built, and how or why; WRONG where a text is another one.
     """
     try:
-        model, ids = toy(family), torch.tensor([PROMPT])
-        settings = dict(max_new_tokens=NEW, do_sample=False, eos_token_id=None, pad_token_id=0)
-        own = model.generate(ids, attention_mask=torch.ones_like(ids), **settings)[0, len(PROMPT) :].tolist()
+        model = toy(family)
+        own = _generated(model)
     except Exception as error:  # whatever a family of transformers makes of such sizes
         return "not built", f"{type(error).__name__}"
     try:
         target = Target(model)
     except UserError as error:
         return "no", str(error).partition(": ")[2]
+    try:
+        other = _others(model, target, own)
+    except Exception as error:  # a traceback is as wrong as a wrong text
+        other = [f"{type(error).__name__}: {error}"]
+    if other:
+        return "WRONG", ", ".join(other)
+    windows = "windows or chunks" if target._reaches else ""
+    return "yes", ", ".join(filter(None, ("recurrent states, drafts are chains" if target.recurrent else "", windows)))
+
+
+def _others(model: Any, target: Target, own: list[int]) -> list[str]:
+    """Decode by each method, cold and hot, and inside `generate`; return which give another text."""
     other = []
     for name, given in METHODS.items():
         drafter = make_method(name, target, **given)
         for start in ("cold", "hot"):
             if generate(target, drafter, PROMPT, max_new_tokens=NEW).tokens != own:
                 other.append(f"{name} {start}")
-    text = model.generate(ids, custom_generate=Generate(nodes=8, linear="torch"), **settings)[0, len(PROMPT) :].tolist()
-    if text != own:
+    if _generated(model, custom_generate=Generate(nodes=8, linear="torch")) != own:
         other.append("generate")
-    if other:
-        return "WRONG", ", ".join(other)
-    windows = "windows or chunks" if target._reaches else ""
-    return "yes", ", ".join(filter(None, ("recurrent states, drafts are chains" if target.recurrent else "", windows)))
+    return other
+
+
+def _generated(model: Any, **settings: Any) -> list[int]:
+    ids = torch.tensor([PROMPT])
+    settings |= dict(max_new_tokens=NEW, do_sample=False, eos_token_id=None, pad_token_id=0)
+    tokens: list[int] = model.generate(ids, attention_mask=torch.ones_like(ids), **settings)[0, len(PROMPT) :].tolist()
+    return tokens
 
 
 def page(verdicts: dict[str, tuple[str, str]]) -> str:
