@@ -13,7 +13,6 @@ from hydra import compose, initialize_config_dir
 
 from evaluation import run as evaluation_run
 from model import cli as terminal
-from model.decoder import Decoder
 from tests.evaluation.conftest import few_figures  # noqa: F401 - a fixture
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -37,7 +36,7 @@ def anchors(page: Path) -> set[str]:
 
 @pytest.mark.parametrize("page", EVERY_PAGE, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_to_files_and_headings_and_named_files_are_there(page):
-    named = re.findall(r"`((?:model|evaluation|hydra_plugins|tools|tests|configs|data)/[\w./-]+)`", page.read_text())
+    named = re.findall(r"`((?:model|evaluation|tools|tests|configs|data)/[\w./-]+)`", page.read_text())
     assert not [name for name in named if not (ROOT / name).exists() and not re.search("NAME|MODEL|successor", name)]
     for target in LINK.findall(FENCE.sub("", page.read_text())):
         name, _, anchor = target.partition("#")
@@ -90,7 +89,7 @@ def composes(words: list[str]) -> None:
     """Hydra composes the first value of each override; a config of one's own is tried by another test."""
     if any(word.startswith("--config-dir") for word in words):
         return
-    for name in ("slurm", "ray", "submitit_local"):
+    for name in ("slurm", "ray"):
         if f"launcher={name}" in words:
             plugin = name if name == "ray" else "submitit"
             pytest.importorskip(f"hydra_plugins.hydra_{plugin}_launcher", reason="optional: requirements-cluster.txt")
@@ -165,20 +164,6 @@ def test_the_librarys_examples_run(clean_folder):
     for block in blocks(ROOT / "docs/library.md", "python"):
         if "token_recycling" in block:  # the others measure, which takes a while
             ran(block)
-
-
-def test_the_method_that_learns_is_lossless(clean_folder):
-    (code,) = blocks(ROOT / "docs/extending.md", "python")
-    plain = Decoder.from_pretrained("data/embedded", method="vanilla", device="cpu")
-    target = plain.target
-    own = ran(code)["Successor"](length=3, vocab_size=target.vocab_size, device=target.device)
-    prompt = "USER: You are a wizard. Tell me about yourself. ASSISTANT:"
-    answer = Decoder(target.model, plain.tokenizer, method=own).generate(prompt, max_new_tokens=64)
-    assert answer.ids == plain.generate(prompt, max_new_tokens=64).ids
-    assert answer.mat > 1.2
-    own.load_state_dict({name: state.clone() for name, state in own.state_dict().items()})
-    own.reset()
-    assert not own.state_dict()["next"].any()
 
 
 def test_the_terminals_commands_run(clean_folder, capsys):

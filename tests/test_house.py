@@ -20,7 +20,7 @@ from evaluation.loading.settings import ModelSettings
 from model.recycling import build_template
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDERS = ("model", "evaluation", "hydra_plugins", "tools", "tests", "data/embedded", "data/novelty")
+FOLDERS = ("model", "evaluation", "tools", "tests", "data/embedded", "data/novelty")
 PYTHON_FILES = [p for folder in FOLDERS for p in (ROOT / folder).rglob("*.py")]
 
 
@@ -150,7 +150,7 @@ def test_every_third_party_import_is_pinned():
     pins = "".join((ROOT / file).read_text() for file in files)
     pinned = {line.split("==")[0].lower() for line in pins.splitlines() if "==" in line}
     modules = {module.split(".")[0] for path in PYTHON_FILES for module in imported(path)}
-    ours = {"model", "evaluation", "tools", "tests", "hydra_plugins", "data"}
+    ours = {"model", "evaluation", "tools", "tests", "data"}
     third = {m for m in modules if m not in sys.stdlib_module_names and m not in ours}
     assert {m for m in third if provided_by.get(m, m).lower() not in pinned} == set()
     for line in pins.splitlines():

@@ -149,7 +149,7 @@ def grid(
     Marks for many methods would cover one another; numbers on colours stay readable.
 
     Args:
-        middle: where the colours turn (no gain), darker blue above it and darker orange below; None: the lowest is
+        middle: where the colours turn (no gain), darker purple above it and darker orange below; None: the lowest is
             the palest.
         words: below the number of a cell, by row and column.
     """

@@ -1,4 +1,4 @@
-"""Loading models and benches; devices, memory, locks, processes, execution, step times.
+"""Loading models and benches; devices, memory, locks.
 
-From outside: what the other folders call. May import `records`. `shapes` needs torch and transformers alone.
+From outside: what the other folders call. May import `records`.
 """

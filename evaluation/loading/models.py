@@ -15,12 +15,12 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LlamaConfig
 from transformers.utils import logging as transformers_logging
 
+from model import tuning
 from model.decoder import eos_of
 from model.engine import Target
 from model.errors import UserError
 from model.files import located
 from model.quantization import quantize
-from model.tuning import choose_linear
 
 from ..errors import one_line
 from ..records.provenance import describe_device
@@ -201,7 +201,7 @@ def plain_greedy(model: Any) -> dict[str, Any]:
 
 
 def _target(model: Any, settings: ModelSettings) -> Target:
-    return Target(model, context=settings.context, linear=choose_linear(model, settings.linear))
+    return Target(model, context=settings.context, linear=tuning.choose_linear(model, settings.linear))
 
 
 def weight_patterns(allow_pickle: bool) -> tuple[str, ...]:
@@ -240,3 +240,26 @@ def devices_in_words(loaded: LoadedModel) -> str:
     one = describe_device(loaded.target.device)
     count = len(loaded.target.devices)
     return one if count == 1 else f"{count} x {one}"
+
+
+def choose_execution(name: str, loaded: LoadedModel, timed: bool = True, reads_text: bool = False) -> tuning.Execution:
+    """Return the execution asked for, or the choice of `tuning.choose_execution` for auto.
+
+    Args:
+        timed: False if methods share eager forwards.
+        reads_text: True if sampling depends on the text, which only eager steps provide.
+
+    Raises:
+        UserError: it excludes a device map or timed=false; or as `tuning.choose_execution`.
+    """
+    target = loaded.target
+    if name not in ("auto", "eager"):
+        if not timed:
+            raise UserError(
+                f"execution={name}: with timed=false the methods share eager forwards; leave out one of the two"
+            )
+        if len(target.devices) > 1:
+            raise UserError(f"execution={name}: a device map's model takes eager steps only")
+    if name == "auto" and (not timed or reads_text):
+        return tuning.Execution("eager")
+    return tuning.choose_execution(target, name)

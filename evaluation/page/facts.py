@@ -23,12 +23,6 @@ def configurations(runs: Sequence[Run]) -> Configurations:
     return {f"{p.name}, {blocks[p.block]}" if names[p.name] > 1 else p.name: p for p in pooled}
 
 
-def incomplete(ran: Configurations) -> list[tuple[str, int, int]]:
-    """Return what is not finished: its name, answers given, answers wanted, over all repeats."""
-    counts = {name: sum(int(run.metadata["questions"]) for run in pool.runs) for name, pool in ran.items()}
-    return [(name, len(pool.rows), counts[name]) for name, pool in ran.items() if len(pool.rows) < counts[name]]
-
-
 def facts(ran: Configurations) -> dict[str, list[tuple[str, str]]]:
     """Say what ran on what: the distinct values of each term, each with the configurations it holds for (none: all)."""
     of_runs: dict[str, Callable[[Run], str]] = {

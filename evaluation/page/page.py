@@ -20,7 +20,7 @@ from model.files import write_text
 from .. import figures as drawn
 from ..records.runs import Run
 from ..statistics.audits import audits
-from ..statistics.notes import execution_words, headlines, mixed, not_compared
+from ..statistics.notes import execution_words, headlines, incomplete, mixed, not_compared
 from ..statistics.rendering import page_view
 from ..statistics.tables import with_unavailable
 from . import facts, reader, tree_svg
@@ -61,7 +61,7 @@ def render(runs: list[Run], measured: pd.DataFrame, folder: Path) -> str:
         style=Markup(style),  # our own files: nothing to escape
         script=Markup(script),
         short=headlines(measured),
-        incomplete=facts.incomplete(ran),
+        incomplete=incomplete(runs),
         mixed=mixed(runs),
         facts=facts.facts(ran),
         table=page_view(with_unavailable(measured, folder)),

@@ -123,7 +123,7 @@ def _prompts(runs: list[Run]) -> dict[Any, list[str]]:
                 continue
             for question in read_questions(file):
                 for key in (question.key, str(question.question_id)):
-                    prompts.setdefault(key, [_cut(turn) for turn in question.turns])
+                    prompts.setdefault(key, [t[:MOST_PROMPT] + " …" * (len(t) > MOST_PROMPT) for t in question.turns])
         except (OSError, UserError):
             continue  # the page shows the question's number and category, as for other people's files
     return prompts
@@ -132,10 +132,6 @@ def _prompts(runs: list[Run]) -> dict[Any, list[str]]:
 def _bench_file(run: Run) -> tuple[str, str]:
     given = run.metadata.get("config", {}).get("bench", {})
     return str(given.get("path", "")), str(run.settings["bench"].get("sha256"))
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= MOST_PROMPT else text[:MOST_PROMPT] + " …"
 
 
 def _notes(ran: dict[str, Pool], shown: int, total: int, decoder: Decoder, mismatched: int) -> list[str]:

@@ -21,8 +21,7 @@ from ..configuration.fingerprint import SAVED, default_folder, execution_used, r
 from ..configuration.methods import CATEGORY, COLD, HOT, Method, build_method
 from ..loading.bench import Bench, load_bench, ordered, prompt_ids, template_hash
 from ..loading.devices import cores_busy
-from ..loading.execution import choose_execution
-from ..loading.models import LoadedModel, devices_in_words, load_model
+from ..loading.models import LoadedModel, choose_execution, devices_in_words, load_model
 from ..loading.settings import ModelSettings
 from ..records.provenance import circumstances, collect
 from ..records.questions import FILE_ORDER, Question, subtask

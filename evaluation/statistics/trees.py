@@ -68,13 +68,9 @@ def auto_runs(runs: Sequence[Run]) -> list[dict[str, Any]]:
                     common = [row for row in run.answers if row_key(row) in base_rows]
                     sides = common, [base_rows[row_key(row)] for row in common]
                     speed, base_speed = (measure(rows)["tokens_per_second_decode"] for rows in sides)
-                    about = {
-                        "method": pool.name,
-                        "bench": pool.group["bench"],
-                        "repeat": repeat,
-                        "run": run.folder.name,
-                    }
-                    objects.append(about | figures | {"achieved_speedup": speed / base_speed})
+                    about = {"method": pool.name, "bench": pool.group["bench"], "repeat": repeat}
+                    about |= {"run": run.folder.name, **figures, "achieved_speedup": speed / base_speed}
+                    objects.append(about)
     return objects
 
 

@@ -23,11 +23,9 @@ class EagleDrafter(Drafter):
     """The head, its caches and its masks; a method says which tree its sequences grow.
 
     Args:
-        target: whose features, embedding and head they are.
         head_path: folder of the head, see `heads.load_head`.
         inner: drafted nodes that are continued in one draft.
-        max_nodes: of a draft, root included.
-        max_depth: of a draft.
+        max_nodes, max_depth: of a draft, root included.
     """
 
     needs = Needs(hidden=True)
@@ -111,7 +109,7 @@ class EagleSession(Session):
 
         Args:
             features: (w, H), predicted at the nodes' parents.
-            tokens: int64 (w,), theirs.
+            tokens: int64 (w,), of the nodes.
             mask: which of the drafted nodes each attends to, as `mask_of` made it.
         """
         width, position = len(tokens), self._committed - 1 + depth
@@ -166,7 +164,6 @@ class Eagle(EagleDrafter):
     """Drafts a tree of fixed shape: a node's children are the best tokens of the feature predicted at it.
 
     Args:
-        target, head_path: see `EagleDrafter`.
         tree_path: YAML of rank paths; default: the published 25 nodes.
     """
 
@@ -204,7 +201,6 @@ class Eagle2(EagleDrafter):
     A node's value is the product of the head's probabilities along its path, which estimate acceptance rates.
 
     Args:
-        target, head_path: see `EagleDrafter`.
         depth: of the deepest node.
         top_k: nodes expanded a depth, and children of each.
         nodes: drafted nodes kept, root not counted.

@@ -6,8 +6,6 @@ greedy; the paper's typical acceptance, which changes the output, is not offered
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -64,18 +62,14 @@ def load_heads(path: str, target: Target) -> MedusaHeads:
     folder, config = open_head(path, "medusa", target)
     file, state = read_weights(folder, WEIGHTS, PUBLIC_WEIGHTS)
     shared = bool(config.get("shared_lm_head", False))
-    heads, layers = _count(file, state, shared)
+    try:
+        names = [[int(part) for part in name.split(".")[:2]] for name in state]
+        heads, layers = 1 + max(head for head, _ in names), max(layer for _, layer in names) + shared
+    except ValueError:
+        raise UserError(f"{file}: keys such as {sorted(state)[:2]} are not Medusa's (0.0.linear.weight)") from None
     module = MedusaHeads(heads, layers, hidden_size(target), target.vocab_size, shared=shared)
     load_weights(module, file, state)
     return module.to(target.device, target.dtype).eval().requires_grad_(False)
-
-
-def _count(file: Path, state: dict[str, torch.Tensor], shared: bool) -> tuple[int, int]:
-    """Heads and residual blocks a head that the keys name."""
-    names = [name.split(".") for name in state]
-    if not names or not all(len(n) in (3, 4) and n[0].isdecimal() and n[1].isdecimal() for n in names):
-        raise UserError(f"{file}: keys such as {sorted(state)[:2]} are not Medusa's (0.0.linear.weight)")
-    return 1 + max(int(n[0]) for n in names), max(int(n[1]) for n in names) + shared
 
 
 class Medusa(DeviceDrafter):

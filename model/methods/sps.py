@@ -35,10 +35,6 @@ class Speculative(Drafter):
         eos: a draft stops before these.
         share_noise: where tokens are drawn, the draft model draws, too (2.3 in the paper), by the target's own noise;
             False: it drafts its arg-max.
-
-    Raises:
-        UserError: draft_tokens below 1; no such folder; weights that do not load, or not from safetensors; another
-            vocabulary; a model that the engine cannot drive.
     """
 
     def __init__(

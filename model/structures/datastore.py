@@ -117,8 +117,8 @@ class Datastore:
         Returns:
             int64 (min(limit, last - first), length); -1 beyond the datastore's end.
         """
-        found, most = last - first, min(limit, last - first)
-        rows = first + np.arange(most) * found // most
+        count, most = last - first, min(limit, last - first)
+        rows = first + np.arange(most) * count // most
         suffixes = self._suffixes[rows].astype(np.int64)
         places = suffixes[:, None] + np.arange(skip, skip + length)  # (s, length)
         beyond = places >= self._count

@@ -235,10 +235,9 @@ def test_a_wheel_works_without_the_harness(tmp_path):
     inside = {f"token_recycling/{Path(name).relative_to('model')}" for name in files if name.startswith("model/")}
     assert inside <= names, "every module and tree is in it"
     harness = ("hydra", "omegaconf", "fastchat", "pandas", "matplotlib", "evaluation", "model")
-    asked = ["generate", EMBEDDED, "--prompt", "Hello there.", "--max-new-tokens", "8"]
-    program = (
-        f"import sys; sys.modules |= dict.fromkeys({harness!r})\nfrom token_recycling.cli import main; main({asked!r})"
-    )
+    arguments = ["generate", EMBEDDED, "--prompt", "Hello there.", "--max-new-tokens", "8"]
+    without = f"import sys; sys.modules |= dict.fromkeys({harness!r})\n"
+    program = f"{without}from token_recycling.cli import main; main({arguments!r})"
     there = os.environ | {"PYTHONPATH": str(tmp_path / "there")}
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=120, env=there

@@ -71,7 +71,7 @@ def text_of(steps):
 
 @every_method
 def test_greedy_text_and_the_same_steps_eager_static_and_captured(name, companions, monkeypatch):
-    found = []
+    by_form = []
     for form in FORMS:
         target = target_of(form, monkeypatch)
         drafter, answers = make(name, target, companions), []
@@ -84,9 +84,9 @@ def test_greedy_text_and_the_same_steps_eager_static_and_captured(name, companio
             assert max(step.nodes for step in out.steps) <= drafter.max_nodes
             assert out.forwards - len(out.steps) in (0, len(prompt) > 1)
             answers.append(out.steps)
-        found.append((answers, comparable(drafter.state_dict())))
-    assert found[0] == found[1] == found[2]
-    lengths = [step.accepted for steps in found[0][0] for step in steps]
+        by_form.append((answers, comparable(drafter.state_dict())))
+    assert by_form[0] == by_form[1] == by_form[2]
+    lengths = [step.accepted for steps in by_form[0][0] for step in steps]
     if name == "vanilla":
         assert set(lengths) == {1}
     elif name not in ("medusa", "eagle", "eagle2"):  # whose heads know nothing
@@ -228,8 +228,8 @@ def test_threads_that_share_it_answer_as_alone(name, companions):
         return hot.generate(prompt, max_new_tokens=15).ids, out[0, len(prompt) :].tolist()
 
     with ThreadPoolExecutor(3) as pool:
-        found = list(pool.map(work, prompts()))
-    assert found == [(own_text(prompt, 15),) * 2 for prompt in prompts()]
+        answers = list(pool.map(work, prompts()))
+    assert answers == [(own_text(prompt, 15),) * 2 for prompt in prompts()]
 
 
 def test_no_method_is_left_out():
@@ -237,13 +237,15 @@ def test_no_method_is_left_out():
 
 
 WRONG = {
-    "pld": dict(max_ngram=[0], draft_tokens=[0]),
+    "pld": dict(max_ngram=[0], draft_tokens=[0], depth=[3]),
     "suffix": dict(min_match=[0], max_draft=[0, 2.5], factor=[0, "four"], history_tokens=[-1, 1, True, 0.5], nodes=[6]),
     "suffix_recycling": dict(min_match=[0], max_draft=[0], history_tokens=[1]),
     "lookahead": dict(level=[2], window=[0], guess=[0]),
     "ngram_cache": dict(leader=[0], follower=[0], capacity=[0], followers=[0], nodes=[2]),
     "rest": dict(min_ngram=[0, 17], nodes=[0], depth=[0], places=[0]),
-    "recycling": dict(k=[0, -1, V + 1], update=["some"], nodes=["many", "auto:", "auto:x"], tree=["best", "9.9"]),
+    "recycling": dict(
+        k=[0, -1, V + 1, "abc"], update=["some"], nodes=["many", "auto:", "auto:x"], tree=["best", "9.9", 5], target=[5]
+    ),
     "spine": dict(nodes=[0, 5000, "many"], k=[0], accept_probs=[[], [0.5, 1.5], ["often"]], history_tokens=[1]),
     "goose": dict(nodes=[0, -1, 4097, 2.5, "24"], history_pairs=[-1, 0.5, True]),
     "logitspec": dict(nodes=[0, 4097, 1.5, None], history_tokens=[1]),

@@ -17,10 +17,10 @@ import sys
 from pathlib import Path
 import torch
 from model.files import save_state, write_json
-folder, mine = Path(sys.argv[1]), int(sys.argv[2])
+folder, number = Path(sys.argv[1]), int(sys.argv[2])
 for _ in range(50):
-    write_json(folder / "kept.json", [mine] * 5000)
-    save_state({"candidates": torch.full((200, 8), mine)}, folder / "state.safetensors")
+    write_json(folder / "kept.json", [number] * 5000)
+    save_state({"candidates": torch.full((200, 8), number)}, folder / "state.safetensors")
 """
 
 

@@ -45,8 +45,8 @@ def test_what_is_not_done_is_refused_by_name():
 
 
 def test_a_field_that_nobody_knows_is_refused_as_soon_as_it_is_used(monkeypatch):
-    known = tuple(name for name in PROCESSORS if name != "no_repeat_ngram_size")
-    monkeypatch.setattr(generate_settings, "PROCESSORS", known)
+    others = tuple(name for name in PROCESSORS if name != "no_repeat_ngram_size")
+    monkeypatch.setattr(generate_settings, "PROCESSORS", others)
     assert answer({}, custom_generate=Generate()).equal(answer({})), "not where it is as ever"
     with pytest.raises(UserError, match="no_repeat_ngram_size"):
         answer({"no_repeat_ngram_size": 2}, custom_generate=Generate())
@@ -56,8 +56,8 @@ def test_remarks_of_a_checkpoint_are_no_settings():
     """Some publish fields of their own beside transformers'."""
     config = GenerationConfig(max_new_tokens=20, chat_format="chatml", pad_token_id=0)
     model, ids = toy_model("llama"), torch.tensor([PROMPT])
-    found = model.generate(ids, generation_config=config, custom_generate=Generate())
-    assert found.equal(model.generate(ids, generation_config=config))
+    ours = model.generate(ids, generation_config=config, custom_generate=Generate())
+    assert ours.equal(model.generate(ids, generation_config=config))
 
 
 GREEDY = {

@@ -19,12 +19,6 @@ LEARNED = {
     "eagle": {"head_path": "data/embedded/eagle"},
     "medusa": {"heads_path": "data/embedded/medusa"},
 }
-TEXTS = [
-    "Tell me about a river. Tell me about a river.",
-    "The sky is blue, the sky is grey, the sky is",
-    "One two three four, one two three",
-    "What is the capital of France? What is the capital of Spain?",
-]
 TOKENS = 20
 
 
@@ -40,8 +34,8 @@ def embedded():
     folder = ROOT / "data/embedded"
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = giving_way(AutoModelForCausalLM.from_pretrained(folder).eval())
-    prompts = [tokenizer(text, return_tensors="pt").input_ids for text in TEXTS]
-    return model, prompts, [stock(model, prompt, TOKENS) for prompt in prompts]
+    prompt = tokenizer("Tell me about a river. Tell me about a river.", return_tensors="pt").input_ids
+    return model, prompt, stock(model, prompt, TOKENS)
 
 
 def stock(model, ids, tokens, **settings):
@@ -63,15 +57,15 @@ def in_threads(work, count=4):
 
 def test_decoders_of_one_model_and_calls_without_any_do_not_meet():
     """Two targets whose hooks lie on one module, and transformers' own forwards between them."""
-    model, prompts, expected = embedded()
+    model, prompt, expected = embedded()
     decoders = [Decoder(model, method=name, eos=(), **settings) for name, settings in LEARNED.items()]
-    lengths = [decoder.generate(prompts[0], max_new_tokens=TOKENS).accept_lengths for decoder in decoders]
+    lengths = [decoder.generate(prompt, max_new_tokens=TOKENS).accept_lengths for decoder in decoders]
 
     def work(i):
         if i > 1:
-            return stock(model, prompts[0], TOKENS) == expected[0]
-        answer = decoders[i].generate(prompts[0], max_new_tokens=TOKENS)
-        return answer.ids == expected[0] and answer.accept_lengths == lengths[i]
+            return stock(model, prompt, TOKENS) == expected
+        answer = decoders[i].generate(prompt, max_new_tokens=TOKENS)
+        return answer.ids == expected and answer.accept_lengths == lengths[i]
 
     assert in_threads(work) == [True] * 4
 

@@ -3,6 +3,7 @@
 import json
 import random
 import signal
+from itertools import islice
 
 import pytest
 import torch
@@ -109,17 +110,12 @@ def test_eagle_loss_is_nothing_for_a_head_that_foresees_the_features():
     assert eagle_loss(Oracle(shifted), lm_head, features, ids, wanted, generator) > loss + 1
 
 
-def test_plain_text_is_cut_and_all_of_it_wanted(tmp_path, words):
+def test_the_command_trains_and_bad_input_is_one_line(tmp_path, words, capsys, monkeypatch):
+    """Of plain text all is predicted, of `embedded` only the answers of dialogues."""
     file = tmp_path / "text.txt"
     file.write_text(" ".join(f"w{i}" for i in range(1, 31)))
-    stream = sequences(str(file), words, 10, seed=0)
-    items = [next(stream) for _ in range(3)]
-    assert sorted(i for item in items for i in item.ids) == list(range(1, 31))
-    assert all(all(item.answer) for item in items)
-
-
-def test_the_command_trains_and_bad_input_is_one_line(tmp_path, capsys, monkeypatch):
-    """`embedded`: of dialogues only the answers are predicted."""
+    items = list(islice(sequences(str(file), words, 10, seed=0), 3))
+    assert sorted(i for item in items for i in item.ids) == list(range(1, 31)) and all(all(i.answer) for i in items)
     item = next(sequences("embedded", AutoTokenizer.from_pretrained("data/embedded"), 1024, seed=0))
     assert any(item.answer) and not all(item.answer) and len(item) <= 1024
     common = ["--model", "data/embedded", "--text", "embedded", "--steps", "1", "--batch-tokens", "256"]

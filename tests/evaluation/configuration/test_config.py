@@ -8,7 +8,6 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from evaluation import run
 from evaluation.configuration import config
 from evaluation.configuration.config import checked_config
 from evaluation.loading.settings import check_settings
@@ -79,12 +78,3 @@ def test_a_type_for_type_checkers_alone_hides_no_name():
     check_settings({"one": "x", "two": "cannot be known"}, drafter)
     with pytest.raises(UserError, match="three: no such setting; drafter has one, two"):
         check_settings({"one": 1, "three": 3}, drafter)
-
-
-@pytest.mark.parametrize(
-    ("choice", "message"), [("model=path", "model.path: has to be"), ("bench=file", "bench.path: has")]
-)
-def test_a_path_of_ones_own_has_to_be_given(call, choice, message):
-    """OmegaConf keeps an inherited path where a file says ???: the toy model, or its bench, had run instead."""
-    outcome = call(run.main, choice)
-    assert outcome.code == 2 and message in outcome.err

@@ -12,7 +12,7 @@ import torch
 from accelerate import dispatch_model
 
 from evaluation.loading import devices, locks, models
-from evaluation.loading.execution import choose_execution
+from evaluation.loading.models import choose_execution
 from model.engine import Target, generate
 from model.errors import UserError
 from model.methods.vanilla import Vanilla
@@ -97,7 +97,7 @@ def test_jobs_in_processes_of_their_own(checkpoint, bench_file, tmp_path):
     """submitit's local executor: complete runs, one report, and the mistake in one job told in one line."""
     pytest.importorskip("submitit", reason="optional: requirements-cluster.txt")
     pytest.importorskip("hydra_plugins.hydra_submitit_launcher", reason="optional: requirements-cluster.txt")
-    sweep = ["-m", "evaluation.run", "-m", "launcher=submitit_local", "model=path", f"model.path={checkpoint}"]
+    sweep = ["-m", "evaluation.run", "-m", "hydra/launcher=submitit_local", "model=path", f"model.path={checkpoint}"]
     sweep += ["model.name=toy", "bench=file", f"bench.path={bench_file}", "bench.end=3", "max_new_tokens=24"]
     done = started(*sweep, "method.k=4,8,9", f"results_dir={tmp_path}")
     assert done.returncode == 2 and len(errors(done)) == 1 and "k=4" in errors(done)[0], done.stderr

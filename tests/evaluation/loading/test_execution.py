@@ -5,8 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from evaluation.loading.execution import choose_execution
-from evaluation.loading.models import LoadedModel
+from evaluation.loading.models import LoadedModel, choose_execution
 from evaluation.loading.settings import ModelSettings
 from evaluation.statistics.notes import executed
 from model import tuning
@@ -116,26 +115,17 @@ def test_what_auto_took_stands_below_the_table():
     assert line.startswith("cuDNN's attention is off, for hf as well")
 
 
-@pytest.fixture
-def refused(loaded, monkeypatch):
-    """Captures raise; `calls` is what is called on the device then."""
-    loaded.target.calls = []
+def test_after_a_trial_that_raised_the_device_is_asked_whether_it_still_works(loaded, monkeypatch):
+    calls = []
     monkeypatch.setattr(WholeStep, "run", refused_capture)
-    monkeypatch.setattr(tuning, "synchronize", lambda device: loaded.target.calls.append("wait"), raising=False)
-    return loaded
+    monkeypatch.setattr(tuning, "synchronize", lambda device: calls.append("wait"))
+    monkeypatch.setattr(tuning, "give_back", lambda device: calls.append("give back"))
+    assert trial(loaded.target).name == "eager" and calls == ["wait", "give back"]
 
-
-def test_after_a_trial_that_raised_the_device_is_asked_whether_it_still_works(refused, monkeypatch):
-    calls = refused.target.calls
-    monkeypatch.setattr(tuning, "give_back", lambda device: calls.append("give back"), raising=False)
-    assert trial(refused.target).name == "eager" and calls == ["wait", "give back"]
-
-
-def test_a_trial_that_left_the_device_unusable_stops_the_run(refused, monkeypatch):
-    def poisoned(device):
+    def unusable(device):
         raise RuntimeError("captures_underway.empty() INTERNAL ASSERT FAILED\nand much more")
 
-    monkeypatch.setattr(tuning, "give_back", poisoned, raising=False)
+    monkeypatch.setattr(tuning, "give_back", unusable)
     with pytest.raises(UserError, match=r"not permitted.*captures_underway.*restart with execution=eager") as error:
-        trial(refused.target)
+        trial(loaded.target)
     assert "\n" not in str(error.value)

@@ -1,7 +1,6 @@
 """Who holds which device, and for how long: GPUs are made up, locks are real."""
 
 import os
-import pickle
 import re
 import subprocess
 import sys
@@ -143,29 +142,6 @@ def test_a_whole_sweep_holds_its_device(evaluate, monkeypatch):
     monkeypatch.setattr(scheduling, "_run", lambda *group: (seen.append(set(locks._locks)), real(*group)))
     assert evaluate("-m", "method=vanilla,pld", "bench.end=1", "max_new_tokens=4", "model.device=cpu").code == 0
     assert seen == [set(), {"cpu"}] and not locks._locks
-
-
-@pytest.mark.parametrize("visible", ["2,3", None])
-def test_jobs_of_submitit_see_the_gpus_that_the_command_sees(monkeypatch, visible):
-    """It gave them CUDA_VISIBLE_DEVICES="": Vicuna was measured on the processor without a word."""
-    pytest.importorskip("submitit", reason="optional: requirements-cluster.txt")
-    pytest.importorskip("hydra_plugins.hydra_submitit_launcher", reason="optional: requirements-cluster.txt")
-    from hydra_plugins.local_jobs import LocalJobs
-
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    if visible is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    launcher = LocalJobs(timeout_min=1)
-    launcher.task_function = SimpleNamespace  # comes behind what restores the variable
-    job = (
-        "import os, pickle, sys; job = pickle.load(sys.stdin.buffer); "
-        "print(os.environ.get('CUDA_VISIBLE_DEVICES'), job.params, 'torch' in sys.modules)"
-    )
-    environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}  # as submitit sets it without gpus_per_node
-    done = subprocess.run(
-        [sys.executable, "-c", job], input=pickle.dumps(launcher), env=environment, cwd=ROOT, capture_output=True
-    )
-    assert done.stdout.decode().split("\n")[0] == f"{visible} {{'timeout_min': 1}} False", done.stderr.decode()
 
 
 def test_another_user_can_lock_what_a_careful_one_made(gpus, monkeypatch, tmp_path):

@@ -95,24 +95,6 @@ def test_a_finished_run_is_not_taken_for_one_of_the_files_that_lie_there_now(aga
     assert len(again("method=vanilla")) == len(runs)
 
 
-def test_an_unfinished_run_does_not_go_on_with_other_weights(again, model, tmp_path):
-    """The answers of two models stood in one record."""
-    folder = tmp_path / "run"
-    (one,) = again("method=vanilla")
-    again("method=vanilla", f"run_dir={folder}")
-    for own in (one.folder, folder):
-        lines = (own / "answers.jsonl").read_text().splitlines(keepends=True)
-        (own / "answers.jsonl").write_text(lines[0])
-        (own / "summary.json").unlink()
-    other_weights(model)
-    runs = again("method=vanilla")
-    assert {run.folder == one.folder: len(run.answers) for run in runs} == {True: 1, False: 2}
-    before = {path: path.read_bytes() for path in folder.iterdir()}
-    with pytest.raises(UserError, match=r"another configuration: model.files.weights is .* use another run_dir"):
-        again("method=vanilla", f"run_dir={folder}")
-    assert {path: path.read_bytes() for path in folder.iterdir()} == before
-
-
 def test_a_run_of_another_schema_is_left_alone_and_named(again, capsys):
     (one,) = again("method=vanilla")
     old = one.folder.rename(one.folder.with_name("toy-file-vanilla-00000000"))

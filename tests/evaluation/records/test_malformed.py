@@ -24,13 +24,6 @@ def test_a_byte_order_mark_is_no_part_of_the_first_answer(tmp_path):
     assert read_answers(tmp_path / "a.jsonl") == ({0: ROWS[0]}, "")
 
 
-def test_a_file_without_an_answer(call, tmp_path):
-    path = tmp_path / "a.jsonl"
-    path.write_text(spoilt("wall_time", None))
-    outcome = call(report.main, "--answers", path)
-    assert outcome.code == 2 and f"{path}: holds no answer" in outcome.err and "line 1: wall_time" in outcome.err
-
-
 BROKEN = {
     "question_id": (MISSING, None, [1]),
     "choices": (MISSING, [], {"turns": []}, [3]),
@@ -52,6 +45,8 @@ def test_a_broken_line_is_named_and_left_out():
     for line, why in [*lines, ('{"question_id": ' + "9" * 5000 + "}", "not JSON")]:
         rows, damage = parse_answers([json.dumps(ROWS[0]), line, json.dumps(ROWS[2])])
         assert list(rows) == [0, 2] and damage.startswith(f"1 broken line(s): 2 (line 2: {why}"), line[:80]
+    rows, damage = parse_answers([json.dumps(ROWS[0]), json.dumps(ROWS[0] | {"category": "later"})])
+    assert rows[0]["category"] == "later" and damage == "1 question id(s) repeated, the later one counts: 0"
 
 
 def test_what_a_table_of_speeds_does_without_may_be_missing(call, tmp_path):

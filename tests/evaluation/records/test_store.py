@@ -1,7 +1,5 @@
 """The answer store: files met in the wild, torn lines, states, locks."""
 
-import json
-
 import pytest
 import torch
 
@@ -22,20 +20,6 @@ def about(settings, **circumstances):
         "circumstances": {"device": "a machine"} | circumstances,
         "questions": 3,
     }
-
-
-def test_files_met_in_the_wild(tmp_path):
-    path = tmp_path / "a.jsonl"
-    later = json.dumps(ROWS[0] | {"category": "later"})
-    lines = [json.dumps(ROWS[0]), "{torn", json.dumps(ROWS[1]), later, "[]", '{"question_id": 3}', ""]
-    wrong_counts = json.loads(json.dumps(ROWS[1]))
-    wrong_counts["choices"][0]["wall_time"] = []
-    path.write_bytes("\n".join([*lines, json.dumps(wrong_counts)]).encode() + b"\n\xff\xfe")
-    rows, damage = read_answers(path)
-    assert list(rows) == [1, 2] and rows[1]["category"] == "later"
-    assert (
-        "5 broken line(s): 2, 5, 6, 8, 9" in damage and "1 question id(s) repeated, the later one counts: 1" in damage
-    )
 
 
 def test_an_answer_with_unusual_line_ends_is_one_record(tmp_path, call):

@@ -108,18 +108,6 @@ def test_killed_at_random_moments_and_resumed_equals_uninterrupted(checkpoint, t
     assert core(answers_in(tmp_path / "killed")) == core(answers_in(tmp_path / "calm"))
 
 
-def test_hot_starts_from_a_saved_matrix(evaluate, tmp_path):
-    assert evaluate("start=hot", f"run_dir={tmp_path / 'first'}").code == 0
-    saved = tmp_path / "first/state.safetensors"
-    assert evaluate(f"start={saved}", f"run_dir={tmp_path / 'second'}").code == 0
-    first, second = answers_in(tmp_path / "first"), answers_in(tmp_path / "second")
-    assert [c["output_ids"] for r in first for c in r["choices"]] == [
-        c["output_ids"] for r in second for c in r["choices"]
-    ]
-    steps = [sum(len(c["accept_lengths"]) for r in rows for c in r["choices"]) for rows in (second, first)]
-    assert steps[0] < steps[1], "what was learnt must help on the same questions"
-
-
 def test_num_choices_answers_each_question_so_often(evaluate, tmp_path):
     assert evaluate("method=vanilla", "num_choices=2", "bench.end=2").code == 0
     for row in answers_in(tmp_path):

@@ -4,6 +4,7 @@ import json
 import re
 from pathlib import Path
 
+import pytest
 import torch
 
 from evaluation.records.runs import read_runs
@@ -83,6 +84,9 @@ def test_one_that_fails_leaves_the_others_alone_and_is_told_at_the_end(evaluate,
     assert done == {"vanilla": 3, "pld": 1, "recycling (cold)": 3}
     missing = missing_jobs(tmp_path / "results/f")
     assert missing is not None and len(missing.jobs) == 2
+    monkeypatch.setattr(runner, "answer", lambda question, methods: {}["a defect of ours"])
+    with pytest.raises(KeyError, match="a defect of ours"):
+        evaluate(*sweep, "interleave=true", "name=defect")
 
 
 def test_each_answers_with_its_own_execution(evaluate, tmp_path, monkeypatch):

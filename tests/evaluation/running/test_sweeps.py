@@ -3,6 +3,7 @@
 import importlib
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -30,14 +31,6 @@ def test_repeats_are_runs_of_their_own_and_methods_take_turns(evaluate, tmp_path
     overall = table[table["category"] == "overall"]
     assert overall["repeats"].tolist() == [2, 2, 2] and overall["speedup_vanilla_std"].notna().all()
     assert overall["k"].tolist()[1:] == [8, 9]
-
-
-def test_a_single_run_repeats_from_a_fresh_state(evaluate, tmp_path):
-    assert evaluate("method=recycling", "start=hot", "repeats=2", "bench.end=3").code == 0
-    one, two = read_runs(tmp_path / "results/default")
-    assert [c["accept_lengths"] for r in one.answers for c in r["choices"]] == [
-        c["accept_lengths"] for r in two.answers for c in r["choices"]
-    ], "the second repeat knows nothing of the first"
 
 
 def test_a_half_finished_sweep_says_what_is_missing_and_what_completes_it(evaluate, call, tmp_path):
@@ -78,13 +71,15 @@ def test_runs_that_start_from_a_saved_state_come_when_all_others_are_done(evalua
     batches = []
     Plugins.instance()  # imports its plugins anew, once
     launcher = importlib.import_module(run.BASIC.rpartition(".")[0]).BasicLauncher
-    monkeypatch.setattr(launcher, "launch", lambda self, jobs, initial_job_idx: batches.append(jobs) or [])
+    job = SimpleNamespace(return_value=["what a job could not do"])
+    monkeypatch.setattr(launcher, "launch", lambda self, jobs, initial_job_idx: batches.append(jobs) or [job, job])
     monkeypatch.setattr(run, "BASIC", "another")
-    assert evaluate("-m", "start=saved,hot", "method=vanilla,recycling", "repeats=2").code == 0
+    outcome = evaluate("-m", "start=saved,hot", "method=vanilla,recycling", "repeats=2")
+    assert outcome.code == 2 and outcome.err == "error: what a job could not do\n"
     starts = [[next(o for o in job if o.startswith("start=")) for job in jobs] for jobs in batches]
     assert starts == [["start=hot"] * 4, ["start=saved"] * 4]
     batches.clear()
-    assert evaluate("-m", "start=saved", "method=recycling").code == 0
+    evaluate("-m", "start=saved", "method=recycling")
     assert len(batches) == 1
 
 
@@ -116,6 +111,10 @@ def test_a_saved_start_is_the_hot_runs_state(evaluate, tmp_path):
     assert outcome.code == 0, outcome.err
     runs = {(run.label, run.repeat): run for run in read_runs(tmp_path / "results/s")}
     assert set(runs) == {(f"recycling ({start})", repeat) for start in ("hot", "saved") for repeat in (0, 1)}
+    steps = {key: [c["accept_lengths"] for row in run.answers for c in row["choices"]] for key, run in runs.items()}
+    assert steps["recycling (hot)", 0] == steps["recycling (hot)", 1], "each repeat begins with a fresh state"
+    counts = [sum(map(len, steps[f"recycling ({start})", 0])) for start in ("saved", "hot")]
+    assert counts[0] < counts[1], "what was learnt helps on the same questions"
     for repeat in (0, 1):
         asked = runs["recycling (saved)", repeat].settings["method"]["start"]
         assert asked == str(runs["recycling (hot)", repeat].folder / "state.safetensors")

@@ -107,12 +107,10 @@ def test_configurations_pair_by_their_settings_and_the_rest_is_named():
     assert [c.verdict for c in compare(types[0] + types[1], types[1] + types[0])[0]] == [EQUAL, EQUAL]
 
 
-@pytest.fixture
-def folders(tmp_path, monkeypatch):
-    """Where shipped records lie, with `study` in it, and a function that writes results."""
-    reference = tmp_path / "reference"
-    monkeypatch.setattr(contribute, "REFERENCE", reference)
-    monkeypatch.setattr(report, "REFERENCE", reference)
+def test_the_command_and_a_report_say_how_a_folder_agrees_with_a_shipped_one(tmp_path, monkeypatch, call):
+    """The command leaves with 1 for another text or lengths; a report looks for the shipped experiment of its name."""
+    for module in (contribute, report):
+        monkeypatch.setattr(module, "REFERENCE", tmp_path / "reference")
 
     def results(where, lengths, ids=IDS, questions=range(8), name="study"):
         folder = tmp_path / where / name
@@ -120,32 +118,25 @@ def folders(tmp_path, monkeypatch):
             (write(one, folder) / "summary.json").write_text(json.dumps({"steps": 1}))
         return folder
 
-    contribute.contribute(results("shipped", BY_TWO), "study")
-    return reference / "study", results
-
-
-def test_the_command_leaves_with_0_if_they_agree_and_1_if_not(folders, call):
-    shipped, results = folders
-    same = call(report.main, results("same", BY_TWO), "--against", shipped)
-    assert same.code == 0 and "equal in 2 of 2 configurations" in same.out
-    half = call(report.main, results("half", BY_TWO, questions=range(4)), "--against", shipped)
-    assert half.code == 0 and "questions: 4 here, 8 there" in half.out
-    other = call(report.main, results("sizes", BY_THREE), "--against", shipped)
-    assert other.code == 1 and "text equal, LENGTHS DIFFER: pld" in other.out
-    text = call(report.main, results("text", BY_TWO, IDS[::-1]), "--against", shipped)
-    assert text.code == 1 and "ANOTHER TEXT: pld" in text.out and "question 0, turn 1, step 1" in text.out
-    nothing = call(report.main, results("none", BY_TWO, questions=range(20, 22)), "--against", shipped)
-    assert nothing.code == 2 and "no configuration that" in nothing.err and len(nothing.err.splitlines()) == 1
+    contribute.contribute(results("first", BY_TWO), "study")
+    shipped = tmp_path / "reference/study"
+    folders = {
+        "same": results("same", BY_TWO),
+        "half": results("half", BY_TWO, questions=range(4)),
+        "sizes": results("sizes", BY_THREE),
+        "text": results("text", BY_TWO, IDS[::-1]),
+        "none": results("none", BY_TWO, questions=range(20, 22)),
+    }
+    outcomes = {name: call(report.main, folder, "--against", shipped) for name, folder in folders.items()}
+    assert [outcome.code for outcome in outcomes.values()] == [0, 0, 1, 1, 2]
+    assert "equal in 2 of 2 configurations" in outcomes["same"].out and "questions: 4 here" in outcomes["half"].out
+    assert "text equal, LENGTHS DIFFER: pld" in outcomes["sizes"].out
+    assert "ANOTHER TEXT: pld" in outcomes["text"].out and "question 0, turn 1, step 1" in outcomes["text"].out
+    assert "no configuration that" in outcomes["none"].err and len(outcomes["none"].err.splitlines()) == 1
     assert "with an experiment's folder only" in call(report.main, "--answers", "x", "--against", shipped).err
-
-
-def test_a_report_ends_with_how_it_agrees_with_the_shipped_experiment_of_its_name(folders, call):
-    shipped, results = folders
-    same, other = (
-        call(report.main, results(name, own)).out.splitlines()[-1] for name, own in (("a", BY_TWO), ("b", BY_THREE))
-    )
-    said = "token ids and accepted lengths equal in {} of 2 configurations on 8 questions"
-    assert same == f"against {shipped}: {said.format(2)}"
-    assert other.startswith(f"against {shipped}: {said.format(1)}; text equal, LENGTHS DIFFER: pld; more: ")
-    for quiet in (results("c", BY_TWO, name="another"), results("d", BY_TWO, questions=range(20, 22)), shipped):
+    last = {name: call(report.main, folders[name]).out.splitlines()[-1] for name in ("same", "sizes")}
+    line = f"against {shipped}: token ids and accepted lengths equal in {{}} of 2 configurations on 8 questions"
+    assert last["same"] == line.format(2)
+    assert last["sizes"].startswith(f"{line.format(1)}; text equal, LENGTHS DIFFER: pld; more: ")
+    for quiet in (results("other", BY_TWO, name="another"), folders["none"], shipped):
         assert "against" not in call(report.main, quiet).out

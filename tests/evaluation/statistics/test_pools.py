@@ -26,14 +26,12 @@ def overall(runs, label):
     return table[(table["method"] == label) & (table["category"] == "overall")]
 
 
-def test_a_question_is_told_from_others_of_its_id():
+def test_a_question_is_known_by_its_hash_which_runs_record(evaluate, tmp_path):
     one = Question(1, "qa", ("why?",))
     others = [Question(1, "qa", ("how?",)), Question(1, "rag", ("why?",)), Question(1, "qa", ("why?", "how?"))]
     assert len({one.sha256, *(o.sha256 for o in others)}) == 4 and len(one.sha256) == 16
     assert one.key == f"1:{one.sha256}" != Question(2, "qa", ("why?",)).key
 
-
-def test_a_run_records_its_questions_hashes(evaluate, tmp_path):
     assert evaluate("method=vanilla", "bench.end=2", f"run_dir={tmp_path / 'experiment/runs/one'}").code == 0
     (run,) = read_runs(tmp_path / "experiment")
     first, second = answers_in(tmp_path / "experiment")

@@ -56,19 +56,15 @@ def test_a_speedup_that_may_be_none_is_marked_and_explained():
     for text in (in_terminal(runs, table), on_paper(runs, table)):
         assert "1.08~" in text and "includes 1" in text and "1.00~" not in text
     calm = [*VANILLA, METHOD[0], made("pld", METHOD[0].answers, repeat=1)]  # twice the same
-    sure = main_table(calm)
-    assert "~" not in in_terminal(calm, sure) and "| 3.00 [2." in on_paper(calm, sure)
+    assert "~" not in in_terminal(calm, main_table(calm)) and "| 3.00 [2." in on_paper(calm, main_table(calm))
 
 
 def test_one_repeat_says_that_its_intervals_leave_out_the_drift():
-    once, twice = [VANILLA[0], METHOD[0]], [*VANILLA, *METHOD]
-    for write_out in (in_terminal, on_paper):
-        assert ONE_REPEAT in write_out(once, main_table(once))
-        assert ONE_REPEAT not in write_out(twice, main_table(twice))
-    one = [*VANILLA[:1], *METHOD]  # the baseline has no second repeat to be paired with
-    assert ONE_REPEAT in in_terminal(one, main_table(one))
-    assert any("how the machine drifts" in note for note in page_view(main_table(once)).footnotes)
-    assert not any("how the machine drifts" in note for note in page_view(main_table(twice)).footnotes)
+    unpaired = [VANILLA[0], *METHOD]  # the baseline has no second repeat to be paired with
+    for runs, once in (([VANILLA[0], METHOD[0]], True), (unpaired, True), ([*VANILLA, *METHOD], False)):
+        table = main_table(runs)
+        for text in (in_terminal(runs, table), on_paper(runs, table), str(page_view(table).footnotes)):
+            assert (ONE_REPEAT in text) is once
 
 
 def test_what_a_repeat_lacks_does_not_become_a_guess():
@@ -90,7 +86,7 @@ def test_other_limits_and_types_are_not_compared_and_not_mixed():
     assert "max_new_tokens 16, overall" in text and "max_new_tokens 32, overall" in text
 
 
-def test_runs_beside_each_other_under_other_circumstances_are_told():
+def test_runs_next_to_each_other_under_other_circumstances_are_named():
     """A sweep stopped and taken up with other versions pools its repeats, and says so below every table."""
     rows = [answer(1, "qa", [([1, 1], 1.0)])]
     one, two = ({"device": "a machine", "versions": {"torch": v}, "linear": "onednn"} for v in ("2.13.0", "2.14.0"))
@@ -101,12 +97,10 @@ def test_runs_beside_each_other_under_other_circumstances_are_told():
 
 
 def test_all_tables_are_written_and_read_again(tmp_path):
-    tree = [[0], [1], [0, 0]]
     steps = {"step_nodes": [[4, 4, 1]], "step_paths": [[[0, 0], [], []]], "output_ids": [[1, 2, 3, 4, 5]]}
     method = {"k": 8, "dtype": "int64", "tree": "x", "tree_nodes": 3}
     answers = [answer(1, "qa", [([3, 1, 1], 1.0)], **steps)]
-    hot = made("recycling (hot)", answers, method=method, draft_tree=tree, vocab_size=100)
-    folder = write(hot, tmp_path)
+    folder = write(made("recycling (hot)", answers, method=method, draft_tree=[[0], [1], [0, 0]]), tmp_path)
     (folder / "summary.json").write_text(json.dumps({"state_bytes": 6400}))
     runs = read_runs(tmp_path)
     write_tables(runs, tmp_path / "tables", ["a note"])

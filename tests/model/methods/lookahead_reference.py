@@ -15,15 +15,15 @@ import torch
 class SlowLookahead:
     def __init__(self, model, *, level, window, guess, pool_from_prompt=False):
         self.model, self.N, self.W, self.G, self.pool_from_prompt = model, level, window, guess, pool_from_prompt
-        self.known: dict[tuple[int, ...], int] = {}
+        self.choices: dict[tuple[int, ...], int] = {}
 
     @torch.no_grad()
     def next_token(self, text):
         """The target's choice after a text: one whole forward."""
         key = tuple(text)
-        if key not in self.known:
-            self.known[key] = int(self.model(torch.tensor([list(text)])).logits[0, -1].argmax())
-        return self.known[key]
+        if key not in self.choices:
+            self.choices[key] = int(self.model(torch.tensor([list(text)])).logits[0, -1].argmax())
+        return self.choices[key]
 
     def seen_by(self, grid, text, level, column):
         """The text that (level, column) sees, itself included; positions are the indices of this list."""

@@ -5,7 +5,6 @@ import math
 import random
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 
@@ -14,8 +13,6 @@ from model.errors import UserError
 from model.methods.dynamic import DynamicRecycling
 from model.structures import dynamic_loops as loops
 from model.structures import suffix_automaton
-from model.structures.compiled import NONE
-from model.structures.dynamic_loops import BACKOFF, COPIED, PAIR, SIBLING, SIBLING_CHILD, TOKEN
 from tests.conftest import greedy, toy_model
 from tests.model.sessions import each_session
 
@@ -153,16 +150,6 @@ class Slow:
         self.text += verification.tokens
 
 
-SOURCES = {
-    "pair": PAIR,
-    "token": TOKEN,
-    "backoff": BACKOFF,
-    "sibling_children": SIBLING_CHILD,
-    "siblings": SIBLING,
-    "copied": COPIED,
-}
-
-
 @pytest.mark.parametrize(
     ("nodes", "k", "seed", "recycle_prompt", "history_tokens"),
     [(1, 8, 0, True, 0), (7, 2, 1, True, 1000), (12, 4, 2, False, 0), (24, 8, 3, True, 1000), (60, 8, 4, True, 0)],
@@ -205,14 +192,13 @@ def test_every_draft_is_that_of_a_slow_reference(nodes, k, seed, recycle_prompt,
             observe(verification)
             for kind in slow.seen:
                 source, *features = kind
-                assert math.isclose(drafter.weights.probs[SOURCES[source], *map(int, features)], slow.weight(kind)), (
-                    kind
-                )
+                prob = drafter.weights.probs[sources.index(source), *map(int, features)]
+                assert math.isclose(prob, slow.weight(kind)), kind
 
         session.begin, session.draft, session.observe = began, drafted, observed
         session.observe_prompt = observed_prompt
 
-    tables, history = ({}, {}, {}, {}), list[int]()
+    tables, history, sources = ({}, {}, {}, {}), list[int](), [*TRUST]
     drafter.needs = replace(drafter.needs, logits=True)  # the slow one reads them
     each_session(drafter, watch)
     for prompt in prompts():
@@ -241,19 +227,6 @@ def test_every_setting_changes_what_is_drafted(llama):
         answers = [generate(target, drafter, prompt, max_new_tokens=60) for prompt in prompts()]
         lengths.append([out.accept_lengths for out in answers])
     assert len({str(each) for each in lengths}) == 6
-
-
-def test_what_followed_rejected_siblings_by_hand():
-    session = DynamicRecycling(V, k=2).session()
-    session.begin([5, 6])
-    # Below node 0 the candidates were 10 (level 1) and 11 (level 2); 11 and 12 were tried, and 10 is the next root.
-    candidates, bits = np.array([[10, 11], [20, 21], [21, 22]]), np.array([[1, 2], [0, 1], [0, 3]], dtype=np.float32)
-    draft = loops.Growth(*session.growth)
-    loops._guess(0, 10, np.array([6, 11, 12]), np.array([0, 0, 0]), candidates, bits, draft)
-    assert draft.siblings[:1].tolist() == [(11, 2)] and draft.siblings["token"][1] == NONE
-    # Weights: 11 has 1/4, 12 is not listed and has 1/256. 20: 1/4; 21: 1/8 + 1/256; of 65/256 in all.
-    assert draft.sibling_children[:2].tolist() == [(20, 0), (21, int(math.log2((65 / 256) / (33 / 256))))]
-    assert draft.sibling_children["token"][2] == NONE
 
 
 def test_nothing_is_compiled_while_it_decodes():

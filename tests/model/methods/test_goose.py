@@ -25,9 +25,9 @@ def test_every_step_is_the_public_codes(execution, every, monkeypatch):
     sizes, draft = [], GooseSession.draft
 
     def noted(session, root):
-        found = draft(session, root)
-        sizes.append([session._spine, len(found.tree) - 1 - session._spine])
-        return found
+        made = draft(session, root)
+        sizes.append([session._spine, len(made.tree) - 1 - session._spine])
+        return made
 
     monkeypatch.setattr(GooseSession, "draft", noted)
     target = Target(embedded())

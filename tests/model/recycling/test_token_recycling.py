@@ -76,14 +76,15 @@ def test_eos_inside_a_draft_and_as_bonus_cut_where_the_reference_stops():
 def test_prompt_logits_are_recycled_only_on_request():
     model = toy_model("llama")
     prompt = [5, 6, 7, 5]
-    plain, asked = TokenRecycling(V, Tree.chain(1), k=2), TokenRecycling(V, Tree.chain(1), k=2, recycle_prompt=True)
-    for drafter in (plain, asked):
+    plain, recycling = TokenRecycling(V, Tree.chain(1), k=2), TokenRecycling(V, Tree.chain(1), k=2, recycle_prompt=True)
+    for drafter in (plain, recycling):
         generate(Target(model), drafter, prompt, max_new_tokens=1)
     with torch.inference_mode():
         top = model(torch.tensor([prompt])).logits[0].topk(2).indices
-    assert torch.equal(asked.matrix.candidates[[6, 7]], top[[1, 2]])
-    assert torch.equal(asked.matrix.candidates[5], plain.matrix.candidates[5]), "5 occurs twice: as the root it is last"
-    assert torch.equal(asked.matrix.candidates[5], top[3])
+    assert torch.equal(recycling.matrix.candidates[[6, 7]], top[[1, 2]])
+    same = torch.equal(recycling.matrix.candidates[5], plain.matrix.candidates[5])
+    assert same, "5 occurs twice: as the root it is last"
+    assert torch.equal(recycling.matrix.candidates[5], top[3])
     assert not plain.matrix.candidates[[6, 7]].any()
 
 

@@ -43,7 +43,7 @@ def test_levels_of_large_vocabularies_are_near_the_whole_sums(vocab):
 
 
 def test_pairs_are_found_again_or_not_at_all():
-    """A pair that another one has displaced is not found; none is taken for another."""
+    """A pair that another one has displaced is not rows_of_pairs; none is taken for another."""
     rng, tokens, pairs, newest = random.Random(0), TokenRows(200_000, 1), PairRows(200_000, 1, 64), {}
     assert find(pairs, 0, 0) == NONE, "an empty table holds nothing, not even pair (0, 0)"
     for i in range(300):
@@ -51,9 +51,11 @@ def test_pairs_are_found_again_or_not_at_all():
         keep(tokens, pairs, before, [token], [[i]], [[i % LEVELS]])
         newest[before, token] = i
         assert pairs.ids[find(pairs, before, token)].tolist() == [i]
-    found = {pair: row for pair in newest if (row := find(pairs, *pair)) >= 0}
-    assert 32 < len(found) <= 64 and all(pairs.ids[row, 0] == newest[pair] for pair, row in found.items())
-    assert all(find(pairs, token, before) < 0 for before, token in found if before != token)
+    rows_of_pairs = {pair: row for pair in newest if (row := find(pairs, *pair)) >= 0}
+    assert 32 < len(rows_of_pairs) <= 64 and all(
+        pairs.ids[row, 0] == newest[pair] for pair, row in rows_of_pairs.items()
+    )
+    assert all(find(pairs, token, before) < 0 for before, token in rows_of_pairs if before != token)
 
 
 def test_states_that_do_not_fit_are_refused():
