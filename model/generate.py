@@ -75,7 +75,7 @@ def refuse(model: Any, input_ids: torch.Tensor, config: Any, kwargs: dict[str, A
         **{name: bool(config.return_dict_in_generate and getattr(config, name, False)) for name in OUTPUTS},
         **dict.fromkeys(changed(config, [name for name in fields if name not in listed]), True),
         "padding (attention_mask)": mask is not None and not bool((mask == 1).all()),
-        "past_key_values": cache is not None and cache.get_seq_length() > 0,
+        "past_key_values": cache is not None and any(vars(layer).get("device") is not None for layer in cache.layers),
         "inputs_embeds": kwargs.get("inputs_embeds") is not None,
         "position_ids": positions is not None
         and bool((positions != torch.arange(positions.shape[-1]).to(positions)).any()),

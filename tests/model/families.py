@@ -39,8 +39,8 @@ SMALL: dict[str, Any] = dict(
     n_shared_experts=1, moe_num_experts=4, moe_num_shared_experts=1, num_shared_experts=1,
     moe_num_active_primary_experts=2,
     # latent and indexed attention
-    q_lora_rank=16, kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=8, index_topk=1024,
-    index_n_heads=2, index_head_dim=16,
+    q_lora_rank=16, kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=8, index_topk=8,
+    index_n_heads=16, index_head_dim=16,
     # recurrent states
     state_size=8, ssm_state_size=8, mamba_d_state=8, mamba_num_heads=8, mamba_head_dim=8, mamba_n_heads=8,
     mamba_d_head=8, mamba_n_groups=1, n_groups=1, mamba_expand=2, expand=2, mamba_d_ssm=64, linear_num_key_heads=2,
