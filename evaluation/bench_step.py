@@ -85,10 +85,10 @@ def model_settings(overrides: list[str], shape: str | None) -> ModelSettings:
 
 def draft_sizes(text: str) -> list[int]:
     """Parse --nodes and add 0, plain decoding. Raises UserError for anything but numbers."""
-    parts = text.split(",")
-    if not all(part.strip().isdecimal() and int(part) <= MOST_NODES for part in parts):
+    numbers = text.split(",")
+    if not all(part.strip().isdecimal() and int(part) <= MOST_NODES for part in numbers):
         raise UserError(f"--nodes {text}: must be whole numbers up to {MOST_NODES} with commas between them")
-    return sorted({0, *map(int, parts)})
+    return sorted({0, *map(int, numbers)})
 
 
 def bench(loaded: LoadedModel, sizes: list[int], context: int | None, rounds: int) -> dict[str, Any]:

@@ -197,5 +197,5 @@ def drafts_from_tree(method: Any, tree: Any) -> bool:
 
 def planned(overrides: list[str], config: DictConfig) -> Planned:
     """Return the job of these overrides, with its configuration without Hydra's own settings."""
-    own = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
-    return Planned(overrides, own, missing_companion(own.method, str(own.model.name)))
+    settings = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
+    return Planned(overrides, settings, missing_companion(settings.method, str(settings.model.name)))

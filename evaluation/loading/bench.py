@@ -73,9 +73,9 @@ def load_bench(
         raise UserError(
             f"{file} has sha256 {digest[:12]}..., the published one {sha256[:12]}...; delete it to fetch it again"
         )
-    known = {subtask(question.category) for question in questions}
-    if unknown := [name for name in categories or () if name not in known]:
-        raise UserError(f"bench.categories={unknown[0]}: not in {file}, which has {', '.join(sorted(known))}")
+    subtasks = {subtask(question.category) for question in questions}
+    if unknown := [name for name in categories or () if name not in subtasks]:
+        raise UserError(f"bench.categories={unknown[0]}: not in {file}, which has {', '.join(sorted(subtasks))}")
     # the halves are those of the whole file, so that a slice does not change them
     numbers = dict(zip((question.question_id for question in questions), _numbers(questions), strict=True))
     part = [q for q in questions[begin:end] if split is None or numbers[q.question_id] % 2 == SPLITS[split]]

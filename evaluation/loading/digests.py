@@ -37,10 +37,10 @@ def model_files(folder: Path, weights: Sequence[str]) -> dict[str, str]:
         weights: patterns of weight files, best first; the first that matches is the one that is loaded.
     """
     kind = next((pattern for pattern in weights if any(folder.glob(pattern))), weights[0])
-    parts = {"weights": (kind, f"{kind}.index.json"), "config": CONFIG, "tokenizer": TOKENIZER}
+    patterns_of = {"weights": (kind, f"{kind}.index.json"), "config": CONFIG, "tokenizer": TOKENIZER}
     return {
         name: _of_files(folder, {path for pattern in patterns for path in folder.glob(pattern)})
-        for name, patterns in parts.items()
+        for name, patterns in patterns_of.items()
     }
 
 

@@ -114,8 +114,8 @@ def _ignored(reader: Any, model: Any) -> str:
     """Return the first key or tensor that transformers does not read and that changes the model."""
     config, architecture = model.config, reader.fields["general.architecture"].contents()
     processor = TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config=config.to_dict())
-    known = get_gguf_hf_weights_map(model, processor)
-    if left := sorted({tensor.name for tensor in reader.tensors} - known.keys()):
+    read = get_gguf_hf_weights_map(model, processor)
+    if left := sorted({tensor.name for tensor in reader.tensors} - read.keys()):
         return f"the tensor {left[0]}"
     size = config.hidden_size // config.num_attention_heads
     neutral = {"attention.key_length": size, "attention.value_length": size, "rope.dimension_count": size}

@@ -71,7 +71,7 @@ def _model(run: Run) -> str:
 
 def _bench(pool: Pool) -> str:
     bench = pool.first.settings["bench"]
-    count = pool.questions if pool.first.asked else pool.first.metadata["questions"]
+    count = pool.questions if pool.first.question_keys else pool.first.metadata["questions"]
     return f"{bench['name']}, {count} questions, sha256 {str(bench.get('sha256'))[:12]}"
 
 

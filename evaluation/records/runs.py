@@ -77,7 +77,7 @@ class Run:
         return (*(f"{key}={compared[key]}" for key in sorted(compared)), *where)
 
     @property
-    def asked(self) -> tuple[str, ...]:
+    def question_keys(self) -> tuple[str, ...]:
         """Keys of the questions it is to answer, in their order; empty where they were not recorded."""
         return tuple(self.metadata.get("question_hashes", ()))
 
@@ -85,7 +85,7 @@ class Run:
     def selection(self) -> frozenset[str]:
         """The same for runs that are to answer the same questions: their keys, or what else was recorded of them."""
         bench = self.settings["bench"]
-        return frozenset(self.asked or [f"{bench.get('questions')} questions, {bench.get('ids_sha256')}"])
+        return frozenset(self.question_keys or [f"{bench.get('questions')} questions, {bench.get('ids_sha256')}"])
 
     @cached_property
     def configuration(self) -> str:
@@ -243,7 +243,7 @@ def _order(run: Run) -> tuple[Any, ...]:
         for key in ("k", "tree_nodes", "nodes", "max_draft")
     ]
     facets = natural(str(sorted(run.facets.items(), key=str)))
-    bench, first = natural("|".join(run.bench_key)), natural("".join(run.asked[:1]))
+    bench, first = natural("|".join(run.bench_key)), natural("".join(run.question_keys[:1]))
     return bench, table_place(method["name"]), natural(run.label), *numbers, facets, run.repeat, first
 
 

@@ -126,7 +126,7 @@ class Pool:
     def questions(self) -> int:
         """How many they are."""
         unknown = self.first.settings["bench"].get("questions", len(self.first.answers))
-        return len(self.selection) if self.first.asked else int(unknown)
+        return len(self.selection) if self.first.question_keys else int(unknown)
 
     @cached_property
     def group(self) -> dict[str, Any]:
@@ -230,7 +230,7 @@ def joined(runs: Sequence[Run]) -> list[list[Run]]:
         selections.setdefault(run.selection, []).append(run)
     groups: list[tuple[set[str], list[Run]]] = []
     for selection, same in sorted(selections.items(), key=lambda pair: -len(pair[0])):
-        recorded = [(keys, group) for keys, group in groups if same[0].asked and group[0].asked]
+        recorded = [(keys, group) for keys, group in groups if same[0].question_keys and group[0].question_keys]
         home = next((pair for pair in recorded if pair[0].isdisjoint(selection)), None)
         if home is None:
             groups.append((set(selection), same))

@@ -24,8 +24,8 @@ def answer(question_id, category, turns, **more):
 
 def asked(question_id, category, turns, prompt="why?", **more):
     """An answer with the hash of its question, as runs write it."""
-    own = Question(question_id, category, (prompt,))
-    return answer(question_id, category, turns, **more) | {"question_sha256": own.sha256}
+    question = Question(question_id, category, (prompt,))
+    return answer(question_id, category, turns, **more) | {"question_sha256": question.sha256}
 
 
 def made(
@@ -43,7 +43,7 @@ def made(
 ):
     """A run with these answers; `method`: further settings of it."""
     name, _, start = label.partition(" (")
-    own = {"name": name, "drafter": None} | ({"start": start.rstrip(")")} if start else {}) | (method or {})
+    settings = {"name": name, "drafter": None} | ({"start": start.rstrip(")")} if start else {}) | (method or {})
     metadata = {
         "label": label,
         "device": "a machine",
@@ -53,7 +53,7 @@ def made(
             "schema": SCHEMA,
             "model": {"name": "toy", "dtype": "float32"} | (model or {}),
             "bench": {"name": "file", "questions": questions or len(answers), "order": "file"} | (bench or {}),
-            "method": own,
+            "method": settings,
             "execution": "eager",
             "max_new_tokens": 16,
             "num_choices": 1,
@@ -79,8 +79,8 @@ def write(run, folder):
 
 def shard(label, answers, **more):
     """A run that asked just these questions, each with its hash, of the bench file "f"."""
-    own = {"sha256": "f"} | more.pop("bench", {})
-    return made(label, answers, bench=own, question_hashes=[row_key(row) for row in answers], **more)
+    file = {"sha256": "f"} | more.pop("bench", {})
+    return made(label, answers, bench=file, question_hashes=[row_key(row) for row in answers], **more)
 
 
 def in_terminal(runs, table):

@@ -25,10 +25,10 @@ OTHER = made("pld", [said(1, [1, 2, 9], [4, 4]), said(2, [6, 7, 8]), said(3, [9,
 
 
 def test_turn_by_turn_by_hand(tmp_path):
-    (found,) = audits(pools([VANILLA, OTHER]))
+    (audited,) = audits(pools([VANILLA, OTHER]))
     # question 1 parts in its first turn, so its second says nothing; 3 goes on where vanilla has ended
-    assert (len(found.turns), found.identical, found.tokens, found.left_out) == (3, 1, 7, 1)
-    assert [(p.question_id, p.turn, p.differs_at) for p in found.different] == [(1, 0, 2), (3, 0, 1)]
+    assert (len(audited.turns), audited.identical, audited.tokens, audited.left_out) == (3, 1, 7, 1)
+    assert [(p.question_id, p.turn, p.differs_at) for p in audited.different] == [(1, 0, 2), (3, 0, 1)]
     row = audit_table([VANILLA, OTHER], {("other", "1", "0", "0", "2"): 0.25}).iloc[0]
     assert row["identical_share"] == 1 / 3 and row["first_difference_question"] == 1
     assert row["gaps_known"] == 1 and row["largest_logit_gap"] == 0.25
@@ -128,11 +128,11 @@ def test_a_folders_metadata_permit_nothing(foreign, call, monkeypatch, key):
 
 def test_a_folders_metadata_fetch_nothing(foreign, call, monkeypatch):
     """A bench of its own URL had been fetched to a place in this repository that it named."""
-    asked = []
-    monkeypatch.setattr("urllib.request.urlopen", lambda *a, **k: asked.append(a))
+    requests = []
+    monkeypatch.setattr("urllib.request.urlopen", lambda *a, **k: requests.append(a))
     folder = foreign("bench", path="data/nowhere/question.jsonl", url="https://example.org/x", sha256="0" * 64)
     outcome = call(audit.main, folder)
-    assert outcome.code == 2 and "does not exist" in outcome.err and not asked
+    assert outcome.code == 2 and "does not exist" in outcome.err and not requests
 
 
 def test_page_and_tables_pair_alike():
@@ -140,10 +140,10 @@ def test_page_and_tables_pair_alike():
     vanilla = [made("vanilla", [said(1, ids)], repeat=repeat) for repeat, ids in enumerate(([1, 2], [1, 3]))]
     other = made("pld", [said(1, [1, 3])], repeat=1)
     for bases in (("vanilla",), ("vanilla", "hf")):
-        found = audits(pools([*vanilla, other]), bases)
-        assert [(len(audit.turns), audit.identical) for audit in found if audit.pool.label == "pld"] == [(1, 1)]
+        audited = audits(pools([*vanilla, other]), bases)
+        assert [(len(audit.turns), audit.identical) for audit in audited if audit.pool.label == "pld"] == [(1, 1)]
     elsewhere, hf = made("vanilla", [said(1, [1, 2])]), made("hf", [said(1, [1, 2, 3])])
     elsewhere.metadata["settings"]["execution"] = "graph"
     assert audits(pools([elsewhere, other])) == []
-    named = {found.pool.label: found for found in audits(pools([elsewhere, hf, other]), ("vanilla", "hf"))}
+    named = {audited.pool.label: audited for audited in audits(pools([elsewhere, hf, other]), ("vanilla", "hf"))}
     assert named["pld"].base.label == "hf" and [turn.differs_at for turn in named["pld"].turns] == [1]

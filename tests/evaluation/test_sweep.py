@@ -35,11 +35,11 @@ def test_the_command_and_the_function_measure_the_same(evaluate, toy, tmp_path):
     assert sorted((tmp_path / "results/both/runs").rglob("answers.jsonl")) == answers
     table = pd.read_csv(tmp_path / "results/both/tables/main.csv", keep_default_na=False)
     key = ["method", "variant", "category"]
-    mine, theirs = (own[COLUMNS].astype(str).sort_values(key).reset_index(drop=True) for own in (frame, table))
+    returned, printed = (rows[COLUMNS].astype(str).sort_values(key).reset_index(drop=True) for rows in (frame, table))
     assert (
-        len(mine) > 30
-        and list(mine["method"]) == list(theirs["method"])
-        and list(mine["steps"]) == list(theirs["steps"])
+        len(returned) > 30
+        and list(returned["method"]) == list(printed["method"])
+        and list(returned["steps"]) == list(printed["steps"])
     )
     again = toy(methods, **settings | {"name": "fresh"})
     pd.testing.assert_frame_equal(again[COLUMNS], frame[COLUMNS])
@@ -77,6 +77,6 @@ def test_runs_take_turns_only_where_they_are_asked_to(toy, monkeypatch):
     ],
 )
 def test_a_mistake_is_one_line(toy, settings, says):
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError) as error:
         toy(**settings)
-    assert says in str(told.value) and "\n" not in str(told.value)
+    assert says in str(error.value) and "\n" not in str(error.value)

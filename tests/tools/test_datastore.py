@@ -56,14 +56,10 @@ def test_the_command_builds_what_the_model_reads(tmp_path: Path, capsys: pytest.
         _, first, last = made.longest(ids, least=len(ids), most=len(ids))
         assert last - first == times, text
     assert f"{len(made)} tokens" in capsys.readouterr().out
-
-
-def test_mistakes_end_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "empty.jsonl").write_text("")
     for model, text in [(str(tmp_path), "empty.jsonl"), (str(MODEL), "absent.txt"), (str(MODEL), "empty.jsonl")]:
-        command = ["--model", model, "--text", str(tmp_path / text), "--output", str(tmp_path / "x")]
         with pytest.raises(SystemExit) as left:
-            datastore.main(command)
+            datastore.main(["--model", model, "--text", str(tmp_path / text), "--output", str(tmp_path / "x")])
         error = capsys.readouterr().err
         assert left.value.code == 2 and error.startswith("error: ") and error.count("\n") == 1, error
     assert not (tmp_path / "x").exists()

@@ -73,7 +73,10 @@ def test_a_table_has_its_rows_and_columns(experiment):
     assert "| a | 8 | 16 |" in listed
 
 
-def test_what_was_not_measured_is_a_gap_only_where_gaps_are_meant(experiment):
+def test_what_was_not_measured_is_a_gap_only_where_gaps_are_meant_and_commas_make_rows(experiment):
+    rows = [(f"{method} {n}", [f"{method} nodes={n}"]) for method in "ab" for n in (1, 2)]
+    assert list(expanded({"{method} {nodes}": "a,b nodes=1,2"})) == rows
+    assert list(expanded({"{category}": "category=mt_bench"})) == [("mt bench", ["category=mt_bench"])]
     spec = "rows: {'a {nodes}': 'recycling nodes=8,24'}\ncolumns: {cold: start=cold}"
     assert "| a 8 | 1.00 |\n| a 24 |  |" in block(f"gaps: true\n{spec}")
     with pytest.raises(UserError, match="no configuration is 'recycling nodes=24 start=cold'"):
@@ -90,10 +93,3 @@ def test_cells_and_without_columns_what_was_measured(experiment):
     for words in ("recycling", "spine width=8", "spine nodes=8 over recycling fast=1"):  # of several, of none
         with pytest.raises(UserError, match="e: .* fits"):
             experiment.cell(words)
-
-
-def test_words_with_commas_are_rows_each():
-    assert list(expanded({"{method} {nodes}": "a,b nodes=1,2"})) == [
-        ("a 1", ["a nodes=1"]), ("a 2", ["a nodes=2"]), ("b 1", ["b nodes=1"]), ("b 2", ["b nodes=2"]),
-    ]  # fmt: skip
-    assert list(expanded({"{category}": "category=mt_bench"})) == [("mt bench", ["category=mt_bench"])]

@@ -51,10 +51,10 @@ def test_a_method_from_outside_the_package(evaluate, outside, tmp_path):
     assert outcome.code == 0, outcome.err
     plain = evaluate("method=vanilla", f"run_dir={tmp_path}/plain")
     assert plain.code == 0
-    ours, theirs = answers_in(tmp_path / "echo"), answers_in(tmp_path / "plain")
-    for a, b in zip(ours, theirs, strict=True):
+    drafted, plain_rows = answers_in(tmp_path / "echo"), answers_in(tmp_path / "plain")
+    for a, b in zip(drafted, plain_rows, strict=True):
         assert a["choices"][0]["output_ids"] == b["choices"][0]["output_ids"]
-    nodes = {n for row in ours for turn in row["choices"][0]["step_nodes"] for n in turn}
+    nodes = {n for row in drafted for turn in row["choices"][0]["step_nodes"] for n in turn}
     assert nodes == {1, 4}, "the first step begins with the root alone"
 
 
@@ -85,8 +85,8 @@ def test_hf_is_plain_greedy_whatever_the_checkpoint_says(evaluate, checkpoint, t
     """It had taken repetition penalty, least length and forced tokens from generation_config.json: another text."""
     folder = tmp_path / "model"
     shutil.copytree(checkpoint, folder)
-    own = OWN | {"suppress_tokens": [5], "eos_token_id": [2, 9], "bos_token_id": 1, "pad_token_id": 0}
-    (folder / "generation_config.json").write_text(json.dumps(own))
+    config = OWN | {"suppress_tokens": [5], "eos_token_id": [2, 9], "bos_token_id": 1, "pad_token_id": 0}
+    (folder / "generation_config.json").write_text(json.dumps(config))
     outcome = evaluate(f"model.path={folder}", "-m", "method=hf,vanilla", "name=greedy", "max_new_tokens=40")
     assert outcome.code == 0, outcome.err
     hf, vanilla = sorted((tmp_path / "results/greedy/runs").iterdir())
@@ -104,9 +104,9 @@ def test_hf_is_plain_greedy_whatever_the_checkpoint_says(evaluate, checkpoint, t
 
 def test_a_setting_named_as_a_column_is_next_to_it():
     """It stood in the place of what was measured."""
-    own = {"steps": 99, "repeats": 99, "temperature": 99, "execution": 99, "mat": 99, "colour": 99}
-    (row, *_) = main_table([made("echo", [answer(1, "qa", [([1, 3], 2.0)])], method=own)]).to_dict("records")
+    settings = {"steps": 99, "repeats": 99, "temperature": 99, "execution": 99, "mat": 99, "colour": 99}
+    (row, *_) = main_table([made("echo", [answer(1, "qa", [([1, 3], 2.0)])], method=settings)]).to_dict("records")
     assert (row["steps"], row["repeats"], row["temperature"], row["execution"], row["mat"]) == (2, 1, 0, "eager", 2)
     assert {key: row[key] for key in row if row[key] == 99} == {"colour": 99} | {
-        f"method_{key}": 99 for key in own if key != "colour"
+        f"method_{key}": 99 for key in settings if key != "colour"
     }

@@ -30,10 +30,10 @@ def loaded(monkeypatch):
 
 
 def test_captured_steps_are_taken_and_decode(loaded):
-    found = trial(loaded.target)
-    assert found == Execution("static", AGREED)
+    chosen = trial(loaded.target)
+    assert chosen == Execution("static", AGREED)
     drafter = TokenRecycling(V, build_template("best", nodes=9))
-    out = generate(loaded.target, drafter, [5, 6, 7], max_new_tokens=30, execution=found.name)
+    out = generate(loaded.target, drafter, [5, 6, 7], max_new_tokens=30, execution=chosen.name)
     assert out.tokens == greedy(loaded.target.model, [5, 6, 7], 30)
 
 
@@ -81,8 +81,8 @@ def test_a_step_that_is_wrong_is_refused(dtype, breaks, monkeypatch):
     for kind, name, broken, why in BREAKS[:breaks]:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(kind, name, broken)
-            found = trial(target)
-        assert found.name == "eager" and why in found.why
+            chosen = trial(target)
+        assert chosen.name == "eager" and why in chosen.why
 
 
 def test_a_tie_may_fall_either_way(loaded, monkeypatch):
@@ -93,14 +93,14 @@ def test_a_tie_may_fall_either_way(loaded, monkeypatch):
 
 def test_auto_is_tried_once_a_model_and_only_on_cuda(loaded, monkeypatch):
     assert choose_execution("auto", loaded) == Execution("eager"), "this target is on the CPU"
-    asked = []
-    monkeypatch.setattr(tuning, "trial", lambda target: asked.append(target) or Execution("static", "why"))
+    trials = []
+    monkeypatch.setattr(tuning, "trial", lambda target: trials.append(target) or Execution("static", "why"))
     monkeypatch.setattr(loaded.target, "device", torch.device("cuda", 0))
     for _ in range(3):
         assert choose_execution("auto", loaded) == Execution("static", "why")
-    assert asked == [loaded.target]
+    assert trials == [loaded.target]
     assert choose_execution("auto", loaded, timed=False) == Execution("eager")
-    assert choose_execution("eager", loaded) == Execution("eager") and len(asked) == 1
+    assert choose_execution("eager", loaded) == Execution("eager") and len(trials) == 1
 
 
 def test_what_auto_took_stands_below_the_table():

@@ -64,8 +64,8 @@ def write(path, merge='! "', pieces=None, fields=None, tensors=None, without=(),
                 weight = permuted(weight, 4 if names[inner] == "attn_q" else 2)
             target = f"blk.{layer}.{names[inner]}.weight"
         else:
-            own = {"model.embed_tokens.weight": "token_embd", "model.norm.weight": "output_norm"}
-            target = own.get(name, "output") + ".weight"
+            outer = {"model.embed_tokens.weight": "token_embd", "model.norm.weight": "output_norm"}
+            target = outer.get(name, "output") + ".weight"
         if target not in without:
             writer.add_tensor(target, np.ascontiguousarray(weight))
     writer.write_header_to_file()
@@ -96,12 +96,12 @@ def test_a_converted_model_is_the_model_that_was_written(tmp_path, cache, monkey
 
 def test_digits_are_pieces_of_their_own_where_the_file_says_so(tmp_path, cache):
     """A merge of two digits is then never made. (On 879 prompts the ids are llama.cpp's: docs/design.md.)"""
-    found = {}
+    pieces_of = {}
     for pieces in (None, "smollm"):
         write(tmp_path / f"{pieces}.gguf", merge="1 2", pieces=pieces)
         tokenizer = AutoTokenizer.from_pretrained(gguf.convert(tmp_path / f"{pieces}.gguf"))
-        found[pieces] = tokenizer.convert_ids_to_tokens(tokenizer.encode("A12", add_special_tokens=False))
-    assert found == {None: ["A", "12"], "smollm": ["A", "1", "2"]}
+        pieces_of[pieces] = tokenizer.convert_ids_to_tokens(tokenizer.encode("A12", add_special_tokens=False))
+    assert pieces_of == {None: ["A", "12"], "smollm": ["A", "1", "2"]}
 
 
 def test_what_is_no_whole_gguf_file_is_one_line(tmp_path, cache):

@@ -125,13 +125,14 @@ def test_the_table_keeps_numbers_and_hides_what_says_nothing():
 def test_a_line_a_block_says_which_accepts_most_and_which_is_fastest():
     runs = [
         made(label, [timed(i, "qa", [(lengths, seconds)]) for i in range(count)])
-        for count, pld, lengths in ((1, 2.0, [1]), (2, 0.5, [2]))
+        for count, pld, lengths in ((1, 2.0, [2]), (2, 0.5, [2]), (3, 0.5, [1]))
         for label, lengths, seconds in (("vanilla", [1] * sum(lengths), 1.0), ("pld", lengths, pld))
     ]
     assert sorted(headlines(main_table(runs))) == [
-        "toy on file, 1 questions: vanilla is fastest, 1 tokens/s.",
+        "toy on file, 1 questions: pld accepts most, 2.00 tokens per step (MAT). vanilla is fastest, 2 tokens/s.",
         "toy on file, 2 questions: pld accepts most, 2.00 tokens per step (MAT). "
         "It is fastest, 4 tokens/s (2.00 × vanilla).",
+        "toy on file, 3 questions: pld is fastest, 2 tokens/s (2.00 × vanilla).",
     ]
 
 

@@ -31,13 +31,13 @@ def rows_of(seed, plain):
 
 def spec_bench(rows, base, task):
     """evaluation/speed.py there: tokens/s and MAT of a task, and the ratio of the two files' tokens/s."""
-    own = [r for r in rows if task == "overall" or r["category"] in (MT_BENCH if task == "mt_bench" else [task])]
-    theirs = [r for r in base if task == "overall" or r["category"] in (MT_BENCH if task == "mt_bench" else [task])]
+    categories = {"overall": CATEGORIES, "mt_bench": MT_BENCH}.get(task, [task])
+    of_task, base_of_task = ([row for row in file if row["category"] in categories] for file in (rows, base))
     lengths, speeds, speeds0 = [], [], []
-    for data in own:
+    for data in of_task:
         speeds.append(sum(data["choices"][0]["new_tokens"]) / sum(data["choices"][0]["wall_time"]))
         lengths.extend(data["choices"][0]["accept_lengths"])
-    for data in theirs:
+    for data in base_of_task:
         speeds0.append(sum(data["choices"][0]["new_tokens"]) / sum(data["choices"][0]["wall_time"]))
     speed, speed0 = sum(speeds) / len(speeds), sum(speeds0) / len(speeds0)
     return speed, sum(lengths) / len(lengths), speed / speed0
@@ -70,10 +70,10 @@ def test_questions_are_told_apart_where_all_files_know_them(tmp_path):
         table = main_table(read_foreign(str(tmp_path / "*.jsonl"))).set_index(["method", "category"])
         return table.loc[("mine", "overall"), "speedup_vanilla"]
 
-    theirs = [asked(i, "qa", [([1], 1.0)]) for i in range(4)]
-    mine = [asked(i, "qa", [([1], 0.5 if i < 3 else 0.1)], "why?" if i < 3 else "how?") for i in range(4)]
-    assert speedup(theirs, mine) == pytest.approx(2.0)
-    assert speedup([answer(i, "qa", [([1], 1.0)]) for i in range(4)], mine) == pytest.approx((3 * 2 + 10) / 4)
+    plain = [asked(i, "qa", [([1], 1.0)]) for i in range(4)]
+    faster = [asked(i, "qa", [([1], 0.5 if i < 3 else 0.1)], "why?" if i < 3 else "how?") for i in range(4)]
+    assert speedup(plain, faster) == pytest.approx(2.0)
+    assert speedup([answer(i, "qa", [([1], 1.0)]) for i in range(4)], faster) == pytest.approx((3 * 2 + 10) / 4)
 
 
 def test_the_baseline_is_the_file_that_is_named_and_no_model_called_hf(call, tmp_path):

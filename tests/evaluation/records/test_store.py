@@ -25,7 +25,7 @@ def about(settings, **circumstances):
 def test_an_answer_with_unusual_line_ends_is_one_record(tmp_path, call):
     """U+2028, U+2029 and U+0085 end a line for splitlines(), so such answers had been lost as broken lines."""
     said = "one\u2028two\u2029three\x85four\x0bfive\x0csix\x1cseven\r\neight"
-    own = Question("a\u2028b", "qa", (said,))
+    question = Question("a\u2028b", "qa", (said,))
     row = asked("a\u2028b", "qa", [([2, 2], 1.0)], said)
     row["choices"][0]["turns"] = [said]
     store = AnswerStore(tmp_path / "runs/one")
@@ -34,9 +34,9 @@ def test_an_answer_with_unusual_line_ends_is_one_record(tmp_path, call):
         store.begin(metadata)
         store.append(row, {}, 1)
     rows, damage = read_answers(store.answers)
-    assert rows == {own.question_id: row} and not damage
+    assert rows == {question.question_id: row} and not damage
     (run,) = read_runs(tmp_path)
-    assert run.complete and run.asked == (own.key,) == tuple(run.by_question.index)
+    assert run.complete and run.question_keys == (question.key,) == tuple(run.by_question.index)
     assert store.begin(run.metadata) == rows, "and goes on from there"
     outcome = call(report.main, tmp_path)
     assert outcome.code == 0 and "incomplete" not in outcome.out, outcome.err

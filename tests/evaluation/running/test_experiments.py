@@ -30,9 +30,13 @@ def test_every_experiment_composes_for_vicuna_and_states_its_command(name):
             "config", overrides=[f"experiment={name}", "model=vicuna-7b", "model.path=here"], return_hydra_config=True
         )
         smoke = compose("config", overrides=[f"experiment={name}", "preset=smoke"], return_hydra_config=True)
-    own = {"paper": "vicuna-7b-sample", "smollm2": "spec_bench", "curves": "vicuna-7b-spec_bench"}  # in their names
-    own |= {"dynamic_tree": own["curves"], "rivals": own["curves"]}
-    folder = f"{name}-{own[name]}" if name in own else name
+    suffixes = {
+        "paper": "vicuna-7b-sample",
+        "smollm2": "spec_bench",
+        "curves": "vicuna-7b-spec_bench",
+    }  # in their names
+    suffixes |= {"dynamic_tree": suffixes["curves"], "rivals": suffixes["curves"]}
+    folder = f"{name}-{suffixes[name]}" if name in suffixes else name
     assert (cfg.name, cfg.repeats, cfg.model.name, cfg.model.path) == (folder, 3, "vicuna-7b", "here")
     assert (smoke.repeats, smoke.bench.per_category, smoke.max_new_tokens) == (1, 1, 48)
     params = OmegaConf.to_container(cfg.hydra.sweeper.params, resolve=False)
@@ -84,13 +88,13 @@ def test_every_experiment_runs_and_draws_its_figure(evaluate, drawn, tmp_path, n
 
 def landed(folder):
     """What lies where: each experiment's folder with its jobs, its report and the models and benches in it."""
-    found = {}
+    folders = {}
     for path in sorted(folder.glob("*/sweep.json")):
         table = pd.read_csv(path.parent / "tables/main.csv")
         pairs = set(table[["model", "bench"]].itertuples(index=False, name=None))
-        found[path.parent.name] = (len(json.loads(path.read_text())["jobs"]), pairs)
+        folders[path.parent.name] = (len(json.loads(path.read_text())["jobs"]), pairs)
         assert (path.parent / "report.html").exists() and missing_jobs(path.parent) is None
-    return found
+    return folders
 
 
 @pytest.mark.slow
@@ -137,11 +141,11 @@ def test_the_quickstart_is_short_and_preset_full_has_every_method():
 )
 def test_where_eval_sh_writes(tmp_path, arguments, name):
     """Another model's figures had been mixed into results/quickstart, with more jobs than were asked for."""
-    told = tmp_path / "python"
-    told.write_text('#!/bin/sh\nfor word in "$@"; do echo "$word"; done\n')
-    told.chmod(0o755)
+    echo = tmp_path / "python"
+    echo.write_text('#!/bin/sh\nfor word in "$@"; do echo "$word"; done\n')
+    echo.chmod(0o755)
     shell = ["bash", str(ROOT / "eval.sh"), *arguments]
-    done = subprocess.run(shell, env=os.environ | {"PYTHON": str(told)}, capture_output=True, text=True, check=True)
+    done = subprocess.run(shell, env=os.environ | {"PYTHON": str(echo)}, capture_output=True, text=True, check=True)
     given = [word for word in done.stdout.splitlines() if "=" in word]
     assert {str(job.config.name) for job in compose_words(given, multirun="-m" in arguments).jobs} == {name}
     assert ("preset=full" in given) is name.startswith("quickstart-"), "of another bench every question is asked"

@@ -148,11 +148,11 @@ def test_sampled_text_is_plain_samplings_for_every_method(evaluate, tmp_path):
 def test_a_repetition_penalty_is_transformers_own(evaluate, tmp_path):
     sweep = ("-m", "method=hf,vanilla,recycling", "bench.end=2", "max_new_tokens=40", "name=p")
     assert evaluate(*sweep, "sampling.repetition_penalty=1.3").code == 0
-    found = [
+    texts = [
         [json.loads(line)["choices"][0]["output_ids"] for line in path.open()]
         for path in (tmp_path / "results/p/runs").glob("*/answers.jsonl")
     ]
-    assert len(found) == 3 and found[0] == found[1] == found[2]
+    assert len(texts) == 3 and texts[0] == texts[1] == texts[2]
 
 
 def test_tree_auto_finds_sizes_while_decoding_and_gives_the_same_text(evaluate, tmp_path):
@@ -161,11 +161,11 @@ def test_tree_auto_finds_sizes_while_decoding_and_gives_the_same_text(evaluate, 
     outcome = evaluate("-m", methods, "tree=auto", "start=hot", "name=auto", *few)
     assert outcome.code == 0, outcome.err
     table = pd.read_csv(tmp_path / "results/auto/tables/main.csv")
-    found = ("recycling", "dynamic", "suffix_recycling")
-    assert set(table["method"]) == {"vanilla", "pld", *(f"{name} (auto)" for name in found)}
-    told = json.loads((tmp_path / "results/auto/tables/machine_tree.json").read_text())
-    assert {run["method"] for run in told} <= {f"{name} (auto)" for name in found}
-    for run in told:
+    sized = ("recycling", "dynamic", "suffix_recycling")
+    assert set(table["method"]) == {"vanilla", "pld", *(f"{name} (auto)" for name in sized)}
+    trees = json.loads((tmp_path / "results/auto/tables/machine_tree.json").read_text())
+    assert {run["method"] for run in trees} <= {f"{name} (auto)" for name in sized}
+    for run in trees:
         assert (
             run["sizes"][-1] == 16 and sum(run["steps_by_size"]) > 0 and len(run["step_seconds"]) == len(run["sizes"])
         )

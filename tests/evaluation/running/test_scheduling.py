@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[3]
 SWEEP = ("-m", "method=hf,vanilla,pld,recycling", "start=cold,hot,category", "bench.end=4", "max_new_tokens=6")
 
 
-def asked(folder: Path) -> list[tuple[int, str, int]]:
+def order_of_answers(folder: Path) -> list[tuple[int, str, int]]:
     """(question, label, repeat) in the order of their answers."""
     rows = [(r["tstamp"], r["question_id"], run.label, run.repeat) for run in read_runs(folder) for r in run.answers]
     return [row[1:] for row in sorted(rows)]
@@ -57,14 +57,14 @@ def test_methods_take_turns_and_an_interrupted_sweep_goes_on_to_the_same_answers
     assert outcome.code == 0, outcome.err
     counted = re.findall(r"(\d+) of 24 answers;.* left$", outcome.err, flags=re.M)
     assert counted == [str(n) for n in range(9, 25)]
-    turns = asked(folder)
+    turns = order_of_answers(folder)
     assert [turn[0] for turn in turns] == [10] * 6 + [11] * 6 + [12] * 6 + [13] * 6, "question by question"
     assert len({turn[1] for turn in turns[:6]}) == 6
     assert records(folder) == records(results / "plain") and states(folder) == states(results / "plain")
     assert len(states(folder)) == 2 and missing_jobs(folder) is None
-    held = {path.name: [p.stat().st_mtime_ns for p in path.iterdir()] for path in (folder / "runs").iterdir()}
+    times = {path.name: [p.stat().st_mtime_ns for p in path.iterdir()] for path in (folder / "runs").iterdir()}
     assert evaluate(*SWEEP, "name=plain", name, "interleave=true").code == 0
-    assert held == {path.name: [p.stat().st_mtime_ns for p in path.iterdir()] for path in (folder / "runs").iterdir()}
+    assert times == {path.name: [p.stat().st_mtime_ns for p in path.iterdir()] for path in (folder / "runs").iterdir()}
 
 
 def test_one_that_fails_leaves_the_others_alone_and_is_told_at_the_end(evaluate, tmp_path, monkeypatch):
@@ -104,16 +104,16 @@ def test_each_answers_with_its_own_execution(evaluate, tmp_path, monkeypatch):
     assert seen == {("eager", "eager"), ("static", "static")}
     (_, one), (_, two) = records(tmp_path / "results/e").values()
     assert one == two
-    told = [json.loads(path.read_text()) for path in (tmp_path / "results/e").glob("runs/*/metadata.json")]
-    assert {(m["config"]["execution"], m["execution_used"]) for m in told} == {("eager",) * 2, ("static",) * 2}
+    recorded = [json.loads(path.read_text()) for path in (tmp_path / "results/e").glob("runs/*/metadata.json")]
+    assert {(m["config"]["execution"], m["execution_used"]) for m in recorded} == {("eager",) * 2, ("static",) * 2}
 
 
 def test_no_room_for_the_cache_is_told_and_the_next_group_goes_on(evaluate, tmp_path, monkeypatch):
-    reserve, asked = Target.reserve, []
+    reserve, sizes = Target.reserve, []
 
     def full(self, nodes):
-        asked.append(nodes)
-        if len(asked) == 1:
+        sizes.append(nodes)
+        if len(sizes) == 1:
             raise torch.OutOfMemoryError("no room")
         reserve(self, nodes)
 
@@ -148,8 +148,8 @@ def test_what_takes_turns_is_of_one_model_bench_and_repeat():
         job("three", repeat=1),
         job("four", model={"name": "c", "path": "c"}),
     ]
-    found = [[(job.config["method"], repeat) for job, repeat in group] for group in group_repeats(jobs)]
-    assert found == [
+    grouped = [[(job.config["method"], repeat) for job, repeat in group] for group in group_repeats(jobs)]
+    assert grouped == [
         [("one", 0), ("two", 0)],
         [("four", 0)],
         [("one", 1), ("two", 1), ("three", 1)],

@@ -28,8 +28,8 @@ def test_each_method_takes_the_steps_that_it_takes_alone(kind, tmp_path):
     made = [[rng.randrange(3, V) for _ in range(1 + 17 * i)] * (1 + (i > 0)) for i in range(4)]
     for prompt in made:  # what is carried from one to the next is the same as well
         expected = [generate(target, drafter, prompt, max_new_tokens=40, eos={7}) for drafter in alone]
-        found = generate_together(target, drafters, prompt, max_new_tokens=40, eos={7})
-        for name, one, other in zip(names, expected, found, strict=True):
+        together = generate_together(target, drafters, prompt, max_new_tokens=40, eos={7})
+        for name, one, other in zip(names, expected, together, strict=True):
             assert one.tokens == greedy(model, prompt, 40, [7]), name
             assert (one.tokens, one.steps, one.stop, one.forwards) == (
                 other.tokens,
@@ -43,25 +43,25 @@ def test_each_method_takes_the_steps_that_it_takes_alone(kind, tmp_path):
 
 def forwarded(target):
     """What the target is asked from now on: the tokens of each shared forward, with the ones they come after."""
-    asked, real = [], target.forward_masked
+    forwards, real = [], target.forward_masked
 
     def noted(cache, tokens, mask, positions):
         past = cache.length
         for seen in mask == 0:
             path = tuple(tokens[i].item() for i in range(len(tokens)) if seen[past + i])
-            asked.append((int(seen[:past].sum()), path))
+            forwards.append((int(seen[:past].sum()), path))
         return real(cache, tokens, mask, positions)
 
     target.forward_masked = noted
-    return asked
+    return forwards
 
 
 def test_one_row_a_token_serves_all_who_draft_nothing(llama):
     target, prompt = Target(llama), [5, 6, 7, 8] * 3
-    asked = forwarded(target)
+    forwards = forwarded(target)
     out = generate_together(target, [Vanilla(target.device) for _ in range(5)], prompt, max_new_tokens=20)
-    assert [past for past, _ in asked] == [len(prompt) - 1 + i for i in range(20)]
-    assert all(found.tokens == greedy(llama, prompt, 20) and found.accept_lengths == [1] * 20 for found in out)
+    assert [past for past, _ in forwards] == [len(prompt) - 1 + i for i in range(20)]
+    assert all(answer.tokens == greedy(llama, prompt, 20) and answer.accept_lengths == [1] * 20 for answer in out)
 
 
 def test_nothing_is_asked_twice_but_what_stands_above_something_new(llama):
@@ -71,12 +71,12 @@ def test_nothing_is_asked_twice_but_what_stands_above_something_new(llama):
     alone = [generate(target, drafter, prompt, max_new_tokens=60) for drafter in drafters]
     for drafter in drafters:
         drafter.reset()
-    asked = forwarded(target)
+    forwards = forwarded(target)
     together = generate_together(target, drafters, prompt, max_new_tokens=60)
     assert [out.steps for out in together] == [out.steps for out in alone]
-    leaves = [key for key in asked if not any(o[0] == key[0] and o[1][:-1] == key[1] for o in asked)]
+    leaves = [key for key in forwards if not any(o[0] == key[0] and o[1][:-1] == key[1] for o in forwards)]
     assert len(set(leaves)) == len(leaves), "that below which nothing is asked is asked once"
-    assert len(asked) < 0.6 * sum(step.nodes for out in alone for step in out.steps)
+    assert len(forwards) < 0.6 * sum(step.nodes for out in alone for step in out.steps)
 
 
 @pytest.mark.parametrize("sizes", [(4, 12), (0, 40)])
@@ -96,14 +96,14 @@ def test_what_nobody_can_reach_any_more_is_freed(llama, monkeypatch, sizes):
             super().__init__(*args, **settings)
             self.needs = replace(self.needs, hidden=True)
 
-    target, most, held = Target(llama), [], set()
+    target, most, sizes_held = Target(llama), [], set()
     learn = shared_text._Sequence.learn
 
     def counted(self, *arguments):
         alive = [context for ref in made if (context := ref()) is not None]
         most.append(len(alive))
         kept = [tensor for context in alive for tensor in (context.logits, context.hidden) if tensor is not None]
-        held.update((len(tensor), tensor.untyped_storage().nbytes()) for tensor in kept)
+        sizes_held.update((len(tensor), tensor.untyped_storage().nbytes()) for tensor in kept)
         return learn(self, *arguments)
 
     monkeypatch.setattr(shared_text._Sequence, "learn", counted)
@@ -115,7 +115,9 @@ def test_what_nobody_can_reach_any_more_is_freed(llama, monkeypatch, sizes):
         gc.enable()
     assert max(most[len(most) // 2 :]) <= 1.5 * max(most[: len(most) // 2]), "late in the text no more than early"
     assert max(most) <= 3 * (2 + sum(sizes))
-    assert held == {(V, 4 * V), (32, 4 * 32)}, "a row of logits or of states holds itself, and not its whole forward"
+    assert sizes_held == {(V, 4 * V), (32, 4 * 32)}, (
+        "a row of logits or of states holds itself, and not its whole forward"
+    )
 
 
 def test_up_to_the_models_last_position(llama):
@@ -124,7 +126,7 @@ def test_up_to_the_models_last_position(llama):
     out = generate_together(
         target, [TokenRecycling(V, build_template("2.2.2")) for _ in range(3)], prompt, max_new_tokens=99
     )
-    assert all(found.tokens == greedy(llama, prompt, 12) and found.stop == "context" for found in out)
+    assert all(answer.tokens == greedy(llama, prompt, 12) and answer.stop == "context" for answer in out)
 
 
 def test_what_was_borrowed_is_given_back_after_an_error(llama):

@@ -84,15 +84,15 @@ def test_runs_that_start_from_a_saved_state_come_when_all_others_are_done(evalua
 
 
 def test_orders_of_a_bench():
-    asked = [Question(i, c, ("x",)) for i, c in enumerate(["math", "writing", "qa", "qa", "rag", "math"])]
-    assert [q.question_id for q in ordered(asked, "interleaved")] == [0, 2, 4, 1, 3, 5]
-    assert ordered(asked, "file") == tuple(asked)
-    shuffles = [[q.question_id for q in ordered(asked, f"shuffled-{seed}")] for seed in (0, 0, 1)]
+    questions = [Question(i, c, ("x",)) for i, c in enumerate(["math", "writing", "qa", "qa", "rag", "math"])]
+    assert [q.question_id for q in ordered(questions, "interleaved")] == [0, 2, 4, 1, 3, 5]
+    assert ordered(questions, "file") == tuple(questions)
+    shuffles = [[q.question_id for q in ordered(questions, f"shuffled-{seed}")] for seed in (0, 0, 1)]
     assert shuffles[0] == shuffles[1] != shuffles[2] and sorted(shuffles[0]) == list(range(6))
-    assert ordered(asked, "shuffled") == ordered(asked, "shuffled-0")
+    assert ordered(questions, "shuffled") == ordered(questions, "shuffled-0")
     for order in ("sorted", "shuffled-x", "file-1"):
         with pytest.raises(UserError, match=f"bench.order={order}"):
-            ordered(asked, order)
+            ordered(questions, order)
 
 
 def test_category_forgets_where_the_subtask_changes(evaluate, tmp_path):
@@ -116,8 +116,8 @@ def test_a_saved_start_is_the_hot_runs_state(evaluate, tmp_path):
     counts = [sum(map(len, steps[f"recycling ({start})", 0])) for start in ("saved", "hot")]
     assert counts[0] < counts[1], "what was learnt helps on the same questions"
     for repeat in (0, 1):
-        asked = runs["recycling (saved)", repeat].settings["method"]["start"]
-        assert asked == str(runs["recycling (hot)", repeat].folder / "state.safetensors")
+        start = runs["recycling (saved)", repeat].settings["method"]["start"]
+        assert start == str(runs["recycling (hot)", repeat].folder / "state.safetensors")
     pooled = pools(list(runs.values()))
     assert sorted((pool.label, len(pool.runs)) for pool in pooled) == [("recycling (hot)", 2), ("recycling (saved)", 2)]
     assert "start=hot,saved" in evaluate("start=saved", "name=alone").err

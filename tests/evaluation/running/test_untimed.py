@@ -11,9 +11,9 @@ METHODS = "method=hf,vanilla,recycling"  # test_shared_text.py has every method
 SWEEP = ("-m", METHODS, "start=cold,hot", "bench.end=2", "max_new_tokens=10")
 
 
-def unmarked(found: dict) -> list:
+def unmarked(by_folder: dict) -> list:
     """Records without the folders' names, which hold a hash of the settings."""
-    return sorted((name.rpartition("-")[0], *value) for (name, _), value in found.items())
+    return sorted((name.rpartition("-")[0], *value) for (name, _), value in by_folder.items())
 
 
 def test_untimed_runs_hold_the_same_answers_steps_and_states(evaluate, tmp_path):
@@ -23,7 +23,7 @@ def test_untimed_runs_hold_the_same_answers_steps_and_states(evaluate, tmp_path)
     timed, untimed = tmp_path / "results/timed", tmp_path / "results/untimed"
     assert unmarked(records(timed)) == unmarked(records(untimed)), "one of each: three would be three times the same"
     one, other = (
-        {name.rpartition("-")[0]: held for name, held in states(folder).items()} for folder in (timed, untimed)
+        {name.rpartition("-")[0]: state for name, state in states(folder).items()} for folder in (timed, untimed)
     )
     assert one == other and len(one) == 1
     for run in read_runs(untimed):
@@ -65,16 +65,16 @@ def test_runs_at_other_questions_answer_by_themselves(evaluate, tmp_path):
     sweep = ("-m", "method=vanilla,recycling", "start=hot", "bench.end=3", "max_new_tokens=8", "timed=false")
     outcome = evaluate(*sweep, "bench.order=file,shuffled", "name=orders")
     assert outcome.code == 0, outcome.err
-    found = read_runs(tmp_path / "results/orders")
-    assert len(found) == 3, "vanilla once: the order counts only where state is kept"
+    runs = read_runs(tmp_path / "results/orders")
+    assert len(runs) == 3, "vanilla once: the order counts only where state is kept"
     orders = {
         run.settings["bench"]["order"]: [r["question_id"] for r in run.answers]
-        for run in found
+        for run in runs
         if run.label != "vanilla"
     }
     assert orders == {"file": [10, 11, 12], "shuffled": [10, 12, 11]}
     outputs = {
         json.dumps({r["question_id"]: r["choices"][0]["output_ids"] for r in run.answers}, sort_keys=True)
-        for run in found
+        for run in runs
     }
     assert len(outputs) == 1

@@ -7,7 +7,7 @@ import pytest
 from evaluation.records.questions import MT_BENCH, subtask
 from evaluation.records.rows import check_rows, repeated_ngrams
 from evaluation.records.runs import read_foreign, read_runs
-from evaluation.statistics.metrics import by_subtask, measure
+from evaluation.statistics.metrics import by_subtask, lengths_by_turn, measure
 from model.errors import UserError
 from tests.evaluation.made_runs import answer, made, write
 
@@ -45,6 +45,9 @@ def test_what_the_records_do_not_hold_is_nan_and_not_a_guess():
     """A question that took no time, as of a prompt without room for an answer, counts in no speed."""
     figures = measure([answer(1, "qa", [([2, 3], 1.0)]), answer(2, "qa", [([], 0.0)])])
     assert figures["tokens_per_second"] == 5.0 and figures["questions"] == 2
+    choice = {"accept_lengths": [1, 2, 3], "decoding_steps": [2, 1]}
+    assert lengths_by_turn(choice) == [[1, 2], [3]]
+    assert lengths_by_turn(choice | {"decoding_steps": [2, 2]}) == lengths_by_turn({}) == [], "whose step is whose?"
     bare = answer(1, "qa", [([1, 1], 1.0)])
     del bare["choices"][0]["accept_lengths"]
     figures = measure([bare])
