@@ -80,7 +80,13 @@ OWN: dict[str, dict[str, Any]] = {
     ),
     "longcat_flash": LATENT | dict(num_layers=2, head_dim=8),
     "zaya": dict(num_experts_per_tok=1, num_experts=4),
-    "kimi_linear": dict(num_key_value_heads=4, head_dim=None, layer_types=["linear_attention", "full_attention"] * 2),
+    "kimi_linear": dict(
+        num_key_value_heads=4,
+        head_dim=None,
+        linear_head_dim=8,
+        linear_num_heads=4,
+        layer_types=["linear_attention", "full_attention"] * 2,
+    ),
 }
 
 
@@ -167,15 +173,13 @@ def page(verdicts: dict[str, tuple[str, str]]) -> str:
     import transformers
 
     count = {word: sum(verdict[0] == word for verdict in verdicts.values()) for word in ("yes", "no", "not built")}
-    text = (
-        f"Written by `python -m tests.model.families`: every family of causal models of transformers "
-        f"{transformers.__version__} as a random model of four layers, with windows of {WINDOW} tokens where it has "
-        f"windows, and a text of {len(PROMPT) + NEW}; in float32, on a CPU. `yes`: vanilla, dynamic and recycling, cold "
-        "and hot, and `generate` with `custom_generate` give the model's own greedy text. `no`: refused when the model "
-        f"is loaded, by the line that follows. Of {len(verdicts)} families {count['yes']} work, {count['no']} are "
-        f"refused and {count['not built']} were not built at this size. A trial when a model is loaded compares a "
-        "draft's logits with those of a plain forward, so that a model that is not listed is refused or driven rightly."
-    )
+    text = f"""Written by `python -m tests.model.families`: every family of causal models of transformers
+{transformers.__version__} as a random model of four layers, with windows of {WINDOW} tokens where it has windows, and a
+text of {len(PROMPT) + NEW}; in float32, on a CPU. `yes`: vanilla, dynamic and recycling, cold and hot, and `generate`
+with `custom_generate` give the model's own greedy text. `no`: refused when the model is loaded, by the line that
+follows. Of {len(verdicts)} families {count["yes"]} work, {count["no"]} are refused and {count["not built"]} were not
+built at this size. A trial when a model is loaded compares a draft's logits with those of a plain forward, so that a
+model that is not listed is refused or driven rightly."""
     body = "\n".join(f"| {family} | {word} | {why} |" for family, (word, why) in sorted(verdicts.items()))
     heading = "| family | works | how, or why not |\n|---|---|---|"
     return f"# Models that the engine drives\n\n{textwrap.fill(text, 120)}\n\n{heading}\n{body}\n"
