@@ -62,7 +62,7 @@ def method_class(name: str) -> type[Drafter]:
 
 
 def is_sharded(target: Target) -> bool:
-    """True if processes share each layer (transformers' `tp_plan`): they must draft alike, whatever their clocks say."""
+    """True if processes share each layer (transformers' `tp_plan`): all must draft alike, whatever a clock says."""
     return getattr(target.model, "tp_size", None) not in (None, 1)
 
 
