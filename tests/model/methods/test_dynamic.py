@@ -158,7 +158,10 @@ class Slow:
 def test_every_draft_is_that_of_a_slow_reference(nodes, k, seed, recycle_prompt, history_tokens):
     """Nothing is drafted below an end, although this text goes on behind it."""
     model = toy_model("llama", seed=seed)
-    settings, eos = dict(history_tokens=history_tokens, recycle_prompt=recycle_prompt), set(greedy(model, prompts()[0], 40)[::13])
+    settings, eos = (
+        dict(history_tokens=history_tokens, recycle_prompt=recycle_prompt),
+        set(greedy(model, prompts()[0], 40)[::13]),
+    )
     drafter = DynamicRecycling(V, nodes=nodes, k=k, eos=eos, **settings)
     compared, ends_drafted = [], 0
 
