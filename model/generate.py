@@ -105,7 +105,9 @@ def not_applied(config: Any) -> str:
     return ", ".join(f"{name}={value}" for name, value in settings.items())
 
 
-def with_own_processors(sampling: Sampling, model: Any, ids: list[int], max_new_tokens: int) -> Sampling:
+def with_own_processors(
+    sampling: Sampling, model: Any, ids: list[int], max_new_tokens: int, eos: Collection[int]
+) -> Sampling:
     """Add the processors of the model's own GenerationConfig, as transformers prepares them for a prompt."""
     if not changed(model.generation_config, PROCESSORS):
         return sampling
@@ -118,6 +120,7 @@ def with_own_processors(sampling: Sampling, model: Any, ids: list[int], max_new_
     prompt = torch.tensor([ids], device=model.device)
     settings: dict[str, Any] = {} if sampling.repetition_penalty == 1 else {"repetition_penalty": 1.0}  # the caller's
     settings |= dict(attention_mask=torch.ones_like(prompt), max_new_tokens=max_new_tokens, pad_token_id=0)
+    settings["eos_token_id"] = sorted(eos)
     model.generate(prompt, do_sample=False, custom_generate=prepared, **settings)
     return replace(sampling, processors=(*processors, *sampling.processors))
 
