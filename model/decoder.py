@@ -40,6 +40,7 @@ class Answer:
     ids: list[int]  # new tokens, EOS included if it came
     accept_lengths: list[int]  # tokens that each step added; they sum to the number of ids
     stop: str  # eos, length or context
+    setup_s: float = 0.0  # seconds spent on steps of a shape not met before, as on a GPU for the first answers
 
     @property
     def mat(self) -> float:
@@ -252,7 +253,7 @@ class Decoder:
     def generate(self, prompt: Prompt, *, max_new_tokens: int = 256, sampling: Sampling = GREEDY) -> Answer:
         """Return the whole answer. Raises as `stream` does."""
         out = whole(self.stream(prompt, max_new_tokens=max_new_tokens, sampling=sampling))
-        return Answer(self.text_of(out.tokens), out.tokens, out.accept_lengths, out.stop)
+        return Answer(self.text_of(out.tokens), out.tokens, out.accept_lengths, out.stop, out.setup_s)
 
     def answers(
         self, prompts: Iterable[Prompt], *, max_new_tokens: int = 256, sampling: Sampling = GREEDY
