@@ -15,14 +15,12 @@ from ..statistics.acceptance import (
     accepted_paths,
     by_node,
     longest,
-    most_accepted,
     template,
 )
 from ..statistics.pools import Pool
 from .tokens import Decoder, spelled, visible
 
 BOUNDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.7)  # upper ends of colour classes 1, 2, ...; 0: never accepted
-MOST_NODES = 300  # drawn of one tree; the most accepted ones
 COLUMN, ROW, MARGIN, LEFT = 112, 13, 16, 96  # units of the drawing; LEFT is room for the root's token
 
 
@@ -65,26 +63,21 @@ def shade(share: float) -> int:
     return 0 if share <= 0 else 1 + sum(share > bound for bound in BOUNDS)
 
 
-def has_tree(pool: Pool) -> bool:
-    """Return whether it drafts from a template and its records hold the accepted rank paths."""
-    drafts = bool(pool.first.settings["method"].get("tree"))
-    return drafts and any(choice.get("step_paths") for row in pool.rows for choice in row["choices"])
-
-
 def draw(name: str, pool: Pool, decoder: Decoder) -> Drawing | None:
-    """Draw a configuration's draft tree, over all repeats; None if no step drafted."""
+    """Draw a configuration's draft tree, over all repeats; None without a tree, or if no step drafted from it."""
     run = pool.first
+    if not run.settings["method"].get("tree"):
+        return None
     accepted, order = accepted_paths(pool.rows, TEMPLATE), template(run)
     nodes = by_node(accepted, order)
     if not accepted or not nodes:
         return None
-    kept = sorted(most_accepted(nodes, MOST_NODES), key=lambda node: node.path)
-    places, leaves = _layout([node.path for node in kept])
+    places, leaves = _layout([node.path for node in nodes])
     real = longest(pool.rows, TEMPLATE)
     tokens, sentence = _real_step(run, real, decoder)
     path = real.path if real else ()
-    dots = [_dot(node, places, path, tokens) for node in kept]
-    deepest = max(len(node.path) for node in kept)
+    dots = [_dot(node, places, path, tokens) for node in sorted(nodes, key=lambda node: node.path)]
+    deepest = max(len(node.path) for node in nodes)
     root = places[()]
     never = sum(node.accepted == 0 for node in nodes)
     words = [f"{len(nodes)} nodes, depth {deepest}, of which {never} were never accepted.", *filter(None, [sentence])]
@@ -92,8 +85,6 @@ def draw(name: str, pool: Pool, decoder: Decoder) -> Drawing | None:
         changes = run.settings["method"].get("tree") == LEARNT
         why = "The tree changed during the run" if changes else "The records do not hold the tree"
         words.append(f"{why}: only nodes accepted at least once are drawn, and each counts as tried in every step.")
-    if len(kept) < len(nodes):
-        words.append(f"Of {len(nodes)} nodes the {len(kept)} most often accepted are drawn.")
     width, height = root[0] + COLUMN * deepest + MARGIN, ROW * leaves + 2 * MARGIN
     return Drawing(name, width, height, root, tokens[0] if tokens else "", dots, words)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from tokenizers import Tokenizer
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 
 from data.embedded.training import check, corpus
 from data.embedded.training import train as training_
@@ -21,7 +21,7 @@ from data.embedded.training.check import right, same_behaviour
 from data.embedded.training.corpus import TASKS, held_out, held_out_questions, training
 from data.embedded.training.dialogue import Dialogue, Encoded, batches, encode, prompt
 from data.embedded.training.tokenizer import CHAT
-from data.embedded.training.train import Recipe, build_tokenizer, main, train
+from data.embedded.training.train import Recipe, build_tokenizer, train
 
 ROOT = Path(__file__).parents[2]
 MODEL = ROOT / "data" / "embedded"
@@ -177,15 +177,6 @@ def test_training_repeats_exactly(tokenizer: Tokenizer, torch_state: None, small
     assert all(torch.equal(one[name], two[name]) for name in one)
 
 
-def test_draft_model_is_small_and_of_the_same_vocabulary(
-    tmp_path: Path, torch_state: None, small_batches: None
-) -> None:
-    main(["--draft", "--steps", "1", "--output", str(tmp_path)])
-    draft = AutoModelForCausalLM.from_pretrained(tmp_path, local_files_only=True)
-    assert (draft.config.vocab_size, draft.config.num_hidden_layers) == (2048, 1)
-    assert (tmp_path / "model.safetensors").stat().st_size <= 1_000_000
-
-
 @pytest.mark.slow
 def test_shipped_tokenizer_is_what_the_corpus_gives(tokenizer: Tokenizer) -> None:
     assert build_tokenizer().to_str() == tokenizer.to_str()
@@ -221,31 +212,3 @@ def test_model_answers(categories: tuple[str, ...], wrong: int) -> None:
 
 
 # --- the command lines
-
-
-def test_answers_file_is_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = check.read_lines(SAMPLE / "question.jsonl")
-    answers = [{"question_id": r["question_id"], "choices": [{"turns": r["reference"]}]} for r in rows]
-    answers[0]["choices"][0]["turns"] = ["no", "no"]
-    path = tmp_path / "answers.jsonl"
-    path.write_text("".join(json.dumps(a) + "\n" for a in answers))
-    check.main(["--answers", str(path)])
-    figures = json.loads(capsys.readouterr().out.splitlines()[-1])["answers"]
-    assert figures["writing"]["right"] == 0.0
-    assert figures["code"]["right"] == 1.0
-    assert figures["overall"]["right"] == pytest.approx(62 / 64)
-
-
-def test_other_answers_are_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "answers.jsonl"
-    for line, says in [
-        ('{"question_id": 5000, "choices": [{"turns": ["x"]}]}', "question 5000 is not in the question file"),
-        ('{"question_id": 1, "choices": [{"turns": ["x"]}]}', "question 1 has 1 answers"),
-        ("{", "not a JSON Lines file"),
-    ]:
-        path.write_text(f"{line}\n")
-        with pytest.raises(SystemExit) as left:
-            check.main(["--answers", str(path)])
-        error = capsys.readouterr().err
-        assert left.value.code == 2 and error.startswith(f"error: {path}: ") and says in error
-        assert error.count("\n") == 1

@@ -46,18 +46,6 @@ def outside(tmp_path, monkeypatch):
     sys.modules.pop("somebody", None)
 
 
-def test_a_method_from_outside_the_package(evaluate, outside, tmp_path):
-    outcome = evaluate(outside, "method=echo", f"run_dir={tmp_path}/echo")
-    assert outcome.code == 0, outcome.err
-    plain = evaluate("method=vanilla", f"run_dir={tmp_path}/plain")
-    assert plain.code == 0
-    drafted, plain_rows = answers_in(tmp_path / "echo"), answers_in(tmp_path / "plain")
-    for a, b in zip(drafted, plain_rows, strict=True):
-        assert a["choices"][0]["output_ids"] == b["choices"][0]["output_ids"]
-    nodes = {n for row in drafted for turn in row["choices"][0]["step_nodes"] for n in turn}
-    assert nodes == {1, 4}, "the first step begins with the root alone"
-
-
 @pytest.mark.parametrize(
     ("override", "says"),
     [

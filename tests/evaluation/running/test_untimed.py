@@ -4,7 +4,7 @@ import json
 import re
 
 from evaluation.records.runs import read_runs
-from evaluation.running import answering, progress
+from evaluation.running import progress
 from tests.evaluation.running.test_scheduling import records, states
 
 METHODS = "method=hf,vanilla,recycling"  # test_shared_text.py has every method
@@ -16,10 +16,12 @@ def unmarked(by_folder: dict) -> list:
     return sorted((name.rpartition("-")[0], *value) for (name, _), value in by_folder.items())
 
 
-def test_untimed_runs_hold_the_same_answers_steps_and_states(evaluate, tmp_path):
+def test_untimed_runs_hold_the_same_answers_steps_and_states(evaluate, tmp_path, monkeypatch):
     assert evaluate(*SWEEP, "name=timed").code == 0
+    monkeypatch.setattr(progress, "LOG_SECONDS", 0.0)
     outcome = evaluate(*SWEEP, "name=untimed", "timed=false", "repeats=3")
     assert outcome.code == 0, outcome.err
+    assert re.findall(r"(\d) of 8 answers;.* left$", outcome.err, flags=re.M) == ["4", "8"], "forwards are shared"
     timed, untimed = tmp_path / "results/timed", tmp_path / "results/untimed"
     assert unmarked(records(timed)) == unmarked(records(untimed)), "one of each: three would be three times the same"
     one, other = (
@@ -36,29 +38,6 @@ def test_untimed_runs_hold_the_same_answers_steps_and_states(evaluate, tmp_path)
     assert "| MAT |" in table and "tokens/s" not in table and "not timed" in table
     for figure in (untimed / "figures").glob("*.svg"):
         assert "tokens/s" not in figure.read_text(encoding="utf-8"), figure.name
-
-
-def test_an_interrupted_sweep_goes_on_to_the_same_answers(evaluate, tmp_path, monkeypatch):
-    sweep = ("-m", "method=vanilla,recycling,spine", "start=hot", "bench.end=3", "max_new_tokens=16", "timed=false")
-    monkeypatch.setattr(progress, "LOG_SECONDS", 0.0)
-    outcome = evaluate(*sweep, "name=whole")
-    assert outcome.code == 0
-    assert re.findall(r"(\d) of 9 answers;.* left$", outcome.err, flags=re.M) == ["3", "6", "9"], "forwards are shared"
-    real, left = answering.generate_together, [3]  # turns
-
-    def interrupted(*arguments, **settings):
-        if not left[0]:
-            raise KeyboardInterrupt
-        left[0] -= 1
-        return real(*arguments, **settings)
-
-    monkeypatch.setattr(answering, "generate_together", interrupted)
-    assert evaluate(*sweep, "name=cut").code == 130
-    assert [len(run.answers) for run in read_runs(tmp_path / "results/cut")] == [2, 2, 2]
-    monkeypatch.setattr(answering, "generate_together", real)
-    assert evaluate(*sweep, "name=cut").code == 0
-    whole, cut = tmp_path / "results/whole", tmp_path / "results/cut"
-    assert records(whole) == records(cut) and states(whole) == states(cut)
 
 
 def test_runs_at_other_questions_answer_by_themselves(evaluate, tmp_path):
