@@ -4,6 +4,7 @@ import argparse
 import importlib
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from hydra import compose, initialize_config_dir
 
 from evaluation import run as evaluation_run
 from model import cli as terminal
+from model.methods import METHODS
 from tests.evaluation.conftest import few_figures  # noqa: F401 - a fixture
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -82,7 +84,7 @@ def test_commands_parse(line, monkeypatch):
         assert words[0] == "-m"
         parses(words[1], words[2:], monkeypatch)
     else:
-        assert first in ("pip", "source", "mkdir", "echo"), f"{line}: a command that no test knows"
+        assert first in ("pip", "source", "mkdir", "echo", "cp"), f"{line}: a command that no test knows"
 
 
 def composes(words: list[str]) -> None:
@@ -147,7 +149,7 @@ def test_the_readmes_python_runs(clean_folder, capsys):
 
 @pytest.mark.parametrize("page", [README, ROOT / "docs/extending.md"], ids=lambda page: page.name)
 def test_a_method_of_ones_own_runs(clean_folder, monkeypatch, page):
-    (module,) = (block for block in blocks(page, "python") if block.startswith("# "))
+    module = next(block for block in blocks(page, "python") if block.startswith("# "))
     Path(module.splitlines()[0].removeprefix("# ")).write_text(module)
     (shell,) = (block for block in blocks(page, "bash") if "--config-dir" in block)
     configure, run = shell.splitlines()
@@ -158,6 +160,35 @@ def test_a_method_of_ones_own_runs(clean_folder, monkeypatch, page):
     monkeypatch.setattr(sys, "argv", alone)
     evaluation_run.main()  # leaves with a code where it fails
     assert list(clean_folder.glob("results/**/answers.jsonl"))
+
+
+def test_shipped_as_the_page_says_its_methods_pass_every_test_of_the_contract(tmp_path):
+    for folder in ("model", "configs", "tests"):
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    (tmp_path / "data").symlink_to(ROOT / "data")
+    register, names = tmp_path / "model/methods/__init__.py", []
+    for module in blocks(ROOT / "docs/extending.md", "python"):
+        names.append(module.splitlines()[0].removeprefix("# ").removesuffix(".py"))
+        shipped = module.replace("from model.engine", "from ..engine")
+        (tmp_path / f"model/methods/{names[-1]}.py").write_text(shipped)
+        row = f'METHODS = {{\n    "{names[-1]}": "{names[-1]}.{names[-1].title()}",\n'
+        register.write_text(register.read_text().replace("METHODS = {\n", row))
+    assert names == ["successor", "followed"]
+    for command in (
+        ["pytest", "-q", "-p", "no:cacheprovider", "tests/model/test_contract.py", "-k", " or ".join(names)],
+        ["ruff", "check", "--no-cache", "model/methods"],
+        ["ruff", "format", "--no-cache", "--check", "model/methods"],
+    ):
+        done = subprocess.run([sys.executable, "-m", *command], cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout
+
+
+def test_every_method_stands_in_the_documents():
+    assert f"{len(METHODS) - 2} other drafting methods" in README.read_text()  # without vanilla and recycling
+    for page in (README, ROOT / "docs/methods.md"):
+        listed = [row.split("|")[1] for row in page.read_text().splitlines() if row.startswith("| `")]
+        assert {"hf", *METHODS} <= {name for row in listed for name in re.findall(r"`(\w+)`", row)}, page.name
 
 
 def test_the_librarys_examples_run(clean_folder):

@@ -6,6 +6,8 @@
     first, more, gaps: ...          the first column's title; columns by hand; whether cells may be empty -->
     ... <!-- end -->
 
+E may be `definitions`: what the columns of the tables mean.
+
 Words: a method; a column of tables/main.csv (else MAT) or a setting, to print it; setting=value; category=qa;
 interval=no; repeated=10-30: answers with 10 to 30 % of repeated 3-grams; in=E: another experiment; over WORDS: MAT over
 another configuration's, which shares the settings not named again. Other settings are the method's defaults if it ran
@@ -28,6 +30,7 @@ from evaluation.figures import style
 from evaluation.records.runs import read_runs
 from evaluation.report import REFERENCE
 from evaluation.statistics import intervals, metrics, notes, pools, published, rendering, tables
+from evaluation.statistics.columns import defined
 from model.errors import UserError
 from model.files import ROOT, write_text
 
@@ -116,7 +119,7 @@ def expanded(entries: dict[str, Any]) -> Iterator[tuple[str, list[str]]]:
 
 
 def rendered(block: re.Match[str]) -> str:
-    """Return a block with its table, or with its conditions."""
+    """Return a block with its table, with the definitions, or with the experiment's conditions."""
     spec = yaml.safe_load(f"results: {block[1]}")
     columns, more = list(expanded(spec.get("columns", {}))), spec.get("more", {})
     rows = []
@@ -129,8 +132,12 @@ def rendered(block: re.Match[str]) -> str:
             if cells[-1] is None and not spec.get("gaps"):
                 raise UserError(f"{name}: no configuration is '{words}'")
         rows.append([title.strip(), *(cell or "" for cell in cells), *(str(m.get(title, "")) for m in more.values())])
-    table = rendering.markdown([spec.get("first", "method"), *(title for title, _ in columns), *more], rows)
-    body = table if rows else notes.conditions(Experiment(spec["results"]).runs)
+    if rows:
+        body = rendering.markdown([spec.get("first", "method"), *(title for title, _ in columns), *more], rows)
+    elif spec["results"] == "definitions":
+        body = rendering.markdown(("name", "unit", "definition"), defined())
+    else:
+        body = notes.conditions(Experiment(spec["results"]).runs)
     return f"<!-- results: {block[1]}-->\n{body}\n<!-- end -->"
 
 

@@ -185,27 +185,39 @@ def test_sequences_in_turns_do_not_disturb_each_other(name, companions):
 
 
 @every_method
-def test_a_conversation_keeps_the_cache_of_its_earlier_turns(name, companions, forwarded):
-    """The text is what it would be without; only what is new of a prompt is forwarded."""
-    target = Target(model())
+def test_a_conversation_keeps_the_cache_of_its_earlier_turns(name, companions):
+    """The text is what it would be without; only what is new of a prompt is forwarded, with the draft of `begin`."""
+    of, forwarded, begun = toy_model("llama-grouped"), [], []
+    of.register_forward_pre_hook(
+        lambda _, args, inputs: forwarded.append(inputs["input_ids"].shape[1]), with_kwargs=True
+    )
+    target = Target(of)
     drafter = make(name, target, companions, eos={2})
-    decoder = Decoder(model(), method=drafter, linear="torch")
+    open_session = drafter.session
+
+    def session():
+        opened = open_session()
+        begin = opened.begin
+        opened.begin = lambda prompt: begun.append(begin(prompt)) or begun[-1]
+        return opened
+
+    drafter.session = session
+    decoder = Decoder(of, method=drafter, linear="torch")
     decoder.target, decoder.eos = target, frozenset({2})  # heads are made for one target
     prompt = [5, 9, 7, 11, 8, 20, 31, 5, 9]
-    draft = drafter.max_nodes if name in ("pld", "sps") else 0  # which goes with the prompt
     for turn in range(3):
         forwarded.clear()
         answer = decoder.generate(prompt, max_new_tokens=20)
-        first = forwarded[0] if name != "sps" else min(forwarded)  # whose draft model forwards, too
         assert answer.ids == greedy(model(), prompt, 20, [2])
         if turn and not drafter.needs.hidden:
-            assert first <= 4 + draft, "the prompt less what the cache has of it"
-        elif name != "sps":
-            assert first >= len(prompt) - 1
+            drafted = 0 if begun[-1] is None else len(begun[-1].tree) - 1
+            assert forwarded[0] <= 4 + drafted, "the prompt less what the cache has of it"
+        else:
+            assert forwarded[0] >= len(prompt) - 1
         prompt = [*prompt, *answer.ids, 40 + turn, 6, 7]
     edited = [5, 9, 8, *prompt[3:]]  # two tokens are the same
-    forwarded.clear()
     expected = greedy(model(), edited, 20, [2])
+    forwarded.clear()
     assert decoder.generate(edited, max_new_tokens=20).ids == expected
     assert max(forwarded) >= len(edited) - 3
     assert decoder.generate(edited, max_new_tokens=20).ids == expected, "asked once more: all but the root is kept"
