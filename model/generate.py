@@ -14,7 +14,7 @@ import torch
 from .engine import Drafter, Target, decode
 from .engine.devices import turns_of
 from .engine.linear import unpack_linears
-from .engine.sampling import Sampling
+from .engine.sampling import Sampling, drawn_by
 from .engine.target import DEFAULT_CONTEXT, unwrapped
 from .errors import UserError
 from .methods import DEFAULT, make_method
@@ -55,7 +55,7 @@ OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden
 
 # Inputs of the model that `generate` prepares; some are checked below.
 PREPARED = {"attention_mask", "position_ids", "past_key_values", "inputs_embeds", "use_cache", "logits_to_keep"}
-PREPARED |= {"cache_position", *OUTPUTS}
+PREPARED |= {"cache_params", "cache_position", *OUTPUTS}
 
 
 def refuse(model: Any, input_ids: torch.Tensor, config: Any, kwargs: dict[str, Any]) -> None:
@@ -67,14 +67,15 @@ def refuse(model: Any, input_ids: torch.Tensor, config: Any, kwargs: dict[str, A
     """
     listed = {*DRAWS, *PROCESSORS, *READ, *IRRELEVANT, *REFUSED, *OUTPUTS}
     fields = [name for name in vars(type(config)()) if not name.startswith("_")]  # others are a checkpoint's remarks
-    cache, positions, mask = (kwargs.get(name) for name in ("past_key_values", "position_ids", "attention_mask"))
+    cache = kwargs.get("past_key_values", kwargs.get("cache_params"))
+    positions, mask = kwargs.get("position_ids"), kwargs.get("attention_mask")
     cannot = {
         "a batch of several sequences": input_ids.shape[0] > 1,
         **dict.fromkeys(_refused(config), True),
         **{name: bool(config.return_dict_in_generate and getattr(config, name, False)) for name in OUTPUTS},
         **dict.fromkeys(changed(config, [name for name in fields if name not in listed]), True),
         "padding (attention_mask)": mask is not None and not bool((mask == 1).all()),
-        "past_key_values": cache is not None and cache.get_seq_length() > 0,
+        "past_key_values": cache is not None and any(vars(layer).get("device") is not None for layer in cache.layers),
         "inputs_embeds": kwargs.get("inputs_embeds") is not None,
         "position_ids": positions is not None
         and bool((positions != torch.arange(positions.shape[-1]).to(positions)).any()),
@@ -223,10 +224,11 @@ class Generate:
             if self.start == "cold":
                 drafter.reset()
             session = drafter.session()
-        processors = (logits_processor,) if logits_processor else ()
-        temperature = 1.0 if config.do_sample else 0.0  # a temperature of the caller's is one of the processors
-        seed = int(torch.randint(1 << 62, (1,))) if config.do_sample else 0
-        sampling = Sampling(temperature=temperature, seed=seed, processors=processors)
+        processors = tuple(logits_processor or ())
+        if config.do_sample:
+            sampling = drawn_by(processors, seed=int(torch.randint(1 << 62, (1,))))
+        else:
+            sampling = Sampling(processors=processors)
         steps = decode(
             target,
             session,

@@ -15,7 +15,7 @@ from itertools import takewhile
 from typing import Any
 
 import torch
-from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer, LinearAttentionLayer
+from transformers.cache_utils import Cache, CacheLayerMixin, LinearAttentionLayer
 
 from .tree import Tree
 
@@ -27,13 +27,14 @@ ALIGNED = 16  # numbers: CUDA's kernels take rows that begin at a multiple of th
 
 @dataclass(frozen=True)
 class LayerShape:
-    """What one layer caches for a token: heads, widths of key and value, type, device."""
+    """What one layer caches for a token: heads, widths of key and value, type, device, width of an index key if any."""
 
     heads: int
     key_dim: int
     value_dim: int
     dtype: torch.dtype
     device: torch.device
+    index_dim: int = 0
 
 
 @dataclass
@@ -60,6 +61,7 @@ class TreeCacheLayer(CacheLayerMixin):
     def __init__(self, place: Place, keys: torch.Tensor, values: torch.Tensor) -> None:
         super().__init__()
         self.place, self.keys, self.values = place, keys, values
+        self.index_keys = keys  # (1, 1, capacity, index_dim), by which sparse attention chooses what it reads
         self.is_initialized = True
 
     def lazy_initialization(self, *args: torch.Tensor) -> None:
@@ -74,17 +76,21 @@ class TreeCacheLayer(CacheLayerMixin):
         static steps, later ones would be lost with it: such states are written as zeros. Those of text that the model
         itself overflows on are, too; its own output is NaN from there on.
         """
-        if key_states.dtype == torch.float16:
-            key_states, value_states = _finite(key_states), _finite(value_states)
-        at = self.place.write_at
-        if at is not None:
-            self.keys.index_copy_(2, at, key_states)
-            self.values.index_copy_(2, at, value_states)
-            return self.keys[:, :, : self.place.bucket], self.values[:, :, : self.place.bucket]
-        start, end = self.place.length, self.place.length + key_states.shape[2]
-        self.keys[:, :, start:end] = key_states
-        self.values[:, :, start:end] = value_states
-        return self.keys[:, :, :end], self.values[:, :, :end]
+        assert self.keys is not None and self.values is not None
+        return self._written(self.keys, key_states), self._written(self.values, value_states)
+
+    def update_indexer(self, states: torch.Tensor) -> torch.Tensor:
+        """The same for index keys (1, n, index_dim)."""
+        return self._written(self.index_keys, states[:, None])[:, 0]
+
+    def _written(self, buffer: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+        states = _finite(states) if states.dtype == torch.float16 else states
+        if (at := self.place.write_at) is not None:
+            buffer.index_copy_(2, at, states)
+            return buffer[:, :, : self.place.bucket]
+        start, end = self.place.length, self.place.length + states.shape[2]
+        buffer[:, :, start:end] = states
+        return buffer[:, :, :end]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.place.length + query_length, 0
@@ -135,14 +141,15 @@ class TreeCache(Cache):
         kinds = dict.fromkeys(shape for shape in shapes if shape is not None)
         self._groups = [(shape, [i for i, s in enumerate(shapes) if s == shape]) for shape in kinds]
         self._buffers: list[torch.Tensor] = []  # keys and values of each group: (layers, heads, capacity, dim)
-        layers: list[Any] = [DynamicLayer() for _ in shapes]  # which stay empty where there is no shape
+        layers = list[Any]()
         empty, counts = torch.empty(0), states or [0] * len(shapes)
-        for i, (shape, count) in enumerate(zip(shapes, counts, strict=True)):
-            if shape is not None:
-                own = self.place, empty, empty
-                layers[i] = RecurrentTreeLayer(count, *own) if count else TreeCacheLayer(*own)
-            elif count:
-                layers[i] = LinearAttentionLayer(number_of_states=count)
+        for shape, count in zip(shapes, counts, strict=True):
+            if shape is None and count:
+                layers.append(LinearAttentionLayer(number_of_states=count))
+                continue
+            own = self.place, empty, empty
+            layers.append(RecurrentTreeLayer(count, *own) if count else TreeCacheLayer(*own))
+            layers[-1].is_initialized = shape is not None  # the others tell masks the length, and stay empty
         super().__init__(layers=layers)
         self.recurrent = [layer for layer in layers if isinstance(layer, LinearAttentionLayer)]
         self._allocate(capacity)
@@ -151,8 +158,9 @@ class TreeCache(Cache):
         """Allocate buffers, which take over what is committed, and point each layer at its rows."""
         former, self._buffers, self.capacity = iter(self._buffers), [], capacity
         for shape, members in self._groups:
-            for name, dim in (("keys", shape.key_dim), ("values", shape.value_dim)):
-                size = len(members), shape.heads, capacity, dim
+            kinds = (("keys", shape.key_dim), ("values", shape.value_dim), ("index_keys", shape.index_dim))
+            for name, dim in kinds[: 3 if shape.index_dim else 2]:
+                size = len(members), shape.heads if name != "index_keys" else 1, capacity, dim
                 self._buffers.append(torch.zeros(size, dtype=shape.dtype, device=shape.device))
                 if (committed := next(former, None)) is not None:
                     self._buffers[-1][:, :, : self.length] = committed[:, :, : self.length]

@@ -16,7 +16,8 @@ from .grouped_attention import SDPA_GROUPED
 
 # Kinds of transformers' layers that the engine can drive, by name, as older versions lack some.
 WINDOWED = ("DynamicSlidingWindowLayer", "LinearAttentionAndSlidingWindowAttentionLayer")
-DRIVEN = ("DynamicLayer", "DummyLayer", "LinearAttentionLayer", "LinearAttentionAndFullAttentionLayer", *WINDOWED)
+ATTENTION = ("DynamicLayer", "DynamicIndexedLayer", "DummyLayer", *WINDOWED)
+DRIVEN = (*ATTENTION, "LinearAttentionLayer", "LinearAttentionAndFullAttentionLayer")
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,8 @@ def probe_layers(
             chunked = types[i] == "chunked_attention" if types else getattr(config, "sliding_window", None) is None
             reaches[types[i] if types else ""] = Reach(layer.sliding_window, chunked)
     token = torch.zeros(1, 1, dtype=torch.long, device=device)
-    mask = dict.fromkeys(types) if reaches and types else None
+    states = [getattr(layer, "number_of_states", 0) for layer in probe.layers]
+    mask = dict.fromkeys(types) if reaches and types and not any(states) else None  # chains go without masks
     try:
         model(input_ids=token, attention_mask=mask, use_cache=True, **{cache_name: probe})
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -128,8 +130,9 @@ def probe_layers(
         if keys is None or values is None:
             shapes.append(None)
         else:
-            shapes.append(LayerShape(keys.shape[1], keys.shape[3], values.shape[3], keys.dtype, keys.device))
-    states = [getattr(layer, "number_of_states", 0) for layer in probe.layers]
+            index_keys = getattr(layer, "indexer_keys", None)  # (1, 1, index_dim)
+            dims = keys.shape[1], keys.shape[3], values.shape[3]
+            shapes.append(LayerShape(*dims, keys.dtype, keys.device, 0 if index_keys is None else index_keys.shape[-1]))
     return shapes, reaches, states if any(states) else []
 
 

@@ -11,7 +11,7 @@ with the same seed.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,6 +74,24 @@ class Sampling:
 GREEDY = Sampling()
 
 
+def drawn_by(processors: Iterable[Any], seed: int) -> Sampling:
+    """Return the sampling of a `generate` that draws, by transformers' processors in its order.
+
+    The warpers that come last are settings: such a choice does not depend on the text, so steps may be captured.
+    """
+    rest, settings = list(processors), dict[str, Any](temperature=1.0)
+    names = {"MinP": "min_p", "TopP": "top_p", "TopK": "top_k", "Temperature": "temperature"}
+    for kind, name in names.items():
+        if rest and type(rest[-1]).__name__ == f"{kind}LogitsWarper" and not changes_more(rest[-1]):
+            settings[name] = getattr(rest.pop(), name)
+    return Sampling(seed=seed, processors=tuple(rest), **settings)
+
+
+def changes_more(warper: Any) -> bool:
+    """True if a warper keeps more tokens than its setting says, or leaves those that it filters some probability."""
+    return getattr(warper, "min_tokens_to_keep", 1) != 1 or getattr(warper, "filter_value", -math.inf) != -math.inf
+
+
 class Choice:
     """The target's rule for the token after each node, by one sampling setting; shared by sequences.
 
@@ -101,20 +119,20 @@ class Choice:
         """True if a choice depends on its position in the text."""
         return self.sampling.temperature > 0
 
-    def among(self, logits: torch.Tensor, positions: torch.Tensor | None) -> torch.Tensor:
-        """Return the choices (n,) from logits (n, V) at positions int64 (n,), None for greedy decoding.
+    def among(
+        self, logits: torch.Tensor, positions: torch.Tensor | None, depths: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Return the choices (n,) from logits (n, V). Reads no host value on a device.
 
-        Reads no host value on a device.
+        Args:
+            positions: int64 (n,), None for greedy decoding.
+            depths: int64 (n,): `positions` are those of each depth, as nodes of one depth have the same noise.
         """
-        return argmax(self.scores(logits, positions))
+        return argmax(self.scores(logits, positions, depths))
 
-    def ranked(
-        self, logits: torch.Tensor, positions: torch.Tensor | None, k: int, bits: bool = False
-    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-        """Return the choices (n,) and `candidates_of`, whose first may be another one of equal logits."""
-        return self.among(logits, positions), *candidates_of(logits, k, bits)
-
-    def scores(self, logits: torch.Tensor, positions: torch.Tensor | None) -> torch.Tensor:
+    def scores(
+        self, logits: torch.Tensor, positions: torch.Tensor | None, depths: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Return the scores (n, V) whose arg-max is the choice; another model's logits get the same noise."""
         if not self.draws:
             return logits
@@ -122,7 +140,8 @@ class Choice:
         scores = logits.float()
         for warper in self._warpers:
             scores = warper(None, scores)
-        return scores + self._noise(positions, logits.shape[1])
+        noise = self._noise(positions, logits.shape[1])
+        return scores + (noise if depths is None else noise.index_select(0, depths))
 
     @property
     def greedy(self) -> bool:
@@ -140,7 +159,8 @@ class Choice:
         if self.greedy:
             return argmax(logits)
         if not self._processors and (every or logits.device.type != "cpu"):
-            return self.among(logits, draft.tree.depths.to(logits.device) + len(text))
+            places = torch.arange(len(text), len(text) + draft.tree.max_depth + 1, device=logits.device)
+            return self.among(logits, places, draft.tree.depths.to(logits.device))
         choices = self._along(logits, draft, text)
         return torch.where(choices < 0, argmax(logits), choices) if every else choices
 

@@ -15,7 +15,7 @@ import torch
 from .cache import TreeCache
 from .devices import on_host_like, wait
 from .drafter import DeviceDrafter, Drafter
-from .sampling import Candidates, Choice
+from .sampling import Candidates, Choice, candidates_of
 from .target import Target
 from .tree import Draft, Tree
 from .verification import Commit
@@ -150,6 +150,7 @@ class WholeStep:
         self.forward.set_tree(tree)
         self.commit = Commit(tree, self.length)
         self.root, self._k = self.commit.root, drafter.needs.candidates
+        self._depths = torch.arange(tree.max_depth + 1, device=self.target.device)
         self.tokens = self.choices = torch.zeros(len(tree), dtype=torch.long, device=self.target.device)
 
     def run(self) -> None:
@@ -157,8 +158,9 @@ class WholeStep:
         assert cache is not None
         tokens = self.drafter.grow(self.root)  # (n,)
         logits = self.forward(tokens)
-        places = self.forward.positions if self.choice.draws else None
-        choices, candidates, _ = self.choice.ranked(logits, places, self._k)  # (n,), (n, k)
+        places = self._depths + self.length + 1 if self.choice.draws else None
+        choices = self.choice.among(logits, places, self.forward.depths)  # (n,)
+        candidates, _ = candidates_of(logits, self._k)  # (n, k)
         commit(tokens, choices)
         if not self.tree.is_chain:  # a chain's accepted nodes are in place already
             cache.move(commit.source, commit.to)
@@ -221,8 +223,8 @@ class PaddedForward:
         logits = self.forward(self._tokens)
         self.logits = logits if self._keeps_logits else None  # a captured step would hold them for good
         places = self.forward.positions if self.choice.draws else None
-        self.choices, *candidates = self.choice.ranked(logits, places, self._k, self._bits)
-        self._candidates, self.hidden = (candidates[0], candidates[1]), self.target.hidden
+        self.choices = self.choice.among(logits, places)
+        self._candidates, self.hidden = candidates_of(logits, self._k, self._bits), self.target.hidden
         self._report = self._reported()
 
     def _reported(self) -> torch.Tensor:

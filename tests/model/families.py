@@ -1,6 +1,6 @@
 """Every causal family of transformers as a toy model, decoded by three methods: docs/models.md.
 
-python -m tests.model.families [FAMILY ...]     without names the page is written anew, some ten minutes on two cores
+python -m tests.model.families [FAMILY ...]     rewrites the page's rows of these families, or all of it in six minutes
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import logging
 import sys
+import textwrap
 import warnings
 from typing import Any
 
@@ -39,8 +40,8 @@ SMALL: dict[str, Any] = dict(
     n_shared_experts=1, moe_num_experts=4, moe_num_shared_experts=1, num_shared_experts=1,
     moe_num_active_primary_experts=2,
     # latent and indexed attention
-    q_lora_rank=16, kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=8, index_topk=1024,
-    index_n_heads=2, index_head_dim=16,
+    q_lora_rank=16, kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=8, index_topk=8,
+    index_n_heads=16, index_head_dim=16,
     # recurrent states
     state_size=8, ssm_state_size=8, mamba_d_state=8, mamba_num_heads=8, mamba_head_dim=8, mamba_n_heads=8,
     mamba_d_head=8, mamba_n_groups=1, n_groups=1, mamba_expand=2, expand=2, mamba_d_ssm=64, linear_num_key_heads=2,
@@ -57,7 +58,7 @@ OWN: dict[str, dict[str, Any]] = {
     **dict.fromkeys(
         ["axk1", "axk2", "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa"], LATENT
     ),
-    **dict.fromkeys(["longcat_flash", "minicpm3", "youtu"], LATENT),
+    **dict.fromkeys(["minicpm3", "youtu"], LATENT),
     **dict.fromkeys(["gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text"], GEMMA4),
     "bailing_hybrid": dict(layer_group_size=2, num_key_value_heads=4, head_dim=8),
     "bamba": dict(attn_layer_indices=[1, 3]),
@@ -67,9 +68,25 @@ OWN: dict[str, dict[str, Any]] = {
     "lfm2_moe": dict(layer_types=["conv", "full_attention"] * 2, num_dense_layers=2),
     "mamba2": dict(num_heads=8, head_dim=8, expand=2, n_groups=1),
     "zamba": dict(attn_layer_period=2, attn_layer_offset=1, n_mamba_heads=2, num_key_value_heads=4),
-    "zamba2": dict(layers_block_type=["mamba", "hybrid"] * 2, n_mamba_heads=8, num_key_value_heads=4, mamba_ngroups=1),
+    "zamba2": dict(
+        layers_block_type=["mamba", "hybrid"] * 2,
+        n_mamba_heads=8,
+        num_key_value_heads=4,
+        mamba_ngroups=1,
+        attention_hidden_size=64,
+        attention_head_dim=16,
+        head_dim=16,
+        mamba_headdim=8,
+    ),
+    "longcat_flash": LATENT | dict(num_layers=2, head_dim=8),
     "zaya": dict(num_experts_per_tok=1, num_experts=4),
-    "kimi_linear": dict(num_key_value_heads=4, head_dim=None, layer_types=["linear_attention", "full_attention"] * 2),
+    "kimi_linear": dict(
+        num_key_value_heads=4,
+        head_dim=None,
+        linear_head_dim=8,
+        linear_num_heads=4,
+        layer_types=["linear_attention", "full_attention"] * 2,
+    ),
 }
 
 
@@ -107,34 +124,48 @@ def toy(family: str) -> Any:
 
 
 def verdict(family: str) -> tuple[str, str]:
-    """Decode by each method, cold and hot, and inside `generate`.
+    """Say whether a family is driven.
 
     Returns:
         yes, no (refused) or not built, and how or why; WRONG where a text is another one.
     """
     try:
-        model, ids = toy(family), torch.tensor([PROMPT])
-        settings = dict(max_new_tokens=NEW, do_sample=False, eos_token_id=None, pad_token_id=0)
-        own = model.generate(ids, attention_mask=torch.ones_like(ids), **settings)[0, len(PROMPT) :].tolist()
+        model = toy(family)
+        own = _generated(model)
     except Exception as error:  # whatever a family of transformers makes of such sizes
         return "not built", f"{type(error).__name__}"
     try:
         target = Target(model)
     except UserError as error:
         return "no", str(error).partition(": ")[2]
+    try:
+        other = _others(model, target, own)
+    except Exception as error:  # a traceback is as wrong as a wrong text
+        other = [f"{type(error).__name__}: {error}"]
+    if other:
+        return "WRONG", ", ".join(other)
+    windows = "windows or chunks" if target._reaches else ""
+    return "yes", ", ".join(filter(None, ("recurrent states, drafts are chains" if target.recurrent else "", windows)))
+
+
+def _others(model: Any, target: Target, own: list[int]) -> list[str]:
+    """Decode by each method, cold and hot, and inside `generate`; return which give another text."""
     other = []
     for name, given in METHODS.items():
         drafter = make_method(name, target, **given)
         for start in ("cold", "hot"):
             if generate(target, drafter, PROMPT, max_new_tokens=NEW).tokens != own:
                 other.append(f"{name} {start}")
-    text = model.generate(ids, custom_generate=Generate(nodes=8, linear="torch"), **settings)[0, len(PROMPT) :].tolist()
-    if text != own:
+    if _generated(model, custom_generate=Generate(nodes=8, linear="torch")) != own:
         other.append("generate")
-    if other:
-        return "WRONG", ", ".join(other)
-    windows = "windows or chunks" if target._reaches else ""
-    return "yes", ", ".join(filter(None, ("recurrent states, drafts are chains" if target.recurrent else "", windows)))
+    return other
+
+
+def _generated(model: Any, **settings: Any) -> list[int]:
+    ids = torch.tensor([PROMPT])
+    settings |= dict(max_new_tokens=NEW, do_sample=False, eos_token_id=None, pad_token_id=0)
+    tokens: list[int] = model.generate(ids, attention_mask=torch.ones_like(ids), **settings)[0, len(PROMPT) :].tolist()
+    return tokens
 
 
 def page(verdicts: dict[str, tuple[str, str]]) -> str:
@@ -142,21 +173,22 @@ def page(verdicts: dict[str, tuple[str, str]]) -> str:
     import transformers
 
     count = {word: sum(verdict[0] == word for verdict in verdicts.values()) for word in ("yes", "no", "not built")}
-    rows = "\n".join(f"| {family} | {word} | {why} |" for family, (word, why) in sorted(verdicts.items()))
-    return f"""# Models that the engine drives
+    text = f"""Written by `python -m tests.model.families`: every family of causal models of transformers
+{transformers.__version__} as a random model of four layers, with windows of {WINDOW} tokens where it has windows, and a
+text of {len(PROMPT) + NEW}; in float32, on a CPU. `yes`: vanilla, dynamic and recycling, cold and hot, and `generate`
+with `custom_generate` give the model's own greedy text. `no`: refused when the model is loaded, by the line that
+follows. Of {len(verdicts)} families {count["yes"]} work, {count["no"]} are refused and {count["not built"]} were not
+built at this size. A trial when a model is loaded compares a draft's logits with those of a plain forward, so that a
+model that is not listed is refused or driven rightly."""
+    body = "\n".join(f"| {family} | {word} | {why} |" for family, (word, why) in sorted(verdicts.items()))
+    heading = "| family | works | how, or why not |\n|---|---|---|"
+    return f"# Models that the engine drives\n\n{textwrap.fill(text, 120)}\n\n{heading}\n{body}\n"
 
-Written by `python -m tests.model.families`: every family of causal models of transformers {transformers.__version__}
-as a random model of four layers, with windows of {WINDOW} tokens where it has windows and a text of
-{len(PROMPT) + NEW}. In float32, on a CPU. `yes`: vanilla, dynamic and recycling, cold and hot, and `generate` with
-`custom_generate` give the model's own greedy text. `no`: refused when the model is loaded, by the line that follows. Of
-{len(verdicts)} families {count["yes"]} work, {count["no"]} are refused and {count["not built"]} were not built at this
-size. A trial when a model is loaded compares a draft's logits with a plain forward's, so what is not listed is refused
-or right.
 
-| family | works | how, or why not |
-|---|---|---|
-{rows}
-"""
+def rows() -> dict[str, tuple[str, str]]:
+    """Return what the page says of each family."""
+    lines = [line.split(" | ") for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
+    return {family.removeprefix("| "): (word, why.removesuffix(" |")) for family, word, why in lines[1:]}
 
 
 def main(names: list[str]) -> None:
@@ -164,11 +196,10 @@ def main(names: list[str]) -> None:
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
-    verdicts = {}
+    verdicts = rows() if names else {}
     for family in names or families():
         verdicts[family] = verdict(family)
         print(family, *verdicts[family], flush=True)
-    if not names:
         PAGE.write_text(page(verdicts), encoding="utf-8")
 
 

@@ -14,7 +14,7 @@ from transformers.generation.logits_process import (
 )
 
 from model.engine import Target, Tree, generate, sampling, verify
-from model.engine.sampling import GREEDY, Choice, Sampling, argmax, gumbel, top_k
+from model.engine.sampling import GREEDY, Choice, Sampling, argmax, drawn_by, gumbel, top_k
 from model.engine.tree import Draft
 from model.errors import UserError
 from model.methods import make_method
@@ -220,6 +220,32 @@ def test_of_siblings_with_one_token_each_is_followed():
     assert every.node == along.node == 3 and every.tokens == along.tokens
 
 
+PENALTY = RepetitionPenaltyLogitsProcessor(1.2)
+LISTS = {  # in `generate`'s order: what is a setting, and what is left of the list
+    "settings": (
+        [TemperatureLogitsWarper(0.7), TopKLogitsWarper(20), TopPLogitsWarper(0.9), MinPLogitsWarper(0.02)],
+        4,
+    ),
+    "some": ([PENALTY, TemperatureLogitsWarper(0.7), TopPLogitsWarper(0.9)], 2),
+    "none": ([TopKLogitsWarper(20), TopKLogitsWarper(9, filter_value=-5.0)], 0),
+    "order": ([TopPLogitsWarper(0.9), TemperatureLogitsWarper(0.7)], 1),
+    "nothing": ([], 0),
+}
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_the_warpers_of_a_list_are_settings_of_the_same_choice(name):
+    """So `generate` with a checkpoint's temperature and top-p may take captured steps."""
+    processors, taken = LISTS[name]
+    drawn, called = drawn_by(processors, seed=5), Sampling(temperature=1.0, seed=5, processors=tuple(processors))
+    assert len(drawn.processors) == len(processors) - taken and drawn.reads_text == bool(drawn.processors)
+    target = Target(toy_model("llama"))
+    one, other = (
+        generate(target, Vanilla(CPU), [5, 6, 7], max_new_tokens=40, sampling=way).tokens for way in (drawn, called)
+    )
+    assert one == other and len(set(one)) > 5
+
+
 @pytest.mark.parametrize("method", ["dynamic", "recycling", "lookahead"])
 def test_a_processor_is_called_once_a_token(method):
     """Grammar matchers count their calls; here the n-th call forbids all tokens but those of its turn."""
@@ -275,5 +301,16 @@ def test_ties_and_crowded_groups_keep_the_values_right(monkeypatch):
 def test_choices_are_the_arg_max_and_no_first_candidates():
     """Of equal logits top-k may name any first; the text must not depend on which."""
     logits = torch.randint(0, 3, (7, 32000), generator=torch.Generator().manual_seed(0)).half()
-    choices, best, _ = Choice(GREEDY, logits.device).ranked(logits, None, 8)
+    choices, best = Choice(GREEDY, logits.device).among(logits, None), top_k(logits, 8)
     assert torch.equal(choices, logits.argmax(dim=-1)) and not torch.equal(choices, best[:, 0])
+
+
+def test_noise_is_hashed_once_for_each_depth(monkeypatch):
+    """On a GPU it would be hashed for all V tokens of all nodes; nodes of one depth have the same."""
+    places, hashed = [], sampling.gumbel
+    monkeypatch.setattr(
+        sampling, "gumbel", lambda seed, at, vocab: (places.append(len(at)), hashed(seed, at, vocab))[1]
+    )
+    target, tree, way = Target(toy_model("llama")), build_template("best", nodes=20), Sampling(temperature=1.0, seed=3)
+    generate(target, TokenRecycling(V, tree), [5, 6, 7], max_new_tokens=12, sampling=way, execution="static")
+    assert max(places) <= tree.max_depth + 1 < 21
