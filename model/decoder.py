@@ -234,7 +234,7 @@ class Decoder:
                     "make a new one"
                 )
             self.target.token_budget(ids, max_new_tokens)
-            sampling = with_own_processors(sampling, model, ids, max_new_tokens)
+            sampling = with_own_processors(sampling, model, ids, max_new_tokens, self.eos)
             if self.start == "cold":
                 self.method.reset()
             session = self.method.session()

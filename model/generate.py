@@ -105,7 +105,9 @@ def not_applied(config: Any) -> str:
     return ", ".join(f"{name}={value}" for name, value in settings.items())
 
 
-def with_own_processors(sampling: Sampling, model: Any, ids: list[int], max_new_tokens: int) -> Sampling:
+def with_own_processors(
+    sampling: Sampling, model: Any, ids: list[int], max_new_tokens: int, eos: Collection[int]
+) -> Sampling:
     """Add the processors of the model's own GenerationConfig, as transformers prepares them for a prompt."""
     if not changed(model.generation_config, PROCESSORS):
         return sampling
@@ -118,6 +120,7 @@ def with_own_processors(sampling: Sampling, model: Any, ids: list[int], max_new_
     prompt = torch.tensor([ids], device=model.device)
     settings: dict[str, Any] = {} if sampling.repetition_penalty == 1 else {"repetition_penalty": 1.0}  # the caller's
     settings |= dict(attention_mask=torch.ones_like(prompt), max_new_tokens=max_new_tokens, pad_token_id=0)
+    settings["eos_token_id"] = sorted(eos)
     model.generate(prompt, do_sample=False, custom_generate=prepared, **settings)
     return replace(sampling, processors=(*processors, *sampling.processors))
 
@@ -238,16 +241,17 @@ class Generate:
             sampling=sampling,
             execution=execution.under(sampling),
         )
-        ids = input_ids
+        criteria, text = undecided(stopping_criteria or (), config.max_length, eos), list(prompt)
         with closing(steps):
             for step in steps:
                 for token in step.tokens:
-                    ids = torch.cat((ids, torch.tensor([[token]], device=ids.device)), dim=1)
+                    text.append(token)
                     if token_streamer is not None:
                         token_streamer.put(torch.tensor([token]))
-                    if stopping_criteria(ids, None).all():
+                    if criteria and meets(criteria, torch.tensor([text], device=input_ids.device)):
                         steps.close()
                         break
+        ids = torch.tensor([text], device=input_ids.device)
         if token_streamer is not None:
             token_streamer.end()
         if not config.return_dict_in_generate:
@@ -266,6 +270,23 @@ class Generate:
                 new.load_state_dict(drafter.state_dict())
             state.drafters[self], drafter = (target, eos, new), new
         return drafter
+
+
+def undecided(criteria: Iterable[Any], max_length: int, eos: Collection[int]) -> list[Any]:
+    """Return the criteria that the loop does not decide itself, each of which asks a GPU for every token."""
+    from transformers.generation import EosTokenCriteria, MaxLengthCriteria
+
+    def decided(criterion: Any) -> bool:
+        if type(criterion) is EosTokenCriteria:
+            return set(criterion.eos_token_id.tolist()) <= set(eos)
+        return type(criterion) is MaxLengthCriteria and criterion.max_length >= max_length
+
+    return [criterion for criterion in criteria if not decided(criterion)]
+
+
+def meets(criteria: list[Any], ids: torch.Tensor) -> bool:
+    """True if the text (1, L) ends by one of the criteria."""
+    return any(bool(criterion(ids, None).all()) for criterion in criteria)
 
 
 def eos_ids(ids: int | Iterable[int] | None) -> frozenset[int]:

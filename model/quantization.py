@@ -57,10 +57,3 @@ def _check_done(model: Any, to: str) -> None:
             f"quantize={to}: torchao quantises {share:.0%} of this model's weights, as the others are no plain linear "
             f"layers{f' or of a width that {GROUP_SIZE} does not divide' if to == 'int4' else ''}"
         )
-
-
-def stored_bytes(tensor: torch.Tensor) -> int:
-    """Bytes in memory; of a quantised tensor those of its parts."""
-    if hasattr(tensor, "__tensor_flatten__"):
-        return sum(stored_bytes(getattr(tensor, part)) for part in tensor.__tensor_flatten__()[0])
-    return tensor.numel() * tensor.element_size()

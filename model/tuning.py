@@ -19,6 +19,7 @@ from .engine.linear import fastest_linear, linear_bytes, linear_of, packable
 from .engine.sampling import Sampling
 from .engine.step import Executor, unmarked
 from .errors import UserError, one_line
+from .methods import is_sharded
 from .methods.vanilla import Vanilla
 from .recycling import TokenRecycling, build_template
 
@@ -88,8 +89,8 @@ def choose_linear(model: Any, name: str = "auto") -> str:
 
 
 def captures(target: Target) -> bool:
-    """True if the target may take captured steps: it is on one CUDA device."""
-    return target.device.type == "cuda" and target.has_fixed_shapes
+    """True if the target may take captured steps: it is on one CUDA device, and no other process has a part of it."""
+    return target.device.type == "cuda" and target.has_fixed_shapes and not is_sharded(target)
 
 
 def described(target: Target, execution: Execution) -> dict[str, str]:

@@ -61,6 +61,11 @@ def method_class(name: str) -> type[Drafter]:
     return method
 
 
+def is_sharded(target: Target) -> bool:
+    """True if processes share each layer (transformers' `tp_plan`): all must draft alike, whatever a clock says."""
+    return getattr(target.model, "tp_size", None) not in (None, 1)
+
+
 def make_method(name: str, target: Target, /, *, eos: Collection[int] = (), **settings: Any) -> Drafter:
     """Make a method for a target.
 
@@ -68,17 +73,20 @@ def make_method(name: str, target: Target, /, *, eos: Collection[int] = (), **se
         name: one of METHODS.
         eos: ids that end an answer; some methods do not draft beyond them.
         settings: its own, see its class. `tree` may be a template's name or `best:N`. For methods with either setting
-            `nodes` defaults to `auto` if neither is set: as many as pay, found while decoding.
+            `nodes` defaults to `auto` if neither is set: as many as pay, found while decoding. Sharded models get a
+            fixed size.
 
     Raises UserError: no such method, or a setting that it does not take.
     """
     from ..engine.sizing import finds_size
 
     factory = method_class(name)
-    alone = getattr(target.model, "tp_size", None) in (None, 1)  # ranks must draft alike, whatever their clocks say
-    if finds_size(factory) and alone and settings.keys().isdisjoint({"tree", "nodes"}):
-        settings["nodes"] = AUTO
     parameters = inspect.signature(factory).parameters
+    if finds_size(factory) and settings.keys().isdisjoint({"tree", "nodes"}):
+        if not is_sharded(target):
+            settings["nodes"] = AUTO
+        elif "tree" in parameters:
+            settings["tree"] = "2.2.2"
     supplied: dict[str, Any] = {"vocab_size": target.vocab_size, "device": target.device, "target": target, "eos": eos}
     if "tree" in settings and "tree" in parameters:
         settings["tree"] = _template(settings["tree"])

@@ -29,33 +29,18 @@ from ..errors import UserError
 from ..files import located, replaced
 
 
-def suffix_array(tokens: NDArray[np.int64], vocab_size: int) -> NDArray[np.int64]:
+def suffix_array(tokens: NDArray[np.int64]) -> NDArray[np.int64]:
     """Where the suffixes of `tokens` (n,) begin, in lexicographic order: int64 (n,). A prefix comes first."""
-    n = len(tokens)
-    bits = int(vocab_size).bit_length()  # token + 1 fits; 0 is the end
-    span = 63 // bits
-    keys = np.zeros(n, dtype=np.int64)
-    for offset in range(span):
-        keys <<= bits
-        keys[: max(n - offset, 0)] |= tokens[offset:] + 1
-    order = np.argsort(keys)
-    open_ = np.arange(n)  # rows of `order` whose suffixes are still equal; groups of equals are neighbours
-    keys = keys[order]
-    rank = np.zeros(n, dtype=np.int64)  # of each suffix: the first row of its group
+    n, span = len(tokens), 1
+    rank = np.unique(tokens, return_inverse=True)[1]  # of each suffix by its first `span` tokens; equals share one
     while True:
-        fresh = np.concatenate(([True], keys[1:] != keys[:-1]))  # where a group begins
-        group = np.maximum.accumulate(np.where(fresh, open_, 0))
-        rank[order[open_]] = group
-        alone = fresh & np.append(fresh[1:], True)
-        open_, group = open_[~alone], group[~alone]
-        if not len(open_):
+        behind = np.append(rank[span:] + 1, np.zeros(min(span, n), dtype=np.int64))  # 0 is the end
+        keys = rank * (n + 1) + behind
+        order = np.argsort(keys)
+        sorted_keys = keys[order]
+        rank[order] = np.append(0, np.cumsum(sorted_keys[1:] != sorted_keys[:-1]))
+        if rank[order[-1]] == n - 1:
             return order
-        suffixes = order[open_]
-        behind = suffixes + span
-        keys = np.where(behind < n, rank[np.minimum(behind, n - 1)] + 1, 0)
-        keys += group * (n + 1)
-        turn = np.argsort(keys)
-        order[open_], keys = suffixes[turn], keys[turn]
         span *= 2
 
 
@@ -157,7 +142,7 @@ def write_datastore(path: Path, tokens: NDArray[np.int64], vocab_size: int) -> N
         stream.write(bytes(HEADER.size))
         stream.write(tokens.astype(f">u{width}").data)
         stream.write(bytes(_suffixes_at(width, len(tokens)) - stream.tell()))
-        stream.write(suffix_array(tokens, vocab_size).astype("<u4").data)
+        stream.write(suffix_array(tokens).astype("<u4").data)
         digest = _digest(stream, vocab_size, width, len(tokens))
         stream.seek(0)
         stream.write(HEADER.pack(MAGIC, VERSION, vocab_size, width, len(tokens), digest))

@@ -15,11 +15,6 @@ IDS = torch.tensor([[5, 9, 5, 9, 5]])
 PROMPT = IDS[0].tolist()
 
 
-def target_in(model):
-    (target,) = vars(model)[ATTRIBUTE].targets.values()
-    return target
-
-
 def decoded(model, generate, tokens=20):
     out = model.generate(IDS, max_new_tokens=tokens, do_sample=False, eos_token_id=[], custom_generate=generate)
     return out[0, len(PROMPT) :].tolist()
@@ -34,10 +29,6 @@ def another_layer(model):
     """A layer with as many heads for keys as for queries."""
     other = toy_model("llama", seed=3).model.layers[1]
     model.model.layers[1] = other
-
-
-def untied(model):
-    model.lm_head.weight = torch.nn.Parameter(model.get_input_embeddings().weight.detach() * 2)
 
 
 CHANGES = {
@@ -70,10 +61,20 @@ def test_weights_may_change_and_be_tied_anew():
     """Nothing is known of their values: what was learnt is kept, and the text is the new one's."""
     model, generate = toy_model("llama-grouped"), Generate()
     before = decoded(model, generate)
-    target = target_in(model)
-    untied(model)
+    (target,) = vars(model)[ATTRIBUTE].targets.values()
+    model.lm_head.weight = torch.nn.Parameter(model.get_input_embeddings().weight.detach() * 2)
     assert before != decoded(model, generate) == greedy(model, PROMPT, 20)
-    assert target_in(model) is target
+    assert [*vars(model)[ATTRIBUTE].targets.values()] == [target]
+
+
+def test_a_model_can_be_trained_after_a_decoder_that_was_made_in_inference_mode():
+    """Whose tensors take no part in training; the layers may still be packed."""
+    for linear in ("auto", "fused"):
+        model = toy_model("llama-grouped")
+        with torch.inference_mode():
+            Decoder(model, linear=linear).generate(PROMPT, max_new_tokens=5)
+        model(IDS, labels=IDS).loss.backward()
+        assert all(parameter.grad is not None for parameter in model.parameters())
 
 
 def test_a_model_is_freed_when_its_owner_lets_it_go():
@@ -92,10 +93,6 @@ def test_a_model_is_freed_when_its_owner_lets_it_go():
         assert decoded(model, generate) == greedy(model, PROMPT, 20)
 
 
-def compiled_whole(model):
-    return torch.compile(model, backend="eager")
-
-
 def compiled_forward(model):
     model.forward = torch.compile(model.forward, backend="eager")
     return model
@@ -112,18 +109,12 @@ def compiled_layers(model):
     return model
 
 
-WAYS = [compiled_whole, compiled_forward, compiled_in_place, compiled_layers]
-
-
-@pytest.fixture
-def untraced():
-    """What is compiled runs as it is: tracing takes ten seconds a test."""
-    with torch.compiler.set_stance("force_eager"):
-        yield
+WAYS = [lambda model: torch.compile(model, backend="eager"), compiled_forward, compiled_in_place, compiled_layers]
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_compiled_model_answers_as_it_is_and_hidden_states_are_read_outside_of_compiled_code(way, untraced):
+@torch.compiler.set_stance("force_eager")  # tracing takes ten seconds a test
+def test_a_compiled_model_answers_as_it_is_and_hidden_states_are_read_outside_of_compiled_code(way):
     """Compiled code does not notice hooks that come and go; who needs one says so."""
     expected = greedy(toy_model("llama-grouped"), PROMPT, 20)
     model = way(toy_model("llama-grouped"))

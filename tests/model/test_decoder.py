@@ -1,102 +1,26 @@
-"""In other people's code: a decoder of text, methods by name, and transformers' generate with this decoding inside."""
+"""A decoder in other people's code: prompts as they come, streams, kept caches, a model's own settings, mistakes."""
 
+import contextlib
 import copy
+import logging
+import pickle
 
 import numpy as np
 import pytest
 import torch
-from transformers import (
-    BatchEncoding,
-    EosTokenCriteria,
-    LogitsProcessor,
-    StoppingCriteria,
-    StoppingCriteriaList,
-)
-from transformers.generation.streamers import BaseStreamer
+from transformers import BatchEncoding
 
-from model import generate as transformers_generate
 from model.decoder import Decoder, pieces, whole
-from model.engine import StepRecord, Target, generate
-from model.engine.sampling import Sampling
+from model.engine import StepRecord
+from model.engine.sampling import GREEDY, Sampling
 from model.errors import UserError
 from model.files import ROOT
-from model.generate import ATTRIBUTE, Generate
+from model.generate import Generate
 from model.methods import make_method
 from tests.conftest import greedy, toy_model
 
-V = 61
-
-
-def target_in(model):
-    (target,) = vars(model)[ATTRIBUTE].targets.values()
-    return target
-
-
-def drafter_in(model, generate):
-    return vars(model)[ATTRIBUTE].drafters[generate][-1]
-
-
-def ends_of(drafter):
-    """Of a dynamic drafter: below what it drafts nothing."""
-    return set(drafter.loop_rows[-1].nonzero()[0].tolist())
-
-
-def ids_of(*tokens):
-    return torch.tensor([list(tokens)])
-
-
-class Stop(StoppingCriteria):
-    """After a given token was seen a second time."""
-
-    def __call__(self, ids, scores, **kwargs):
-        return torch.tensor([(row == row[-1]).sum() >= 3 for row in ids])
-
-
-class Odd(LogitsProcessor):
-    """Odd tokens only, behind an even one: looks at each row's own text."""
-
-    def __call__(self, ids, scores):
-        odd = torch.arange(scores.shape[1]) % 2 == 1
-        return scores.masked_fill((ids[:, -1:] % 2 == 0) & ~odd, -1e9)
-
-
-WAYS = {
-    "criteria": dict(stopping_criteria=StoppingCriteriaList([Stop()])),
-    "eos by criterion": dict(stopping_criteria=StoppingCriteriaList([EosTokenCriteria(16)])),
-    "own processor": dict(logits_processor=[Odd()], repetition_penalty=1.4),
-}
-
-
-def test_criteria_and_processors_do_what_they_do_in_generate():
-    model, ids = toy_model("llama"), ids_of(5, 9, 5, 9, 5)
-    settings = dict(do_sample=False, pad_token_id=0, max_new_tokens=50)
-    plain, ours = model.generate(ids, **settings), Generate("recycling")
-    for way, more in WAYS.items():
-        expected = model.generate(ids, **settings, **more)
-        answer = model.generate(ids, **settings, **more, custom_generate=ours)
-        assert answer.tolist() == expected.tolist() != plain.tolist(), way
-    output = model.generate(ids, **settings, return_dict_in_generate=True, custom_generate=ours)
-    assert output.sequences.equal(plain)
-
-
-class Heard(BaseStreamer):
-    def __init__(self):
-        self.tokens, self.ended = [], 0
-
-    def put(self, value):
-        self.tokens += value.flatten().tolist()
-
-    def end(self):
-        self.ended += 1
-
-
-def test_drawn_text_follows_torchs_seed_and_not_the_method():
-    model, texts = toy_model("llama"), []
-    for seed, method in ((1, "recycling"), (1, "vanilla"), (1, "dynamic"), (2, "vanilla")):
-        torch.manual_seed(seed)
-        drawn = dict(do_sample=True, temperature=1.3, top_k=20, max_new_tokens=40)
-        texts.append(model.generate(ids_of(5, 6, 7), custom_generate=Generate(method), **drawn).tolist())
-    assert texts[0] == texts[1] == texts[2] != texts[3]
+PROMPT = [5, 9, 7, 5, 9, 7, 11]
+IDS = torch.tensor([PROMPT])
 
 
 class Letters:
@@ -110,6 +34,10 @@ class Letters:
 
     def decode(self, ids, skip_special_tokens):
         return b"".join("é".encode()[i % 2 : i % 2 + 1] if i > 40 else b"x" for i in ids).decode(errors="replace")
+
+
+def layer_types(model):
+    return {type(layer).__name__ for layer in model.modules() if isinstance(layer, torch.nn.Linear)}
 
 
 def test_a_decoder_answers_text_and_ids_and_streams_the_same():
@@ -133,65 +61,19 @@ def test_a_character_in_two_steps_comes_whole():
     assert shown == [("xé", 3), ("\ufffd", 1)], "what is never finished comes at the end as it is"
 
 
-def test_a_streamer_hears_every_token_once_also_in_the_hubs_layout():
-    """transformers loads custom_generate/generate.py of a local path, and runs it for whoever trusts it."""
-    model, ids, settings = toy_model("llama"), ids_of(5, 9, 5), dict(max_new_tokens=30, do_sample=False)
-    expected, hub = model.generate(ids, **settings), dict(custom_generate=str(ROOT), trust_remote_code=True)
-    for way in (hub, hub | dict(method="pld"), dict(custom_generate=Generate(), token_streamer=Heard())):
-        streamer = way.get("token_streamer", Heard())
-        assert model.generate(ids, **settings, **way, streamer=streamer).equal(expected)
-        assert streamer.tokens == expected[0].tolist() and streamer.ended == 1
-
-
-def test_what_was_learnt_outlives_a_longer_text_and_another_model(monkeypatch):
-    monkeypatch.setattr(transformers_generate, "DEFAULT_CONTEXT", 32)
-    first, second, ids, generate = toy_model("llama"), toy_model("qwen3"), ids_of(5, 9, 5), Generate("recycling")
-    for model in (first, second):
-        model.generate(ids, max_new_tokens=20, do_sample=False, custom_generate=generate)
-    learnt = drafter_in(first, generate).state_dict()["candidates"].clone()
-    first.generate(ids_of(7), max_new_tokens=100, do_sample=False, custom_generate=generate)
-    kept = drafter_in(first, generate).state_dict()["candidates"]
-    seen = learnt.any(-1)
-    assert target_in(first).context > 32 and bool(seen.any()) and bool(kept.any(-1)[seen].all())
-
-
-def test_an_end_is_one_id_or_several_of_the_decoder_or_of_the_call():
-    """Methods do not draft below an end: they are made for those of the call, and keep what they learnt."""
-    model, prompt, generate = toy_model("llama"), [5, 9, 5], Generate("dynamic", nodes=8)
-    free = greedy(model, prompt, 30)
-    for eos in (free[12], [free[12]], {free[12], free[20]}):
-        decoder = Decoder(model, eos=eos, nodes=8)
-        assert decoder.generate(prompt, max_new_tokens=30).ids == free[: free.index(free[12]) + 1]
-        assert free[12] in ends_of(decoder.method) == decoder.eos
-    learnt = 0
-    for eos in (free[12], [free[20]]):
-        settings = dict(eos_token_id=eos, max_new_tokens=30, do_sample=False, pad_token_id=0)
-        answer = model.generate(ids_of(*prompt), custom_generate=generate, **settings)
-        assert answer.equal(model.generate(ids_of(*prompt), **settings))
-        drafter = drafter_in(model, generate)
-        assert ends_of(drafter) == ({eos} if isinstance(eos, int) else set(eos)) and drafter.rows.seen.sum() > learnt
-        learnt = drafter.rows.seen.sum()
-    with pytest.raises(UserError, match="eos_token_id"):
-        Generate(eos=1)
-
-
-def test_processors_see_one_row_at_a_time_and_change_nothing_else():
-    model, ids = toy_model("llama"), ids_of(5, 9, 5)
-    settings = dict(max_new_tokens=40, do_sample=False)
-    settings["prefix_allowed_tokens_fn"] = lambda row, text: [[int(text[-1]) % 50 + 3, 7, 11, 20]][row]
-    assert model.generate(ids, custom_generate=Generate(), **settings).equal(model.generate(ids, **settings))
-
-    def written(ids, scores):
-        scores[:, 7] = 1e4
-        return scores
-
-    lengths = []
-    for processor in (written, lambda ids, scores: written(ids, scores.clone())):
-        drafter = make_method("recycling", Target(model), tree="best:9")
-        sampling = Sampling(processors=(processor,))
-        out = generate(Target(model), drafter, [5, 9, 5], max_new_tokens=12, sampling=sampling)
-        lengths.append((out.accept_lengths, drafter.state_dict()["candidates"].tolist()))
-    assert lengths[0] == lengths[1]
+def test_several_prompts_are_checked_and_answered_one_after_the_other(capsys):
+    model = toy_model("llama")
+    prompts = [[5, 9, 7], [8, 3], [5, 9, 7]]
+    decoder = Decoder(model)
+    answers = decoder.generate_all(prompts, max_new_tokens=12)
+    assert [answer.ids for answer in answers] == [greedy(model, prompt, 12, [2]) for prompt in prompts]
+    assert "3/3" in capsys.readouterr().err
+    drawn = dict(max_new_tokens=9, progress=False, sampling=Sampling(temperature=2.0, seed=1))
+    first, second = decoder.generate_all([prompts[0]] * 2, **drawn)
+    assert first.ids != second.ids and not capsys.readouterr().err
+    decoder.generate = lambda *_, **__: pytest.fail("answered")
+    with pytest.raises(UserError, match="prompt 2: prompt of 5000 tokens"):
+        decoder.generate_all([[5, 6], [5] * 5000, [7]], progress=False)
 
 
 ONE_ROW = {
@@ -204,14 +86,21 @@ ONE_ROW = {
     "encoding (1, 3)": BatchEncoding({"input_ids": [[5, 6, 7]], "attention_mask": [[1, 1, 1]]}, tensor_type="pt"),
     "dictionary": {"input_ids": torch.tensor([[5, 6, 7]])},
 }
+
+
+def test_one_row_of_ids_is_taken_as_it_comes():
+    decoder = Decoder(toy_model("llama"))
+    for kind, prompt in ONE_ROW.items():
+        ids = decoder.ids_of(prompt)
+        assert ids == [5, 6, 7] and all(type(token) is int for token in ids), kind
+
+
 NO_ROW = [
     (torch.tensor([[5, 6, 7], [8, 9, 10]]), "prompt: has 2 rows"),
-    (np.array([[5, 6, 7], [8, 9, 10]]), "prompt: has 2 rows"),
     ([[5, 6, 7], [8]], "prompt: has 2 rows"),
     ({"input_ids": [[5, 6], [7, 8]]}, "prompt: has 2 rows"),
     ({"input_ids": [[0, 6]], "attention_mask": [[0, 1]]}, "attention_mask leaves 1 of 2 tokens out"),
     ({"ids": [5, 6]}, "mapping of ids, without input_ids"),
-    ([5, True, 7], "holds 'True', which is no token id"),
     (torch.tensor([True, False]), "holds 'True', which is no token id"),
     ([5, 6.0], "holds '6.0', which is no token id"),
     ([5, 61], "outside the vocabulary of 61"),
@@ -223,106 +112,33 @@ NO_ROW = [
     ([], "no tokens"),
     (torch.zeros((1, 0), dtype=torch.long), "no tokens"),
 ]
+NO_DECODER = [
+    *(({"context": context}, f"context={context}: must be") for context in (-5, 0, 1, "abc", 2.5)),
+    ({"linear": "fast"}, "linear=fast: there is auto, onednn, fused, torch"),
+    ({"execution": "quick"}, "execution=quick: there is auto, eager, graph"),
+    ({"execution": "graph"}, "execution=graph: needs a CUDA device"),
+    ({"method": "nope"}, "method nope: unknown"),
+    ({"start": "nowhere"}, "no saved state at nowhere"),
+]
+MISTAKES = [
+    *((lambda decoder, prompt=prompt: decoder.ids_of(prompt), says) for prompt, says in NO_ROW),
+    *((lambda decoder, more=more: Decoder(decoder.target.model, **more), says) for more, says in NO_DECODER),
+    (lambda decoder: Decoder(decoder.target.model, method=decoder.method, k=4), "made already"),
+    (lambda decoder: Decoder(decoder.target.model, Letters()).ids_of([{"role": "user"}]), "has no template"),
+    (lambda decoder: decoder.save_state(""), "names no file"),
+    (lambda decoder: decoder.load_state("."), "is not a saved state"),
+    (copy.deepcopy, "copy the model"),  # masks and caches are kept by the addresses of things that a copy has elsewhere
+    (pickle.dumps, "copy the model"),
+    (lambda _: Generate(eos=1), "eos_token_id"),
+]
 
 
-def test_one_row_of_ids_is_taken_as_it_comes_and_all_else_is_refused_by_name():
+def test_a_mistake_is_one_line():
     decoder = Decoder(toy_model("llama"))
-    for kind, prompt in ONE_ROW.items():
-        ids = decoder.ids_of(prompt)
-        assert ids == [5, 6, 7] and all(type(token) is int for token in ids), kind
-    for prompt, says in NO_ROW:
+    for mistake, says in MISTAKES:
         with pytest.raises(UserError, match=says) as refused:
-            decoder.ids_of(prompt)
+            mistake(decoder)
         assert "\n" not in str(refused.value)
-    with pytest.raises(UserError, match="has no template"):
-        Decoder(toy_model("llama"), Letters()).ids_of([{"role": "user", "content": "hi"}])
-    with pytest.raises(UserError, match="made already"):
-        Decoder(toy_model("llama"), method=decoder.method, k=4)
-
-
-def test_an_abandoned_answer_leaves_a_cache_that_says_what_it_holds():
-    model = toy_model("llama-grouped")
-    decoder, prompt = Decoder(model, method="recycling", tree="best:9"), [5, 9, 7, 11, 8]
-    steps = decoder.stream(prompt, max_new_tokens=40)
-    ids = [token for _, step in zip(range(3), steps, strict=False) for token in step.tokens]
-    steps.close()
-    again = [*prompt, *ids, 6]
-    assert decoder.generate(again, max_new_tokens=20).ids == greedy(model, again, 20, [2])
-
-
-def test_settings_say_what_was_chosen_and_release_undoes_it(tmp_path):
-    model, ids = toy_model("llama-grouped"), ids_of(5, 9, 7)
-    before = model(ids).logits
-    decoder = Decoder(model, method="vanilla")
-    settings = decoder.settings
-    assert settings["method"] == "Vanilla" and settings["dtype"] == "float32" and settings["device"] == "cpu"
-    assert settings["execution"].startswith("eager (") and settings["linear"].split()[0] in ("onednn", "torch")
-    twin = copy.deepcopy(model)
-    assert torch.allclose(twin(ids).logits, before, atol=1e-5)
-    decoder.release()
-    assert not [layer for layer in model.modules() if "Packed" in type(layer).__name__]
-    assert torch.equal(model(ids).logits, before)
-    model.save_pretrained(tmp_path)
-    assert torch.equal(type(model).from_pretrained(tmp_path)(ids).logits, before)
-    for wrong, says in (
-        ({"linear": "fast"}, "linear=fast: there is auto, onednn, fused, torch"),
-        ({"execution": "quick"}, "execution=quick: there is auto, eager, graph"),
-    ):
-        with pytest.raises(UserError, match=says):
-            Decoder(model, **wrong)
-
-
-def test_generate_leaves_a_users_model_as_it_is_unless_asked():
-    model, ids = toy_model("llama-grouped"), ids_of(5, 9, 7)
-    expected = model.generate(ids, max_new_tokens=20, do_sample=False).tolist()
-
-    def layers():
-        return {type(layer).__name__ for layer in model.modules() if isinstance(layer, torch.nn.Linear)}
-
-    assert model.generate(ids, max_new_tokens=20, do_sample=False, custom_generate=Generate()).tolist() == expected
-    assert layers() == {"Linear"}
-    packing = Generate(linear="fused")
-    assert model.generate(ids, max_new_tokens=20, do_sample=False, custom_generate=packing).tolist() == expected
-    assert "FusedLinear" in layers()
-    packing.release(model)
-    assert layers() == {"Linear"}
-    assert model.generate(ids, max_new_tokens=20, do_sample=False, custom_generate=Generate()).tolist() == expected
-
-
-def test_several_prompts_one_after_the_other(capsys):
-    model = toy_model("llama")
-    prompts = [[5, 9, 7], [8, 3], [5, 9, 7]]
-    decoder = Decoder(model)
-    answers = decoder.generate_all(prompts, max_new_tokens=12)
-    assert [answer.ids for answer in answers] == [greedy(model, prompt, 12, [2]) for prompt in prompts]
-    assert "3/3" in capsys.readouterr().err
-    drawn = dict(max_new_tokens=9, progress=False, sampling=Sampling(temperature=2.0, seed=1))
-    first, second = decoder.generate_all([prompts[0]] * 2, **drawn)
-    assert first.ids != second.ids and not capsys.readouterr().err
-
-
-def test_a_kept_cache_is_of_the_weights_as_they_are():
-    """Keys of the old weights would be attended to by the new ones, in silence."""
-    model, prompt = toy_model("llama-grouped"), [5, 9, 7, 11, 8, 20]
-    decoder = Decoder(model, method="vanilla")
-    for change in ("trained", "loaded"):
-        prompt = [*prompt, *decoder.generate(prompt, max_new_tokens=12).ids, 40]
-        with torch.no_grad():
-            if change == "trained":
-                for parameter in model.parameters():
-                    parameter.mul_(1.3)
-            else:
-                model.load_state_dict(toy_model("llama-grouped", seed=3).state_dict())
-        assert decoder.generate(prompt, max_new_tokens=20).ids == greedy(model, prompt, 20, [2]), change
-
-
-def test_a_prompt_is_forwarded_again_for_a_method_that_has_not_seen_it(forwarded):
-    decoder, prompt = Decoder(toy_model("llama-grouped"), method="vanilla"), [5, 9, 7, 11, 8, 20, 31]
-    decoder.generate(prompt, max_new_tokens=8)
-    forwarded.clear()
-    decoder.method = make_method("dynamic", decoder.target, eos=decoder.eos, nodes=4)
-    decoder.generate(prompt, max_new_tokens=8)
-    assert forwarded[0] == len(prompt) - 1
 
 
 def test_what_cannot_be_loaded_is_an_error_of_one_line(monkeypatch, tmp_path):
@@ -337,3 +153,162 @@ def test_what_cannot_be_loaded_is_an_error_of_one_line(monkeypatch, tmp_path):
         assert str(caught.value).startswith(f"model {name}: {why} (") and "\n" not in str(caught.value)
     (tmp_path / "toy").symlink_to(ROOT / "data/embedded")
     assert Decoder.from_pretrained("~/toy", method="vanilla").tokenizer is not None
+
+
+def test_a_damaged_state_is_one_line(tmp_path):
+    decoder = Decoder(toy_model("llama"), method="recycling")
+    decoder.save_state(tmp_path / "state")
+
+    def damaged(state):
+        raise KeyError("size")
+
+    decoder.method.load_state_dict = damaged
+    with pytest.raises(UserError, match=r"state is no state of this method \(KeyError\('size'\)\)"):
+        decoder.load_state(tmp_path / "state")
+
+
+def test_a_decoder_that_cannot_be_made_leaves_the_model_as_it_was(monkeypatch):
+    model = toy_model("llama-grouped")
+
+    def fails(error, **settings):
+        with pytest.raises(error):
+            Decoder(model, linear="fused", **settings)
+        assert layer_types(model) == {"Linear"}
+
+    for wrong in ({"method": "nope"}, {"execution": "graph"}, {"start": "nowhere"}):
+        fails(UserError, **wrong)
+    for error in (KeyboardInterrupt, RuntimeError):
+
+        def failing(*arguments, error=error, **settings):
+            assert layer_types(model) != {"Linear"}
+            raise error
+
+        monkeypatch.setattr("model.decoder.make_method", failing)
+        fails(error)
+
+
+def test_settings_say_what_was_chosen_and_release_undoes_it(tmp_path):
+    model = toy_model("llama-grouped")
+    before = model(IDS).logits
+    decoder = Decoder(model, method="vanilla")
+    settings = decoder.settings
+    assert settings["method"] == "Vanilla" and settings["dtype"] == "float32" and settings["device"] == "cpu"
+    assert settings["execution"].startswith("eager (") and settings["linear"].split()[0] == decoder.target.linear
+    assert torch.allclose(copy.deepcopy(model)(IDS).logits, before, atol=1e-5)
+    decoder.release()
+    assert layer_types(model) == {"Linear"} and torch.equal(model(IDS).logits, before)
+    model.save_pretrained(tmp_path)
+    assert torch.equal(type(model).from_pretrained(tmp_path)(IDS).logits, before)
+
+
+def stock(model, **settings):
+    settings = dict(max_new_tokens=30, do_sample=False, pad_token_id=0) | settings
+    return model.generate(IDS, **settings)[0, len(PROMPT) :].tolist()
+
+
+@pytest.mark.parametrize("method", ["vanilla", "dynamic"])
+def test_the_models_own_processors_are_applied(method):
+    model = toy_model("llama-grouped")
+    plain, eos = stock(model), stock(model)[5]
+    decoder, ending = Decoder(model, method=method), Decoder(model, method=method, eos=eos)
+    model.generation_config.min_new_tokens = 20
+    assert ending.generate(PROMPT, max_new_tokens=30).ids == stock(model, eos_token_id=eos) != plain
+    model.generation_config.min_new_tokens = None
+    model.generation_config.repetition_penalty = 1.5
+    penalised = stock(model)
+    assert decoder.generate(PROMPT, max_new_tokens=30).ids == penalised != plain
+    given = Sampling(repetition_penalty=2.5)
+    assert decoder.generate(PROMPT, max_new_tokens=30, sampling=given).ids == stock(model, repetition_penalty=2.5)
+    model.generation_config.no_repeat_ngram_size = 1
+    assert decoder.generate(PROMPT, max_new_tokens=30).ids == stock(model) != penalised
+
+
+def test_what_is_not_applied_of_a_models_own_settings_is_said(caplog):
+    model, name = toy_model("llama-grouped"), "not applied of the model's generation_config"
+    decoder = Decoder(model, method="vanilla")
+    assert name not in decoder.settings
+    model.generation_config.update(do_sample=True, temperature=0.6, num_beams=4)
+    assert decoder.settings[name] == "do_sample=True, temperature=0.6, num_beams=4"
+    with caplog.at_level(logging.WARNING):
+        for sampling in (Sampling(temperature=0.5), GREEDY, GREEDY):
+            decoder.generate(PROMPT, max_new_tokens=3, sampling=sampling)
+    warnings = [record.message for record in caplog.records if "answers are greedy" in record.message]
+    assert len(warnings) == 1 and warnings[0].endswith("the model's own do_sample=True, temperature=0.6, num_beams=4")
+
+
+def test_training_with_gradient_checkpointing_is_refused_by_name():
+    model, generate = toy_model("llama"), Generate()
+    decoder = Decoder(model)
+    answer = decoder.generate(PROMPT, max_new_tokens=5).ids
+    model.generate(IDS, max_new_tokens=5, custom_generate=generate)
+    model.gradient_checkpointing_enable()
+    assert decoder.generate(PROMPT, max_new_tokens=5).ids == answer
+    model.train()
+    for way in (
+        lambda: Decoder(model),
+        lambda: decoder.generate(PROMPT, max_new_tokens=5),
+        lambda: model.generate(IDS, max_new_tokens=5, custom_generate=generate),
+    ):
+        with pytest.raises(UserError, match=r"gradient checkpointing, which keeps no cache; call eval\(\)"):
+            way()
+
+
+def test_a_kept_cache_is_of_the_text_and_the_weights_as_they_are():
+    """Keys of an abandoned draft, or of old weights, would be attended to in silence."""
+    model, prompt = toy_model("llama-grouped"), [5, 9, 7, 11, 8, 20]
+    decoder = Decoder(model, method="recycling", tree="best:9")
+    steps = decoder.stream(prompt, max_new_tokens=40)
+    prompt += [token for _, step in zip(range(3), steps, strict=False) for token in step.tokens]
+    steps.close()
+    for change in ("abandoned", "trained", "loaded"):
+        prompt = [*prompt, 40]
+        with torch.no_grad():
+            if change == "trained":
+                for parameter in model.parameters():
+                    parameter.mul_(1.3)
+            if change == "loaded":
+                model.load_state_dict(toy_model("llama-grouped", seed=3).state_dict())
+        answer = decoder.generate(prompt, max_new_tokens=20).ids
+        assert answer == greedy(model, prompt, 20, [2]), change
+        prompt += answer
+
+
+def test_a_prompt_is_forwarded_again_for_a_method_that_has_not_seen_it(forwarded):
+    decoder, prompt = Decoder(toy_model("llama-grouped"), method="vanilla"), [5, 9, 7, 11, 8, 20, 31]
+    decoder.generate(prompt, max_new_tokens=8)
+    forwarded.clear()
+    decoder.method = make_method("dynamic", decoder.target, eos=decoder.eos, nodes=4)
+    decoder.generate(prompt, max_new_tokens=8)
+    assert forwarded[0] == len(prompt) - 1
+
+
+@pytest.mark.parametrize("method", ["vanilla", "dynamic"])
+def test_conversations_in_turns_keep_what_they_forwarded(method, forwarded):
+    """Also with short prompts in between, and though all begin alike."""
+    model = toy_model("llama-grouped")
+    decoder, fresh = Decoder(model, method=method), Decoder(model, method="vanilla", start="cold")
+    system = [3 + i for i in range(20)]
+    chats = [[*system, 10 + i, *((7 * i + j) % 50 + 3 for j in range(25))] for i in range(3)]
+    for turn in range(3):
+        for i, prompt in enumerate(chats):
+            forwarded.clear()
+            answer = decoder.generate(prompt, max_new_tokens=8).ids
+            assert forwarded[0] <= 6 if turn else forwarded[0] >= 25
+            assert answer == fresh.generate(prompt, max_new_tokens=8).ids
+            chats[i] = [*prompt, *answer, 40 + turn, 6]
+            decoder.generate([5, 6, 7 + i], max_new_tokens=4)
+
+
+def test_streams_at_once_leave_a_few_caches():
+    decoder = Decoder(toy_model("llama"), method="vanilla", context=256)
+    with contextlib.ExitStack() as open_streams:
+        for i in range(8):
+            stream = open_streams.enter_context(contextlib.closing(decoder.stream([5 + i] * 100, max_new_tokens=20)))
+            next(stream)
+    pool = decoder.target.caches
+    one = max(cache.nbytes for cache in pool._free)
+    copies = sum(states.numel() * states.element_size() for saved in pool._saved for states in saved.states)
+    assert len(pool._free) <= 3 and pool.nbytes + copies <= 4 * one
+    for i in range(9):
+        decoder.generate([5 + i] * 100, max_new_tokens=20)
+    assert sum(len(saved.text) for saved in pool._saved) <= decoder.target.context

@@ -1,24 +1,36 @@
-"""Every setting of transformers' generate is honoured, decides nothing, or is refused by name."""
-
-from functools import partial
+"""Inside transformers' generate: every setting is honoured, decides nothing, or is refused by name."""
 
 import pytest
 import torch
-from transformers import GenerationConfig
+from transformers import (
+    EosTokenCriteria,
+    GenerationConfig,
+    LogitsProcessor,
+    MaxLengthCriteria,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
+from transformers.generation.streamers import BaseStreamer
 
 from model import generate as generate_settings
+from model.decoder import Decoder
+from model.engine import Target, generate
+from model.engine.sampling import Sampling
 from model.errors import UserError
-from model.generate import DRAWS, IRRELEVANT, OUTPUTS, PROCESSORS, READ, REFUSED, Generate
-from tests.conftest import toy_model
+from model.files import ROOT
+from model.generate import ATTRIBUTE, DRAWS, IRRELEVANT, OUTPUTS, PROCESSORS, READ, REFUSED, Generate, undecided
+from model.methods import make_method
+from tests.conftest import greedy, toy_model
+from tests.model.test_decoder import layer_types
 
 FIELDS = {name for name in vars(GenerationConfig()) if not name.startswith("_")}
-PROMPT = [5, 9, 5, 9, 5]
+PROMPT = [5, 9, 53, 9, 5]
+IDS = torch.tensor([PROMPT])
 
 
-def answer(settings, **more):
-    model, ids = toy_model("llama"), torch.tensor([PROMPT])
+def answer(settings, model=None, **more):
     settings = {"max_new_tokens": 30, "do_sample": False, "pad_token_id": 0, "eos_token_id": []} | settings
-    return model.generate(ids, **settings, **more)
+    return (model or toy_model("llama")).generate(IDS, **settings, **more)
 
 
 def test_every_field_of_the_installed_version_is_in_one_list():
@@ -27,18 +39,33 @@ def test_every_field_of_the_installed_version_is_in_one_list():
     assert not FIELDS - set.union(*lists), "a field that nobody has looked at"
 
 
-def test_what_is_not_done_is_refused_by_name():
+def test_what_is_not_done_or_would_not_be_seen_is_refused_by_name():
+    """A mask that hides nothing is no padding: transformers leaves it out by 5.23, and hands it on by 5.17."""
     model, ours = toy_model("llama"), Generate()
-    for name in REFUSED.keys() & FIELDS:
+
+    def refuse(arguments=None, **fields):
         config = GenerationConfig(max_length=20, return_dict_in_generate=False)
-        setattr(config, name, 7)
+        for name, value in fields.items():
+            setattr(config, name, value)
+        generate_settings.refuse(model, IDS, config, arguments or {})
+
+    refuse({"attention_mask": torch.ones_like(IDS)})
+    for name in REFUSED.keys() & FIELDS:
         with pytest.raises(UserError, match=name):
-            generate_settings.refuse(model, torch.tensor([PROMPT]), config, {})
+            refuse(**{name: 7})
+    for name, value, says in (
+        ("position_ids", torch.arange(5)[None] + 3, "position_ids"),
+        ("token_type_ids", torch.zeros(1, 5), "token_type_ids"),
+        ("attention_mask", torch.tensor([[0, 1, 1, 1, 1]]), "padding"),
+    ):
+        with pytest.raises(UserError, match=says):
+            refuse({name: value})
     for settings, says in (
         *(({name: True, "return_dict_in_generate": True}, name) for name in OUTPUTS),
         ({"dola_layers": "low"}, "dola_layers"),
         ({"prompt_lookup_num_tokens": 3}, "prompt_lookup_num_tokens"),
         ({"do_sample": True, "num_return_sequences": 2}, "several sequences, num_return_sequences"),
+        ({"position_ids": torch.arange(5)[None] + 3}, "position_ids"),
     ):
         with pytest.raises(UserError, match=says):
             answer(settings, custom_generate=ours)
@@ -55,9 +82,24 @@ def test_a_field_that_nobody_knows_is_refused_as_soon_as_it_is_used(monkeypatch)
 def test_remarks_of_a_checkpoint_are_no_settings():
     """Some publish fields of their own beside transformers'."""
     config = GenerationConfig(max_new_tokens=20, chat_format="chatml", pad_token_id=0)
-    model, ids = toy_model("llama"), torch.tensor([PROMPT])
-    ours = model.generate(ids, generation_config=config, custom_generate=Generate())
-    assert ours.equal(model.generate(ids, generation_config=config))
+    model = toy_model("llama")
+    ours = model.generate(IDS, generation_config=config, custom_generate=Generate())
+    assert ours.equal(model.generate(IDS, generation_config=config))
+
+
+class Stop(StoppingCriteria):
+    """After a given token was seen a second time."""
+
+    def __call__(self, ids, scores, **kwargs):
+        return torch.tensor([(row == row[-1]).sum() >= 3 for row in ids])
+
+
+class Odd(LogitsProcessor):
+    """Odd tokens only, behind an even one: looks at each row's own text."""
+
+    def __call__(self, ids, scores):
+        odd = torch.arange(scores.shape[1]) % 2 == 1
+        return scores.masked_fill((ids[:, -1:] % 2 == 0) & ~odd, -1e9)
 
 
 GREEDY = {
@@ -74,19 +116,32 @@ GREEDY = {
     "bad_words_ids": {"bad_words_ids": [[36], [54, 53]]},
     "sequence_bias": {"sequence_bias": [[[7], 30.0], [[54], -30.0]]},
     "suppress_tokens": {"suppress_tokens": [54, 35]},
-    "begin_suppress_tokens": {"begin_suppress_tokens": [36, 54, 16]},
+    "begin_suppress_tokens": {"begin_suppress_tokens": [36, 54, 35]},
     "forced_bos_token_id": {"forced_bos_token_id": 7},
     "forced_eos_token_id": {"forced_eos_token_id": 8},
     "exponential_decay_length_penalty": {"exponential_decay_length_penalty": (3, 3.0), "eos_token_id": 9},
     "remove_invalid_values": {"remove_invalid_values": True},
     "renormalize_logits": {"renormalize_logits": True},
+    "criteria": {"stopping_criteria": StoppingCriteriaList([Stop()])},
+    "eos by criterion": {"stopping_criteria": StoppingCriteriaList([EosTokenCriteria(16)])},
+    "own processor": {"logits_processor": [Odd()], "repetition_penalty": 1.4},
+    "of one row": {"prefix_allowed_tokens_fn": lambda row, text: [[int(text[-1]) % 50 + 3, 7, 11, 20]][row]},
+    "use_cache": {"use_cache": False},
+    "cache_implementation": {"cache_implementation": "static"},
+    "length_penalty": {"length_penalty": 2.0},
 }
+WITHOUT_EFFECT = {"forced_bos_token_id", "remove_invalid_values", "renormalize_logits"}
+WITHOUT_EFFECT |= {"use_cache", "cache_implementation", "length_penalty"}
 
 
 def test_what_is_honoured_does_what_it_does_in_generate():
-    ours = Generate()
+    model, ours, plain = toy_model("llama"), Generate(), answer({}).tolist()
+    expected = {name: answer(settings, model) for name, settings in GREEDY.items()}
     for name, settings in GREEDY.items():
-        assert answer(settings, custom_generate=ours).equal(answer(settings)), name
+        assert answer(settings, model, custom_generate=ours).equal(expected[name]), name
+    assert {name for name, text in expected.items() if text.tolist() == plain} == WITHOUT_EFFECT
+    output = answer({"return_dict_in_generate": True}, model, custom_generate=ours)
+    assert output.sequences.tolist() == plain
 
 
 DRAWN = {
@@ -101,33 +156,117 @@ DRAWN = {
 }
 
 
+def drawn(seed, method, **settings):
+    model = toy_model("llama")
+    torch.manual_seed(seed)
+    settings = {"do_sample": True, "temperature": 20.0, "top_k": 0} | settings
+    return answer(settings, model, custom_generate=Generate(method)).tolist()
+
+
 def test_what_narrows_a_draw_is_among_the_processors():
-    """So that the draw with it is another one than without."""
-    texts = {}
-    for name in [None, *DRAWN.keys() & FIELDS]:
-        torch.manual_seed(3)
-        drawn = {"do_sample": True, "temperature": 20.0, "top_k": 0} | ({name: DRAWN[name]} if name else {})
-        texts[name] = answer(drawn, custom_generate=Generate("vanilla")).tolist()
-    assert len(texts) > 6 and [name for name, text in texts.items() if text == texts[None]] == [None]
+    """So that the draw with it is another one than without. It follows torch's seed and not the method."""
+    texts = {name: drawn(3, "vanilla", **{name: DRAWN[name]}) for name in DRAWN.keys() & FIELDS}
+    plain = drawn(3, "vanilla")
+    assert len(texts) > 5 and plain not in texts.values()
+    assert plain == drawn(3, "recycling") == drawn(3, "dynamic") != drawn(2, "vanilla")
 
 
-def test_inputs_that_this_decoding_would_not_see_are_refused():
-    """A mask that hides nothing is no padding: transformers leaves it out by 5.23, and hands it on by 5.17."""
-    model, ids = toy_model("llama"), torch.tensor([PROMPT])
-    config = GenerationConfig(max_length=20, return_dict_in_generate=False)
-    refuse = partial(generate_settings.refuse, model, ids, config)
-    refuse({"attention_mask": torch.ones_like(ids)})
-    for name, value, says in (
-        ("position_ids", torch.arange(5)[None] + 3, "position_ids"),
-        ("token_type_ids", torch.zeros(1, 5), "token_type_ids"),
-        ("attention_mask", torch.tensor([[0, 1, 1, 1, 1]]), "padding"),
-    ):
-        with pytest.raises(UserError, match=says):
-            refuse({name: value})
-    with pytest.raises(UserError, match="position_ids"):
-        model.generate(ids, position_ids=torch.arange(5)[None] + 3, max_new_tokens=4, custom_generate=Generate())
+def test_a_processor_that_writes_into_the_scores_changes_nothing_else():
+    def written(ids, scores):
+        scores[:, 7] = 1e4
+        return scores
+
+    lengths = []
+    for processor in (written, lambda ids, scores: written(ids, scores.clone())):
+        target = Target(toy_model("llama"))
+        drafter = make_method("recycling", target, tree="best:9")
+        sampling = Sampling(processors=(processor,))
+        out = generate(target, drafter, [5, 9, 5], max_new_tokens=12, sampling=sampling)
+        lengths.append((out.accept_lengths, drafter.state_dict()["candidates"].tolist()))
+    assert lengths[0] == lengths[1]
 
 
-def test_irrelevant_settings_change_nothing():
-    for settings in ({"use_cache": False}, {"cache_implementation": "static"}, {"length_penalty": 2.0}):
-        assert answer(settings, custom_generate=Generate()).equal(answer({}))
+class Heard(BaseStreamer):
+    def __init__(self):
+        self.tokens, self.ended = [], 0
+
+    def put(self, value):
+        self.tokens += value.flatten().tolist()
+
+    def end(self):
+        self.ended += 1
+
+
+def test_a_streamer_hears_every_token_once_also_in_the_hubs_layout():
+    """transformers loads custom_generate/generate.py of a local path, and runs it for whoever trusts it."""
+    model = toy_model("llama")
+    expected, hub = answer({}, model), dict(custom_generate=str(ROOT), trust_remote_code=True)
+    for way in (hub, hub | dict(method="pld"), dict(custom_generate=Generate(), token_streamer=Heard())):
+        streamer = way.get("token_streamer", Heard())
+        assert answer({}, model, **way, streamer=streamer).equal(expected)
+        assert streamer.tokens == expected[0].tolist() and streamer.ended == 1
+
+
+def drafter_in(model, generate):
+    return vars(model)[ATTRIBUTE].drafters[generate][-1]
+
+
+def test_what_was_learnt_outlives_a_longer_text_and_another_model(monkeypatch):
+    monkeypatch.setattr(generate_settings, "DEFAULT_CONTEXT", 32)
+    first, second, ours = toy_model("llama"), toy_model("qwen3"), Generate("recycling")
+    for model in (first, second):
+        answer({"max_new_tokens": 20}, model, custom_generate=ours)
+    learnt = drafter_in(first, ours).state_dict()["candidates"].clone()
+    answer({"max_new_tokens": 100}, first, custom_generate=ours)
+    kept = drafter_in(first, ours).state_dict()["candidates"]
+    (target,) = vars(first)[ATTRIBUTE].targets.values()
+    seen = learnt.any(-1)
+    assert target.context > 32 and bool(seen.any()) and bool(kept.any(-1)[seen].all())
+
+
+def ends_of(drafter):
+    """Of a dynamic drafter: below what it drafts nothing."""
+    return set(drafter.loop_rows[-1].nonzero()[0].tolist())
+
+
+def test_an_end_is_one_id_or_several_of_the_decoder_or_of_the_call():
+    """Methods do not draft below an end: they are made for those of the call, and keep what they learnt."""
+    model, ours = toy_model("llama"), Generate("dynamic", nodes=8)
+    free = greedy(model, PROMPT, 30)
+    early, late = sorted(set(free), key=free.index)[-4::3]
+    for eos in (early, [early], {early, late}):
+        decoder = Decoder(model, eos=eos, nodes=8)
+        assert decoder.generate(PROMPT, max_new_tokens=30).ids == greedy(model, PROMPT, 30, [*decoder.eos])
+        assert early in ends_of(decoder.method) == decoder.eos
+    learnt = 0
+    for eos in (early, [late]):
+        assert answer({"eos_token_id": eos}, model, custom_generate=ours).equal(answer({"eos_token_id": eos}, model))
+        drafter = drafter_in(model, ours)
+        assert ends_of(drafter) == ({eos} if isinstance(eos, int) else set(eos)) and drafter.rows.seen.sum() > learnt
+        learnt = drafter.rows.seen.sum()
+
+
+def test_generate_leaves_a_users_model_as_it_is_unless_asked():
+    model, packing = toy_model("llama-grouped"), Generate(linear="fused")
+    expected = answer({}, model)
+    for ours, types in ((Generate(), {"Linear"}), (packing, {"FusedLinear", "Linear"}), (Generate(), {"Linear"})):
+        assert answer({}, model, custom_generate=ours).equal(expected)
+        assert layer_types(model) == types
+        packing.release(model)
+
+
+def test_generate_takes_more_tokens_than_the_model_has_positions():
+    """Stock `generate` does, and stops at the end of its answer; a model is driven for a longer text by one target."""
+    model, own = toy_model("llama"), greedy(toy_model("llama"), PROMPT, 251)
+    for eos in (own[30], None):
+        long = {"max_new_tokens": 5000, "eos_token_id": eos}
+        text = answer(long, model, custom_generate=Generate(nodes=8))[0, 5:].tolist()
+        assert text == (own if eos is None else own[: own.index(eos) + 1])
+
+
+def test_a_criterion_is_asked_only_where_the_loop_does_not_decide():
+    """Each question is a wait for a GPU, for every token."""
+    lengths, ends = [MaxLengthCriteria(40), MaxLengthCriteria(20)], [EosTokenCriteria([2, 3]), EosTokenCriteria(16)]
+    stop = Stop()
+    assert undecided([lengths[0], ends[0]], 40, {2, 3}) == []
+    assert undecided([*lengths, *ends, stop], 40, {2, 3}) == [lengths[1], ends[1], stop]

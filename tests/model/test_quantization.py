@@ -13,11 +13,18 @@ from evaluation.loading.settings import ModelSettings
 from model.decoder import Decoder
 from model.errors import UserError
 from model.files import ROOT
-from model.quantization import quantize, stored_bytes
+from model.quantization import quantize
 from tests.conftest import greedy, toy_model
 
 pytestmark = pytest.mark.skipif(find_spec("torchao") is None, reason="optional: pip install torchao")
 CPU = torch.device("cpu")
+
+
+def stored_bytes(tensor):
+    """Bytes in memory; of a quantised tensor those of its parts."""
+    if hasattr(tensor, "__tensor_flatten__"):
+        return sum(stored_bytes(getattr(tensor, part)) for part in tensor.__tensor_flatten__()[0])
+    return tensor.numel() * tensor.element_size()
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2", "gpt-neox", "gemma"])

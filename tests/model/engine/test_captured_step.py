@@ -13,19 +13,18 @@ from model.methods.suffix_recycling import SuffixRecycling
 from model.recycling import TokenRecycling, build_template
 from tests.conftest import toy_model
 from tests.model.engine.fake_graphs import FakeGraphs
-from tests.model.engine.test_step import MAKE, V, outcomes
+from tests.model.every_method import V, make
 
 
 @pytest.mark.parametrize("method", ["recycling", "dynamic"])
-def test_captured_steps_equal_eager_ones(monkeypatch, method):
-    """The host's part of a captured step, on the CPU: warmed up without a trace, captured once, replayed from then."""
-    model = toy_model("llama")
-    eager = outcomes(Target(model), MAKE[method](), seed=3)
-    graphs, drafter = FakeGraphs(monkeypatch), MAKE[method]()
-    found = outcomes(graphs.target(model), drafter, seed=3, execution="graph")
-    assert found == eager
+def test_steps_are_captured_once_and_replayed_from_then(monkeypatch, method):
+    """That they are eager ones is in test_contract."""
+    graphs = FakeGraphs(monkeypatch)
+    target = graphs.target(toy_model("llama"))
+    drafter = make(method, target, {})
+    answers = [generate(target, drafter, [5, 6, i], max_new_tokens=70, execution="graph") for i in (7, 8, 9)]
     assert len(graphs.captured) == sum(len(steps._steps) for steps in drafter.executors.values()) <= 4
-    assert graphs.replays == sum(forwards - 1 for _, _, forwards, _ in found[0])  # all but the prompts' own
+    assert graphs.replays == sum(answer.forwards - 1 for answer in answers)  # all but the prompts' own
 
 
 def test_captured_steps_are_bounded_and_share_one_pool(monkeypatch):
@@ -48,7 +47,8 @@ def test_models_in_turn_leave_nothing(monkeypatch):
     """What was captured on a model, and its caches, go when it goes."""
     graphs, caches = FakeGraphs(monkeypatch), []
     for name in ("llama", "qwen3", "llama"):
-        target, drafter = graphs.target(toy_model(name)), MAKE["recycling"]()
+        target = graphs.target(toy_model(name))
+        drafter = make("recycling", target, {})
         generate(target, drafter, [5, 6, 7], max_new_tokens=9, execution="graph")
         with target.cache(drafter.max_nodes) as cache:
             caches.append(weakref.ref(cache))

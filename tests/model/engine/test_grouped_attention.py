@@ -10,7 +10,6 @@ from model.decoder import Decoder
 from model.engine import Draft, Target, decode, generate
 from model.engine.grouped_attention import SDPA_GROUPED, GroupedAttention
 from model.errors import UserError
-from model.generate import Generate
 from model.recycling import TokenRecycling, build_template
 from tests.conftest import greedy, toy_model
 
@@ -43,22 +42,22 @@ def test_a_model_is_left_as_it_was_found(execution):
     drafter = TokenRecycling(61, build_template("2.2.2"))
     for _ in decode(target, drafter.session(), prompt, max_new_tokens=10, execution=execution):
         assert model.config._attn_implementation == "sdpa"
-    ids = torch.tensor([prompt])
-    model.generate(ids, max_new_tokens=5, custom_generate=Generate("dynamic"))
-    Decoder(model).generate(prompt, max_new_tokens=5)
     assert model.config._attn_implementation == "sdpa"
     with pytest.raises(UserError, match="max_new_tokens"):
         Decoder(model).generate(prompt, max_new_tokens=0)
     assert model.config._attn_implementation == "sdpa"
 
 
-def test_what_is_not_on_a_cpu_goes_to_sdpa():
+def test_what_is_not_on_a_cpu_or_changes_the_scores_goes_to_sdpa():
     """Layers may be spread over devices."""
     grouped, seen = GroupedAttention(), []
     grouped._sdpa = lambda *args, **kwargs: seen.append(args) or (args[1], None)
     query, shared = torch.empty(1, 4, 3, 8, device="meta"), torch.empty(1, 2, 5, 8, device="meta")
     grouped(torch.nn.Module(), query, shared, shared, torch.zeros(1, 1, 3, 5, device="meta"))
     assert len(seen) == 1
+    query, shared = torch.randn(1, 4, 3, 8), torch.randn(1, 2, 5, 8)
+    with pytest.raises(ValueError, match="softcap"):  # which sdpa refuses
+        GroupedAttention()(torch.nn.Module(), query, shared, shared, torch.zeros(1, 1, 3, 5), softcap=30.0)
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "gpt-neox"])
@@ -77,9 +76,3 @@ def test_generate_with_padding_is_what_it_was():
     drafter = TokenRecycling(61, build_template("2.2.2"))
     assert generate(Target(model), drafter, [5, 6, 7], max_new_tokens=20).tokens == greedy(model, [5, 6, 7], 20)
     assert torch.equal(model.generate(ids, **given), expected)
-
-
-def test_what_changes_the_scores_goes_to_sdpa_which_refuses_it():
-    query, shared = torch.randn(1, 4, 3, 8), torch.randn(1, 2, 5, 8)
-    with pytest.raises(ValueError, match="softcap"):
-        GroupedAttention()(torch.nn.Module(), query, shared, shared, torch.zeros(1, 1, 3, 5), softcap=30.0)

@@ -7,12 +7,11 @@ import pytest
 import torch
 from safetensors.torch import save_model
 from torch import nn
-from transformers import AutoModelForCausalLM, LlamaConfig
 
 from evaluation.loading.models import random_model
 from evaluation.loading.settings import ModelSettings
 from model import tuning
-from model.engine import Target, generate, linear
+from model.engine import linear
 from model.engine.linear import (
     SMALL_PRODUCT,
     PackedLinear,
@@ -23,10 +22,8 @@ from model.engine.linear import (
     unpack_linears,
 )
 from model.errors import UserError
-from model.methods.pld import PromptLookup
-from model.methods.vanilla import Vanilla
 from model.tuning import choose_linear
-from tests.conftest import greedy
+from tests.conftest import toy_model
 
 CPU = torch.device("cpu")
 needs_packing = pytest.mark.skipif(not packable(CPU, torch.float32), reason="no x86 processor with oneDNN")
@@ -141,14 +138,6 @@ def test_compiled_code_multiplies_by_the_layers_own_weights(how):
     torch._dynamo.reset()
 
 
-def test_auto_fuses_on_cuda(monkeypatch):
-    monkeypatch.setattr(tuning, "packable", lambda device, dtype: False)
-    embedding = type("E", (), {"weight": type("W", (), {"device": torch.device("cuda"), "dtype": torch.float16})})
-    model = type("M", (), {"get_input_embeddings": lambda self: embedding, "parameters": lambda self: []})()
-    assert choose_linear(model) == "fused"
-    assert choose_linear(model, "torch") == "torch"
-
-
 @needs_packing
 def test_only_plain_linear_layers_are_packed():
     class Own(nn.Linear):
@@ -160,38 +149,33 @@ def test_only_plain_linear_layers_are_packed():
     assert [type(layer) for layer in module] == [PackedLinear, Own, nn.Embedding]
 
 
-@needs_packing
-def test_a_packed_model_gives_the_stock_models_own_text():
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=4096, hidden_size=128, num_hidden_layers=2, num_attention_heads=4, intermediate_size=384
-    )
-    stock = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()
-    packed = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()
-    packed.load_state_dict(stock.state_dict())
-    target = Target(packed, context=256, linear="onednn")
-    prompt = torch.randint(3, 4096, (12,)).tolist() * 2
-    for drafter in (Vanilla(CPU), PromptLookup(device=CPU)):
-        assert generate(target, drafter, prompt, max_new_tokens=60).tokens == greedy(stock, prompt, 60)
-
-
-def test_packing_is_for_a_cpu(monkeypatch):
+def test_which_layout_is_for_which_device(monkeypatch):
+    """auto packs where memory allows on a CPU, and fuses on CUDA."""
     monkeypatch.setattr(linear, "packable", lambda device, dtype: device.type == "cpu" and dtype == torch.float32)
     monkeypatch.setattr(tuning, "packable", linear.packable)
-    assert not packable(torch.device("cuda"), torch.float32) and not packable(CPU, torch.float16)
+    embedding = type("E", (), {"weight": type("W", (), {"device": torch.device("cuda"), "dtype": torch.float16})})
+    model = type("M", (), {"get_input_embeddings": lambda self: embedding, "parameters": lambda self: []})()
+    assert (choose_linear(model), choose_linear(model, "torch")) == ("fused", "torch")
+    small = toy_model("llama")
+    assert choose_linear(small) == "onednn"
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: type("Free", (), {"available": 1000})())
+    assert (choose_linear(small), choose_linear(small, "onednn")) == ("torch", "onednn")
     with pytest.raises(UserError, match=r"linear=onednn: is for one x86 processor.*bfloat16"):
-        random_model("tiny", ModelSettings("x", "x", device="cpu", dtype="bfloat16", linear="onednn"))
+        choose_linear(toy_model("llama", dtype=torch.bfloat16), "onednn")
     with pytest.raises(UserError, match=r"model.linear=quick: use one of auto, onednn, fused, torch"):
         random_model("tiny", ModelSettings("x", "x", device="cpu", linear="quick"))
 
 
 @needs_packing
-def test_auto_packs_where_memory_allows(monkeypatch):
-    settings = ModelSettings("x", "x", device="cpu")
-    assert random_model("tiny", settings).target.linear == "onednn"
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: type("Free", (), {"available": 1000})())
-    assert random_model("tiny", settings).target.linear == "torch"
-    assert random_model("tiny", ModelSettings("x", "x", device="cpu", linear="onednn")).target.linear == "onednn"
+def test_a_packed_copy_is_never_of_a_weight_that_is_gone():
+    """The next one may lie at its address."""
+    module = nn.Linear(512, 512, bias=False)
+    pack_linears(module)
+    old = module.weight.detach().clone()
+    packed = module.packed
+    module.weight = nn.Parameter(old)
+    packed.identity = linear.identity(module.weight)
+    assert not packed.is_of(module.weight)
 
 
 @BOTH
@@ -271,18 +255,6 @@ def test_a_copy_has_weights_of_its_own(how):
     _trained(stock)
     _same(twin, stock, _input())
     _same(module, untrained, _input())
-
-
-@needs_packing
-def test_a_packed_copy_is_never_of_a_weight_that_is_gone():
-    """The next one may lie at its address."""
-    module = nn.Linear(512, 512, bias=False)
-    pack_linears(module)
-    old = module.weight.detach().clone()
-    packed = module.packed
-    module.weight = nn.Parameter(old)
-    packed.identity = linear.identity(module.weight)
-    assert not packed.is_of(module.weight)
 
 
 @BOTH

@@ -173,15 +173,6 @@ def test_a_step_is_yielded_as_soon_as_it_is_known_and_gives_the_whole_answer(lla
     assert [len(step.tokens) for step in yielded] == out.accept_lengths
 
 
-def test_an_answer_that_nobody_reads_on_gives_back_what_it_borrowed(llama):
-    target, spine = Target(llama), Spine(V, nodes=12)
-    steps = decode(target, spine.session(), [5, 6, 7], max_new_tokens=40)
-    first = next(steps)
-    steps.close()
-    assert len(target.caches._free) == 1 and spine.history.borrowed_length is None
-    assert spine.history.text.tokens == [5, 6, 7, *first.tokens]
-
-
 def test_a_hook_is_on_within_a_step_only(llama, tmp_path):
     """An abandoned answer is closed whenever its garbage is collected, be it within another one's step."""
     target, prompt = Target(llama), [5, 6, 7, 5, 6]
@@ -202,8 +193,13 @@ def test_a_hook_is_on_within_a_step_only(llama, tmp_path):
     )
 
 
-def test_what_fails_in_the_middle_leaves_nothing_lent(llama):
+def test_an_answer_that_nobody_reads_on_or_that_fails_gives_back_what_it_borrowed(llama):
     target, spine = Target(llama), Spine(V, nodes=12)
+    steps = decode(target, spine.session(), [5, 6, 7], max_new_tokens=40)
+    first = next(steps)
+    steps.close()
+    assert len(target.caches._free) == 1 and spine.history.borrowed_length is None
+    assert spine.history.text.tokens == [5, 6, 7, *first.tokens]
 
     def fail(session):
         account, count = session.account, iter(range(3))

@@ -1,51 +1,30 @@
 """The static step: the same outcome as the eager one, step by step, with nothing read from the host but its report."""
 
-import random
 import time
 
 import pytest
 import torch
 
 from model.engine import Target, generate
+from model.engine.sampling import Sampling
 from model.engine.static_step import BUCKET, ROWS, WholeStep
 from model.engine.step import DeviceStep, HostStep, Sequence, make_step
 from model.errors import UserError
 from model.methods.dynamic import DynamicRecycling
-from model.methods.goose import Goose
-from model.methods.logitspec import LogitSpec
-from model.methods.pld import PromptLookup
-from model.methods.racer import Racer
 from model.methods.vanilla import Vanilla
 from model.recycling import TokenRecycling, build_template
-from tests.conftest import toy_model
-from tests.model.sessions import comparable
+from tests.conftest import greedy, toy_model
 
 V = 61
-MAKE = {
-    "vanilla": lambda: Vanilla(torch.device("cpu")),
-    "recycling": lambda: TokenRecycling(V, build_template("2.2.2")),
-    "chain": lambda: TokenRecycling(V, build_template("chain", depth=3, k=2), k=2, dtype=torch.int32),
-    "pld": PromptLookup,
-    "goose": lambda: Goose(V, nodes=20),
-    "logitspec": lambda: LogitSpec(V, nodes=20),
-    "racer": lambda: Racer(V, nodes=20, trie_nodes=200),
-    "dynamic": lambda: DynamicRecycling(V, nodes=10, k=4, pairs=64),
-}
 
 
-def outcomes(target, drafter, seed, prompts=3, limit=70, execution="eager"):
-    """Tokens, accepted lengths and paths over some prompts; and what the drafter then carries."""
-    rng, outs = random.Random(seed), []
-    for i in range(prompts):
-        prompt = [rng.randrange(3, V) for _ in range(4 + 30 * i)]
-        out = generate(target, drafter, prompt, max_new_tokens=limit, eos={rng.randrange(V)}, execution=execution)
-        outs.append((out.tokens, [(s.accepted, s.nodes, s.rank_path) for s in out.steps], out.forwards, out.stop))
-    return outs, comparable(drafter.state_dict())
+def recycling():
+    return TokenRecycling(V, build_template("2.2.2"))
 
 
 def test_making_steps_is_not_decoding(monkeypatch):
     """Seconds spent on a new tree and bucket are set apart, and only the first prompt that needs them has any."""
-    target, drafter = Target(toy_model("llama")), MAKE["recycling"]()
+    target, drafter = Target(toy_model("llama")), recycling()
     made, init = [], WholeStep.__init__
 
     def slow(step, setup, *given):
@@ -59,7 +38,7 @@ def test_making_steps_is_not_decoding(monkeypatch):
     again = generate(target, drafter, [5, 6, 8], max_new_tokens=20, execution="static")
     assert made == [256] and phases.count("setup") == 1
     assert 0.3 <= first.setup_s < 5 and first.decode_s < 0.3 and again.setup_s == 0
-    assert generate(Target(toy_model("llama")), MAKE["recycling"](), [5, 6, 7], max_new_tokens=20).setup_s == 0
+    assert generate(Target(toy_model("llama")), recycling(), [5, 6, 7], max_new_tokens=20).setup_s == 0
 
 
 def test_static_crosses_buckets_and_ends_at_the_context():
@@ -81,13 +60,12 @@ def test_static_crosses_buckets_and_ends_at_the_context():
 def test_what_drafts_as_it_likes_is_fed_into_steps_of_a_few_sizes():
     target, drafter = Target(toy_model("llama")), DynamicRecycling(V, nodes=40, k=4)
     with target.cache(90) as cache:
-        for method, kind in ((drafter, HostStep), (MAKE["recycling"](), DeviceStep)):
+        for method, kind in ((drafter, HostStep), (recycling(), DeviceStep)):
             session = method.session()
             assert isinstance(make_step(Sequence(target, cache, session, [5], execution="static")), kind)
             assert isinstance(make_step(Sequence(target, cache, session, [5])), HostStep)
-    drafted = {
-        nodes for answer in outcomes(target, drafter, seed=1, execution="static")[0] for _, nodes, _ in answer[1]
-    }
+    answers = [generate(target, drafter, [5, 6, i], max_new_tokens=70, execution="static") for i in (7, 8, 9)]
+    drafted = {step.nodes for answer in answers for step in answer.steps}
     (steps,) = drafter.executors.values()
     rows = {rows for _, rows, _ in steps._steps}
     assert rows <= {*ROWS, drafter.max_nodes} and max(rows) <= drafter.max_nodes
@@ -96,13 +74,14 @@ def test_what_drafts_as_it_likes_is_fed_into_steps_of_a_few_sizes():
 
 def test_candidates_are_found_with_the_forward_that_a_draft_is_fed_into(monkeypatch):
     """Where a device does it without the host, and not once more behind it."""
-    expected = outcomes(Target(toy_model("llama")), MAKE["dynamic"](), seed=4)
+    target, drafter = Target(toy_model("llama")), DynamicRecycling(V, nodes=10)
     monkeypatch.setattr("model.engine.step.candidates_of", None)  # would fail if it were called
-    assert outcomes(Target(toy_model("llama")), MAKE["dynamic"](), seed=4, execution="static") == expected
+    answer = generate(target, drafter, [5, 6, 7], max_new_tokens=30, execution="static").tokens
+    assert answer == greedy(target.model, [5, 6, 7], 30)
 
 
 def test_steps_are_made_once_and_anew_for_another_cache():
-    target, drafter = Target(toy_model("llama")), MAKE["recycling"]()
+    target, drafter = Target(toy_model("llama")), recycling()
 
     def steps(nodes, execution="static"):
         with target.cache(nodes) as cache:
@@ -115,11 +94,14 @@ def test_steps_are_made_once_and_anew_for_another_cache():
 
 
 def test_unknown_or_impossible_execution_is_refused():
-    target, drafter = Target(toy_model("llama")), MAKE["vanilla"]()
+    target, drafter = Target(toy_model("llama")), Vanilla(torch.device("cpu"))
     with pytest.raises(UserError, match="execution=magic: there is eager, static, graph"):
         generate(target, drafter, [5], max_new_tokens=1, execution="magic")
     with pytest.raises(UserError, match="execution=graph: needs a CUDA device"):
         generate(target, drafter, [5], max_new_tokens=1, execution="graph")
+    penalised = Sampling(repetition_penalty=1.1)
+    with pytest.raises(UserError, match="repetition penalty.*take execution=eager"):
+        generate(target, drafter, [5], max_new_tokens=5, sampling=penalised, execution="static")
 
 
 def test_steps_of_fixed_shape_are_refused_where_layers_are_spread():

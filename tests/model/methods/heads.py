@@ -28,7 +28,7 @@ def write_medusa(folder: Path, hidden=32, vocab=61, heads=4, layers=1, shared=Fa
     return str(folder)
 
 
-def write_eagle(folder: Path, model: PreTrainedModel, pickled=False, embedding=False, bias=True, **config) -> str:
+def write_eagle(folder: Path, model: PreTrainedModel, pickled=False, embedding=None, bias=True, **config) -> str:
     """A LLaMA-like head with grouped heads, in the published form if pickled; returns the folder."""
     torch.manual_seed(4)
     hidden, vocab = model.config.hidden_size, model.config.vocab_size
@@ -39,8 +39,8 @@ def write_eagle(folder: Path, model: PreTrainedModel, pickled=False, embedding=F
         name: 1 + torch.rand_like(p) if "norm" in name else torch.randn_like(p) * 0.3
         for name, p in made.state_dict().items()
     }
-    if embedding:
-        state["embed_tokens.weight"] = model.get_input_embeddings().weight.detach().clone()
+    if embedding is not None:
+        state["embed_tokens.weight"] = embedding
     folder.mkdir(parents=True, exist_ok=True)
     if pickled:
         torch.save(state, folder / "pytorch_model.bin")

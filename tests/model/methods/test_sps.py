@@ -64,34 +64,25 @@ def test_a_draft_model_of_shorter_context_stops_drafting(pair, tmp_path):
         assert [s.nodes for s in out.steps[-3:-1]] == [1, 1]
 
 
-def refused(match, target, folder, **settings):
-    with pytest.raises(UserError, match=match) as error:
-        Speculative(target=target, draft_path=str(folder), **settings)
-    assert "\n" not in str(error.value)
-
-
-def test_what_does_not_fit_is_refused(pair, tmp_path):
-    target, train = (
-        Target(pair[0]),
-        r"no draft model in .*absent; train .*python -m data.embedded.training.train --draft",
-    )
-    refused(train, target, tmp_path / "absent")
+def test_what_does_not_fit_or_cannot_be_trusted_is_refused(pair, tmp_path):
+    model, _, folder = pair
+    truncated, lacking, pickled = (shutil.copytree(folder, tmp_path / name) for name in "abc")
     other = LlamaForCausalLM(LlamaConfig(**CONFIGS["llama"].to_diff_dict() | {"vocab_size": 64}))
     other.save_pretrained(tmp_path / "other")
-    refused("vocabulary of 64 tokens, the target of 61", target, tmp_path / "other")
-
-
-def test_weights_that_cannot_be_trusted_are_refused(pair, tmp_path):
-    model, _, folder = pair
-    target = Target(model)
-    truncated, lacking, pickled = (shutil.copytree(folder, tmp_path / name) for name in "abc")
     file = truncated / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
-    refused("cannot be loaded", target, truncated)
     weights = load_file(lacking / "model.safetensors")
     del weights["model.layers.1.mlp.up_proj.weight"]
     save_file(weights, lacking / "model.safetensors", metadata={"format": "pt"})
-    refused("lacks weights.*up_proj", target, lacking)
-    (pickled / "model.safetensors").rename(pickled / "x")
+    (pickled / "model.safetensors").unlink()
     torch.save(model.state_dict(), pickled / "pytorch_model.bin")
-    refused("cannot be loaded", target, pickled)
+    for draft, says in (
+        (tmp_path / "absent", r"no draft model in .*absent; train .*python -m data.embedded.training.train --draft"),
+        (tmp_path / "other", "vocabulary of 64 tokens, the target of 61"),
+        (truncated, "cannot be loaded"),
+        (lacking, "lacks weights.*up_proj"),
+        (pickled, "cannot be loaded"),
+    ):
+        with pytest.raises(UserError, match=says) as error:
+            Speculative(target=Target(model), draft_path=str(draft))
+        assert "\n" not in str(error.value)

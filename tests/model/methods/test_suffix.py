@@ -15,10 +15,6 @@ from tests.conftest import greedy, toy_model
 V = 61
 
 
-def text_of(automaton: SuffixAutomaton) -> Text:
-    return Text(*automaton.arrays)
-
-
 def longest_repeat(text: list[int]) -> int:
     """Tokens of the longest suffix that also ends earlier."""
     n = len(text)
@@ -50,7 +46,7 @@ def test_the_longest_match_after_every_token_is_brute_forces():
             m, end = automaton.length, automaton.end
             assert m == longest_repeat(text[:n])
             assert m == 0 or (m <= end < n and text[end - m : end] == text[n - m : n])
-        counts = text_of(automaton).counts[0]
+        counts = Text(*automaton.arrays).counts[0]
         assert counts["states"] <= max(2 * len(text), 2) and counts["transitions"] <= 3 * len(text)
 
 
@@ -78,12 +74,9 @@ def test_by_hand():
     automaton.extend([3])
     assert (automaton.length, automaton.end) == (3, 3)
     assert (SuffixAutomaton([5, 6]).length, SuffixAutomaton().length) == (0, 0)
-
-
-def test_a_copy_that_reaches_the_texts_end_goes_on_with_itself():
     automaton = SuffixAutomaton([7, 1, 2, 1, 2, 1])  # the match (1, 2, 1) overlaps its earlier place
     assert (automaton.length, automaton.end) == (3, 4)
-    assert automaton.copy(4, 5) == [2, 1, 2, 1, 2]
+    assert automaton.copy(4, 5) == [2, 1, 2, 1, 2], "a copy that reaches the text's end goes on with itself"
 
 
 def test_drafts_by_hand():

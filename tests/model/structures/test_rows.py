@@ -65,6 +65,7 @@ def test_states_that_do_not_fit_are_refused():
     ids, levels = state["pair_ids"], state["pair_levels"]
     for broken in (
         state | {"pair_ids": ids[:8]},
+        PairRows(10, 2, 0).state_dict(),
         {name: tensor for name, tensor in state.items() if name != "pair_keys"},
         state | {"pair_levels": levels.long()},
         state | {"pair_ids": ids + 2},

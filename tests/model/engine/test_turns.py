@@ -1,0 +1,57 @@
+"""Turns of threads that share a model; their answers are in test_contract."""
+
+import itertools
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+from model.engine import Target
+from model.engine.devices import Turns, turns_of
+from tests.conftest import toy_model
+
+
+def test_hidden_states_are_those_of_the_threads_own_forward():
+    """A step of another thread's between a forward and what it left: the hook must not hear it."""
+    model, ids = toy_model("llama"), torch.tensor([[5, 6, 7, 8]])
+    target = Target(model)
+    with torch.inference_mode(), target.hidden_states():
+        model(ids)
+        own = target.hidden
+        other = threading.Thread(target=lambda: model(ids[:, :2]))
+        other.start()
+        other.join()
+        assert own is not None and target.hidden is own
+
+
+def test_threads_progress_side_by_side():
+    """A plain lock is mostly taken again by its last holder, before those who wait have woken up."""
+    turns, order, start = Turns(), [], threading.Barrier(4)
+
+    def work(i):
+        start.wait()
+        for _ in range(40):
+            with turns:
+                order.append(i)
+                time.sleep(0.002)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
+    begin = max(order.index(i) for i in range(4))
+    end = min(len(order) - order[::-1].index(i) for i in range(4))
+    assert sum(one == other for one, other in itertools.pairwise(order[begin:end])) <= 0.2 * (end - begin)
+
+
+def test_a_turn_is_taken_again_inside_itself_and_released_to_who_waits():
+    model = toy_model("llama")
+    turns, got = turns_of(model), threading.Event()
+    assert Target(model).turns is turns is Target(model).turns
+    with turns, turns:
+        waiting = threading.Thread(target=lambda: [turns.__enter__(), got.set(), turns.__exit__()])
+        waiting.start()
+        assert not got.wait(0.05)
+        with turns:  # while another one stands in the queue
+            pass
+    assert got.wait(5)
+    waiting.join()
