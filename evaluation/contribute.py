@@ -56,7 +56,7 @@ def contribute(folder: Path, name: str, note: str = "") -> Path:
         raise UserError(f"{folder}: holds compact records already; name a folder of results")
     runs = read_runs(folder)
     if lacking := unfinished(folder, runs):
-        raise UserError(f"{folder}: {lacking}; finish it first")
+        raise UserError(f"{folder}: {lacking}")
     records = [(run.folder.name, run.metadata | {"summary": run.summary, "note": note}, run.answers) for run in runs]
     marks = {path.name: mark for path in folder.glob("jobs/*.json") if "not_available" in (mark := read_object(path))}
     kept = {file: compact.without_paths({key: mark[key] for key in OF_MARK}) for file, mark in marks.items()}
@@ -75,7 +75,7 @@ def contribute(folder: Path, name: str, note: str = "") -> Path:
 def unfinished(folder: Path, runs: Sequence[Run]) -> str:
     """Say what of an experiment is missing; empty if nothing is."""
     if missing := missing_jobs(folder):
-        return f"{len(missing.jobs)} of {missing.total} jobs are missing"
+        return missing
     read = {run.folder for run in runs}
     if unread := [path for path in sorted(folder.glob("runs/*")) if path.is_dir() and path not in read]:
         return f"runs/{unread[0].name} has no answers that this version reads"

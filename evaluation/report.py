@@ -38,8 +38,7 @@ REFERENCE = ROOT / "results" / "reference"  # records that ship, a folder an exp
 def report(folder: Path) -> tuple[list[Run], pd.DataFrame]:
     """Write `tables/` and `figures/` below an experiment's folder, print the overall table; return runs and table."""
     runs = read_runs(folder)
-    missing = missing_jobs(folder)
-    notes = [str(missing)] if missing else []
+    notes = [missing] if (missing := missing_jobs(folder)) else []
     table = write_tables(runs, folder / "tables", notes)
     audit = write_audit(runs, folder)
     figures = draw_all(runs, table, folder / "figures")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
@@ -90,13 +89,9 @@ def load_tokenizer(path: str) -> tuple[Any, int]:
 
 def build(tokenizer: Any, vocab_size: int, texts: Iterable[Sequence[str]], output: Path) -> Datastore:
     """Tokenise, sort and write the texts; returns the opened datastore."""
-    started = time.perf_counter()
     ids = encode(tokenizer, texts)
-    print(f"{len(ids)} tokens in {time.perf_counter() - started:.1f} s", flush=True)
-    started = time.perf_counter()
     write_datastore(output, ids, vocab_size)
-    spent, size = time.perf_counter() - started, output.stat().st_size
-    print(f"sorted and written in {spent:.1f} s: {output}, {size / 1e6:.1f} MB", flush=True)
+    print(f"{output}: {len(ids)} tokens, {output.stat().st_size / 1e6:.1f} MB")
     return Datastore(output, vocab_size=vocab_size)
 
 

@@ -43,7 +43,7 @@ def render(runs: list[Run], measured: pd.DataFrame, folder: Path) -> str:
     style, script = ((HERE / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     names = {id(pool): name for name, pool in ran.items()}
     answers = reader.collect(ran, decoder)
-    trees = [drawing for name, pool in ran.items() if (drawing := tree_svg.draw(name, pool, decoder))]
+    trees = [drawing for name, pool in ran.items() if (drawing := tree_svg.draw(name, pool))]
     environment = Environment(
         loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )

@@ -101,7 +101,7 @@ def test_a_sweep_names_all_that_is_lacking_and_goes_on(call, checkpoint, monkeyp
     assert all("for toy (" in line for line in lines[at + 1 : at + 3])
 
     folder = tmp_path / "results/table1"
-    assert missing_jobs(folder) is None and len(list((folder / "jobs").iterdir())) == 8
+    assert not missing_jobs(folder) and len(list((folder / "jobs").iterdir())) == 8
     why = "not available: no Medusa heads for toy"
     table = pd.read_csv(folder / "tables/main.csv")
     (row,) = table[(table["method"] == "medusa") & (table["model"] == "toy")].to_dict("records")

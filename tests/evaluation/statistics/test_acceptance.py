@@ -13,7 +13,6 @@ from evaluation.statistics.acceptance import (
     accepted_paths,
     by_depth,
     by_node,
-    longest,
     most_accepted,
     template,
 )
@@ -58,15 +57,11 @@ def test_without_a_template_accepted_nodes_are_known_and_a_smaller_tree_tries_it
     assert nodes[2].share == nodes[2].given_parent == 0.0
 
 
-def test_steps_know_their_place_and_what_drafted_them():
+def test_steps_know_what_drafted_them():
     """Of several sources the template's steps count for its nodes, whatever their size; all count for depths."""
     records = {"step_nodes": [[1, 4, 4], [4]], "step_paths": [[[], [0, 0], [0, 0, 0]], [[1]]]}
     sources = [["", TEMPLATE, "suffix"], [TEMPLATE]]
     row = answer(7, "qa", [([1, 3, 4], 1.0), ([2], 1.0)], step_sources=sources, **records)
-    deepest = longest([row])
-    assert deepest is not None and (deepest.turn, deepest.number, deepest.start) == (0, 2, 4)
-    templated = longest([row], TEMPLATE)
-    assert templated is not None and templated[1:4] == (0, 0, 1) and templated.row is row
     every = accepted_paths([row])
     assert accepted_paths([row], TEMPLATE) == {(4, (0, 0)): 1, (4, (1,)): 1}
     assert every.total() == 3 and len(by_depth(every)) == 3 and by_depth(Counter()) == []
