@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections.abc import Iterator
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -32,15 +30,6 @@ HELD_OUT = [d for bench in held_out().values() for d in bench]
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
     return Tokenizer.from_file(str(MODEL / "tokenizer.json"))
-
-
-@pytest.fixture()
-def torch_state() -> Iterator[None]:
-    """Training fixes the threads and the algorithms of the process; give them back to the other tests."""
-    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
-    yield
-    torch.set_num_threads(threads)
-    torch.use_deterministic_algorithms(deterministic)
 
 
 # --- the judge
@@ -149,15 +138,12 @@ def test_batches_hold_every_sequence_once_and_nothing_behind_its_end() -> None:
 # --- training
 
 
-@pytest.fixture()
-def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_repeats_exactly(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training_, "POOL", 64)
-    monkeypatch.setattr(training_, "DRAFT", replace(training_.DRAFT, batch_tokens=512))
-
-
-def test_training_repeats_exactly(tokenizer: Tokenizer, torch_state: None, small_batches: None) -> None:
     recipe = Recipe(steps=3, batch_tokens=512, hidden=48, heads=2, layers=2, intermediate=64)
     one, two = (train(recipe, tokenizer).state_dict() for _ in range(2))
+    torch.set_num_threads(1)  # which training fixes, as it does the process's algorithms
+    torch.use_deterministic_algorithms(False)
     assert all(torch.equal(one[name], two[name]) for name in one)
 
 
