@@ -96,7 +96,7 @@ class TreeCacheLayer(CacheLayerMixin):
         return self.place.length + query_length, 0
 
     def get_seq_length(self) -> int:
-        return self.place.length
+        return self.place.length if self.is_initialized else 0
 
     def get_max_length(self) -> int:
         return self.keys.shape[2] if self.keys is not None else 0
