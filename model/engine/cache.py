@@ -15,7 +15,8 @@ from itertools import takewhile
 from typing import Any
 
 import torch
-from transformers.cache_utils import Cache, CacheLayerMixin, LinearAttentionLayer
+from transformers import cache_utils
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer, LinearAttentionLayer
 
 from .tree import Tree
 
@@ -23,6 +24,9 @@ MOST_MASKS = 64  # trees whose masks are kept
 MOST_FREE = 3  # caches kept after simultaneous sequences
 LEAST_SAVED = 32  # tokens of a text that is worth a copy
 ALIGNED = 16  # numbers: CUDA's kernels take rows that begin at a multiple of this, and copy all others once more
+
+# Of a layer without keys and values of its own: transformers' own, which older versions lack.
+NoLayer: Any = getattr(cache_utils, "DummyLayer", DynamicLayer)
 
 
 @dataclass(frozen=True)
@@ -96,7 +100,9 @@ class TreeCacheLayer(CacheLayerMixin):
         return self.place.length + query_length, 0
 
     def get_seq_length(self) -> int:
-        return self.place.length if self.is_initialized else 0
+        return (
+            self.place.length if self.keys is not None and self.keys.shape[1] else 0
+        )  # without heads nothing is stored
 
     def get_max_length(self) -> int:
         return self.keys.shape[2] if self.keys is not None else 0
@@ -144,12 +150,11 @@ class TreeCache(Cache):
         layers = list[Any]()
         empty, counts = torch.empty(0), states or [0] * len(shapes)
         for shape, count in zip(shapes, counts, strict=True):
-            if shape is None and count:
-                layers.append(LinearAttentionLayer(number_of_states=count))
-                continue
             buffers = self.place, empty, empty
-            layers.append(RecurrentTreeLayer(count, *buffers) if count else TreeCacheLayer(*buffers))
-            layers[-1].is_initialized = shape is not None  # the others tell masks the length, and stay empty
+            if shape is not None:
+                layers.append(RecurrentTreeLayer(count, *buffers) if count else TreeCacheLayer(*buffers))
+            else:
+                layers.append(LinearAttentionLayer(number_of_states=count) if count else NoLayer())
         super().__init__(layers=layers)
         self.recurrent = [layer for layer in layers if isinstance(layer, LinearAttentionLayer)]
         self._allocate(capacity)

@@ -127,8 +127,9 @@ def probe_layers(
     shapes: list[LayerShape | None] = []
     for layer in probe.layers:
         keys, values = (getattr(layer, name, None) for name in ("keys", "values"))
-        if keys is None or values is None:
-            shapes.append(None)
+        if keys is None or values is None:  # an empty attention layer looks at pictures alone
+            empty = type(layer).__name__ == "DynamicLayer"
+            shapes.append(LayerShape(0, 0, 0, model.dtype, device) if empty else None)
         else:
             index_keys = getattr(layer, "indexer_keys", None)  # (1, 1, index_dim)
             dims = keys.shape[1], keys.shape[3], values.shape[3]
