@@ -14,8 +14,7 @@ from model.methods.dynamic import DynamicRecycling
 from model.methods.logitspec import LogitSpec
 from model.methods.ngram_cache import NgramCache
 from model.methods.spine import Spine
-from model.methods.suffix import Suffix
-from model.methods.suffix_recycling import SuffixRecycling
+from model.methods.suffix import Suffix, SuffixRecycling
 from model.recycling import build_template
 from model.structures.history import History, TextSession
 from model.structures.ngram_table import NgramTable
