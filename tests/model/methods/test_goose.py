@@ -14,13 +14,11 @@ from model.engine import Target, generate
 from model.errors import UserError
 from model.methods.goose import Goose, GooseSession, Rows
 from tests.conftest import toy_model
-from tests.model.methods.public_traces import EOS, embedded, public_turns
+from tests.model.methods.public_traces import EXECUTED, answered, embedded
 from tests.model.sessions import paths_of
 
 
-@pytest.mark.parametrize(
-    ("execution", "every"), [("eager", 8), ("static", 28), pytest.param("eager", 1, marks=pytest.mark.slow)]
-)
+@EXECUTED
 def test_every_step_is_the_public_codes(execution, every, monkeypatch):
     sizes, draft = [], GooseSession.draft
 
@@ -30,21 +28,15 @@ def test_every_step_is_the_public_codes(execution, every, monkeypatch):
         return made
 
     monkeypatch.setattr(GooseSession, "draft", noted)
-    target = Target(embedded())
-    drafter = Goose(target.vocab_size)
-    turns = public_turns("goose_trace.jsonl")[::every]
-    for turn in turns:
-        sizes.clear()
-        drafter.reset()
-        out = generate(target, drafter, turn["prompt_ids"], max_new_tokens=200, eos={EOS}, execution=execution)
+    target, steps, most = Target(embedded()), 0, 0
+    for turn, out in answered(Goose(target.vocab_size), target, "goose_trace.jsonl", every, execution):
         assert out.accept_lengths == [1, *turn["accept_lengths"]], turn["question_id"]
         assert sizes == turn["nodes"], turn["question_id"]
         assert ["ts"[sum(size) == 0] for size in sizes] == list(turn["routes"])
         assert [step.nodes for step in out.steps] == [1, *(1 + sum(size) for size in turn["nodes"])]
-        assert out.tokens[: len(turn["output_ids"])] == turn["output_ids"][: len(out.tokens)]
-    if every == 1:
-        steps = sum(len(turn["accept_lengths"]) for turn in turns)
-        assert (len(turns), steps) == (56, 1912) and max(sum(size) for t in turns for size in t["nodes"]) == 95
+        steps, most = steps + len(sizes), max(most, *map(sum, sizes))
+        sizes.clear()
+    assert every > 1 or (steps, most) == (1912, 95)
 
 
 def drafted(nodes, prompt, rows, before=None, **settings):

@@ -13,28 +13,21 @@ import random
 
 import pytest
 
-from model.engine import Target, generate
+from model.engine import Target
 from model.methods.logitspec import Continuations, LogitSpec, side_by_side
-from tests.model.methods.public_traces import EOS, embedded, public_turns
+from tests.model.methods.public_traces import EXECUTED, answered, embedded
 from tests.model.sessions import paths_of
 
 
-@pytest.mark.parametrize(
-    ("execution", "every"), [("eager", 8), ("static", 28), pytest.param("eager", 1, marks=pytest.mark.slow)]
-)
+@EXECUTED
 def test_every_step_is_the_public_codes(execution, every):
-    target = Target(embedded())
-    drafter = LogitSpec(target.vocab_size)
-    turns = public_turns("logitspec_trace.jsonl")[::every]
-    for turn in turns:
-        drafter.reset()
-        out = generate(target, drafter, turn["prompt_ids"], max_new_tokens=200, eos={EOS}, execution=execution)
+    target, steps = Target(embedded()), 0
+    for turn, out in answered(LogitSpec(target.vocab_size), target, "logitspec_trace.jsonl", every, execution):
         *others, last = turn["accept_lengths"]
         assert out.accept_lengths == [1, *others] + [last - 1] * (last > 1), turn["question_id"]
         assert [step.nodes for step in out.steps] == [1] + [64] * (len(out.steps) - 1)
-        assert out.tokens[: len(turn["output_ids"])] == turn["output_ids"][: len(out.tokens)]
-    if every == 1:
-        assert (len(turns), sum(len(turn["accept_lengths"]) for turn in turns)) == (56, 2198)
+        steps += len(others) + 1
+    assert every > 1 or steps == 2198
 
 
 def write(pool, text, first):

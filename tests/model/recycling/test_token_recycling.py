@@ -128,12 +128,9 @@ def test_each_rule_is_a_plain_loop(update, seed, form):
         assert torch.equal(drafter.matrix.candidates, expected)
 
 
-def test_contradicting_rules_are_refused():
+def test_a_matrix_that_does_not_fit_or_is_no_matrix_is_refused(tmp_path):
     with pytest.raises(UserError, match="contradict"):
         TokenRecycling(61, Tree.chain(2), update="frozen", recycle_prompt=True)
-
-
-def test_a_matrix_that_does_not_fit_or_is_no_matrix_is_refused(tmp_path):
     matrix = AdjacencyMatrix(9, 3)
     with pytest.raises(UserError, match=r"\[8, 3\].*\[9, 3\]"):
         matrix.check_state({"candidates": torch.zeros(8, 3, dtype=torch.long)})
