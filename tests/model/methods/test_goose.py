@@ -15,7 +15,6 @@ from model.errors import UserError
 from model.methods.goose import Goose, GooseSession, Rows
 from tests.conftest import toy_model
 from tests.model.methods.public_traces import EXECUTED, answered, embedded
-from tests.model.sessions import paths_of
 
 
 @EXECUTED
@@ -37,26 +36,6 @@ def test_every_step_is_the_public_codes(execution, every, monkeypatch):
         steps, most = steps + len(sizes), max(most, *map(sum, sizes))
         sizes.clear()
     assert every > 1 or (steps, most) == (1912, 95)
-
-
-def drafted(nodes, prompt, rows, before=None, **settings):
-    """The draft behind a prompt and its last token as root, with these rows (token: candidates and scores)."""
-    drafter = Goose(61, nodes=nodes, **settings)
-    session = drafter.session()
-    session.begin(prompt)
-    session._before = prompt[-2] if before is None else before
-    drafter.rows.by_token.update(rows)
-    return session.draft(prompt[-1]), session
-
-
-def test_a_tree_by_hand():
-    """5 6 7 was followed by 8 9 5 6 7, c = 0.6 * 5 / 8 = 0.375: of 7 nodes int(7 * (0.5 + 0.375 / 2)) = 4 are spine."""
-    rows = {7: ([8, 9, 4], [0.5, 0.3, 0.009]), 8: ([9, 3], [0.6, 0.4]), 3: ([2, 1], [0.9, 0.1])}
-    draft, session = drafted(6, [5, 6, 7, 8, 9, 5, 6, 7], rows)
-    assert session._spine == 4
-    # two are left: one below the root (9, as 8 is the spine's), one on the spine (3, as 9 is the spine's there)
-    assert paths_of(draft) == sorted([(8,), (8, 9), (8, 9, 5), (8, 9, 5, 6), (9,), (8, 3)])
-    assert draft.tokens.tolist() == [7, 8, 9, 9, 3, 5, 6], "breadth-first, the spine's node the first of its siblings"
 
 
 def test_the_newest_pairs_are_carried_and_within_a_prompt_all_are():

@@ -14,9 +14,8 @@ import random
 import pytest
 
 from model.engine import Target
-from model.methods.logitspec import Continuations, LogitSpec, side_by_side
+from model.methods.logitspec import Continuations, LogitSpec
 from tests.model.methods.public_traces import EXECUTED, answered, embedded
-from tests.model.sessions import paths_of
 
 
 @EXECUTED
@@ -59,18 +58,3 @@ def test_continuations_are_those_of_writing_the_whole_window_every_time(size):
     # what one prompt leaves to the next is what reading all of it at once gives, so that a saved text is enough
     fast.extend([0, 1])
     assert Continuations(size, fast.tokens)._pools == fast._pools
-
-
-def test_a_draft_by_hand():
-    drafter = LogitSpec(61, nodes=15)
-    session = drafter.session()
-    session.begin([1, 2, 3, 9, 1, 4, 9, 1])
-    session._ranked = [2, 7, 3, 4, 5, 6, 8, 11, 12, 13, 14, 15]
-    # the text, and the root 2 behind it: (1, 2) was followed by 3 9 1 4 9 1, which is the first path
-    # 7 and the rest are candidates, 3 with (9, 1, 4), 4 with (9, 1), which end as the draft has 15 nodes
-    draft = session.draft(2)
-    paths = [[3, 9, 1, 4, 9, 1], [7], [3, 9, 1, 4], [4, 9, 1], [5]]
-    assert draft.tokens.tolist() == [2, 3, 7, 3, 4, 5, 9, 9, 9, 1, 1, 1, 4, 4, 9, 1]
-    assert (draft.tokens.tolist(), draft.tree.parent_of) == side_by_side(2, paths)
-    session._ranked = [7, 2, *range(20, 60)]
-    assert paths_of(session.draft(2))[-1] == (27,), "where another is first, the root is left out all the same"
