@@ -27,9 +27,9 @@ import torch
 
 from ..engine import DeviceSession, Draft, Needs, Verification
 from ..engine.tree import RankPath
+from ..structures import check_whole
 from ..structures.layouts import Layout, LayoutDrafter
 from ..structures.ngram_table import NgramTable
-from ..structures.settings import check_whole
 
 
 class Lookahead(LayoutDrafter):

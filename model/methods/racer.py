@@ -16,8 +16,8 @@ import torch
 from ..engine import Draft, Drafter, Needs, Session, Tree, Verification
 from ..engine.sampling import top_k
 from ..recycling.matrix import AdjacencyMatrix
+from ..structures import MAX_NODES, check_whole
 from ..structures.ngram_trie import NgramTrie, hash_order
-from ..structures.settings import MAX_NODES, check_whole
 
 MAX_TRIE = 1 << 24
 

@@ -19,8 +19,8 @@ from ..engine.tree import RankPath
 from ..errors import UserError
 from ..recycling import RecyclingSession, TokenRecycling
 from ..recycling.templates import best_order, likelihood
+from ..structures import MAX_NODES, check_whole
 from ..structures.history import History, TextSession
-from ..structures.settings import MAX_NODES, check_whole
 from ..structures.suffix_automaton import SuffixAutomaton
 
 

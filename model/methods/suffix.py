@@ -17,8 +17,8 @@ from ..engine import DeviceDrafter, DeviceSession, Draft, Tree, Verification
 from ..engine.sizing import Sizing, budget_of
 from ..errors import UserError
 from ..recycling import TokenRecycling
+from ..structures import check_whole
 from ..structures.history import History, TextSession
-from ..structures.settings import check_whole
 from ..structures.suffix_automaton import SuffixAutomaton
 
 # Probability that the token that followed a match of 1, 2, 3, ... tokens follows it again, before that is learnt.
