@@ -1,7 +1,7 @@
 """python -m evaluation.contribute RESULTS NAME: an experiment's records as results/reference/NAME, to be kept in git.
 
 Tables, figures and the page are drawn from it as from the results themselves. Names of people, hosts and folders are
-left out or refused, and so is what is not finished. Without arguments: write results/README.md again.
+left out. What is not finished is refused. Without arguments: write results/README.md again.
 """
 
 from __future__ import annotations
@@ -41,35 +41,27 @@ written by `python -m evaluation.contribute`.
 """
 
 
-def contribute(
-    folder: Path, name: str, note: str = "", *, public: Sequence[str] = (), incomplete: bool = False
-) -> Path:
+def contribute(folder: Path, name: str, note: str = "") -> Path:
     """Write an experiment's compact records as results/reference/NAME, and return that folder.
 
     Args:
         note: a remark for results/README.md, such as the machine.
-        public: names that may stay, as `compact.packed`.
-        incomplete: keep what is not finished; the note says how much is missing.
 
     Raises:
-        UserError: the name is no folder's, something is not finished, or the records name a person.
+        UserError: the name is no folder's, or something is not finished.
     """
     if not re.fullmatch(r"[\w][\w.-]*", name):
         raise UserError(f"{name}: must be one folder's name of letters, digits, dots and dashes")
     if (folder / compact.FILE).is_file():
         raise UserError(f"{folder}: holds compact records already; name a folder of results")
     runs = read_runs(folder)
-    lacking = unfinished(folder, runs)
-    if lacking and not incomplete:
-        raise UserError(f"{folder}: {lacking}; finish it, or say --incomplete, and the note will say what is missing")
-    note = "; ".join(filter(None, [note, f"incomplete: {lacking}" if lacking else ""]))
+    if lacking := unfinished(folder, runs):
+        raise UserError(f"{folder}: {lacking}")
     records = [(run.folder.name, run.metadata | {"summary": run.summary, "note": note}, run.answers) for run in runs]
-    data = compact.packed(records, public=public)
     marks = {path.name: mark for path in folder.glob("jobs/*.json") if "not_available" in (mark := read_object(path))}
     kept = {file: compact.without_paths({key: mark[key] for key in OF_MARK}) for file, mark in marks.items()}
-    compact.refuse_names(map(str, kept.values()), public)
     target = REFERENCE / name
-    write_bytes(target / compact.FILE, data)
+    write_bytes(target / compact.FILE, compact.packed(records))
     for old in [*target.glob("jobs/*.json"), *target.glob(GAPS)]:  # of what lay here before
         old.unlink()
     for file, mark in kept.items():
@@ -83,7 +75,7 @@ def contribute(
 def unfinished(folder: Path, runs: Sequence[Run]) -> str:
     """Say what of an experiment is missing; empty if nothing is."""
     if missing := missing_jobs(folder):
-        return f"{len(missing.jobs)} of {missing.total} jobs are missing"
+        return missing
     read = {run.folder for run in runs}
     if unread := [path for path in sorted(folder.glob("runs/*")) if path.is_dir() and path not in read]:
         return f"runs/{unread[0].name} has no answers that this version reads"
@@ -122,15 +114,12 @@ def main() -> None:
     parser.add_argument("folder", type=Path, nargs="?", metavar="RESULTS", help="an experiment's results")
     parser.add_argument("name", nargs="?", metavar="NAME", help="of the folder: the experiment, or EXPERIMENT-MACHINE")
     parser.add_argument("--note", default="", help="a remark for results/README.md")
-    parser.add_argument("--public", action="append", default=[], metavar="NAME", help="a name that may be published")
-    parser.add_argument("--incomplete", action="store_true", help="keep what is not finished, and note what is missing")
     arguments = parser.parse_args()
     with user_errors():
         if arguments.folder is not None:
             if arguments.name is None:
                 raise UserError("name the folder below results/reference, such as the experiment's own name")
-            given = {"public": arguments.public, "incomplete": arguments.incomplete}
-            target = contribute(arguments.folder, arguments.name, arguments.note, **given)
+            target = contribute(arguments.folder, arguments.name, arguments.note)
             size = (target / compact.FILE).stat().st_size
             print(f"{target / compact.FILE}: {size / 2**10:.0f} KiB")
         write_text(REFERENCE.parent / "README.md", overview(REFERENCE))

@@ -2,22 +2,19 @@
 
 With --answers GLOB instead of a folder: the same table from answer files in Spec-Bench's format, of any method.
 With --against OTHER: token ids and accepted lengths next to those of another folder; exit code 1 if they differ.
-Several folders, such as one experiment on several machines: tables and figures of all of them.
 """
 
 from __future__ import annotations
 
 import argparse
 import shlex
-import shutil
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
 
 from model.errors import UserError
-from model.files import ROOT, write_json, write_text
+from model.files import ROOT, write_text
 
 from .errors import user_errors
 from .figures import draw_all
@@ -30,43 +27,30 @@ from .statistics.audits import write_audit
 from .statistics.metrics import OVERALL
 from .statistics.notes import doubts
 from .statistics.published import with_published
-from .statistics.rendering import main_view, to_markdown, to_text, wrapped, write_csv, write_tables
+from .statistics.rendering import main_view, to_markdown, to_text, write_csv, write_tables
 from .statistics.tables import main_table, with_unavailable
-from .statistics.trees import auto_lines, auto_runs
+from .statistics.trees import auto_lines
 
-TOGETHER = Path("results/report")  # of what lies in no experiment's folder
-FOREIGN = TOGETHER / "tables" / "main.csv"
+FOREIGN = Path("results/report/tables/main.csv")
 REFERENCE = ROOT / "results" / "reference"  # records that ship, a folder an experiment
 
 
 def report(folder: Path) -> tuple[list[Run], pd.DataFrame]:
     """Write `tables/` and `figures/` below an experiment's folder, print the overall table; return runs and table."""
     runs = read_runs(folder)
-    missing = missing_jobs(folder)
-    notes = [str(missing)] if missing else []
+    notes = [missing] if (missing := missing_jobs(folder)) else []
     table = write_tables(runs, folder / "tables", notes)
     audit = write_audit(runs, folder)
     figures = draw_all(runs, table, folder / "figures")
-    if trees := auto_runs(runs):
-        write_json(folder / "tables" / "machine_tree.json", trees)
-    page, width = write_page(runs, table, folder), _width()
-    print(f"\n{to_text(main_view(runs, with_unavailable(table, folder), category=OVERALL), width)}\n")
-    for line in [*auto_lines(trees), *audit, *doubts(runs), *notes]:
-        print(wrapped(line, width))
+    page = write_page(runs, table, folder)
+    print(f"\n{to_text(main_view(runs, with_unavailable(table, folder), category=OVERALL))}\n")
+    for line in [*auto_lines(runs), *audit, *doubts(runs), *notes]:
+        print(line)
     print(f"\nreport:  {page}\ntables:  {folder / 'tables' / 'main.csv'} (by subtask; also .md)")
     print(f"figures: {folder / 'figures'} ({len(figures)}, each as pdf, svg, png)")
     if line := against_shipped(runs, folder):
         print(line)
     return runs, table
-
-
-def report_together(folders: Sequence[Path], out: Path) -> None:
-    """Write tables and figures of several folders, such as one experiment on several machines; print the table."""
-    runs = read_runs(*folders)
-    table = write_tables(runs, out / "tables")
-    figures = draw_all(runs, table, out / "figures")
-    print(f"\n{to_text(main_view(runs, table, category=OVERALL), _width())}\n")
-    print(f"tables:  {out / 'tables' / 'main.csv'} (by subtask; also .md)\nfigures: {out / 'figures'} ({len(figures)})")
 
 
 def report_answers(pattern: str, out: Path, baseline: Path | None = None) -> None:
@@ -75,13 +59,7 @@ def report_answers(pattern: str, out: Path, baseline: Path | None = None) -> Non
     table = with_published(main_table(runs))
     write_csv(out, table)
     write_text(out.with_suffix(".md"), to_markdown(main_view(runs, table)))
-    text = to_text(main_view(runs, table, category=OVERALL), _width())
-    print(f"\n{text}\n\ntables:  {out} (by subtask; also .md)")
-
-
-def _width() -> int | None:
-    """Return the width of the terminal; None where the output goes to a file or a pipe."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    print(f"\n{to_text(main_view(runs, table, category=OVERALL))}\n\ntables:  {out} (by subtask; also .md)")
 
 
 def against(folder: Path, other: Path) -> list[Comparison]:
@@ -116,12 +94,10 @@ def against_shipped(runs: list[Run], folder: Path) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m evaluation.report", description=__doc__)
-    parser.add_argument("folders", type=Path, nargs="*", metavar="FOLDER", help="results, e.g. results/quickstart")
+    parser.add_argument("folder", type=Path, nargs="?", metavar="FOLDER", help="results, e.g. results/quickstart")
     parser.add_argument("--answers", metavar="GLOB", help="answer files instead, e.g. 'model_answer/*.jsonl'")
     parser.add_argument("--baseline", type=Path, metavar="FILE", help="--answers: the file of plain decoding")
-    parser.add_argument(
-        "--out", type=Path, help=f"--answers: the table's file ({FOREIGN}); folders: theirs ({TOGETHER})"
-    )
+    parser.add_argument("--out", type=Path, help=f"--answers: the table's file (default: {FOREIGN})")
     parser.add_argument("--against", type=Path, metavar="OTHER", help="another folder: are token ids the same?")
     arguments = parser.parse_args()
     with user_errors():
@@ -129,23 +105,19 @@ def main() -> None:
 
 
 def _run(arguments: argparse.Namespace) -> None:
-    folders: list[Path] = arguments.folders
-    if bool(folders) == (arguments.answers is not None):
+    folder: Path | None = arguments.folder
+    if (folder is None) == (arguments.answers is None):
         raise UserError("name an experiment's folder, or answer files with --answers GLOB")
-    if len(folders) != 1 and arguments.against is not None:
-        raise UserError("--against: with an experiment's folder only")
-    if len(folders) == 1 and arguments.out is not None:
-        raise UserError("--out: with --answers only, or several folders; an experiment's report lies in its folder")
-    if arguments.answers is None and arguments.baseline is not None:
-        raise UserError("--baseline: with --answers only; an experiment's baselines are its runs of hf and vanilla")
-    if arguments.answers is not None:
+    where = "with --answers" if folder else "with an experiment's folder"
+    for option in ("out", "baseline") if folder else ("against",):
+        if getattr(arguments, option) is not None:
+            raise UserError(f"--{option}: {where} only")
+    if folder is None:
         report_answers(arguments.answers, arguments.out or FOREIGN, arguments.baseline)
-    elif len(folders) > 1:
-        report_together(folders, arguments.out or TOGETHER)
     elif arguments.against is not None:
-        sys.exit(int(any(c.verdict in WRONG for c in against(folders[0], arguments.against))))
+        sys.exit(int(any(c.verdict in WRONG for c in against(folder, arguments.against))))
     else:
-        report(folders[0])
+        report(folder)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ Jobs whose method lacks a companion are named, all together, and left out.
 from __future__ import annotations
 
 import argparse
-import os
 import shlex
 import sys
 from collections.abc import Sequence
@@ -16,15 +15,12 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
 from hydra.types import HydraContext
-from omegaconf import DictConfig
-
-from model.errors import UserError
-from model.files import ROOT
+from omegaconf import DictConfig, OmegaConf
 
 from .configuration.config import checked_config
 from .configuration.fingerprint import SAVED
 from .configuration.jobs import Composed, compose
-from .errors import config_errors, fail, noted, one_line, user_errors
+from .errors import fail, noted, user_errors
 from .loading.locks import keep_devices
 from .records.sweeps import Planned, available, write_down
 from .report import report
@@ -78,35 +74,22 @@ def launched_job(config: DictConfig) -> list[str]:
 
 
 def main() -> None:
-    """The command line; flags other than these are Hydra's, which prints configurations and help."""
+    """The command line."""
     failures: list[str] = []
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("-m", "--multirun", action="store_true")
-    parser.add_argument("--config-dir")
-    flags, words = parser.parse_known_args()
+    parser = argparse.ArgumentParser(prog="python -m evaluation.run", description=__doc__, allow_abbrev=False)
+    parser.add_argument("overrides", nargs="*", help="settings and choices, as method=recycling method.k=4")
+    parser.add_argument("-m", "--multirun", action="store_true", help="a sweep: settings may be lists")
+    parser.add_argument("--config-dir", help="a further folder of configs")
+    parser.add_argument("-c", "--cfg", choices=["job"], help="print the configuration of each job and run none")
+    given = parser.parse_intermixed_args()
     with user_errors(), keep_devices():
-        if any(word.startswith("-") for word in words):
-            _by_hydra()
+        composed = compose(given.overrides, multirun=given.multirun, config_dir=given.config_dir)
+        if given.cfg:
+            print("---\n".join(OmegaConf.to_yaml(job.config) for job in composed.jobs))
         else:
-            composed = compose(words, multirun=flags.multirun, config_dir=flags.config_dir)
             failures = run_command(composed, sys.argv[1:])
     if failures:
         fail("; ".join(failures))
-
-
-def _by_hydra() -> None:
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors, which are printed as one line
-    try:
-        with config_errors():
-            hydra.main(version_base=None, config_path=str(ROOT / "configs"), config_name="config")(_run_nothing)()
-    except ValueError as error:  # flags that do not go together
-        raise UserError(one_line(error)) from None
-
-
-def _run_nothing(config: DictConfig) -> None:
-    raise UserError(
-        "flags but -m and --config-dir are for printing configurations and help, and none of them was given"
-    )
 
 
 if __name__ == "__main__":

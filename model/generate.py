@@ -241,16 +241,17 @@ class Generate:
             sampling=sampling,
             execution=execution.under(sampling),
         )
-        ids = input_ids
+        criteria, text = undecided(stopping_criteria or (), config.max_length, eos), list(prompt)
         with closing(steps):
             for step in steps:
                 for token in step.tokens:
-                    ids = torch.cat((ids, torch.tensor([[token]], device=ids.device)), dim=1)
+                    text.append(token)
                     if token_streamer is not None:
                         token_streamer.put(torch.tensor([token]))
-                    if stopping_criteria(ids, None).all():
+                    if criteria and meets(criteria, torch.tensor([text], device=input_ids.device)):
                         steps.close()
                         break
+        ids = torch.tensor([text], device=input_ids.device)
         if token_streamer is not None:
             token_streamer.end()
         if not config.return_dict_in_generate:
@@ -269,6 +270,23 @@ class Generate:
                 new.load_state_dict(drafter.state_dict())
             state.drafters[self], drafter = (target, eos, new), new
         return drafter
+
+
+def undecided(criteria: Iterable[Any], max_length: int, eos: Collection[int]) -> list[Any]:
+    """Return the criteria that the loop does not decide itself, each of which asks a GPU for every token."""
+    from transformers.generation import EosTokenCriteria, MaxLengthCriteria
+
+    def decided(criterion: Any) -> bool:
+        if type(criterion) is EosTokenCriteria:
+            return set(criterion.eos_token_id.tolist()) <= set(eos)
+        return type(criterion) is MaxLengthCriteria and criterion.max_length >= max_length
+
+    return [criterion for criterion in criteria if not decided(criterion)]
+
+
+def meets(criteria: list[Any], ids: torch.Tensor) -> bool:
+    """True if the text (1, L) ends by one of the criteria."""
+    return any(bool(criterion(ids, None).all()) for criterion in criteria)
 
 
 def eos_ids(ids: int | Iterable[int] | None) -> frozenset[int]:

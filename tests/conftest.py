@@ -25,9 +25,6 @@ from transformers import (
 )
 
 from model.engine import Target
-from tests.skipped import pytest_unconfigure
-
-__all__ = ["pytest_unconfigure"]  # pytest finds it here
 
 torch.set_num_threads(1)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
@@ -25,7 +24,7 @@ from model.errors import UserError
 from model.files import located
 from model.structures.datastore import Datastore, write_datastore
 
-BLOCK = 2**16  # characters of a .txt file tokenised at once; cut at line ends
+BLOCK = 4096  # lines of a .txt file tokenised at once
 BATCH = 256  # texts tokenised at once
 
 
@@ -41,7 +40,7 @@ def documents(files: Iterable[Path]) -> Iterator[list[str]]:
         try:
             with file.open(encoding="utf-8") as lines:
                 if file.suffix == ".txt":
-                    yield list(_blocks(lines))
+                    yield list(iter(lambda: "".join(islice(lines, BLOCK)), ""))
                     continue
                 for number, line in enumerate(lines, start=1):
                     if line.strip():
@@ -50,19 +49,6 @@ def documents(files: Iterable[Path]) -> Iterator[list[str]]:
             raise UserError(f"{file}: cannot be read ({error.strerror or error})") from None
         except UnicodeDecodeError as error:
             raise UserError(f"{file}: is not UTF-8 ({error.reason})") from None
-
-
-def _blocks(lines: Iterable[str]) -> Iterator[str]:
-    """Join lines to blocks, so that a large file is tokenised in parts."""
-    block, size = list[str](), 0
-    for line in lines:
-        block.append(line)
-        size += len(line)
-        if size >= BLOCK:
-            yield "".join(block)
-            block, size = [], 0
-    if block:
-        yield "".join(block)
 
 
 def _text(line: str, where: str) -> str:
@@ -103,13 +89,9 @@ def load_tokenizer(path: str) -> tuple[Any, int]:
 
 def build(tokenizer: Any, vocab_size: int, texts: Iterable[Sequence[str]], output: Path) -> Datastore:
     """Tokenise, sort and write the texts; returns the opened datastore."""
-    started = time.perf_counter()
     ids = encode(tokenizer, texts)
-    print(f"{len(ids)} tokens in {time.perf_counter() - started:.1f} s", flush=True)
-    started = time.perf_counter()
     write_datastore(output, ids, vocab_size)
-    spent, size = time.perf_counter() - started, output.stat().st_size
-    print(f"sorted and written in {spent:.1f} s: {output}, {size / 1e6:.1f} MB", flush=True)
+    print(f"{output}: {len(ids)} tokens, {output.stat().st_size / 1e6:.1f} MB")
     return Datastore(output, vocab_size=vocab_size)
 
 

@@ -12,7 +12,7 @@ from ..records.rows import accept_lengths
 from ..statistics.metrics import repetition
 from ..statistics.pools import BUDGETS, mat_ratio
 from ..statistics.tables import BASELINES
-from .figure_data import MOST, TREE, FigureData, largest_group
+from .figure_data import MOST, TREE, FigureData
 from .style import INTERVAL, colour, finish, mark, marker, panels, sideways
 
 PHASES = ("draft", "forward", "verify", "commit", "observe", "loop", "step")
@@ -85,13 +85,10 @@ def novelty(datasets: Sequence[FigureData]) -> Figure | None:
 
 def budget(data: FigureData) -> Figure | None:
     """MAT, MAT over that of recycling, and speedup over vanilla, by the most nodes that a step drafts."""
-    lines: dict[str, dict[int, dict[str, Any]]] = {}
-    rows = [row | {"budget": most} for row in data.drafting if row["tree"] != "shape" and (most := row["pool"].budget)]
-    for method in dict.fromkeys(row["pool"].method for row in rows):
-        group = largest_group([row for row in rows if row["pool"].method == method], {*TREE, *BUDGETS}, "budget")
-        lines[method] = {row["budget"]: row for row in group}
-    lines = {name: line for name, line in lines.items() if len(line) > 2}
-    if REFERENCE not in lines or len(lines) < 2:
+    named = data.lines("budget", (*TREE, *BUDGETS))
+    lines = {name: {row["budget"]: row for row in rows} for name, rows in named.items() if rows[0]["tree"] != "shape"}
+    reference = next((line for name, line in lines.items() if name.startswith(REFERENCE)), None)
+    if reference is None or len(lines) < 2:
         return None
     timed = any(row["speedup_vanilla"] == row["speedup_vanilla"] for line in lines.values() for row in line.values())
     figure, drawn = panels(2 + timed, height=1.2 + 1.0 * (2 + timed), sharex=True)
@@ -104,8 +101,8 @@ def budget(data: FigureData) -> Figure | None:
             axes.plot(at, [line[n][column] for n in at], **options)
             low, high = ([line[n][f"{column}_{end}"] for n in at] for end in ("low", "high"))
             axes.fill_between(at, low, high, color=colour(i + 2), alpha=0.15, linewidth=0)
-        both = [n for n in at if n in lines[REFERENCE]]
-        ratios = [mat_ratio(line[n]["pool"].cells, lines[REFERENCE][n]["pool"].cells) for n in both]
+        both = [n for n in at if n in reference]
+        ratios = [mat_ratio(line[n]["pool"].cells, reference[n]["pool"].cells) for n in both]
         gains.plot(both, [value for value, _, _ in ratios], **options)
         gains.fill_between(both, [g[1] for g in ratios], [g[2] for g in ratios], color=colour(i + 2), alpha=0.15, lw=0)
     mats.set_ylabel("MAT\n(tokens per step)")

@@ -33,10 +33,12 @@ class FigureData:
 
     @cached_property
     def overall(self) -> list[dict[str, Any]]:
-        """Return the row of all categories together, one a pool, with `pool`, `name`, `state_mib`."""
+        """Return the row of all categories together, one a pool, with `pool`, `name`, `budget`, `state_mib`."""
         rows: list[dict[str, Any]] = self.table[self.table["category"] == OVERALL].to_dict("records")  # type: ignore[assignment]
         pairs = zip(rows, self.pools, strict=True)
-        return [r | {"pool": p, "name": p.name, "state_mib": r["state_bytes"] / 2**20} for r, p in pairs]
+        return [
+            r | {"pool": p, "name": p.name, "budget": p.budget, "state_mib": r["state_bytes"] / 2**20} for r, p in pairs
+        ]
 
     @property
     def drafting(self) -> list[dict[str, Any]]:
@@ -77,14 +79,6 @@ class FigureData:
         chosen = [sorted(rows, key=lambda row: float(row[setting])) for rows in groups.values()]
         chosen = [rows for rows in chosen if len({row[setting] for row in rows}) == len(rows) > 2]
         return name_lines(chosen, moving)
-
-
-def largest_group(rows: Sequence[dict[str, Any]], moving: Collection[str], setting: str) -> list[dict[str, Any]]:
-    """Keep the rows that have all settings but the moving ones in common, where this setting varies most."""
-    groups: dict[str, list[dict[str, Any]]] = {}
-    for row in rows:
-        groups.setdefault(_fixed(row, moving), []).append(row)
-    return max(groups.values(), key=lambda group: len({str(row.get(setting)) for row in group}), default=[])
 
 
 def _fixed(row: dict[str, Any], moving: Collection[str]) -> str:

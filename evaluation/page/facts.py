@@ -75,13 +75,11 @@ def _bench(pool: Pool) -> str:
     return f"{bench['name']}, {count} questions, sha256 {str(bench.get('sha256'))[:12]}"
 
 
-def commands(ran: Configurations) -> list[tuple[str, list[str], int]]:
-    """Return the recorded command lines, each once: what it ran, and how many answers it would still give."""
+def commands(ran: Configurations) -> dict[str, list[str]]:
+    """Return what each of the recorded command lines ran."""
     names: dict[str, dict[str, None]] = {}
-    missing: Counter[str] = Counter()
     for name, pool in ran.items():
         for run in pool.runs:
             if line := shlex.join(module_command(run.metadata.get("command") or [])):
                 names.setdefault(line, {})[name] = None
-                missing[line] += int(run.metadata["questions"]) - len(run.answers)
-    return [(line, list(of), missing[line]) for line, of in names.items()]
+    return {line: list(of) for line, of in names.items()}

@@ -27,9 +27,7 @@ from . import facts, reader, tree_svg
 from .tokens import Decoder
 
 HERE = Path(__file__).parent
-MOST_TREES = 8
 COLUMN_WIDTH = 320  # points; figures up to this width stand two in a row
-MOST_FIGURE_BYTES = 1_800_000  # of all SVGs together, as embedded
 
 
 def write_page(runs: list[Run], measured: pd.DataFrame, folder: Path) -> Path:
@@ -43,19 +41,13 @@ def render(runs: list[Run], measured: pd.DataFrame, folder: Path) -> str:
     """Render the page as HTML. Everything that a model or a user wrote goes through autoescaping or `script_json`."""
     ran, decoder = facts.configurations(runs), Decoder()
     style, script = ((HERE / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
-    figures, figures_left_out = _figures(folder / "figures")
     names = {id(pool): name for name, pool in ran.items()}
-    drafting = {name: pool for name, pool in ran.items() if tree_svg.has_tree(pool)}
     answers = reader.collect(ran, decoder)
-    trees = [
-        drawing for name in list(drafting)[:MOST_TREES] if (drawing := tree_svg.draw(name, drafting[name], decoder))
-    ]
+    trees = [drawing for name, pool in ran.items() if (drawing := tree_svg.draw(name, pool))]
     environment = Environment(
         loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    return environment.get_template(
-        "page.html"
-    ).render(
+    return environment.get_template("page.html").render(
         title=folder.resolve().name,
         policy=_policy(style, script),
         style=Markup(style),  # our own files: nothing to escape
@@ -66,10 +58,8 @@ def render(runs: list[Run], measured: pd.DataFrame, folder: Path) -> str:
         facts=facts.facts(ran),
         table=page_view(with_unavailable(measured, folder)),
         executed=execution_words(measured) + not_compared(list(ran.values())),
-        figures=figures,
-        figures_left_out=figures_left_out,
+        figures=_figures(folder / "figures"),
         trees=trees,
-        trees_left_out=list(drafting)[MOST_TREES:],
         legend=tree_svg.legend(),
         audits=[(names[id(a.pool)], names[id(a.base)], a) for a in audits(list(ran.values()), ("vanilla", "hf"))],
         notes=answers.pop("notes"),
@@ -100,22 +90,18 @@ def _policy(style: str, script: str) -> str:
     )
 
 
-def _figures(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the figures as images inside the page, their docstrings as captions, and the names of those left out."""
+def _figures(folder: Path) -> list[dict[str, Any]]:
+    """Return the figures as images inside the page, their docstrings as captions."""
     captions = {
         draw.__name__: " ".join((inspect.getdoc(draw) or "").split()) for draw in (*drawn.FIGURES, *drawn.ACROSS)
     }
     places = {name: i for i, name in enumerate(captions)}
-    figures, left_out, size = [], [], 0
+    figures = []
     for path in sorted(folder.glob("*.svg"), key=lambda path: (places.get(path.stem.split("-")[0], 99), path.stem)):
         svg = path.read_bytes()
         source = "data:image/svg+xml;base64," + base64.b64encode(svg).decode()
-        if size + len(source) > MOST_FIGURE_BYTES:
-            left_out.append(path.name)
-            continue
-        size += len(source)
         width = re.search(rb'<svg[^>]* width="([\d.]+)pt"', svg)
         wide = width is None or float(width[1]) > COLUMN_WIDTH
         caption = captions.get(path.stem.split("-")[0], "")
         figures.append({"name": path.stem, "source": source, "caption": caption, "wide": wide})
-    return figures, left_out
+    return figures

@@ -1,4 +1,4 @@
-"""Single answers for the page's reader: token pieces by step, within a budget of bytes."""
+"""Single answers for the page's reader: token pieces by step."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from ..statistics.metrics import lengths_by_turn
 from ..statistics.pools import Pool
 from .tokens import Decoder, spelled
 
-MOST_QUESTIONS, MOST_BYTES = 40, 2_000_000
+MOST_QUESTIONS = 24
 MOST_PROMPT = 600  # characters of a question's turn that are shown
 
 
 def collect(ran: dict[str, Pool], decoder: Decoder) -> dict[str, Any]:
     """Collect what the reader shows: `runs`, `questions`, `texts` (each once), `answers`; and what was left out.
 
-    Questions are taken from all subtasks in turn, each with the answers of all configurations, as long as they fit. Of
-    several answers to a question, and of repeats, the first is taken.
+    Questions are taken from all subtasks in turn, each with the answers of all configurations. Of several answers to a
+    question, and of repeats, the first is taken.
     """
     runs = [pool.first for pool in ran.values()]
     texts = _Texts(decoder)
@@ -34,29 +34,20 @@ def collect(ran: dict[str, Pool], decoder: Decoder) -> dict[str, Any]:
     prompts = _prompts(runs)
     questions: list[dict[str, Any]] = []
     answers: list[dict[str, Any]] = []
-    size = 0
     for key, category in order[:MOST_QUESTIONS]:
-        before = len(texts.items)
-        new = [
+        answers += [
             {"run": i, "question": len(questions), "turns": _turns(run, answered[key], texts)}
             for i, (run, answered) in enumerate(zip(runs, rows, strict=True))
             if key in answered
         ]
         shown_id = str(next(answered[key] for answered in rows if key in answered)["question_id"])
-        question = {"id": shown_id, "category": category, "turns": prompts.get(key, [])}
-        size += len(json.dumps([new, question, texts.items[before:]], ensure_ascii=False).encode(errors="replace"))
-        if size > MOST_BYTES and questions:
-            break
-        questions.append(question)
-        answers += new
-    used = {turn["text"] for answer in answers for turn in answer["turns"]}
-    kept = [text if i in used else {} for i, text in enumerate(texts.items)]  # what the last, refused question added
+        questions.append({"id": shown_id, "category": category, "turns": prompts.get(key, [])})
     return {
         "runs": list(ran),
         "questions": questions,
         "answers": answers,
-        "texts": kept,
-        "notes": _notes(ran, len(questions), len(order), decoder, texts.mismatched),
+        "texts": texts.items,
+        "notes": _notes(ran, len(questions), len(order), decoder),
     }
 
 
@@ -81,13 +72,10 @@ class _Texts:
     def __init__(self, decoder: Decoder) -> None:
         self.decoder = decoder
         self.items: list[dict[str, Any]] = []
-        self.mismatched = 0  # turns whose ids decode to another text than the one recorded
         self._numbers: dict[str, int] = {}
 
     def add(self, run: Run, text: str, ids: list[int] | None) -> int:
         pieces = self.decoder.pieces(run, ids) if ids else None
-        if pieces is not None and text not in "".join(pieces):
-            pieces, self.mismatched = None, self.mismatched + 1
         item = {"pieces": pieces} if pieces is not None else {"text": text}
         key = json.dumps(item)
         if key not in self._numbers:
@@ -134,7 +122,7 @@ def _bench_file(run: Run) -> tuple[str, str]:
     return str(given.get("path", "")), str(run.settings["bench"].get("sha256"))
 
 
-def _notes(ran: dict[str, Pool], shown: int, total: int, decoder: Decoder, mismatched: int) -> list[str]:
+def _notes(ran: dict[str, Pool], shown: int, total: int, decoder: Decoder) -> list[str]:
     """Say what the reader does not show."""
     texts = all(pool.first.has_texts for pool in ran.values())
     instead = "as recorded, with the accepted lengths below them" if texts else "as accepted lengths only"
@@ -148,9 +136,4 @@ def _notes(ran: dict[str, Pool], shown: int, total: int, decoder: Decoder, misma
         notes.append("Only the first repeat and the first answer to a question are shown.")
     for path, reason in decoder.failures.items():
         notes.append(f"The tokenizer of {path} could not be loaded here ({reason}). Its answers are shown {instead}.")
-    if mismatched:
-        notes.append(
-            f"{mismatched} turn(s) decode to another text than the recorded one: the tokenizer has changed since. They "
-            f"are shown {instead}."
-        )
     return notes

@@ -76,12 +76,6 @@ def split(decode: Decode, ids: list[int]) -> list[str]:
     return pieces
 
 
-def visible(piece: str) -> str:
-    """Write a token as a label: spaces and line ends can be seen, and long ones are cut."""
-    shown = piece.replace(" ", "␣").replace("\n", "↵").replace("\t", "⇥")
-    return shown if len(shown) <= 12 else shown[:11] + "…"
-
-
 def spelled(path: RankPath) -> str:
     """Spell the ranks from the root down: 0·0·1; of a deep path 0×36 is the same rank 36 times. Empty for the root."""
     runs = [(str(rank), len(list(same))) for rank, same in groupby(path)]

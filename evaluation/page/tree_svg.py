@@ -6,29 +6,17 @@ from dataclasses import dataclass
 
 from model.engine.tree import RankPath
 
-from ..records.runs import Run
-from ..statistics.acceptance import (
-    LEARNT,
-    TEMPLATE,
-    Node,
-    Step,
-    accepted_paths,
-    by_node,
-    longest,
-    most_accepted,
-    template,
-)
+from ..statistics.acceptance import LEARNT, TEMPLATE, Node, accepted_paths, by_node, template
 from ..statistics.pools import Pool
-from .tokens import Decoder, spelled, visible
+from .tokens import spelled
 
 BOUNDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.7)  # upper ends of colour classes 1, 2, ...; 0: never accepted
-MOST_NODES = 300  # drawn of one tree; the most accepted ones
-COLUMN, ROW, MARGIN, LEFT = 112, 13, 16, 96  # units of the drawing; LEFT is room for the root's token
+COLUMN, ROW, MARGIN, LEFT = 112, 13, 16, 48  # units of the drawing; LEFT is room for the word root
 
 
 @dataclass(frozen=True)
 class Dot:
-    """A node as drawn: `shade` is its colour class, `token` is set on the path of the real step."""
+    """A node as drawn; `shade` is its colour class."""
 
     x: float
     y: float
@@ -36,8 +24,6 @@ class Dot:
     from_y: float
     shade: int
     title: str
-    token: str
-    on_path: bool
 
 
 @dataclass(frozen=True)
@@ -48,7 +34,6 @@ class Drawing:
     width: float
     height: float
     root: tuple[float, float]
-    root_token: str
     dots: list[Dot]
     words: list[str]
 
@@ -65,37 +50,27 @@ def shade(share: float) -> int:
     return 0 if share <= 0 else 1 + sum(share > bound for bound in BOUNDS)
 
 
-def has_tree(pool: Pool) -> bool:
-    """Return whether it drafts from a template and its records hold the accepted rank paths."""
-    drafts = bool(pool.first.settings["method"].get("tree"))
-    return drafts and any(choice.get("step_paths") for row in pool.rows for choice in row["choices"])
-
-
-def draw(name: str, pool: Pool, decoder: Decoder) -> Drawing | None:
-    """Draw a configuration's draft tree, over all repeats; None if no step drafted."""
+def draw(name: str, pool: Pool) -> Drawing | None:
+    """Draw a configuration's draft tree, over all repeats; None without a tree, or if no step drafted from it."""
     run = pool.first
+    if not run.settings["method"].get("tree"):
+        return None
     accepted, order = accepted_paths(pool.rows, TEMPLATE), template(run)
     nodes = by_node(accepted, order)
     if not accepted or not nodes:
         return None
-    kept = sorted(most_accepted(nodes, MOST_NODES), key=lambda node: node.path)
-    places, leaves = _layout([node.path for node in kept])
-    real = longest(pool.rows, TEMPLATE)
-    tokens, sentence = _real_step(run, real, decoder)
-    path = real.path if real else ()
-    dots = [_dot(node, places, path, tokens) for node in kept]
-    deepest = max(len(node.path) for node in kept)
+    places, leaves = _layout([node.path for node in nodes])
+    dots = [_dot(node, places) for node in sorted(nodes, key=lambda node: node.path)]
+    deepest = max(len(node.path) for node in nodes)
     root = places[()]
     never = sum(node.accepted == 0 for node in nodes)
-    words = [f"{len(nodes)} nodes, depth {deepest}, of which {never} were never accepted.", *filter(None, [sentence])]
+    words = [f"{len(nodes)} nodes, depth {deepest}, of which {never} were never accepted."]
     if order is None:
         changes = run.settings["method"].get("tree") == LEARNT
         why = "The tree changed during the run" if changes else "The records do not hold the tree"
         words.append(f"{why}: only nodes accepted at least once are drawn, and each counts as tried in every step.")
-    if len(kept) < len(nodes):
-        words.append(f"Of {len(nodes)} nodes the {len(kept)} most often accepted are drawn.")
     width, height = root[0] + COLUMN * deepest + MARGIN, ROW * leaves + 2 * MARGIN
-    return Drawing(name, width, height, root, tokens[0] if tokens else "", dots, words)
+    return Drawing(name, width, height, root, dots, words)
 
 
 def _layout(paths: list[RankPath]) -> tuple[dict[RankPath, tuple[float, float]], int]:
@@ -117,30 +92,11 @@ def _layout(paths: list[RankPath]) -> tuple[dict[RankPath, tuple[float, float]],
     return {path: (x, MARGIN + ROW * (rows + y + 0.5)) for path, (x, y) in places.items()}, rows
 
 
-def _dot(node: Node, places: dict[RankPath, tuple[float, float]], real: RankPath, tokens: list[str]) -> Dot:
+def _dot(node: Node, places: dict[RankPath, tuple[float, float]]) -> Dot:
     (x, y), (from_x, from_y) = places[node.path], places[node.path[:-1]]
-    depth = len(node.path)
-    on_path = real[:depth] == node.path
     title = (
         f"ranks {spelled(node.path)}: accepted in {node.accepted:,} of {node.tried:,} steps "
         f"({100 * node.share:.1f} %), in {100 * node.given_parent:.1f} % of the {node.parent_accepted:,} that accepted "
         "its parent"
     )
-    token = tokens[depth] if on_path and depth < len(tokens) else ""
-    return Dot(x, y, from_x, from_y, shade(node.share), title, token, on_path)
-
-
-def _real_step(run: Run, step: Step | None, decoder: Decoder) -> tuple[list[str], str]:
-    """Return the tokens of a step with a path, from the root on, and a sentence that names it."""
-    if step is None:
-        return [], ""
-    outputs = step.row["choices"][step.choice].get("output_ids") or []
-    pieces = decoder.pieces(run, outputs[step.turn]) if step.turn < len(outputs) else None
-    tokens = [visible(p) for p in (pieces or [])[max(step.start - 1, 0) : step.start + len(step.path)]]
-    if tokens and step.start == 0:  # the first step: the root is the prompt's, and no output
-        tokens = ["", *tokens]
-    shown = "written at the nodes; rejected ones are not recorded" if tokens else "not shown, as there is no tokenizer"
-    return tokens, (
-        f"Outlined: a recorded step (question {step.row['question_id']}, turn {step.turn + 1}, step {step.number + 1}) "
-        f"that accepted {len(step.path)} draft tokens at once, ranks {spelled(step.path)}. Its tokens are {shown}."
-    )
+    return Dot(x, y, from_x, from_y, shade(node.share), title)

@@ -1,4 +1,4 @@
-"""Compact records: all runs of an experiment in one compressed file that is kept in git and names nobody.
+"""Compact records: all runs of an experiment in one compressed file that is kept in git, without folders or links.
 
 One JSON line a run (its name, metadata, summary), then one an answer, each with the fields listed here. Token ids are
 kept, as equality is checked by them; the answers' text is not. The same runs give the same bytes by the same liblzma.
@@ -6,11 +6,9 @@ kept, as equality is checked by them; the answers' text is not. The same runs gi
 
 from __future__ import annotations
 
-import getpass
 import hashlib
 import json
 import lzma
-import platform
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -48,26 +46,16 @@ CHOICE = (
 SENTENCES = ("execution_why", "not_available")  # fields of words, in which a path may occur; of them what is before it
 _PUBLIC_PATH = re.compile(r"data/[\w./-]+|[\w-][\w.-]*/[\w.-]+")  # what ships, and a name on the hub
 _PLAIN_WORD = re.compile(rf"-m|\+?[\w.]+=(?:[\w.,+()\[\]-]*|{_PUBLIC_PATH.pattern})")  # a setting and its plain values
-# User and host names that name nobody, as containers and rented machines have them.
-COMMON = frozenset({"root", "user", "admin", "ubuntu", "debian", "ec2-user", "runner", "localhost", "none", "unknown"})
 
 
-def packed(runs: Iterable[tuple[str, dict[str, Any], Sequence[Row]]], *, public: Sequence[str] = ()) -> bytes:
-    """Return the file's bytes for runs given as name, metadata with `summary`, and answers.
-
-    Args:
-        public: words that may be in the file although they are a user's or a host's name.
-
-    Raises:
-        UserError: a user's or host's name is left; says where.
-    """
+def packed(runs: Iterable[tuple[str, dict[str, Any], Sequence[Row]]]) -> bytes:
+    """Return the file's bytes for runs given as name, metadata with `summary`, and answers."""
     lines: list[str] = []
     for name, metadata, answers in runs:
         lines.append(_line({"run": published_name(name), "metadata": published(metadata)}))
         for row in answers:
             choices = [_only(choice, CHOICE) | {"turns": ["" for _ in choice["turns"]]} for choice in row["choices"]]
             lines.append(_line(_only(row, ANSWER) | {"choices": choices}))
-    refuse_names(lines, public)
     return lzma.compress("".join(lines).encode(), preset=9)
 
 
@@ -117,30 +105,6 @@ def without_paths(value: Any, key: str = "") -> Any:
     if not isinstance(value, str) or not re.search(r"[/\\]", value) or _PUBLIC_PATH.fullmatch(value):
         return value
     return re.split(r"\S*[/\\]", value)[0].strip() if key in SENTENCES else re.split(r"[/\\]", value.rstrip("/\\"))[-1]
-
-
-def refuse_names(lines: Iterable[str], public: Sequence[str] = ()) -> None:
-    """Raise UserError at this machine's host's or user's name, in any case and as a word of its own.
-
-    Args:
-        public: names that are not refused, in any case.
-    """
-    try:
-        user = getpass.getuser()
-    except (OSError, KeyError):  # a container's user without a name
-        user = ""
-    host = platform.node()
-    names = {host, host.partition(".")[0], user, Path.home().name}
-    allowed = COMMON | {"", *(name.lower() for name in public)}
-    refused = "|".join(re.escape(name) for name in sorted(names) if name.lower() not in allowed)
-    pattern = re.compile(rf"(?<![^\W_])(?:{refused})(?![^\W_])", flags=re.I)
-    for line in lines if refused else ():
-        if match := pattern.search(line):
-            near = line[max(0, match.start() - 40) : match.end() + 20]
-            raise UserError(
-                f"{match[0]!r} is a user's or host's name and is in the records (...{near}...); rename what is called "
-                f"so, or say that it may be public: --public {match[0]}"
-            )
 
 
 def _line(value: dict[str, Any]) -> str:

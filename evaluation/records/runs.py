@@ -44,7 +44,6 @@ class Run:
     folder: Path
     metadata: dict[str, Any]
     answers: list[Row]
-    experiment: str = ""  # its folder, where runs of several are read together
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -73,8 +72,7 @@ class Run:
         settings = self.settings
         compared = settings["model"] | {"bench": settings["bench"]["name"], "file": settings["bench"].get("sha256")}
         compared |= {"limit": settings["max_new_tokens"], "choices": settings.get("num_choices")}
-        where = (self.metadata["device"], *filter(None, [self.experiment]))
-        return (*(f"{key}={compared[key]}" for key in sorted(compared)), *where)
+        return (*(f"{key}={compared[key]}" for key in sorted(compared)), self.metadata["device"])
 
     @property
     def question_keys(self) -> tuple[str, ...]:
@@ -177,32 +175,21 @@ def row_key(row: Row) -> str:
     return question_key(row["question_id"], row.get("question_sha256"))
 
 
-def read_runs(*folders: Path) -> list[Run]:
-    """Read all runs of experiments' folders, or of their compact records; methods in the tables' order.
+def read_runs(folder: Path) -> list[Run]:
+    """Read all runs of an experiment's folder, or of its compact records; methods in the tables' order.
 
     Raises:
-        UserError: one of them has none, or two hold the same answers.
+        UserError: there are none.
     """
-    runs: list[Run] = []
-    for folder in folders:
-        file = folder / compact.FILE
-        if file.is_file():
-            records: Iterable[Any] = ((folder / "runs" / name, *record) for name, *record in compact.unpacked(file))
-        else:
-            records = _read(sorted(path.parent for path in folder.glob("runs/*/metadata.json")))
-        of_folder = _of_this_schema(records, str(folder) if len(folders) > 1 else "")
-        if not of_folder:
-            raise UserError(f"{folder}: no runs here (runs/*/metadata.json with answers.jsonl, or {compact.FILE})")
-        before = {_times(run): run for run in runs if any(_times(run))}
-        for run in of_folder:
-            if other := before.get(_times(run)):
-                raise UserError(f"{run.folder}: holds the same answers as {other.folder}; name one of them")
-        runs += of_folder
+    file = folder / compact.FILE
+    if file.is_file():
+        records: Iterable[Any] = ((folder / "runs" / name, *record) for name, *record in compact.unpacked(file))
+    else:
+        records = _read(sorted(path.parent for path in folder.glob("runs/*/metadata.json")))
+    runs = _of_this_schema(records)
+    if not runs:
+        raise UserError(f"{folder}: no runs here (runs/*/metadata.json with answers.jsonl, or {compact.FILE})")
     return sorted(runs, key=_order)
-
-
-def _times(run: Run) -> tuple[float, ...]:
-    return tuple(time for row in run.answers for choice in row["choices"] for time in choice["wall_time"])
 
 
 def runs_at(folders: Iterable[Path]) -> list[Run]:
@@ -217,7 +204,7 @@ def _read(folders: Iterable[Path]) -> Iterator[tuple[Path, dict[str, Any], list[
             yield folder, metadata, list(read_answers(answers)[0].values())
 
 
-def _of_this_schema(records: Iterable[tuple[Path, dict[str, Any], list[Row]]], experiment: str = "") -> list[Run]:
+def _of_this_schema(records: Iterable[tuple[Path, dict[str, Any], list[Row]]]) -> list[Run]:
     """Return the runs of this schema; the others are named and left out."""
     runs = []
     for folder, metadata, rows in records:
@@ -231,7 +218,7 @@ def _of_this_schema(records: Iterable[tuple[Path, dict[str, Any], list[Row]]], e
         drafter = str(method.get("drafter"))
         if drafter.startswith("model."):  # recorded by file and class, which have moved since
             method["drafter"] = _METHOD_OF_CLASS.get(drafter.rpartition(".")[2], drafter)
-        runs.append(Run(folder, metadata, rows, experiment))
+        runs.append(Run(folder, metadata, rows))
     return runs
 
 

@@ -40,21 +40,6 @@ class Planned:
         return self.folder / "jobs" / f"{job_key(self.overrides)}.json"
 
 
-@dataclass(frozen=True)
-class Missing:
-    """Jobs of an experiment's last sweep that are not finished, and the command that completes them."""
-
-    jobs: list[list[str]]
-    total: int
-    command: str
-
-    def __str__(self) -> str:
-        shown = "; ".join(" ".join(job) for job in self.jobs[:4])
-        more = f"; and {len(self.jobs) - 4} more" if len(self.jobs) > 4 else ""
-        missing = f"missing: {len(self.jobs)} of {self.total} jobs ({shown}{more})"
-        return f"{missing}; this completes the sweep: {self.command}"
-
-
 def job_key(job: Sequence[str]) -> str:
     """Return a file name for a job, from its overrides; their order does not matter."""
     return hashlib.sha256(json.dumps(sorted(job)).encode()).hexdigest()[:16]
@@ -104,15 +89,18 @@ def not_available(folder: Path) -> list[dict[str, str]]:
     return [{"model": m, "bench": b, "method": method, "why": why} for (m, b, method), why in sorted(reasons.items())]
 
 
-def missing_jobs(folder: Path) -> Missing | None:
-    """Return what the last sweep into this folder has not finished; None if all is done or it was no sweep."""
+def missing_jobs(folder: Path) -> str:
+    """Say what the last sweep into this folder has not finished, and what completes it; empty if all is done."""
     sweep = read_object(folder / "sweep.json")
-    jobs, command = sweep.get("jobs"), str(sweep.get("command"))
-    if not isinstance(jobs, list):
-        return None
+    jobs: list[list[str]] = sweep.get("jobs") or []
     left = [job for job in jobs if not _done(folder, job)]
+    if not left:
+        return ""
     common = set.intersection(*map(set, jobs)) if len(jobs) > 1 else set()  # the command says it
-    return Missing([[o for o in job if o not in common] for job in left], len(jobs), command) if left else None
+    words = [" ".join(o for o in job if o not in common) for job in left[:4]]
+    words += [f"and {len(left) - 4} more"] if len(left) > 4 else []
+    missing = f"missing: {len(left)} of {len(jobs)} jobs ({'; '.join(words)})"
+    return f"{missing}; this completes the sweep: {sweep['command']}"
 
 
 def _done(folder: Path, job: Sequence[str]) -> bool:

@@ -1,4 +1,4 @@
-"""Show progress: a bar in a terminal, elsewhere one line per minute, as a bar would fill a log."""
+"""Show progress: a line that is written over in a terminal, elsewhere a line a minute, as more would fill a log."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ import sys
 import time
 from typing import Any
 
-from tqdm import tqdm
-
 from ..statistics.metrics import measure
 
-LOG_SECONDS = 60.0  # between two lines
+LOG_SECONDS = 60.0  # between two lines of a log
 
 
 class Progress:
@@ -25,23 +23,20 @@ class Progress:
     def __init__(self, label: str, total: int, done: int) -> None:
         self.label, self.total, self.done, self.before = label, total, done, done
         self.start = self.printed = time.monotonic()
-        silent = not sys.stderr.isatty()
-        self.bar = tqdm(total=total, initial=done, desc=label, unit="answer", dynamic_ncols=True, disable=silent)
 
     def answered(self, count: int, rows: list[dict[str, Any]], label: str) -> None:
         """Count answers of shared forwards, or one; `rows` and `label` are those of one of their runs."""
         self.done += count
+        now, terminal = time.monotonic(), sys.stderr.isatty()
+        if not terminal and now - self.printed < LOG_SECONDS:
+            return
+        self.printed = now
+        minutes = round((now - self.start) / (self.done - self.before) * (self.total - self.done) / 60)
         run = "" if label == self.label else f"{label}: "
-        if not self.bar.disable:
-            self.bar.set_postfix_str(run + figures(rows[-1:]), refresh=False)
-            self.bar.update(count)
-        elif time.monotonic() - self.printed >= LOG_SECONDS:
-            self.printed = time.monotonic()
-            seconds = (self.printed - self.start) / (self.done - self.before) * (self.total - self.done)
-            minutes = round(seconds / 60)
-            left = f"{minutes // 60} h {minutes % 60} min left"
-            counted = f"{self.done} of {self.total} answers"
-            print(f"{self.label}: {counted}; {run}{figures(rows)}; {left}", file=sys.stderr, flush=True)
+        counted = f"{self.label}: {self.done} of {self.total} answers; {run}{figures(rows)}"
+        ends = ("\r\x1b[K", "" if self.done < self.total else "\n") if terminal else ("", "\n")
+        line = f"{counted}; {minutes // 60} h {minutes % 60} min left"
+        print(f"{ends[0]}{line}", end=ends[1], file=sys.stderr, flush=True)
 
 
 def figures(rows: list[dict[str, Any]]) -> str:

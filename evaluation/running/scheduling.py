@@ -145,7 +145,6 @@ class _Turns:
                     for runner in sharing:
                         if not runner.pending:
                             self._complete(runner)
-        progress.bar.close()
 
     def _complete(self, runner: Runner) -> None:
         runner.finish()

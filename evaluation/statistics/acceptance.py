@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -14,7 +14,6 @@ from model.engine.tree import RankPath
 
 from ..records.rows import Row
 from ..records.runs import Run
-from .metrics import lengths_by_turn
 from .pools import pools
 from .tables import identity
 
@@ -22,52 +21,20 @@ LEARNT = "auto"  # the order of its nodes is learnt, so which nodes a step tried
 TEMPLATE = "recycling"  # the source whose steps draft from the template, where a method has others, too
 
 
-class Step(NamedTuple):
-    """One step of an answer.
-
-    Attributes:
-        turn, number: of the choice's turns, and of the turn's steps, from 0.
-        nodes: forwarded, the root included.
-        path: the ranks accepted; () where no draft was accepted.
-    """
-
-    row: Row
-    choice: int
-    turn: int
-    number: int
-    nodes: int
-    path: RankPath
-
-    @property
-    def start(self) -> int:
-        """Where its tokens begin in the turn's output: its accepted drafts and the target's own next token."""
-        return sum(lengths_by_turn(self.row["choices"][self.choice])[self.turn][: self.number])
-
-
-def steps(rows: Iterable[Row], source: str | None = None) -> Iterator[Step]:
-    """Yield all steps in order, of a method with several sources those drafted from this one; none if not recorded."""
-    for row in rows:
-        for index, choice in enumerate(row["choices"]):
-            turns = zip(choice.get("step_nodes") or [], choice.get("step_paths") or [], strict=False)
-            for turn, (nodes, paths) in enumerate(turns):
-                sources = choice["step_sources"][turn] if choice.get("step_sources") else itertools.repeat(None)
-                for number, (forwarded, path, drafted_by) in enumerate(zip(nodes, paths, sources, strict=False)):
-                    if source is None or drafted_by in (None, source):
-                        yield Step(row, index, turn, number, forwarded, tuple(path))
-
-
-def longest(rows: Iterable[Row], source: str | None = None) -> Step | None:
-    """Return the first step of the longest accepted path; None if no step accepted any."""
-    best = max(steps(rows, source), key=lambda step: len(step.path), default=None)
-    return best if best and best.path else None
-
-
-Accepted = Counter[tuple[int, RankPath]]  # drafting steps by nodes forwarded and path accepted
+Accepted = Counter[tuple[int, RankPath]]  # drafting steps by nodes forwarded, the root included, and path accepted
 
 
 def accepted_paths(rows: Iterable[Row], source: str | None = None) -> Accepted:
-    """Count the steps that drafted, of a method with several sources from this one."""
-    return Counter((step.nodes, step.path) for step in steps(rows, source) if step.nodes > 1)
+    """Count the steps that drafted, of a method with several sources from this one; none if they are not recorded."""
+    accepted: Accepted = Counter()
+    for choice in (choice for row in rows for choice in row["choices"]):
+        turns = zip(choice.get("step_nodes") or [], choice.get("step_paths") or [], strict=False)
+        for turn, (nodes, paths) in enumerate(turns):
+            sources = choice["step_sources"][turn] if choice.get("step_sources") else itertools.repeat(None)
+            for forwarded, path, drafted_by in zip(nodes, paths, sources, strict=False):
+                if forwarded > 1 and (source is None or drafted_by in (None, source)):
+                    accepted[forwarded, tuple(path)] += 1
+    return accepted
 
 
 class Depth(NamedTuple):

@@ -20,7 +20,7 @@ from .intervals import Floats, quotient_interval
 from .metrics import OVERALL
 
 # What rows of a table share that stand in one block, and figures that are drawn together.
-GROUP = ("model", "dtype", "bench", "bench_questions", "questions_sha256", "max_new_tokens", "device", "folder")
+GROUP = ("model", "dtype", "bench", "bench_questions", "questions_sha256", "max_new_tokens", "device")
 MANY = 3  # settings that are named of each run of a label; of more only what is unusual there
 BUDGETS = ("nodes", "tree_nodes", "max_draft")  # settings that say how many nodes a step drafts at most
 
@@ -133,7 +133,7 @@ class Pool:
         """Its values of GROUP."""
         settings = self.first.settings
         questions = json.dumps([settings["bench"].get("sha256"), sorted(self.selection)]).encode()
-        group = {
+        return {
             "model": settings["model"]["name"],
             "dtype": settings["model"]["dtype"],
             "bench": settings["bench"]["name"],
@@ -142,7 +142,6 @@ class Pool:
             "max_new_tokens": settings["max_new_tokens"],
             "device": self.first.metadata["device"],
         }
-        return group | ({"folder": self.first.experiment} if self.first.experiment else {})
 
     @property
     def block(self) -> tuple[Any, ...]:

@@ -5,7 +5,6 @@ CSV holds the rows with every digit.
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -147,13 +146,9 @@ def main_view(runs: Sequence[Run], table: pd.DataFrame, more: Sequence[str] = ()
     several = len(notes.executions(table)) > 1
     drawn = []
     for title, block in blocks(rows).items():
-        shared = _shared_counts(block) if category else {}
         columns = [c for c in COLUMNS if _on_paper(c, block, TERMINAL if category else MARKDOWN, several)]
-        columns = [c for c in columns if c.name not in shared]
-        if category:
-            counts = [f"{count} {name}" for name, count in shared.items() if f"{count} {name}" not in title]
-            title = f"{title}, {category}" + (f" ({', '.join(counts)})" if counts else "")
-        drawn.append(Block(columns, _lines(block, columns, with_intervals=not category), title))
+        lines = _lines(block, columns, with_intervals=not category)
+        drawn.append(Block(columns, lines, f"{title}, {category}" if category else title))
     head = ["\n".join(notes.heading(runs)), *notes.execution_words(table)]
     footnotes = notes.table_notes(rows, any(block.has_intervals for block in drawn))
     footnotes += [*notes.not_compared(pools(runs)), *notes.incomplete(runs), *notes.mixed(runs)]
@@ -169,13 +164,6 @@ def _on_paper(column: Column, block: pd.DataFrame, output: str, several_executio
         return several_executions
     values = block[column.name]
     return bool((values > 1).any() if column.name == "repeats" else (values.notna() & (values != "")).any())
-
-
-def _shared_counts(rows: pd.DataFrame) -> dict[str, int]:
-    """Return the counts that all measured rows share, for a terminal's title; repeats only where there are several."""
-    measured = rows[rows["questions"] > 0]
-    shared = {n: int(measured[n].iloc[0]) for n in ("questions", "repeats") if measured[n].nunique() == 1}
-    return {name: count for name, count in shared.items() if name == "questions" or count > 1}
 
 
 def _lines(table: pd.DataFrame, columns: Sequence[Column], *, with_intervals: bool = True) -> list[Line]:
@@ -237,26 +225,19 @@ def _table1_cells(row: dict[Any, Any]) -> list[Cell]:
     return [Cell(text) for text in (str(row["name"]), source, *texts)]
 
 
-def wrapped(line: str, width: int | None) -> str:
-    """Break a line between words so that it fits a terminal of this width; not one with a command to copy."""
-    if width is None or "python -m" in line:
-        return line
-    return textwrap.fill(line, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
-
-
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     """Return the rows as lines of aligned columns: the first to the left, the others to the right."""
     first, *rest = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join([row[0].ljust(first), *map(str.rjust, row[1:], rest)]) for row in rows]
 
 
-def to_text(view: View, width: int | None = None) -> str:
-    """Render for a terminal of this width: aligned columns, no intervals."""
-    out = [wrapped(line, width) for text in view.head for line in text.splitlines()]
+def to_text(view: View) -> str:
+    """Render for a terminal: aligned columns, no intervals."""
+    out = list(view.head)
     for block in view.blocks:
         cells = [[c.heading for c in block.columns]] + [[c.text + c.mark for c in line.cells] for line in block.lines]
         out += ["", f"{block.title}:", *aligned(cells)]
-    return "\n".join([*out, *(wrapped(note, width) for note in view.footnotes)])
+    return "\n".join([*out, *view.footnotes])
 
 
 def to_markdown(view: View) -> str:

@@ -134,14 +134,9 @@ def block_names(keys: Iterable[tuple[Any, ...]]) -> dict[tuple[Any, ...], str]:
 
 def blocks(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """Return the blocks of the main table by their names."""
-    rows = {tuple(key): block for key, block in table.groupby(group_columns(table), sort=False)}
+    rows = {tuple(key): block for key, block in table.groupby(list(GROUP), sort=False)}
     names = block_names(rows)
     return {names[key]: block for key, block in rows.items()}
-
-
-def group_columns(table: pd.DataFrame) -> list[str]:
-    """Return the columns whose values rows of one block share."""
-    return [name for name in GROUP if name in table]
 
 
 def unavailable(why: str) -> str:
@@ -158,16 +153,14 @@ def with_unavailable(table: pd.DataFrame, folder: Path) -> pd.DataFrame:
     """
     rows: list[dict[Any, Any]] = []
     empty_row = {name: {"b": False, "i": 0, "f": math.nan}.get(table[name].dtype.kind) for name in table.columns}
-    empty_block: dict[Any, Any] = {
-        key: "" if empty_row[key] is None else empty_row[key] for key in group_columns(table)
-    }
+    empty_block: dict[Any, Any] = {key: "" if empty_row[key] is None else empty_row[key] for key in GROUP}
     for left_out in not_available(folder):
         row = {key: left_out[key] for key in ("model", "bench", "method")}
         same = table[(table["model"] == row["model"]) & (table["bench"] == row["bench"])]
         methods = same["method"].astype(str).str.split(" (", regex=False).str[0]  # without their starts
         if not (methods == row["method"]).any():
             row |= {"category": OVERALL, "note": unavailable(left_out["why"])}
-            its_blocks = same[group_columns(table)].drop_duplicates().to_dict("records")
+            its_blocks = same[list(GROUP)].drop_duplicates().to_dict("records")
             rows += [empty_row | block | row for block in its_blocks or [empty_block]]
     if not rows:
         return table

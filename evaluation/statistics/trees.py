@@ -1,4 +1,4 @@
-"""Trees that runs ask for: nodes accepted most often; what tree=auto chose, promised and achieved."""
+"""Trees that runs ask for: nodes accepted most often; what tree=auto chose and promised."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ from typing import Any
 
 from model.errors import UserError
 
-from ..records.runs import Run, read_runs, row_key
+from ..records.runs import Run, read_runs
 from .acceptance import TEMPLATE, accepted_paths, by_node, most_accepted, template
-from .metrics import measure
 from .pools import Pool, pools
-from .tables import baseline
 
 
 def pick(runs: Sequence[Run], label: str | None) -> Pool:
@@ -51,40 +49,18 @@ def find_tree(folder: Path, nodes: int, method: str | None = None) -> dict[str, 
     }
 
 
-def auto_runs(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Return of each run whose drafter chose its tree by itself what the drafter said, and the speed achieved.
-
-    That is the decoding speed over vanilla's on the questions both have, in the same repeat if vanilla has them there;
-    NaN without vanilla's times.
-    """
-    pooled, objects = pools(runs), []
-    for pool in pooled:
-        base = baseline(pool, "vanilla", pooled)
-        for repeat, shards in pool.repeats.items():
-            base_rows = base.answers_to_compare(repeat) if base else {}
-            for run in shards:
-                figures = run.summary.get("drafter") or {}
-                if figures.get("predicted_speedup"):
-                    common = [row for row in run.answers if row_key(row) in base_rows]
-                    sides = common, [base_rows[row_key(row)] for row in common]
-                    speed, base_speed = (measure(rows)["tokens_per_second_decode"] for rows in sides)
-                    about = {"method": pool.name, "bench": pool.group["bench"], "repeat": repeat}
-                    about |= {"run": run.folder.name, **figures, "achieved_speedup": speed / base_speed}
-                    objects.append(about)
-    return objects
-
-
-def auto_lines(objects: Sequence[dict[str, Any]]) -> list[str]:
-    """Word each of `auto_runs` in a line: the size chosen, the speed predicted and the speed measured."""
+def auto_lines(runs: Sequence[Run]) -> list[str]:
+    """Word the size that the drafter of a run chose, and the speed that it predicted; one line a run of tree=auto."""
     lines = []
-    for run in objects:
-        several = any(other["method"] == run["method"] and other["repeat"] != run["repeat"] for other in objects)
-        repeat = f", repeat {run['repeat']}" if several else ""
-        speed = run["achieved_speedup"]
-        measured = f"{speed:.2f} x measured" if speed == speed else "not measured, as there is no timed run of vanilla"
-        aside = "; drafting does not pay here, so it decodes without drafts" if run["chosen"] == 0 else ""
-        lines.append(
-            f"{run['method']}{repeat} on {run['bench']}: {run.get('choice', 'last choice')} {run['chosen']} nodes; "
-            f"decoding speed over vanilla {run['predicted_speedup']:.2f} x predicted, {measured}{aside}"
-        )
+    for pool in pools(runs):
+        for run in pool.runs:
+            figures = run.summary.get("drafter") or {}
+            if figures.get("predicted_speedup"):
+                repeat = f", repeat {run.repeat}" if len(pool.runs) > 1 else ""
+                aside = "; drafting does not pay here, so it decodes without drafts" if figures["chosen"] == 0 else ""
+                lines.append(
+                    f"{pool.name}{repeat} on {pool.group['bench']}: {figures.get('choice', 'last choice')} "
+                    f"{figures['chosen']} nodes; decoding speed over vanilla {figures['predicted_speedup']:.2f} x "
+                    f"predicted{aside}"
+                )
     return lines

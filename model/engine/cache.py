@@ -147,8 +147,8 @@ class TreeCache(Cache):
             if shape is None and count:
                 layers.append(LinearAttentionLayer(number_of_states=count))
                 continue
-            own = self.place, empty, empty
-            layers.append(RecurrentTreeLayer(count, *own) if count else TreeCacheLayer(*own))
+            buffers = self.place, empty, empty
+            layers.append(RecurrentTreeLayer(count, *buffers) if count else TreeCacheLayer(*buffers))
             layers[-1].is_initialized = shape is not None  # the others tell masks the length, and stay empty
         super().__init__(layers=layers)
         self.recurrent = [layer for layer in layers if isinstance(layer, LinearAttentionLayer)]

@@ -116,17 +116,17 @@ class Turns:
     """
 
     def __init__(self) -> None:
-        self._queue, self._held = threading.RLock(), threading.RLock()
+        self._queue, self._lock = threading.RLock(), threading.RLock()
 
     def __enter__(self) -> None:
-        if self._held._is_owned():  # type: ignore[attr-defined]  # as threading.Condition asks
-            self._held.acquire()
+        if self._lock._is_owned():  # type: ignore[attr-defined]  # as threading.Condition asks
+            self._lock.acquire()
             return
         with self._queue:
-            self._held.acquire()
+            self._lock.acquire()
 
     def __exit__(self, *error: object) -> None:
-        self._held.release()
+        self._lock.release()
 
 
 _turns: WeakKeyDictionary[torch.nn.Module, Turns] = WeakKeyDictionary()

@@ -84,18 +84,20 @@ class Fused:
         self.widths = [layer.out_features for layer in layers]
         self.weight = _joined([layer.weight for layer in layers])  # (sum of widths, in)
         self.bias = None if layers[0].bias is None else _joined([layer.bias for layer in layers])  # (sum of widths,)
-        self._held: tuple[torch.Tensor, list[torch.Tensor | None]] | None = None  # an input, its parts not yet returned
+        self._unread: tuple[torch.Tensor, list[torch.Tensor | None]] | None = (
+            None  # an input, its parts not yet returned
+        )
 
     def output(self, number: int, input: torch.Tensor) -> torch.Tensor:
         """Return the part (..., out) of a layer by its number, for an input (..., in)."""
-        held = self._held  # read once: another thread may replace it meanwhile
-        if held is None or held[0] is not input or held[1][number] is None:
+        unread = self._unread  # read once: another thread may replace it meanwhile
+        if unread is None or unread[0] is not input or unread[1][number] is None:
             products = nn.functional.linear(input, self.weight, self.bias)  # (..., sum of widths)
-            held = self._held = (input, list(torch.split(products, self.widths, dim=-1)))
-        product, held[1][number] = held[1][number], None
+            unread = self._unread = (input, list(torch.split(products, self.widths, dim=-1)))
+        product, unread[1][number] = unread[1][number], None
         assert product is not None
         if number == len(self.widths) - 1:
-            self._held = None  # all parts were returned
+            self._unread = None  # all parts were returned
         return product
 
 

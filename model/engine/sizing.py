@@ -204,16 +204,16 @@ class Sizing:
 
     def _fit(self) -> None:
         """Compute T(n) from the samples; it never falls. Larger sizes than one more than measured are out of reach."""
-        known = sorted(self._medians)
+        measured = sorted(self._medians)
         times = []
         for place, believed in enumerate(self._believed):
-            near = min(known, key=lambda other: abs(other - place))
+            near = min(measured, key=lambda other: abs(other - place))
             times.append(self._medians[near] * believed / self._believed[near])
         above, below = accumulate(times, max), [*accumulate(reversed(times), min)][::-1]
         self.times = [(a + b) / 2 for a, b in zip(above, below, strict=True)]
         unsure = [self._noise / math.sqrt(len(samples)) if samples else UNKNOWN for samples in self._samples]
         self._hoped = [t * (1.0 - min(u, 0.5)) for t, u in zip(self.times, unsure, strict=True)]
-        reach = max(known[-1], 1 + self._start) + 1
+        reach = max(measured[-1], 1 + self._start) + 1
         self._hoped[1 + reach :] = [math.inf] * len(self._hoped[1 + reach :])
 
     def describe(self) -> dict[str, Any]:

@@ -28,19 +28,7 @@ def asked(question_id, category, turns, prompt="why?", **more):
     return answer(question_id, category, turns, **more) | {"question_sha256": question.sha256}
 
 
-def made(
-    label,
-    answers,
-    *,
-    repeat=0,
-    method=None,
-    questions=None,
-    folder="run",
-    model=None,
-    bench=None,
-    draft_tree=None,
-    **more,
-):
+def made(label, answers, *, repeat=0, method=None, questions=None, folder="run", model=None, bench=None, **more):
     """A run with these answers; `method`: further settings of it."""
     name, _, start = label.partition(" (")
     settings = {"name": name, "drafter": None} | ({"start": start.rstrip(")")} if start else {}) | (method or {})
@@ -62,8 +50,8 @@ def made(
             "repeat": repeat,
         },
     }
-    if draft_tree is not None:
-        metadata["draft_tree"] = " ".join(",".join(map(str, path)) for path in draft_tree)
+    if (tree := more.pop("draft_tree", None)) is not None:
+        metadata["draft_tree"] = " ".join(",".join(map(str, path)) for path in tree)
     return Run(Path(folder), metadata | more, list(answers))
 
 

@@ -12,7 +12,7 @@ from evaluation.loading.bench import answer_text, prompt_ids
 from evaluation.records.runs import read_runs
 from evaluation.statistics.audits import GAPS, audit_table, audits, read_gaps, wording, write_audit
 from evaluation.statistics.pools import pools
-from tests.evaluation.made_runs import answer, made
+from tests.evaluation.made_runs import answer, asked, made
 
 
 def said(question_id, *turns):
@@ -145,5 +145,11 @@ def test_page_and_tables_pair_alike():
     elsewhere, hf = made("vanilla", [said(1, [1, 2])]), made("hf", [said(1, [1, 2, 3])])
     elsewhere.metadata["settings"]["execution"] = "graph"
     assert audits(pools([elsewhere, other])) == []
+    drawn = [made(label, [said(1, [1, 2])]) for label in ("hf", "vanilla", "pld")]
+    for run in drawn:
+        run.metadata["settings"]["sampling"] = {"temperature": 1.0}
+    assert [audit.pool.label for audit in audits(pools(drawn))] == ["pld"], "hf draws by other noise"
+    one, two = ([asked(i, "qa", [([1], 1.0)], text, output_ids=[[7]]) for i in (1, 2)] for text in ("a", "b"))
+    assert audits(pools([made("vanilla", one), made("pld", two)])) == [], "by the question, not by its number"
     named = {audited.pool.label: audited for audited in audits(pools([elsewhere, hf, other]), ("vanilla", "hf"))}
     assert named["pld"].base.label == "hf" and [turn.differs_at for turn in named["pld"].turns] == [1]

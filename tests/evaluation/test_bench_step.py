@@ -56,15 +56,6 @@ def test_a_wrong_flag_is_one_line(call, wrong, said):
     assert outcome.code == 2 and said in outcome.err and outcome.err.count("\n") == 1
 
 
-def test_interrupted(call, monkeypatch):
-    def interrupted(*arguments):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(bench_step, "bench", interrupted)
-    outcome = call(bench_step.main, "--shape", "tiny")
-    assert outcome.code == 130 and outcome.err == "error: stopped; nothing was measured to its end\n"
-
-
 @pytest.mark.parametrize("execution", ["eager", "static"])
 def test_a_turn_stays_behind_its_context_and_is_of_its_size(tiny, execution):
     rows = []

@@ -30,10 +30,9 @@ def words(command):
 def folder(request, tmp_path):
     """An experiment's folder of that name, with a run that parts from vanilla and one that drafts from a tree."""
     folder = tmp_path / request.param
-    said = [[1, 2, 3]]
-    runs = [made("vanilla", [answer(1, "qa", [([1, 1, 1], 1.0)], output_ids=said)])]
-    runs.append(made("pld", [answer(1, "qa", [([1, 1, 1], 1.0)], output_ids=[[1, 2, 4]])]))
-    steps = {"step_nodes": [[3, 3]], "step_paths": [[[0], []]], "output_ids": said}
+    runs = [made(label, [answer(1, "qa", [([1, 1, 1], 1.0)], output_ids=[[1, 2, last]])])
+            for label, last in (("vanilla", 3), ("pld", 4))]  # fmt: skip
+    steps = {"step_nodes": [[3, 3]], "step_paths": [[[0], []]], "output_ids": [[1, 2, 3]]}
     tree = {"method": {"k": 8, "tree": "x", "tree_nodes": 2}, "draft_tree": [[0], [0, 0]]}
     runs.append(made("recycling (hot)", [answer(1, "qa", [([2, 1], 1.0)], **steps)], **tree))
     for run in runs:
@@ -41,14 +40,11 @@ def folder(request, tmp_path):
     return folder
 
 
-def test_the_pages_commands(folder):
+def test_the_commands_of_page_and_audit(folder):
     runs = read_runs(folder)
     (again,) = re.findall(r"<code>(python -m evaluation.report .*?)</code>", render(runs, main_table(runs), folder))
     assert words(html.unescape(again)) == ["python", "-m", "evaluation.report", str(folder)]
-
-
-def test_the_audits_command(folder):
-    (line,) = [line for line in wording(audit_table(read_runs(folder), {}), folder) if "logit gap" in line]
+    (line,) = [line for line in wording(audit_table(runs, {}), folder) if "logit gap" in line]
     assert words(line[line.index("python -m") :]) == ["python", "-m", "evaluation.audit", str(folder)]
 
 

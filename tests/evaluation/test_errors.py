@@ -1,13 +1,9 @@
 """A user's mistakes: one line that names the culprit, exit code not 0, nothing overwritten, no traceback."""
 
 import copy
-import json
-import os
 import resource
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -42,6 +38,9 @@ WRONG = {  # settings, and what the line names
     "model.path=./nowhere": "./nowhere | no such folder",
     "model.dtype=float12": "float12 | float32",
     "model.device=quantum": "quantum | cuda",
+    "model.device=cpu model.device_map=auto": "model.device=cpu | one of the two",
+    "model.device_map=everywhere": "everywhere | balanced",
+    "model.quantize=int8 model.device_map=auto": "quantize=int8 | leave out device_map",
     "model.template=nonesuch": "nonesuch",
     "model.attention=flash_attention_2": "flash_attention_2",
     "model.context=99999": "99999 | 512",
@@ -134,7 +133,7 @@ WRONG_WORDS = {
     "-m method=hf,dynamic tree=best": "tree=best: none of the methods",
     "--cfg job method.kk=4": "method.kk",
     "--cfg job experiment=tree_size method.kk=4": "method.kk",
-    "--cfg job -m method.k=4": "--multirun | --cfg",
+    "-m hydra/launcher=nonesuch": "not installed | requirements-cluster.txt",
 }
 
 
@@ -145,12 +144,11 @@ def test_wrong_command_lines(call):
         assert not outcome.out, words
 
 
-def test_a_config_is_printed_with_a_methods_setting(call):
-    """An experiment's setting is a list of one, which Hydra takes in a sweep alone."""
-    for words in ("--cfg job method=recycling", "-c job experiment=tree_size"):
-        outcome = call(run.main, *words.split(), "method.k=4")
-        assert outcome.code == 0 and not outcome.err
-        assert yaml.safe_load(outcome.out)["method"]["k"] == 4
+def test_the_configuration_of_each_job_is_printed_and_none_is_run(call):
+    outcome = call(run.main, "--cfg", "job", "-m", "method=vanilla,recycling", "method.k=4")
+    assert outcome.code == 0 and not outcome.err
+    methods = [config["method"] for config in yaml.safe_load_all(outcome.out)]
+    assert [(method["name"], method.get("k")) for method in methods] == [("vanilla", None), ("recycling", 4)]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
@@ -225,28 +223,6 @@ def test_other_command_lines(call, tmp_path, bench_file):
     check(call(inference_recycling.main, "--temperature", "-1"), "sampling.temperature=-1.0")
     check(call(inference_recycling.main, "--bench-name", "gsm8k"), "gsm8k", "spec_bench")
     check(call(inference_recycling.main, "--tree-version", "9.9.9", "--question-file", bench_file), "9.9.9")
-
-
-@pytest.mark.slow
-def test_ctrl_c_says_that_nothing_is_lost(checkpoint, bench_file, tmp_path):
-    command = [sys.executable, "-m", "evaluation.run", "model=path", f"model.path={checkpoint}", "bench=file"]
-    command += [f"bench.path={bench_file}", f"run_dir={tmp_path / 'run'}", "max_new_tokens=200", "num_choices=60"]
-    process = subprocess.Popen(
-        command,
-        cwd=ROOT,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
-    )
-    answers = tmp_path / "run/answers.jsonl"
-    while process.poll() is None and not answers.exists():
-        time.sleep(0.01)  # the cores are the run's
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert "Traceback" not in err and "goes on from there" in err.splitlines()[-1]
-    assert all(json.loads(line) for line in answers.read_text().splitlines())
 
 
 def test_a_hub_out_of_reach_is_told_at_once(evaluate, monkeypatch):

@@ -4,7 +4,6 @@ import pandas as pd
 import pytest
 
 from evaluation import sweep
-from evaluation.running.runner import Runner
 from model.errors import UserError
 
 COLUMNS = ["method", "variant", "category", "questions", "new_tokens", "steps", "mat"]
@@ -49,21 +48,6 @@ def test_lists_groups_and_odd_names(toy, tmp_path):
     frame = toy("vanilla", bench__categories=[["qa", "rag"]], sampling={"temperature": 1.0}, name="it's 1", timed=False)
     assert set(frame["category"]) == {"qa", "rag", "overall"} and (frame["temperature"] == 1).all()
     assert toy("vanilla", name=2026, timed=False)["questions"].max() == 7 and (tmp_path / "results/2026").is_dir()
-
-
-@pytest.mark.parametrize("name", ["2024_06_01", "null"])
-def test_runs_are_read_from_where_they_were_written(toy, tmp_path, name):
-    """All was measured, and then `no runs here`."""
-    frame = toy(["vanilla", "recycling"], tree="best", tree__nodes=6, timed=False, name=name, bench__end=1)
-    assert set(frame["method"]) == {"vanilla", "recycling (cold)"} and (tmp_path / "results" / name / "runs").is_dir()
-
-
-def test_runs_take_turns_only_where_they_are_asked_to(toy, monkeypatch):
-    order, keep = [], Runner.keep
-    monkeypatch.setattr(Runner, "keep", lambda self, row: (order.append(self.method.label), keep(self, row)))
-    toy(["vanilla", "pld"], name="apart", interleave=False, bench__per_category=1)
-    toy(["vanilla", "pld"], name="turns", bench__per_category=1)
-    assert order == ["vanilla"] * 6 + ["pld"] * 6 + ["vanilla", "pld"] * 6
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,14 @@
 
 import pytest
 import torch
-from transformers import EosTokenCriteria, GenerationConfig, LogitsProcessor, StoppingCriteria, StoppingCriteriaList
+from transformers import (
+    EosTokenCriteria,
+    GenerationConfig,
+    LogitsProcessor,
+    MaxLengthCriteria,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
 from transformers.generation.streamers import BaseStreamer
 
 from model import generate as generate_settings
@@ -11,7 +18,7 @@ from model.engine import Target, generate
 from model.engine.sampling import Sampling
 from model.errors import UserError
 from model.files import ROOT
-from model.generate import ATTRIBUTE, DRAWS, IRRELEVANT, OUTPUTS, PROCESSORS, READ, REFUSED, Generate
+from model.generate import ATTRIBUTE, DRAWS, IRRELEVANT, OUTPUTS, PROCESSORS, READ, REFUSED, Generate, undecided
 from model.methods import make_method
 from tests.conftest import greedy, toy_model
 from tests.model.test_decoder import layer_types
@@ -255,3 +262,11 @@ def test_generate_takes_more_tokens_than_the_model_has_positions():
         long = {"max_new_tokens": 5000, "eos_token_id": eos}
         text = answer(long, model, custom_generate=Generate(nodes=8))[0, 5:].tolist()
         assert text == (own if eos is None else own[: own.index(eos) + 1])
+
+
+def test_a_criterion_is_asked_only_where_the_loop_does_not_decide():
+    """Each question is a wait for a GPU, for every token."""
+    lengths, ends = [MaxLengthCriteria(40), MaxLengthCriteria(20)], [EosTokenCriteria([2, 3]), EosTokenCriteria(16)]
+    stop = Stop()
+    assert undecided([lengths[0], ends[0]], 40, {2, 3}) == []
+    assert undecided([*lengths, *ends, stop], 40, {2, 3}) == [lengths[1], ends[1], stop]

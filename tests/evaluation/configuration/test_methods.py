@@ -14,19 +14,9 @@ from ..conftest import answers_in
 from ..made_runs import answer, made
 
 DRAFTER = """
-import torch
-from model.engine import DeviceDrafter, Drafter, Tree
+from model.engine import Drafter
 
-class Echo(DeviceDrafter):
-    '''Drafts what it has just seen: the root again, `times` times.'''
-    def __init__(self, *, times, device):
-        super().__init__(device)
-        self.tree, self.max_nodes = Tree.chain(times).on(device), 1 + times
-
-    def grow(self, root):
-        return root.expand(len(self.tree))
-
-class Mute(Drafter):
+class Echo(Drafter):
     def __init__(self, *, times, device):
         super().__init__(device)
 
@@ -46,18 +36,6 @@ def outside(tmp_path, monkeypatch):
     sys.modules.pop("somebody", None)
 
 
-def test_a_method_from_outside_the_package(evaluate, outside, tmp_path):
-    outcome = evaluate(outside, "method=echo", f"run_dir={tmp_path}/echo")
-    assert outcome.code == 0, outcome.err
-    plain = evaluate("method=vanilla", f"run_dir={tmp_path}/plain")
-    assert plain.code == 0
-    drafted, plain_rows = answers_in(tmp_path / "echo"), answers_in(tmp_path / "plain")
-    for a, b in zip(drafted, plain_rows, strict=True):
-        assert a["choices"][0]["output_ids"] == b["choices"][0]["output_ids"]
-    nodes = {n for row in drafted for turn in row["choices"][0]["step_nodes"] for n in turn}
-    assert nodes == {1, 4}, "the first step begins with the root alone"
-
-
 @pytest.mark.parametrize(
     ("override", "says"),
     [
@@ -68,7 +46,7 @@ def test_a_method_from_outside_the_package(evaluate, outside, tmp_path):
         ("+method.tines=3", "method.tines: no such setting; did you mean times?"),
         ("~method.times", "method.times: Echo needs this setting"),
         ("+method.dtype=[int64]", "method.dtype: no such setting"),
-        ("method.drafter=somebody.Mute", "Mute has no sessions"),
+        ("method.times=2", "Echo has no sessions"),
         ("method.drafter=model.engine.Tree.chain", "must be a method"),
     ],
 )

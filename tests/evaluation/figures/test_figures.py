@@ -71,7 +71,7 @@ def drawn(figure, runs, panel=0):
 def test_lines_are_at_their_values():
     """By hand."""
     gains = drawn("budget", VARIED["budget"], panel=1)  # lengths 2, 3, 1 against 2, 2, 1, the same on every question
-    assert gains == {"recycling": [1.0] * 3, "spine": pytest.approx([6 / 5] * 3)}
+    assert gains == {"recycling (hot)": [1.0] * 3, "spine (hot)": pytest.approx([6 / 5] * 3)}
     (data,) = split(runs := VARIED["budget"], main_table(runs)).values()
     mats = {row["pool"].method: row for row in data.drafting}
     assert mat_ratio(mats["spine"]["pool"].cells, mats["recycling"]["pool"].cells) == pytest.approx([6 / 5] * 3)

@@ -5,19 +5,17 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 from accelerate import dispatch_model
 
-from evaluation.loading import devices, locks, models
+from evaluation.loading import devices, models
 from evaluation.loading.models import choose_execution
 from model.engine import Target, generate
 from model.errors import UserError
 from model.methods.vanilla import Vanilla
 from model.recycling import TokenRecycling, build_template
-from tests.evaluation.test_errors import check
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -52,19 +50,6 @@ def test_accelerate_hooks_leave_the_tokens_alone(checkpoint):
     dispatch_model(model, places | {"lm_head": "cpu"}, skip_keys=model._skip_keys_device_placement, force_hooks=True)
     assert sum(hasattr(module, "_hf_hook") for module in model.modules()) > 10
     assert tokens(Target(model)) == plain
-
-
-@pytest.mark.parametrize(
-    ("overrides", "names"),
-    [
-        (["model.device=cpu", "model.device_map=auto"], ["model.device=cpu", "one of the two"]),
-        (["model.device_map=everywhere"], ["everywhere", "balanced"]),
-        (["model.quantize=int8", "model.device_map=auto"], ["quantize=int8", "leave out device_map"]),
-    ],
-)
-def test_placements_that_contradict(evaluate, tmp_path, overrides, names):
-    check(evaluate(*overrides), *names)
-    assert not list(tmp_path.rglob("metadata.json"))
 
 
 def test_a_model_that_would_be_offloaded_is_refused(checkpoint):
@@ -106,17 +91,3 @@ def test_jobs_in_processes_of_their_own(checkpoint, bench_file, tmp_path):
     assert len(runs) == 2 and all(run["questions"] == 3 for run in runs)
     assert (tmp_path / "default/tables/main.csv").exists()
     assert "recycling (cold)" in done.stdout
-
-
-def test_a_launcher_that_is_not_installed(evaluate):
-    check(evaluate("-m", "hydra/launcher=nonesuch"), "not installed", "requirements-cluster.txt")
-
-
-# timings never share a device
-
-
-def test_a_second_run_waits_for_the_device(evaluate, monkeypatch, tmp_path):
-    other = locks._try_lock("cpu")
-    monkeypatch.setattr(locks, "time", SimpleNamespace(sleep=lambda _: other.close()))  # released once one waits
-    outcome = evaluate("bench.end=1", "method=vanilla", "model.device=cpu", f"run_dir={tmp_path / 'run'}")
-    assert outcome.code == 0 and outcome.err.count("waiting: another run is being timed on cpu") == 1

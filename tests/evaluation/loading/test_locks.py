@@ -1,7 +1,6 @@
 """Who holds which device, and for how long: GPUs are made up, locks are real."""
 
 import os
-import re
 import subprocess
 import sys
 import threading
@@ -158,8 +157,3 @@ def test_another_user_can_lock_what_a_careful_one_made(gpus, monkeypatch, tmp_pa
     monkeypatch.setattr(Path, "open", lambda path, mode="r", **more: (modes.append(mode), opened(path, mode))[1])
     assert is_free(0)
     assert modes == ["xb", "rb"], "made once, and then opened to be read"
-
-
-def test_no_module_needs_what_windows_lacks():
-    sources = [path for folder in ("evaluation", "model") for path in (ROOT / folder).rglob("*.py")]
-    assert not [path for path in sources if re.search(r"^(import|from) (fcntl|resource|pwd)\b", path.read_text(), re.M)]

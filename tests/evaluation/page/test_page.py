@@ -9,7 +9,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from evaluation.page import page as page_module
 from evaluation.page import reader
 from evaluation.page.facts import _model, commands, configurations, facts
 from evaluation.page.page import script_json
@@ -83,7 +82,6 @@ def test_the_setup_names_the_models_folder_though_no_fingerprint_does():
 def test_it_says_what_is_missing_what_agrees_and_what_a_figure_shows(text):
     assert "Not finished." in text and "incomplete: recycling (hot), repeat 0: 4 of 6 questions" in text
     assert "python -m evaluation.run -m bench=sample start=cold,hot" in text
-    assert "2 answers are missing" in text
     assert re.search(r"4 of 4 turns equal those of vanilla, token for token \(\d\d+ tokens\)", text)
     assert "<strong>mat</strong>. Tokens per step (MAT) by subtask and method." in text
 
@@ -99,7 +97,7 @@ def test_configurations_have_names_of_their_own(tmp_path):
     lines = facts(ran)
     assert lines["started"] == [("2026-02-03 04:05 +0000", "")] and lines["repeats"] == [("2", "")]
     assert lines["device"] == [("a <b>device</b>", "")]
-    assert [missing for _, _, missing in commands(ran)] == [0]
+    assert list(commands(ran).values()) == [list(ran)]
 
 
 def test_the_table_keeps_numbers_and_hides_what_says_nothing():
@@ -136,14 +134,6 @@ def test_a_line_a_block_says_which_accepts_most_and_which_is_fastest():
     ]
 
 
-def test_figures_that_do_not_fit_are_named(report_folder, monkeypatch):
-    monkeypatch.setattr(page_module, "MOST_FIGURE_BYTES", 0)
-    monkeypatch.setattr(page_module, "MOST_TREES", 0)
-    runs = read_runs(report_folder)
-    text = page_module.render(runs, main_table(runs), report_folder)
-    assert "data:image/svg" not in text and "mat.svg" in text
-
-
 # the reader's data
 
 
@@ -159,9 +149,6 @@ def test_the_reader_shows_each_subtask_first_and_says_what_it_leaves_out(tmp_pat
     assert [q["id"] for q in data["questions"]] == ["0", "2", "3"]
     assert any("3 of 4 questions" in note for note in data["notes"])
     assert any("nowhere/toy could not be loaded" in note for note in data["notes"])
-    monkeypatch.setattr(reader, "MOST_BYTES", 1)
-    data = read(tmp_path)
-    assert [q["id"] for q in data["questions"]] == ["0"] and [t.get("text") for t in data["texts"]] == ["t0", None]
 
 
 def test_equal_answers_are_kept_once_and_steps_are_split_by_turn(report_folder, tmp_path):
@@ -174,13 +161,6 @@ def test_equal_answers_are_kept_once_and_steps_are_split_by_turn(report_folder, 
     (shown,) = read(tmp_path)["answers"]
     assert [turn["lengths"] for turn in shown["turns"]] == [[1, 2], [1]]
     assert [turn["paths"] for turn in shown["turns"]] == [["", "0"], [""]]
-
-
-def test_a_tokenizer_that_is_not_the_runs_any_more_is_noticed(checkpoint, tmp_path):
-    row = answer(1, "qa", {"ids": [5, 6], "text": "something else"})
-    write_run(tmp_path, "vanilla", [row], model={"path": str(checkpoint)})
-    data = read(tmp_path)
-    assert data["texts"] == [{"text": "something else"}] and "1 turn(s) decode to another text" in data["notes"][0]
 
 
 def test_other_peoples_answers_are_shown_without_steps(tmp_path):

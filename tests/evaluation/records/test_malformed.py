@@ -60,4 +60,4 @@ def test_what_a_table_of_speeds_does_without_may_be_missing(call, tmp_path):
         assert outcome.code == 0 and "broken" not in outcome.err and "incomplete" not in outcome.out
         without = f"{tmp_path / 'mine.jsonl'}: 1 answer(s) without accept_lengths, which count in no MAT: 1"
         assert (without in outcome.err) is (key == "accept_lengths")
-        assert re.search(r"^mine +1\.67 .*1\.00", outcome.out, re.M)
+        assert re.search(r"^mine +3 .*1\.67 .*1\.00", outcome.out, re.M)

@@ -64,16 +64,6 @@ def test_the_state_after_each_answer_is_there_and_only_that(tmp_path):
     assert [p.name for p in tmp_path.glob("state*")] == ["state.safetensors"]
 
 
-def test_another_configuration_is_refused_by_the_setting_that_differs(tmp_path):
-    store = AnswerStore(tmp_path)
-    store.begin(about({"method": {"k": 8}, "seed": 0}))
-    store.append(ROWS[0], {}, 1)
-    before = store.answers.read_bytes()
-    with pytest.raises(UserError, match=r"another configuration: method.k is 8 there and 4 now"):
-        store.begin(about({"method": {"k": 4}, "seed": 0}))
-    assert store.answers.read_bytes() == before
-
-
 def test_answers_without_metadata_are_not_touched(tmp_path):
     (tmp_path / "answers.jsonl").write_text("someone's\n")
     with pytest.raises(UserError, match="unknown configuration"):

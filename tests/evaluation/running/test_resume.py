@@ -5,9 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from evaluation.records import provenance
 from evaluation.running import runner as session
-from tests.evaluation.test_errors import check
 
 FEW = ("bench.end=2", "max_new_tokens=16")
 KINDS = {
@@ -43,20 +41,3 @@ def test_a_finished_run_is_left_alone_and_a_lost_summary_is_made_again(evaluate,
         assert evaluate(*command).code == 0
         assert files(folder).keys() == before.keys() and json.loads((folder / "summary.json").read_text()) == summary
     assert files(folder)["answers.jsonl"] == before["answers.jsonl"]
-
-
-def test_an_unfinished_run_does_not_go_on_under_other_circumstances(evaluate, tmp_path, monkeypatch):
-    folder = tmp_path / "results/default/runs"
-    assert evaluate("method=vanilla", *FEW).code == 0
-    (run,) = folder.iterdir()
-    metadata = json.loads((run / "metadata.json").read_text())
-    now = metadata["circumstances"]
-    assert now.keys() == {"device", "platform", "threads", "versions", "linear", "sources_sha256"}
-    assert now["linear"] in ("onednn", "torch") and len(now["sources_sha256"]) == 64
-    monkeypatch.setattr(provenance, "versions", lambda: now["versions"] | {"torch": "0.4"})
-    assert evaluate("method=vanilla", *FEW).code == 0, "it is finished, so nothing more is measured"
-    (run / "answers.jsonl").write_text((run / "answers.jsonl").read_text().splitlines(keepends=True)[0])
-    (run / "summary.json").unlink()
-    before = files(run)
-    check(evaluate("method=vanilla", *FEW), run, "versions.torch", "there and 0.4 now")
-    assert files(run).items() >= before.items()

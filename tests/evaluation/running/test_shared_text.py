@@ -120,15 +120,6 @@ def test_what_nobody_can_reach_any_more_is_freed(llama, monkeypatch, sizes):
     )
 
 
-def test_up_to_the_models_last_position(llama):
-    target = Target(llama, context=48)
-    prompt = [5, 6, 7] * 12
-    out = generate_together(
-        target, [TokenRecycling(V, build_template("2.2.2")) for _ in range(3)], prompt, max_new_tokens=99
-    )
-    assert all(answer.tokens == greedy(llama, prompt, 12) and answer.stop == "context" for answer in out)
-
-
 def test_what_was_borrowed_is_given_back_after_an_error(llama):
     target = Target(llama)
     drafter = make("spine", target, {})

@@ -121,22 +121,6 @@ def test_a_shard_of_a_repeat_that_is_missing_is_no_guess():
     assert row["speedup_vanilla"] == pytest.approx(2.0) and row["speedup_vanilla_low"] == pytest.approx(2.0)
 
 
-def test_the_audit_compares_a_repeat_with_the_same_and_only_the_same_questions():
-    def said(ids, prompt="why?"):
-        return [asked(i, "qa", [([1] * 2, 1.0)], prompt, output_ids=[[i, 7]]) for i in ids]
-
-    other = said([3], "edited")
-    other[0]["choices"][0]["output_ids"] = [[3, 8]]
-    runs = [made("vanilla", said([1, 2, 3])), made("pld", said([1, 2]) + other)]
-    (found,) = audits(pools(runs))
-    assert (len(found.turns), found.identical) == (2, 2), "the edited question is another one"
-    later = made("vanilla", said([1, 2, 3]), repeat=1)
-    later.answers[0]["choices"][0]["output_ids"] = [[1, 9]]
-    again = made("pld", [dict(row) for row in later.answers], repeat=1)
-    (found,) = audits(pools([runs[0], later, made("pld", said([1, 2, 3])), again]))
-    assert (len(found.turns), found.identical) == (6, 6)
-
-
 def test_numbers_sort_as_numbers_and_a_drafter_recorded_by_its_class_is_the_registered_one(tmp_path):
     """Runs had sorted as strings, 480 before 60; classes have moved since, and a repeat would be another method."""
     assert natural("k=8 of 16") < natural("k=16 of 8") and natural("60") < natural("480") and natural("") < natural("a")

@@ -9,7 +9,7 @@ import pytest
 from evaluation.records.runs import read_runs
 from evaluation.statistics.acceptance import depths_table
 from evaluation.statistics.intervals import deviation, quotient_interval, speed_interval
-from evaluation.statistics.notes import ONE_REPEAT, mixed
+from evaluation.statistics.notes import ONE_REPEAT, doubts, mixed
 from evaluation.statistics.rendering import page_view, write_tables
 from evaluation.statistics.tables import main_table
 from tests.evaluation.made_runs import answer, in_terminal, made, on_paper, write
@@ -94,6 +94,16 @@ def test_runs_next_to_each_other_under_other_circumstances_are_named():
     (line,) = mixed(runs)
     assert "versions.torch is 2.13.0" in line and "2.14.0 for vanilla, repeat 2" in line
     assert line in on_paper(runs, main_table(runs)) and mixed(runs[:2]) == []
+
+
+def test_each_repeat_and_variant_that_began_among_others_is_named():
+    rows = [answer(1, "qa", [([1], 1.0)])]
+    runs = [made("pld", rows, repeat=i, cores_busy_elsewhere=cores) for i, cores in enumerate([1.5, 0.0, 2.0])]
+    runs += [made("recycling (hot)", rows, method={"k": k}, cores_busy_elsewhere=c) for k, c in ((4, 1.0), (8, 0.1))]
+    runs += [made("unknown", rows, cores_busy_elsewhere=None)]
+    (line,) = doubts(runs)
+    assert "pld, repeat 0: 1.5; pld, repeat 2: 2.0; recycling (hot), k=4: 1.0)" in line and "unknown" not in line
+    assert doubts([made("calm", rows, cores_busy_elsewhere=0.4)]) == []
 
 
 def test_all_tables_are_written_and_read_again(tmp_path):
