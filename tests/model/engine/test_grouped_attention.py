@@ -58,10 +58,3 @@ def test_what_is_not_on_a_cpu_or_changes_the_scores_goes_to_sdpa():
     query, shared = torch.randn(1, 4, 3, 8), torch.randn(1, 2, 5, 8)
     with pytest.raises(ValueError, match="softcap"):  # which sdpa refuses
         GroupedAttention()(torch.nn.Module(), query, shared, shared, torch.zeros(1, 1, 3, 5), softcap=30.0)
-
-
-@pytest.mark.parametrize("kind", ["llama", "gpt2", "gpt-neox"])
-def test_models_whose_heads_share_nothing_are_left_alone(kind):
-    model = toy_model(kind)
-    Target(model)
-    assert model.config._attn_implementation == "sdpa"
