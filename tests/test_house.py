@@ -190,12 +190,3 @@ def test_the_quickstart_runs_from_the_shell(tmp_path):
         assert re.search(rf"^{re.escape(method)} +[1-9]", done.stdout, flags=re.M), done.stdout
     assert "embedded, sample, overall:" in done.stdout, done.stdout
     assert (tmp_path / "quickstart/tables/main.csv").exists()
-
-
-def test_shipped_trees_are_lists_of_rank_paths():
-    files = sorted((ROOT / "model").glob("*/trees/*.yaml"))
-    trees = [[tuple(node) for node in yaml.safe_load(file.read_text())["nodes"]] for file in files]
-    assert {file.stem: len(set(nodes)) for file, nodes in zip(files, trees, strict=True)} == {
-        **{"2.2.2": 80, "eagle-25": 25, "medusa-63": 63},
-    }
-    assert all(node[:-1] in {(), *nodes} for nodes in trees for node in nodes), "each below a parent"

@@ -41,7 +41,7 @@ def file_sha256(file: Path) -> str:
     """Return the hash of a file; a file that is unchanged is read once a process. Raises UserError if it cannot be."""
     try:
         stat = file.stat()
-        return _hash(file, (stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino))
+        return _hash(file, (stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns))
     except OSError as error:
         raise UserError(f"{file}: cannot be read ({error.strerror})") from None
 

@@ -27,7 +27,7 @@ METHODS = {
     "ngram_cache": "ngram_cache.NgramCache",
     "rest": "rest.Rest",
     "recycling": ".recycling.token_recycling.TokenRecycling",
-    "suffix_recycling": "suffix_recycling.SuffixRecycling",
+    "suffix_recycling": "suffix.SuffixRecycling",
     "spine": "spine.Spine",
     "goose": "goose.Goose",
     "logitspec": "logitspec.LogitSpec",

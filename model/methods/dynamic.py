@@ -18,13 +18,12 @@ import torch
 from ..engine import Draft, Drafter, Needs, Tree, Verification
 from ..engine.sampling import top_k_and_bits
 from ..engine.sizing import Sizing, budget_of
+from ..structures import MAX_NODES, check_whole
 from ..structures import dynamic_loops as loops
 from ..structures.compiled import NONE
 from ..structures.history import History, TextSession
-from ..structures.rows import PairRows, TokenRows, on_host
-from ..structures.settings import MAX_NODES, check_whole
+from ..structures.rows import PairRows, TokenRows, Weights, on_host
 from ..structures.suffix_automaton import SuffixAutomaton
-from ..structures.weights import Weights
 
 
 class DynamicRecycling(Drafter):

@@ -15,8 +15,8 @@ import torch
 from ..engine import Draft, Drafter, Needs, Session, Target, Tree, Verification
 from ..engine.cache import CachePool
 from ..engine.tree import breadth_first
+from ..structures import check_whole
 from ..structures.heads import load_head, template
-from ..structures.settings import check_whole
 
 
 class EagleDrafter(Drafter):

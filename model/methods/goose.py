@@ -19,8 +19,8 @@ from ..engine.drafter import check_ids
 from ..engine.sampling import top_k
 from ..engine.tree import breadth_first
 from ..errors import UserError
+from ..structures import MAX_NODES, check_whole
 from ..structures.ngram_index import NgramIndex
-from ..structures.settings import MAX_NODES, check_whole
 
 # The public code's settings. Its sizes count the root.
 BASE, LARGEST = 60, 100  # nodes without confidence, and with all of it

@@ -16,8 +16,8 @@ import torch
 from ..engine import Draft, Drafter, Needs, Tree, Verification
 from ..engine.sampling import top_k
 from ..engine.tree import breadth_first
+from ..structures import MAX_NODES, check_whole
 from ..structures.history import History, TextSession
-from ..structures.settings import MAX_NODES, check_whole
 
 NGRAM = 3  # the longest
 MAX_COPY = 20  # tokens of one continuation, at most

@@ -27,9 +27,9 @@ import torch
 
 from ..engine import DeviceSession, Draft, Needs, Verification
 from ..engine.tree import RankPath
+from ..structures import check_whole
 from ..structures.layouts import Layout, LayoutDrafter
 from ..structures.ngram_table import NgramTable
-from ..structures.settings import check_whole
 
 
 class Lookahead(LayoutDrafter):
@@ -39,7 +39,6 @@ class Lookahead(LayoutDrafter):
         level: N; an n-gram has N tokens, its key included, and the window N - 1 levels.
         window: W, columns of the window.
         guess: G; n-grams grams for one key, and verified in one step.
-        pool_from_prompt: the pool also takes the n-grams of prompt and output (the authors' POOL_FROM_PROMPT).
     """
 
     needs = Needs(choices=True, tree=True)  # the window moves by them
@@ -50,13 +49,12 @@ class Lookahead(LayoutDrafter):
         level: int = 5,
         window: int = 7,
         guess: int = 7,
-        pool_from_prompt: bool = False,
         device: torch.device | str = "cpu",
     ) -> None:
         check_whole("lookahead", 3, level=level)
         check_whole("lookahead", 1, window=window, guess=guess)
         super().__init__(torch.device(device))
-        self.level, self.window, self.pool_from_prompt = level, window, pool_from_prompt
+        self.level, self.window = level, window
         # As long as levels are missing the window is wider, by one column for each: a step costs every level one.
         self.layouts = {(f, 0): self._layout(f, window + level - 2 - f, 0) for f in range(level - 2)}
         self.layouts |= {(level - 2, g): self._layout(level - 2, window, g) for g in range(guess + 1)}
@@ -120,8 +118,4 @@ class LookaheadSession(DeviceSession):
         return len(self._levels) == self.method.level - 1
 
     def _extend(self, tokens: Sequence[int]) -> None:
-        """Append tokens to the text, and with `pool_from_prompt` its n-grams to the pool."""
-        text = self._tail + list(tokens)
-        if self.method.pool_from_prompt:
-            self.pool.add_text(text)
-        self._tail = text[-(self.method.level - 1) :]
+        self._tail = [*self._tail, *tokens][-(self.method.level - 1) :]

@@ -19,9 +19,9 @@ import torch
 
 from ..engine import DeviceSession, Draft, Verification
 from ..engine.tree import RankPath
+from ..structures import check_whole
 from ..structures.layouts import Layout, LayoutDrafter
 from ..structures.ngram_table import Gram, NgramTable
-from ..structures.settings import check_whole
 
 Slot = RankPath  # a follower's place: (2, 0) is the latest follower of where the root's third latest one ends
 

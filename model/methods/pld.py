@@ -11,8 +11,8 @@ from collections.abc import Collection
 import torch
 
 from ..engine import Draft, Drafter, Session, Tree, Verification
+from ..structures import check_whole
 from ..structures.ngram_index import NgramIndex
-from ..structures.settings import check_whole
 
 
 class PromptLookup(Drafter):

@@ -16,8 +16,8 @@ import torch
 from ..engine import Draft, Drafter, Needs, Session, Tree, Verification
 from ..engine.sampling import top_k
 from ..recycling.matrix import AdjacencyMatrix
+from ..structures import MAX_NODES, check_whole
 from ..structures.ngram_trie import NgramTrie, hash_order
-from ..structures.settings import MAX_NODES, check_whole
 
 MAX_TRIE = 1 << 24
 
@@ -126,7 +126,8 @@ class RacerSession(Session):
         """
         trie = self._trie = self.method.trie
         self._place = trie.place
-        trie.insert_text(prompt)
+        for ngram in trie.ngrams(prompt):
+            trie.insert(ngram)
         trie.build_fail_links()
         self._newest = prompt[-(trie.length - 1) :]
         return self.method.root_alone(prompt[-1])
@@ -156,9 +157,10 @@ class RacerSession(Session):
                 self._place = self._trie.walk(self._place, committed[1:])
 
     def _read(self, tokens: list[int]) -> None:
-        """Append to the text and insert the n-grams that end in the new tokens."""
+        """Append to the text and insert the n-grams that end in the new tokens, the last one first."""
         text = self._newest + tokens
-        self._trie.insert_newest(text, len(tokens))
+        for ngram in reversed(self._trie.ngrams(text)):
+            self._trie.insert(ngram)
         self._newest = text[-(self._trie.length - 1) :]
 
     def close(self) -> None:

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from ..engine import Draft, Drafter, Session, Tree, Verification
 from ..engine.tree import breadth_first
+from ..structures import check_whole
 from ..structures.datastore import Datastore
-from ..structures.settings import check_whole
 
 
 class Rest(Drafter):

@@ -19,8 +19,8 @@ from ..engine.tree import RankPath
 from ..errors import UserError
 from ..recycling import RecyclingSession, TokenRecycling
 from ..recycling.templates import best_order, likelihood
+from ..structures import MAX_NODES, check_whole
 from ..structures.history import History, TextSession
-from ..structures.settings import MAX_NODES, check_whole
 from ..structures.suffix_automaton import SuffixAutomaton
 
 
@@ -40,8 +40,6 @@ class Spine(TokenRecycling):
         history_tokens: earlier prompts and answers are matched against, too, up to so many tokens; 0: the prompt alone.
         others: as TokenRecycling.
     """
-
-    sizing: Sizing | None = None
 
     def __init__(
         self,

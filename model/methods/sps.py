@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 from ..engine import Draft, Drafter, Session, Target, Tree, Verification
 from ..errors import UserError, one_line
 from ..files import located
-from ..structures.settings import check_whole
+from ..structures import check_whole
 
 TRAIN = "python -m data.embedded.training.train --draft"
 

@@ -165,21 +165,19 @@ def _digest(stream: BinaryIO, vocab_size: int, width: int, count: int) -> bytes:
 
 def _check(stream: BinaryIO, name: str, vocab_size: int) -> tuple[int, int]:
     """Refuse what is not this model's datastore, whole; return the width of a token and their number."""
-    again = "build it again with `python -m tools.datastore`"
     head = stream.read(HEADER.size)
     if len(head) < HEADER.size or not head.startswith(MAGIC):
         raise UserError(f"datastore {name}: not a datastore; build one with `python -m tools.datastore`")
     _, version, vocabulary, width, count, digest = HEADER.unpack(head)
-    if version != VERSION:
-        raise UserError(f"datastore {name}: its format is version {version}, this is version {VERSION}; {again}")
+    is_whole = width in (2, 4) and count > 0 and stream.seek(0, 2) == _suffixes_at(width, count) + 4 * count
+    if version != VERSION or not is_whole or _digest(stream, vocabulary, width, count) != digest:
+        raise UserError(
+            f"datastore {name}: cut short, changed, or of another version than {VERSION} ({version}); build it again "
+            "with `python -m tools.datastore`"
+        )
     if vocabulary != vocab_size:
         raise UserError(
             f"datastore {name}: its vocabulary has {vocabulary} tokens, the model's {vocab_size}; "
             "build one with this model's tokenizer (`python -m tools.datastore`)"
         )
-    size = _suffixes_at(width, count) + 4 * count
-    if width not in (2, 4) or count < 1 or stream.seek(0, 2) != size:
-        raise UserError(f"datastore {name}: is not of the {size} bytes that its header says: truncated; {again}")
-    if _digest(stream, vocabulary, width, count) != digest:
-        raise UserError(f"datastore {name}: its content is not what was written: corrupt; {again}")
     return width, count

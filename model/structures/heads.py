@@ -9,14 +9,12 @@ t + 2. EAGLE-2 (2406.16858) uses the same head. Checkpoint layout: github.com/Sa
 from __future__ import annotations
 
 import json
-import pickle
 import shlex
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 from transformers import LlamaConfig
@@ -29,11 +27,6 @@ from ..errors import UserError, one_line
 from ..files import located
 
 _TREES = Path(__file__).parent / "trees"  # as published with the heads
-# What torch raises on a pickle that is cut short, corrupt, or asks for more than tensors.
-_BROKEN = (
-    *(SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError),
-    *(OSError, ValueError, TypeError, AttributeError, LookupError),
-)
 
 
 def open_head(path: str, kind: str, target: Target) -> tuple[Path, dict[str, Any]]:
@@ -72,7 +65,7 @@ def read_weights(folder: Path, *names: str) -> tuple[Path, dict[str, torch.Tenso
     try:
         pickled = file.suffix != ".safetensors"
         state = torch.load(file, map_location="cpu", weights_only=True) if pickled else load_file(file)
-    except _BROKEN as error:
+    except Exception as error:  # whatever torch, pickle and safetensors raise on a damaged file
         reason = one_line(error)[:160] or type(error).__name__
         raise UserError(f"{file}: corrupt or cut short, or a pickle of more than weights ({reason})") from None
     if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):

@@ -59,15 +59,9 @@ class NgramTrie:
             node = child
         touch(node)
 
-    def insert_text(self, tokens: Sequence[int]) -> None:
-        """Insert every n-gram of a text, the first one first."""
-        for end in range(self.length, len(tokens) + 1):
-            self.insert(tokens[end - self.length : end])
-
-    def insert_newest(self, tokens: Sequence[int], new: int) -> None:
-        """Insert the n-grams that end in the last `new` tokens of a text, the last one first."""
-        for end in range(len(tokens), max(len(tokens) - new, self.length - 1), -1):
-            self.insert(tokens[end - self.length : end])
+    def ngrams(self, tokens: Sequence[int]) -> list[Sequence[int]]:
+        """List every n-gram of a text, the first one first."""
+        return [tokens[end - self.length : end] for end in range(self.length, len(tokens) + 1)]
 
     def _make(self, parent: int, token: int) -> int:
         """A new child of `parent`: as long as there are fewer than `most` a new node, then the oldest one."""

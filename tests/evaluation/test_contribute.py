@@ -125,7 +125,9 @@ def test_what_is_not_finished_is_refused(results, reference, call):
     (line,) = [x for x in (reference.parent / "README.md").read_text().splitlines() if x.startswith("| `study`")]
     words = ("toy (float32)", "file, 1", "3, 3", "a machine", "2026-02-03", "2, 5", f"{'f' * 12}, with", "a lab \\| 2")
     assert all(word in line for word in words), line
-    (results / "sweep.json").write_text(json.dumps({"command": "c", "jobs": [["method=pld"], ["method=sps"]]}))
+    (results / "sweep.json").write_text(
+        json.dumps({"command": "c", "jobs": [["k=1", "method=pld"], ["k=1", "method=sps"]]})
+    )
     assert "missing: 2 of 2 jobs (method=pld; method=sps)" in call(contribute.main, results, "study").err
     (results / "sweep.json").unlink()
     metadata["settings"]["schema"] = 1

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from model.engine import Draft, Drafter, Session
+from model.engine import Drafter, Session
 
 
 class Scores:
@@ -39,9 +39,3 @@ def each_session(drafter: Drafter, change: Callable[[Any], None]) -> None:
         return made
 
     drafter.session = session  # type: ignore[method-assign]
-
-
-def paths_of(draft: Draft) -> list[tuple[int, ...]]:
-    """The draft's nodes, each as the tokens from below the root down to it, sorted; equal ones stay."""
-    tokens = draft.tokens.tolist()
-    return sorted(tuple(tokens[i] for i in chain[1:]) for chain in draft.tree.chain_of[1:])

@@ -60,12 +60,11 @@ def test_what_cannot_be_is_refused(how, says):
         models.random_model("tiny", ModelSettings("x", "x", device="cpu", **how))
 
 
-def test_layers_on_several_devices_are_not_quantised():
+def test_layers_on_several_devices_or_of_another_kind_are_not_quantised(monkeypatch):
+    with pytest.raises(UserError, match=r"quantize=int8: torchao quantises 0% of this model's weights"):
+        quantize(toy_model("gpt2"), "int8", CPU)  # its layers are Conv1D
     with pytest.raises(UserError, match=r"model\.quantize=int8: is for a model on one device"):
         models.check_placement(ModelSettings("x", "x", quantize="int8", device_map="auto"))
-
-
-def test_without_torchao(monkeypatch):
     monkeypatch.setitem(sys.modules, "torchao.quantization", None)
     with pytest.raises(UserError, match="quantize=int8: needs torchao; pip install torchao"):
         quantize(toy_model("llama"), "int8", CPU)
@@ -78,8 +77,3 @@ def test_in_code():
     assert decoder.generate(ids, max_new_tokens=30).ids == greedy(decoder.target.model, ids, 30, eos=[*decoder.eos])
     weights = [sum(map(stored_bytes, own.target.model.parameters())) for own in (decoder, stock)]
     assert weights[0] < 0.6 * weights[1], "the table of embeddings stays"
-
-
-def test_a_model_of_other_layers_is_not_called_quantised():
-    with pytest.raises(UserError, match=r"quantize=int8: torchao quantises 0% of this model's weights"):
-        quantize(toy_model("gpt2"), "int8", CPU)  # its layers are Conv1D

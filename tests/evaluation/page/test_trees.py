@@ -21,7 +21,8 @@ def drawing_of(folder, steps, **settings):
     return draw(name, pool)
 
 
-def test_a_tree_that_is_not_known_says_why(tmp_path):
+def test_a_tree_that_is_not_known_says_why_and_without_one_nothing_is_drawn(tmp_path):
+    assert drawing_of(tmp_path / "none", STEPS, method={"nodes": 24}) is None
     for tree, why in (("auto", "The tree changed during the run"), ("best", "The records do not hold the tree")):
         drawing = drawing_of(tmp_path / tree, STEPS, method={"tree": tree})
         assert drawing.words[-1].startswith(f"{why}: only nodes accepted at least once")

@@ -30,4 +30,5 @@ def test_a_terminal_gets_a_line_that_is_written_over(capsys, monkeypatch):
     for _ in range(2):
         shown.answered(1, [ROW], "pld")
     first, second = capsys.readouterr().err.split("\r\x1b[K")[1:]
-    assert first.startswith("2 configurations, interleaved: 1 of 2 answers; pld: MAT 2.00") and second.endswith("\n")
+    assert first.startswith("2 configurations, interleaved: 1 of 2 answers; pld: MAT 2.00") and "\n" not in first
+    assert second.endswith("\n")

@@ -9,7 +9,7 @@ from model.engine import Target, Tree, generate
 from model.engine.sizing import SIZES
 from model.engine.static_step import bucket_of
 from model.engine.step import MOST_STEPS, Executor
-from model.methods.suffix_recycling import SuffixRecycling
+from model.methods.suffix import SuffixRecycling
 from model.recycling import TokenRecycling, build_template
 from tests.conftest import toy_model
 from tests.model.engine.fake_graphs import FakeGraphs

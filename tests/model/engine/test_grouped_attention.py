@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from model.decoder import Decoder
-from model.engine import Draft, Target, decode, generate
+from model.engine import Draft, Target, decode
 from model.engine.grouped_attention import SDPA_GROUPED, GroupedAttention
 from model.errors import UserError
 from model.recycling import TokenRecycling, build_template
-from tests.conftest import greedy, toy_model
+from tests.conftest import toy_model
 
 
 @pytest.mark.parametrize("kind", ["llama-grouped", "qwen2", "qwen3", "gemma", "mistral"])
@@ -58,21 +58,3 @@ def test_what_is_not_on_a_cpu_or_changes_the_scores_goes_to_sdpa():
     query, shared = torch.randn(1, 4, 3, 8), torch.randn(1, 2, 5, 8)
     with pytest.raises(ValueError, match="softcap"):  # which sdpa refuses
         GroupedAttention()(torch.nn.Module(), query, shared, shared, torch.zeros(1, 1, 3, 5), softcap=30.0)
-
-
-@pytest.mark.parametrize("kind", ["llama", "gpt2", "gpt-neox"])
-def test_models_whose_heads_share_nothing_are_left_alone(kind):
-    model = toy_model(kind)
-    Target(model)
-    assert model.config._attn_implementation == "sdpa"
-
-
-def test_generate_with_padding_is_what_it_was():
-    """The model is the caller's: what transformers does with it afterwards must not change."""
-    ids = torch.tensor([[0, 0, 0, 5, 6, 7], [8, 9, 10, 11, 12, 13]])
-    given = dict(attention_mask=(ids != 0).long(), max_new_tokens=12, do_sample=False, pad_token_id=0)
-    expected = toy_model("llama-grouped").generate(ids, **given)
-    model = toy_model("llama-grouped")
-    drafter = TokenRecycling(61, build_template("2.2.2"))
-    assert generate(Target(model), drafter, [5, 6, 7], max_new_tokens=20).tokens == greedy(model, [5, 6, 7], 20)
-    assert torch.equal(model.generate(ids, **given), expected)

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM as Auto
 from transformers import AutoModelForSeq2SeqLM as AutoSeq2Seq
 from transformers import LlamaConfig, MambaConfig, T5Config
 
-from model.engine import Draft, Needs, Target, decode, generate
+from model.engine import Needs, Target, decode, generate
 from model.engine.loop import whole
 from model.errors import UserError
 from model.methods import make_method
@@ -20,7 +20,6 @@ from model.methods.spine import Spine
 from model.methods.vanilla import Vanilla
 from model.recycling import TokenRecycling, build_template
 from tests.conftest import greedy, toy_model
-from tests.model.engine.test_tree import random_tree
 from tests.model.every_method import Oracle, V
 from tests.model.methods.heads import write_eagle, write_medusa
 from tests.model.sessions import each_session
@@ -28,27 +27,6 @@ from tests.model.sessions import each_session
 
 class NeedsHidden(Vanilla):
     needs = Needs(hidden=True)
-
-
-@pytest.mark.parametrize("kernel", ["sdpa", "eager"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_both_attention_kernels_read_the_tree_mask(kernel, dtype):
-    """A draft that is accepted whole must give the logits that plain decoding gives at each node."""
-    model = toy_model("llama-grouped", dtype=dtype)
-    model.set_attn_implementation(kernel)
-    target, rng = Target(model), random.Random(2)
-    prompt = [rng.randrange(3, 61) for _ in range(7)]
-    tree = random_tree(30, rng)
-    tokens = torch.tensor([prompt[-1]] + [rng.randrange(61) for _ in range(30)])
-    with target.cache(40) as cache:
-        target.prefill(cache, prompt)
-        node_logits = target.forward(cache, Draft(tree, tokens))
-    for node in range(31):
-        text = prompt[:-1] + tokens[tree.chain_of[node]].tolist()
-        with torch.inference_mode():
-            plain = model(torch.tensor([text])).logits[0, -1]
-        tolerance = 2e-4 if dtype is torch.float32 else 0.25
-        torch.testing.assert_close(node_logits[node], plain, rtol=tolerance, atol=tolerance * plain.abs().max().item())
 
 
 def test_what_a_drafter_begins_with_is_a_chain_or_nothing(llama):

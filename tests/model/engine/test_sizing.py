@@ -12,7 +12,7 @@ from model.engine.static_step import WholeStep
 from model.errors import UserError
 from model.methods import make_method
 from model.methods.spine import Spine
-from model.methods.suffix_recycling import SuffixRecycling
+from model.methods.suffix import SuffixRecycling
 from model.methods.vanilla import Vanilla
 from model.recycling import TokenRecycling, build_template
 from model.tuning import captures

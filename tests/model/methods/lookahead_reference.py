@@ -13,8 +13,8 @@ import torch
 
 
 class SlowLookahead:
-    def __init__(self, model, *, level, window, guess, pool_from_prompt=False):
-        self.model, self.N, self.W, self.G, self.pool_from_prompt = model, level, window, guess, pool_from_prompt
+    def __init__(self, model, *, level, window, guess):
+        self.model, self.N, self.W, self.G = model, level, window, guess
         self.choices: dict[tuple[int, ...], int] = {}
 
     @torch.no_grad()
@@ -37,13 +37,6 @@ class SlowLookahead:
         while len(kept) > self.G:
             kept.popitem(last=False)
 
-    def remember_text(self, pool, text, new):
-        """The n-grams that end in the last `new` tokens of the text."""
-        if self.pool_from_prompt:
-            for end in range(len(text) - new + 1, len(text) + 1):
-                if end >= self.N:
-                    self.remember(pool, text[end - self.N : end])
-
     def decode(self, prompt, limit, eos=()):
         """Returns (tokens, accepted lengths, and of each forward: all that stands below the root, the guesses)."""
         N, W = self.N, self.W
@@ -51,7 +44,6 @@ class SlowLookahead:
         seen, tried = [], []
         grid = {(0, i): draw.choice(prompt) for i in range(1, W + N - 2)}  # (level, column) -> token; (0, 0): the root
         depth, width, text = 0, W + N - 2, list(prompt)
-        self.remember_text(pool, text, len(text))
         out, lengths = [], []
         while True:
             full = depth == N - 2
@@ -77,7 +69,6 @@ class SlowLookahead:
                 depth, width = depth + 1, width - 1
                 grid |= {(depth, i): new[i + 1] for i in range(width)}
             text += accepted + [root]
-            self.remember_text(pool, text, len(accepted) + 1)
 
             tokens = [*accepted, root][: limit - len(out)]
             tokens = next((tokens[: i + 1] for i, t in enumerate(tokens) if t in eos), tokens)

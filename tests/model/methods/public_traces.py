@@ -2,13 +2,16 @@
 
 import hashlib
 import json
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from model.engine import Drafter, Generation, Target, generate
 from model.files import ROOT
 
 WEIGHTS = "e507af9767c6c0cd3ba2b370bf3d0d8c435b95e46cbd120955b9797c81a9f012"
@@ -26,9 +29,19 @@ def embedded() -> PreTrainedModel:
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 
-def public_turns(name: str) -> list[dict[str, Any]]:
-    """A file's turns, with the prompts and outputs that all of them share."""
+EXECUTED = pytest.mark.parametrize(
+    ("execution", "every"), [("eager", 8), ("static", 28), pytest.param("eager", 1, marks=pytest.mark.slow)]
+)
+
+
+def answered(
+    drafter: Drafter, target: Target, name: str, every: int, execution: str
+) -> Iterator[tuple[dict[str, Any], Generation]]:
+    """Each so-many-th turn of a file, and what is answered to it, cold."""
     turns = [json.loads(line) for line in (HERE / name).read_text().splitlines()]
     assert [turn["question_id"] for turn in turns] == [turn["question_id"] for turn in TRACE if turn["start"] == "cold"]
-    shared = [{key: turn[key] for key in ("prompt_ids", "output_ids")} for turn in TRACE]
-    return [own | other for own, other in zip(turns, shared, strict=False)]
+    for turn, shared in list(zip(turns, TRACE, strict=False))[::every]:
+        drafter.reset()
+        out = generate(target, drafter, shared["prompt_ids"], max_new_tokens=200, eos={EOS}, execution=execution)
+        assert out.tokens[: len(shared["output_ids"])] == shared["output_ids"][: len(out.tokens)]
+        yield turn, out

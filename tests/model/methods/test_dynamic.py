@@ -236,19 +236,14 @@ def test_nothing_is_compiled_while_it_decodes():
         assert len(loop.signatures) == 1, loop
 
 
-PROMPT_ROWS = [
-    ([3, 5, 6, 9, 1], [], [3, 3, 5, 6, 9]),  # the prompt but its last token, which is the root
-    ([9, 1], [], [6, 9]),
-    ([3, 5, 6, 9, 1, 2], [7], [3, 3, 5, 6, 9, 1]),  # the first step went with the prompt: 7 is the root
-    ([1, 2], [7], [9, 1]),
-    ([2], [7], [1]),
-]
-
-
 def test_rows_of_a_prompts_end_know_the_token_before_them():
     """Where the size of drafts is found while decoding, only the prompt's last rows are learnt from."""
     prompt = [3, 5, 6, 9, 1, 2]
-    for tokens, passed, before in PROMPT_ROWS:
+    for tokens, passed, before in (
+        ([3, 5, 6, 9, 1], [], [3, 3, 5, 6, 9]),  # the prompt but its last token, which is the root
+        ([9, 1], [], [6, 9]),
+        ([1, 2], [7], [9, 1]),  # the first step went with the prompt: 7 is the root
+    ):
         drafter = DynamicRecycling(V, nodes=8)
         earlier = drafter.session()
         earlier.begin([4, 8])

@@ -14,13 +14,10 @@ from model.engine import Target, generate
 from model.errors import UserError
 from model.methods.goose import Goose, GooseSession, Rows
 from tests.conftest import toy_model
-from tests.model.methods.public_traces import EOS, embedded, public_turns
-from tests.model.sessions import paths_of
+from tests.model.methods.public_traces import EXECUTED, answered, embedded
 
 
-@pytest.mark.parametrize(
-    ("execution", "every"), [("eager", 8), ("static", 28), pytest.param("eager", 1, marks=pytest.mark.slow)]
-)
+@EXECUTED
 def test_every_step_is_the_public_codes(execution, every, monkeypatch):
     sizes, draft = [], GooseSession.draft
 
@@ -30,41 +27,15 @@ def test_every_step_is_the_public_codes(execution, every, monkeypatch):
         return made
 
     monkeypatch.setattr(GooseSession, "draft", noted)
-    target = Target(embedded())
-    drafter = Goose(target.vocab_size)
-    turns = public_turns("goose_trace.jsonl")[::every]
-    for turn in turns:
-        sizes.clear()
-        drafter.reset()
-        out = generate(target, drafter, turn["prompt_ids"], max_new_tokens=200, eos={EOS}, execution=execution)
+    target, steps, most = Target(embedded()), 0, 0
+    for turn, out in answered(Goose(target.vocab_size), target, "goose_trace.jsonl", every, execution):
         assert out.accept_lengths == [1, *turn["accept_lengths"]], turn["question_id"]
         assert sizes == turn["nodes"], turn["question_id"]
         assert ["ts"[sum(size) == 0] for size in sizes] == list(turn["routes"])
         assert [step.nodes for step in out.steps] == [1, *(1 + sum(size) for size in turn["nodes"])]
-        assert out.tokens[: len(turn["output_ids"])] == turn["output_ids"][: len(out.tokens)]
-    if every == 1:
-        steps = sum(len(turn["accept_lengths"]) for turn in turns)
-        assert (len(turns), steps) == (56, 1912) and max(sum(size) for t in turns for size in t["nodes"]) == 95
-
-
-def drafted(nodes, prompt, rows, before=None, **settings):
-    """The draft behind a prompt and its last token as root, with these rows (token: candidates and scores)."""
-    drafter = Goose(61, nodes=nodes, **settings)
-    session = drafter.session()
-    session.begin(prompt)
-    session._before = prompt[-2] if before is None else before
-    drafter.rows.by_token.update(rows)
-    return session.draft(prompt[-1]), session
-
-
-def test_a_tree_by_hand():
-    """5 6 7 was followed by 8 9 5 6 7, c = 0.6 * 5 / 8 = 0.375: of 7 nodes int(7 * (0.5 + 0.375 / 2)) = 4 are spine."""
-    rows = {7: ([8, 9, 4], [0.5, 0.3, 0.009]), 8: ([9, 3], [0.6, 0.4]), 3: ([2, 1], [0.9, 0.1])}
-    draft, session = drafted(6, [5, 6, 7, 8, 9, 5, 6, 7], rows)
-    assert session._spine == 4
-    # two are left: one below the root (9, as 8 is the spine's), one on the spine (3, as 9 is the spine's there)
-    assert paths_of(draft) == sorted([(8,), (8, 9), (8, 9, 5), (8, 9, 5, 6), (9,), (8, 3)])
-    assert draft.tokens.tolist() == [7, 8, 9, 9, 3, 5, 6], "breadth-first, the spine's node the first of its siblings"
+        steps, most = steps + len(sizes), max(most, *map(sum, sizes))
+        sizes.clear()
+    assert every > 1 or (steps, most) == (1912, 95)
 
 
 def test_the_newest_pairs_are_carried_and_within_a_prompt_all_are():

@@ -13,28 +13,20 @@ import random
 
 import pytest
 
-from model.engine import Target, generate
-from model.methods.logitspec import Continuations, LogitSpec, side_by_side
-from tests.model.methods.public_traces import EOS, embedded, public_turns
-from tests.model.sessions import paths_of
+from model.engine import Target
+from model.methods.logitspec import Continuations, LogitSpec
+from tests.model.methods.public_traces import EXECUTED, answered, embedded
 
 
-@pytest.mark.parametrize(
-    ("execution", "every"), [("eager", 8), ("static", 28), pytest.param("eager", 1, marks=pytest.mark.slow)]
-)
+@EXECUTED
 def test_every_step_is_the_public_codes(execution, every):
-    target = Target(embedded())
-    drafter = LogitSpec(target.vocab_size)
-    turns = public_turns("logitspec_trace.jsonl")[::every]
-    for turn in turns:
-        drafter.reset()
-        out = generate(target, drafter, turn["prompt_ids"], max_new_tokens=200, eos={EOS}, execution=execution)
+    target, steps = Target(embedded()), 0
+    for turn, out in answered(LogitSpec(target.vocab_size), target, "logitspec_trace.jsonl", every, execution):
         *others, last = turn["accept_lengths"]
         assert out.accept_lengths == [1, *others] + [last - 1] * (last > 1), turn["question_id"]
         assert [step.nodes for step in out.steps] == [1] + [64] * (len(out.steps) - 1)
-        assert out.tokens[: len(turn["output_ids"])] == turn["output_ids"][: len(out.tokens)]
-    if every == 1:
-        assert (len(turns), sum(len(turn["accept_lengths"]) for turn in turns)) == (56, 2198)
+        steps += len(others) + 1
+    assert every > 1 or steps == 2198
 
 
 def write(pool, text, first):
@@ -66,18 +58,3 @@ def test_continuations_are_those_of_writing_the_whole_window_every_time(size):
     # what one prompt leaves to the next is what reading all of it at once gives, so that a saved text is enough
     fast.extend([0, 1])
     assert Continuations(size, fast.tokens)._pools == fast._pools
-
-
-def test_a_draft_by_hand():
-    drafter = LogitSpec(61, nodes=15)
-    session = drafter.session()
-    session.begin([1, 2, 3, 9, 1, 4, 9, 1])
-    session._ranked = [2, 7, 3, 4, 5, 6, 8, 11, 12, 13, 14, 15]
-    # the text, and the root 2 behind it: (1, 2) was followed by 3 9 1 4 9 1, which is the first path
-    # 7 and the rest are candidates, 3 with (9, 1, 4), 4 with (9, 1), which end as the draft has 15 nodes
-    draft = session.draft(2)
-    paths = [[3, 9, 1, 4, 9, 1], [7], [3, 9, 1, 4], [4, 9, 1], [5]]
-    assert draft.tokens.tolist() == [2, 3, 7, 3, 4, 5, 9, 9, 9, 1, 1, 1, 4, 4, 9, 1]
-    assert (draft.tokens.tolist(), draft.tree.parent_of) == side_by_side(2, paths)
-    session._ranked = [7, 2, *range(20, 60)]
-    assert paths_of(session.draft(2))[-1] == (27,), "where another is first, the root is left out all the same"

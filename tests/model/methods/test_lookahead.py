@@ -31,10 +31,10 @@ def watched(drafter):
 
 
 @pytest.mark.parametrize("level, window, guess", [(5, 7, 7), (3, 4, 2), (4, 1, 1)])
-@pytest.mark.parametrize("pool_from_prompt, name, seed", [(False, "llama", 5), (True, "gpt2", 2)])
-def test_same_steps_as_the_reference(name, seed, pool_from_prompt, level, window, guess):
+@pytest.mark.parametrize("name, seed", [("llama", 5), ("gpt2", 2)])
+def test_same_steps_as_the_reference(name, seed, level, window, guess):
     model, rng = toy_model(name, seed=seed), random.Random(seed)
-    settings = dict(level=level, window=window, guess=guess, pool_from_prompt=pool_from_prompt)
+    settings = dict(level=level, window=window, guess=guess)
     start = [rng.randrange(3, 61) for _ in range(6)]
     prompt = start + greedy(model, start, 30) + start
     free = greedy(model, prompt, 50)

@@ -24,13 +24,3 @@ def test_same_tokens_and_forwards_as_transformers(seed, ngram):
         drafter = PromptLookup(max_ngram=ngram, eos=eos or ())
         out = generate(target, drafter, prompt, max_new_tokens=limit, eos=eos or ())
         assert (out.tokens, out.forwards) == expected
-
-
-def test_longest_ngram_first_then_the_first_place():
-    drafter = PromptLookup(max_ngram=2, draft_tokens=3)
-    # (1, 2) stands at 0 and at 5: the first place wins, although (2,) alone stands elsewhere, too
-    assert drafter.session().begin([1, 2, 3, 4, 5, 1, 2, 9, 2, 8, 1, 2]).tokens.tolist() == [2, 3, 4, 5]
-    assert drafter.session().begin([1, 2, 3, 4, 7, 2]).tokens.tolist() == [2, 3, 4, 7]  # no bigram: the single token
-    assert drafter.session().begin([1, 2, 3]).tokens.tolist() == [3]  # no match: the root alone
-    stopping = PromptLookup(max_ngram=1, eos=[4])  # a copy stops before EOS
-    assert stopping.session().begin([3, 4, 5, 3]).tokens.tolist() == [3]

@@ -26,30 +26,6 @@ from tests.model.methods.public_traces import EOS, TRACE, embedded
 V = 61
 
 
-def test_a_tree_by_hand():
-    """Retrieved 5 6 and 7; rows of zeros below what was never seen fall together."""
-    drafter = Racer(V, nodes=7, k=2)
-    for token, row in {3: [5, 8], 5: [9, 6], 8: [1, 2]}.items():
-        drafter.matrix.candidates[token] = torch.tensor(row)
-    draft = drafter.tree(3, [[5, 6], [7]]).draft()
-    # 5 is there and costs nothing; 5 and 8 have a breadth of 2 and 1; a 9 and a 1 come, and below the 9 a 0
-    assert draft.tokens.tolist() == [3, 8, 7, 5, 1, 9, 6, 0]
-    assert draft.tree.parent_of == [0, 0, 0, 0, 1, 3, 3, 5]
-    assert draft.tree.rank_of == [0, 2, 1, 0, 0, 1, 0, 0], "retrieved ones first, then by candidate"
-
-
-def test_the_most_frequent_continuations_are_selected():
-    trie = NgramTrie(3, 100, 2)
-    for gram in ([1, 2, 3], [1, 2, 4], [1, 2, 4], [1, 2, 5]):
-        trie.insert(gram)
-    (border,) = trie.step(trie.children[0][1], 2)[1]
-    assert trie.continuations([border], 2) == [[4]]
-    # of equals the lower number leaves, but a full heap takes nobody in who is not more frequent; 5, 4, 3 is hash order
-    assert trie.continuations([border], 3) == [[5], [4]]
-    assert trie.continuations([border], 4) == [[5], [4], [3]]
-    assert trie.continuations([border], 1) == [[]]
-
-
 def test_the_oldest_node_is_reused_with_its_children():
     """A prefix is older than its extension: 1 goes first, and 1 2 and 1 2 3 cannot be reached any more."""
     trie = NgramTrie(3, 5, 2)

@@ -6,8 +6,7 @@ from dataclasses import replace
 import torch
 
 from model.engine import Target, generate
-from model.methods.suffix import Suffix
-from model.methods.suffix_recycling import SuffixRecycling
+from model.methods.suffix import Suffix, SuffixRecycling
 from model.recycling import TokenRecycling, build_template
 from model.structures.suffix_automaton import MIN_CAPACITY, SuffixAutomaton, Text
 from tests.conftest import greedy, toy_model

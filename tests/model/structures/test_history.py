@@ -14,8 +14,7 @@ from model.methods.dynamic import DynamicRecycling
 from model.methods.logitspec import LogitSpec
 from model.methods.ngram_cache import NgramCache
 from model.methods.spine import Spine
-from model.methods.suffix import Suffix
-from model.methods.suffix_recycling import SuffixRecycling
+from model.methods.suffix import Suffix, SuffixRecycling
 from model.recycling import build_template
 from model.structures.history import History, TextSession
 from model.structures.ngram_table import NgramTable
@@ -76,25 +75,14 @@ def test_two_at_once_do_not_read_each_other_and_both_are_kept():
     third = read(history, [7])
     assert third.text.tokens == [1, 2, 4, 6, 3, 5, 7]
     one.close()  # once more: it has nothing to give back, and the third one keeps the text
-    assert read(history, [8]).text is not third.text
-
-
-def test_a_reset_forgets_what_is_being_read_too():
-    history = History(100, SuffixAutomaton, V)
-    lender, other = read(history, [1, 2]), read(history, [3])
-    history.reset()
-    lender.close()
-    other.close()
-    assert history.state_dict()["text"].tolist() == []
-
-
-def test_what_is_said_beside_a_borrowed_text_is_bounded():
-    history = History(8, SuffixAutomaton, V)
-    lender = read(history, [1])
-    open_too = [read(history, [2, i, i]) for i in range(20)]
-    for session in (lender, *open_too):
+    others = [read(history, [8, i, i]) for i in range(50)]
+    assert others[0].text is not third.text
+    for session in (third, *others[:-1]):
         session.close()
-    assert len(history.pending) == 8
+    assert len(history.pending) == 100, "what is said beside a borrowed text is bounded"
+    history.reset()
+    others[-1].close()
+    assert history.state_dict()["text"].tolist() == [], "a reset forgets what is being read, too"
 
 
 def test_a_sequence_that_is_open_and_forgotten_costs_one_rebuilding():

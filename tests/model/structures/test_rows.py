@@ -13,8 +13,7 @@ from model.methods.dynamic import loop_rows, new_growth
 from model.structures import dynamic_loops as loops
 from model.structures.compiled import NONE
 from model.structures.dynamic_loops import KINDS, LEVELS
-from model.structures.rows import PairRows, TokenRows, on_host
-from model.structures.weights import Weights
+from model.structures.rows import PairRows, TokenRows, Weights, on_host
 
 
 def keep(tokens, pairs, before, read, ids, levels):
