@@ -17,6 +17,7 @@ import torch
 from ..errors import UserError
 from .cache import TreeCache
 from .sampling import Choice
+from .sizing import Sizing
 from .tree import Draft, Tree
 from .verification import Verification
 
@@ -45,30 +46,6 @@ class Needs:
     prompt_logits: bool = False
     tree: bool = False
     hidden: bool = False
-
-
-class Sizing(Protocol):
-    """What finds the size of drafts while decoding.
-
-    A sequence is `opened`, its first step goes with the prompt, without a draft; every other one is `rests`, the step,
-    `took`.
-    """
-
-    @property
-    def prompt_rows(self) -> int:
-        """Of how many of a prompt's last tokens the logits may be computed, for a method that learns from them."""
-
-    def opened(self) -> None:
-        """A sequence begins."""
-
-    def rests(self) -> bool:
-        """Before a step: is it to be a plain one, that neither drafts nor learns?"""
-
-    def took(self, nodes: int, tokens: int, seconds: float) -> None:
-        """After it: nodes below its root, tokens that it added, and its seconds from the draft to what was learnt."""
-
-    def describe(self) -> dict[str, Any]:
-        """Return what was learnt, chosen and promised, for the run's summary."""
 
 
 class Store(Protocol):
