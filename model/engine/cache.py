@@ -161,21 +161,23 @@ class TreeCache(Cache):
 
     def _allocate(self, capacity: int) -> None:
         """Allocate buffers, which take over what is committed, and point each layer at its rows."""
-        former, self._buffers, self.capacity = iter(self._buffers), [], capacity
+        former, buffers = iter(self._buffers), list[tuple[str, list[int], torch.Tensor]]()
         for shape, members in self._groups:
             kinds = (("keys", shape.key_dim), ("values", shape.value_dim), ("index_keys", shape.index_dim))
             for name, dim in kinds[: 3 if shape.index_dim else 2]:
                 size = len(members), shape.heads if name != "index_keys" else 1, capacity, dim
-                self._buffers.append(torch.zeros(size, dtype=shape.dtype, device=shape.device))
+                buffers.append((name, members, torch.zeros(size, dtype=shape.dtype, device=shape.device)))
                 if (committed := next(former, None)) is not None:
-                    self._buffers[-1][:, :, : self.length] = committed[:, :, : self.length]
-                for row, i in enumerate(members):
-                    setattr(self.layers[i], name, self._buffers[-1][row : row + 1])
+                    buffers[-1][2][:, :, : self.length] = committed[:, :, : self.length]
+        for name, members, buffer in buffers:  # all at once, as there may not have been memory for the last one
+            for row, i in enumerate(members):
+                setattr(self.layers[i], name, buffer[row : row + 1])
+        self._buffers, self.capacity = [buffer for _, _, buffer in buffers], capacity
 
     def make_room(self, tokens: int, most: int = 0) -> None:
         """Hold so many tokens; if there is no room for them, twice as many as before, but `most`."""
         if tokens > self.capacity:
-            self._allocate(max(tokens, min(2 * self.capacity, most)))
+            self._allocate(-(-max(tokens, min(2 * self.capacity, most)) // ALIGNED) * ALIGNED)
 
     @property
     def length(self) -> int:
@@ -273,8 +275,9 @@ class TreeCache(Cache):
         return self.forwarded
 
     def record(self, text: list[int]) -> None:
-        """Note the text of a sequence that ends: what is committed of it; nothing where a forward failed half-way."""
-        self.text = [] if self.recurrent and self.forwarded is not None else text[: self.length]
+        """Note what is committed of the text of a sequence that ends: nothing if recurrent states have read more."""
+        read_more = self.forwarded is not None or len(text) < self.length  # an answer that was cut in a draft
+        self.text = [] if self.recurrent and read_more else text[: self.length]
 
     def move(self, source: torch.Tensor, target: torch.Tensor) -> None:
         """Copy tokens from positions `source` (m,) to `target` (m,), all layers; the static form of `commit`."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,7 +84,9 @@ def drawn_by(processors: Iterable[Any], seed: int) -> Sampling:
     names = {"MinP": "min_p", "TopP": "top_p", "TopK": "top_k", "Temperature": "temperature"}
     for kind, name in names.items():
         if rest and type(rest[-1]).__name__ == f"{kind}LogitsWarper" and not changes_more(rest[-1]):
-            settings[name] = getattr(rest.pop(), name)
+            with suppress(UserError):  # a value that is out of range here
+                Sampling(**{name: getattr(rest[-1], name)})
+                settings[name] = getattr(rest.pop(), name)
     return Sampling(seed=seed, processors=tuple(rest), **settings)
 
 

@@ -100,9 +100,10 @@ def conclude(
     """
     verification = verify(draft, forwarded.choices)
     mark("verify")
-    tree, node = draft.tree, verification.node
+    verification.cut(left, eos)
+    tree, count = draft.tree, len(verification.tokens)  # what is cut off is not committed
     if cache is not None:
-        cache.commit(tree.depth_of[node] + 1, None if tree.is_chain else tree.below(node))
+        cache.commit(count, None if tree.is_chain else tree.below(verification.node)[: count - 1])
     mark("commit")
     needs, logits = session.method.needs, forwarded.logits
     if needs.logits:
@@ -115,7 +116,6 @@ def conclude(
         verification.candidates, verification.bits = candidates
     if forwarded.hidden is not None:
         verification.hidden = forwarded.hidden[-len(tree) :]
-    verification.cut(left, eos)
     session.observe(verification)
     mark("observe")
     return verification
@@ -301,7 +301,8 @@ class Executor:
     def _drop_oldest(self) -> None:
         """Drop a step if there are too many or a GPU's memory is short; no plain one, which is needed again."""
         if len(self._steps) >= MOST_STEPS or (len(self._steps) >= LEAST_STEPS and self._short_of_memory()):
-            del self._steps[next(key for key in self._steps if key[1] is not self.idle.tree and key[1] != 1)]
+            drafting = (key for key in self._steps if key[1] is not self.idle.tree and key[1] != 1)
+            self._steps.pop(next(drafting, ()), None)
 
     def _short_of_memory(self) -> bool:
         """True if a GPU has too little free memory, torch's own reserve included, for one more captured step."""

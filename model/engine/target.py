@@ -6,6 +6,7 @@ What the engine cannot drive is refused by name, before a prompt is decoded.
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property, partial
@@ -196,7 +197,8 @@ class Target:
             tokens: prompt and answer that it has room for at first; default: a full context, as static steps need.
         """
         check_training(self.model, self.name)
-        committed_by = (id(method), *map(identity, self.model.parameters())) if prompt else ()
+        reader = None if method is None else weakref.ref(method)
+        committed_by = (reader, *map(identity, self.model.parameters())) if prompt else ()
         return self.caches.borrowed(self._capacity(nodes, tokens), prompt, committed_by)
 
     def reserve(self, nodes: int) -> None:

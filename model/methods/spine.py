@@ -41,6 +41,8 @@ class Spine(TokenRecycling):
         others: as TokenRecycling.
     """
 
+    sizing: Sizing | None = None
+
     def __init__(
         self,
         vocab_size: int,

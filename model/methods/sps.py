@@ -57,6 +57,10 @@ class Speculative(Drafter):
                 f"sps: the draft model {draft_path} has a vocabulary of {self.model.vocab_size} tokens, the target of "
                 f"{target.vocab_size}; the two must share one tokenizer"
             )
+        if self.model.recurrent:
+            raise UserError(
+                f"sps: the draft model {draft_path} keeps recurrent states, which cannot take back its drafts"
+            )
         self.draft_tokens, self.eos = draft_tokens, frozenset(eos)
         self.max_nodes = 1 + draft_tokens
         self.model.reserve(self.max_nodes)

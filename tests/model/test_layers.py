@@ -242,8 +242,27 @@ def test_a_conversation_goes_on_from_recurrent_states_or_begins_anew(monkeypatch
     assert forwarded[0] >= len(PROMPT) - 1
 
 
-def test_what_recurrent_states_exclude_is_refused():
+def test_an_answer_that_is_cut_inside_a_draft_is_gone_on_from():
+    """What is cut off is not committed, so that the states have not read it."""
+    model = toy(RECURRENT["falcon_h1"])
+    target = Target(model)
+    prompt = [*PROMPT, *greedy(model, PROMPT, 12), *PROMPT]  # so that the copies are right
+    for limit in range(2, 12):
+        target.caches._free.clear()
+        pld = make_method("pld", target)
+        answer = generate(target, pld, prompt, max_new_tokens=limit, reuse=True).tokens
+        (kept,) = target.caches._free
+        assert kept.length == len(kept.text) and kept.text == [*prompt, *answer][: kept.length]
+        following = [*prompt, *answer, 40]
+        again = generate(target, pld, following, max_new_tokens=12, reuse=True).tokens
+        assert again == greedy(model, following, 12)
+
+
+def test_what_recurrent_states_exclude_is_refused(tmp_path):
     target = Target(toy(RECURRENT["lfm2"]))
+    target.model.save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="the draft model .* keeps recurrent states"):
+        make_method("sps", target, draft_path=str(tmp_path))
     for name in ("lookahead", "goose"):
         with pytest.raises(UserError, match="needs its tree"):
             generate(target, make_method(name, target), PROMPT, max_new_tokens=4)

@@ -4,12 +4,14 @@ import gc
 import weakref
 
 import pytest
+import torch
 
 from model.engine import Target, Tree, generate
 from model.engine.sizing import SIZES
 from model.engine.static_step import bucket_of
-from model.engine.step import MOST_STEPS, Executor
+from model.engine.step import LEAST_STEPS, MOST_STEPS, Executor
 from model.methods.suffix import SuffixRecycling
+from model.methods.vanilla import Vanilla
 from model.recycling import TokenRecycling, build_template
 from tests.conftest import toy_model
 from tests.model.engine.fake_graphs import FakeGraphs
@@ -97,3 +99,12 @@ def test_of_many_steps_the_oldest_goes_where_memory_is_short(trees, captures, le
             assert len(graphs.captured) == captures and sum(graph() is not None for graph in graphs.captured) == left
             assert graphs.captured[0]() is not None, "the tree of the root alone"
     assert len(graphs.captured) == (8 if trees == 8 else 23)
+
+
+def test_plain_steps_stay_however_many(monkeypatch):
+    graphs = FakeGraphs(monkeypatch)
+    target, plain = graphs.target(toy_model("llama")), Vanilla(torch.device("cpu"))
+    monkeypatch.setattr(Executor, "_short_of_memory", lambda executor: True)
+    monkeypatch.setattr("model.engine.static_step.BUCKET", 8)
+    generate(target, plain, [5, 6, 7], max_new_tokens=250, execution="graph")
+    assert len(graphs.captured) > LEAST_STEPS and all(graph() is not None for graph in graphs.captured)

@@ -232,6 +232,10 @@ def test_the_warpers_of_a_list_are_settings_of_the_same_choice(name):
     assert one == other and len(set(one)) > 5
 
 
+def test_a_warper_with_a_value_that_is_no_setting_stays_a_processor():
+    assert drawn_by([TopPLogitsWarper(0.0)], seed=5).processors
+
+
 @pytest.mark.parametrize("method", ["dynamic", "recycling", "lookahead"])
 def test_a_processor_is_called_once_a_token(method):
     """Grammar matchers count their calls; here the n-th call forbids all tokens but those of its turn."""
