@@ -183,7 +183,7 @@ def test_chains_leave_a_recurrent_models_text_as_it_is(family):
 
 
 @pytest.mark.parametrize("config", [RECURRENT["lfm2"], RECURRENT["qwen3_next"], WINDOWED["gpt_oss"]])
-def test_sampling_conversations_turns_and_threads_with_states_and_windows(config):
+def test_sampling_conversations_turns_threads_and_saved_states(config, tmp_path):
     model = toy(config)
     decoder, plain = Decoder(model), Target(model)
     decoder.eos = frozenset()
@@ -204,6 +204,10 @@ def test_sampling_conversations_turns_and_threads_with_states_and_windows(config
             assert [token for step in (*seen, *session) for token in step.tokens] == tokens
     with ThreadPoolExecutor(3) as pool:
         assert list(pool.map(lambda prompt: decoder.generate(prompt, max_new_tokens=20).ids, prompts)) == own
+    decoder.save_state(tmp_path / "state.safetensors")
+    other = Decoder(model, start=tmp_path / "state.safetensors")
+    other.eos = frozenset()
+    assert other.generate(PROMPT, max_new_tokens=20).ids == own[0]
     together = [make_method("recycling", plain, tree="best:8"), make_method("dynamic", plain, nodes=8)]
     assert [out.tokens for out in generate_together(plain, together, PROMPT, max_new_tokens=20)] == [own[0]] * 2
 
