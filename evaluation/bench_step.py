@@ -27,6 +27,7 @@ from model.errors import UserError
 from model.methods.vanilla import Vanilla
 from model.recycling import TokenRecycling
 from model.recycling.templates import best_order
+from model.tuning import captures
 
 from .configuration.config import check_groups
 from .configuration.jobs import compose
@@ -114,8 +115,7 @@ def bench(loaded: LoadedModel, sizes: list[int], context: int | None, rounds: in
     }
     print(f"{heading(result)}\nmeasuring ...", flush=True)
     prompt = torch.randint(3, target.vocab_size, (context,), generator=torch.Generator().manual_seed(0)).tolist()
-    captured = target.device.type == "cuda" and target.has_fixed_shapes
-    executions = ("eager", "graph") if captured else ("eager",)
+    executions = ("eager", "graph") if captures(target) else ("eager",)
     with target.cache(1 + max(sizes)) as cache:
         target.prefill(cache, prompt)
         hf = HfSteps(target, prompt)

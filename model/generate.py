@@ -15,7 +15,7 @@ from .engine import Drafter, Target, decode
 from .engine.devices import turns_of
 from .engine.linear import unpack_linears
 from .engine.sampling import Sampling, drawn_by
-from .engine.target import DEFAULT_CONTEXT, unwrapped
+from .engine.target import DEFAULT_CONTEXT, position_limit, unwrapped
 from .errors import UserError
 from .methods import DEFAULT, make_method
 from .tuning import choose_execution, choose_linear
@@ -248,7 +248,7 @@ class Generate:
                     text.append(token)
                     if token_streamer is not None:
                         token_streamer.put(torch.tensor([token]))
-                    if criteria and meets(criteria, torch.tensor([text], device=input_ids.device)):
+                    if criteria and criteria(torch.tensor([text], device=input_ids.device), None).all():
                         steps.close()
                         break
         ids = torch.tensor([text], device=input_ids.device)
@@ -272,21 +272,16 @@ class Generate:
         return drafter
 
 
-def undecided(criteria: Iterable[Any], max_length: int, eos: Collection[int]) -> list[Any]:
-    """Return the criteria that the loop does not decide itself, each of which asks a GPU for every token."""
-    from transformers.generation import EosTokenCriteria, MaxLengthCriteria
+def undecided(criteria: Iterable[Any], max_length: int, eos: Collection[int]) -> Any:
+    """Return, as a StoppingCriteriaList, those that the loop does not decide: each asks a GPU for every token."""
+    from transformers.generation import EosTokenCriteria, MaxLengthCriteria, StoppingCriteriaList
 
     def decided(criterion: Any) -> bool:
         if type(criterion) is EosTokenCriteria:
             return set(criterion.eos_token_id.tolist()) <= set(eos)
         return type(criterion) is MaxLengthCriteria and criterion.max_length >= max_length
 
-    return [criterion for criterion in criteria if not decided(criterion)]
-
-
-def meets(criteria: list[Any], ids: torch.Tensor) -> bool:
-    """True if the text (1, L) ends by one of the criteria."""
-    return any(bool(criterion(ids, None).all()) for criterion in criteria)
+    return StoppingCriteriaList(criterion for criterion in criteria if not decided(criterion))
 
 
 def eos_ids(ids: int | Iterable[int] | None) -> frozenset[int]:
@@ -303,7 +298,7 @@ def target_of(model: Any, length: int, linear: str = "torch") -> Target:
     state: ModelState = vars(model).get(ATTRIBUTE, ModelState())
     if any(target.model is not model or target.changed for target in state.targets.values()):
         state = ModelState()
-    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    limit = position_limit(model)
     length = length if limit is None else min(length, limit)
     if linear in state.targets and state.targets[linear].context >= length:
         return state.targets[linear]

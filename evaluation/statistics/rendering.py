@@ -178,7 +178,7 @@ def _lines(table: pd.DataFrame, columns: Sequence[Column], *, with_intervals: bo
 def page_view(table: pd.DataFrame) -> View:
     """View the main table on the page, in one block: every number, with the value to sort by.
 
-    What all rows share stands above it, empty measures are left out. Of several models or benches a column says which.
+    What all rows share is above it, empty measures are left out. Of several models or benches a column says which.
     """
     rows = pd.concat([rows.assign(block=title) for title, rows in blocks(table).items()])
     several = len(notes.executions(table)) > 1

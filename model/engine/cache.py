@@ -100,9 +100,8 @@ class TreeCacheLayer(CacheLayerMixin):
         return self.place.length + query_length, 0
 
     def get_seq_length(self) -> int:
-        return (
-            self.place.length if self.keys is not None and self.keys.shape[1] else 0
-        )  # without heads nothing is stored
+        stores = self.keys is not None and self.keys.shape[1] > 0  # what has no heads stores nothing
+        return self.place.length if stores else 0
 
     def get_max_length(self) -> int:
         return self.keys.shape[2] if self.keys is not None else 0
@@ -142,7 +141,8 @@ class TreeCache(Cache):
         self.place = Place()
         self.text: list[int] = []  # token ids that the last sequence committed
         self.committed_by: tuple[Any, ...] = ()  # by which method and weights
-        self.pending, self.forwarded = list[int](), None if not states else list[int]()
+        self.pending: list[int] = []
+        self.forwarded: list[int] | None = None
         self._copies: list[torch.Tensor] = []  # of the states, before the last draft
         kinds = dict.fromkeys(shape for shape in shapes if shape is not None)
         self._groups = [(shape, [i for i, s in enumerate(shapes) if s == shape]) for shape in kinds]
@@ -192,8 +192,7 @@ class TreeCache(Cache):
         """Forget all tokens; of keys and values nothing is zeroed, as nothing behind `length` is ever attended to."""
         self.length = 0
         self.text, self.pending, self.forwarded = [], [], None
-        for layer in self.recurrent:
-            layer.reset()
+        self._reset_states()
 
     def keep(self, prompt: Sequence[int], committed_by: tuple[Any, ...] = ()) -> int:
         """Keep the committed beginning of this prompt, except its last token, and forget the rest.
@@ -246,14 +245,17 @@ class TreeCache(Cache):
         accepted = self.forwarded[: len(self.pending) + count]
         if len(accepted) == len(self.forwarded):
             self.length, self.pending = self.length + len(accepted), []
-        elif self._copies:
-            torch._foreach_copy_(self._states(), self._copies)
-            self.pending = accepted
         else:
-            for layer in self.recurrent:
-                layer.reset()
             self.pending = accepted
+            if self._copies:
+                torch._foreach_copy_(self._states(), self._copies)
+            else:  # there was nothing before the draft
+                self._reset_states()
         self.forwarded = None
+
+    def _reset_states(self) -> None:
+        for layer in self.recurrent:
+            layer.reset()
 
     def _states(self) -> list[torch.Tensor]:
         """Return all recurrent and convolutional states; none before the first token."""
@@ -276,7 +278,7 @@ class TreeCache(Cache):
 
     def record(self, text: list[int]) -> None:
         """Note what is committed of the text of a sequence that ends: nothing if recurrent states have read more."""
-        read_more = self.forwarded is not None or len(text) < self.length  # an answer that was cut in a draft
+        read_more = self.forwarded is not None or len(text) < self.length  # a step failed in its forward, or after it
         self.text = [] if self.recurrent and read_more else text[: self.length]
 
     def move(self, source: torch.Tensor, target: torch.Tensor) -> None:

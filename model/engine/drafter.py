@@ -32,7 +32,7 @@ class Needs:
         logits: `Verification.logits`; a shared text keeps them, too.
         candidates: k of the top-k after each node: `Verification.candidates`, `learn`.
         bits: also their -log2 probabilities: `Verification.bits`.
-        choices: of all nodes; False: sampling gives -1 for rejected nodes, or not.
+        choices: of all nodes; False: sampling may give -1 for rejected nodes, which saves work.
         tree: of the whole draft, however it branches; chains, which recurrent states allow alone, will not do.
         prompt_logits: call `Session.observe_prompt`.
         hidden: last hidden states, the inputs of the target's own head: `Verification.hidden`, `set_hidden` and

@@ -143,8 +143,8 @@ def decode(
             torch.inference_mode(),
             target.hidden_states(hidden),
         ):  # for a step, and not while its consumer works
-            sequence, limit = _opened(target, session, prompt, request, out, ends)
-            step = make_step(sequence)
+            sequence = _opened(target, session, prompt, request, out, ends)
+            step, limit = make_step(sequence), sequence.left
             executor = step.executor
             session.choice, setup_before = executor.choice, executor.setup_s
             target.synchronize()
@@ -190,8 +190,8 @@ def whole(steps: Generator[StepRecord, None, Generation]) -> Generation:
 
 def _opened(
     target: Target, session: Session, prompt: list[int], request: Request, out: Generation, ends: ExitStack
-) -> tuple[Sequence, int]:
-    """Return the sequence, on a borrowed cache that `ends` gives back, and how many tokens its answer may have."""
+) -> Sequence:
+    """Return the sequence, on a borrowed cache that `ends` gives back."""
     limit = target.token_budget(prompt, request.max_new_tokens)
     method, needs = session.method, session.method.needs
     if target.recurrent and needs.tree:
@@ -207,7 +207,7 @@ def _opened(
     if method.sizing is not None:
         method.sizing.opened()
     end, how = len(prompt) + limit, (request.sampling, request.execution, request.mark)
-    return Sequence(target, cache, session, list(prompt), *how, end, request.eos), limit
+    return Sequence(target, cache, session, list(prompt), *how, end, request.eos)
 
 
 def step_clock(target: Target) -> Clock:
@@ -247,7 +247,7 @@ def _first_step(sequence: Sequence, step: HostStep | DeviceStep, out: Generation
         first_session = step.executor.idle.session()
         chain = first_session.draft(prompt[-1])
     rows = 0 if not needs.prompt_logits else len(prompt) if sizing is None else sizing.prompt_rows
-    later: list[tuple[int, torch.Tensor]] = []  # of the prompt, for a session that is first told of the token after it
+    later: list[tuple[int, torch.Tensor]] = []  # of the prompt, for a session that first reads the token after it
 
     def read(start: int, logits: torch.Tensor) -> None:
         if first_session is session:

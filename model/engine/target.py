@@ -69,7 +69,7 @@ class Target:
         """Read shapes, device and limits of the model; refuse what the engine cannot drive."""
         model = self.model
         self.name = model.config.name_or_path or type(model).__name__
-        limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        limit = position_limit(model)
         if context is not None and context < 2:
             raise UserError(f"{self.name}: context={context}: must be at least 2, a token of prompt and one of answer")
         if context is not None and limit is not None and context > limit:
@@ -314,10 +314,7 @@ class Target:
         ends, hidden = sorted(range(count, max(wanted, 0), -size)), list[torch.Tensor]()
         logits = torch.zeros(n, self.vocab_size, dtype=self.dtype, device=self.device)
         for start, end in pairwise([0, *ends]):
-            positions = self._within(torch.arange(kept + start, kept + end, device=self.device), kept + end - 1)
-            kwargs = {"logits_to_keep": end - max(start, wanted)} if self._keeps_logits else {}
-            with self._grouped:
-                logits = self._run_model(cache, tokens[start:end], None, positions, **kwargs)
+            logits = self._run_causal(cache, tokens[start:end], end - max(start, wanted))
             cache.length = kept + end
             if self.hidden is not None:
                 hidden.append(self.hidden)
@@ -351,21 +348,20 @@ class Target:
         """The same for a model with recurrent states: accepted tokens that these have not read go with the draft."""
         if not draft.tree.is_chain:
             raise UserError(f"{self.name}: keeps recurrent states, for which a draft must be a chain")
+        tokens, n = draft.tokens.tolist(), len(draft.tree)
+        self._make_room(cache, cache.length + len(cache.pending) + n, n)
         if len(cache.pending) > MOST_PENDING:
-            self._run_tokens(cache, cache.will_read([]), 0)
+            self._run_causal(cache, torch.tensor(cache.will_read([]), device=self.device), 1)
             cache.commit(0)
-        tokens = draft.tokens.tolist()
-        return self._run_tokens(cache, cache.will_read(tokens), len(tokens))
+        return self._run_causal(cache, torch.tensor(cache.will_read(tokens), device=self.device), n)[-n:]
 
-    def _run_tokens(self, cache: TreeCache, tokens: list[int], rows: int) -> torch.Tensor:
-        """Forward tokens behind those that recurrent states have read. Returns the last `rows` of logits."""
+    def _run_causal(self, cache: TreeCache, tokens: torch.Tensor, rows: int) -> torch.Tensor:
+        """Forward tokens behind what the cache holds, without a mask. Returns at least the last `rows` of logits."""
         end = cache.length + len(tokens)
-        self._make_room(cache, end, len(tokens))
         positions = self._within(torch.arange(cache.length, end, device=self.device), end - 1)
-        kwargs = {"logits_to_keep": max(rows, 1)} if self._keeps_logits else {}
+        kwargs = {"logits_to_keep": rows} if self._keeps_logits else {}
         with self._grouped:
-            logits = self._run_model(cache, torch.tensor(tokens, device=self.device), None, positions, **kwargs)
-        return logits[len(logits) - rows :]
+            return self._run_model(cache, tokens, None, positions, **kwargs)
 
     @torch.inference_mode()
     def forward_masked(
@@ -450,6 +446,12 @@ class Target:
             inputs["position_ids"] = positions[None]
         logits: torch.Tensor = self.model(input_ids=tokens[None], **inputs).logits[0]
         return logits
+
+
+def position_limit(model: Any) -> int | None:
+    """Return how many positions a model has; None if it does not say."""
+    limit: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    return limit
 
 
 def unwrapped(model: Any) -> Any:

@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM
 
 from ..engine import Draft, Drafter, Session, Target, Tree, Verification
+from ..engine.target import position_limit
 from ..errors import UserError, one_line
 from ..files import located
 from ..structures import check_whole
@@ -50,7 +51,7 @@ class Speculative(Drafter):
         super().__init__(target.device)
         self.shares_noise = share_noise
         model = load_draft_model(draft_path, target)
-        limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        limit = position_limit(model)
         self.model = Target(model, context=min(target.context, limit or target.context), linear=target.linear)
         if self.model.vocab_size != target.vocab_size:
             raise UserError(

@@ -21,6 +21,7 @@ from model.errors import UserError
 from model.files import ROOT
 from model.generate import Generate
 from model.methods import make_method
+from tests.conftest import sharpened
 
 PAGE = ROOT / "docs" / "models.md"
 V, WINDOW, NEW, MOST_PARAMETERS = 61, 8, 30, 7_000_000
@@ -115,12 +116,7 @@ def toy(family: str) -> Any:
     if size > MOST_PARAMETERS:
         raise ValueError(f"has {size} parameters at its smallest")
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.mul_(3.0)
-    return model
+    return sharpened(AutoModelForCausalLM.from_config(config).eval(), 3.0)
 
 
 def verdict(family: str) -> tuple[str, str]:

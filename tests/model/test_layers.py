@@ -40,7 +40,7 @@ from model.engine.sampling import Sampling
 from model.errors import UserError
 from model.generate import Generate, refuse
 from model.methods import make_method
-from tests.conftest import NARROW, SIZES, greedy
+from tests.conftest import NARROW, SIZES, greedy, sharpened
 
 WINDOW = 8
 HEADS = dict(num_key_value_heads=2, head_dim=8)
@@ -107,14 +107,8 @@ PROMPT = [5, 9, 13, 7, 5, 9, 13, 8, 5, 9, 13, 7, 20, 21, 22, 5, 9, 13, 5, 9, 13,
 def toy(config):
     """A random model, sharpened so that its text depends on all that it sees."""
     torch.manual_seed(0)
-    model = (
-        (Auto if isinstance(config, tuple(Auto._model_mapping.keys())) else AutoMultimodal).from_config(config).eval()
-    )
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.mul_(3.0)
-    return model
+    kind = AutoMultimodal if hasattr(config, "vision_config") else Auto
+    return sharpened(kind.from_config(config).eval(), 3.0)
 
 
 @pytest.mark.parametrize("family", WINDOWED)

@@ -51,7 +51,7 @@ def test_a_turn_is_taken_again_inside_itself_and_released_to_who_waits():
         waiting = threading.Thread(target=lambda: [turns.__enter__(), got.set(), turns.__exit__()])
         waiting.start()
         assert not got.wait(0.05)
-        with turns:  # while another one stands in the queue
+        with turns:  # while another one waits in the queue
             pass
     assert got.wait(5)
     waiting.join()

@@ -79,7 +79,7 @@ def test_two_at_once_do_not_read_each_other_and_both_are_kept():
     assert others[0].text is not third.text
     for session in (third, *others[:-1]):
         session.close()
-    assert len(history.pending) == 100, "what is said beside a borrowed text is bounded"
+    assert len(history.pending) == 100, "what is said next to a borrowed text is bounded"
     history.reset()
     others[-1].close()
     assert history.state_dict()["text"].tolist() == [], "a reset forgets what is being read, too"
