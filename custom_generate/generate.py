@@ -1,4 +1,7 @@
-"""transformers' custom generate: model.generate(..., custom_generate=THIS_FOLDER'S_PARENT, trust_remote_code=True)."""
+"""transformers' custom generate: model.generate(..., custom_generate=THIS_FOLDER'S_PARENT, trust_remote_code=True).
+
+`python -m tools.hub_repository FOLDER` writes the same for the hub.
+"""
 
 try:
     from token_recycling.generate import Generate
@@ -8,8 +11,8 @@ except ImportError:  # not installed: only where the checkout is on the Python p
 ATTRIBUTE = "_token_recycling_generate"  # of a model: holds its methods
 
 
-def generate(model, *, method="recycling", start="hot", method_settings=None, streamer=None, **arguments):
-    """Generate by Token Recycling or another method, whose state is kept with the model.
+def generate(model, *, method="dynamic", start="hot", method_settings=None, streamer=None, **arguments):
+    """Generate by one of the library's methods, whose state is kept with the model.
 
     Args:
         method, start, method_settings: as `Generate` takes them.

@@ -13,6 +13,8 @@ from typing import Any
 for _name in ("torchao", "torch.utils._pytree"):
     logging.getLogger(_name).setLevel(logging.ERROR)
 
+__version__ = "0.2.0"
+
 _EXPORTS = {"Decoder": "decoder", "Generate": "generate", "METHODS": "methods"}
 _EXPORTS |= dict.fromkeys(("DeviceDrafter", "Draft", "Drafter", "Session", "Tree"), "engine")
 

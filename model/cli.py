@@ -194,6 +194,7 @@ def parser() -> argparse.ArgumentParser:
     source.add_argument("--prompt")
     source.add_argument("--file", type=Path, help="one prompt per line; - reads standard input")
     command.add_argument("--raw", action="store_true", help="use the prompt without a chat template")
+    command.add_argument("--quiet", action="store_true", help="leave out the last line, on standard error")
     command.add_argument("--jsonl", action="store_true", help="an object per prompt: text, ids, accepted lengths")
     return top
 
@@ -223,10 +224,7 @@ def run(given: argparse.Namespace) -> None:
     options = {name: value for name, value in vars(given).items() if name in NO_SETTINGS - {"model"}}
     decoder = Decoder.from_pretrained(given.model, **options, **settings_of(given.set, "--set"))
     if given.command == "generate":
-        chats = prompts if given.raw else [prompt_of(decoder, [{"role": "user", "content": p}]) for p in prompts]
-        answers = decoder.answers(chats, max_new_tokens=given.max_new_tokens, sampling=sampling)
-        for prompt, answer in zip(prompts, answers, strict=True):
-            show(prompt, answer, given.jsonl)
+        generate(decoder, prompts, given, sampling)
         return
     colours = sys.stdout.isatty()
     chat = Chat(decoder, colours=colours, max_new_tokens=given.max_new_tokens, sampling=sampling)
@@ -234,6 +232,31 @@ def run(given: argparse.Namespace) -> None:
         legend = " ".join(f"\033[{colour}m{n}\033[0m" for n, colour in enumerate(COLOURS, 1))
         print(f"Colour: tokens that a step added, {legend} and more. /help lists the commands.")
     talk(chat)
+
+
+def generate(decoder: Decoder, prompts: list[str], given: argparse.Namespace, sampling: Sampling) -> None:
+    """Print the answers, each as soon as it is there, and on standard error a line about all of them."""
+    chats = prompts if given.raw else [prompt_of(decoder, [{"role": "user", "content": p}]) for p in prompts]
+    start = time.perf_counter()
+    answers: list[Answer] = []
+    for answer in decoder.answers(chats, max_new_tokens=given.max_new_tokens, sampling=sampling):
+        show(prompts[len(answers)], answer, given.jsonl)
+        answers.append(answer)
+    if not given.quiet:
+        print(summary(decoder, answers, time.perf_counter() - start), file=sys.stderr)
+
+
+def summary(decoder: Decoder, answers: list[Answer], seconds: float) -> str:
+    """Say how fast the answers were and, where step times were learnt, whether drafting paid."""
+    tokens, steps = sum(len(a.ids) for a in answers), sum(len(a.accept_lengths) for a in answers)
+    setup = sum(answer.setup_s for answer in answers)
+    says = f"{tokens} tokens in {steps} steps: {tokens / steps:.2f} a step, {tokens / (seconds - setup):.1f} tokens/s"
+    says += f" and {setup:.1f} s of setup" if setup else ""
+    sizes = decoder.method.describe()
+    if gain := sizes.get("predicted_speedup"):
+        paid = f"paid, mostly with {sizes['chosen']} nodes" if gain > 1 else "did not pay"
+        says += f"; drafting {paid}: {gain:.2f} times plain decoding, by the times of its steps"
+    return says
 
 
 def show(prompt: str, answer: Answer, jsonl: bool) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from model.engine.tree import RankPath
+from model.engine.tree import RankPath, layout
 
 from ..statistics.acceptance import LEARNT, TEMPLATE, Node, accepted_paths, by_node, template
 from ..statistics.pools import Pool
@@ -74,22 +74,9 @@ def draw(name: str, pool: Pool) -> Drawing | None:
 
 
 def _layout(paths: list[RankPath]) -> tuple[dict[RankPath, tuple[float, float]], int]:
-    """Place each node and count the rows: a leaf takes the next row, a parent the middle of its children."""
-    children: dict[RankPath, list[RankPath]] = {(): []}
-    for path in sorted(paths):  # parents come before their children, siblings by rank
-        children[path] = []
-        children[path[:-1]].append(path)
-    places: dict[RankPath, tuple[float, float]] = {}
-    rows = 0
-    for path in sorted(children, reverse=True):  # children come before their parents
-        if not children[path]:
-            rows += 1
-            y = -float(rows)
-        else:
-            ys = [places[child][1] for child in children[path]]
-            y = (ys[0] + ys[-1]) / 2
-        places[path] = (LEFT + COLUMN * len(path), y)
-    return {path: (x, MARGIN + ROW * (rows + y + 0.5)) for path, (x, y) in places.items()}, rows
+    """Place each node, the root on the left, and count the rows."""
+    rows, count = layout(paths)
+    return {path: (LEFT + COLUMN * len(path), MARGIN + ROW * (row + 0.5)) for path, row in rows.items()}, count
 
 
 def _dot(node: Node, places: dict[RankPath, tuple[float, float]]) -> Dot:

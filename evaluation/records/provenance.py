@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from model import __version__
 from model.files import ROOT
 
 PACKAGES = (
@@ -44,8 +45,8 @@ def _cpu_name() -> str:
 
 
 def versions(*more: str) -> dict[str, str]:
-    """Return the versions of Python, of the main packages, and of others that a run uses."""
-    installed = {"python": platform.python_version()}
+    """Return the versions of Python, of this project, of the main packages, and of others that a run uses."""
+    installed = {"python": platform.python_version(), "token-recycling": __version__}
     for package in (*PACKAGES, *more):
         try:
             installed[package] = metadata.version(package)

@@ -205,6 +205,24 @@ def breadth_first(parents: Sequence[int]) -> tuple[list[int], list[int]]:
     return order, ordered
 
 
+def layout(paths: Iterable[RankPath]) -> tuple[dict[RankPath, float], int]:
+    """Return for a drawing each node's row, the root () included, and how many rows there are.
+
+    A leaf takes the next row, a parent the middle of its children.
+    """
+    children: dict[RankPath, list[RankPath]] = {(): []}
+    for path in sorted(set(paths) - {()}):  # parents come before their children, siblings by rank
+        children[path] = []
+        children[path[:-1]].append(path)
+    rows: dict[RankPath, float] = {}
+    leaves = 0
+    for path in sorted(children, reverse=True):  # children come before their parents
+        below = [rows[child] for child in children[path]]
+        leaves += not below
+        rows[path] = (below[0] + below[-1]) / 2 if below else -float(leaves)
+    return {path: leaves + row for path, row in rows.items()}, leaves
+
+
 @dataclass(slots=True)
 class Draft:
     """A tree and its tokens, int64 (n,) on the tree's device; tokens[0] is the root.

@@ -1,0 +1,177 @@
+"""An answer as a picture: its text coloured by the tokens of each step, and the draft tree of one step. Data, and SVG.
+
+What a model wrote is escaped. Colours follow the reader's light or dark scheme.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+import unicodedata
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from .decoder import Decoder, Prompt, pieces
+from .engine import StepRecord, decode
+from .engine.tree import RankPath, layout
+from .errors import visible
+
+COLUMNS, CHAR, LINE = 66, 8.4, 23  # characters a line of text, their width and the height of a line, in units
+WIDTH = 32 + COLUMNS * CHAR
+LABEL, ROW, GAP, LONGEST = 7.2, 17, 26, 14  # the same of the tree's tokens; between columns; characters of a token
+STYLE = """
+text { font: 14px ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace; fill: #1d2126 }
+.quiet { fill: #5c636b } .small { font-size: 12px } .words { font: 13px system-ui, "Segoe UI", Arial, sans-serif }
+.card { fill: #fff; stroke: #d9dad4 } .edge { fill: none; stroke: #b9bdc2 } .path { stroke: #0072b2; stroke-width: 2.5 }
+.on { fill: #00568a; font-weight: 700 }
+.s1 { fill: #eef1f4 } .s2 { fill: #d3e4f3 } .s3 { fill: #a9cdea } .s4 { fill: #7db4de } .s5 { fill: #56a0d3 }
+@media (prefers-color-scheme: dark) {
+text { fill: #e4e5e3 } .quiet { fill: #a0a7ae } .card { fill: #15181c; stroke: #353b42 }
+.edge { stroke: #4a525a } .path { stroke: #40a4e0 } .on { fill: #7cc4f2 }
+.s1 { fill: #23282e } .s2 { fill: #243d54 } .s3 { fill: #275178 } .s4 { fill: #2b669c } .s5 { fill: #2f7cc0 } }
+"""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """What is drawn.
+
+    Attributes:
+        pieces: text and tokens of each step, as `decoder.pieces` gives them.
+        ids, lengths: of the answer: its tokens, the accepted length of each step.
+        step: the one whose draft is drawn, from 1; 0 if no step drafted.
+        nodes: of that draft, root first: ranks from the root down, text, whether it was accepted.
+    """
+
+    pieces: list[tuple[str, int]]
+    ids: list[int]
+    lengths: list[int]
+    step: int
+    nodes: list[tuple[RankPath, str, bool]]
+
+    @classmethod
+    def watch(cls, decoder: Decoder, prompt: Prompt, *, max_new_tokens: int = 96, step: int | None = None) -> Picture:
+        """Decode a prompt, greedily, and keep what is drawn; by default of the first step that accepted most."""
+        with decoder.target.turns:
+            session: Any = decoder.method.session()
+        observe, seen = session.observe, []
+
+        def watched(verification: Any) -> None:
+            draft, path = verification.draft, set(verification.path)
+            rows = zip(draft.tree.rank_paths, draft.tokens.tolist(), strict=True)
+            seen.append([(ranks, decoder.text_of([t]), node in path) for node, (ranks, t) in enumerate(rows)])
+            observe(verification)
+
+        session.observe = watched
+        drafts: dict[int, list[tuple[RankPath, str, bool]]] = {}
+        steps: list[StepRecord] = []
+        for record in decode(
+            decoder.target, session, decoder.ids_of(prompt), max_new_tokens=max_new_tokens, eos=decoder.eos
+        ):
+            steps.append(record)
+            drafts |= {len(steps): draft for draft in seen}
+            seen.clear()
+        ids, lengths = [token for record in steps for token in record.tokens], [record.accepted for record in steps]
+        chosen = step or max(drafts, key=lambda number: sum(ok for _, _, ok in drafts[number]), default=0)
+        return cls(list(pieces(steps, decoder.text_of)), ids, lengths, chosen, drafts.get(chosen, []))
+
+    def svg(self, *notes: str) -> str:
+        """Draw it, with these lines below."""
+        parts, bottom = _text(self)
+        width = WIDTH
+        if self.nodes:
+            drawn, bottom, right = _tree(self, bottom + 2 * ROW)
+            parts += drawn
+            width = max(width, right)
+        for note in notes:
+            bottom += 19
+            parts.append(_words(16, bottom, note))
+        head = (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {bottom + 16:.0f}" width="{width:.0f}">'
+        )
+        card = f'<rect class="card" x=".5" y=".5" width="{width - 1:.0f}" height="{bottom + 15:.0f}" rx="8"/>'
+        return "\n".join([head, f"<style>{STYLE}</style>", card, *parts, "</svg>\n"])
+
+
+def _escaped(text: str) -> str:
+    """Text as XML takes it."""
+    return html.escape(re.sub("[\ud800-\udfff\ufffe\uffff]", "\ufffd", visible(text)))
+
+
+def _words(x: float, y: float, text: str) -> str:
+    return f'<text class="quiet words" x="{x:.0f}" y="{y:.0f}">{_escaped(text)}</text>'
+
+
+def _fitted(x: float, y: float, text: str, width: float, kind: str = "") -> str:
+    """Text that is as wide as its box, whatever the reader's font."""
+    return (
+        f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" textLength="{width:.1f}" lengthAdjust="spacingAndGlyphs" '
+        f'xml:space="preserve">{_escaped(text)}</text>'
+    )
+
+
+def _columns(text: str) -> int:
+    """Columns that a text takes where its font is monospaced."""
+    return sum(0 if unicodedata.combining(c) else 1 + (unicodedata.east_asian_width(c) in "WF") for c in text)
+
+
+def _boxes(parts: list[tuple[str, int]]) -> Iterator[tuple[int, int, str, int]]:
+    """Wrap the pieces by words: row, column, text and tokens of each box, which has one piece's text on one line."""
+    characters = [(c, number) for number, (text, _) in enumerate(parts) for c in visible(text)]
+    text, row, column = "".join(c for c, _ in characters), 0, 0
+    places: dict[tuple[int, int], list[tuple[int, str]]] = {}  # by row and piece: columns and characters
+    for word in re.finditer(rf"\n+|[^\S\n]|\S{{1,{COLUMNS}}}", text):
+        if word[0][0] == "\n" or column + _columns(word[0]) > COLUMNS:
+            row, column = row + min(word[0].count("\n") or 1, 2), 0
+        if not word[0].isspace() or (column and word[0][0] != "\n"):
+            for character, number in characters[word.start() : word.end()]:
+                places.setdefault((row, number), []).append((column, character))
+                column += _columns(character)
+    for (row, number), placed in places.items():
+        shown = "".join(character for _, character in placed)
+        if not shown.isspace():
+            yield row, placed[0][0], shown, parts[number][1]
+
+
+def _text(picture: Picture) -> tuple[list[str], float]:
+    """Draw the answer below its legend: lines of SVG, and where they end."""
+    parts, column = [_words(16, 26, "tokens that a step added:")], 22
+    boxes: list[tuple[int, int, str, int]] = []
+    for shown, length in zip(("1", "2", "3", "4", "5 and more"), range(1, 6), strict=True):
+        boxes.append((-2, column, f" {shown} ", length))
+        column += len(shown) + 3
+    mean = sum(picture.lengths) / max(len(picture.lengths), 1)
+    parts.append(_words(16 + CHAR * (column + 1), 26, f"mean {mean:.2f}"))
+    for row, start, text, length in [*boxes, *_boxes(picture.pieces)]:
+        x, y, width = 16 + CHAR * start, 66 + LINE * row + (6 if row < 0 else 0), CHAR * _columns(text)
+        box = f'x="{x + 0.5:.1f}" y="{y - 15:.1f}" width="{width - 1:.1f}" height="20" rx="3"'
+        parts += [f'<rect class="s{min(length, 5)}" {box}/>', _fitted(x, y, text, width)]
+    return parts, y
+
+
+def _tree(picture: Picture, top: float) -> tuple[list[str], float, float]:
+    """Draw the draft: lines of SVG, where they end below, and to the right. Rejected nodes that do not fit are `…`."""
+    labels = {path: visible(text).replace("\n", "⏎").replace(" ", "·") or "∅" for path, text, _ in picture.nodes}
+    labels = {p: label if len(label) <= LONGEST else label[: LONGEST - 1] + "…" for p, label in labels.items()}
+    accepted = {path for path, _, ok in picture.nodes if ok}
+    x = [16.0]  # of each depth
+    for depth in range(max(map(len, labels)) + 1):
+        x.append(x[-1] + GAP + LABEL * max(_columns(label) for path, label in labels.items() if len(path) == depth))
+    deepest = max([len(path) for path in accepted] + [d for d in range(len(x) - 1) if x[d + 1] - GAP <= WIDTH - 16])
+    says = f"step {picture.step}: {len(labels) - 1} drafted tokens in one forward, {len(accepted) - 1} of them accepted"
+    for cut in [path[:deepest] for path in labels if len(path) == deepest + 1]:
+        labels[cut] = labels[cut].removesuffix("…") + "…"
+    labels = {path: label for path, label in labels.items() if len(path) <= deepest}
+    rows, count = layout(labels)
+    edges, names = [], [_words(16, top, f"{says}; · is a space")]
+    for path in sorted(labels, key=lambda path: (path in accepted, path)):
+        y, width = top + ROW * (rows[path] + 1.3), LABEL * _columns(labels[path])
+        names.append(_fitted(x[len(path)], y, labels[path], width, "small " + ("on" if path in accepted else "quiet")))
+        if path:
+            parent, at = path[:-1], x[len(path)]
+            left, high = x[len(parent)] + LABEL * _columns(labels[parent]) + 3, top + ROW * (rows[parent] + 1.3) - 4
+            bend = f"C{at - 13:.1f} {high:.1f} {at - 13:.1f} {y - 4:.1f} {at - 3:.1f} {y - 4:.1f}"
+            kind = "edge path" if path in accepted else "edge"
+            edges.append(f'<path class="{kind}" d="M{left:.1f} {high:.1f}H{at - 21:.1f}{bend}"/>')
+    return edges + names, top + ROW * (count + 1), x[deepest + 1]
