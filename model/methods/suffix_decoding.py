@@ -63,8 +63,8 @@ class SuffixDecoding(Drafter):
             raise UserError(f"suffix_decoding: branches={branches} must be true or false")
         super().__init__(torch.device(device))
         self.max_nodes, self.stateful = 1 + nodes, cached_answers > 0
-        numbers = (np.float32(number) for number in (factor, offset, min_token_prob))
-        self.depth, self.limits = depth, Limits(nodes, *numbers, branches)
+        self.depth = depth
+        self.limits = Limits(nodes, np.float32(factor), np.float32(offset), np.float32(min_token_prob), branches)
         self.answers = Answers(depth, cached_answers, vocab_size)
         self.stores = [self.answers]
 

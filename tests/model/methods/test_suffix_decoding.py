@@ -35,11 +35,12 @@ WAYS = pytest.mark.parametrize("mode", ["chain", "tree"])
 STARTS = pytest.mark.parametrize("start", ["cold", "hot"])
 
 
-def lines(name):
-    return [json.loads(line) for line in (HERE / name).read_text().splitlines()]
+def by_turn(name):
+    lines = [json.loads(line) for line in (HERE / name).read_text().splitlines()]
+    return {(line["start"], line["mode"], line["turn"]): line for line in lines}
 
 
-RECORDED = {(line["start"], line["mode"], line["turn"]): line for line in lines("suffix_decoding_trace.jsonl")}
+RECORDED, DRAFTS = by_turn("suffix_decoding_trace.jsonl"), by_turn("suffix_decoding_drafts.jsonl")
 
 
 def answer_of(turn):
@@ -80,25 +81,22 @@ def totals(start, **settings):
 @WAYS
 @STARTS
 def test_every_step_of_every_turn_is_the_public_codes(start, mode):
-    whole = {
-        (line["start"], line["mode"], line["turn"]): line["drafts"] for line in lines("suffix_decoding_drafts.jsonl")
-    }
     drafter, total, compared = SuffixDecoding(2048, branches=mode == "tree"), 0, 0
     for number, turn in enumerate(TURNS, 1):
         recorded = RECORDED[start, mode, number]
         if start == "cold":
             drafter.reset()
-        lengths, sources, drafts = zip(*replayed(drafter, turn["prompt_ids"], answer_of(turn)), strict=True)
+        lengths, *looked_up = zip(*replayed(drafter, turn["prompt_ids"], answer_of(turn)), strict=True)
+        drafts = looked_up[1]
         assert lengths == tuple(int(length, 36) for length in recorded["accepted"])
         assert [len(draft.tokens) for draft in drafts] == [int(count, 36) for count in recorded["drafted"]]
-        letters = ["-" if not draft.tokens else "lg"[source == "answers"] for source, draft in zip(sources, drafts)]
+        letters = ["lg"[source == "answers"] if draft.tokens else "-" for source, draft in zip(*looked_up, strict=True)]
         assert "".join(letters) == recorded["sources"]
         assert zlib.crc32(np.array([draft.score for draft in drafts], dtype="<f4").tobytes()) == recorded["scores"]
-        for draft, expected in zip(drafts, whole.get((start, mode, number), []), strict=False):
-            assert [draft.tokens, draft.parents, np.float32(draft.probs).tolist()] == [
-                *expected[:2],
-                np.float32(expected[2]).tolist(),
-            ]
+        expected = DRAFTS.get((start, mode, number), {"drafts": []})["drafts"]
+        for draft, (tokens, parents, probs) in zip(drafts, expected, strict=False):
+            assert (draft.tokens, draft.parents) == (tokens, parents)
+            assert np.array_equal(draft.probs, np.array(probs, dtype=np.float32))
             compared += 1
         total += len(lengths)
     assert total == {"cold": {"chain": 2956, "tree": 2955}, "hot": {"chain": 2217, "tree": 2214}}[start][mode]
@@ -164,17 +162,18 @@ KNOWN = [  # texts, context, settings, tokens, parents, probabilities
 ]
 
 
-def limits(*, nodes=64, factor=1, offset=0, min_prob=0.1, branches=False):
-    return Limits(nodes, np.float32(factor), np.float32(offset), np.float32(min_prob), branches)
+def limits(*, offset=0, branches=False):
+    return Limits(64, np.float32(1), np.float32(offset), np.float32(0.1), branches)
 
 
 @pytest.mark.parametrize(("texts", "context", "settings", "tokens", "parents", "probs"), KNOWN)
 def test_known_answers(texts, context, settings, tokens, parents, probs):
-    depth = settings.pop("depth", 64) if "depth" in (settings := dict(settings)) else 64
-    trie = SuffixTrie(depth)
+    trie = SuffixTrie(settings.get("depth", 64))
     for text in texts.split("/"):
         trie.extend(GrowingText(), list(map(int, text.split())))
-    drafted = trie.draft(list(map(int, context.split())), limits(**settings))
+    drafted = trie.draft(
+        list(map(int, context.split())), limits(**{name: value for name, value in settings.items() if name != "depth"})
+    )
     assert (drafted.tokens, drafted.parents) == (list(map(int, tokens.split())), parents)
     assert drafted.probs == pytest.approx(probs, rel=1e-6) and drafted.score == pytest.approx(sum(probs), rel=1e-6)
 
