@@ -7,7 +7,7 @@ Its public code is followed in the order of equals, too, as drafts depend on it:
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -107,11 +107,13 @@ class SuffixTrie:
 
         From its second occurrence on it has nodes below.
         """
-        siblings, first = node.ordered, _first(node.ordered, child.count)
-        if siblings[first] is child:
-            siblings.insert(_first(siblings, child.count + 1), siblings.pop(first))
-        else:
-            siblings.insert(first, siblings.pop(siblings.index(child, first)))
+        siblings = node.ordered
+        if len(siblings) > 1:
+            first = _first(siblings, child.count)
+            if siblings[first] is child:
+                siblings.insert(_first(siblings, child.count + 1), siblings.pop(first))
+            else:
+                siblings.insert(first, siblings.pop(siblings.index(child, first)))
         child.count += 1
         text, end = child.text, child.end
         if text is not None:
@@ -139,25 +141,37 @@ class SuffixTrie:
 
         Of equal ones the longest counts.
         """
-        best = Drafted([], [], [], np.float32(0))
+        best, best_match = Drafted([], [], [], np.float32(0)), 0
+        for bound, match, most, node, end in sorted(self._matches(context, limits), key=lambda m: m[:2], reverse=True):
+            if (bound, match) < (float(best.score), best_match):
+                break
+            drafted = (_tree if limits.branches else _chain)(node, end, self.depth - match, most, limits.min_prob)
+            if drafted.score > best.score or (drafted.score == best.score and match > best_match):
+                best, best_match = drafted, match
+        return best
+
+    def _matches(self, context: list[int], limits: Limits) -> Iterator[tuple[float, int, int, Node, int]]:
+        """Yield the lengths of the context's ends that occur and go on, where that is, and what to draft from there.
+
+        A bound of the score, the length, the most tokens, the node and, of a string that occurs once, its end.
+        """
         for match in range(1, len(context)):
             node, end = self.root, 0
             for token in context[-match:]:
                 if node.text is None:
                     child = node.children.get(token)
                     if child is None:
-                        return best
+                        return
                     node, end = child, child.end
                 elif end < len(node.text) and node.text[end] == token:
                     end += 1
                 else:
-                    return best
-            if not (node.ordered if node.text is None else node.text[end:]):
-                return best  # what ends the texts; so do longer matches
+                    return
+            if not (node.ordered if node.text is None else node.text[end : end + 1]):
+                return  # here the texts end, and so they do behind longer matches
             most = max(min(limits.nodes, int(float(limits.factor * np.float32(match) + limits.offset) + 1e-6)), 0)
-            drafted = (_tree if limits.branches else _chain)(node, end, self.depth - match, most, limits.min_prob)
-            best = drafted if drafted.score >= best.score else best
-        return best
+            # the probabilities of one depth add up to 1, but for what is rounded
+            yield min(most, 1.0001 * (self.depth - match)), match, most, node, end
 
 
 def _first(siblings: list[Node], count: int) -> int:
@@ -199,7 +213,7 @@ def _tree(node: Node, end: int, left: int, most: int, min_prob: np.float32) -> D
     while len(tokens) < most and queue:
         prob, node, end, left, parent, due = _pop(queue)
         if not due:
-            if left == 0 or not (node.ordered if node.text is None else node.text[end:]):
+            if left == 0 or not (node.ordered if node.text is None else node.text[end : end + 1]):
                 continue
             left -= 1
             if node.text is not None:

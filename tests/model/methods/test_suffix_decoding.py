@@ -278,8 +278,10 @@ def test_answers_that_run_at_once_see_each_other_and_a_reset_parts_them():
     second.observe(SimpleNamespace(tokens=[7, 8]))
     assert second.look_up()[1].tokens == [9] and second.look_up()[0] == "answers"
     drafter.reset()
-    second.observe(SimpleNamespace(tokens=[9]))
-    assert not drafter.answers.texts and second.look_up()[1].tokens == []
+    drafter.session().begin([52])  # whose number the first one's was
+    for session in (first, second):
+        session.observe(SimpleNamespace(tokens=[9]))
+    assert [text.tokens for text in drafter.answers.texts.values()] == [[]]
 
 
 def test_a_state_that_is_none_is_refused_and_changes_nothing():
