@@ -72,7 +72,7 @@ def marker(i: int) -> str:
 
 
 def mark(i: int, start: object = None) -> dict[str, Any]:
-    """Return a line's options: marker and colour of the method, stroke of its start; a cold start's marker is hollow."""
+    """Return a line's options: marker and colour of the method, stroke of its start; a cold one is hollow."""
     fill: dict[str, Any] = {"markerfacecolor": "white"} if start == "cold" else {}
     return {"marker": marker(i), "color": colour(i), "linestyle": STROKES.get(str(start), "-")} | fill
 
