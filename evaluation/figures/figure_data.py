@@ -59,7 +59,7 @@ class FigureData:
             best = {row["method"]: row for row in sorted(rows, key=lambda row: float(row["mat"]))}
             rows = [row for row in rows if best[row["method"]] is row]
         # starts of one method share a number; of all rows, variants have numbers of their own
-        keys = [f"{row['pool'].method}, {row['pool'].variant}" if whole else row["pool"].method for row in rows]
+        keys = [without_start(row["name"] if whole else row["method"]) for row in rows]
         first = {row["method"]: key for row, key in reversed(list(zip(rows, keys, strict=True)))}
         styles = {first[label]: i for i, label in enumerate(BASELINES) if label in first}  # its later runs are others
         others = [key for key in dict.fromkeys(keys) if key not in styles]
@@ -98,9 +98,13 @@ def speed_of(rows: Sequence[dict[str, Any]]) -> tuple[str, str]:
     return "tokens_per_second", "tokens/s"
 
 
+def without_start(name: str) -> str:
+    return re.sub(r" \((cold|hot|category|saved)\)", "", name, count=1)
+
+
 def numbered(lines: Iterable[str]) -> list[int]:
     """Return the number of each line's colour and marker, by names of `lines`: starts of one method share one."""
-    methods = [re.sub(r" \(\w+\)", "", name, count=1) for name in lines]
+    methods = list(map(without_start, lines))
     return [len(BASELINES) + list(dict.fromkeys(methods)).index(method) for method in methods]
 
 
