@@ -6,18 +6,23 @@ import os
 import re
 import subprocess
 import sys
+import time
 import zipfile
 from pathlib import Path
 
 import pytest
 
-from model.cli import Chat, main, talk
-from model.decoder import Decoder
+from model import __version__
+from model.cli import Chat, main, summary, talk
+from model.decoder import Answer, Decoder
 from model.engine.sampling import GREEDY
 from model.errors import UserError
 from model.files import ROOT
+from tools.hub_repository import write_repository
 
 EMBEDDED = str(ROOT / "data/embedded")
+SPEED = "12 tokens in 5 steps: 2.40 a step, 4.0 tokens/s and 1.5 s of setup"
+PLAIN = "plain decoding, by the times of its steps"
 COMMAND = [sys.executable, "-m", "model.cli"]
 
 
@@ -66,6 +71,24 @@ def test_prompts_of_a_file_are_answered_as_objects(tmp_path, decoder, said):
     raw = ["--prompt", "The sky is", "--raw", "--max-new-tokens", "5"]
     drawn = [said(*raw, *more)[0]["ids"] for more in ([], ["--temperature", "9", "--method", "vanilla"])]
     assert drawn[0] == decoder.generate("The sky is", max_new_tokens=5).ids != drawn[1]
+
+
+def test_a_last_line_says_how_fast_it_was_and_whether_drafting_paid(decoder, monkeypatch, capsys):
+    monkeypatch.setattr(Decoder, "from_pretrained", lambda *_, **__: decoder)
+    monkeypatch.setattr(time, "perf_counter", iter((10.0, 14.5)).__next__)
+    answers = [Answer("a", [1] * 9, [4, 5], "eos", 0.0), Answer("b", [2] * 3, [1, 1, 1], "eos", 1.5)]
+    monkeypatch.setattr(decoder, "answers", lambda *_, **__: iter(answers))
+    monkeypatch.setattr(decoder.method, "describe", lambda: {"predicted_speedup": 1.254, "chosen": 8})
+    arguments = ["generate", EMBEDDED, "--file", "-", "--raw"]
+    for more, says in ((["--quiet"], ""), ([], f"{SPEED}; drafting paid, mostly with 8 nodes: 1.25 times {PLAIN}\n")):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"one\ntwo\n")))
+        monkeypatch.setattr(time, "perf_counter", iter((10.0, 14.5)).__next__)
+        main([*arguments, *more])
+        assert capsys.readouterr() == ("a\nb\n", says)
+    monkeypatch.setattr(decoder.method, "describe", lambda: {"predicted_speedup": 0.98, "chosen": 8})
+    assert summary(decoder, answers, 4.5) == f"{SPEED}; drafting did not pay: 0.98 times {PLAIN}"
+    monkeypatch.setattr(decoder.method, "describe", lambda: {})  # a fixed size: no plain step to compare with
+    assert summary(decoder, answers[:1], 4.5) == "9 tokens in 2 steps: 4.50 a step, 2.0 tokens/s"
 
 
 def test_a_prompt_ends_with_its_line_alone(tmp_path, said):
@@ -223,6 +246,19 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(decoder, monkeypatch):
     assert chat.say("And now?") and len(chat.turns) == 4
 
 
+FROM_THE_HUB = """
+from transformers import AutoModelForCausalLM, AutoTokenizer
+model = AutoModelForCausalLM.from_pretrained(PATH, dtype="float32")
+inputs = AutoTokenizer.from_pretrained(PATH)("USER: Tell me about a river. ASSISTANT:", return_tensors="pt")
+plain = model.generate(**inputs, do_sample=False, max_new_tokens=24)
+for more in ({}, {"method": "pld"}, {"start": "cold", "method_settings": {"nodes": 9}}):
+    options = dict(custom_generate=HUB, trust_remote_code=True, do_sample=False, max_new_tokens=24)
+    print(model.generate(**inputs, **options, **more).equal(plain))
+kept = vars(model)["_token_recycling_generate"]
+assert [(name, start) for name, start, _ in kept] == [("dynamic", "hot"), ("pld", "hot"), ("dynamic", "cold")]
+"""
+
+
 @pytest.mark.slow
 def test_a_wheel_works_without_the_harness(tmp_path):
     """Built from what git knows, unpacked elsewhere, and run where the harness's packages cannot be imported."""
@@ -245,8 +281,18 @@ def test_a_wheel_works_without_the_harness(tmp_path):
     arguments = ["generate", EMBEDDED, "--prompt", "Hello there.", "--max-new-tokens", "8"]
     without = f"import sys; sys.modules |= dict.fromkeys({harness!r})\n"
     program = f"{without}from token_recycling.cli import main; main({arguments!r})"
-    there = os.environ | {"PYTHONPATH": str(tmp_path / "there")}
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=120, env=there
-    )
+    there = os.environ | {"PYTHONPATH": str(tmp_path / "there"), "HF_MODULES_CACHE": str(tmp_path / "modules")}
+
+    def run(program, environment):
+        command = [sys.executable, "-c", program]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, env=environment)
+
+    done = run(program, there)
     assert done.returncode == 0 and done.stdout.strip(), done.stderr
+    write_repository(tmp_path / "hub")
+    program = f"{without}PATH, HUB = {EMBEDDED!r}, {str(tmp_path / 'hub')!r}\n{FROM_THE_HUB}"
+    done = run(program, there)
+    assert done.returncode == 0 and done.stdout.split() == ["True"] * 3, done.stderr
+    done = run(program, os.environ | {"HF_MODULES_CACHE": str(tmp_path / "modules")})
+    last = done.stderr.strip().splitlines()[-1]
+    assert done.returncode == 1 and last == f"token-recycling>={__version__} (installed: None)"

@@ -1,9 +1,13 @@
 """The library under the name that pip installs it by: nothing in it may know it as `model`."""
 
+import re
 import shutil
 import subprocess
 import sys
+import tomllib
 
+from evaluation.records import provenance
+from model import __version__
 from model.files import ROOT
 from model.structures.compiled import FILES
 
@@ -34,7 +38,12 @@ def test_loops_that_were_compiled_under_one_name_of_the_package_run_under_the_ot
     """The notebook in a checkout imports model/ as token_recycling; the harness had failed after that."""
     shutil.copytree(ROOT / "model", tmp_path / "model", ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "token_recycling").symlink_to(tmp_path / "model")
-    for name, other in (("token_recycling", "model"), ("model", "token_recycling")):
+    says = "compiling the loops of drafting, once a machine: some 10 seconds\n"
+    for name, other, said in (
+        ("token_recycling", "model", says),
+        ("model", "token_recycling", says),
+        ("model", "token_recycling", ""),
+    ):
         program = (
             f"import sys; sys.modules['{other}'] = None\n"
             f"from {name}.methods.dynamic import DynamicRecycling\n"
@@ -47,6 +56,7 @@ def test_loops_that_were_compiled_under_one_name_of_the_package_run_under_the_ot
             [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=240
         )
         assert done.returncode == 0 and int(done.stdout) > 1, done.stderr[-2000:]
+        assert done.stderr == said
 
 
 def test_what_is_kept_of_a_compiled_loop_depends_on_all_files_with_loops():
@@ -54,3 +64,12 @@ def test_what_is_kept_of_a_compiled_loop_depends_on_all_files_with_loops():
     assert {name for name in files if "\n@loop\n" in (ROOT / "model" / name).read_text()} == {
         f"structures/{file}" for file in FILES
     }
+
+
+def test_the_version_has_one_source_and_is_in_records_and_the_changelog():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert "version" not in project["project"] and project["project"]["dynamic"] == ["version"]
+    assert project["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "token_recycling.__version__"}
+    assert provenance.versions()["token-recycling"] == __version__
+    headings = re.findall(r"^## ([\d.]+) ", (ROOT / "CHANGELOG.md").read_text(), flags=re.M)
+    assert headings[0] == __version__ and headings[-1] == "0.1.0"

@@ -1,0 +1,34 @@
+"""A repository for the hub: its files, and that it replaces no other README. That it decodes: tests/model/test_cli.py."""
+
+import sys
+
+import pytest
+import yaml
+
+from model import METHODS, __version__
+from model.files import ROOT
+from tools import hub_repository
+
+
+def test_it_is_what_transformers_reads(tmp_path):
+    hub_repository.write_repository(tmp_path / "hub")
+    hub_repository.write_repository(tmp_path / "hub")
+    files = {str(path.relative_to(tmp_path / "hub")): path for path in (tmp_path / "hub").rglob("*") if path.is_file()}
+    assert files.keys() == {"README.md", "custom_generate/generate.py", "custom_generate/requirements.txt"}
+    _, head, card = files["README.md"].read_text().split("---\n", 2)
+    assert "custom_generate" in yaml.safe_load(head)["tags"]
+    assert all(f"`{name}`" in card for name in ("method", "start", "method_settings"))
+    assert {"dynamic", "recycling", "pld", "suffix", "spine"} <= METHODS.keys()
+    assert files["custom_generate/requirements.txt"].read_text() == f"token-recycling>={__version__}\n"
+    assert files["custom_generate/generate.py"].read_bytes() == (ROOT / "custom_generate/generate.py").read_bytes()
+
+
+def test_another_readme_is_left_alone(tmp_path, monkeypatch, capsys):
+    (tmp_path / "README.md").write_text("mine")
+    monkeypatch.setattr(sys, "argv", ["hub_repository", str(tmp_path)])
+    with pytest.raises(SystemExit) as ended:
+        hub_repository.main()
+    assert ended.value.code == 2 and "name a new or empty folder" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["README.md"] and (
+        tmp_path / "README.md"
+    ).read_text() == "mine"
