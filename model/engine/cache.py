@@ -336,6 +336,10 @@ class CachePool:
         """Allocate a cache of this capacity for the next sequence, unless there is one."""
         self._free.append(self._pop(capacity))
 
+    def drop(self) -> None:
+        """Free the caches that are not borrowed: what is in their unused part may be no number."""
+        self._free.clear()
+
     @contextmanager
     def borrowed(
         self, capacity: int, prompt: Sequence[int] = (), committed_by: tuple[Any, ...] = ()

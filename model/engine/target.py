@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property, partial
 from itertools import pairwise
 from threading import get_ident
@@ -86,6 +86,7 @@ class Target:
         self._shapes: list[LayerShape | None] = []
         self._states: list[int] = []
         self._grouped = Grouped(model)
+        self.kernels: AbstractContextManager[None] = nullcontext()  # of static steps: what calls compiled ones, if any
         if self.linear == "onednn":
             pack_linears(model)
         if self.linear == "fused":  # one forward finds what layers store and which share their input
@@ -398,7 +399,8 @@ class Target:
         place = cache.place
         place.write_at, place.bucket = write_at, mask.shape[-1]
         try:
-            return self.forward_masked(cache, tokens, mask, positions)
+            with self.kernels:
+                return self.forward_masked(cache, tokens, mask, positions)
         finally:
             place.write_at = None
 
