@@ -19,7 +19,7 @@ import torch
 
 from .engine import Draft, Needs, Target, Tree, generate
 from .engine.devices import give_back, synchronize
-from .engine.linear import fastest_linear, linear_bytes, linear_of, packable
+from .engine.linear import linear_bytes, linear_of, packable
 from .engine.sampling import Sampling
 from .engine.small_kernels import CompiledKernels
 from .engine.step import Executor, unmarked
@@ -82,16 +82,17 @@ def choose_linear(model: Any, name: str = "auto") -> str:
             raise UserError(f"linear={name}: is for weights that are not quantised")
         return "torch"
     weight = model.get_input_embeddings().weight
-    if name == "onednn" and not packable(weight.device, weight.dtype):
+    fits = packable(weight.device, weight.dtype)
+    if name == "onednn" and not fits:
         raise UserError(
             f"linear=onednn: is for one x86 processor, float32 and, where it gains, bfloat16; this model "
             f"is {weight.dtype} on {weight.device}"
         )
     if name != "auto":
         return name
-    best = fastest_linear(weight.device, weight.dtype)
-    free: int = psutil.virtual_memory().available
-    return "torch" if best == "onednn" and linear_bytes(model) >= free / 2 else best
+    if fits:
+        return "onednn" if linear_bytes(model) < psutil.virtual_memory().available / 2 else "torch"
+    return "fused" if weight.device.type == "cuda" else "torch"
 
 
 def captures(target: Target) -> bool:

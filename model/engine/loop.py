@@ -264,7 +264,8 @@ def _first_step(sequence: Sequence, step: HostStep | DeviceStep, out: Generation
         out.forwards = 1 + bool(forwarded_prompt)
         return step()
     out.forwards = 1
-    forwarded = Forwarded(step.executor.chosen(sequence, chain, logits, first_session.method), logits, target.hidden)
+    choices = step.executor.choice.after(logits, chain, sequence.text, every=first_session.method.needs.choices)
+    forwarded = Forwarded(choices, logits, target.hidden)
     verification = conclude(first_session, chain, forwarded, left=sequence.left, eos=sequence.eos, cache=sequence.cache)
     if first_session is not session:
         session.passed(verification.tokens)

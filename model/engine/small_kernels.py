@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
-from threading import RLock, get_ident
+from threading import RLock
 from typing import Any
 
 import torch
@@ -17,6 +17,11 @@ import torch
 ROTARY = "apply_rotary_pos_emb"  # of transformers' modules of models, whose attention layers look it up by this name
 ROUNDS: dict[str, Any] = {"emulate_precision_casts": True}  # after each operator in half precision, as eager steps do
 _swapping = RLock()  # models of one family share that function
+
+
+def _call(compiled: Callable[..., Any], own: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    entered = _swapping._is_owned()  # type: ignore[attr-defined]  # by this thread, as threading.Condition asks
+    return (compiled if entered else own)(*args, **kwargs)
 
 
 class CompiledKernels:
@@ -35,13 +40,12 @@ class CompiledKernels:
     def __init__(self, model: Any, backend: Any = "inductor") -> None:
         self._swaps: list[tuple[dict[str, Any], str, Callable[..., Any]]] = []  # in which names, as what
         self._found: list[Any] = []  # there, before; None where nothing was
-        self._thread = 0
         compiled: dict[Any, Callable[..., Any]] = {}
 
         def swap(where: dict[str, Any], name: str, own: Any, *bound: Any) -> None:
             if own not in compiled:
                 compiled[own] = torch.compile(own, dynamic=True, backend=backend, options=ROUNDS)
-            self._swaps.append((where, name, partial(self._call, compiled[own], own, *bound)))
+            self._swaps.append((where, name, partial(_call, compiled[own], own, *bound)))
 
         with _swapping:
             for module in model.modules():
@@ -52,15 +56,12 @@ class CompiledKernels:
                     swap(vars(module), ROTARY, own)
         self.names = sorted(own.__qualname__.removesuffix(".forward") for own in compiled)
 
-    def _call(self, compiled: Callable[..., Any], own: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        return (compiled if get_ident() == self._thread else own)(*args, **kwargs)
-
     def __reduce__(self) -> tuple[type[nullcontext[None]], tuple[()]]:
         return nullcontext, ()
 
     def __enter__(self) -> None:
         _swapping.acquire()
-        self._thread, self._found = get_ident(), [where.get(name) for where, name, _ in self._swaps]
+        self._found = [where.get(name) for where, name, _ in self._swaps]
         for where, name, call in self._swaps:
             where[name] = call
 
@@ -70,5 +71,4 @@ class CompiledKernels:
                 del where[name]
             else:
                 where[name] = found
-        self._thread = 0
         _swapping.release()
