@@ -126,7 +126,7 @@ class Answers:
                 self._log.extend((number, token))
 
     def _pairs(self) -> torch.Tensor:
-        return torch.tensor(self._log, dtype=torch.int32).view(-1, 2)
+        return torch.from_numpy(np.array(self._log, dtype=np.int32)).view(-1, 2)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """`answers`, int32 (n, 2): the log."""

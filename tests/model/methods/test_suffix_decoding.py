@@ -23,7 +23,7 @@ from model.engine.verification import accepted_nodes
 from model.errors import UserError
 from model.methods import suffix_decoding
 from model.methods.suffix_decoding import SuffixDecoding
-from model.structures.suffix_trie import GrowingText, Limits, SuffixTrie
+from model.structures.suffix_trie import GrowingText, Limits, SuffixTrie, _chain, _tree
 from tests.conftest import toy_model
 from tests.model.methods.public_traces import EOS, TRACE, embedded
 from tests.model.sessions import comparable
@@ -243,6 +243,27 @@ def test_texts_that_grow_in_turns_and_go_are_counted_as_by_a_plain_trie(seed):
         for string, children in nodes.items():
             assert children == [(child[-1], plain.count[child]) for child in plain.children[string]]
         assert nodes.keys() >= {string for string, count in plain.count.items() if count > 1}
+
+
+@WAYS
+@pytest.mark.parametrize("seed", range(4))
+def test_no_length_of_match_that_is_left_out_would_score_as_much(mode, seed):
+    """Texts that repeat themselves, so that drafts reach the depth of the trie."""
+    rng, draft_from = random.Random(seed), {"chain": _chain, "tree": _tree}[mode]
+    trie, text = SuffixTrie(rng.choice((8, 20))), GrowingText()
+    for _ in range(60):
+        again = rng.randrange(len(text.tokens)) if text.tokens and rng.random() < 0.7 else None
+        new = [rng.randrange(3)] if again is None else text.tokens[again : again + rng.randrange(1, 40)]
+        trie.extend(text, new)
+        context = text.tokens[-trie.depth :]
+        for factor, offset in ((1, 0), (4, 8), (0.5, 3)):
+            allowed = limits(branches=mode == "tree", offset=offset)._replace(factor=np.float32(factor))
+            best = trie.draft([], allowed)
+            for bound, match, most, node, end in trie._matches(context, allowed):
+                drafted = draft_from(node, end, trie.depth - match, most, allowed.min_prob)
+                assert drafted.score <= bound
+                best = drafted if drafted.score >= best.score else best
+            assert trie.draft(context, allowed) == best
 
 
 def test_the_oldest_answers_are_forgotten_and_a_saved_state_goes_on_exactly(monkeypatch):
