@@ -254,8 +254,8 @@ def summary(decoder: Decoder, answers: list[Answer], seconds: float) -> str:
     says += f" and {setup:.1f} s of setup" if setup else ""
     sizes = decoder.method.describe()
     if gain := sizes.get("predicted_speedup"):
-        paid = f"paid, mostly with {sizes['chosen']} nodes" if gain > 1 else "did not pay"
-        says += f"; drafting {paid}: {gain:.2f} times plain decoding, by the times of its steps"
+        paid, most = ("paid", f", mostly with {sizes['chosen']} nodes") if gain > 1 else ("did not pay", "")
+        says += f"; drafting {paid}: about {gain:.2f} times plain decoding{most}"
     return says
 
 

@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 import yaml
+from matplotlib import rc_context
 
 from evaluation import figures
 from evaluation.errors import user_errors
@@ -40,6 +41,8 @@ FIGURES = {  # file in docs/figures: the experiment and the name of its figure
     "tree_size.png": ("curves", "tree_size"),
     "topk.png": ("curves", "topk"),
     "temperature.png": ("temperature", "temperature"),
+    "speed.png": ("speed", "budget"),
+    "speed-dark.png": ("speed", "budget"),
 }
 BLOCK = re.compile(r"^<!-- results: ([^<]*?)-->\n(?:(?!<!-- ).*\n)*?<!-- end -->$", flags=re.M)
 
@@ -154,7 +157,7 @@ def main() -> None:
             stale += [(page, partial(write_text, page, new))] if new != old else []
         for name, (of, kind) in FIGURES.items():
             (data,) = figures.split(Experiment(of).runs, Experiment(of).table).values()
-            with style.styled():
+            with style.styled(), rc_context(style.DARK if name.endswith("-dark.png") else {}):
                 file, figure = ROOT / "docs/figures" / name, getattr(figures, kind)(data)
             shown = style.contents(figure)  # kept as text in a PNG
             if not file.exists() or f"Contents\0{shown}".encode() not in file.read_bytes():

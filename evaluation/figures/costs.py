@@ -111,6 +111,6 @@ def budget(data: FigureData) -> Figure | None:
     gains.set_ylabel(f"MAT over\n{REFERENCE}'s")
     for axes in drawn[2:]:
         axes.set_ylabel("speedup\nover vanilla")
-        axes.axhline(1.0, color="#444444", linewidth=0.7)
+        axes.axhline(1.0, color="#777777", linewidth=0.7)
     drawn[-1].set_xlabel("nodes that a step drafts at most, root not counted")
     return finish(figure, mats, f"shaded: {INTERVAL}, paired; recycling is that of the same start; {data.measured}")

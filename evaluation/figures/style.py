@@ -41,6 +41,11 @@ STYLE: dict[Any, Any] = {
     "pdf.fonttype": 42,  # text stays text
     "svg.hashsalt": "figures",  # the same records give the same file
 }
+DARK: dict[Any, Any] = {  # of a page whose scheme is dark, above STYLE
+    **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), "#d0d7de"),
+    **dict.fromkeys(("figure.facecolor", "axes.facecolor"), "#15181c"),
+    "grid.color": "#353b42",
+}
 NAMES = {"mt_bench": "MT-bench", "qa": "QA", "rag": "RAG", "math_reasoning": "math"}  # as axes print categories
 INTERVAL = "95 % interval"
 
@@ -89,7 +94,7 @@ def finish(figure: Figure, axes: Axes, note: str, *, x: str = "", y: str = "") -
         fit = max(1, min(len(unique), 62 // (max(map(len, unique)) + 7)))
         figure.legend(unique.values(), unique.keys(), loc="outside upper center", ncols=fit)
         figure.set_figheight(figure.get_figheight() + 0.135 * -(-len(unique) // fit))
-    figure.supxlabel(note, fontsize=5, color="#555555", x=0.99, ha="right", wrap=True)
+    figure.supxlabel(note, fontsize=5, color="#777777", x=0.99, ha="right", wrap=True)
     return figure
 
 

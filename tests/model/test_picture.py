@@ -75,7 +75,7 @@ def test_words_wrap_and_a_deep_rejected_draft_ends_in_dots():
     root, texts, _ = drawn(Picture([(text, 1) for text in words], [], [4], 1, chain))
     assert float(root.get("width")) == round(WIDTH)
     lines = {}
-    for text in texts[6:]:
+    for text in texts[7:]:
         if text.get("class") == "":
             lines.setdefault(float(text.get("y")), []).append(text.text)
     assert len(lines) == 7 and all(len("".join(line)) <= COLUMNS for line in lines.values())

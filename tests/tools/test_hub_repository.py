@@ -1,4 +1,4 @@
-"""A repository for the hub: its files, and that it replaces no other README. That it decodes: tests/model/test_cli.py."""
+"""A hub repository: its files, and that it replaces no other README. That it decodes: tests/model/test_cli.py."""
 
 import sys
 
