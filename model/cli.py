@@ -252,10 +252,8 @@ def summary(decoder: Decoder, answers: list[Answer], seconds: float) -> str:
     setup = sum(answer.setup_s for answer in answers)
     says = f"{tokens} tokens in {steps} steps: {tokens / steps:.2f} a step, {tokens / (seconds - setup):.1f} tokens/s"
     says += f" and {setup:.1f} s of setup" if setup else ""
-    sizes = decoder.method.describe()
-    if gain := sizes.get("predicted_speedup"):
-        paid, most = ("paid", f", mostly with {sizes['chosen']} nodes") if gain > 1 else ("did not pay", "")
-        says += f"; drafting {paid}: about {gain:.2f} times plain decoding{most}"
+    if gain := decoder.method.describe().get("predicted_speedup"):
+        says += f"; drafting {'paid' if gain > 1 else 'did not pay'}: about {gain:.2f} times plain decoding"
     return says
 
 

@@ -79,17 +79,17 @@ def test_a_last_line_says_how_fast_it_was_and_whether_drafting_paid(decoder, mon
     monkeypatch.setattr(time, "perf_counter", iter((10.0, 14.5)).__next__)
     answers = [Answer("a", [1] * 9, [4, 5], "eos", 0.0), Answer("b", [2] * 3, [1, 1, 1], "eos", 1.5)]
     monkeypatch.setattr(decoder, "answers", lambda *_, **__: iter(answers))
-    monkeypatch.setattr(decoder.method, "describe", lambda: {"predicted_speedup": 1.254, "chosen": 8})
+    monkeypatch.setattr(decoder.method, "describe", lambda: {"predicted_speedup": 1.254})
     arguments = ["generate", EMBEDDED, "--file", "-", "--raw"]
     for more, says in (
         (["--quiet"], ""),
-        ([], f"{SPEED}; drafting paid: about 1.25 times plain decoding, mostly with 8 nodes\n"),
+        ([], f"{SPEED}; drafting paid: about 1.25 times plain decoding\n"),
     ):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"one\ntwo\n")))
         monkeypatch.setattr(time, "perf_counter", iter((10.0, 14.5)).__next__)
         main([*arguments, *more])
         assert capsys.readouterr() == ("a\nb\n", says)
-    monkeypatch.setattr(decoder.method, "describe", lambda: {"predicted_speedup": 0.98, "chosen": 8})
+    monkeypatch.setattr(decoder.method, "describe", lambda: {"predicted_speedup": 0.98})
     assert summary(decoder, answers, 4.5) == f"{SPEED}; drafting did not pay: about 0.98 times plain decoding"
     monkeypatch.setattr(decoder.method, "describe", lambda: {})  # a fixed size: no plain step to compare with
     assert summary(decoder, answers[:1], 4.5) == "9 tokens in 2 steps: 4.50 a step, 2.0 tokens/s"
