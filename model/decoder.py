@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 from transformers.utils import logging
 
 from .engine import Drafter, Generation, StepRecord, Target, decode
+from .engine.acceptance import acceptance_record
 from .engine.linear import linear_of, unpack_linears
 from .engine.loop import whole
 from .engine.sampling import GREEDY, Sampling
@@ -41,6 +42,7 @@ class Answer:
     accept_lengths: list[int]  # tokens that each step added; they sum to the number of ids
     stop: str  # eos, length or context
     setup_s: float = 0.0  # seconds spent on steps of a shape not met before, as on a GPU for the first answers
+    metrics: dict[str, Any] = field(default_factory=dict)  # speculative_decoding: as `acceptance_record` returns it
 
     @property
     def mat(self) -> float:
@@ -253,7 +255,9 @@ class Decoder:
     def generate(self, prompt: Prompt, *, max_new_tokens: int = 256, sampling: Sampling = GREEDY) -> Answer:
         """Return the whole answer. Raises as `stream` does."""
         out = whole(self.stream(prompt, max_new_tokens=max_new_tokens, sampling=sampling))
-        return Answer(self.text_of(out.tokens), out.tokens, out.accept_lengths, out.stop, out.setup_s)
+        drafted, accepted = [step.nodes - 1 for step in out.steps], [len(step.rank_path) for step in out.steps]
+        metrics = {"speculative_decoding": acceptance_record(drafted, accepted, self.method.max_nodes - 1)}
+        return Answer(self.text_of(out.tokens), out.tokens, out.accept_lengths, out.stop, out.setup_s, metrics)
 
     def answers(
         self, prompts: Iterable[Prompt], *, max_new_tokens: int = 256, sampling: Sampling = GREEDY

@@ -6,7 +6,11 @@ Both are chosen by `auto`, by the harness and by the library alike, and say why.
 from __future__ import annotations
 
 import gc
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -15,8 +19,9 @@ import torch
 
 from .engine import Draft, Needs, Target, Tree, generate
 from .engine.devices import give_back, synchronize
-from .engine.linear import fastest_linear, linear_bytes, linear_of, packable
+from .engine.linear import linear_bytes, linear_of, packable
 from .engine.sampling import Sampling
+from .engine.small_kernels import CompiledKernels
 from .engine.step import Executor, unmarked
 from .errors import UserError, one_line
 from .methods import is_sharded
@@ -26,6 +31,7 @@ from .recycling import TokenRecycling, build_template
 CAPTURED = "graph"  # what auto tries on a CUDA device
 NODES = 12  # below the root of the trial's draft
 TOKENS = 24  # of the trial's answers
+RUNS = 20  # of the step whose logits are compared and whose time is taken
 # A difference of logits that is none: so many times what two eager forwards differ by, and at least so many roundings
 TIMES, ROUNDINGS = 8, 4
 EXECUTIONS = ("auto", "eager", CAPTURED)
@@ -76,16 +82,17 @@ def choose_linear(model: Any, name: str = "auto") -> str:
             raise UserError(f"linear={name}: is for weights that are not quantised")
         return "torch"
     weight = model.get_input_embeddings().weight
-    if name == "onednn" and not packable(weight.device, weight.dtype):
+    fits = packable(weight.device, weight.dtype)
+    if name == "onednn" and not fits:
         raise UserError(
             f"linear=onednn: is for one x86 processor, float32 and, where it gains, bfloat16; this model "
             f"is {weight.dtype} on {weight.device}"
         )
     if name != "auto":
         return name
-    best = fastest_linear(weight.device, weight.dtype)
-    free: int = psutil.virtual_memory().available
-    return "torch" if best == "onednn" and linear_bytes(model) >= free / 2 else best
+    if fits:
+        return "onednn" if linear_bytes(model) < psutil.virtual_memory().available / 2 else "torch"
+    return "fused" if weight.device.type == "cuda" else "torch"
 
 
 def captures(target: Target) -> bool:
@@ -113,8 +120,7 @@ def described(target: Target, execution: Execution) -> dict[str, str]:
 def trial(target: Target) -> Execution:
     """Decode some captured steps, and compare the logits of a draft, and a text, with eager ones.
 
-    Any error at all counts: kernels and drivers raise what they like, and eager steps need none of them. After an
-    illegal access, or a capture that was broken off before torch 2.12, torch fails at whatever comes next: here.
+    What passes is tried once more with compiled kernels, which are kept if they are right and faster.
 
     Returns:
         Captured steps, or eager ones and what was wrong.
@@ -122,10 +128,41 @@ def trial(target: Target) -> Execution:
     Raises:
         UserError: it failed in a way that later steps would not survive, either.
     """
+    steps = _Trial(target)
+    if why := _failure(target, steps.difference):
+        return Execution("eager", f"{CAPTURED} failed its trial: {why}")
+    return Execution(CAPTURED, f"a trial gave eager steps' logits and text{_try_kernels(target, steps)}")
+
+
+def _try_kernels(target: Target, steps: _Trial) -> str:
+    """Have captured steps call compiled kernels if that is right and faster; return in words what came of it."""
+    names, plain_s = list[str](), steps.seconds
+
+    def difference() -> str:
+        target.kernels = kernels = CompiledKernels(target.model)
+        names.extend(kernels.names)
+        return steps.difference() if names else ""
+
+    why = _failure(target, difference)
+    if names and not why and steps.seconds < plain_s:
+        return f"; {', '.join(names)} compiled, {steps.seconds / plain_s:.1f} of the time"
+    target.kernels = nullcontext()
+    return f"; nothing compiled: {why or 'it is no faster'}" if names or why else ""
+
+
+def _failure(target: Target, difference: Callable[[], str]) -> str:
+    """Return what is wrong with captured steps, or "".
+
+    Any error at all counts: kernels, compilers and drivers raise what they like, and eager steps need none of them.
+    After an illegal access, or a capture that was broken off before torch 2.12, torch fails at whatever comes next:
+    here. Raises UserError then.
+    """
     try:
-        why = _difference(target)
+        why = difference()
     except Exception as error:
         why = f"{type(error).__name__}: {one_line(error)[:200]}"
+    if why:
+        target.caches.drop()
     try:  # the error and all that its frames held is gone
         gc.collect()
         synchronize(target.device)
@@ -135,25 +172,43 @@ def trial(target: Target) -> Execution:
             f"execution=auto: the trial of {CAPTURED} steps left {target.device} unusable ({why}; then "
             f"{one_line(error)[:100]}); restart with execution=eager"
         ) from None
-    if why:
-        return Execution("eager", f"{CAPTURED} failed its trial: {why}")
-    return Execution(CAPTURED, "a trial gave eager steps' logits and text")
+    return why
 
 
-def _difference(target: Target) -> str:
-    """Where captured steps differ from eager ones, or ""."""
-    prompt = [3 + i % 97 for i in range(40)]
-    tree = build_template("best", nodes=NODES).on(target.device)
-    draft = Draft(tree, torch.arange(3, 3 + len(tree), device=target.device))
-    tie = _tie(target, prompt)
-    expected = _logits(target, "eager", prompt, draft)
-    text = generate(target, Vanilla(target.device), prompt, max_new_tokens=TOKENS).tokens
-    apart = _apart(_logits(target, CAPTURED, prompt, draft), expected)
-    if not apart <= tie:  # NaN is none
-        return f"its logits are {apart:.1e} of the greatest away from eager ones, which differ by {tie:.1e} at most"
-    drafters = (Vanilla(target.device), TokenRecycling(target.vocab_size, tree, device=target.device))
-    answers = [generate(target, d, prompt, max_new_tokens=TOKENS, execution=CAPTURED).tokens for d in drafters]
-    return next(filter(None, (_wrong(target, prompt, text, answer, tie) for answer in answers if answer != text)), "")
+class _Trial:
+    """What captured steps are compared by.
+
+    Attributes:
+        seconds: what the last comparison's step took, a forward over a draft.
+    """
+
+    def __init__(self, target: Target) -> None:
+        self.target, self.seconds = target, 0.0
+        self._prompt = [3 + i % 97 for i in range(40)]
+
+    @cached_property
+    def _eager(self) -> tuple[float, Any, list[int]]:
+        """What is no difference between logits; eager steps' logits (n, V) of the draft; and their text."""
+        target, prompt = self.target, self._prompt
+        tie, logits = _tie(target, prompt), _logits(target, prompt, self._draft)
+        return tie, logits, generate(target, Vanilla(target.device), prompt, max_new_tokens=TOKENS).tokens
+
+    @cached_property
+    def _draft(self) -> Draft:
+        tree = build_template("best", nodes=NODES).on(self.target.device)
+        return Draft(tree, torch.arange(3, 3 + len(tree), device=self.target.device))
+
+    def difference(self) -> str:
+        """Where captured steps differ from eager ones, or ""."""
+        target, prompt, (tie, expected, text) = self.target, self._prompt, self._eager
+        logits, self.seconds = _captured_logits(target, prompt, self._draft)
+        apart = _apart(logits, expected)
+        if not apart <= tie:  # NaN is none
+            return f"its logits are {apart:.1e} of the greatest away from eager ones, which differ by {tie:.1e} at most"
+        drafters = (Vanilla(target.device), TokenRecycling(target.vocab_size, self._draft.tree, device=target.device))
+        answers = [generate(target, d, prompt, max_new_tokens=TOKENS, execution=CAPTURED).tokens for d in drafters]
+        wrong = (_wrong(target, prompt, text, answer, tie) for answer in answers if answer != text)
+        return next(filter(None, wrong), "")
 
 
 def _apart(logits: Any, expected: Any) -> float:
@@ -170,7 +225,7 @@ def _tie(target: Target, prompt: list[int]) -> float:
     """
     chain = Tree.chain(NODES).on(target.device)
     draft = Draft(chain, torch.arange(3, 3 + len(chain), device=target.device))
-    masked = _logits(target, "eager", prompt, draft)
+    masked = _logits(target, prompt, draft)
     with target.cache(len(chain)) as cache:
         plain = target.prefill(cache, [*prompt[:-1], int(draft.tokens[0])], draft)
     noise = _apart(plain.float(), masked)
@@ -182,24 +237,34 @@ def _wrong(target: Target, prompt: list[int], text: list[int], answer: list[int]
     at = next(i for i, (one, other) in enumerate(zip(text, answer, strict=True)) if one != other)
     before = prompt + text[:at]
     root = Draft(Tree.chain(0).on(target.device), torch.tensor(before[-1:], device=target.device))
-    logits = _logits(target, "eager", before, root)[0]
+    logits = _logits(target, before, root)[0]
     gap = (logits[text[at]] - logits[answer[at]]).abs().item() / logits.abs().max().item()
     return "" if gap <= tie else f"its token {at} is {answer[at]}, eager decoding's {text[at]}"
 
 
 @torch.inference_mode()
-def _logits(target: Target, name: str, prompt: list[int], draft: Draft) -> Any:
-    """Of a draft behind a prompt, float32 (n, V)."""
-    n = len(draft.tree)
+def _logits(target: Target, prompt: list[int], draft: Draft) -> Any:
+    """Of a draft behind a prompt, by an eager step: float32 (n, V)."""
+    with target.cache(len(draft.tree)) as cache:
+        target.prefill(cache, prompt)
+        return target.forward(cache, draft).float()
+
+
+@torch.inference_mode()
+def _captured_logits(target: Target, prompt: list[int], draft: Draft) -> tuple[Any, float]:
+    """The same by a captured step, and the seconds of the fastest of a few."""
+    n, times = len(draft.tree), list[float]()
     with target.cache(n) as cache:
         target.prefill(cache, prompt)
-        if name == "eager":
-            return target.forward(cache, draft).float()
         drafter = TokenRecycling(target.vocab_size, draft.tree, device=target.device)
         drafter.needs = Needs(logits=True)
-        step, launch = Executor(target, execution=name).padded(cache, n, drafter, unmarked)
-        for _ in range(2):  # what a first run leaves behind is seen by the second
+        step, launch = Executor(target, execution=CAPTURED).padded(cache, n, drafter, unmarked)
+        for _ in range(RUNS):  # what one leaves behind is seen by the next
             step.feed(draft, cache.length)
+            target.synchronize()
+            start = time.perf_counter()
             launch()
+            target.synchronize()
+            times.append(time.perf_counter() - start)
         assert step.logits is not None
-        return step.logits.float().clone()
+        return step.logits.float().clone(), min(times)

@@ -12,7 +12,7 @@ from ..records.rows import accept_lengths
 from ..statistics.metrics import repetition
 from ..statistics.pools import BUDGETS, mat_ratio
 from ..statistics.tables import BASELINES
-from .figure_data import MOST, TREE, FigureData
+from .figure_data import MOST, TREE, FigureData, numbered
 from .style import INTERVAL, colour, finish, mark, marker, panels, sideways
 
 PHASES = ("draft", "forward", "verify", "commit", "observe", "loop", "step")
@@ -84,31 +84,33 @@ def novelty(datasets: Sequence[FigureData]) -> Figure | None:
 
 
 def budget(data: FigureData) -> Figure | None:
-    """MAT, MAT over that of recycling, and speedup over vanilla, by the most nodes that a step drafts."""
+    """MAT, MAT over that of recycling with the same start, and speedup over vanilla, by the most nodes of a draft."""
     named = data.lines("budget", (*TREE, *BUDGETS))
     lines = {name: {row["budget"]: row for row in rows} for name, rows in named.items() if rows[0]["tree"] != "shape"}
-    reference = next((line for name, line in lines.items() if name.startswith(REFERENCE)), None)
-    if reference is None or len(lines) < 2:
+    starts = {name: rows[0]["start"] for name, rows in named.items() if name in lines}
+    references = {starts[name]: line for name, line in reversed(lines.items()) if name.startswith(REFERENCE)}
+    if not references or len(lines) < 2:
         return None
     timed = any(row["speedup_vanilla"] == row["speedup_vanilla"] for line in lines.values() for row in line.values())
     figure, drawn = panels(2 + timed, height=1.2 + 1.0 * (2 + timed), sharex=True)
     mats, gains = drawn[:2]
     columns = list(zip((mats, *drawn[2:]), ("mat", "speedup_vanilla"), strict=False))
-    for i, (name, line) in enumerate(lines.items()):
-        options = mark(i + 2) | {"label": name}
+    for (name, line), i in zip(lines.items(), numbered(lines), strict=True):
+        options = mark(i, starts[name]) | {"label": name}
         at = sorted(line)
         for axes, column in columns:
             axes.plot(at, [line[n][column] for n in at], **options)
             low, high = ([line[n][f"{column}_{end}"] for n in at] for end in ("low", "high"))
-            axes.fill_between(at, low, high, color=colour(i + 2), alpha=0.15, linewidth=0)
+            axes.fill_between(at, low, high, color=colour(i), alpha=0.15, linewidth=0)
+        reference = references.get(starts[name]) or references.get("hot") or next(iter(references.values()))
         both = [n for n in at if n in reference]
         ratios = [mat_ratio(line[n]["pool"].cells, reference[n]["pool"].cells) for n in both]
         gains.plot(both, [value for value, _, _ in ratios], **options)
-        gains.fill_between(both, [g[1] for g in ratios], [g[2] for g in ratios], color=colour(i + 2), alpha=0.15, lw=0)
+        gains.fill_between(both, [g[1] for g in ratios], [g[2] for g in ratios], color=colour(i), alpha=0.15, lw=0)
     mats.set_ylabel("MAT\n(tokens per step)")
     gains.set_ylabel(f"MAT over\n{REFERENCE}'s")
     for axes in drawn[2:]:
         axes.set_ylabel("speedup\nover vanilla")
         axes.axhline(1.0, color="#444444", linewidth=0.7)
     drawn[-1].set_xlabel("nodes that a step drafts at most, root not counted")
-    return finish(figure, mats, f"shaded: {INTERVAL}, paired; {data.measured}")
+    return finish(figure, mats, f"shaded: {INTERVAL}, paired; recycling is that of the same start; {data.measured}")

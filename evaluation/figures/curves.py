@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from matplotlib.figure import Figure
 
-from .figure_data import TREE, FigureData, speed_of
+from .figure_data import TREE, FigureData, numbered, speed_of
 from .style import INTERVAL, colour, finish, grid, mark, panels
 
 
@@ -40,16 +40,16 @@ def _curves(
     titles = {column: title for column, title in titles.items() if any(row[column] == row[column] for row in rows)}
     figure, axes = panels(len(titles), height=0.6 + 1.2 * len(titles), sharex=True)
     for panel, (column, title) in zip(axes, titles.items(), strict=True):
-        for i, (name, line) in enumerate(lines.items()):
+        for (name, line), i in zip(lines.items(), numbered(lines), strict=True):
             x = [float(row[setting]) for row in line]
-            panel.plot(x, [row[column] for row in line], label=name, **mark(i + 2))
+            panel.plot(x, [row[column] for row in line], label=name, **mark(i, line[0]["start"]))
             if f"{column}_low" in line[0]:
                 low, high = ([row[f"{column}_{end}"] for row in line] for end in ("low", "high"))
-                panel.fill_between(x, low, high, color=colour(i + 2), alpha=0.18, linewidth=0)
+                panel.fill_between(x, low, high, color=colour(i), alpha=0.18, linewidth=0)
             if star and column == speed:
                 best = max(line, key=lambda row: float(np.nan_to_num(row[speed], nan=-1.0)))
                 at = best[setting], best[speed]
-                panel.plot(*at, "*", color=colour(i + 2), markersize=9, zorder=5)
+                panel.plot(*at, "*", color=colour(i), markersize=9, zorder=5)
                 panel.annotate(f"{at[0]:.0f}", at, xytext=(0, 5), textcoords="offset points", ha="center", fontsize=6.5)
         panel.set_ylabel(title)
         if column.startswith("speedup"):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import re
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -47,20 +48,23 @@ class FigureData:
     def shown(self) -> list[dict[str, Any]]:
         """Return all rows, or if there are too many to distinguish, of each label the one with the largest MAT.
 
+        These are of the lowest temperature alone: texts of two temperatures are not to be compared.
+
         `style` numbers the row's colour and marker, the same in all figures: baselines first, then drafting methods.
         """
-        rows = self.overall
-        if len(rows) > MOST:
-            best: dict[str, dict[str, Any]] = {}
-            for row in rows:
-                if row["method"] not in best or row["mat"] > best[row["method"]]["mat"]:
-                    best[row["method"]] = row
-            rows = list(best.values())
-        first = {row["method"]: row["name"] for row in reversed(rows)}  # a baseline's later runs lack its colour
-        styles = {first[label]: i for i, label in enumerate(BASELINES) if label in first}
-        others = [row["name"] for row in rows if row["name"] not in styles]
-        styles |= {name: len(BASELINES) + i for i, name in enumerate(others)}
-        return [row | {"style": styles[row["name"]]} for row in rows]
+        rows, whole = self.overall, len(self.overall) <= MOST
+        if not whole:
+            lowest = min(row["temperature"] for row in rows)
+            rows = [row for row in rows if row["temperature"] == lowest]
+            best = {row["method"]: row for row in sorted(rows, key=lambda row: float(row["mat"]))}
+            rows = [row for row in rows if best[row["method"]] is row]
+        # starts of one method share a number; of all rows, variants have numbers of their own
+        keys = [without_start(row["name"] if whole else row["method"]) for row in rows]
+        first = {row["method"]: key for row, key in reversed(list(zip(rows, keys, strict=True)))}
+        styles = {first[label]: i for i, label in enumerate(BASELINES) if label in first}  # its later runs are others
+        others = [key for key in dict.fromkeys(keys) if key not in styles]
+        styles |= {key: len(BASELINES) + i for i, key in enumerate(others)}
+        return [row | {"style": styles[key]} for row, key in zip(rows, keys, strict=True)]
 
     def lines(self, setting: str, follow: Sequence[str] = ()) -> dict[str, list[dict[str, Any]]]:
         """Group drafting runs that differ in one setting only, by their other settings; at least three points per line.
@@ -92,6 +96,16 @@ def speed_of(rows: Sequence[dict[str, Any]]) -> tuple[str, str]:
         if any(row[f"speedup_{name}"] == row[f"speedup_{name}"] for row in rows):
             return f"speedup_{name}", f"speedup over {name}"
     return "tokens_per_second", "tokens/s"
+
+
+def without_start(name: str) -> str:
+    return re.sub(r" \((cold|hot|category|saved)\)", "", name, count=1)
+
+
+def numbered(lines: Iterable[str]) -> list[int]:
+    """Return the number of each line's colour and marker, by names of `lines`: starts of one method share one."""
+    methods = list(map(without_start, lines))
+    return [len(BASELINES) + list(dict.fromkeys(methods)).index(method) for method in methods]
 
 
 def name_lines(groups: Sequence[list[dict[str, Any]]], moving: set[str]) -> dict[str, list[dict[str, Any]]]:

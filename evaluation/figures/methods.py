@@ -14,7 +14,7 @@ from ..statistics.acceptance import accepted_paths, by_depth
 from ..statistics.metrics import OVERALL
 from ..statistics.tables import BASELINES
 from .figure_data import MOST, FigureData
-from .style import INTERVAL, colour, dash, finish, grid, mark, marker, panels, printed, sideways
+from .style import INTERVAL, colour, finish, grid, mark, panels, printed, sideways
 
 FAR = 16  # accepted lengths from here on share the last point of a line
 DEEPEST = 12  # depths beyond this are left out
@@ -51,7 +51,8 @@ def _by_category(data: FigureData, column: str, label: str) -> Figure | None:
         at = [len(categories) - 1 - y + 0.5 * ((len(rows) - 1) / 2 - i) / len(rows) for y in range(len(categories))]
         values, ink = _by_its_category(data, row, categories), colour(row["style"])
         axes.hlines(at, values[f"{column}_low"], values[f"{column}_high"], color=ink, linewidth=0.8, alpha=0.8)
-        axes.plot(values[column], at, marker(row["style"]), color=ink, label=row["name"])
+        options = mark(row["style"], row["start"]) | {"linestyle": "none", "label": row["name"]}
+        axes.plot(values[column], at, **options)
     axes.axvline(1.0, color="#444444", linewidth=0.7)
     axes.set_yticks(range(len(categories)), [printed(c) for c in reversed(categories)])
     sideways(axes)
@@ -79,7 +80,7 @@ def accepted_lengths(data: FigureData) -> Figure | None:
         longest = max(longest, lengths.max() if len(lengths) else 1)
         share = lengths.clip(upper=FAR).value_counts(normalize=True).sort_index() * 100
         full = share.reindex(range(1, int(share.index.max()) + 1) if len(share) else [], fill_value=0.0)
-        axes.plot(full.index, full.to_numpy(), label=row["name"], **mark(row["style"]))
+        axes.plot(full.index, full.to_numpy(), label=row["name"], **mark(row["style"], row["start"]))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if longest > FAR:
         axes.set_xticks([1, 4, 8, 12, FAR], ["1", "4", "8", "12", f"{FAR}+"])
@@ -97,7 +98,7 @@ def acceptance_by_depth(data: FigureData) -> Figure | None:
         return None
     figure, (joint, conditional) = panels(2, height=3.1, sharex=True)
     for row, depths in rows:
-        options = mark(row["style"]) | {"label": row["name"]}
+        options = mark(row["style"], row["start"]) | {"label": row["name"]}
         near = depths[:DEEPEST]
         joint.plot([d.depth for d in near], [100 * d.joint for d in near], **options)
         conditional.plot([d.depth for d in near], [100 * d.conditional for d in near], **options)
@@ -124,7 +125,7 @@ def mat_over_questions(data: FigureData) -> Figure | None:
         lengths = [accept_lengths(answer) for answer in answers]
         tokens, steps = (pd.Series(list(map(of, lengths))).rolling(window, min_periods=1).sum() for of in (sum, len))
         smooth = tokens / steps
-        options = {"label": row["name"], "color": colour(row["style"]), "linestyle": dash(row["style"])}
+        options = mark(row["style"], row["start"]) | {"label": row["name"], "marker": ""}
         axes.plot(range(1, len(smooth) + 1), smooth, **options)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlim(left=1)

@@ -23,6 +23,7 @@ KINDS = ("png", "svg", "pdf")
 # Okabe and Ito's colours, grey and black for the baselines first; each with a marker, so that colour is never alone.
 PALETTE = ("#777777", "#000000", "#E69F00", "#56B4E9", "#0072B2", "#009E73", "#D55E00", "#CC79A7")
 MARKERS = "osD^vPX*<>"
+STROKES = {"cold": "--", "category": ":", "saved": "-."}  # by start; hot and methods without one are solid
 STYLE: dict[Any, Any] = {
     **dict.fromkeys(("font.size", "axes.titlesize", "axes.labelsize"), 7.5),
     **dict.fromkeys(("xtick.labelsize", "ytick.labelsize"), 7),
@@ -70,14 +71,10 @@ def marker(i: int) -> str:
     return MARKERS[i % len(MARKERS)]
 
 
-def mark(i: int) -> dict[str, Any]:
-    """Return a line's options: its marker and its colour."""
-    return {"marker": marker(i), "color": colour(i)}
-
-
-def dash(i: int) -> str:
-    """Return the stroke of a line without markers: another one where the colours begin anew."""
-    return ("-", "--", ":")[i // len(PALETTE) % 3]
+def mark(i: int, start: object = None) -> dict[str, Any]:
+    """Return a line's options: marker and colour of the method, stroke of its start; a cold one is hollow."""
+    fill: dict[str, Any] = {"markerfacecolor": "white"} if start == "cold" else {}
+    return {"marker": marker(i), "color": colour(i), "linestyle": STROKES.get(str(start), "-")} | fill
 
 
 def finish(figure: Figure, axes: Axes, note: str, *, x: str = "", y: str = "") -> Figure:

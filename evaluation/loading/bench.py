@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+import sys
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
@@ -17,7 +18,10 @@ from model.errors import UserError
 from model.files import ROOT, write_bytes
 
 from ..records.questions import FILE_ORDER, INTERLEAVED, SHUFFLED, Question, read_questions, subtask
+from .speed_bench import is_placeholder, read_speed_bench, refuse_placeholders
 
+LAYOUTS = {"spec_bench": read_questions, "speed_bench": read_speed_bench}
+REFUSE, SKIP = "refuse", "skip"
 SPLITS = {"dev": 0, "held_out": 1}  # the remainder of a question's number in its subtask by 2
 
 
@@ -44,18 +48,23 @@ def load_bench(
     split: str | None = None,
     categories: Sequence[str] | None = None,
     order: str = FILE_ORDER,
+    layout: str = "spec_bench",
+    placeholders: str = REFUSE,
 ) -> Bench:
     """Load a bench, fetching it first if it is missing.
 
     Args:
         path: the question file, or a folder with `question.jsonl`; relative to the repository.
-        url, sha256: where to fetch it, and its hash, which the user's own file must have, too.
+        url, sha256: where to fetch it, and its hash, which the user's own file must have, too, but for JSONL prepared
+            from parquet. Without a hash that of what was fetched is printed.
         begin, end: slice of the file, as Spec-Bench's --question-begin and --question-end.
         per_category, spread: keep that many questions of each subtask, the first ones or evenly spread ones.
         split: dev or held_out: every other question of each subtask, from its first or second on, so that what is
             chosen on one half can be reported on the other.
         categories: keep only these subtasks.
         order: file | interleaved (one of each subtask in turn) | shuffled, or shuffled-N with another seed than 0.
+        layout: of the file: spec_bench | speed_bench.
+        placeholders: prompts whose text was not published: refuse | skip.
 
     Raises:
         UserError: missing, empty, malformed, wrong hash, no network, nothing selected, unknown order.
@@ -63,16 +72,7 @@ def load_bench(
     if split is not None and split not in SPLITS:
         raise UserError(f"bench.split={split}: must be dev, held_out or null (both)")
     file = bench_file(path, url)
-    if (
-        not file.exists() and url is not None and file.resolve().is_relative_to(ROOT)
-    ):  # never write outside the repository
-        fetch(url, sha256 or "", file)
-    questions = read_questions(file)
-    digest = hashlib.sha256(file.read_bytes()).hexdigest()
-    if sha256 is not None and digest != sha256:
-        raise UserError(
-            f"{file} has sha256 {digest[:12]}..., the published one {sha256[:12]}...; delete it to fetch it again"
-        )
+    questions, digest = _read(file, url, sha256, layout, placeholders)
     subtasks = {subtask(question.category) for question in questions}
     if unknown := [name for name in categories or () if name not in subtasks]:
         raise UserError(f"bench.categories={unknown[0]}: not in {file}, which has {', '.join(sorted(subtasks))}")
@@ -90,7 +90,30 @@ def load_bench(
     chosen = [question for question in part if question.question_id in kept]
     if not chosen:
         raise UserError(f"bench {name}: no question is left of {len(questions)} after the selection")
+    refuse_placeholders(chosen, file)
     return Bench(name, ordered(chosen, order), digest, order)
+
+
+def _read(
+    file: Path, url: str | None, sha256: str | None, layout: str, placeholders: str
+) -> tuple[tuple[Question, ...], str]:
+    """Return the questions of a bench's file, which is fetched first if it is missing, and its sha256."""
+    for key, value, known in (("layout", layout, LAYOUTS), ("placeholders", placeholders, (REFUSE, SKIP))):
+        if value not in known:
+            raise UserError(f"bench.{key}={value}: must be {' or '.join(known)}")
+    prepared = str(url).endswith(".parquet") and file.suffix != ".parquet"  # by the user, from what lies there
+    inside = file.resolve().is_relative_to(ROOT)  # never write outside the repository
+    if url is not None and inside and not prepared and not file.exists():
+        fetch(url, sha256, file)
+    questions = LAYOUTS[layout](file)
+    if placeholders == SKIP:
+        questions = tuple(question for question in questions if not is_placeholder(question))
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    if sha256 is not None and not prepared and digest != sha256:
+        raise UserError(
+            f"{file} has sha256 {digest[:12]}..., the published one {sha256[:12]}...; delete it to fetch it again"
+        )
+    return questions, digest
 
 
 def _numbers(questions: Sequence[Question]) -> list[int]:
@@ -125,8 +148,8 @@ def ordered(questions: Sequence[Question], order: str) -> tuple[Question, ...]:
     raise UserError(f"bench.order={order}: unknown; use file, interleaved, shuffled or shuffled-N (seed N)")
 
 
-def fetch(url: str, sha256: str, file: Path) -> None:
-    """Download to `file`; nothing is written unless it is complete and has the hash."""
+def fetch(url: str, sha256: str | None, file: Path) -> None:
+    """Download to `file`; nothing is written unless it is complete and has the hash. Without one, print it."""
     try:
         with urllib.request.urlopen(url, timeout=30) as response:
             data = response.read()
@@ -137,7 +160,9 @@ def fetch(url: str, sha256: str, file: Path) -> None:
             "or name a folder with bench.path="
         ) from None
     digest = hashlib.sha256(data).hexdigest()
-    if digest != sha256:
+    if sha256 is None:
+        print(f"{url}: no hash is known for it; pin what was fetched with bench.sha256={digest}", file=sys.stderr)
+    elif digest != sha256:
         raise UserError(f"{url} has sha256 {digest[:12]}..., expected {sha256[:12]}...; nothing was kept")
     write_bytes(file, data)
 

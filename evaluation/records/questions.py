@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from model.errors import UserError
 
@@ -45,32 +47,43 @@ def question_key(question_id: int | str, sha256: str | None) -> str:
 
 def read_questions(path: Path) -> tuple[Question, ...]:
     """Read and check a question file. Raises UserError naming file and line."""
+    return checked_questions(read_rows(path), path)
+
+
+def read_rows(path: Path) -> Iterator[tuple[str, Any]]:
+    """Yield where each line of a JSONL file stands, and what it holds. Raises UserError naming file and line."""
     try:
         lines = path.read_text(encoding="utf-8").split("\n")  # not at U+2028 and others, which are text
     except FileNotFoundError:
         raise UserError(f"question file {path} does not exist") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"question file {path} cannot be read ({error})") from None
-    questions: list[Question] = []
-    line_of: dict[int | str, int] = {}
     for number, line in enumerate(lines, start=1):
         if line.strip():
-            question = _parse(line, f"{path}:{number}")
-            if question.question_id in line_of:
-                first = line_of[question.question_id]
-                raise UserError(f"{path}:{number}: question_id {question.question_id} stands on line {first} already")
-            line_of[question.question_id] = number
-            questions.append(question)
+            try:
+                yield f"{path}:{number}", json.loads(line)
+            except json.JSONDecodeError as error:
+                raise UserError(f"{path}:{number}: not JSON ({error})") from None
+
+
+def checked_questions(rows: Iterable[tuple[str, Any]], path: Path) -> tuple[Question, ...]:
+    """Return the questions of rows, each given with where it stands. Raises UserError naming that."""
+    questions: list[Question] = []
+    place_of: dict[int | str, str] = {}
+    for where, row in rows:
+        question = _question(row, where)
+        if question.question_id in place_of:
+            first = place_of[question.question_id].removeprefix(f"{path}:").strip()
+            first = f"line {first}" if first.isdigit() else first
+            raise UserError(f"{where}: question_id {question.question_id} stands on {first} already")
+        place_of[question.question_id] = where
+        questions.append(question)
     if not questions:
         raise UserError(f"question file {path} is empty")
     return tuple(questions)
 
 
-def _parse(line: str, where: str) -> Question:
-    try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise UserError(f"{where}: not JSON ({error})") from None
+def _question(row: Any, where: str) -> Question:
     if not isinstance(row, dict):
         raise UserError(f"{where}: not a JSON object")
     for key, kind in (("question_id", (int, str)), ("category", str), ("turns", list)):

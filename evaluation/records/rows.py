@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Iterable, Sequence
@@ -41,6 +42,12 @@ def repeated_ngrams(before: Sequence[int], tokens: Sequence[int], n: int = 3) ->
     seen = set(zip(*(before[i:] for i in range(n)), strict=False))
     grams = list(zip(*(tokens[i:] for i in range(n)), strict=False))
     return 1 - len(set(grams) - seen) / len(grams) if grams else None
+
+
+def between(ends: Sequence[float]) -> list[int]:
+    """Return the time of each step in whole microseconds, from the ends of all, in seconds from the first's begin."""
+    whole = [round(1e6 * end) for end in (0.0, *ends)]
+    return [max(later - earlier, 0) for earlier, later in itertools.pairwise(whole)]
 
 
 def check_schema(recorded: dict[str, Any], where: object) -> None:
@@ -143,6 +150,7 @@ _CHOICE: Schema = {
         "step_nodes": (1, (list,)),
         "step_paths": (2, (list,)),
         "step_sources": (1, (list,)),
+        "step_us": (2, (int,)),
     },
 }
 _FILLED = ("choices", "turns")

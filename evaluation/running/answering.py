@@ -20,7 +20,7 @@ from ..loading.bench import answer_text, prompt_ids
 from ..loading.devices import PhaseClock, peak_bytes, restart_peak
 from ..loading.models import LoadedModel
 from ..records.questions import Question, read_questions
-from ..records.rows import SCHEMA, Row, repeated_ngrams
+from ..records.rows import SCHEMA, Row, between, repeated_ngrams
 from .shared_text import generate_together
 
 WARM_UP = ROOT / "data/sample/warmup.jsonl"  # held out from every bench
@@ -163,6 +163,7 @@ class Conversation:
                 "prefill_time": generation.prefill_s if by_phase else None,
                 "decode_time": generation.decode_s if by_phase else None,
                 "setup_time": generation.setup_s if by_phase else None,  # in none of the other times
+                "step_us": between(generation.ends_s),
                 "forwards": generation.forwards,
                 "stop": generation.stop,
                 "output_ids": generation.tokens,
@@ -180,6 +181,8 @@ class Conversation:
         columns: Row = {key: [turn[key] for turn in self.turns] for key in self.turns[0]}
         if not self.on_engine:
             columns["step_paths"] = None
+        if not (self.timed and self.on_engine):
+            columns["step_us"] = None
         if not any(source for turn in columns["step_sources"] for source in turn):
             columns["step_sources"] = None
         if not (self.config["phases"] and self.on_engine):

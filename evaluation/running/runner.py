@@ -16,6 +16,7 @@ import torch
 
 from model.engine.sampling import Sampling
 from model.errors import UserError
+from model.files import write_text
 
 from ..configuration.fingerprint import SAVED, default_folder, execution_used, run_settings, saved_start
 from ..configuration.methods import CATEGORY, COLD, HOT, Method, build_method
@@ -28,6 +29,7 @@ from ..records.questions import FILE_ORDER, Question, subtask
 from ..records.rows import Row
 from ..records.store import AnswerStore
 from ..statistics.metrics import measure
+from .acceptance import acceptance_lines
 from .answering import answer, warm_up
 
 
@@ -157,6 +159,8 @@ class Runner:
             if self.method.start == COLD:  # reset before each prompt: it would be of the last prompt alone
                 description.pop("predicted_speedup", None)
             summary["drafter"] = description
+        if drafter is not None:
+            write_text(self.folder / "acceptance.jsonl", acceptance_lines(self.rows, drafter.max_nodes - 1))
         self.store.finish(summary, state if self.keeps_state else {}, len(self.done))
 
 

@@ -43,6 +43,12 @@ class Column:
 
 
 PER_STEP, SPEED, MS = "tokens a step", "tokens/s", "ms"
+PERCENTILES = (50, 95, 99)
+INTER_TOKEN = (
+    "percentiles over all steps but the first of each turn: from the end of the step before, when its tokens came, to "
+    "this one's. A step is one interval, whether it adds one token or five, as between the chunks of a stream in "
+    "`vllm bench serve`. Empty for `hf` and where step times (`step_us`) were not recorded"
+)
 SPEEDUP = (
     "`tokens_per_second` over that of the named baseline on the questions that both answered: same model, settings, "
     "bench file, device and experiment"
@@ -127,6 +133,11 @@ COLUMNS = (
         "mean over turns: from the question's text to the first new token: template, tokenising, prefill",
         MS,
     ),
+    *(
+        Column(f"time_to_first_token_ms_p{p}", "percentiles over turns of `time_to_first_token_ms`", MS)
+        for p in PERCENTILES
+    ),
+    *(Column(f"inter_token_latency_ms_p{p}", INTER_TOKEN, MS) for p in PERCENTILES),
     Column(
         "decode_ms",
         "mean over turns: from the first step's end to the last one's, device synchronised at the end",

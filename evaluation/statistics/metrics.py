@@ -7,8 +7,11 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
+
 from ..records.questions import SUBTASKS, subtask
 from ..records.rows import Row, accept_lengths, new_tokens, question_speed, wall_time
+from .columns import PERCENTILES
 
 OVERALL = "overall"
 
@@ -41,6 +44,8 @@ def measure(rows: Sequence[Row]) -> dict[str, Any]:
         "decode_ms": 1e3 * mean(decode),
         "time_to_first_token_ms": 1e3 * (mean(prompt) + mean(prefill)),  # both over the same turns
         "step_ms": 1e3 * sum(decode) / later_steps if decode and later_steps else math.nan,
+        **percentiles("time_to_first_token_ms", [sum(pair) for pair in zip(prompt, prefill, strict=False)]),
+        **percentiles("inter_token_latency_ms", between_tokens(rows)),
         "peak_memory_mib": float(max(peaks)) / 2**20 if peaks and None not in peaks else math.nan,
     }
 
@@ -61,6 +66,20 @@ def per_turn(rows: Sequence[Row], key: str) -> list[float]:
                 return []
             values += [value for value, tokens in zip(choice[key], choice["new_tokens"], strict=True) if tokens]
     return values
+
+
+def between_tokens(rows: Sequence[Row]) -> list[float]:
+    """Return the seconds of all steps behind the first of their turn; empty if any row lacks them."""
+    choices = [choice for row in rows for choice in row["choices"]]
+    if any(choice.get("step_us") is None for choice in choices):
+        return []
+    return [us / 1e6 for choice in choices for turn in choice["step_us"] for us in turn[1:]]
+
+
+def percentiles(name: str, seconds: Sequence[float]) -> dict[str, float]:
+    """Return the percentiles of latencies in ms, as columns; NaN of none."""
+    values = 1e3 * np.percentile(seconds, PERCENTILES) if seconds else np.full(len(PERCENTILES), math.nan)
+    return {f"{name}_p{percent}": float(value) for percent, value in zip(PERCENTILES, values, strict=True)}
 
 
 def lengths_by_turn(choice: Row) -> list[list[int]]:

@@ -7,7 +7,6 @@ attends over the used part alone; `commit` moves the accepted nodes together; th
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -88,7 +87,8 @@ class TreeCacheLayer(CacheLayerMixin):
         return self._written(self.index_keys, states[:, None])[:, 0]
 
     def _written(self, buffer: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
-        states = _finite(states) if states.dtype == torch.float16 else states
+        if states.dtype == torch.float16:
+            states = torch.nan_to_num(states, nan=0.0, posinf=0.0, neginf=0.0)
         if (at := self.place.write_at) is not None:
             buffer.index_copy_(2, at, states)
             return buffer[:, :, : self.place.bucket]
@@ -287,11 +287,6 @@ class TreeCache(Cache):
             rows = buffer.index_select(2, source.to(buffer.device, non_blocking=True))
             buffer.index_copy_(2, target.to(buffer.device, non_blocking=True), rows)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes allocated."""
-        return sum(b.numel() * b.element_size() for b in self._buffers)
-
 
 @dataclass(eq=False)
 class SavedText:
@@ -335,6 +330,10 @@ class CachePool:
     def reserve(self, capacity: int) -> None:
         """Allocate a cache of this capacity for the next sequence, unless there is one."""
         self._free.append(self._pop(capacity))
+
+    def drop(self) -> None:
+        """Free the caches that are not borrowed: what is in their unused part may be no number."""
+        self._free.clear()
 
     @contextmanager
     def borrowed(
@@ -384,11 +383,6 @@ class CachePool:
             return cache
         return self._make(capacity)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the caches that are not borrowed."""
-        return sum(cache.nbytes for cache in self._free)
-
 
 class TreeMasks:
     """Attention masks of trees behind any number of committed tokens; no step builds one.
@@ -399,7 +393,7 @@ class TreeMasks:
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         self.dtype, self.device, self.past_limit = dtype, device, 0
-        self._buffers: OrderedDict[int, tuple[Tree, torch.Tensor]] = OrderedDict()
+        self._buffers: dict[int, tuple[Tree, torch.Tensor]] = {}  # by a tree's id
 
     def allow_past(self, tokens: int) -> None:
         """Allow so many committed tokens from now on."""
@@ -416,7 +410,7 @@ class TreeMasks:
             # with the tree, which is kept alive so that its id is not reused
             buffer = self._buffers[id(tree)] = (tree, self._build(tree, self.past_limit))
             if len(self._buffers) > MOST_MASKS:
-                self._buffers.popitem(last=False)
+                del self._buffers[next(iter(self._buffers))]
         mask = buffer[1][:, self.past_limit - past :]
         return self._empty(*mask.shape).copy_(mask) if mask.is_cuda else mask
 
@@ -429,7 +423,3 @@ class TreeMasks:
         """Return an empty (rows, columns) with aligned rows."""
         width = -(-columns // ALIGNED) * ALIGNED
         return torch.empty(rows, width, dtype=self.dtype, device=self.device)[:, :columns]
-
-
-def _finite(states: torch.Tensor) -> torch.Tensor:
-    return torch.nan_to_num(states, nan=0.0, posinf=0.0, neginf=0.0)

@@ -67,9 +67,8 @@ class Graphs:
     """The captured steps of one target, which share their memory: a step is read before the next one is replayed.
 
     torch gives a pool back when its last graph goes, and opening the same pool once more is an error or, worse, memory
-    that is still in use. So one tiny graph stays as long as this object does. A pool for all targets of the process
-    would do for that, too, but two models in two threads would then write over each other's steps, and memory of a
-    model that is gone could not go to the next one's weights.
+    that is still in use. So one tiny graph stays as long as this object does. In one pool for all targets two threads
+    would write over each other's steps, and a model that is gone would not leave its memory to the next one.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -33,10 +34,7 @@ class Grouped:
         self._settings = vars(config)  # written to as they are: a config's own way takes longer than the gain
         self._for_it = on_cpu and shared not in (None, heads) and self._settings.get(SETTING) == "sdpa"
         if self._for_it:
-            from transformers import (
-                AttentionInterface,
-                AttentionMaskInterface,
-            )  # not above: it loads all of torch's compiler
+            from transformers import AttentionInterface, AttentionMaskInterface  # not above: it loads torch's compiler
 
             AttentionInterface.register(SDPA_GROUPED, GroupedAttention())
             AttentionMaskInterface.register(SDPA_GROUPED, AttentionMaskInterface()["sdpa"])  # so that padding works
@@ -62,7 +60,8 @@ class GroupedAttention:
     def __init__(self) -> None:
         from transformers import AttentionInterface
 
-        self._sdpa = AttentionInterface()["sdpa"]  # looked up once: each layer of each forward calls
+        # Looked up once: each layer of each forward calls
+        self._sdpa: Callable[..., tuple[torch.Tensor, None]] = AttentionInterface()["sdpa"]
 
     def __call__(
         self,
@@ -78,10 +77,7 @@ class GroupedAttention:
         """transformers' contract: query (1, H, n, D), key and value (1, Hkv, L, D) -> (1, n, H, D)."""
         grouped = attention_mask is not None and query.shape[2] > 1 and query.device.type == "cpu"  # or spread
         if not grouped or any(kwargs.get(name) is not None for name in UNSUPPORTED):
-            output: tuple[torch.Tensor, None] = self._sdpa(
-                module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs
-            )
-            return output
+            return self._sdpa(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs)
         attended = torch.nn.functional.scaled_dot_product_attention(
             query, key, value, attn_mask=attention_mask, dropout_p=dropout, scale=scaling, enable_gqa=True
         )

@@ -84,9 +84,8 @@ class Fused:
         self.widths = [layer.out_features for layer in layers]
         self.weight = _joined([layer.weight for layer in layers])  # (sum of widths, in)
         self.bias = None if layers[0].bias is None else _joined([layer.bias for layer in layers])  # (sum of widths,)
-        self._unread: tuple[torch.Tensor, list[torch.Tensor | None]] | None = (
-            None  # an input, its parts not yet returned
-        )
+        # An input, and the parts not yet returned
+        self._unread: tuple[torch.Tensor, list[torch.Tensor | None]] | None = None
 
     def output(self, number: int, input: torch.Tensor) -> torch.Tensor:
         """Return the part (..., out) of a layer by its number, for an input (..., in)."""
@@ -137,11 +136,6 @@ def packable(device: torch.device, dtype: torch.dtype) -> bool:
     if not torch.backends.cpu.get_cpu_capability().startswith("AVX"):
         return False
     return dtype == torch.float32 or (dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
-
-
-def fastest_linear(device: torch.device, dtype: torch.dtype) -> str:
-    """Return the fastest `linear` of `Target` for a model on one device, if memory does not matter."""
-    return "onednn" if packable(device, dtype) else "fused" if device.type == "cuda" else "torch"
 
 
 def linear_bytes(module: nn.Module) -> int:

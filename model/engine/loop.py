@@ -57,6 +57,7 @@ class Generation:
         forwards: target forwards: the steps, and the prompt's own where it is one more.
         prefill_s, decode_s: seconds until the first step's tokens are known, and from then on, without setup_s.
         setup_s: seconds spent on steps of a shape not met before, capturing included; 0 if eager.
+        ends_s: seconds until each step's tokens were known, without setup_s; the first is prefill_s.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -66,6 +67,7 @@ class Generation:
     prefill_s: float = 0.0
     decode_s: float = 0.0
     setup_s: float = 0.0
+    ends_s: list[float] = field(default_factory=list)
 
     @property
     def accept_lengths(self) -> list[int]:
@@ -138,11 +140,7 @@ def decode(
     turns, hidden, clock = target.turns, session.method.needs.hidden, request.clock or step_clock(target)
     ends.callback(session.close)
     try:
-        with (
-            turns,
-            torch.inference_mode(),
-            target.hidden_states(hidden),
-        ):  # for a step, and not while its consumer works
+        with turns, torch.inference_mode(), target.hidden_states(hidden):  # not while a step's consumer works
             sequence = _opened(target, session, prompt, request, out, ends)
             step, limit = make_step(sequence), sequence.left
             executor = step.executor
@@ -151,12 +149,14 @@ def decode(
             start = time.perf_counter()
             goes_on = out.add(_first_step(sequence, step, out), limit, request.eos)
             out.prefill_s = time.perf_counter() - start - (executor.setup_s - setup_before)
+            out.ends_s.append(out.prefill_s)
             request.mark("loop")
         yield out.steps[-1]
         while goes_on:
             with turns, torch.inference_mode(), target.hidden_states(hidden):
                 sequence.text += out.steps[-1].tokens
                 goes_on = out.add(_timed(step, session, executor, clock), limit, request.eos)
+                out.ends_s.append(time.perf_counter() - start - (executor.setup_s - setup_before))
                 out.forwards += 1
                 request.mark("loop")
             yield out.steps[-1]
@@ -264,7 +264,8 @@ def _first_step(sequence: Sequence, step: HostStep | DeviceStep, out: Generation
         out.forwards = 1 + bool(forwarded_prompt)
         return step()
     out.forwards = 1
-    forwarded = Forwarded(step.executor.chosen(sequence, chain, logits, first_session.method), logits, target.hidden)
+    choices = step.executor.choice.after(logits, chain, sequence.text, every=first_session.method.needs.choices)
+    forwarded = Forwarded(choices, logits, target.hidden)
     verification = conclude(first_session, chain, forwarded, left=sequence.left, eos=sequence.eos, cache=sequence.cache)
     if first_session is not session:
         session.passed(verification.tokens)

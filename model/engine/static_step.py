@@ -7,7 +7,7 @@ choices has (`PaddedForward`): drafts of any tree are padded and fed in.
 from __future__ import annotations
 
 import weakref
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -36,18 +36,6 @@ def bucket_of(tokens: int) -> int:
         part = 1 << (buckets - 1).bit_length() - 2
         buckets = -(-buckets // part) * part
     return buckets * BUCKET
-
-
-class Repeatable(Protocol):
-    """A step that is made once and run many times."""
-
-    length: torch.Tensor
-
-    def run(self) -> None:
-        """Run one step. Reads no host value; all shapes are fixed."""
-
-    def state(self) -> dict[str, torch.Tensor]:
-        """Return the tensors that a run writes and that outlive it."""
 
 
 class Setup(NamedTuple):
@@ -88,26 +76,14 @@ class StaticForward:
         self._mask = torch.full((nodes, nodes + 2), self._blocked, dtype=dtype, device=device)
         self._mask[:, 0] = 0
 
-    def set_tree(self, tree: Tree) -> None:
-        """Forward this tree of m nodes, m <= n, from now on."""
-        depths = torch.zeros(len(self._nodes), dtype=torch.long)
-        depths[: len(tree)] = torch.tensor(tree.depth_of)
-        words = packed(tree.host_ancestors, len(depths))
-        self.set_packed_tree(depths.to(self.depths.device), words.to(self.depths.device))
-
-    def set_packed_tree(self, depths: torch.Tensor, words: torch.Tensor) -> None:
-        """Forward a tree given on the device: depths int64 (n,), and ancestors (n, ceil(n / 64)) as made by `packed`.
+    def set_tree(self, depths: torch.Tensor, words: torch.Tensor) -> None:
+        """Forward this tree from now on: depths int64 (n,), and ancestors (n, ceil(n / 64)) as made by `packed`.
 
         Unused nodes have depth 0 and attend to themselves.
         """
         self.depths.copy_(depths)
         visible = (words.index_select(1, self._word) >> self._bit & 1).bool()  # (n, n)
         self._mask[:, 1:-1].fill_(self._blocked).masked_fill_(visible, 0)
-
-    @property
-    def positions(self) -> torch.Tensor:
-        """Positions of the tokens that follow the nodes: int64 (n,)."""
-        return self.depths + self.length + 1
 
     def __call__(self, tokens: torch.Tensor) -> torch.Tensor:
         """Forward token ids (n,) to logits (n, V). Reads no host value; all shapes are fixed."""
@@ -147,7 +123,7 @@ class WholeStep:
         self.drafter, self.tree = weakref.proxy(drafter), tree
         self.length = torch.zeros((), dtype=torch.long, device=self.target.device)
         self.forward = StaticForward(setup, len(tree), self.length)
-        self.forward.set_tree(tree)
+        self.forward.set_tree(tree.depths, packed(tree.host_ancestors, len(tree)).to(tree.device))
         self.commit = Commit(tree, self.length)
         self.root, self._k = self.commit.root, drafter.needs.candidates
         self._depths = torch.arange(tree.max_depth + 1, device=self.target.device)
@@ -171,6 +147,7 @@ class WholeStep:
         self.tokens, self.choices = tokens, choices  # to be read before the next step overwrites them
 
     def state(self) -> dict[str, torch.Tensor]:
+        """Return the tensors that a run writes and that outlive it."""
         written: dict[str, torch.Tensor] = self.drafter.step_state()  # a proxy has no types
         return written
 
@@ -187,7 +164,7 @@ class PaddedForward:
     def __init__(self, setup: Setup, drafter: Drafter, nodes: int) -> None:
         self.target, self.choice, self._n = setup.target, setup.choice, nodes
         self._k, self._bits, self._keeps_logits = drafter.needs.candidates, drafter.needs.bits, drafter.needs.logits
-        # One buffer goes in: length, tokens, depths, ancestors as `packed` has them. One comes out: see `_reported`.
+        # One buffer goes in: length, tokens, depths, ancestors as `packed` has them. One comes out: see `run`.
         self._sizes = [1, nodes, nodes, nodes * -(-nodes // WORD)]
         self._input = torch.zeros(sum(self._sizes), dtype=torch.long, device=self.target.device)
         length, self._tokens, self._depths, words = torch.split(self._input, self._sizes)
@@ -219,23 +196,15 @@ class PaddedForward:
             self._tokens[:n].copy_(draft.tokens)
 
     def run(self) -> None:
-        self.forward.set_packed_tree(self._depths, self._words)
+        self.forward.set_tree(self._depths, self._words)
         logits = self.forward(self._tokens)
         self.logits = logits if self._keeps_logits else None  # a captured step would hold them for good
-        places = self.forward.positions if self.choice.draws else None
+        places = self._depths + self.length + 1 if self.choice.draws else None  # (n,)
         self.choices = self.choice.among(logits, places)
         self._candidates, self.hidden = candidates_of(logits, self._k, self._bits), self.target.hidden
-        self._report = self._reported()
-
-    def _reported(self) -> torch.Tensor:
-        """Concatenate choices, candidates and bits, if any: int64 (n, 1 + k + k)."""
         candidates, bits = self._candidates
-        parts = [self.choices[:, None]]
-        if candidates is not None:
-            parts.append(candidates)
-        if bits is not None:
-            parts.append(bits.double().view(torch.long))
-        return torch.cat(parts, 1)
+        parts = self.choices[:, None], candidates, None if bits is None else bits.double().view(torch.long)
+        self._report = torch.cat([part for part in parts if part is not None], 1)  # int64 (n, 1 + k + k)
 
     def read(self, n: int) -> tuple[torch.Tensor, Candidates]:
         """Return choices (n,) and candidates of the first n nodes on the host, with one transfer."""
@@ -249,11 +218,9 @@ class PaddedForward:
 
     def on_device(self, n: int) -> tuple[torch.Tensor, Candidates]:
         """Return the same on the device, without a transfer."""
-        candidates, bits = self._candidates
-        return self.choices[:n], (
-            None if candidates is None else candidates[:n],
-            None if bits is None else bits[:n],
-        )
+        candidates, bits = (None if part is None else part[:n] for part in self._candidates)
+        return self.choices[:n], (candidates, bits)
 
     def state(self) -> dict[str, torch.Tensor]:
+        """Return the tensors that a run writes and that outlive it."""
         return {}

@@ -20,7 +20,7 @@ from .cache import TreeCache
 from .devices import free_bytes
 from .drafter import DeviceDrafter, DeviceSession, Drafter, Session
 from .sampling import GREEDY, Candidates, Choice, Sampling, candidates_of
-from .static_step import ROWS, PaddedForward, Repeatable, Setup, WholeStep, bucket_of
+from .static_step import ROWS, PaddedForward, Setup, WholeStep, bucket_of
 from .target import Target
 from .tree import Draft
 from .verification import Verification, verify
@@ -31,7 +31,7 @@ MOST_STEPS = 192
 LEAST_FREE = 1 << 29  # free bytes of a GPU below which a step is dropped before another one is made,
 LEAST_STEPS = 8  # unless so few are left: all sizes over one bucket, which would be captured again and again
 Mark = Callable[[str], None]
-AnyStep = TypeVar("AnyStep", bound=Repeatable)
+AnyStep = TypeVar("AnyStep", WholeStep, PaddedForward)
 
 
 def unmarked(phase: str) -> None:
@@ -242,16 +242,13 @@ class Executor:
         executor.choice.set_seed(sampling.seed)
         return executor
 
-    def chosen(self, sequence: Sequence, draft: Draft, logits: torch.Tensor, drafter: Drafter) -> torch.Tensor:
-        """Return the target's token after each node of an eager forward: int64 (n,)."""
-        return self.choice.after(logits, draft, sequence.text, every=drafter.needs.choices)
-
     def forward(self, sequence: Sequence, draft: Draft, drafter: Drafter) -> Forwarded:
         """Forward a draft that the host has: eagerly, or padded to one of a few fixed shapes."""
         if self.execution == "eager":
             logits = self.target.forward(sequence.cache, draft)
             sequence.mark("forward")
-            return Forwarded(self.chosen(sequence, draft, logits, drafter), logits, self.target.hidden)
+            choices = self.choice.after(logits, draft, sequence.text, every=drafter.needs.choices)
+            return Forwarded(choices, logits, self.target.hidden)
         n = len(draft.tree)
         padded, launch = self.padded(sequence.cache, n, drafter, sequence.mark)
         padded.feed(draft, sequence.cache.length)
@@ -308,7 +305,7 @@ class Executor:
         """True if a GPU has too little free memory, torch's own reserve included, for one more captured step."""
         return self.target.device.type == "cuda" and free_bytes(self.target.device) < LEAST_FREE
 
-    def _captured(self, step: Repeatable, length: int) -> Callable[[], None]:
+    def _captured(self, step: WholeStep | PaddedForward, length: int) -> Callable[[], None]:
         """Capture the step. Warming up runs it, which writes the drafter's state: that is restored."""
         before = {name: tensor.clone() for name, tensor in step.state().items()}
         step.length.fill_(length)

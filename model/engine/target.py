@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property, partial
 from itertools import pairwise
 from threading import get_ident
@@ -31,9 +31,8 @@ TRIAL = 12  # tokens of the prompt of a trial at load time
 # Of a row's greatest logit, what a draft and a row of the same tokens may differ by in that trial. At toy size, float32
 # families of transformers that are driven rightly differed by 4e-6 at most on a CPU, and wrong ones by 5e-4 or more.
 APART, APART_GPU, APART_HALF = 1e-4, 1e-3, 0.1  # GPUs may multiply float32 in less precision
-Masks = (
-    torch.Tensor | dict[str, torch.Tensor | None] | None
-)  # additive (1, 1, n, c), by type of layer where these differ
+# Additive (1, 1, n, c), by type of layer where these differ
+Masks = torch.Tensor | dict[str, torch.Tensor | None] | None
 EXECUTIONS = ("eager", "static", "graph")
 
 
@@ -50,17 +49,11 @@ class Target:
             of one input are one product; torch: torch's own. The first two change the model's layers.
 
     Raises:
-        UserError: the model cannot work this way (encoder-decoder, recurrent state, positions that change with the
-            longest, an attention kernel that takes no tree mask, a draft that changes what it says); says which.
+        UserError: the model cannot work this way (encoder-decoder, a kind of layer that is not driven, positions that
+            change with the longest, attention that takes no tree mask, a draft that changes what it says); says which.
     """
 
-    def __init__(
-        self,
-        model: Any,
-        *,
-        context: int | None = None,
-        linear: str = "torch",
-    ) -> None:
+    def __init__(self, model: Any, *, context: int | None = None, linear: str = "torch") -> None:
         self.model, self.linear = unwrapped(model), linear
         with self.turns:
             self._examine(context)
@@ -86,6 +79,7 @@ class Target:
         self._shapes: list[LayerShape | None] = []
         self._states: list[int] = []
         self._grouped = Grouped(model)
+        self.kernels: AbstractContextManager[None] = nullcontext()  # of static steps: see CompiledKernels
         if self.linear == "onednn":
             pack_linears(model)
         if self.linear == "fused":  # one forward finds what layers store and which share their input
@@ -99,6 +93,7 @@ class Target:
         self.caches = CachePool(partial(TreeCache, self._shapes, states=self._states), self.context)
         self.masks = TreeMasks(self.dtype, self.device)
         self.hidden: torch.Tensor | None = None  # (n, H): last hidden states of the last forward, if kept
+        self.graphs = Graphs(self.device)  # what captures steps
         self._form = form_of(model)
         self._try_draft()
 
@@ -181,11 +176,6 @@ class Target:
         """True if steps may have a fixed shape: a model on one device, without recurrent states."""
         return len(self.devices) == 1 and not self.recurrent
 
-    @cached_property
-    def graphs(self) -> Graphs:
-        """What captures steps on this target."""
-        return Graphs(self.device)
-
     def cache(
         self, nodes: int, prompt: Sequence[int] = (), method: object = None, *, tokens: int | None = None
     ) -> AbstractContextManager[TreeCache]:
@@ -245,9 +235,7 @@ class Target:
 
         def store(module: Any, args: Any, output: Any) -> None:
             if get_ident() == thread:
-                self.hidden = output[0][0].to(
-                    self.device
-                )  # the decoder's first output, after its final norm: (1, n, H)
+                self.hidden = output[0][0].to(self.device)  # its first output, after the final norm: (1, n, H)
 
         hook = self.model.get_decoder().register_forward_hook(store)
         try:
@@ -398,7 +386,8 @@ class Target:
         place = cache.place
         place.write_at, place.bucket = write_at, mask.shape[-1]
         try:
-            return self.forward_masked(cache, tokens, mask, positions)
+            with self.kernels:
+                return self.forward_masked(cache, tokens, mask, positions)
         finally:
             place.write_at = None
 
@@ -464,17 +453,12 @@ def unwrapped(model: Any) -> Any:
         if hasattr(model, "_orig_mod"):
             model = model._orig_mod
         elif hasattr(model, "peft_config") and hasattr(model, "get_base_model"):
-            check_inputs(model)
+            if getattr(active := model.active_peft_config, "is_prompt_learning", False):
+                kind, name = getattr(active.peft_type, "value", active.peft_type), type(model).__name__
+                raise UserError(f"{name}: {kind} puts tokens of its own before a text; this decoding has none")
             model = model.get_base_model()
         else:
             return model
-
-
-def check_inputs(model: Any) -> None:
-    """Refuse a peft model whose adapter changes the inputs."""
-    if getattr(model.active_peft_config, "is_prompt_learning", False):
-        kind = getattr(model.active_peft_config.peft_type, "value", model.active_peft_config.peft_type)
-        raise UserError(f"{type(model).__name__}: {kind} puts tokens of its own before a text; this decoding has none")
 
 
 def check_hooks(model: Any, name: str) -> None:

@@ -172,10 +172,11 @@ class Tree:
                 raise UserError(f"tree: node {list(path)} has no parent; add {list(path[:-1])}")
         return cls([0] + [node[p[:-1]] for p in paths[1:]], [0] + [p[-1] for p in paths[1:]])
 
-    @classmethod
-    def chain(cls, depth: int) -> Tree:
+    @staticmethod
+    @lru_cache(maxsize=256)
+    def chain(depth: int) -> Tree:
         """Return the chain of a root and `depth` nodes; depth 0 is the root alone. Cached."""
-        return _chain(depth)
+        return Tree([0] + list(range(depth)))
 
     def on(self, device: torch.device) -> Tree:
         """Return this tree with its tensors on `device`."""
@@ -217,11 +218,6 @@ class Draft:
     tree: Tree
     tokens: torch.Tensor
     source: str | None = None
-
-
-@lru_cache(maxsize=256)
-def _chain(depth: int) -> Tree:
-    return Tree([0] + list(range(depth)))
 
 
 def read_tree(path: str | Path) -> Tree:

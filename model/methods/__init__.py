@@ -23,6 +23,7 @@ METHODS = {
     "vanilla": "vanilla.Vanilla",
     "pld": "pld.PromptLookup",
     "suffix": "suffix.Suffix",
+    "suffix_decoding": "suffix_decoding.SuffixDecoding",
     "lookahead": "lookahead.Lookahead",
     "ngram_cache": "ngram_cache.NgramCache",
     "rest": "rest.Rest",

@@ -62,6 +62,8 @@ def test_prompts_of_a_file_are_answered_as_objects(tmp_path, decoder, said):
     rows = said("--file", str(tmp_path / "prompts"), "--max-new-tokens", "9")
     assert [row["prompt"] for row in rows] == ["Hello there.", "Näme a river."]
     assert all(sum(row["accept_lengths"]) == len(row["ids"]) <= 9 for row in rows)
+    for record in (row["metrics"]["speculative_decoding"] for row in rows):
+        assert sum(record["acceptance_histogram"]) == record["num_spec_steps"] == len(record["per_step_drafted"])
     assert rows[0]["text"] == decoder.text_of(rows[0]["ids"])
     raw = ["--prompt", "The sky is", "--raw", "--max-new-tokens", "5"]
     drawn = [said(*raw, *more)[0]["ids"] for more in ([], ["--temperature", "9", "--method", "vanilla"])]

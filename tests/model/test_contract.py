@@ -251,6 +251,15 @@ def test_no_method_is_left_out():
 WRONG = {
     "pld": dict(max_ngram=[0], draft_tokens=[0], depth=[3]),
     "suffix": dict(min_match=[0], max_draft=[0, 2.5], factor=[0, "four"], history_tokens=[-1, 1, True, 0.5], nodes=[6]),
+    "suffix_decoding": dict(
+        nodes=[0, 4097, 2.5],
+        depth=[1, None],
+        factor=[-1, "four", True, float("nan")],
+        offset=[-0.5, 5000],
+        min_token_prob=[-0.1, 1.5],
+        branches=[1, "yes"],
+        cached_answers=[-1, 0.5],
+    ),
     "suffix_recycling": dict(min_match=[0], max_draft=[0], history_tokens=[1]),
     "lookahead": dict(level=[2], window=[0], guess=[0]),
     "ngram_cache": dict(leader=[0], follower=[0], capacity=[0], followers=[0], nodes=[2]),

@@ -72,6 +72,10 @@ def test_lines_are_at_their_values():
     """By hand."""
     gains = drawn("budget", VARIED["budget"], panel=1)  # lengths 2, 3, 1 against 2, 2, 1, the same on every question
     assert gains == {"recycling (hot)": [1.0] * 3, "spine (hot)": pytest.approx([6 / 5] * 3)}
+    cold = [recycling("cold", 0, TREE[:n], tree_nodes=n) for n in (1, 2, 3)]  # lengths 2, 1, 1
+    gains = drawn("budget", VARIED["budget"] + cold, panel=1)
+    assert gains["spine (hot)"] == pytest.approx([6 / 5] * 3), "hot over hot"
+    assert gains["recycling (cold)"] == [1.0] * 3
     (data,) = split(runs := VARIED["budget"], main_table(runs)).values()
     mats = {row["pool"].method: row for row in data.drafting}
     assert mat_ratio(mats["spine"]["pool"].cells, mats["recycling"]["pool"].cells) == pytest.approx([6 / 5] * 3)
@@ -113,12 +117,25 @@ def test_a_run_has_the_same_colour_and_mark_in_every_figure():
     looks: dict[str, set] = {}
     for draw in (figures.mat, figures.speedup_over_vanilla, figures.accepted_lengths, figures.acceptance_by_depth):
         for line in (line for axes in draw(data).axes for line in axes.lines if not line.get_label().startswith("_")):
-            looks.setdefault(line.get_label(), set()).add((line.get_color(), line.get_marker()))
+            looks.setdefault(line.get_label(), set()).add(
+                (line.get_color(), line.get_marker(), line.get_markerfacecolor())
+            )
     assert set(looks) == {"vanilla", "suffix", "recycling (hot)", "recycling (cold)"}
     assert all(len(look) == 1 for look in looks.values()) and len(set.union(*looks.values())) == 4
+    assert len({look[:2] for look in set.union(*looks.values())}) == 3, (
+        "two starts of a method differ in the fill alone"
+    )
     over_questions = figures.mat_over_questions(data).axes[0]
-    assert all(line.get_color() in {ink for ink, _ in looks[line.get_label()]} for line in over_questions.lines)
+    assert all(line.get_color() in {ink for ink, *_ in looks[line.get_label()]} for line in over_questions.lines)
     assert over_questions.get_xlabel() == "question, in the order asked"  # few questions: each is a point of its own
+
+
+def test_of_many_runs_those_of_one_temperature_are_compared():
+    runs = [drawn_at(t / 10) for t in range(9)]
+    for run in runs[1:]:
+        run.answers[:] = questions(2)  # larger MAT than greedy
+    (data,) = split(runs, main_table(runs)).values()
+    assert [row["temperature"] for row in data.shown()] == [0.0]
 
 
 def test_a_figure_across_types_names_them_all():

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.utils._pytree import tree_map
 
 from evaluation.loading.models import LoadedModel, choose_execution
 from evaluation.loading.settings import ModelSettings
@@ -19,13 +20,20 @@ from tests.conftest import greedy, toy_model
 
 V = 61
 AGREED = "a trial gave eager steps' logits and text"
+KERNELS = tuning.CompiledKernels
+
+
+@pytest.fixture(autouse=True)
+def captured(monkeypatch):
+    """Captured steps are static ones, and no kernel is compiled unless a test says so."""
+    monkeypatch.setattr(tuning, "CAPTURED", "static")
+    monkeypatch.setattr(tuning, "CompiledKernels", lambda model: KERNELS(torch.nn.Module()))
 
 
 @pytest.fixture
-def loaded(monkeypatch):
-    """A target that calls itself a GPU's, whose captured steps are static ones."""
+def loaded():
+    """A target that calls itself a GPU's."""
     target = Target(toy_model("llama-grouped"))
-    monkeypatch.setattr(tuning, "CAPTURED", "static")
     return LoadedModel(ModelSettings("toy", ""), target, None, "chat", frozenset())
 
 
@@ -75,7 +83,6 @@ BREAKS = [
 @pytest.mark.parametrize("dtype, breaks", [("float32", 5), ("bfloat16", 1), ("float16", 2)])
 def test_a_step_that_is_wrong_is_refused(dtype, breaks, monkeypatch):
     """A kernel that attends to one column too few runs without an error: only its logits tell, or the text."""
-    monkeypatch.setattr(tuning, "CAPTURED", "static")
     target = Target(toy_model("llama-grouped", dtype=getattr(torch, dtype)))
     assert trial(target).name == "static"
     for kind, name, broken, why in BREAKS[:breaks]:
@@ -83,6 +90,46 @@ def test_a_step_that_is_wrong_is_refused(dtype, breaks, monkeypatch):
             patch.setattr(kind, name, broken)
             chosen = trial(target)
         assert chosen.name == "eager" and why in chosen.why
+
+
+def kernels_that(do, monkeypatch, took=(0.02, 0.01)):
+    """Trials in which what is compiled does `do` to its output, and steps take so many seconds, plain and compiled."""
+
+    def compiled(own, **how):
+        return lambda *args: tree_map(do, own(*args))
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    monkeypatch.setattr(tuning, "CompiledKernels", KERNELS)
+    logits, seconds = tuning._captured_logits, iter(took)
+    monkeypatch.setattr(tuning, "_captured_logits", lambda *args: (logits(*args)[0], next(seconds)))
+
+
+def does_not_compile(output):
+    raise RuntimeError("no C++ compiler\nand how to get one")
+
+
+NOT = f"{AGREED}; nothing compiled: "
+
+
+@pytest.mark.parametrize(
+    ("do", "took", "why"),
+    [
+        (torch.clone, (0.02, 0.01), f"{AGREED}; LlamaRMSNorm, apply_rotary_pos_emb compiled, 0.5 of the time"),
+        (torch.clone, (0.02, 0.02), f"{NOT}it is no faster"),
+        (does_not_compile, (0.02, 0.01), f"{NOT}RuntimeError: no C++ compiler"),
+        (lambda output: output * 1.01, (0.02, 0.01), f"{NOT}its logits are "),
+        (lambda output: output * float("nan"), (0.02, 0.01), f"{NOT}its logits are nan"),
+    ],
+    ids=["faster", "no faster", "does not compile", "wrong", "nan"],
+)
+def test_kernels_stay_compiled_where_that_is_right_and_faster(do, took, why, loaded, monkeypatch):
+    kernels_that(do, monkeypatch, took)
+    chosen = trial(loaded.target)
+    assert chosen.name == "static" and chosen.why.startswith(why) and "\n" not in chosen.why
+    assert isinstance(loaded.target.kernels, KERNELS) == (not why.startswith(NOT))
+    drafter = TokenRecycling(V, build_template("best", nodes=9))
+    out = generate(loaded.target, drafter, [5, 6, 7], max_new_tokens=30, execution=chosen.name)
+    assert out.tokens == greedy(loaded.target.model, [5, 6, 7], 30)
 
 
 def test_a_tie_may_fall_either_way(loaded, monkeypatch):

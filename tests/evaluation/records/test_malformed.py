@@ -35,6 +35,7 @@ BROKEN = {
     "decode_time": ([1.0, -0.5],),
     "output_ids": ([1, 2],),
     "step_paths": ([[0], [1]],),
+    "step_us": ([5], [[5, -1]], [[0.5]]),
     "peak_memory": ("much",),
 }
 

@@ -46,6 +46,22 @@ def test_every_method_gives_the_same_text_and_the_tables_add_up(evaluate, drawn,
             assert [len(ids) for ids in choice["output_ids"]] == choice["new_tokens"]
             assert all(seconds > 0 for seconds in choice["wall_time"])
             assert run.label not in ("hf", "vanilla") or set(choice["accept_lengths"]) == {1}
+            if run.label == "hf":
+                assert choice["step_us"] is None
+                continue
+            for us, steps, *seconds in zip(
+                *(choice[k] for k in ("step_us", "decoding_steps", "prefill_time", "decode_time")), strict=True
+            ):
+                assert len(us) == steps and us[0] == round(1e6 * seconds[0]) and min(us) > 0
+                assert sum(us) <= 1e6 * sum(seconds) + 1, "decoding ends with the device's last work"
+        acceptance = run.folder / "acceptance.jsonl"
+        assert acceptance.exists() == (run.label != "hf")
+        if run.label.startswith("recycling"):
+            counts = [json.loads(line)["metrics"]["speculative_decoding"] for line in acceptance.open()]
+            paths = [turn for row in run.answers for turn in row["choices"][0]["step_paths"]]
+            most = {len(c["acceptance_histogram"]) - 1 for c in counts}
+            assert len(counts) == 8 and most == {run.settings["method"]["tree_nodes"]}
+            assert [c["num_accepted_draft_tokens"] for c in counts] == [sum(map(len, turn)) for turn in paths]
     texts = [[choice["output_ids"] for row in run.answers for choice in row["choices"]] for run in runs]
     assert all(text == texts[0] for text in texts)
     table = pd.read_csv(tmp_path / "results/all/tables/main.csv")
@@ -55,6 +71,8 @@ def test_every_method_gives_the_same_text_and_the_tables_add_up(evaluate, drawn,
     overall = table[table["category"] == "overall"].set_index(["method", "tree"])
     assert overall.loc["vanilla", "mat"].item() == 1.0 and overall.loc["hf", "speedup_hf"].item() == 1.0
     assert overall.loc[("recycling (hot)", "2.2.2"), "mat"] > 1.0
+    assert overall["time_to_first_token_ms_p50"].notna().equals(overall["inter_token_latency_ms_p50"].notna())
+    assert overall["inter_token_latency_ms_p99"].isna().tolist() == [name == "hf" for name, _ in overall.index]
     for name in ("speedup_over_hf", "speedup_over_vanilla", "mat", "accepted_lengths", "mat_over_questions"):
         assert (tmp_path / f"results/all/figures/{name}.svg").stat().st_size > 2000
     assert "speedup_vanilla" in outcome.out and " on " in outcome.out.splitlines()[1], (

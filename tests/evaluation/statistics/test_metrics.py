@@ -5,8 +5,9 @@ import math
 import pytest
 
 from evaluation.records.questions import MT_BENCH, subtask
-from evaluation.records.rows import check_rows, repeated_ngrams
+from evaluation.records.rows import between, check_rows, repeated_ngrams
 from evaluation.records.runs import read_foreign, read_runs
+from evaluation.statistics.columns import column
 from evaluation.statistics.metrics import by_subtask, lengths_by_turn, measure
 from model.errors import UserError
 from tests.evaluation.made_runs import answer, made, write
@@ -78,6 +79,28 @@ def test_times_and_memory_by_hand():
     lacking = measure([timed, other])
     assert math.isnan(lacking["prefill_ms"]) and math.isnan(lacking["time_to_first_token_ms"])
     assert math.isnan(lacking["peak_memory_mib"]) and lacking["step_ms"] == figures["step_ms"]
+
+
+def test_latencies_by_hand():
+    """Percentiles linear between neighbours; a step is an interval, however many tokens it adds."""
+    times = {"prefill_time": [0.2, 0.4], "prompt_time": [0.0, 0.1]}
+    steps = [[200_000, 10_000, 30_000], [400_000, 20_000]]  # a turn's first is its prefill
+    row = answer(1, "qa", [([3, 5, 1], 0.24), ([1, 5], 0.42)], step_us=steps, **times)
+    figures = measure([row])
+    first = [figures[f"time_to_first_token_ms_p{p}"] for p in (50, 95, 99)]
+    assert first == pytest.approx([350, 200 + 0.95 * 300, 200 + 0.99 * 300])
+    later = [figures[f"inter_token_latency_ms_p{p}"] for p in (50, 95, 99)]
+    assert later == pytest.approx([20, 20 + 0.9 * 10, 20 + 0.98 * 10]), "of 10, 20 and 30"
+    older = measure([row, answer(2, "qa", [([1], 0.1)], prefill_time=[0.3], prompt_time=[0.0])])
+    assert math.isnan(older["inter_token_latency_ms_p50"]) and older["time_to_first_token_ms_p50"] == pytest.approx(300)
+    assert math.isnan(measure([answer(1, "qa", [([1], 0.1)])])["time_to_first_token_ms_p99"])
+    for name in ("time_to_first_token_ms", "inter_token_latency_ms"):
+        assert column(f"{name}_p95").shown == () and column(f"{name}_p95").unit == "ms", "hidden until asked for"
+
+
+def test_step_times_are_whole_microseconds_that_add_up():
+    ends = [0.1000004, 0.1000014, 0.1000024, 0.25]
+    assert between(ends) == [100_000, 1, 1, 149_998] and sum(between(ends)) == 250_000 and between([]) == []
 
 
 def test_repeated_ngrams_by_hand():

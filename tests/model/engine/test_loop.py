@@ -149,6 +149,8 @@ def test_a_step_is_yielded_as_soon_as_it_is_known_and_gives_the_whole_answer(lla
         assert not torch.is_inference_mode_enabled(), "what is done between two steps is the consumer's own"
     assert yielded == out.steps == whole.steps and (out.tokens, out.stop) == (whole.tokens, whole.stop)
     assert [len(step.tokens) for step in yielded] == out.accept_lengths
+    assert out.ends_s == sorted(out.ends_s) and len(out.ends_s) == len(out.steps)
+    assert out.ends_s[0] == out.prefill_s and out.ends_s[-1] <= out.prefill_s + out.decode_s
 
 
 def test_a_hook_is_on_within_a_step_only(llama, tmp_path):

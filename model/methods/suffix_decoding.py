@@ -1,0 +1,177 @@
+"""SuffixDecoding: what most often followed the text's end, counted in this request and in all answers.
+
+Oliaro, Jia, Campos, Qiao: arXiv 2411.04975 (NeurIPS 2025). The rules are those of the public code as vLLM drives it,
+github.com/snowflakedb/ArcticInference at 9d46438: drafts, scores and accepted lengths of recorded turns are equal, as
+chains and as trees, cold and hot. The prefill, which commits one token there, is the first step here.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..engine import Draft, Drafter, Session, Tree, Verification
+from ..engine.drafter import check_ids
+from ..engine.tree import breadth_first
+from ..errors import UserError
+from ..structures import MAX_NODES, check_whole
+from ..structures.suffix_trie import Drafted, GrowingText, Limits, SuffixTrie
+
+BEGINS = -1  # in the log: not a token, the answer begins
+MOST_FORGOTTEN = 65536  # entries of forgotten answers that the log may have, and half of all others
+
+
+class SuffixDecoding(Drafter):
+    """Drafts from a trie of this request or from one of all answers, a chain by default.
+
+    Each trie is asked for every length of match. The draft with the greatest sum of estimated probabilities is
+    verified, the request's if both are equal. The trie of answers is kept between prompts; running answers are in it.
+
+    In step records the source is `request` or `answers`, and siblings are ranked as they were drafted.
+
+    Args:
+        nodes: of every draft at most, the root not counted.
+        depth: tokens of match and draft together, at most.
+        factor, offset: a match of m tokens drafts at most factor * m + offset tokens.
+        min_token_prob: the least estimated probability of a drafted token, by the counts along its path.
+        branches: draft trees, as the public code's simulator does; its engines draft chains.
+        cached_answers: in the trie of answers, the newest; 0: none, and no state is kept.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        *,
+        nodes: int = 64,
+        depth: int = 64,
+        factor: float = 1.0,
+        offset: float = 0.0,
+        min_token_prob: float = 0.1,
+        branches: bool = False,
+        cached_answers: int = 100000,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        check_whole("suffix_decoding", 1, MAX_NODES, nodes=nodes)
+        check_whole("suffix_decoding", 2, MAX_NODES, depth=depth)
+        check_whole("suffix_decoding", 0, cached_answers=cached_answers)
+        _check_number(MAX_NODES, factor=factor, offset=offset)
+        _check_number(1, min_token_prob=min_token_prob)
+        if not isinstance(branches, bool):
+            raise UserError(f"suffix_decoding: branches={branches} must be true or false")
+        super().__init__(torch.device(device))
+        self.max_nodes, self.stateful = 1 + nodes, cached_answers > 0
+        self.depth = depth
+        self.limits = Limits(nodes, np.float32(factor), np.float32(offset), np.float32(min_token_prob), branches)
+        self.answers = Answers(depth, cached_answers, vocab_size)
+        self.stores = [self.answers]
+
+    def session(self) -> SuffixDecodingSession:
+        return SuffixDecodingSession(self)
+
+
+def _check_number(most: float, **settings: Any) -> None:
+    for name, value in settings.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
+            raise UserError(f"suffix_decoding: {name}={value} must be a number from 0 to {most}")
+
+
+class Answers:
+    """The trie of the newest answers, and the log of what came when: reading it again gives the same trie.
+
+    Attributes:
+        texts: the answers, by number, oldest first. Another object after each reset.
+    """
+
+    def __init__(self, depth: int, most: int, vocab_size: int) -> None:
+        self.depth, self.most, self.vocab_size = depth, most, vocab_size
+        self.reset()
+
+    def reset(self) -> None:
+        self.texts: dict[int, GrowingText] = {}
+        self._read([])
+
+    def _read(self, log: list[list[int]]) -> None:
+        """Begin anew with a log."""
+        self.texts.clear()
+        self.trie = SuffixTrie(self.depth)
+        self._log, self._forgotten = array("i"), 0  # pairs: an answer's number, and its next token or BEGINS
+        for number, token in log:
+            if token == BEGINS:
+                self.begin(number)
+            else:
+                self.extend(number, [token])
+
+    def begin(self, number: int | None = None) -> int:
+        """Start an answer and return its number. The oldest one is forgotten if there are too many, even if it runs."""
+        number = next(reversed(self.texts), -1) + 1 if number is None else number
+        if self.most:
+            self._log.extend((number, BEGINS))
+            self.texts[number] = GrowingText()
+        if len(self.texts) > self.most:
+            oldest = self.texts.pop(next(iter(self.texts)))
+            self.trie.remove(oldest)
+            self._forgotten += 1 + len(oldest.tokens)
+            if self._forgotten > MOST_FORGOTTEN + len(self._log) // 4:  # half of the log
+                self._read([entry for entry in self._pairs().tolist() if entry[0] in self.texts])
+        return number
+
+    def extend(self, number: int, tokens: list[int]) -> None:
+        """Append tokens to an answer, unless it is forgotten."""
+        if number in self.texts:
+            self.trie.extend(self.texts[number], tokens)
+            for token in tokens:
+                self._log.extend((number, token))
+
+    def _pairs(self) -> torch.Tensor:
+        return torch.from_numpy(np.array(self._log, dtype=np.int32)).view(-1, 2)
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """`answers`, int32 (n, 2): the log."""
+        return {"answers": self._pairs()} if self.most else {}
+
+    def check_state(self, state: dict[str, torch.Tensor]) -> None:
+        log = state.get("answers", torch.zeros(0))
+        if self.most and (log.dim() != 2 or log.shape[1] != 2 or log.is_floating_point()):
+            raise UserError("start: the saved answers are no log of numbers and tokens")
+        if self.most:
+            check_ids("answers", log[:, 1][log[:, 1] != BEGINS], self.vocab_size)
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        self.reset()
+        if self.most:
+            self._read(state["answers"].tolist())
+
+
+class SuffixDecodingSession(Session):
+    """The text of a request, and the number of its answer."""
+
+    method: SuffixDecoding
+
+    def begin(self, prompt: list[int]) -> Draft | None:
+        self._trie, self._text = SuffixTrie(self.method.depth), GrowingText()
+        self._trie.extend(self._text, prompt)
+        self._number, self._texts = self.method.answers.begin(), self.method.answers.texts
+        return super().begin(prompt)
+
+    def draft(self, root: int) -> Draft:
+        source, drafted = self.look_up()
+        if not drafted.tokens:
+            return self.method.root_alone(root)
+        order, parents = breadth_first([0, *(parent + 1 for parent in drafted.parents)])
+        tokens = [root, *drafted.tokens]
+        return Draft(Tree(parents, once=True), torch.tensor([tokens[node] for node in order]), source)
+
+    def look_up(self) -> tuple[str, Drafted]:
+        """Return which trie's draft is verified, and the draft."""
+        context, limits = self._text.tokens[-self.method.depth :], self.method.limits
+        drafted = self._trie.draft(context, limits)
+        of_answers = self.method.answers.trie.draft(context, limits)
+        return ("request", drafted) if drafted.score >= of_answers.score else ("answers", of_answers)
+
+    def observe(self, verification: Verification) -> None:
+        self._trie.extend(self._text, verification.tokens)
+        if self._texts is self.method.answers.texts:  # else they were reset meanwhile
+            self.method.answers.extend(self._number, verification.tokens)

@@ -1,0 +1,100 @@
+"""Compiled norms and rotary embedding: the same logits, few compilations, a model that is left as it was found."""
+
+import copy
+import shutil
+import threading
+
+import pytest
+import torch
+from transformers.models.llama import modeling_llama
+
+from model.engine import Target, generate
+from model.engine.small_kernels import CompiledKernels
+from model.recycling import TokenRecycling, build_template
+from tests.conftest import greedy, toy_model
+from tests.model.engine.fake_graphs import FakeGraphs
+
+SIZES = (13, 1, 2, 8, 24, 32, 81)  # of the trial first, then those of plain decoding and of trees
+
+
+@pytest.fixture
+def compiled():
+    """A backend of torch.compile that compiles nothing and notes each graph that it is given."""
+    torch._dynamo.reset()
+    calls = []
+
+    def backend(graph, inputs, options):
+        calls.append(graph)
+        return graph.forward
+
+    backend.calls = calls
+    yield backend
+    torch._dynamo.reset()
+
+
+def forwarded(target, n, kernels=None):
+    """Logits (n, V) of a step of fixed shape."""
+    with torch.inference_mode(), target.cache(96) as cache, kernels or torch.inference_mode():
+        mask, at = torch.zeros(n, 128, dtype=target.dtype), torch.arange(n)
+        return target.forward_static(cache, at % 61, mask, at, at)
+
+
+@pytest.mark.parametrize(("kind", "compilations"), [("llama", 4), ("llama-grouped", 4), ("qwen3", 6), ("gpt2", 0)])
+def test_a_few_compilations_serve_all_layers_and_sizes(kind, compilations, compiled):
+    """One of each for one row, and one for any other number; Qwen 3 has norms of two shapes."""
+    model = toy_model(kind)
+    target, kernels = Target(model), CompiledKernels(model, compiled)
+    for n in SIZES:
+        assert torch.equal(forwarded(target, n, kernels), forwarded(target, n))
+        assert len(compiled.calls) == (compilations // 2 if n == SIZES[0] else compilations)
+    assert bool(kernels.names) == bool(compilations)
+
+
+def test_captured_steps_call_them_and_nobody_else_does(compiled, monkeypatch):
+    """While a step is made, another thread's forward and what comes after it find the model's own."""
+    model, graphs, seen = toy_model("llama"), FakeGraphs(monkeypatch), []
+    own, target = modeling_llama.apply_rotary_pos_emb, graphs.target(model)
+    norms = [module for module in model.modules() if type(module).__name__ == "LlamaRMSNorm"]
+    target.kernels = CompiledKernels(model, compiled)
+    run = Target._run_model
+
+    def watched(target, *args, **kwargs):
+        swapped = modeling_llama.apply_rotary_pos_emb is not own
+        seen.append((swapped, *("forward" in vars(norm) for norm in norms)))
+        if swapped and len(seen) < 6:
+            before = len(compiled.calls)
+            other = threading.Thread(target=lambda: model(torch.tensor([[5, 6, 7]])))
+            other.start()
+            other.join()
+            assert len(compiled.calls) == before
+        return run(target, *args, **kwargs)
+
+    monkeypatch.setattr(Target, "_run_model", watched)
+    drafter = TokenRecycling(61, build_template("best", nodes=9))
+    out = generate(target, drafter, [5, 6, 7], max_new_tokens=30, execution="graph")
+    assert out.tokens == greedy(model, [5, 6, 7], 30)
+    assert set(seen) == {(False,) * 6, (True,) * 6}, "of the prompt, and of captured steps"
+    assert modeling_llama.apply_rotary_pos_emb is own and not any("forward" in vars(norm) for norm in norms)
+    assert compiled.calls and type(copy.deepcopy(target.kernels)).__name__ == "nullcontext"
+
+
+def test_an_error_inside_leaves_the_model_as_it_was(compiled):
+    model, own = toy_model("llama"), modeling_llama.apply_rotary_pos_emb
+    with pytest.raises(RuntimeError), CompiledKernels(model, compiled):
+        model.lm_head(torch.zeros(1, 3))
+    assert modeling_llama.apply_rotary_pos_emb is own
+    assert not any("forward" in vars(module) for module in model.modules())
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
+@pytest.mark.parametrize("kind", ["llama-grouped", "qwen3"])
+@pytest.mark.parametrize(("dtype", "most"), [(torch.bfloat16, 0.0), (torch.float32, 1e-5)])
+def test_inductor_rounds_as_eager_steps_do(kind, dtype, most):
+    """In half precision to the last bit."""
+    torch._dynamo.reset()
+    model = toy_model(kind, dtype=dtype)
+    target, kernels = Target(model), CompiledKernels(model)
+    for n in (13, 1, 81):
+        plain = forwarded(target, n)
+        assert float((forwarded(target, n, kernels) - plain).abs().max() / plain.abs().max()) <= most
