@@ -15,7 +15,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from omegaconf import OmegaConf
 from transformers import GenerationConfig
 from transformers.generation.streamers import BaseStreamer
 
@@ -29,9 +28,8 @@ from model.recycling import TokenRecycling
 from model.recycling.templates import best_order
 from model.tuning import captures
 
-from .configuration.config import check_groups
-from .configuration.jobs import compose
-from .errors import config_errors, user_errors
+from .configuration.config import composed
+from .errors import user_errors
 from .loading.devices import PhaseClock
 from .loading.locks import exclusive
 from .loading.models import SHAPES, LoadedModel, devices_in_words, load_model, random_model
@@ -71,17 +69,10 @@ def main() -> None:
 def model_settings(overrides: list[str], shape: str | None) -> ModelSettings:
     """Compose a model's settings as evaluation.run does. Raises UserError for a wrong or unrelated override."""
     for override in overrides:
-        if not override.startswith(("model=", "model.")):
-            raise UserError(f"{override}: only model=NAME and model.KEY=VALUE count here")
         if shape and override.startswith(("model=", "model.path=")):
             raise UserError(f"{override}: --shape {shape} takes random weights; leave out one of the two")
-    (job,) = compose(overrides).jobs
-    with config_errors():
-        model: Any = OmegaConf.to_container(job.config.model, resolve=True)
-    if shape:
-        model |= {"name": shape, "path": "random weights"}
-    check_groups({"model": model})
-    return ModelSettings(**model)
+    model = composed(overrides, "model")["model"]
+    return ModelSettings(**model | ({"name": shape, "path": "random weights"} if shape else {}))
 
 
 def draft_sizes(text: str) -> list[int]:
