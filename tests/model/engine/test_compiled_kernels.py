@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 from transformers.models.llama import modeling_llama
 
 from model.engine import Target, generate
-from model.engine.small_kernels import CompiledKernels
+from model.engine.kernels import CompiledKernels
 from model.recycling import TokenRecycling, build_template
 from tests.conftest import greedy, toy_model
 from tests.model.engine.fake_graphs import FakeGraphs
