@@ -9,7 +9,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from evaluation import audit
 from evaluation.loading.bench import prompt_text
+from evaluation.loading.engine_answers import tokenised
 from evaluation.loading.forcing import force
+from evaluation.loading.models import load_model
+from evaluation.loading.settings import ModelSettings
 from evaluation.running import progress
 from model.engine import Target, target
 from model.files import ROOT
@@ -101,6 +104,10 @@ def test_bos_is_as_the_file_says(audited, rows):
     ]
     assert audited(lines).code == 0
     assert audited([row | {"add_special_tokens": True} for row in lines]).code == 1
+    loaded = load_model(ModelSettings("embedded", "data/embedded"))
+    once, again = ({"id": 1, "prompt": prompt, "token_ids": [7]} for prompt in ("hello", "<s>hello"))
+    first, second = (tokenised("a:1", row, loaded).prompt for row in (once, again))
+    assert first == second and first.count(1) == 1
 
 
 def test_a_token_that_was_changed(audited, rows, tokenizer):
