@@ -2,31 +2,46 @@
 
 Every report makes this comparison from the records (tables/audit.csv and .md). This command also loads the model and
 adds the target's top-2 logit gap where answers first differ, which tells a tie in float16 from a defect.
+
+With --answers FILE --model NAME instead of a folder: answers of any engine, each of their tokens next to the model's
+own choice behind the same text. Exit code 1 if one is wrong.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
+import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import torch
+from model.errors import UserError, visible
+from model.files import ROOT, write_json
 
-from model.errors import UserError
-from model.files import write_json
-
+from .configuration.config import composed
+from .configuration.jobs import quoted
 from .errors import user_errors
 from .loading.bench import answer_text, load_bench, prompt_ids
+from .loading.engine_answers import EngineAnswer, read_requests, tokenised
+from .loading.forcing import Forced, force, noise
 from .loading.locks import exclusive, keep_devices
-from .loading.models import load_model
+from .loading.models import LoadedModel, devices_in_words, load_model
 from .loading.settings import ModelSettings
 from .records.questions import Question
 from .records.rows import difference
 from .records.runs import Run, read_runs
+from .running.progress import Progress
 from .statistics.audits import GAPS, audits, write_audit
 from .statistics.pools import pools
+from .statistics.rendering import aligned
+
+TYPES = ("float32", "float16", "bfloat16")
+SHOWN = 3  # places of an answer in words
+END = -1  # in place of a token: the end, which any EOS would be
+SAMPLES, SAMPLED = 4, 32  # answers in which noise is measured, and the first tokens of each
 
 
 def measure_gaps(
@@ -74,10 +89,9 @@ def measure_gaps(
                 *before, ids = choice["output_ids"][: turn.turn + 1]  # compact records hold no texts
                 answers = [answer_text(loaded.template, loaded.tokenizer, tokens) for tokens in before]
                 prompt = prompt_ids(loaded.template, loaded.tokenizer, turns, answers)
-                logits = next_logits(loaded.target.model, prompt + ids[:token])
-                best = logits.topk(2).values
-                picked = float(best[0] - logits[ids[token]]) if token < len(ids) else math.nan
-                yield {"at": list(turn.key), "gap": float(best[0] - best[1]), "picked": picked}
+                forced = force(loaded.target, prompt, ids[: token + 1])
+                picked = forced.gaps[token] if token < len(ids) else math.nan
+                yield {"at": list(turn.key), "gap": forced.margins[token], "picked": picked}
             del loaded  # before loading another model
 
 
@@ -90,27 +104,167 @@ def _questions(run: Run) -> dict[int | str, Question]:
     return {question.question_id: question for question in bench.questions}
 
 
-@torch.inference_mode()
-def next_logits(model: Any, ids: list[int]) -> torch.Tensor:
-    """Return the target's logits after these tokens, by a plain forward: float32 (V,)."""
-    device = next(model.parameters()).device
-    return model(torch.tensor([ids], device=device)).logits[0, -1].float()  # type: ignore[no-any-return]
+class Judged(NamedTuple):
+    """An answer's places, the gaps of its near ties and of what is wrong, and these in words.
+
+    Attributes:
+        close: places at which there could be a near tie.
+    """
+
+    answer: EngineAnswer
+    places: int
+    close: int
+    ties: list[float]
+    wrong: list[float]
+    words: str
+
+
+def judge(answer: EngineAnswer, forced: Forced, tie: float, loaded: LoadedModel) -> Judged:
+    """Judge each place of an answer, and its end if the engine says that EOS is there.
+
+    Args:
+        tie: the largest gap of a near tie.
+    """
+
+    def spelt(token: int) -> str:
+        return visible(json.dumps(loaded.tokenizer.decode([token]), ensure_ascii=False))[:40]
+
+    ended, ends = bool(loaded.eos.intersection(answer.ids[-1:])), forced.own[-1] in loaded.eos
+    stops, count = answer.finish == "stop" and not ended, len(answer.ids)
+    said = [*answer.ids, forced.own[-1] if ends else END] if stops else answer.ids
+    apart = [i for i, (one, own) in enumerate(zip(said, forced.own, strict=False)) if one != own]
+    wrong = [i for i in apart if not forced.gaps[i] <= tie]  # NaN is wrong
+    words = [f"{len(wrong)} wrong, the first ones:"] if len(wrong) > SHOWN else []
+    for i in (wrong or apart)[:SHOWN]:
+        token = "the end" if said[i] == END else spelt(said[i])
+        words.append(f"token {i + 1} is {token}, the model's {spelt(forced.own[i])} (gap {forced.gaps[i]:.3g})")
+    if not (ended or ends or stops) and count < (answer.limit or (0 if answer.finish == "length" else math.inf)):
+        words.append(f"ends early ({visible(answer.finish)[:30] or 'no reason given'}), the model goes on")
+    words += [f"{answer.behind} tokens behind EOS are left out"] if answer.behind else []
+    close, ties = (
+        sum(margin <= tie for margin in forced.margins[: len(said)]),
+        [forced.gaps[i] for i in apart if i not in wrong],
+    )
+    return Judged(answer, len(said), close, ties, [forced.gaps[i] for i in wrong], "; ".join(words))
+
+
+def audit_answers(path: Path, settings: ModelSettings, questions: dict[Any, Question], made_in: Any = None) -> bool:
+    """Print how far the answers of a file are the model's own greedy ones; return whether none is wrong.
+
+    Args:
+        made_in: the type that the engine computed in; None: the model's.
+    """
+    requests = read_requests(path, questions)
+    with keep_devices(), exclusive(settings, timed=False) as settings:
+        loaded = load_model(replace(settings, dtype=made_in or settings.dtype))
+        answers = [tokenised(where, request, loaded) for where, request in requests]
+        sample = [(answer.prompt, answer.ids[:SAMPLED]) for answer in answers[:: -(-len(answers) // SAMPLES)]]
+        by_steps = [force(loaded.target, *one, by_steps=True) for one in sample]
+        types = [str(loaded.target.dtype).removeprefix("torch.")]
+        del loaded  # before another type is loaded
+        loaded = load_model(settings)
+        types.append(str(loaded.target.dtype).removeprefix("torch."))
+        tie = 2 * max(noise(one, force(loaded.target, *given)) for one, given in zip(by_steps, sample, strict=True))
+        progress = Progress("audit", sum(len(answer.prompt) + len(answer.ids) for answer in answers), 0)
+        judged = []
+        for answer in answers:
+            forced = force(loaded.target, answer.prompt, answer.ids, loaded.eos)
+            judged.append(judge(answer, forced, tie, loaded))
+            progress.add(len(answer.prompt) + len(answer.ids), "tokens")
+    heading = [
+        f"{path}: each token next to the greedy choice of {settings.name} in {types[1]}, {devices_in_words(loaded)}",
+        f"near tie: a gap of at most {tie:.2g}, twice what two greatest logits moved against each other between one "
+        f"forward and, in {types[0]}, a forward a token ({sum(len(one.own) for one in by_steps)} places)",
+    ]
+    print("\n".join([*heading, "", *table_of(judged), "", *verdict(judged, types[1])]))
+    return not any(one.wrong for one in judged)
+
+
+def table_of(judged: Sequence[Judged]) -> list[str]:
+    """Return a line an answer: its counts, and the first token that is not the model's."""
+    rows = [["question", "tokens", "equal", "near ties", "wrong"]]
+    for one in judged:
+        counts = (one.places, one.places - len(one.ties) - len(one.wrong), len(one.ties), len(one.wrong))
+        rows.append([one.answer.name, *map(str, counts)])
+    words = ["", *(one.words for one in judged)]
+    return [f"{row}  {more}".rstrip() for row, more in zip(aligned(rows), words, strict=True)]
+
+
+def verdict(judged: Sequence[Judged], dtype: str) -> list[str]:
+    """Say whether the answers are the model's own, and what that rests on."""
+    ties, wrong = ([gap for one in judged for gap in getattr(one, kind)] for kind in ("ties", "wrong"))
+    places, close = sum(one.places for one in judged), sum(one.close for one in judged)
+    near = f"{len(ties)} near ties at {close} places where two logits are so close"
+    near += f", the widest {max(ties):.2g}" if ties else ""
+    lines = [f"Lossless in {dtype}: of {places:,} tokens in {len(judged)} answers none is wrong; {near}."]
+    if wrong:
+        bad = f"{sum(bool(one.wrong) for one in judged)} of {len(judged)} answers"
+        lines = [f"Not lossless in {dtype}: {len(wrong):,} of {places:,} tokens are wrong, in {bad}; {near}."]
+    if remade := sum(one.answer.remade for one in judged):
+        lines.append(
+            f"Of {remade} answers there is text alone: their ids were made from it, and may not be the engine's."
+        )
+    return lines
+
+
+def audit_folder(folder: Path, permitted: dict[str, bool]) -> None:
+    """Measure and write the gaps of an experiment's folder, and print its audit."""
+    runs = read_runs(folder)
+    if not audits(pools(runs)):
+        raise UserError(f"{folder}: no vanilla run to compare with; add method=vanilla to the sweep")
+    with keep_devices():  # several audits may use the same model
+        write_json(folder / GAPS, list(measure_gaps(runs, **permitted)))
+    print("\n".join(write_audit(runs, folder)))
+
+
+def audit_file(file: Path, model: str, bench: str | None, made_in: str | None, words: list[str]) -> bool:
+    """Audit a file of answers by a model, and by a bench's questions if they have no prompts of their own.
+
+    Args:
+        model, bench: names in configs/, or where they are.
+        words: further settings of both.
+    """
+    given = [word for group, name in (("model", model), ("bench", bench)) if name for word in chosen(group, name)]
+    config = composed([*given, "model.linear=torch", *words], "model", "bench")  # products as transformers has them
+    questions = load_bench(**config["bench"]).questions if bench else ()
+    return audit_answers(file, ModelSettings(**config["model"]), {q.question_id: q for q in questions}, made_in)
+
+
+def chosen(group: str, name: str) -> list[str]:
+    """Return the overrides for one of the configs of a group, or for a path."""
+    if name in (path.stem for path in (ROOT / "configs" / group).glob("*.yaml")):
+        return [f"{group}={name}"]
+    kind, path = ("path", name) if group == "model" else ("file", str(Path(name).resolve()))
+    return [f"{group}={kind}", f"{group}.path={quoted(path)}"]
 
 
 def main() -> None:
+    """The command line."""
     parser = argparse.ArgumentParser(prog="python -m evaluation.audit", description=__doc__)
-    parser.add_argument("folder", type=Path, help="an experiment's results, e.g. results/precision")
+    parser.add_argument(
+        "words",
+        nargs="*",
+        metavar="FOLDER",
+        help="an experiment's results, e.g. results/precision; with --answers: model.KEY=VALUE, bench.KEY=VALUE",
+    )
+    parser.add_argument("--answers", type=Path, metavar="FILE", help="answers of any engine instead")
+    parser.add_argument("--model", metavar="NAME", help="--answers: one of configs/model, a folder, or a hub name")
+    parser.add_argument("--bench", metavar="NAME", help="--answers without prompts: one of configs/bench, or a file")
+    parser.add_argument("--made-in", choices=TYPES, help="--answers: the type they were computed in, if another one")
     parser.add_argument("--trust-remote-code", action="store_true", help="run code that comes with the model")
     parser.add_argument("--allow-pickle", action="store_true", help="also read *.bin weights (as weights only)")
-    arguments = parser.parse_args()
-    permitted = {"trust_remote_code": arguments.trust_remote_code, "allow_pickle": arguments.allow_pickle}
+    given = parser.parse_intermixed_args()
+    permitted = {"trust_remote_code": given.trust_remote_code, "allow_pickle": given.allow_pickle}
     with user_errors("no gap was written"):
-        runs = read_runs(arguments.folder)
-        if not audits(pools(runs)):
-            raise UserError(f"{arguments.folder}: no vanilla run to compare with; add method=vanilla to the sweep")
-        with keep_devices():  # several audits may use the same model
-            write_json(arguments.folder / GAPS, list(measure_gaps(runs, **permitted)))
-        print("\n".join(write_audit(runs, arguments.folder)))
+        if (given.answers is None) != (given.model is None) or (given.answers is None and len(given.words) != 1):
+            raise UserError("name an experiment's folder, or --answers FILE and --model NAME")
+        if given.answers is None:
+            if given.bench or given.made_in:
+                raise UserError("--bench, --made-in: with --answers only")
+            audit_folder(Path(given.words[0]), permitted)
+            return
+        words = given.words + [f"model.{key}=true" for key, granted in permitted.items() if granted]
+        sys.exit(int(not audit_file(given.answers, given.model, given.bench, given.made_in, words)))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from omegaconf import OmegaConf
 from transformers import GenerationConfig
 from transformers.generation.streamers import BaseStreamer
 
@@ -27,11 +26,10 @@ from model.errors import UserError
 from model.methods.vanilla import Vanilla
 from model.recycling import TokenRecycling
 from model.recycling.templates import best_order
-from model.tuning import captures
+from model.tuning import captures, choose_execution
 
-from .configuration.config import check_groups
-from .configuration.jobs import compose
-from .errors import config_errors, user_errors
+from .configuration.config import composed
+from .errors import user_errors
 from .loading.devices import PhaseClock
 from .loading.locks import exclusive
 from .loading.models import SHAPES, LoadedModel, devices_in_words, load_model, random_model
@@ -71,17 +69,10 @@ def main() -> None:
 def model_settings(overrides: list[str], shape: str | None) -> ModelSettings:
     """Compose a model's settings as evaluation.run does. Raises UserError for a wrong or unrelated override."""
     for override in overrides:
-        if not override.startswith(("model=", "model.")):
-            raise UserError(f"{override}: only model=NAME and model.KEY=VALUE count here")
         if shape and override.startswith(("model=", "model.path=")):
             raise UserError(f"{override}: --shape {shape} takes random weights; leave out one of the two")
-    (job,) = compose(overrides).jobs
-    with config_errors():
-        model: Any = OmegaConf.to_container(job.config.model, resolve=True)
-    if shape:
-        model |= {"name": shape, "path": "random weights"}
-    check_groups({"model": model})
-    return ModelSettings(**model)
+    model = composed(overrides, "model")["model"]
+    return ModelSettings(**model | ({"name": shape, "path": "random weights"} if shape else {}))
 
 
 def draft_sizes(text: str) -> list[int]:
@@ -116,6 +107,9 @@ def bench(loaded: LoadedModel, sizes: list[int], context: int | None, rounds: in
     print(f"{heading(result)}\nmeasuring ...", flush=True)
     prompt = torch.randint(3, target.vocab_size, (context,), generator=torch.Generator().manual_seed(0)).tolist()
     executions = ("eager", "graph") if captures(target) else ("eager",)
+    if "graph" in executions:
+        result["trial"] = choose_execution(target).why  # from here on they call compiled kernels, if it says so
+        print(result["trial"], flush=True)
     with target.cache(1 + max(sizes)) as cache:
         target.prefill(cache, prompt)
         hf = HfSteps(target, prompt)

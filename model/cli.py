@@ -7,14 +7,14 @@ import inspect
 import json
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import closing, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TextIO
 
 from .decoder import Answer, Decoder, pieces
-from .engine import StepRecord
+from .engine import Generation, StepRecord
 from .engine.sampling import Sampling
 from .errors import UserError, one_line, visible
 from .methods import DEFAULT, METHODS, make_method
@@ -97,6 +97,11 @@ class Chat:
         steps = decoder.stream(prompt, max_new_tokens=self.max_new_tokens, sampling=sampling)
         lengths: list[int] = []
         times = [time.perf_counter()]
+        ended: Generation | None = None  # None if it was stopped
+
+        def taken() -> Iterator[StepRecord]:
+            nonlocal ended
+            ended = yield from steps
 
         def counted(step: StepRecord) -> StepRecord:
             lengths.append(step.accepted)
@@ -104,16 +109,19 @@ class Chat:
             return step
 
         with closing(steps), suppress(KeyboardInterrupt):
-            for piece, length in pieces(map(counted, steps), decoder.text_of):
+            for piece, length in pieces(map(counted, taken()), decoder.text_of):
                 text += piece
                 shown = visible(piece)
                 self._put(f"\033[{COLOURS[min(length, len(COLOURS)) - 1]}m{shown}\033[0m" if self.colours else shown)
         self._put("\n")
         self.turns.append({"role": "assistant", "content": text})
         if self.colours and len(lengths) > 1:
-            speed = sum(lengths[1:]) / (times[-1] - times[1])  # the first step's time is the prefill's
+            # the first step's time is the prefill's
+            seconds = times[-1] - times[1] if ended is None else ended.decode_s
             first = f"first token after {times[1] - times[0]:.1f} s"
-            self._note(f"MAT {sum(lengths) / len(lengths):.2f}, {speed:.1f} tokens/s; {first}")
+            setup = f"; {ended.setup_s:.1f} s of setup" if ended is not None and ended.setup_s else ""
+            speed = f"{sum(lengths[1:]) / seconds:.1f} tokens/s"
+            self._note(f"MAT {sum(lengths) / len(lengths):.2f}, {speed}; {first}{setup}")
 
     def _put(self, text: str) -> None:
         self.out.write(text)

@@ -19,9 +19,9 @@ import torch
 
 from .engine import Draft, Needs, Target, Tree, generate
 from .engine.devices import give_back, synchronize
+from .engine.kernels import CompiledKernels
 from .engine.linear import linear_bytes, linear_of, packable
 from .engine.sampling import Sampling
-from .engine.small_kernels import CompiledKernels
 from .engine.step import Executor, unmarked
 from .errors import UserError, one_line
 from .methods import is_sharded

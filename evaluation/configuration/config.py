@@ -6,7 +6,7 @@ Names, types and defaults of the settings come from the signatures of the functi
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from ..errors import config_errors
 from ..loading.bench import load_bench
 from ..loading.settings import ModelSettings, check_settings
 from .companions import fetch_companions
+from .jobs import compose
 
 GROUPS: dict[str, Callable[..., Any]] = {
     "model": ModelSettings,
@@ -95,3 +96,16 @@ def check_groups(config: dict[str, Any]) -> None:
             raise UserError(f"{group}.path: has to be given: {what}")
     for group in sorted(GROUPS.keys() & config.keys()):
         check_settings(config[group], GROUPS[group], f"{group}.", without=NOT_SETTINGS)
+
+
+def composed(words: Sequence[str], *groups: str) -> dict[str, dict[str, Any]]:
+    """Compose settings of these groups alone, and check them. Raises UserError for a wrong or unrelated one."""
+    for word in words:
+        if re.split(r"[.=]", word)[0] not in groups:
+            count = " and ".join(f"{group}=NAME and {group}.KEY=VALUE" for group in groups)
+            raise UserError(f"{word}: only {count} count here")
+    (job,) = compose(words).jobs
+    with config_errors():
+        config = {group: OmegaConf.to_container(job.config[group], resolve=True) for group in groups}
+    check_groups(config)
+    return config  # type: ignore[return-value]

@@ -108,7 +108,7 @@ def parse_answers(lines: Iterable[str]) -> tuple[dict[Any, Row], str]:
         except (ValueError, RecursionError):  # no JSON, digits without end, brackets without end
             broken[number] = "not JSON, cut short?"
             continue
-        if why := _fault(row):
+        if why := fault(row):
             broken[number] = why
             continue
         key = row["question_id"]
@@ -139,10 +139,10 @@ def _some(items: list[Any], most: int = 8) -> str:
 
 
 # What a value must be, by key: through how many lists, and of which types. Numbers are finite and from 0.
-_Schema = dict[str, tuple[int, tuple[type, ...]]]
+Schema = dict[str, tuple[int, tuple[type, ...]]]
 _NUMBER, _MEASURED = (int, float), (int, float, type(None))
-_ROW: _Schema = {"question_id": (0, (int, str)), "choices": (1, (dict,)), "peak_memory": (0, _MEASURED)}
-_CHOICE: _Schema = {
+_ROW: Schema = {"question_id": (0, (int, str)), "choices": (1, (dict,)), "peak_memory": (0, _MEASURED)}
+_CHOICE: Schema = {
     **{"turns": (1, (str,)), "new_tokens": (1, _NUMBER), "wall_time": (1, _NUMBER), "accept_lengths": (1, (int,))},
     **dict.fromkeys(("decoding_steps", "prefill_time", "decode_time", "prompt_time"), (1, _MEASURED)),
     **{
@@ -157,14 +157,14 @@ _FILLED = ("choices", "turns")
 _NEEDED = ("question_id", "choices", "turns", "new_tokens", "wall_time")  # others may be missing or null
 
 
-def _fault(row: Any) -> str:
+def fault(row: Any) -> str:
     """Say what is wrong with a line's answer; empty if nothing is."""
     if not isinstance(row, dict):
         return "not a JSON object"
-    if why := _misfit(row, _ROW):
+    if why := misfit(row, _ROW):
         return why
     for choice in row["choices"]:
-        if why := _misfit(choice, _CHOICE):
+        if why := misfit(choice, _CHOICE):
             return why
         for key in ("new_tokens", "wall_time"):
             if len(choice[key]) != len(choice["turns"]):
@@ -172,7 +172,7 @@ def _fault(row: Any) -> str:
     return ""
 
 
-def _misfit(values: Row, schema: _Schema) -> str:
+def misfit(values: Row, schema: Schema) -> str:
     for key, (lists, kinds) in schema.items():
         value = values.get(key)
         if (value is not None or key in _NEEDED) and not (

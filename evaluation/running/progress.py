@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 from ..statistics.metrics import measure
@@ -26,14 +27,18 @@ class Progress:
 
     def answered(self, count: int, rows: list[dict[str, Any]], label: str) -> None:
         """Count answers of shared forwards, or one; `rows` and `label` are those of one of their runs."""
+        run = "" if label == self.label else f"{label}: "
+        self.add(count, "answers", lambda: f"; {run}{figures(rows)}")
+
+    def add(self, count: int, unit: str, more: Callable[[], str] = str) -> None:
+        """Count what is done, in this unit, and show it with `more` behind it."""
         self.done += count
         now, terminal = time.monotonic(), sys.stderr.isatty()
         if not terminal and now - self.printed < LOG_SECONDS:
             return
         self.printed = now
         minutes = round((now - self.start) / (self.done - self.before) * (self.total - self.done) / 60)
-        run = "" if label == self.label else f"{label}: "
-        counted = f"{self.label}: {self.done} of {self.total} answers; {run}{figures(rows)}"
+        counted = f"{self.label}: {self.done} of {self.total} {unit}{more()}"
         ends = ("\r\x1b[K", "" if self.done < self.total else "\n") if terminal else ("", "\n")
         line = f"{counted}; {minutes // 60} h {minutes % 60} min left"
         print(f"{ends[0]}{line}", end=ends[1], file=sys.stderr, flush=True)

@@ -2,7 +2,8 @@
 
 Token ids must be the same in every turn: neither the machine nor a draft may change them. MATs agree if the 95 %
 interval of their ratio holds 1, on the questions that both answered from the same state: with state kept between
-prompts, those before which both were asked the same. Accepted lengths of drafts sized by the clock decide nothing.
+prompts, those before which both were asked the same. Accepted lengths of drafts sized by the clock decide nothing. Of
+runs with different limits of new tokens the text is compared up to the smaller one, and no accepted lengths.
 """
 
 from __future__ import annotations
@@ -14,15 +15,16 @@ from dataclasses import dataclass
 from itertools import accumulate, takewhile
 from typing import Any
 
-from ..records.rows import Row, diverge
+from ..records.rows import Row, common_turns, diverge
 from ..records.runs import Run
 from .acceptance import LEARNT
 from .metrics import lengths_by_turn
 from .pools import Pool, mat_ratio, pools
-from .rendering import aligned, interval_text
+from .rendering import aligned, interval_text, shown
 
 EQUAL, SIZES, WITHIN = "equal", "text equal, sizes differ", "text equal, lengths differ within the interval"
 OPEN, APART, TEXT = "text equal, lengths not decided", "text equal, LENGTHS DIFFER", "ANOTHER TEXT"
+CUT = "text equal up to the smaller limit"
 WRONG = (APART, TEXT)
 HOW = ("execution", "timed", "phases")  # facets that change neither text nor accepted lengths
 
@@ -32,7 +34,8 @@ class Comparison:
     """A configuration here and there.
 
     Attributes:
-        questions: how many both have answered; same_text, same_lengths: of these, in every turn and repeat.
+        questions: how many both have answered; same_text, same_lengths: of these, in every turn and repeat; None: not
+            compared.
         mats: here and there; ratio: of these, with its interval, on the questions that decide.
         first: where token ids differ first, or else accepted lengths; empty if nowhere.
     """
@@ -40,7 +43,7 @@ class Comparison:
     name: str
     questions: int
     same_text: int
-    same_lengths: int
+    same_lengths: int | None
     mats: list[float]
     ratio: tuple[float, float, float]
     verdict: str
@@ -48,13 +51,13 @@ class Comparison:
 
 
 def compare(here: Sequence[Run], there: Sequence[Run]) -> tuple[list[Comparison], list[str]]:
-    """Compare configurations of the same settings, then the only ones of a label; return lines on the rest, too."""
+    """Compare configurations of the same settings, limit or label, in this order; return lines on the rest, too."""
     pools_here, pools_there, comparisons = pools(here), pools(there), []
-    for key in (_settings, _label):
+    for key in (_settings, _any_limit, _label):
         for pool in list(pools_here):
             peers = [other for other in pools_there if key(other) == key(pool) and _common(pool, other)]
             twins = sum(key(other) == key(pool) for other in pools_here)
-            if peers and (key is _settings or len(peers) == twins == 1):
+            if peers and (key is not _label or len(peers) == twins == 1):
                 other = max(peers, key=lambda peer: len(_common(pool, peer)))
                 comparisons.append(_compare(pool, other))
                 pools_here.remove(pool)
@@ -67,7 +70,11 @@ def compare(here: Sequence[Run], there: Sequence[Run]) -> tuple[list[Comparison]
 
 def _settings(pool: Pool) -> Any:
     facets = {key: value for key, value in pool.first.facets.items() if key not in HOW and value is not None}
-    return _label(pool), pool.group["dtype"], pool.group["max_new_tokens"], facets
+    return _label(pool), pool.group["dtype"], facets, pool.group["max_new_tokens"]
+
+
+def _any_limit(pool: Pool) -> Any:
+    return _settings(pool)[:-1]
 
 
 def _label(pool: Pool) -> Any:
@@ -81,11 +88,13 @@ def _common(here: Pool, there: Pool) -> set[str]:
 def _compare(here: Pool, there: Pool) -> Comparison:
     """Compare two configurations with questions in common, each repeat with the same one if it is there."""
     common, first = _common(here, there), dict[str, str]()
+    limits = {pool.group["max_new_tokens"] for pool in (here, there)}
+    most = min(limits) if len(limits) > 1 else None  # new tokens that both could have
     text, lengths = set[str](), set[str]()  # keys of questions in which these differ
     for repeat, rows in here.answers.items():
         others = there.answers_to_compare(repeat)
         for key in (key for key in rows if key in common):
-            for kind, where in _differences(rows[key], others[key]):
+            for kind, where in _differences(rows[key], others[key], most):
                 (text if kind == "token ids" else lengths).add(key)
                 first.setdefault(kind, f"{kind} differ first at {where}")
     decided = common
@@ -97,7 +106,7 @@ def _compare(here: Pool, there: Pool) -> Comparison:
     deciding = decided if lengths & decided else common
     ratio, low, high = mat_ratio(*(c.take(c.questions.isin(list(deciding))) for c in cells))
     if text or not lengths:
-        verdict = TEXT if text else EQUAL
+        verdict = TEXT if text else EQUAL if most is None else CUT
     elif any(method.get("tree") == LEARNT for method in methods):
         verdict = SIZES
     elif not lengths & decided:
@@ -105,13 +114,23 @@ def _compare(here: Pool, there: Pool) -> Comparison:
     else:
         verdict = WITHIN if ratio == 1.0 or low <= 1.0 <= high else APART
     mats = [float(tokens.sum() / steps.sum()) for tokens, steps in (c.mean_counts() for c in cells)]
-    same = (len(common) - len(text), len(common) - len(lengths))
+    same = (len(common) - len(text), len(common) - len(lengths) if most is None else None)
     where = first.get("token ids") or first.get("accepted lengths", "")
     return Comparison(here.name, len(common), *same, mats, (ratio, low, high), verdict, where)
 
 
-def _differences(here: Row, there: Row) -> Iterator[tuple[str, str]]:
-    """Yield where the turns of two answers differ, in token ids or accepted lengths; numbers count from 1."""
+def _differences(here: Row, there: Row, most: int | None) -> Iterator[tuple[str, str]]:
+    """Yield where the turns of two answers differ, in token ids or accepted lengths; numbers count from 1.
+
+    Args:
+        most: compare so many tokens of turns that were answered from the same prompt, and no lengths; None: everything.
+    """
+    if most is not None:
+        for _, turn, ids, other_ids in common_turns(here, there)[0]:
+            if ids[:most] != other_ids[:most]:
+                place = diverge(ids, other_ids) + 1
+                yield "token ids", f"question {here['question_id']}, turn {turn + 1}, token {place}"
+        return
     turns, other_turns = _turns(here), _turns(there)
     if len(turns) != len(other_turns):
         yield "token ids", f"question {here['question_id']}: {len(turns)} turns here, {len(other_turns)} there"
@@ -135,7 +154,7 @@ def lines(comparisons: Sequence[Comparison]) -> list[str]:
     rows = [["method", "questions", "same text", "same lengths", "mat", "mat there", "ratio"]]
     for c in comparisons:
         interval = f" {interval_text(*c.ratio[1:])}" if math.isfinite(c.ratio[1]) else ""
-        counts = (str(count) for count in (c.questions, c.same_text, c.same_lengths))
+        counts = (shown(count) for count in (c.questions, c.same_text, c.same_lengths))
         rows.append([c.name, *counts, *(f"{mat:.2f}" for mat in c.mats), f"{c.ratio[0]:.3f}{interval}"])
     verdicts = ["", *(f"  {c.verdict}" for c in comparisons)]
     table = [row + verdict for row, verdict in zip(aligned(rows), verdicts, strict=True)]

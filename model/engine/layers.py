@@ -12,7 +12,7 @@ from transformers.cache_utils import DynamicCache
 
 from ..errors import UserError, one_line
 from .cache import LayerShape
-from .grouped_attention import SDPA_GROUPED
+from .kernels import SDPA_GROUPED
 
 # Kinds of transformers' layers that the engine can drive, by name, as older versions lack some.
 WINDOWED = ("DynamicSlidingWindowLayer", "LinearAttentionAndSlidingWindowAttentionLayer")

@@ -19,7 +19,7 @@ import torch
 from ..errors import UserError
 from .cache import ALIGNED, CachePool, LayerShape, TreeCache, TreeMasks
 from .devices import Graphs, Turns, give_back, synchronize, turns_of
-from .grouped_attention import SDPA_GROUPED, Grouped
+from .kernels import SDPA_GROUPED, Grouped
 from .layers import check_forward, check_places, check_positions, check_training, layer_types, probe_layers
 from .linear import fuse_linears, identity, pack_linears
 from .tree import Draft, Tree

@@ -18,6 +18,7 @@ from model.decoder import Answer, Decoder
 from model.engine.sampling import GREEDY
 from model.errors import UserError
 from model.files import ROOT
+from model.tuning import Execution
 from tools.hub_repository import write_repository
 
 EMBEDDED = str(ROOT / "data/embedded")
@@ -230,7 +231,18 @@ def test_a_chat_in_a_terminal(decoder, monkeypatch):
     answer, _, after = out.getvalue().partition("MAT ")
     assert re.search("\033\\[3[2356]m", answer), "runs are coloured by length"
     assert re.match(r"\d\.\d\d, [\d.]+ tokens/s; first token after", after)
-    assert "Ctrl-C stops an answer" in after
+    assert "Ctrl-C stops an answer" in after and "of setup" not in after
+
+
+def test_the_time_to_make_captured_steps_is_shown_once(decoder, monkeypatch):
+    monkeypatch.setattr(decoder, "execution", Execution("static"))
+    out = io.StringIO()
+    chat = Chat(decoder, out, colours=True, max_new_tokens=40, sampling=GREEDY)
+    chat.say("Hello there.")
+    assert re.search(r"tokens/s; first token after [\d.]+ s; [\d.]+ s of setup", out.getvalue())
+    chat.say("/reset")
+    chat.say("Hello there.")
+    assert out.getvalue().count("of setup") == 1 and out.getvalue().count("first token") == 2
 
 
 def test_ctrl_c_stops_the_answer_and_not_the_chat(decoder, monkeypatch):

@@ -224,6 +224,14 @@ def test_what_was_learnt_outlives_a_longer_text_and_another_model(monkeypatch):
     assert target.context > 32 and bool(seen.any()) and bool(kept.any(-1)[seen].all())
 
 
+def test_longer_and_longer_texts_are_served_by_few_targets(monkeypatch):
+    """On a GPU each makes a trial and captures of its own."""
+    monkeypatch.setattr(generate_settings, "DEFAULT_CONTEXT", 32)
+    model = toy_model("llama")
+    targets = [generate_settings.target_of(model, length) for length in range(8, 257, 8)]
+    assert [target.context for target in dict.fromkeys(targets)] == [32, 64, 128, 256]
+
+
 def ends_of(drafter):
     """Of a dynamic drafter: below what it drafts nothing."""
     return set(drafter.loop_rows[-1].nonzero()[0].tolist())

@@ -1,9 +1,11 @@
 """More than one device: device maps, launchers, devices that are not shared."""
 
+import functools
 import json
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -29,6 +31,20 @@ def started(*arguments: str) -> subprocess.CompletedProcess:
 
 def errors(done: subprocess.CompletedProcess) -> list[str]:
     return [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+
+
+def test_a_driver_that_is_too_old_is_not_passed_over_in_silence(checkpoint, monkeypatch):
+    """device=auto goes to the CPU then, and torch says why: a warning, once a process, whoever asks first."""
+
+    def count():
+        warnings.warn("CUDA initialization: The NVIDIA driver on your system is too old", stacklevel=2)
+        return 0
+
+    monkeypatch.setattr(torch.cuda, "_is_compiled", lambda: True)
+    monkeypatch.setattr(torch._C, "_cuda_getDeviceCount", functools.cache(count), raising=False)
+    with pytest.warns(UserWarning, match="driver on your system is too old"):
+        loaded = models._load(models.ModelSettings("toy", str(checkpoint), device="auto"))
+    assert loaded.target.device.type == "cpu"
 
 
 # device maps

@@ -5,7 +5,19 @@ import json
 import pytest
 
 from evaluation import contribute, report
-from evaluation.statistics.agreement import APART, EQUAL, OPEN, SIZES, TEXT, WITHIN, compare, summary
+from evaluation.statistics.agreement import (
+    APART,
+    CUT,
+    EQUAL,
+    OPEN,
+    SIZES,
+    TEXT,
+    WITHIN,
+    WRONG,
+    compare,
+    lines,
+    summary,
+)
 from tests.evaluation.made_runs import asked, made, shard, write
 
 IDS = [11, 12, 13, 14, 15, 16]
@@ -68,6 +80,30 @@ def test_what_two_runs_have_in_common(here, there, verdict, same_text, same_leng
     equal = f"token ids and accepted lengths equal in {int(verdict == EQUAL)} of 1 configurations"
     assert summary([comparison]).startswith(equal)
     assert summary([comparison]).endswith(f"; {verdict}: {here.label}") is (verdict != EQUAL)
+
+
+def limited(limit, *turns):
+    """A run of one question, its turns cut at a limit of new tokens."""
+    lengths, more = [([1] * len(ids), 1.0) for ids in turns], {"output_ids": list(turns)}
+    made_run = made("pld", [asked(1, "qa", lengths, **more)])
+    made_run.metadata["settings"]["max_new_tokens"] = limit
+    return made_run
+
+
+def test_runs_with_other_limits_of_new_tokens_are_compared_as_far_as_both_go():
+    """All of them had been called another text."""
+    full = limited(6, IDS, [21, 22])
+    for there in (limited(4, IDS[:4], [31, 32]), limited(8, [*IDS, 17, 18], [31])):  # the second turn's prompt differs
+        comparison = only(full, there)
+        assert (comparison.verdict, comparison.same_text, comparison.same_lengths) == (CUT, 1, None)
+        assert CUT not in WRONG and "  -  " in lines([comparison])[1]
+    for there, where in (
+        (limited(4, [11, 12, 99, 14], [31]), "turn 1, token 3"),
+        (limited(4, IDS[:3], [31]), "turn 1, token 4"),  # it has ended before its limit
+        (limited(8, IDS, [21, 23]), "turn 2, token 2"),
+    ):
+        comparison = only(full, there)
+        assert comparison.verdict == TEXT and comparison.first == f"token ids differ first at question 1, {where}"
 
 
 def test_the_ratio_of_mats_and_its_interval():
@@ -140,3 +176,12 @@ def test_the_command_and_a_report_say_how_a_folder_agrees_with_a_shipped_one(tmp
     assert last["sizes"].startswith(f"{line.format(1)}; text equal, LENGTHS DIFFER: pld; more: ")
     for quiet in (results("other", BY_TWO, name="another"), folders["none"], shipped):
         assert "against" not in call(report.main, quiet).out
+
+
+def test_variants_of_a_label_pair_across_limits():
+    """They had been found on one side only each."""
+    here, there = ([run("x", BY_TWO, method=BEST | {"tree_nodes": n}) for n in (8, 16)] for _ in range(2))
+    for one in there:
+        one.metadata["settings"]["max_new_tokens"] = 32
+    pairs, alone = compare(here, there)
+    assert [pair.verdict for pair in pairs] == [CUT, CUT] and alone == []

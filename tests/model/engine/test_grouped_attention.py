@@ -8,7 +8,7 @@ import torch
 
 from model.decoder import Decoder
 from model.engine import Draft, Target, decode
-from model.engine.grouped_attention import SDPA_GROUPED, GroupedAttention
+from model.engine.kernels import SDPA_GROUPED, GroupedAttention
 from model.errors import UserError
 from model.recycling import TokenRecycling, build_template
 from tests.conftest import toy_model

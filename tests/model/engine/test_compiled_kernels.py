@@ -1,15 +1,18 @@
 """Compiled norms and rotary embedding: the same logits, few compilations, a model that is left as it was found."""
 
+import contextlib
 import copy
 import shutil
 import threading
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_leaves
 from transformers.models.llama import modeling_llama
 
 from model.engine import Target, generate
-from model.engine.small_kernels import CompiledKernels
+from model.engine.kernels import CompiledKernels
 from model.recycling import TokenRecycling, build_template
 from tests.conftest import greedy, toy_model
 from tests.model.engine.fake_graphs import FakeGraphs
@@ -34,9 +37,51 @@ def compiled():
 
 def forwarded(target, n, kernels=None):
     """Logits (n, V) of a step of fixed shape."""
-    with torch.inference_mode(), target.cache(96) as cache, kernels or torch.inference_mode():
+    with torch.inference_mode(), target.cache(96) as cache, kernels or contextlib.nullcontext():
         mask, at = torch.zeros(n, 128, dtype=target.dtype), torch.arange(n)
         return target.forward_static(cache, at % 61, mask, at, at)
+
+
+class Operators(TorchDispatchMode):
+    """How many operators write a tensor, in place or a new one; views and allocations do not."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        given, output = addresses((args, kwargs)), func(*args, **(kwargs or {}))
+        name = func._schema.name.removeprefix("aten::")
+        self.count += name.endswith("_") or (bool(addresses(output) - given) and not name.startswith("empty"))
+        return output
+
+
+def addresses(tensors):
+    return {tensor.untyped_storage().data_ptr() for tensor in tree_leaves(tensors) if isinstance(tensor, torch.Tensor)}
+
+
+@pytest.mark.parametrize("rows", [1, 81])
+@pytest.mark.parametrize(("kind", "plain", "norms"), [("llama", 42, 2), ("qwen3", 58, 4)])
+def test_a_layer_has_half_as_many_operators_or_fewer(kind, plain, norms, rows, monkeypatch):
+    """What is compiled counts as one: of a norm's 8 operators and of the embedding's 10."""
+    target, counted = Target(toy_model(kind, dtype=torch.float16)), []
+
+    def compiled(own, **how):
+        def once(*args):
+            with _disable_current_modes():
+                output = own(*args)
+            operators.count += 1
+            return output
+
+        return once
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    target.reserve(96)
+    for kernels in (None, CompiledKernels(target.model)):
+        with Operators() as operators:
+            forwarded(target, rows, kernels)
+        counted.append(operators.count)
+    layers = target.model.config.num_hidden_layers
+    assert layers * plain < counted[0] < layers * (plain + 4) + 24, "and those of the whole forward"
+    assert counted[0] - counted[1] == layers * (7 * norms + 9) + 7, "the last norm's, too"
 
 
 @pytest.mark.parametrize(("kind", "compilations"), [("llama", 4), ("llama-grouped", 4), ("qwen3", 6), ("gpt2", 0)])

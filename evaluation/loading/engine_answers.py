@@ -1,0 +1,181 @@
+"""Answers of any engine, from a JSONL file to token ids.
+
+A line is an answer in Spec-Bench's format, as this project's records are, to a question of a bench; or it has a prompt
+(prompt_token_ids, messages or prompt) and what was said (token_ids or text, perhaps in choices), by the names of
+OpenAI's and vLLM's interfaces. Ids count where there are both; text alone is tokenised together with its prompt.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from model.errors import UserError, one_line
+
+from ..records.questions import Question
+from ..records.rows import Row, Schema, fault, misfit
+from .bench import CHAT, answer_text, prompt_text
+from .models import LoadedModel
+
+PROMPT_IDS, SAID_IDS = ("prompt_token_ids", "prompt_ids"), ("token_ids", "output_ids", "ids")
+FIELDS: Schema = dict.fromkeys((*PROMPT_IDS, *SAID_IDS), (1, (int,))) | {"messages": (1, (dict,))}
+FIELDS |= {"prompt": (0, (str,)), "text": (0, (str,)), "max_tokens": (0, (int,)), "temperature": (0, (int, float))}
+
+
+@dataclass(frozen=True)
+class EngineAnswer:
+    """An answer as token ids.
+
+    Attributes:
+        where: file and line; name: its question, as printed.
+        ids: of the answer, up to its first EOS; behind: how many more the file has.
+        remade: the file has its text alone.
+        finish: "stop" (the engine says that EOS ended it), "length", another word of the file's, or empty.
+        limit: the most new tokens that were asked for; None: unknown.
+    """
+
+    where: str
+    name: str
+    prompt: list[int]
+    ids: list[int]
+    behind: int
+    remade: bool
+    finish: str
+    limit: int | None
+
+
+def read_requests(path: Path, questions: Mapping[Any, Question]) -> list[tuple[str, Row]]:
+    """Return file and line of each answer, and its prompt and what was said by the names of FIELDS.
+
+    Args:
+        questions: by id, of the bench that answers in Spec-Bench's format are to.
+
+    Raises:
+        UserError: a line that cannot be audited, by file and line; no answer.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8-sig").split("\n")  # not at U+2028 and others, which are text
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"answer file {path} cannot be read ({one_line(error)})") from None
+    requests: list[tuple[str, Row]] = []
+    for number, line in enumerate(lines, start=1):
+        where = f"{path}:{number}"
+        try:
+            row = json.loads(line) if line.strip() else {"choices": []}
+        except (ValueError, RecursionError):
+            raise UserError(f"{where}: not JSON, cut short?") from None
+        choices = row.get("choices", [{}]) if isinstance(row, dict) else None
+        if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
+            raise UserError(f"{where}: must be a JSON object, its choices a list of objects")
+        read = _turns(row, questions) if choices and "turns" in choices[0] else _choices({"id": number} | row, choices)
+        try:
+            requests += ((where, request) for request in read)
+        except UserError as error:
+            raise UserError(f"{where}: {error}") from None
+    if not requests:
+        raise UserError(f"answer file {path}: holds no answer")
+    return requests
+
+
+def _turns(row: Row, questions: Mapping[Any, Question]) -> Iterator[Row]:
+    """Yield each turn of a line in Spec-Bench's format."""
+    if why := fault(row):
+        raise UserError(why)
+    number = row["question_id"]
+    if number not in questions:
+        raise UserError(f"question {number}: its text is not known; name its bench: --bench NAME")
+    question = questions[number]
+    if row.get("question_sha256") not in (None, question.sha256):
+        raise UserError(f"question {number} has another text in this bench")
+    for index, choice in enumerate(row["choices"]):
+        messages, stops = list[Row](), choice.get("stop") or [""] * len(question.turns)
+        turns = zip(question.turns, choice.get("output_ids") or choice["turns"], stops, strict=False)
+        for turn, (asked, said, stop) in enumerate(turns, start=1):
+            messages = [*messages, {"role": "user", "content": asked}]
+            name = f"{number}, turn {turn}" + f", answer {index + 1}" * (index > 0)
+            kind = "text" if isinstance(said, str) else "token_ids"
+            yield from _choices({"id": name, "messages": messages, "stop": stop}, [{kind: said}])
+            messages = [*messages, {"role": "assistant", "content": said}]
+
+
+def _choices(row: Row, choices: list[Row]) -> Iterator[Row]:
+    """Yield each choice of a line with what the line says of all; a line without choices is its only one."""
+    for index, choice in enumerate(choices):
+        message = choice.get("message") or {}  # of chats
+        request = row | {"text": message.get("content", row.get("text"))} | choice
+        request["id"] = f"{row['id']}, answer {index + 1}" if index else row["id"]
+        if isinstance(request.get("prompt"), list):
+            request |= {"prompt": None, "prompt_token_ids": request.get("prompt_token_ids") or request["prompt"]}
+        if why := misfit(request, FIELDS):
+            raise UserError(why)
+        if request.get("temperature"):
+            raise UserError(f"temperature {request['temperature']}: an audit is of greedy answers")
+        if all(request.get(key) is None for key in (*PROMPT_IDS, "messages", "prompt")):
+            raise UserError("has no prompt: prompt_token_ids, messages or prompt")
+        more = request["text"] is None or message.get("tool_calls") or message.get("reasoning_content")
+        if more and all(request.get(key) is None for key in SAID_IDS):
+            raise UserError("has neither token_ids nor an answer that is its text alone")
+        yield request
+
+
+def tokenised(where: str, request: Row, loaded: LoadedModel) -> EngineAnswer:
+    """Return an answer's token ids.
+
+    Raises:
+        UserError: messages that no template takes, ids outside the vocabulary, more tokens than the context.
+    """
+    prompt, ids = (
+        next((request[key] for key in keys if request.get(key) is not None), None) for keys in (PROMPT_IDS, SAID_IDS)
+    )
+    remade, tokenizer, whole = ids is None, loaded.tokenizer, list[int]()
+    if prompt is None:
+        text, with_answer, special = _texts(where, request, loaded)
+        prompt, whole = (list(tokenizer(t, add_special_tokens=special).input_ids) for t in (text, with_answer))
+    if ids is None:  # an engine's answer begins with a token of its own
+        joined = whole[: len(prompt)] == prompt
+        ids = whole[len(prompt) :] if joined else tokenizer(request["text"], add_special_tokens=False).input_ids
+    end = next((place for place, token in enumerate(ids, start=1) if token in loaded.eos), len(ids))
+    known, most = loaded.target.vocab_size, loaded.target.context
+    if not prompt or not all(0 <= token < known for token in (*prompt, *ids)):
+        raise UserError(f"{where}: its prompt is empty, or ids are outside the vocabulary of {known}")
+    if len(prompt) + end > most:
+        raise UserError(f"{where}: {len(prompt) + end} tokens, and the context has {most}; say model.context=N")
+    stop = request.get("stop")  # this project's word, or in a request to OpenAI the texts that were to end the answer
+    finish = request.get("finish_reason") or {"eos": "stop", "length": "length"}.get(str(stop), "")
+    if finish == "stop" and (request.get("stop_reason") is not None or (stop and stop != "eos")):
+        finish = "a stop text, perhaps"
+    limit, name = request.get("max_tokens"), one_line(ValueError(str(request["id"])))[:40]
+    return EngineAnswer(where, name, prompt, list(ids[:end]), len(ids) - end, remade, str(finish), limit)
+
+
+def _texts(where: str, request: Row, loaded: LoadedModel) -> tuple[str, str, bool]:
+    """Return a prompt's text, it and the answer's text, and whether the tokenizer adds special tokens (BOS) to it."""
+    tokenizer, template, said = loaded.tokenizer, loaded.template, request.get("text") or ""
+    messages, bos = request.get("messages"), tokenizer.bos_token
+    if messages is None:
+        text = request["prompt"]
+        special = request.get("add_special_tokens", True) and not (bos and text.startswith(bos))
+        return text, text + said, bool(special)
+    messages = [
+        turn | {"content": answer_text(template, tokenizer, turn["content"])}
+        if turn.get("role") == "assistant" and isinstance(turn.get("content"), list)
+        else turn
+        for turn in messages
+    ]
+    try:
+        if template == CHAT:
+            options = {"tools": request.get("tools"), **(request.get("chat_template_kwargs") or {})}
+            text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **options)
+            return text, text + said, False
+        roles = [turn["role"] for turn in messages]
+        turns, answers = ([t["content"] for t in messages if t["role"] == role] for role in ("user", "assistant"))
+        if roles != ["user", "assistant"] * len(answers) + ["user"]:
+            raise ValueError("it takes a user's and an assistant's in turn")
+        text, whole = (prompt_text(template, tokenizer, turns, [*answers, *more]) for more in ([], [said]))
+    except Exception as error:  # whatever the template objects to, and jinja2's own
+        raise UserError(f"{where}: {template} refuses its messages ({one_line(error)[:200]})") from None
+    end = whole.find(said, len(text)) + len(said)  # behind a space, as the template has it
+    return text, whole[:end] if whole.startswith(text) and not said[:1].isspace() else text + said, True
