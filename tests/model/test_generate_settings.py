@@ -20,7 +20,9 @@ from model.errors import UserError
 from model.files import ROOT
 from model.generate import ATTRIBUTE, DRAWS, IRRELEVANT, OUTPUTS, PROCESSORS, READ, REFUSED, Generate, undecided
 from model.methods import make_method
+from model.tuning import Execution
 from tests.conftest import greedy, toy_model
+from tests.model.engine.fake_graphs import FakeGraphs
 from tests.model.test_decoder import layer_types
 
 FIELDS = {name for name in vars(GenerationConfig()) if not name.startswith("_")}
@@ -222,6 +224,16 @@ def test_what_was_learnt_outlives_a_longer_text_and_another_model(monkeypatch):
     (target,) = vars(first)[ATTRIBUTE].targets.values()
     seen = learnt.any(-1)
     assert target.context > 32 and bool(seen.any()) and bool(kept.any(-1)[seen].all())
+
+
+@pytest.mark.parametrize(("settings", "captured"), [({"top_p": 0.9, "top_k": 20}, True), ({"typical_p": 0.9}, False)])
+def test_what_models_mostly_sample_with_takes_captured_steps(settings, captured, monkeypatch):
+    """Qwen's and Llama's own settings are such; what reads the text is eager."""
+    graphs, model = FakeGraphs(monkeypatch), toy_model("llama")
+    monkeypatch.setattr(generate_settings, "choose_execution", lambda target, name: Execution("graph", "a trial"))
+    monkeypatch.setattr(Target, "check_execution", lambda target, name: name)
+    answer({"max_new_tokens": 20, "do_sample": True, **settings}, model, custom_generate=Generate("vanilla"))
+    assert (len(graphs.captured), graphs.replays) == ((1, 19) if captured else (0, 0))
 
 
 def test_longer_and_longer_texts_are_served_by_few_targets(monkeypatch):

@@ -10,6 +10,7 @@ from model.decoder import Decoder
 from model.engine import Draft, Target, decode
 from model.engine.kernels import SDPA_GROUPED, GroupedAttention
 from model.errors import UserError
+from model.methods.vanilla import Vanilla
 from model.recycling import TokenRecycling, build_template
 from tests.conftest import toy_model
 
@@ -46,6 +47,22 @@ def test_a_model_is_left_as_it_was_found(execution):
     with pytest.raises(UserError, match="max_new_tokens"):
         Decoder(model).generate(prompt, max_new_tokens=0)
     assert model.config._attn_implementation == "sdpa"
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_cudnns_attention_is_off_during_our_forwards_alone(before, monkeypatch):
+    """And stays as its user wants it."""
+    model, seen, enabled = toy_model("llama"), [], torch.backends.cuda.cudnn_sdp_enabled
+    target, default = Target(model), enabled()
+    monkeypatch.setattr(target._grouped, "_on_gpu", True)
+    model.model.layers[0].register_forward_pre_hook(lambda *given: seen.append(enabled()))
+    torch.backends.cuda.enable_cudnn_sdp(before)
+    try:
+        for _ in decode(target, Vanilla(target.device).session(), [5, 6, 7], max_new_tokens=5):
+            assert enabled() == before
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(default)
+    assert len(seen) == 5 and not any(seen)
 
 
 def test_what_is_not_on_a_cpu_or_changes_the_scores_goes_to_sdpa():

@@ -78,6 +78,8 @@ def test_candidates_are_found_with_the_forward_that_a_draft_is_fed_into(monkeypa
     monkeypatch.setattr("model.engine.step.candidates_of", None)  # would fail if it were called
     answer = generate(target, drafter, [5, 6, 7], max_new_tokens=30, execution="static").tokens
     assert answer == greedy(target.model, [5, 6, 7], 30)
+    (steps,) = drafter.executors.values()
+    assert all(step.logits is None for step, _ in steps._steps.values()), "a captured step would hold them for good"
 
 
 def test_steps_are_made_once_and_anew_for_another_cache():
