@@ -74,6 +74,7 @@ def test_words_wrap_and_a_deep_rejected_draft_ends_in_dots():
     chain = [((0,) * depth, " token", depth < 3) for depth in range(30)]
     root, texts, _ = drawn(Picture([(text, 1) for text in words], [], [4], 1, chain))
     assert float(root.get("width")) == round(WIDTH)
+    assert all(float(text.get("x")) + float(text.get("textLength", 0)) <= WIDTH for text in texts)
     lines = {}
     for text in texts[7:]:
         if text.get("class") == "":
