@@ -34,7 +34,7 @@ def test_every_experiment_composes_for_vicuna_and_states_its_command(name):
         "smollm2": "spec_bench",
         "curves": "vicuna-7b-spec_bench",
     }  # in their names
-    suffixes |= {"dynamic_tree": suffixes["curves"], "rivals": suffixes["curves"]}
+    suffixes |= dict.fromkeys(("dynamic_tree", "rivals", "speed"), suffixes["curves"])
     folder = f"{name}-{suffixes[name]}" if name in suffixes else name
     assert (cfg.name, cfg.repeats, cfg.model.name, cfg.model.path) == (folder, 3, "vicuna-7b", "here")
     assert (smoke.repeats, smoke.bench.per_category, smoke.max_new_tokens) == (1, 1, 48)
