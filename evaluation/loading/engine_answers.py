@@ -117,6 +117,8 @@ def _choices(row: Row, choices: list[Row]) -> Iterator[Row]:
             raise UserError(f"temperature {request['temperature']}: an audit is of greedy answers")
         if all(request.get(key) is None for key in ("prompt_token_ids", "messages", "prompt")):
             raise UserError("has no prompt: prompt_token_ids, messages or prompt")
+        if request.get("prompt_token_ids") is None and (request.get("tools") or request.get("chat_template_kwargs")):
+            raise UserError("tools and options of a chat template are not rendered: give prompt_token_ids")
         partial = request["text"] is None or message.get("tool_calls") or message.get("reasoning_content")
         if partial and request["token_ids"] is None:
             raise UserError("has neither token_ids nor an answer that is its text alone")

@@ -219,6 +219,7 @@ def test_texts_in_spec_benchs_format(audited, rows, tmp_path):
         ({"prompt": [], "token_ids": [7]}, "its prompt is empty"),
         ({"prompt": [7] * 4000, "token_ids": [7] * 97}, "4097 tokens, and the context has 4096"),
         ({"messages": [{"role": "system", "content": "x"}], "text": "x"}, "vicuna_v1.1 refuses its messages"),
+        ({"messages": [{"role": "user", "content": "x"}], "text": "x", "tools": [{}]}, "give prompt_token_ids"),
         ({"messages": [{"role": "user"}], "text": "x"}, "vicuna_v1.1 refuses its messages"),
         ({"question_id": 1, "choices": [{"turns": ["x"]}]}, "new_tokens: must be"),
     ],
