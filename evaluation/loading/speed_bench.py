@@ -46,7 +46,10 @@ def _row(row: Any, where: str) -> Any:
         known = ", ".join((*QUALITATIVE, *THROUGHPUT))
         raise UserError(f"{where}: category {category!r} is none of SPEED-Bench's ({known}); is this its file?")
     if isinstance(messages, list):
-        row = row | {"turns": [m.get("content") if isinstance(m, dict) else m for m in messages]}
+        said = [message if isinstance(message, dict) else {} for message in messages]
+        if any(message.get("role", "user") != "user" for message in said):  # it would be asked as a question
+            raise UserError(f"{where}: a message's role is not user; SPEED-Bench has no other; is this its file?")
+        row = row | {"turns": [message.get("content") for message in said]}
     return row | {"category": f"{PREFIX}{category}"} if isinstance(category, str) else row
 
 

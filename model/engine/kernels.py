@@ -116,7 +116,7 @@ class CompiledKernels:
 
     def __init__(self, model: Any, backend: Any = "inductor") -> None:
         self._swaps: list[tuple[dict[str, Any], str, Callable[..., Any]]] = []  # in which names, as what
-        self._found: list[Any] = []  # there, before; None where nothing was
+        self._found: list[list[Any]] = []  # there, before each `with`; None where nothing was
         compiled: dict[Any, Callable[..., Any]] = {}
 
         def swap(where: dict[str, Any], name: str, own: Any, *bound: Any) -> None:
@@ -138,12 +138,12 @@ class CompiledKernels:
 
     def __enter__(self) -> None:
         _swapping.acquire()
-        self._found = [where.get(name) for where, name, _ in self._swaps]
+        self._found.append([where.get(name) for where, name, _ in self._swaps])
         for where, name, call in self._swaps:
             where[name] = call
 
     def __exit__(self, *error: object) -> None:
-        for (where, name, _), found in zip(self._swaps, self._found, strict=True):
+        for (where, name, _), found in zip(self._swaps, self._found.pop(), strict=True):
             if found is None:
                 del where[name]
             else:

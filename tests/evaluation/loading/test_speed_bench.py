@@ -14,6 +14,7 @@ from model.errors import UserError
 from tests.evaluation.conftest import answers_in
 
 HIDDEN = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING SPECDEC_BENCH"  # as published
+SYSTEM = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why?"}]
 TURNS = {"coding": ["Write f.", "Test it."], "qa": ["Why?"], "summarization": [f"{HIDDEN}\n\nSum up {{article}}"]}
 
 
@@ -67,6 +68,7 @@ def test_placeholders_are_refused_counted_or_left_out(tmp_path):
         ({"question_id": 1, "category": "translation", "turns": ["a"]}, "'translation' is none of SPEED-Bench's"),
         ({"question_id": "1", "category": "qa", "messages": [{"role": "user"}]}, "q.jsonl:1: 'turns' must hold"),
         ({"question_id": "1", "category": "qa", "messages": "text"}, "q.jsonl:1: 'turns' is missing"),
+        ({"question_id": "1", "category": "qa", "messages": SYSTEM}, "q.jsonl:1: a message's role is not user"),
         ([1], "q.jsonl:1: not a JSON object"),
     ],
 )

@@ -131,6 +131,16 @@ def test_an_error_inside_leaves_the_model_as_it_was(compiled):
     assert not any("forward" in vars(module) for module in model.modules())
 
 
+def test_entered_twice_by_a_thread_it_leaves_the_model_as_it_was(compiled):
+    """As where a hook inside a captured step decodes with the same model."""
+    model, own = toy_model("llama"), modeling_llama.apply_rotary_pos_emb
+    kernels = CompiledKernels(model, compiled)
+    with kernels, kernels:
+        assert modeling_llama.apply_rotary_pos_emb is not own
+    assert modeling_llama.apply_rotary_pos_emb is own
+    assert not any("forward" in vars(module) for module in model.modules())
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
 @pytest.mark.parametrize("kind", ["llama-grouped", "qwen3"])
