@@ -130,21 +130,21 @@ def judge(answer: EngineAnswer, forced: Forced, tie: float, loaded: LoadedModel)
         return visible(json.dumps(loaded.tokenizer.decode([token]), ensure_ascii=False))[:40]
 
     ended, ends = bool(loaded.eos.intersection(answer.ids[-1:])), forced.own[-1] in loaded.eos
-    stops, count = answer.finish == "stop" and not ended, len(answer.ids)
-    said = [*answer.ids, forced.own[-1] if ends else END] if stops else answer.ids
+    said = list(answer.ids)
+    if stops := answer.finish == "stop" and not ended:  # a place of its own, where EOS is not in the ids
+        said.append(forced.own[-1] if ends else END)
     apart = [i for i, (one, own) in enumerate(zip(said, forced.own, strict=False)) if one != own]
     wrong = [i for i in apart if not forced.gaps[i] <= tie]  # NaN is wrong
     words = [f"{len(wrong)} wrong, the first ones:"] if len(wrong) > SHOWN else []
     for i in (wrong or apart)[:SHOWN]:
         token = "the end" if said[i] == END else spelt(said[i])
         words.append(f"token {i + 1} is {token}, the model's {spelt(forced.own[i])} (gap {forced.gaps[i]:.3g})")
-    if not (ended or ends or stops) and count < (answer.limit or (0 if answer.finish == "length" else math.inf)):
+    at_limit = answer.finish == "length" if answer.limit is None else len(answer.ids) >= answer.limit
+    if not (ended or ends or stops or at_limit):
         words.append(f"ends early ({visible(answer.finish)[:30] or 'no reason given'}), the model goes on")
     words += [f"{answer.behind} tokens behind EOS are left out"] if answer.behind else []
-    close, ties = (
-        sum(margin <= tie for margin in forced.margins[: len(said)]),
-        [forced.gaps[i] for i in apart if i not in wrong],
-    )
+    close = sum(margin <= tie for margin in forced.margins[: len(said)])
+    ties = [forced.gaps[i] for i in apart if i not in wrong]
     return Judged(answer, len(said), close, ties, [forced.gaps[i] for i in wrong], "; ".join(words))
 
 
@@ -192,7 +192,8 @@ def table_of(judged: Sequence[Judged]) -> list[str]:
 
 def verdict(judged: Sequence[Judged], dtype: str) -> list[str]:
     """Say whether the answers are the model's own, and what that rests on."""
-    ties, wrong = ([gap for one in judged for gap in getattr(one, kind)] for kind in ("ties", "wrong"))
+    ties = [gap for one in judged for gap in one.ties]
+    wrong = [gap for one in judged for gap in one.wrong]
     places, close = sum(one.places for one in judged), sum(one.close for one in judged)
     near = f"{len(ties)} near ties at {close} places where two logits are so close"
     near += f", the widest {max(ties):.2g}" if ties else ""

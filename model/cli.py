@@ -240,7 +240,7 @@ def generate(decoder: Decoder, prompts: list[str], given: argparse.Namespace, sa
     start = time.perf_counter()
     answers: list[Answer] = []
     for answer in decoder.answers(chats, max_new_tokens=given.max_new_tokens, sampling=sampling):
-        show(prompts[len(answers)], answer, given.jsonl)
+        show(prompts[len(answers)], answer, given)
         answers.append(answer)
     if not given.quiet:
         print(summary(decoder, answers, time.perf_counter() - start), file=sys.stderr)
@@ -257,10 +257,11 @@ def summary(decoder: Decoder, answers: list[Answer], seconds: float) -> str:
     return says
 
 
-def show(prompt: str, answer: Answer, jsonl: bool) -> None:
+def show(prompt: str, answer: Answer, given: argparse.Namespace) -> None:
     """Print an answer: exact, except that a terminal gets control characters as escapes."""
-    if jsonl:
-        print(visible(json.dumps({"prompt": prompt, **asdict(answer)}, ensure_ascii=False)), flush=True)
+    if given.jsonl:
+        chat = {} if given.raw else {"messages": [{"role": "user", "content": prompt}]}  # got the template
+        print(visible(json.dumps({"prompt": prompt, **chat, **asdict(answer)}, ensure_ascii=False)), flush=True)
     else:
         print(visible(answer.text) if sys.stdout.isatty() else answer.text, flush=True)
 

@@ -20,9 +20,10 @@ from ..records.rows import Row, Schema, fault, misfit
 from .bench import CHAT, answer_text, prompt_text
 from .models import LoadedModel
 
-PROMPT_IDS, SAID_IDS = ("prompt_token_ids", "prompt_ids"), ("token_ids", "output_ids", "ids")
-FIELDS: Schema = dict.fromkeys((*PROMPT_IDS, *SAID_IDS), (1, (int,))) | {"messages": (1, (dict,))}
-FIELDS |= {"prompt": (0, (str,)), "text": (0, (str,)), "max_tokens": (0, (int,)), "temperature": (0, (int, float))}
+FIELDS: Schema = {
+    **{"prompt_token_ids": (1, (int,)), "messages": (1, (dict,)), "prompt": (0, (str,))},
+    **{"token_ids": (1, (int,)), "text": (0, (str,)), "max_tokens": (0, (int,)), "temperature": (0, (int, float))},
+}
 
 
 @dataclass(frozen=True)
@@ -107,16 +108,19 @@ def _choices(row: Row, choices: list[Row]) -> Iterator[Row]:
         message = choice.get("message") or {}  # of chats
         request = row | {"text": message.get("content", row.get("text"))} | choice
         request["id"] = f"{row['id']}, answer {index + 1}" if index else row["id"]
+        request.setdefault("token_ids", request.get("ids"))  # as `token-recycling generate` calls them
         if isinstance(request.get("prompt"), list):
             request |= {"prompt": None, "prompt_token_ids": request.get("prompt_token_ids") or request["prompt"]}
         if why := misfit(request, FIELDS):
             raise UserError(why)
         if request.get("temperature"):
             raise UserError(f"temperature {request['temperature']}: an audit is of greedy answers")
-        if all(request.get(key) is None for key in (*PROMPT_IDS, "messages", "prompt")):
+        if all(request.get(key) is None for key in ("prompt_token_ids", "messages", "prompt")):
             raise UserError("has no prompt: prompt_token_ids, messages or prompt")
-        more = request["text"] is None or message.get("tool_calls") or message.get("reasoning_content")
-        if more and all(request.get(key) is None for key in SAID_IDS):
+        if request.get("prompt_token_ids") is None and (request.get("tools") or request.get("chat_template_kwargs")):
+            raise UserError("tools and options of a chat template are not rendered: give prompt_token_ids")
+        partial = request["text"] is None or message.get("tool_calls") or message.get("reasoning_content")
+        if partial and request["token_ids"] is None:
             raise UserError("has neither token_ids nor an answer that is its text alone")
         yield request
 
@@ -127,9 +131,7 @@ def tokenised(where: str, request: Row, loaded: LoadedModel) -> EngineAnswer:
     Raises:
         UserError: messages that no template takes, ids outside the vocabulary, more tokens than the context.
     """
-    prompt, ids = (
-        next((request[key] for key in keys if request.get(key) is not None), None) for keys in (PROMPT_IDS, SAID_IDS)
-    )
+    prompt, ids = request.get("prompt_token_ids"), request["token_ids"]
     remade, tokenizer, whole = ids is None, loaded.tokenizer, list[int]()
     if prompt is None:
         text, with_answer, special = _texts(where, request, loaded)
@@ -157,8 +159,7 @@ def _texts(where: str, request: Row, loaded: LoadedModel) -> tuple[str, str, boo
     messages, bos = request.get("messages"), tokenizer.bos_token
     if messages is None:
         text = request["prompt"]
-        special = request.get("add_special_tokens", True) and not (bos and text.startswith(bos))
-        return text, text + said, bool(special)
+        return text, text + said, not (bos and text.startswith(bos))
     messages = [
         turn | {"content": answer_text(template, tokenizer, turn["content"])}
         if turn.get("role") == "assistant" and isinstance(turn.get("content"), list)
@@ -167,8 +168,7 @@ def _texts(where: str, request: Row, loaded: LoadedModel) -> tuple[str, str, boo
     ]
     try:
         if template == CHAT:
-            options = {"tools": request.get("tools"), **(request.get("chat_template_kwargs") or {})}
-            text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **options)
+            text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
             return text, text + said, False
         roles = [turn["role"] for turn in messages]
         turns, answers = ([t["content"] for t in messages if t["role"] == role] for role in ("user", "assistant"))

@@ -21,7 +21,6 @@ from ..structures import MAX_NODES, check_whole
 from ..structures.suffix_trie import Drafted, GrowingText, Limits, SuffixTrie
 
 BEGINS = -1  # in the log: not a token, the answer begins
-MOST_FORGOTTEN = 65536  # entries of forgotten answers that the log may have, and half of all others
 
 
 class SuffixDecoding(Drafter):
@@ -91,31 +90,17 @@ class Answers:
 
     def reset(self) -> None:
         self.texts: dict[int, GrowingText] = {}
-        self._read([])
-
-    def _read(self, log: list[list[int]]) -> None:
-        """Begin anew with a log."""
-        self.texts.clear()
         self.trie = SuffixTrie(self.depth)
-        self._log, self._forgotten = array("i"), 0  # pairs: an answer's number, and its next token or BEGINS
-        for number, token in log:
-            if token == BEGINS:
-                self.begin(number)
-            else:
-                self.extend(number, [token])
+        self._log = array("i")  # pairs: an answer's number, and its next token or BEGINS
 
-    def begin(self, number: int | None = None) -> int:
+    def begin(self) -> int:
         """Start an answer and return its number. The oldest one is forgotten if there are too many, even if it runs."""
-        number = next(reversed(self.texts), -1) + 1 if number is None else number
+        number = next(reversed(self.texts), -1) + 1
         if self.most:
             self._log.extend((number, BEGINS))
             self.texts[number] = GrowingText()
         if len(self.texts) > self.most:
-            oldest = self.texts.pop(next(iter(self.texts)))
-            self.trie.remove(oldest)
-            self._forgotten += 1 + len(oldest.tokens)
-            if self._forgotten > MOST_FORGOTTEN + len(self._log) // 4:  # half of the log
-                self._read([entry for entry in self._pairs().tolist() if entry[0] in self.texts])
+            self.trie.remove(self.texts.pop(next(iter(self.texts))))
         return number
 
     def extend(self, number: int, tokens: list[int]) -> None:
@@ -125,12 +110,9 @@ class Answers:
             for token in tokens:
                 self._log.extend((number, token))
 
-    def _pairs(self) -> torch.Tensor:
-        return torch.from_numpy(np.array(self._log, dtype=np.int32)).view(-1, 2)
-
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """`answers`, int32 (n, 2): the log."""
-        return {"answers": self._pairs()} if self.most else {}
+        """`answers`, int32 (n, 2): the log, which only grows; answers that it forgot are forgotten again."""
+        return {"answers": torch.from_numpy(np.array(self._log, dtype=np.int32)).view(-1, 2)} if self.most else {}
 
     def check_state(self, state: dict[str, torch.Tensor]) -> None:
         log = state.get("answers", torch.zeros(0))
@@ -141,8 +123,11 @@ class Answers:
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         self.reset()
-        if self.most:
-            self._read(state["answers"].tolist())
+        for number, token in state["answers"].tolist() if self.most else ():
+            if token == BEGINS:
+                self.begin()
+            else:
+                self.extend(number, [token])
 
 
 class SuffixDecodingSession(Session):

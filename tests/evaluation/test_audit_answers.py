@@ -14,6 +14,7 @@ from evaluation.loading.forcing import force
 from evaluation.loading.models import load_model
 from evaluation.loading.settings import ModelSettings
 from evaluation.running import progress
+from model import cli
 from model.engine import Target, target
 from model.files import ROOT
 from tests.conftest import greedy, toy_model
@@ -77,7 +78,7 @@ def test_right_answers_in_every_form(audited, rows):
         [only(row, "token_ids", prompt=row["prompt_token_ids"]) for row in rows],
         [only(row, "token_ids", prompt=f"<s>{row['prompt']}") for row in rows],
         [only(row, "token_ids", messages=chat) for row, chat in zip(rows, chats, strict=True)],
-        [only(row, prompt=row["prompt"], choices=[{"output_ids": row["token_ids"]}]) for row in rows],
+        [only(row, prompt=row["prompt"], choices=[{"token_ids": row["token_ids"]}]) for row in rows],
     ):
         outcome = audited(forms)
         assert outcome.code == 0, outcome.err
@@ -95,15 +96,17 @@ def test_right_answers_in_every_form(audited, rows):
         assert counts(outcome)[0] == (len(rows[0]["token_ids"]),) * 2 + (0, 0), "EOS, which is not in the text, counts"
 
 
-def test_bos_is_as_the_file_says(audited, rows):
-    without = [row["prompt_token_ids"][1:] for row in rows]
-    model = model_in(torch.float32)
-    lines = [
-        {"prompt": row["prompt"], "add_special_tokens": False, "token_ids": greedy(model, ids, 8, [2]), "max_tokens": 8}
-        for row, ids in zip(rows, without, strict=True)
-    ]
-    assert audited(lines).code == 0
-    assert audited([row | {"add_special_tokens": True} for row in lines]).code == 1
+@pytest.mark.parametrize("more", [[], ["--raw"]])
+def test_output_of_the_command_line(audited, capsys, more):
+    """With the template, which makes messages of the prompt, and without."""
+    cli.main(["generate", str(PATH), "--prompt", QUESTIONS[0], "--max-new-tokens", "20", "--jsonl", *more])
+    (line,) = capsys.readouterr().out.splitlines()
+    outcome = audited([line])
+    assert outcome.code == 0 and counts(outcome) == [(len(json.loads(line)["ids"]),) * 2 + (0, 0)], outcome.out
+    assert "text alone" not in outcome.out and "ends early" not in outcome.out
+
+
+def test_bos_is_added_once():
     loaded = load_model(ModelSettings("embedded", "data/embedded"))
     once, again = ({"id": 1, "prompt": prompt, "token_ids": [7]} for prompt in ("hello", "<s>hello"))
     first, second = (tokenised("a:1", row, loaded).prompt for row in (once, again))
@@ -216,6 +219,7 @@ def test_texts_in_spec_benchs_format(audited, rows, tmp_path):
         ({"prompt": [], "token_ids": [7]}, "its prompt is empty"),
         ({"prompt": [7] * 4000, "token_ids": [7] * 97}, "4097 tokens, and the context has 4096"),
         ({"messages": [{"role": "system", "content": "x"}], "text": "x"}, "vicuna_v1.1 refuses its messages"),
+        ({"messages": [{"role": "user", "content": "x"}], "text": "x", "tools": [{}]}, "give prompt_token_ids"),
         ({"messages": [{"role": "user"}], "text": "x"}, "vicuna_v1.1 refuses its messages"),
         ({"question_id": 1, "choices": [{"turns": ["x"]}]}, "new_tokens: must be"),
     ],
