@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import inspect
 import json
 import sys
@@ -95,33 +96,23 @@ class Chat:
             raise UserError(f"the chat has {len(prompt)} tokens, more than the context takes; /reset forgets it")
         sampling = replace(self.sampling, seed=self.sampling.seed + len(self.turns))
         steps = decoder.stream(prompt, max_new_tokens=self.max_new_tokens, sampling=sampling)
-        lengths: list[int] = []
-        times = [time.perf_counter()]
         ended: Generation | None = None  # None if it was stopped
 
         def taken() -> Iterator[StepRecord]:
             nonlocal ended
             ended = yield from steps
 
-        def counted(step: StepRecord) -> StepRecord:
-            lengths.append(step.accepted)
-            times.append(time.perf_counter())
-            return step
-
         with closing(steps), suppress(KeyboardInterrupt):
-            for piece, length in pieces(map(counted, taken()), decoder.text_of):
+            for piece, length in pieces(taken(), decoder.text_of):
                 text += piece
                 shown = visible(piece)
                 self._put(f"\033[{COLOURS[min(length, len(COLOURS)) - 1]}m{shown}\033[0m" if self.colours else shown)
         self._put("\n")
         self.turns.append({"role": "assistant", "content": text})
-        if self.colours and len(lengths) > 1:
-            # the first step's time is the prefill's
-            seconds = times[-1] - times[1] if ended is None else ended.decode_s
-            first = f"first token after {times[1] - times[0]:.1f} s"
-            setup = f"; {ended.setup_s:.1f} s of setup" if ended is not None and ended.setup_s else ""
-            speed = f"{sum(lengths[1:]) / seconds:.1f} tokens/s"
-            self._note(f"MAT {sum(lengths) / len(lengths):.2f}, {speed}; {first}{setup}")
+        if self.colours and ended is not None and len(lengths := ended.accept_lengths) > 1:
+            setup = f"; {ended.setup_s:.1f} s of setup" if ended.setup_s else ""
+            speed = f"{sum(lengths[1:]) / ended.decode_s:.1f} tokens/s; first token after {ended.prefill_s:.1f} s"
+            self._note(f"MAT {sum(lengths) / len(lengths):.2f}, {speed}{setup}")
 
     def _put(self, text: str) -> None:
         self.out.write(text)
@@ -229,6 +220,7 @@ def run(given: argparse.Namespace) -> None:
     prompts = prompts_of(given) if given.command == "generate" else []
     logging.set_verbosity_error()  # notes and bars would mix with the answer
     logging.disable_progress_bar()
+    gc.freeze()  # what is imported stays: looking through it for garbage took half a second of loading
     options = {name: value for name, value in vars(given).items() if name in NO_SETTINGS - {"model"}}
     decoder = Decoder.from_pretrained(given.model, **options, **settings_of(given.set, "--set"))
     if given.command == "generate":

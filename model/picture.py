@@ -6,10 +6,11 @@ What a model wrote is escaped. Colours follow the reader's light or dark scheme.
 from __future__ import annotations
 
 import html
+import json
 import re
 import unicodedata
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from .decoder import Decoder, Prompt, pieces
@@ -51,47 +52,41 @@ class Picture:
     nodes: list[tuple[RankPath, str, bool]]
 
     @classmethod
-    def watch(cls, decoder: Decoder, prompt: Prompt, *, max_new_tokens: int = 96, step: int | None = None) -> Picture:
-        """Decode a prompt, greedily, and keep what is drawn; by default of the first step that accepted most."""
+    def watch(cls, decoder: Decoder, prompt: Prompt, *, max_new_tokens: int = 96) -> Picture:
+        """Decode a prompt, greedily, and keep what is drawn; the draft is of the first step that accepted most."""
         with decoder.target.turns:
             session: Any = decoder.method.session()
-        observe, seen = session.observe, []
+        observe, steps = session.observe, list[StepRecord]()
+        drafts: dict[int, list[tuple[RankPath, str, bool]]] = {}
 
         def watched(verification: Any) -> None:
             draft, path = verification.draft, set(verification.path)
-            rows = zip(draft.tree.rank_paths, draft.tokens.tolist(), strict=True)
-            seen.append([(ranks, decoder.text_of([t]), node in path) for node, (ranks, t) in enumerate(rows)])
+            rows = enumerate(zip(draft.tree.rank_paths, draft.tokens.tolist(), strict=True))
+            drafts[len(steps) + 1] = [(ranks, decoder.text_of([t]), node in path) for node, (ranks, t) in rows]
             observe(verification)
 
         session.observe = watched
-        drafts: dict[int, list[tuple[RankPath, str, bool]]] = {}
-        steps: list[StepRecord] = []
-        for record in decode(
-            decoder.target, session, decoder.ids_of(prompt), max_new_tokens=max_new_tokens, eos=decoder.eos
-        ):
+        ids = decoder.ids_of(prompt)
+        for record in decode(decoder.target, session, ids, max_new_tokens=max_new_tokens, eos=decoder.eos):
             steps.append(record)
-            drafts |= {len(steps): draft for draft in seen}
-            seen.clear()
-        ids, lengths = [token for record in steps for token in record.tokens], [record.accepted for record in steps]
-        chosen = step or max(drafts, key=lambda number: sum(ok for _, _, ok in drafts[number]), default=0)
-        return cls(list(pieces(steps, decoder.text_of)), ids, lengths, chosen, drafts.get(chosen, []))
+        step = max(drafts, key=lambda number: sum(ok for _, _, ok in drafts[number]), default=0)
+        tokens, lengths = [token for record in steps for token in record.tokens], [s.accepted for s in steps]
+        return cls(list(pieces(steps, decoder.text_of)), tokens, lengths, step, drafts.get(step, []))
 
     def svg(self, *notes: str) -> str:
-        """Draw it, with these lines below."""
-        parts, bottom = _text(self)
-        width = WIDTH
+        """Draw it, with these lines below. The drawing keeps its data."""
+        (parts, bottom), width = _text(self), WIDTH
         if self.nodes:
             drawn, bottom, right = _tree(self, bottom + 2 * ROW)
             parts += drawn
             width = max(width, right)
-        for note in notes:
-            bottom += 19
-            parts.append(_words(16, bottom, note))
-        head = (
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {bottom + 16:.0f}" width="{width:.0f}">'
-        )
-        card = f'<rect class="card" x=".5" y=".5" width="{width - 1:.0f}" height="{bottom + 15:.0f}" rx="8"/>'
-        return "\n".join([head, f"<style>{STYLE}</style>", card, *parts, "</svg>\n"])
+        parts += [_words(16, bottom + 19 * number, note) for number, note in enumerate(notes, 1)]
+        height = bottom + 19 * len(notes) + 16
+        size = f'viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}"'
+        data = f"<metadata>{_escaped(json.dumps(asdict(self)))}</metadata>"
+        card = f'<rect class="card" x=".5" y=".5" width="{width - 1:.0f}" height="{height - 1:.0f}" rx="8"/>'
+        head = f'<svg xmlns="http://www.w3.org/2000/svg" {size}>'
+        return "\n".join([head, data, f"<style>{STYLE}</style>", card, *parts, "</svg>\n"])
 
 
 def _escaped(text: str) -> str:
@@ -136,14 +131,10 @@ def _boxes(parts: list[tuple[str, int]]) -> Iterator[tuple[int, int, str, int]]:
 
 def _text(picture: Picture) -> tuple[list[str], float]:
     """Draw the answer below its legend: lines of SVG, and where they end."""
-    parts, column = [_words(16, 26, "tokens that a step added:")], 22
-    boxes: list[tuple[int, int, str, int]] = []
-    for shown, length in zip(("1", "2", "3", "4", "5 and more"), range(1, 6), strict=True):
-        boxes.append((-2, column, f" {shown} ", length))
-        column += len(shown) + 3
     mean = sum(picture.lengths) / max(len(picture.lengths), 1)
-    parts.append(_words(16 + CHAR * (column + 1), 26, f"mean {mean:.2f}"))
-    for row, start, text, length in [*boxes, *_boxes(picture.pieces)]:
+    parts = [_words(16, 26, "tokens that a step added:"), _words(16 + 45 * CHAR, 26, f"mean {mean:.2f}")]
+    legend = [(-2, 19 + 4 * n, f" {n} " if n < 5 else " 5+ ", n) for n in range(1, 6)]
+    for row, start, text, length in [*legend, *_boxes(picture.pieces)]:
         x, y, width = 16 + CHAR * start, 66 + LINE * row + (6 if row < 0 else 0), CHAR * _columns(text)
         box = f'x="{x + 0.5:.1f}" y="{y - 15:.1f}" width="{width - 1:.1f}" height="20" rx="3"'
         parts += [f'<rect class="s{min(length, 5)}" {box}/>', _fitted(x, y, text, width)]

@@ -6,34 +6,24 @@ The layout is transformers' (5.23, `load_custom_generate`). It holds no code of 
 """
 
 import argparse
+import shutil
 from pathlib import Path
 
-from evaluation.errors import user_errors
 from model import __version__
-from model.errors import UserError
-from model.files import ROOT, write_text
-
-SOURCE = ROOT / "custom_generate"
+from model.files import ROOT
 
 
 def write_repository(folder: Path) -> None:
-    """Write the repository's files. Raises UserError if the folder has another README.md."""
-    card = (SOURCE / "README.md").read_text(encoding="utf-8")
-    here = folder / "README.md"
-    if here.exists() and here.read_text(encoding="utf-8") != card:
-        raise UserError(f"{here}: is of something else; name a new or empty folder")
-    (folder / "custom_generate").mkdir(parents=True, exist_ok=True)
-    write_text(here, card)
-    write_text(folder / "custom_generate/generate.py", (SOURCE / "generate.py").read_text(encoding="utf-8"))
-    write_text(folder / "custom_generate/requirements.txt", f"token-recycling>={__version__}\n")
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tools.hub_repository", description="Write a hub repository.")
-    parser.add_argument("folder", type=Path)
-    with user_errors():
-        write_repository(parser.parse_args().folder)
+    """Write the repository's files into a new folder. Raises FileExistsError if it is there."""
+    shutil.copytree(ROOT / "custom_generate", folder / "custom_generate", ignore=shutil.ignore_patterns("__pycache__"))
+    (folder / "custom_generate/README.md").rename(folder / "README.md")
+    (folder / "custom_generate/requirements.txt").write_text(f"token-recycling>={__version__}\n")
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(prog="python -m tools.hub_repository", description="Write a hub repository.")
+    parser.add_argument("folder", type=Path)
+    folder = parser.parse_args().folder
+    if folder.exists():
+        parser.error(f"{folder}: is there already; name a new folder")
+    write_repository(folder)

@@ -9,6 +9,7 @@ import logging
 import sys
 import zlib
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -31,22 +32,21 @@ ODD = 0x9E3779B97F4A7C15  # Fibonacci hashing: 2^64 over the golden ratio, odd
 # Where loops are. One is compiled with those that it calls, and numba notices changes of its own file only.
 FILES = ("compiled.py", "suffix_automaton.py", "dynamic_loops.py")
 _VERSION = zlib.crc32(b"".join((Path(__file__).parent / name).read_bytes() for name in FILES))
+_say = cache(logging.getLogger(__package__).warning)  # once
 
 
 class _Notice(event.Listener):
     """Says once that loops are compiled, as that begins. Nothing is said where they are loaded."""
 
     def on_start(self, event: Any) -> None:
-        if self in _NOTICES and event.data["dispatcher"].py_func.__module__.startswith(f"{__package__}."):
-            _NOTICES.clear()
-            logging.getLogger(__package__).warning("compiling the loops of drafting, once a machine: some 10 seconds")
+        if event.data["dispatcher"].py_func.__module__.startswith(f"{__package__}."):
+            _say("compiling the loops of drafting, once a machine: some 10 seconds")
 
     def on_end(self, event: Any) -> None:
         pass
 
 
-_NOTICES = [_Notice()]
-event.register("numba:compile", _NOTICES[0])  # type: ignore[no-untyped-call]
+event.register("numba:compile", _Notice())  # type: ignore[no-untyped-call]
 
 
 def loop(function: Callable[..., Any]) -> Any:

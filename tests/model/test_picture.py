@@ -65,7 +65,9 @@ HOSTILE = "</text><script>alert(1)</script>\"'&\x1b[31m\u202e\ufffe"
 def test_what_a_model_says_is_no_markup():
     picture = Picture([(HOSTILE, 2)], [1], [1], 1, [((), HOSTILE, True), ((0,), "<b>", False)])
     root, texts, _ = drawn(picture, "<i>")
-    assert {element.tag for element in root.iter()} == {SVG + name for name in ("svg", "style", "rect", "text", "path")}
+    assert {element.tag for element in root.iter()} == {
+        SVG + name for name in ("svg", "metadata", "style", "rect", "text", "path")
+    }
     assert not re.search("[\x00-\x09\x0b-\x1f\u202e\ufffe]", picture.svg("<i>")) and texts[-1].text == "<i>"
 
 

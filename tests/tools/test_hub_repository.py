@@ -1,5 +1,6 @@
-"""A hub repository: its files, and that it replaces no other README. That it decodes: tests/model/test_cli.py."""
+"""A hub repository: its files, and that it replaces nothing. That it decodes: tests/model/test_cli.py."""
 
+import runpy
 import sys
 
 import pytest
@@ -12,7 +13,6 @@ from tools import hub_repository
 
 def test_it_is_what_transformers_reads(tmp_path):
     hub_repository.write_repository(tmp_path / "hub")
-    hub_repository.write_repository(tmp_path / "hub")
     files = {str(path.relative_to(tmp_path / "hub")): path for path in (tmp_path / "hub").rglob("*") if path.is_file()}
     assert files.keys() == {"README.md", "custom_generate/generate.py", "custom_generate/requirements.txt"}
     _, head, card = files["README.md"].read_text().split("---\n", 2)
@@ -23,12 +23,10 @@ def test_it_is_what_transformers_reads(tmp_path):
     assert files["custom_generate/generate.py"].read_bytes() == (ROOT / "custom_generate/generate.py").read_bytes()
 
 
-def test_another_readme_is_left_alone(tmp_path, monkeypatch, capsys):
+def test_a_folder_that_is_there_is_left_alone(tmp_path, monkeypatch, capsys):
     (tmp_path / "README.md").write_text("mine")
     monkeypatch.setattr(sys, "argv", ["hub_repository", str(tmp_path)])
     with pytest.raises(SystemExit) as ended:
-        hub_repository.main()
-    assert ended.value.code == 2 and "name a new or empty folder" in capsys.readouterr().err
-    assert [path.name for path in tmp_path.iterdir()] == ["README.md"] and (
-        tmp_path / "README.md"
-    ).read_text() == "mine"
+        runpy.run_path(hub_repository.__file__, run_name="__main__")
+    assert ended.value.code == 2 and "name a new folder" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["README.md"]
