@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from model.errors import UserError
+from model.errors import UserError, one_line
 
 from ..records.questions import Question, checked_questions, read_rows
 
@@ -55,17 +55,17 @@ def _row(row: Any, where: str) -> Any:
 
 def _parquet_rows(path: Path) -> Iterator[tuple[str, Any]]:
     """Yield where each row stands and the row, as `read_rows` does for JSONL."""
+    if not path.is_file():
+        raise UserError(f"question file {path} does not exist")
     try:
         frame = pd.read_parquet(path)
-    except FileNotFoundError:
-        raise UserError(f"question file {path} does not exist") from None
     except ImportError:
         raise UserError(
             f"{path}: parquet is read by pyarrow, which is not installed; pip install pyarrow, or name a JSONL file of "
             f"{PREPARE} with bench.path="
         ) from None
-    except (OSError, ValueError) as error:  # pyarrow's errors are ValueErrors
-        raise UserError(f"question file {path} is no parquet ({error})") from None
+    except Exception as error:  # of many kinds, pandas' and pyarrow's, for a damaged file
+        raise UserError(f"question file {path} is no parquet ({one_line(error)[:200]})") from None
     for number, row in enumerate(frame.to_dict("records"), start=1):
         turns: Any = row.get("turns")  # an array of text
         yield f"{path}: row {number}", row | {"turns": list(turns) if isinstance(turns, np.ndarray) else turns}

@@ -91,12 +91,18 @@ def test_parquet_as_pandas_gives_it(tmp_path, monkeypatch):
         load(path, placeholders="skip")
 
 
-@pytest.mark.parametrize(("error", "says"), [(ImportError, "pip install pyarrow"), (ValueError("x"), "no parquet .x.")])
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [(ImportError, "pip install pyarrow"), (ValueError("x"), "no parquet .x."), (KeyError("columns"), "no parquet")],
+)
 def test_parquet_that_cannot_be_read(tmp_path, monkeypatch, error, says):
     def read(file):
         raise error
 
     monkeypatch.setattr(speed_bench.pd, "read_parquet", read)
+    with pytest.raises(UserError, match=r"q.parquet does not exist"):
+        load(tmp_path / "q.parquet")
+    (tmp_path / "q.parquet").write_bytes(b"PAR1")
     with pytest.raises(UserError, match=says):
         load(tmp_path / "q.parquet")
 
