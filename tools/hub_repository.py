@@ -14,16 +14,19 @@ from model.files import ROOT
 
 
 def write_repository(folder: Path) -> None:
-    """Write the repository's files into a new folder. Raises FileExistsError if it is there."""
-    shutil.copytree(ROOT / "custom_generate", folder / "custom_generate", ignore=shutil.ignore_patterns("__pycache__"))
-    (folder / "custom_generate/README.md").rename(folder / "README.md")
-    (folder / "custom_generate/requirements.txt").write_text(f"token-recycling>={__version__}\n")
+    """Write the repository's files, over an older version's. Raises FileExistsError at another's README.md."""
+    own, card = ROOT / "custom_generate", folder / "README.md"
+    if card.exists() and not (card.read_text().startswith("---") and "custom_generate" in card.read_text()):
+        raise FileExistsError(f"{card} is another's; name a new folder or delete it")
+    shutil.copytree(own, folder / own.name, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+    (folder / own.name / "README.md").replace(card)
+    (folder / own.name / "requirements.txt").write_text(f"token-recycling>={__version__}\n")
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m tools.hub_repository", description="Write a hub repository.")
     parser.add_argument("folder", type=Path)
-    folder = parser.parse_args().folder
-    if folder.exists():
-        parser.error(f"{folder}: is there already; name a new folder")
-    write_repository(folder)
+    try:
+        write_repository(parser.parse_args().folder)
+    except OSError as error:
+        parser.error(str(error))

@@ -1,4 +1,4 @@
-"""A hub repository: its files, and that it replaces nothing. That it decodes: tests/model/test_cli.py."""
+"""A hub repository: its files, and what it replaces. That it decodes: tests/model/test_cli.py."""
 
 import runpy
 import sys
@@ -23,10 +23,13 @@ def test_it_is_what_transformers_reads(tmp_path):
     assert files["custom_generate/generate.py"].read_bytes() == (ROOT / "custom_generate/generate.py").read_bytes()
 
 
-def test_a_folder_that_is_there_is_left_alone(tmp_path, monkeypatch, capsys):
-    (tmp_path / "README.md").write_text("mine")
+def test_anothers_readme_is_left_alone_and_an_older_version_is_replaced(tmp_path, monkeypatch, capsys):
+    (tmp_path / "README.md").write_text("# A project\n\nwith custom_generate")
     monkeypatch.setattr(sys, "argv", ["hub_repository", str(tmp_path)])
     with pytest.raises(SystemExit) as ended:
         runpy.run_path(hub_repository.__file__, run_name="__main__")
-    assert ended.value.code == 2 and "name a new folder" in capsys.readouterr().err
+    assert ended.value.code == 2 and "name a new folder or delete it" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["README.md"]
+    (tmp_path / "README.md").write_text("---\ntags: [custom_generate]\n---\nold")
+    runpy.run_path(hub_repository.__file__, run_name="__main__")
+    assert (tmp_path / "README.md").read_bytes() == (ROOT / "custom_generate/README.md").read_bytes()
