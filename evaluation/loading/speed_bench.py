@@ -54,7 +54,7 @@ def _row(row: Any, where: str) -> Any:
 
 
 def _parquet_rows(path: Path) -> Iterator[tuple[str, Any]]:
-    """Yield where each row stands and the row, as `read_rows` does for JSONL."""
+    """Yield the place of each row and the row, as `read_rows` does for JSONL."""
     if not path.is_file():
         raise UserError(f"question file {path} does not exist")
     try:

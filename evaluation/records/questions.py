@@ -51,7 +51,7 @@ def read_questions(path: Path) -> tuple[Question, ...]:
 
 
 def read_rows(path: Path) -> Iterator[tuple[str, Any]]:
-    """Yield where each line of a JSONL file stands, and what it holds. Raises UserError naming file and line."""
+    """Yield the place of each line of a JSONL file, and what it holds. Raises UserError naming file and line."""
     try:
         lines = path.read_text(encoding="utf-8").split("\n")  # not at U+2028 and others, which are text
     except FileNotFoundError:
@@ -67,7 +67,7 @@ def read_rows(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def checked_questions(rows: Iterable[tuple[str, Any]], path: Path) -> tuple[Question, ...]:
-    """Return the questions of rows, each given with where it stands. Raises UserError naming that."""
+    """Return the questions of rows, each given with its place. Raises UserError naming it."""
     questions: list[Question] = []
     place_of: dict[int | str, str] = {}
     for where, row in rows:

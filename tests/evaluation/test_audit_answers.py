@@ -166,8 +166,8 @@ def test_answers_of_another_type(audited):
         lines.append({"prompt": prompt, "token_ids": greedy(half, prompt, 40), "max_tokens": 40})
     outcomes = [audited(lines, *more) for more in ([], ["--made-in=bfloat16"], ["model.dtype=bfloat16"])]
     assert [outcome.code for outcome in outcomes] == [1, 0, 0]
-    plain, told = (counts(outcome) for outcome in outcomes[:2])
-    assert sum(row[3] for row in plain) == sum(row[2] for row in told) >= 3, "the same places, by another measure"
+    plain, declared = (counts(outcome) for outcome in outcomes[:2])
+    assert sum(row[3] for row in plain) == sum(row[2] for row in declared) >= 3, "the same places, by another measure"
     ties = [float(re.search(r"gap of at most (\S+),", outcome.out)[1]) for outcome in outcomes]
     assert ties[0] < 1e-3 < 0.05 < ties[1] < 2 and 0.05 < ties[2] < 2
     assert "in float32, AMD" not in outcomes[2].out and "Lossless in bfloat16" in outcomes[2].out

@@ -45,9 +45,9 @@ def test_the_drawing_has_the_text_and_every_node_and_ends_on_its_card(decoder):
     picture = Picture.watch(decoder, QUESTION, max_new_tokens=64)
     root, texts, boxes = drawn(picture, "a note")
     width, height = (float(number) for number in root.get("viewBox").split()[2:])
-    told = "".join(text for text, _ in picture.pieces)
+    answer_text = "".join(text for text, _ in picture.pieces)
     runs = [text.text for text in texts if text.get("class") == "" and float(text.get("y")) > 60]
-    assert "".join("".join(runs).split()) == "".join(told.split())
+    assert "".join("".join(runs).split()) == "".join(answer_text.split())
     shades = [box.get("class") for box in boxes if box.get("class") != "card" and float(box.get("y")) > 45]
     assert len(shades) == len(runs) and set(shades) <= {f"s{min(n, 5)}" for n in picture.lengths}
     names = [text for text in texts if "small" in text.get("class")]
