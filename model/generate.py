@@ -13,6 +13,7 @@ import torch
 
 from .engine import Drafter, Target, decode
 from .engine.devices import turns_of
+from .engine.layers import CACHE_NAMES
 from .engine.linear import unpack_linears
 from .engine.sampling import Sampling, drawn_by
 from .engine.target import DEFAULT_CONTEXT, position_limit, unwrapped
@@ -54,8 +55,8 @@ REFUSED: dict[str, tuple[Any, ...]] = {
 OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")  # refused with a dictionary
 
 # Inputs of the model that `generate` prepares; some are checked below.
-PREPARED = {"attention_mask", "position_ids", "past_key_values", "inputs_embeds", "use_cache", "logits_to_keep"}
-PREPARED |= {"cache_params", "cache_position", *OUTPUTS}
+PREPARED = {"attention_mask", "position_ids", "inputs_embeds", "use_cache", "logits_to_keep"}
+PREPARED |= {*CACHE_NAMES, "cache_position", *OUTPUTS}
 
 
 def refuse(model: Any, input_ids: torch.Tensor, config: Any, kwargs: dict[str, Any]) -> None:
@@ -67,7 +68,7 @@ def refuse(model: Any, input_ids: torch.Tensor, config: Any, kwargs: dict[str, A
     """
     listed = {*DRAWS, *PROCESSORS, *READ, *IRRELEVANT, *REFUSED, *OUTPUTS}
     fields = [name for name in vars(type(config)()) if not name.startswith("_")]  # others are a checkpoint's remarks
-    cache = kwargs.get("past_key_values", kwargs.get("cache_params"))
+    caches = {name: kwargs[name] for name in CACHE_NAMES if kwargs.get(name) is not None}
     positions, mask = kwargs.get("position_ids"), kwargs.get("attention_mask")
     cannot = {
         "a batch of several sequences": input_ids.shape[0] > 1,
@@ -75,7 +76,7 @@ def refuse(model: Any, input_ids: torch.Tensor, config: Any, kwargs: dict[str, A
         **{name: bool(config.return_dict_in_generate and getattr(config, name, False)) for name in OUTPUTS},
         **dict.fromkeys(changed(config, [name for name in fields if name not in listed]), True),
         "padding (attention_mask)": mask is not None and not bool((mask == 1).all()),
-        "past_key_values": cache is not None and any(vars(layer).get("device") is not None for layer in cache.layers),
+        **{name: any(vars(layer).get("device") is not None for layer in caches[name].layers) for name in caches},
         "inputs_embeds": kwargs.get("inputs_embeds") is not None,
         "position_ids": positions is not None
         and bool((positions != torch.arange(positions.shape[-1]).to(positions)).any()),

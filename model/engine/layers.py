@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection
+import logging
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
+import transformers
 from transformers.cache_utils import DynamicCache
 
 from ..errors import UserError, one_line
@@ -18,6 +22,9 @@ from .kernels import SDPA_GROUPED
 WINDOWED = ("DynamicSlidingWindowLayer", "LinearAttentionAndSlidingWindowAttentionLayer")
 ATTENTION = ("DynamicLayer", "DynamicIndexedLayer", "DummyLayer", *WINDOWED)
 DRIVEN = (*ATTENTION, "LinearAttentionLayer", "LinearAttentionAndFullAttentionLayer")
+TRIED = (5, 24)  # the newest version of transformers that the tests passed with
+# What `forward` calls its cache: since transformers 5.24; before it, and in code from a hub; of recurrent states alone
+CACHE_NAMES = ("cache", "past_key_values", "cache_params")
 
 
 @dataclass(frozen=True)
@@ -39,14 +46,22 @@ class Reach:
         return rows[:, None] - columns >= self.positions
 
 
+@cache
+def warn_untried(version: str = transformers.__version__) -> None:
+    """Warn once a process if transformers is newer than what was tried; each model's trial decides if it works."""
+    if tuple(map(int, version.split(".")[:2])) > TRIED:
+        newest = ".".join(map(str, TRIED))
+        logging.getLogger(__name__).warning("transformers %s is newer than %s, the newest tried here", version, newest)
+
+
 def check_training(model: Any, name: str) -> None:
     """Refuse a model that keeps no cache because it is being trained with gradient checkpointing."""
     if model.training and any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):
         raise UserError(f"{name}: is in training mode with gradient checkpointing, which keeps no cache; call eval()")
 
 
-def check_forward(model: Any, name: str) -> Collection[str]:
-    """Refuse what the engine cannot drive; return the names of what `forward` takes."""
+def check_forward(model: Any, name: str) -> tuple[Collection[str], str]:
+    """Refuse what the engine cannot drive; return the names of what `forward` takes, and the cache's among them."""
     if getattr(model.config, "is_encoder_decoder", False):
         raise UserError(f"{name}: an encoder-decoder model; the engine decodes causal language models only")
     check_training(model, name)
@@ -54,11 +69,25 @@ def check_forward(model: Any, name: str) -> Collection[str]:
     if kernel not in ("sdpa", "eager", SDPA_GROUPED):
         raise UserError(f"{name}: attention {kernel!r} takes no tree mask; load with attn_implementation='sdpa'")
     takes = inspect.signature(model.forward).parameters
-    without_attention = getattr(model, "_is_stateful", False) and "cache_params" in takes  # and so without positions
-    for needed in () if without_attention else ("position_ids", "past_key_values"):
-        if needed not in takes:
+    cache = next((known for known in CACHE_NAMES if known in takes), "")
+    # Of what reads tokens one after the other, models of recurrent states alone take no positions
+    positions = "position_ids" in takes or getattr(model, "_is_stateful", False)
+    for needed, taken in {"position_ids": positions, "cache": cache}.items():
+        if not taken:
             raise UserError(f"{name}: {type(model).__name__}.forward takes no {needed}, which a draft tree needs")
-    return takes.keys()
+    return takes.keys(), cache
+
+
+@contextmanager
+def works_with_ours(name: str) -> Iterator[None]:
+    """Refuse by name a model whose forward fails on a cache or on masks of the kinds that it is given here."""
+    try:
+        yield
+    except UserError:
+        raise
+    except (AssertionError, AttributeError, KeyError, TypeError, ValueError) as error:
+        says = one_line(error) or type(error).__name__
+        raise UserError(f"{name}: does not work with transformers' own cache and masks ({says})") from None
 
 
 def check_positions(config: Any, name: str, context: int) -> None:
@@ -120,10 +149,8 @@ def probe_layers(
     token = torch.zeros(1, 1, dtype=torch.long, device=device)
     states = [getattr(layer, "number_of_states", 0) for layer in probe.layers]
     mask = dict.fromkeys(types) if reaches and types and not any(states) else None  # chains go without masks
-    try:
+    with works_with_ours(name):
         model(input_ids=token, attention_mask=mask, use_cache=True, **{cache_name: probe})
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{name}: does not work with transformers' own cache and masks ({one_line(error)})") from None
     shapes: list[LayerShape | None] = []
     for layer in probe.layers:
         keys, values = (getattr(layer, name, None) for name in ("keys", "values"))

@@ -20,7 +20,16 @@ from ..errors import UserError
 from .cache import ALIGNED, CachePool, LayerShape, TreeCache, TreeMasks
 from .devices import Graphs, Turns, give_back, synchronize, turns_of
 from .kernels import SDPA_GROUPED, Grouped
-from .layers import check_forward, check_places, check_positions, check_training, layer_types, probe_layers
+from .layers import (
+    check_forward,
+    check_places,
+    check_positions,
+    check_training,
+    layer_types,
+    probe_layers,
+    warn_untried,
+    works_with_ours,
+)
 from .linear import fuse_linears, identity, pack_linears
 from .tree import Draft, Tree
 
@@ -54,6 +63,7 @@ class Target:
     """
 
     def __init__(self, model: Any, *, context: int | None = None, linear: str = "torch") -> None:
+        warn_untried()
         self.model, self.linear = unwrapped(model), linear
         with self.turns:
             self._examine(context)
@@ -71,9 +81,8 @@ class Target:
         self.device: torch.device = model.get_input_embeddings().weight.device
         self.dtype: torch.dtype = model.get_input_embeddings().weight.dtype
         self.vocab_size: int = model.get_output_embeddings().weight.shape[0]
-        takes = check_forward(model, self.name)
+        takes, self._cache_name = check_forward(model, self.name)
         self._keeps_logits, self._takes_positions = "logits_to_keep" in takes, "position_ids" in takes
-        self._cache_name = "past_key_values" if "past_key_values" in takes else "cache_params"
         check_positions(model.config, self.name, self.context)
         check_places(model.config.get_text_config(), self.name, self.context)
         self._shapes: list[LayerShape | None] = []
@@ -95,7 +104,8 @@ class Target:
         self.hidden: torch.Tensor | None = None  # (n, H): last hidden states of the last forward, if kept
         self.graphs = Graphs(self.device)  # what captures steps
         self._form = form_of(model)
-        self._try_draft()
+        with works_with_ours(self.name):
+            self._try_draft()
 
     def __getstate__(self) -> dict[str, Any]:
         """For deep copies: the copied model has turns of its own."""

@@ -136,7 +136,7 @@ class EagleHead(nn.Module):
             cache: of the keys and values before these, which are added; it can take one sequence.
         """
         x = self.fc(torch.cat((F.embedding(tokens, self.embedding), features), dim=-1))
-        out = self.layers[0](hidden_states=x, attention_mask=mask, position_embeddings=angles, past_key_values=cache)
+        out = self.layers[0](x, mask, None, cache, position_embeddings=angles)  # versions name the cache otherwise
         return out[0] if isinstance(out, tuple) else out  # type: ignore[no-any-return]
 
     def angles(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -34,7 +34,7 @@ SMALL: dict[str, Any] = dict(
     sliding_window=WINDOW, attention_chunk_size=WINDOW, attention_window_size=WINDOW, n_embd=32, n_layer=4, n_head=4,
     n_positions=256, n_inner=48, d_model=32, ffn_dim=48, rotary_dim=8, n_ctx=256, ffn_hidden_size=48, d_ff=48,
     max_seq_len=256, n_heads=4, n_layers=4, num_layers=4, num_heads=4, embedding_size=32, word_embed_proj_dim=32,
-    dim=32, kv_channels=8, block_size=8, intermediate_size_mlp=48,
+    dim=32, kv_channels=8, block_size=8, intermediate_size_mlp=48, unpadded_vocab_size=V,
     # experts
     num_experts=4, num_local_experts=4, n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, moe_topk=2,
     moe_k=2, top_k=2, shared_expert_intermediate_size=16, n_group=1, topk_group=1, first_k_dense_replace=1,
@@ -59,11 +59,12 @@ OWN: dict[str, dict[str, Any]] = {
     **dict.fromkeys(
         ["axk1", "axk2", "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa"], LATENT
     ),
-    **dict.fromkeys(["minicpm3", "youtu"], LATENT),
+    **dict.fromkeys(["minicpm3", "sarvam_mla", "youtu"], LATENT),
     **dict.fromkeys(["gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text"], GEMMA4),
     "bailing_hybrid": dict(layer_group_size=2, num_key_value_heads=4, head_dim=8),
     "bamba": dict(attn_layer_indices=[1, 3]),
     "jamba": dict(attn_layer_period=2, attn_layer_offset=1, expert_layer_period=2, expert_layer_offset=1),
+    "dory": dict(n_input_layers=1, n_recurrent_layers=2, n_output_layers=1),
     "granitemoehybrid": dict(layer_types=["mamba", "attention"] * 2),
     "gpt_neo": dict(num_layers=4, attention_types=[[["global", "local"], 2]], window_size=8),
     "lfm2_moe": dict(layer_types=["conv", "full_attention"] * 2, num_dense_layers=2),

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from transformers import (
+    DynamicCache,
     EosTokenCriteria,
     GenerationConfig,
     LogitsProcessor,
@@ -15,6 +16,7 @@ from transformers.generation.streamers import BaseStreamer
 from model import generate as generate_settings
 from model.decoder import Decoder
 from model.engine import Target, generate
+from model.engine.layers import CACHE_NAMES
 from model.engine.sampling import Sampling
 from model.errors import UserError
 from model.files import ROOT
@@ -71,6 +73,16 @@ def test_what_is_not_done_or_would_not_be_seen_is_refused_by_name():
     ):
         with pytest.raises(UserError, match=says):
             answer(settings, custom_generate=ours)
+
+
+@pytest.mark.parametrize("name", CACHE_NAMES)
+def test_a_cache_is_refused_by_its_name_once_it_holds_a_text(name):
+    model = toy_model("llama")
+    config, cache = GenerationConfig(max_length=20), DynamicCache(config=model.config)
+    generate_settings.refuse(model, IDS, config, {name: cache})  # `generate` prepares an empty one
+    cache.update(torch.zeros(1, 2, 3, 16), torch.zeros(1, 2, 3, 16), 0)
+    with pytest.raises(UserError, match=f"no {name}; leave it out"):
+        generate_settings.refuse(model, IDS, config, {name: cache})
 
 
 def test_a_field_that_nobody_knows_is_refused_as_soon_as_it_is_used(monkeypatch):
