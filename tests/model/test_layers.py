@@ -34,7 +34,7 @@ from transformers import (
 from evaluation.running.shared_text import generate_together
 from model.decoder import Decoder
 from model.engine import Target, decode, generate
-from model.engine.layers import Reach
+from model.engine.layers import Reach, warn_untried
 from model.engine.loop import whole
 from model.engine.sampling import Sampling
 from model.errors import UserError
@@ -137,6 +137,15 @@ def test_a_short_context_is_no_reason_to_refuse():
         target = Target(model, context=context)
         out = generate(target, make_method("recycling", target, tree="best:16"), [5], max_new_tokens=9)
         assert out.tokens == greedy(model, [5], min(9, context - 1))
+
+
+def test_a_newer_transformers_than_was_tried_is_said_once(caplog):
+    for version in ("5.17.0", "5.24.9", "5.25.0.dev0", "5.25.0.dev0", "6.0.0"):
+        warn_untried(version)
+    assert [record.getMessage().split(" is ")[0] for record in caplog.records] == [
+        "transformers 5.25.0.dev0",
+        "transformers 6.0.0",
+    ]
 
 
 def test_what_a_row_sees():
