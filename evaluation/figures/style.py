@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib import rc_context
+
+try:
+    from matplotlib import rc_context
+except ValueError:  # a notebook's kernel exports a backend that this environment lacks; figures here need none
+    os.environ["MPLBACKEND"] = "agg"
+    from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.colors import Normalize, TwoSlopeNorm
 from matplotlib.figure import Figure
