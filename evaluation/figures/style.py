@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-try:
-    from matplotlib import rc_context
-except ValueError:  # a notebook's kernel exports a backend that this environment lacks; figures here need none
-    os.environ["MPLBACKEND"] = "agg"
-    from matplotlib import rc_context
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.colors import Normalize, TwoSlopeNorm
 from matplotlib.figure import Figure
@@ -57,9 +51,9 @@ INTERVAL = "95 % interval"
 
 
 @contextmanager
-def styled() -> Iterator[None]:
+def styled(*, dark: bool = False) -> Iterator[None]:
     """Draw in this style, whatever the caller's is."""
-    with rc_context(STYLE):
+    with rc_context(STYLE | (DARK if dark else {})):
         yield
 
 
