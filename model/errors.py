@@ -8,6 +8,7 @@ import json
 import re
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 
 class UserError(ValueError):
@@ -28,9 +29,8 @@ def visible(text: str) -> str:
 SURROGATE = re.compile("[\ud800-\udfff]")  # what a byte that could not be decoded becomes; no UTF-8 holds it
 
 
-def _escaped(error: UnicodeError) -> tuple[str, int]:
+def _escaped(error: Any) -> tuple[str, int]:
     """Write what an encoding lacks as JSON does, so that JSON keeps its meaning, too."""
-    assert isinstance(error, UnicodeEncodeError)
     return json.dumps(error.object[error.start : error.end])[1:-1], error.end
 
 
