@@ -151,7 +151,7 @@ def test_the_readmes_python_runs(clean_folder, capsys):
     decoder, answer = names["decoder"], names["answer"]
     assert capsys.readouterr().out == f"{answer.text} {answer.mat}\n"
     ids = torch.tensor([decoder.ids_of([{"role": "user", "content": re.search(r'"content": "(.*?)"', block)[1]}])])
-    stock = decoder.target.model.generate(ids, do_sample=False, max_new_tokens=64, eos_token_id=[*decoder.eos])
+    stock = decoder.target.model.generate(ids, do_sample=False, max_new_tokens=256, eos_token_id=[*decoder.eos])
     assert stock[0, ids.shape[1] :].tolist() == answer.ids
 
 
