@@ -51,9 +51,9 @@ INTERVAL = "95 % interval"
 
 
 @contextmanager
-def styled() -> Iterator[None]:
+def styled(*, dark: bool = False) -> Iterator[None]:
     """Draw in this style, whatever the caller's is."""
-    with rc_context(STYLE):
+    with rc_context(STYLE | (DARK if dark else {})):
         yield
 
 

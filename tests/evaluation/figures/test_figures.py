@@ -1,5 +1,9 @@
 """Figures: each is drawn where the runs vary in its setting, and only there; one can be added by one function."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from evaluation import figures
@@ -8,6 +12,7 @@ from evaluation.figures.figure_data import FigureData
 from evaluation.figures.style import finish, panels
 from evaluation.statistics.pools import mat_ratio
 from evaluation.statistics.tables import main_table
+from model.files import ROOT
 from tests.evaluation.made_runs import answer, made
 
 pytestmark = pytest.mark.usefixtures("drawn")
@@ -38,6 +43,19 @@ def names(runs):
     """The figures that these runs have."""
     (data,) = split(runs, main_table(runs)).values()
     return {draw.__name__ for draw in figures.FIGURES if draw(data) is not None}
+
+
+def test_a_notebooks_backend_stops_no_command(tmp_path):
+    """Its kernel exports one to its shells, whose environment may lack it: matplotlib's import raised ValueError."""
+    backend = {"MPLBACKEND": "module://matplotlib_inline.backend_inline"}
+    command = [sys.executable, "-m", "evaluation.report", str(tmp_path)]
+    done = subprocess.run(command, env=os.environ | backend, capture_output=True, text=True, cwd=ROOT, timeout=120)
+    assert done.returncode == 2 and done.stderr.startswith("error: ") and "no runs here" in done.stderr
+    kept = "import os, evaluation.figures, matplotlib as m; print(os.environ['MPLBACKEND'], m.rcParams['backend'])"
+    done = subprocess.run(
+        [sys.executable, "-c", kept], env=os.environ | {"MPLBACKEND": "pdf"}, capture_output=True, text=True, cwd=ROOT
+    )
+    assert done.stdout == "pdf pdf\n", "one that there is stays the caller's"
 
 
 ALWAYS = {"mat", "speedup_over_vanilla", "accepted_lengths", "acceptance_by_depth", "mat_over_questions"}

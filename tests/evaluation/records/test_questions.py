@@ -42,6 +42,11 @@ def test_selection(tmp_path):
         ids(categories=["qa", "rag"])
 
 
+def test_a_byte_order_mark_is_read_over(tmp_path):
+    (tmp_path / "q.jsonl").write_text(json.dumps(GOOD), encoding="utf-8-sig")
+    assert [q.question_id for q in read_questions(tmp_path / "q.jsonl")] == [1]
+
+
 def test_a_folder_holds_its_question_file(tmp_path):
     write(tmp_path / "question.jsonl", GOOD)
     assert len(load_bench("x", str(tmp_path)).questions) == 1
@@ -51,6 +56,7 @@ def test_a_folder_holds_its_question_file(tmp_path):
     ("second", "says"),
     [
         ("{broken", "q.jsonl:2: not JSON"),
+        ({"question_id": 2, "category": "qa", "turns": ["\ud800"]}, "q.jsonl:2: holds a lone surrogate"),
         ("[1]", "q.jsonl:2: not a JSON object"),
         ({"question_id": 2, "category": "qa"}, "q.jsonl:2: 'turns' is missing"),
         ({"question_id": 2, "category": "qa", "turns": []}, "q.jsonl:2: 'turns' must hold"),
