@@ -194,6 +194,11 @@ def _opened(
     """Return the sequence, on a borrowed cache that `ends` gives back."""
     limit = target.token_budget(prompt, request.max_new_tokens)
     method, needs = session.method, session.method.needs
+    if method.vocab_size not in (None, target.vocab_size):
+        raise UserError(
+            f"{type(method).__name__}: was made for {method.vocab_size} token ids, {target.name} has "
+            f"{target.vocab_size}; make it for this model"
+        )
     if target.recurrent and needs.tree:
         raise UserError(
             f"{target.name}: keeps recurrent states, so that drafts are chains; {type(method).__name__} needs its tree"

@@ -58,8 +58,9 @@ class Target:
             of one input are one product; torch: torch's own. The first two change the model's layers.
 
     Raises:
-        UserError: the model cannot work this way (encoder-decoder, a kind of layer that is not driven, positions that
-            change with the longest, attention that takes no tree mask, a draft that changes what it says); says which.
+        UserError: the model cannot work this way (encoder-decoder, a head of more ids than its embedding, a kind of
+            layer that is not driven, positions that change with the longest, attention that takes no tree mask, a draft
+            that changes what it says); says which.
     """
 
     def __init__(self, model: Any, *, context: int | None = None, linear: str = "torch") -> None:
@@ -80,7 +81,13 @@ class Target:
         self.context: int = context or min(limit or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
         self.device: torch.device = model.get_input_embeddings().weight.device
         self.dtype: torch.dtype = model.get_input_embeddings().weight.dtype
-        self.vocab_size: int = model.get_output_embeddings().weight.shape[0]
+        self.vocab_size: int = model.get_input_embeddings().weight.shape[0]
+        self.logits_size: int = model.get_output_embeddings().weight.shape[0]
+        if self.logits_size > self.vocab_size:
+            raise UserError(
+                f"{self.name}: its head has {self.logits_size} rows, its embedding {self.vocab_size}: a draft may hold "
+                "ids that it cannot read"
+            )
         takes, self._cache_name = check_forward(model, self.name)
         self._keeps_logits, self._takes_positions = "logits_to_keep" in takes, "position_ids" in takes
         check_positions(model.config, self.name, self.context)
@@ -220,7 +227,7 @@ class Target:
         """Return how many new tokens may follow a prompt.
 
         Raises:
-            UserError: max_new_tokens < 1, or the prompt leaves no room for an answer.
+            UserError: max_new_tokens < 1, the prompt leaves no room for an answer, or the model has no such ids.
         """
         if max_new_tokens < 1:
             raise UserError(f"max_new_tokens={max_new_tokens}: must be at least 1")
@@ -228,6 +235,8 @@ class Target:
             raise UserError(
                 f"prompt of {len(prompt)} tokens: must have 1 to {self.context - 1} (context {self.context})"
             )
+        if not 0 <= min(prompt) <= max(prompt) < self.vocab_size:
+            raise UserError(f"prompt: has ids outside the vocabulary of {self.vocab_size}")
         return min(max_new_tokens, self.context - len(prompt))
 
     @contextmanager
@@ -308,9 +317,9 @@ class Target:
         """Forward tokens and commit them, so many at a time that their logits are few. Returns the last n of logits."""
         count, kept = len(tokens), cache.length
         wanted = min(readable.start, count - max(n, 1)) if self._keeps_logits else 0  # the first row that is computed
-        size = max(LOGITS_BYTES // (self.vocab_size * self.dtype.itemsize), n, 1)
+        size = max(LOGITS_BYTES // (self.logits_size * self.dtype.itemsize), n, 1)
         ends, hidden = sorted(range(count, max(wanted, 0), -size)), list[torch.Tensor]()
-        logits = torch.zeros(n, self.vocab_size, dtype=self.dtype, device=self.device)
+        logits = torch.zeros(n, self.logits_size, dtype=self.dtype, device=self.device)
         for start, end in pairwise([0, *ends]):
             logits = self._run_causal(cache, tokens[start:end], end - max(start, wanted))
             cache.length = kept + end

@@ -1,6 +1,9 @@
 """The contract of every method: whatever it drafts, and however a step runs, the output is the model's own."""
 
+import os
 import random
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -12,7 +15,7 @@ from model.decoder import Decoder
 from model.engine import Target, decode, generate
 from model.engine.sampling import Sampling
 from model.errors import UserError
-from model.files import load_state, save_state
+from model.files import ROOT, load_state, save_state
 from model.generate import Generate
 from model.methods import METHODS, make_method
 from model.methods.vanilla import Vanilla
@@ -242,6 +245,47 @@ def test_threads_that_share_it_answer_as_alone(name, companions):
     with ThreadPoolExecutor(3) as pool:
         answers = list(pool.map(work, prompts()))
     assert answers == [(own_text(prompt, 15),) * 2 for prompt in prompts()]
+
+
+def extended(more=9):
+    """The same model with ids that its head never gives, as Mllama's picture token."""
+    of = toy_model("llama-grouped")
+    rows = of.get_input_embeddings().weight.detach()
+    of.set_input_embeddings(torch.nn.Embedding.from_pretrained(torch.cat((rows, 0.5 * rows[:more])), freeze=False))
+    return of
+
+
+@pytest.mark.parametrize("name", [name for name in SETTINGS if name not in ("rest", "sps")])  # files of their own size
+def test_a_prompt_may_have_ids_beyond_the_heads_rows(name, companions):
+    of = extended()
+    target, rng = Target(of), random.Random(3)
+    drafter = make(name, target, companions)
+    for _ in range(3):
+        prompt = [rng.randrange(40, V + 9) for _ in range(20)] + [V + 8]
+        assert generate(target, drafter, prompt, max_new_tokens=20).tokens == greedy(of, prompt, 20)
+
+
+def test_ids_and_drafters_of_another_vocabulary_are_refused():
+    small, large = Target(model()), Target(extended())
+    for drafter in (make_method("dynamic", large), make_method("spine", large), make_method("goose", large)):
+        with pytest.raises(UserError, match=f"made for {V + 9} token ids, LlamaForCausalLM has {V}"):
+            generate(small, drafter, [5, 6], max_new_tokens=4)
+    for ids in ([5, V], [-1, 5]):
+        with pytest.raises(UserError, match="ids outside the vocabulary"):
+            generate(small, make_method("dynamic", small), ids, max_new_tokens=4)
+    of = toy_model("llama-grouped")
+    of.set_input_embeddings(torch.nn.Embedding(V - 1, 32))
+    with pytest.raises(UserError, match=f"head has {V} rows, its embedding {V - 1}"):
+        Target(of)
+
+
+@pytest.mark.slow
+def test_compiled_loops_stay_inside_their_arrays(tmp_path):
+    """This file again, with numba's checks, compiled anew: an index out of bounds raises."""
+    checked = os.environ | {"NUMBA_BOUNDSCHECK": "1", "NUMBA_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-k", "dynamic or suffix or spine or logitspec", __file__]
+    run = subprocess.run([*command, "-m", "not slow"], env=checked, cwd=ROOT, capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout[-2000:]
 
 
 def test_no_method_is_left_out():
