@@ -21,6 +21,7 @@ from .cache import ALIGNED, CachePool, LayerShape, TreeCache, TreeMasks
 from .devices import Graphs, Turns, give_back, synchronize, turns_of
 from .kernels import SDPA_GROUPED, Grouped
 from .layers import (
+    PAST_END,
     check_forward,
     check_places,
     check_positions,
@@ -138,7 +139,8 @@ class Target:
     def _try_draft(self) -> None:
         """Compare the logits of a small tree with those of a plain forward over each of its two texts.
 
-        It guards what no rule foresees, such as attention that reads a prompt in both directions.
+        It guards what no rule foresees, such as attention that reads a prompt in both directions, or the cache's length
+        instead of positions: the cache says to hold as much as it ever may.
 
         Raises:
             UserError: they differ by more than rounding explains.
@@ -158,6 +160,7 @@ class Target:
             drafted = torch.stack((first, torch.cat((first[:1], second))))
         else:
             draft = Draft(Tree([0, 0, 0, 1, 2], once=True), torch.tensor([root, *guesses], device=self.device))
+            cache.place.ahead = self.context + PAST_END
             drafted = self.forward(cache, draft)[torch.tensor([[0, 1, 3], [0, 2, 4]])]
         drafted = drafted.float()  # (2, 3, V)
         texts = torch.tensor([prompt + path for path in paths], device=self.device)
