@@ -211,8 +211,6 @@ class Decoder:
                 raise UserError(f"prompt: holds {str(token)[:40]!r}, which is no token id; give text, ids or one chat")
         if not row:
             raise UserError("prompt: has no tokens")
-        if not 0 <= min(row) <= max(row) < self.target.vocab_size:
-            raise UserError(f"prompt: has ids outside the vocabulary of {self.target.vocab_size}")
         return row
 
     def _tokenized(self, prompt: str | list[Any]) -> list[int]:

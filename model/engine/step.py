@@ -247,7 +247,9 @@ class Executor:
         if self.execution == "eager":
             logits = self.target.forward(sequence.cache, draft)
             sequence.mark("forward")
-            choices = self.choice.after(logits, draft, sequence.text, every=drafter.needs.choices)
+            choices = self.choice.after(
+                logits, draft, sequence.text, every=drafter.needs.choices, left=sequence.left, eos=sequence.eos
+            )
             return Forwarded(choices, logits, self.target.hidden)
         n = len(draft.tree)
         padded, launch = self.padded(sequence.cache, n, drafter, sequence.mark)

@@ -48,7 +48,7 @@ class Speculative(Drafter):
         share_noise: bool = True,
     ) -> None:
         check_whole("sps", 1, draft_tokens=draft_tokens)
-        super().__init__(target.device)
+        super().__init__(target.device, target.vocab_size)
         self.shares_noise = share_noise
         model = load_draft_model(draft_path, target)
         limit = position_limit(model)

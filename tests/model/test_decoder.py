@@ -103,7 +103,6 @@ NO_ROW = [
     ({"ids": [5, 6]}, "mapping of ids, without input_ids"),
     (torch.tensor([True, False]), "holds 'True', which is no token id"),
     ([5, 6.0], "holds '6.0', which is no token id"),
-    ([5, 61], "outside the vocabulary of 61"),
     (["hello", "you"], "holds 'hello', which is no token id"),
     ([{"role": "user", "content": "hi"}], "is a chat, and this decoder has no tokenizer"),
     (b"hello", "is of type bytes"),
@@ -129,6 +128,7 @@ MISTAKES = [
         (lambda decoder, said=said: Decoder(decoder.target.model, Letters()).ids_of(said), "holds a lone surrogate")
         for said in ("N\udcff", [{"role": "user", "content": "N\udcff"}])
     ),
+    (lambda decoder: decoder.generate([5, 61]), "outside the vocabulary of 61"),
     (lambda decoder: decoder.save_state(""), "names no file"),
     (lambda decoder: decoder.load_state("."), "is not a saved state"),
     (copy.deepcopy, "copy the model"),  # masks and caches are kept by the addresses of things that a copy has elsewhere
