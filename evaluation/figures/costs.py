@@ -112,4 +112,4 @@ def budget(data: FigureData) -> Figure | None:
         axes.axhline(1.0, color="#777777", linewidth=0.7)
     drawn[-1].set_xlabel("nodes that a step drafts at most, root not counted")
     note = data.note([row for line in lines.values() for row in line.values()])
-    return finish(figure, mats, f"paired; recycling is that of the same start; {note}")
+    return finish(figure, mats, f"recycling is that of the same start, on the same questions; {note}")

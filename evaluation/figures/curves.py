@@ -31,8 +31,7 @@ def _curves(
     lines = data.lines(setting, follow)
     if setting == "tree_nodes":  # shapes differ in more than their size: they have a map of their own
         lines = {name: line for name, line in lines.items() if line[0]["tree"] != "shape"}
-    lines = largest(lines)
-    if not lines:
+    if not (lines := largest(lines)):
         return None
     looks = data.looks(lines)
     rows = [row for line in lines.values() for row in line]

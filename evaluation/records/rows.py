@@ -160,7 +160,6 @@ _CHOICE: Schema = {
     **dict.fromkeys(("decoding_steps", "prefill_time", "decode_time", "prompt_time"), (1, _MEASURED)),
     **dict.fromkeys(("output_ids", "step_nodes", "step_us"), (2, (int,))),
     **{"step_paths": (3, (int,)), "step_sources": (2, (str, type(None))), "repeated_3grams": (1, _MEASURED)},
-    "stop": (1, (str,)),
 }
 _FILLED = ("choices", "turns")
 _NEEDED = ("question_id", "choices", "turns", "new_tokens", "wall_time")  # others may be missing or null

@@ -99,8 +99,7 @@ def conclude(
         cache: where to commit the accepted nodes; None: the caller commits.
     """
     if len(draft.tree) > session.method.max_nodes:
-        name, most = type(session.method).__name__, session.method.max_nodes
-        raise UserError(f"{name}: drafted {len(draft.tree)} nodes, root included, and its max_nodes is {most}")
+        raise UserError(f"{type(session.method).__name__}: a draft of {len(draft.tree)} nodes is over its max_nodes")
     verification = verify(draft, forwarded.choices)
     mark("verify")
     verification.cut(left, eos)

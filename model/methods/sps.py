@@ -20,7 +20,7 @@ from ..engine import Draft, Drafter, Session, Target, Tree, Verification
 from ..engine.target import position_limit
 from ..errors import UserError, one_line
 from ..files import located
-from ..structures import check_whole, same_vocabulary
+from ..structures import PADDING, check_whole
 
 TRAIN = "python -m data.embedded.training.train --draft"
 
@@ -54,7 +54,7 @@ class Speculative(Drafter):
         model = load_draft_model(draft_path, target)
         limit = position_limit(model)
         self.model = Target(model, context=min(target.context, limit or target.context), linear=target.linear)
-        if not same_vocabulary(self.model.vocab_size, target.vocab_size):
+        if abs(self.model.vocab_size - target.vocab_size) >= PADDING:
             raise UserError(
                 f"sps: the draft model {draft_path} has a vocabulary of {self.model.vocab_size} tokens, the target of "
                 f"{target.vocab_size}; the two must share one tokenizer"
@@ -65,8 +65,10 @@ class Speculative(Drafter):
             )
         self.draft_tokens, self.eos = draft_tokens, frozenset(eos)
         self.max_nodes = 1 + draft_tokens
-        self.last = self.model.vocab_size - 1  # stands for ids that only the target has
-        self.vocab_size = target.vocab_size
+        self.last, self.vocab_size = (
+            self.model.vocab_size - 1,
+            target.vocab_size,
+        )  # ids behind `last` are it
         self.model.reserve(self.max_nodes)
 
     def session(self) -> SpeculativeSession:

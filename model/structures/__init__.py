@@ -8,12 +8,7 @@ from typing import Any
 from ..errors import UserError
 
 MAX_NODES = 4096  # of a draft
-PADDING = 512  # rows: models of one tokenizer are padded by fewer
-
-
-def same_vocabulary(rows: int, other_rows: int) -> bool:
-    """Return whether two vocabularies may be one tokenizer's, padded to different numbers of rows."""
-    return abs(rows - other_rows) < PADDING
+PADDING = 512  # vocabularies of one tokenizer, padded for different models, differ by fewer rows
 
 
 def check_whole(method: str, least: int, most: int | None = None, **settings: Any) -> None:

@@ -44,7 +44,7 @@ def test_a_draft_larger_than_its_method_declares_is_refused_at_once(llama):
     """The run's last file had ended in a traceback, after all questions."""
     drafter = Oracle([5] * 40)
     drafter.max_nodes = 2
-    with pytest.raises(UserError, match=r"Oracle: drafted \d+ nodes, root included, and its max_nodes is 2"):
+    with pytest.raises(UserError, match=r"Oracle: a draft of \d+ nodes is over its max_nodes"):
         generate(Target(llama), drafter, [5, 6, 7], max_new_tokens=20)
 
 
