@@ -98,6 +98,8 @@ def conclude(
         left, eos: as `Verification.cut` takes them.
         cache: where to commit the accepted nodes; None: the caller commits.
     """
+    if len(draft.tree) > session.method.max_nodes:
+        raise UserError(f"{type(session.method).__name__}: a draft of {len(draft.tree)} nodes is over its max_nodes")
     verification = verify(draft, forwarded.choices)
     mark("verify")
     verification.cut(left, eos)
