@@ -65,11 +65,7 @@ class Speculative(Drafter):
             )
         self.draft_tokens, self.eos = draft_tokens, frozenset(eos)
         self.max_nodes = 1 + draft_tokens
-        self.last, self.vocab_size = (
-            self.model.vocab_size - 1,
-            target.vocab_size,
-        )  # ids behind `last` are it
-        self.model.reserve(self.max_nodes)
+        self.last, self.logits_size = self.model.vocab_size - 1, target.logits_size
 
     def session(self) -> SpeculativeSession:
         return SpeculativeSession(self)
@@ -131,7 +127,7 @@ class SpeculativeSession(Session):
 
     def _pick(self, logits: torch.Tensor, place: int) -> torch.Tensor:
         """Return the draft token (1,) for a place, by the draft model's logits as wide as the target's."""
-        logits = pad(logits, (0, self.method.vocab_size - logits.shape[1]), value=-torch.inf)
+        logits = pad(logits, (0, self.method.logits_size - logits.shape[1]), value=-torch.inf)
         return self.scores(logits, place).argmax(dim=-1)
 
 
