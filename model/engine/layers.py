@@ -170,3 +170,14 @@ def probe_layers(
 def layer_types(model: Any) -> tuple[str, ...]:
     """Return the type of each layer, by which a model takes masks; () if it takes one for all."""
     return tuple(getattr(model.config.get_text_config(decoder=True), "layer_types", None) or ())
+
+
+def form_of(model: Any) -> tuple[Any, ...]:
+    """What is known of a model for good: its attention, and each weight's shape, type and device.
+
+    On CUDA its address, too, which captured steps have been given.
+    """
+    attention = model.config.get_text_config()._attn_implementation
+    attention = "sdpa" if attention == SDPA_GROUPED else attention  # for a moment, by another model of the same config
+    weights = ((w.shape, w.dtype, w.device, w.data_ptr() if w.is_cuda else 0) for w in model.parameters())
+    return (attention, *weights)

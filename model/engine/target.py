@@ -19,13 +19,14 @@ import torch
 from ..errors import UserError
 from .cache import ALIGNED, CachePool, LayerShape, TreeCache, TreeMasks
 from .devices import Graphs, Turns, give_back, synchronize, turns_of
-from .kernels import SDPA_GROUPED, Grouped
+from .kernels import Grouped
 from .layers import (
     PAST_END,
     check_forward,
     check_places,
     check_positions,
     check_training,
+    form_of,
     layer_types,
     probe_layers,
     warn_untried,
@@ -491,14 +492,3 @@ def check_hooks(model: Any, name: str) -> None:
             raise UserError(
                 f"{name}: its forward is compiled, and this method reads hidden states inside it; give it uncompiled"
             )
-
-
-def form_of(model: Any) -> tuple[Any, ...]:
-    """What is known of a model for good: its attention, and each weight's shape, type and device.
-
-    On CUDA its address, too, which captured steps have been given.
-    """
-    attention = model.config.get_text_config()._attn_implementation
-    attention = "sdpa" if attention == SDPA_GROUPED else attention  # for a moment, by another model of the same config
-    weights = ((w.shape, w.dtype, w.device, w.data_ptr() if w.is_cuda else 0) for w in model.parameters())
-    return (attention, *weights)

@@ -169,7 +169,7 @@ def test_what_is_behind_eos_is_left_out(audited, rows):
 def test_answers_of_another_type(audited):
     """Made in bfloat16: in float32 some tokens are wrong by little, which is that type's own noise."""
     half, lines = model_in(torch.bfloat16), []
-    for seed in (0, 4, 5):
+    for seed in range(24):  # processors differ in which tokens their bfloat16 changes
         prompt = torch.randint(5, 2048, (12,), generator=torch.Generator().manual_seed(seed)).tolist()
         lines.append({"prompt": prompt, "token_ids": greedy(half, prompt, 40), "max_tokens": 40})
     outcomes = [audited(lines, *more) for more in ([], ["--made-in=bfloat16"], ["model.dtype=bfloat16"])]
