@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from model.decoder import Decoder
-from model.engine import Draft, Target, decode
+from model.engine import Draft, Target, decode, devices, kernels
 from model.engine.kernels import SDPA_GROUPED, GroupedAttention
 from model.errors import UserError
 from model.methods.vanilla import Vanilla
@@ -54,7 +54,7 @@ def test_cudnns_attention_is_off_during_our_forwards_alone(before, monkeypatch):
     """And stays as its user wants it."""
     model, seen, enabled = toy_model("llama"), [], torch.backends.cuda.cudnn_sdp_enabled
     target, default = Target(model), enabled()
-    monkeypatch.setattr(target._grouped, "_on_gpu", True)
+    monkeypatch.setattr(kernels, "without_cudnn", lambda device: devices.without_cudnn(torch.device("cuda")))
     model.model.layers[0].register_forward_pre_hook(lambda *given: seen.append(enabled()))
     torch.backends.cuda.enable_cudnn_sdp(before)
     try:
