@@ -61,10 +61,10 @@ def test_models_in_turn_leave_nothing(monkeypatch):
     assert len(graphs.captured) == 3
 
 
-def answer_with(drafters, target, answers=6):
-    """Answer with each drafter in turns, greedily and sampled."""
-    for i in range(answers):
-        sampling = Sampling(temperature=(0, 0.7, 1.0)[i % 3], seed=i)
+def answer_with(drafters, target, temperatures=(0.0,)):
+    """Six answers of each drafter in turns."""
+    for i in range(6):
+        sampling = Sampling(temperature=temperatures[i % len(temperatures)], seed=i)
         for drafter in drafters:
             generate(target, drafter, [5, 6, 7 + i], max_new_tokens=9, execution="graph", sampling=sampling)
 
@@ -99,7 +99,7 @@ def test_steps_of_the_last_three_sampling_settings_are_kept(monkeypatch):
     target = graphs.target(toy_model("llama"))
     drafter = make("recycling", target, {})
     for _ in range(2):
-        answer_with([drafter], target)
+        answer_with([drafter], target, (0.0, 0.7, 1.0))
         captured.append(len(graphs.captured))
     assert captured == [3, 3], "one for each of the settings, whatever the seeds"
     for temperature in (0.5, 1.0, 0.7):  # 0.0 is the oldest, and goes
