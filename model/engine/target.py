@@ -36,7 +36,8 @@ from .linear import fuse_linears, identity, pack_linears
 from .tree import Draft, Tree
 
 DEFAULT_CONTEXT = 4096
-LOGITS_BYTES = 64 << 20  # of a prompt's logits that are held at a time
+# Of a prompt's logits that are held at a time; more on a GPU, where each part takes about as long as a step.
+LOGITS_BYTES, LOGITS_BYTES_GPU = 64 << 20, 1 << 30
 MOST_PENDING = 16  # tokens that are forwarded again with a draft; more of them get a forward of their own
 TRIAL = 12  # tokens of the prompt of a trial at load time
 # Of a row's greatest logit, what a draft and a row of the same tokens may differ by in that trial. At toy size, float32
@@ -321,7 +322,8 @@ class Target:
         """Forward tokens and commit them, so many at a time that their logits are few. Returns the last n of logits."""
         count, kept = len(tokens), cache.length
         wanted = min(readable.start, count - max(n, 1)) if self._keeps_logits else 0  # the first row that is computed
-        size = max(LOGITS_BYTES // (self.logits_size * self.dtype.itemsize), n, 1)
+        held = LOGITS_BYTES_GPU if self.device.type == "cuda" else LOGITS_BYTES
+        size = max(held // (self.logits_size * self.dtype.itemsize), n, 1)
         ends, hidden = sorted(range(count, max(wanted, 0), -size)), list[torch.Tensor]()
         logits = torch.zeros(n, self.logits_size, dtype=self.dtype, device=self.device)
         for start, end in pairwise([0, *ends]):
