@@ -105,7 +105,7 @@ class Contact:
             capture(input_ids=ids, cache_implementation="static", max_new_tokens=8, do_sample=False, pad_token_id=0)
             cache.length //= 2  # another part
             self._logits(Executor(self.target, execution=self.way), cache, 25)
-            cache.length = len(self.prompt) - 1
+            self.target.prefill(cache, self.prompt)  # the last step wrote over its second half
             return float((self._logits(first, cache, 25) - before).abs().max())
 
     def _logits(self, executor: Executor, cache: TreeCache, rows: int) -> Any:
