@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 from contextlib import closing
 from dataclasses import replace
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 
@@ -173,8 +173,8 @@ class Generate:
 
     Args:
         method, start, execution, settings: as `Decoder` takes them; `start` is hot or cold.
-        linear: torch leaves the model as it is. auto, onednn and fused change the layout of its linear layers, for all
-            users of the model, until `release`.
+        linear: auto packs the weights on a CPU where memory allows, until `release` or until this object is gone; see
+            `tuning.choose_linear`. torch leaves the model as it is. Whoever else calls the model uses its own weights.
 
     Raises:
         UserError: when called, for what it cannot do (several sequences, beams, padding, scores), by name.
@@ -186,7 +186,7 @@ class Generate:
         *,
         start: str = "hot",
         execution: str = "auto",
-        linear: str = "torch",
+        linear: str = "auto",
         **settings: Any,
     ) -> None:
         if start not in ("hot", "cold"):
@@ -195,13 +195,14 @@ class Generate:
             raise UserError("eos: is the eos_token_id of `generate`; leave it out")
         self.method, self.start, self.settings = method, start, settings
         self.execution, self.linear = execution, linear
+        models: WeakSet[Any] = WeakSet()  # whose layers are changed
+        self._models, weakref.finalize(self, _restore, models).atexit = models, False
 
     def release(self, model: Any) -> None:
         """Give a model's linear layers their own layout back, and forget what was made for it."""
         model = unwrapped(model)
-        with turns_of(model):
-            unpack_linears(model)
-            vars(model).pop(ATTRIBUTE, None)
+        _restore([model])
+        vars(model).pop(ATTRIBUTE, None)
 
     def __call__(
         self,
@@ -223,6 +224,8 @@ class Generate:
         prompt, eos = input_ids[0].tolist(), eos_ids(config.eos_token_id)
         with turns_of(model):
             target = target_of(model, config.max_length, self.linear)
+            if target.linear != "torch":
+                self._models.add(target.model)
             execution = choose_execution(target, self.execution)
             drafter = self._drafter(model, target, eos)
             if self.start == "cold":
@@ -273,6 +276,13 @@ class Generate:
         return drafter
 
 
+def _restore(models: Iterable[Any]) -> None:
+    """Give linear layers their own layout back. A target that still packs does so again for its next answer."""
+    for model in models:
+        with turns_of(model):
+            unpack_linears(model)
+
+
 def undecided(criteria: Iterable[Any], max_length: int, eos: Collection[int]) -> Any:
     """Return, as a StoppingCriteriaList, those that the loop does not decide: each asks a GPU for every token."""
     from transformers.generation import EosTokenCriteria, MaxLengthCriteria, StoppingCriteriaList
@@ -305,6 +315,9 @@ def target_of(model: Any, length: int, linear: str = "torch") -> Target:
         return state.targets[linear]
     context = max(DEFAULT_CONTEXT, 1 << (length - 1).bit_length())  # doubled, so that a target is rarely made anew
     context = context if limit is None else min(context, limit)
-    state.targets[linear] = ModelTarget(model, context=context, linear=choose_linear(unwrapped(model), linear))
+    chosen = choose_linear(unwrapped(model), linear)
+    if linear == "auto" and chosen == "fused":  # undone, it moves weights that captured steps have been given
+        chosen = "torch"
+    state.targets[linear] = ModelTarget(model, context=context, linear=chosen)
     object.__setattr__(model, ATTRIBUTE, state)  # not by Module.__setattr__, which looks for parameters in it
     return state.targets[linear]

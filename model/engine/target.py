@@ -32,7 +32,7 @@ from .layers import (
     warn_untried,
     works_with_ours,
 )
-from .linear import fuse_linears, identity, pack_linears
+from .linear import OURS, fingerprint, fuse_linears, pack_linears
 from .tree import Draft, Tree
 
 DEFAULT_CONTEXT = 4096
@@ -99,8 +99,7 @@ class Target:
         self._states: list[int] = []
         self._grouped = Grouped(model)
         self.kernels: AbstractContextManager[None] = nullcontext()  # of static steps: see CompiledKernels
-        if self.linear == "onednn":
-            pack_linears(model)
+        self._weights()
         if self.linear == "fused":  # one forward finds what layers store and which share their input
             fuse_linears(model, self._probe)
             give_back(self.device)  # the weights that were joined
@@ -210,8 +209,16 @@ class Target:
         """
         check_training(self.model, self.name)
         reader = None if method is None else weakref.ref(method)
-        committed_by = (reader, *map(identity, self.model.parameters())) if prompt else ()
+        values = self._weights()
+        committed_by = (reader, values) if prompt else ()
         return self.caches.borrowed(self._capacity(nodes, tokens), prompt, committed_by)
+
+    def _weights(self) -> bytes:
+        """Return the weights' fingerprint; pack them anew if it is another one."""
+        values = fingerprint(self.model)
+        if self.linear == "onednn":
+            pack_linears(self.model, values, everywhere=False)
+        return values
 
     def reserve(self, nodes: int) -> None:
         """Allocate a cache for a full context now, unless there is one; the next sequence gets it."""
@@ -458,7 +465,11 @@ class Target:
         inputs = {"attention_mask": mask, self._cache_name: cache, "use_cache": True} | kwargs
         if self._takes_positions:
             inputs["position_ids"] = positions[None]
-        logits: torch.Tensor = self.model(input_ids=tokens[None], **inputs).logits[0]
+        outside, OURS.forward = OURS.forward, True
+        try:
+            logits: torch.Tensor = self.model(input_ids=tokens[None], **inputs).logits[0]
+        finally:
+            OURS.forward = outside
         return logits
 
 

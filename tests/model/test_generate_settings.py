@@ -22,7 +22,7 @@ from model.errors import UserError
 from model.files import ROOT
 from model.generate import ATTRIBUTE, DRAWS, IRRELEVANT, OUTPUTS, PROCESSORS, READ, REFUSED, Generate, undecided
 from model.methods import make_method
-from model.tuning import Execution
+from model.tuning import Execution, choose_linear
 from tests.conftest import greedy, toy_model
 from tests.model.engine.fake_graphs import FakeGraphs
 from tests.model.test_decoder import layer_types
@@ -278,13 +278,20 @@ def test_an_end_is_one_id_or_several_of_the_decoder_or_of_the_call():
         learnt = drafter.rows.seen.sum()
 
 
-def test_generate_leaves_a_users_model_as_it_is_unless_asked():
-    model, packing = toy_model("llama-grouped"), Generate(linear="fused")
+def test_generate_packs_until_it_is_released_or_gone_where_it_does_not_fuse():
+    model, plain = toy_model("llama-grouped"), {"Linear"}
+    packed = {"PackedLinear"} if choose_linear(model) == "onednn" else plain
     expected = answer({}, model)
-    for ours, types in ((Generate(), {"Linear"}), (packing, {"FusedLinear", "Linear"}), (Generate(), {"Linear"})):
-        assert answer({}, model, custom_generate=ours).equal(expected)
-        assert layer_types(model) == types
-        packing.release(model)
+    for more, types in (({}, packed), ({"linear": "torch"}, plain), ({"linear": "fused"}, {"FusedLinear", *plain})):
+        ours = Generate(**more)
+        for _ in range(2):
+            assert answer({}, model, custom_generate=ours).equal(expected)
+            assert layer_types(model) == types
+            ours.release(model)
+            assert layer_types(model) == plain
+        answer({}, model, custom_generate=ours)
+        del ours
+        assert layer_types(model) == plain
 
 
 def test_generate_takes_more_tokens_than_the_model_has_positions():
