@@ -22,7 +22,7 @@ from .kernels import SDPA_GROUPED
 WINDOWED = ("DynamicSlidingWindowLayer", "LinearAttentionAndSlidingWindowAttentionLayer")
 ATTENTION = ("DynamicLayer", "DynamicIndexedLayer", "DummyLayer", *WINDOWED)
 DRIVEN = (*ATTENTION, "LinearAttentionLayer", "LinearAttentionAndFullAttentionLayer")
-PAST_END = 1024  # places behind the context that a draft may take
+PAST_END = 128  # places behind the context that a draft may take
 TRIED = (5, 24)  # the newest version of transformers that the tests passed with
 # What `forward` calls its cache: since transformers 5.24; before it, and in code from a hub; of recurrent states alone
 CACHE_NAMES = ("cache", "past_key_values", "cache_params")
@@ -117,12 +117,12 @@ def check_places(config: Any, name: str, context: int) -> None:
     if getattr(config, "alibi", False):
         raise UserError(f"{name}: ALiBi counts places in the cache, where a draft's siblings follow one another")
     local = getattr(config, "window_size", None) if "local" in getattr(config, "attention_layers", ()) else None
-    scaled = config.floor_scale - PAST_END if getattr(config, "attn_temperature_tuning", False) else None
+    scaled = config.floor_scale if getattr(config, "attn_temperature_tuning", False) else None
     for window in (local, getattr(config, "keep_window_size", None), scaled):
-        if window is not None and window < context:
+        if window is not None and (most := window - PAST_END) < context:
+            advice = f"set the context to {most} or less" if most > 1 else "too few for drafts"
             raise UserError(
-                f"{name}: its attention counts places in the cache once a text is longer than {window} tokens; set the "
-                f"context to {window} or less"
+                f"{name}: its attention counts places in the cache beyond {window}, drafts included; {advice}"
             )
 
 
