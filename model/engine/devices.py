@@ -183,6 +183,11 @@ class Turns:
     def __exit__(self, *error: object) -> None:
         self._lock.release()
 
+    @property
+    def held(self) -> bool:
+        """True if this thread is in a step."""
+        return bool(self._lock._is_owned())  # type: ignore[attr-defined]  # as above
+
 
 _turns: WeakKeyDictionary[torch.nn.Module, Turns] = WeakKeyDictionary()
 _making = threading.RLock()

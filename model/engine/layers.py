@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import transformers
@@ -19,14 +19,11 @@ from .cache import LayerShape, TreeCache
 from .kernels import SDPA_GROUPED
 from .tree import Draft, Tree
 
-if TYPE_CHECKING:
-    from .target import Target
-
 # Kinds of transformers' layers that the engine can drive, by name, as older versions lack some.
 WINDOWED = ("DynamicSlidingWindowLayer", "LinearAttentionAndSlidingWindowAttentionLayer")
 ATTENTION = ("DynamicLayer", "DynamicIndexedLayer", "DummyLayer", *WINDOWED)
 DRIVEN = (*ATTENTION, "LinearAttentionLayer", "LinearAttentionAndFullAttentionLayer")
-PAST_END = 1024  # places behind the context that a draft may take
+PAST_END = 128  # places behind the context that a draft may take
 TRIAL = 12  # tokens of the prompt
 TRIAL_ROOM = TRIAL + 6  # behind the prompt a root and five nodes
 # Of a row's greatest logit, what a draft and a row of the same tokens may differ by in that trial. At toy size, float32
@@ -126,12 +123,12 @@ def check_places(config: Any, name: str, context: int) -> None:
     if getattr(config, "alibi", False):
         raise UserError(f"{name}: ALiBi counts places in the cache, where a draft's siblings follow one another")
     local = getattr(config, "window_size", None) if "local" in getattr(config, "attention_layers", ()) else None
-    scaled = config.floor_scale - PAST_END if getattr(config, "attn_temperature_tuning", False) else None
+    scaled = config.floor_scale if getattr(config, "attn_temperature_tuning", False) else None
     for window in (local, getattr(config, "keep_window_size", None), scaled):
-        if window is not None and window < context:
+        if window is not None and (most := window - PAST_END) < context:
+            advice = f"set the context to {most} or less" if most > 1 else "too few for drafts"
             raise UserError(
-                f"{name}: its attention counts places in the cache once a text is longer than {window} tokens; set the "
-                f"context to {window} or less"
+                f"{name}: its attention counts places in the cache beyond {window}, drafts included; {advice}"
             )
 
 
@@ -182,13 +179,14 @@ def layer_types(model: Any) -> tuple[str, ...]:
 
 
 @torch.inference_mode()
-def try_draft(target: Target, cache: TreeCache) -> None:
+def try_draft(target: Any, cache: TreeCache) -> None:
     """Compare the logits of a small tree with those of a plain forward over each of its two texts.
 
     It guards what no rule foresees, such as attention that reads a prompt in both directions, or the cache's length
     instead of positions: the cache says to hold as much as it ever may.
 
     Args:
+        target: a `Target`.
         cache: an empty one of the target's, for TRIAL_ROOM tokens.
 
     Raises:

@@ -259,11 +259,12 @@ class Executor:
         """Forward a draft that the host has: eagerly, or padded to one of a few fixed shapes."""
         if self.execution == "eager":
             logits = self.target.forward(sequence.cache, draft)
+            hidden = self.target.hidden  # now, as a processor may forward the model, too
             sequence.mark("forward")
             choices = self.choice.after(
                 logits, draft, sequence.text, every=drafter.needs.choices, left=sequence.left, eos=sequence.eos
             )
-            return Forwarded(choices, logits, self.target.hidden)
+            return Forwarded(choices, logits, hidden)
         n = len(draft.tree)
         padded, launch = self.padded(sequence.cache, n, drafter, sequence.mark)
         padded.feed(draft, sequence.cache.length)

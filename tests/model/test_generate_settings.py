@@ -6,6 +6,8 @@ from transformers import (
     DynamicCache,
     EosTokenCriteria,
     GenerationConfig,
+    GPTNeoConfig,
+    GPTNeoForCausalLM,
     LogitsProcessor,
     MaxLengthCriteria,
     StoppingCriteria,
@@ -294,13 +296,31 @@ def test_generate_packs_until_it_is_released_or_gone_where_it_does_not_fuse():
         assert layer_types(model) == plain
 
 
-def test_generate_takes_more_tokens_than_the_model_has_positions():
+def test_generate_takes_more_tokens_than_the_model_has_positions(monkeypatch):
     """Stock `generate` does, and stops at the end of its answer; a model is driven for a longer text by one target."""
+    said = []
+    monkeypatch.setattr(generate_settings.logger, "warning_once", said.append)
     model, own = toy_model("llama"), greedy(toy_model("llama"), PROMPT, 251)
     for eos in (own[30], None):
         long = {"max_new_tokens": 5000, "eos_token_id": eos}
         text = answer(long, model, custom_generate=Generate(nodes=8))[0, 5:].tolist()
         assert text == (own if eos is None else own[: own.index(eos) + 1])
+        assert len(said) == (eos is None)
+    assert (
+        answer({}, model, custom_generate=Generate(nodes=8, context=12))[0, 5:].tolist() == own[:7] and "12" in said[1]
+    )
+    with pytest.raises(UserError, match="context=1: must be"):
+        Generate(context=1)
+
+
+def test_a_context_is_set_where_a_model_asks_for_one():
+    torch.manual_seed(0)
+    sizes = dict(vocab_size=61, hidden_size=32, num_layers=2, num_heads=4, window_size=140)
+    model = GPTNeoForCausalLM(GPTNeoConfig(**sizes, attention_types=[[["global", "local"], 1]])).eval()
+    with pytest.raises(UserError, match="set the context to 12 or less"):
+        answer({}, model, custom_generate=Generate())
+    ours = answer({}, model, custom_generate=Generate(nodes=8, context=12))
+    assert ours.equal(answer({"max_new_tokens": 7}, model))
 
 
 def test_a_criterion_is_asked_only_where_the_loop_does_not_decide():
