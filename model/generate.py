@@ -268,11 +268,7 @@ class Generate:
         ids = torch.tensor([text], device=input_ids.device)
         if token_streamer is not None:
             token_streamer.end()
-        if not config.return_dict_in_generate:
-            return ids
-        from transformers.generation import GenerateDecoderOnlyOutput
-
-        return GenerateDecoderOnlyOutput(sequences=ids)
+        return output(ids) if config.return_dict_in_generate else ids
 
     def _made(self, target: Target, eos: frozenset[int]) -> Drafter:
         return make_method(self.method, target, eos=eos, **self.settings)
@@ -287,6 +283,13 @@ class Generate:
                 new.load_state_dict(drafter.state_dict())
             state.drafters[self], drafter = (target, eos, new), new
         return drafter
+
+
+def output(ids: torch.Tensor) -> Any:
+    """Return ids (1, n) as transformers' class of outputs."""
+    from transformers.generation import GenerateDecoderOnlyOutput
+
+    return GenerateDecoderOnlyOutput(sequences=ids)
 
 
 def _restore(models: Iterable[Any]) -> None:
