@@ -21,6 +21,7 @@ from model.engine import Target
 from model.errors import UserError
 from model.files import located
 from model.quantization import quantize
+from model.settings import check_settings
 
 from ..errors import one_line
 from ..records.provenance import describe_device
@@ -28,7 +29,7 @@ from . import digests, gguf, hub
 from .bench import DEFAULT, choose_template
 from .devices import check_placement, choose_device, place_model
 from .locks import before_release
-from .settings import ModelSettings, check_settings
+from .settings import ModelSettings
 
 SPECIAL_IDS = (
     "eos_token_id",
