@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import closing
 from dataclasses import replace
 from typing import Any
@@ -17,7 +17,7 @@ from .engine.layers import CACHE_NAMES
 from .engine.linear import unpack_linears
 from .engine.sampling import Sampling, drawn_by
 from .engine.target import DEFAULT_CONTEXT, position_limit, unwrapped
-from .errors import UserError
+from .errors import UserError, one_line
 from .methods import DEFAULT, make_method
 from .tuning import choose_execution, choose_linear
 
@@ -42,7 +42,7 @@ IRRELEVANT = (
     *("assistant_confidence_threshold", "assistant_ensemble_weight", "assistant_lookbehind", "target_lookbehind"),
     *("num_assistant_tokens", "num_assistant_tokens_schedule", "max_matching_ngram_size"),
 )
-# What is refused, and the values by which it is not asked for.
+# What is refused, and the values by which it is not asked for; the last of them is always valid.
 REFUSED: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("num_beams", "num_beam_groups", "num_return_sequences", "guidance_scale"), (None, 1)),
     **dict.fromkeys(("dola_layers", "constraints", "force_words_ids", "watermarking_config"), (None,)),
@@ -50,7 +50,7 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("use_mtp", "is_assistant"), (None, False)),
     "prefill_chunk_size": (None,),
     "penalty_alpha": (None, 0),
-    "cache_implementation": (None, "dynamic", "hybrid", "static", "offloaded", "offloaded_static"),  # all but quantized
+    "cache_implementation": ("dynamic", "hybrid", "static", "offloaded", "offloaded_static", None),  # all but quantized
 }
 OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")  # refused with a dictionary
 
@@ -66,15 +66,11 @@ def refuse(model: Any, input_ids: torch.Tensor, config: Any, kwargs: dict[str, A
         config: the GenerationConfig of the call.
         kwargs: what `generate` hands to the model.
     """
-    listed = {*DRAWS, *PROCESSORS, *READ, *IRRELEVANT, *REFUSED, *OUTPUTS}
-    fields = [name for name in vars(type(config)()) if not name.startswith("_")]  # others are a checkpoint's remarks
     caches = {name: kwargs[name] for name in CACHE_NAMES if kwargs.get(name) is not None}
     positions, mask = kwargs.get("position_ids"), kwargs.get("attention_mask")
     cannot = {
-        "a batch of several sequences": input_ids.shape[0] > 1,
         **dict.fromkeys(_refused(config), True),
         **{name: bool(config.return_dict_in_generate and getattr(config, name, False)) for name in OUTPUTS},
-        **dict.fromkeys(changed(config, [name for name in fields if name not in listed]), True),
         "padding (attention_mask)": mask is not None and not bool((mask == 1).all()),
         **{name: any(vars(layer).get("device") is not None for layer in caches[name].layers) for name in caches},
         "inputs_embeds": kwargs.get("inputs_embeds") is not None,
@@ -85,45 +81,63 @@ def refuse(model: Any, input_ids: torch.Tensor, config: Any, kwargs: dict[str, A
     }
     if names := [name for name, in_use in cannot.items() if in_use]:
         raise UserError(f"custom_generate: this decoding has no {', '.join(names)}; leave it out")
+    if input_ids.shape[0] > 1:
+        raise UserError(f"Generate() takes one sequence at a time; got a batch of {input_ids.shape[0]}")
 
 
 def changed(config: Any, names: Collection[str]) -> dict[str, Any]:
     """Return those of these settings that a GenerationConfig sets to something else than transformers' default."""
     defaults: dict[str, Any] = vars(type(config)()) | getattr(config, "_get_default_generation_params", dict)()
     values = {name: getattr(config, name, None) for name in names}
-    return {name: value for name, value in values.items() if value not in (None, defaults.get(name))}
+    return {name: v for name, v in values.items() if isinstance(v, torch.Tensor) or v not in (None, defaults.get(name))}
 
 
 def _refused(config: Any) -> dict[str, Any]:
+    """Return what is asked for and refused: settings of REFUSED, and those that nobody has looked at."""
+    listed = {*DRAWS, *PROCESSORS, *READ, *IRRELEVANT, *REFUSED, *OUTPUTS}
+    fields = [name for name in vars(type(config)()) if not name.startswith("_")]  # others are a checkpoint's remarks
     values = {name: getattr(config, name, None) for name in REFUSED}
-    return {name: value for name, value in values.items() if value not in REFUSED[name]}
+    refused = {name: value for name, value in values.items() if value not in REFUSED[name]}
+    return refused | changed(config, [name for name in fields if name not in listed])
 
 
-def not_applied(config: Any) -> str:
+def not_applied(config: Any, tokenizer: Any) -> str:
     """Return in words which settings of a model's own GenerationConfig `Decoder` does not apply."""
-    settings = changed(config, ("do_sample", *DRAWS) if config.do_sample else ())
-    settings |= _refused(config)
+    settings = changed(config, ("do_sample", *DRAWS) if config.do_sample else ()) | _refused(config)
+    settings |= changed(config, ("token_healing", *(("stop_strings",) if tokenizer is None else ())))
     return ", ".join(f"{name}={value}" for name, value in settings.items())
 
 
-def with_own_processors(
-    sampling: Sampling, model: Any, ids: list[int], max_new_tokens: int, eos: Collection[int]
-) -> Sampling:
-    """Add the processors of the model's own GenerationConfig, as transformers prepares them for a prompt."""
-    if not changed(model.generation_config, PROCESSORS):
-        return sampling
-    processors: list[Any] = []
+def with_own_settings(
+    sampling: Sampling, target: Target, ids: list[int], max_new_tokens: int, eos: Collection[int]
+) -> tuple[Sampling, list[Any]]:
+    """Add the processors of the model's own GenerationConfig, as transformers prepares them for a prompt.
 
-    def prepared(model: Any, input_ids: torch.Tensor, logits_processor: Any = (), **kwargs: Any) -> torch.Tensor:
-        processors.extend(logits_processor)
+    Returns:
+        Also its criteria: `max_time`. Stop strings need a tokenizer and are the decoder's.
+
+    Raises:
+        UserError: transformers refuses its values.
+    """
+    model, prepared = target.model, dict[str, Any]()
+    if not changed(model.generation_config, (*PROCESSORS, "max_time")):
+        return sampling, []
+
+    def prepare(model: Any, input_ids: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        prepared.update(kwargs)
         return input_ids
 
-    prompt = torch.tensor([ids], device=model.device)
+    prompt = torch.tensor([ids], device=target.device)
     settings: dict[str, Any] = {} if sampling.repetition_penalty == 1 else {"repetition_penalty": 1.0}  # the caller's
     settings |= dict(attention_mask=torch.ones_like(prompt), max_new_tokens=max_new_tokens, pad_token_id=0)
-    settings["eos_token_id"] = sorted(eos)
-    model.generate(prompt, do_sample=False, custom_generate=prepared, **settings)
-    return replace(sampling, processors=(*processors, *sampling.processors))
+    settings |= dict(eos_token_id=sorted(eos), do_sample=False, token_healing=False, stop_strings=None)
+    settings |= {name: REFUSED[name][-1] for name in _refused(model.generation_config) if name in REFUSED}
+    try:
+        model.generate(prompt, custom_generate=prepare, **settings)
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{target.name}: its generation_config is refused ({one_line(error)[:200]})") from None
+    criteria = undecided(prepared["stopping_criteria"], len(ids) + max_new_tokens, eos)
+    return replace(sampling, processors=(*prepared["logits_processor"], *sampling.processors)), list(criteria)
 
 
 def _prepared_elsewhere(model: Any) -> bool:
@@ -241,17 +255,14 @@ class Generate:
             eos=eos,
             sampling=sampling,
             execution=execution.under(sampling),
+            ends=asked(undecided(stopping_criteria or (), config.max_length, eos), input_ids.device),
         )
-        criteria, text = undecided(stopping_criteria or (), config.max_length, eos), list(prompt)
+        text = list(prompt)
         with closing(steps):
             for step in steps:
-                for token in step.tokens:
-                    text.append(token)
-                    if token_streamer is not None:
-                        token_streamer.put(torch.tensor([token]))
-                    if criteria and criteria(torch.tensor([text], device=input_ids.device), None).all():
-                        steps.close()
-                        break
+                text += step.tokens
+                for token in step.tokens if token_streamer is not None else ():
+                    token_streamer.put(torch.tensor([token]))
         ids = torch.tensor([text], device=input_ids.device)
         if token_streamer is not None:
             token_streamer.end()
@@ -285,9 +296,21 @@ def undecided(criteria: Iterable[Any], max_length: int, eos: Collection[int]) ->
     return StoppingCriteriaList(criterion for criterion in criteria if not decided(criterion))
 
 
-def eos_ids(ids: int | Iterable[int] | None) -> frozenset[int]:
-    """Return the ids of an `eos_token_id`, which may be one, several or none."""
-    return frozenset({ids} if isinstance(ids, int) else ids or ())
+def asked(criteria: Iterable[Any], device: torch.device) -> Callable[[list[int]], bool] | None:
+    """Return what tells whether one of transformers' criteria ends a text, as `decode` asks it; None without any."""
+    from transformers.generation import StoppingCriteriaList
+
+    listed = StoppingCriteriaList(criteria)
+    return (lambda text: bool(listed(torch.tensor([text], device=device), None).all())) if listed else None
+
+
+def eos_ids(ids: Any) -> frozenset[int]:
+    """Return the ids of an `eos_token_id`, which may be one, several or none. Raises UserError for anything else."""
+    listed = ids.tolist() if hasattr(ids, "tolist") else ids  # a tensor
+    found = [getattr(t, "tolist", lambda t=t: t)() for t in ([listed] if isinstance(listed, int) else listed or ())]
+    if not all(isinstance(token, int) for token in found):
+        raise UserError(f"eos={ids}: must be a token id, or several")
+    return frozenset(found)
 
 
 def target_of(model: Any, length: int, linear: str = "torch") -> Target:

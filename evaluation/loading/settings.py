@@ -17,6 +17,7 @@ class ModelSettings:
     device: str = "auto"
     device_map: Literal["auto", "balanced", "balanced_low_0", "sequential"] | dict[str, Any] | None = None
     template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     context: int | None = None
     attention: Literal["auto", "sdpa", "eager"] = "auto"
     linear: Literal["auto", "onednn", "fused", "torch"] = "auto"

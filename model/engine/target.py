@@ -65,7 +65,7 @@ class Target:
     def __init__(self, model: Any, *, context: int | None = None, linear: str = "torch") -> None:
         warn_untried()
         self.model, self.linear = unwrapped(model), linear
-        with self.turns:
+        with self.turns, torch.autocast(device_of(self.model).type, enabled=False):  # as answers outside of it need it
             self._examine(context)
 
     def _examine(self, context: int | None) -> None:
@@ -78,7 +78,12 @@ class Target:
         if context is not None and limit is not None and context > limit:
             raise UserError(f"{self.name}: context={context} is more than the {limit} positions the model has")
         self.context: int = context or min(limit or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
-        self.device: torch.device = model.get_input_embeddings().weight.device
+        if not isinstance(getattr(model.get_output_embeddings(), "weight", None), torch.Tensor):
+            raise UserError(
+                f"{self.name}: has no head with a tensor of weights; after torch's quantize_dynamic its products would "
+                "depend on the draft: use another quantization"
+            )
+        self.device = device_of(model)
         self.dtype: torch.dtype = model.get_input_embeddings().weight.dtype
         self.vocab_size: int = model.get_output_embeddings().weight.shape[0]
         takes, self._cache_name = check_forward(model, self.name)
@@ -469,6 +474,14 @@ def unwrapped(model: Any) -> Any:
             model = model.get_base_model()
         else:
             return model
+
+
+def device_of(model: Any) -> torch.device:
+    """Return the device of a model's inputs; of offloaded embeddings that on which accelerate's hook runs them."""
+    embeddings = model.get_input_embeddings()
+    device: torch.device = embeddings.weight.device
+    hook = getattr(embeddings, "_hf_hook", None)
+    return torch.device(hook.execution_device) if device.type == "meta" and hook is not None else device
 
 
 def check_hooks(model: Any, name: str) -> None:

@@ -136,6 +136,8 @@ class Rows:
             keys, ids, scores = (state.get(f"{name}_{field}", torch.zeros(0)) for field in ROW_FIELDS)
             if not ids.shape == scores.shape == (len(keys), self.k):
                 raise UserError(f"start: goose's saved rows by {name} are not keys with {self.k} candidates and scores")
+            if not bool(scores.isfinite().all()):
+                raise UserError("start: goose's saved scores are no finite numbers")
             check_ids("rows", ids, self.vocab_size)
             check_ids("rows", keys, keys_below)
 

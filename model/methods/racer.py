@@ -72,7 +72,7 @@ class Racer(Drafter):
     def state_dict(self) -> dict[str, torch.Tensor]:
         return self.matrix.state_dict() | self.trie.state_dict()
 
-    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+    def _load(self, state: dict[str, torch.Tensor]) -> None:
         trie = NgramTrie(*self._trie_settings)
         trie.load_state_dict(state, len(self.matrix.candidates))
         self.matrix.check_state(state)

@@ -119,7 +119,10 @@ MISTAKES = [
     (["generate", EMBEDDED, "--prompt", "x", "--max-new-tokens", "0"], "max_new_tokens=0"),
     (["generate", EMBEDDED, "--prompt", "x", "--device", "foo"], "device=foo"),
     (["generate", EMBEDDED, "--prompt", "x", "--dtype", "foo"], "dtype=foo: use one of auto"),
-    (["generate", EMBEDDED, "--prompt", "x", "--method", "sps"], "method sps: draft_path: Speculative needs this setting"),
+    (
+        ["generate", EMBEDDED, "--prompt", "x", "--method", "sps"],
+        "method sps: draft_path: Speculative needs this setting",
+    ),
     (["generate", EMBEDDED, "--prompt", "x", "--set", "k=abc"], "method dynamic"),
     (["generate", EMBEDDED, "--prompt", "x", "--seed", "99999999999999999999"], "sampling.seed="),
 ]
