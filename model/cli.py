@@ -197,7 +197,7 @@ def parser() -> argparse.ArgumentParser:
         command.add_argument("--seed", type=int, default=0)
         command.add_argument("--stop", action="append", metavar="TEXT", help="end an answer at this text")
         command.add_argument(
-            "--chat-template-kwargs", type=value_of, metavar="JSON", help='such as \'{"enable_thinking": false}\''
+            "--chat-template-kwargs", type=value_of, metavar="JSON", help="such as '{\"enable_thinking\": false}'"
         )
         command.add_argument("--dtype", default="auto", help="auto, float32, float16, bfloat16")
         command.add_argument("--device", help="default: CUDA if available")

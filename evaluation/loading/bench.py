@@ -173,7 +173,7 @@ VICUNA = "vicuna_v1.1"
 
 
 def choose_template(name: str | None, tokenizer: Any, path: str) -> str:
-    """Return the template asked for, else the model's own, Vicuna's for Vicuna, or none. Raises UserError if unknown."""
+    """Return the template asked for, else the model's own, Vicuna's for a Vicuna, raw. Raises UserError if unknown."""
     if name is None:
         return CHAT if takes_chats(tokenizer) else VICUNA if "vicuna" in path.lower() else RAW
     if name == CHAT and not takes_chats(tokenizer):

@@ -114,7 +114,7 @@ class Request:
         reuse: what the last sequence committed of this prompt's beginning is not forwarded again (a conversation's
             earlier turns), unless the method needs something of that forward which it did not keep.
         clock: times the steps for the method's `Sizing`; default: `step_clock`.
-        ends: asked after each token, given prompt and answer so far: True if the answer ends there, as by a stop string.
+        ends: asked after each token, given prompt and answer so far: True if the answer ends there (stop strings).
     """
 
     max_new_tokens: int

@@ -65,8 +65,13 @@ class Target:
     def __init__(self, model: Any, *, context: int | None = None, linear: str = "torch") -> None:
         warn_untried()
         self.model, self.linear = unwrapped(model), linear
-        with self.turns, torch.autocast(device_of(self.model).type, enabled=False):  # as answers outside of it need it
+        self._is_compiled = any(is_compiled(module) for module in self.model.modules())
+        with self.turns, self._uncompiled(), torch.autocast(device_of(self.model).type, enabled=False):
             self._examine(context)
+
+    def _uncompiled(self) -> AbstractContextManager[Any]:
+        """Run uncompiled what the owner compiled in place: drafts have many shapes, and recompiling has a limit."""
+        return torch.compiler.set_stance("force_eager") if self._is_compiled else nullcontext()
 
     def _examine(self, context: int | None) -> None:
         """Read shapes, device and limits of the model; refuse what the engine cannot drive."""
@@ -237,15 +242,10 @@ class Target:
 
     @contextmanager
     def hidden_states(self, wanted: bool = True) -> Iterator[None]:
-        """Store the head's input in `hidden` in each forward of this thread. Free if not wanted.
-
-        Raises:
-            UserError: the model was compiled by its owner, and compiled code does not notice that hooks come and go.
-        """
+        """Store the head's input in `hidden` in each forward of this thread. Free if not wanted."""
         if not wanted:
             yield
             return
-        check_hooks(self.model, self.name)
         thread = get_ident()
 
         def store(module: Any, args: Any, output: Any) -> None:
@@ -448,7 +448,8 @@ class Target:
         inputs = {"attention_mask": mask, self._cache_name: cache, "use_cache": True} | kwargs
         if self._takes_positions:
             inputs["position_ids"] = positions[None]
-        logits: torch.Tensor = self.model(input_ids=tokens[None], **inputs).logits[0]
+        with self._uncompiled():
+            logits: torch.Tensor = self.model(input_ids=tokens[None], **inputs).logits[0]
         return logits
 
 
@@ -484,14 +485,10 @@ def device_of(model: Any) -> torch.device:
     return torch.device(hook.execution_device) if device.type == "meta" and hook is not None else device
 
 
-def check_hooks(model: Any, name: str) -> None:
-    """Refuse a model whose forward its owner had compiled, where a method needs a hook inside it."""
-    for module in (model, model.get_decoder()):
-        forward = vars(module).get("forward")
-        if module._compiled_call_impl is not None or hasattr(forward, "_torchdynamo_orig_callable"):
-            raise UserError(
-                f"{name}: its forward is compiled, and this method reads hidden states inside it; give it uncompiled"
-            )
+def is_compiled(module: Any) -> bool:
+    """True if its owner had a module's forward compiled in place."""
+    forward = vars(module).get("forward")
+    return module._compiled_call_impl is not None or hasattr(forward, "_torchdynamo_orig_callable")
 
 
 def form_of(model: Any) -> tuple[Any, ...]:
