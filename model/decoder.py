@@ -275,7 +275,7 @@ class Decoder:
         strings = (stop,) if isinstance(stop, str) else tuple(stop or ())
         if strings and self.tokenizer is None:
             raise UserError("stop: needs a tokenizer, and this decoder has none")
-        if strings != self._stop[0]:  # making one takes a look at all of the vocabulary
+        if strings and strings != self._stop[0]:  # making one takes a look at all of the vocabulary
             from transformers import StopStringCriteria
 
             try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections.abc import Callable, Collection, Iterable
 from contextlib import closing
@@ -42,7 +43,7 @@ IRRELEVANT = (
     *("assistant_confidence_threshold", "assistant_ensemble_weight", "assistant_lookbehind", "target_lookbehind"),
     *("num_assistant_tokens", "num_assistant_tokens_schedule", "max_matching_ngram_size"),
 )
-# What is refused, and the values by which it is not asked for; the last of them is always valid.
+# What is refused, and the values by which it is not asked for.
 REFUSED: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("num_beams", "num_beam_groups", "num_return_sequences", "guidance_scale"), (None, 1)),
     **dict.fromkeys(("dola_layers", "constraints", "force_words_ids", "watermarking_config"), (None,)),
@@ -50,7 +51,7 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("use_mtp", "is_assistant"), (None, False)),
     "prefill_chunk_size": (None,),
     "penalty_alpha": (None, 0),
-    "cache_implementation": ("dynamic", "hybrid", "static", "offloaded", "offloaded_static", None),  # all but quantized
+    "cache_implementation": (None, "dynamic", "hybrid", "static", "offloaded", "offloaded_static"),  # all but quantized
 }
 OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")  # refused with a dictionary
 
@@ -119,21 +120,23 @@ def with_own_settings(
     Raises:
         UserError: transformers refuses its values.
     """
-    model, prepared = target.model, dict[str, Any]()
-    if not changed(model.generation_config, (*PROCESSORS, "max_time")):
+    prepared = dict[str, Any]()
+    own = changed(target.model.generation_config, (*PROCESSORS, "max_time"))
+    if not own:
         return sampling, []
 
     def prepare(model: Any, input_ids: torch.Tensor, **kwargs: Any) -> torch.Tensor:
         prepared.update(kwargs)
         return input_ids
 
+    if sampling.repetition_penalty != 1:  # the caller's
+        own["repetition_penalty"] = 1.0
+    own |= dict(eos_token_id=sorted(eos), pad_token_id=0, max_new_tokens=max_new_tokens)
     prompt = torch.tensor([ids], device=target.device)
-    settings: dict[str, Any] = {} if sampling.repetition_penalty == 1 else {"repetition_penalty": 1.0}  # the caller's
-    settings |= dict(attention_mask=torch.ones_like(prompt), max_new_tokens=max_new_tokens, pad_token_id=0)
-    settings |= dict(eos_token_id=sorted(eos), do_sample=False, token_healing=False, stop_strings=None)
-    settings |= {name: REFUSED[name][-1] for name in _refused(model.generation_config) if name in REFUSED}
+    model = copy.copy(target.model)  # a shallow one, whose config has nothing but these: `generate` adds all others
     try:
-        model.generate(prompt, custom_generate=prepare, **settings)
+        model.generation_config = type(model.generation_config)(**own)
+        model.generate(prompt, custom_generate=prepare, attention_mask=torch.ones_like(prompt))
     except (ValueError, TypeError) as error:
         raise UserError(f"{target.name}: its generation_config is refused ({one_line(error)[:200]})") from None
     criteria = undecided(prepared["stopping_criteria"], len(ids) + max_new_tokens, eos)

@@ -172,10 +172,10 @@ CHAT, RAW = "chat", "raw"  # the tokenizer's own chat template; the texts alone,
 VICUNA = "vicuna_v1.1"
 
 
-def choose_template(name: str | None, tokenizer: Any, path: str) -> str:
+def choose_template(name: str | None, tokenizer: Any, model: str) -> str:
     """Return the template asked for, else the model's own, Vicuna's for a Vicuna, raw. Raises UserError if unknown."""
     if name is None:
-        return CHAT if takes_chats(tokenizer) else VICUNA if "vicuna" in path.lower() else RAW
+        return CHAT if takes_chats(tokenizer) else VICUNA if "vicuna" in model.lower() else RAW
     if name == CHAT and not takes_chats(tokenizer):
         raise UserError(
             "model.template=chat: this tokenizer has no chat template; name one of fschat's, e.g. vicuna_v1.1, or raw"

@@ -25,6 +25,8 @@ from .layers import (
     check_places,
     check_positions,
     check_training,
+    device_of,
+    is_compiled,
     layer_types,
     probe_layers,
     warn_untried,
@@ -475,20 +477,6 @@ def unwrapped(model: Any) -> Any:
             model = model.get_base_model()
         else:
             return model
-
-
-def device_of(model: Any) -> torch.device:
-    """Return the device of a model's inputs; of offloaded embeddings that on which accelerate's hook runs them."""
-    embeddings = model.get_input_embeddings()
-    device: torch.device = embeddings.weight.device
-    hook = getattr(embeddings, "_hf_hook", None)
-    return torch.device(hook.execution_device) if device.type == "meta" and hook is not None else device
-
-
-def is_compiled(module: Any) -> bool:
-    """True if its owner had a module's forward compiled in place."""
-    forward = vars(module).get("forward")
-    return module._compiled_call_impl is not None or hasattr(forward, "_torchdynamo_orig_callable")
 
 
 def form_of(model: Any) -> tuple[Any, ...]:

@@ -211,13 +211,18 @@ def test_a_damaged_state_is_one_line(monkeypatch, tmp_path):
     decoder = Decoder(toy_model("llama"), method="recycling")
     decoder.save_state(tmp_path / "state")
 
-    def damaged(state):
-        state.clear()
-        raise KeyError("size")
+    decoder.generate(PROMPT, max_new_tokens=5)
+    learnt, load = decoder.method.matrix.candidates.clone(), decoder.method.matrix.load_state_dict
 
-    monkeypatch.setattr(decoder.method.matrix, "check_state", damaged)
+    def damaged(state):
+        load(state)
+        if not state["candidates"].any():
+            raise KeyError("size")
+
+    monkeypatch.setattr(decoder.method.matrix, "load_state_dict", damaged)
     with pytest.raises(UserError, match=r"start: a damaged state \(KeyError\('size'\)\)"):
         decoder.load_state(tmp_path / "state")
+    assert decoder.method.matrix.candidates.equal(learnt), "what was half loaded is taken back"
 
 
 def test_a_decoder_that_cannot_be_made_leaves_the_model_as_it_was(monkeypatch):
