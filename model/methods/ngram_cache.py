@@ -52,7 +52,7 @@ class NgramCache(LayoutDrafter):
         check_whole("ngram_cache", 1, MAX_KEPT, capacity=capacity)
         check_whole("ngram_cache", 1, 64, leader=leader, follower=follower, followers=followers)
         check_whole("ngram_cache", follower, nodes=nodes)
-        super().__init__(torch.device(device))
+        super().__init__(torch.device(device), vocab_size)
         self.leader, self.follower = leader, follower
         self.table = NgramTable(leader, follower, capacity=capacity, followers=followers, vocab_size=vocab_size)
         self.stores = [self.table]

@@ -58,7 +58,7 @@ class SuffixDecoding(Drafter):
         check_whole("suffix_decoding", 0, MAX_KEPT, cached_answers=cached_answers)
         _check_number(MAX_NODES, factor=factor, offset=offset)
         _check_number(1, min_token_prob=min_token_prob)
-        super().__init__(torch.device(device))
+        super().__init__(torch.device(device), vocab_size)
         self.max_nodes, self.stateful = 1 + nodes, cached_answers > 0
         self.depth = depth
         self.limits = Limits(nodes, np.float32(factor), np.float32(offset), np.float32(min_token_prob), branches)

@@ -9,6 +9,7 @@ from ..errors import UserError
 
 MAX_NODES = 4096  # of a draft
 MAX_KEPT = 1 << 24  # n-grams, answers or nodes of a trie that are kept between prompts
+PADDING = 512  # vocabularies of one tokenizer, padded for different models, differ by fewer rows
 
 
 def check_whole(method: str, least: int, most: int = MAX_NODES, **settings: Any) -> None:
