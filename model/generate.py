@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import weakref
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import closing
 from dataclasses import replace
 from typing import Any
@@ -18,7 +19,7 @@ from .engine.layers import CACHE_NAMES
 from .engine.linear import unpack_linears
 from .engine.sampling import Sampling, drawn_by
 from .engine.target import DEFAULT_CONTEXT, position_limit, unwrapped
-from .errors import UserError
+from .errors import UserError, one_line
 from .methods import DEFAULT, make_method
 from .tuning import choose_execution, choose_linear
 
@@ -68,15 +69,11 @@ def refuse(model: Any, input_ids: torch.Tensor, config: Any, kwargs: dict[str, A
         config: the GenerationConfig of the call.
         kwargs: what `generate` hands to the model.
     """
-    listed = {*DRAWS, *PROCESSORS, *READ, *IRRELEVANT, *REFUSED, *OUTPUTS}
-    fields = [name for name in vars(type(config)()) if not name.startswith("_")]  # others are a checkpoint's remarks
     caches = {name: kwargs[name] for name in CACHE_NAMES if kwargs.get(name) is not None}
     positions, mask = kwargs.get("position_ids"), kwargs.get("attention_mask")
     cannot = {
-        "a batch of several sequences": input_ids.shape[0] > 1,
         **dict.fromkeys(_refused(config), True),
         **{name: bool(config.return_dict_in_generate and getattr(config, name, False)) for name in OUTPUTS},
-        **dict.fromkeys(changed(config, [name for name in fields if name not in listed]), True),
         "padding (attention_mask)": mask is not None and not bool((mask == 1).all()),
         **{name: any(vars(layer).get("device") is not None for layer in caches[name].layers) for name in caches},
         "inputs_embeds": kwargs.get("inputs_embeds") is not None,
@@ -87,45 +84,65 @@ def refuse(model: Any, input_ids: torch.Tensor, config: Any, kwargs: dict[str, A
     }
     if names := [name for name, in_use in cannot.items() if in_use]:
         raise UserError(f"custom_generate: this decoding has no {', '.join(names)}; leave it out")
+    if input_ids.shape[0] > 1:
+        raise UserError(f"Generate() takes one sequence at a time; got a batch of {input_ids.shape[0]}")
 
 
 def changed(config: Any, names: Collection[str]) -> dict[str, Any]:
     """Return those of these settings that a GenerationConfig sets to something else than transformers' default."""
     defaults: dict[str, Any] = vars(type(config)()) | getattr(config, "_get_default_generation_params", dict)()
     values = {name: getattr(config, name, None) for name in names}
-    return {name: value for name, value in values.items() if value not in (None, defaults.get(name))}
+    return {name: v for name, v in values.items() if isinstance(v, torch.Tensor) or v not in (None, defaults.get(name))}
 
 
 def _refused(config: Any) -> dict[str, Any]:
+    """Return what is asked for and refused: settings of REFUSED, and those that nobody has looked at."""
+    listed = {*DRAWS, *PROCESSORS, *READ, *IRRELEVANT, *REFUSED, *OUTPUTS}
+    fields = [name for name in vars(type(config)()) if not name.startswith("_")]  # others are a checkpoint's remarks
     values = {name: getattr(config, name, None) for name in REFUSED}
-    return {name: value for name, value in values.items() if value not in REFUSED[name]}
+    refused = {name: value for name, value in values.items() if value not in REFUSED[name]}
+    return refused | changed(config, [name for name in fields if name not in listed])
 
 
-def not_applied(config: Any) -> str:
+def not_applied(config: Any, tokenizer: Any) -> str:
     """Return in words which settings of a model's own GenerationConfig `Decoder` does not apply."""
-    settings = changed(config, ("do_sample", *DRAWS) if config.do_sample else ())
-    settings |= _refused(config)
+    settings = changed(config, ("do_sample", *DRAWS) if config.do_sample else ()) | _refused(config)
+    settings |= changed(config, ("token_healing", *(("stop_strings",) if tokenizer is None else ())))
     return ", ".join(f"{name}={value}" for name, value in settings.items())
 
 
-def with_own_processors(
-    sampling: Sampling, model: Any, ids: list[int], max_new_tokens: int, eos: Collection[int]
-) -> Sampling:
-    """Add the processors of the model's own GenerationConfig, as transformers prepares them for a prompt."""
-    if not changed(model.generation_config, PROCESSORS):
-        return sampling
-    processors: list[Any] = []
+def with_own_settings(
+    sampling: Sampling, target: Target, ids: list[int], max_new_tokens: int, eos: Collection[int]
+) -> tuple[Sampling, list[Any]]:
+    """Add the processors of the model's own GenerationConfig, as transformers prepares them for a prompt.
 
-    def prepared(model: Any, input_ids: torch.Tensor, logits_processor: Any = (), **kwargs: Any) -> torch.Tensor:
-        processors.extend(logits_processor)
+    Returns:
+        Also its criteria: `max_time`. Stop strings need a tokenizer and are the decoder's.
+
+    Raises:
+        UserError: transformers refuses its values.
+    """
+    prepared = dict[str, Any]()
+    own = changed(target.model.generation_config, (*PROCESSORS, "max_time"))
+    if not own:
+        return sampling, []
+
+    def prepare(model: Any, input_ids: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        prepared.update(kwargs)
         return input_ids
 
-    prompt = torch.tensor([ids], device=model.device)
-    settings: dict[str, Any] = {} if sampling.repetition_penalty == 1 else {"repetition_penalty": 1.0}  # the caller's
-    settings |= dict(attention_mask=torch.ones_like(prompt), max_new_tokens=max_new_tokens, pad_token_id=0)
-    settings["eos_token_id"] = sorted(eos)
-    model.generate(prompt, do_sample=False, custom_generate=prepared, **settings)
-    return replace(sampling, processors=(*processors, *sampling.processors))
+    if sampling.repetition_penalty != 1:  # the caller's
+        own["repetition_penalty"] = 1.0
+    own |= dict(eos_token_id=sorted(eos), pad_token_id=0, max_new_tokens=max_new_tokens)
+    prompt = torch.tensor([ids], device=target.device)
+    model = copy.copy(target.model)  # a shallow one, whose config has nothing but these: `generate` adds all others
+    try:
+        model.generation_config = type(model.generation_config)(**own)
+        model.generate(prompt, custom_generate=prepare, attention_mask=torch.ones_like(prompt))
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{target.name}: its generation_config is refused ({one_line(error)[:200]})") from None
+    criteria = undecided(prepared["stopping_criteria"], len(ids) + max_new_tokens, eos)
+    return replace(sampling, processors=(*prepared["logits_processor"], *sampling.processors)), list(criteria)
 
 
 def _prepared_elsewhere(model: Any) -> bool:
@@ -252,17 +269,14 @@ class Generate:
             eos=eos,
             sampling=sampling,
             execution=execution.under(sampling),
+            ends=asked(undecided(stopping_criteria or (), config.max_length, eos), input_ids.device),
         )
-        criteria, text = undecided(stopping_criteria or (), config.max_length, eos), list(prompt)
+        text = list(prompt)
         with closing(steps):
             for step in steps:
-                for token in step.tokens:
-                    text.append(token)
-                    if token_streamer is not None:
-                        token_streamer.put(torch.tensor([token]))
-                    if criteria and criteria(torch.tensor([text], device=input_ids.device), None).all():
-                        steps.close()
-                        break
+                text += step.tokens
+                for token in step.tokens if token_streamer is not None else ():
+                    token_streamer.put(torch.tensor([token]))
         if len(text) == end < config.max_length:
             logger.warning_once(f"{target.name}: the answer ends at the {end} tokens that its context has")
         ids = torch.tensor([text], device=input_ids.device)
@@ -311,9 +325,21 @@ def undecided(criteria: Iterable[Any], max_length: int, eos: Collection[int]) ->
     return StoppingCriteriaList(criterion for criterion in criteria if not decided(criterion))
 
 
-def eos_ids(ids: int | Iterable[int] | None) -> frozenset[int]:
-    """Return the ids of an `eos_token_id`, which may be one, several or none."""
-    return frozenset({ids} if isinstance(ids, int) else ids or ())
+def asked(criteria: Iterable[Any], device: torch.device) -> Callable[[list[int]], bool] | None:
+    """Return what tells whether one of transformers' criteria ends a text, as `decode` asks it; None without any."""
+    from transformers.generation import StoppingCriteriaList
+
+    listed = StoppingCriteriaList(criteria)
+    return (lambda text: bool(listed(torch.tensor([text], device=device), None).all())) if listed else None
+
+
+def eos_ids(ids: Any) -> frozenset[int]:
+    """Return the ids of an `eos_token_id`, which may be one, several or none. Raises UserError for anything else."""
+    listed = ids.tolist() if hasattr(ids, "tolist") else ids  # a tensor
+    found = [getattr(t, "tolist", lambda t=t: t)() for t in ([listed] if isinstance(listed, int) else listed or ())]
+    if not all(isinstance(token, int) for token in found):
+        raise UserError(f"eos={ids}: must be a token id, or several")
+    return frozenset(found)
 
 
 def target_of(model: Any, length: int, linear: str = "torch", most: int | None = None) -> Target:

@@ -71,7 +71,7 @@ class Picture:
             steps.append(record)
         step = max(drafts, key=lambda number: sum(ok for _, _, ok in drafts[number]), default=0)
         tokens, lengths = [token for record in steps for token in record.tokens], [s.accepted for s in steps]
-        return cls(list(pieces(steps, decoder.text_of)), tokens, lengths, step, drafts.get(step, []))
+        return cls(list(pieces(steps, decoder.text_of, decoder.probes)), tokens, lengths, step, drafts.get(step, []))
 
     def svg(self, *notes: str) -> str:
         """Draw it, with these lines below. The drawing keeps its data."""

@@ -60,7 +60,7 @@ def imported(path: Path, *, inside: bool = True) -> frozenset[str]:
 
 # What each folder, and each file of model/ itself, may import of the project beside itself and EVERYWHERE: folders or
 # single modules. The commands, which are the other files of evaluation/, may import all but each other.
-EVERYWHERE = {"model.errors", "model.files", "evaluation.errors"}
+EVERYWHERE = {"model.errors", "model.files", "model.settings", "evaluation.errors"}
 MAY_IMPORT = {
     "model.engine": "",
     "model.hub": "",

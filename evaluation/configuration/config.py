@@ -15,10 +15,11 @@ from omegaconf import DictConfig, OmegaConf
 from model.engine.sampling import Sampling
 from model.errors import UserError
 from model.recycling import build_template
+from model.settings import check_settings
 
 from ..errors import config_errors
 from ..loading.bench import load_bench
-from ..loading.settings import ModelSettings, check_settings
+from ..loading.settings import ModelSettings
 from .companions import fetch_companions
 from .jobs import compose
 

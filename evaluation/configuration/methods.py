@@ -24,16 +24,15 @@ from model.errors import UserError
 from model.files import load_state
 from model.methods import METHODS, method_class
 from model.recycling import TokenRecycling, build_template
+from model.settings import check_settings
 
 from ..loading.digests import sha256_of
 from ..loading.models import LoadedModel
-from ..loading.settings import check_settings
 from .companions import path_of
 
 COLD, HOT, CATEGORY = "cold", "hot", "category"
 AUTO = "auto"  # the tree whose size is found while decoding
 RANKS = 32  # children per node that a template may have if the method has no k
-DTYPES = {"int64": torch.int64, "int32": torch.int32}
 
 
 @dataclass
@@ -156,15 +155,9 @@ def _build_drafter(
     """
     target = loaded.target
     offered = {"vocab_size": target.vocab_size, "device": target.device, "eos": loaded.eos, "target": target}
-    check_settings(options, factory, "method.", without={*offered, "tree", "sizing"} - options.keys())
+    check_settings(options, factory, "method.", without={*offered, "tree", "sizing"})
     if isinstance(options.get("nodes"), str):
         raise UserError(f"method.nodes={options['nodes']}: must be a number; tree=auto finds it while decoding")
-    if "k" in options and (not isinstance(options["k"], int) or options["k"] < 1):
-        raise UserError(f"method.k={options['k']}: must be a whole number, at least 1")
-    if "dtype" in options:
-        if str(options["dtype"]) not in DTYPES:
-            raise UserError(f"method.dtype={options['dtype']}: the matrix is int64 or int32")
-        options |= {"dtype": DTYPES[options["dtype"]]}
     takes_tree, template, sized = "tree" in inspect.signature(factory).parameters, None, {}
     if tree["name"] == AUTO and (takes_tree or finds_size(factory)):
         _check_auto(factory, tree)

@@ -14,6 +14,7 @@ from typing import Any
 
 from fastchat.conversation import conv_templates, get_conv_template
 
+from model.decoder import takes_chats
 from model.errors import UserError
 from model.files import ROOT, write_bytes
 
@@ -167,20 +168,19 @@ def fetch(url: str, sha256: str | None, file: Path) -> None:
     write_bytes(file, data)
 
 
-CHAT = "chat"  # the tokenizer's own chat template
-DEFAULT = "vicuna_v1.1"
+CHAT, RAW = "chat", "raw"  # the tokenizer's own chat template; the texts alone, for a model that continues texts
+VICUNA = "vicuna_v1.1"
 
 
-def choose_template(name: str | None, tokenizer: Any) -> str:
-    """Return the template asked for, else the model's own, else Vicuna's. Raises UserError if unknown."""
-    has_chat = bool(getattr(tokenizer, "chat_template", None))
+def choose_template(name: str | None, tokenizer: Any, model: str) -> str:
+    """Return the template asked for, else the model's own, Vicuna's for a Vicuna, raw. Raises UserError if unknown."""
     if name is None:
-        return CHAT if has_chat else DEFAULT
-    if name == CHAT and not has_chat:
+        return CHAT if takes_chats(tokenizer) else VICUNA if "vicuna" in model.lower() else RAW
+    if name == CHAT and not takes_chats(tokenizer):
         raise UserError(
-            "model.template=chat: this tokenizer has no chat template; name one of fschat's, e.g. vicuna_v1.1"
+            "model.template=chat: this tokenizer has no chat template; name one of fschat's, e.g. vicuna_v1.1, or raw"
         )
-    if name != CHAT and name not in conv_templates:
+    if name not in (CHAT, RAW) and name not in conv_templates:
         raise UserError(f"model.template={name}: fschat has no such conversation template")
     return name
 
@@ -188,12 +188,9 @@ def choose_template(name: str | None, tokenizer: Any) -> str:
 def prompt_text(template: str, tokenizer: Any, turns: list[str], answers: list[str]) -> str:
     """Return the prompt for the next answer: the user's `turns` so far, the model's `answers` between them."""
     if template == CHAT:
-        messages = []
-        for i, turn in enumerate(turns):
-            messages.append({"role": "user", "content": turn})
-            if i < len(answers):
-                messages.append({"role": "assistant", "content": answers[i]})
-        return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+        return str(tokenizer.apply_chat_template(_messages(turns, answers), tokenize=False, add_generation_prompt=True))
+    if template == RAW:
+        return "\n\n".join(message["content"] for message in _messages(turns, answers))
     conversation = get_conv_template(template)
     for i, turn in enumerate(turns):
         conversation.append_message(conversation.roles[0], turn)
@@ -201,17 +198,28 @@ def prompt_text(template: str, tokenizer: Any, turns: list[str], answers: list[s
     return str(conversation.get_prompt())
 
 
+def _messages(turns: list[str], answers: list[str]) -> list[dict[str, str]]:
+    messages = []
+    for i, turn in enumerate(turns):
+        messages.append({"role": "user", "content": turn})
+        messages += [{"role": "assistant", "content": answer} for answer in answers[i : i + 1]]
+    return messages
+
+
 def prompt_ids(template: str, tokenizer: Any, turns: list[str], answers: list[str]) -> list[int]:
     """Return the token ids of `prompt_text`. No special tokens are added to a chat template, which writes its own."""
-    text = prompt_text(template, tokenizer, turns, answers)
-    ids = tokenizer(text, add_special_tokens=template != CHAT).input_ids
+    if template == CHAT:  # by the tokenizer itself, as mistral-common's has no text of it
+        messages = _messages(turns, answers)
+        ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    else:
+        ids = tokenizer(prompt_text(template, tokenizer, turns, answers)).input_ids
     return [int(i) for i in ids]
 
 
 def answer_text(template: str, tokenizer: Any, tokens: list[int]) -> str:
     """Return the answer as the user reads it: without special tokens, cut at the template's stop string."""
     text = tokenizer.decode(tokens, skip_special_tokens=True)
-    stop = None if template == CHAT else get_conv_template(template).stop_str
+    stop = None if template in (CHAT, RAW) else get_conv_template(template).stop_str
     for mark in [stop] if isinstance(stop, str) else stop or []:
         text = text.split(mark, 1)[0]
     return str(text.strip())

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import json
+import sys
 import warnings
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +23,15 @@ from model.engine import Target
 from model.errors import UserError
 from model.files import located
 from model.quantization import quantize
+from model.settings import check_settings
 
 from ..errors import one_line
 from ..records.provenance import describe_device
 from . import digests, gguf, hub
-from .bench import DEFAULT, choose_template
+from .bench import RAW, VICUNA, choose_template
 from .devices import check_placement, choose_device, place_model
 from .locks import before_release
-from .settings import ModelSettings, check_settings
+from .settings import ModelSettings
 
 SPECIAL_IDS = (
     "eos_token_id",
@@ -108,7 +111,7 @@ def random_model(shape: str, settings: ModelSettings) -> LoadedModel:
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=settings.kernel).eval()
     if settings.quantize is not None:
         quantize(model, settings.quantize, device)
-    return LoadedModel(settings, _target(model, settings), None, DEFAULT, frozenset())
+    return LoadedModel(settings, _target(model, settings), None, VICUNA, frozenset())
 
 
 def choose_dtype(name: str, device: torch.device) -> torch.dtype:
@@ -169,11 +172,16 @@ def _load(settings: ModelSettings) -> LoadedModel:
     model = place_model(model, settings, device).eval()
     eos = eos_of(model, tokenizer)
     left_out = plain_greedy(model)
+    if settings.chat_template_kwargs:
+        tokenizer.apply_chat_template = partial(tokenizer.apply_chat_template, **settings.chat_template_kwargs)
+    template = choose_template(settings.template, tokenizer, settings.name)
+    if template == RAW != settings.template:
+        print(f"model {settings.path}: has no chat template; each question's text is its prompt", file=sys.stderr)
     return LoadedModel(
         settings,
         _target(model, settings),
         tokenizer,
-        choose_template(settings.template, tokenizer),
+        template,
         eos,
         left_out,
         gguf.read_note(Path(path)),

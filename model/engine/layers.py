@@ -61,6 +61,20 @@ def warn_untried(version: str = transformers.__version__) -> None:
         logging.getLogger(__name__).warning("transformers %s is newer than %s, the newest tried here", version, newest)
 
 
+def device_of(model: Any) -> torch.device:
+    """Return the device of a model's inputs; of offloaded embeddings that on which accelerate's hook runs them."""
+    embeddings = model.get_input_embeddings()
+    device: torch.device = embeddings.weight.device
+    hook = getattr(embeddings, "_hf_hook", None)
+    return torch.device(hook.execution_device) if device.type == "meta" and hook is not None else device
+
+
+def is_compiled(module: Any) -> bool:
+    """True if its owner had a module's forward compiled in place."""
+    forward = vars(module).get("forward")
+    return module._compiled_call_impl is not None or hasattr(forward, "_torchdynamo_orig_callable")
+
+
 def check_training(model: Any, name: str) -> None:
     """Refuse a model that keeps no cache because it is being trained with gradient checkpointing."""
     if model.training and any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):

@@ -20,6 +20,7 @@ from .tree import RankPath
 from .verification import Verification
 
 Clock = Callable[[], float]
+Ends = Callable[[list[int]], bool]
 ROOM = 1024  # tokens of an answer that a cache has room for at first
 
 
@@ -53,7 +54,7 @@ class Generation:
     Attributes:
         tokens: new tokens, EOS included if it came. sum(accept_lengths) == len(tokens).
         steps: one record a step.
-        stop: eos | length (max_new_tokens) | context (the model's or the setting's limit).
+        stop: eos | length (max_new_tokens) | context (the model's or the setting's limit) | stop (`Request.ends`).
         forwards: target forwards: the steps, and the prompt's own where it is one more.
         prefill_s, decode_s: seconds until the first step's tokens are known, and from then on, without setup_s.
         setup_s: seconds spent on steps of a shape not met before, capturing included; 0 if eager.
@@ -81,9 +82,22 @@ class Generation:
         self.steps.append(StepRecord(tokens, len(draft.tree), path, draft.source))
         return not (tokens[-1] in eos or len(self.tokens) == limit)
 
+    def ended_by(self, ends: Ends, prompt: list[int]) -> bool:
+        """Ask `ends` after each token of the last step; cut the answer behind the first that ends it."""
+        step, before = self.steps[-1], len(self.tokens) - len(self.steps[-1].tokens)
+        for count in range(1, len(step.tokens) + 1):
+            if ends(prompt + self.tokens[: before + count]):
+                self.stop = "stop"
+                step.tokens, step.rank_path = step.tokens[:count], step.rank_path[:count]
+                del self.tokens[before + count :]
+                return True
+        return False
+
     def end(self, limit: int, max_new_tokens: int, eos: Collection[int]) -> None:
         """Set `stop` after the last step; `limit` is what the context left of max_new_tokens."""
-        self.stop = "eos" if self.tokens[-1] in eos else "length" if limit == max_new_tokens else "context"
+        if self.tokens[-1] in eos:
+            self.stop = "eos"
+        self.stop = self.stop or ("length" if limit == max_new_tokens else "context")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +114,7 @@ class Request:
         reuse: what the last sequence committed of this prompt's beginning is not forwarded again (a conversation's
             earlier turns), unless the method needs something of that forward which it did not keep.
         clock: times the steps for the method's `Sizing`; default: `step_clock`.
+        ends: asked after each token, given prompt and answer so far: True if the answer ends there (stop strings).
     """
 
     max_new_tokens: int
@@ -109,6 +124,7 @@ class Request:
     mark: Mark = unmarked
     reuse: bool = False
     clock: Clock | None = None
+    ends: Ends | None = None
 
 
 def decode(
@@ -151,6 +167,7 @@ def decode(
             out.prefill_s = time.perf_counter() - start - (executor.setup_s - setup_before)
             out.ends_s.append(out.prefill_s)
             request.mark("loop")
+        goes_on = not (request.ends and out.ended_by(request.ends, prompt)) and goes_on
         yield out.steps[-1]
         while goes_on:
             with turns, torch.inference_mode(), target.hidden_states(hidden):
@@ -159,6 +176,7 @@ def decode(
                 out.ends_s.append(time.perf_counter() - start - (executor.setup_s - setup_before))
                 out.forwards += 1
                 request.mark("loop")
+            goes_on = not (request.ends and out.ended_by(request.ends, prompt)) and goes_on
             yield out.steps[-1]
         with turns:
             target.synchronize()

@@ -26,7 +26,9 @@ from .layers import (
     check_places,
     check_positions,
     check_training,
+    device_of,
     form_of,
+    is_compiled,
     layer_types,
     probe_layers,
     try_draft,
@@ -66,8 +68,13 @@ class Target:
     def __init__(self, model: Any, *, context: int | None = None, linear: str = "torch") -> None:
         warn_untried()
         self.model, self.linear = unwrapped(model), linear
-        with self.turns:
+        self._is_compiled = any(is_compiled(module) for module in self.model.modules())
+        with self.turns, self._uncompiled(), torch.autocast(device_of(self.model).type, enabled=False):
             self._examine(context)
+
+    def _uncompiled(self) -> AbstractContextManager[Any]:
+        """Run uncompiled what the owner compiled in place: drafts have many shapes, and recompiling has a limit."""
+        return torch.compiler.set_stance("force_eager") if self._is_compiled else nullcontext()
 
     def _examine(self, context: int | None) -> None:
         """Read shapes, device and limits of the model; refuse what the engine cannot drive."""
@@ -79,7 +86,12 @@ class Target:
         if context is not None and limit is not None and context > limit:
             raise UserError(f"{self.name}: context={context} is more than the {limit} positions the model has")
         self.context: int = context or min(limit or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
-        self.device: torch.device = model.get_input_embeddings().weight.device
+        if not isinstance(getattr(model.get_output_embeddings(), "weight", None), torch.Tensor):
+            raise UserError(
+                f"{self.name}: has no head with a tensor of weights; after torch's quantize_dynamic its products would "
+                "depend on the draft: use another quantization"
+            )
+        self.device = device_of(model)
         self.dtype: torch.dtype = model.get_input_embeddings().weight.dtype
         self.vocab_size: int = model.get_input_embeddings().weight.shape[0]
         self.logits_size: int = model.get_output_embeddings().weight.shape[0]
@@ -210,15 +222,10 @@ class Target:
 
     @contextmanager
     def hidden_states(self, wanted: bool = True) -> Iterator[None]:
-        """Store the head's input in `hidden` in each forward of this thread. Free if not wanted.
-
-        Raises:
-            UserError: the model was compiled by its owner, and compiled code does not notice that hooks come and go.
-        """
+        """Store the head's input in `hidden` in each forward of this thread. Free if not wanted."""
         if not wanted:
             yield
             return
-        check_hooks(self.model, self.name)
         thread = get_ident()
 
         def store(module: Any, args: Any, output: Any) -> None:
@@ -424,7 +431,8 @@ class Target:
             inputs["position_ids"] = positions[None]
         outside, OURS.forward = OURS.forward, True
         try:
-            logits: torch.Tensor = self.model(input_ids=tokens[None], **inputs).logits[0]
+            with self._uncompiled():
+                logits: torch.Tensor = self.model(input_ids=tokens[None], **inputs).logits[0]
         finally:
             OURS.forward = outside
         return logits
@@ -452,13 +460,3 @@ def unwrapped(model: Any) -> Any:
             model = model.get_base_model()
         else:
             return model
-
-
-def check_hooks(model: Any, name: str) -> None:
-    """Refuse a model whose forward its owner had compiled, where a method needs a hook inside it."""
-    for module in (model, model.get_decoder()):
-        forward = vars(module).get("forward")
-        if module._compiled_call_impl is not None or hasattr(forward, "_torchdynamo_orig_callable"):
-            raise UserError(
-                f"{name}: its forward is compiled, and this method reads hidden states inside it; give it uncompiled"
-            )

@@ -14,6 +14,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
+from ..settings import check_settings
 
 if TYPE_CHECKING:
     from ..engine import Drafter, Target, Tree
@@ -92,16 +93,8 @@ def make_method(name: str, target: Target, /, *, eos: Collection[int] = (), **se
     if "tree" in settings and "tree" in parameters:
         k = settings.get("k")
         settings["tree"] = _template(settings["tree"], k if type(k) is int else 8)
-    names = [key for key in parameters if key not in supplied]
-    if unknown := sorted(settings.keys() - set(names)):
-        raise UserError(f"method {name}: does not take {', '.join(unknown)}; it takes {', '.join(names) or 'nothing'}")
-    needed = [key for key in names if parameters[key].default is inspect.Parameter.empty and key not in settings]
-    if needed:
-        raise UserError(f"method {name}: needs {', '.join(needed)}")
-    try:
-        return factory(**{key: value for key, value in supplied.items() if key in parameters} | settings)
-    except (TypeError, ValueError, AttributeError) as error:  # a setting of another type
-        raise UserError(f"method {name}: {', '.join(map(str, settings.items()))}: {error}") from None
+    check_settings(settings, factory, f"method {name}: ", without={*supplied, "sizing"})
+    return factory(**{key: value for key, value in supplied.items() if key in parameters} | settings)
 
 
 def _template(tree: Any, k: int) -> Tree:

@@ -18,7 +18,7 @@ import torch
 from ..engine import Draft, Drafter, Needs, Tree, Verification
 from ..engine.sampling import top_k_and_bits
 from ..engine.sizing import Sizing, budget_of
-from ..structures import MAX_NODES, check_whole
+from ..structures import check_whole
 from ..structures import dynamic_loops as loops
 from ..structures.compiled import NONE
 from ..structures.history import History, TextSession
@@ -64,7 +64,7 @@ class DynamicRecycling(Drafter):
         eos: Collection[int] = (),
     ) -> None:
         sized, nodes = nodes, budget_of(nodes)
-        check_whole("dynamic", 0, MAX_NODES, nodes=nodes)
+        check_whole("dynamic", 0, nodes=nodes)
         check_whole("dynamic", 1, vocab_size, k=k)
         super().__init__(torch.device(device), vocab_size)
         if isinstance(sized, str):

@@ -19,7 +19,7 @@ from ..engine.drafter import check_ids
 from ..engine.sampling import top_k
 from ..engine.tree import breadth_first
 from ..errors import UserError
-from ..structures import MAX_NODES, check_whole
+from ..structures import MAX_KEPT, MAX_NODES, check_whole
 from ..structures.ngram_index import NgramIndex
 
 # The public code's settings. Its sizes count the root.
@@ -65,8 +65,8 @@ class Goose(Drafter):
         device: torch.device | str = "cpu",
     ) -> None:
         if nodes is not None:
-            check_whole("goose", 1, MAX_NODES, nodes=nodes)
-        check_whole("goose", 0, history_pairs=history_pairs)
+            check_whole("goose", 1, nodes=nodes)
+        check_whole("goose", 0, MAX_KEPT, history_pairs=history_pairs)
         super().__init__(torch.device(device), vocab_size)
         # Sizes of a tree, root included: without confidence, and what all of it adds; and the most below the root.
         self.base, self.growth, self.most = (BASE, LARGEST - BASE, LARGEST) if nodes is None else (nodes + 1, 0, nodes)
@@ -136,6 +136,8 @@ class Rows:
             keys, ids, scores = (state.get(f"{name}_{field}", torch.zeros(0)) for field in ROW_FIELDS)
             if not ids.shape == scores.shape == (len(keys), self.k):
                 raise UserError(f"start: goose's saved rows by {name} are not keys with {self.k} candidates and scores")
+            if not bool(scores.isfinite().all()):
+                raise UserError("start: goose's saved scores are no finite numbers")
             check_ids("rows", ids, self.vocab_size)
             check_ids("rows", keys, keys_below)
 

@@ -16,7 +16,7 @@ import torch
 from ..engine import Draft, Drafter, Needs, Tree, Verification
 from ..engine.sampling import top_k
 from ..engine.tree import breadth_first
-from ..structures import MAX_NODES, check_whole
+from ..structures import check_whole
 from ..structures.history import History, TextSession
 
 NGRAM = 3  # the longest
@@ -46,7 +46,7 @@ class LogitSpec(Drafter):
     def __init__(
         self, vocab_size: int, *, nodes: int = 63, history_tokens: int = 32768, device: torch.device | str = "cpu"
     ) -> None:
-        check_whole("logitspec", 1, MAX_NODES, nodes=nodes)
+        check_whole("logitspec", 1, nodes=nodes)
         super().__init__(torch.device(device), vocab_size)
         self.nodes, self.max_nodes = nodes, 1 + nodes
         self.ranked = min(nodes + 1, vocab_size)  # candidates: one of them is mostly the root

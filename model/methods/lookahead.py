@@ -53,6 +53,7 @@ class Lookahead(LayoutDrafter):
     ) -> None:
         check_whole("lookahead", 3, level=level)
         check_whole("lookahead", 1, window=window, guess=guess)
+        check_whole("lookahead", 1, **{"(window + guess) * (level - 1)": (window + guess) * (level - 1)})
         super().__init__(torch.device(device))
         self.level, self.window = level, window
         # As long as levels are missing the window is wider, by one column for each: a step costs every level one.

@@ -19,7 +19,7 @@ import torch
 
 from ..engine import DeviceSession, Draft, Verification
 from ..engine.tree import RankPath
-from ..structures import check_whole
+from ..structures import MAX_KEPT, check_whole
 from ..structures.layouts import Layout, LayoutDrafter
 from ..structures.ngram_table import Gram, NgramTable
 
@@ -49,7 +49,8 @@ class NgramCache(LayoutDrafter):
         nodes: int = 24,
         device: torch.device | str = "cpu",
     ) -> None:
-        check_whole("ngram_cache", 1, leader=leader, follower=follower, capacity=capacity, followers=followers)
+        check_whole("ngram_cache", 1, MAX_KEPT, capacity=capacity)
+        check_whole("ngram_cache", 1, 64, leader=leader, follower=follower, followers=followers)
         check_whole("ngram_cache", follower, nodes=nodes)
         super().__init__(torch.device(device), vocab_size)
         self.leader, self.follower = leader, follower

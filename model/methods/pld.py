@@ -32,7 +32,8 @@ class PromptLookup(Drafter):
         eos: Collection[int] = (),
         device: torch.device | str = "cpu",
     ) -> None:
-        check_whole("pld", 1, max_ngram=max_ngram, draft_tokens=draft_tokens)
+        check_whole("pld", 1, 64, max_ngram=max_ngram)  # each length is an index of its own
+        check_whole("pld", 1, draft_tokens=draft_tokens)
         super().__init__(torch.device(device))
         self.max_ngram, self.draft_tokens, self.eos = max_ngram, draft_tokens, frozenset(eos)
         self.max_nodes = 1 + draft_tokens

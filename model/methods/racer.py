@@ -16,10 +16,8 @@ import torch
 from ..engine import Draft, Drafter, Needs, Session, Tree, Verification
 from ..engine.sampling import top_k
 from ..recycling.matrix import AdjacencyMatrix
-from ..structures import MAX_NODES, check_whole
+from ..structures import MAX_KEPT, check_whole
 from ..structures.ngram_trie import NgramTrie, hash_order
-
-MAX_TRIE = 1 << 24
 
 
 class Racer(Drafter):
@@ -53,10 +51,10 @@ class Racer(Drafter):
         device: torch.device | str = "cpu",
         eos: Collection[int] = (),
     ) -> None:
-        check_whole("racer", 1, MAX_NODES, nodes=nodes)
-        check_whole("racer", 2, MAX_NODES, ngram=ngram)
+        check_whole("racer", 1, nodes=nodes)
+        check_whole("racer", 2, ngram=ngram)
         check_whole("racer", 1, ngram, min_match=min_match)
-        check_whole("racer", ngram + 2, MAX_TRIE, trie_nodes=trie_nodes)  # so that no n-gram evicts its own prefix
+        check_whole("racer", ngram + 2, MAX_KEPT, trie_nodes=trie_nodes)  # so that no n-gram evicts its own prefix
         super().__init__(torch.device(device), vocab_size)
         self.eos, self.max_nodes = frozenset(eos), 1 + nodes
         self.needs = Needs(candidates=k, prompt_logits=True)
@@ -74,7 +72,7 @@ class Racer(Drafter):
     def state_dict(self) -> dict[str, torch.Tensor]:
         return self.matrix.state_dict() | self.trie.state_dict()
 
-    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+    def _load(self, state: dict[str, torch.Tensor]) -> None:
         trie = NgramTrie(*self._trie_settings)
         trie.load_state_dict(state, len(self.matrix.candidates))
         self.matrix.check_state(state)

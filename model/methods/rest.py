@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from ..engine import Draft, Drafter, Session, Tree, Verification
 from ..engine.tree import breadth_first
-from ..structures import check_whole
+from ..structures import MAX_KEPT, check_whole
 from ..structures.datastore import Datastore
 
 
@@ -50,7 +50,8 @@ class Rest(Drafter):
         eos: Collection[int] = (),
         device: torch.device | str = "cpu",
     ) -> None:
-        check_whole("rest", 1, nodes=nodes, depth=depth, places=places, min_ngram=min_ngram)
+        check_whole("rest", 1, nodes=nodes, depth=depth, min_ngram=min_ngram)
+        check_whole("rest", 1, MAX_KEPT, places=places)
         check_whole("rest", min_ngram, max_ngram=max_ngram)
         super().__init__(torch.device(device), vocab_size)
         self.datastore = Datastore(datastore_path, vocab_size=vocab_size)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -19,7 +19,7 @@ from ..engine.tree import RankPath
 from ..errors import UserError
 from ..recycling import RecyclingSession, TokenRecycling
 from ..recycling.templates import best_order, likelihood
-from ..structures import MAX_NODES, check_whole
+from ..structures import check_whole
 from ..structures.history import History, TextSession
 from ..structures.suffix_automaton import SuffixAutomaton
 
@@ -53,11 +53,11 @@ class Spine(TokenRecycling):
         k: int = 8,
         recycle_prompt: bool = False,
         device: torch.device | str = "cpu",
-        dtype: torch.dtype = torch.int64,
+        dtype: Literal["int64", "int32"] = "int64",
         eos: Collection[int] = (),
     ) -> None:
         sized, nodes = nodes, budget_of(nodes)
-        check_whole("spine", 1, MAX_NODES, nodes=nodes)
+        check_whole("spine", 1, nodes=nodes)
         if not accept_probs or not all(isinstance(p, int | float) and 0 <= p <= 1 for p in accept_probs):
             raise UserError(
                 f"spine: accept_probs={accept_probs} must be a list of probabilities, for matches of 1, 2, ... tokens"

@@ -9,7 +9,7 @@ import math
 import operator
 from collections.abc import Collection
 from itertools import accumulate
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -17,7 +17,7 @@ from ..engine import DeviceDrafter, DeviceSession, Draft, Tree, Verification
 from ..engine.sizing import Sizing, budget_of
 from ..errors import UserError
 from ..recycling import TokenRecycling
-from ..structures import check_whole
+from ..structures import MAX_NODES, check_whole
 from ..structures.history import History, TextSession
 from ..structures.suffix_automaton import SuffixAutomaton
 
@@ -55,8 +55,8 @@ class Suffix(DeviceDrafter):
         sizing: Sizing | None = None,
     ) -> None:
         check_whole("suffix", 1, min_match=min_match, max_draft=max_draft)
-        if not isinstance(factor, int | float) or not factor > 0:
-            raise UserError(f"suffix: factor={factor} must be a number above 0")
+        if not 0 < factor <= MAX_NODES:
+            raise UserError(f"suffix: factor={factor} must be a number above 0, at most {MAX_NODES}")
         super().__init__(torch.device(device), vocab_size)
         if nodes is not None:
             if not isinstance(nodes, str):
@@ -131,7 +131,7 @@ class SuffixRecycling(DeviceDrafter):
         nodes: str | None = None,
         k: int = 8,
         recycle_prompt: bool = False,
-        dtype: torch.dtype = torch.int64,
+        dtype: Literal["int64", "int32"] = "int64",
         device: torch.device | str = "cpu",
         eos: Collection[int] = (),
     ) -> None:

@@ -17,7 +17,7 @@ from ..engine import Draft, Drafter, Session, Tree, Verification
 from ..engine.drafter import check_ids
 from ..engine.tree import breadth_first
 from ..errors import UserError
-from ..structures import MAX_NODES, check_whole
+from ..structures import MAX_KEPT, MAX_NODES, check_whole
 from ..structures.suffix_trie import Drafted, GrowingText, Limits, SuffixTrie
 
 BEGINS = -1  # in the log: not a token, the answer begins
@@ -53,13 +53,11 @@ class SuffixDecoding(Drafter):
         cached_answers: int = 100000,
         device: torch.device | str = "cpu",
     ) -> None:
-        check_whole("suffix_decoding", 1, MAX_NODES, nodes=nodes)
-        check_whole("suffix_decoding", 2, MAX_NODES, depth=depth)
-        check_whole("suffix_decoding", 0, cached_answers=cached_answers)
+        check_whole("suffix_decoding", 1, nodes=nodes)
+        check_whole("suffix_decoding", 2, depth=depth)
+        check_whole("suffix_decoding", 0, MAX_KEPT, cached_answers=cached_answers)
         _check_number(MAX_NODES, factor=factor, offset=offset)
         _check_number(1, min_token_prob=min_token_prob)
-        if not isinstance(branches, bool):
-            raise UserError(f"suffix_decoding: branches={branches} must be true or false")
         super().__init__(torch.device(device), vocab_size)
         self.max_nodes, self.stateful = 1 + nodes, cached_answers > 0
         self.depth = depth
@@ -73,7 +71,7 @@ class SuffixDecoding(Drafter):
 
 def _check_number(most: float, **settings: Any) -> None:
     for name, value in settings.items():
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
+        if not 0 <= value <= most:
             raise UserError(f"suffix_decoding: {name}={value} must be a number from 0 to {most}")
 
 

@@ -114,7 +114,10 @@ class Acceptance:
         places = {path: i for i, path in enumerate(order)}
         fits = (
             len(saved) == 3
-            and all(bool(((accepted >= 0) & (accepted <= visits)).all()) for visits, accepted in saved[:2])
+            and all(
+                bool(((accepted >= 0) & (accepted <= visits) & visits.isfinite()).all())
+                for visits, accepted in saved[:2]
+            )
             and len(places) == len(order)
             and all(path in range(len(self._parent)) for path in order)
             and all(self._parent[path] < 0 or places.get(self._parent[path], i) < i for path, i in places.items())

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from functools import reduce
 from operator import or_
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -57,7 +57,7 @@ class TokenRecycling(DeviceDrafter):
         k: int = 8,
         recycle_prompt: bool = False,
         device: torch.device | str = "cpu",
-        dtype: torch.dtype = torch.int64,
+        dtype: Literal["int64", "int32"] = "int64",
         update: str = "all",
         eos: Collection[int] = (),
         sizing: Sizing | None = None,
@@ -67,7 +67,7 @@ class TokenRecycling(DeviceDrafter):
         if update == "frozen" and recycle_prompt:
             raise UserError("method.update=frozen and method.recycle_prompt=true contradict each other")
         super().__init__(torch.device(device), vocab_size)
-        self.matrix = AdjacencyMatrix(vocab_size, k, device=self.device, dtype=dtype)
+        self.matrix = AdjacencyMatrix(vocab_size, k, device=self.device, dtype=getattr(torch, dtype))
         self.stores = [self.matrix]
         self.update, self.eos = update, frozenset(eos)
         self.needs = Needs(candidates=0 if update == "frozen" else k, prompt_logits=recycle_prompt)

@@ -8,12 +8,12 @@ from typing import Any
 from ..errors import UserError
 
 MAX_NODES = 4096  # of a draft
+MAX_KEPT = 1 << 24  # n-grams, answers or nodes of a trie that are kept between prompts
 PADDING = 512  # vocabularies of one tokenizer, padded for different models, differ by fewer rows
 
 
-def check_whole(method: str, least: int, most: int | None = None, **settings: Any) -> None:
+def check_whole(method: str, least: int, most: int = MAX_NODES, **settings: Any) -> None:
     """Raise UserError if one of a method's settings is no whole number in a range."""
     for name, value in settings.items():
-        if type(value) is not int or value < least or (most is not None and value > most):
-            limits = f"from {least} to {most}" if most is not None else f"at least {least}"
-            raise UserError(f"{method}: {name}={value} must be {limits}, a whole number")
+        if type(value) is not int or not least <= value <= most:
+            raise UserError(f"{method}: {name}={value} must be from {least} to {most}, a whole number")

@@ -75,10 +75,14 @@ def read_weights(folder: Path, *names: str) -> tuple[Path, dict[str, torch.Tenso
 
 def load_weights(module: nn.Module, file: Path, state: dict[str, torch.Tensor]) -> None:
     """Load what `read_weights` read. Raises UserError if a tensor is missing, unknown or of another shape."""
-    try:
-        module.load_state_dict(state)
-    except RuntimeError as error:
-        raise UserError(f"{file}: cut short, or not of this kind or model ({one_line(error)[:300]})") from None
+    shapes, given = ({name: list(t.shape) for name, t in s.items()} for s in (module.state_dict(), state))
+    if wrong := [name for name in shapes | given if shapes.get(name) != given.get(name)]:
+        name = wrong[0]
+        raise UserError(
+            f"{file}: cut short, or not of this kind or model: {name} is {given.get(name, 'missing')} and should be "
+            f"{shapes.get(name, 'missing')}; {len(wrong)} of {len(shapes)} tensors differ"
+        )
+    module.load_state_dict(state)
 
 
 def hidden_size(target: Target) -> int:

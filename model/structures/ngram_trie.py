@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable, Sequence
 from heapq import heappush, heapreplace
 from itertools import islice
 
+import numpy as np
 import torch
 
 from ..errors import UserError
@@ -227,8 +228,11 @@ class NgramTrie:
             and 0 <= min(saved["token"]) <= max(saved["token"]) < vocab_size
             and 0 <= min(saved["depth"]) <= max(saved["depth"]) <= self.length
             and sorted(saved["recency"]) == list(range(size))
+            and min(saved["buckets"]) > 0
+            and min(saved["counts"]) >= 0
             and sum(saved["counts"]) == len(saved["children"])
             and len(saved["place"]) == 1
+            and _is_tree(saved)
         )
         if not fits:
             raise UserError(
@@ -241,6 +245,23 @@ class NgramTrie:
         self.children = [{self.token[child]: child for child in islice(children, count)} for count in saved["counts"]]
         self.recency = OrderedDict.fromkeys(saved["recency"])
         self.place = saved["place"][0]
+
+
+def _is_tree(saved: dict[str, list[int]]) -> bool:
+    """True if children are below their one parent, and parents and fail links lead to the root: nothing goes round."""
+    parents = [node for node, count in enumerate(saved["counts"]) for _ in range(count)]
+    below = {(parent, saved["token"][child]) for parent, child in zip(parents, saved["children"], strict=True)}
+    links = [np.array(saved[name]) for name in ("parent", "fail")]
+    for _ in range(len(links[0]).bit_length()):
+        links = [link[link] for link in links]
+    return (
+        len(below) == len(parents)
+        and all(
+            saved["parent"][c] == p and saved["depth"][c] == 1 + saved["depth"][p]
+            for p, c in zip(parents, saved["children"], strict=True)
+        )
+        and not any(link.any() for link in links)
+    )
 
 
 def more_buckets(buckets: int) -> int:

@@ -122,7 +122,7 @@ class Weights:
     def check_state(self, state: dict[str, torch.Tensor]) -> None:
         saved = state.get("weights", torch.zeros(0))
         if saved.shape != (2, self.probs.size) or bool(
-            ((saved[1] < 0) | (saved[1] > saved[0]) | ~(saved[0] > 0)).any()
+            (~(saved[1] >= 0) | ~(saved[1] <= saved[0]) | ~(saved[0] > 0) | saved[0].isinf()).any()
         ):
             raise UserError("start: the saved state has no weights of this method")
 

@@ -98,6 +98,7 @@ def evaluate(call, checkpoint, bench_file, tmp_path):
             "model=path",
             f"model.path={checkpoint}",
             "model.name=toy",
+            "model.template=vicuna_v1.1",
             "bench=file",
             f"bench.path={bench_file}",
             "max_new_tokens=24",

@@ -44,7 +44,7 @@ WRONG = {  # settings, and what the line names
     "model.template=nonesuch": "nonesuch",
     "model.attention=flash_attention_2": "flash_attention_2",
     "model.context=99999": "99999 | 512",
-    "method.k=0": "method.k=0 | at least 1",
+    "method.k=0": "needs candidates up to rank 7, but k=0",
     "method.k=4": "rank 7 | k=4",
     "method.dtype=int7": "int7 | int32",
     "method=pld method.max_ngram=0": "max_ngram=0",

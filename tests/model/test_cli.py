@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from model import __version__
-from model.cli import Chat, main, summary, talk
+from model.cli import Chat, main, prompt_of, summary, talk
 from model.decoder import Answer, Decoder
 from model.engine.sampling import GREEDY
 from model.errors import UserError
@@ -73,6 +73,24 @@ def test_prompts_of_a_file_are_answered_as_objects(tmp_path, decoder, said):
     raw = ["--prompt", "The sky is", "--raw", "--max-new-tokens", "5"]
     drawn = [said(*raw, *more)[0]["ids"] for more in ([], ["--temperature", "9", "--method", "vanilla"])]
     assert drawn[0] == decoder.generate("The sky is", max_new_tokens=5).ids != drawn[1]
+
+
+def test_a_prompt_gets_the_template_that_there_is_or_none(decoder, said, monkeypatch):
+    """Any model without one had got Vicuna's text in silence."""
+    few, text = ["--prompt", "Hello there.", "--max-new-tokens", "8"], "Hello there."
+    stopped = said(*few, "--stop", decoder.generate(prompt_of(decoder, [{"role": "user", "content": text}])).text[:2])
+    assert stopped[0]["stop"] == "stop" and len(stopped[0]["ids"]) < 8
+    monkeypatch.setattr(decoder.tokenizer, "chat_template", "{{ messages[0].content }}{% if loud %} LOUD{% endif %}")
+    for more, asked in (([], text), (["--chat-template-kwargs", '{"loud": true}'], f"{text} LOUD")):
+        ids = decoder.tokenizer(asked, add_special_tokens=False).input_ids
+        assert said(*few, *more)[0]["ids"] == decoder.generate(ids, max_new_tokens=8).ids
+    monkeypatch.setattr(decoder.tokenizer, "chat_template", None)
+    (row,) = said(*few)
+    assert row["ids"] == decoder.generate(text, max_new_tokens=8).ids and "messages" not in row
+    with pytest.raises(UserError, match="is a chat, and the tokenizer has no template"):
+        prompt_of(decoder, [{"role": "user", "content": text}])
+    monkeypatch.setattr(decoder.target, "name", "lmsys/vicuna-7b-v1.3")
+    assert decoder.tokenizer.decode(prompt_of(decoder, [{"role": "user", "content": text}])).count("USER: Hello") == 1
 
 
 def test_a_last_line_says_how_fast_it_was_and_whether_drafting_paid(decoder, monkeypatch, capsys):
@@ -158,7 +176,10 @@ MISTAKES = [
     (["generate", EMBEDDED, "--prompt", "x", "--max-new-tokens", "0"], "max_new_tokens=0"),
     (["generate", EMBEDDED, "--prompt", "x", "--device", "foo"], "device=foo"),
     (["generate", EMBEDDED, "--prompt", "x", "--dtype", "foo"], "dtype=foo: use one of auto"),
-    (["generate", EMBEDDED, "--prompt", "x", "--method", "sps"], "method sps: needs draft_path"),
+    (
+        ["generate", EMBEDDED, "--prompt", "x", "--method", "sps"],
+        "method sps: draft_path: Speculative needs this setting",
+    ),
     (["generate", EMBEDDED, "--prompt", "x", "--set", "k=abc"], "method dynamic"),
     (["generate", EMBEDDED, "--prompt", "x", "--seed", "99999999999999999999"], "sampling.seed="),
 ]
@@ -180,9 +201,9 @@ def test_commands_of_a_chat(decoder):
         ("/method recycling tree=best:9", "method recycling tree=best:9"),
         ("/method dynamic nodes=5", "method dynamic"),
         ("/method nonesuch", "unknown"),
-        ("/method pld depth=3", "does not take depth"),
+        ("/method pld depth=3", "method pld: depth: no such setting; PromptLookup has max_ngram, draft_tokens"),
         ("/method pld max_ngram=x", "method pld"),
-        ("/method rest", "needs datastore_path"),
+        ("/method rest", "datastore_path: Rest needs this setting"),
         ("/method dynamic eos=1", "eos is no setting of a method"),
         ("/temperature 0.7", "temperature 0.7"),
         ("/temperature hot", "must be a number"),

@@ -4,19 +4,22 @@ import contextlib
 import copy
 import logging
 import pickle
+import random
 
 import numpy as np
 import pytest
 import torch
-from transformers import BatchEncoding
+from transformers import AutoTokenizer, BatchEncoding, GenerationConfig
 
 from model.decoder import Decoder, pieces, whole
 from model.engine import StepRecord
+from model.engine.linear import stock_linears
 from model.engine.sampling import GREEDY, Sampling
 from model.errors import UserError
 from model.files import ROOT
 from model.generate import Generate
 from model.methods import make_method
+from tests.checkpoint import write_tokenizer
 from tests.conftest import greedy, toy_model
 
 PROMPT = [5, 9, 7, 5, 9, 7, 11]
@@ -59,6 +62,50 @@ def test_a_character_in_two_steps_comes_whole():
     steps = [StepRecord([5, 42], 1, ()), StepRecord([43], 1, ()), StepRecord([42], 1, ())]
     shown = list(pieces(iter(steps), lambda ids: Letters().decode(ids, True)))
     assert shown == [("xé", 3), ("\ufffd", 1)], "what is never finished comes at the end as it is"
+
+
+@pytest.mark.parametrize("clean", [False, True])
+def test_pieces_join_to_the_text_of_any_ids(clean, tmp_path):
+    """Also where later tokens change the text: a run of byte tokens is decoded whole, and clean-up removes spaces."""
+    write_tokenizer(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    tokenizer.clean_up_tokenization_spaces = clean
+    tokenizer.clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output = clean
+    decoder = Decoder(toy_model("llama"), tokenizer, method="vanilla")
+    often, rng = tokenizer(" do n't 's . , ' 've ? n' I 'm", add_special_tokens=False).input_ids, random.Random(0)
+    for _ in range(150):
+        pool = [rng.randrange(len(tokenizer)) for _ in range(20)] + 2 * often
+        steps = [StepRecord([rng.choice(pool) for _ in range(rng.randint(1, 4))], 1, ()) for _ in range(12)]
+        shown = list(pieces(iter(steps), decoder.text_of, decoder.probes))
+        assert "".join(text for text, _ in shown) == decoder.text_of([i for step in steps for i in step.tokens])
+        assert sum(length for _, length in shown) == sum(step.accepted for step in steps)
+
+
+@pytest.mark.parametrize("method", ["vanilla", "dynamic"])
+def test_stop_strings_cut_as_in_generate(method):
+    decoder = Decoder.from_pretrained(
+        str(ROOT / "data/embedded"), method=method, **({} if method == "vanilla" else {"nodes": 8})
+    )
+    model, prompt = decoder.target.model, decoder.ids_of("USER: Tell me about a river. ASSISTANT:")
+    plain = decoder.generate(prompt, max_new_tokens=60)
+    words, ids = plain.text.split(), torch.tensor([prompt])
+    tried = [words[4], words[9][1:], plain.text[20:23], [words[12], words[7][:2]], "ASSISTANT", "not in it"]
+    lengths = set()
+    for stop in tried:
+        options = dict(stop_strings=stop, tokenizer=decoder.tokenizer, max_new_tokens=60, pad_token_id=0)
+        with stock_linears(model):
+            expected = model.generate(ids, **options)[0, len(prompt) :].tolist()
+        model.generation_config.stop_strings = None
+        given = decoder.generate(prompt, max_new_tokens=60, stop=stop)
+        model.generation_config.stop_strings = stop
+        own = decoder.generate(prompt, max_new_tokens=60)
+        assert given.ids == expected == own.ids and sum(given.accept_lengths) == len(expected), stop
+        assert given.stop == ("stop" if len(expected) < len(plain.ids) else plain.stop)
+        lengths.add(len(expected))
+    assert len(lengths) > 3
+    assert decoder.generate(prompt, max_new_tokens=60, stop=[]).ids == plain.ids, "the model's own are replaced"
+    with pytest.raises(UserError, match=r"stop=\[3\]: "):
+        decoder.generate(prompt, stop=[3])
 
 
 def test_several_prompts_are_checked_and_answered_one_after_the_other(capsys):
@@ -134,6 +181,11 @@ MISTAKES = [
     (copy.deepcopy, "copy the model"),  # masks and caches are kept by the addresses of things that a copy has elsewhere
     (pickle.dumps, "copy the model"),
     (lambda _: Generate(eos=1), "eos_token_id"),
+    (lambda decoder: decoder.generate([5], stop="x"), "stop: needs a tokenizer"),
+    (lambda decoder: decoder.generate([5], sampling={"temperature": 1}), "must be a Sampling"),
+    (lambda decoder: decoder.generate_all([[5]], sampling={"temperature": 1}), "must be a Sampling"),
+    (lambda decoder: Decoder(decoder.target.model, eos="</s>"), "eos=</s>: must be a token id"),
+    (lambda decoder: Decoder(decoder.target.model, chat_template_kwargs="x"), "chat_template_kwargs=x: must be a map"),
 ]
 
 
@@ -159,16 +211,22 @@ def test_what_cannot_be_loaded_is_an_error_of_one_line(monkeypatch, tmp_path):
     assert Decoder.from_pretrained("~/toy", method="vanilla").tokenizer is not None
 
 
-def test_a_damaged_state_is_one_line(tmp_path):
+def test_a_damaged_state_is_one_line(monkeypatch, tmp_path):
     decoder = Decoder(toy_model("llama"), method="recycling")
     decoder.save_state(tmp_path / "state")
 
-    def damaged(state):
-        raise KeyError("size")
+    decoder.generate(PROMPT, max_new_tokens=5)
+    learnt, load = decoder.method.matrix.candidates.clone(), decoder.method.matrix.load_state_dict
 
-    decoder.method.load_state_dict = damaged
-    with pytest.raises(UserError, match=r"state is no state of this method \(KeyError\('size'\)\)"):
+    def damaged(state):
+        load(state)
+        if not state["candidates"].any():
+            raise KeyError("size")
+
+    monkeypatch.setattr(decoder.method.matrix, "load_state_dict", damaged)
+    with pytest.raises(UserError, match=r"start: a damaged state \(KeyError\('size'\)\)"):
         decoder.load_state(tmp_path / "state")
+    assert decoder.method.matrix.candidates.equal(learnt), "what was half loaded is taken back"
 
 
 def test_a_decoder_that_cannot_be_made_leaves_the_model_as_it_was(monkeypatch):
@@ -196,6 +254,7 @@ def test_settings_say_what_was_chosen_and_release_undoes_it(tmp_path):
     before = model(IDS).logits
     decoder = Decoder(model, method="vanilla")
     settings = decoder.settings
+    assert Decoder(model, method="dynamic").settings["nodes"] == "auto, at most 80" and settings["nodes"] == "0"
     assert settings["method"] == "Vanilla" and settings["dtype"] == "float32" and settings["device"] == "cpu"
     assert settings["execution"].startswith("eager (") and settings["linear"].split()[0] == decoder.target.linear
     assert torch.allclose(copy.deepcopy(model)(IDS).logits, before, atol=1e-5)
@@ -238,6 +297,39 @@ def test_what_is_not_applied_of_a_models_own_settings_is_said(caplog):
             decoder.generate(PROMPT, max_new_tokens=3, sampling=sampling)
     warnings = [record.message for record in caplog.records if "answers are greedy" in record.message]
     assert len(warnings) == 1 and warnings[0].endswith("the model's own do_sample=True, temperature=0.6, num_beams=4")
+
+
+NOT_APPLIED = dict(token_healing=True, guidance_scale=2.0, num_return_sequences=2, num_beams=3, stop_strings=["x"])
+NOT_APPLIED |= dict(cache_implementation="quantized", watermarking_config={"bias": 2.0}, use_mtp=True, top_h=0.3)
+
+
+def test_every_setting_of_a_models_own_is_applied_or_listed():
+    """Several raised, or were applied, only where a penalty was set next to them; two were not listed."""
+    model, name = toy_model("llama-grouped"), "not applied of the model's generation_config"
+    decoder = Decoder(model, method="vanilla")
+    for penalty in (1.0, 1.5):
+        model.generation_config = GenerationConfig(eos_token_id=2, repetition_penalty=penalty)
+        expected = stock(model)
+        for key, value in NOT_APPLIED.items():
+            model.generation_config = GenerationConfig(eos_token_id=2, repetition_penalty=penalty)
+            setattr(model.generation_config, key, value)
+            assert decoder.generate(PROMPT, max_new_tokens=30).ids == expected, key
+            assert key == "top_h" or f"{key}={value}" == decoder.settings[name]
+        model.generation_config = GenerationConfig(eos_token_id=2, repetition_penalty=penalty, max_time=0.0)
+        answer = decoder.generate(PROMPT, max_new_tokens=30)
+        assert answer.ids == stock(model) == expected[:1] and answer.stop == "stop" and name not in decoder.settings
+    model.generation_config.bad_words_ids = []
+    with pytest.raises(UserError, match="its generation_config is refused"):
+        decoder.generate(PROMPT)
+
+
+def test_ends_may_be_a_tensor():
+    model = toy_model("llama-grouped")
+    ends = torch.tensor(stock(model)[5:7])
+    expected = stock(model, eos_token_id=ends.tolist())
+    assert stock(model, eos_token_id=ends, custom_generate=Generate()) == expected
+    for eos in (ends, list(ends), ends.numpy()):
+        assert Decoder(model, method="vanilla", eos=eos).generate(PROMPT, max_new_tokens=30).ids == expected
 
 
 def test_training_with_gradient_checkpointing_is_refused_by_name():

@@ -70,11 +70,13 @@ def test_what_is_not_done_or_would_not_be_seen_is_refused_by_name():
         *(({name: True, "return_dict_in_generate": True}, name) for name in OUTPUTS),
         ({"dola_layers": "low"}, "dola_layers"),
         ({"prompt_lookup_num_tokens": 3}, "prompt_lookup_num_tokens"),
-        ({"do_sample": True, "num_return_sequences": 2}, "several sequences, num_return_sequences"),
+        ({"do_sample": True, "num_return_sequences": 2}, "this decoding has no num_return_sequences; leave"),
         ({"position_ids": torch.arange(5)[None] + 3}, "position_ids"),
     ):
         with pytest.raises(UserError, match=says):
             answer(settings, custom_generate=ours)
+    with pytest.raises(UserError, match=r"^Generate\(\) takes one sequence at a time; got a batch of 3$"):
+        model.generate(IDS.repeat(3, 1), custom_generate=ours)
 
 
 @pytest.mark.parametrize("name", CACHE_NAMES)

@@ -10,8 +10,8 @@ from omegaconf import OmegaConf
 
 from evaluation.configuration import config
 from evaluation.configuration.config import checked_config
-from evaluation.loading.settings import check_settings
 from model.errors import UserError
+from model.settings import check_settings
 
 ROOT = Path(__file__).resolve().parents[3]
 CHOICES = [path for path in sorted((ROOT / "configs").glob("*/*.yaml")) if path.parent.name != "launcher"]

@@ -1,5 +1,6 @@
 """What tells runs apart, and what does not."""
 
+import json
 import shutil
 
 from evaluation.configuration.fingerprint import changed_sampling, recorded_method
@@ -25,6 +26,26 @@ def test_another_seed_is_another_run_and_a_moved_model_is_not(evaluate, checkpoi
     for more in ("seed=0", "seed=1", "seed=1", f"model.path={moved}"):
         assert evaluate(*few, more).code == 0
     assert len(list((tmp_path / "results/default/runs").iterdir())) == 2
+
+
+def test_arguments_of_the_chat_template_count_where_they_are_given(evaluate, checkpoint, tmp_path):
+    folder = shutil.copytree(checkpoint, tmp_path / "toy")
+    own = "{% for m in messages %}{{ m.content }}{% endfor %}{% if loud %} LOUD{% endif %}"
+    (folder / "chat_template.jinja").write_text(own)
+    few = (
+        f"model.path={folder}",
+        "model.template=chat",
+        "method=vanilla",
+        "bench.end=1",
+        "max_new_tokens=4",
+        "timed=false",
+    )
+    for more in ((), ("model.chat_template_kwargs={loud:true}",)):
+        assert evaluate(*few, *more).code == 0
+    found = [json.loads(file.read_text()) for file in (tmp_path / "results/default/runs").glob("*/metadata.json")]
+    given = [run["settings"]["model"].get("chat_template_kwargs", "absent") for run in found]
+    assert sorted(map(str, given)) == ["absent", "{'loud': True}"], "records without it stay what they were"
+    assert len({run["template_sha256"] for run in found}) == 2
 
 
 def test_sampling_settings_count_if_they_change_the_text():

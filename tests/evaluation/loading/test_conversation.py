@@ -31,18 +31,33 @@ def test_vicuna_to_the_letter(tokenizer):
 
 def test_the_models_own_template_is_preferred_and_adds_no_second_bos(checkpoint):
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
-    assert choose_template(None, tokenizer) == "vicuna_v1.1"
+    assert choose_template(None, tokenizer, "lmsys/Vicuna-7b") == "vicuna_v1.1"
+    assert choose_template(None, tokenizer, "a/base-model") == "raw"
+    assert prompt_text("raw", tokenizer, ["a", "b"], ["x"]) == "a\n\nx\n\nb"
+    assert answer_text("raw", tokenizer, prompt_ids("raw", tokenizer, ["the answer"], [])) == "the answer"
     tokenizer.chat_template = OWN
-    assert choose_template(None, tokenizer) == "chat"
+    assert choose_template(None, tokenizer, "lmsys/Vicuna-7b") == "chat"
     assert prompt_text("chat", tokenizer, ["a", "b"], ["x"]) == "<user>a<assistant>x<user>b<assistant>"
     assert tokenizer.bos_token_id not in prompt_ids("chat", tokenizer, ["a"], [])
 
 
 def test_unknown_templates_are_refused(tokenizer):
     with pytest.raises(UserError, match="no such conversation template"):
-        choose_template("vicuna_v9", tokenizer)
+        choose_template("vicuna_v9", tokenizer, "")
     with pytest.raises(UserError, match="has no chat template"):
-        choose_template("chat", tokenizer)
+        choose_template("chat", tokenizer, "")
+
+
+class Common:
+    """As mistral-common's tokenizers: chats become ids by code, without a template that could be looked at."""
+
+    def apply_chat_template(self, messages, add_generation_prompt, return_dict):
+        return [len(message["content"]) for message in messages]
+
+
+def test_a_tokenizer_that_makes_prompts_by_itself_is_asked():
+    assert choose_template(None, Common(), "") == choose_template("chat", Common(), "") == "chat"
+    assert prompt_ids("chat", Common(), ["a", "bb"], ["xxx"]) == [1, 3, 2]
 
 
 def test_an_answer_is_read_without_special_tokens(tokenizer):

@@ -100,6 +100,11 @@ BROKEN = [
     ("trie_depth", lambda t: t + 11),
     ("trie_recency", lambda t: t * 0),
     ("trie_children", lambda t: t + len(t)),
+    ("trie_children", lambda t: t * 0),
+    ("trie_children", lambda t: t.flip(0)),
+    ("trie_fail", lambda t: torch.ones_like(t)),
+    ("trie_buckets", lambda t: t * 0),
+    ("trie_token", lambda t: t.float()),
     ("trie_counts", lambda t: t + 1),
     ("trie_place", lambda t: t - 1),
     ("trie_place", None),
@@ -114,7 +119,9 @@ def test_a_state_that_is_none_is_refused_and_changes_nothing():
         wrong = {key: tensor for key, tensor in before.items() if key != name}
         if change is not None:
             wrong[name] = change(before[name])
-        with pytest.raises(UserError, match="the saved trie is not one of at most 10000 nodes|start: the saved matrix"):
+        with pytest.raises(
+            UserError, match="the saved trie is not one of at most 10000 nodes|start: the saved (matrix|trie_token)"
+        ):
             drafter.load_state_dict(wrong)
         assert all(torch.equal(tensor, before[key]) for key, tensor in drafter.state_dict().items())
     with pytest.raises(UserError, match="at most 20 nodes for 10-grams"):

@@ -138,9 +138,20 @@ def test_a_state_that_is_refused_changes_nothing(name):
         rng = random.Random(seed)
         generate(target, drafter, [rng.randrange(3, V) for _ in range(20)], max_new_tokens=30)
         states.append({key: tensor.clone() for key, tensor in drafter.state_dict().items()})
-    bad = {"text": torch.tensor([V]), "sizing": torch.full_like(states[0]["sizing"], math.nan), "steps": None}
-    for key in bad.keys() & states[0].keys():
-        damaged = {k: t for k, t in (states[0] | {key: bad[key]}).items() if t is not None}
+    bad = [
+        ("text", torch.tensor([V])),
+        ("text", torch.tensor([5.5])),
+        ("steps", None),
+        ("order", states[0].get("order")),
+    ]
+    bad += [
+        ("sizing", torch.full_like(states[0]["sizing"], math.nan)),
+        ("weights", math.nan * states[0].get("weights", 0)),
+    ]
+    for key, value in [(key, value) for key, value in bad if key in states[0]]:
+        damaged = {
+            k: t for k, t in (states[0] | {key: value if key != "order" else value[None]}).items() if t is not None
+        }
         with pytest.raises(UserError, match="start: "):
             drafter.load_state_dict(damaged)
         assert all(torch.equal(tensor, states[1][k]) for k, tensor in drafter.state_dict().items()), key
