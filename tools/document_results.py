@@ -27,7 +27,6 @@ import yaml
 from matplotlib import rc_context
 
 from evaluation import figures
-from evaluation.configuration.jobs import compose
 from evaluation.errors import user_errors
 from evaluation.figures import style
 from evaluation.records.runs import read_runs
@@ -64,13 +63,14 @@ class Experiment:
     def command(self) -> str:
         """The command of the run that began first, with results in a folder of the record's name.
 
-        Where its experiment goes through other methods today, the record's are named.
+        Where its experiment goes through further methods today, the record's are named.
         """
         command = min(self.runs, key=lambda run: str(run.metadata["started"])).metadata["command"]
         words = [word for word in command[3:] if not word.startswith(("name=", "results_dir="))]
-        methods = dict.fromkeys(pool.method for pool, _ in self.configurations)
-        if {str(job.config.method.name) for job in compose(words, multirun=True).jobs} != methods.keys():
-            words.append(f"method={','.join(methods)}")
+        experiment = yaml.safe_load((ROOT / f"configs/{words[0].replace('=', '/')}.yaml").read_text())
+        grid = {*experiment["hydra"]["sweeper"]["params"]["method"].split(",")}
+        if grid > self.methods and not any(word.startswith("method=") for word in words):
+            words.append(f"method={','.join(sorted(self.methods))}")
         return shlex.join(["bash", "eval.sh", *words, f"name={self.name}"])
 
     def parsed(self, words: str) -> dict[str, str]:

@@ -3,6 +3,8 @@
 import shutil
 
 from evaluation.configuration.fingerprint import changed_sampling, recorded_method
+from evaluation.statistics.pools import pools
+from tests.evaluation.made_runs import made
 
 SPS = {"name": "sps", "drafter": "sps", "draft_tokens": 4}
 
@@ -25,6 +27,17 @@ def test_another_seed_is_another_run_and_a_moved_model_is_not(evaluate, checkpoi
     for more in ("seed=0", "seed=1", "seed=1", f"model.path={moved}"):
         assert evaluate(*few, more).code == 0
     assert len(list((tmp_path / "results/default/runs").iterdir())) == 2
+
+
+def test_a_file_is_known_by_its_digest_and_not_by_its_path(evaluate, tmp_path, monkeypatch):
+    """A saved start under results_dir=results had been another run than under its absolute path: two repeats."""
+    monkeypatch.chdir(tmp_path)
+    for results_dir in (tmp_path / "results", "results"):
+        few = ("bench.end=1", "max_new_tokens=4", "timed=false", f"results_dir={results_dir}")
+        assert evaluate("-m", "start=hot,saved", *few).code == 0
+    assert len(list((tmp_path / "results/default/runs").iterdir())) == 2
+    drafts = [{"draft_path": path, "draft_path_sha256": "a"} for path in ("here/draft", "/elsewhere/draft")]
+    ((_, _),) = (pool.runs for pool in pools([made("sps", [], method=draft, repeat=0) for draft in drafts]))
 
 
 def test_sampling_settings_count_if_they_change_the_text():
