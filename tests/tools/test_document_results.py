@@ -9,6 +9,7 @@ import shutil
 import pytest
 from omegaconf import OmegaConf
 
+import evaluation.configuration.config  # noqa: F401  (configs/ resolve names by it)
 from evaluation.configuration.fingerprint import changed_sampling, recorded_method
 from evaluation.configuration.jobs import compose, drafts_from_tree
 from evaluation.loading.settings import ModelSettings
@@ -48,7 +49,10 @@ def test_a_changed_cell_and_figure_are_found_and_mended(monkeypatch, tmp_path, c
     assert "README.md: a block is not closed" in capsys.readouterr().err
 
 
-def wanted(model, bench, method, tree, start, **rest):
+GONE = ("version", "table_path", "pool_from_prompt")  # settings that methods have lost since; each was at its default
+
+
+def wanted(model, bench, method, tree, start, rest):
     """The settings of a run, as its record and its job name them; a method without state has no start and no order."""
     order = bench["order"] if start not in (None, "cold") else None
     bench = {key: bench.get(key) for key in ("name", "begin", "end", "per_category", "categories", "spread", "split")}
@@ -59,13 +63,13 @@ def wanted(model, bench, method, tree, start, **rest):
 
 
 def of_record(run):
-    """Without what a method has lost since, and the nodes of tree=auto, which were recorded under another name."""
+    """Without what is GONE, and the nodes of tree=auto, which were recorded under another name."""
     method, config = run.settings["method"], run.config
-    kept = {k: v for k, v in method.items() if not k.endswith("sha256") and k not in ("version", "table_path")}
+    kept = {k: v for k, v in method.items() if not k.endswith("sha256") and k not in GONE}
     kept |= {"nodes": kept.pop("tree_nodes")} if kept.get("tree") == "auto" and "tree_nodes" in kept else {}
     tree = method.get("tree_sha256") if kept.get("tree") != "auto" else None
     start = config["start"] if "start" in method else None
-    return wanted(config["model"], config["bench"], kept, tree, start, **without_groups(run.settings))
+    return wanted(config["model"], config["bench"], kept, tree, start, run.settings)
 
 
 def of_job(job, stateful):
@@ -78,12 +82,7 @@ def of_job(job, stateful):
             nodes = [list(path) for path in build_template(**tree, k=k).rank_paths[1:]]
             method["tree_nodes"], digest = len(nodes), hashlib.sha256(repr(nodes).encode()).hexdigest()
     start = config["start"] if method["name"] in stateful else None
-    rest = without_groups(config) | {"sampling": sampling}
-    return wanted(config["model"], config["bench"], method, digest, start, **rest)
-
-
-def without_groups(settings):
-    return {k: v for k, v in settings.items() if k not in ("model", "bench", "method", "tree", "start")}
+    return wanted(config["model"], config["bench"], method, digest, start, config | {"sampling": sampling})
 
 
 @pytest.mark.slow
