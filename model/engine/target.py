@@ -19,27 +19,27 @@ import torch
 from ..errors import UserError
 from .cache import ALIGNED, CachePool, LayerShape, TreeCache, TreeMasks
 from .devices import Graphs, Turns, give_back, synchronize, turns_of
-from .kernels import SDPA_GROUPED, Grouped
+from .kernels import Grouped
 from .layers import (
+    TRIAL_ROOM,
     check_forward,
     check_places,
     check_positions,
     check_training,
+    form_of,
     layer_types,
     probe_layers,
+    try_draft,
     warn_untried,
     works_with_ours,
 )
-from .linear import fuse_linears, identity, pack_linears
-from .tree import Draft, Tree
+from .linear import OURS, fingerprint, fuse_linears, pack_linears
+from .tree import Draft
 
 DEFAULT_CONTEXT = 4096
-LOGITS_BYTES = 64 << 20  # of a prompt's logits that are held at a time
+# Of a prompt's logits that are held at a time; more on a GPU, where each part takes about as long as a step.
+LOGITS_BYTES, LOGITS_BYTES_GPU = 64 << 20, 1 << 30
 MOST_PENDING = 16  # tokens that are forwarded again with a draft; more of them get a forward of their own
-TRIAL = 12  # tokens of the prompt of a trial at load time
-# Of a row's greatest logit, what a draft and a row of the same tokens may differ by in that trial. At toy size, float32
-# families of transformers that are driven rightly differed by 4e-6 at most on a CPU, and wrong ones by 5e-4 or more.
-APART, APART_GPU, APART_HALF = 1e-4, 1e-3, 0.1  # GPUs may multiply float32 in less precision
 # Additive (1, 1, n, c), by type of layer where these differ
 Masks = torch.Tensor | dict[str, torch.Tensor | None] | None
 EXECUTIONS = ("eager", "static", "graph")
@@ -58,8 +58,9 @@ class Target:
             of one input are one product; torch: torch's own. The first two change the model's layers.
 
     Raises:
-        UserError: the model cannot work this way (encoder-decoder, a kind of layer that is not driven, positions that
-            change with the longest, attention that takes no tree mask, a draft that changes what it says); says which.
+        UserError: the model cannot work this way (encoder-decoder, a head of more ids than its embedding, a kind of
+            layer that is not driven, positions that change with the longest, attention that takes no tree mask, a draft
+            that changes what it says); says which.
     """
 
     def __init__(self, model: Any, *, context: int | None = None, linear: str = "torch") -> None:
@@ -80,7 +81,13 @@ class Target:
         self.context: int = context or min(limit or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
         self.device: torch.device = model.get_input_embeddings().weight.device
         self.dtype: torch.dtype = model.get_input_embeddings().weight.dtype
-        self.vocab_size: int = model.get_output_embeddings().weight.shape[0]
+        self.vocab_size: int = model.get_input_embeddings().weight.shape[0]
+        self.logits_size: int = model.get_output_embeddings().weight.shape[0]
+        if self.logits_size > self.vocab_size:
+            raise UserError(
+                f"{self.name}: its head has {self.logits_size} rows, its embedding {self.vocab_size}: a draft may hold "
+                "ids that it cannot read"
+            )
         takes, self._cache_name = check_forward(model, self.name)
         self._keeps_logits, self._takes_positions = "logits_to_keep" in takes, "position_ids" in takes
         check_positions(model.config, self.name, self.context)
@@ -89,8 +96,7 @@ class Target:
         self._states: list[int] = []
         self._grouped = Grouped(model)
         self.kernels: AbstractContextManager[None] = nullcontext()  # of static steps: see CompiledKernels
-        if self.linear == "onednn":
-            pack_linears(model)
+        self._weights()
         if self.linear == "fused":  # one forward finds what layers store and which share their input
             fuse_linears(model, self._probe)
             give_back(self.device)  # the weights that were joined
@@ -105,7 +111,7 @@ class Target:
         self.graphs = Graphs(self.device)  # what captures steps
         self._form = form_of(model)
         with works_with_ours(self.name):
-            self._try_draft()
+            try_draft(self, TreeCache(self._shapes, TRIAL_ROOM, self._states))
 
     def __getstate__(self) -> dict[str, Any]:
         """For deep copies: the copied model has turns of its own."""
@@ -126,44 +132,6 @@ class Target:
         self._shapes, self._reaches, self._states = layers
         self._types = layer_types(self.model)
         self._nearest = min((reach.positions for reach in self._reaches.values()), default=sys.maxsize)
-
-    @torch.inference_mode()
-    def _try_draft(self) -> None:
-        """Compare the logits of a small tree with those of a plain forward over each of its two texts.
-
-        It guards what no rule foresees, such as attention that reads a prompt in both directions.
-
-        Raises:
-            UserError: they differ by more than rounding explains.
-        """
-        places = min(TRIAL, self.context - 3)  # the root and two nodes follow
-        if places < 1:
-            return
-        prompt = [(3 + 7 * i) % min(97, self.vocab_size) for i in range(places)]
-        root, *guesses = ((5 + 11 * i) % min(97, self.vocab_size) for i in range(5))
-        paths = [root, guesses[0], guesses[2]], [root, guesses[1], guesses[3]]
-        cache = TreeCache(self._shapes, TRIAL + len(guesses) + 1, self._states)
-        self.prefill(cache, [*prompt, root])
-        if self.recurrent:  # the first path is rejected, and the second one read after it
-            first = self.forward(cache, Draft(Tree.chain(2), torch.tensor(paths[0])))
-            cache.commit(1)
-            second = self.forward(cache, Draft(Tree.chain(1), torch.tensor(paths[1][1:])))
-            drafted = torch.stack((first, torch.cat((first[:1], second))))
-        else:
-            draft = Draft(Tree([0, 0, 0, 1, 2], once=True), torch.tensor([root, *guesses], device=self.device))
-            drafted = self.forward(cache, draft)[torch.tensor([[0, 1, 3], [0, 2, 4]])]
-        drafted = drafted.float()  # (2, 3, V)
-        texts = torch.tensor([prompt + path for path in paths], device=self.device)
-        plain = self.model(input_ids=texts, use_cache=False).logits[:, -3:].float()
-        finite = plain.isfinite().all(-1)  # a model may overflow by itself
-        gaps = ((drafted - plain).abs().amax(-1) / plain.abs().amax(-1))[finite].nan_to_num(float("inf"))
-        apart = max(gaps.tolist(), default=0.0)
-        limit = APART_HALF if self.dtype != torch.float32 else APART if self.device.type == "cpu" else APART_GPU
-        if apart > limit:
-            raise UserError(
-                f"{self.name}: logits of a draft's nodes are {apart:.2g} of the greatest away from those of the same "
-                "tokens in a row, so that drafts would change what the model says"
-            )
 
     def equip(self, module: torch.nn.Module) -> None:
         """Give a module the products that the target multiplies with; for a drafter's own network."""
@@ -198,8 +166,16 @@ class Target:
         """
         check_training(self.model, self.name)
         reader = None if method is None else weakref.ref(method)
-        committed_by = (reader, *map(identity, self.model.parameters())) if prompt else ()
+        values = self._weights()
+        committed_by = (reader, values) if prompt else ()
         return self.caches.borrowed(self._capacity(nodes, tokens), prompt, committed_by)
+
+    def _weights(self) -> bytes:
+        """Return the weights' fingerprint; pack them anew if it is another one."""
+        values = fingerprint(self.model)
+        if self.linear == "onednn":
+            pack_linears(self.model, values, everywhere=False)
+        return values
 
     def reserve(self, nodes: int) -> None:
         """Allocate a cache for a full context now, unless there is one; the next sequence gets it."""
@@ -220,7 +196,7 @@ class Target:
         """Return how many new tokens may follow a prompt.
 
         Raises:
-            UserError: max_new_tokens < 1, or the prompt leaves no room for an answer.
+            UserError: max_new_tokens < 1, the prompt leaves no room for an answer, or the model has no such ids.
         """
         if max_new_tokens < 1:
             raise UserError(f"max_new_tokens={max_new_tokens}: must be at least 1")
@@ -228,6 +204,8 @@ class Target:
             raise UserError(
                 f"prompt of {len(prompt)} tokens: must have 1 to {self.context - 1} (context {self.context})"
             )
+        if not 0 <= min(prompt) <= max(prompt) < self.vocab_size:
+            raise UserError(f"prompt: has ids outside the vocabulary of {self.vocab_size}")
         return min(max_new_tokens, self.context - len(prompt))
 
     @contextmanager
@@ -308,9 +286,10 @@ class Target:
         """Forward tokens and commit them, so many at a time that their logits are few. Returns the last n of logits."""
         count, kept = len(tokens), cache.length
         wanted = min(readable.start, count - max(n, 1)) if self._keeps_logits else 0  # the first row that is computed
-        size = max(LOGITS_BYTES // (self.vocab_size * self.dtype.itemsize), n, 1)
+        held = LOGITS_BYTES_GPU if self.device.type == "cuda" else LOGITS_BYTES
+        size = max(held // (self.logits_size * self.dtype.itemsize), n, 1)
         ends, hidden = sorted(range(count, max(wanted, 0), -size)), list[torch.Tensor]()
-        logits = torch.zeros(n, self.vocab_size, dtype=self.dtype, device=self.device)
+        logits = torch.zeros(n, self.logits_size, dtype=self.dtype, device=self.device)
         for start, end in pairwise([0, *ends]):
             logits = self._run_causal(cache, tokens[start:end], end - max(start, wanted))
             cache.length = kept + end
@@ -443,7 +422,11 @@ class Target:
         inputs = {"attention_mask": mask, self._cache_name: cache, "use_cache": True} | kwargs
         if self._takes_positions:
             inputs["position_ids"] = positions[None]
-        logits: torch.Tensor = self.model(input_ids=tokens[None], **inputs).logits[0]
+        outside, OURS.forward = OURS.forward, True
+        try:
+            logits: torch.Tensor = self.model(input_ids=tokens[None], **inputs).logits[0]
+        finally:
+            OURS.forward = outside
         return logits
 
 
@@ -479,14 +462,3 @@ def check_hooks(model: Any, name: str) -> None:
             raise UserError(
                 f"{name}: its forward is compiled, and this method reads hidden states inside it; give it uncompiled"
             )
-
-
-def form_of(model: Any) -> tuple[Any, ...]:
-    """What is known of a model for good: its attention, and each weight's shape, type and device.
-
-    On CUDA its address, too, which captured steps have been given.
-    """
-    attention = model.config.get_text_config()._attn_implementation
-    attention = "sdpa" if attention == SDPA_GROUPED else attention  # for a moment, by another model of the same config
-    weights = ((w.shape, w.dtype, w.device, w.data_ptr() if w.is_cuda else 0) for w in model.parameters())
-    return (attention, *weights)

@@ -40,6 +40,14 @@ def test_what_a_drafter_begins_with_is_a_chain_or_nothing(llama):
         generate(Target(llama), drafter, [5, 6, 7], max_new_tokens=5)
 
 
+def test_a_draft_larger_than_its_method_declares_is_refused_at_once(llama):
+    """The run's last file had ended in a traceback, after all questions."""
+    drafter = Oracle([5] * 40)
+    drafter.max_nodes = 2
+    with pytest.raises(UserError, match=r"Oracle: a draft of \d+ nodes is over its max_nodes"):
+        generate(Target(llama), drafter, [5, 6, 7], max_new_tokens=20)
+
+
 def test_a_prompt_or_limit_that_leaves_no_room_is_refused(llama):
     target, drafter = Target(llama), Vanilla(torch.device("cpu"))
     with pytest.raises(UserError, match="prompt of 256 tokens.*context 256"):
@@ -242,3 +250,18 @@ def test_a_prompt_in_parts_is_learnt_as_a_whole_one(method, parts, llama, monkey
         each_session(drafter, note)
         outs.append([generate(target, drafter, prompt[i:], max_new_tokens=20).steps for i in (0, 3)])
     assert outs[0] == outs[1] and len(held) > 20 / parts and max(held[2:]) == parts
+
+
+def test_a_gpu_reads_a_prompt_in_larger_parts(llama, monkeypatch):
+    """Each of them takes a forward, which reads all weights."""
+
+    class Gpu(str):
+        type = "cuda"
+
+    target, read = Target(llama), []
+    monkeypatch.setattr("model.engine.target.LOGITS_BYTES", 3 * V * 4)
+    for device in (torch.device("cpu"), Gpu("cpu")):
+        target.device = device
+        with target.cache(8) as cache:
+            target.prefill(cache, list(range(3, 43)), rows=40, read=lambda start, logits: read.append(len(logits)))
+    assert read == [3] * 13 + [39]
