@@ -80,6 +80,10 @@ def config_errors() -> Iterator[None]:
             raise UserError("this launcher is not installed; requirements-cluster.txt has its pip line") from None
         hints = r"\s*(full_key: \S+|object_type=\S+|Config search path:.*|Set the environment variable.*)"
         text = re.sub(hints, "", text)
+        if unknown := re.match(r"Could not override '([^']+)'|Key '(\w+)' is not in struct", text):
+            name = unknown[1] or unknown[2]
+            group = "" if "." in name else f" of a run; a group's has the group's name before it, as method.{name}"
+            raise UserError(f"{name}: no such setting{group}") from None
         raise UserError(f"{key}: {text}" if key and key not in text else text) from None
 
 

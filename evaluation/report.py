@@ -77,15 +77,22 @@ def against(folder: Path, other: Path) -> list[Comparison]:
 
 
 def against_shipped(runs: list[Run], folder: Path) -> str:
-    """Say in one line how an experiment agrees with the shipped one of its name; empty if there is none to compare."""
-    shipped = REFERENCE / folder.name
-    if not (shipped / FILE).is_file() or folder.resolve() == shipped:
+    """Say in one line how an experiment agrees with a shipped one; empty if there is none to compare.
+
+    Of those whose names begin with its first word (start: start-embedded) the one with most in common is taken.
+    """
+    if folder.resolve().parent == REFERENCE:
         return ""
-    shown = shipped.relative_to(Path.cwd()) if shipped.is_relative_to(Path.cwd()) else shipped  # as it is typed here
-    try:
-        comparisons, _ = compare(runs, read_runs(shipped))
-    except UserError as error:  # the user's own report does not depend on it
-        return f"not compared with {shown}: {error}"
+    comparisons, shown, kind = list[Comparison](), folder, folder.name.partition("-")[0]
+    peers = [path.parent for path in REFERENCE.glob(f"*/{FILE}") if path.parent.name.partition("-")[0] == kind]
+    for shipped in sorted(peers, key=lambda path: (path.name != folder.name, path.name)):  # of equals its own name
+        where = shipped.relative_to(Path.cwd()) if shipped.is_relative_to(Path.cwd()) else shipped  # as typed here
+        try:
+            common, _ = compare(runs, read_runs(shipped))
+        except UserError as error:  # the user's own report does not depend on it
+            return f"not compared with {where}: {error}"
+        if len(common) > len(comparisons):
+            comparisons, shown = common, where
     if not comparisons:
         return ""
     again = shlex.join(["python", "-m", "evaluation.report", str(folder), "--against", str(shown)])

@@ -8,6 +8,7 @@ frame[frame.category == "overall"][["method", "mat", "tokens_per_second", "speed
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from .configuration.config import checked_config
 from .configuration.jobs import compose, quoted
 from .records.provenance import flat
 from .records.runs import runs_at
+from .records.sweeps import available
 from .running.scheduling import Job, run_jobs
 from .statistics.tables import main_table
 
@@ -45,7 +47,8 @@ def evaluate(
         name: of the experiment; its results go to results_dir/name.
         settings: any of configs/config.yaml; those of a group with two underscores for the dot (method__k=4) or in a
             dictionary ({"method.k": 4}, by **; sampling={"temperature": 1.0}). A list is swept: every combination runs,
-            without what a method has not; what is itself a list stands in one (bench__categories=[["qa", "rag"]]).
+            without what a method has not; what cannot run is named and left out, as on the command line. What is itself
+            a list stands in one (bench__categories=[["qa", "rag"]]).
             An experiment's file and run_dir are for the command line.
 
     Raises:
@@ -67,7 +70,10 @@ def evaluate(
     for key in (key for key, values in lists.items() if not values):
         raise UserError(f"{key}: an empty list; name at least one")
     words = [f"{key}={','.join(map(quoted, values))}" for key, values in lists.items()]
-    jobs = [Job(checked_config(job.config)) for job in compose(words, multirun=True).jobs]
+    planned, notes = available(compose(words, multirun=True).jobs)
+    if notes:
+        print("\n  ".join(notes), file=sys.stderr)
+    jobs = [Job(checked_config(job.config)) for job in planned]
     run_jobs(jobs)
     return main_table(runs_at({folder for job in jobs for folder in job.folders.values()}))
 

@@ -6,7 +6,7 @@
     first, more, gaps: ...          the first column's title; columns by hand; whether cells may be empty -->
     ... <!-- end -->
 
-E may be `definitions`: what the columns of the tables mean.
+E may be `definitions`: what the columns of the tables mean. Below a table are the commands of its records.
 
 Words: a method; a column of tables/main.csv (else MAT) or a setting, to print it; setting=value; category=qa;
 interval=no; repeated=10-30: answers with 10 to 30 % of repeated 3-grams; in=E: another experiment; over WORDS: MAT over
@@ -17,8 +17,9 @@ with these. A comma makes a row or column of each value, {nodes} in a title is i
 import argparse
 import itertools
 import re
+import shlex
 from collections.abc import Iterator
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -56,6 +57,20 @@ class Experiment:
         self.configurations = [(pool, settings(pool)) for pool in pools.pools(self.runs)]
         self.setting_names = set().union(*(values for _, values in self.configurations))
         self.methods = {values["method"] for _, values in self.configurations}
+
+    @cached_property
+    def command(self) -> str:
+        """The command of the run that began first, with results in a folder of the record's name.
+
+        Where its experiment goes through further methods today, the record's are named.
+        """
+        command = min(self.runs, key=lambda run: str(run.metadata["started"])).metadata["command"]
+        words = [word for word in command[3:] if not word.startswith(("name=", "results_dir="))]
+        experiment = yaml.safe_load((ROOT / f"configs/{words[0].replace('=', '/')}.yaml").read_text())
+        grid = {*experiment["hydra"]["sweeper"]["params"]["method"].split(",")}
+        if grid > self.methods and not any(word.startswith("method=") for word in words):
+            words.append(f"method={','.join(sorted(self.methods))}")
+        return shlex.join(["bash", "eval.sh", *words, f"name={self.name}"])
 
     def parsed(self, words: str) -> dict[str, str]:
         parts = (word.partition("=") for word in words.split())
@@ -124,18 +139,20 @@ def rendered(block: re.Match[str]) -> str:
     """Return a block with its table, with the definitions, or with the experiment's conditions."""
     spec = yaml.safe_load(f"results: {block[1]}")
     columns, more = list(expanded(spec.get("columns", {}))), spec.get("more", {})
-    rows = []
+    rows, used = [], dict[str, None]()
     for title, of_row in expanded(spec.get("rows", {})):
         cells = []
         for words_of_row, (_, (of_column,)) in zip(itertools.cycle(of_row), columns, strict=False):
             words = " ".join(sorted((words_of_row, of_column), key=lambda part: "over" in part.split()))
             name = "".join(re.findall(r"\bin=(\S+)", words)) or spec["results"]
+            used[name] = None
             cells.append(Experiment(name).cell(re.sub(r"\bin=\S+", "", words)))
             if cells[-1] is None and not spec.get("gaps"):
                 raise UserError(f"{name}: no configuration is '{words}'")
         rows.append([title.strip(), *(cell or "" for cell in cells), *(str(m.get(title, "")) for m in more.values())])
     if rows:
         body = rendering.markdown([spec.get("first", "method"), *(title for title, _ in columns), *more], rows)
+        body += "\n\n" + ";\n".join(f"`{Experiment(name).command}`" for name in used)
     elif spec["results"] == "definitions":
         body = rendering.markdown(("name", "unit", "definition"), defined())
     else:

@@ -30,7 +30,7 @@ GROUPS: dict[str, Callable[..., Any]] = {
     "sampling": Sampling,
 }
 NOT_SETTINGS = ("k", "seed", "processors")  # parameters of GROUPS set elsewhere: by the method, by the run, in code
-MINIMUM = {"max_new_tokens": 1, "num_choices": 1, "repeats": 1, "repeat": 0}
+MINIMUM = {"max_new_tokens": 1, "num_choices": 1, "repeats": 1, "repeat": 0, "bench.begin": 0, "bench.end": 0}
 
 
 # ${plain:NAME} of configs/: a name as part of a folder's name; at import, so in every process of a launcher
@@ -73,9 +73,12 @@ def checked_config(cfg: DictConfig) -> dict[str, Any]:
     check_groups(config)
     for key in sorted({"name", "drafter"} - config["method"].keys()):
         raise UserError(f"method.{key}: a method needs this setting")
+    for key, group in ((key, group) for key in config for group in ("method", *GROUPS)):
+        if key not in Settings.__annotations__ and key in config[group]:
+            raise UserError(f"{key}: no setting of a run; did you mean {group}.{key}?")
     for key, least in MINIMUM.items():
-        if config[key] is not None and config[key] < least:
-            raise UserError(f"{key}={config[key]}: must be a whole number, at least {least}")
+        if (value := OmegaConf.select(cfg, key)) is not None and value < least:
+            raise UserError(f"{key}={value}: must be a whole number, at least {least}")
     if not 0 <= config["seed"] < 2**63:
         raise UserError(f"seed={config['seed']}: must be from 0 to {2**63 - 1}")
     repeats, folder = config["repeats"], config["run_dir"]

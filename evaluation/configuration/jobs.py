@@ -32,16 +32,20 @@ from omegaconf import DictConfig, OmegaConf
 from model.engine.sizing import finds_size
 from model.errors import UserError
 from model.files import ROOT
+from model.recycling import build_template
+from model.recycling.templates import PARAMETERS
 
 from ..errors import config_errors
+from ..loading.settings import check_settings
 from ..records.sweeps import Planned
 from .companions import missing_companion
-from .methods import AUTO, drafter_class
+from .methods import AUTO, RANKS, drafter_class
 
 _header = ConfigSource._get_header_dict  # overlooks "# @package" behind a byte-order mark
 ConfigSource._get_header_dict = staticmethod(lambda text: _header(text.removeprefix("\ufeff")))
 
 SETTINGS = ("method.", "tree.")  # which of them there are depends on the job's method and tree
+ONE_VALUE = ("experiment", "preset", "launcher")  # choices that the list of jobs is made from
 Lists = dict[str, list[str]]  # the values that each key goes through
 Settings = Callable[[str, dict[str, str]], Any]  # what a job's choice of a group composes to
 
@@ -82,10 +86,13 @@ def compose(words: Sequence[str], *, multirun: bool = False, config_dir: str | N
     """
     multirun = multirun or any(word.startswith("experiment=") for word in words)
     given = list(words)
+    for word in words:
+        if re.match(r"[+~]*hydra\.(run|sweep)\.", word):
+            raise UserError(f"{word}: has no effect; results go to results_dir=FOLDER, there to name=NAME")
     if multirun:  # what only some methods have cannot be composed before there are jobs
         given = [*(word for word in words if not word.startswith(SETTINGS)), "hydra.mode=MULTIRUN"]
     if config_dir:
-        given.append(f"hydra.searchpath=[{quoted(f'file://{Path(config_dir).resolve()}')}]")
+        given.append(f"hydra.searchpath=[{quoted(f'file://{_own_configs(config_dir)}')}]")
     with config_errors(), _own_hydra() as hydra:
         mode, loader = RunMode.MULTIRUN if multirun else RunMode.RUN, hydra.config_loader
         config = hydra.compose_config("config", given, mode, from_shell=False)
@@ -97,6 +104,17 @@ def compose(words: Sequence[str], *, multirun: bool = False, config_dir: str | N
                     raise UserError(f"{word}: {config.method.name} drafts from no tree; leave it out")
             return Composed([planned([], config)], config, loader)
     return compose(words, multirun=True, config_dir=config_dir)  # a launcher makes a single run a sweep of one
+
+
+def _own_configs(config_dir: str) -> Path:
+    """Return the user's folder of configs. Raises UserError if there is none, or if configs/ hides one of its files."""
+    folder, shipped = Path(config_dir).resolve(), ROOT / "configs"
+    if not folder.is_dir():
+        raise UserError(f"--config-dir={config_dir}: no such folder")
+    for path in shipped.rglob("*.yaml"):
+        if (own := folder / path.relative_to(shipped)).exists():
+            raise UserError(f"{own}: configs/ has a file of this name, which would be used instead; rename yours")
+    return folder
 
 
 @contextmanager
@@ -115,7 +133,7 @@ def plan(words: Sequence[str], master: DictConfig, loader: ConfigLoader) -> list
     """Return the jobs of a sweep: its command line in its composed configuration.
 
     Raises:
-        UserError: a setting was typed that none of the methods and trees has.
+        UserError: a setting was typed that none of the methods and trees has, or a list of what makes the jobs.
     """
     sweeper: Any = OmegaConf.to_container(master.hydra.sweeper, resolve=True)
     composed: Any = OmegaConf.to_container(master.hydra.overrides.task, resolve=False)
@@ -146,6 +164,11 @@ def plan(words: Sequence[str], master: DictConfig, loader: ConfigLoader) -> list
             OmegaConf.update(config, o.key_or_group, o.value(), merge=True, force_add=o.is_add() or o.is_force_add())
         return planned(words, config)
 
+    reads = str(OmegaConf.to_container(master.hydra.sweeper, resolve=False))
+    for word, o in zip(words, parser.parse_overrides(list(words)), strict=True):
+        if o.is_sweep_override() and (o.key_or_group in ONE_VALUE or f"${{{o.key_or_group}}}" in reads):
+            each = "a command for each, or lists of settings as model=A,B method=A,B"
+            raise UserError(f"{word}: takes one value, as the list of jobs is made from it; give {each}")
     given = lists([word for word in words if word in composed or word.startswith(SETTINGS)])
     if not master.timed:
         given = {"repeat": ["0"]} | given  # the other repeats would be the same
@@ -191,7 +214,7 @@ def applicable(job: dict[str, str], settings: Settings) -> dict[str, str]:
     has_tree = drafts_from_tree(method, tree)
     names: dict[str, set[str]] = {
         "method": set(method) - ({"nodes"} if has_tree and tree.name == AUTO else set()),  # tree.nodes is its budget
-        "tree": {"", *(name for name in tree if tree[name] is not None)} if has_tree else set(),
+        "tree": {"", *(("nodes",) if tree.name == AUTO else PARAMETERS.get(tree.name, ()))} if has_tree else set(),
     }
 
     def has(key: str) -> bool:
@@ -213,4 +236,18 @@ def drafts_from_tree(method: Any, tree: Any) -> bool:
 def planned(overrides: list[str], config: DictConfig) -> Planned:
     """Return the job of these overrides, with its configuration without Hydra's own settings."""
     settings = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
-    return Planned(overrides, settings, missing_companion(settings.method, str(settings.model.name)))
+    lacks = missing_companion(settings.method, str(settings.model.name)) or too_wide(settings.method, settings.tree)
+    return Planned(overrides, settings, lacks)
+
+
+def too_wide(method: Any, tree: Any) -> str:
+    """Say that a template needs more candidates than the method keeps; empty if not, or where its job reports more."""
+    k = method.get("k")
+    if not isinstance(k, int) or tree.name in (AUTO, "best") or not drafts_from_tree(method, tree):
+        return ""
+    try:
+        check_settings(dict(tree), build_template, "tree.", without=("k",))
+        ranks = 1 + build_template(**tree, k=RANKS).max_rank
+    except UserError:
+        return ""
+    return f"tree={tree.name} needs method.k={ranks} or more, and here k={k}" if ranks > max(k, 0) else ""

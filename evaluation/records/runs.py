@@ -25,12 +25,13 @@ from .rows import (
     accept_lengths,
     check_rows,
     check_schema,
+    identity,
     question_speed,
     read_answers,
     read_object,
 )
 
-_HIDDEN = ("name", "drafter", "start", "tree", "tree_nodes")  # said by the label or by words of their own
+HIDDEN = ("name", "drafter", "start", "tree", "tree_nodes")  # said by the label or by words of their own
 GENERATE = "transformers generate"  # the execution of hf, which takes no steps of this engine
 _METHOD_OF_CLASS = {path.rpartition(".")[2]: name for name, path in METHODS.items()}
 UNKNOWN = "not recorded"
@@ -88,15 +89,14 @@ class Run:
     @cached_property
     def configuration(self) -> str:
         """The same for the repeats of one configuration and for its shards, whatever questions they answer."""
-        settings = {key: value for key, value in self.settings.items() if key != "repeat"}
+        settings = {key: value for key, value in identity(self.settings).items() if key != "repeat"}
         # where state is kept, parts of a bench are no shards of one run: each begins with a state of its own
         left_out = ("questions", "ids_sha256") if settings["method"].get("start", "cold") == "cold" else ()
         settings["bench"] = {k: v for k, v in settings["bench"].items() if k not in left_out}
         chosen = self.config.get("bench", {})  # halves of a split are no shards of one run
         settings["bench"] |= {key: chosen.get(key) for key in ("split", "categories", "per_category", "spread")}
         if self._start == "saved":  # each repeat starts from what its own hot run left
-            left_out = ("start", "start_sha256")
-            settings["method"] = {k: v for k, v in settings["method"].items() if k not in left_out}
+            settings["method"] = {k: v for k, v in settings["method"].items() if k != "start_sha256"}
             settings["start"] = "saved"
         return json.dumps([self.bench_key, settings], sort_keys=True)
 
@@ -138,7 +138,7 @@ class Run:
         if tree := self.draft_tree:
             facets["tree_depth"] = max(len(path) for path in tree)
             facets["tree_breadth"] = 1 + max(path[0] for path in tree)
-        others = {k: v for k, v in method.items() if k not in _HIDDEN and not k.endswith("sha256")}
+        others = {k: v for k, v in method.items() if k not in HIDDEN and not k.endswith("sha256")}
         others = {k: str(v) if isinstance(v, list | dict) else v for k, v in others.items()}  # a cell holds one value
         facets |= {f"method_{k}" if k in _TAKEN else k: v for k, v in others.items()}
         if settings["bench"].get("order", "file") != "file":

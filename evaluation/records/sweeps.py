@@ -1,7 +1,7 @@
 """What a sweep was to do and what of it is done: jobs written down before the first starts, marked when finished.
 
-A job whose method lacks a companion is marked then, with the reason, and never starts: nothing is missing that could be
-completed, and the tables have a row that says so.
+A job whose method lacks a companion, or candidates for its tree, is marked then, with the reason, and never starts:
+nothing is missing that could be completed, and the tables have a row that says so.
 """
 
 from __future__ import annotations

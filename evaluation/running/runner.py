@@ -26,7 +26,7 @@ from ..loading.models import LoadedModel, choose_execution, devices_in_words, lo
 from ..loading.settings import ModelSettings
 from ..records.provenance import circumstances, collect
 from ..records.questions import FILE_ORDER, Question, subtask
-from ..records.rows import Row
+from ..records.rows import Row, identity
 from ..records.store import AnswerStore
 from ..statistics.metrics import measure
 from .acceptance import acceptance_lines
@@ -75,7 +75,7 @@ class Runner:
     @property
     def identity(self) -> str:
         """The same for runs that are one."""
-        return json.dumps([str(self.folder), self.settings], sort_keys=True)
+        return json.dumps([str(self.folder), identity(self.settings)], sort_keys=True)
 
     @property
     def rows(self) -> list[Row]:

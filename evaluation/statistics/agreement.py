@@ -2,8 +2,9 @@
 
 Token ids must be the same in every turn: neither the machine nor a draft may change them. MATs agree if the 95 %
 interval of their ratio holds 1, on the questions that both answered from the same state: with state kept between
-prompts, those before which both were asked the same. Accepted lengths of drafts sized by the clock decide nothing. Of
-runs with different limits of new tokens the text is compared up to the smaller one, and no accepted lengths.
+prompts, those before which both were asked the same; with states saved from other questions, none. Accepted lengths
+decide nothing where there is no interval (fewer than FEWEST questions) or the clock sizes drafts. Of runs with
+different limits of new tokens the text is compared up to the smaller one, and no accepted lengths.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from itertools import accumulate, takewhile
 from typing import Any
 
 from ..records.rows import Row, common_turns, diverge
-from ..records.runs import Run
+from ..records.runs import HIDDEN, Run
 from .acceptance import LEARNT
 from .metrics import lengths_by_turn
 from .pools import Pool, mat_ratio, pools
+from .published import default_settings
 from .rendering import aligned, interval_text, shown
 
 EQUAL, SIZES, WITHIN = "equal", "text equal, sizes differ", "text equal, lengths differ within the interval"
@@ -69,7 +71,9 @@ def compare(here: Sequence[Run], there: Sequence[Run]) -> tuple[list[Comparison]
 
 
 def _settings(pool: Pool) -> Any:
-    facets = {key: value for key, value in pool.first.facets.items() if key not in HOW and value is not None}
+    today, recorded = default_settings(pool.method), pool.first.settings["method"].keys()  # some have gone since
+    left_out = {*HOW, *(f"{p}{key}" for key in recorded - today.keys() - {*HIDDEN} if today for p in ("", "method_"))}
+    facets = {key: value for key, value in pool.first.facets.items() if key not in left_out and value is not None}
     return _label(pool), pool.group["dtype"], facets, pool.group["max_new_tokens"]
 
 
@@ -102,6 +106,8 @@ def _compare(here: Pool, there: Pool) -> Comparison:
     if any(method.get("start") not in (None, "cold") for method in methods):
         orders = [max(pool.answers.values(), key=len) for pool in (here, there)]
         decided = {a for a, _ in takewhile(lambda pair: pair[0] == pair[1], zip(*orders, strict=False))}
+        if len({method.get("start_sha256") for method in methods}) > 1 and here.selection != there.selection:
+            decided = set()  # the saved states are of other questions
     cells = [pool.cells.take(pool.cells.questions.isin(list(common))) for pool in (here, there)]
     deciding = decided if lengths & decided else common
     ratio, low, high = mat_ratio(*(c.take(c.questions.isin(list(deciding))) for c in cells))
@@ -109,7 +115,7 @@ def _compare(here: Pool, there: Pool) -> Comparison:
         verdict = TEXT if text else EQUAL if most is None else CUT
     elif any(method.get("tree") == LEARNT for method in methods):
         verdict = SIZES
-    elif not lengths & decided:
+    elif not lengths & decided or (ratio != 1.0 and math.isnan(low)):
         verdict = OPEN
     else:
         verdict = WITHIN if ratio == 1.0 or low <= 1.0 <= high else APART

@@ -109,6 +109,15 @@ def finite_mean(values: Floats) -> float:
     return float(finite.mean()) if len(finite) else math.nan
 
 
+def row_means(values: Floats) -> Floats:
+    """Return the mean of each row's finite values, NaN of none: (n, R) to (n,)."""
+    finite = np.isfinite(values)
+    total: Floats = np.where(finite, values, 0.0).sum(axis=1)
+    total[~finite.any(axis=1)] = np.nan
+    total /= np.maximum(finite.sum(axis=1), 1)
+    return total
+
+
 def deviation(values: Sequence[float]) -> float:
     """Return the sample standard deviation (n - 1) of the finite values; NaN of fewer than two."""
     finite = [value for value in values if math.isfinite(value)]

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ..records.rows import Row
 from ..records.runs import Run, row_key
-from .intervals import Floats, quotient_interval
+from .intervals import Floats, quotient_interval, row_means
 from .metrics import OVERALL
 
 # What rows of a table share that stand in one block, and figures that are drawn together.
@@ -52,11 +52,7 @@ class Cells:
 
     def mean_speed(self) -> Floats:
         """Return each question's speed, the mean over its repeats: (n,)."""
-        finite = np.isfinite(self.speed)
-        total: Floats = np.where(finite, self.speed, 0.0).sum(axis=1)
-        total[~finite.any(axis=1)] = np.nan
-        counts: Floats = np.maximum(finite.sum(axis=1), 1).astype(np.float64)
-        return total / counts
+        return row_means(self.speed)
 
     def mean_counts(self) -> tuple[Floats, Floats]:
         """Return each question's tokens and steps, the means over the repeats that have it: (n,) each."""

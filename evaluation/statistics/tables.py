@@ -13,7 +13,7 @@ import pandas as pd
 from ..records.rows import Row
 from ..records.runs import SAMPLING_COLUMNS, Run
 from ..records.sweeps import not_available
-from .intervals import Floats, deviation, finite_mean, quotient_interval, speed_interval
+from .intervals import Floats, deviation, finite_mean, quotient_interval, row_means, speed_interval
 from .metrics import OVERALL, by_subtask, measure
 from .pools import GROUP, Cells, Pool, closest, paired, pools
 
@@ -95,24 +95,25 @@ def _measures(cells: Cells, answers: Sequence[Row]) -> dict[str, Any]:
 
 
 def _speedups(name: str, cells: Cells, base: Pool | None) -> dict[str, float]:
-    """Return the speedup over a baseline on the questions both have; its spread is over the repeats both have."""
+    """Return the speedup over a baseline on the questions both have, over the repeats both have if several."""
     keys = [f"speedup_{name}{end}" for end in ("", "_std", "_low", "_high")]
     if base is None:
         return dict.fromkeys(keys, math.nan)
     cells, base_cells = paired(cells, base.cells)
     both = [repeat for repeat in cells.repeats if repeat in base_cells.repeats]
     speeds, base_speeds = cells.columns(both), base_cells.columns(both)
-    ratios = [speedup(a, b) for a, b in zip(speeds.T, base_speeds.T, strict=True)]
+    ratios = [speedup(speeds[:, [i]], base_speeds[:, [i]]) for i in range(len(both))]
     if len(both) < 2:
         speeds, base_speeds = cells.mean_speed()[:, None], base_cells.mean_speed()[:, None]
-    value = speedup(cells.mean_speed(), base_cells.mean_speed())
+    value = speedup(speeds, base_speeds)
     return dict(zip(keys, (value, deviation(ratios), *speed_interval(speeds, base_speeds)), strict=True))
 
 
 def speedup(speeds: Floats, base: Floats) -> float:
-    """Return the mean speed over the other's, on the questions that have both: (n,) and (n,)."""
+    """Return the mean speed over the other's, on the questions and repeats that have both: (n, R) and (n, R)."""
     both = np.isfinite(speeds) & np.isfinite(base)
-    return float(speeds[both].mean() / base[both].mean()) if both.any() else math.nan
+    mean, base_mean = (finite_mean(row_means(np.where(both, values, np.nan))) for values in (speeds, base))
+    return mean / base_mean
 
 
 def block_names(keys: Iterable[tuple[Any, ...]]) -> dict[tuple[Any, ...], str]:

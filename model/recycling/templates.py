@@ -23,6 +23,13 @@ from ..errors import UserError
 
 _SHIPPED = Path(__file__).parent / "trees"
 _MAX_NODES = 4096
+PARAMETERS = {  # by template; the shipped ones have none
+    "best": ("nodes",),
+    "chain": ("depth",),
+    "balanced": ("branching", "depth", "nodes"),
+    "shape": ("branching", "depth", "nodes"),
+    "file": ("path",),
+}
 
 
 def build_template(
@@ -45,13 +52,11 @@ def build_template(
     Raises UserError: unknown name, a parameter that is missing or that this template does not have, a rank >= k.
     """
     parameters = {"nodes": nodes, "depth": depth, "branching": branching, "path": path}
-    names_of = {"best": ["nodes"], "chain": ["depth"], "balanced": ["branching", "depth", "nodes"], "file": ["path"]}
-    names_of["shape"] = ["branching", "depth", "nodes"]
     shipped = sorted(p.stem for p in _SHIPPED.glob("*.yaml"))
-    if name not in names_of and name not in shipped:
-        raise UserError(f"tree: no template {name!r}; there are {', '.join(shipped + list(names_of))}")
+    if name not in PARAMETERS and name not in shipped:
+        raise UserError(f"tree: no template {name!r}; there are {', '.join(shipped + list(PARAMETERS))}")
     for key, value in parameters.items():
-        if (value is not None) != (key in names_of.get(name, [])):
+        if (value is not None) != (key in PARAMETERS.get(name, ())):
             problem = f"needs {key} (tree.{key}=...)" if value is None else f"has no parameter {key}"
             raise UserError(f"tree: template {name!r} {problem}")
         if isinstance(value, int) and not 0 <= value <= _MAX_NODES:

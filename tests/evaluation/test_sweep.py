@@ -58,6 +58,16 @@ def test_lists_groups_and_odd_names(toy, tmp_path):
     assert toy("vanilla", name=2026, timed=False)["questions"].max() == 7 and (tmp_path / "results/2026").is_dir()
 
 
+def test_templates_of_ones_own_and_what_cannot_be(toy, tmp_path, capsys):
+    files = [tmp_path / f"{name}.yaml" for name in "ab"]
+    for file, nodes in zip(files, ("[[0]]", "[[0], [1], [0, 0]]"), strict=True):
+        file.write_text(nodes)
+    frame = toy(tree="file", tree__path=[str(file) for file in files], bench__end=1, timed=False)
+    assert sorted(frame[frame["category"] == "overall"]["tree_nodes"]) == [1, 3]
+    frame = toy(tree="2.2.2", method__k=[4, 8], bench__end=1, timed=False, name="k")
+    assert set(frame["k"]) == {8} and "tree=2.2.2 needs method.k=8 or more, and here k=4" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "settings, says",
     [
@@ -66,6 +76,7 @@ def test_lists_groups_and_odd_names(toy, tmp_path):
         ({"experiment": "order"}, "experiment: is for the command line"),
         ({"run_dir": "x"}, "run_dir: is for the command line"),
         ({"method": []}, "method: an empty list"),
+        ({"k": 4}, "k: no such setting of a run; a group's has the group's name before it, as method.k"),
     ],
 )
 def test_a_mistake_is_one_line(toy, settings, says):

@@ -1,11 +1,21 @@
 """The documents say what the shipped records say, and cells of a table what its words ask for."""
 
+import hashlib
+import json
 import re
+import shlex
 import shutil
 
 import pytest
+from omegaconf import OmegaConf
 
+import evaluation.configuration.config  # noqa: F401  (configs/ resolve names by it)
+from evaluation.configuration.fingerprint import changed_sampling, recorded_method
+from evaluation.configuration.jobs import compose, drafts_from_tree
+from evaluation.loading.settings import ModelSettings
+from evaluation.report import REFERENCE
 from model.errors import UserError
+from model.recycling import build_template
 from tests.evaluation.made_runs import asked, made
 from tools import document_results
 from tools.document_results import BLOCK, FIGURES, ROOT, Experiment, expanded, rendered
@@ -39,15 +49,65 @@ def test_a_changed_cell_and_figure_are_found_and_mended(monkeypatch, tmp_path, c
     assert "README.md: a block is not closed" in capsys.readouterr().err
 
 
+GONE = ("version", "table_path", "pool_from_prompt")  # settings that methods have lost since; each was at its default
+
+
+def wanted(model, bench, method, tree, start, rest):
+    """The settings of a run, as its record and its job name them; a method without state has no start and no order."""
+    order = bench["order"] if start not in (None, "cold") else None
+    bench = {key: bench.get(key) for key in ("name", "begin", "end", "per_category", "categories", "spread", "split")}
+    method = {key: value for key, value in method.items() if key not in ("drafter", "start")}
+    model = {key: model.get(key) for key in ModelSettings.__annotations__}
+    rest = {key: rest[key] for key in ("max_new_tokens", "num_choices", "seed", "phases", "timed", "sampling")}
+    return json.dumps([model, bench, order, method, tree, start, rest], sort_keys=True)
+
+
+def of_record(run):
+    """Without what is GONE, and the nodes of tree=auto, which were recorded under another name."""
+    method, config = run.settings["method"], run.config
+    kept = {k: v for k, v in method.items() if not k.endswith("sha256") and k not in GONE}
+    kept |= {"nodes": kept.pop("tree_nodes")} if kept.get("tree") == "auto" and "tree_nodes" in kept else {}
+    tree = method.get("tree_sha256") if kept.get("tree") != "auto" else None
+    start = config["start"] if "start" in method else None
+    return wanted(config["model"], config["bench"], kept, tree, start, run.settings)
+
+
+def of_job(job, stateful):
+    config = OmegaConf.to_container(job.config, resolve=True)
+    sampling, tree, k, digest = changed_sampling(config), config["tree"], config["method"].get("k", 32), None
+    method = recorded_method(config["method"], sampling)
+    if drafts_from_tree(job.config.method, job.config.tree):
+        method |= {"tree": tree["name"]} | ({"nodes": tree["nodes"]} if tree["name"] == "auto" else {})
+        if tree["name"] != "auto":
+            nodes = [list(path) for path in build_template(**tree, k=k).rank_paths[1:]]
+            method["tree_nodes"], digest = len(nodes), hashlib.sha256(repr(nodes).encode()).hexdigest()
+    start = config["start"] if method["name"] in stateful else None
+    return wanted(config["model"], config["bench"], method, digest, start, config | {"sampling": sampling})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(path.parent.name for path in REFERENCE.glob("*/runs.jsonl.xz")))
+def test_the_printed_command_gives_the_settings_of_the_record(name):
+    """Repeats are not compared: `speed` is one of the three of its command."""
+    shipped = Experiment(name)
+    stateful = {run.settings["method"]["name"] for run in shipped.runs if "start" in run.settings["method"]}
+    jobs = compose(shlex.split(shipped.command)[2:]).jobs
+    assert {of_job(job, stateful) for job in jobs} == {of_record(run) for run in shipped.runs}
+    assert {job.folder.name for job in jobs} == {name}
+
+
 @pytest.fixture
 def experiment(monkeypatch):
     """Two sizes of spine and recycling, and a cold twin of the smaller recycling."""
+    command = ["experiment=budget", "tree.nodes=choice(8)", "name=x"]
 
     def run(name, nodes, steps, start="hot"):
         kinds = (("qa", steps[0], 0.0), ("rag", steps[1], 0.5)) * 8
         answers = [asked(i, c, [([n] * 2, 1.0)], repeated_3grams=[share]) for i, (c, n, share) in enumerate(kinds)]
         key = "tree_nodes" if name == "recycling" else "nodes"
-        return made(f"{name} ({start})", answers, method={key: nodes, "depth": 3}, folder=f"{name}-{nodes}-{start}")
+        more = {"started": f"2026-{nodes}", "command": ["python", "-m", "evaluation.run", *command, "results_dir=x"]}
+        method = {key: nodes, "depth": 3}
+        return made(f"{name} ({start})", answers, method=method, folder=f"{name}-{nodes}-{start}", **more)
 
     runs = [
         run("recycling", 8, (1, 2)), run("recycling", 24, (2, 2)), run("recycling", 8, (1, 1), "cold"),
@@ -69,6 +129,8 @@ def test_a_table_has_its_rows_and_columns(experiment):
     assert "| method | 8 | 24 | ratio | by hand | m |\n|---|---|---|---|---|---|\n" in table
     cells = r"3\.00 \[2\.\d\d, 3\.\d\d\] \| 3\.50 \[3\.\d\d, 3\.\d\d\] \| 2\.33 \[[12]\.\d\d, 2\.\d\d\] \| 3\.00"
     assert re.search(rf"\| spine \| {cells} \| x \|", table)
+    command = "bash eval.sh experiment=budget 'tree.nodes=choice(8)' method=recycling,spine name=e"
+    assert table.endswith(f"\n\n`{command}`\n<!-- end -->")
     listed = block("rows: {a: [spine nodes=8, in=e recycling nodes=24]}\ncolumns: {n: nodes, questions: questions}")
     assert "| a | 8 | 16 |" in listed
 

@@ -4,6 +4,8 @@ import json
 import shutil
 
 from evaluation.configuration.fingerprint import changed_sampling, recorded_method
+from evaluation.statistics.pools import pools
+from tests.evaluation.made_runs import made
 
 SPS = {"name": "sps", "drafter": "sps", "draft_tokens": 4}
 
@@ -46,6 +48,17 @@ def test_arguments_of_the_chat_template_count_where_they_are_given(evaluate, che
     given = [run["settings"]["model"].get("chat_template_kwargs", "absent") for run in found]
     assert sorted(map(str, given)) == ["absent", "{'loud': True}"], "records without it stay what they were"
     assert len({run["template_sha256"] for run in found}) == 2
+
+
+def test_a_file_is_known_by_its_digest_and_not_by_its_path(evaluate, tmp_path, monkeypatch):
+    """A saved start under results_dir=results had been another run than under its absolute path: two repeats."""
+    monkeypatch.chdir(tmp_path)
+    for results_dir in (tmp_path / "results", "results"):
+        few = ("bench.end=1", "max_new_tokens=4", "timed=false", f"results_dir={results_dir}")
+        assert evaluate("-m", "start=hot,saved", *few).code == 0
+    assert len(list((tmp_path / "results/default/runs").iterdir())) == 2
+    drafts = [{"draft_path": path, "draft_path_sha256": "a"} for path in ("here/draft", "/elsewhere/draft")]
+    ((_, _),) = (pool.runs for pool in pools([made("sps", [], method=draft, repeat=0) for draft in drafts]))
 
 
 def test_sampling_settings_count_if_they_change_the_text():

@@ -97,6 +97,9 @@ def test_jobs_of_the_shipped_methods_and_trees():
         "method=spine method.nodes=6 method.k=4",
         "method=spine tree=auto tree.nodes=8 method.k=4",
     ]
+    own = ["method=recycling tree=file tree.path=a.yaml", "method=recycling tree=file tree.path=b.yaml"]
+    words = ("method=vanilla,recycling", "tree=file,best", "tree.path=a.yaml,b.yaml")
+    assert composed(*words) == ["method=vanilla", *own, "method=recycling tree=best"], "dropped, as its default is null"
     job = compose(["tree=shape", "tree.branching=${method.k}", "method.k=2,4"], multirun=True).jobs[1]
     assert job.config.tree.branching == 4 and job.config.repeat == 0 and "hydra" not in job.config
 

@@ -66,6 +66,15 @@ def test_a_job_that_is_asked_anew_and_fails_is_missing(evaluate, bench_file, tmp
     assert missing_jobs(tmp_path / "results/again").startswith("missing: 2 of 2 jobs")
 
 
+def test_an_impossible_combination_is_said_before_the_run_and_left_out(evaluate, tmp_path):
+    """It was a failure after all others."""
+    outcome = evaluate("-m", "method=vanilla,recycling", "method.k=4,8", "bench.end=1", "timed=false", "name=wide")
+    lines = [line.strip() for line in outcome.err.splitlines()]
+    assert outcome.code == 0 and lines[0] == "not available, 1 of 3 jobs are left out:"
+    assert lines[1] == "recycling: tree=2.2.2 needs method.k=8 or more, and here k=4"
+    assert not missing_jobs(tmp_path / "results/wide") and len(read_runs(tmp_path / "results/wide")) == 2
+
+
 def test_runs_that_start_from_a_saved_state_come_when_all_others_are_done(evaluate, monkeypatch):
     """Beside their hot runs on a launcher that starts all jobs at once, they found no state."""
     batches = []

@@ -49,6 +49,18 @@ def test_repeats_are_pooled_by_hand():
     assert table.loc[("vanilla", "overall"), "speedup_vanilla"] == 1.0
 
 
+def test_a_speedup_and_its_interval_are_of_the_same_repeats():
+    """The speedup had been of all repeats, 7.78 here, and its interval of those that both have."""
+    third = made("pld", eight([3, 1], [8], 0.1, 0.1), repeat=2)  # vanilla has none
+    row = main_table([*VANILLA, *METHOD, third]).set_index(["method", "category"]).loc[("pld", "overall")]
+    assert row["speedup_vanilla"] == pytest.approx(5 / 3)
+    assert row["speedup_vanilla_low"] < row["speedup_vanilla"] < row["speedup_vanilla_high"]
+    twice = made("vanilla", eight([1] * 4, [1] * 8, 1.0, 1.0), repeat=1)
+    cut = made("pld", METHOD[1].answers[:1], repeat=1, questions=8)  # one question has both
+    row = main_table([VANILLA[0], twice, METHOD[0], cut]).set_index(["method", "category"]).loc[("pld", "overall")]
+    assert row["speedup_vanilla"] == pytest.approx((3 + 3 * 4 + 4 * 8) / (3 + 3 * 2 + 4 * 4))
+
+
 def test_a_speedup_that_may_be_none_is_marked_and_explained():
     slow = made("pld", eight([3, 1], [4, 4], 8.0, 4 / 3))  # 0.5 and 6 tokens/s
     runs = [VANILLA[0], slow]
