@@ -24,7 +24,7 @@ from .files import load_state, save_state
 from .generate import eos_ids, not_applied, with_own_processors
 from .methods import DEFAULT, make_method
 from .quantization import quantize as quantize_model
-from .tuning import choose_execution, choose_linear, described
+from .tuning import Load, choose_execution, choose_linear, described
 
 logger = logging.get_logger(__name__)
 DTYPES = ("auto", "float32", "float16", "bfloat16")
@@ -90,7 +90,7 @@ class Decoder:
     ) -> None:
         if context is not None and (not isinstance(context, int) or context < 2):
             raise UserError(f"context={context}: must be a number of tokens, 2 or more")
-        self.tokenizer, self.start = tokenizer, str(start)
+        self.tokenizer, self.start, self._load = tokenizer, str(start), Load()
         as_it_was = linear_of(unwrapped(model)) == "torch"
         try:
             self.target = Target(model, context=context, linear=choose_linear(unwrapped(model), linear))
@@ -111,7 +111,7 @@ class Decoder:
     @property
     def settings(self) -> dict[str, str]:
         left_out = not_applied(self.target.model.generation_config)
-        chosen = {"method": type(self.method).__name__, **described(self.target, self.execution)}
+        chosen = {"method": type(self.method).__name__, **described(self.target, self.execution, self._load)}
         return chosen | ({"not applied of the model's generation_config": left_out} if left_out else {})
 
     def release(self) -> None:

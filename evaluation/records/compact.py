@@ -30,6 +30,7 @@ METADATA = (
         "generation_config_left_out",
         "converted_from",
         "cores_busy_elsewhere",
+        "threads_why",
         "draft_tree",
         "summary",
         "note",
