@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # bash test.sh                      lint, types, tests; no GPU and no download of models or data
 # bash test.sh --slow               the tests that take long: processes that are killed, whole experiments
+# bash test.sh --versions           the library's tests on the oldest and the newest torch and transformers (downloads 6 GB)
 # bash test.sh [pytest arguments]   lint, types, and the tests that these choose
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
@@ -10,6 +11,21 @@ environment requirements.txt tests/requirements.txt requirements-cluster.txt
 export PYTHON OMP_NUM_THREADS=1
 tests=("$PYTHON" -m pytest -n auto --maxprocesses 4 --dist worksteal) # a file stays with a worker, and so do its fixtures
 if [ "$*" = --slow ]; then exec "${tests[@]}" -m slow; fi
+if [ "$*" = --versions ]; then
+    oldest=$(grep -oE '(torch|transformers)>=[0-9.]+' pyproject.toml | sed 's/>=\(.*\)/==\1.*/')
+    others=$(grep -vE '^(torch|transformers|huggingface_hub)==' requirements.txt)
+    failed=0
+    for which in oldest newest; do
+        [ $which = oldest ] && pair=$oldest || pair=$'torch\ntransformers'
+        "$PYTHON" -m venv ".versions/$which"
+        ".versions/$which/bin/python" -m pip install --quiet --upgrade -r tests/requirements.txt \
+            -r <(printf '%s\n' "$pair" "$others")
+        ".versions/$which/bin/python" -c 'import torch, transformers as t; print("torch", torch.__version__, "transformers", t.__version__)'
+        tests[0]=".versions/$which/bin/python"
+        "${tests[@]}" -m "not slow" tests/model || failed=1
+    done
+    exit $failed
+fi
 "$PYTHON" -m ruff check --quiet .
 "$PYTHON" -m ruff format --check --quiet . || { echo "error: not formatted; run: $PYTHON -m ruff format ." >&2; exit 1; }
 "$PYTHON" -m mypy --no-error-summary

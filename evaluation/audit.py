@@ -149,7 +149,7 @@ def judge(answer: EngineAnswer, forced: Forced, tie: float, loaded: LoadedModel)
 
 
 def audit_answers(path: Path, settings: ModelSettings, questions: dict[Any, Question], made_in: Any = None) -> bool:
-    """Print how far the answers of a file are the model's own greedy ones; return whether none is wrong.
+    """Print how far the answers of a file are the model's own greedy ones; return whether each was read and is.
 
     Args:
         made_in: the type that the engine computed in; None: the model's.
@@ -177,7 +177,7 @@ def audit_answers(path: Path, settings: ModelSettings, questions: dict[Any, Ques
         f"forward and, in {types[0]}, a forward a token ({sum(len(one.own) for one in by_steps)} places)",
     ]
     print("\n".join([*heading, "", *table_of(judged), "", *verdict(judged, types[1])]))
-    return not any(one.wrong for one in judged)
+    return all(one.places and not one.wrong for one in judged)
 
 
 def table_of(judged: Sequence[Judged]) -> list[str]:
@@ -197,10 +197,13 @@ def verdict(judged: Sequence[Judged], dtype: str) -> list[str]:
     places, close = sum(one.places for one in judged), sum(one.close for one in judged)
     near = f"{len(ties)} near ties at {close} places where two logits are so close"
     near += f", the widest {max(ties):.2g}" if ties else ""
-    lines = [f"Lossless in {dtype}: of {places:,} tokens in {len(judged)} answers none is wrong; {near}."]
+    empty = sum(not one.places for one in judged)
+    lines = [f"Lossless in {dtype}: of {places:,} tokens in {len(judged) - empty} answers none is wrong; {near}."]
     if wrong:
         bad = f"{sum(bool(one.wrong) for one in judged)} of {len(judged)} answers"
         lines = [f"Not lossless in {dtype}: {len(wrong):,} of {places:,} tokens are wrong, in {bad}; {near}."]
+    if empty:
+        lines = [*lines[: bool(places)], f"Not audited: {empty} of {len(judged)} answers, which hold no token."]
     if remade := sum(one.answer.remade for one in judged):
         lines.append(
             f"Of {remade} answers there is text alone: their ids were made from it, and may not be the engine's."

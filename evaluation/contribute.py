@@ -105,7 +105,7 @@ def overview(folder: Path) -> str:
             "KiB": [f"{path.stat().st_size / 2**10:.0f}"],
             "note": [m.get("note", "") for m in metadata],
         }
-        rows.append({k: "; ".join(dict.fromkeys(filter(None, v))).replace("|", "\\|") for k, v in row.items()})
+        rows.append({k: "; ".join(dict.fromkeys(filter(None, v))) for k, v in row.items()})
     return f"{HEADING}\n{markdown(rows[0], (row.values() for row in rows))}\n" if rows else HEADING
 
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from model.errors import UserError, one_line
+from model.errors import UserError, one_line, start_command
 
 __all__ = ["config_errors", "fail", "noted", "one_line", "user_errors"]
 
@@ -55,6 +55,7 @@ def user_errors(kept: str = "what was finished is kept, and the same command goe
         kept: what is left where Ctrl-C stops the command.
     """
     try:
+        start_command(sys.argv)
         yield
     except KeyboardInterrupt:
         fail(f"stopped; {kept}", code=INTERRUPTED)

@@ -48,13 +48,15 @@ def needs(configurations: Iterable[DictConfig]) -> dict[str, Callable[[], object
     return fetchers
 
 
-def _fetch_model(model: dict[str, Any]) -> None:
+def _fetch_model(model: dict[str, Any]) -> Path:
+    """Return the folder of the model, fetched and complete."""
     weights = weight_patterns(model["allow_pickle"])
     folder = locate(str(model["path"]), model["allow_pickle"])
     if not Path(folder).is_dir():
-        hub.fetch_snapshot(folder, weights, model["revision"])
-    elif why := hub.missing_weights(Path(folder), weights):
+        return hub.fetch_snapshot(folder, weights, model["revision"])
+    if why := hub.missing_weights(Path(folder), weights):
         raise UserError(why)
+    return Path(folder)
 
 
 def prefetch(fetchers: dict[str, Callable[[], object] | None]) -> bool:
@@ -62,9 +64,9 @@ def prefetch(fetchers: dict[str, Callable[[], object] | None]) -> bool:
     complete = True
     for name, fetch in fetchers.items():
         try:
-            if fetch is not None:
-                fetch()
-            print(f"{'missing' if fetch is None else 'here':8} {name}", flush=True)
+            where = fetch() if fetch is not None else None
+            folder = f" in {where}" if isinstance(where, Path) and not name.endswith(where.name) else ""
+            print(f"{'missing' if fetch is None else 'here':8} {name}{folder}", flush=True)
         except UserError as error:
             print(f"missing  {name}: {one_line(error)}", flush=True)
             complete = False

@@ -25,7 +25,7 @@ from .records.sweeps import missing_jobs
 from .statistics.agreement import EQUAL, WRONG, Comparison, compare, lines, summary
 from .statistics.audits import write_audit
 from .statistics.metrics import OVERALL
-from .statistics.notes import doubts
+from .statistics.notes import headlines
 from .statistics.published import with_published
 from .statistics.rendering import main_view, to_markdown, to_text, write_csv, write_tables
 from .statistics.tables import main_table, with_unavailable
@@ -43,8 +43,9 @@ def report(folder: Path) -> tuple[list[Run], pd.DataFrame]:
     audit = write_audit(runs, folder)
     figures = draw_all(runs, table, folder / "figures")
     page = write_page(runs, table, folder)
-    print(f"\n{to_text(main_view(runs, with_unavailable(table, folder), category=OVERALL))}\n")
-    for line in [*auto_lines(runs), *audit, *doubts(runs), *notes]:
+    view = main_view(runs, with_unavailable(table, folder), category=OVERALL)
+    print("\n".join(["", *headlines(table), "", to_text(view), ""]))
+    for line in [*auto_lines(runs), *audit, *notes]:
         print(line)
     print(f"\nreport:  {page}\ntables:  {folder / 'tables' / 'main.csv'} (by subtask; also .md)")
     print(f"figures: {folder / 'figures'} ({len(figures)}, each as pdf, svg, png)")

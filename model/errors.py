@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+import codecs
+import io
+import json
+import re
+import sys
+from collections.abc import Sequence
+from typing import Any
+
 
 class UserError(ValueError):
     """A user's mistake, in one line: what is wrong, where, and what to do. Commands print it and exit with code 2."""
@@ -16,6 +24,27 @@ _ESCAPES = {code: f"\\u{code:04x}" for code in sorted(_CONTROLS)}
 def visible(text: str) -> str:
     """Write control characters out, such as \\u001b for ESC; newlines and tabs stay. JSON keeps its meaning."""
     return text.translate(_ESCAPES)
+
+
+SURROGATE = re.compile("[\ud800-\udfff]")  # what a byte that could not be decoded becomes; no UTF-8 holds it
+
+
+def _escaped(error: Any) -> tuple[str, int]:
+    """Write what an encoding lacks as JSON does, so that JSON keeps its meaning, too."""
+    return json.dumps(error.object[error.start : error.end])[1:-1], error.end
+
+
+def start_command(arguments: Sequence[str]) -> None:
+    """Let this process print any text, as \\u00e9 what the terminal's encoding lacks, and read any input.
+
+    Raises UserError for an argument that could not be decoded.
+    """
+    codecs.register_error("json", _escaped)
+    for stream, errors in ((sys.stdout, "json"), (sys.stderr, "json"), (sys.stdin, "replace")):
+        if isinstance(stream, io.TextIOWrapper):  # a host may have put another object in its place
+            stream.reconfigure(errors=errors)
+    for argument in filter(SURROGATE.search, arguments):
+        raise UserError(f"argument {argument}: is not {sys.getfilesystemencoding()}; PYTHONUTF8=1 reads UTF-8")
 
 
 def one_line(error: BaseException) -> str:

@@ -167,7 +167,7 @@ class Generate:
     processors leave, by noise keyed by position: other draws than torch's own, from the same distribution.
     `torch.manual_seed` decides them. Threads may share it and the model, as with `Decoder`.
 
-    transformers (5.23) keeps some arguments from a callable: `streamer` (give `token_streamer`, too) and `tokenizer`,
+    transformers (5.24) keeps some arguments from a callable: `streamer` (give `token_streamer`, too) and `tokenizer`,
     so that `stop_strings` becomes `stopping_criteria=[StopStringCriteria(tokenizer, [...])]`. Criteria get no scores.
     An `assistant_model` is not seen and does nothing.
 
@@ -216,7 +216,7 @@ class Generate:
         """Follow transformers' contract of a decoding method: ids (1, P) -> (1, P + new), or its output class.
 
         Args:
-            token_streamer: gets the new tokens; `streamer`, which transformers (5.23) hands to no callable, the prompt.
+            token_streamer: gets the new tokens; `streamer`, which transformers (5.24) hands to no callable, the prompt.
         """
         config = generation_config
         refuse(model, input_ids, config, kwargs)

@@ -27,6 +27,7 @@ SUMMARY = re.compile(
     r"\d+ tokens in \d+ steps: [\d.]+ a step, [\d.]+ tokens/s"
     r"(; (drafting paid|steps: [^:]+): about [\d.]+ times plain decoding)?"
 )
+SMOLLM2 = "HuggingFaceTB/SmolLM2-135M-Instruct"  # of the examples; its layout's stand-in here is data/embedded
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
 
@@ -145,17 +146,18 @@ def ran(code: str) -> dict:
 
 def test_the_readmes_python_runs(clean_folder, capsys):
     (block,) = blocks(README, "python")
-    names = ran(block)
+    assert f'"{SMOLLM2}"' in block
+    names = ran(block.replace(SMOLLM2, "data/embedded"))
     decoder, answer = names["decoder"], names["answer"]
     assert capsys.readouterr().out == f"{answer.text} {answer.mat}\n"
-    ids = torch.tensor([decoder.ids_of(re.search(r'generate\("(.*?)"', block)[1])])
-    stock = decoder.target.model.generate(ids, do_sample=False, max_new_tokens=64, eos_token_id=[*decoder.eos])
+    ids = torch.tensor([decoder.ids_of([{"role": "user", "content": re.search(r'"content": "(.*?)"', block)[1]}])])
+    stock = decoder.target.model.generate(ids, do_sample=False, max_new_tokens=256, eos_token_id=[*decoder.eos])
     assert stock[0, ids.shape[1] :].tolist() == answer.ids
 
 
 def test_the_readme_fits_on_its_screens():
     text = README.read_text()
-    assert len(text.split()) <= 700 and len(text.splitlines()) <= 110
+    assert len(text.split()) <= 740 and len(text.splitlines()) <= 115
 
 
 def test_a_method_of_ones_own_runs(clean_folder, monkeypatch, page=ROOT / "docs/extending.md"):
@@ -208,8 +210,8 @@ def test_the_librarys_examples_run(clean_folder):
 
 
 def test_the_terminals_commands_run(clean_folder, capsys):
-    (line,) = (line for line in commands() if line.startswith("token-recycling generate") and "wizard" in line)
-    terminal.main([*shlex.split(line)[1:], "--max-new-tokens", "8"])
+    (line,) = (line for line in commands() if line.startswith(f"token-recycling generate {SMOLLM2}"))
+    terminal.main([*shlex.split(line.replace(SMOLLM2, "data/embedded"))[1:], "--max-new-tokens", "8"])
     printed = capsys.readouterr()
     assert printed.out.strip() and SUMMARY.fullmatch(printed.err.splitlines()[-1])
     (shown,) = blocks(README, "")

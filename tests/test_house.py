@@ -63,20 +63,21 @@ def imported(path: Path, *, inside: bool = True) -> frozenset[str]:
 EVERYWHERE = {"model.errors", "model.files", "evaluation.errors"}
 MAY_IMPORT = {
     "model.engine": "",
+    "model.hub": "",
     "model.quantization": "",
     "model.structures": "model.engine",
     "model.recycling": "model.engine",
     "model.methods": "model.engine model.structures model.recycling",
     "model.tuning": "model.engine model.recycling model.methods",
     "model.generate": "model.engine model.methods model.tuning",
-    "model.decoder": "model.engine model.methods model.tuning model.generate model.quantization",
+    "model.decoder": "model.engine model.hub model.methods model.tuning model.generate model.quantization",
     "model.cli": "model.engine model.methods model.decoder",
     "model.picture": "model.engine model.decoder",
     "evaluation.records": "model.methods",
     "evaluation.statistics": "evaluation.records model.engine.tree",
     "evaluation.figures": "evaluation.records evaluation.statistics",
     "evaluation.page": "evaluation.records evaluation.statistics evaluation.figures model.engine.tree",
-    "evaluation.loading": "evaluation.records model.engine model.tuning model.quantization model.decoder",
+    "evaluation.loading": "evaluation.records model.engine model.hub model.tuning model.quantization model.decoder",
     "evaluation.configuration": "evaluation.loading evaluation.records model",
     "evaluation.running": "evaluation.configuration evaluation.loading evaluation.records evaluation.statistics "
     "model.engine",
@@ -187,7 +188,7 @@ def test_the_quickstart_runs_from_the_shell(tmp_path):
     command = ["bash", str(ROOT / "eval.sh"), "bench.per_category=1", f"results_dir={tmp_path}", "max_new_tokens=64"]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=560)
     assert done.returncode == 0, done.stderr[-2000:]
-    for method in ("hf", "vanilla", "pld", "sps", "medusa", "eagle2", "recycling (auto)", "recycling (hot)"):
+    for method in ("hf", "vanilla", "pld", "sps", "medusa", "eagle2", "recycling (hot)"):
         assert re.search(rf"^{re.escape(method)} +[1-9]", done.stdout, flags=re.M), done.stdout
     assert "embedded, sample, overall:" in done.stdout, done.stdout
     assert (tmp_path / "quickstart/tables/main.csv").exists()

@@ -38,7 +38,7 @@ def documents(files: Iterable[Path]) -> Iterator[list[str]]:
         if file.suffix not in (".txt", ".jsonl"):
             raise UserError(f"{file}: must be a .txt or .jsonl file")
         try:
-            with file.open(encoding="utf-8") as lines:
+            with file.open(encoding="utf-8-sig") as lines:
                 if file.suffix == ".txt":
                     yield list(iter(lambda: "".join(islice(lines, BLOCK)), ""))
                     continue

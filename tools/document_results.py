@@ -23,7 +23,6 @@ from typing import Any
 
 import numpy as np
 import yaml
-from matplotlib import rc_context
 
 from evaluation import figures
 from evaluation.errors import user_errors
@@ -157,7 +156,7 @@ def main() -> None:
             stale += [(page, partial(write_text, page, new))] if new != old else []
         for name, (of, kind) in FIGURES.items():
             (data,) = figures.split(Experiment(of).runs, Experiment(of).table).values()
-            with style.styled(), rc_context(style.DARK if name.endswith("-dark.png") else {}):
+            with style.styled(dark=name.endswith("-dark.png")):
                 file, figure = ROOT / "docs/figures" / name, getattr(figures, kind)(data)
             shown = style.contents(figure)  # kept as text in a PNG
             if not file.exists() or f"Contents\0{shown}".encode() not in file.read_bytes():

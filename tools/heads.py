@@ -77,7 +77,7 @@ def new_heads(recipe: Recipe, target: Target) -> MedusaHeads | EagleHead:
     torch.manual_seed(recipe.seed)
     hidden, lm_head = hidden_size(target), target.model.get_output_embeddings()
     if recipe.kind == "medusa":
-        heads = MedusaHeads(recipe.heads, recipe.layers, hidden, target.vocab_size, shared=recipe.shared_lm_head)
+        heads = MedusaHeads(recipe.heads, recipe.layers, hidden, target.logits_size, shared=recipe.shared_lm_head)
         if not recipe.shared_lm_head:
             with torch.no_grad():
                 for head in heads:
@@ -95,7 +95,7 @@ def _eagle_config(target: Target) -> dict[str, Any]:
     return {
         "model_type": "llama",
         "hidden_size": hidden,
-        "vocab_size": target.vocab_size,
+        "vocab_size": target.logits_size,
         "num_hidden_layers": 1,
         "num_attention_heads": heads,
         "num_key_value_heads": getattr(config, "num_key_value_heads", None) or heads,

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache
@@ -24,6 +25,7 @@ from hydra.core.config_loader import ConfigLoader
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Quote, QuotedString
+from hydra.plugins.config_source import ConfigSource
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
@@ -35,6 +37,9 @@ from ..errors import config_errors
 from ..records.sweeps import Planned
 from .companions import missing_companion
 from .methods import AUTO, drafter_class
+
+_header = ConfigSource._get_header_dict  # overlooks "# @package" behind a byte-order mark
+ConfigSource._get_header_dict = staticmethod(lambda text: _header(text.removeprefix("\ufeff")))
 
 SETTINGS = ("method.", "tree.")  # which of them there are depends on the job's method and tree
 Lists = dict[str, list[str]]  # the values that each key goes through
@@ -81,9 +86,7 @@ def compose(words: Sequence[str], *, multirun: bool = False, config_dir: str | N
         given = [*(word for word in words if not word.startswith(SETTINGS)), "hydra.mode=MULTIRUN"]
     if config_dir:
         given.append(f"hydra.searchpath=[{quoted(f'file://{Path(config_dir).resolve()}')}]")
-    with config_errors(), initialize_config_dir(str(ROOT / "configs"), version_base=None):
-        hydra = GlobalHydra.instance().hydra
-        assert hydra is not None
+    with config_errors(), _own_hydra() as hydra:
         mode, loader = RunMode.MULTIRUN if multirun else RunMode.RUN, hydra.config_loader
         config = hydra.compose_config("config", given, mode, from_shell=False)
         if multirun:
@@ -94,6 +97,18 @@ def compose(words: Sequence[str], *, multirun: bool = False, config_dir: str | N
                     raise UserError(f"{word}: {config.method.name} drafts from no tree; leave it out")
             return Composed([planned([], config)], config, loader)
     return compose(words, multirun=True, config_dir=config_dir)  # a launcher makes a single run a sweep of one
+
+
+@contextmanager
+def _own_hydra() -> Iterator[Any]:
+    """Yield a Hydra of configs/; the caller's own, if there is one, is its again afterwards."""
+    instance = GlobalHydra.instance()
+    callers, instance.hydra = instance.hydra, None
+    try:
+        with initialize_config_dir(str(ROOT / "configs"), version_base=None):
+            yield GlobalHydra.instance().hydra
+    finally:
+        GlobalHydra.instance().hydra = callers
 
 
 def plan(words: Sequence[str], master: DictConfig, loader: ConfigLoader) -> list[Planned]:

@@ -8,10 +8,20 @@ From outside: `draw_all`, and `style` to draw by hand. May import `records` and 
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pandas as pd
+
+if "matplotlib" not in sys.modules and (exported := os.environ.pop("MPLBACKEND", None)):
+    import matplotlib
+
+    os.environ["MPLBACKEND"] = exported
+    with suppress(ValueError):  # a notebook's kernel exports one that this environment may lack; no figure needs it
+        matplotlib.rcParams["backend"] = exported
 from matplotlib.figure import Figure
 
 from ..records.runs import Run

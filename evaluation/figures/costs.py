@@ -11,9 +11,8 @@ from matplotlib.figure import Figure
 from ..records.rows import accept_lengths
 from ..statistics.metrics import repetition
 from ..statistics.pools import BUDGETS, mat_ratio
-from ..statistics.tables import BASELINES
-from .figure_data import MOST, TREE, FigureData, numbered
-from .style import INTERVAL, colour, finish, mark, marker, panels, sideways
+from .figure_data import MOST, TREE, FigureData, largest
+from .style import band, colour, finish, mark, panels, sideways
 
 PHASES = ("draft", "forward", "verify", "commit", "observe", "loop", "step")
 PHASE_NAMES = {"observe": "update", "step": "whole step"}
@@ -61,23 +60,20 @@ def _what(datasets: Sequence[FigureData]) -> str:
 def novelty(datasets: Sequence[FigureData]) -> Figure | None:
     """MAT of each question against how much its answer repeats: the share of its 3-grams that occurred earlier, in the
     prompt or in the answer."""
-    points: list[tuple[str, str, float, float]] = []  # method, bench, repetition, MAT
-    for data in datasets:
-        for row in data.shown():
-            for answer in row["pool"].first_answers if row["method"] not in BASELINES else ():
-                lengths, repeated = accept_lengths(answer), repetition(answer)
-                if lengths and repeated == repeated:
-                    points.append((row["name"], row["bench"], repeated, sum(lengths) / len(lengths)))
-    names, benches = (list(dict.fromkeys(p[i] for p in points)) for i in (0, 1))
-    if len(points) < 8 or len(names) * len(benches) > MOST:
+    drawn: list[tuple[dict[str, Any], list[tuple[float, float]]]] = []
+    for row in (row for data in datasets for row in data.shown(MOST)):
+        answers = [(repetition(answer), accept_lengths(answer)) for answer in row["pool"].first_answers]
+        if points := [(100 * share, sum(n) / len(n)) for share, n in answers if n and share == share]:
+            drawn.append((row, points))
+    benches = list(dict.fromkeys(row["bench"] for row, _ in drawn))
+    if sum(len(points) for _, points in drawn) < 8 or len(drawn) > MOST:
         return None
     figure, (axes,) = panels(height=2.2)
-    for i, name in enumerate(names):
-        for j, bench in enumerate(benches):
-            chosen = [p for p in points if p[0] == name and p[1] == bench]
-            axes.plot([100 * p[2] for p in chosen], [p[3] for p in chosen], marker(j), color=colour(i + 2), alpha=0.55,
-                      markersize=3, linestyle="none", markerfacecolor="none" if j else colour(i + 2),
-                      label=f"{name}, {bench}" if len(benches) > 1 else name)  # fmt: skip
+    for row, points in drawn:
+        (method, variant), j = row["look"], benches.index(row["bench"])
+        look = mark((method, variant + j), "cold" if j else None) | {"linestyle": "none", "markersize": 3}
+        name = f"{row['name']}, {row['bench']}" if len(benches) > 1 else row["name"]
+        axes.plot(*zip(*points, strict=True), **look, alpha=0.55, label=name)
     axes.axhline(1.0, color="#444444", linewidth=0.7)
     share = "% of the answer's 3-grams that occurred earlier"
     return finish(figure, axes, _what(datasets), x=share, y="MAT of the question")
@@ -85,32 +81,35 @@ def novelty(datasets: Sequence[FigureData]) -> Figure | None:
 
 def budget(data: FigureData) -> Figure | None:
     """MAT, MAT over that of recycling with the same start, and speedup over vanilla, by the most nodes of a draft."""
-    named = data.lines("budget", (*TREE, *BUDGETS))
-    lines = {name: {row["budget"]: row for row in rows} for name, rows in named.items() if rows[0]["tree"] != "shape"}
-    starts = {name: rows[0]["start"] for name, rows in named.items() if name in lines}
+    named = data.lines("budget", (*TREE[1:], *BUDGETS))  # a line's trees are of one kind
+    named = {name: rows for name, rows in named.items() if rows[0]["tree"] != "shape"}
+    lines = {name: {row["budget"]: row for row in rows} for name, rows in named.items()}
+    starts = {name: rows[0]["start"] for name, rows in named.items()}
     references = {starts[name]: line for name, line in reversed(lines.items()) if name.startswith(REFERENCE)}
     if not references or len(lines) < 2:
         return None
+    lines = {name: lines[name] for name in largest(named)}
+    looks = data.looks(named)
     timed = any(row["speedup_vanilla"] == row["speedup_vanilla"] for line in lines.values() for row in line.values())
     figure, drawn = panels(2 + timed, height=1.2 + 1.0 * (2 + timed), sharex=True)
     mats, gains = drawn[:2]
     columns = list(zip((mats, *drawn[2:]), ("mat", "speedup_vanilla"), strict=False))
-    for (name, line), i in zip(lines.items(), numbered(lines), strict=True):
-        options = mark(i, starts[name]) | {"label": name}
+    for name, line in lines.items():
+        options = mark(looks[name], starts[name]) | {"label": name}
         at = sorted(line)
         for axes, column in columns:
             axes.plot(at, [line[n][column] for n in at], **options)
-            low, high = ([line[n][f"{column}_{end}"] for n in at] for end in ("low", "high"))
-            axes.fill_between(at, low, high, color=colour(i), alpha=0.15, linewidth=0)
+            band(axes, at, [(line[n][f"{column}_low"], line[n][f"{column}_high"]) for n in at], options["color"])
         reference = references.get(starts[name]) or references.get("hot") or next(iter(references.values()))
         both = [n for n in at if n in reference]
         ratios = [mat_ratio(line[n]["pool"].cells, reference[n]["pool"].cells) for n in both]
         gains.plot(both, [value for value, _, _ in ratios], **options)
-        gains.fill_between(both, [g[1] for g in ratios], [g[2] for g in ratios], color=colour(i), alpha=0.15, lw=0)
+        band(gains, both, [(low, high) for _, low, high in ratios], options["color"])
     mats.set_ylabel("MAT\n(tokens per step)")
     gains.set_ylabel(f"MAT over\n{REFERENCE}'s")
     for axes in drawn[2:]:
         axes.set_ylabel("speedup\nover vanilla")
         axes.axhline(1.0, color="#777777", linewidth=0.7)
     drawn[-1].set_xlabel("nodes that a step drafts at most, root not counted")
-    return finish(figure, mats, f"shaded: {INTERVAL}, paired; recycling is that of the same start; {data.measured}")
+    note = data.note([row for line in lines.values() for row in line.values()])
+    return finish(figure, mats, f"recycling is that of the same start, on the same questions; {note}")

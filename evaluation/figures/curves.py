@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from matplotlib.figure import Figure
 
-from .figure_data import TREE, FigureData, numbered, speed_of
-from .style import INTERVAL, colour, finish, grid, mark, panels
+from .figure_data import TREE, FigureData, largest, speed_of
+from .style import band, finish, grid, mark, panels
 
 
 def tree_size(data: FigureData) -> Figure | None:
@@ -31,8 +31,9 @@ def _curves(
     lines = data.lines(setting, follow)
     if setting == "tree_nodes":  # shapes differ in more than their size: they have a map of their own
         lines = {name: line for name, line in lines.items() if line[0]["tree"] != "shape"}
-    if not lines:
+    if not (lines := largest(lines)):
         return None
+    looks = data.looks(lines)
     rows = [row for line in lines.values() for row in line]
     speed, speed_label = speed_of(rows)
     titles = {"mat": "MAT\n(tokens per step)"} | ({} if memory else {"step_ms": "step time (ms)"})
@@ -40,16 +41,15 @@ def _curves(
     titles = {column: title for column, title in titles.items() if any(row[column] == row[column] for row in rows)}
     figure, axes = panels(len(titles), height=0.6 + 1.2 * len(titles), sharex=True)
     for panel, (column, title) in zip(axes, titles.items(), strict=True):
-        for (name, line), i in zip(lines.items(), numbered(lines), strict=True):
-            x = [float(row[setting]) for row in line]
-            panel.plot(x, [row[column] for row in line], label=name, **mark(i, line[0]["start"]))
+        for name, line in lines.items():
+            x, look = [float(row[setting]) for row in line], mark(looks[name], line[0]["start"])
+            panel.plot(x, [row[column] for row in line], label=name, **look)
             if f"{column}_low" in line[0]:
-                low, high = ([row[f"{column}_{end}"] for row in line] for end in ("low", "high"))
-                panel.fill_between(x, low, high, color=colour(i), alpha=0.18, linewidth=0)
+                band(panel, x, [(row[f"{column}_low"], row[f"{column}_high"]) for row in line], look["color"])
             if star and column == speed:
                 best = max(line, key=lambda row: float(np.nan_to_num(row[speed], nan=-1.0)))
                 at = best[setting], best[speed]
-                panel.plot(*at, "*", color=colour(i), markersize=9, zorder=5)
+                panel.plot(*at, "*", color=look["color"], markersize=9, zorder=5)
                 panel.annotate(f"{at[0]:.0f}", at, xytext=(0, 5), textcoords="offset points", ha="center", fontsize=6.5)
         panel.set_ylabel(title)
         if column.startswith("speedup"):
@@ -59,7 +59,7 @@ def _curves(
         axes[-1].set_xscale("log", base=2)  # of all panels, which share it
         axes[-1].set_xticks(values, [str(v) for v in values])
     axes[-1].set_xlabel(label)
-    return finish(figure, axes[0], f"shaded: {INTERVAL}; {data.measured}")
+    return finish(figure, axes[0], data.note(rows))
 
 
 def tree_shape(data: FigureData) -> Figure | None:

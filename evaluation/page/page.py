@@ -20,7 +20,7 @@ from model.files import write_text
 from .. import figures as drawn
 from ..records.runs import Run
 from ..statistics.audits import audits
-from ..statistics.notes import execution_words, headlines, incomplete, mixed, not_compared
+from ..statistics.notes import doubts, execution_words, headlines, incomplete, mixed, not_compared
 from ..statistics.rendering import page_view
 from ..statistics.tables import with_unavailable
 from . import facts, reader, tree_svg
@@ -55,6 +55,7 @@ def render(runs: list[Run], measured: pd.DataFrame, folder: Path) -> str:
         short=headlines(measured),
         incomplete=incomplete(runs),
         mixed=mixed(runs),
+        doubts=doubts(runs),
         facts=facts.facts(ran),
         table=page_view(with_unavailable(measured, folder)),
         executed=execution_words(measured) + not_compared(list(ran.values())),

@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 from model.engine.tree import RankPath
 from model.files import ROOT
 
+from ..records.provenance import CONVERTED
 from ..records.runs import Run
 
 CONTEXT = 6  # tokens before a piece that decide its leading space and join broken characters
@@ -34,14 +35,23 @@ class Decoder:
     def pieces(self, run: Run, ids: list[int]) -> list[str] | None:
         """Return one text for each id, which join to the whole text; None if there is no tokenizer."""
         model = run.settings["model"] | run.metadata.get("config", {}).get("model", {})
-        path, revision = str(model.get("path")), model.get("revision")
+        path, revision, source = str(model.get("path")), model.get("revision"), run.metadata.get("converted_from")
         key = (path, tuple(ids))
         if path not in self.failures and key not in self._pieces:
             try:
-                self._pieces[key] = split(load(path, revision), ids)
+                folder = converted(source["sha256"]) if source else path
+                self._pieces[key] = split(load(folder, revision), ids)
             except Exception as error:  # whatever a foreign tokenizer trips over: the page goes without, and says so
                 self.failures[path] = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         return self._pieces.get(key)
+
+
+def converted(sha256: str) -> str:
+    """Return the folder that a GGUF file of this hash was converted to. Raises FileNotFoundError if it is not here."""
+    folders = sorted(CONVERTED.glob(f"*-{sha256[:16]}-*"))
+    if not folders:
+        raise FileNotFoundError(f"its GGUF file of sha256 {sha256[:12]} was not converted here")
+    return str(folders[-1])
 
 
 @lru_cache(maxsize=4)

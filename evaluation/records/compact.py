@@ -11,33 +11,25 @@ import json
 import lzma
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from model.errors import UserError
+from model.files import ROOT
 
 from .provenance import module_command
 from .rows import Row, parse_answers
 
 FILE = "runs.jsonl.xz"
-# What is published of a run's metadata, of its configuration and the bench there (the rest is in `settings`), of an
-# answer and of its choices.
+# What is published of a run's metadata, of its configuration (the rest is in `settings`), of an answer and its choices.
 METADATA = (
     *("settings", "started", "device", "platform", "threads", "versions", "git", "circumstances", "label"),
     *("execution_used", "execution_why", "cudnn_attention", "questions", "question_hashes", "template_sha256"),
-    *(
-        "vocab_size",
-        "generation_config_left_out",
-        "converted_from",
-        "cores_busy_elsewhere",
-        "threads_why",
-        "draft_tree",
-        "summary",
-        "note",
-    ),
+    *("vocab_size", "generation_config_left_out", "converted_from", "cores_busy_elsewhere", "draft_tree", "summary"),
+    *("note", "threads_why"),
 )
 CONFIG = ("start", "bench", "model")
-BENCH = ("name", "path", "sha256", "begin", "end", "per_category", "categories", "spread", "split", "order")
 ANSWER = ("question_id", "schema", "category", "question_sha256", "choices", "peak_memory")
 CHOICE = (
     *("index", "turns", "decoding_steps", "new_tokens", "wall_time", "accept_lengths", "prompt_tokens", "prompt_time"),
@@ -45,8 +37,15 @@ CHOICE = (
     *("step_paths", "step_sources", "step_us", "phase_time"),
 )
 SENTENCES = ("execution_why", "not_available")  # fields of words, in which a path may occur; of them what is before it
-_PUBLIC_PATH = re.compile(r"data/[\w./-]+|[\w-][\w.-]*/[\w.-]+")  # what ships, and a name on the hub
-_PLAIN_WORD = re.compile(rf"-m|\+?[\w.]+=(?:[\w.,+()\[\]-]*|{_PUBLIC_PATH.pattern})")  # a setting and its plain values
+_PLAIN_WORD = re.compile(r"-m|[\w.]+=[\w.,+()\[\]-]*")  # a setting and its plain values
+_NAMES = ("results_dir=", "run_dir=", "name=")  # words that name the user's folders
+
+
+@cache
+def public_paths() -> frozenset[str]:
+    """Return the paths and names on the hub that configs/ holds."""
+    texts = [path.read_text(encoding="utf-8") for path in (ROOT / "configs").rglob("*.yaml")]
+    return frozenset(path for text in texts for path in re.findall(r"[\w.-]+(?:/[\w.-]+)+", text))
 
 
 def packed(runs: Iterable[tuple[str, dict[str, Any], Sequence[Row]]]) -> bytes:
@@ -86,10 +85,13 @@ def published_name(run: str) -> str:
 def published(metadata: dict[str, Any]) -> dict[str, Any]:
     """Return what is published of a run's metadata; of its command the words that set something to plain values."""
     config = _only(metadata.get("config", {}), CONFIG)
-    config |= {"bench": _only(config["bench"], BENCH)} if "bench" in config else {}
+    config |= {"bench": {k: v for k, v in config["bench"].items() if k != "url"}} if "bench" in config else {}
     command = module_command(metadata.get("command") or [])
-    words = [w for w in command[3:] if _PLAIN_WORD.fullmatch(w) and not w.startswith(("results_dir=", "run_dir="))]
+    plain = [w for w in command[3:] if _PLAIN_WORD.fullmatch(w) or w.partition("=")[2] in public_paths()]
+    words = [w for w in plain if not w.startswith(_NAMES)]
     kept: dict[str, Any] = without_paths(_only(metadata, METADATA) | {"config": config, "texts": False})
+    if "commit" in (metadata["settings"]["model"].get("files") or {}):  # of the hub, where everybody reads it
+        kept["config"]["model"]["path"] = config["model"]["path"]
     return kept | {"command": command[:3] + words if command[1:2] == ["-m"] else [], "note": metadata.get("note", "")}
 
 
@@ -98,12 +100,12 @@ def _only(values: dict[str, Any], keys: Sequence[str]) -> dict[str, Any]:
 
 
 def without_paths(value: Any, key: str = "") -> Any:
-    """Return JSON data whose paths are cut to their last part, but for data that ship and names on the hub."""
+    """Return JSON data whose paths are cut to their last part, but for those that configs/ names."""
     if isinstance(value, dict):
         return {key: without_paths(item, key) for key, item in value.items()}
     if isinstance(value, list):
         return [without_paths(item) for item in value]
-    if not isinstance(value, str) or not re.search(r"[/\\]", value) or _PUBLIC_PATH.fullmatch(value):
+    if not isinstance(value, str) or not re.search(r"[/\\]", value) or value in public_paths():
         return value
     return re.split(r"\S*[/\\]", value)[0].strip() if key in SENTENCES else re.split(r"[/\\]", value.rstrip("/\\"))[-1]
 

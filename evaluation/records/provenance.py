@@ -18,6 +18,7 @@ import torch
 from model import __version__
 from model.files import ROOT
 
+CONVERTED = ROOT / "data/.models"  # GGUF files as safetensors, in folders NAME-SHA256-REVISION
 PACKAGES = (
     *("torch", "transformers", "tokenizers", "safetensors", "fschat", "accelerate"),
     *("hydra-core", "numba", "pandas", "matplotlib"),

@@ -9,17 +9,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from model.errors import UserError
+from model.errors import SURROGATE, UserError
+
+from .rows import fits
 
 # Spec-Bench rolls its eight MT-bench labels up into one subtask (evaluation/speed.py there); others keep their name.
+OVERALL = "overall"  # the row of all questions
 MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
 FILE_ORDER, INTERLEAVED, SHUFFLED = "file", "interleaved", "shuffled"
 SUBTASKS = ("mt_bench", "translation", "summarization", "qa", "math_reasoning", "rag", "code")
 
 
 def subtask(category: str) -> str:
-    """Return the row a question counts in; an unknown category is its own row."""
-    return "mt_bench" if category in MT_BENCH else category
+    """Return the row a question counts in; an unknown category is its own row, and never that of all questions."""
+    return "mt_bench" if category in MT_BENCH else f"{OVERALL} (category)" if category == OVERALL else category
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,7 @@ def read_questions(path: Path) -> tuple[Question, ...]:
 def read_rows(path: Path) -> Iterator[tuple[str, Any]]:
     """Yield the place of each line of a JSONL file, and what it holds. Raises UserError naming file and line."""
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")  # not at U+2028 and others, which are text
+        lines = path.read_text(encoding="utf-8-sig").split("\n")  # not at U+2028 and others, which are text
     except FileNotFoundError:
         raise UserError(f"question file {path} does not exist") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -61,22 +64,25 @@ def read_rows(path: Path) -> Iterator[tuple[str, Any]]:
     for number, line in enumerate(lines, start=1):
         if line.strip():
             try:
-                yield f"{path}:{number}", json.loads(line)
-            except json.JSONDecodeError as error:
+                row = json.loads(line)
+            except (ValueError, RecursionError) as error:
                 raise UserError(f"{path}:{number}: not JSON ({error})") from None
+            if SURROGATE.search(json.dumps(row, ensure_ascii=False)):
+                raise UserError(f"{path}:{number}: holds a lone surrogate, which is no text")
+            yield f"{path}:{number}", row
 
 
 def checked_questions(rows: Iterable[tuple[str, Any]], path: Path) -> tuple[Question, ...]:
     """Return the questions of rows, each given with its place. Raises UserError naming it."""
     questions: list[Question] = []
-    place_of: dict[int | str, str] = {}
+    place_of: dict[str, str] = {}  # by the id's text: 1 and "1" are one
     for where, row in rows:
         question = _question(row, where)
-        if question.question_id in place_of:
-            first = place_of[question.question_id].removeprefix(f"{path}:").strip()
+        if (number := str(question.question_id)) in place_of:
+            first = place_of[number].removeprefix(f"{path}:").strip()
             first = f"line {first}" if first.isdigit() else first
-            raise UserError(f"{where}: question_id {question.question_id} stands on {first} already")
-        place_of[question.question_id] = where
+            raise UserError(f"{where}: question_id {number} stands on {first} already")
+        place_of[number] = where
         questions.append(question)
     if not questions:
         raise UserError(f"question file {path} is empty")
@@ -86,8 +92,8 @@ def checked_questions(rows: Iterable[tuple[str, Any]], path: Path) -> tuple[Ques
 def _question(row: Any, where: str) -> Question:
     if not isinstance(row, dict):
         raise UserError(f"{where}: not a JSON object")
-    for key, kind in (("question_id", (int, str)), ("category", str), ("turns", list)):
-        if not isinstance(row.get(key), kind):
+    for key, kind in (("question_id", (int, str)), ("category", (str,)), ("turns", (list,))):
+        if not fits(row.get(key), 0, kind):  # as records take it
             raise UserError(f"{where}: {key!r} is missing or of the wrong type")
     if not row["turns"] or not all(isinstance(turn, str) and turn.strip() for turn in row["turns"]):
         raise UserError(f"{where}: 'turns' must hold one or more non-empty strings")

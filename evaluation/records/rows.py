@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -66,10 +67,21 @@ def check_rows(rows: Iterable[Row], where: object) -> None:
             check_schema(row, where)
 
 
+def parsed(text: str, decode: Callable[[str], Any] = json.loads) -> Any:
+    """Parse JSON; a lone surrogate becomes "?". Raises ValueError if it is not JSON, or nested too deep."""
+    try:
+        value = decode(text)
+        if re.search(r"\\u[dD]", text):
+            value = decode(json.dumps(value, ensure_ascii=False).encode(errors="replace").decode())
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+    return value
+
+
 def read_object(path: Path) -> dict[str, Any]:
     """Read a JSON file's object; empty if there is none, or a broken one."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = parsed(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return value if isinstance(value, dict) else {}
@@ -97,6 +109,7 @@ def parse_answers(lines: Iterable[str]) -> tuple[dict[Any, Row], str]:
     rows: dict[Any, Row] = {}
     broken: dict[int, str] = {}  # by line
     repeated: dict[Any, None] = {}
+    ids: dict[str, Any] = {}  # by their text: 1 and "1" are one question
     without_lengths = []
     decoder = json.JSONDecoder(parse_int=_number)
     rank_paths: dict[tuple[int, ...], list[int]] = {}
@@ -104,14 +117,14 @@ def parse_answers(lines: Iterable[str]) -> tuple[dict[Any, Row], str]:
         if not line.strip():
             continue
         try:
-            row = decoder.decode(line)
-        except (ValueError, RecursionError):  # no JSON, digits without end, brackets without end
+            row = parsed(line, decoder.decode)
+        except ValueError:  # no JSON, digits without end, brackets without end
             broken[number] = "not JSON, cut short?"
             continue
         if why := fault(row):
             broken[number] = why
             continue
-        key = row["question_id"]
+        key = ids.setdefault(str(row["question_id"]), row["question_id"])
         if key in rows:
             repeated[key] = None
         if any(choice.get("accept_lengths") is None for choice in row["choices"]):
@@ -145,13 +158,8 @@ _ROW: Schema = {"question_id": (0, (int, str)), "choices": (1, (dict,)), "peak_m
 _CHOICE: Schema = {
     **{"turns": (1, (str,)), "new_tokens": (1, _NUMBER), "wall_time": (1, _NUMBER), "accept_lengths": (1, (int,))},
     **dict.fromkeys(("decoding_steps", "prefill_time", "decode_time", "prompt_time"), (1, _MEASURED)),
-    **{
-        "output_ids": (1, (list,)),
-        "step_nodes": (1, (list,)),
-        "step_paths": (2, (list,)),
-        "step_sources": (1, (list,)),
-        "step_us": (2, (int,)),
-    },
+    **dict.fromkeys(("output_ids", "step_nodes", "step_us"), (2, (int,))),
+    **{"step_paths": (3, (int,)), "step_sources": (2, (str, type(None))), "repeated_3grams": (1, _MEASURED)},
 }
 _FILLED = ("choices", "turns")
 _NEEDED = ("question_id", "choices", "turns", "new_tokens", "wall_time")  # others may be missing or null
@@ -176,16 +184,17 @@ def misfit(values: Row, schema: Schema) -> str:
     for key, (lists, kinds) in schema.items():
         value = values.get(key)
         if (value is not None or key in _NEEDED) and not (
-            _fits(value, lists, kinds) and (value != [] or key not in _FILLED)
+            fits(value, lists, kinds) and (value != [] or key not in _FILLED)
         ):
             return f"{key}: must be {'a list of ' * lists}{' or '.join(kind.__name__ for kind in kinds)}"
     return ""
 
 
-def _fits(value: Any, lists: int, kinds: tuple[type, ...]) -> bool:
+def fits(value: Any, lists: int, kinds: tuple[type, ...]) -> bool:
+    """Return whether a value is of these types, inside so many lists; numbers are finite and from 0."""
     if lists:
-        return isinstance(value, list) and all(_fits(item, lists - 1, kinds) for item in value)
-    return type(value) in kinds and (type(value) not in (int, float) or 0 <= value < math.inf)
+        return isinstance(value, list) and all(fits(item, lists - 1, kinds) for item in value)
+    return type(value) in kinds and (type(value) not in (int, float) or 0 <= value < 1e100)
 
 
 def difference(before: Any, now: Any, where: str = "", words: tuple[str, str] = ("there", "now")) -> str:
@@ -206,15 +215,16 @@ def _short(value: Any) -> str:
 def common_turns(one: Row, other: Row) -> tuple[list[tuple[int, int, list[int], list[int]]], int]:
     """Return the turns answered from the same prompt: choice, turn, token ids of the one and of the other.
 
-    Also how many turns are left out: those behind an answer that differs, as their prompts differ too.
+    Also how many turns are left out: those behind an answer that differs, as their prompts differ too, those that one
+    of the two lacks, and those in which neither holds a token.
     """
-    turns, left_out = [], 0
+    turns = []
     for index, choices in enumerate(zip(one["choices"], other["choices"], strict=False)):
         pairs = list(zip(*(choice.get("output_ids") or [] for choice in choices), strict=False))
         same = next((turn for turn, (a, b) in enumerate(pairs) if a != b), len(pairs))
-        turns += [(index, turn, a, b) for turn, (a, b) in enumerate(pairs[: same + 1])]
-        left_out += len(pairs[same + 1 :])
-    return turns, left_out
+        turns += [(index, turn, a, b) for turn, (a, b) in enumerate(pairs[: same + 1]) if a or b]
+    most = max(sum(len(choice["turns"]) for choice in row["choices"]) for row in (one, other))
+    return turns, most - len(turns)
 
 
 def diverge(a: Any, b: Any) -> int:

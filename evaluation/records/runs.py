@@ -89,7 +89,9 @@ class Run:
     def configuration(self) -> str:
         """The same for the repeats of one configuration and for its shards, whatever questions they answer."""
         settings = {key: value for key, value in self.settings.items() if key != "repeat"}
-        settings["bench"] = {k: v for k, v in settings["bench"].items() if k not in ("questions", "ids_sha256")}
+        # where state is kept, parts of a bench are no shards of one run: each begins with a state of its own
+        left_out = ("questions", "ids_sha256") if settings["method"].get("start", "cold") == "cold" else ()
+        settings["bench"] = {k: v for k, v in settings["bench"].items() if k not in left_out}
         chosen = self.config.get("bench", {})  # halves of a split are no shards of one run
         settings["bench"] |= {key: chosen.get(key) for key in ("split", "categories", "per_category", "spread")}
         if self._start == "saved":  # each repeat starts from what its own hot run left
@@ -185,7 +187,7 @@ def read_runs(folder: Path) -> list[Run]:
     if file.is_file():
         records: Iterable[Any] = ((folder / "runs" / name, *record) for name, *record in compact.unpacked(file))
     else:
-        records = _read(sorted(path.parent for path in folder.glob("runs/*/metadata.json")))
+        records = _read(sorted(path for path in folder.glob("runs/*") if path.is_dir()))
     runs = _of_this_schema(records)
     if not runs:
         raise UserError(f"{folder}: no runs here (runs/*/metadata.json with answers.jsonl, or {compact.FILE})")
@@ -199,9 +201,12 @@ def runs_at(folders: Iterable[Path]) -> list[Run]:
 
 def _read(folders: Iterable[Path]) -> Iterator[tuple[Path, dict[str, Any], list[Row]]]:
     for folder in folders:
-        if (answers := folder / "answers.jsonl").exists():
-            metadata = json.loads((folder / "metadata.json").read_text(encoding="utf-8"))
+        metadata, answers = read_object(folder / "metadata.json"), folder / "answers.jsonl"
+        if "settings" in metadata and answers.exists():
             yield folder, metadata, list(read_answers(answers)[0].values())
+        else:
+            file = answers.name if "settings" in metadata else "metadata.json"
+            print(f"left out: {folder}: its {file} is missing or broken", file=sys.stderr)
 
 
 def _of_this_schema(records: Iterable[tuple[Path, dict[str, Any], list[Row]]]) -> list[Run]:
@@ -295,6 +300,8 @@ def read_foreign(pattern: str, baseline: Path | None = None) -> list[Run]:
             print(f"note: {path}: {damage}", file=sys.stderr)
         if not rows:
             raise UserError(f"{path}: holds no answer in Spec-Bench's format")
+        for row in rows.values():
+            del row["choices"][1:]  # evaluation/speed.py there reads the first
         check_rows(rows.values(), path)
         name = path.stem if stems.count(path.stem) == 1 else str(path.with_suffix(""))
         runs.append(Run(path.parent, _unrecorded("vanilla" if path in plain else name), list(rows.values())))

@@ -146,7 +146,7 @@ def _differences(here: Row, there: Row, most: int | None) -> Iterator[tuple[str,
 def _turns(row: Row) -> list[tuple[list[int], list[int]]]:
     """Return each turn's accepted lengths and token ids, over all choices."""
     choices = row["choices"]
-    return [turn for c in choices for turn in zip(lengths_by_turn(c), c["output_ids"], strict=True)]
+    return [turn for c in choices for turn in zip(lengths_by_turn(c), c.get("output_ids") or [], strict=False)]
 
 
 def lines(comparisons: Sequence[Comparison]) -> list[str]:

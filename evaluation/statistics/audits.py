@@ -60,7 +60,7 @@ class Audit:
     """A configuration, all its repeats, against its baseline.
 
     Attributes:
-        left_out: turns behind one that differed: their prompts differ, so they say nothing.
+        left_out: turns behind one that differed, whose prompts differ, and those without token ids: they say nothing.
     """
 
     pool: Pool
@@ -144,7 +144,8 @@ def wording(table: pd.DataFrame, folder: Path) -> list[str]:
         if not turns:
             lines += ["Nothing was compared in float32."] if dtype == "float32" else []
         elif not different:
-            lines.append(f"Lossless in {dtype}: all {turns:,} turns equal vanilla's, token for token {about}.")
+            left = f"; {left_out:,} turns are not compared" if (left_out := int(rows["turns_left_out"].sum())) else ""
+            lines.append(f"Lossless in {dtype}: all {turns:,} turns equal vanilla's, token for token {about}{left}.")
         else:
             largest = f"{rows['largest_logit_gap'].max():.3g}"
             gap = f"where a difference starts, the two largest logits are at most {largest} apart."

@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from ..records.questions import OVERALL as OVERALL
 from ..records.questions import SUBTASKS, subtask
 from ..records.rows import Row, accept_lengths, new_tokens, question_speed, wall_time
 from .columns import PERCENTILES
-
-OVERALL = "overall"
 
 
 def mean(values: Iterable[float]) -> float:

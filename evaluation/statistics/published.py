@@ -134,7 +134,7 @@ def table1(table: pd.DataFrame, left_out: Sequence[dict[str, str]] = ()) -> pd.D
 
     Speedups are over `hf` (the paper's AR) and empty where the folder has no such run. What was left out (by model and
     method, with `why`) has a row whose source says so. `measured` says of what a row was measured: benches, questions,
-    and what is not as published. Runs on other benches than the paper's are in no row.
+    and what is not as published. Without any run on the paper's benches another one's rehearse the layout.
     """
     rows = _measured(table)
     absent = {(entry["model"], entry["method"]): entry["why"] for entry in left_out}
@@ -161,7 +161,8 @@ def _measured(table: pd.DataFrame) -> list[dict[str, Any]]:
     `name` is what comes behind the method's: a start that is not the paper's, and the variant.
     """
     rows: dict[Any, dict[str, Any]] = {}
-    for bench, part in PARTS.items():
+    parts = PARTS if table["bench"].isin(PARTS).any() else dict.fromkeys(table["bench"][:1], "specbench")
+    for bench, part in parts.items():
         of_bench = table[table["bench"] == bench].sort_values("bench_questions", ascending=False, kind="stable")
         for key, group in of_bench.groupby(ALIKE, sort=False):
             figures = group[group["questions_sha256"] == group["questions_sha256"].iloc[0]].set_index("category")
@@ -187,6 +188,8 @@ def _conditions(row: dict[Any, Any]) -> str:
     """Say what a row of the main table is of: the bench, how many of its questions, whether all are answered."""
     bench, questions, answered = row["bench"], row["bench_questions"], row["questions"]
     text = f"{bench}, {answered}{'' if answered == questions else f' of {questions}'} questions"
-    if questions < WHOLE[bench]:
+    if bench not in WHOLE:
+        text = f"rehearsal on {text}"
+    elif questions < WHOLE[bench]:
         text += f" of its {WHOLE[bench]}"
     return text if row["complete"] else f"{text}, incomplete"

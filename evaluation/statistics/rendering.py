@@ -5,6 +5,7 @@ CSV holds the rows with every digit.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -151,7 +152,7 @@ def main_view(runs: Sequence[Run], table: pd.DataFrame, more: Sequence[str] = ()
         drawn.append(Block(columns, lines, f"{title}, {category}" if category else title))
     head = ["\n".join(notes.heading(runs)), *notes.execution_words(table)]
     footnotes = notes.table_notes(rows, any(block.has_intervals for block in drawn))
-    footnotes += [*notes.not_compared(pools(runs)), *notes.incomplete(runs), *notes.mixed(runs)]
+    footnotes += [*notes.not_compared(pools(runs)), *notes.incomplete(runs), *notes.mixed(runs), *notes.doubts(runs)]
     footnotes += [*([] if category else notes.executed(runs)), *more]
     return View(drawn, "Main table", head, footnotes)
 
@@ -250,14 +251,14 @@ def to_markdown(view: View) -> str:
 
 
 def markdown(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """Render a table's lines as Markdown, its head first."""
-    head = list(columns)
-    lines = [f"| {' | '.join(cells)} |" for cells in (head, *rows)]
+    """Render a table's lines as Markdown, its head first; text of cells is no markup."""
+    head, *below = ([" ".join(cell.replace("|", "\\|").split()) for cell in cells] for cells in (columns, *rows))
+    lines = [f"| {' | '.join(cells)} |" for cells in (head, *below)]
     return "\n".join([lines[0], "|" + "---|" * len(head), *lines[1:]])
 
 
 def to_latex(view: View) -> str:
-    r"""Render Table 1 with \usepackage{booktabs}, its model in each row."""
+    r"""Render Table 1 with \usepackage{booktabs}, its model in each row, rules between models and below benches."""
     benches = ["Spec-Bench"] * 9 + ["MBPP"] * 3
     heads = [("", "Model"), *(("", c.title) for c in view.blocks[0].columns[:2])]
     heads += zip(benches, (c.title for c in TABLE1), strict=True)
@@ -267,8 +268,17 @@ def to_latex(view: View) -> str:
         for line in block.lines
     ]
     frame = pd.DataFrame(rows, columns=pd.MultiIndex.from_tuples(heads))
-    tabular = frame.to_latex(index=False, escape=True, multicolumn_format="c", column_format="lll" + "r" * len(TABLE1))
-    return "".join(f"% {note}\n" for note in (*view.footnotes, "needs \\usepackage{booktabs}")) + tabular
+    caption, right = " ".join(view.head).replace("\n", " "), "r" * len(TABLE1)
+    latex = frame.to_latex(
+        index=False, escape=True, multicolumn_format="c", column_format=f"lll{right}", caption=caption, label="tab:1"
+    )
+    lines = latex.split("\n")
+    head = next(i for i, line in enumerate(lines) if "multicolumn" in line)
+    ends = itertools.accumulate(len(block.lines) for block in view.blocks[:-1])
+    for end in reversed([*ends]):
+        lines.insert(head + 3 + end, r"\midrule")
+    lines.insert(head + 1, r"\cmidrule(lr){4-12} \cmidrule(lr){13-15}")
+    return "".join(f"% {note}\n" for note in (*view.footnotes, "needs \\usepackage{booktabs}")) + "\n".join(lines)
 
 
 def write_csv(path: Path, table: pd.DataFrame) -> None:
@@ -291,7 +301,7 @@ def write_tables(runs: Sequence[Run], folder: Path, more: Sequence[str] = ()) ->
         write_csv(folder / "acceptance_by_depth.csv", depths)
     greedy = table[table["temperature"] == 0.0]  # as the paper's are
     if (greedy["method"] == "hf").any():  # without it there is nothing that the paper's speedups are over
-        write_table1(greedy, folder, not_available(folder.parent), notes.mixed(runs))
+        write_table1(greedy, folder, not_available(folder.parent), notes.mixed(runs) + notes.doubts(runs))
     return table
 
 

@@ -48,9 +48,11 @@ class Place:
         length: committed tokens.
         write_at: in static steps, int64 (n,): the positions, as the host does not know the length.
         bucket: in static steps, the positions that a step attends over; its mask hides unused ones.
+        ahead: by how much more the cache says to hold, in a trial: who counts by it does not count by positions.
     """
 
     length: int = 0
+    ahead: int = 0
     write_at: torch.Tensor | None = None
     bucket: int = 0
 
@@ -65,6 +67,7 @@ class TreeCacheLayer(CacheLayerMixin):
         super().__init__()
         self.place, self.keys, self.values = place, keys, values
         self.index_keys = keys  # (1, 1, capacity, index_dim), by which sparse attention chooses what it reads
+        self._positions: torch.Tensor | None = None
         self.is_initialized = True
 
     def lazy_initialization(self, *args: torch.Tensor) -> None:
@@ -101,7 +104,19 @@ class TreeCacheLayer(CacheLayerMixin):
 
     def get_seq_length(self) -> int:
         stores = self.keys is not None and self.keys.shape[1] > 0  # what has no heads stores nothing
-        return self.place.length if stores else 0
+        return self.place.length + self.place.ahead if stores else 0
+
+    @property
+    def indexer_position_ids(self) -> torch.Tensor | None:
+        """Positions (d, 1, length) of what is committed, each at its own place; d as in the last forward's."""
+        if self.place.length == 0 or self._positions is None:
+            return None
+        committed = torch.arange(self.place.length, device=self._positions.device)
+        return committed.expand(*self._positions.shape[:-1], -1)
+
+    @indexer_position_ids.setter
+    def indexer_position_ids(self, positions: torch.Tensor | None) -> None:
+        self._positions = positions
 
     def get_max_length(self) -> int:
         return self.keys.shape[2] if self.keys is not None else 0

@@ -82,6 +82,7 @@ class Drafter:
         shares_noise: True if `Session.scores` adds the target's noise.
         max_nodes: of the largest draft, root included; the cache reserves as many positions.
         sizing: what finds the size of drafts while decoding; None: the method alone decides it.
+        vocab_size: of the targets that it drafts for, as its tables have so many rows; None: of any.
     """
 
     needs: Needs = Needs()
@@ -91,8 +92,8 @@ class Drafter:
     max_nodes: int = 1
     sizing: Sizing | None = None
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
+    def __init__(self, device: torch.device, vocab_size: int | None = None) -> None:
+        self.device, self.vocab_size = device, vocab_size
         self._alone = Tree.chain(0).on(device)
         # By cache, written by the engine; they live as long as both.
         self.executors: WeakKeyDictionary[TreeCache, Any] = WeakKeyDictionary()
@@ -203,8 +204,8 @@ class DeviceDrafter(Drafter):
     tree: Tree  # of the next step, one of a few: each is captured separately
     source: str | None = None  # of the tokens, where `grow` has several; two may fill the same tree
 
-    def __init__(self, device: torch.device) -> None:
-        super().__init__(device)
+    def __init__(self, device: torch.device, vocab_size: int | None = None) -> None:
+        super().__init__(device, vocab_size)
         self.tree = self._alone
 
     def session(self) -> DeviceSession:

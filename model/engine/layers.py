@@ -22,6 +22,7 @@ from .kernels import SDPA_GROUPED
 WINDOWED = ("DynamicSlidingWindowLayer", "LinearAttentionAndSlidingWindowAttentionLayer")
 ATTENTION = ("DynamicLayer", "DynamicIndexedLayer", "DummyLayer", *WINDOWED)
 DRIVEN = (*ATTENTION, "LinearAttentionLayer", "LinearAttentionAndFullAttentionLayer")
+PAST_END = 1024  # places behind the context that a draft may take
 TRIED = (5, 24)  # the newest version of transformers that the tests passed with
 # What `forward` calls its cache: since transformers 5.24; before it, and in code from a hub; of recurrent states alone
 CACHE_NAMES = ("cache", "past_key_values", "cache_params")
@@ -110,12 +111,14 @@ def check_positions(config: Any, name: str, context: int) -> None:
 def check_places(config: Any, name: str, context: int) -> None:
     """Refuse attention that counts places in the cache, where siblings of a tree follow one another, as positions.
 
-    ALiBi does; windows of GPT-Neo's local layers and Doge's dynamic mask do once a text is longer.
+    ALiBi does; windows of GPT-Neo's local layers, Doge's dynamic mask and Llama 4's temperature do once a text is
+    longer.
     """
     if getattr(config, "alibi", False):
         raise UserError(f"{name}: ALiBi counts places in the cache, where a draft's siblings follow one another")
     local = getattr(config, "window_size", None) if "local" in getattr(config, "attention_layers", ()) else None
-    for window in (local, getattr(config, "keep_window_size", None)):
+    scaled = config.floor_scale - PAST_END if getattr(config, "attn_temperature_tuning", False) else None
+    for window in (local, getattr(config, "keep_window_size", None), scaled):
         if window is not None and window < context:
             raise UserError(
                 f"{name}: its attention counts places in the cache once a text is longer than {window} tokens; set the "
@@ -167,3 +170,14 @@ def probe_layers(
 def layer_types(model: Any) -> tuple[str, ...]:
     """Return the type of each layer, by which a model takes masks; () if it takes one for all."""
     return tuple(getattr(model.config.get_text_config(decoder=True), "layer_types", None) or ())
+
+
+def form_of(model: Any) -> tuple[Any, ...]:
+    """What is known of a model for good: its attention, and each weight's shape, type and device.
+
+    On CUDA its address, too, which captured steps have been given.
+    """
+    attention = model.config.get_text_config()._attn_implementation
+    attention = "sdpa" if attention == SDPA_GROUPED else attention  # for a moment, by another model of the same config
+    weights = ((w.shape, w.dtype, w.device, w.data_ptr() if w.is_cuda else 0) for w in model.parameters())
+    return (attention, *weights)

@@ -194,6 +194,11 @@ def _opened(
     """Return the sequence, on a borrowed cache that `ends` gives back."""
     limit = target.token_budget(prompt, request.max_new_tokens)
     method, needs = session.method, session.method.needs
+    if method.vocab_size not in (None, target.vocab_size):
+        raise UserError(
+            f"{type(method).__name__}: was made for {method.vocab_size} token ids, {target.name} has "
+            f"{target.vocab_size}; make it for this model"
+        )
     if target.recurrent and needs.tree:
         raise UserError(
             f"{target.name}: keeps recurrent states, so that drafts are chains; {type(method).__name__} needs its tree"
@@ -264,9 +269,11 @@ def _first_step(sequence: Sequence, step: HostStep | DeviceStep, out: Generation
         out.forwards = 1 + bool(forwarded_prompt)
         return step()
     out.forwards = 1
-    choices = step.executor.choice.after(logits, chain, sequence.text, every=first_session.method.needs.choices)
+    end: dict[str, Any] = dict(left=sequence.left, eos=sequence.eos)
+    every = first_session.method.needs.choices
+    choices = step.executor.choice.after(logits, chain, sequence.text, every=every, **end)
     forwarded = Forwarded(choices, logits, target.hidden)
-    verification = conclude(first_session, chain, forwarded, left=sequence.left, eos=sequence.eos, cache=sequence.cache)
+    verification = conclude(first_session, chain, forwarded, cache=sequence.cache, **end)
     if first_session is not session:
         session.passed(verification.tokens)
         for start, of_prompt in later:

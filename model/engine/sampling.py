@@ -11,7 +11,8 @@ with the same seed.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+import sys
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -151,24 +152,37 @@ class Choice:
         """True if a choice is the arg-max of its logits, so that all nodes have theirs at once."""
         return not self.draws and not self._processors
 
-    def after(self, logits: torch.Tensor, draft: Draft, text: Sequence[int], *, every: bool = False) -> torch.Tensor:
+    def after(
+        self,
+        logits: torch.Tensor,
+        draft: Draft,
+        text: Sequence[int],
+        *,
+        every: bool = False,
+        left: int = sys.maxsize,
+        eos: Collection[int] = (),
+    ) -> torch.Tensor:
         """Return the choices (n,) after each node of a draft, whose root is the text's last token.
 
-        Processors are called for accepted nodes alone, as some of them count their calls.
+        Processors are called for accepted nodes before the answer's end alone, as some count their calls, or raise
+        where their grammar ends.
 
         Args:
-            every: False: rejected nodes may have -1. True: they have a choice, the arg-max where there are processors.
+            every: False: other nodes may have -1. True: they have a choice, the arg-max where there are processors.
+            left, eos: the answer's end, as `Verification.cut` takes them.
         """
         if self.greedy:
             return argmax(logits)
         if not self._processors and (every or logits.device.type != "cpu"):
             places = torch.arange(len(text), len(text) + draft.tree.max_depth + 1, device=logits.device)
             return self.among(logits, places, draft.tree.depths.to(logits.device))
-        choices = self._along(logits, draft, text)
+        choices = self._along(logits, draft, text, left, eos)
         return torch.where(choices < 0, argmax(logits), choices) if every else choices
 
-    def _along(self, logits: torch.Tensor, draft: Draft, text: Sequence[int]) -> torch.Tensor:
-        """Return the choices of the accepted nodes, from the root down: a row per depth, not n rows.
+    def _along(
+        self, logits: torch.Tensor, draft: Draft, text: Sequence[int], left: int, eos: Collection[int]
+    ) -> torch.Tensor:
+        """Return the choices of the accepted nodes before the end, from the root down: a row per depth, not n rows.
 
         Of siblings with one token all are accepted, as one of them may have children that the others lack.
         """
@@ -179,6 +193,8 @@ class Choice:
             chosen = int(self.among(row, torch.tensor([place], device=logits.device)))
             for node in nodes:
                 choices[node] = chosen
+            if chosen in eos or place + 1 == len(text) + left:
+                break
             below = range(nodes[0] + 1, len(tokens))
             nodes, place = [i for i in below if tree.parent_of[i] in nodes and tokens[i] == chosen], place + 1
         return torch.tensor(choices, device=logits.device)

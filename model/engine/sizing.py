@@ -7,13 +7,10 @@ the greatest tokens - speed * T(n), where speed is tokens a second of late (Dink
 - An unmeasured size is believed to take what the curve known before says, in proportion to the nearest measured size.
   T(n) is taken as optimistically as its samples allow, so sizes that may be better are tried, and others are not.
 - Where the newest steps all take longer than foreseen, or less, the machine is another one: sizes are measured anew.
-- What a method promises is taken times what of its promises was accepted lately.
-- What drafting wins and loses is booked in plain steps. An answer may lose ALLOWED more than it won, and earns INCOME
-  with each step. What it may lose is spent on drafts where none seem to pay: they fill the tables, and show what drafts
-  are worth by then. Without balance steps are plain, or drafts of no nodes, which fill tables, too. Where drafts are
-  worthless, 200 tokens lose about 3 % on a calm
-  machine and 4 % at worst. With 30 % noise they lose some 4 %, and no bound holds: one answer of 56 lost 24 %, as step
-  times that scatter so much cannot be distinguished in 200 steps (see the simulation in the tests).
+- What a method promises is multiplied by the share of its promises that was accepted lately.
+- What drafting wins and loses is counted in plain steps, as a balance. An answer may lose ALLOWED more than it won, and
+  each step earns INCOME. Where no size seems to pay, the balance is spent on drafts all the same: they fill the tables
+  and show what drafts are worth by then. Below 0 steps are plain, or drafts of no nodes, which fill tables, too.
 """
 
 from __future__ import annotations
@@ -37,16 +34,16 @@ MOST = 80  # nodes of nodes=auto
 # with the root, and are few, as steps of each size are captured by themselves.
 SIZES = {"cpu": (0, 2, 4, 8, 12, 16, 24, 40), "cuda": (0, 3, 7, 15, 31, 63)}
 START = {"cpu": 8, "cuda": 31}
-IDLE = 16  # choices of no nodes in a row, from which drafts are made whatever they promise; and so many at first
+IDLE = 16  # choices of no nodes, less a quarter for each other one, after which a draft is made whatever it promises
 SLOPE, OVERHEAD = {"cpu": 0.03, "cuda": 0.004}, 0.02  # of a node, and of drafting, over a plain step, before any sample
 KEPT, NEWEST = 32, 8  # steps of a size whose median counts; steps that tell that the machine is another one
 PROBE = (4, 64)  # steps between two plain ones, at first; then twice as many, up to the second
 UNKNOWN = 0.2  # share of its time that a size may take less, if only its neighbour was measured
 MOVED = 0.2  # relative change of step times, plus twice their noise, from which the machine is another one
 ALLOWED, SAVED = 1.5, 16.0  # plain steps that an answer may lose; that count as won
-INCOME, FILLED = 0.02, 1000  # plain steps that a step earns; half of it from so many drafted nodes on
-RATIO, PRIOR = 32.0, 1.0
-FREE = 1.02  # plain steps that a draft of no nodes may take to be made for the tables alone
+INCOME, FILLED = 0.02, 1000  # plain steps that a step earns at first; half as many after so many drafted nodes
+RATIO, PRIOR = 32.0, 1.0  # drafts over which accepted and promised tokens are summed; both sums at first
+FREE = 1.02  # plain steps that a draft of no nodes may take, to be made for the tables alone
 MEMORY = 32.0  # steps over which the speed is averaged
 # A draft of n nodes also writes n rows, which later drafts live on: what is accepted with m rows a step is about
 # ((n + 1) / (m + 1)) ** FILLING of that once there are n. Measured on the embedded model, n from 4 to 80.

@@ -98,6 +98,8 @@ def conclude(
         left, eos: as `Verification.cut` takes them.
         cache: where to commit the accepted nodes; None: the caller commits.
     """
+    if len(draft.tree) > session.method.max_nodes:
+        raise UserError(f"{type(session.method).__name__}: a draft of {len(draft.tree)} nodes is over its max_nodes")
     verification = verify(draft, forwarded.choices)
     mark("verify")
     verification.cut(left, eos)
@@ -247,7 +249,9 @@ class Executor:
         if self.execution == "eager":
             logits = self.target.forward(sequence.cache, draft)
             sequence.mark("forward")
-            choices = self.choice.after(logits, draft, sequence.text, every=drafter.needs.choices)
+            choices = self.choice.after(
+                logits, draft, sequence.text, every=drafter.needs.choices, left=sequence.left, eos=sequence.eos
+            )
             return Forwarded(choices, logits, self.target.hidden)
         n = len(draft.tree)
         padded, launch = self.padded(sequence.cache, n, drafter, sequence.mark)

@@ -19,12 +19,14 @@ import torch
 from ..errors import UserError
 from .cache import ALIGNED, CachePool, LayerShape, TreeCache, TreeMasks
 from .devices import Graphs, Turns, give_back, synchronize, turns_of
-from .kernels import SDPA_GROUPED, Grouped
+from .kernels import Grouped
 from .layers import (
+    PAST_END,
     check_forward,
     check_places,
     check_positions,
     check_training,
+    form_of,
     layer_types,
     probe_layers,
     warn_untried,
@@ -58,8 +60,9 @@ class Target:
             of one input are one product; torch: torch's own. The first two change the model's layers.
 
     Raises:
-        UserError: the model cannot work this way (encoder-decoder, a kind of layer that is not driven, positions that
-            change with the longest, attention that takes no tree mask, a draft that changes what it says); says which.
+        UserError: the model cannot work this way (encoder-decoder, a head of more ids than its embedding, a kind of
+            layer that is not driven, positions that change with the longest, attention that takes no tree mask, a draft
+            that changes what it says); says which.
     """
 
     def __init__(self, model: Any, *, context: int | None = None, linear: str = "torch") -> None:
@@ -80,7 +83,13 @@ class Target:
         self.context: int = context or min(limit or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
         self.device: torch.device = model.get_input_embeddings().weight.device
         self.dtype: torch.dtype = model.get_input_embeddings().weight.dtype
-        self.vocab_size: int = model.get_output_embeddings().weight.shape[0]
+        self.vocab_size: int = model.get_input_embeddings().weight.shape[0]
+        self.logits_size: int = model.get_output_embeddings().weight.shape[0]
+        if self.logits_size > self.vocab_size:
+            raise UserError(
+                f"{self.name}: its head has {self.logits_size} rows, its embedding {self.vocab_size}: a draft may hold "
+                "ids that it cannot read"
+            )
         takes, self._cache_name = check_forward(model, self.name)
         self._keeps_logits, self._takes_positions = "logits_to_keep" in takes, "position_ids" in takes
         check_positions(model.config, self.name, self.context)
@@ -131,7 +140,8 @@ class Target:
     def _try_draft(self) -> None:
         """Compare the logits of a small tree with those of a plain forward over each of its two texts.
 
-        It guards what no rule foresees, such as attention that reads a prompt in both directions.
+        It guards what no rule foresees, such as attention that reads a prompt in both directions, or the cache's length
+        instead of positions: the cache says to hold as much as it ever may.
 
         Raises:
             UserError: they differ by more than rounding explains.
@@ -151,6 +161,7 @@ class Target:
             drafted = torch.stack((first, torch.cat((first[:1], second))))
         else:
             draft = Draft(Tree([0, 0, 0, 1, 2], once=True), torch.tensor([root, *guesses], device=self.device))
+            cache.place.ahead = self.context + PAST_END
             drafted = self.forward(cache, draft)[torch.tensor([[0, 1, 3], [0, 2, 4]])]
         drafted = drafted.float()  # (2, 3, V)
         texts = torch.tensor([prompt + path for path in paths], device=self.device)
@@ -220,7 +231,7 @@ class Target:
         """Return how many new tokens may follow a prompt.
 
         Raises:
-            UserError: max_new_tokens < 1, or the prompt leaves no room for an answer.
+            UserError: max_new_tokens < 1, the prompt leaves no room for an answer, or the model has no such ids.
         """
         if max_new_tokens < 1:
             raise UserError(f"max_new_tokens={max_new_tokens}: must be at least 1")
@@ -228,6 +239,8 @@ class Target:
             raise UserError(
                 f"prompt of {len(prompt)} tokens: must have 1 to {self.context - 1} (context {self.context})"
             )
+        if not 0 <= min(prompt) <= max(prompt) < self.vocab_size:
+            raise UserError(f"prompt: has ids outside the vocabulary of {self.vocab_size}")
         return min(max_new_tokens, self.context - len(prompt))
 
     @contextmanager
@@ -308,9 +321,9 @@ class Target:
         """Forward tokens and commit them, so many at a time that their logits are few. Returns the last n of logits."""
         count, kept = len(tokens), cache.length
         wanted = min(readable.start, count - max(n, 1)) if self._keeps_logits else 0  # the first row that is computed
-        size = max(LOGITS_BYTES // (self.vocab_size * self.dtype.itemsize), n, 1)
+        size = max(LOGITS_BYTES // (self.logits_size * self.dtype.itemsize), n, 1)
         ends, hidden = sorted(range(count, max(wanted, 0), -size)), list[torch.Tensor]()
-        logits = torch.zeros(n, self.vocab_size, dtype=self.dtype, device=self.device)
+        logits = torch.zeros(n, self.logits_size, dtype=self.dtype, device=self.device)
         for start, end in pairwise([0, *ends]):
             logits = self._run_causal(cache, tokens[start:end], end - max(start, wanted))
             cache.length = kept + end
@@ -479,14 +492,3 @@ def check_hooks(model: Any, name: str) -> None:
             raise UserError(
                 f"{name}: its forward is compiled, and this method reads hidden states inside it; give it uncompiled"
             )
-
-
-def form_of(model: Any) -> tuple[Any, ...]:
-    """What is known of a model for good: its attention, and each weight's shape, type and device.
-
-    On CUDA its address, too, which captured steps have been given.
-    """
-    attention = model.config.get_text_config()._attn_implementation
-    attention = "sdpa" if attention == SDPA_GROUPED else attention  # for a moment, by another model of the same config
-    weights = ((w.shape, w.dtype, w.device, w.data_ptr() if w.is_cuda else 0) for w in model.parameters())
-    return (attention, *weights)

@@ -90,7 +90,8 @@ def make_method(name: str, target: Target, /, *, eos: Collection[int] = (), **se
             settings["tree"] = "2.2.2"
     supplied: dict[str, Any] = {"vocab_size": target.vocab_size, "device": target.device, "target": target, "eos": eos}
     if "tree" in settings and "tree" in parameters:
-        settings["tree"] = _template(settings["tree"])
+        k = settings.get("k")
+        settings["tree"] = _template(settings["tree"], k if type(k) is int else 8)
     names = [key for key in parameters if key not in supplied]
     if unknown := sorted(settings.keys() - set(names)):
         raise UserError(f"method {name}: does not take {', '.join(unknown)}; it takes {', '.join(names) or 'nothing'}")
@@ -103,8 +104,8 @@ def make_method(name: str, target: Target, /, *, eos: Collection[int] = (), **se
         raise UserError(f"method {name}: {', '.join(map(str, settings.items()))}: {error}") from None
 
 
-def _template(tree: Any) -> Tree:
-    """Return a draft tree: itself, or by its template's name or `best:N`."""
+def _template(tree: Any, k: int) -> Tree:
+    """Return a draft tree: itself, or by its template's name or `best:N`, of ranks below k."""
     from ..engine import Tree
     from ..recycling import build_template
 
@@ -113,4 +114,4 @@ def _template(tree: Any) -> Tree:
     template, _, nodes = str(tree).partition(":")
     if nodes and not nodes.isdigit():
         raise UserError(f"tree={tree}: what follows the colon must be a number of nodes")
-    return build_template(template, nodes=int(nodes) if nodes else None)
+    return build_template(template, k=k, nodes=int(nodes) if nodes else None)

@@ -66,7 +66,7 @@ class DynamicRecycling(Drafter):
         sized, nodes = nodes, budget_of(nodes)
         check_whole("dynamic", 0, MAX_NODES, nodes=nodes)
         check_whole("dynamic", 1, vocab_size, k=k)
-        super().__init__(torch.device(device))
+        super().__init__(torch.device(device), vocab_size)
         if isinstance(sized, str):
             self.sizing = Sizing(sized, self.device)
         self.nodes, self.k, self.copy, self.siblings, self.max_nodes = nodes, k, copy, siblings, 1 + nodes

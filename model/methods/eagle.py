@@ -31,7 +31,7 @@ class EagleDrafter(Drafter):
     needs = Needs(hidden=True)
 
     def __init__(self, target: Target, head_path: str, *, inner: int, max_nodes: int, max_depth: int) -> None:
-        super().__init__(target.device)
+        super().__init__(target.device, target.vocab_size)
         self.max_nodes = max_nodes
         self.head, self.lm_head = load_head(head_path, target), target.model.get_output_embeddings()
         target.equip(self.head)
@@ -168,7 +168,7 @@ class Eagle(EagleDrafter):
     """
 
     def __init__(self, target: Target, *, head_path: str, tree_path: str | None = None) -> None:
-        tree = template("eagle-25", tree_path, target.vocab_size).on(target.device)
+        tree = template("eagle-25", tree_path, target.logits_size).on(target.device)
         levels = plan(tree)
         inner = sum(len(level.nodes) for level in levels[1:])
         super().__init__(target, head_path, inner=inner, max_nodes=len(tree), max_depth=tree.max_depth)
@@ -208,7 +208,7 @@ class Eagle2(EagleDrafter):
 
     def __init__(self, target: Target, *, head_path: str, depth: int = 6, top_k: int = 10, nodes: int = 60) -> None:
         check_whole("eagle2", 1, depth=depth, nodes=nodes)
-        check_whole("eagle2", 1, target.vocab_size, top_k=top_k)
+        check_whole("eagle2", 1, target.logits_size, top_k=top_k)
         self.depth, self.top_k = depth, top_k
         self.nodes = min(nodes, top_k + (depth - 1) * top_k**2)
         inner = (depth - 1) * top_k

@@ -67,7 +67,7 @@ class Goose(Drafter):
         if nodes is not None:
             check_whole("goose", 1, MAX_NODES, nodes=nodes)
         check_whole("goose", 0, history_pairs=history_pairs)
-        super().__init__(torch.device(device))
+        super().__init__(torch.device(device), vocab_size)
         # Sizes of a tree, root included: without confidence, and what all of it adds; and the most below the root.
         self.base, self.growth, self.most = (BASE, LARGEST - BASE, LARGEST) if nodes is None else (nodes + 1, 0, nodes)
         self.max_nodes = 1 + self.most

@@ -47,7 +47,7 @@ class LogitSpec(Drafter):
         self, vocab_size: int, *, nodes: int = 63, history_tokens: int = 32768, device: torch.device | str = "cpu"
     ) -> None:
         check_whole("logitspec", 1, MAX_NODES, nodes=nodes)
-        super().__init__(torch.device(device))
+        super().__init__(torch.device(device), vocab_size)
         self.nodes, self.max_nodes = nodes, 1 + nodes
         self.ranked = min(nodes + 1, vocab_size)  # candidates: one of them is mostly the root
         self.history = History(history_tokens, partial(Continuations, vocab_size), vocab_size)

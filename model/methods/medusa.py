@@ -67,7 +67,7 @@ def load_heads(path: str, target: Target) -> MedusaHeads:
         heads, layers = 1 + max(head for head, _ in names), max(layer for _, layer in names) + shared
     except ValueError:
         raise UserError(f"{file}: keys such as {sorted(state)[:2]} are not Medusa's (0.0.linear.weight)") from None
-    module = MedusaHeads(heads, layers, hidden_size(target), target.vocab_size, shared=shared)
+    module = MedusaHeads(heads, layers, hidden_size(target), target.logits_size, shared=shared)
     load_weights(module, file, state)
     return module.to(target.device, target.dtype).eval().requires_grad_(False)
 
@@ -86,9 +86,9 @@ class Medusa(DeviceDrafter):
     needs = Needs(hidden=True)
 
     def __init__(self, target: Target, *, heads_path: str, tree_path: str | None = None) -> None:
-        super().__init__(target.device)
+        super().__init__(target.device, target.vocab_size)
         heads = load_heads(heads_path, target)
-        tree = template("medusa-63", tree_path, target.vocab_size)
+        tree = template("medusa-63", tree_path, target.logits_size)
         if tree_path is None and tree.max_depth > len(heads):
             tree = type(tree).from_rank_paths(path for path in tree.rank_paths[1:] if len(path) <= len(heads))
         if tree.max_depth > len(heads):

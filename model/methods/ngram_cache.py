@@ -51,7 +51,7 @@ class NgramCache(LayoutDrafter):
     ) -> None:
         check_whole("ngram_cache", 1, leader=leader, follower=follower, capacity=capacity, followers=followers)
         check_whole("ngram_cache", follower, nodes=nodes)
-        super().__init__(torch.device(device))
+        super().__init__(torch.device(device), vocab_size)
         self.leader, self.follower = leader, follower
         self.table = NgramTable(leader, follower, capacity=capacity, followers=followers, vocab_size=vocab_size)
         self.stores = [self.table]

@@ -57,7 +57,7 @@ class Racer(Drafter):
         check_whole("racer", 2, MAX_NODES, ngram=ngram)
         check_whole("racer", 1, ngram, min_match=min_match)
         check_whole("racer", ngram + 2, MAX_TRIE, trie_nodes=trie_nodes)  # so that no n-gram evicts its own prefix
-        super().__init__(torch.device(device))
+        super().__init__(torch.device(device), vocab_size)
         self.eos, self.max_nodes = frozenset(eos), 1 + nodes
         self.needs = Needs(candidates=k, prompt_logits=True)
         self._trie_settings = (ngram, trie_nodes, min_match)

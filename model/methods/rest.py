@@ -52,7 +52,7 @@ class Rest(Drafter):
     ) -> None:
         check_whole("rest", 1, nodes=nodes, depth=depth, places=places, min_ngram=min_ngram)
         check_whole("rest", min_ngram, max_ngram=max_ngram)
-        super().__init__(torch.device(device))
+        super().__init__(torch.device(device), vocab_size)
         self.datastore = Datastore(datastore_path, vocab_size=vocab_size)
         self.max_ngram, self.min_ngram = max_ngram, min_ngram
         self.nodes, self.depth, self.places = nodes, depth, places

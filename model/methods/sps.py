@@ -13,13 +13,14 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
+from torch.nn.functional import pad
 from transformers import AutoModelForCausalLM
 
 from ..engine import Draft, Drafter, Session, Target, Tree, Verification
 from ..engine.target import position_limit
 from ..errors import UserError, one_line
 from ..files import located
-from ..structures import check_whole
+from ..structures import PADDING, check_whole
 
 TRAIN = "python -m data.embedded.training.train --draft"
 
@@ -48,12 +49,12 @@ class Speculative(Drafter):
         share_noise: bool = True,
     ) -> None:
         check_whole("sps", 1, draft_tokens=draft_tokens)
-        super().__init__(target.device)
+        super().__init__(target.device, target.vocab_size)
         self.shares_noise = share_noise
         model = load_draft_model(draft_path, target)
         limit = position_limit(model)
         self.model = Target(model, context=min(target.context, limit or target.context), linear=target.linear)
-        if self.model.vocab_size != target.vocab_size:
+        if abs(self.model.vocab_size - target.vocab_size) >= PADDING:
             raise UserError(
                 f"sps: the draft model {draft_path} has a vocabulary of {self.model.vocab_size} tokens, the target of "
                 f"{target.vocab_size}; the two must share one tokenizer"
@@ -64,7 +65,7 @@ class Speculative(Drafter):
             )
         self.draft_tokens, self.eos = draft_tokens, frozenset(eos)
         self.max_nodes = 1 + draft_tokens
-        self.model.reserve(self.max_nodes)
+        self.last, self.logits_size = self.model.vocab_size - 1, target.logits_size
 
     def session(self) -> SpeculativeSession:
         return SpeculativeSession(self)
@@ -84,10 +85,10 @@ class SpeculativeSession(Session):
         method = self.method
         self.cache = self._borrowed.enter_context(method.model.cache(method.max_nodes))
         self._text = list(prompt)
-        root = method.root_alone(prompt[-1])
         if len(prompt) >= method.model.context:  # the draft model does not see so far
-            return root
-        logits = method.model.prefill(self.cache, prompt, root)  # (1, V)
+            return method.root_alone(prompt[-1])
+        known = [min(token, method.last) for token in prompt]
+        logits = method.model.prefill(self.cache, known, method.root_alone(known[-1]))  # (1, V)
         self.cache.commit(1)
         return self._propose(logits)
 
@@ -98,7 +99,7 @@ class SpeculativeSession(Session):
         # The root, and where the last draft was accepted whole its last token, too: it was drafted and never forwarded.
         unseen = self._text[self.cache.length :]
         chain = Tree.chain(len(unseen) - 1).on(method.device)
-        tokens = torch.tensor(unseen, device=method.device)
+        tokens = torch.tensor(unseen, device=method.device).clamp_(max=method.last)
         logits = method.model.forward(self.cache, Draft(chain, tokens))  # (1 or 2, V)
         self.cache.commit(len(unseen))
         return self._propose(logits[-1:])
@@ -114,15 +115,20 @@ class SpeculativeSession(Session):
     def _propose(self, logits: torch.Tensor) -> Draft:
         """The draft after the root, whose logits (1, V) these are. One transfer to the host, at the end."""
         method, root = self.method, Tree.chain(0).on(self.method.device)
-        drafts = [self.scores(logits, len(self._text)).argmax(dim=-1)]  # (1,) each
+        drafts = [self._pick(logits, len(self._text))]  # (1,) each
         while len(drafts) < method.draft_tokens:
             logits = method.model.forward(self.cache, Draft(root, drafts[-1]))
-            drafts.append(self.scores(logits, len(self._text) + len(drafts)).argmax(dim=-1))
+            drafts.append(self._pick(logits, len(self._text) + len(drafts)))
             self.cache.commit(1)
         tokens = torch.cat(drafts).tolist()
         tokens = next((tokens[:i] for i, token in enumerate(tokens) if token in method.eos), tokens)
         tree = Tree.chain(len(tokens)).on(method.device)
         return Draft(tree, torch.tensor([self._text[-1], *tokens], device=method.device))
+
+    def _pick(self, logits: torch.Tensor, place: int) -> torch.Tensor:
+        """Return the draft token (1,) for a place, by the draft model's logits as wide as the target's."""
+        logits = pad(logits, (0, self.method.logits_size - logits.shape[1]), value=-torch.inf)
+        return self.scores(logits, place).argmax(dim=-1)
 
 
 def load_draft_model(path: str, target: Target) -> Any:

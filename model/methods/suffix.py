@@ -57,7 +57,7 @@ class Suffix(DeviceDrafter):
         check_whole("suffix", 1, min_match=min_match, max_draft=max_draft)
         if not isinstance(factor, int | float) or not factor > 0:
             raise UserError(f"suffix: factor={factor} must be a number above 0")
-        super().__init__(torch.device(device))
+        super().__init__(torch.device(device), vocab_size)
         if nodes is not None:
             if not isinstance(nodes, str):
                 raise UserError(f"suffix: nodes={nodes} must be auto or auto:N; max_draft is the number")
@@ -135,7 +135,7 @@ class SuffixRecycling(DeviceDrafter):
         device: torch.device | str = "cpu",
         eos: Collection[int] = (),
     ) -> None:
-        super().__init__(torch.device(device))
+        super().__init__(torch.device(device), vocab_size)
         if isinstance(nodes, str):
             self.sizing = Sizing(nodes, self.device)
         shared: dict[str, Any] = dict(nodes=nodes, sizing=self.sizing, device=device)

@@ -60,7 +60,7 @@ class SuffixDecoding(Drafter):
         _check_number(1, min_token_prob=min_token_prob)
         if not isinstance(branches, bool):
             raise UserError(f"suffix_decoding: branches={branches} must be true or false")
-        super().__init__(torch.device(device))
+        super().__init__(torch.device(device), vocab_size)
         self.max_nodes, self.stateful = 1 + nodes, cached_answers > 0
         self.depth = depth
         self.limits = Limits(nodes, np.float32(factor), np.float32(offset), np.float32(min_token_prob), branches)

@@ -66,7 +66,7 @@ class TokenRecycling(DeviceDrafter):
             raise UserError(f"method.update={update}: unknown; use {', '.join(UPDATES)}")
         if update == "frozen" and recycle_prompt:
             raise UserError("method.update=frozen and method.recycle_prompt=true contradict each other")
-        super().__init__(torch.device(device))
+        super().__init__(torch.device(device), vocab_size)
         self.matrix = AdjacencyMatrix(vocab_size, k, device=self.device, dtype=dtype)
         self.stores = [self.matrix]
         self.update, self.eos = update, frozenset(eos)

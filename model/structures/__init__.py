@@ -8,6 +8,7 @@ from typing import Any
 from ..errors import UserError
 
 MAX_NODES = 4096  # of a draft
+PADDING = 512  # vocabularies of one tokenizer, padded for different models, differ by fewer rows
 
 
 def check_whole(method: str, least: int, most: int | None = None, **settings: Any) -> None:

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from ..errors import UserError
 from ..files import located, replaced
+from . import PADDING
 
 
 def suffix_array(tokens: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -175,7 +176,7 @@ def _check(stream: BinaryIO, name: str, vocab_size: int) -> tuple[int, int]:
             f"datastore {name}: cut short, changed, or of another version than {VERSION} ({version}); build it again "
             "with `python -m tools.datastore`"
         )
-    if vocabulary != vocab_size:
+    if abs(vocabulary - vocab_size) >= PADDING or vocab_size > 256**width:
         raise UserError(
             f"datastore {name}: its vocabulary has {vocabulary} tokens, the model's {vocab_size}; "
             "build one with this model's tokenizer (`python -m tools.datastore`)"

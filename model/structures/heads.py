@@ -44,7 +44,7 @@ def open_head(path: str, kind: str, target: Target) -> tuple[Path, dict[str, Any
     file = folder / "config.json"
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
-        sizes = {"hidden_size": hidden_size(target), "vocab_size": target.vocab_size}
+        sizes = {"hidden_size": hidden_size(target), "vocab_size": target.logits_size}
         wrong = {key: config[key] for key, size in sizes.items() if config.get(key, size) != size}
     except (OSError, ValueError, AttributeError) as error:
         reason = "missing" if isinstance(error, FileNotFoundError) else f"is not a readable JSON object ({error})"

@@ -34,6 +34,15 @@ def test_turn_by_turn_by_hand(tmp_path):
     assert row["gaps_known"] == 1 and row["largest_logit_gap"] == 0.25
 
 
+def test_what_holds_no_token_ids_is_not_passed(tmp_path):
+    """A turn without its entry had been dropped in silence, and two empty ones had been equal."""
+    lacking, empty = said(1, [1, 2]), said(2, [])
+    lacking["choices"][0]["turns"] = ["text"] * 2
+    runs = [made("vanilla", [said(1, [1, 2], [3]), empty]), made("pld", [lacking, empty], folder="other")]
+    (line,) = wording(audit_table(runs, {}), tmp_path)
+    assert line.startswith("Lossless in float32: all 1 turns equal") and line.endswith("; 2 turns are not compared.")
+
+
 def test_the_words_of_each_type(tmp_path):
     same = made("pld", VANILLA.answers)
     said = "Lossless in float32: all 4 turns equal vanilla's, token for token (1 configuration, 9 tokens)."

@@ -76,13 +76,18 @@ PRIVATE = {
         "-m",
         *("model.path=/home/jane/m/vicuna-7b", "results_dir=file:///scratch/jane", "run_dir=results/mine"),
         *("bench.path=nas:/vault/q.jsonl", "bench.url=https://h.org/a?signature=77", "note=a [secret] b"),
-        *("method.k=4,8", "bench.categories=[qa,rag]", "model.name=owner/name", "--config-dir=/scratch"),
+        *("method.k=4,8", "bench.categories=[qa,rag]", "model.path=vault/toy", "--config-dir=/scratch"),
+        *("+memo=vault", "name=vault", "bench.path=data/vault/q.jsonl", "model.path=lmsys/vicuna-7b-v1.3"),
     ],
     "config": {
         "start": "hot",
         "results_dir": "/scratch/jane/results",
         "model": {"path": "~/m/vicuna-7b"},
-        "bench": {"path": "../jane-notes/question.jsonl", "url": "https://kim:pass@h.org/a?signature=77"},
+        "bench": {
+            "path": "vault/question.jsonl",
+            "url": "https://kim:pass@h.org/a?signature=77",
+            "layout": "speed_bench",
+        },
     },
     "execution_why": "its graph failed (see '/scratch/tmp 1/log.txt' and C:\\Users\\jane\\log.txt)",
     "environment": {"TOKEN": "hf_77"},
@@ -101,14 +106,20 @@ def test_what_is_published_is_a_list_of_fields_without_folders_or_links(results,
     text = text_of(contribute.contribute(results, "study"))
     for word in ("jane", "fastbox", "/home", "scratch", "77", "1234.5", "a text", "vault", "secret", "h.org"):
         assert word not in text, word
-    for value in ("data/embedded", "HuggingFaceTB/SmolLM2-135M", "float16", "AMD EPYC, 1 thread"):
-        assert compact.without_paths([value]) == [value], "what ships or is on the hub stays"
+    for value in ("data/embedded", "lmsys/vicuna-7b-v1.3", "float16", "AMD EPYC, 1 thread"):
+        assert compact.without_paths([value]) == [value], "what configs/ names stays"
+    hub = compact.published({"settings": {"model": {"files": {"commit": "f"}}}, "config": {"model": {"path": "a/b"}}})
+    assert hub["config"]["model"]["path"] == "a/b", "read from the hub"
     kept = next(run for run in read_runs(reference / "study") if run.label == "pld")
     assert kept.folder.name == "run-0123abcd"
     assert (kept.settings["model"]["path"], kept.settings["model"]["name"]) == ("toy", "toy")
-    words = ["-m", "method.k=4,8", "bench.categories=[qa,rag]", "model.name=owner/name"]
+    words = ["-m", "method.k=4,8", "bench.categories=[qa,rag]", "model.path=lmsys/vicuna-7b-v1.3"]
     assert kept.metadata["command"] == ["python", "-m", "evaluation.run", *words]
-    config = {"start": "hot", "model": {"path": "vicuna-7b"}, "bench": {"path": "question.jsonl"}}
+    config = {
+        "start": "hot",
+        "model": {"path": "vicuna-7b"},
+        "bench": {"path": "question.jsonl", "layout": "speed_bench"},
+    }
     assert kept.metadata["config"] == config and kept.summary["drafter"] == {"table": "t.bin"}
     assert kept.metadata["execution_why"] == "its graph failed (see"
 

@@ -2,6 +2,7 @@
 
 import pandas as pd
 import pytest
+from hydra import compose, initialize_config_dir
 
 from evaluation import sweep
 from model.errors import UserError
@@ -42,6 +43,13 @@ def test_the_command_and_the_function_measure_the_same(evaluate, toy, tmp_path):
     )
     again = toy(methods, **settings | {"name": "fresh"})
     pd.testing.assert_frame_equal(again[COLUMNS], frame[COLUMNS])
+
+
+def test_a_callers_own_hydra_is_its_own_again(toy, tmp_path):
+    """It was already initialized, which ended the measurement."""
+    (tmp_path / "callers.yaml").write_text("answer: 42")
+    with initialize_config_dir(str(tmp_path), version_base=None):
+        assert len(toy("vanilla", timed=False)) and compose("callers").answer == 42
 
 
 def test_lists_groups_and_odd_names(toy, tmp_path):

@@ -81,6 +81,14 @@ OWN: dict[str, dict[str, Any]] = {
         mamba_headdim=8,
     ),
     "longcat_flash": LATENT | dict(num_layers=2, head_dim=8),
+    "qwen4_exp_text": dict(
+        layer_types=["linear_attention", "full_attention"] * 2,
+        indexer_n_heads=2,
+        indexer_kv_heads=1,
+        indexer_head_dim=8,
+        indexer_budget=8,
+        indexer_compress_ratio=2,
+    ),
     "zaya": dict(num_experts_per_tok=1, num_experts=4),
     "kimi_linear": dict(
         num_key_value_heads=4,

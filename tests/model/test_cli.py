@@ -63,7 +63,7 @@ def test_a_pipe_gets_plain_text():
 
 
 def test_prompts_of_a_file_are_answered_as_objects(tmp_path, decoder, said):
-    (tmp_path / "prompts").write_text("Hello there.\n\nNäme a river.\n")
+    (tmp_path / "prompts").write_text("Hello there.\n\nNäme a river.\n", encoding="utf-8-sig")
     rows = said("--file", str(tmp_path / "prompts"), "--max-new-tokens", "9")
     assert [row["prompt"] for row in rows] == ["Hello there.", "Näme a river."]
     assert all(sum(row["accept_lengths"]) == len(row["ids"]) <= 9 for row in rows)
@@ -106,6 +106,45 @@ def test_a_prompt_ends_with_its_line_alone(tmp_path, said):
     for file in ("-", str(tmp_path / "prompts")):
         rows = said("--max-new-tokens", "1", "--method", "vanilla", "--file", file, stdin=content)
         assert [row["prompt"] for row in rows] == prompts
+
+
+def test_what_a_code_page_lacks_is_escaped_and_what_is_no_text_is_one_line(tmp_path):
+    """In real processes: streams have their encoding before anything runs. All of these had ended in a traceback."""
+
+    def run(*arguments, stdin=b"", **environment):
+        command = [*COMMAND, *arguments, "--max-new-tokens", "2"]
+        done = subprocess.run(
+            command, input=stdin, capture_output=True, cwd=ROOT, timeout=120, env=os.environ | environment
+        )
+        assert b"Traceback" not in done.stderr
+        return done
+
+    prompt = "Näme 日本 🙂"
+    for encoding in ("ascii", "cp1252"):
+        done = run("generate", EMBEDDED, "--jsonl", "--quiet", "--prompt", prompt, PYTHONIOENCODING=encoding)
+        assert json.loads(done.stdout.decode(encoding))["prompt"] == prompt and b"\\u65e5" in done.stdout
+    done = run("generate", EMBEDDED, "--prompt", b"N\xff")
+    assert done.returncode == 2 and done.stderr.startswith(b"error: argument N") and done.stderr.count(b"\n") == 1
+    done = run("chat", EMBEDDED, stdin=b"\xef\xbb\xbf/help\nN\xff\n/quit\n", PYTHONIOENCODING="utf-8")
+    assert done.returncode == 0 and b"methods: vanilla" in done.stdout and b"surrogate" not in done.stdout
+
+
+def test_the_version(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0 and capsys.readouterr().out == f"token-recycling {__version__}\n"
+
+
+def test_a_hub_out_of_reach_is_said_at_once_with_what_there_is_instead(monkeypatch, capsys):
+    """The hub's client had retried for two minutes, in 20 lines."""
+    monkeypatch.setattr("model.hub.constants.ENDPOINT", "http://127.0.0.1:9")  # nobody listens there
+    for name, says in (("nobody/nothing", ""), ("HuggingFaceTB/SmolLM2-135M-Instruct", "prefetch model=smollm2-135m")):
+        started = time.perf_counter()
+        with pytest.raises(SystemExit):
+            main(["generate", name, "--prompt", "x"])
+        error = capsys.readouterr().err
+        assert "http://127.0.0.1:9 is not in reach" in error and says in error and error.count("\n") == 1
+        assert time.perf_counter() - started < 30
 
 
 MISTAKES = [

@@ -1,6 +1,9 @@
 """The contract of every method: whatever it drafts, and however a step runs, the output is the model's own."""
 
+import os
 import random
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -12,7 +15,7 @@ from model.decoder import Decoder
 from model.engine import Target, decode, generate
 from model.engine.sampling import Sampling
 from model.errors import UserError
-from model.files import load_state, save_state
+from model.files import ROOT, load_state, save_state
 from model.generate import Generate
 from model.methods import METHODS, make_method
 from model.methods.vanilla import Vanilla
@@ -132,6 +135,21 @@ def test_it_ends_with_any_eos_at_the_limit_and_at_the_contexts_end(name, compani
 
 
 @every_method
+def test_processors_are_called_once_a_token_and_never_behind_the_end(name, companions):
+    """As `generate` calls them: a grammar has no answer there, and one that counts would be out of step."""
+    target, prompt = Target(model()), prompts()[2]
+    free = own_text(prompt, 50)
+    for eos, limit in ((set(), 9), (set(), 13), ({free[11]}, 50), ({free[20]}, 50)):
+        drafter, expected = make(name, target, companions, eos=eos), own_text(prompt, limit, eos)
+        for _ in range(2):  # hot: what is drafted goes past the end
+            texts = []
+            ways = Sampling(processors=(lambda ids, scores: texts.append(ids[0].tolist()) or scores,))  # noqa: B023
+            out = generate(target, drafter, prompt, max_new_tokens=limit, eos=eos, sampling=ways)
+            assert out.tokens == expected
+            assert texts == [prompt + expected[:count] for count in range(len(expected))]
+
+
+@every_method
 def test_a_saved_state_goes_on_exactly_and_a_reset_forgets(name, companions, tmp_path):
     target = Target(model())
     whole, part, fresh = (make(name, target, companions) for _ in range(3))
@@ -242,6 +260,47 @@ def test_threads_that_share_it_answer_as_alone(name, companions):
     with ThreadPoolExecutor(3) as pool:
         answers = list(pool.map(work, prompts()))
     assert answers == [(own_text(prompt, 15),) * 2 for prompt in prompts()]
+
+
+def extended(more=9):
+    """The same model with ids that its head never gives, as Mllama's picture token."""
+    of = toy_model("llama-grouped")
+    rows = of.get_input_embeddings().weight.detach()
+    of.set_input_embeddings(torch.nn.Embedding.from_pretrained(torch.cat((rows, 0.5 * rows[:more])), freeze=False))
+    return of
+
+
+@pytest.mark.parametrize("name", [name for name in SETTINGS if name not in ("rest", "sps")])  # files of their own size
+def test_a_prompt_may_have_ids_beyond_the_heads_rows(name, companions):
+    of = extended()
+    target, rng = Target(of), random.Random(3)
+    drafter = make(name, target, companions)
+    for _ in range(3):
+        prompt = [rng.randrange(40, V + 9) for _ in range(20)] + [V + 8]
+        assert generate(target, drafter, prompt, max_new_tokens=20).tokens == greedy(of, prompt, 20)
+
+
+def test_ids_and_drafters_of_another_vocabulary_are_refused():
+    small, large = Target(model()), Target(extended())
+    for drafter in (make_method("dynamic", large), make_method("spine", large), make_method("goose", large)):
+        with pytest.raises(UserError, match=f"made for {V + 9} token ids, LlamaForCausalLM has {V}"):
+            generate(small, drafter, [5, 6], max_new_tokens=4)
+    for ids in ([5, V], [-1, 5]):
+        with pytest.raises(UserError, match="ids outside the vocabulary"):
+            generate(small, make_method("dynamic", small), ids, max_new_tokens=4)
+    of = toy_model("llama-grouped")
+    of.set_input_embeddings(torch.nn.Embedding(V - 1, 32))
+    with pytest.raises(UserError, match=f"head has {V} rows, its embedding {V - 1}"):
+        Target(of)
+
+
+@pytest.mark.slow
+def test_compiled_loops_stay_inside_their_arrays(tmp_path):
+    """This file again, with numba's checks, compiled anew: an index out of bounds raises."""
+    checked = os.environ | {"NUMBA_BOUNDSCHECK": "1", "NUMBA_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-k", "dynamic or suffix or spine or logitspec", __file__]
+    run = subprocess.run([*command, "-m", "not slow"], env=checked, cwd=ROOT, capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout[-2000:]
 
 
 def test_no_method_is_left_out():

@@ -104,7 +104,6 @@ NO_ROW = [
     ({"ids": [5, 6]}, "mapping of ids, without input_ids"),
     (torch.tensor([True, False]), "holds 'True', which is no token id"),
     ([5, 6.0], "holds '6.0', which is no token id"),
-    ([5, 61], "outside the vocabulary of 61"),
     (["hello", "you"], "holds 'hello', which is no token id"),
     ([{"role": "user", "content": "hi"}], "is a chat, and this decoder has no tokenizer"),
     (b"hello", "is of type bytes"),
@@ -126,6 +125,11 @@ MISTAKES = [
     *((lambda decoder, more=more: Decoder(decoder.target.model, **more), says) for more, says in NO_DECODER),
     (lambda decoder: Decoder(decoder.target.model, method=decoder.method, k=4), "made already"),
     (lambda decoder: Decoder(decoder.target.model, Letters()).ids_of([{"role": "user"}]), "has no template"),
+    *(
+        (lambda decoder, said=said: Decoder(decoder.target.model, Letters()).ids_of(said), "holds a lone surrogate")
+        for said in ("N\udcff", [{"role": "user", "content": "N\udcff"}])
+    ),
+    (lambda decoder: decoder.generate([5, 61]), "outside the vocabulary of 61"),
     (lambda decoder: decoder.save_state(""), "names no file"),
     (lambda decoder: decoder.load_state("."), "is not a saved state"),
     (copy.deepcopy, "copy the model"),  # masks and caches are kept by the addresses of things that a copy has elsewhere
@@ -150,7 +154,7 @@ def test_what_cannot_be_loaded_is_an_error_of_one_line(monkeypatch, tmp_path):
     for name in (*names, "~/empty"):
         with pytest.raises(UserError) as caught:
             Decoder.from_pretrained(name)
-        why = "no such folder, and the hub's cannot be loaded" if name in names else "cannot be loaded"
+        why = "no such folder, and https://huggingface.co is not in reach" if name in names else "cannot be loaded"
         assert str(caught.value).startswith(f"model {name}: {why} (") and "\n" not in str(caught.value)
     (tmp_path / "toy").symlink_to(ROOT / "data/embedded")
     assert Decoder.from_pretrained("~/toy", method="vanilla").tokenizer is not None

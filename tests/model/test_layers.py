@@ -34,7 +34,7 @@ from transformers import (
 from evaluation.running.shared_text import generate_together
 from model.decoder import Decoder
 from model.engine import Target, decode, generate
-from model.engine.layers import Reach
+from model.engine.layers import Reach, warn_untried
 from model.engine.loop import whole
 from model.engine.sampling import Sampling
 from model.errors import UserError
@@ -50,6 +50,7 @@ SHARED = dict(
     layer_types=["sliding_attention", "full_attention"] * 2, num_kv_shared_layers=2, vocab_size_per_layer_input=61,
     hidden_size_per_layer_input=8, laurel_rank=4, intermediate_size=[48] * 4, activation_sparsity_pattern=[0.0] * 4,
 )  # fmt: skip
+LLAMA4 = SIZES | NARROW | HEADS | EXPERTS | dict(num_hidden_layers=4, intermediate_size_mlp=48, attention_chunk_size=8)
 WINDOWED = {
     "mistral": MistralConfig(**SHORT, num_key_value_heads=2),  # one mask for all of its layers
     "phi3": Phi3Config(**SHORT, num_key_value_heads=2),
@@ -58,13 +59,7 @@ WINDOWED = {
     "olmo3": Olmo3Config(**SHORT, num_key_value_heads=2),
     "cohere2": Cohere2Config(**SHORT, num_key_value_heads=2),
     "gpt_oss": GptOssConfig(**SHORT, **HEADS, **EXPERTS),  # with sinks
-    "llama4": Llama4TextConfig(
-        **SIZES | NARROW | dict(num_hidden_layers=4),
-        **HEADS,
-        **EXPERTS,
-        intermediate_size_mlp=48,
-        attention_chunk_size=8,
-    ),
+    "llama4": Llama4TextConfig(**LLAMA4),
     "gemma3n": Gemma3nTextConfig(**SHORT | SHARED, **HEADS),  # two layers read another one's keys
 }
 STATES = dict(mamba_d_state=8, mamba_n_heads=8, mamba_d_head=8, mamba_n_groups=1, mamba_d_conv=4, mamba_chunk_size=16)
@@ -139,6 +134,15 @@ def test_a_short_context_is_no_reason_to_refuse():
         assert out.tokens == greedy(model, [5], min(9, context - 1))
 
 
+def test_a_newer_transformers_than_was_tried_is_said_once(caplog):
+    for version in ("5.17.0", "5.24.9", "5.25.0.dev0", "5.25.0.dev0", "6.0.0"):
+        warn_untried(version)
+    assert [record.getMessage().split(" is ")[0] for record in caplog.records] == [
+        "transformers 5.25.0.dev0",
+        "transformers 6.0.0",
+    ]
+
+
 def test_what_a_row_sees():
     columns = torch.arange(6)
     # A window of two places, the own one included; what comes later is hidden by the mask of causality.
@@ -154,11 +158,20 @@ def test_what_a_row_sees():
                       attention_types=[[["global", "local"], 1]]), "set the context to 8 or less"),
         (DogeConfig(**SIZES, intermediate_size=48, keep_window_size=64), "set the context to 64 or less"),
         (FalconConfig(**SIZES, alibi=True, new_decoder_architecture=False), "ALiBi"),
+        (Llama4TextConfig(**LLAMA4, floor_scale=1124), "set the context to 100 or less"),  # its temperature
     ],
 )  # fmt: skip
 def test_attention_that_a_tree_would_change_is_refused(config, why):
     with pytest.raises(UserError, match=why):
         Target(toy(config))
+
+
+def test_a_model_that_reads_the_caches_length_instead_of_positions_is_refused(monkeypatch):
+    """Whatever its name: where no rule knows it the trial does, before a text is so long."""
+    monkeypatch.setattr("model.engine.target.check_places", lambda *_: None)
+    with pytest.raises(UserError, match="drafts would change what the model says"):
+        Target(toy(Llama4TextConfig(**LLAMA4, floor_scale=1124)))
+    Target(toy(Llama4TextConfig(**LLAMA4, floor_scale=1124)), context=64)
 
 
 @pytest.mark.parametrize("family", RECURRENT)

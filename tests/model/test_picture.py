@@ -51,6 +51,8 @@ def test_the_drawing_has_the_text_and_every_node_and_ends_on_its_card(decoder):
     shades = [box.get("class") for box in boxes if box.get("class") != "card" and float(box.get("y")) > 45]
     assert len(shades) == len(runs) and set(shades) <= {f"s{min(n, 5)}" for n in picture.lengths}
     names = [text for text in texts if "small" in text.get("class")]
+    cut = f", {len(names) - 1} drawn (… goes on)" if len(names) < len(picture.nodes) else "accepted;"
+    assert sum("12 tokens drafted in one forward" in text.text and cut in text.text for text in texts) == 1
     assert len(names) == len(picture.nodes) or any(name.text.endswith("…") for name in names)
     assert sum("on" in name.get("class").split() for name in names) == sum(ok for _, _, ok in picture.nodes)
     assert len({(name.get("x"), name.get("y")) for name in names}) == len(names)

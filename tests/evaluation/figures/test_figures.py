@@ -1,5 +1,9 @@
 """Figures: each is drawn where the runs vary in its setting, and only there; one can be added by one function."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from evaluation import figures
@@ -8,6 +12,7 @@ from evaluation.figures.figure_data import FigureData
 from evaluation.figures.style import finish, panels
 from evaluation.statistics.pools import mat_ratio
 from evaluation.statistics.tables import main_table
+from model.files import ROOT
 from tests.evaluation.made_runs import answer, made
 
 pytestmark = pytest.mark.usefixtures("drawn")
@@ -38,6 +43,19 @@ def names(runs):
     """The figures that these runs have."""
     (data,) = split(runs, main_table(runs)).values()
     return {draw.__name__ for draw in figures.FIGURES if draw(data) is not None}
+
+
+def test_a_notebooks_backend_stops_no_command(tmp_path):
+    """Its kernel exports one to its shells, whose environment may lack it: matplotlib's import raised ValueError."""
+    backend = {"MPLBACKEND": "module://matplotlib_inline.backend_inline"}
+    command = [sys.executable, "-m", "evaluation.report", str(tmp_path)]
+    done = subprocess.run(command, env=os.environ | backend, capture_output=True, text=True, cwd=ROOT, timeout=120)
+    assert done.returncode == 2 and done.stderr.startswith("error: ") and "no runs here" in done.stderr
+    kept = "import os, evaluation.figures, matplotlib as m; print(os.environ['MPLBACKEND'], m.rcParams['backend'])"
+    done = subprocess.run(
+        [sys.executable, "-c", kept], env=os.environ | {"MPLBACKEND": "pdf"}, capture_output=True, text=True, cwd=ROOT
+    )
+    assert done.stdout == "pdf pdf\n", "one that there is stays the caller's"
 
 
 ALWAYS = {"mat", "speedup_over_vanilla", "accepted_lengths", "acceptance_by_depth", "mat_over_questions"}
@@ -89,6 +107,42 @@ def test_lines_are_at_their_values():
     (data,) = split(shapes, main_table(shapes)).values()
     texts = [text.get_text() for text in figures.tree_shape(data).axes[0].texts]
     assert texts == ["1.67\n(2)", "1.67", "1.67\n(1)"], "of two starts the larger MAT"
+
+
+def test_a_method_looks_alike_in_all_figures_and_what_is_left_out_is_said():
+    """Colours had been those of the order in each figure; of 17 methods 17 lines were drawn in 8 colours."""
+    swept = VARIED["budget"] + [made(f"dynamic ({start})", questions(3), method={"nodes": n})
+                                for n in (1, 2, 3) for start in ("cold", "hot")]  # fmt: skip
+    inks = {"recycling": "#E69F00", "spine": "#56B4E9", "dynamic": "#56B4E9"}
+    for runs in (swept, VARIED["tree_size"]):
+        (data,) = split(runs, main_table(runs)).values()
+        for draw in (figures.budget, figures.tree_size, figures.accepted_lengths, figures.mat_over_questions):
+            lines = [line for axes in getattr(draw(data), "axes", ()) for line in axes.lines]
+            named = [line for line in lines if line.get_label().partition(" ")[0] in inks]
+            assert all(line.get_color() == inks[line.get_label().partition(" ")[0]] for line in named)
+            assert {line.get_linestyle() for line in named if "spine" in line.get_label()} <= {"--"}, "a second cycle"
+    (data,) = split(swept, main_table(swept)).values()
+    assert figures.accepted_lengths(data).get_supxlabel().endswith("4 of 12 configurations are drawn")
+    many = [made(f"m{i} (hot)", questions(i % 3), method={"nodes": 4}) for i in range(11)]
+    (data,) = split(many, main_table(many)).values()
+    assert len(figures.accepted_lengths(data).axes[0].lines) == 8
+    assert figures.accepted_lengths(data).get_supxlabel().endswith("8 of 11 configurations are drawn")
+    assert len(figures.mat(data).axes) == 2, "a map of numbers has a bar"
+
+
+def test_a_budgets_line_has_trees_of_one_kind_and_intervals_are_named_where_drawn():
+    def runs(first):
+        rows = [first, *questions()[1:]]
+        trees = [recycling(tree=TREE[:n], tree_nodes=n) for n in (1, 2, 3)]
+        trees += [recycling(tree=[*TREE, [2]], tree_name="2.2.2", tree_nodes=4)]
+        return [*trees, *(made("spine (hot)", rows, method={"nodes": n}) for n in (1, 2, 3))]
+
+    assert len(drawn("budget", runs(questions()[0]))["recycling (hot)"]) == 3, "none of another kind's tree"
+    for first, words in ((questions()[0], "recycling is"), (questions(9)[0], "shaded: 95 % interval; recycling is")):
+        (data,) = split(made_here := runs(first), main_table(made_here)).values()
+        assert figures.budget(data).get_supxlabel().startswith(words), "an interval without a width is none"
+    joint = figures.acceptance_by_depth(data).axes[0]
+    assert joint.get_ylabel() == "joint (% of\ndrafting steps)"
 
 
 def test_the_parts_of_a_step_are_means_over_steps_behind_the_prompt():

@@ -23,7 +23,8 @@ def permuted(weight, heads):
     return weight.reshape(heads, 2, -1, weight.shape[1]).swapaxes(1, 2).reshape(weight.shape)
 
 
-def write(path, merge='! "', pieces=None, fields=None, tensors=None, without=(), theta=10000.0, architecture="llama"):
+def write(path, merge='! "', pieces=None, fields=None, tensors=None, without=(), theta=10000.0, architecture="llama",
+          turn_end=None):  # fmt: skip
     """A toy model's weights as a GGUF file, with one merge and a rule by which text is cut; returns the model.
 
     `fields`, `tensors`: further ones; `without`: names of tensors that are left out.
@@ -47,6 +48,8 @@ def write(path, merge='! "', pieces=None, fields=None, tensors=None, without=(),
         writer.add_tokenizer_pre(pieces)
     writer.add_bos_token_id(0)
     writer.add_eos_token_id(1)
+    if turn_end is not None:
+        writer.add_eot_token_id(turn_end)
     for key, value in (fields or {}).items():
         {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}[type(value)](
             f"llama.{key}", value
@@ -84,6 +87,12 @@ def test_a_converted_model_is_the_model_that_was_written(tmp_path, cache, monkey
     assert [path.suffix for path in cache.iterdir()] == [""], "one folder, and nothing half made"
     monkeypatch.setattr(gguf, "_reader", lambda file: pytest.fail("a second load converts nothing"))
     gguf.convert(file)
+
+
+def test_the_end_of_a_turn_ends_an_answer(tmp_path, cache):
+    for turn_end, ends in ((None, {1}), (5, {1, 5})):
+        write(tmp_path / f"{turn_end}.gguf", turn_end=turn_end)
+        assert models._load(models.ModelSettings("toy", str(tmp_path / f"{turn_end}.gguf"), device="cpu")).eos == ends
 
 
 def test_digits_are_pieces_of_their_own_where_the_file_says_so(tmp_path, cache):

@@ -4,12 +4,13 @@ import base64
 import hashlib
 import json
 import re
+import shutil
 from html.parser import HTMLParser
 from types import SimpleNamespace
 
 import pytest
 
-from evaluation.page import reader
+from evaluation.page import reader, tokens
 from evaluation.page.facts import _model, commands, configurations, facts
 from evaluation.page.page import script_json
 from evaluation.page.tokens import Decoder
@@ -161,6 +162,24 @@ def test_equal_answers_are_kept_once_and_steps_are_split_by_turn(report_folder, 
     (shown,) = read(tmp_path)["answers"]
     assert [turn["lengths"] for turn in shown["turns"]] == [[1, 2], [1]]
     assert [turn["paths"] for turn in shown["turns"]] == [["", "0"], [""]]
+
+
+def test_the_tokenizer_of_a_gguf_file_is_where_it_was_converted(checkpoint, tmp_path, monkeypatch):
+    """Its own path holds none: answers had lost their colours."""
+    shutil.copytree(checkpoint, tmp_path / f"models/toy-{'c' * 16}-3")
+    monkeypatch.setattr(tokens, "CONVERTED", tmp_path / "models")
+    for label, sha256 in (("vanilla", "c" * 64), ("pld", "d" * 64)):
+        row = answer(1, "qa", {"ids": [5, 6]})
+        write_run(tmp_path / label, label, [row], model={"path": "toy.gguf"}, converted_from={"sha256": sha256})
+    (shown,) = read(tmp_path / "vanilla")["texts"]
+    assert len(shown["pieces"]) == 2
+    data = read(tmp_path / "pld")
+    assert data["texts"] == [{"text": "text"}] and any("toy.gguf could not be loaded" in n for n in data["notes"])
+
+
+def test_timings_in_doubt_are_said(tmp_path):
+    write_run(tmp_path, "vanilla", [answer(1, "qa", {"ids": [5]})], cores_busy_elsewhere=1.5)
+    assert "Timings are doubtful: other processes kept cores busy" in report(tmp_path).read_text(encoding="utf-8")
 
 
 def test_other_peoples_answers_are_shown_without_steps(tmp_path):

@@ -3,9 +3,13 @@
 import json
 import re
 
+import pandas as pd
+
 from evaluation import report
 from evaluation.records.rows import parse_answers, read_answers
-from tests.evaluation.made_runs import answer
+from evaluation.records.runs import read_foreign
+from evaluation.statistics.tables import main_table
+from tests.evaluation.made_runs import answer, made, write
 
 ROWS = [answer(i, "qa", [([2, 2], 1.0), ([1], 0.5)]) for i in range(3)]
 MISSING = object()
@@ -25,15 +29,17 @@ def test_a_byte_order_mark_is_no_part_of_the_first_answer(tmp_path):
 
 
 BROKEN = {
-    "question_id": (MISSING, None, [1]),
+    "question_id": (MISSING, None, [1], True, -1),
     "choices": (MISSING, [], {"turns": []}, [3]),
     "turns": (MISSING, "text", ["text", None], []),
     "new_tokens": (MISSING, [4], ["4", "1"], [4, -1], [4, True]),
-    "wall_time": (None, 1.5, [1.0, float("nan")], [1.0, float("inf")]),
+    "wall_time": (None, 1.5, [1.0, float("nan")], [1.0, float("inf")], [10**400, 1]),
     "accept_lengths": (3, "221", [2, "2", 1], [2, None, 1], [2, -2, 1], [[2, 2], [1]]),
     "decoding_steps": (2,),
     "decode_time": ([1.0, -0.5],),
-    "output_ids": ([1, 2],),
+    "output_ids": ([1, 2], [None, [1]], [[1, None], [1]]),
+    "step_nodes": ([[None], [1]],),
+    "repeated_3grams": (["much", 0.1],),
     "step_paths": ([[0], [1]],),
     "step_us": ([5], [[5, -1]], [[0.5]]),
     "peak_memory": ("much",),
@@ -48,6 +54,42 @@ def test_a_broken_line_is_named_and_left_out():
         assert list(rows) == [0, 2] and damage.startswith(f"1 broken line(s): 2 (line 2: {why}"), line[:80]
     rows, damage = parse_answers([json.dumps(ROWS[0]), json.dumps(ROWS[0] | {"category": "later"})])
     assert rows[0]["category"] == "later" and damage == "1 question id(s) repeated, the later one counts: 0"
+    rows, damage = parse_answers([json.dumps(ROWS[1]), json.dumps(ROWS[1] | {"question_id": "1"})])
+    assert list(rows) == [1] and "1 question id(s) repeated" in damage, "1 and its text are one question"
+
+
+def test_odd_names_and_a_damaged_folder_are_reported_and_named(call, tmp_path, drawn):
+    """Each had ended in a traceback, broken main.md, or vanished without a word."""
+    categories = ["a|b", "overall", "half \ud800", "$x^$", "a\nb"]
+    for label, seconds in (("vanilla", 2.0), ("p$_{l}d^$", 1.0)):
+        rows = [answer(i, name, [([2, 1], seconds)], output_ids=[[i, 1, 2]]) for i, name in enumerate(categories)]
+        write(made(label, rows), tmp_path)
+    rows[4]["choices"][0]["output_ids"] = None
+    for name in ("cut", "empty"):
+        path = write(made(name, rows), tmp_path)
+        path.rename(path.with_name(name))
+    (tmp_path / "runs/cut/metadata.json").write_text('{"settings": {')
+    (tmp_path / "runs/empty/answers.jsonl").unlink()
+    write(made("pld", rows), tmp_path)
+    outcome = call(report.main, tmp_path)
+    assert outcome.code == 0, outcome.err
+    assert f"left out: {tmp_path / 'runs/cut'}: its metadata.json is missing or broken" in outcome.err
+    assert f"left out: {tmp_path / 'runs/empty'}: its answers.jsonl is missing or broken" in outcome.err
+    table = pd.read_csv(tmp_path / "tables/main.csv")
+    named = ["$x^$", "a\nb", "a|b", "half ?", "overall (category)", "overall"]
+    assert table[table["method"] == "pld"]["category"].tolist() == named
+    lines = [line for line in (tmp_path / "tables/main.md").read_text().splitlines() if line.startswith("| ")]
+    assert {len(re.findall(r"(?<!\\)\|", line)) for line in lines} == {len(re.findall(r"\|", lines[0]))}
+    assert "all 9 turns equal vanilla's" in outcome.out and "1 turns are not compared" in outcome.out
+    assert call(report.main, tmp_path, "--against", tmp_path).code == 0
+
+
+def test_of_several_answers_to_a_question_the_first_counts_as_in_spec_bench(call, tmp_path):
+    row = answer(1, "qa", [([2, 2], 1.0)])
+    row["choices"].append(answer(1, "qa", [([8], 1.0)])["choices"][0])
+    (tmp_path / "a.jsonl").write_text(json.dumps(row))
+    (run,) = read_foreign(str(tmp_path / "a.jsonl"))
+    assert main_table([run])["mat"].tolist() == [2.0, 2.0]
 
 
 def test_what_a_table_of_speeds_does_without_may_be_missing(call, tmp_path):

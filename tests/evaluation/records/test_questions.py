@@ -42,6 +42,11 @@ def test_selection(tmp_path):
         ids(categories=["qa", "rag"])
 
 
+def test_a_byte_order_mark_is_read_over(tmp_path):
+    (tmp_path / "q.jsonl").write_text(json.dumps(GOOD), encoding="utf-8-sig")
+    assert [q.question_id for q in read_questions(tmp_path / "q.jsonl")] == [1]
+
+
 def test_a_folder_holds_its_question_file(tmp_path):
     write(tmp_path / "question.jsonl", GOOD)
     assert len(load_bench("x", str(tmp_path)).questions) == 1
@@ -51,12 +56,18 @@ def test_a_folder_holds_its_question_file(tmp_path):
     ("second", "says"),
     [
         ("{broken", "q.jsonl:2: not JSON"),
+        ({"question_id": 2, "category": "qa", "turns": ["\ud800"]}, "q.jsonl:2: holds a lone surrogate"),
         ("[1]", "q.jsonl:2: not a JSON object"),
         ({"question_id": 2, "category": "qa"}, "q.jsonl:2: 'turns' is missing"),
         ({"question_id": 2, "category": "qa", "turns": []}, "q.jsonl:2: 'turns' must hold"),
         ({"question_id": 2, "category": "qa", "turns": ["  "]}, "q.jsonl:2: 'turns' must hold"),
         ({"question_id": 2, "turns": ["a"]}, "q.jsonl:2: 'category' is missing"),
         (GOOD, "q.jsonl:2: question_id 1 stands on line 1"),
+        (GOOD | {"question_id": "1"}, "q.jsonl:2: question_id 1 stands on line 1"),  # and had the same key
+        (GOOD | {"question_id": -1}, "q.jsonl:2: 'question_id' is missing or of the wrong type"),  # answered, left out
+        (GOOD | {"question_id": True}, "q.jsonl:2: 'question_id' is missing or of the wrong type"),
+        ("[" * 100_000, "q.jsonl:2: not JSON"),
+        ('{"question_id": ' + "9" * 5000 + "}", "q.jsonl:2: not JSON"),
     ],
 )
 def test_a_broken_line_is_named(tmp_path, second, says):

@@ -109,6 +109,8 @@ def test_a_part_beside_the_whole_stays_apart_and_finds_its_own_baseline():
     assert overall(runs, "rest")["speedup_vanilla"].item() == pytest.approx(2.0)
     text = in_terminal(runs, main_table(runs))
     assert "toy, file, 6 questions, overall" in text and "toy, file, 2 questions, overall" in text
+    parts = [shard("recycling (hot)", rows(part), bench={"ids_sha256": str(part)}) for part in ((0, 1), (2, 3))]
+    assert [pool.questions for pool in pools(parts)] == [2, 2], "each part began with an empty matrix"
     trees = [shard("recycling (hot)", rows(range(n)), method={"tree": "x"}, draft_tree=[[0]]) for n in (2, 4)]
     assert pick(trees, None).runs == (trees[1],), "a search takes the run of most questions, not both"
 

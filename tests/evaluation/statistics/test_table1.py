@@ -1,6 +1,7 @@
 """The paper's Table 1 with measured rows: what each row is of, and what may stand among the published ones."""
 
 import math
+import re
 
 import pandas as pd
 
@@ -82,7 +83,10 @@ def test_a_measured_row_says_of_what_it_is(tmp_path):
 
 def test_executions_are_rows_of_their_own_other_benches_none_and_what_is_left_out_has_one(tmp_path):
     """A run on 3 of 8 questions of the sample bench had stood among the published rows as measured of Spec-Bench."""
-    assert measured(pair("sample", 3, 8)).empty
+    rehearsal = measured(pair("sample", 3, 8))
+    assert rehearsal["measured"].tolist() == ["rehearsal on sample, 3 of 8 questions, incomplete"] * 2
+    assert rehearsal["specbench_speedup"].tolist() == rehearsal["qa"].tolist() == [1.0, 2.0]
+    assert len(measured(pair("sample", 3, 8) + pair("spec_bench", 8, 8))) == 2, "none next to the paper's"
     runs = [*pair("spec_bench", 3, 3), pair("spec_bench", 3, 3, execution="graph")[1]]
     assert measured(runs)["execution"].tolist() == ["transformers generate", "eager", "graph"]
     left_out = [{"model": "vicuna-7b", "bench": "a", "method": m, "why": "why"} for m in ("rest", "recycling")]
@@ -91,6 +95,10 @@ def test_executions_are_rows_of_their_own_other_benches_none_and_what_is_left_ou
     assert table[table["source"] == "not available: why"]["name"].tolist() == ["REST"]
     write_table1(main_table(runs), tmp_path, left_out)
     latex = (tmp_path / "table1.tex").read_text()
+    assert "\\caption{Columns 3 to 8 are speedups" in latex
+    assert "\\\\\n\\cmidrule(lr){4-12} \\cmidrule(lr){13-15}\nModel & method" in latex
+    starts = re.findall(r"\\midrule\n(\S+)", latex)
+    assert starts == ["vicuna-7b", "vicuna-13b", "vicuna-33b"], "a rule above each model"
     lines = [line for line in latex.splitlines() if line.endswith("\\\\") and "multicolumn" not in line]
     assert {line.count("&") for line in lines} == {14} and "Token Recycling & published" in latex
     assert (

@@ -103,6 +103,8 @@ def test_each_repeat_and_variant_that_began_among_others_is_named():
     runs += [made("unknown", rows, cores_busy_elsewhere=None)]
     (line,) = doubts(runs)
     assert "pld, repeat 0: 1.5; pld, repeat 2: 2.0; recycling (hot), k=4: 1.0)" in line and "unknown" not in line
+    table = main_table(runs)
+    assert line in in_terminal(runs, table) and line in on_paper(runs, table), "and not in the terminal alone"
     assert doubts([made("calm", rows, cores_busy_elsewhere=0.4)]) == []
 
 

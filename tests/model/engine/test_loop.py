@@ -40,6 +40,14 @@ def test_what_a_drafter_begins_with_is_a_chain_or_nothing(llama):
         generate(Target(llama), drafter, [5, 6, 7], max_new_tokens=5)
 
 
+def test_a_draft_larger_than_its_method_declares_is_refused_at_once(llama):
+    """The run's last file had ended in a traceback, after all questions."""
+    drafter = Oracle([5] * 40)
+    drafter.max_nodes = 2
+    with pytest.raises(UserError, match=r"Oracle: a draft of \d+ nodes is over its max_nodes"):
+        generate(Target(llama), drafter, [5, 6, 7], max_new_tokens=20)
+
+
 def test_a_prompt_or_limit_that_leaves_no_room_is_refused(llama):
     target, drafter = Target(llama), Vanilla(torch.device("cpu"))
     with pytest.raises(UserError, match="prompt of 256 tokens.*context 256"):

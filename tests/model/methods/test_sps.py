@@ -3,6 +3,7 @@
 And drafting by the noise that the target draws by: a draft model that is the target then drafts nothing wrong.
 """
 
+import copy
 import random
 import shutil
 
@@ -16,6 +17,7 @@ from model.engine import Target, decode, generate
 from model.engine.sampling import Sampling
 from model.errors import UserError
 from model.methods.sps import Speculative
+from model.methods.vanilla import Vanilla
 from tests.conftest import CONFIGS, generated, greedy, toy_model
 
 
@@ -69,10 +71,25 @@ def test_a_draft_model_of_shorter_context_stops_drafting(pair, tmp_path):
         assert [s.nodes for s in out.steps[-3:-1]] == [1, 1]
 
 
+@pytest.mark.parametrize("rows", [64, 48])
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1.0, seed=3)])
+def test_a_vocabulary_padded_otherwise_is_no_other_tokenizer(pair, tmp_path, rows, sampling):
+    model, noisy, _ = pair
+    draft = copy.deepcopy(noisy)
+    draft.resize_token_embeddings(rows)
+    draft.save_pretrained(tmp_path)
+    target = Target(model)
+    drafter = Speculative(target=target, draft_path=str(tmp_path))
+    prompt = [60, 9, 2, 60]
+    plain = generate(target, Vanilla(device=target.device), prompt, max_new_tokens=30, sampling=sampling)
+    out = generate(target, drafter, prompt, max_new_tokens=30, sampling=sampling)
+    assert out.tokens == plain.tokens and len(out.steps) < 30
+
+
 def test_what_does_not_fit_or_cannot_be_trusted_is_refused(pair, tmp_path):
     model, _, folder = pair
     truncated, lacking, pickled = (shutil.copytree(folder, tmp_path / name) for name in "abc")
-    other = LlamaForCausalLM(LlamaConfig(**CONFIGS["llama"].to_diff_dict() | {"vocab_size": 64}))
+    other = LlamaForCausalLM(LlamaConfig(**CONFIGS["llama"].to_diff_dict() | {"vocab_size": 573}))
     other.save_pretrained(tmp_path / "other")
     file = truncated / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
@@ -83,7 +100,7 @@ def test_what_does_not_fit_or_cannot_be_trusted_is_refused(pair, tmp_path):
     torch.save(model.state_dict(), pickled / "pytorch_model.bin")
     for draft, says in (
         (tmp_path / "absent", r"no draft model in .*absent; train .*python -m data.embedded.training.train --draft"),
-        (tmp_path / "other", "vocabulary of 64 tokens, the target of 61"),
+        (tmp_path / "other", "vocabulary of 573 tokens, the target of 61"),
         (truncated, "cannot be loaded"),
         (lacking, "lacks weights.*up_proj"),
         (pickled, "cannot be loaded"),

@@ -4,8 +4,10 @@ import itertools
 
 import pytest
 
+from model.engine import Target
 from model.engine.tree import read_tree
 from model.errors import UserError
+from model.methods import make_method
 from model.recycling import build_template
 
 # per depth the published nodes, written in another way than the YAML: prefix:children
@@ -41,6 +43,13 @@ def test_best_has_n_nodes_and_each_holds_the_smaller():
     for k in (1, 2, 4, 16, 32):
         tree = build_template("best", nodes=80, k=k)
         assert len(tree) == 81 and tree.max_rank < k and (k == 1 or tree.max_rank >= min(k, 8) - 1)
+
+
+def test_a_tree_by_its_name_has_the_ranks_that_k_stores(llama):
+    """`best:N` had the ranks of k = 8 for every k: refused below, cut short above."""
+    for k in (2, 16):
+        drafter = make_method("recycling", Target(llama), tree="best:60", k=k)
+        assert drafter.tree.rank_paths == build_template("best", nodes=60, k=k).rank_paths
 
 
 def test_families_by_hand():
