@@ -66,9 +66,8 @@ class Machine:
         self.sizes = []
         while added < tokens:
             n = PLAIN if self.size.rests() else self.size.choose(self.likelihoods)
-            expected, drafts, took = self.accepted(n), 0, self.times(n) * self.scale
-            while drafts < n and self.rng.random() < expected / (1 + expected):
-                drafts += 1
+            expected, took = self.accepted(n), self.times(n) * self.scale
+            drafts = min(n, self.drawn(expected))
             spike = self.rng.uniform(3, 10) if self.rng.random() < self.spikes else 1.0
             noise = max(self.rng.gauss(1, self.noise), 0.2) * spike
             self.size.took(max(n, 0), 1 + drafts, SECOND * took * noise)
@@ -78,6 +77,13 @@ class Machine:
         self.tokens, self.seconds = self.tokens + added, seconds
         best = max((1 + self.accepted(n)) / self.times(n) for n in range(PLAIN, 81)) / self.scale
         return added / seconds / best
+
+    def drawn(self, expected):
+        """Draw how many drafts are accepted."""
+        drafts = 0
+        while self.rng.random() < expected / (1 + expected):
+            drafts += 1
+        return drafts
 
     def learn(self, n, drafts):
         """After a step of n nodes: what the method learns."""
@@ -98,6 +104,8 @@ class Filling(Machine):
         self.rows += n + 1
         if n > 0:
             self.share += (drafts / self.full(n) - self.share) / 64
+        if n == 0:  # without a draft it is seen what one of 16 nodes had been worth
+            self.share += (self.drawn(self.accepted(16)) / self.full(16) - self.share) / 64
         self.likelihoods = [1.0, *(self.share * likely for likely in self.promise)]
 
     def fixed(self, n, tokens):
@@ -304,7 +312,7 @@ def test_the_first_step_goes_with_the_prompt_whose_rows_are_read_as_far_as_they_
     following = llama(torch.tensor([prompt])).logits[0].argmax(-1).tolist()
     for resting in (False, True):
         drafter = make_method(method, target, **({"recycle_prompt": True} if method == "recycling" else {}))
-        drafter.sizing.balance, read = -1.0 if resting else ALLOWED, []
+        drafter.sizing.resting, read = resting, []
         session = drafter.session()
         session.observe_prompt = lambda prompt, start, logits, read=read: read.append(
             (prompt[start:], logits.argmax(-1).tolist())
