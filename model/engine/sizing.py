@@ -42,8 +42,6 @@ MOVED = 0.2  # relative change of step times, plus twice their noise, from which
 ALLOWED, TRIAL, SAVED = 3.0, 0.5, 16.0  # plain steps that an answer may lose; that a trial may; that count as won
 REST = (16, 256)  # plain steps until the next trial, at first; then twice as many, up to the second
 REST_PER_LOSS = 40  # and at least so many for each plain step lost
-DRAFTS, STEPS, PRIOR = 32.0, 128.0, 1.0
-FREE = 1.01
 MEMORY = 32.0  # steps over which the speed is averaged
 # A draft of n nodes also writes n rows, which later drafts live on: what is accepted with m rows a step is about
 # ((n + 1) / (m + 1)) ** FILLING of that once there are n. Measured on the embedded model, n from 4 to 80.
@@ -87,7 +85,6 @@ class Sizing:
         """Forget what was promised, chosen, won and lost; step times are the machine's and stay."""
         self.resting, self.balance = False, ALLOWED
         self._left, self._rest = 0, REST[0]  # plain steps until the next trial; of the next rest
-        self._kept = [0.0, 0.0]  # draft tokens that were accepted and that were promised, lately
         self._recent = [1.0, 1.0]  # tokens and plain steps of a step, lately
         self._promised: list[float] = [1.0] * len(self.sizes)
         self._used, self._expected, self._tokens = [0] * len(self.times), [0.0] * len(self.sizes), 0.0
@@ -104,24 +101,23 @@ class Sizing:
     def rests(self) -> bool:
         """Before a step: is it to be plain, to measure that or because drafting does not pay?"""
         self._promised, self._since_plain = [1.0] * len(self.sizes), self._since_plain + 1
-        self._plain = self._since_plain > self._probe
-        if self._plain:
-            self._probe = min(2 * self._probe, PROBE[1])
-        elif self.resting:
+        if self.resting:
             self._left -= 1
             if self._left <= 0:
                 self.resting, self.balance = False, max(self.balance, TRIAL)
-            self._plain = self.times[1] > FREE * self.times[0]
-        return self._plain
+        elif self._since_plain > self._probe:
+            self._probe = min(2 * self._probe, PROBE[1])
+        else:
+            self._plain = False
+            return False
+        self._plain = True
+        return True
 
     def enough(self, likelihoods: Likelihoods, following: float) -> bool:
         """True if no larger size can be better than those reached, even if all its nodes are as likely as the next."""
         at = bisect_left(self.sizes, len(likelihoods) - 1)
-        if self.resting:
-            return True
         if self._drafts < LEARN:
             return at >= self._start
-        following *= self._trust
         tokens = self._sums(likelihoods)
         most = [tokens[at] + following * (n - self.sizes[at]) for n in self.sizes]
         worth = self._worth([*tokens[: at + 1], *most[at + 1 :]])
@@ -131,14 +127,10 @@ class Sizing:
         """Return the nodes of a draft."""
         tokens = self._promised = self._sums(likelihoods)
         worth = self._worth(tokens)
-        at = max(range(len(worth)), key=worth.__getitem__)
-        if self.resting:
-            at = 0
-        elif self._drafts < LEARN:
-            at = self._start
+        at = self._start if self._drafts < LEARN else max(range(len(worth)), key=worth.__getitem__)
         new = tokens[at], self.times[1 + at] / self.times[0]
         self._recent = [mean + (value - mean) / MEMORY for mean, value in zip(self._recent, new, strict=True)]
-        self._drafts += at > 0
+        self._drafts += 1
         return min(self.sizes[at], len(likelihoods) - 1)
 
     def took(self, nodes: int, tokens: int, seconds: float) -> None:
@@ -157,20 +149,12 @@ class Sizing:
         if self._plain:
             self._since_plain = 0
         else:
-            self._book((tokens + self._promised[size]) / 2 - self.times[place] / self.times[0])
-        new = (tokens - 1.0, (self._promised[size] - 1.0) / self._trust) if nodes else (0.0, 0.0)
-        keep = 1.0 - 1.0 / (DRAFTS if nodes else STEPS)
-        self._kept = [keep * kept + n for kept, n in zip(self._kept, new, strict=True)]
-
-    @property
-    def _trust(self) -> float:
-        """Share of the draft tokens promised lately that was accepted."""
-        return (self._kept[0] + PRIOR) / (self._kept[1] + PRIOR)
+            self._book(tokens - self.times[place] / self.times[0])
 
     def _sums(self, likelihoods: Likelihoods) -> list[float]:
         """Return the tokens that are expected by size."""
         sums: list[float] = np.cumsum(likelihoods)[np.minimum(self.sizes, len(likelihoods) - 1)].tolist()
-        return [1.0 + self._trust * (tokens - 1.0) for tokens in sums]
+        return sums
 
     def _worth(self, tokens: Sequence[float]) -> list[float]:
         """Return tokens by size, with those that its rows add later, less those decoded in its time otherwise."""

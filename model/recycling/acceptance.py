@@ -42,9 +42,6 @@ class Acceptance:
         self._index = {path: i for i, path in enumerate(self.rank_paths)}
         self._parent = [self._index.get(path[:-1], -1) for path in self.rank_paths]
         self._rank = [path[-1] for path in self.rank_paths]
-        self._paths_below: dict[RankPath, list[int]] = {}  # indices of each path's children
-        for path, i in self._index.items():
-            self._paths_below.setdefault(path[:-1], []).append(i)
         self._law = [likelihood((rank,)) for rank in range(max(self._rank, default=0) + 1)]
         self._first_order = [self._index[path] for path in first]
         self._children: dict[int, tuple[Tree, list[list[tuple[int, int]]]]] = {}
@@ -60,36 +57,16 @@ class Acceptance:
 
     def update(self, tree: Tree, node: int) -> None:
         """Count a step: `node` of `tree` was the deepest that was accepted."""
+        keep = 1 - 1 / MEMORY_VISITS
         children = self._children_of(tree)
         chain = tree.chain_of[node]
         for parent, accepted in zip(chain, [*chain[1:], -1], strict=True):
             for child, path in children[parent]:
-                self._visit(path, child == accepted)
-        self._stepped()
-
-    def follow(self, path: RankPath, rank: int | None) -> RankPath:
-        """Count a step without a draft, as one whose draft had been accepted up to `path` so far.
-
-        Args:
-            rank: of the next token among the candidates of the last one; None if it is none of them.
-
-        Returns:
-            The path up to which such a draft is accepted now; () where it ends, and another one begins.
-        """
-        for child in self._paths_below.get(path, ()):
-            self._visit(child, self._rank[child] == rank)
-        self._stepped()
-        longer = (*path, rank) if rank is not None else ()
-        return longer if longer in self._paths_below else ()
-
-    def _visit(self, path: int, accepted: bool) -> None:
-        keep, rank = 1 - 1 / MEMORY_VISITS, self._rank[path]
-        self._visits[path] = self._visits[path] * keep + 1
-        self._accepted[path] = self._accepted[path] * keep + accepted
-        self._rank_visits[rank] = self._rank_visits[rank] * keep + 1
-        self._rank_accepted[rank] = self._rank_accepted[rank] * keep + accepted
-
-    def _stepped(self) -> None:
+                hit, rank = float(child == accepted), self._rank[path]
+                self._visits[path] = self._visits[path] * keep + 1
+                self._accepted[path] = self._accepted[path] * keep + hit
+                self._rank_visits[rank] = self._rank_visits[rank] * keep + 1
+                self._rank_accepted[rank] = self._rank_accepted[rank] * keep + hit
         self._steps += 1
         if self._steps % RENEW_EVERY == 0:
             self._renew()

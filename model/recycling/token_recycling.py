@@ -135,14 +135,9 @@ class TokenRecycling(DeviceDrafter):
 
 
 class RecyclingSession(DeviceSession):
-    """A sequence. All that is learnt is the method's.
-
-    Attributes:
-        path: with a `sizing`, ranks of the last tokens that were decoded without a draft (`Acceptance.follow`).
-    """
+    """A sequence without state of its own: all that is learnt is the method's."""
 
     method: TokenRecycling
-    path: tuple[int, ...] = ()
 
     def begin(self, prompt: list[int]) -> Draft | None:
         """Return None: as in the official loop, the first step drafts and learns like all others."""
@@ -161,16 +156,6 @@ class RecyclingSession(DeviceSession):
             if method.tree is not tree:
                 method.use_tree(tree)
 
-    def observe(self, verification: Verification) -> None:
-        matrix, drafted = self.method.matrix, len(verification.draft.tree) > 1
-        if self.method.sizing is not None and not drafted and matrix.on_host and verification.tokens:
-            candidates = matrix.rows(verification.draft.tokens.numpy())[0].tolist()  # before they are replaced
-            token = verification.tokens[0]
-            rank = candidates.index(token) if token in candidates else None
-            self.path = self.method.acceptance.follow(self.path, rank)
-        super().observe(verification)
-
     def account(self, verification: Verification) -> None:
-        if self.method.sizing is not None and len(verification.draft.tree) > 1:
+        if self.method.sizing is not None:
             self.method.acceptance.update(verification.draft.tree, verification.node)
-            self.path = ()

@@ -54,7 +54,6 @@ class Machine:
 
     def __init__(self, times, accepted, *, seed=0, noise=0.0, spikes=0.0, promised=None, device=CPU):
         self.times, self.accepted, self.noise, self.spikes, self.scale = times, accepted, noise, spikes, 1.0
-        self.tokens, self.seconds = 0.0, 0.0  # of all answers; of the last one
         self.rng, self.size = random.Random(seed), Sizing("auto", device, filling=0.0)
         sums = [1.0 + (promised or accepted)(n) for n in range(self.size.sizes[-1] + 1)]
         self.likelihoods = [1.0, *(b - a for a, b in zip(sums, sums[1:], strict=False))]
@@ -66,55 +65,16 @@ class Machine:
         self.sizes = []
         while added < tokens:
             n = PLAIN if self.size.rests() else self.size.choose(self.likelihoods)
-            expected, took = self.accepted(n), self.times(n) * self.scale
-            drafts = min(n, self.drawn(expected))
+            expected, drafts, took = self.accepted(n), 0, self.times(n) * self.scale
+            while drafts < n and self.rng.random() < expected / (1 + expected):
+                drafts += 1
             spike = self.rng.uniform(3, 10) if self.rng.random() < self.spikes else 1.0
             noise = max(self.rng.gauss(1, self.noise), 0.2) * spike
             self.size.took(max(n, 0), 1 + drafts, SECOND * took * noise)
-            self.learn(n, drafts)
             added, seconds = added + 1 + expected, seconds + took
             self.sizes.append(n)
-        self.tokens, self.seconds = self.tokens + added, seconds
         best = max((1 + self.accepted(n)) / self.times(n) for n in range(PLAIN, 81)) / self.scale
         return added / seconds / best
-
-    def drawn(self, expected):
-        """Draw how many drafts are accepted."""
-        drafts = 0
-        while self.rng.random() < expected / (1 + expected):
-            drafts += 1
-        return drafts
-
-    def learn(self, n, drafts):
-        """After a step of n nodes: what the method learns."""
-
-
-class Filling(Machine):
-    """Recycling on the toy model: drafts are worth little until tables are full, and are promised by those before."""
-
-    full, rows, share = staticmethod(accepting(2.1, 7)), 0, 0.4
-
-    def __init__(self, **settings):
-        times = lambda n: 1.0 if n <= 0 else 1.62 + 0.018 * n  # noqa: E731
-        super().__init__(times, lambda n: self.full(n) * self.rows / (self.rows + 500), promised=self.full, **settings)
-        self.promise = self.likelihoods[1:]
-        self.learn(PLAIN, 0)
-
-    def learn(self, n, drafts):
-        self.rows += n + 1
-        if n > 0:
-            self.share += (drafts / self.full(n) - self.share) / 64
-        if n == 0:  # without a draft it is seen what one of 16 nodes had been worth
-            self.share += (self.drawn(self.accepted(16)) / self.full(16) - self.share) / 64
-        self.likelihoods = [1.0, *(self.share * likely for likely in self.promise)]
-
-    def fixed(self, n, tokens):
-        """Return the speed of so many tokens with n nodes throughout."""
-        added, seconds = 0.0, 0.0
-        while added < tokens:
-            added, seconds = added + 1 + self.accepted(n), seconds + self.times(n)
-            self.rows += n + 1
-        return added / seconds
 
 
 @pytest.mark.parametrize(("noise", "spikes", "first", "later"), [(0.0, 0.0, 0.93, 0.97), (0.3, 0.03, 0.83, 0.9)])
@@ -127,20 +87,6 @@ def test_it_has_nearly_the_speed_of_an_oracle(noise, spikes, first, later):
     ]
     means = [mean(column) for column in zip(*shares, strict=True)]
     assert means[0] > first and means[1] > later, means
-
-
-@pytest.mark.parametrize(("noise", "spikes", "least"), [(0.03, 0.0, 0.95), (0.3, 0.03, 0.9)])
-def test_it_learns_drafts_that_pay_only_once_tables_are_full(noise, spikes, least):
-    best = max(Filling().fixed(n, 2800) for n in (8, 16, 24))
-    assert 1.1 < best < 1.25
-    speeds = []
-    for seed in range(8):
-        machine, seconds = Filling(seed=seed, noise=noise, spikes=spikes), 0.0
-        for _ in range(28):
-            machine.answer(100)
-            seconds += machine.seconds
-        speeds.append(machine.tokens / seconds / best)
-    assert mean(speeds) > least, speeds
 
 
 @pytest.mark.parametrize(("noise", "spikes", "least"), [(0.03, 0.0, 0.93), (0.3, 0.03, 0.75)])
