@@ -20,6 +20,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from model.engine import DeviceDrafter, Target, Tree
 from model.engine.cache import TreeCache
+from model.engine.devices import without_cudnn
 from model.engine.linear import stock_linears
 from model.engine.step import Mark, Sequence, make_step, unmarked
 from model.errors import UserError
@@ -148,7 +149,7 @@ class HfSteps:
     def take_turn(self) -> None:
         """Time STEPS steps, after the prompt and one that are not counted."""
         clock = TokenClock()
-        with stock_linears(self.target.model):
+        with stock_linears(self.target.model), without_cudnn(self.target.device):
             self.target.model.generate(
                 self.ids, attention_mask=torch.ones_like(self.ids), generation_config=self.config, streamer=clock
             )

@@ -17,6 +17,7 @@ from transformers.utils import logging
 from . import hub
 from .engine import Drafter, Generation, StepRecord, Target, decode
 from .engine.acceptance import acceptance_record
+from .engine.devices import default_device
 from .engine.linear import linear_of, unpack_linears
 from .engine.loop import whole
 from .engine.sampling import GREEDY, Sampling
@@ -161,7 +162,7 @@ class Decoder:
 
         Args:
             dtype: auto: float32 on a CPU, the checkpoint's own elsewhere.
-            device: default: CUDA if available, else the CPU.
+            device: default: CUDA if available, else the CPU; refused if there is a GPU that torch cannot use.
             quantize: int8 or int4, by torchao; see `quantization`.
             settings: as the class takes them.
         """
@@ -172,7 +173,7 @@ class Decoder:
         folder = Path(name_or_path).expanduser()
         is_local = bool(name_or_path) and folder.exists()
         try:
-            placed = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+            placed = default_device() if device is None else torch.device(device)
             torch.zeros(1, device=placed)
         except (RuntimeError, AssertionError) as error:  # no such device, or a torch that was not built for it
             raise UserError(f"device={device}: {one_line(error)[:200]}") from None

@@ -7,9 +7,10 @@ from collections.abc import Collection, Iterable
 from contextlib import closing
 from dataclasses import replace
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
+from transformers.utils import logging
 
 from .engine import Drafter, Target, decode
 from .engine.devices import turns_of
@@ -21,6 +22,7 @@ from .errors import UserError
 from .methods import DEFAULT, make_method
 from .tuning import choose_execution, choose_linear
 
+logger = logging.get_logger(__name__)
 # Of a GenerationConfig: what transformers turns into processors, some where tokens are drawn
 DRAWS = ("temperature", "top_k", "top_p", "top_h", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
 PROCESSORS = (
@@ -173,8 +175,10 @@ class Generate:
 
     Args:
         method, start, execution, settings: as `Decoder` takes them; `start` is hot or cold.
-        linear: torch leaves the model as it is. auto, onednn and fused change the layout of its linear layers, for all
-            users of the model, until `release`.
+        context: tokens of prompt and answer together at most; default: the positions that the model has. Where it ends
+            an answer a warning says so: stock `generate` goes on.
+        linear: auto packs the weights on a CPU where memory allows, until `release` or until this object is gone; see
+            `tuning.choose_linear`. torch leaves the model as it is. Whoever else calls the model uses its own weights.
 
     Raises:
         UserError: when called, for what it cannot do (several sequences, beams, padding, scores), by name.
@@ -186,22 +190,26 @@ class Generate:
         *,
         start: str = "hot",
         execution: str = "auto",
-        linear: str = "torch",
+        linear: str = "auto",
+        context: int | None = None,
         **settings: Any,
     ) -> None:
         if start not in ("hot", "cold"):
             raise UserError(f"start={start}: must be hot or cold")
+        if context is not None and (type(context) is not int or context < 2):
+            raise UserError(f"context={context}: must be a number of tokens, 2 or more")
         if "eos" in settings:
             raise UserError("eos: is the eos_token_id of `generate`; leave it out")
         self.method, self.start, self.settings = method, start, settings
-        self.execution, self.linear = execution, linear
+        self.execution, self.linear, self.context = execution, linear, context
+        models: WeakSet[Any] = WeakSet()  # whose layers are changed
+        self._models, weakref.finalize(self, _restore, models).atexit = models, False
 
     def release(self, model: Any) -> None:
         """Give a model's linear layers their own layout back, and forget what was made for it."""
         model = unwrapped(model)
-        with turns_of(model):
-            unpack_linears(model)
-            vars(model).pop(ATTRIBUTE, None)
+        _restore([model])
+        vars(model).pop(ATTRIBUTE, None)
 
     def __call__(
         self,
@@ -221,23 +229,26 @@ class Generate:
         config = generation_config
         refuse(model, input_ids, config, kwargs)
         prompt, eos = input_ids[0].tolist(), eos_ids(config.eos_token_id)
+        inside = turns_of(model).held  # a processor of another answer's calls: its draft is still to be learnt from
         with turns_of(model):
-            target = target_of(model, config.max_length, self.linear)
+            target = target_of(model, config.max_length, self.linear, self.context)
+            if target.linear != "torch":
+                self._models.add(target.model)
             execution = choose_execution(target, self.execution)
-            drafter = self._drafter(model, target, eos)
+            drafter = self._drafter(model, target, eos) if not inside else self._made(target, eos)
             if self.start == "cold":
                 drafter.reset()
             session = drafter.session()
-        processors = tuple(logits_processor or ())
+        end, processors = min(config.max_length, target.context, self.context or target.context), logits_processor or ()
         if config.do_sample:
             sampling = drawn_by(processors, seed=int(torch.randint(1 << 62, (1,))))
         else:
-            sampling = Sampling(processors=processors)
+            sampling = Sampling(processors=tuple(processors))
         steps = decode(
             target,
             session,
             prompt,
-            max_new_tokens=config.max_length - len(prompt),
+            max_new_tokens=max(end - len(prompt), 1),
             eos=eos,
             sampling=sampling,
             execution=execution.under(sampling),
@@ -252,25 +263,40 @@ class Generate:
                     if criteria and criteria(torch.tensor([text], device=input_ids.device), None).all():
                         steps.close()
                         break
+        if len(text) == end < config.max_length:
+            logger.warning_once(f"{target.name}: the answer ends at the {end} tokens that its context has")
         ids = torch.tensor([text], device=input_ids.device)
         if token_streamer is not None:
             token_streamer.end()
-        if not config.return_dict_in_generate:
-            return ids
-        from transformers.generation import GenerateDecoderOnlyOutput
+        return output(ids) if config.return_dict_in_generate else ids
 
-        return GenerateDecoderOnlyOutput(sequences=ids)
+    def _made(self, target: Target, eos: frozenset[int]) -> Drafter:
+        return make_method(self.method, target, eos=eos, **self.settings)
 
     def _drafter(self, model: Any, target: Target, eos: frozenset[int]) -> Drafter:
         """Return this method's drafter for a model; a new one for a new target or other ends inherits its state."""
         state: ModelState = vars(model)[ATTRIBUTE]
         *made_for, drafter = state.drafters.get(self, (None, None, None))
         if drafter is None or made_for != [target, eos]:
-            new = make_method(self.method, target, eos=eos, **self.settings)
+            new = self._made(target, eos)
             if drafter is not None and new.stateful:
                 new.load_state_dict(drafter.state_dict())
             state.drafters[self], drafter = (target, eos, new), new
         return drafter
+
+
+def output(ids: torch.Tensor) -> Any:
+    """Return ids (1, n) as transformers' class of outputs."""
+    from transformers.generation import GenerateDecoderOnlyOutput
+
+    return GenerateDecoderOnlyOutput(sequences=ids)
+
+
+def _restore(models: Iterable[Any]) -> None:
+    """Give linear layers their own layout back. A target that still packs does so again for its next answer."""
+    for model in models:
+        with turns_of(model):
+            unpack_linears(model)
 
 
 def undecided(criteria: Iterable[Any], max_length: int, eos: Collection[int]) -> Any:
@@ -290,8 +316,8 @@ def eos_ids(ids: int | Iterable[int] | None) -> frozenset[int]:
     return frozenset({ids} if isinstance(ids, int) else ids or ())
 
 
-def target_of(model: Any, length: int, linear: str = "torch") -> Target:
-    """Return the model's target for texts of so many tokens, or as many as it has positions; kept with the model.
+def target_of(model: Any, length: int, linear: str = "torch", most: int | None = None) -> Target:
+    """Return the model's target for texts of so many tokens, or `most`, or its positions; kept with the model.
 
     Made anew if the text is longer than its context, the model has changed (`Target.changed`) or is a copy. To be
     called in a turn of the model's. Raises UserError as `Target` and `tuning.choose_linear` do.
@@ -299,12 +325,15 @@ def target_of(model: Any, length: int, linear: str = "torch") -> Target:
     state: ModelState = vars(model).get(ATTRIBUTE, ModelState())
     if any(target.model is not model or target.changed for target in state.targets.values()):
         state = ModelState()
-    limit = position_limit(model)
+    limit = min((limit for limit in (most, position_limit(model)) if limit is not None), default=None)
     length = length if limit is None else min(length, limit)
     if linear in state.targets and state.targets[linear].context >= length:
         return state.targets[linear]
     context = max(DEFAULT_CONTEXT, 1 << (length - 1).bit_length())  # doubled, so that a target is rarely made anew
     context = context if limit is None else min(context, limit)
-    state.targets[linear] = ModelTarget(model, context=context, linear=choose_linear(unwrapped(model), linear))
+    chosen = choose_linear(unwrapped(model), linear)
+    if linear == "auto" and chosen == "fused":  # undone, it moves weights that captured steps have been given
+        chosen = "torch"
+    state.targets[linear] = ModelTarget(model, context=context, linear=chosen)
     object.__setattr__(model, ATTRIBUTE, state)  # not by Module.__setattr__, which looks for parameters in it
     return state.targets[linear]

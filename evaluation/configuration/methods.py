@@ -15,6 +15,7 @@ import torch
 from transformers import GenerationConfig
 
 from model.engine import Drafter, Generation, StepRecord, Tree, generate
+from model.engine.devices import without_cudnn
 from model.engine.linear import stock_linears
 from model.engine.sampling import GREEDY, Sampling
 from model.engine.sizing import finds_size
@@ -226,7 +227,7 @@ def _transformers_generate(
         pad_token_id=eos[0] if eos else 0,
         **sampling_options,
     )
-    with stock_linears(target.model):
+    with stock_linears(target.model), without_cudnn(target.device):
         target.synchronize()
         start = time.perf_counter()
         ids = torch.tensor([prompt], device=target.device)

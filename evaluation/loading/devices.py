@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from model.engine import Target
+from model.engine.devices import default_device
 from model.errors import UserError
 
 from .settings import ModelSettings
@@ -20,7 +21,7 @@ from .settings import ModelSettings
 def choose_device(name: str) -> torch.device:
     """Return the device; `auto` is CUDA if there is one, else the CPU. `locks.exclusive` chooses among GPUs."""
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return default_device("model.device")
     try:
         device = torch.device(name)
     except RuntimeError:

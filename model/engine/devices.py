@@ -11,16 +11,39 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from ..errors import UserError
+
 _capturing = threading.RLock()  # the stream is the process's, and what else ran on it would be captured, too
+CUDA_12 = "https://download.pytorch.org/whl/cu126"  # wheels for drivers from 525 on
 WARM_UPS = 2  # runs before a capture: what plans or allocates does so outside the graph
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until the device has done what it was asked for."""
+    """Wait until the device has done what this thread asked for: of a GPU its current stream.
+
+    To wait for all of a GPU would break off a capture of another thread.
+    """
     if device.type == "cuda":
-        torch.cuda.synchronize(device)
+        torch.cuda.current_stream(device).synchronize()
     elif device.type == "mps":
         torch.mps.synchronize()
+
+
+def default_device(key: str = "device") -> torch.device:
+    """CUDA if there is one, else the CPU.
+
+    Raises UserError if there is an NVIDIA GPU that torch cannot use: a large model would decode on the CPU for days.
+    """
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    if torch.cuda._device_count_nvml() > 0:  # 0 if CUDA_VISIBLE_DEVICES hides them, negative without a driver
+        built = f"is made for CUDA {torch.version.cuda}" if torch.version.cuda else "is made without CUDA"
+        raise UserError(
+            f"{key}=auto: torch {torch.__version__} {built} and cannot use this machine's NVIDIA GPU; update its "
+            "driver (CUDA 13 needs 580 or later), or install torch for CUDA 12: pip install --force-reinstall torch "
+            f"--index-url {CUDA_12}; or decode on the CPU: {key}=cpu"
+        )
+    return torch.device("cpu")
 
 
 def current(device: torch.device) -> AbstractContextManager[Any]:
@@ -42,12 +65,6 @@ def fastest(tensor: torch.Tensor) -> Any:
 def on_host_like(tensor: torch.Tensor) -> torch.Tensor:
     """Zeros of its shape and type in memory of the host that a GPU reads and writes without a detour."""
     return torch.zeros_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
-
-
-def wait(device: torch.device) -> None:
-    """Wait for what a GPU was last asked for on its current stream."""
-    if device.type == "cuda":
-        torch.cuda.current_stream(device).synchronize()
 
 
 def free_bytes(device: torch.device) -> int:
@@ -84,7 +101,11 @@ class Graphs:
                 for _ in range(WARM_UPS):
                     warm_up()
             now.wait_stream(stream)
-            replay: Callable[[], None] = self._captured(run, stream).replay
+            _clear_workspaces()  # what is captured allocates its own, in the pool,
+            try:
+                replay: Callable[[], None] = self._captured(run, stream).replay
+            finally:
+                _clear_workspaces()  # and nothing else uses it
             return replay
 
     def _captured(self, run: Callable[[], None], stream: Any) -> Any:
@@ -104,6 +125,41 @@ class Graphs:
 def _stream(device: torch.device) -> Any:
     """A device's stream for warm-ups and captures alike: cuBLAS keeps 32 MiB for each stream that it has met."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+def _clear_workspaces() -> None:
+    getattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)()  # builds without CUDA have none
+
+
+class _CudnnAttention:
+    """cuDNN's attention is off inside `with`, in any thread: it plans anew for every shape, and each step has another.
+
+    It is on again after the last of them, if it was before the first.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._inside, self._was_on = threading.RLock(), 0, False
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._inside:
+                self._was_on = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
+                torch.backends.cuda.enable_cudnn_sdp(False)
+            self._inside += 1
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                torch.backends.cuda.enable_cudnn_sdp(self._was_on)
+
+
+_cudnn_off = _CudnnAttention()
+
+
+def without_cudnn(device: torch.device) -> AbstractContextManager[None]:
+    """Inside, attention on a GPU is not cuDNN's; elsewhere nothing changes."""
+    return _cudnn_off if device.type == "cuda" else nullcontext()
 
 
 class Turns:
@@ -126,6 +182,11 @@ class Turns:
 
     def __exit__(self, *error: object) -> None:
         self._lock.release()
+
+    @property
+    def held(self) -> bool:
+        """True if this thread is in a step."""
+        return bool(self._lock._is_owned())  # type: ignore[attr-defined]  # as above
 
 
 _turns: WeakKeyDictionary[torch.nn.Module, Turns] = WeakKeyDictionary()

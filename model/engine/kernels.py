@@ -16,20 +16,23 @@ from typing import Any
 
 import torch
 
+from .devices import without_cudnn
+
 SDPA_GROUPED = "sdpa_grouped"
 SETTING = "_attn_implementation_internal"  # of a transformers config: the name that each layer looks up
 # Arguments by which models change what attention computes; torch's grouped kernel has none of them
 UNSUPPORTED = ("softcap", "s_aux", "position_bias", "head_mask")
 ROTARY = "apply_rotary_pos_emb"  # of transformers' modules of models, whose attention layers look it up by this name
 ROUNDS: dict[str, Any] = {"emulate_precision_casts": True}  # after each operator in half precision, as eager steps do
+RECOMPILE_LIMIT = 1 << 10  # of one function, by all models of a process
 _swapping = RLock()  # models of one family share that function
 
 
 class Grouped:
     """Attention as fast as it can be, inside `with`.
 
-    On a GPU cuDNN's attention is off: it plans anew for every shape, and each eager step has another. On a CPU shared
-    keys and values are read where they are, if a model attends by sdpa and its heads share.
+    On a GPU cuDNN's attention is off (`without_cudnn`). On a CPU shared keys and values are read where they are, if a
+    model attends by sdpa and its heads share.
 
     Where there is a mask, transformers' sdpa repeats them for every head before each product, as CUDA's kernels want
     it. torch's kernel for the CPU need not, and gives the same numbers to the last bit: a forward over a draft takes
@@ -41,8 +44,8 @@ class Grouped:
     def __init__(self, model: Any) -> None:
         config = model.config.get_text_config()
         heads, shared = (getattr(config, name, None) for name in ("num_attention_heads", "num_key_value_heads"))
-        device = model.get_input_embeddings().weight.device.type
-        self._on_gpu, self._cudnn, on_cpu = device == "cuda", False, device == "cpu"
+        self._device = model.get_input_embeddings().weight.device
+        on_cpu = self._device.type == "cpu"
         self._settings = vars(config)  # written to as they are: a config's own way takes longer than the gain
         self._for_it = on_cpu and shared not in (None, heads) and self._settings.get(SETTING) == "sdpa"
         if self._for_it:
@@ -54,14 +57,10 @@ class Grouped:
     def __enter__(self) -> None:
         if self._for_it and self._settings[SETTING] == "sdpa":
             self._settings[SETTING] = SDPA_GROUPED
-        if self._on_gpu and torch.backends.cuda.cudnn_sdp_enabled():  # type: ignore[no-untyped-call]
-            torch.backends.cuda.enable_cudnn_sdp(False)
-            self._cudnn = True
+        without_cudnn(self._device).__enter__()
 
     def __exit__(self, *error: object) -> None:
-        if self._cudnn:
-            torch.backends.cuda.enable_cudnn_sdp(True)
-            self._cudnn = False
+        without_cudnn(self._device).__exit__(None, None, None)
         if self._for_it and self._settings[SETTING] == SDPA_GROUPED:
             self._settings[SETTING] = "sdpa"
 
@@ -117,6 +116,7 @@ class CompiledKernels:
     def __init__(self, model: Any, backend: Any = "inductor") -> None:
         self._swaps: list[tuple[dict[str, Any], str, Callable[..., Any]]] = []  # in which names, as what
         self._found: list[list[Any]] = []  # there, before each `with`; None where nothing was
+        self._limits: list[Any] = []  # of dynamo, inside each `with`
         compiled: dict[Any, Callable[..., Any]] = {}
 
         def swap(where: dict[str, Any], name: str, own: Any, *bound: Any) -> None:
@@ -138,6 +138,9 @@ class CompiledKernels:
 
     def __enter__(self) -> None:
         _swapping.acquire()
+        # Each hidden width takes two compilations of a norm: the eight that dynamo allows are four models' of a process
+        self._limits.append(torch._dynamo.config.patch(recompile_limit=RECOMPILE_LIMIT))
+        self._limits[-1].__enter__()
         self._found.append([where.get(name) for where, name, _ in self._swaps])
         for where, name, call in self._swaps:
             where[name] = call
@@ -148,4 +151,5 @@ class CompiledKernels:
                 del where[name]
             else:
                 where[name] = found
+        self._limits.pop().__exit__(None, None, None)
         _swapping.release()

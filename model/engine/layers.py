@@ -15,14 +15,20 @@ import transformers
 from transformers.cache_utils import DynamicCache
 
 from ..errors import UserError, one_line
-from .cache import LayerShape
+from .cache import LayerShape, TreeCache
 from .kernels import SDPA_GROUPED
+from .tree import Draft, Tree
 
 # Kinds of transformers' layers that the engine can drive, by name, as older versions lack some.
 WINDOWED = ("DynamicSlidingWindowLayer", "LinearAttentionAndSlidingWindowAttentionLayer")
 ATTENTION = ("DynamicLayer", "DynamicIndexedLayer", "DummyLayer", *WINDOWED)
 DRIVEN = (*ATTENTION, "LinearAttentionLayer", "LinearAttentionAndFullAttentionLayer")
-PAST_END = 1024  # places behind the context that a draft may take
+PAST_END = 128  # places behind the context that a draft may take
+TRIAL = 12  # tokens of the prompt
+TRIAL_ROOM = TRIAL + 6  # behind the prompt a root and five nodes
+# Of a row's greatest logit, what a draft and a row of the same tokens may differ by in that trial. At toy size, float32
+# families of transformers that are driven rightly differed by 4e-6 at most on a CPU, and wrong ones by 5e-4 or more.
+APART, APART_GPU, APART_HALF = 1e-4, 1e-3, 0.1  # GPUs may multiply float32 in less precision
 TRIED = (5, 24)  # the newest version of transformers that the tests passed with
 # What `forward` calls its cache: since transformers 5.24; before it, and in code from a hub; of recurrent states alone
 CACHE_NAMES = ("cache", "past_key_values", "cache_params")
@@ -117,12 +123,12 @@ def check_places(config: Any, name: str, context: int) -> None:
     if getattr(config, "alibi", False):
         raise UserError(f"{name}: ALiBi counts places in the cache, where a draft's siblings follow one another")
     local = getattr(config, "window_size", None) if "local" in getattr(config, "attention_layers", ()) else None
-    scaled = config.floor_scale - PAST_END if getattr(config, "attn_temperature_tuning", False) else None
+    scaled = config.floor_scale if getattr(config, "attn_temperature_tuning", False) else None
     for window in (local, getattr(config, "keep_window_size", None), scaled):
-        if window is not None and window < context:
+        if window is not None and (most := window - PAST_END) < context:
+            advice = f"set the context to {most} or less" if most > 1 else "too few for drafts"
             raise UserError(
-                f"{name}: its attention counts places in the cache once a text is longer than {window} tokens; set the "
-                f"context to {window} or less"
+                f"{name}: its attention counts places in the cache beyond {window}, drafts included; {advice}"
             )
 
 
@@ -170,6 +176,50 @@ def probe_layers(
 def layer_types(model: Any) -> tuple[str, ...]:
     """Return the type of each layer, by which a model takes masks; () if it takes one for all."""
     return tuple(getattr(model.config.get_text_config(decoder=True), "layer_types", None) or ())
+
+
+@torch.inference_mode()
+def try_draft(target: Any, cache: TreeCache) -> None:
+    """Compare the logits of a small tree with those of a plain forward over each of its two texts.
+
+    It guards what no rule foresees, such as attention that reads a prompt in both directions, or the cache's length
+    instead of positions: the cache says to hold as much as it ever may.
+
+    Args:
+        target: a `Target`.
+        cache: an empty one of the target's, for TRIAL_ROOM tokens.
+
+    Raises:
+        UserError: they differ by more than rounding explains.
+    """
+    places = min(TRIAL, target.context - 3)  # the root and two nodes follow
+    if places < 1:
+        return
+    prompt = [(3 + 7 * i) % min(97, target.vocab_size) for i in range(places)]
+    root, *guesses = ((5 + 11 * i) % min(97, target.vocab_size) for i in range(5))
+    paths = [root, guesses[0], guesses[2]], [root, guesses[1], guesses[3]]
+    target.prefill(cache, [*prompt, root])
+    if target.recurrent:  # the first path is rejected, and the second one read after it
+        first = target.forward(cache, Draft(Tree.chain(2), torch.tensor(paths[0])))
+        cache.commit(1)
+        second = target.forward(cache, Draft(Tree.chain(1), torch.tensor(paths[1][1:])))
+        drafted = torch.stack((first, torch.cat((first[:1], second))))
+    else:
+        draft = Draft(Tree([0, 0, 0, 1, 2], once=True), torch.tensor([root, *guesses], device=target.device))
+        cache.place.ahead = target.context + PAST_END
+        drafted = target.forward(cache, draft)[torch.tensor([[0, 1, 3], [0, 2, 4]])]
+    drafted = drafted.float()  # (2, 3, V)
+    texts = torch.tensor([prompt + path for path in paths], device=target.device)
+    plain = target.model(input_ids=texts, use_cache=False).logits[:, -3:].float()
+    finite = plain.isfinite().all(-1)  # a model may overflow by itself
+    gaps = ((drafted - plain).abs().amax(-1) / plain.abs().amax(-1))[finite].nan_to_num(float("inf"))
+    apart = max(gaps.tolist(), default=0.0)
+    limit = APART_HALF if target.dtype != torch.float32 else APART if target.device.type == "cpu" else APART_GPU
+    if apart > limit:
+        raise UserError(
+            f"{target.name}: logits of a draft's nodes are {apart:.2g} of the greatest away from those of the same "
+            "tokens in a row, so that drafts would change what the model says"
+        )
 
 
 def form_of(model: Any) -> tuple[Any, ...]:

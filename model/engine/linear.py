@@ -7,12 +7,15 @@ layout; 4096 x 4096 2771, 7301 and 1281, 1570 (1 and 9 rows). bfloat16 gains, to
 
 On a GPU layers that get the same tensor (queries, keys and values; gate and up) are one product: fewer launches.
 
-Gradients, autocast and compiled code use the layer's own weight.
+Gradients, autocast and compiled code use the layer's own weight, and so does whoever calls the model but us: what an
+owner writes is noticed at the start of our next answer (`fingerprint`).
 """
 
 from __future__ import annotations
 
-from collections import Counter
+import hashlib
+import threading
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -21,6 +24,18 @@ from torch import nn
 
 SMALL_PRODUCT = 1 << 19  # multiplications below which oneDNN's call, some 16 us, costs more than its product saves
 ROWS = 32  # for which oneDNN chooses its layout; it serves one row and a hundred alike
+
+
+SAMPLED = 48  # values of a parameter, about, by which a change is noticed
+
+
+class _Ours(threading.local):
+    """Whether this thread is in a forward of the engine's."""
+
+    forward = False
+
+
+OURS = _Ours()
 
 
 class _Uncopied:
@@ -33,35 +48,40 @@ class _Uncopied:
 class Packed(_Uncopied):
     """A weight in oneDNN's layout.
 
+    Args:
+        values: the model's `fingerprint` then.
+        everywhere: for all who call the layer; False: in the engine's own forwards.
+
     Attributes:
         weight: None if that cannot be, as after a cast.
     """
 
-    def __init__(self, source: torch.Tensor) -> None:
+    def __init__(self, source: torch.Tensor, values: bytes, everywhere: bool) -> None:
         self.source, self.identity = source, identity(source)  # kept, so that its address is not another's
+        self.values, self.everywhere = values, everywhere
         can_be = packable(source.device, source.dtype)
         self.weight = torch.ops.mkldnn._reorder_linear_weight(source.detach(), ROWS) if can_be else None
 
     def is_of(self, weight: torch.Tensor) -> bool:
-        """True if this weight is the one that was packed, and was not written since."""
+        """True if this weight is the one that was packed, and torch counted no write since."""
         return self.source is weight and self.identity == identity(weight)
 
 
 class PackedLinear(nn.Linear):
-    """A linear layer that multiplies by a packed copy of its weight.
-
-    A weight that was trained, loaded anew or replaced is packed again. Writes through `weight.data` are not noticed.
-    """
+    """A linear layer that multiplies by a packed copy of its weight, until that was written or replaced."""
 
     packed: Packed | None  # None of a copy
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        if not _replaceable(self, input) or input.numel() * self.out_features < SMALL_PRODUCT:
-            return nn.functional.linear(input, self.weight, self.bias)
         packed = vars(self).get("packed")  # read once: another thread may replace or remove it meanwhile
-        if packed is None or not packed.is_of(self.weight):
-            packed = self.packed = Packed(self.weight)
-        if packed.weight is None:
+        if (
+            packed is None
+            or packed.weight is None
+            or not (OURS.forward or packed.everywhere)
+            or not _replaceable(self, input)
+            or input.numel() * self.out_features < SMALL_PRODUCT
+            or not packed.is_of(self.weight)
+        ):
             return nn.functional.linear(input, self.weight, self.bias)
         product: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(
             input, packed.weight, self.bias, "none", [], ""
@@ -129,6 +149,23 @@ def identity(weight: torch.Tensor) -> tuple[int, int]:
     return weight.data_ptr(), 0 if weight.is_inference() else weight._version
 
 
+def fingerprint(module: nn.Module) -> bytes:
+    """Return a digest of all parameters: addresses, counted writes, and some values of each.
+
+    Fused optimizers, NumPy and `.data` write without being counted, and an address may be used again.
+    """
+    stamps, samples = list[tuple[int, int]](), defaultdict[tuple[torch.device, torch.dtype], list[torch.Tensor]](list)
+    for parameter in module.parameters():
+        stamps.append(identity(parameter))
+        if not (parameter.is_meta or hasattr(parameter, "__tensor_flatten__")):
+            flat = parameter.detach().reshape(-1)
+            samples[parameter.device, parameter.dtype].append(flat[:: flat.numel() // SAMPLED | 1])
+    digest = hashlib.blake2b(repr(stamps).encode(), digest_size=16)
+    for sample in samples.values():
+        digest.update(torch.cat(sample).view(torch.uint8).cpu().numpy().data)
+    return digest.digest()
+
+
 def packable(device: torch.device, dtype: torch.dtype) -> bool:
     """True if weights can be packed: float32 and, if oneDNN supports it, bfloat16 on an x86 processor."""
     if device.type != "cpu" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
@@ -143,11 +180,18 @@ def linear_bytes(module: nn.Module) -> int:
     return sum(layer.weight.numel() * layer.weight.element_size() for layer in _plain(module))
 
 
-def pack_linears(module: nn.Module) -> None:
-    """Keep a packed copy of the weight of every plain linear layer of a module."""
-    for layer in _plain(module):
-        vars(layer)["packed"] = Packed(layer.weight)
-        layer.__class__ = PackedLinear
+def pack_linears(module: nn.Module, values: bytes = b"", *, everywhere: bool = True) -> None:
+    """Keep a packed copy of the weight of every plain linear layer of a module; pack anew what has changed.
+
+    Args:
+        values, everywhere: as `Packed` takes them.
+    """
+    layers = [*_plain(module), *(layer for layer in module.modules() if isinstance(layer, PackedLinear))]
+    for layer in layers:
+        packed = vars(layer).get("packed")
+        if packed is None or packed.values != values or not packed.is_of(layer.weight):
+            vars(layer)["packed"] = Packed(layer.weight, values, everywhere)
+            layer.__class__ = PackedLinear
 
 
 @torch.inference_mode(False)  # parameters must not become inference tensors

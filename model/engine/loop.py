@@ -269,10 +269,11 @@ def _first_step(sequence: Sequence, step: HostStep | DeviceStep, out: Generation
         out.forwards = 1 + bool(forwarded_prompt)
         return step()
     out.forwards = 1
+    hidden = target.hidden  # now, as a processor may forward the model, too
     end: dict[str, Any] = dict(left=sequence.left, eos=sequence.eos)
     every = first_session.method.needs.choices
     choices = step.executor.choice.after(logits, chain, sequence.text, every=every, **end)
-    forwarded = Forwarded(choices, logits, target.hidden)
+    forwarded = Forwarded(choices, logits, hidden)
     verification = conclude(first_session, chain, forwarded, cache=sequence.cache, **end)
     if first_session is not session:
         session.passed(verification.tokens)

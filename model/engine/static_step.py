@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from .cache import TreeCache
-from .devices import on_host_like, wait
+from .devices import on_host_like, synchronize
 from .drafter import DeviceDrafter, Drafter
 from .sampling import Candidates, Choice, candidates_of
 from .target import Target
@@ -209,7 +209,7 @@ class PaddedForward:
     def read(self, n: int) -> tuple[torch.Tensor, Candidates]:
         """Return choices (n,) and candidates of the first n nodes on the host, with one transfer."""
         self._host_report.copy_(self._report, non_blocking=True)
-        wait(self._report.device)
+        synchronize(self._report.device)
         choices, candidates, bits = self._host_report[:n].clone().tensor_split((1, 1 + self._k), 1)
         return choices[:, 0], (
             candidates if self._k else None,

@@ -17,7 +17,7 @@ import torch
 
 from ..errors import UserError
 from .cache import TreeCache
-from .devices import free_bytes
+from .devices import free_bytes, without_cudnn
 from .drafter import DeviceDrafter, DeviceSession, Drafter, Session
 from .sampling import GREEDY, Candidates, Choice, Sampling, candidates_of
 from .static_step import ROWS, PaddedForward, Setup, WholeStep, bucket_of
@@ -28,6 +28,7 @@ from .verification import Verification, verify
 # Static steps kept for a drafter on a cache, the least recently used dropped first. All sizes of tree=auto over all
 # buckets of 4,096 tokens are fewer, so that none of these is captured twice.
 MOST_STEPS = 192
+MOST_RULES = 3  # sampling settings whose steps are kept for it: conversations of several may go in turns
 LEAST_FREE = 1 << 29  # free bytes of a GPU below which a step is dropped before another one is made,
 LEAST_STEPS = 8  # unless so few are left: all sizes over one bucket, which would be captured again and again
 Mark = Callable[[str], None]
@@ -139,7 +140,8 @@ class HostStep:
         sequence, plain = self.sequence, rests(self.sequence.session)
         session = self._plain if plain else sequence.session
         self.executor.choice.set_seed(sequence.sampling.seed)  # as sequences of other seeds may step in between
-        draft = session.draft(sequence.text[-1])
+        with without_cudnn(sequence.target.device):  # a method's own network
+            draft = session.draft(sequence.text[-1])
         if self.sequence.target.recurrent and not draft.tree.is_chain:
             draft = session.likeliest_chain(draft)
         sequence.mark("draft")
@@ -207,52 +209,62 @@ class Executor:
             the first prompt pays for a shape, and a later one only after MOST_STEPS others.
 
     Raises:
-        UserError: the target has no such execution; what is sampled reads the text, and steps are to be of fixed shape.
+        UserError: the target has no such execution.
     """
 
     def __init__(self, target: Target, sampling: Sampling = GREEDY, execution: str = "eager") -> None:
         self.target, self.execution = target, target.check_execution(execution)
-        if sampling.reads_text and self.execution != "eager":
-            raise UserError(
-                f"sampling: a repetition penalty and other processors that read the text take execution=eager, "
-                f"not {self.execution}"
-            )
-        self.choice = Choice(sampling, target.device)
+        self.choice, self._choices = Choice(sampling, target.device), dict[Sampling, Choice]()  # by settings, no seed
         self.idle = DeviceDrafter(target.device)
         self.setup_s, self.capacity = 0.0, 0
         self._steps: dict[tuple[Any, ...], tuple[Any, Callable[[], None]]] = {}  # by drafter, tree or rows, ...
 
     @staticmethod
     def of(sequence: Sequence) -> Executor:
-        """Return the executor for this cache, execution and sampling; make it if there is none.
+        """Return the executor for this cache and execution, drawing by this sampling; make it if there is none.
 
-        Eager executors hold no steps, so they are not kept.
+        Eager executors hold no steps, so they are not kept. Raises UserError as `make_step` says.
         """
         sampling, execution = sequence.sampling, sequence.execution
         if execution == "eager":
             return Executor(sequence.target, sampling)
+        if sampling.reads_text:
+            raise UserError(
+                "sampling: a repetition penalty and other processors that read the text take execution=eager, "
+                f"not {execution}"
+            )
         executors = sequence.session.method.executors
         executor = executors.get(sequence.cache)
         if (
             executor is None
             or executor.execution != execution
             or executor.capacity != sequence.cache.capacity  # its buffers are others since
-            or replace(executor.choice.sampling, seed=0) != replace(sampling, seed=0)
         ):
             executor = executors[sequence.cache] = Executor(sequence.target, sampling, execution)
             executor.capacity = sequence.cache.capacity
-        executor.choice.set_seed(sampling.seed)
+        executor._draw_by(sampling)
         return executor
+
+    def _draw_by(self, sampling: Sampling) -> None:
+        """Take the rule of these settings and its steps; of those of earlier settings forget all but the last few."""
+        rule = replace(sampling, seed=0)
+        self.choice = self._choices.pop(rule) if rule in self._choices else Choice(sampling, self.target.device)
+        self._choices[rule] = self.choice  # the last one used
+        self.choice.set_seed(sampling.seed)
+        while len(self._choices) > MOST_RULES:
+            oldest = self._choices.pop(next(iter(self._choices)))
+            self._steps = {key: step for key, step in self._steps.items() if step[0].choice is not oldest}
 
     def forward(self, sequence: Sequence, draft: Draft, drafter: Drafter) -> Forwarded:
         """Forward a draft that the host has: eagerly, or padded to one of a few fixed shapes."""
         if self.execution == "eager":
             logits = self.target.forward(sequence.cache, draft)
+            hidden = self.target.hidden  # now, as a processor may forward the model, too
             sequence.mark("forward")
             choices = self.choice.after(
                 logits, draft, sequence.text, every=drafter.needs.choices, left=sequence.left, eos=sequence.eos
             )
-            return Forwarded(choices, logits, self.target.hidden)
+            return Forwarded(choices, logits, hidden)
         n = len(draft.tree)
         padded, launch = self.padded(sequence.cache, n, drafter, sequence.mark)
         padded.feed(draft, sequence.cache.length)
@@ -265,7 +277,7 @@ class Executor:
     def whole(self, cache: TreeCache, drafter: DeviceDrafter, mark: Mark) -> tuple[WholeStep, Callable[[], None]]:
         """Return the step for the drafter's current tree and source, and the function that runs it."""
         tree, setup = drafter.tree, self._setup(cache, len(drafter.tree))
-        key = type(drafter), tree, drafter.source, setup.bucket
+        key = type(drafter), tree, drafter.source, setup.bucket, self.choice
         return self._step_for(key, lambda: WholeStep(setup, drafter, tree), cache, mark)
 
     def padded(
@@ -275,7 +287,7 @@ class Executor:
         most = drafter.max_nodes
         rows = min(next((n for n in ROWS if n >= nodes), most), most)
         setup = self._setup(cache, rows)
-        key = type(drafter), rows, setup.bucket
+        key = type(drafter), rows, setup.bucket, self.choice
         return self._step_for(key, lambda: PaddedForward(setup, drafter, rows), cache, mark)
 
     def _setup(self, cache: TreeCache, nodes: int) -> Setup:

@@ -21,7 +21,7 @@ from .cache import ALIGNED, CachePool, LayerShape, TreeCache, TreeMasks
 from .devices import Graphs, Turns, give_back, synchronize, turns_of
 from .kernels import Grouped
 from .layers import (
-    PAST_END,
+    TRIAL_ROOM,
     check_forward,
     check_places,
     check_positions,
@@ -29,19 +29,17 @@ from .layers import (
     form_of,
     layer_types,
     probe_layers,
+    try_draft,
     warn_untried,
     works_with_ours,
 )
-from .linear import fuse_linears, identity, pack_linears
-from .tree import Draft, Tree
+from .linear import OURS, fingerprint, fuse_linears, pack_linears
+from .tree import Draft
 
 DEFAULT_CONTEXT = 4096
-LOGITS_BYTES = 64 << 20  # of a prompt's logits that are held at a time
+# Of a prompt's logits that are held at a time; more on a GPU, where each part takes about as long as a step.
+LOGITS_BYTES, LOGITS_BYTES_GPU = 64 << 20, 1 << 30
 MOST_PENDING = 16  # tokens that are forwarded again with a draft; more of them get a forward of their own
-TRIAL = 12  # tokens of the prompt of a trial at load time
-# Of a row's greatest logit, what a draft and a row of the same tokens may differ by in that trial. At toy size, float32
-# families of transformers that are driven rightly differed by 4e-6 at most on a CPU, and wrong ones by 5e-4 or more.
-APART, APART_GPU, APART_HALF = 1e-4, 1e-3, 0.1  # GPUs may multiply float32 in less precision
 # Additive (1, 1, n, c), by type of layer where these differ
 Masks = torch.Tensor | dict[str, torch.Tensor | None] | None
 EXECUTIONS = ("eager", "static", "graph")
@@ -98,8 +96,7 @@ class Target:
         self._states: list[int] = []
         self._grouped = Grouped(model)
         self.kernels: AbstractContextManager[None] = nullcontext()  # of static steps: see CompiledKernels
-        if self.linear == "onednn":
-            pack_linears(model)
+        self._weights()
         if self.linear == "fused":  # one forward finds what layers store and which share their input
             fuse_linears(model, self._probe)
             give_back(self.device)  # the weights that were joined
@@ -114,7 +111,7 @@ class Target:
         self.graphs = Graphs(self.device)  # what captures steps
         self._form = form_of(model)
         with works_with_ours(self.name):
-            self._try_draft()
+            try_draft(self, TreeCache(self._shapes, TRIAL_ROOM, self._states))
 
     def __getstate__(self) -> dict[str, Any]:
         """For deep copies: the copied model has turns of its own."""
@@ -135,46 +132,6 @@ class Target:
         self._shapes, self._reaches, self._states = layers
         self._types = layer_types(self.model)
         self._nearest = min((reach.positions for reach in self._reaches.values()), default=sys.maxsize)
-
-    @torch.inference_mode()
-    def _try_draft(self) -> None:
-        """Compare the logits of a small tree with those of a plain forward over each of its two texts.
-
-        It guards what no rule foresees, such as attention that reads a prompt in both directions, or the cache's length
-        instead of positions: the cache says to hold as much as it ever may.
-
-        Raises:
-            UserError: they differ by more than rounding explains.
-        """
-        places = min(TRIAL, self.context - 3)  # the root and two nodes follow
-        if places < 1:
-            return
-        prompt = [(3 + 7 * i) % min(97, self.vocab_size) for i in range(places)]
-        root, *guesses = ((5 + 11 * i) % min(97, self.vocab_size) for i in range(5))
-        paths = [root, guesses[0], guesses[2]], [root, guesses[1], guesses[3]]
-        cache = TreeCache(self._shapes, TRIAL + len(guesses) + 1, self._states)
-        self.prefill(cache, [*prompt, root])
-        if self.recurrent:  # the first path is rejected, and the second one read after it
-            first = self.forward(cache, Draft(Tree.chain(2), torch.tensor(paths[0])))
-            cache.commit(1)
-            second = self.forward(cache, Draft(Tree.chain(1), torch.tensor(paths[1][1:])))
-            drafted = torch.stack((first, torch.cat((first[:1], second))))
-        else:
-            draft = Draft(Tree([0, 0, 0, 1, 2], once=True), torch.tensor([root, *guesses], device=self.device))
-            cache.place.ahead = self.context + PAST_END
-            drafted = self.forward(cache, draft)[torch.tensor([[0, 1, 3], [0, 2, 4]])]
-        drafted = drafted.float()  # (2, 3, V)
-        texts = torch.tensor([prompt + path for path in paths], device=self.device)
-        plain = self.model(input_ids=texts, use_cache=False).logits[:, -3:].float()
-        finite = plain.isfinite().all(-1)  # a model may overflow by itself
-        gaps = ((drafted - plain).abs().amax(-1) / plain.abs().amax(-1))[finite].nan_to_num(float("inf"))
-        apart = max(gaps.tolist(), default=0.0)
-        limit = APART_HALF if self.dtype != torch.float32 else APART if self.device.type == "cpu" else APART_GPU
-        if apart > limit:
-            raise UserError(
-                f"{self.name}: logits of a draft's nodes are {apart:.2g} of the greatest away from those of the same "
-                "tokens in a row, so that drafts would change what the model says"
-            )
 
     def equip(self, module: torch.nn.Module) -> None:
         """Give a module the products that the target multiplies with; for a drafter's own network."""
@@ -209,8 +166,16 @@ class Target:
         """
         check_training(self.model, self.name)
         reader = None if method is None else weakref.ref(method)
-        committed_by = (reader, *map(identity, self.model.parameters())) if prompt else ()
+        values = self._weights()
+        committed_by = (reader, values) if prompt else ()
         return self.caches.borrowed(self._capacity(nodes, tokens), prompt, committed_by)
+
+    def _weights(self) -> bytes:
+        """Return the weights' fingerprint; pack them anew if it is another one."""
+        values = fingerprint(self.model)
+        if self.linear == "onednn":
+            pack_linears(self.model, values, everywhere=False)
+        return values
 
     def reserve(self, nodes: int) -> None:
         """Allocate a cache for a full context now, unless there is one; the next sequence gets it."""
@@ -321,7 +286,8 @@ class Target:
         """Forward tokens and commit them, so many at a time that their logits are few. Returns the last n of logits."""
         count, kept = len(tokens), cache.length
         wanted = min(readable.start, count - max(n, 1)) if self._keeps_logits else 0  # the first row that is computed
-        size = max(LOGITS_BYTES // (self.logits_size * self.dtype.itemsize), n, 1)
+        held = LOGITS_BYTES_GPU if self.device.type == "cuda" else LOGITS_BYTES
+        size = max(held // (self.logits_size * self.dtype.itemsize), n, 1)
         ends, hidden = sorted(range(count, max(wanted, 0), -size)), list[torch.Tensor]()
         logits = torch.zeros(n, self.logits_size, dtype=self.dtype, device=self.device)
         for start, end in pairwise([0, *ends]):
@@ -456,7 +422,11 @@ class Target:
         inputs = {"attention_mask": mask, self._cache_name: cache, "use_cache": True} | kwargs
         if self._takes_positions:
             inputs["position_ids"] = positions[None]
-        logits: torch.Tensor = self.model(input_ids=tokens[None], **inputs).logits[0]
+        outside, OURS.forward = OURS.forward, True
+        try:
+            logits: torch.Tensor = self.model(input_ids=tokens[None], **inputs).logits[0]
+        finally:
+            OURS.forward = outside
         return logits
 
 

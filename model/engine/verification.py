@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from .devices import on_host_like, wait
+from .devices import on_host_like, synchronize
 from .tree import Draft, Tree
 
 
@@ -153,5 +153,5 @@ class Commit:
     def read(self) -> list[int]:
         """Return the report: the only transfer of a step, and where the host waits for it."""
         self._host_report.copy_(self.report, non_blocking=True)
-        wait(self.report.device)
+        synchronize(self.report.device)
         return self._host_report.tolist()

@@ -6,10 +6,13 @@ from importlib.metadata import version
 import pytest
 import torch
 
-from evaluation import bench_step
+from evaluation import bench_step, first_contact
 from evaluation.bench_step import DraftedSteps, HfSteps
-from evaluation.loading.models import random_model
+from evaluation.configuration import methods
+from evaluation.loading.models import LoadedModel, random_model
 from evaluation.loading.settings import ModelSettings
+from model.engine import devices
+from model.engine.sampling import GREEDY
 
 
 @pytest.fixture
@@ -57,6 +60,17 @@ def test_a_wrong_flag_is_one_line(call, wrong, said):
     assert outcome.code == 2 and said in outcome.err and outcome.err.count("\n") == 1
 
 
+def test_hf_attends_without_cudnn(tiny, monkeypatch):
+    """As metadata, notes and documents say of both: its plan for each new length would make hf slower."""
+    seen, cuda, enabled = [], torch.device("cuda"), torch.backends.cuda.cudnn_sdp_enabled
+    for module in (bench_step, methods):
+        monkeypatch.setattr(module, "without_cudnn", lambda device: devices.without_cudnn(cuda))
+    tiny.model.register_forward_pre_hook(lambda *given: seen.append(enabled()))
+    HfSteps(tiny, [5, 6, 7]).take_turn()
+    methods._transformers_generate(LoadedModel(None, tiny, None, "raw", frozenset()), [5, 6, 7], 4, GREEDY)
+    assert len(seen) == 10 + 4 and not any(seen) and enabled()
+
+
 @pytest.mark.parametrize("execution", ["eager", "static"])
 def test_a_turn_stays_behind_its_context_and_is_of_its_size(tiny, execution):
     rows = []
@@ -82,3 +96,20 @@ def test_hf_goes_past_an_end_of_sequence(tiny):
     steps = HfSteps(tiny, [5, 6, 7])
     steps.take_turn()
     assert steps.seconds[0] > 0
+
+
+def test_first_contact_says_what_was_found_and_expected(call, tmp_path, monkeypatch):
+    """On a CPU: the same steps, not captured. A check that fails says so, and the next ones go on."""
+    monkeypatch.setattr(first_contact, "OUTPUT", tmp_path / "found.json")
+    monkeypatch.setattr(first_contact, "CONTEXTS", (40, 50))
+    monkeypatch.setattr(first_contact.Contact, "hf", lambda contact: 1 / 0)
+    outcome = call(first_contact.main, "--shape", "tiny", "model.device=cpu", "model.context=400")
+    assert outcome.code == 0, outcome.err
+    found = json.loads((tmp_path / "found.json").read_text())
+    for name, expected in first_contact.EXPECTED.items():
+        assert f"{name}: {str(found[name])[:2]}" in outcome.out and f"expected: {expected}" in outcome.out
+    assert found["trial"]["name"] == "eager" and found["drop"] == [0, 0] and found["threads"] == [True, True]
+    assert found["hf"] == "FAILED: ZeroDivisionError: division by zero"
+    assert len(found["steps"]) == 2 * 3 * 2 and all(ms > 0 for ms in found["steps"].values())
+    assert len(found["profile"]["longest"]) == 10 and found["profile"]["kernels"] > 100
+    assert len(found["setup"]) == 4 and found["memory"]["weights_bytes"] > 1e5

@@ -1,5 +1,6 @@
 """Models that their owners change, wrap, compile or throw away between two answers."""
 
+import copy
 import gc
 import weakref
 
@@ -65,6 +66,41 @@ def test_weights_may_change_and_be_tied_anew():
     model.lm_head.weight = torch.nn.Parameter(model.get_input_embeddings().weight.detach() * 2)
     assert before != decoded(model, generate) == greedy(model, PROMPT, 20)
     assert [*vars(model)[ATTRIBUTE].targets.values()] == [target]
+
+
+def _by_fused_adamw(model):
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05, fused=True)
+    model(IDS, labels=IDS).loss.backward()
+    optimizer.step()
+    model.zero_grad()
+
+
+def _by_numpy(model):
+    for parameter in model.parameters():
+        parameter.detach().numpy()[...] *= 1.1
+
+
+def _at_an_address_used_again(model):
+    for parameter in model.parameters():
+        data = parameter.detach() * 1.1
+        parameter.data = torch.empty(0)
+        fresh = torch.empty_like(data)  # mostly where the old one was
+        parameter.data = fresh.copy_(data)
+
+
+@pytest.mark.parametrize("write", [_by_fused_adamw, _by_numpy, _at_an_address_used_again])
+def test_writes_that_torch_does_not_count_are_noticed(write, monkeypatch):
+    """By the decoder's packed weights and its cache, and the owner's own calls never take a packed copy."""
+    monkeypatch.setattr("model.engine.linear.SMALL_PRODUCT", 0)
+    model = toy_model("llama-grouped")
+    decoder, generate = Decoder(model, eos=()), Generate()
+    for _ in range(3):
+        write(model)
+        unpacked = copy.deepcopy(model)
+        with torch.no_grad():
+            assert torch.equal(model(IDS).logits, unpacked(IDS).logits)
+        expected = greedy(unpacked, PROMPT, 20)
+        assert decoder.generate(PROMPT, max_new_tokens=20).ids == expected == decoded(model, generate)
 
 
 def test_a_model_can_be_trained_after_a_decoder_that_was_made_in_inference_mode():

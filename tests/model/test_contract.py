@@ -10,6 +10,7 @@ from functools import cache
 
 import pytest
 import torch
+from transformers import LogitsProcessorList
 
 from model.decoder import Decoder
 from model.engine import Target, decode, generate
@@ -147,6 +148,32 @@ def test_processors_are_called_once_a_token_and_never_behind_the_end(name, compa
             out = generate(target, drafter, prompt, max_new_tokens=limit, eos=eos, sampling=ways)
             assert out.tokens == expected
             assert texts == [prompt + expected[:count] for count in range(len(expected))]
+
+
+@every_method
+def test_a_processor_may_call_the_model_and_this_method_itself(name, companions):
+    """Between a forward and what is learnt from it: hidden states are the step's, and another answer's draft stays."""
+    of, inner = toy_model("llama-grouped"), []
+    ours = Generate(name.split()[0], **SETTINGS[name] | companions.get(name, {}))
+
+    def reads(ids, scores):
+        with torch.no_grad():
+            of(ids[:, -3:])
+        if not inner or ids.shape[1] % 7 == 0:
+            inner.append(of.generate(torch.tensor([prompts()[1]]), custom_generate=ours, **settings)[0, -8:].tolist())
+        return scores
+
+    settings = dict(max_new_tokens=8, do_sample=False, eos_token_id=[], pad_token_id=0)
+    for prompt in prompts()[1:]:
+        ids = torch.tensor([prompt])
+        out = of.generate(
+            ids,
+            custom_generate=ours,
+            logits_processor=LogitsProcessorList([reads]),
+            **settings | dict(max_new_tokens=30),
+        )
+        assert out[0, len(prompt) :].tolist() == own_text(prompt, 30)
+    assert len(inner) > 8 and all(tokens == own_text(prompts()[1], 8) for tokens in inner)
 
 
 @every_method

@@ -6,6 +6,8 @@ from transformers import (
     DynamicCache,
     EosTokenCriteria,
     GenerationConfig,
+    GPTNeoConfig,
+    GPTNeoForCausalLM,
     LogitsProcessor,
     MaxLengthCriteria,
     StoppingCriteria,
@@ -22,7 +24,7 @@ from model.errors import UserError
 from model.files import ROOT
 from model.generate import ATTRIBUTE, DRAWS, IRRELEVANT, OUTPUTS, PROCESSORS, READ, REFUSED, Generate, undecided
 from model.methods import make_method
-from model.tuning import Execution
+from model.tuning import Execution, choose_linear
 from tests.conftest import greedy, toy_model
 from tests.model.engine.fake_graphs import FakeGraphs
 from tests.model.test_decoder import layer_types
@@ -278,22 +280,47 @@ def test_an_end_is_one_id_or_several_of_the_decoder_or_of_the_call():
         learnt = drafter.rows.seen.sum()
 
 
-def test_generate_leaves_a_users_model_as_it_is_unless_asked():
-    model, packing = toy_model("llama-grouped"), Generate(linear="fused")
+def test_generate_packs_until_it_is_released_or_gone_where_it_does_not_fuse():
+    model, plain = toy_model("llama-grouped"), {"Linear"}
+    packed = {"PackedLinear"} if choose_linear(model) == "onednn" else plain
     expected = answer({}, model)
-    for ours, types in ((Generate(), {"Linear"}), (packing, {"FusedLinear", "Linear"}), (Generate(), {"Linear"})):
-        assert answer({}, model, custom_generate=ours).equal(expected)
-        assert layer_types(model) == types
-        packing.release(model)
+    for more, types in (({}, packed), ({"linear": "torch"}, plain), ({"linear": "fused"}, {"FusedLinear", *plain})):
+        ours = Generate(**more)
+        for _ in range(2):
+            assert answer({}, model, custom_generate=ours).equal(expected)
+            assert layer_types(model) == types
+            ours.release(model)
+            assert layer_types(model) == plain
+        answer({}, model, custom_generate=ours)
+        del ours
+        assert layer_types(model) == plain
 
 
-def test_generate_takes_more_tokens_than_the_model_has_positions():
+def test_generate_takes_more_tokens_than_the_model_has_positions(monkeypatch):
     """Stock `generate` does, and stops at the end of its answer; a model is driven for a longer text by one target."""
+    said = []
+    monkeypatch.setattr(generate_settings.logger, "warning_once", said.append)
     model, own = toy_model("llama"), greedy(toy_model("llama"), PROMPT, 251)
     for eos in (own[30], None):
         long = {"max_new_tokens": 5000, "eos_token_id": eos}
         text = answer(long, model, custom_generate=Generate(nodes=8))[0, 5:].tolist()
         assert text == (own if eos is None else own[: own.index(eos) + 1])
+        assert len(said) == (eos is None)
+    assert (
+        answer({}, model, custom_generate=Generate(nodes=8, context=12))[0, 5:].tolist() == own[:7] and "12" in said[1]
+    )
+    with pytest.raises(UserError, match="context=1: must be"):
+        Generate(context=1)
+
+
+def test_a_context_is_set_where_a_model_asks_for_one():
+    torch.manual_seed(0)
+    sizes = dict(vocab_size=61, hidden_size=32, num_layers=2, num_heads=4, window_size=140)
+    model = GPTNeoForCausalLM(GPTNeoConfig(**sizes, attention_types=[[["global", "local"], 1]])).eval()
+    with pytest.raises(UserError, match="set the context to 12 or less"):
+        answer({}, model, custom_generate=Generate())
+    ours = answer({}, model, custom_generate=Generate(nodes=8, context=12))
+    assert ours.equal(answer({"max_new_tokens": 7}, model))
 
 
 def test_a_criterion_is_asked_only_where_the_loop_does_not_decide():

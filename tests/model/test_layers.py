@@ -154,11 +154,11 @@ def test_what_a_row_sees():
     ("config", "why"),
     [
         (BertConfig(**SIZES, intermediate_size=48), "drafts would change what the model says"),  # in both directions
-        (GPTNeoConfig(vocab_size=61, hidden_size=32, num_layers=2, num_heads=4, window_size=8,
+        (GPTNeoConfig(vocab_size=61, hidden_size=32, num_layers=2, num_heads=4, window_size=136,
                       attention_types=[[["global", "local"], 1]]), "set the context to 8 or less"),
-        (DogeConfig(**SIZES, intermediate_size=48, keep_window_size=64), "set the context to 64 or less"),
+        (DogeConfig(**SIZES, intermediate_size=48, keep_window_size=192), "set the context to 64 or less"),
         (FalconConfig(**SIZES, alibi=True, new_decoder_architecture=False), "ALiBi"),
-        (Llama4TextConfig(**LLAMA4, floor_scale=1124), "set the context to 100 or less"),  # its temperature
+        (Llama4TextConfig(**LLAMA4, floor_scale=228), "set the context to 100 or less"),  # its temperature
     ],
 )  # fmt: skip
 def test_attention_that_a_tree_would_change_is_refused(config, why):
@@ -170,8 +170,8 @@ def test_a_model_that_reads_the_caches_length_instead_of_positions_is_refused(mo
     """Whatever its name: where no rule knows it the trial does, before a text is so long."""
     monkeypatch.setattr("model.engine.target.check_places", lambda *_: None)
     with pytest.raises(UserError, match="drafts would change what the model says"):
-        Target(toy(Llama4TextConfig(**LLAMA4, floor_scale=1124)))
-    Target(toy(Llama4TextConfig(**LLAMA4, floor_scale=1124)), context=64)
+        Target(toy(Llama4TextConfig(**LLAMA4, floor_scale=228)))
+    Target(toy(Llama4TextConfig(**LLAMA4, floor_scale=228)), context=64)
 
 
 @pytest.mark.parametrize("family", RECURRENT)

@@ -14,6 +14,7 @@ from accelerate import dispatch_model
 
 from evaluation.loading import devices, models
 from evaluation.loading.models import choose_execution
+from model.decoder import Decoder
 from model.engine import Target, generate
 from model.errors import UserError
 from model.methods.vanilla import Vanilla
@@ -33,18 +34,32 @@ def errors(done: subprocess.CompletedProcess) -> list[str]:
     return [line for line in done.stderr.splitlines() if line.startswith("error: ")]
 
 
-def test_a_driver_that_is_too_old_is_not_passed_over_in_silence(checkpoint, monkeypatch):
-    """device=auto goes to the CPU then, and torch says why: a warning, once a process, whoever asks first."""
+@pytest.mark.parametrize("built", ["13.0", None])
+def test_a_gpu_that_torch_cannot_use_is_not_passed_over_in_silence(checkpoint, monkeypatch, built):
+    """device=auto would decode on the CPU, for days. Hidden from torch, or device=cpu: on purpose."""
 
     def count():
         warnings.warn("CUDA initialization: The NVIDIA driver on your system is too old", stacklevel=2)
         return 0
 
-    monkeypatch.setattr(torch.cuda, "_is_compiled", lambda: True)
+    monkeypatch.setattr(torch.cuda, "_is_compiled", lambda: built is not None)
+    monkeypatch.setattr(torch.version, "cuda", built)
     monkeypatch.setattr(torch._C, "_cuda_getDeviceCount", functools.cache(count), raising=False)
-    with pytest.warns(UserWarning, match="driver on your system is too old"):
-        loaded = models._load(models.ModelSettings("toy", str(checkpoint), device="auto"))
-    assert loaded.target.device.type == "cpu"
+    monkeypatch.setattr(torch.cuda, "_raw_device_count_nvml", lambda: 1)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    settings = models.ModelSettings("toy", str(checkpoint), device="auto")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for load, key in ((lambda: models._load(settings), "model.device"), (lambda: pretrained(checkpoint), "device")):
+            with pytest.raises(UserError, match=f"^{key}=auto: torch .* --index-url https://.*whl/cu12.*{key}=cpu$"):
+                load()
+        assert pretrained(checkpoint, device="cpu").target.device.type == "cpu"
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+        assert models._load(settings).target.device.type == "cpu"
+
+
+def pretrained(checkpoint, **settings):
+    return Decoder.from_pretrained(str(checkpoint), **settings)
 
 
 # device maps

@@ -1,8 +1,8 @@
-"""Stand-ins for CUDA graphs: the host's part of a captured step, on a CPU."""
+"""Stand-ins for CUDA graphs: the host's part of a captured step, on a CPU, and where cuBLAS's workspaces lie."""
 
 import weakref
 from collections import Counter
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from types import SimpleNamespace
 
@@ -13,15 +13,22 @@ from model.engine.static_step import PaddedForward, WholeStep
 
 
 class FakeGraphs:
-    """Stands in for CUDA graphs: what is captured is not run, as on CUDA, and run by each replay."""
+    """Stands in for CUDA graphs: what is captured is not run, as on CUDA, and run by each replay.
+
+    torch keeps a workspace for each stream on which something was multiplied, in the pool of the graph that is being
+    captured, or in the general one. One that nobody keeps is unmapped by the next capture, as that empties torch's
+    cache, unless it lies in the pool of a graph that is alive. Dropping a graph drops its stream's workspace.
+    """
 
     def __init__(self, monkeypatch):
         self.captured, self.replays, self.alive = [], 0, Counter()  # graphs by pool
+        self.workspace, self.freed = None, []  # of the only stream: its pool, None the general one; and former ones
         graphs = self
 
         class Graph:
             def replay(self):
                 graphs.replays += 1
+                assert self.workspace.mapped, "a replay writes to a workspace that was given back"
                 if isinstance(self.step, WholeStep):
                     assert self.step.drafter.source == self.source, "a replay fills the tree from where the capture did"
                 self.run()
@@ -29,19 +36,26 @@ class FakeGraphs:
         @contextmanager
         def capture(graph, pool, stream, capture_error_mode):
             assert capture_error_mode == "thread_local", "other threads go on"
+            self.empty_cache()
             graphs.alive[pool] += 1
-            weakref.finalize(graph, graphs.alive.subtract, [pool])
+            weakref.finalize(graph, graphs.drop, pool)
             whole, fed = WholeStep.run, PaddedForward.run
 
             def record(step):
                 graph.step, graph.run = step, partial(whole if isinstance(step, WholeStep) else fed, step)
                 graph.source = step.drafter.source if isinstance(step, WholeStep) else None
+                graph.workspace = graphs.multiply(pool)
 
             WholeStep.run = PaddedForward.run = record  # not by monkeypatch, which keeps what it replaces: the graph
             yield
             WholeStep.run, PaddedForward.run = whole, fed
             if hasattr(graph, "step"):  # not the one that only keeps the pool open
                 graphs.captured.append(weakref.ref(graph))
+
+        @contextmanager
+        def on_stream(stream):
+            self.multiply(None)  # a warm-up
+            yield
 
         stream = SimpleNamespace(wait_stream=lambda other: None)
         fakes = {"graph_pool_handle": object}
@@ -50,9 +64,29 @@ class FakeGraphs:
             "current_stream": lambda: stream,
             "CUDAGraph": Graph,
             "graph": capture,
+            "stream": on_stream,
         }
-        for name, fake in (fakes | {"stream": lambda stream: nullcontext()}).items():
+        for name, fake in fakes.items():
             monkeypatch.setattr(torch.cuda, name, fake)
+        monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", self.clear_workspaces, raising=False)
+
+    def multiply(self, pool):
+        """Return the stream's workspace; where there is none allocate it in that pool."""
+        self.workspace = self.workspace or SimpleNamespace(pool=pool, mapped=True)
+        return self.workspace
+
+    def clear_workspaces(self):
+        if self.workspace is not None:
+            self.freed.append(self.workspace)
+            self.workspace = None
+
+    def drop(self, pool):
+        self.clear_workspaces()
+        self.alive[pool] -= 1
+
+    def empty_cache(self):
+        for workspace in self.freed:
+            workspace.mapped &= self.alive[workspace.pool] > 0
 
     def target(self, model):
         """On the CPU, and yet captured."""

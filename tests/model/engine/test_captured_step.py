@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from model.engine import Target, Tree, generate
+from model.engine.sampling import Sampling
 from model.engine.sizing import SIZES
 from model.engine.static_step import bucket_of
 from model.engine.step import LEAST_STEPS, MOST_STEPS, Executor
@@ -58,6 +59,53 @@ def test_models_in_turn_leave_nothing(monkeypatch):
         gc.collect()
         assert not any(graph() for graph in graphs.captured) and not any(cache() for cache in caches)
     assert len(graphs.captured) == 3
+
+
+def answer_with(drafters, target, temperatures=(0.0,)):
+    """Six answers of each drafter in turns."""
+    for i in range(6):
+        sampling = Sampling(temperature=temperatures[i % len(temperatures)], seed=i)
+        for drafter in drafters:
+            generate(target, drafter, [5, 6, 7 + i], max_new_tokens=9, execution="graph", sampling=sampling)
+
+
+@pytest.mark.parametrize("dropped", ["a step", "another decoder", "the workspaces"])
+def test_no_replay_writes_to_memory_that_was_given_back(monkeypatch, dropped):
+    """As torch frees a stream's workspace with any graph that was captured there, and all of them with its own graphs.
+
+    What is freed is unmapped by the next capture: see FakeGraphs.
+    """
+    graphs = FakeGraphs(monkeypatch)
+    other, target = (graphs.target(toy_model(kind)) for kind in ("qwen3", "llama"))
+    drafters = [make(name, target, {}) for name in ("recycling", "dynamic")]
+    answer_with([make("dynamic", other, {})], other)
+    answer_with(drafters, target)
+    if dropped == "a step":
+        first = next(iter(drafters[0].executors.values()))
+        first._steps.pop(next(iter(first._steps)))
+        del first
+    elif dropped == "another decoder":
+        del other
+    else:
+        graphs.clear_workspaces()
+    gc.collect()
+    replays = graphs.replays
+    answer_with([Vanilla(torch.device("cpu")), *drafters], target)
+    assert graphs.replays > replays + 50
+
+
+def test_steps_of_the_last_three_sampling_settings_are_kept(monkeypatch):
+    graphs, captured = FakeGraphs(monkeypatch), []
+    target = graphs.target(toy_model("llama"))
+    drafter = make("recycling", target, {})
+    for _ in range(2):
+        answer_with([drafter], target, (0.0, 0.7, 1.0))
+        captured.append(len(graphs.captured))
+    assert captured == [3, 3], "one for each of the settings, whatever the seeds"
+    for temperature in (0.5, 1.0, 0.7):  # 0.0 is the oldest, and goes
+        sampling = Sampling(temperature=temperature)
+        generate(target, drafter, [5, 6, 7], max_new_tokens=9, execution="graph", sampling=sampling)
+    assert len(graphs.captured) == 4 and [graph() is not None for graph in graphs.captured] == [False, True, True, True]
 
 
 def test_two_sources_of_one_tree_are_two_captured_steps(monkeypatch):

@@ -10,6 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 from transformers.models.llama import modeling_llama
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from model.engine import Target, generate
 from model.engine.kernels import CompiledKernels
@@ -93,6 +94,15 @@ def test_a_few_compilations_serve_all_layers_and_sizes(kind, compilations, compi
         assert torch.equal(forwarded(target, n, kernels), forwarded(target, n))
         assert len(compiled.calls) == (compilations // 2 if n == SIZES[0] else compilations)
     assert bool(kernels.names) == bool(compilations)
+
+
+def test_norms_of_a_sixth_width_are_compiled_too(compiled):
+    """Of dynamo's own eight compilations of a function each width takes two."""
+    for width in range(1, 7):
+        kernels = CompiledKernels(norm := LlamaRMSNorm(8 * width), compiled)
+        with torch.inference_mode(), kernels:
+            norm.forward(torch.ones(1, 1, 8 * width)), norm.forward(torch.ones(1, 3, 8 * width))
+        assert len(compiled.calls) == 2 * width
 
 
 def test_captured_steps_call_them_and_nobody_else_does(compiled, monkeypatch):

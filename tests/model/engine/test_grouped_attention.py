@@ -7,12 +7,13 @@ import pytest
 import torch
 
 from model.decoder import Decoder
-from model.engine import Draft, Target, decode
+from model.engine import Draft, Target, decode, devices, kernels, step
 from model.engine.kernels import SDPA_GROUPED, GroupedAttention
 from model.errors import UserError
 from model.methods.vanilla import Vanilla
 from model.recycling import TokenRecycling, build_template
 from tests.conftest import toy_model
+from tests.model.sessions import each_session
 
 
 @pytest.mark.parametrize("kind", ["llama-grouped", "qwen2", "qwen3", "gemma", "mistral"])
@@ -51,18 +52,37 @@ def test_a_model_is_left_as_it_was_found(execution):
 
 @pytest.mark.parametrize("before", [True, False])
 def test_cudnns_attention_is_off_during_our_forwards_alone(before, monkeypatch):
-    """And stays as its user wants it."""
+    """Those of a drafter's own network, too, as EAGLE's head; and stays as its user wants it."""
     model, seen, enabled = toy_model("llama"), [], torch.backends.cuda.cudnn_sdp_enabled
     target, default = Target(model), enabled()
-    monkeypatch.setattr(target._grouped, "_on_gpu", True)
+    drafter, cuda = Vanilla(target.device), devices.without_cudnn(torch.device("cuda"))
+    for module in (kernels, step):
+        monkeypatch.setattr(module, "without_cudnn", lambda device: cuda)
+
+    def watch(session):
+        draft = session.draft
+        session.draft = lambda root: seen.append(enabled()) or draft(root)
+
+    each_session(drafter, watch)
     model.model.layers[0].register_forward_pre_hook(lambda *given: seen.append(enabled()))
     torch.backends.cuda.enable_cudnn_sdp(before)
     try:
-        for _ in decode(target, Vanilla(target.device).session(), [5, 6, 7], max_new_tokens=5):
+        for _ in decode(target, drafter.session(), [5, 6, 7], max_new_tokens=5):
             assert enabled() == before
     finally:
         torch.backends.cuda.enable_cudnn_sdp(default)
-    assert len(seen) == 5 and not any(seen)
+    assert len(seen) == 5 + 4 and not any(seen)
+
+
+def test_cudnns_attention_stays_off_while_any_thread_is_inside():
+    """One that leaves first would switch it on in the middle of another one's forward."""
+    one, other = (devices.without_cudnn(torch.device("cuda")) for _ in range(2))
+    one.__enter__()
+    other.__enter__()
+    one.__exit__()
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+    other.__exit__()
+    assert torch.backends.cuda.cudnn_sdp_enabled()
 
 
 def test_what_is_not_on_a_cpu_or_changes_the_scores_goes_to_sdpa():
@@ -73,5 +93,7 @@ def test_what_is_not_on_a_cpu_or_changes_the_scores_goes_to_sdpa():
     grouped(torch.nn.Module(), query, shared, shared, torch.zeros(1, 1, 3, 5, device="meta"))
     assert len(seen) == 1
     query, shared = torch.randn(1, 4, 3, 8), torch.randn(1, 2, 5, 8)
-    with pytest.raises(ValueError, match="softcap"):  # which sdpa refuses
-        GroupedAttention()(torch.nn.Module(), query, shared, shared, torch.zeros(1, 1, 3, 5), softcap=30.0)
+    grouped(torch.nn.Module(), query, shared, shared, torch.zeros(1, 1, 3, 5), softcap=30.0)
+    assert len(seen) == 2
+    grouped(torch.nn.Module(), query, shared, shared, torch.zeros(1, 1, 3, 5))
+    assert len(seen) == 2, "it computes this one itself"

@@ -250,3 +250,18 @@ def test_a_prompt_in_parts_is_learnt_as_a_whole_one(method, parts, llama, monkey
         each_session(drafter, note)
         outs.append([generate(target, drafter, prompt[i:], max_new_tokens=20).steps for i in (0, 3)])
     assert outs[0] == outs[1] and len(held) > 20 / parts and max(held[2:]) == parts
+
+
+def test_a_gpu_reads_a_prompt_in_larger_parts(llama, monkeypatch):
+    """Each of them takes a forward, which reads all weights."""
+
+    class Gpu(str):
+        type = "cuda"
+
+    target, read = Target(llama), []
+    monkeypatch.setattr("model.engine.target.LOGITS_BYTES", 3 * V * 4)
+    for device in (torch.device("cpu"), Gpu("cpu")):
+        target.device = device
+        with target.cache(8) as cache:
+            target.prefill(cache, list(range(3, 43)), rows=40, read=lambda start, logits: read.append(len(logits)))
+    assert read == [3] * 13 + [39]

