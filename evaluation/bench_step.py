@@ -27,7 +27,7 @@ from model.errors import UserError
 from model.methods.vanilla import Vanilla
 from model.recycling import TokenRecycling
 from model.recycling.templates import best_order
-from model.tuning import captures, choose_execution
+from model.tuning import captures, choose_execution, choose_threads
 
 from .configuration.config import composed
 from .errors import user_errors
@@ -62,6 +62,7 @@ def main() -> None:
         if given.rounds < 1:
             raise UserError(f"--rounds {given.rounds}: must be at least 1")
         with exclusive(settings) as settings:
+            choose_threads()
             loaded = random_model(given.shape, settings) if given.shape else load_model(settings)
             result = bench(loaded, sizes, given.context, given.rounds)
         print(f"{table(result)}\n{json.dumps(result)}")

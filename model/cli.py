@@ -18,8 +18,10 @@ from . import __version__
 from .decoder import Answer, Decoder, pieces, takes_chats
 from .engine import Generation, StepRecord
 from .engine.sampling import Sampling
+from .engine.sizing import steps_in_words
 from .errors import UserError, one_line, start_command, visible
 from .methods import DEFAULT, METHODS, make_method
+from .tuning import choose_threads
 
 VICUNA = (
     "A chat between a curious user and an artificial intelligence assistant. "
@@ -203,6 +205,7 @@ def parser() -> argparse.ArgumentParser:
         )
         command.add_argument("--dtype", default="auto", help="auto, float32, float16, bfloat16")
         command.add_argument("--device", help="default: CUDA if available")
+        command.add_argument("--threads", type=int, help="on a CPU; default: OMP_NUM_THREADS, else the free cores")
         command.add_argument("--execution", default="auto", help="auto, eager, graph")
         command.add_argument("--linear", default="auto", help="auto, onednn, fused, torch")
         command.add_argument("--quantize", help="weights of int8 or int4, by torchao")
@@ -238,6 +241,8 @@ def run(given: argparse.Namespace) -> None:
     prompts = prompts_of(given) if given.command == "generate" else []
     logging.set_verbosity_error()  # notes and bars would mix with the answer
     logging.disable_progress_bar()
+    if said := choose_threads(given.threads):
+        print(said, file=sys.stderr)
     gc.freeze()  # what is imported stays: looking through it for garbage took 0.3 s of loading
     options = {name: value for name, value in vars(given).items() if name in NO_SETTINGS - {"model"}}
     decoder = Decoder.from_pretrained(given.model, **options, **settings_of(given.set, "--set"))
@@ -270,13 +275,14 @@ def generate(decoder: Decoder, prompts: list[str], given: argparse.Namespace, sa
 
 
 def summary(decoder: Decoder, answers: list[Answer], seconds: float) -> str:
-    """Say how fast the answers were and, where step times were learnt, whether drafting paid."""
+    """Say how fast the answers were and, where step times were learnt, what drafting gained or how steps were taken."""
     tokens, steps = sum(len(a.ids) for a in answers), sum(len(a.accept_lengths) for a in answers)
     setup = sum(answer.setup_s for answer in answers)
     says = f"{tokens} tokens in {steps} steps: {tokens / steps:.2f} a step, {tokens / (seconds - setup):.1f} tokens/s"
     says += f" and {setup:.1f} s of setup" if setup else ""
-    if gain := decoder.method.describe().get("predicted_speedup"):
-        says += f"; drafting {'paid' if gain > 1 else 'did not pay'}: about {gain:.2f} times plain decoding"
+    described = decoder.method.describe()
+    if gain := described.get("predicted_speedup"):
+        says += f"; {'drafting paid' if gain > 1 else steps_in_words(described)}: about {gain:.2f} times plain decoding"
     return says
 
 

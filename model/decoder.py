@@ -28,7 +28,7 @@ from .files import load_state, save_state
 from .generate import asked, eos_ids, not_applied, with_own_settings
 from .methods import DEFAULT, make_method
 from .quantization import quantize as quantize_model
-from .tuning import choose_execution, choose_linear, described
+from .tuning import Load, choose_execution, choose_linear, described
 
 logger = logging.get_logger(__name__)
 # At a text's end: bytes of an unfinished character, and what clean_up_tokenization_spaces may yet join ("do n" + "'t")
@@ -104,6 +104,7 @@ class Decoder:
             raise UserError(f"context={context}: must be a number of tokens, 2 or more")
         self.tokenizer, self.start, self.chat_template_kwargs = tokenizer, str(start), dict(chat_template_kwargs or {})
         self._stop: tuple[tuple[str, ...], Any] = ((), None)  # the last stop strings, and their criterion
+        self._load = Load()
         as_it_was = linear_of(unwrapped(model)) == "torch"
         try:
             self.target = Target(model, context=context, linear=choose_linear(unwrapped(model), linear))
@@ -125,7 +126,8 @@ class Decoder:
     def settings(self) -> dict[str, str]:
         left_out, most = not_applied(self.target.model.generation_config, self.tokenizer), self.method.max_nodes - 1
         nodes = str(most) if self.method.sizing is None else f"auto, at most {most}"
-        chosen = {"method": type(self.method).__name__, "nodes": nodes, **described(self.target, self.execution)}
+        speed = described(self.target, self.execution, self._load)
+        chosen = {"method": type(self.method).__name__, "nodes": nodes, **speed}
         return chosen | ({"not applied of the model's generation_config": left_out} if left_out else {})
 
     def release(self) -> None:

@@ -6,6 +6,7 @@ Both are chosen by `auto`, by the harness and by the library alike, and say why.
 from __future__ import annotations
 
 import gc
+import os
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -48,6 +49,62 @@ class Execution:
     def under(self, sampling: Sampling) -> str:
         """Return the execution to decode with: eager where sampling reads the text and nobody asked for another."""
         return "eager" if self.why and sampling.reads_text else self.name
+
+
+class Load:
+    """How many cores other processes keep busy, on average since this was made."""
+
+    def __init__(self) -> None:
+        self._since = self._now()
+
+    @staticmethod
+    def _now() -> tuple[float, float]:
+        """Return the time, and the seconds that other processes have computed."""
+        times = psutil.cpu_times()
+        return time.perf_counter(), times.user + times.system + getattr(times, "nice", 0.0) - time.process_time()
+
+    def cores_busy(self, seconds: float = 0.2) -> float:
+        """Return the number; sleep until so many seconds have passed, as systems count in steps of 10 ms."""
+        time.sleep(max(0.0, self._since[0] + seconds - time.perf_counter()))
+        wall, computed = (now - then for now, then in zip(self._now(), self._since, strict=True))
+        return max(0.0, computed / wall)
+
+    def threads(self) -> int:
+        """Return how many threads find a free core each, at least one."""
+        return max(1, round((psutil.cpu_count() or 1) - self.cores_busy()))
+
+
+_threads = 0, ""  # that `choose_threads` set, and why
+
+
+def choose_threads(threads: int | None = None, why: str = "asked for") -> str:
+    """Set torch's threads: this number, else OMP_NUM_THREADS, else as many as cores are free, at most torch's own.
+
+    Threads of one product wait for each other, so where one gets no core all are 20 to 100 times as slow.
+
+    Returns:
+        What to print if other processes leave fewer cores than torch would use, else "".
+
+    Raises:
+        UserError: fewer than one thread.
+    """
+    global _threads
+    before, free = torch.get_num_threads(), None
+    if threads is not None and threads < 1:
+        raise UserError(f"threads={threads}: must be 1 or more")
+    if threads is None and os.environ.get("OMP_NUM_THREADS"):
+        threads, why = before, "OMP_NUM_THREADS"
+    elif threads is None:
+        free = Load().threads()
+        threads, why = min(before, free), f"{free} of {psutil.cpu_count()} cores were free"
+    torch.set_num_threads(threads)
+    _threads = threads, why
+    return f"threads: {threads}, as {why}; OMP_NUM_THREADS sets another number" if free and free < before else ""
+
+
+def threads_why() -> str:
+    """Return why there are so many threads; "" if another than `choose_threads` has set them."""
+    return _threads[1] if _threads[0] == torch.get_num_threads() else ""
 
 
 _chosen: WeakKeyDictionary[Target, Execution] = WeakKeyDictionary()  # by auto
@@ -100,16 +157,22 @@ def captures(target: Target) -> bool:
     return target.device.type == "cuda" and target.has_fixed_shapes and not is_sharded(target)
 
 
-def described(target: Target, execution: Execution) -> dict[str, str]:
-    """What decides the speed of steps, by name, in words."""
+def described(target: Target, execution: Execution, load: Load) -> dict[str, str]:
+    """What decides the speed of steps, by name, in words; `load` as long as the decoder is there."""
     why = execution.why or ("" if captures(target) else "captured steps are for one CUDA device")
     linear = {
         "onednn": "onednn (weights packed in oneDNN's layout, a second copy of them)",
         "fused": "fused (layers of one input in one product)",
         "torch": "torch (its own products)",
     }
+    threads = f"{torch.get_num_threads()}{f' ({because})' if (because := threads_why()) else ''}"
+    if (free := load.threads()) < torch.get_num_threads():
+        threads += (
+            f"; more than the {free} of {psutil.cpu_count()} cores that are free, so OMP_NUM_THREADS={free} is faster"
+        )
     return {
         "execution": f"{execution.name} ({why})" if why else execution.name,
+        **({"threads": threads} if target.device.type == "cpu" else {}),
         "linear": linear[linear_of(target.model)],
         "dtype": str(target.dtype).removeprefix("torch."),
         "device": ", ".join(map(str, target.devices)),

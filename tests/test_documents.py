@@ -25,7 +25,7 @@ EVERY_PAGE = [README, ROOT / "NOTES.md", *PAGES, *(ROOT / "data").glob("**/READM
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", flags=re.M | re.S)
 SUMMARY = re.compile(
     r"\d+ tokens in \d+ steps: [\d.]+ a step, [\d.]+ tokens/s"
-    r"(; drafting (paid|did not pay): about [\d.]+ times plain decoding)?"
+    r"(; (drafting paid|steps: [^:]+): about [\d.]+ times plain decoding)?"
 )
 SMOLLM2 = "HuggingFaceTB/SmolLM2-135M-Instruct"  # of the examples; its layout's stand-in here is data/embedded
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")

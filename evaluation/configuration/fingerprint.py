@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from model.engine import Target
 from model.engine.sampling import Sampling
 from model.errors import UserError
 
 from ..loading.bench import Bench
+from ..records.provenance import describe_device
 from ..records.rows import SCHEMA, difference, identity, read_object
 from ..records.runs import GENERATE
 from .methods import Method
@@ -74,6 +78,22 @@ def execution_used(method: Method) -> str:
 def runs_folder(config: dict[str, Any]) -> Path:
     """Return the folder of an experiment's runs."""
     return Path(config["results_dir"]) / str(config["name"]) / "runs"
+
+
+def recorded_threads(config: dict[str, Any]) -> int | None:
+    """Return the threads of an experiment's runs on this processor, those of unfinished ones first.
+
+    So all configurations have one number, and a run is resumed with its own, whatever else is at work by then. None
+    where there is none yet, or where OMP_NUM_THREADS says it.
+    """
+    folders = [Path(config["run_dir"])] if config["run_dir"] else runs_folder(config).glob("*")
+    found = []
+    for folder in folders if not os.environ.get("OMP_NUM_THREADS") else ():
+        recorded = read_object(folder / "metadata.json")
+        threads = recorded.get("threads")
+        if threads and recorded.get("device") == describe_device(torch.device("cpu"), threads):
+            found.append(((folder / "summary.json").exists(), threads))
+    return min(found)[1] if found else None
 
 
 def default_folder(config: dict[str, Any], settings: dict[str, Any], method: Method) -> Path:

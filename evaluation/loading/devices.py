@@ -1,4 +1,4 @@
-"""Place a model on devices; measure peak memory, busy cores and the phases of a step."""
+"""Place a model on devices; measure peak memory and the phases of a step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 
 from model.engine import Target
@@ -58,11 +57,6 @@ def place_model(model: Any, settings: ModelSettings, device: torch.device) -> An
             "wait for weights from main memory or disk; use more devices or a smaller model.dtype"
         )
     return model
-
-
-def cores_busy(seconds: float = 0.2) -> float:
-    """Return how many cores other processes keep busy while this one sleeps."""
-    return float(psutil.cpu_percent(seconds) / 100 * (psutil.cpu_count() or 1))
 
 
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")

@@ -27,7 +27,7 @@ METADATA = (
     *("settings", "started", "device", "platform", "threads", "versions", "git", "circumstances", "label"),
     *("execution_used", "execution_why", "cudnn_attention", "questions", "question_hashes", "template_sha256"),
     *("vocab_size", "generation_config_left_out", "converted_from", "cores_busy_elsewhere", "draft_tree", "summary"),
-    "note",
+    *("threads_why", "note"),
 )
 CONFIG = ("start", "bench", "model")
 ANSWER = ("question_id", "schema", "category", "question_sha256", "choices", "peak_memory")

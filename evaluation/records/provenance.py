@@ -26,14 +26,15 @@ PACKAGES = (
 ANSWERING = ("model", "evaluation/configuration", "evaluation/loading", "evaluation/records", "evaluation/running")
 
 
-def describe_device(device: torch.device) -> str:
-    """Name the device as it stands above every table."""
+def describe_device(device: torch.device, threads: int | None = None) -> str:
+    """Name the device as it stands above every table; a CPU with its threads, by default torch's."""
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         return f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"
     if device.type == "mps":
         return f"Apple {platform.machine()} GPU (MPS)"
-    return f"{_cpu_name()}, {torch.get_num_threads()} thread{'s' if torch.get_num_threads() > 1 else ''}"
+    threads = threads or torch.get_num_threads()
+    return f"{_cpu_name()}, {threads} thread{'s' if threads > 1 else ''}"
 
 
 def _cpu_name() -> str:

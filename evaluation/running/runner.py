@@ -17,11 +17,11 @@ import torch
 from model.engine.sampling import Sampling
 from model.errors import UserError
 from model.files import write_text
+from model.tuning import Load, threads_why
 
 from ..configuration.fingerprint import SAVED, default_folder, execution_used, run_settings, saved_start
 from ..configuration.methods import CATEGORY, COLD, HOT, Method, build_method
 from ..loading.bench import Bench, load_bench, ordered, prompt_ids, template_hash
-from ..loading.devices import cores_busy
 from ..loading.models import LoadedModel, choose_execution, devices_in_words, load_model
 from ..loading.settings import ModelSettings
 from ..records.provenance import circumstances, collect
@@ -121,7 +121,8 @@ class Runner:
             "vocab_size": loaded.target.vocab_size,
             "generation_config_left_out": loaded.left_out,
             **({"converted_from": loaded.converted_from} if loaded.converted_from else {}),
-            "cores_busy_elsewhere": cores_busy() if timed and loaded.target.device.type == "cpu" else None,
+            "cores_busy_elsewhere": Load().cores_busy() if timed and loaded.target.device.type == "cpu" else None,
+            **({"threads_why": why} if loaded.target.device.type == "cpu" and (why := threads_why()) else {}),
             "draft_tree": " ".join(",".join(map(str, p)) for p in method.tree.rank_paths[1:]) if method.tree else None,
             "config": self.config,
         }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -12,8 +13,9 @@ from typing import Any
 import torch
 
 from model.errors import UserError
+from model.tuning import choose_threads
 
-from ..configuration.fingerprint import SAVED
+from ..configuration.fingerprint import SAVED, recorded_threads
 from ..errors import noted
 from ..loading.locks import exclusive, keep_devices
 from ..loading.settings import ModelSettings
@@ -82,6 +84,9 @@ def _run(group: Sequence[Repeat], failures: list[str] | None, answer_file: Path 
     """Answer the remaining questions of all runs in a group."""
     first, timed = group[0][0], any(job.config["timed"] for job, _ in group)
     with exclusive(ModelSettings(**first.config["model"]), timed) as model, ExitStack() as stack:
+        stack.callback(torch.set_num_threads, torch.get_num_threads())  # as the caller had it
+        if said := choose_threads(recorded_threads(first.config), "as this experiment's other runs"):
+            print(said, file=sys.stderr)
         turns = _Turns(failures)
         for job, repeat in group:
             turns.add(job, repeat, model, answer_file)

@@ -178,11 +178,14 @@ def doubts(runs: Sequence[Run]) -> list[str]:
 
 
 def executed(runs: Sequence[Run]) -> list[str]:
-    """Say what execution=auto took, and why, one line for each reason; and what CUDA goes without."""
+    """Say what execution=auto took and why, why there are so many threads, and what CUDA goes without."""
     reasons = {
         r.metadata["execution_why"]: r.metadata["execution_used"] for r in runs if r.metadata.get("execution_why")
     }
     lines = [f"execution=auto chose {used}: {why}" for why, used in reasons.items()]
+    lines += dict.fromkeys(
+        f"threads: {r.metadata['threads']} ({r.metadata['threads_why']})" for r in runs if r.metadata.get("threads_why")
+    )
     if any(run.metadata.get("cudnn_attention") is False for run in runs):
         lines.append("cuDNN's attention is off, for hf as well: it plans anew for each new shape of an eager step")
     return lines

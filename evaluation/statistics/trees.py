@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from model.engine.sizing import steps_in_words
 from model.errors import UserError
 
 from ..records.runs import Run, read_runs
@@ -55,12 +56,10 @@ def auto_lines(runs: Sequence[Run]) -> list[str]:
     for pool in pools(runs):
         for run in pool.runs:
             figures = run.summary.get("drafter") or {}
-            if figures.get("predicted_speedup"):
+            if figures.get("predicted_speedup") and "plain_steps" in figures:  # older records do not tell plain steps
                 repeat = f", repeat {run.repeat}" if len(pool.runs) > 1 else ""
-                aside = "; drafting does not pay here, so it decodes without drafts" if figures["chosen"] == 0 else ""
                 lines.append(
-                    f"{pool.name}{repeat} on {pool.group['bench']}: {figures.get('choice', 'last choice')} "
-                    f"{figures['chosen']} nodes; decoding speed over vanilla {figures['predicted_speedup']:.2f} x "
-                    f"predicted{aside}"
+                    f"{pool.name}{repeat} on {pool.group['bench']}: {steps_in_words(figures)}; decoding speed over "
+                    f"vanilla {figures['predicted_speedup']:.2f} x predicted"
                 )
     return lines

@@ -221,16 +221,14 @@ class Sizing:
         steps, plain = sum(self._used), self.times[0]
         expected = [tokens / max(steps, 1) for tokens in self._expected]
         spent = sum(n * t for n, t in zip(self._used, self.times, strict=True))
-        used = self._used[1:]
         return {
             "sizes": self.sizes,
             "step_seconds": self.times[1:],
             "plain_seconds": plain,
             "expected_accepted": [tokens - 1.0 for tokens in expected],
             "predicted_speedup_by_size": [plain * n / t for n, t in zip(expected, self.times[1:], strict=True)],
-            "chosen": self.sizes[used.index(max(used))] if sum(used) > self._used[0] else 0,
-            "choice": "most often",
-            "steps_by_size": used,
+            "plain_steps": self._used[0],
+            "steps_by_size": self._used[1:],
             "predicted_speedup": plain * self._tokens / spent if spent else None,
         }
 
@@ -255,6 +253,15 @@ class Sizing:
         self._used = [int(n) for n in used]
         self._latest.clear()
         self._remember(times)
+
+
+def steps_in_words(described: dict[str, Any]) -> str:
+    """Word the shares of steps by size, largest first, down to a tenth of them, from what a sizing describes."""
+    counts = dict(zip(described["sizes"], described["steps_by_size"], strict=True))
+    counts[0] += described["plain_steps"]
+    total, most = sum(counts.values()), sorted(counts, key=lambda n: -counts[n])
+    shares = [f"{counts[n] / total:.0%} of {n}" for n in most if counts[n] >= total / 10]
+    return f"steps: {', '.join(shares)} nodes".replace("%", " %")
 
 
 def finds_size(method: Any) -> bool:

@@ -108,8 +108,10 @@ def test_a_last_line_says_how_fast_it_was_and_whether_drafting_paid(decoder, mon
         monkeypatch.setattr(time, "perf_counter", iter((10.0, 14.5)).__next__)
         main([*arguments, *more])
         assert capsys.readouterr() == ("a\nb\n", says)
-    monkeypatch.setattr(decoder.method, "describe", lambda: {"predicted_speedup": 0.98})
-    assert summary(decoder, answers, 4.5) == f"{SPEED}; drafting did not pay: about 0.98 times plain decoding"
+    figures = {"predicted_speedup": 0.98, "sizes": [0, 8], "plain_steps": 5, "steps_by_size": [1, 2]}
+    monkeypatch.setattr(decoder.method, "describe", lambda: figures)
+    said = "steps: 75 % of 0, 25 % of 8 nodes: about 0.98 times plain decoding"
+    assert summary(decoder, answers, 4.5) == f"{SPEED}; {said}"
     monkeypatch.setattr(decoder.method, "describe", lambda: {})  # a fixed size: no plain step to compare with
     assert summary(decoder, answers[:1], 4.5) == "9 tokens in 2 steps: 4.50 a step, 2.0 tokens/s"
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer, BatchEncoding, GenerationConfig
 
+from model import tuning
 from model.decoder import Decoder, pieces, whole
 from model.engine import StepRecord
 from model.engine.linear import stock_linears
@@ -262,6 +263,37 @@ def test_settings_say_what_was_chosen_and_release_undoes_it(tmp_path):
     assert layer_types(model) == {"Linear"} and torch.equal(model(IDS).logits, before)
     model.save_pretrained(tmp_path)
     assert torch.equal(type(model).from_pretrained(tmp_path)(IDS).logits, before)
+
+
+def test_threads_are_the_free_cores_unless_somebody_says_how_many(monkeypatch):
+    """With one of two cores busy, two threads took 20 to 100 times as long as one."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(tuning.psutil, "cpu_count", lambda: 4)
+    monkeypatch.setattr(tuning, "_threads", (0, ""))
+    busy = tuning.Load()
+    with monkeypatch.context() as patched:
+        patched.setattr(tuning.Load, "_now", staticmethod(lambda: (0.0, 0.0)))
+        still = tuning.Load()
+        patched.setattr(tuning.Load, "_now", staticmethod(lambda: (2.0, 6.2)))
+        assert still.cores_busy(0.0) == 3.1 and still.threads() == 1
+    assert 0 <= busy.cores_busy(0.05) < 100
+    monkeypatch.setattr(tuning.Load, "cores_busy", lambda load: cores)
+    model, before = toy_model("llama"), torch.get_num_threads()
+    try:
+        for cores, threads, says in ((0.3, 2, False), (2.4, 2, False), (2.6, 1, True), (4.0, 1, True)):
+            torch.set_num_threads(2)
+            said = tuning.choose_threads()
+            assert torch.get_num_threads() == threads and (f"threads: {threads}" in said) is says
+            assert Decoder(model).settings["threads"] == f"{threads} ({max(1, round(4 - cores))} of 4 cores were free)"
+        torch.set_num_threads(2)
+        assert Decoder(model).settings["threads"].startswith("2; more than the 1 of 4 cores that are free")
+        monkeypatch.setenv("OMP_NUM_THREADS", "2")
+        assert tuning.choose_threads() == "" and tuning.threads_why() == "OMP_NUM_THREADS"
+        assert tuning.choose_threads(1) == "" and torch.get_num_threads() == 1 and tuning.threads_why() == "asked for"
+        with pytest.raises(UserError, match="threads=0"):
+            tuning.choose_threads(0)
+    finally:
+        torch.set_num_threads(before)
 
 
 def stock(model, **settings):

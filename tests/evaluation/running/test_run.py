@@ -11,10 +11,12 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import torch
 
 from evaluation.records.questions import Question
 from evaluation.records.runs import read_runs
 from evaluation.running.answering import sampling_of
+from model.tuning import Load
 from tests.evaluation.conftest import CATEGORIES, answers_in
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -24,6 +26,36 @@ def core(rows):
     """What must repeat: everything but times and random ids."""
     keys = ("turns", "new_tokens", "accept_lengths", "output_ids", "step_paths", "stop")
     return [(r["question_id"], [{k: c[k] for k in keys} for c in r["choices"]]) for r in rows]
+
+
+def test_an_experiment_keeps_its_threads_whatever_else_is_at_work_later(evaluate, tmp_path, monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(Load, "threads", lambda load: free)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        free = 2
+        assert evaluate("method=vanilla", "name=one").code == 0
+        (folder,) = (tmp_path / "results/one/runs").iterdir()
+        lines = (folder / "answers.jsonl").read_text().splitlines(keepends=True)
+        (folder / "answers.jsonl").write_text("".join(lines[:3]))
+        (folder / "summary.json").unlink()
+        free = 1
+        outcome = evaluate("method=vanilla", "name=one")
+        assert outcome.code == 0, outcome.err
+        assert len(answers_in(tmp_path / "results/one")) == 7
+        assert evaluate("method=pld", "name=one").code == 0
+        assert {run.metadata["threads"] for run in read_runs(tmp_path / "results/one")} == {2}
+        outcome = evaluate("method=vanilla", "name=another")
+        assert "threads: 1, as 1 of" in outcome.err and torch.get_num_threads() == 2, "given back to the caller"
+        (run,) = read_runs(tmp_path / "results/another")
+        assert run.metadata["threads"] == 1 and "cores were free" in run.metadata["threads_why"]
+        (folder / "summary.json").unlink()
+        monkeypatch.setenv("OMP_NUM_THREADS", "1")
+        torch.set_num_threads(1)
+        assert "other circumstances: device is" in evaluate("method=vanilla", "name=one").err
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_every_method_gives_the_same_text_and_the_tables_add_up(evaluate, drawn, tmp_path):

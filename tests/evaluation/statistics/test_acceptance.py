@@ -106,9 +106,13 @@ def test_the_command_writes_a_template_that_the_harness_reads(call, tmp_path):
 def test_what_tree_auto_chose_is_said_of_every_repeat_and_variant():
     """By label alone the last run had replaced the others."""
     runs = [made("vanilla", [])]
-    for k, repeat, chosen in ((4, 0, 8), (4, 1, 16), (8, 0, 0)):
-        choice = {"drafter": {"chosen": chosen, "choice": "most often", "predicted_speedup": 1.5}}
+    for k, repeat, steps in ((4, 0, [5, 40, 0]), (4, 1, [0, 30, 25]), (8, 0, [90, 2, 0])):
+        choice = {"drafter": {"sizes": [0, 8, 16], "plain_steps": 5, "steps_by_size": steps, "predicted_speedup": 1.5}}
         runs.append(made("recycling (auto)", [], repeat=repeat, method={"k": k, "tree": "auto"}, summary=choice))
-    said = "recycling (auto), k={} on file: most often {} nodes; decoding speed over vanilla 1.50 x predicted"
-    plain = said.format(8, 0) + "; drafting does not pay here, so it decodes without drafts"
-    assert auto_lines(runs) == [said.format(f"4, repeat {i}", n) for i, n in ((0, 8), (1, 16))] + [plain]
+    said = "recycling (auto), k={} on file: steps: {} nodes; decoding speed over vanilla 1.50 x predicted"
+    first, second = "80 % of 8, 20 % of 0", "50 % of 8, 42 % of 16"
+    assert auto_lines(runs) == [
+        said.format("4, repeat 0", first),
+        said.format("4, repeat 1", second),
+        said.format(8, "98 % of 0"),
+    ]
