@@ -34,9 +34,9 @@ from model.errors import UserError
 from model.files import ROOT
 from model.recycling import build_template
 from model.recycling.templates import PARAMETERS
+from model.settings import check_settings
 
 from ..errors import config_errors
-from ..loading.settings import check_settings
 from ..records.sweeps import Planned
 from .companions import missing_companion
 from .methods import AUTO, RANKS, drafter_class
