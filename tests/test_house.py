@@ -71,7 +71,7 @@ MAY_IMPORT = {
     "model.tuning": "model.engine model.recycling model.methods",
     "model.generate": "model.engine model.methods model.tuning",
     "model.decoder": "model.engine model.hub model.methods model.tuning model.generate model.quantization",
-    "model.cli": "model.engine model.methods model.decoder",
+    "model.cli": "model.engine model.methods model.tuning model.decoder",
     "model.picture": "model.engine model.decoder",
     "evaluation.records": "model.methods",
     "evaluation.statistics": "evaluation.records model.engine.tree",

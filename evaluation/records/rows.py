@@ -199,7 +199,7 @@ def fits(value: Any, lists: int, kinds: tuple[type, ...]) -> bool:
 
 def identity(settings: dict[str, Any]) -> dict[str, Any]:
     """Return what tells a run from others: its settings without the paths of files whose digests are among them."""
-    method = settings["method"]
+    method = settings.get("method", {})
     paths = [key for key in method if f"{key}_sha256" in method and key != "tree"]  # tree: a template's name
     return settings | {"method": {key: value for key, value in method.items() if key not in paths}}
 

@@ -50,9 +50,9 @@ class Rest(Drafter):
         eos: Collection[int] = (),
         device: torch.device | str = "cpu",
     ) -> None:
-        check_whole("rest", 1, nodes=nodes, depth=depth, min_ngram=min_ngram)
+        check_whole("rest", 1, nodes=nodes, depth=depth, max_ngram=max_ngram)
         check_whole("rest", 1, MAX_KEPT, places=places)
-        check_whole("rest", min_ngram, max_ngram=max_ngram)
+        check_whole("rest", 1, max_ngram, min_ngram=min_ngram)
         super().__init__(torch.device(device), vocab_size)
         self.datastore = Datastore(datastore_path, vocab_size=vocab_size)
         self.max_ngram, self.min_ngram = max_ngram, min_ngram

@@ -115,7 +115,7 @@ def test_the_hybrid_learns_from_copied_steps():
 
 def test_a_hybrid_that_never_matches_is_token_recycling():
     target, tree = Target(toy_model("llama", seed=4)), build_template("2.2.2")
-    hybrid, plain = SuffixRecycling(V, tree, min_match=10_000), TokenRecycling(V, tree)
+    hybrid, plain = SuffixRecycling(V, tree, min_match=4096), TokenRecycling(V, tree)
     for prompt in ([4, 5, 6], [7, 8]):
         a, b = (generate(target, d, prompt, max_new_tokens=50) for d in (hybrid, plain))
         assert {step.source for step in a.steps} == {"recycling"}

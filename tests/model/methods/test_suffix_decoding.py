@@ -309,7 +309,7 @@ def test_a_state_that_is_none_is_refused_and_changes_nothing():
     log = before["answers"]
     wrong = [
         ({}, "no log of numbers and tokens"),
-        ({"answers": log.float()}, "no log of numbers and tokens"),
+        ({"answers": log.float()}, "holds torch.float32, and should torch.int32"),
         ({"answers": log[:, :1]}, "no log of numbers and tokens"),
         ({"answers": log + 61}, "token ids outside the vocabulary of 61"),
         ({"answers": log - 2}, "token ids outside the vocabulary of 61"),
