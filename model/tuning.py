@@ -167,9 +167,7 @@ def described(target: Target, execution: Execution, load: Load) -> dict[str, str
     }
     threads = f"{torch.get_num_threads()}{f' ({because})' if (because := threads_why()) else ''}"
     if (free := load.threads()) < torch.get_num_threads():
-        threads += (
-            f"; more than the {free} of {psutil.cpu_count()} cores that are free, so OMP_NUM_THREADS={free} is faster"
-        )
+        threads += f"; {free} of {psutil.cpu_count()} cores are free: OMP_NUM_THREADS={free} is faster"
     return {
         "execution": f"{execution.name} ({why})" if why else execution.name,
         **({"threads": threads} if target.device.type == "cpu" else {}),

@@ -74,13 +74,13 @@ MAY_IMPORT = {
     "model.cli": "model.engine model.methods model.tuning model.decoder",
     "model.picture": "model.engine model.decoder",
     "evaluation.records": "model.methods",
-    "evaluation.statistics": "evaluation.records model.engine.tree",
+    "evaluation.statistics": "evaluation.records model.engine.sizing model.engine.tree",
     "evaluation.figures": "evaluation.records evaluation.statistics",
     "evaluation.page": "evaluation.records evaluation.statistics evaluation.figures model.engine.tree",
     "evaluation.loading": "evaluation.records model.engine model.hub model.tuning model.quantization model.decoder",
     "evaluation.configuration": "evaluation.loading evaluation.records model",
     "evaluation.running": "evaluation.configuration evaluation.loading evaluation.records evaluation.statistics "
-    "model.engine",
+    "model.engine model.tuning",
 }
 COMMANDS = {name for name in MODULES if re.fullmatch(r"evaluation\.\w+", name)} - MAY_IMPORT.keys() - EVERYWHERE
 

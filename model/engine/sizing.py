@@ -9,8 +9,9 @@ the greatest tokens - speed * T(n), where speed is tokens a second of late (Dink
 - Where the newest steps all take longer than foreseen, or less, the machine is another one: sizes are measured anew.
 - What drafting wins and loses is booked in plain steps. An answer may lose ALLOWED more than it won. Then steps are
   plain, and drafting is tried again from time to time: where drafts are worthless, 200 tokens lose about 3 % on a calm
-  machine and 4 % at worst. With 30 % noise they lose some 4 %, and no bound holds: one answer of 56 lost 24 %, as step
+  machine and 4 % at worst. With 30 % noise it is 3 %, too, but no bound holds: one answer of 1,600 lost 10 %, as step
   times that scatter so much cannot be distinguished in 200 steps (see the simulation in the tests).
+- Where drafts pay only once tables are full it does not find out: that takes more than ALLOWED.
 """
 
 from __future__ import annotations

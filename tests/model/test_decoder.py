@@ -286,7 +286,7 @@ def test_threads_are_the_free_cores_unless_somebody_says_how_many(monkeypatch):
             assert torch.get_num_threads() == threads and (f"threads: {threads}" in said) is says
             assert Decoder(model).settings["threads"] == f"{threads} ({max(1, round(4 - cores))} of 4 cores were free)"
         torch.set_num_threads(2)
-        assert Decoder(model).settings["threads"].startswith("2; more than the 1 of 4 cores that are free")
+        assert Decoder(model).settings["threads"].startswith("2; 1 of 4 cores are free: OMP_NUM_THREADS=1")
         monkeypatch.setenv("OMP_NUM_THREADS", "2")
         assert tuning.choose_threads() == "" and tuning.threads_why() == "OMP_NUM_THREADS"
         assert tuning.choose_threads(1) == "" and torch.get_num_threads() == 1 and tuning.threads_why() == "asked for"
