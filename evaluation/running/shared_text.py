@@ -172,7 +172,8 @@ class _Sequence:
         logits = torch.stack([context.logits for context in nodes]) if needs_logits else None
         hidden = torch.stack([context.hidden for context in nodes]) if needs.hidden else None
         forwarded = Forwarded(choices, logits, hidden)
-        verification = conclude(self.session, draft, forwarded, left=limit - len(self.out.tokens), eos=eos)
+        left = limit - len(self.out.tokens)
+        verification = conclude(self.session, draft, forwarded, cut=lambda step: step.cut(left, eos))
         self.out.forwards += 1
         for token in verification.tokens:
             self.context = self.context.child(token)

@@ -14,13 +14,12 @@ import torch
 from ..errors import UserError
 from .drafter import Drafter, Session
 from .sampling import GREEDY, Sampling
-from .step import DeviceStep, Executor, Forwarded, HostStep, Mark, Sequence, conclude, make_step, unmarked
+from .step import DeviceStep, Ends, Executor, Forwarded, HostStep, Mark, Sequence, conclude, make_step, unmarked
 from .target import Target
 from .tree import RankPath
 from .verification import Verification
 
 Clock = Callable[[], float]
-Ends = Callable[[list[int]], bool]
 ROOM = 1024  # tokens of an answer that a cache has room for at first
 
 
@@ -82,22 +81,10 @@ class Generation:
         self.steps.append(StepRecord(tokens, len(draft.tree), path, draft.source))
         return not (tokens[-1] in eos or len(self.tokens) == limit)
 
-    def ended_by(self, ends: Ends, prompt: list[int]) -> bool:
-        """Ask `ends` after each token of the last step; cut the answer behind the first that ends it."""
-        step, before = self.steps[-1], len(self.tokens) - len(self.steps[-1].tokens)
-        for count in range(1, len(step.tokens) + 1):
-            if ends(prompt + self.tokens[: before + count]):
-                self.stop = "stop"
-                step.tokens, step.rank_path = step.tokens[:count], step.rank_path[:count]
-                del self.tokens[before + count :]
-                return True
-        return False
-
-    def end(self, limit: int, max_new_tokens: int, eos: Collection[int]) -> None:
+    def end(self, limit: int, max_new_tokens: int, eos: Collection[int], ended: bool = False) -> None:
         """Set `stop` after the last step; `limit` is what the context left of max_new_tokens."""
-        if self.tokens[-1] in eos:
-            self.stop = "eos"
-        self.stop = self.stop or ("length" if limit == max_new_tokens else "context")
+        full = "length" if limit == max_new_tokens else "context"
+        self.stop = "eos" if self.tokens[-1] in eos else "stop" if ended else full
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,20 +150,18 @@ def decode(
             session.choice, setup_before = executor.choice, executor.setup_s
             target.synchronize()
             start = time.perf_counter()
-            goes_on = out.add(_first_step(sequence, step, out), limit, request.eos)
+            goes_on = out.add(_first_step(sequence, step, out), limit, request.eos) and not sequence.ended
             out.prefill_s = time.perf_counter() - start - (executor.setup_s - setup_before)
             out.ends_s.append(out.prefill_s)
             request.mark("loop")
-        goes_on = not (request.ends and out.ended_by(request.ends, prompt)) and goes_on
         yield out.steps[-1]
         while goes_on:
             with turns, torch.inference_mode(), target.hidden_states(hidden):
                 sequence.text += out.steps[-1].tokens
-                goes_on = out.add(_timed(step, session, executor, clock), limit, request.eos)
+                goes_on = out.add(_timed(step, session, executor, clock), limit, request.eos) and not sequence.ended
                 out.ends_s.append(time.perf_counter() - start - (executor.setup_s - setup_before))
                 out.forwards += 1
                 request.mark("loop")
-            goes_on = not (request.ends and out.ended_by(request.ends, prompt)) and goes_on
             yield out.steps[-1]
         with turns:
             target.synchronize()
@@ -185,7 +170,7 @@ def decode(
     finally:
         with turns:
             ends.close()
-    out.end(limit, request.max_new_tokens, request.eos)
+    out.end(limit, request.max_new_tokens, request.eos, sequence.ended)
     return out
 
 
@@ -230,7 +215,7 @@ def _opened(
     if method.sizing is not None:
         method.sizing.opened()
     end, how = len(prompt) + limit, (request.sampling, request.execution, request.mark)
-    return Sequence(target, cache, session, list(prompt), *how, end, request.eos)
+    return Sequence(target, cache, session, list(prompt), *how, end, request.eos, request.ends)
 
 
 def step_clock(target: Target) -> Clock:
@@ -288,11 +273,11 @@ def _first_step(sequence: Sequence, step: HostStep | DeviceStep, out: Generation
         return step()
     out.forwards = 1
     hidden = target.hidden  # now, as a processor may forward the model, too
-    end: dict[str, Any] = dict(left=sequence.left, eos=sequence.eos)
-    every = first_session.method.needs.choices
-    choices = step.executor.choice.after(logits, chain, sequence.text, every=every, **end)
+    choices = step.executor.choice.after(
+        logits, chain, prompt, every=first_session.method.needs.choices, left=sequence.left, eos=sequence.eos
+    )
     forwarded = Forwarded(choices, logits, hidden)
-    verification = conclude(first_session, chain, forwarded, cache=sequence.cache, **end)
+    verification = conclude(first_session, chain, forwarded, cut=sequence.cut, cache=sequence.cache)
     if first_session is not session:
         session.passed(verification.tokens)
         for start, of_prompt in later:

@@ -32,6 +32,7 @@ MOST_RULES = 3  # sampling settings whose steps are kept for it: conversations o
 LEAST_FREE = 1 << 29  # free bytes of a GPU below which a step is dropped before another one is made,
 LEAST_STEPS = 8  # unless so few are left: all sizes over one bucket, which would be captured again and again
 Mark = Callable[[str], None]
+Ends = Callable[[list[int]], bool]
 AnyStep = TypeVar("AnyStep", WholeStep, PaddedForward)
 
 
@@ -65,6 +66,8 @@ class Sequence:
         execution: of its steps; see `Executor`.
         end: limit of prompt and answer together.
         eos: ids that end an answer.
+        ends: asked after each token, given the text so far: True if the answer ends there.
+        ended: True once it did.
     """
 
     target: Target
@@ -76,11 +79,22 @@ class Sequence:
     mark: Mark = unmarked
     end: int = sys.maxsize
     eos: Collection[int] = ()
+    ends: Ends | None = None
+    ended: bool = False
 
     @property
     def left(self) -> int:
         """Tokens that the answer may still have."""
         return self.end - len(self.text)
+
+    def cut(self, verification: Verification) -> None:
+        """Cut a step's tokens at the answer's end, before a session learns from them."""
+        verification.cut(self.left, self.eos)
+        ends, tokens = self.ends, verification.tokens
+        if ends is not None:
+            stops = (n for n in range(1, len(tokens) + 1) if ends([*self.text, *tokens[:n]]))
+            count = next(stops, None)
+            self.ended, verification.tokens = count is not None, tokens[:count]
 
 
 def conclude(
@@ -88,22 +102,21 @@ def conclude(
     draft: Draft,
     forwarded: Forwarded,
     *,
-    left: int,
-    eos: Collection[int],
+    cut: Callable[[Verification], None],
     cache: TreeCache | None = None,
     mark: Mark = unmarked,
 ) -> Verification:
-    """Verify, commit and observe after a forward over a draft of n nodes; cut the tokens at the answer's end.
+    """Verify, commit and observe after a forward over a draft of n nodes.
 
     Args:
-        left, eos: as `Verification.cut` takes them.
+        cut: cuts the tokens at the answer's end, as `Sequence.cut`.
         cache: where to commit the accepted nodes; None: the caller commits.
     """
     if len(draft.tree) > session.method.max_nodes:
         raise UserError(f"{type(session.method).__name__}: a draft of {len(draft.tree)} nodes is over its max_nodes")
     verification = verify(draft, forwarded.choices)
     mark("verify")
-    verification.cut(left, eos)
+    cut(verification)
     tree, count = draft.tree, len(verification.tokens)  # what is cut off is not committed
     if cache is not None:
         cache.commit(count, None if tree.is_chain else tree.below(verification.node)[: count - 1])
@@ -146,8 +159,7 @@ class HostStep:
             draft = session.likeliest_chain(draft)
         sequence.mark("draft")
         forwarded = self.executor.forward(sequence, draft, session.method)
-        left, eos = sequence.left, sequence.eos
-        verification = conclude(session, draft, forwarded, left=left, eos=eos, cache=sequence.cache, mark=sequence.mark)
+        verification = conclude(session, draft, forwarded, cut=sequence.cut, cache=sequence.cache, mark=sequence.mark)
         if plain:
             sequence.session.passed(verification.tokens)
         return verification
@@ -177,7 +189,7 @@ class DeviceStep:
         verification = Verification.of_report(draft, step.choices, step.commit.accepted, step.commit.read())
         sequence.mark("step")
         sequence.cache.length += step.tree.depth_of[verification.node] + 1
-        verification.cut(sequence.left, sequence.eos)
+        sequence.cut(verification)
         if plain:
             self.session.passed(verification.tokens)
         else:

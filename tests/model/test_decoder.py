@@ -103,6 +103,8 @@ def test_stop_strings_cut_as_in_generate(method):
         assert given.ids == expected == own.ids and sum(given.accept_lengths) == len(expected), stop
         assert given.stop == ("stop" if len(expected) < len(plain.ids) else plain.stop)
         lengths.add(len(expected))
+        state = decoder.method.state_dict()
+        assert "text" not in state or state["text"].tolist()[-len(own.ids) :] == own.ids, "nothing behind it is learnt"
     assert len(lengths) > 3
     assert decoder.generate(prompt, max_new_tokens=60, stop=[]).ids == plain.ids, "the model's own are replaced"
     with pytest.raises(UserError, match=r"stop=\[3\]: "):
