@@ -174,7 +174,7 @@ def _load(settings: ModelSettings) -> LoadedModel:
     left_out = plain_greedy(model)
     if settings.chat_template_kwargs:
         tokenizer.apply_chat_template = partial(tokenizer.apply_chat_template, **settings.chat_template_kwargs)
-    template = choose_template(settings.template, tokenizer, settings.name)
+    template = choose_template(settings.template, tokenizer, f"{settings.name} {settings.path}")
     if template == RAW != settings.template:
         print(f"model {settings.path}: has no chat template; each question's text is its prompt", file=sys.stderr)
     return LoadedModel(

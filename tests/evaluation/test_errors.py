@@ -66,7 +66,7 @@ WRONG = {  # settings, and what the line names
     "bench.end=-5": "bench.end=-5: must be a whole number, at least 0",
     "+k=4": "k: no setting of a run; did you mean method.k?",
     "+nodes=8": "nodes: no setting of a run; did you mean tree.nodes?",
-    "model.context=20 model.template=vicuna": "question 10 | context of 20",
+    "model.context=20 model.template=vicuna_v1.1": "question 10 | context of 20",
     "+model.dtpye=float32": "model.dtpye: no such setting; did you mean dtype?",
     "+bench.sort=file": "bench.sort: no such setting | order",
     "+tree.k=3": "tree.k: no such setting | nodes",
